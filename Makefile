@@ -17,7 +17,7 @@ TEXT := $(RUNS)/docstrings.jsonl
 help:
 	@echo "make demo      scan two small models that come with the package"
 	@echo "make test      run the tests"
-	@echo "make train     train an encoder and a decoder and draw their scores; TEXT=FILE, RUNS=FOLDER"
+	@echo "make train     train an encoder and a decoder, draw their scores and what they do; TEXT=FILE, RUNS=FOLDER"
 	@echo "make check     formatter, linter, types, documentation: what CI runs"
 	@echo "make format    let the formatter and the linter fix what they can"
 	@echo "make floors    the core's tests at the lowest versions of what it needs"
@@ -51,11 +51,15 @@ $(RUNS)/docstrings.jsonl: | $(READY)
 	$(BIN)/python examples/write_docstrings.py $@
 
 $(RUNS)/corpus/store.json: | $(READY) $(TEXT)
-	$(BIN)/wqk corpus $(TEXT) --text characters -o $(@D)
+	$(BIN)/wqk lab corpus $(TEXT) --text characters -o $(@D)
 
 train: $(READY) $(RUNS)/corpus/store.json
-	$(BIN)/wqk experiments examples/pair.toml --corpora $(RUNS) --out $(RUNS) --jobs 2
-	$(BIN)/wqk figure fig3 $(RUNS)/encoder-1 $(RUNS)/decoder-1 --out $(RUNS)/fig3.png
+	$(BIN)/wqk lab experiments examples/pair.toml --corpora $(RUNS) --out $(RUNS) --jobs 2
+	$(BIN)/wqk lab figure fig3 $(RUNS)/encoder-1 $(RUNS)/decoder-1 --out $(RUNS)/fig3.png
+	for model in encoder decoder; do \
+		$(BIN)/wqk parts $(RUNS)/$$model-1 --corpus $(RUNS)/corpus --mask-share 0.3 --each-layer \
+			--curves --picture $(RUNS)/parts-$$model.png || exit; \
+	done
 
 results: $(READY)
 	$(BIN)/python docs/generate_results.py

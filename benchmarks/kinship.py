@@ -68,7 +68,7 @@ def can_fold(model: Model) -> bool:
     return not any(map(lacks_any_norm, wqk.open(checkpoint).plans))
 
 
-def compare(a: Model, b: Model, renumberings: int, seed: int = 0) -> Evidence | None:
+def compare(a: Model, b: Model, renumberings: int, seed: int = 0) -> Evidence:
     """As `wqk.kin` does."""
     folds = can_fold(a) and can_fold(b)
     return gather(prints(a, folds), prints(b, folds), renumberings, seed)
@@ -116,7 +116,7 @@ def print_unrelated(folder: Path, renumberings: int, drawn: int) -> None:
     for i, j in combinations(range(len(models)), 2):
         folds = foldable[i] and foldable[j]
         evidence = gather(kept[i][folds], kept[j][folds], renumberings, seed=len(models) * i + j)
-        if evidence is None:
+        if evidence.weights is None:
             continue
         one, two = (models[k].name.split("-") for k in (i, j))
         kind = "other architecture"
@@ -124,14 +124,14 @@ def print_unrelated(folder: Path, renumberings: int, drawn: int) -> None:
             kind = "same architecture"
             if one[1:3] == two[1:3]:
                 kind = "same architecture, recipe, text and order"
-        groups[kind].append((evidence.p - random.uniform(0, evidence.floor), evidence))
+        groups[kind].append((evidence.weights - random.uniform(0, evidence.floor), evidence))
     for k in range(drawn):
         model = models[k % len(models)]
         pair = drawn_like(model, 2 * k), drawn_like(model, 2 * k + 1)
         evidence = compare(*pair, renumberings, seed=k)
-        assert evidence is not None
+        assert evidence.weights is not None
         groups["drawn with the norms of a trained model's rows and columns"].append(
-            (evidence.p - random.uniform(0, evidence.floor), evidence)
+            (evidence.weights - random.uniform(0, evidence.floor), evidence)
         )
     groups["all"] = [entry for entries in groups.values() for entry in entries]
     print(f"{len(models)} models, {renumberings} renumberings\n")
@@ -181,14 +181,16 @@ def print_children(folder: Path, texts: list[Path], renumberings: int, kept: Pat
 
     def score(a: Model, b: Model, kind: str) -> None:
         evidence = compare(a, b, renumberings)
-        if evidence is None:
+        if evidence.weights is None:
             return
-        counts[kind].ps.append(evidence.p)
+        counts[kind].ps.append(evidence.weights)
         for outcome in evidence.outcomes:
             if outcome.p is not None:
                 counts[kind].tests[outcome.name].append(outcome.p)
         scores[kind]["kin"].append(
-            -evidence.p if evidence.p > evidence.floor else evidence.strongest.z or 0.0
+            -evidence.weights
+            if evidence.weights > evidence.floor
+            else max(one.z or 0.0 for one in evidence.outcomes)
         )
         for name, rival in RIVALS.items():
             scores[kind][name].append(rival(a, b))
@@ -268,10 +270,10 @@ def print_evasion(folder: Path, text: Path) -> None:
         for name, way in ways.items():
             child = way(model)
             evidence = compare(model, child, 4999)
-            assert evidence is not None
+            assert evidence.weights is not None
             print(
                 f"| {model.name}: {name} | {before:.4f} | {held_out_loss(child, text):.4f} | "
-                f"{evidence.p:.4f} | {'yes' if evidence.p <= 0.001 else 'no'} |",
+                f"{evidence.weights:.4f} | {'yes' if evidence.weights <= 0.001 else 'no'} |",
                 flush=True,
             )
 

@@ -21,7 +21,7 @@ import wqk
 from wqk.attention.block import Block
 from wqk.attention.ceilings import ceilings
 from wqk.attention.likely import Moments, likely_ceilings
-from wqk.inspecting.verification.recording import module_of
+from wqk.live.listening import module_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`wqk train` beside two other ways to train, at equal loss: ``python -m benchmarks.loops``.
+"""`wqk lab train` beside two other ways to train, at equal loss: ``python -m benchmarks.loops``.
 
 - A Trainer of transformers on the same model, packed blocks, objective and recipe.
 - A loop in PyTorch in the style of nanochat: rotary positions, normalized queries and keys, squared
@@ -89,7 +89,7 @@ def now() -> float:
 
 
 def objective_of(recipe: Recipe, store: TokenStore) -> Objective:
-    """As `wqk train` makes it."""
+    """As `wqk lab train` makes it."""
     return Objective(
         recipe.objective, recipe.mask_share, recipe.corruption, store.special["mask"],
         store.vocabulary_size,
@@ -250,7 +250,7 @@ def train_plainly(recipe: Recipe, store: TokenStore, folder: Path) -> Curve:
 
 WAYS: dict[str, Callable[[Recipe, TokenStore, Path], Curve]] = {
     "a packed Trainer": train_with_trainer,
-    "`wqk train`": train_ours,
+    "`wqk lab train`": train_ours,
     "a nanochat-like loop": train_plainly,
 }
 

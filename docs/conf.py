@@ -20,7 +20,7 @@ extensions = [
     "sphinx_click",
     "sphinx-mathjax-offline",
 ]
-exclude_patterns = ["_build", "conversions.md"]
+exclude_patterns = ["_build", "columns.md", "conversions.md"]
 
 # In docstrings, names in single backticks are links where they are documented.
 default_role = "py:obj"
@@ -67,11 +67,13 @@ def write_coverage(app: Any) -> None:
     folder = Path(app.confdir)
     sys.path.insert(0, str(folder))
     try:
+        from generate_columns import write as write_columns
         from generate_conversions import write as write_conversions
         from generate_coverage import write
     finally:
         sys.path.pop(0)
     write(folder / "coverage.md")
+    write_columns(folder / "columns.md")
     write_conversions(folder / "conversions.md")
 
 

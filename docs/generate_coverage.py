@@ -12,7 +12,9 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from wqk.checkpoints.llama_cpp import architectures, commit
 from wqk.families import families
+from wqk.families.family import family_of_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from wqk.families import AttentionRule, Family
 
 OUTCOMES = Path(__file__).parent / "model-types.jsonl"
+CONVERTED = Path(__file__).parents[1] / "tests" / "families" / "llama-cpp.jsonl"
+PUBLISHED = Path(__file__).parents[1] / "tests" / "families" / "published.jsonl"
 
 HEAD = """\
 # Models that are read
@@ -66,6 +70,22 @@ Models that `transformers` has no code for, such as MAGNeT, can be read with a f
 own (`--family FILE.toml`), but not verified.
 """
 
+GGUF = """\
+## GGUF, by architecture
+
+Of the {all} architectures of llama.cpp at commit {commit}, {read} are read and {refused} refused.
+What its code does is taken from its sources (`python -m tools.llama_cpp FOLDER COMMIT`). Files of
+those with a mark, written by its own converter from tiny models, are read in every test.
+"""
+
+CONFIGURATIONS = """\
+Of each of these {all} models, the settings that its publisher wrote, old keys and large numbers
+included, are built with small widths, saved and run; forms, scales, biases, norms, masks, windows
+and rotary positions are compared with what is read, and every probability with the one that is
+recomputed. {proven} are read as they are run; of the others, transformers has no code that could be
+run. The settings were seen in the named public repositories.
+"""
+
 COLUMNS = ("family", "attention", "layout", "beside the form", "window", "status")
 
 
@@ -108,8 +128,11 @@ def coverage() -> str:
             ("model type", "outcome", "family", "why"),
             ((f"`{r['type']}`", r["outcome"], r["family"], r["why"]) for r in rows),
         ),
+        "## Published configurations\n",
+        _published({row["type"] for row in rows}),
         "## Attention, by family\n",
         _table(COLUMNS, _attention_rows(known)),
+        *_gguf(),
         "## Why some forms are partial\n",
         _list(reasons),
         "## Notes\n",
@@ -120,6 +143,43 @@ def coverage() -> str:
         parts.append("Refused, with this line:\n")
         parts.append("".join(f"- `{name}`: {reason}.\n" for name, reason in refused.items()))
     return "\n".join(parts)
+
+
+def _gguf() -> Iterator[str]:
+    """What becomes of each architecture of llama.cpp."""
+    lines = CONVERTED.read_text(encoding="utf-8").splitlines()
+    converted = {json.loads(line)["metadata"]["general.architecture"] for line in lines}
+    rows = []
+    for name, code in sorted(architectures().items()):
+        family = family_of_type(f"gguf-{name}")
+        refused = family.refusal if family else ""
+        window = code.get("window", {}).get("kind", "")
+        turned = "" if refused else code.get("rotary", "")
+        mark = "yes" if name in converted else ""
+        told = (turned, window, mark, "refused" if refused else "read", refused)
+        rows.append((f"`{name}`", family.name if family else "", *told))
+    read = sum(row[-2] == "read" for row in rows)
+    yield GGUF.format(all=len(rows), commit=commit()[:9], read=read, refused=len(rows) - read)
+    yield _table(
+        ("architecture", "family", "rotary", "window", "converted", "outcome", "why"), rows
+    )
+
+
+def _published(types: set[str]) -> str:
+    """The table of published configurations, all of which the tests prove."""
+    lines = [json.loads(line) for line in PUBLISHED.read_text(encoding="utf-8").splitlines()]
+    rows = [
+        (
+            line["model"],
+            f"`{line['config']['model_type']}`",
+            "proven" if line["config"]["model_type"] in types else "not run: no code for its type",
+            f"[{line['repository']}](https://github.com/{line['repository']}/tree/{line['commit']})",
+        )
+        for line in lines
+    ]
+    proven = sum(row[2] == "proven" for row in rows)
+    table = _table(("model", "model type", "outcome", "seen in"), rows)
+    return CONFIGURATIONS.format(all=len(rows), proven=proven) + "\n" + table
 
 
 def write(path: Path) -> None:

@@ -113,14 +113,13 @@ def mistaken() -> None:
 
     from wqk import same
     from wqk.checkpoints.modules import StateDict
-    from wqk.reporting.pictures import mismatch_map
 
     tensors, config = right("llama")
     edit("qk", pairs, layer="1")(tensors, config)
     edit("q", initialized, layer="2")(tensors, config)
     originals = StateDict(*right("llama"), "original")
     comparison = same(originals, StateDict(tensors, config, "my-conversion"))
-    save_figure(mismatch_map(comparison), IMAGES / "where.png")
+    save_figure(comparison.plot(), IMAGES / "where.png")
 
 
 def main(pair: str = "") -> None:

@@ -10,8 +10,16 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from wqk.errors import RunError
 from wqk_lab.figures.convert import SCHEMA, over_seeds
-from wqk_lab.runs.claims import Records, claims_table, contrasts_table, read_records
+from wqk_lab.runs.claims import (
+    Records,
+    claims_table,
+    contrasts_table,
+    read_definition,
+    read_records,
+    unnamed,
+)
 from wqk_lab.runs.descent import descent
 from wqk_lab.runs.seeds import by_seed, interval, paired
 from wqk_lab.runs.speedup import saved_share
@@ -19,17 +27,34 @@ from wqk_lab.runs.speedup import saved_share
 FOLDER = Path(__file__).parent / "results"
 PAGE = FOLDER / "index.md"
 CONVERSION = FOLDER / "conversion.md"
+PARTS = FOLDER / "parts.md"
+PARTS_RECORDS = FOLDER / "parts" / "shares.csv"
 CONVERSION_RECORDS = FOLDER / "conversion" / "scores.csv"
 
 # Candidate, baseline, and the step up to which they are compared.
 SPEEDUPS = [
     *((start, "random", 1000) for start in ("published", "published-independent")),
     *((start, "random", 1000) for start in ("published-values", "symmetric", "symmetric-norm-1")),
-    *((start, "random", 3000) for start in ("published", "published-independent")),
-    ("published", "published-independent", 3000),
+    *(
+        (f"{start}-to-3000", "random-to-3000", 3000)
+        for start in ("published", "published-independent")
+    ),
+    ("published-to-3000", "published-independent-to-3000", 3000),
 ]
 # Steps of conversion that the page lists.
 DOSES = (0, 20, 40, 80, 160, 320, 800)
+
+# What the pair shows, with its numbers to be filled in.
+SIZED = ("random, size of symmetric", "random, size of skew")
+WORDS = (
+    "> Of the loss that all attention scores explain, the encoder's symmetric part alone "
+    "keeps {0}, its skew part {1}, and halves chosen at random {2}; the decoder's keep {3}, "
+    "{4} and {5}. A random part as large as the encoder's symmetric part keeps {6}, one as "
+    "large as its skew part {7}. So taking the symmetric part away destroys what the "
+    "encoder's attention does, which random halves do not, and in the decoder neither part "
+    "can be spared; but no part does the work by itself, and each keeps less than a random "
+    "part of its size. One pair of models, one text."
+)
 
 SCHEDULE, SPACING, SMOOTHING = 3000, 100, 0.05
 
@@ -115,7 +140,7 @@ def conversion_page(text: str) -> str:
     ):  # fmt: skip
         tables[f"{name} by layer"] = layers_table(quantity)
     tables["kept"] = kept_table()
-    return filled(text, tables)
+    return checked(filled(text, tables), folder)
 
 
 def page(text: str) -> str:
@@ -125,7 +150,73 @@ def page(text: str) -> str:
         "contrasts": contrasts_table(FOLDER),
         "speedups": speedups_table(read_records(FOLDER)),
     }
-    return filled(text, tables)
+    return checked(filled(text, tables), FOLDER)
+
+
+def parts_page(text: str) -> str:
+    """The page on parts of the scores with its tables made anew."""
+    rows = pl.read_csv(PARTS_RECORDS)
+    folder = PARTS_RECORDS.parent
+    tables = {"claims": claims_table(folder), "contrasts": contrasts_table(folder)}
+    tables |= {"shares": shares_table(rows), "curvatures": curvatures_table(rows)}
+    return checked(filled(text, tables | {"in words": [in_words(rows)]}), PARTS_RECORDS.parent)
+
+
+def shares_table(rows: pl.DataFrame) -> list[str]:
+    """The share that each part keeps, with its 95 % interval over blocks, by model."""
+    shown = rows.filter(pl.col("layer").is_null()).drop_nulls("share")
+    names = ["symmetric", "skew", "random", "half", *SIZED, "next head"]
+    lines = [f"| model | explained | {' | '.join(names)} |", f"|:--|--:|{'--:|' * len(names)}"]
+    for model, group in shown.group_by("model", "seed", "step", maintain_order=True):
+        parts = {row["part"]: row for row in group.iter_rows(named=True)}
+        explained = parts["none"]["loss"] - parts["whole"]["loss"]
+        cells = [
+            "{share:.0%} [{low:.0%}, {high:.0%}]".format(**parts[name]).replace("-", "−")
+            for name in names
+        ]
+        lines.append(f"| {_model(*model)} | {explained:.3f} | {' | '.join(cells)} |")
+    return lines
+
+
+def curvatures_table(rows: pl.DataFrame) -> list[str]:
+    """Derivatives and curvatures along a factor of a half, over the explained loss."""
+    names = ["symmetric", "skew", "random", "all"]
+    lines = [
+        f"| model | {' | '.join(f'slope, {n}' for n in names)} | "
+        f"{' | '.join(f'curvature, {n}' for n in names)} |",
+        f"|:--|{'--:|' * 2 * len(names)}",
+    ]
+    shown = rows.drop_nulls("curvature")
+    for model, group in shown.group_by("model", "seed", "step", maintain_order=True):
+        by_part = {row["part"]: row for row in group.iter_rows(named=True)}
+        cells = [
+            f"{by_part[name][what]:+.{digits}f}".replace("-", "−")
+            for what, digits in (("derivative", 3), ("curvature", 2))
+            for name in names
+        ]
+        lines.append(f"| {_model(*model)} | {' | '.join(cells)} |")
+    return lines
+
+
+def _model(name: str, seed: int | None, step: int | None) -> str:
+    return name if step is None else f"{name}-{seed}, step {step:,}"
+
+
+def in_words(rows: pl.DataFrame) -> str:
+    """What the pair shows, with its numbers."""
+    shown = rows.filter(pl.col("layer").is_null(), step=1600, seed=1).drop_nulls("share")
+    kept = {
+        (row["model"], row["part"]): f"{row['share']:.0%}" for row in shown.iter_rows(named=True)
+    }
+    said = [kept[m, p] for m in ("encoder", "decoder") for p in ("symmetric", "skew", "random")]
+    return WORDS.format(*said, kept["encoder", SIZED[0]], kept["encoder", SIZED[1]])
+
+
+def checked(text: str, folder: Path) -> str:
+    """The page; RunError if a bold sentence names no contrast that would refute it."""
+    if wrong := unnamed(text, (contrast.name for contrast in read_definition(folder)[0])):
+        raise RunError(f"bold, and no contrast named: {'; '.join(wrong)}")
+    return text
 
 
 def filled(text: str, tables: dict[str, list[str]]) -> str:
@@ -139,7 +230,8 @@ def filled(text: str, tables: dict[str, list[str]]) -> str:
 
 def main() -> None:
     """Write the pages."""
-    for path, made in ((PAGE, page), (CONVERSION, conversion_page)):
+    pages = ((PAGE, page), (CONVERSION, conversion_page), (PARTS, parts_page))
+    for path, made in pages:
         path.write_text(made(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 

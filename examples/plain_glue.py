@@ -1,7 +1,7 @@
-"""A check of `wqk glue` that uses nothing of wqk: the same fine-tuning by a plain Trainer.
+"""A check of `wqk lab glue` that uses nothing of wqk: the same fine-tuning by a plain Trainer.
 
 ``python examples/plain_glue.py path/to/model glue/cola --seeds 3`` prints the task's metric for
-every seed, to be compared with ``wqk glue path/to/model --data glue --tasks cola --seeds 3``.
+every seed, to be compared with ``wqk lab glue path/to/model --data glue --tasks cola --seeds 3``.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""When does a start leave the plateau? A check of `wqk train` that uses nothing of wqk.
+"""When does a start leave the plateau? A check of `wqk lab train` that uses nothing of wqk.
 
 ``python examples/plain_start.py wikipedia.jsonl.xz published --seed 1 --steps 800`` trains a plain
 BERT of `transformers` on characters, as ``examples/table1-starts.toml`` does, and prints the mean

@@ -9,9 +9,9 @@
 set -e
 text=$1 out=$2
 
-wqk corpus "$text" --text characters --max-characters 8200000 --held-out 32 -o "$out/corpus"
+wqk lab corpus "$text" --text characters --max-characters 8200000 --held-out 32 -o "$out/corpus"
 for mode in encoder decoder; do
-    wqk train --mode $mode --width 128 --block 32 --steps 4000 --initial-std 0.06 --weight-decay 1 \
+    wqk lab train --mode $mode --width 128 --block 32 --steps 4000 --initial-std 0.06 --weight-decay 1 \
         --threads 1 --corpus "$out/corpus" -o "$out/$mode"
 done
 python "$(dirname "$0")/keep_queries_and_keys.py" "$out"

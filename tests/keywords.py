@@ -1,6 +1,6 @@
-"""Calls that a type checker must refuse: mypy reports an ignored error that is none."""
+"""What a type checker must refuse, and accept: mypy reports an ignored error that is none."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_type
 
 import wqk
 
@@ -17,3 +17,19 @@ if TYPE_CHECKING:  # never run
     wqk.open("a", revision="main", token=True, cache_dir="b", local_files_only=True, subfolder="c")
     wqk.same(wqk.open("a", token="t", revision="main"), wqk.open("b", revision=None))
     wqk.survey(["a"], out="b", token="t", cache_dir="c", local_files_only=True)
+
+    # A head is a form whose scores are numbers; what it lacks is an error.
+    model = wqk.open("a")
+    head = model[1, 2]
+    assert_type(head.symmetry, float)
+    assert_type(head.ov, wqk.BilinearForm)
+    assert_type(model[:, 0], list[wqk.Head])
+    assert_type([one.norm for one in model[1].heads], list[float])
+    ratio: float = head.norm / model[1].form.symmetry
+    _ = head.q  # type: ignore[attr-defined]
+    _ = model.heads  # type: ignore[attr-defined]
+    _ = model[1].head  # type: ignore[attr-defined]
+    _ = model[1].form.q  # type: ignore[attr-defined]
+    _ = wqk.BilinearForm([[1.0]], [[1.0]]).q  # type: ignore[attr-defined]
+    _ = wqk.scan("a").layer  # type: ignore[attr-defined]
+    wqk.Head([[1.0]], [[1.0]])  # type: ignore[arg-type]

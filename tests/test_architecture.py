@@ -19,10 +19,10 @@ LABORATORY = SOURCE.parent / "wqk_lab"
 # The instrument's rooms from top to bottom; each may import those below it and itself.
 ROOMS = {
     "cli": "the commands, one file each: they parse, call and print, and compute nothing",
-    "live": "models in memory: scores while they train, initializations, penalties",
-    "inspecting": "one checkpoint looked at closely: its forms, its tokens, whether it is right",
+    "live": "models in memory: scored while they train, set, clipped, run and verified",
+    "inspecting": "one checkpoint looked at closely: its forms, its tokens, its heads together",
     "reporting": "the HTML report, and pictures of forms and tables",
-    "comparing": "two checkpoints side by side, and one beside the published models",
+    "comparing": "two checkpoints, or more, side by side",
     "scanning": "checkpoints to score tables: scan, surveys of many, watch",
     "tables": "score tables: their columns, how they are shown, and their files",
     "model": "the model in the middle: a checkpoint, its family and its blocks, opened once",
@@ -38,7 +38,9 @@ SHARED = {
     "_caching",
     "_console",
     "_files",
+    "_forks",
     "_options",
+    "_results",
     "_statistics",
     "_style",
     "_names",
@@ -239,3 +241,13 @@ def test_files_stay_small_enough_to_hold_in_the_head() -> None:
         if (lines := len(path.read_text(encoding="utf-8").splitlines())) > 700
     }
     assert not long
+
+
+def test_there_is_not_more_to_read_than_the_budget_says() -> None:
+    from tools.budget import ceilings, counts
+
+    most = ceilings()
+    over = {name: count for name, count in counts().items() if count > most.get(name, 0)}
+    assert not over, (
+        f"more than tools/budget.toml says: {over}; cut, or raise: python -m tools.budget --write"
+    )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from wqk._files import append_lines, locked, read_lines, write_atomically
+from wqk._files import append_lines, locked, read_lines, sync, write_atomically
 from wqk.errors import OutputError, RunError
 
 HOLDER = """
@@ -108,3 +108,16 @@ def test_an_error_while_a_lock_is_held_is_passed_on(tmp_path: Path):
         raise OSError("mine")
     with locked(tmp_path / ".lock", "survey"):
         pass
+
+
+def test_on_a_system_without_descriptors_of_folders(tmp_path, monkeypatch):
+    """Windows: it cannot wait for folders, nor read by position."""
+    for name in ("O_DIRECTORY", "pread", "preadv"):
+        monkeypatch.delattr(os, name, raising=False)
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(b'{"n": 1}\n{"n":')
+    append_lines(path, {"n": 2})
+    monkeypatch.setattr(os, "fsync", lambda descriptor: os.write(descriptor, b""))
+    sync(path)  # Windows refuses to wait for what is open for reading alone
+    sync(tmp_path)
+    assert read_lines(path) == [{"n": 1}, {"n": 2}]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tests import small
 
 import wqk
+from wqk.attention import Coordinates
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
 from wqk.errors import CheckpointError
 
@@ -77,6 +81,68 @@ def test_a_head_has_two_forms_and_shares_what_is_read() -> None:
     np.testing.assert_allclose(model[1, 3].ov.dense(), v[4:].T @ o[:, 12:].T, rtol=1e-5)
 
 
+def test_a_head_is_its_query_key_form():
+    """Whatever the groups: two heads share a key head."""
+    block = wqk.open(llama())[1]
+    heads, stack = block.heads, np.asarray(block.heads)
+    assert (len(heads), heads.shape, stack.shape) == (4, (4, 12, 12), (4, 12, 12))
+    for head, matrix in zip(block, stack, strict=True):
+        assert isinstance(head.symmetry, float)
+        assert head.shape == matrix.shape
+        np.testing.assert_array_equal(np.asarray(head), matrix)
+        np.testing.assert_array_equal(head.T, matrix.T)
+        np.testing.assert_allclose((head @ head).numpy(), matrix @ matrix, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(head.svd().S, np.linalg.svd(matrix)[1][:4], rtol=1e-4)
+        np.testing.assert_allclose(head.ov, heads.ov[head.index])
+    for score in ("norm", "symmetry", "symmetry_null", "directionality", "directionality_excess"):
+        each = [getattr(head, score) for head in heads]
+        np.testing.assert_allclose(getattr(heads, score), each, rtol=1e-5)
+    np.testing.assert_allclose(block.form, stack.sum(0), atol=1e-6)
+    np.testing.assert_allclose(block.ov, np.asarray(heads.ov).sum(0), atol=1e-6)
+    assert block.form.rank == block.ov.rank == heads.sum().rank == 8
+    assert wqk.head_terms(heads) == wqk.head_terms(block.groups)
+    np.testing.assert_array_equal(wqk.coupling(heads), wqk.coupling(block.groups))
+
+
+def test_heads_in_other_coordinates():
+    block = wqk.open(llama())[1]
+    turned = block.at(distance=5)
+    ((_, groups),) = block.forms(Coordinates(distances=(5,)))
+    assert not np.allclose(turned, block.heads)
+    np.testing.assert_array_equal(np.asarray(turned), groups.numpy().reshape(4, 12, 12))
+    np.testing.assert_array_equal(turned[3], turned.numpy()[3])
+    np.testing.assert_allclose(turned.sum(), turned.numpy().sum(0), atol=1e-6)
+
+
+@pytest.mark.usefixtures("unchecked_arguments")
+@pytest.mark.parametrize(
+    ("index", "error"),
+    [
+        ("a", "by number; got 'a'"),
+        ((0, 1, 2), "by number"),
+        ((0, 1.5), "a head is a number, as in block[3], or a slice; got 1.5"),
+        ((0, 4), "heads 0 to 3, got head 4"),
+        (..., "by number; got Ellipsis"),
+    ],
+)
+def test_an_index_that_is_none_is_told_what_is_one(index, error):
+    with pytest.raises(IndexError, match=re.escape(error)):
+        wqk.open(DECODER)[index]
+
+
+def test_slices_of_layers_and_heads():
+    model = wqk.open(DECODER)
+    assert [block.layer for block in model[1:3]] == [1, 2]
+    assert [(head.layer, head.index) for head in model[:, -1]] == [(n, 3) for n in range(4)]
+    np.testing.assert_array_equal(model[2, 1:], np.asarray(model[2].heads)[1:])
+
+
+@pytest.mark.usefixtures("unchecked_arguments")
+def test_a_head_of_arrays_is_refused():
+    with pytest.raises(wqk.WqkError, match=r"a form of two arrays is BilinearForm\(query, key\)"):
+        wqk.Head(np.eye(2), np.eye(2))
+
+
 def test_layers_are_counted_from_either_end() -> None:
     model = wqk.open(DECODER)
     assert [block.layer for block in model.layers] == [0, 1, 2, 3]
@@ -124,7 +190,7 @@ def test_every_command_has_its_name_in_python():
     from wqk.cli.main import command
 
     modules = {"figure": "figures", "demo": "demo_model"}
-    for name in command.commands:
+    for name in {*command.commands} - {"lab"}:
         assert any(hasattr(home, modules.get(name, name)) for home in (wqk, wqk_lab)), name
     assert wqk.tokens is wqk.match_tokens
     assert wqk_lab.speedup is wqk_lab.speedups
@@ -146,3 +212,16 @@ def test_models_whose_attentions_differ_in_heads_are_asked_for_them():
 def test_a_view_is_saved_under_a_name(tmp_path):
     wqk.show(wqk.demo_model("encoder"), layer=1).save(str(tmp_path / "form.png"))
     assert (tmp_path / "form.png").stat().st_size > 1000
+
+
+def test_layers_that_are_stored_but_not_counted_are_said(tmp_path: Path):
+    folder = shutil.copytree(DECODER, tmp_path / "few")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
+    said = "layers 2-3 are stored, too, but not counted by the configuration"
+    model = wqk.open(wqk.open(folder).checkpoint)
+    assert len(model) == 2
+    assert list(model.checkpoint.notes) == [said]
+    for shown in (wqk.scan(model), wqk.explain(folder)):
+        assert said in " ".join(repr(shown).split())
+    assert not wqk.open(DECODER).checkpoint.notes

@@ -5,6 +5,7 @@ from .attention import Head as Head
 from .checkpoints import Checkpoint as Checkpoint
 from .checkpoints import open_checkpoint as open_checkpoint
 from .comparing.differences import diff as diff
+from .comparing.gate import assert_same as assert_same
 from .comparing.kinship import kin as kin
 from .comparing.sameness import same as same
 from .errors import WqkError as WqkError
@@ -19,11 +20,13 @@ from .inspecting.composition import compose as compose
 from .inspecting.explanation import explain as explain
 from .inspecting.showing import show as show
 from .inspecting.tokens import match_tokens as match_tokens
-from .inspecting.verification import verify as verify
 from .live import Monitor as Monitor
 from .live import ScoreCallback as ScoreCallback
 from .live import clip_ as clip_
 from .live.initializing import initialize_ as initialize_
+from .live.logits import logits as logits
+from .live.parts import parts as parts
+from .live.verification import verify as verify
 from .model import Model as Model
 from .model import open as open
 from .reporting import write_report as write_report

@@ -10,10 +10,14 @@ import io
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from wqk.errors import WqkError
+
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.console import Console, ConsoleOptions, RenderResult
 
 # ASCII and Latin-1 control characters except the line feed, line separators, marks of text
@@ -114,6 +118,17 @@ def spans(numbers: Sequence[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
 
 
+def last_part(model: str) -> str:
+    """A Hub id without its owner, or a path's last folder.
+
+    Examples
+    --------
+    >>> last_part("openai-community/gpt2")
+    'gpt2'
+    """
+    return model.rstrip("/").rpartition("/")[2]
+
+
 # Substitutes for the package's own characters on terminals without Unicode.
 PLAIN = str.maketrans(
     {"–": "-", "−": "-", "·": "|", "×": "x", "…": "...", "±": "+-", "→": "->"}
@@ -162,11 +177,29 @@ class Shown(ABC):
                 options,
             )
 
+    def _drawn(self) -> Figure | None:
+        """The picture, if there is one; `WqkError` if it cannot be drawn."""
+        return None
+
     def __repr__(self) -> str:
         return plain(self)
 
     def _repr_html_(self) -> str:
+        from wqk._style import in_html
+
+        with suppress(WqkError):
+            figure = self._drawn()
+            return html(self) + (in_html(figure) if figure else "")
         return html(self)
+
+    def _repr_png_(self) -> bytes | None:
+        """The picture, or the text as one; nothing without matplotlib."""
+        from wqk._style import as_png, written
+
+        try:
+            return as_png(self._drawn() or written(plain(self, width=PAGE_WIDTH)))
+        except WqkError:
+            return None
 
 
 def plain(*renderables: Any, width: int | None = None) -> str:

@@ -10,6 +10,7 @@ import secrets
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,17 @@ def write_atomically(path: Path, *contents: bytes | bytearray, sync: bool = True
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's content, or a folder's list of files, is on the disk."""
+    if path.is_dir() and not hasattr(os, "O_DIRECTORY"):
+        return  # Windows cannot wait for folders
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def check_output(path: Path, what: str, endings: Iterable[str]) -> None:
@@ -119,7 +131,7 @@ def append_lines(path: Path, *records: Mapping[str, Any]) -> int:
     content = b"".join(map(json_line, records))
     try:
         with path.open("a+b", buffering=0) as file:
-            end = _end_of_lines(file.fileno())
+            end = _end_of_lines(file)
             file.truncate(end)
             try:
                 while content:
@@ -147,12 +159,13 @@ def replace_last_lines(path: Path, begin: int, *records: Mapping[str, Any]) -> N
         raise unwritable(path, error) from None
 
 
-def _end_of_lines(descriptor: int) -> int:
+def _end_of_lines(file: FileIO) -> int:
     """Where the last complete line of a file ends."""
-    end = os.fstat(descriptor).st_size
+    end = file.seek(0, os.SEEK_END)
     while end:
         start = max(0, end - 2**16)
-        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
         if newline >= 0:
             return start + newline + 1
         end = start

@@ -1,12 +1,9 @@
-"""Public names of a package: listed in its stub, imported when first used.
-
-Names that one may try for others are told the right one.
-"""
+"""Public names of a package, imported when first used; and what one may try in their place."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import lazy_loader  # type: ignore[import-untyped]
 
@@ -63,3 +60,24 @@ def public(
         raise AttributeError(f"module {package!r} has no attribute {name!r}{advice}")
 
     return get, lambda: listed, listed
+
+
+class Advising:
+    """An object whose AttributeError names the attribute that was meant.
+
+    Type checkers do not see this, so that they report the mistake themselves.
+    """
+
+    _synonyms: ClassVar[Mapping[str, str]] = {}
+
+    def __init_subclass__(cls, synonyms: Mapping[str, str] | None = None, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._synonyms = {**cls._synonyms, **(synonyms or {})}
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            from wqk.errors import did_you_mean
+
+            advice = "" if name.startswith("_") else did_you_mean(name, dir(self), self._synonyms)
+            raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}{advice}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +41,9 @@ CHANCE: dict[str, Any] = {
 
 # Width of a page of a paper, in inches.
 PAGE = 6.8
+
+# Pixels of a notebook to an inch of a figure; pictures have twice as many.
+DOTS = 100
 
 SYMMETRY, DIRECTIONALITY = "symmetry", "directionality (excess)"
 LABELS = {"symmetry": SYMMETRY, "directionality_excess": DIRECTIONALITY}
@@ -84,10 +89,50 @@ def style() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of a size in inches, to be drawn in `style`."""
+    """An empty figure of a size in inches, to be drawn in `style`; notebooks display it."""
+    return _displayed()(figsize=(width, height))
+
+
+@cache
+def _displayed() -> type[Figure]:
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height))
+    class Picture(Figure):
+        """A figure that a notebook shows as it is, without ``%matplotlib inline``."""
+
+        def _repr_png_(self) -> bytes:
+            return as_png(self)
+
+        def _repr_html_(self) -> str:
+            return in_html(self)
+
+    return Picture
+
+
+def as_png(figure: Figure) -> bytes:
+    """A figure as a screen shows it."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=2 * DOTS)
+    return buffer.getvalue()
+
+
+def in_html(figure: Figure) -> str:
+    """A figure as an element of a page."""
+    data = base64.b64encode(as_png(figure)).decode()
+    width = round(figure.get_figwidth() * DOTS)
+    return f'<img alt="" width="{width}" src="data:image/png;base64,{data}">'
+
+
+@style()
+def written(text: str) -> Figure:
+    """Lines of text as a figure, in a font whose columns stay aligned."""
+    lines = text.splitlines() or [""]
+    figure = new_figure(0.2 + 0.068 * max(map(len, lines)), 0.2 + 0.16 * len(lines))
+    figure.text(
+        0.1 / figure.get_figwidth(), 1 - 0.1 / figure.get_figheight(), text, va="top",
+        family="monospace", fontsize=8, linespacing=1.2, parse_math=False,
+    )  # fmt: skip
+    return figure
 
 
 def check_picture(path: Path) -> None:

@@ -10,10 +10,15 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+Array: TypeAlias = Any
+# The score of each form of a stack; a number if NumPy holds a single one.
+Scores: TypeAlias = Any
+
 if TYPE_CHECKING or "jaxtyping" in sys.modules:
     from jaxtyping import Bool, Float, Int
 
-    Array: TypeAlias = Any
+    if not TYPE_CHECKING:
+        Scores = float | Float[Array, "*stack"]
 else:
 
     class _AnyShape:
@@ -22,9 +27,8 @@ else:
         def __class_getitem__(cls, _: object) -> Any:
             return Any
 
-    Array = Any
     Bool = Float = Int = _AnyShape
 
 FilePath: TypeAlias = str | os.PathLike[str]
 
-__all__ = ["Array", "Bool", "FilePath", "Float", "Int"]
+__all__ = ["Array", "Bool", "FilePath", "Float", "Int", "Scores"]

@@ -10,13 +10,17 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Unpack, overload
 
+from wqk._console import spans
+from wqk._names import Advising
 from wqk._typing import FilePath
 from wqk.attention import Block, Head
 from wqk.checkpoints import Checkpoint, open_checkpoint
 from wqk.checkpoints.references import HubOptions, check_options
-from wqk.errors import CheckpointError, did_you_mean, errors_about
+from wqk.errors import CheckpointError, errors_about
 from wqk.families import AttentionPlan, find_family, load_family, plan_attention, with_head_counts
-from wqk.families.candidates import POSITIONAL, candidates, neighbors_of
+from wqk.families.candidates import POSITIONAL, candidates, layers_beyond, neighbors_of
+from wqk.forms import BilinearForm
+from wqk.forms.stacks import is_number
 
 # What one may try on a model, and what does it.
 SYNONYMS = {
@@ -53,7 +57,8 @@ def open(
         address; an `nn.Module`; a state dict; a `Checkpoint`; or a `Model`, which is returned
         unchanged.
     family
-        A family file to use instead of the model type's own.
+        A shipped family's name, such as ``"nanogpt"``, or a family file, to use instead of the
+        model type's own.
     heads_per_layer, key_heads
         Numbers of query and key heads, where the configuration does not have them.
     **hub
@@ -98,12 +103,16 @@ def open(
     known = load_family(family) if family else find_family(checkpoint, heads_per_layer is None)
     with errors_about(checkpoint.name):
         counted = with_head_counts(known, checkpoint, heads_per_layer, key_heads)
-        return Model(
-            checkpoint, plan_attention(checkpoint, counted), ref=ref, family_file=family, hub=hub
-        )
+        plans = plan_attention(checkpoint, counted)
+    queries = {part.name for plan in plans for part in plan.query.parts}
+    if beyond := layers_beyond(queries, checkpoint.tensors()):
+        note = f"layers {spans(beyond)} are stored, too, but not counted by the configuration"
+        if note not in checkpoint.notes:
+            checkpoint.notes = (*checkpoint.notes, note)
+    return Model(checkpoint, plans, ref=ref, family_file=family, hub=hub)
 
 
-class Model:
+class Model(Advising, synonyms=SYNONYMS):
     """A checkpoint and its attention blocks; made by `open`.
 
     Attributes
@@ -130,9 +139,10 @@ class Model:
         self.family_file, self.hub = family_file, hub or HubOptions()
         self._last: Block | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        advice = "" if name.startswith("_") else did_you_mean(name, dir(self), SYNONYMS)
-        raise AttributeError(f"a Model has no attribute {name!r}{advice}")
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: no weights that were read, and no token."""
+        hub = {name: value for name, value in self.hub.items() if name != "token"}
+        return {**self.__dict__, "hub": hub, "_last": None}
 
     @property
     def name(self) -> str:
@@ -163,13 +173,24 @@ class Model:
     @overload
     def __getitem__(self, index: int) -> Block: ...
     @overload
+    def __getitem__(self, index: slice) -> list[Block]: ...
+    @overload
     def __getitem__(self, index: tuple[int, int]) -> Head: ...
-    def __getitem__(self, index: int | tuple[int, int]) -> Block | Head:
-        """The self-attention block of a layer; with two numbers, one of its heads."""
-        if isinstance(index, tuple):
-            layer, head = index
-            return self.block(layer)[head]
-        return self.block(index)
+    @overload
+    def __getitem__(self, index: tuple[int, slice]) -> BilinearForm: ...
+    @overload
+    def __getitem__(self, index: tuple[slice, int]) -> list[Head]: ...
+    def __getitem__(self, index: Any) -> Any:
+        """The self-attention block of a layer; with two numbers, one of its heads.
+
+        A slice of layers gives a list: ``model[:, 0]`` the first head of each.
+        """
+        layer, *head = index if isinstance(index, tuple) else (index,)
+        if isinstance(layer, slice):
+            return [block[head[0]] if head else block for block in self.layers[layer]]
+        if not is_number(layer) or len(head) > 1:
+            raise IndexError(f"say model[layer], or model[layer, head], by number; got {index!r}")
+        return self.block(layer)[head[0]] if head else self.block(layer)
 
     def block(self, layer: int, *, stack: str | None = None, kind: str = "self") -> Block:
         """The attention of one layer.
@@ -187,6 +208,8 @@ class Model:
         CheckpointError
             There is no such layer, or the stack has to be named.
         """
+        if not is_number(layer):
+            raise CheckpointError(f"{self.name}: a layer is a number, got {layer!r}")
         plans = self._stack(stack, kind)
         by_layer = {p.layer: p for p in plans}
         wanted = layer if layer >= 0 else max(by_layer, default=-1) + 1 + layer
@@ -217,6 +240,8 @@ class Model:
     ) -> Model:
         """The model with some of its blocks: of these layers, of this stack, of this kind.
 
+        Negative layers count from the end.
+
         Raises
         ------
         CheckpointError
@@ -230,14 +255,16 @@ class Model:
             )
         if layers is not None:
             there_are = {p.layer for p in plans}
-            missing = sorted(set(layers) - there_are)
+            count = 1 + max(there_are)
+            places = {layer: layer + count if layer < 0 else layer for layer in layers}
+            missing = sorted(layer for layer, place in places.items() if place not in there_are)
             if missing or not layers:
                 what = f"no layer {missing[0]}" if missing else "no layer was chosen"
                 raise CheckpointError(
                     f"{self.name}: {what}; layers are numbered from {min(there_are)} to "
                     f"{max(there_are)}"
                 )
-            plans = [p for p in plans if p.layer in layers]
+            plans = [p for p in plans if p.layer in places.values()]
         return self.on(self.checkpoint, plans)
 
     def on(self, checkpoint: Checkpoint, plans: Sequence[AttentionPlan] | None = None) -> Model:

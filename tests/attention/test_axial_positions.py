@@ -123,7 +123,7 @@ def test_another_rotary_order_is_another_attention() -> None:
     other = StateDict({n: w[rows] for n, w in zip(names, weights, strict=True)}, config, "other")
     assert same(one, one).same
     (mismatch,) = same(one, other).blocks[0].mismatches
-    assert "weights lie interleaved, are read half" in str(mismatch)
+    assert "stored interleaved, read as half" in str(mismatch)
 
 
 def test_a_width_that_two_axes_cannot_share_is_refused() -> None:

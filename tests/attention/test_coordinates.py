@@ -196,7 +196,7 @@ def test_value_output_forms_give_what_attention_writes(run: Run) -> None:
     source = "fused in" if "fused in" in run.seen else "query in"
     x = run.seen[source]
     forms = double(run.form(circuit="ov", bias=True))
-    written = np.zeros((9, forms.shape[1] - 1))
+    written = np.zeros((9, forms.shape[-1] - 1))
     for head, form in zip(run.attention, flat_forms(forms), strict=True):
         written += (head @ with_one(x) @ form.dense())[:, :-1]
     bias = getattr(run.model.get_submodule(_output_name(run)), "bias", None)
@@ -318,5 +318,5 @@ def test_every_other_pair_combines(
     if distance and run.plan.rotary is None:
         pytest.skip("positions are not rotary")
     form = run.form(circuit=circuit, distances=(distance,), bias=bias, fold_norm=fold_norm)
-    assert form.shape[0] == run.form().shape[0] + bias
+    assert form.shape[-1] == run.form().shape[-1] + bias
     assert np.isfinite(form.norm).all()

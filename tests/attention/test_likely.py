@@ -102,7 +102,7 @@ def test_tokens_that_depend_on_each_other_are_covered_if_said_so(name: str) -> N
     """Every key's input is the one that the query likes best, of the same marginal law."""
     attention = attention_of(name)
     moments, inputs = drawn(400, 16, 0)
-    head = attention.head(0)
+    head = attention[0]
     root = np.linalg.cholesky(moments.covariance)
     u, _, v = np.linalg.svd(root.T @ head.query @ head.key.T @ root)
     normal = np.linalg.solve(root, (inputs - moments.mean)[..., None])[..., 0]

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 import wqk
 from wqk.checkpoints.modules import StateDict
 from wqk.cli import display
-from wqk.cli.tokens import lines_of
 from wqk.errors import CheckpointError
 from wqk.inspecting import tokens
 from wqk.inspecting.tokens import embedding_table, extreme_pairs, match_tokens, token_names
@@ -109,7 +108,8 @@ def biased(kind: str) -> StateDict:
     config = {
         "model_type": kind, "num_attention_heads": H, "num_hidden_layers": 1, "n_head": H,
         "n_layer": 1, "alibi": True, "multi_query": False, "num_kv_heads": H,
-        "layer_norm_eps": 1e-5, "layer_norm_epsilon": 1e-5, "rms_norm_eps": 1e-6,
+        "num_key_value_heads": H, "layer_norm_eps": 1e-5, "layer_norm_epsilon": 1e-5,
+        "rms_norm_eps": 1e-6,
     }  # fmt: skip
     return StateDict(tensors, config, kind)
 
@@ -179,7 +179,7 @@ def test_scores_are_those_of_dense_matrices(
     found = match_tokens(checkpoint, layer=0, head=2, top=3, distance=distance)
     attention = wqk.open(checkpoint)[0]
     stored = checkpoint.read([wqk.checkpoints.Part("model.embed_tokens.weight")])[0]
-    query, key = stored @ attention.head(2).query, stored @ attention.head(2).key
+    query, key = stored @ attention[2].query, stored @ attention[2].key
     rotary = attention.plan.rotary
     query = rotary.rotate(query, np.full(VOCABULARY, distance))
     scores = query @ key.T / np.sqrt(R)
@@ -266,7 +266,9 @@ def test_what_the_scores_lack_is_said() -> None:
     assert lacks_norm in match_tokens(model(), 0, 0).caveat
     assert lacks_norm not in match_tokens(model(), 0, 0, fold_norm=True).caveat
     gains = {f"model.layers.0.self_attn.{side}_norm.weight": np.ones(R) for side in "qk"}
-    normed = StateDict(model(**gains)._arrays, CONFIG | {"model_type": "qwen3"}, "tiny")
+    normed = StateDict(
+        model(**gains)._arrays, CONFIG | {"model_type": "qwen3", "num_key_value_heads": H}, "tiny"
+    )
     assert "normalized token by token" in match_tokens(normed, 0, 0).caveat
     guessed = StateDict(model()._arrays, CONFIG | {"model_type": "unheard-of"}, "tiny")
     assert "scale, positions and masks are unknown" in match_tokens(guessed, 0, 0).caveat
@@ -276,7 +278,7 @@ def test_small_negative_scores_are_no_negative_zeros(capsys: pytest.CaptureFixtu
     small = 1e-4 * np.random.default_rng(0).standard_normal((8, D))
     matches = match_tokens(model(**{"model.embed_tokens.weight": small}), 0, 0)
     assert min(pair.score for pair in matches.smallest) < 0
-    display.output().print(*lines_of(matches), sep="\n")
+    display.output().print(matches)
     assert "-0.00" not in capsys.readouterr().out
 
 

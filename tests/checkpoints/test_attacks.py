@@ -99,7 +99,7 @@ def test_whatever_an_address_looks_like_its_secret_is_not_shown(count: int):
         noise = "".join(dice.choices("ab/:?#[]@%&=.", k=dice.randrange(8)))
         host = f"h{noise}" if dice.random() < 0.3 else "example.org"
         shown = redacted(f"https://me:hunter2@{host}/x?sig=hunter2")
-        assert "hunter2" not in shown or any(c in noise for c in "/?#@[]:"), shown
+        assert "hunter2" not in shown, shown
         assert "hunter2" not in redacted(f"https://example.org/x?{noise}&token=hunter2")
 
 

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint import filesystem, metadata
 
 import wqk
-from wqk.checkpoints import Part, open_checkpoint
+from wqk.checkpoints import Part, TensorInfo, open_checkpoint
 from wqk.errors import CheckpointError
 from wqk.scanning.surveys.watch import watch
 
@@ -72,7 +72,7 @@ def test_tensors_are_put_together_from_their_chunks(tmp_path: Path) -> None:
     loaded = {name: torch.zeros_like(value) for name, value in tensors.items()}
     dcp.load(loaded, checkpoint_id=tmp_path, no_dist=True)
     checkpoint = open_checkpoint(tmp_path)
-    assert checkpoint.tensors()["b"] == ("BF16", (6, 5), 60)
+    assert checkpoint.tensors()["b"] == TensorInfo("BF16", (6, 5), 60)
     for name, value in loaded.items():
         assert value.equal(tensors[name])
         expected = value.double().numpy()
@@ -127,7 +127,7 @@ def test_it_is_read_without_pytorch(tmp_path: Path) -> None:
     in_chunks(tmp_path, weights(a=torch.float32))
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from wqk.checkpoints import Part, open_checkpoint\n"
+        "from wqk.checkpoints import Part, TensorInfo, open_checkpoint\n"
         "print(open_checkpoint(sys.argv[1]).read([Part('a')])[0].sum())"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import json
+import re
 import struct
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +17,10 @@ from safetensors.torch import load_file, save_file
 
 import wqk
 from wqk.checkpoints import Part, open_checkpoint
+from wqk.checkpoints.formats import FORMATS, Format
 from wqk.checkpoints.modules import StateDict
 from wqk.comparing.sameness import same
 from wqk.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LAYERS, D, H, G, R, V = 2, 48, 6, 2, 8, 40
 Tensors = dict[str, torch.Tensor]
@@ -128,7 +129,7 @@ def test_mistrals_single_file_is_its_twin(tmp_path: Path, folder: Path) -> None:
     (folder / "params.json").write_text(json.dumps(PARAMS | {"head_dim": R}))
     assert wqk.same(twin(tmp_path / "twin", rope_theta=1e6), folder).same
     (folder / "params.json").write_text(json.dumps(PARAMS | {"head_dim": R, "sliding_window": 9}))
-    assert wqk.same(twin(tmp_path / "twin", sliding_window=9), folder).same
+    assert wqk.same(twin(tmp_path / "twin", model_type="mistral", sliding_window=9), folder).same
 
 
 def test_scaled_rotary_positions_of_llama_3(tmp_path: Path, folder: Path) -> None:
@@ -146,7 +147,7 @@ def test_scaled_rotary_positions_of_llama_3(tmp_path: Path, folder: Path) -> Non
 def test_a_conversion_that_forgets_the_rotary_order_is_named(tmp_path: Path, folder: Path) -> None:
     save_file(original(), folder / "consolidated.safetensors")
     wrong = wqk.same(folder, twin(tmp_path / "twin", turn=lambda weight: weight))
-    reason = "rotary order: weights lie interleaved, are read half"
+    reason = "rotary order: stored interleaved, read as half"
     assert all(reason in block.reason for block in wrong.blocks)
     # The converter's function applied to the keys with the queries' number of heads.
     keys = twin(tmp_path / "keys", turn=lambda w: halved(w) if len(w) == H * R else w)
@@ -495,28 +496,6 @@ def test_gemma_as_its_authors_wrote_it(tmp_path: Path) -> None:
         assert max(block.distance[1024] for block in comparison.blocks) == 0
 
 
-@pytest.mark.parametrize("with_config", [False, True])
-def test_mlx_is_refused_by_its_name_wherever_it_is_met(tmp_path: Path, with_config: bool) -> None:
-    at = "model.layers.0.self_attn"
-    tensors = {
-        f"{at}.{side}_proj.{part}": torch.ones(shape, dtype=kind)
-        for side in "qk"
-        for part, shape, kind in (
-            ("weight", (32, 8), torch.int32), ("scales", (32, 1), torch.float16),
-            ("biases", (32, 1), torch.float16),
-        )
-    }  # fmt: skip
-    save_file(tensors, tmp_path / "model.safetensors")
-    config = {"model_type": "llama", "num_attention_heads": 4, "num_hidden_layers": 1}
-    quantization = {"quantization": {"group_size": 64, "bits": 4}} if with_config else {}
-    (tmp_path / "config.json").write_text(json.dumps(config | quantization))
-    for ref in (tmp_path, tmp_path / "model.safetensors"):
-        with pytest.raises(CheckpointError, match=r"quantized by MLX.*mlx_lm"):
-            wqk.scan(ref)
-    with pytest.raises(CheckpointError, match=r"quantized by MLX.*mlx_lm"):
-        wqk.scan(StateDict(tensors, config, "in memory"))
-
-
 @pytest.mark.parametrize(
     "text", ["[1, 2", "- a\n- b", "!!python/object/apply:os.system [ls]", "a: &b [*b"]
 )
@@ -525,3 +504,19 @@ def test_a_litgpt_configuration_that_is_none_is_refused(tmp_path: Path, text: st
     (tmp_path / "model_config.yaml").write_text(text)
     with pytest.raises(CheckpointError, match=r"not valid YAML|expected keys"):
         open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("one", FORMATS, ids=lambda one: one.name)
+def test_every_format_is_tested_and_on_the_page(one: Format) -> None:
+    tested = [
+        node.value
+        for file in Path(__file__).parent.glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    assert any(re.fullmatch(one.weights, name) for name in tested), f"test {one.name}"
+    page = Path(__file__).parents[2].joinpath("docs", "formats.md").read_text("utf-8")
+    listed = re.findall(r"`([^`]+)`", page)
+    assert {*listed} & {*one.config} - {"config.json"} or any(
+        re.fullmatch(one.weights, name) for name in listed
+    ), f"docs/formats.md: a row for {one.name}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 import wqk
 from wqk.checkpoints import open_checkpoint
-from wqk.checkpoints.checkpoint import Part
+from wqk.checkpoints.checkpoint import Grid, Part
 from wqk.checkpoints.modules import StateDict
 from wqk.checkpoints.number_types import QUANTIZED, rounding
 from wqk.errors import CheckpointError
@@ -42,8 +43,9 @@ def test_every_block_type_is_unpacked_as_ggml_does(kind: str) -> None:
 def test_the_bound_holds_for_what_was_quantized(kind: str) -> None:
     weight = np.random.default_rng(1).standard_t(4, (64, 256)).astype(np.float32)
     stored = gguf.quants.dequantize(gguf.quants.quantize(weight, named(kind)), named(kind))
+    own = QUANTIZED[kind]
     error = np.sqrt(np.mean((weight - stored) ** 2) / np.mean(stored**2))
-    assert error < rounding(kind, stored) < 3 * error
+    assert error < rounding(Grid(own.shared, own.steps), stored) < 3 * error
 
 
 def hf(kind: str, **config: Any) -> StateDict:
@@ -187,7 +189,7 @@ def test_the_scaling_of_llama_3_is_read_from_its_factors(tmp_path: Path) -> None
     scaled = wqk.open(original)[0].plan.rotary
     factors = (plain.frequencies / scaled.frequencies).astype(np.float32)
     facts = {"rope_freqs__weight": factors}
-    assert wqk.same(original, write(tmp_path / "a.gguf", original, **facts), tolerance=1e-4).same
+    assert wqk.same(original, write(tmp_path / "a.gguf", original, **facts)).same
     lost = wqk.same(original, write(tmp_path / "b.gguf", original))
     assert "rotary scaling (rope_scaling)" in lost.blocks[0].reason
 
@@ -228,12 +230,30 @@ def test_hostile_headers_are_refused(tmp_path: Path) -> None:
             open_checkpoint(path).tensors()
 
 
-def test_types_that_are_not_read_are_named(tmp_path: Path) -> None:
-    path = write(tmp_path / "model.gguf", hf("llama"), "Q8_0")
+def retyped(path: Path, kind: str) -> Path:
+    """The file with its first queries said to be of another type."""
     content = bytearray(path.read_bytes())
     at = content.index(b"blk.0.attn_q.weight") + len(b"blk.0.attn_q.weight") + 4 + 16
-    assert content[at] == 8
-    content[at] = 20  # IQ4_NL
+    assert content[at] == named("Q8_0")
+    content[at] = named(kind)
     path.write_bytes(content)
-    with pytest.raises(CheckpointError, match="IQ4_NL"):
+    return path
+
+
+def test_types_that_are_not_read_are_named(tmp_path: Path) -> None:
+    path = retyped(write(tmp_path / "model.gguf", hf("llama"), "Q8_0"), "Q8_K")
+    with pytest.raises(CheckpointError, match="Q8_K"):
         wqk.scan(path)
+
+
+@pytest.mark.parametrize("kind", ["IQ4_NL", "MXFP4"])
+def test_types_of_ggmls_own_package_need_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    path = retyped(write(tmp_path / "model.gguf", hf("llama"), "Q8_0"), kind)
+    part = Part("blk.0.attn_q.weight", ((3, 5),))
+    (rows,) = open_checkpoint(path).read([part])
+    assert rows.shape == (2, D)
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(CheckpointError, match=rf"{kind} .* pip install \"wqk\[gguf\]\""):
+        open_checkpoint(path).read([part])

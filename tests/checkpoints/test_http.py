@@ -381,7 +381,7 @@ def test_a_replaced_file_is_not_taken_for_the_old_one(site):
     assert_right(open_checkpoint(address), query(0), query(1), seed=1)
 
 
-def test_offline_everything_comes_from_the_cache_or_is_missed_by_name(site, monkeypatch):
+def test_offline_everything_comes_from_the_cache_or_is_missed_by_name(site, monkeypatch, tmp_path):
     address = f"{site.url}/m"
     table = wqk.scan(address)
     site.log.clear()
@@ -394,6 +394,11 @@ def test_offline_everything_comes_from_the_cache_or_is_missed_by_name(site, monk
             checkpoint.read([Part("embeddings.word_embeddings.weight")])
         with pytest.raises(HubError, match="fetching is disabled"):
             open_checkpoint(f"{site.url}/other", **arguments)
+    for damage in ("{}", "[1]", '["a", "b"]', "7", '[-1, "b"]'):
+        for path in tmp_path.glob("cache/notes/*"):
+            path.write_text(damage)
+        with pytest.raises((HubError, CheckpointError)):
+            open_checkpoint(address)
     assert site.log == []
 
 

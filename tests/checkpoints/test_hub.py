@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -193,7 +194,7 @@ def test_a_scan_resolves_once_and_fetches_headers_queries_and_keys(hub):
 
 def test_kin_fetches_headers_queries_and_keys_of_both(hub):
     files = hub.repositories[NAME]
-    kinship = wqk.kin(NAME, f"{NAME}@step1000", renumberings=999)
+    kinship = wqk.kin(NAME, f"{NAME}@step1000")
     assert not kinship.related
     headers = sum(header_bytes(files[revision]) for revision in ("main", "step1000"))
     assert hub.cdn.bytes_sent == 2 * TENSORS + headers  # those of two scans
@@ -333,6 +334,32 @@ def test_a_snapshot_in_the_hubs_own_cache_is_found_offline(hub, monkeypatch):
     checkpoint = open_checkpoint(NAME)
     assert (checkpoint.name, checkpoint.bytes_fetched) == (NAME, None)
     assert_holds(checkpoint, bert_weights())
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda note: {},
+        lambda note: [],
+        lambda note: note | {"files": 7},
+        lambda note: note | {"files": [1]},
+        lambda note: note | {"files": dict.fromkeys(note["files"])},
+        lambda note: note | {"files": {key: [1] for key in note["files"]}},
+        lambda note: note | {"files": {key: [-1, 5] for key in note["files"]}},
+        lambda note: note | {"files": {key: ["a", {}] for key in note["files"]}},
+        lambda note: {"files": note["files"]},
+        lambda note: note | {"commit": ["..", "\0"]},
+    ],
+)
+def test_a_damaged_note_in_the_cache(hub, monkeypatch, damage):
+    wqk.scan(NAME)
+    offline(monkeypatch)
+    notes = list(Path(constants.HF_ASSETS_CACHE).glob("wqk/notes/*"))
+    assert notes
+    for path in notes:
+        path.write_text(json.dumps(damage(json.loads(path.read_text()))), encoding="utf-8")
+    with contextlib.suppress(HubError, CheckpointError):  # anything else would be a traceback
+        wqk.scan(NAME)
 
 
 def test_a_hub_that_tells_no_sizes(hub, monkeypatch):
@@ -522,10 +549,10 @@ def test_subfolders(hub):
         (
             {
                 "model.safetensors": b"",
-                "config.json": b'{"quantization_config": {"quant_method": "awq"}}',
+                "config.json": b'{"quantization_config": {"quant_method": "hqq"}}',
             },
             CheckpointError,
-            "quantized with awq",
+            "quantized with hqq",
         ),
     ],
 )  # fmt: skip

@@ -292,7 +292,7 @@ def test_a_pointer_to_a_large_file_is_named(folder, name):
         open_checkpoint(folder)
 
 
-METHODS = ["gptq", "awq", "bitsandbytes", "AQLM", "hqq", "quanto"]
+METHODS = ["AQLM", "hqq", "quanto"]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -300,7 +300,7 @@ METHODS = ["gptq", "awq", "bitsandbytes", "AQLM", "hqq", "quanto"]
 def test_quantized_models_are_refused_by_name(folder, method, file):
     write_one(folder)
     write_json(folder / "config.json", {"quantization_config": {"quant_method": method}})
-    with pytest.raises(CheckpointError, match=f"quantized with {method.lower()}; ") as caught:
+    with pytest.raises(CheckpointError, match=f"quantized with {method.lower()}, whose") as caught:
         open_checkpoint(folder / file)
     assert "\n" not in str(caught.value)
 
@@ -337,13 +337,6 @@ def test_other_formats_are_refused_by_name(folder, name, what, as_file):
         open_checkpoint(folder / name if as_file else folder)
     assert name in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_files_that_mlx_quantized_are_refused_by_name(folder):
-    save_file({"q.weight": torch.zeros(2, 2)}, folder / "model.safetensors")
-    write_json(folder / "config.json", {"quantization": {"group_size": 64, "bits": 4}})
-    with pytest.raises(CheckpointError, match="quantized by MLX to 4 bits"):
-        open_checkpoint(folder)
 
 
 @pytest.mark.parametrize("weights_name", ["adapter_model.safetensors", "adapter_model.bin"])

@@ -64,7 +64,7 @@ def test_pieces_of_any_length_join_up(monkeypatch, dtype, count):
     np.testing.assert_array_equal(widen(dtype, stored), expected)
 
 
-@pytest.mark.parametrize("dtype", sorted(set(number_types.ITEM_BITS) - set(CODES)))
+@pytest.mark.parametrize("dtype", sorted(set(number_types.ITEM_BITS) - set(number_types.FLOATS)))
 def test_other_types_are_not_weights(dtype):
     with pytest.raises(CheckpointError, match=f"stored as {dtype}, which is not a floating-point"):
-        number_types.widened_type(dtype, "w")
+        number_types.require_floats(dtype, "w")

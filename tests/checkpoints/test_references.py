@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 import wqk
 from wqk.checkpoints import open_checkpoint, steps_of
-from wqk.checkpoints.references import redacted
+from wqk.checkpoints.references import redacted, without_secrets
 from wqk.errors import CheckpointError, WqkError
 from wqk.scanning.surveys.jobs import expand
 
@@ -54,6 +54,14 @@ SECRET = "https://me:hunter2@example.org/m/model.safetensors?X-Signature=hunter2
         "https://example.org/m?path=https://me:hunter2@b",
         "owner/model?token=hunter2",
         "https://example.org/https://me:hunter2@b/m",
+        "http://me:hunter2%40example.org/m",
+        "http://me:x/hunter2",
+        "https://hun?hunter2@example.org/m",
+        "https://example.org/m?a=1?hunter2",
+        "https://example.org/m?a=1%26hunter2",
+        "https://example.org/m?versionId=hunter2&download=hunter2",
+        "owner/model@main?token=hunter2",
+        "hunter2%40example.org/m",
     ],
 )
 def test_nothing_secret_is_shown(reference: str, tmp_path: Path):
@@ -76,6 +84,14 @@ def test_an_existing_path_is_shown_as_it_is(tmp_path: Path, monkeypatch: pytest.
 def test_what_is_no_address_is_told_as_it_was_written():
     for name in ("owner/model", "runs/missing", "/data/user@host/run", "C:/models/x", "model@v2 x"):
         assert redacted(name) == name
+
+
+@pytest.mark.parametrize("noise", ["a", "?", "%3F", "a:", "a.b-", "://", "a@:/", "&a=", "http://"])
+def test_secrets_are_looked_for_in_linear_time(noise: str):
+    """Of 300,000 characters: a quadratic search takes minutes."""
+    for text in (noise * (300_000 // len(noise)), "http://" + noise * (300_000 // len(noise))):
+        without_secrets(text)
+        redacted(text)
 
 
 def test_addresses_that_differ_in_their_query_are_two_checkpoints():

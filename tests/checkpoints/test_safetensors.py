@@ -30,7 +30,7 @@ TYPES = [
 class Memory:
     """A file in memory, as the reader sees one."""
 
-    name = "memory"
+    name, identity = "memory", None
 
     def __init__(self, content: bytes) -> None:
         self._content, self.size = content, len(content)

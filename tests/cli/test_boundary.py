@@ -44,6 +44,34 @@ def test_streams_that_are_full_or_closed(line, status, says):
     assert done.stderr.count("\n") <= 1
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (f"POLARS_MAX_THREADS=0 wqk scan {ENCODER}", "POLARS_MAX_THREADS='0'; expected a number"),
+        (f"COLUMNS=0 wqk scan {ENCODER}", "COLUMNS='0'; expected a width"),
+        (f"SOURCE_DATE_EPOCH=x wqk scan {ENCODER} --out /dev/null/a.parquet", "cannot be written"),
+        (f"SOURCE_DATE_EPOCH=x wqk scan {ENCODER}", "SOURCE_DATE_EPOCH='x'; expected seconds"),
+        ("HF_HUB_DOWNLOAD_TIMEOUT=x wqk scan o/m", "HF_HUB_DOWNLOAD_TIMEOUT='x'; expected sec"),
+        ("HTTPS_PROXY=http://me:hunter2@h:x wqk scan o/m", "HTTPS_PROXY='http://…'; expected a p"),
+        ("HF_ENDPOINT=http://[ wqk scan o/m", "expected the address of a hub"),
+        ("wqk explain 'owner/model?token=hunter2'", "wqk: owner/model: "),
+        ("wqk explain 'http://me:hunter2%40host/m?a'", "http://host/m: not a valid URL"),
+        ("wqk watch 'http://me:hunter2@host/m'", "http://host/m: is an address"),
+        (f"wqk scan {ENCODER} --family 'a?token=hunter2'", "wqk: a: "),
+        ("wqk report a.csv -o 'b?token=hunter2'", "b: "),
+        ("wqk explain a 'b?token=hunter2'", "extra argument (b)"),
+    ],
+)
+def test_what_is_in_the_way_is_one_line_without_secrets(line, says):
+    environment, _, verb = line.rpartition("wqk ")
+    done = shell(f"HF_HUB_OFFLINE=0 NO_PROXY= {environment} wqk {verb}")
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "hunter2" not in done.stderr + done.stdout
+    assert len(done.stderr.splitlines()) <= 4  # click's own are a usage, a hint and a line
+
+
 def test_an_unexpected_error_is_one_line(monkeypatch):
     def fail(*_, **__):
         raise ZeroDivisionError("by\nnothing" + "x" * 10_000)
@@ -128,9 +156,9 @@ def test_an_error_names_its_checkpoint_among_several(tmp_path):
         (("diff", ENCODER, ENCODER, "--revision", "a"), "expected --revision twice"),
         (("scan", ENCODER, "--gamma", "nan"), "expected a finite number, got 'nan'"),
         (("watch", "run", "--every", "inf"), "expected a finite number, got 'inf'"),
-        (("figure", "dose", "--below", "nan"), "expected a finite number, got 'nan'"),
+        (("lab", "figure", "dose", "--below", "nan"), "expected a finite number, got 'nan'"),
         (("report", "no-such", "-o", "r.html"), "no-such: no such file or folder"),
-        (("theory", "bert", "--corpus", "no-such"), "no-such: no such file or folder"),
+        (("lab", "theory", "bert", "--corpus", "no-such"), "no-such: no such file or folder"),
         (("scan", "x" * 5000), "cannot be opened"),
         (("scan", ENCODER, "--out", "/no/such/folder/t.csv"), "cannot be written"),
         (("scan", ENCODER, "--details", "/no/such/folder/t.npz"), "cannot be written"),
@@ -182,9 +210,9 @@ def test_names_do_not_reach_the_terminal_raw(tmp_path):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("train", "--corpus", "store", "-o", "run", "--threads", "1"),
-        ("glue", ENCODER, "--threads", "1"),
-        ("experiments", "FILE", "--corpora", "corpora", "--out", "runs"),
+        ("lab", "train", "--corpus", "store", "-o", "run", "--threads", "1"),
+        ("lab", "glue", ENCODER, "--threads", "1"),
+        ("lab", "experiments", "FILE", "--corpora", "corpora", "--out", "runs"),
     ],
 )
 def test_without_torch_it_is_said_what_to_install(monkeypatch, tmp_path, arguments):

@@ -83,7 +83,7 @@ def test_too_little_memory_is_told(monkeypatch: pytest.MonkeyPatch):
     def without_memory(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("wqk.attention.block.load_factor", without_memory)
+    monkeypatch.setattr("wqk.attention.factor.load_factor", without_memory)
     result = run("scan", str(wqk.demo_model("encoder")))
     assert result.exit_code == 2
     assert "out of memory" in result.output

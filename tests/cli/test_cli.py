@@ -16,7 +16,7 @@ import pytest
 from tests.command import run
 
 import wqk
-from wqk.cli.main import command
+from wqk.cli.main import LABORATORY, command
 from wqk.tables.schema import SCHEMA
 from wqk.tables.score_table import read_table
 
@@ -34,6 +34,19 @@ def edited_model(folder: Path, **weights: np.ndarray) -> Path:
         tensors[name] = value.astype(np.float32)
     save_file(tensors, folder / "model.safetensors")
     return folder
+
+
+@pytest.mark.parametrize("verb", LABORATORY)
+def test_who_asks_for_a_verb_of_the_laboratory_is_told_where_it_is(verb: str) -> None:
+    result = run(verb, "anything")
+    told = f"wqk {verb} is now wqk lab {verb}"
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (2, f"Error: {told}")
+    assert run("lab", verb, "--help").exit_code == 0
+
+
+def test_errors_of_the_laboratory_are_one_line_and_name_its_options(tmp_path: Path) -> None:
+    result = run("lab", "theory", tmp_path, "--corpus", tmp_path / "no.txt")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
 
 
 def test_scan_prints_a_table_that_fits_the_terminal() -> None:

@@ -89,6 +89,7 @@ def right(model: str) -> tuple[Tensors, dict[str, Any]]:
             s: random.standard_normal((n * R, width)) / np.sqrt(width) for s, n in sides.items()
         }
         biases = {s: random.standard_normal(n * R) for s, n in sides.items()}
+        output = random.standard_normal((width, H * R)) / np.sqrt(H * R)
         at = f"model.layers.{layer}"
         norm = f"{at}.input_layernorm"
         if model == "bert":
@@ -99,14 +100,19 @@ def right(model: str) -> tuple[Tensors, dict[str, Any]]:
                     weights[side],
                     biases[side],
                 )
+            tensors[f"encoder.layer.{layer}.attention.output.dense.weight"] = output
         elif model == "gpt_neox":
             name = f"gpt_neox.layers.{layer}.attention.query_key_value"
             norm = f"gpt_neox.layers.{layer}.input_layernorm"
             tensors[f"{name}.weight"] = per_head([weights[s] for s in "qkv"])
             tensors[f"{name}.bias"] = per_head([biases[s] for s in "qkv"])
+            tensors[name.replace("query_key_value", "dense") + ".weight"] = output
         elif model == "phi3":
             tensors[f"{at}.self_attn.qkv_proj.weight"] = np.concatenate([weights[s] for s in "qkv"])
+            tensors[f"{at}.self_attn.o_proj.weight"] = output
         else:
+            name = "dense" if model == "phi" else "o_proj"
+            tensors[f"{at}.self_attn.{name}.weight"] = output
             for side in "qkv":
                 tensors[f"{at}.self_attn.{side}_proj.weight"] = weights[side]
                 if model in ("qwen2", "phi"):
@@ -227,10 +233,12 @@ def tie_layers(tensors: Tensors, config: dict[str, Any]) -> None:
 
 
 def tile_keys(tensors: Tensors, config: dict[str, Any]) -> None:
-    """Key heads repeated as a whole, where each should be repeated for its queries."""
+    """Key heads repeated as a whole, where each should be repeated for its queries, as values."""
     for name in [n for n in tensors if ".k_proj." in n or ".v_proj." in n]:
         value = tensors[name].reshape(G, R, -1)
-        tensors[name] = np.tile(value, (H // G, 1, 1)).reshape(H * R, -1)
+        is_key = ".k_proj." in name
+        many = np.tile(value, (H // G, 1, 1)) if is_key else value.repeat(H // G, axis=0)
+        tensors[name] = many.reshape(H * R, -1)
     config["num_key_value_heads"] = H
 
 
@@ -277,7 +285,7 @@ MISTAKES: tuple[Conversion, ...] = (
     Conversion(
         "Meta's weights renamed, their rows not permuted for halves",
         ("huggingface/transformers#25199", "tatsu-lab/stanford_alpaca#227"),
-        "llama", edit("qk", pairs), ROTARY, "weights lie interleaved, are read half",
+        "llama", edit("qk", pairs), ROTARY, "stored interleaved, read as half",
     ),
     Conversion(
         "permuted although the rows lay in halves already",
@@ -332,13 +340,14 @@ MISTAKES: tuple[Conversion, ...] = (
     Conversion(
         "the rotary scaling lost",
         ("Open-Athena/MarinFold#184", "deepspeedai/DeepSpeed#8345"),
-        "llama", configure(rope_scaling=None), ROTARY, "(rope_scaling): scaled expected",
+        "llama", configure(rope_scaling=None), ROTARY,
+        "(rope_scaling): llama3, factor 8 expected, none found",
     ),
     Conversion(
         "linear scaling in place of none",
         ("deepspeedai/DeepSpeed#8345",),
         "qwen2", configure(rope_scaling={"rope_type": "linear", "factor": 4.0}), ROTARY,
-        "(rope_scaling): none expected, all frequencies divided by 4",
+        "(rope_scaling): none expected, linear, factor 4 found",
     ),
     Conversion(
         "all dimensions rotated, where only some are",
@@ -447,7 +456,7 @@ MISTAKES: tuple[Conversion, ...] = (
         ("NVIDIA-NeMo/RL#2802", "epfLLM/Megatron-LLM#45", "sgl-project/sglang#40127"),
         "gpt_neox", renamed("query_key_value.weight", lambda w: np.concatenate(
             list(w.reshape(H, 3, R, -1).swapaxes(0, 1).reshape(3, H * R, -1)))),
-        FUSED, "rows lie in sections",
+        FUSED, "lie in sections",
     ),
     Conversion(
         "the fused weight joined head by head, where it is read in sections",
@@ -456,14 +465,14 @@ MISTAKES: tuple[Conversion, ...] = (
             part for g in range(G) for part in (
                 w[g * (H // G) * R : (g + 1) * (H // G) * R],
                 w[(H + g) * R : (H + g + 1) * R], w[(H + G + g) * R : (H + G + g + 1) * R])])),
-        FUSED, "rows lie per key head",
+        FUSED, "lie per key head",
     ),
     Conversion(
         "the sections of the fused weight in another order",
         ("vllm-project/vllm#53114",),
         "phi3", renamed("qkv_proj.weight", lambda w: np.concatenate(
             [w[H * R : (H + G) * R], w[: H * R], w[(H + G) * R :]])),
-        FUSED, "sections lie in the order k q v",
+        FUSED, "lie in the order k q v",
     ),
     Conversion(
         "an adapter (LoRA) not merged",

@@ -56,7 +56,7 @@ def test_the_mistake_is_named(mistake: Conversion) -> None:
 APPLICABLE = [m for m in MISTAKES if m.verdict in {
     "other rotary positions", "same weights, other norm", "scaled", "transposed",
     "stored transposed", "other pairing of query and key heads", "same weights, other biases",
-    "heads of other weights", "heads copied from others",
+    "heads of other weights", "heads copied from others", "other layout of the fused weight",
     "other setting",
 }]  # fmt: skip
 
@@ -87,6 +87,14 @@ def apply(
     mismatch: Any, layer: int, tensors: Any, original: Any, config: dict[str, Any], model: str
 ) -> None:
     """Run a repair's code in the terms that it is written in."""
+    import torch
+
+    if "tensor" in mismatch.facts:
+        name = mismatch.facts["tensor"]
+        scope = {"w": tensors[name], "original": original[name], "torch": torch}
+        exec(mismatch.repair, scope)
+        tensors[name] = scope["w"]
+        return
     if "config[" in mismatch.repair:
         exec(mismatch.repair, {"config": config, "original": right(model)[1]})
         return

@@ -103,7 +103,7 @@ def norms_folded(plans: list[AttentionPlan], tensors: Tensors) -> Tensors:
     tensors = {name: value.clone() for name, value in tensors.items()}
     halved: set[tuple[str, Any]] = set()
     for plan in plans:
-        for side in (plan.query, plan.key):
+        for side in filter(None, (plan.query, plan.key, plan.value)):
             norm = side.input_norm
             if norm is None or not isinstance(side.projection, Projection):
                 continue

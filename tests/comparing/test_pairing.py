@@ -99,11 +99,18 @@ def test_blocks_that_one_side_lacks_are_listed() -> None:
     comparison = same(ours, StateDict(half, theirs.config, "half"))
     assert not comparison.same
     assert comparison.missing == (("decoder", "cross", 0), ("decoder", "cross", 1))
-    assert comparison.sentence == "Not the same: 5 common blocks are equal; 2 blocks only in hf."
+    assert comparison.sentence.startswith("Not the same: 2 blocks only in hf. Equal: attention 5/5")
+    assert "not compared: values, " in comparison.sentence
     assert same(StateDict(half, theirs.config, "half"), ours).added == comparison.missing
 
 
-@pytest.mark.parametrize("key", ["num_key_value_heads", "head_dim", "num_attention_heads"])
+def test_a_number_of_heads_that_is_filled_in_wrongly_is_an_error() -> None:
+    config = {name: value for name, value in CONFIG.items() if name != "num_attention_heads"}
+    with pytest.raises(CheckpointError, match="do not divide into 32 heads"):
+        same(opened(llama()), StateDict(llama(), config, "shortened"))
+
+
+@pytest.mark.parametrize("key", ["num_key_value_heads", "head_dim"])
 def test_a_number_missing_from_a_configuration_is_a_difference(key: str) -> None:
     config = {name: value for name, value in CONFIG.items() if name != key}
     comparison = same(opened(llama()), StateDict(llama(), config, "shortened"))

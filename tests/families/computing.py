@@ -171,7 +171,7 @@ def assert_read(
 
 def assert_circuit(block: wqk.Block, values: np.ndarray, output: np.ndarray, x: np.ndarray) -> None:
     """What each head writes about a difference of inputs, past value and output."""
-    written = x @ block.ov.dense().reshape(H, x.shape[1], -1)
+    written = x @ block.heads.ov.dense()
     for head, rows in enumerate(written):
         own = values[head * len(values) // H]
         expected = own @ output[:, head * R : (head + 1) * R].T

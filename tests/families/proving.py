@@ -18,9 +18,9 @@ import wqk
 from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.families import find_family
-from wqk.inspecting.verification import verify
-from wqk.inspecting.verification.recording import heads_apart, listen, require_records
-from wqk.inspecting.verification.running import (
+from wqk.live.verification import verify
+from wqk.live.verification.recording import heads_apart, listen, require_records
+from wqk.live.verification.running import (
     PADDING_MASKS,
     _load_model,
     _models,
@@ -179,7 +179,8 @@ def prove_norms(architecture: Architecture, folder: Path) -> None:
     with double_precision(), torch.no_grad(), heads_apart():
         model = _load_model(folder, checkpoint, find_family(checkpoint), {})
         plans = wqk.open(open_checkpoint(model)).plans
-        records = listen(model, plans, plans)
+        recording = listen(model, plans, plans)
+        records = recording.records
         for norm in {norm for plan in plans for norm in _norms(plan).values()}:
             module = model.get_submodule(_module_of(norm))
             assert epsilon_of(module) in (None, norm.epsilon), norm.gain[0].name

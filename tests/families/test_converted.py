@@ -29,8 +29,8 @@ from wqk.checkpoints import Part, open_checkpoint
 from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
 from wqk.families import find_family
-from wqk.inspecting.verification import verify
-from wqk.inspecting.verification.recomputation import allowed
+from wqk.live.verification import verify
+from wqk.live.verification.recomputation import allowed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,7 +93,7 @@ def test_llada_moe_gives_the_same_type_and_has_the_names_of_qwen3(tmp_path: Path
     edit_config(other, {"clip_qkv": 0.5})
     block = wqk.open(other)[1]
     assert block.plan.clip == 0.5
-    x = np.random.default_rng(0).standard_normal((5, block.heads.shape[0]))
+    x = np.random.default_rng(0).standard_normal((5, block.form.shape[0]))
     assert np.abs(block.queries(x, np.zeros(5))).max() == 0.5
 
 

@@ -26,7 +26,7 @@ from tests.families.computing import (
     turned,
 )
 
-from wqk.checkpoints.gguf import configuration
+from wqk.checkpoints.llama_cpp import configuration
 
 WIDTH, EPSILON = 40, 0.01
 PARTIAL = ("partial",)
@@ -55,9 +55,9 @@ LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
 GRAPHS = {
     "llama": Graph("llama", order=PAIRS),
     "llama, fused": Graph("llama", order=PAIRS, fused=True),
-    "mistral": Graph(
+    "mistral, whose window llama.cpp does not read": Graph(
         "llama", order=PAIRS, metadata=LINEAR | {"attention.sliding_window": 5},
-        told={"window": "5"}, stretch=4.0, last_stretch=4.0,
+        stretch=4.0, last_stretch=4.0,
     ),
     "granite": Graph(
         "granite", order=PAIRS, metadata={"attention.scale": 0.2}, told={"scale": 0.2}
@@ -66,11 +66,10 @@ GRAPHS = {
         "granite", order=PAIRS, fused=True,
         metadata={"attention.scale": 0.2}, told={"scale": 0.2},
     ),
-    "internlm2, normed": Graph("internlm2", order=PAIRS, norms="head"),
+    "xverse": Graph("xverse", order=PAIRS),
     "qwen3": Graph("qwen3", order=HALVES, norms="head"),
-    "phi3": Graph(
-        "phi3", order=HALVES, fused=True,
-        metadata={"attention.sliding_window": 5}, told={"window": "5"},
+    "phi3, whose window llama.cpp turns off": Graph(
+        "phi3", order=HALVES, fused=True, metadata={"attention.sliding_window": 5}
     ),
     "gemma2": Graph(
         "gemma2", order=HALVES,

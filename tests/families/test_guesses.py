@@ -10,9 +10,9 @@ from tests.stand_in import Module
 
 import wqk
 from wqk.checkpoints import open_checkpoint
-from wqk.comparing.published import place
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.inspecting.explanation import explain
+from wqk_lab.atlas.ranks import place
 
 D = 24
 CONFIG = {"model_type": "nobody-knows", "num_attention_heads": 4, "hidden_size": D}
@@ -351,5 +351,5 @@ def test_fused_weights_of_grouped_heads_by_hand(
     query, key = (x @ taken(fused, rows).swapaxes(-1, -2) for rows in (queries, keys))
     expected = np.stack([query[h] @ key[h // 2].T for h in range(4)])
     np.testing.assert_allclose(attention.products(x, x), expected, rtol=1e-5, atol=1e-5)
-    forms = np.stack([x @ attention.head(h).dense() @ x.T for h in range(4)])
+    forms = np.stack([x @ attention[h].dense() @ x.T for h in range(4)])
     np.testing.assert_allclose(forms, expected, rtol=1e-4, atol=1e-4)

@@ -14,7 +14,7 @@ from tests.stand_in import Module
 import wqk
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.inspecting.explanation import explain
-from wqk.inspecting.verification import verify
+from wqk.live.verification import verify
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -120,7 +120,7 @@ def test_mistral_4_is_not_run_as_the_model_that_it_is_like(
 def test_granite_with_windows_has_the_scale_of_its_configuration() -> None:
     tensors = {f"layers.0.self_attn.{side}_proj.weight": np.ones((24, 24)) for side in "qk"}
     config = {"model_type": "granite_swa", "num_attention_heads": 4, "num_hidden_layers": 1}
-    model = Module(tensors, config | {"attention_multiplier": 0.3})
+    model = Module(tensors, config | {"attention_multiplier": 0.3, "head_dim": 6})
     assert wqk.open(model)[0].plan.scale == 0.3
 
 

@@ -53,7 +53,7 @@ def check(model: Module, query: np.ndarray, key: np.ndarray, *, key_heads: int =
                 query[head * width : (head + 1) * width].T
                 @ key[shared * width : (shared + 1) * width]
             )
-            np.testing.assert_allclose(attention.head(head).dense(), expected, atol=1e-12)
+            np.testing.assert_allclose(attention[head].dense(), expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("names", SEPARATE.values(), ids=SEPARATE)
@@ -130,7 +130,7 @@ def test_a_guessed_family_gives_a_real_models_own_attention(shared: Path, tmp_pa
     transformers = pytest.importorskip("transformers")
     from safetensors.numpy import load_file, save_file
 
-    from wqk.inspecting.verification import verify
+    from wqk.live.verification import verify
 
     source = shared / "checkpoints" / "gpt-nano-sort"
     transposed = ("c_attn.weight", "c_proj.weight", "c_fc.weight")

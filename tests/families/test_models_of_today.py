@@ -243,6 +243,7 @@ def test_a_learned_scale_after_the_projection_makes_a_guess_partial() -> None:
 def test_weights_that_are_rounded_as_the_model_runs_are_partial() -> None:
     tensors = {f"layers.0.self_attn.{side}_proj.weight": draw(24, 24) for side in "qk"}
     config = {"model_type": "bitnet", "num_attention_heads": 4, "num_hidden_layers": 1}
+    config["num_key_value_heads"] = 4
     rounded = config | {"quantization_config": {"quant_method": "bitnet"}}
     assert set(wqk.scan(Module(tensors, config)).frame["status"]) == {"ok"}
     table = wqk.scan(Module(tensors, rounded))

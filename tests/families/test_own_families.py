@@ -10,7 +10,7 @@ from tests.families.architectures.architecture import GROUPED, TOKENS
 from tests.families.proving import save
 
 import wqk
-from wqk.inspecting.verification import verify
+from wqk.live.verification import verify
 
 if TYPE_CHECKING:
     from pathlib import Path

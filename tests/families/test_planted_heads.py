@@ -15,7 +15,7 @@ import wqk
 from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.forms.scores import coupling, head_terms, symmetry
-from wqk.inspecting.verification import verify
+from wqk.live.verification import verify
 
 torch = pytest.importorskip("torch")
 
@@ -70,7 +70,7 @@ def test_planted_heads_have_their_known_scores(planted: Block) -> None:
 
 
 def test_planted_heads_add_up_to_the_known_layer(planted: Block) -> None:
-    matrices = [planted.head(index).dense() for index in range(6)]
+    matrices = [planted[index].dense() for index in range(6)]
     square = np.linalg.norm(sum(matrices)) ** 2
     within = sum(np.trace(m @ m) for m in matrices) / square
     terms = head_terms(planted.heads)
@@ -79,4 +79,4 @@ def test_planted_heads_add_up_to_the_known_layer(planted: Block) -> None:
     np.testing.assert_allclose(terms.within + terms.between, np.trace(layer @ layer) / square)
     # The symmetric heads and the transposed pair against the skew one, which is orthogonal to them.
     skew = np.linalg.norm(matrices[3]) ** 2
-    np.testing.assert_allclose(symmetry(planted.form()), 1 - 2 * skew / square)
+    np.testing.assert_allclose(symmetry(planted.form), 1 - 2 * skew / square)

@@ -11,7 +11,7 @@ import wqk
 
 pytest.importorskip("transformers")
 
-from wqk.inspecting.verification import verify
+from wqk.live.verification import verify
 
 # Symmetry within and between heads, for each layer.
 MINILM = [(0.14, 0.26), (0.08, 0.56), (0.10, 0.48), (0.11, 0.47), (0.01, 0.40), (0.05, 0.20)]

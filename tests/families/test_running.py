@@ -15,7 +15,7 @@ from tests.families.proving import edit_config, save
 
 import wqk
 from wqk.errors import CheckpointError, FormError, MissingPackage, UnknownFamily
-from wqk.inspecting.verification import verify
+from wqk.live.verification import verify
 
 
 def test_a_model_that_transformers_does_not_know(tmp_path: Path) -> None:

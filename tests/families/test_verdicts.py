@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,10 +15,10 @@ from tests.families.architectures.architecture import BERT
 from tests.families.proving import save
 
 import wqk
-from wqk.inspecting.verification import verify
-from wqk.inspecting.verification.comparison import Verification, VerifiedBlock
-from wqk.inspecting.verification.recomputation import form_difference
-from wqk.inspecting.verification.recording import Application
+from wqk.live.verification import verify
+from wqk.live.verification.comparison import Verification, VerifiedBlock
+from wqk.live.verification.recomputation import form_difference
+from wqk.live.verification.recording import Application
 
 # Rotary, causal and scaled, none of which a guess speaks of; as many key heads as query heads.
 LLAMA = Architecture("llama", "LlamaModel", BERT | {"num_hidden_layers": 1})
@@ -113,7 +114,7 @@ class Bilinear:
 
     def __init__(self, seed: int) -> None:
         self.matrices = np.random.default_rng(seed).standard_normal((2, 4, 4))
-        self.heads = np.empty((4, 4))
+        self.groups = SimpleNamespace(widths=(4, 4))
 
     def products(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return np.asarray(x[:, None] @ self.matrices @ y[:, None].swapaxes(-1, -2))

@@ -16,7 +16,7 @@ from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError, WqkError
 from wqk.families import find_family
 from wqk.forms import BilinearForm
-from wqk.inspecting.verification import verify
+from wqk.live.verification import verify
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -204,13 +204,14 @@ def test_pairing_heads_with_the_wrong_key_heads_fails(
     assert verify(tmp_path).ok
 
     def paired_modulo(attention: Block) -> BilinearForm:
-        heads, width, d_query = attention.query.weight.shape
+        own, other = attention.query_key
+        heads, width, d_query = own.weight.shape
         groups = attention.key_head_count
-        query = attention.query.weight.reshape(heads // groups, groups, width, d_query)
-        key = attention.key.weight[:, None].swapaxes(-1, -2)
+        query = own.weight.reshape(heads // groups, groups, width, d_query)
+        key = other.weight[:, None].swapaxes(-1, -2)
         return BilinearForm(query.swapaxes(0, 1).swapaxes(-1, -2), key)
 
-    monkeypatch.setattr(Block, "heads", property(paired_modulo))
+    monkeypatch.setattr(Block, "groups", property(paired_modulo))
     verification = verify(tmp_path)
     assert not verification.ok
     assert verification.difference > 1e-3

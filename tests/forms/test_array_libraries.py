@@ -12,7 +12,8 @@ import torch
 
 from wqk import BilinearForm, coupling, directionality, symmetry, symmetry_null
 from wqk.forms import kernels
-from wqk.forms.scores import head_terms, outliers
+from wqk.forms.outliers import outliers
+from wqk.forms.scores import head_terms
 
 ROUTES = pytest.mark.parametrize(
     ("d", "rank", "route"),
@@ -37,7 +38,7 @@ MEASURES = {
     "trace": lambda f: f.trace,
     "diagonal": lambda f: f.diagonal,
     "dense": lambda f: f.dense(),
-    "call": lambda f: f([1.0] * f.shape[0], [2.0] * f.shape[1]),
+    "call": lambda f: f([1.0] * f.widths[0], [2.0] * f.widths[1]),
     "sum": lambda f: f.sum().dense(),
     "item": lambda f: f[1, 0].dense(),
     "difference": lambda f: (f - f.T * 2.0).norm,

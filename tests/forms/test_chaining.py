@@ -24,7 +24,7 @@ def forms(seed: int, groups: int, sharing: int, width: int, rank: int, shared: s
 
 def dense(form: BilinearForm) -> np.ndarray:
     """Every form of the stack as a matrix of norm 1."""
-    matrices = np.broadcast_to(form.dense(), (*form.stack, *form.shape)).reshape(-1, *form.shape)
+    matrices = np.broadcast_to(form.dense(), form.shape).reshape(-1, *form.widths)
     return matrices / np.linalg.norm(matrices, axis=(1, 2), keepdims=True)
 
 

@@ -46,7 +46,7 @@ def test_singular_values_are_those_of_the_matrix(shapes, make):
     matrix = query @ np.swapaxes(key, -1, -2)
     left, values, right = map(np.asarray, form.svd())
     size = values.shape[-1]
-    assert size == min(form.rank, *form.shape)
+    assert size == min(form.rank, *form.widths)
     np.testing.assert_allclose(
         values, np.linalg.svd(matrix, compute_uv=False)[..., :size], atol=1e-12
     )
@@ -94,8 +94,8 @@ def test_products_are_those_of_the_matrix(shapes, make):
     form = BilinearForm.from_factors(make(query), make(key))
     matrix = query @ np.swapaxes(key, -1, -2)
     rng = np.random.default_rng(2)
-    x, rows = rng.standard_normal(form.shape[0]), rng.standard_normal((4, form.shape[0]))
-    y, columns = rng.standard_normal(form.shape[1]), rng.standard_normal((form.shape[1], 4))
+    x, rows = rng.standard_normal(form.widths[0]), rng.standard_normal((4, form.widths[0]))
+    y, columns = rng.standard_normal(form.widths[1]), rng.standard_normal((form.widths[1], 4))
     for product, expected in (
         (form @ make(y), matrix @ y),
         (form @ make(columns), matrix @ columns),

@@ -44,7 +44,7 @@ def assert_is(form: BilinearForm, matrix: np.ndarray) -> None:
 @EVERY_SHAPE
 def test_shape_stack_and_rank(shapes):
     form, matrix = form_of(shapes)
-    assert (*form.stack, *form.shape) == matrix.shape
+    assert form.shape == matrix.shape
     assert form.rank == shapes[0][-1]
     assert form.is_square == (matrix.shape[-1] == matrix.shape[-2])
     assert_is(form, matrix)
@@ -82,7 +82,7 @@ def test_the_sum_of_heads_is_the_sum_of_matrices(shapes):
     form, matrix = form_of(shapes)
     total = form.sum()
     assert total.stack == ()
-    assert_is(total, matrix.reshape(-1, *form.shape).sum(0))
+    assert_is(total, matrix.reshape(-1, *form.widths).sum(0))
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_an_index_deeper_than_the_matrix_is_refused():
 def test_scores_are_x_m_y(shapes, count):
     form, matrix = form_of(shapes)
     rng = np.random.default_rng(2)
-    x, y = (rng.standard_normal((*count, width)) for width in form.shape)
+    x, y = (rng.standard_normal((*count, width)) for width in form.widths)
     expected = np.einsum("...nd,...de,...me->...nm", np.atleast_2d(x), matrix, np.atleast_2d(y))
     scores = form(x, y)
     np.testing.assert_allclose(scores, expected if count else expected[..., 0, 0], atol=1e-12)

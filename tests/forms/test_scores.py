@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from wqk import BilinearForm, coupling, directionality, symmetry, symmetry_null
 from wqk.errors import FormError, NonFiniteWeights
 from wqk.forms import kernels, sums
-from wqk.forms.scores import head_terms, outliers
+from wqk.forms.outliers import outliers
+from wqk.forms.scores import head_terms
 
 TOLERANCE = {np.float32: 1e-5, np.float64: 1e-10}
 
@@ -443,7 +444,7 @@ def heads_of(seed: int, stack: tuple[int, int], d: int = 12, rank: int = 3) -> B
 
 def traces_of_products(heads: BilinearForm) -> np.ndarray:
     """tr(M_a M_b) for every pair of heads, from the matrices themselves."""
-    dense = (heads.query @ heads.key.swapaxes(-1, -2)).reshape(-1, *heads.shape)
+    dense = (heads.query @ heads.key.swapaxes(-1, -2)).reshape(-1, *heads.widths)
     return np.array([[np.trace(a @ b) for b in dense] for a in dense])
 
 
@@ -661,11 +662,9 @@ def test_symmetry_needs_a_square_form(score):
     assert directionality(form).shape == (2,)
 
 
-@pytest.mark.parametrize(
-    ("query", "key"), [((2, 3, 4, 1), (2, 3, 4, 1)), ((3, 4, 1), (3, 4, 1)), ((4, 1), (4, 1))]
-)
+@pytest.mark.parametrize(("query", "key"), [((2, 3, 4, 1), (2, 3, 4, 1)), ((4, 1), (4, 1))])
 def test_head_terms_need_heads_by_group(query, key):
-    with pytest.raises(FormError, match=r"stacked as \(G, H/G\)"):
+    with pytest.raises(FormError, match=r"or as \(G, H/G\)"):
         head_terms(BilinearForm(np.ones(query), np.ones(key)))
 
 

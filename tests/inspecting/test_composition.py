@@ -21,6 +21,10 @@ LAYERS, HEADS, KEY_HEADS, WIDTH, RANK = 3, 4, 2, 48, 6
 PAIRS = 3 * HEADS**2  # of three layers
 
 
+# With such a threshold, chance is a rotation of the whole stream.
+NO_OUTLIERS = 1e6
+
+
 def weights(seed: int = 0) -> dict[str, np.ndarray]:
     """Random weights with the names of Llama's, in three layers with grouped heads."""
     dice = np.random.default_rng(seed)
@@ -60,7 +64,7 @@ def matrices(ref: Any, circuit: str, **coordinates: Any) -> list[np.ndarray]:
     found = []
     for plan in wqk.open(checkpoint).plans:
         ((_, form),) = Block(checkpoint, plan).forms(Coordinates(circuit, **coordinates))
-        found.append(form.dense().reshape(-1, *form.shape).astype(np.float64))
+        found.append(form.dense().reshape(-1, *form.widths).astype(np.float64))
     return found
 
 
@@ -104,7 +108,7 @@ def test_scores_are_those_of_dense_products(fold_norm: bool, tmp_path: Path):
 def test_whole_layers_are_sums_of_heads(tmp_path: Path):
     folder = llama(tmp_path / "model", weights())
     qk, ov = (matrices(folder, circuit) for circuit in ("qk", "ov"))
-    table = wqk.compose(folder, layers=True)
+    table = wqk.compose(folder, whole_layers=True)
     assert len(table) == 9
     assert table.frame["writer_head"].null_count() == 9
     row = table.frame.filter(kind="k", writer_layer=0, reader_layer=2).row(0, named=True)
@@ -127,9 +131,8 @@ def planted(seed: int, kind: str) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("kind", ["q", "k", "v"])
-@pytest.mark.parametrize("zero", ["outliers", "rotation"])
-def test_a_planted_composition_is_found(kind: str, zero: Any, tmp_path: Path):
-    frame = wqk.compose(llama(tmp_path / "model", planted(1, kind)), zero=zero).frame
+def test_a_planted_composition_is_found(kind: str, tmp_path: Path):
+    frame = wqk.compose(llama(tmp_path / "model", planted(1, kind))).frame
     readers = {2} if kind == "q" else {2, 3}  # which share a key head
     first = frame.head(len(readers))
     assert set(first["reader_head"]) == readers
@@ -175,8 +178,8 @@ def test_every_stage_keeps_its_own_outlying_dimensions():
     table = wqk.compose(model)
     assert table.metadata["outlying"] == {"encoder, width 16": [], "encoder, width 32": [7]}
     kept, turned = (
-        wqk.compose(model, zero=zero).filter(pl.col("reader_layer") == 3).frame["expected"]
-        for zero in ("outliers", "rotation")
+        wqk.compose(model, gamma=gamma).filter(pl.col("reader_layer") == 3).frame["expected"]
+        for gamma in (2.0, NO_OUTLIERS)
     )
     assert (kept != turned).all()
 
@@ -188,12 +191,25 @@ def test_outlying_dimensions_are_no_composition(tmp_path: Path):
             made[name] = weight.copy()
             made[name][(slice(None), [5, 9]) if "o_proj" not in name else [5, 9]] *= 4
     folder = llama(tmp_path / "model", made)
-    kept, turned = (wqk.compose(folder, zero=zero) for zero in ("outliers", "rotation"))
+    kept, turned = (wqk.compose(folder, gamma=gamma) for gamma in (2.0, NO_OUTLIERS))
     assert kept.metadata["outlying"] == {"decoder": [5, 9]}
-    assert turned.metadata["gamma"] is None
     assert turned.frame["z"].mean() > 3
     assert abs(kept.frame["z"].mean()) < 0.5
     assert scores_of(kept) == pytest.approx(scores_of(turned), rel=1e-6)
+
+
+def test_a_higher_gamma_leaves_fewer_outlying_dimensions(tmp_path: Path):
+    made = weights(3)
+    for name, weight in made.items():
+        if "proj" in name:  # dimensions are read and written the more, the higher their number
+            ramp = np.exp(np.linspace(0, 2, weight.shape[0 if "o_proj" in name else 1]))
+            made[name] = weight * (ramp[:, None] if "o_proj" in name else ramp)
+    folder = llama(tmp_path / "model", made)
+    counts = [
+        len(wqk.compose(folder, gamma=gamma).metadata["outlying"].get("decoder", ()))
+        for gamma in (0.25, 1.0, 1.5)
+    ]
+    assert counts[0] > counts[1] > counts[2]
 
 
 def test_p_values_are_corrected_as_holm_does():
@@ -258,9 +274,8 @@ def test_encoder_and_decoder_are_joined_by_cross_attention_alone():
 
 
 @pytest.mark.parametrize("memory", [composition.MEMORY, 1])
-@pytest.mark.parametrize("zero", ["outliers", "rotation"])
 def test_nothing_is_paired_across_an_unknown_projection(
-    memory: int, zero: Any, monkeypatch: pytest.MonkeyPatch
+    memory: int, monkeypatch: pytest.MonkeyPatch
 ):
     transformers = pytest.importorskip("transformers")
     monkeypatch.setattr(composition, "MEMORY", memory)
@@ -272,7 +287,7 @@ def test_nothing_is_paired_across_an_unknown_projection(
         ),
     )
     config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(*configs)
-    table = wqk.compose(transformers.EncoderDecoderModel(config), zero=zero)
+    table = wqk.compose(transformers.EncoderDecoderModel(config))
     pairs = joined(table.frame)
     assert {writer[0] == reader[0] for writer, _, reader in pairs} == {True}
     assert {kind for _, kind, reader in pairs if reader[1] == "cross"} == {"q"}
@@ -303,11 +318,9 @@ def test_one_layer_has_nothing_to_write_to(tmp_path: Path):
         wqk.compose(llama(tmp_path / "model", made, num_hidden_layers=1))
 
 
-@pytest.mark.parametrize("argument", [{"kind": "o"}, {"zero": "none"}])
-def test_wrong_arguments_are_named(argument: dict[str, Any]):
-    ((name, value),) = argument.items()
-    with pytest.raises(CheckpointError, match=f"{name} must be one of .*, got '{value}'"):
-        wqk.compose(wqk.demo_model("induction"), **argument)
+def test_wrong_arguments_are_named():
+    with pytest.raises(CheckpointError, match=r"kind must be one of .*, got 'o'"):
+        wqk.compose(wqk.demo_model("induction"), kind="o")
 
 
 def attention_of_the_copier(tokens: np.ndarray) -> list[np.ndarray]:
@@ -382,7 +395,7 @@ def test_the_neighbors_of_a_head_are_listed(tmp_path: Path):
     with pytest.raises(wqk.errors.TableError, match=r"head 4 of layer 1 .*last head 3$"):
         table.around(1, 4)
     with pytest.raises(wqk.errors.TableError, match="pairs whole layers"):
-        wqk.compose(folder, layers=True).around(1, 0)
+        wqk.compose(folder, whole_layers=True).around(1, 0)
 
 
 def copier(name: str) -> np.ndarray:

@@ -10,9 +10,9 @@ from tests.families.proving import build
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from wqk.inspecting.verification.recording import parent_of
-from wqk.inspecting.verification.running import double_precision, inputs_of
-from wqk.live.logits import BlockLogits, LogitMeter, Logits, place_of_rows
+from wqk.live.listening import parent_of
+from wqk.live.logits import BlockLogits, LogitMeter, Logits
+from wqk.live.verification.running import double_precision, inputs_of
 
 if TYPE_CHECKING:
     from tests.families.architectures import Architecture
@@ -31,6 +31,7 @@ class Seen(NamedTuple):
     scores: np.ndarray
     weights: np.ndarray
     products: tuple[np.ndarray, ...]
+    values: list[np.ndarray]  # what the first product after it multiplies the weights with
 
 
 class Softmaxes(TorchDispatchMode):  # type: ignore[misc]
@@ -55,10 +56,13 @@ class Softmaxes(TorchDispatchMode):  # type: ignore[misc]
         name = func._schema.name
         if name in ("aten::bmm", "aten::baddbmm") and self._within:
             self._products.append(torch.bmm(*args[-2:]).numpy())
+            seen = self.seen[self._within[-1]]
+            if seen and not seen[-1].values:
+                seen[-1].values.append(args[-1].numpy().copy())
         if name in SOFTMAXES and self._within and args[0].ndim in (3, 4):
             products, self._products = self._products, []
             self.seen[self._within[-1]].append(
-                Seen(args[0].numpy(), output.numpy(), tuple(products))
+                Seen(args[0].numpy(), output.numpy(), tuple(products), [])
             )
         return output
 
@@ -66,12 +70,17 @@ class Softmaxes(TorchDispatchMode):  # type: ignore[misc]
 def trainable(architecture: Architecture) -> Any:
     """The random model in float64 and in training mode, with eager attention, without dropout."""
     with double_precision():  # in which models compute their tables of angles
-        model = build(architecture).double()
+        return in_training(build(architecture).double())
+
+
+def in_training(model: Any) -> Any:
+    """A model in training mode, with eager attention, without dropout."""
     model.config._experts_implementation = "eager"
     parts = (getattr(model.config, name) for name in model.config.sub_configs)
     for config in filter(None, (model.config, *parts)):
         config._experts_implementation = "eager"
-    model.set_attn_implementation("eager")
+    if hasattr(model, "set_attn_implementation"):
+        model.set_attn_implementation("eager")
     for module in model.modules():
         for name, value in list(vars(module).items()):
             if ("drop" in name or name == "p") and isinstance(value, float):
@@ -84,7 +93,7 @@ def measured(
 ) -> tuple[LogitMeter, Logits, dict[Any, list[Seen]]]:
     """What a meter measures in one pass, and the softmaxes of that pass."""
     meter = LogitMeter(model, sequences=sequences)
-    modules = {place_of_rows(plan): model.get_submodule(parent_of(plan)) for plan in meter.plans}
+    modules = {plan.place: model.get_submodule(parent_of(plan)) for plan in meter.plans}
     given = inputs_of(model, None, 24, 0)
     meter.start()
     softmaxes = Softmaxes(modules)

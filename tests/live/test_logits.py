@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import math
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +19,7 @@ from tests.live.softmaxes import difference, measured, own_logits, trainable
 import wqk
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.live import logits as measuring
-from wqk.live.logits import KNOWN_POSITIONS, LogitMeter, place_of_rows
+from wqk.live.logits import KNOWN_POSITIONS, LogitMeter
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +41,7 @@ def prove(architecture: Architecture) -> None:
     """All measures of all blocks in float64; those of the logits alone where a term is unknown."""
     meter, logits, seen = measured(trainable(architecture))
     for plan in meter.plans:
-        place = place_of_rows(plan)
+        place = plan.place
         if place in logits.missing:
             assert plan.position.startswith("rotary") or plan.axial, logits.missing[place]
             continue
@@ -110,6 +113,18 @@ def test_padding_does_not_count() -> None:
     np.testing.assert_allclose(as_arrays(meter.logits), alone)
 
 
+def test_a_mask_of_no_known_convention_is_said() -> None:
+    model = bert()
+    model.set_attn_implementation("eager")
+    meter = LogitMeter(model)
+    meter.start()
+    hidden = torch.ones(2, 1, 8, 8, dtype=torch.bool).triu(1)
+    model.train().encoder.layer[0].attention.self(torch.ones(2, 8, 32), attention_mask=~hidden)
+    (why,) = meter.logits.missing.values()
+    assert "mask unknown: bool (2, 1, 8, 8) for eager attention" in why
+    assert not meter.logits.blocks
+
+
 def test_several_texts_in_a_row_do_not_see_each_other() -> None:
     model = llama().double().train()
     tokens = torch.randint(20, (2, 8), generator=torch.Generator().manual_seed(0))
@@ -131,7 +146,7 @@ def test_repeated_passes_of_checkpointing_count_once(reentrant: bool) -> None:
         meter.start()
         model(torch.arange(16).reshape(2, 8)).last_hidden_state.sum().backward()
         found.append(as_arrays(meter.logits))
-        assert not any(module._forward_hooks for module in model.layers.modules())
+        assert not meter.is_measuring
     np.testing.assert_allclose(found[1], found[0])
 
 
@@ -181,14 +196,53 @@ def test_compiled_models_are_measured(whole: bool) -> None:
         np.testing.assert_allclose(as_arrays(meter.logits), expected, rtol=1e-5)
 
 
-def test_hooks_go_with_the_meter() -> None:
+def listening() -> int:
+    """How many hooks there are of all that PyTorch has."""
+    from torch.nn.modules import module
+
+    return sum(len(vars(module)[name]) for name in vars(module) if name.startswith("_global_forw"))
+
+
+def test_hooks_go_with_the_meter_and_the_model_with_its_last_user() -> None:
+    model = bert().train()
+    meter = LogitMeter(model)
+    before = listening()
+    meter.start()
+    assert listening() == before + 3
+    model.encoder.layer[0](torch.ones(1, 4, 32))  # a pass that fails after its first block
+    alive = weakref.ref(model)
+    del model
+    gc.collect()
+    assert alive() is None
+    del meter
+    assert listening() == before
+    model = bert().train()
+    wqk.clip_(model, 100.0)  # which keeps a meter for the model
+    alive = weakref.ref(model)
+    del model
+    gc.collect()
+    assert alive() is None
+    assert listening() == before
+
+
+def test_a_model_is_copied_averaged_and_saved_while_it_is_measured(tmp_path: Path) -> None:
     model = bert().train()
     meter = LogitMeter(model)
     meter.start()
-    assert any(module._forward_hooks for module in model.modules())
-    del meter
-    assert not any(module._forward_hooks for module in model.modules())
-    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    tokens = torch.arange(16).reshape(2, 8)
+    for other in (copy.deepcopy(model), averaged.module):
+        with torch.no_grad():
+            other.encoder.layer[0].attention.self.query.weight.mul_(100)
+        other.train()(tokens)
+        assert not meter.has_measured  # by a copy's pass
+    averaged.update_parameters(model)
+    torch.save(model, tmp_path / "model.pt")
+    torch.load(tmp_path / "model.pt", weights_only=False)(tokens)
+    assert not meter.has_measured
+    model(tokens)
+    np.testing.assert_array_equal(as_arrays(meter.logits), as_arrays(one_pass(model, meter)))
 
 
 @pytest.mark.parametrize("make", [bert, gpt2, llama])
@@ -277,10 +331,6 @@ def test_a_monitor_completes_its_rows(tmp_path: Path) -> None:
     )
 
 
-def hooks_of(model: Any) -> int:
-    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
-
-
 def test_a_monitor_records_activations_that_are_not_numbers_and_goes_on(tmp_path: Path) -> None:
     model = bert().train()
     monitor = wqk.Monitor(model, tmp_path / "run" / "scores.jsonl", every=1, logits=True)
@@ -300,10 +350,10 @@ def test_a_monitor_records_activations_that_are_not_numbers_and_goes_on(tmp_path
 
 def test_hooks_go_with_a_monitor_and_outlive_no_failed_pass(tmp_path: Path) -> None:
     model = llama().train()
-    before = hooks_of(model)
+    before = listening()
     monitor = wqk.Monitor(model, tmp_path / "run" / "scores.jsonl", every=1, logits=True)
     monitor(0)
-    assert hooks_of(model) > before
+    assert listening() > before
 
     def fail(*_: Any) -> None:
         raise RuntimeError("out of memory")
@@ -314,11 +364,11 @@ def test_hooks_go_with_a_monitor_and_outlive_no_failed_pass(tmp_path: Path) -> N
         model(tokens)
     failing.remove()
     model(tokens)  # the same step, tried again
-    assert hooks_of(model) == before
+    assert listening() == before
     monitor(1)
-    assert hooks_of(model) > before
+    assert listening() > before
     del monitor
-    assert hooks_of(model) == before
+    assert listening() == before
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of PyTorch's compiler

@@ -41,7 +41,7 @@ def test_columns_over_training_are_those_of_a_scan(tmp_path: Path) -> None:
     monitor = wqk.Monitor(model, tmp_path / "s.jsonl", every=1, measures=measures, per_layer=True)
     monitor(0)
     before = dense(model)
-    old = [[wqk.open(model)[layer].head(h) for h in range(4)] for layer in range(2)]
+    old = [[wqk.open(model)[layer][h] for h in range(4)] for layer in range(2)]
     train_step(model, optimizer, 0)
     logged = monitor(1)
     assert same(monitor.latest, wqk.scan(model, measures=measures))
@@ -55,7 +55,7 @@ def test_columns_over_training_are_those_of_a_scan(tmp_path: Path) -> None:
         assert row["spectral_norm"] == pytest.approx(np.linalg.norm(change, 2), rel=1e-4)
         if row["head"] is not None:
             then = old[row["layer"]][row["head"]]
-            new = wqk.open(model)[row["layer"]].head(row["head"])
+            new = wqk.open(model)[row["layer"]][row["head"]]
             steps = (new.query - then.query), (new.key - then.key)
             first = steps[0] @ then.key.T + then.query @ steps[1].T
             second = np.linalg.norm(steps[0] @ steps[1].T)

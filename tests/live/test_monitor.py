@@ -56,7 +56,7 @@ def dense(model: torch.nn.Module) -> list[np.ndarray]:
     forms = []
     for layer in range(2):
         attention = wqk.open(model)[layer]
-        heads = [attention.head(h) for h in range(attention.head_count)]
+        heads = [attention[h] for h in range(attention.head_count)]
         each = np.stack([h.query.astype(float) @ h.key.astype(float).T for h in heads])
         forms.append(np.concatenate([each.sum(0, keepdims=True), each]))
     return forms
@@ -261,3 +261,18 @@ def test_what_a_monitor_cannot_work_with(
 def test_updates_of_another_file_lie_beside_it(tmp_path: Path) -> None:
     train(bert(), tmp_path / "seed-1.jsonl", steps=1)
     assert len(wqk.read_table(tmp_path / "seed-1-updates.jsonl").layers) == 2
+
+
+def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
+    train(llama(), tmp_path / "scores.jsonl", 1)
+    with pytest.raises(RunError, match="another model, with 4 heads over 2 key heads"):
+        wqk.Monitor(bert(), tmp_path / "scores.jsonl")
+
+
+def test_without_a_file_the_tables_go_with_the_monitor() -> None:
+    monitor = wqk.Monitor(bert(), every=1)
+    assert "wqk/symmetry_median" in monitor(0)
+    assert set(monitor.table.frame["checkpoint"]) == {"BertModel"}
+    folder = monitor._scores.parent
+    del monitor
+    assert not folder.exists()

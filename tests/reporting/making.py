@@ -10,7 +10,7 @@ from wqk.tables.score_table import ScoreTable
 
 # A name that would end a script, open a tag, run, and be read as an entity or a template. Its last
 # part, which figures show, has all but the first of these.
-EVIL = "</script><img src=x onerror=document.title='owned'>&amp;<b>${title}`"
+EVIL = "=</script><img src=x onerror=document.title='owned'>&amp;<b>${title}`"
 
 
 def rows(

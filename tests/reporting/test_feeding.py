@@ -70,10 +70,12 @@ def test_a_report_takes_a_table_of_pairs(table: wqk.CompositionTable, tmp_path: 
 def test_the_figure_draws_a_table_or_the_demo(table: wqk.CompositionTable, tmp_path: Path):
     table.filter(pl.col("kind") == "v").write(tmp_path / "pairs.parquet")
     out = tmp_path / "arcs.csv"
-    assert run("figure", "compose", tmp_path / "pairs.parquet", "--out", out).exit_code == 0
+    assert run("lab", "figure", "compose", tmp_path / "pairs.parquet", "--out", out).exit_code == 0
     assert set(pl.read_csv(out)["kind"]) == {"v"}
-    assert run("figure", "compose", "--out", tmp_path / "arcs.png").exit_code == 0
+    assert run("lab", "figure", "compose", "--out", tmp_path / "arcs.png").exit_code == 0
     wqk.scan(MODEL).write(tmp_path / "scores.parquet")
-    wrong = run("figure", "compose", tmp_path / "scores.parquet", "--out", tmp_path / "no.png")
+    wrong = run(
+        "lab", "figure", "compose", tmp_path / "scores.parquet", "--out", tmp_path / "no.png"
+    )
     assert wrong.exit_code == 2
     assert "expected a table of wqk compose" in wrong.output + str(wrong.stderr)

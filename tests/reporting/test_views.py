@@ -106,7 +106,7 @@ def test_terms_of_a_difference_are_those_of_its_factors() -> None:
     table = wqk.diff(
         wqk.open(ENCODER, family=None), wqk.open(DECODER, family=None), terms=True
     ).heads.frame
-    old, new = (wqk.open(ref)[2].head(1) for ref in (ENCODER, DECODER))
+    old, new = (wqk.open(ref)[2][1] for ref in (ENCODER, DECODER))
     query, key = new.query - old.query, new.key - old.key
     first, second = query @ old.key.T + old.query @ key.T, query @ key.T
     row = table.filter(layer=2, head=1).row(0, named=True)
@@ -128,7 +128,7 @@ def test_an_image_of_a_stack_is_refused() -> None:
 
 def test_show_names_the_outlying_rows_and_columns() -> None:
     told = json.loads(run("show", DECODER, "--layer", "3", "--json").stdout)
-    dense = wqk.open(DECODER)[3].form().dense()
+    dense = wqk.open(DECODER)[3].form.dense()
     norms = np.linalg.norm(dense, axis=0)
     outlying = np.flatnonzero(norms > norms.mean() + 2 * norms.std(ddof=1))
     assert told["outlying_columns"] == outlying.tolist()
@@ -139,7 +139,7 @@ def test_the_coupling_of_planted_transposes_is_one() -> None:
     told = json.loads(run("show", ENCODER, "--layer", "0", "--coupling", "--json").stdout)
     coupling = np.array(told["coupling"])
     np.testing.assert_allclose(coupling, coupling.T, atol=1e-6)
-    heads = [wqk.open(ENCODER)[0].head(h) for h in range(4)]
+    heads = [wqk.open(ENCODER)[0][h] for h in range(4)]
     np.testing.assert_allclose(np.diag(coupling), [wqk.symmetry(h) for h in heads], atol=1e-5)
 
 
@@ -250,7 +250,7 @@ def test_a_difference_is_scored_as_the_dense_difference_is() -> None:
     frame = wqk.diff(ENCODER, DECODER).frame
     assert frame.height == 4 * (1 + 4)
     for layer in range(4):
-        before, after = (wqk.open(ref)[layer].form().dense() for ref in (ENCODER, DECODER))
+        before, after = (wqk.open(ref)[layer].form.dense() for ref in (ENCODER, DECODER))
         row = frame.filter(layer=layer).row(0, named=True)
         step = after - before
         norms = np.linalg.norm(before), np.linalg.norm(after)

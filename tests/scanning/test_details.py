@@ -49,7 +49,7 @@ def test_details_of_a_layer_are_those_of_the_dense_matrix():
     details = wqk.scan(ENCODER, gamma=1.5, details=True).details
     for layer, block in enumerate(details.blocks):
         attention = wqk.open(ENCODER)[layer]
-        dense = attention.form().dense()
+        dense = attention.form.dense()
         rows, columns = np.linalg.norm(dense, axis=1), np.linalg.norm(dense, axis=0)
         np.testing.assert_allclose(block.row_norms, rows, rtol=1e-4)
         np.testing.assert_allclose(block.column_norms, columns, rtol=1e-4)
@@ -63,7 +63,7 @@ def test_details_of_a_layer_are_those_of_the_dense_matrix():
         np.testing.assert_allclose(block.image_unit, unit, rtol=1e-4)
         expected = np.clip(dense, -unit, unit)
         np.testing.assert_allclose(block.image * unit / 127, expected, atol=0.51 * unit / 127)
-        heads = [attention.head(h).dense() for h in range(4)]
+        heads = [attention[h].dense() for h in range(4)]
         for a, one in enumerate(heads):
             for b, other in enumerate(heads):
                 overlap = np.trace(one @ other) / np.linalg.norm(one) / np.linalg.norm(other)

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from tests import small
+from tests.command import run
 
 import wqk
 from wqk.attention.bands import decay
 from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
-from wqk.tables.schema import MEASURES
+from wqk.tables.measures import MEASURES, Measure
 from wqk.tables.score_table import read_table
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def test_spectra_of_every_row_are_those_of_dense_matrices(table: wqk.ScoreTable)
     attention = wqk.open(model())[1]
     rows = table.frame.filter(layer=1, distance=0)
     for row in rows.iter_rows(named=True):
-        form = attention.form() if row["head"] is None else attention.head(row["head"])
+        form = attention.form if row["head"] is None else attention[row["head"]]
         dense = form.dense()
         values, eigenvalues = np.linalg.svdvals(dense), np.linalg.eigvals(dense)
         shares = values[values > 1e-10] / values.sum()
@@ -51,7 +52,7 @@ def test_no_input_scores_above_the_ceiling_and_some_come_near(table: wqk.ScoreTa
     gain = checkpoint.read([wqk.checkpoints.Part("model.layers.0.input_layernorm.weight")])[0]
     random = np.random.default_rng(1)
     for head in range(H):
-        folded = gain[:, None] * attention.head(head).dense() * gain
+        folded = gain[:, None] * attention[head].dense() * gain
         left, _, right = np.linalg.svd(folded)
         drawn = np.concatenate([random.standard_normal((50, D)), left.T[:1], right[:1]])
         x = drawn / np.sqrt((drawn**2).mean(axis=1, keepdims=True)) * gain
@@ -70,7 +71,7 @@ def test_bands_and_decay_are_those_of_dense_matrices(table: wqk.ScoreTable) -> N
     attention = wqk.open(model())[0]
     bands, along = attention.bands(), decay(attention, [0, 5])
     for head in range(H):
-        form = attention.head(head)
+        form = attention[head]
         energies = [
             np.linalg.norm(form.query[:, [k, k + R // 2]])
             * np.linalg.norm(form.key[:, [k, k + R // 2]])
@@ -95,12 +96,23 @@ def test_files_keep_the_columns_and_older_ones_are_read(
     table.write(tmp_path / f"new.{ending}")
     assert read_table(tmp_path / f"new.{ending}").frame.equals(table.frame)
     plain = wqk.scan(model())
-    assert not set(MEASURES["spectrum"]) & set(plain.frame.columns)
+    added = {column.name for measure in MEASURES for column in measure.columns}
+    assert not added & set(plain.frame.columns)
     plain.write(tmp_path / f"old.{ending}")
     old = read_table(tmp_path / f"old.{ending}")
     assert old.frame.equals(plain.frame)
     both = wqk.join([old, table])
     assert both.frame["spectral_norm"].null_count() == len(plain)
+
+
+@pytest.mark.parametrize("measure", MEASURES, ids=lambda one: one.name)
+def test_a_measure_fills_its_columns_and_no_others(measure: Measure) -> None:
+    plain, table = wqk.scan(model()), wqk.scan(model(), measures=[measure.name])
+    added = {name: table[name] for name in table.frame.columns if name not in plain.frame.columns}
+    assert set(added) == {column.name for column in measure.columns}, f"compute of {measure.name}"
+    assert not any(values.is_null().any() for values in added.values())
+    options = run("scan", "--help").output
+    assert (f"--{measure.name} " in options) == bool(measure.help)
 
 
 def test_chosen_layers_and_what_is_refused() -> None:

@@ -129,6 +129,16 @@ def test_a_checkpoint_that_fails_is_told_kept_and_tried_again(tmp_path: Path) ->
     assert tables[-1].metadata["failed"] == []
 
 
+def test_the_last_checkpoint_may_be_one_that_fails(tmp_path: Path) -> None:
+    run, out = tmp_path / "run", tmp_path / "out"
+    run.mkdir()
+    broken(checkpoint(run, 20))
+    for _ in range(2):  # the second watch tries it again, and ends as well
+        with ThreadPoolExecutor(1) as threads:
+            *_, table = watch(run, out=out, until=20, every=0.01, heads=False, executor=threads)
+        assert len(table.metadata["failed"]) == 1
+
+
 def test_a_failed_checkpoint_is_not_tried_again_before_it_changes(tmp_path: Path) -> None:
     run, out = tmp_path / "run", tmp_path / "out"
     run.mkdir()

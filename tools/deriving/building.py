@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import math
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 from tools.deriving.shrinking import shrunk
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 LARGEST = 120_000_000  # parameters
 
@@ -71,8 +75,12 @@ def _size(kind: type) -> int:
     return sum(len(code.co_code) for code in codes if code)
 
 
-def build(model_type: str, variant: int, flat: bool = True) -> tuple[Any, str]:
+def build(
+    model_type: str, variant: int, flat: bool = True, file: Mapping[str, Any] | None = None
+) -> tuple[Any, str]:
     """A random model of a variant of the small configuration, and how it was made.
+
+    The configuration is ``file``, a ``config.json`` with small numbers, if it is given.
 
     Where ``flat``, tables of positions hold the sines and cosines of angles that are zero.
 
@@ -84,7 +92,8 @@ def build(model_type: str, variant: int, flat: bool = True) -> tuple[Any, str]:
     classes = model_classes(model_type)
     if not classes:
         raise RuntimeError("transformers has a configuration of this type, but no model")
-    config = shrunk(CONFIG_MAPPING[model_type](), variant)
+    made = CONFIG_MAPPING[model_type]
+    config = shrunk(made(), variant) if file is None else made.from_dict(copy.deepcopy(dict(file)))
     config._attn_implementation = "eager"
     config._experts_implementation = "eager"
     reasons = []

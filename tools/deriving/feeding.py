@@ -34,6 +34,8 @@ TRIES: tuple[tuple[str, ...], ...] = (
     ("flattened_patches",),
     ("hidden_states",),
 )  # fmt: skip
+# Models that mask later tokens only where they are told which are padding, as tokenizers do.
+MASKED = {"aimv2_text_model"}
 # The same for a module that is no model.
 INNER: tuple[tuple[str, ...], ...] = (
     ("position_embeddings", "encoder_hidden_states", "key_value_states"),
@@ -130,7 +132,10 @@ def model_feeds(model: Any) -> Iterator[dict[str, Any]]:
     """What may be given to a model, one try after the other."""
     main = getattr(model, "main_input_name", "input_ids")
     main = main[0] if isinstance(main, list) else main
-    yield from _tries(model, _makers(model, _width(model.config), BINS_FIRST), TRIES, main)
+    makers = _makers(model, _width(model.config), BINS_FIRST)
+    if model.config.model_type in MASKED:
+        yield from _tries(model, makers, [("MAIN", "attention_mask")], main)
+    yield from _tries(model, makers, TRIES, main)
     turned = _makers(model, _width(model.config), ())
     yield from _tries(model, turned | {"input_values": turned["input_features"]}, TRIES[:1], main)
 

@@ -176,7 +176,8 @@ class Read:
                 continue
             seen.add(id(source.given))
             x = source.given.astype(np.float64)
-            if self.turned:
+            if self.turned or self.attention.plan.clip is not None:
+                positions = positions and self.turned
                 for first in (0, 1) if positions else (0,):  # some count from 1
                     numbers = np.arange(len(x)) % length + first
                     numbers = numbers if positions else np.zeros(len(x))

@@ -5,6 +5,7 @@ python -m tools.deriving.parts
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -14,16 +15,22 @@ import msgspec
 
 import wqk.families
 from wqk.families import families
+from wqk.families.config import kind_of_layer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from wqk.families import Family
+    from wqk.families.family import RotaryRule
 
 PARTS = Path(wqk.families.__file__).parent / "parts.toml"
 DEFAULTS = Path(wqk.families.__file__).parent / "defaults.toml"
-# Keys about windows that every family reads; see Config.window.
-WINDOWS = {"use_sliding_window", "max_window_layers", "global_attn_every_n_layers"}
+# Keys that are read for every family; see Config.window and families/rotary.py.
+SWITCHES = {"use_sliding_window", "max_window_layers"}
+LENGTHS = {"max_position_embeddings", "original_max_position_embeddings"}
+# Configuration keys of how many layers it takes until one is of another kind.
+PERIODS = ("sliding_window_pattern", "global_attn_every_n_layers", "full_attention_interval")
+DEEPEST = 26
 HEAD = "# Written by tools/deriving/parts.py from transformers' configurations.\n"
 
 
@@ -49,6 +56,11 @@ def main() -> None:
         for kind, family in listed.items()
         if kind in classes
     }
+    for kind, table in values.items():
+        rotary = [rule.rotary for rule in listed[kind].attention if rule.rotary]
+        has_kinds = any(r.window and not r.window_rotary_only for r in listed[kind].attention)
+        kinds = _kinds(classes[kind]) if has_kinds else {}
+        values[kind] = table | kinds | (_scaling(classes[kind], rotary) if rotary else {})
     _write(DEFAULTS, {kind: table for kind, table in values.items() if table})
 
 
@@ -75,12 +87,17 @@ def _values(config: Any, family: Family, has_counts: bool) -> dict[str, Any]:
     }
     found: dict[str, Any] = {}
     if has_counts:
-        found["counts"] = {
+        found = {
             key: value
             for key, value in own.items()
             if key in counts and isinstance(value, int | list)
         }
+    others = getattr(config, "attribute_map", {})
+    names = {other: key for other, key in others.items() if key in _named(family) | counts}
+    found |= {"names": names} if names else {}
     keys = _named(family) - counts
+    if any(rule.rotary for rule in family.attention):
+        keys |= LENGTHS
     return found | {
         key: value for key, value in own.items() if key in keys and isinstance(value, int | float)
     }
@@ -91,8 +108,8 @@ def _flat(table: Mapping[str, Any], family: Family) -> dict[str, Any]:
     found = dict(table)
     parameters = table.get("rope_parameters") or {}
     for rule in (r.rotary for r in family.attention if r.rotary):
-        every = parameters.get("full_attention", parameters)
-        windowed = parameters.get("sliding_attention", {})
+        every = parameters.get("full_attention", parameters) or {}
+        windowed = parameters.get("sliding_attention") or {}
         for keys, value in (
             (rule.base, every.get("rope_theta")),
             (rule.fraction, every.get("partial_rotary_factor")),
@@ -106,7 +123,108 @@ def _flat(table: Mapping[str, Any], family: Family) -> dict[str, Any]:
 def _named(family: Family) -> set[str]:
     """Every word that may be a key of the configuration."""
     rules = msgspec.to_builtins(family.attention)
-    return set(re.findall(r"[a-z][a-z0-9_]+", json.dumps(rules))) | WINDOWS
+    return set(re.findall(r"[a-z][a-z0-9_]+", json.dumps(rules))) | SWITCHES
+
+
+def _made(config: Any, **keys: Any) -> Any:
+    """A configuration, or None where its class refuses these keys."""
+    try:
+        return config(**keys)
+    except Exception:  # each class has checks of its own
+        return None
+
+
+def _kinds(config: Any) -> dict[str, Any]:
+    """The rule by which a class says the kinds of layers where the file does not.
+
+    Layer n is of the kind ``first[n]``, or else ``repeat[n % len(repeat)]``; ``last`` is that of
+    the last layer, ``every`` the key that sets the length of the repetition, and ``after`` that of
+    the first layer of the kind ``then``.
+    """
+
+    def lists(**keys: Any) -> dict[int, list[str]]:
+        made = {n: _made(config, num_hidden_layers=n, **keys) for n in range(1, DEEPEST)}
+        found = {n: getattr(one, "layer_types", None) for n, one in made.items()}
+        return {n: kinds for n, kinds in found.items() if kinds and len(kinds) == n}
+
+    # Where windows are off, no kind of layer has one.
+    rule = _repeated(lists(sliding_window=8, use_sliding_window=True)) or _repeated(lists())
+    if rule is None:
+        return {}
+    if set(rule["repeat"]) >= {"full_attention", "linear_attention"}:  # windows are another matter
+        return {}
+    windowed = {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 3}
+    later = lists(**windowed).get(DEEPEST - 1, [])
+    if len(set(later)) == 2 and later[:3] == later[:1] * 3 and set(later[3:]) == {later[3]}:
+        return {"kinds": {"repeat": later[:1], "after": "max_window_layers", "then": later[3]}}
+    period = len(rule["repeat"])
+    for key in PERIODS:
+        other = _repeated(lists(**{key: period + 1}))
+        if other and len(other["repeat"]) == period + 1:
+            rule["every"] = key
+    return {"kinds": rule}
+
+
+def _repeated(lists: Mapping[int, list[str]]) -> dict[str, Any] | None:
+    """The shortest rule that gives these lists of so many kinds of layers."""
+    if not lists:
+        return None
+    deepest = lists[max(lists)]
+    for period, first, is_last in itertools.product(range(1, 9), range(4), (False, True)):
+        # The repetition begins with layer 0; what comes first is an exception to it.
+        repeat = [deepest[first + (n - first) % period] for n in range(period)]
+        rule: dict[str, Any] = {"repeat": repeat}
+        rule |= {"first": deepest[:first]} if first else {}
+        rule |= {"last": deepest[-1]} if is_last else {}
+        if all(
+            kinds == [kind_of_layer(rule, layer, n) for layer in range(n)]
+            for n, kinds in lists.items()
+        ):
+            return rule
+    return None
+
+
+def _scaling(config: Any, rotary: Sequence[RotaryRule]) -> dict[str, Any]:
+    """The rotary parameters of a silent file, and which kinds of layers one scaling is for."""
+    plain = _rotary(config)
+    if not plain:
+        return {}
+    # What a key outside sets is none of them.
+    keys = {key: 123.0 for rule in rotary for key in (*rule.base, *rule.local_base)}
+    keys |= dict.fromkeys((key for rule in rotary for key in rule.fraction), 0.75)
+    moved = [_rotary(config, **{key: value}) for key, value in keys.items()]
+    nested = {kind: one for kind, one in plain.items() if isinstance(one, dict)}
+    found: dict[str, Any] = {}
+    own = {kind: _own(one, [m[kind] for m in moved if m.get(kind)]) for kind, one in nested.items()}
+    if any(own.values()):
+        found["rope_parameters"] = {kind: one for kind, one in own.items() if one}
+    elif not nested and (flat := _own(plain, moved)):
+        found["rope_parameters"] = flat
+        if "rope_theta" in flat and isinstance(config.default_theta, int | float):
+            found["rope_theta"] = config.default_theta
+    if nested:
+        given = _rotary(config, rope_scaling={"rope_type": "linear", "factor": 2.0})
+        scaled = [kind for kind in nested if (given.get(kind) or {}).get("factor") == 2.0]
+        found |= {"scaled": scaled} if len(scaled) < len(nested) else {}
+    return found
+
+
+def _rotary(config: Any, **keys: Any) -> dict[str, Any]:
+    found = getattr(_made(config, **keys), "rope_parameters", None)
+    return found if isinstance(found, dict) else {}
+
+
+def _own(table: Mapping[str, Any], moved: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a kind of layers has of rotary parameters, unless they are plain or set elsewhere."""
+    plain = {"rope_type": ("default", "axial"), "max_position_embeddings": table.values()}
+    return {
+        key: value
+        for key, value in table.items()
+        if isinstance(value, int | float | str)
+        and key != "type"
+        and value not in plain.get(key, ())
+        and not any(key in other and other[key] != value for other in moved)
+    }
 
 
 def _write(path: Path, tables: Mapping[str, Mapping[str, Any]]) -> None:

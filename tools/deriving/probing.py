@@ -31,7 +31,7 @@ from wqk.checkpoints import open_checkpoint
 from wqk.errors import WqkError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from wqk.families import AttentionPlan
 
@@ -40,20 +40,24 @@ WALL = 10  # times as long by the clock, on a busy machine
 BYTES = 8 << 30
 
 
-def record_type(model_type: str, folder: Path) -> None:
-    """Build and run a model type; into the folder go the saved model and the record."""
+def record_type(model_type: str, folder: Path, file: Mapping[str, Any] | None = None) -> None:
+    """Build and run a model type; into the folder go the saved model and the record.
+
+    With ``file``, a ``config.json`` with small numbers, the model is that file's, which is saved
+    as it is.
+    """
 
     from tools.deriving.building import build, position_tables
     from tools.deriving.running import Run
     from tools.deriving.tracing import Trace
 
     reasons, best = [], None
-    for variant in range(4):
+    for variant in range(4 if file is None else 1):
         try:
             with Trace() as trace:
-                model, built = build(model_type, variant)
+                model, built = build(model_type, variant, file=file)
             computed_once = trace.flattened or position_tables(model)
-            turned = build(model_type, variant, flat=False)[0] if computed_once else None
+            turned = build(model_type, variant, False, file)[0] if computed_once else None
         except Exception as error:
             reasons.append(_line(error))
             continue
@@ -66,6 +70,8 @@ def record_type(model_type: str, folder: Path) -> None:
         if best is None or missing < best[0]:
             best = (missing, built, run)
             _write(model_type, built, run, folder)
+            if file is not None:
+                (folder / "config.json").write_text(json.dumps(dict(file)), encoding="utf-8")
         if not missing or run.turned or (variant and run.sites):
             break
     if best is None:

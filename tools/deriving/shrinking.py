@@ -8,10 +8,15 @@ three layers where the decoder has two.
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 WIDTH, HEADS, KEY_HEADS, HEAD_WIDTH, TOWER_HEADS = 96, 6, 2, 24, 4
 VOCABULARY = 160
@@ -20,7 +25,8 @@ SIDE = 64
 # Patterns of keys, the first of which that fits decides: what a whole number becomes.
 NUMBERS: tuple[tuple[str, int | str], ...] = (
     (r"max_source_positions", 64),
-    (r"sliding_window", 6),
+    (r"sliding_window|sliding_window_size|attention_chunk_size|local_attention", 6),
+    (r"max_window_layers", 1),
     (r"mamba_n_heads|mamba_num_heads", 12),
     (r"mamba_d_head|mamba_head_dim", 16),
     (r"(decoder_|cross_)?num_key_value_heads|num_kv_heads|n_head_kv|multi_query_group_num"
@@ -29,8 +35,10 @@ NUMBERS: tuple[tuple[str, int | str], ...] = (
     (r"(num_|n_)?(attention_)?heads?|num_attention_heads|(num_)?decoder_(num_)?attention_heads"
      r"|attention_heads|nhead|.*_num_attention_heads|.*_(num|n)_heads", "heads"),
     (r"head_dim|kv_channels|attention_head_dim|d_kv|attention_head_size|attention_key_size"
-     r"|swa_head_dim|global_head_dim", "head width"),
-    (r"qk_nope_head_dim", 20), (r"qk_rope_head_dim", 8), (r"qk_head_dim", 28), (r"v_head_dim", 12),
+     r"|swa_head_dim", "head width"),
+    (r"global_head_dim", 32),
+    (r"rotary_dim", 8), (r"qk_nope_head_dim", 20),
+    (r"qk_rope_head_dim", 8), (r"qk_head_dim", 28), (r"v_head_dim", 12),
     (r"q_lora_rank", 40), (r"kv_lora_rank", 32), (r"index_head_dim", 16),
     (r"index_n_heads", 2),
     (r"hidden_size|d_model|n_embd|embed_dim|hidden_dim|projection_dim|embedding_size|dim|d_embed"
@@ -70,6 +78,42 @@ def shrunk(config: Any, variant: int = 0) -> Any:
     return type(config)(**table)
 
 
+def small_file(table: dict[str, Any]) -> dict[str, Any]:
+    """A ``config.json`` with small numbers and no other change: old keys stay, absent ones too.
+
+    Only what a class would fill in with a large number is written beside them.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    made = CONFIG_MAPPING[table["model_type"]]
+    small = _shrunk(table, "", 0, made.from_dict(copy.deepcopy(table)).to_dict())
+    kept = {key: table[key] for key in ("architectures",) if key in table}
+    filled = made.from_dict(copy.deepcopy(small)).to_dict()
+    small = kept | _with_large(small, filled, _shrunk(filled, "", 0))
+    for key, value in OVERRIDES.get(table["model_type"], {}).items():
+        path = key.split(".")
+        inner = functools.reduce(lambda t, name: (t or {}).get(name), path[:-1], table) or {}
+        if path[-1] not in inner and "layer_types" not in path:
+            _put(small, path, value)
+    return small
+
+
+def _with_large(
+    small: dict[str, Any], filled: dict[str, Any], wanted: dict[str, Any]
+) -> dict[str, Any]:
+    """The table, and the numbers of what fills it up that are not as small as wanted."""
+    found = dict(small)
+    for key, value in wanted.items():
+        given = filled.get(key)
+        if isinstance(value, dict) and isinstance(given, dict) and "rope" not in key:
+            inner = _with_large(small.get(key) or {}, given, value)
+            if inner:
+                found[key] = inner
+        elif type(value) is int and type(given) is int and value < given:
+            found[key] = value
+    return found
+
+
 def _put(table: dict[str, Any], path: list[str], value: Any) -> None:
     for name in path[:-1]:
         table = table.setdefault(name, {})
@@ -79,10 +123,14 @@ def _put(table: dict[str, Any], path: list[str], value: Any) -> None:
         table[path[-1]] = value
 
 
-def _shrunk(table: dict[str, Any], path: str, variant: int) -> dict[str, Any]:
+def _shrunk(
+    table: dict[str, Any], path: str, variant: int, filled: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """``filled`` is the same table with everything that its class knows, by default itself."""
+    filled = table | dict(filled or {})
     dropped = UNTOLD if any(key in table for key in STAGES) else UNTOLD | OUTPUTS
     small = {key: value for key, value in table.items() if key not in dropped}
-    layers = _depth(table, variant)
+    layers = _depth(filled, variant)
     for key, value in table.items():
         if key not in small:
             continue
@@ -90,14 +138,16 @@ def _shrunk(table: dict[str, Any], path: str, variant: int) -> dict[str, Any]:
             small.pop(key)
         elif isinstance(value, dict) and all(isinstance(name, str) for name in value):
             small[key] = (
-                _rotary(value, table) if "rope" in key else _shrunk(value, f"{path}.{key}", variant)
+                _rotary(value, filled)
+                if "rope" in key
+                else _shrunk(value, f"{path}.{key}", variant, filled.get(key))
             )
         elif key == "decoder_in_channels" and isinstance(value, list):
             small[key] = [min(n, WIDTH) for n in value]
         elif key in STAGES and isinstance(value, list):
             small[key] = [min(n, 1 if i % 2 else 2) for i, n in enumerate(value)]
         elif isinstance(value, list) and (
-            key in KINDS or (len(value) > 2 and len(value) == _told_layers(table))
+            key in KINDS or (len(value) > 2 and len(value) == _told_layers(filled))
         ):
             small[key] = value[: 3 if path.endswith("encoder_config") else layers]
         elif type(value) is int:
@@ -106,7 +156,7 @@ def _shrunk(table: dict[str, Any], path: str, variant: int) -> dict[str, Any]:
         small.pop("head_dim", None)
         small.pop("qk_head_dim", None)
         small["num_key_value_heads"] = small.get("num_attention_heads")
-    _pictures(small, table)
+    _pictures(small, filled)
     _tokens(small)
     return small
 
@@ -141,8 +191,8 @@ DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth")
 
 
 STAGES = ("depths", "blocks_per_stage")
-UNTOLD = {"transformers_version", "architectures", "torch_dtype", "dtype", "id2label", "label2id",
-          "_name_or_path"}  # fmt: skip
+UNTOLD = {"transformers_version", "quantization_config", "architectures", "torch_dtype", "dtype",
+          "id2label", "label2id", "_name_or_path"}  # fmt: skip
 # Of backbones, by number of a stage, which may be that of a layer.
 OUTPUTS = {"stage_names", "out_features", "out_indices", "_out_features", "_out_indices"}
 
@@ -182,16 +232,23 @@ def _rotary(rope: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
     for key, value in rope.items():
         if isinstance(value, dict):
             small[key] = _rotary(value, table)
+        elif key in ("short_factor", "long_factor"):
+            small[key] = value[: _pairs(rope, table)]
         elif "section" in key and isinstance(value, list):
-            width = HEAD_WIDTH if table.get("head_dim") else WIDTH // HEADS
-            fraction = rope.get("partial_rotary_factor") or table.get("partial_rotary_factor") or 1
-            pairs = int(width * fraction) // 2
+            pairs = _pairs(rope, table)
             sizes = [pairs * n // max(1, sum(value)) for n in value]
             # What is left goes to the section that is like no other.
             odd = next((i for i, n in enumerate(value) if value.count(n) == 1), 0)
             sizes[odd] += pairs - sum(sizes)
             small[key] = sizes
     return small
+
+
+def _pairs(rope: dict[str, Any], table: dict[str, Any]) -> int:
+    """How many pairs of a small head's dimensions turn."""
+    width = HEAD_WIDTH if table.get("head_dim") else WIDTH // HEADS
+    fraction = rope.get("partial_rotary_factor") or table.get("partial_rotary_factor") or 1
+    return int(width * fraction) // 2
 
 
 def _pictures(small: dict[str, Any], table: dict[str, Any]) -> None:

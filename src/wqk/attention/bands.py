@@ -11,16 +11,14 @@ Axes: H query heads, G key heads, P rotary planes, N distances, R head width, D 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from wqk._typing import Float, Int
+from wqk.attention.factor import Factors
 from wqk.errors import CheckpointError
 from wqk.families.rotary import Rotary
-
-if TYPE_CHECKING:
-    from wqk.attention.block import Block
 
 
 class Heads(NamedTuple):
@@ -82,7 +80,7 @@ class Decay(NamedTuple):
     cosine: Float[np.ndarray, "heads distances"]  # of M(N) and M(0)
 
 
-def rotary_bands(block: Block) -> Bands:
+def rotary_bands(block: Factors) -> Bands:
     """The rotary planes of one block.
 
     Raises
@@ -120,7 +118,7 @@ def rotary_bands(block: Block) -> Bands:
     )
 
 
-def decay(block: Block, distances: Sequence[int]) -> Decay:
+def decay(block: Factors, distances: Sequence[int]) -> Decay:
     """How much each head's form at these distances differs from that at distance 0.
 
     Patches of a picture are taken to be N rows and N columns apart.

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from html import escape
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 from array_api_compat import array_namespace
 
 from wqk._caching import cached_property
+from wqk._names import Advising
 from wqk._typing import Array, Float
 from wqk.attention.bands import Bands, rotary_bands
 from wqk.attention.ceilings import Ceilings, ceilings
@@ -25,17 +26,23 @@ from wqk.attention.coordinates import (
     augmented,
     lacks_norm,
     stacked,
-    with_norm,
 )
-from wqk.attention.factor import Factor, load_factor
+from wqk.attention.factor import Factors
 from wqk.attention.omissions import Omission, omissions
-from wqk.checkpoints import Checkpoint, Part
-from wqk.errors import CheckpointError, UnknownFamily
-from wqk.families import AttentionPlan, Norm, Side
+from wqk.errors import CheckpointError, FormError, UnknownFamily
 from wqk.forms import BilinearForm
+from wqk.forms.stacks import is_number
+
+# What one may try on a block, and what it has.
+SYNONYMS = {
+    "coupling": "wqk.coupling(block)",
+    "head": "block[index]",
+    "qk": "form",
+    **{name: f"form.{name}" for name in ("directionality", "norm", "plot", "svd", "symmetry")},
+}
 
 
-class Block:
+class Block(Factors, Advising, synonyms=SYNONYMS):
     """One attention block of a model; `wqk.open` makes them.
 
     Weights are read when they are first needed, and once. The linear parts of norms between
@@ -60,121 +67,33 @@ class Block:
     BilinearForm(128 × 128, rank 32)
     """
 
-    def __init__(self, checkpoint: Checkpoint, plan: AttentionPlan) -> None:
-        self.checkpoint, self.plan = checkpoint, plan
-        self._stored: dict[Part, Array] = {}
+    @property
+    def heads(self) -> Heads:
+        """The H heads, in order."""
+        return Heads(self)
 
-    def read(self, parts: Sequence[Part]) -> list[Array]:
-        """Parts of the checkpoint, as `Checkpoint.read` gives them; each is read once."""
-        missing = [part for part in dict.fromkeys(parts) if part not in self._stored]
-        if missing:
-            self._stored |= zip(missing, self.checkpoint.read(missing), strict=True)
-        return [self._stored[part] for part in parts]
+    @cached_property
+    def groups(self) -> BilinearForm:
+        """The heads' forms as a stack (G, H/G): row g holds those that share key head g.
 
-    def _factors(self, *sides: Side) -> list[Factor]:
-        """The factors of these sides, read in one request.
-
-        `NonFiniteWeights` if a weight or bias has NaN or infinite entries.
+        What is computed of all heads at once is computed from it: shared factors are kept once.
         """
-        self.read([part for side in sides for part in side.parts])
-        return [load_factor(self._stored, side, self.checkpoint.name) for side in sides]
-
-    @property
-    def layer(self) -> int:
-        """The layer's number within its stack, from 0."""
-        return self.plan.layer
-
-    @property
-    def stack(self) -> str:
-        """``encoder``, ``decoder``, ``vision``, …."""
-        return self.plan.stack
-
-    @property
-    def kind(self) -> str:
-        """``self`` or ``cross``."""
-        return self.plan.kind
-
-    @property
-    def head_count(self) -> int:
-        """Number of query heads, H."""
-        return self.plan.query.heads
-
-    @property
-    def key_head_count(self) -> int:
-        """Number of key heads, G."""
-        return self.plan.key.heads
-
-    @cached_property
-    def _query_key(self) -> tuple[Factor, Factor]:
-        query, key = self._factors(self.plan.query, self.plan.key)
-        return query, key
-
-    @property
-    def query(self) -> Factor:
-        """The queries' weight (H, R, D), and what comes with it."""
-        return self._query_key[0]
-
-    @property
-    def key(self) -> Factor:
-        """The keys' weight (G, R, D), and what comes with it.
-
-        Query head h meets key head h // (H/G).
-        """
-        return self._query_key[1]
-
-    @cached_property
-    def positional(self) -> tuple[Factor, Factor] | None:
-        """Queries and keys of the dimensions of latent attention that hold only positions.
-
-        They are not in the form.
-        """
-        if self.plan.positional is None:
-            return None
-        query, key = self._factors(self.plan.positional.query, self.plan.positional.key)
-        return query, key
-
-    @cached_property
-    def _value_output(self) -> tuple[Factor, Factor]:
-        if self.plan.value is None or self.plan.output is None:
-            raise CheckpointError(
-                f"layer {self.layer} of the {self.stack}: family {self.plan.family} describes no "
-                "values and outputs, or the checkpoint lacks them"
-            )
-        value, output = self._factors(self.plan.value, self.plan.output)
-        return value, output
-
-    @cached_property
-    def heads(self) -> BilinearForm:
-        """All heads as a stack (G, H/G): row g holds the query heads that share key head g."""
         return stacked(self.query.weight, self.key.weight)
 
     @cached_property
+    def form(self) -> BilinearForm:
+        """The layer's query-key form: the sum over its heads, of rank G·R (paper, S20)."""
+        return self.groups.sum()
+
+    @cached_property
     def ov(self) -> BilinearForm:
-        """The output-value forms W_v W_o of all heads as a stack, like `heads`.
+        """The layer's output-value form, the sum over its heads of W_v W_o.
 
         `CheckpointError` if the family describes no values and outputs, or they are not there.
         """
-        value, output = self._value_output
-        return stacked(value.weight, output.weight)
+        return self.at(circuit="ov").sum()
 
-    def __getitem__(self, index: int) -> Head:
-        if not -self.head_count <= index < self.head_count:
-            raise IndexError(
-                f"layer {self.layer} has heads 0 to {self.head_count - 1}, got head {index}"
-            )
-        return Head(self, index % self.head_count)
-
-    def __len__(self) -> int:
-        return self.head_count
-
-    def __iter__(self) -> Iterator[Head]:
-        return (self[index] for index in range(self.head_count))
-
-    def head(self, index: int) -> BilinearForm:
-        """One head's query-key form, D × D of rank R; `IndexError` if there is no such head."""
-        return self[index].qk
-
-    def form(
+    def at(
         self,
         *,
         distance: int = 0,
@@ -182,25 +101,42 @@ class Block:
         bias: bool = False,
         circuit: Literal["qk", "ov"] = "qk",
     ) -> BilinearForm:
-        """The layer's form: the sum over its heads, of rank G·R (paper, S20).
+        """The heads' forms in other coordinates than the plain W_q W_kᵀ.
 
-        The parameters choose another than the plain W_q W_kᵀ: see `wqk.attention.coordinates`,
-        which also raises.
+        What the parameters mean, and when they raise `CheckpointError`, stands in
+        `wqk.attention.coordinates`.
+
+        Examples
+        --------
+        >>> import wqk
+        >>> block = wqk.open(wqk.demo_model("decoder"))[0]
+        >>> block.at(fold_norm=True)[2], block.at(bias=True).sum()
+        (BilinearForm(128 × 128, rank 32), BilinearForm(129 × 129, rank 128))
         """
-        coordinates = Coordinates(circuit, fold_norm, bias, (distance,))
-        if coordinates == PLAIN:
-            return self._form
-        ((_, form),) = self.forms(coordinates)
-        return form.sum()
+        ((_, groups),) = self.forms(Coordinates(circuit, fold_norm, bias, (distance,)))
+        return Heads(self, groups)
 
-    @cached_property
-    def _form(self) -> BilinearForm:
-        return self.heads.sum()
+    @overload
+    def __getitem__(self, index: int) -> Head: ...
+    @overload
+    def __getitem__(self, index: slice) -> BilinearForm: ...
+    def __getitem__(self, index: int | slice) -> BilinearForm:
+        """A head; or the forms of several, as a stack."""
+        if not (is_number(index) or isinstance(index, slice)):
+            raise IndexError(f"a head is a number, as in block[3], or a slice; got {index!r}")
+        form: BilinearForm = self.heads[index]
+        return form
+
+    def __len__(self) -> int:
+        return self.head_count
+
+    def __iter__(self) -> Iterator[Head]:
+        return iter(self.heads)
 
     def forms(
         self, coordinates: Coordinates = PLAIN, every_bias: bool = False
     ) -> Iterator[tuple[int, BilinearForm]]:
-        """Each distance with the forms of all heads, as a stack like `heads`, made one by one.
+        """Each distance with the forms of all heads, stacked as `groups`, made one by one.
 
         With ``every_bias``, the key's bias enters also where the softmax does not see it, as in
         scores that are compared across queries.
@@ -209,7 +145,7 @@ class Block:
         """
         plan = self.plan
         of_values = coordinates.circuit == "ov"
-        factors = self._value_output if of_values else self._query_key
+        factors = self.value_output if of_values else self.query_key
         norms = (plan.value, None) if of_values else (plan.query, plan.key)
         fold = coordinates.fold_norm and not lacks_norm(plan, coordinates)
         left, right = (
@@ -233,20 +169,8 @@ class Block:
 
     def weights(self, circuit: Literal["qk", "ov"] = "qk") -> tuple[Array, Array]:
         """The two weights of a circuit, (H, R, D) and (G, R, D)."""
-        left, right = self._query_key if circuit == "qk" else self._value_output
+        left, right = self.query_key if circuit == "qk" else self.value_output
         return left.weight, right.weight
-
-    def linear(self, factor: Factor, norm: Norm | None) -> tuple[Array, Array | None]:
-        """A factor's weight (heads, R, D) and bias (heads, R), with the norm before it folded in.
-
-        They act on normalized vectors before gain and bias.
-        """
-        weight, bias = factor.weight, factor.bias
-        if norm is None:  # the residual stream itself; or the output, which no norm follows
-            return weight, bias
-        gain, *shift = self.read([*norm.gain, *norm.bias])
-        gain = gain + gain.dtype.type(norm.offset)
-        return with_norm(weight, bias, gain, shift[0] if shift else None, norm.kind)
 
     def ceiling(self, distances: Sequence[int] = (0,)) -> Ceilings | None:
         """The largest scores that any input can produce; None if they have no bound.
@@ -270,9 +194,9 @@ class Block:
             bias = side.stored_bias if biases else None
             sides.append(replace(side, stored_weight=weight, stored_bias=bias))
         changed = copy(self)
-        for name in ("heads", "_form"):
+        for name in ("groups", "form"):
             changed.__dict__.pop(name, None)
-        changed.__dict__["_query_key"] = tuple(sides)
+        changed.__dict__["query_key"] = tuple(sides)
         return changed
 
     def queries(
@@ -377,7 +301,7 @@ class Block:
     def _vectors(self, side: int, x: Array, positions: np.ndarray | None) -> Array:
         plan = self.plan
         # The weights of the forms, so that attention that equals a model's proves the forms.
-        weights = (self.heads.query, self.heads.key)[side].swapaxes(-1, -2)
+        weights = (self.groups.query, self.groups.key)[side].swapaxes(-1, -2)
         factor = (self.query, self.key)[side]
         vectors = factor.vectors(x, weights.reshape(-1, *weights.shape[-2:]))
         if plan.clip is not None:
@@ -408,7 +332,7 @@ class Block:
             "attention": f"{plan.stack} {plan.kind}, layer {self.layer}, family {plan.family}",
             "heads": f"{self.head_count} over {self.key_head_count} key heads, of width "
             f"{plan.query.head_width}",
-            "form": f"{self.form().shape[0]} × {self.form().shape[1]}, rank {self.form().rank}",
+            "form": "{} × {}, rank {}".format(*self.form.shape, self.form.rank),
             "not in the form": "; ".join(omission.term for omission in self.omissions()),
             "status": "; ".join(
                 [*(one for one in plan.statuses if one != "partial"), *filter(None, [plan.reason])]
@@ -422,12 +346,131 @@ class Block:
         return f'<table><caption style="text-align: left">Block</caption>{rows}</table>'
 
 
-@dataclass(frozen=True)
-class Head:
-    """One head of a block, with its two forms."""
+class Heads(BilinearForm):
+    """The heads of a block: a sequence of `Head`, and a stack (H,) of their query-key forms.
+
+    Scores are arrays (H,), in the order of the heads.
+
+    Examples
+    --------
+    >>> import wqk
+    >>> heads = wqk.open(wqk.demo_model("encoder"))[0].heads
+    >>> len(heads), heads.shape, heads.symmetry.shape
+    (4, (4, 128, 128), (4,))
+    >>> heads[1]
+    Head(1 of Block(encoder self-attention, layer 0: 4 heads of width 32))
+    """
+
+    block: Block
+    _others: BilinearForm | None  # in other coordinates
+
+    def __init__(self, block: Block, groups: BilinearForm | None = None) -> None:
+        self.__dict__.update(block=block, _others=groups)
+
+    @property
+    def groups(self) -> BilinearForm:
+        """The same forms as a stack (G, H/G), in which shared factors are kept once."""
+        return self.block.groups if self._others is None else self._others
+
+    @cached_property
+    def query(self) -> Float[Array, "heads d_query rank"]:
+        """The first factors, (H, D, R)."""
+        return self._flat(self.groups.query)
+
+    @cached_property
+    def key(self) -> Float[Array, "heads d_key rank"]:
+        """The second factors, (H, D, R), repeated for the heads that share them."""
+        return self._flat(self.groups.key)
+
+    def _flat(self, factor: Array) -> Array:
+        xp = array_namespace(factor)
+        matrix = tuple(factor.shape[-2:])
+        whole = xp.broadcast_to(factor, (*self.groups.stack, *matrix))
+        return xp.reshape(whole, (len(self), *matrix))
+
+    @property
+    def ov(self) -> BilinearForm:
+        """The heads' output-value forms W_v W_o."""
+        return self.block.at(circuit="ov")
+
+    def sum(self) -> BilinearForm:
+        """The layer's form, of rank G·R."""
+        return self.groups.sum()
+
+    def __len__(self) -> int:
+        return self.block.head_count
+
+    def __iter__(self) -> Iterator[Head]:
+        return (self[index] for index in range(len(self)))
+
+    @overload
+    def __getitem__(self, index: int) -> Head: ...
+    @overload
+    def __getitem__(self, index: Any) -> Any: ...
+    def __getitem__(self, index: Any) -> Any:
+        """A head; or several, or entries of their forms, as of any stack of forms."""
+        if self._others is None and is_number(index):
+            return Head(self.block, index)
+        return super().__getitem__(index)
+
+    def __repr__(self) -> str:
+        return (
+            f"Heads({len(self)} of {self.block!r})" if self._others is None else super().__repr__()
+        )
+
+
+class Head(BilinearForm):
+    """One head, ``model[layer, head]``: its query-key form W_q W_kᵀ, with the other one as `ov`.
+
+    Attributes
+    ----------
+    block
+        The block that it belongs to.
+    index
+        Its number within the block, from 0.
+
+    Raises
+    ------
+    IndexError
+        The block has no such head.
+
+    Examples
+    --------
+    >>> import numpy as np, wqk
+    >>> head = wqk.open(wqk.demo_model("encoder"))[1, 0]
+    >>> round(head.symmetry, 2), head.T, np.asarray(head).shape
+    (0.44, BilinearForm(128 × 128, rank 32), (128, 128))
+    """
 
     block: Block
     index: int
+
+    if TYPE_CHECKING:  # the scores of a single form are numbers
+        norm: float
+        symmetry: float
+        symmetry_null: float
+        directionality: float
+        directionality_excess: float
+        trace: float
+
+    def __init__(self, block: Block, index: int) -> None:
+        if not isinstance(block, Block):
+            raise FormError(
+                "a Head belongs to a model: wqk.open(ref)[layer, head]; "
+                "a form of two arrays is BilinearForm(query, key)"
+            )
+        if not -block.head_count <= index < block.head_count:
+            raise IndexError(
+                f"layer {block.layer} has heads 0 to {block.head_count - 1}, got head {index}"
+            )
+        number = int(index) % block.head_count
+        form = block.groups[divmod(number, block.groups.stack[1])]
+        self.__dict__.update(block=block, index=number, query=form.query, key=form.key)
+
+    @property
+    def layer(self) -> int:
+        """The number of its layer."""
+        return self.block.layer
 
     @property
     def key_head(self) -> int:
@@ -436,15 +479,14 @@ class Head:
 
     @property
     def qk(self) -> BilinearForm:
-        """The query-key form W_q W_kᵀ, D × D of rank R."""
-        return BilinearForm.from_factors(
-            self.block.query.weight[self.index].T, self.block.key.weight[self.key_head].T
-        )
+        """The query-key form alone, apart from its model."""
+        return BilinearForm.from_factors(self.query, self.key)
 
-    @property
+    @cached_property
     def ov(self) -> BilinearForm:
         """The output-value form W_v W_o; `CheckpointError` if the block's family describes none."""
-        form: BilinearForm = self.block.ov[divmod(self.index, self.block.ov.stack[1])]
+        groups = self.block.at(circuit="ov").groups
+        form: BilinearForm = groups[divmod(self.index, groups.stack[1])]
         return form
 
     def __repr__(self) -> str:

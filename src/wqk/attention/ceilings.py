@@ -16,19 +16,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from wqk._typing import Float
 from wqk.attention.coordinates import at_distance, augmented, stacked
+from wqk.attention.factor import Factor, Factors
 from wqk.checkpoints import Part
 from wqk.families import AttentionPlan, Composed, Norm, Side
 from wqk.forms.spectra import spectral_norm
-
-if TYPE_CHECKING:
-    from wqk.attention.block import Block
-    from wqk.attention.factor import Factor
 
 
 @dataclass(frozen=True)
@@ -68,7 +64,7 @@ def ceiling_parts(plan: AttentionPlan) -> tuple[Part, ...]:
     )
 
 
-def ceilings(block: Block, distances: Sequence[int] = (0,)) -> Ceilings | None:
+def ceilings(block: Factors, distances: Sequence[int] = (0,)) -> Ceilings | None:
     """The bounds of one block; None without one, see `lacks_ceiling`.
 
     Examples
@@ -104,7 +100,7 @@ def _fed(plan: AttentionPlan, sides: Sequence[Side]) -> list[Side]:
     return [replace(side, input_norm=norm) for side, norm in zip(sides, norms, strict=False)]
 
 
-def _length(block: Block, factor: Factor, side: Side) -> Float[np.ndarray, " heads"]:
+def _length(block: Factors, factor: Factor, side: Side) -> Float[np.ndarray, " heads"]:
     """The largest length of a query or a key, for each of its heads."""
     plan = block.plan
     heads, width, d = factor.stored_weight.shape
@@ -149,7 +145,7 @@ def _largest(weight: Float[np.ndarray, "heads width d"]) -> Float[np.ndarray, " 
 
 
 def _by_distance(
-    block: Block, bound: np.ndarray, distances: Sequence[int]
+    block: Factors, bound: np.ndarray, distances: Sequence[int]
 ) -> dict[int, np.ndarray]:
     """The smaller of the bound at any distance and that of the form at each."""
     plan = block.plan

@@ -83,7 +83,7 @@ def at_distance(form: BilinearForm, plan: AttentionPlan, distance: int) -> Bilin
         raise CheckpointError(
             f"layer {plan.layer} of the {plan.stack} {why}; leave out the distance"
         )
-    positions = np.full(form.shape[0], distance)
+    positions = np.full(form.widths[0], distance)
     turned = plan.rotary.turning.rotate(form.query, positions).astype(form.query.dtype)
     return BilinearForm.from_factors(turned, form.key)
 

@@ -1,12 +1,12 @@
-"""One factor of a block's form: it maps residual vectors to queries, keys or values.
+"""The factors of a block's forms: they map residual vectors to queries, keys or values.
 
-Axes: H heads, R head width, D model width, C latent width, N tokens.
+Axes: H heads, G key heads, R head width, D model width, C latent width, N tokens.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,10 @@ from array_api_compat import array_namespace
 
 from wqk._caching import cached_property
 from wqk._typing import Array, Float
-from wqk.checkpoints import Part
-from wqk.errors import NonFiniteWeights
-from wqk.families import Composed, Side
+from wqk.attention.coordinates import with_norm
+from wqk.checkpoints import Checkpoint, Part
+from wqk.errors import CheckpointError, NonFiniteWeights
+from wqk.families import AttentionPlan, Composed, Norm, Side
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +110,125 @@ def load_factor(stored: Mapping[Part, Array], side: Side, name: str) -> Factor:
         if part is not None and array is not None:
             _require_finite(array, f"{name}: {part.name}")
     return factor
+
+
+class Factors:
+    """What is read of one block: each weight when it is first needed, and once.
+
+    Attributes
+    ----------
+    checkpoint
+        Where the weights are.
+    plan
+        Which weights they are.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, plan: AttentionPlan) -> None:
+        self.checkpoint, self.plan = checkpoint, plan
+        self._stored: dict[Part, Array] = {}
+
+    def read(self, parts: Sequence[Part]) -> list[Array]:
+        """Parts of the checkpoint, as `Checkpoint.read` gives them; each is read once."""
+        missing = [part for part in dict.fromkeys(parts) if part not in self._stored]
+        if missing:
+            self._stored |= zip(missing, self.checkpoint.read(missing), strict=True)
+        return [self._stored[part] for part in parts]
+
+    def _factors(self, *sides: Side) -> tuple[Factor, Factor]:
+        """The factors of two sides, read in one request.
+
+        `NonFiniteWeights` if a weight or bias has NaN or infinite entries.
+        """
+        self.read([part for side in sides for part in side.parts])
+        left, right = (load_factor(self._stored, side, self.checkpoint.name) for side in sides)
+        return left, right
+
+    @property
+    def layer(self) -> int:
+        """The layer's number within its stack, from 0."""
+        return self.plan.layer
+
+    @property
+    def stack(self) -> str:
+        """``encoder``, ``decoder``, ``vision``, …."""
+        return self.plan.stack
+
+    @property
+    def kind(self) -> str:
+        """``self`` or ``cross``."""
+        return self.plan.kind
+
+    @property
+    def head_count(self) -> int:
+        """Number of query heads, H."""
+        return self.plan.query.heads
+
+    @property
+    def key_head_count(self) -> int:
+        """Number of key heads, G."""
+        return self.plan.key.heads
+
+    @cached_property
+    def query_key(self) -> tuple[Factor, Factor]:
+        """`query` and `key`."""
+        return self._factors(self.plan.query, self.plan.key)
+
+    @property
+    def query(self) -> Factor:
+        """The queries' weight (H, R, D), and what comes with it."""
+        return self.query_key[0]
+
+    @property
+    def key(self) -> Factor:
+        """The keys' weight (G, R, D), and what comes with it.
+
+        Query head h meets key head h // (H/G).
+        """
+        return self.query_key[1]
+
+    @cached_property
+    def positional(self) -> tuple[Factor, Factor] | None:
+        """Queries and keys of the dimensions of latent attention that hold only positions.
+
+        They are not in the form.
+        """
+        apart = self.plan.positional
+        return self._factors(apart.query, apart.key) if apart else None
+
+    @cached_property
+    def value_output(self) -> tuple[Factor, Factor]:
+        """The weights of values (G, R, D) and outputs (H, R, D), and what comes with them.
+
+        `CheckpointError` if the family describes none, or they are not there.
+        """
+        if self.plan.value is None or self.plan.output is None:
+            raise CheckpointError(
+                f"layer {self.layer} of the {self.stack}: family {self.plan.family} describes no "
+                "values and outputs, or the checkpoint lacks them"
+            )
+        return self._factors(self.plan.value, self.plan.output)
+
+    def linear(self, factor: Factor, norm: Norm | None) -> tuple[Array, Array | None]:
+        """A factor's weight (heads, R, D) and bias (heads, R), with the norm before it folded in.
+
+        They act on normalized vectors before gain and bias.
+        """
+        weight, bias = factor.weight, factor.bias
+        if norm is None:  # the residual stream itself; or the output, which no norm follows
+            return weight, bias
+        gain, shift = self.gain(norm)
+        return with_norm(weight, bias, gain, shift, norm.kind)
+
+    def gain(self, norm: Norm) -> tuple[Array, Array | None]:
+        """A norm's gain, and its bias if it has one.
+
+        `NonFiniteWeights` if they have NaN or infinite entries.
+        """
+        parts = [*norm.gain, *norm.bias]
+        for part, values in zip(parts, self.read(parts), strict=True):
+            _require_finite(values, f"{self.checkpoint.name}: {part.name}")
+        gain, *shift = self.read(parts)
+        return gain + gain.dtype.type(norm.offset), shift[0] if shift else None
 
 
 def _joined(stored: Mapping[Part, Array], parts: tuple[Part, ...], xp: Any) -> Array | None:

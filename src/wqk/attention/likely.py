@@ -116,7 +116,7 @@ def likely_ceilings(
         )
     if reason := lacks_likely_ceiling(plan):
         raise FormError(f"layer {plan.layer} of the {plan.stack} has no likely ceiling: {reason}")
-    size = attention.heads.shape[0]
+    size = attention.groups.widths[0]
     if moments.mean.shape != (size,) or moments.covariance.shape != (size, size):
         raise FormError(f"moments must be of {size} dimensions, got {moments.covariance.shape}")
     if distances is None:

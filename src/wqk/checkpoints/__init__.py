@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -63,7 +64,7 @@ def open_checkpoint(
     >>> import numpy as np
     >>> checkpoint = open_checkpoint({"q_proj.weight": np.zeros((4, 4), np.float16)})
     >>> checkpoint.tensors()["q_proj.weight"]
-    TensorInfo(dtype='F16', shape=(4, 4), nbytes=32)
+    TensorInfo(dtype='F16', shape=(4, 4), nbytes=32, grid=None)
     """
     if isinstance(ref, Checkpoint):
         _refuse_revision(revision, ref.name)
@@ -71,7 +72,7 @@ def open_checkpoint(
     is_named = isinstance(ref, str | os.PathLike)
     name = str(ref if is_url(str(ref)) else Path(ref)) if is_named else type(ref).__name__
     with errors_about(redacted(name)):
-        return _open(
+        checkpoint = _open(
             ref,
             revision,
             subfolder,
@@ -79,6 +80,18 @@ def open_checkpoint(
             cache_dir=cache_dir,
             local_files_only=local_files_only,
         )
+    if is_named:
+        again = Path(ref).absolute() if exists(Path(ref)) else ref
+        checkpoint._reopen = partial(
+            open_checkpoint,
+            again,
+            revision,
+            subfolder=subfolder,
+            token=token if isinstance(token, bool) else None,  # no pickle holds a secret
+            cache_dir=cache_dir,
+            local_files_only=local_files_only,
+        )
+    return checkpoint
 
 
 def _open(
@@ -97,7 +110,7 @@ def _open(
     if at and not (is_url(name) or exists(path)) and is_hub_id(repository):
         if revision:
             raise CheckpointError(
-                f"the revision is given twice, {named!r} and {revision!r}; give one of them"
+                f"the revision is given twice, {redacted(named)!r} and {revision!r}; give one"
             )
         name, path, revision = repository, Path(repository), named
     if is_url(name):

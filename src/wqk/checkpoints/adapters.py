@@ -27,7 +27,7 @@ from wqk.checkpoints.stored import StoredCheckpoint, weight_file
 from wqk.errors import CheckpointError, errors_about, shortened, shown
 
 if TYPE_CHECKING:
-    from wqk.checkpoints.folders import Folder
+    from wqk.checkpoints.listing import Folder
 
 PREFIX = "base_model.model."
 FACTOR = re.compile(
@@ -262,6 +262,11 @@ class AdaptedCheckpoint(Checkpoint):
         """The factor of what the adapter adds to a tensor; None if it adds nothing."""
         update = self._changes.updates.get(tensor)
         return None if update is None else update.scale
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """What tells the base model's and the adapter's files from others."""
+        return (self._base.identity, self._adapter.identity)
 
     @property
     def bytes_fetched(self) -> int | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from wqk.errors import CheckpointError
 
@@ -13,12 +13,31 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+class Grid(NamedTuple):
+    """How coarsely a quantized tensor's values lie."""
+
+    shared: int  # neighboring values that share a scale
+    steps: float  # distance of neighboring values, as a share of the largest one with this scale
+
+
 class TensorInfo(NamedTuple):
     """Metadata of a tensor."""
 
-    dtype: str  # in the words of safetensors: F32, BF16, F8_E4M3, ...
+    dtype: str  # in the words of safetensors: F32, BF16, F8_E4M3, ...; or a quantized format's
     shape: tuple[int, ...]
     nbytes: int
+    grid: Grid | None = None  # of a quantized tensor
+
+    @property
+    def quantized(self) -> str:
+        """How coarsely it is stored, in words; empty for plain numbers.
+
+        Examples
+        --------
+        >>> TensorInfo("GPTQ 4-bit", (8, 128), 640, Grid(128, 2 / 15)).quantized
+        'GPTQ 4-bit, groups of 128'
+        """
+        return f"{self.dtype}, groups of {self.grid.shared}" if self.grid else ""
 
 
 class Part(NamedTuple):
@@ -71,6 +90,29 @@ class Checkpoint(ABC):
     config: Mapping[str, Any]
     notes: Sequence[str] = ()
 
+    # How a copy in another process is opened; None for weights in memory, which are pickled.
+    _reopen: Callable[[], Checkpoint] | None = None
+
+    def __copy__(self) -> Self:
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
+
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> Self:
+        """Another checkpoint over the same weights, which nobody writes to."""
+        return self.__copy__()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._reopen is None:
+            return object.__new__, (type(self),), self.__dict__
+        about = {"name": self.name, "step": self.step, "notes": self.notes}
+        return _reopened, (self._reopen, self.identity, about)
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """What tells the files of weights, as they are now, from others; empty without files."""
+        return ()
+
     @property
     def bytes_fetched(self) -> int | None:
         """Bytes fetched over the network so far; None for a local checkpoint."""
@@ -89,6 +131,10 @@ class Checkpoint(ABC):
         CheckpointError
             A tensor or its data is missing, or its type is unsupported.
         """
+
+    def raw(self, part: Part) -> np.ndarray | None:
+        """A part's bytes as they are stored, which alone say its values; None if they do not."""
+        return None
 
     def prefetch(self, parts: Sequence[Part]) -> None:  # noqa: B027 - most sources have no delay
         """Announce that these parts will be read soon; a remote checkpoint starts fetching them."""
@@ -111,3 +157,16 @@ class Checkpoint(ABC):
     def __repr__(self) -> str:
         revision = f", revision {self.revision}" if self.revision else ""
         return f"{type(self).__name__}({self.name!r}{revision}: {len(self.tensors())} tensors)"
+
+
+def _reopened(
+    reopen: Callable[[], Checkpoint], identity: tuple[Any, ...], about: Mapping[str, Any]
+) -> Checkpoint:
+    """A pickled checkpoint, opened again by its reference."""
+    checkpoint = reopen()
+    if checkpoint.identity != identity:
+        raise CheckpointError(
+            f"{about['name']}: is no longer what it was when it was pickled; open it again"
+        )
+    checkpoint.__dict__.update(about)
+    return checkpoint

@@ -19,7 +19,7 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wqk.checkpoints.gguf import configuration
+from wqk.checkpoints.llama_cpp import configuration
 from wqk.errors import CheckpointError, shown
 
 if TYPE_CHECKING:
@@ -102,6 +102,34 @@ EMBEDDED: tuple[tuple[str, set[str], str], ...] = (
     ("config", set(), ""),
 )
 
+
+class Nameless(NamedTuple):
+    """A library whose configurations name no model type: what tells it from others."""
+
+    model_type: str
+    keys: set[str]  # of its configurations
+    query: str  # pattern of the tensors that hold queries
+
+    def fits(self, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> bool:
+        """Whether a model is its."""
+        query = re.compile(rf"(.*\.)?{self.query}")
+        return self.keys <= config.keys() and any(
+            query.fullmatch(name) and self._is_linear(info) for name, info in tensors.items()
+        )
+
+    def _is_linear(self, info: TensorInfo) -> bool:
+        # GPT-2 of transformers has nanoGPT's names, and stores weights (in, out).
+        return self.model_type != "nanogpt" or info.shape[0] == 3 * info.shape[-1]
+
+
+NAMELESS = (
+    Nameless(
+        "litgpt", {"n_layer", "n_head", "n_query_groups"}, r"h\.\d+\.attn\.(qkv|attn)\.weight"
+    ),
+    Nameless("nanochat", {"n_layer", "n_head", "n_kv_head"}, r"h\.\d+\.attn\.c_q\.weight"),
+    Nameless("nanogpt", {"n_layer", "n_head", "n_embd"}, r"h\.\d+\.attn\.c_attn\.weight"),
+)
+
 # No size of a model is larger.
 LARGEST = 2**31
 
@@ -127,7 +155,12 @@ def configured(layout: Format | None, opened: Opened) -> Mapping[str, Any]:
         return lens_configuration(config, names)
     if "model_type" not in config:
         own = layout.model_type if layout and layout.model_type else _kind(config)
-        own = own or ("gemma" if _is_gemma_pytorch(opened.tensors) else "")
+        if not own and _is_gemma_pytorch(opened.tensors):
+            # Nothing is said of these, and what transformers would fill in is another model's.
+            own = "gemma"
+            counts = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+            config = dict.fromkeys(counts) | config
+        own = own or next((k.model_type for k in NAMELESS if k.fits(config, opened.tensors)), "")
         config |= {"model_type": own} if own else {}
     kind = config.get("model_type")
     complete = _COMPLETIONS.get(kind) if isinstance(kind, str) else None

@@ -62,6 +62,7 @@ class Slice:
                 f"{source.name}: {name!r} ends {beyond} bytes beyond the file: truncated"
             )
         self.name, self.size = f"{source.name} ({name})", length
+        self.identity = (source.identity, offset, length)
         self._source, self._offset = source, offset
 
     def read_into(self, offset: int, buffer: memoryview) -> None:

@@ -49,6 +49,10 @@ class ByteSource(Protocol):
     name: str
     size: int
 
+    @property
+    def identity(self) -> Any:
+        """What tells its content from any other; None if nothing does."""
+
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill the buffer from this offset, or raise `CheckpointError`."""
 

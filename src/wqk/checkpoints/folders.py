@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-import random
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from wqk.checkpoints.adapters import read_adapter
 from wqk.checkpoints.configurations import Opened, configured
@@ -24,55 +21,21 @@ from wqk.checkpoints.formats import (
     format_of,
     no_weights,
     parts_of,
-    refuse_quantized,
     unread_format,
 )
-from wqk.checkpoints.pickles import plain
+from wqk.checkpoints.listing import Folder
+from wqk.checkpoints.local_files import LocalFile
+from wqk.checkpoints.quantized import refuse_unread
 from wqk.checkpoints.ranged import CONNECTIONS
 from wqk.checkpoints.references import redacted, step_in
 from wqk.checkpoints.stored import StoredCheckpoint, weight_file
-from wqk.errors import CheckpointError, errors_about, first_line
+from wqk.errors import CheckpointError, errors_about
 
 if TYPE_CHECKING:
     from wqk.checkpoints.adapters import Adapter
     from wqk.checkpoints.checkpoint import Checkpoint
-    from wqk.checkpoints.files import ByteSource, WeightFile
+    from wqk.checkpoints.files import WeightFile
     from wqk.checkpoints.ranged import Workers
-
-# Largest configuration or index; YAML, which usually takes 5 kB, is slow to parse.
-LARGEST_CONFIGURATION, LARGEST_YAML = 64 * 2**20, 2**18
-
-
-# Bytes of a read that are kept, to see whether they change, and of how many reads.
-SEEN, MOST_SEEN = 64, 4096
-CHOICE = random.Random(0)
-
-
-class Folder(NamedTuple):
-    """A folder, here or remote."""
-
-    name: str  # what the user calls it
-    source: Callable[[str], ByteSource | None]  # the bytes of a file; None if it does not exist
-    names: Sequence[str] | None = None  # its files; None if they cannot be listed
-    below: Callable[[], Iterable[str]] = tuple  # paths of files deeper in it
-    workers: Workers | None = None  # what fetches the files of a remote folder
-
-    def holds(self, file: str) -> bool:
-        """Whether there is such a file; for folders that cannot be listed."""
-        return self.source(file) is not None
-
-    def object(self, file: str) -> dict[str, Any]:
-        """The object in a file of JSON or YAML; empty if there is no file."""
-        source = self.source(file)
-        if source is None:
-            return {}
-        if source.size > LARGEST_CONFIGURATION:
-            raise CheckpointError(f"{source.name}: too large for a configuration file")
-        content = bytearray(source.size)
-        source.read_into(0, memoryview(content))
-        parse = _parse_yaml if file.endswith((".yaml", ".yml")) else _parse_json
-        with errors_about(source.name):
-            return parse(content)
 
 
 def read_folder(folder: Folder, weights: Weights | None = None) -> StoredCheckpoint:
@@ -84,7 +47,7 @@ def read_folder(folder: Folder, weights: Weights | None = None) -> StoredCheckpo
     layout = chosen.format
     paths = layout.config if layout else ("config.json",)
     config = next((found for path in paths if (found := folder.object(path))), {})
-    refuse_quantized(config)
+    refuse_unread(config)
     if not chosen.files:
         raise no_weights(folder)
 
@@ -133,97 +96,10 @@ def _side_by_side(
         pool.shutdown(cancel_futures=True)
 
 
-def _parse_json(text: bytearray) -> dict[str, Any]:
-    try:
-        value = json.loads(text.decode("utf-8"))
-        if re.search(rb"\\u[dD][89a-fA-F]", text):  # halves of pairs cannot be stored or printed
-            whole = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
-            value = json.loads(whole)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"not valid JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise CheckpointError("expected a JSON object")
-    return value
-
-
-def _parse_yaml(text: bytearray) -> dict[str, Any]:
-    import yaml
-
-    try:
-        if len(text) > LARGEST_YAML:
-            raise ValueError(f"larger than {LARGEST_YAML} bytes")
-        value = yaml.safe_load(text.decode("utf-8"))
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise CheckpointError(f"not valid YAML ({first_line(error)})") from None
-    if not isinstance(value, dict):
-        raise CheckpointError("expected keys with values")
-    return dict(plain(value))
-
-
 def _step(about: Mapping[str, Any]) -> int | None:
     """The training step that a file of weights records."""
     found = (about.get(key) for key in ("iteration", "iter_num", "global_step", "step"))
     return next((step for step in found if type(step) is int and step >= 0), None)
-
-
-class LocalFile:
-    """A file's bytes by position.
-
-    Positional reads rather than a memory map: a file that shrinks while it is read gives an error,
-    not a signal that kills the process. So does one that is written to; one that is replaced keeps
-    its old content here. Writes through a memory map do not show in a file's time: after each read,
-    some of what was read before is read again, and must be the same. What a writer has not reached
-    by the last read, or changes elsewhere, is not noticed: scan files that nobody writes to.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.name = str(path)
-        if path.exists() and not path.is_file():  # a pipe or a device may never end
-            raise CheckpointError(f"{path}: not a regular file")
-        try:
-            self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be opened ({error.strerror})") from None
-        status = os.fstat(self._descriptor)
-        self.size, self._modified = status.st_size, status.st_mtime_ns
-        self._seen: list[tuple[int, bytes]] = []
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill the buffer from this offset."""
-        self._fill(offset, buffer)
-        self._seen.append((offset, bytes(buffer[:SEEN])))
-        if len(self._seen) > MOST_SEEN:
-            del self._seen[CHOICE.randrange(4, MOST_SEEN)]
-        if os.fstat(self._descriptor).st_mtime_ns != self._modified or not self._is_as_before():
-            raise CheckpointError(
-                f"{self.name}: changed during the read; scan it again once it is no longer "
-                "written to"
-            )
-
-    def _fill(self, offset: int, buffer: memoryview) -> None:
-        while buffer:
-            try:
-                count = os.preadv(self._descriptor, [buffer], offset)
-            except OSError as error:
-                raise CheckpointError(f"{self.name}: cannot be read ({error.strerror})") from None
-            if count == 0:
-                raise CheckpointError(f"{self.name}: ended at byte {offset}, during the read")
-            buffer, offset = buffer[count:], offset + count
-
-    def _is_as_before(self) -> bool:
-        """Whether the first reads, the last and some between would give the same again."""
-        seen = list(self._seen)  # other threads read as well
-        for offset, content in {*seen[:4], seen[-1], *CHOICE.choices(seen, k=4)}:
-            again = bytearray(len(content))
-            self._fill(offset, memoryview(again))
-            if again != content:
-                return False
-        return True
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        # Bound here, because modules are emptied before the last objects when Python ends.
-        if hasattr(self, "_descriptor"):
-            close(self._descriptor)
 
 
 def open_local(path: Path) -> Checkpoint:

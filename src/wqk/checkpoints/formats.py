@@ -16,8 +16,7 @@ from wqk.checkpoints.files import is_text
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from wqk.checkpoints.checkpoint import TensorInfo
-    from wqk.checkpoints.folders import Folder
+    from wqk.checkpoints.listing import Folder
 
 
 class Format(NamedTuple):
@@ -275,35 +274,3 @@ def no_weights(folder: Folder) -> CheckpointError:
     expected = "expected model.safetensors, model.safetensors.index.json or pytorch_model.bin"
     some = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
     return CheckpointError(f"no weights here; {expected}{f', found {some}' if some else ''}")
-
-
-DEQUANTIZE_MLX = (
-    "quantized weights cannot be scored; use the original checkpoint, or dequantize it first "
-    "(mlx_lm.convert --dequantize)"
-)
-
-
-def refuse_mlx(tensors: Mapping[str, TensorInfo]) -> None:
-    """Refuse MLX's quantized weights by their names: whole numbers, with scales and biases."""
-    for name in tensors:
-        stem = name.removesuffix(".scales")
-        packed = tensors.get(f"{stem}.weight")
-        whole = packed is not None and packed.dtype.lower() in ("u32", "i32", "uint32")
-        if stem != name and whole and f"{stem}.biases" in tensors:
-            raise CheckpointError(f"quantized by MLX ({stem}); {DEQUANTIZE_MLX}")
-
-
-def refuse_quantized(config: Mapping[str, Any]) -> None:
-    """Refuse integer-quantized models by their method's name; float8 is decided by tensor."""
-    mlx = config.get("quantization")  # MLX's own key, which names no method
-    if isinstance(mlx, dict) and {"bits", "group_size"} <= mlx.keys():
-        raise CheckpointError(f"quantized by MLX to {mlx['bits']!s:.5} bits; {DEQUANTIZE_MLX}")
-    quantization = config.get("quantization_config")
-    if not isinstance(quantization, dict):
-        return
-    method = str(quantization.get("quant_method", "")).lower()
-    if method in ("gptq", "awq", "bitsandbytes", "aqlm", "hqq", "quanto", "eetq", "higgs", "vptq"):
-        raise CheckpointError(
-            f"quantized with {method}; quantized weights cannot be scored; use the "
-            "original checkpoint, or dequantize it first"
-        )

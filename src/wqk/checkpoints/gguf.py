@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wqk.checkpoints.checkpoint import Part, TensorInfo
+from wqk.checkpoints.checkpoint import Grid, Part, TensorInfo
 from wqk.checkpoints.files import RowFile, check_sizes, refuse_pointer
+from wqk.checkpoints.llama_cpp import ROTARY_FACTORS
 from wqk.checkpoints.number_types import ITEM_BITS, PIECE, QUANTIZED
 from wqk.errors import CheckpointError
 
@@ -30,7 +30,7 @@ SCALARS = {
     0: ("<B", 1), 1: ("<b", 1), 2: ("<H", 2), 3: ("<h", 2), 4: ("<I", 4), 5: ("<i", 4),
     6: ("<f", 4), 7: ("<?", 1), 10: ("<Q", 8), 11: ("<q", 8), 12: ("<d", 8),
 }  # fmt: skip
-STRING, ARRAY = 8, 9
+FLOAT32, STRING, ARRAY = 6, 8, 9
 
 # Types of tensors by number, as ggml counts them. Those that are not read are named in errors.
 TYPES = {
@@ -40,9 +40,6 @@ TYPES = {
     24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0",
     35: "TQ2_0", 39: "MXFP4",
 }  # fmt: skip
-
-# Factors of rotary frequencies are tensors here, and configuration elsewhere.
-ROTARY_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight")
 
 # Metadata longer than this are the tokenizer's: their bytes are passed over.
 LONGEST = 4096
@@ -116,7 +113,7 @@ def open_gguf(source: ByteSource) -> GGUFFile:
     file = GGUFFile(source, tensors, starts, {"gguf": metadata})
     for name in ROTARY_FACTORS:
         if name in tensors and tensors[name].nbytes <= LONGEST:
-            metadata[name] = [float(value) for value in file.read(Part(name))]
+            metadata[name] = [float(str(value)) for value in file.read(Part(name))]
     return file
 
 
@@ -136,7 +133,8 @@ def _listed(at: _Cursor) -> tuple[str, TensorInfo, int]:
                 f"{name!r} of shape {shape} does not divide into blocks of {own.values}, as "
                 f"{dtype} needs"
             )
-        return name, TensorInfo(dtype, shape, size // own.values * own.nbytes), offset
+        grid = Grid(own.shared, own.steps)
+        return name, TensorInfo(dtype, shape, size // own.values * own.nbytes, grid), offset
     # The size of other types is not known; reading them is refused by their name.
     return name, TensorInfo(dtype, shape, size * ITEM_BITS.get(dtype, 0) // 8), offset
 
@@ -173,7 +171,9 @@ class _Cursor:
     def value(self, kind: int, depth: int = 0) -> Any:
         """The next value of this type; of long arrays and strings, None."""
         if kind in SCALARS:
-            return self.number(SCALARS[kind][0])
+            number = self.number(SCALARS[kind][0])
+            # The shortest decimal that is this float32: what was written as 1e-6 is not 9.99…e-7.
+            return float(str(np.float32(number))) if kind == FLOAT32 else number
         if kind == STRING:
             length = self.number("<Q")
             if length <= LONGEST:
@@ -200,83 +200,3 @@ class _Cursor:
         self.position += count
         if self.position > self._start + len(self._held):
             self._start, self._held = self.position, b""
-
-
-# Every so many layers one sees everything, as llama.cpp's code has it by architecture.
-WINDOW_PERIODS = {"gemma2": 2, "gemma3": 6, "cohere2": 4}
-# Of these sizes, by their number of layers, the score's scale is not that of a head's width.
-WIDE_SCALES = {"gemma2": 46, "gemma3": 62}
-
-
-def configuration(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration in a file's metadata: its architecture's keys, dots as nested tables.
-
-    Added are what other files call ``model_type``, ``head_dim`` and ``rope_scaling``, numbers of
-    heads under their usual names for guesses, and what llama.cpp's code knows by architecture.
-
-    Examples
-    --------
-    >>> about = {"general.architecture": "llama", "llama.attention.head_count": 4}
-    >>> configuration(about)["attention"], configuration(about)["model_type"]
-    ({'head_count': 4}, 'gguf-llama')
-    """
-    architecture = metadata.get("general.architecture")
-    own = f"{architecture}."
-    config: dict[str, Any] = {"model_type": f"gguf-{architecture}"}
-    for key, value in metadata.items():
-        if not key.startswith(own):
-            continue
-        *path, last = key.removeprefix(own).split(".")
-        table = config
-        for word in path:
-            inner = table.setdefault(word, {})
-            table = inner if isinstance(inner, dict) else {}
-        table[last] = value
-    attention = config.get("attention")
-    attention = attention if isinstance(attention, dict) else {}
-    heads, width = attention.get("head_count"), config.get("embedding_length")
-    most = (
-        max((n for n in heads if type(n) is int), default=0) if isinstance(heads, list) else heads
-    )
-    head_width = attention.get("key_length")
-    if head_width is None and type(most) is int and type(width) is int and most > 0:
-        head_width = width // most
-    if type(head_width) is int and head_width > 0:
-        config["head_dim"] = head_width
-        config["score_scale"] = attention.get("scale") or head_width**-0.5
-        wide = WIDE_SCALES.get(str(architecture)) == config.get("block_count")
-        if wide and type(most) is int and type(width) is int:
-            config["score_scale"] = (width / most) ** -0.5
-    config["num_attention_heads"] = heads
-    config["num_key_value_heads"] = attention.get("head_count_kv", heads)
-    config["sliding_window"] = attention.get("sliding_window")
-    config["alibi"] = bool(attention.get("max_alibi_bias")) or architecture == "bloom"
-    if str(architecture) in WINDOW_PERIODS and config["sliding_window"]:
-        config["sliding_window_pattern"] = WINDOW_PERIODS[str(architecture)]
-    if architecture == "gemma3":
-        config["rope"] = {"freq_base_swa": 10_000.0, **_table(config, "rope")}
-    scaling = _scaling(metadata, config)
-    return config | ({"rope_scaling": scaling} if scaling else {})
-
-
-def _table(config: Mapping[str, Any], key: str) -> dict[str, Any]:
-    value = config.get(key)
-    return value if isinstance(value, dict) else {}
-
-
-def _scaling(metadata: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """How rotary frequencies are scaled, in the words of `transformers`."""
-    given = _table(_table(config, "rope"), "scaling")
-    trained = given.get("original_context_length") or config.get("context_length")
-    amplitude = given.get("attn_factor")
-    for name in ROTARY_FACTORS:
-        if isinstance(metadata.get(name), list):
-            table = {"rope_type": "factors", "factors": metadata[name]}
-            return table | ({"attention_factor": amplitude} if amplitude is not None else {})
-    kind = given.get("type")
-    if kind in (None, "none"):
-        return {}
-    about = {"rope_type": kind, "factor": given.get("factor")}
-    if kind == "yarn":
-        about |= {"original_max_position_embeddings": trained}
-    return about | ({"attention_factor": amplitude} if amplitude is not None else {})

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 from wqk._version import __version__
 from wqk.checkpoints import http
 from wqk.checkpoints.adapters import AdaptedCheckpoint, read_adapter
-from wqk.checkpoints.folders import Folder, LocalFile, open_adapter, open_local, read_folder
+from wqk.checkpoints.folders import open_adapter, open_local, read_folder
 from wqk.checkpoints.formats import ENDINGS
+from wqk.checkpoints.listing import Folder
+from wqk.checkpoints.local_files import LocalFile
 from wqk.checkpoints.ranged import RangedFile, Workers, open_cache
 from wqk.checkpoints.references import redacted, step_in
 from wqk.errors import CheckpointError, HubError, errors_about, first_line
@@ -185,16 +187,30 @@ def _list(wanted: Wanted) -> Listing:
 
 def _listing(about: Any, revision: str) -> Listing:
     """What the hub says of a revision, as far as it makes sense."""
-    files = {}
-    for sibling in about.siblings or ():
-        claimed = sibling.lfs.sha256 if sibling.lfs else sibling.blob_id
-        if isinstance(sibling.rfilename, str):
-            files[sibling.rfilename] = (
-                sibling.size if type(sibling.size) is int and sibling.size >= 0 else None,
-                claimed if isinstance(claimed, str) else None,
-            )
+    files = {
+        sibling.rfilename: _claims(
+            sibling.size, sibling.lfs.sha256 if sibling.lfs else sibling.blob_id
+        )
+        for sibling in about.siblings or ()
+        if isinstance(sibling.rfilename, str)
+    }
     is_commit = isinstance(about.sha, str) and re.fullmatch(r"[0-9a-f]{40}", about.sha)
     return Listing(about.sha if is_commit else revision, files)
+
+
+def _noted(note: Any) -> Listing | None:
+    """The listing in a note; None if it is damaged, or there is none."""
+    try:
+        files = {path: _claims(size, content) for path, (size, content) in note["files"].items()}
+        return Listing(str(note["commit"]), files)
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return None
+
+
+def _claims(size: Any, content: Any) -> tuple[int | None, str | None]:
+    """A file's size and hash, if they are such."""
+    is_size = type(size) is int and size >= 0
+    return size if is_size else None, content if isinstance(content, str) else None
 
 
 def _asking(ask: Callable[[], Listing], revision: str | None) -> Listing:
@@ -205,7 +221,7 @@ def _asking(ask: Callable[[], Listing], revision: str | None) -> Listing:
         errors.GatedRepoError: "is gated; accept its terms on the hub and log in (hf auth login)",
         errors.RepositoryNotFoundError: "is neither a path here nor a repository that this login "
         "can see",
-        errors.RevisionNotFoundError: f"has no revision {revision!r}",
+        errors.RevisionNotFoundError: f"has no revision {redacted(revision or 'main')!r}",
         errors.LocalTokenNotFoundError: "not logged in (hf auth login)",
     }
     passing: tuple[type[Exception], ...] = (http.Interrupted, *http.transport_errors())
@@ -257,11 +273,9 @@ def _open_offline(wanted: Wanted, why: str) -> Checkpoint:
         pass
     except CheckpointError as error:
         incomplete = error
-    note = wanted.cache.note(wanted.note)
-    if isinstance(note, dict) and note.keys() == set(Listing._fields):
-        files = {path: (about[0], about[1]) for path, about in note["files"].items()}
-        return _open(wanted, Listing(note["commit"], files), offline=True)
+    if listing := _noted(wanted.cache.note(wanted.note)):
+        return _open(wanted, listing, offline=True)
     if incomplete:
         raise incomplete
-    where = f" at revision {revision!r}" if revision else ""
+    where = f" at revision {redacted(revision)!r}" if revision else ""
     raise HubError(f"is not a local path, not in the cache{where}, and {why}")

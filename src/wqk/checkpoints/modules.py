@@ -7,18 +7,29 @@ those of the tensors, also once they are saved. PEFT replaces a module by one th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
+from enum import Enum
 from typing import Any
+from weakref import ref
 
 import numpy as np
 from array_api_compat import array_namespace
 
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
-from wqk.checkpoints.configurations import is_transformer_lens, lens_configuration, linear_name
+from wqk.checkpoints.configurations import (
+    Opened,
+    configured,
+    is_transformer_lens,
+    lens_configuration,
+    linear_name,
+)
 from wqk.errors import CheckpointError
 
 # Names that wrappers give to the module within: parallel ones, compilation, FSDP 1, activation
 # checkpointing.
 WRAPPED = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+# What authors of modules call their configuration.
+CONFIGURATIONS = ("config", "cfg", "model_args", "args", "params", "hparams")
 # The name that an adapter gives to the module that it adapts.
 ADAPTED = "base_layer"
 
@@ -125,10 +136,9 @@ class StateDict(Checkpoint):
         self.name, self.config, self.adapted = name, config, adapted or {}
         # A state dict may hold more than arrays, such as a module's extra state.
         arrays = {key: value for key, value in tensors.items() if hasattr(value, "dtype")}
-        plain = by_plain_name(arrays)
-        if self.adapted:
-            plain = {without_adapter(key): stored for key, stored in plain.items()}
-        self._arrays = {key: arrays[stored] for key, stored in plain.items()}
+        # Of a mapping, what an adapter adds is not known: its names are left as they are.
+        names = by_plain_name(arrays) if adapted is None else _own_names(arrays)
+        self._arrays = {key: arrays[stored] for key, stored in names.items()}
         self._tensors = {key: _info(value) for key, value in self._arrays.items()}
         if is_transformer_lens(arrays):
             self.config = lens_configuration(config, self._tensors)
@@ -141,13 +151,24 @@ class StateDict(Checkpoint):
         """The wanted rows of each part, joined: copies on the host, as training goes on."""
         return [self._read(part) for part in parts]
 
+    def raw(self, part: Part) -> np.ndarray | None:
+        """A part's bytes, of arrays that NumPy knows and no adapter changes."""
+        array = self._arrays.get(part.name)
+        if part.name in self.adapted or type(array) is not np.ndarray:
+            return None
+        rows = [array] if part.rows is None else [array[start:stop] for start, stop in part.rows]
+        return np.concatenate([np.ravel(some).view(np.uint8) for some in rows])
+
     def _read(self, part: Part) -> Any:
         rows = [_on_host(rows) for rows in self._rows(part)]
         return np.array(rows[0]) if part.rows is None else np.concatenate(rows)
 
+    def _array(self, name: str) -> Any:
+        return self._arrays[name]
+
     def _rows(self, part: Part) -> list[Any]:
         """The wanted rows of an array, range by range, as stored."""
-        info, array = self.info(part.name), self._arrays[part.name]
+        info, array = self.info(part.name), self._array(part.name)
         _require_values(array, part.name)
         if info.dtype not in ("F64", "F32", "F16", "BF16"):
             raise CheckpointError(f"{part.name}: holds {info.dtype}, not floating-point weights")
@@ -158,47 +179,109 @@ class StateDict(Checkpoint):
         return [array[start:stop] for start, stop in part.row_ranges(info.shape)]
 
 
-class Parameters(StateDict):
-    """A module's parameters themselves: what is read are tensors of the model, not copies.
+class Read(Enum):
+    """What reading a model in memory gives."""
 
-    Gradients flow through what is read, which is widened to at least float32; what is written to
-    one of `arrays` changes the model. Raises `CheckpointError` if it is not a module, or its
-    parameters are on the meta device or sharded.
+    HOST = "copies on the host, as NumPy arrays"
+    DEVICE = "tensors on their own device, without gradients, gathered if they are sharded"
+    GRADIENT = "tensors that gradients flow through"
+
+
+class LiveCheckpoint(StateDict):
+    """A module's weights as they are now, by the names that it saves them under.
+
+    They are looked up at every reading, since FSDP and others replace parameters during a pass, and
+    widened to at least float32.
+
+    Parameters
+    ----------
+    model
+        The `nn.Module`, plain or wrapped.
+    read
+        What reading gives.
+    keep
+        Whether the checkpoint keeps the model alive.
+
+    Raises
+    ------
+    CheckpointError
+        It is no module; or gradients are wanted, and parameters are on the meta device or sharded.
     """
 
-    def __init__(self, model: Any) -> None:
-        if not hasattr(model, "named_parameters"):
-            raise CheckpointError(f"expected an nn.Module, got {type(model).__name__}")
-        named = dict(model.named_parameters(remove_duplicate=False))
-        for name, parameter in named.items():
-            _require_values(parameter, f"{type(model).__name__}: {name}")
-        name = type(model).__name__
-        super().__init__(named, _configuration(model), name, adapted_modules(model))
+    def __init__(self, model: Any, read: Read = Read.HOST, *, keep: bool = True) -> None:
+        kind = type(model).__name__
+        if not hasattr(model, "named_modules"):
+            raise CheckpointError(f"expected an nn.Module, got {kind}")
+        tensors = model.state_dict()
+        known = {plain_name(name): _info(t) for name, t in tensors.items() if hasattr(t, "dtype")}
+        config = _configuration(model)
+        if not is_transformer_lens(known):
+            config = configured(None, Opened(config, {}, known))
+        super().__init__(tensors, config, kind, adapted_modules(model))
+        self.model, self._wanted = model if keep else None, read
+        held = {
+            f"{prefix}.{name}" if prefix else name: (ref(module), name)
+            for prefix, module in model.named_modules(remove_duplicate=False)
+            for name in (*module._parameters, *module._buffers)
+        }
+        self._owners = {name: held[stored] for name, stored in _own_names(held).items()}
+        # What no module holds as it is saved, such as a tensor made for saving, is kept.
+        self._arrays = {n: array for n, array in self._arrays.items() if n not in self._owners}
+        if read is Read.GRADIENT:
+            for name, parameter in model.named_parameters():
+                _require_values(parameter, f"{kind}: {name}")
 
-    @property
-    def arrays(self) -> Mapping[str, Any]:
-        """Every whole parameter by name."""
-        return self._arrays
+    def current(self, name: str) -> Any:
+        """A parameter or buffer itself."""
+        if name not in self._owners:
+            return self._arrays[name]
+        owner, attribute = self._owners[name]
+        return getattr(owner(), attribute)
+
+    def whole(self, name: str) -> Any:
+        """A weight as passes use it, without gradients: with adapters, gathered if sharded."""
+        tensor = self.current(name).detach()
+        if name in self.adapted:
+            tensor = with_adapter(tensor, self.adapted[name], name)
+        return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+    def _array(self, name: str) -> Any:
+        return self.current(name)
 
     def _read(self, part: Part) -> Any:
-        rows = self._rows(part)
+        if self._wanted is Read.HOST:
+            return super()._read(part)
+        if self._wanted is Read.GRADIENT:
+            rows = self._rows(part)
+        else:
+            tensor = self.whole(part.name)
+            ranges = part.row_ranges(tuple(tensor.shape)) if part.rows is not None else ()
+            rows = [tensor[start:stop] for start, stop in ranges] or [tensor]
         joined = rows[0] if len(rows) == 1 else array_namespace(*rows).concat(rows)
         return joined if joined.itemsize > 2 else joined.float()
 
 
+def _own_names(names: Iterable[str]) -> dict[str, str]:
+    """The names by what the model itself calls them, without wrappers and adapters."""
+    return {without_adapter(plain): name for plain, name in by_plain_name(names).items()}
+
+
 def open_live(model: Any) -> StateDict:
     """A module by its state dict and configuration, or a state dict by itself."""
+    if hasattr(model, "named_modules"):
+        return LiveCheckpoint(model)
     if hasattr(model, "state_dict"):
-        name = type(model).__name__
-        adapted = adapted_modules(model) if hasattr(model, "named_modules") else None
-        return StateDict(model.state_dict(), _configuration(model), name, adapted)
+        return StateDict(model.state_dict(), _configuration(model), type(model).__name__)
     return StateDict(model, {}, "state dict")
 
 
 def _configuration(model: Any) -> Mapping[str, Any]:
     """The configuration of a module, or of the only `transformers` model in it."""
     model = unwrapped(model) if hasattr(model, "named_children") else model
-    config: Any = getattr(model, "config", getattr(model, "cfg", None))  # TransformerLens: cfg
+    config: Any = next((c for n in CONFIGURATIONS if (c := getattr(model, n, None))), None)
+    if config is None:  # one that its author calls otherwise
+        own: list[Any] = [value for value in vars(model).values() if is_dataclass(value)]
+        config = own[0] if len(own) == 1 else None
     if config is None and hasattr(model, "children"):
         held = [child for child in model.children() if hasattr(child, "config")]
         config = held[0].config if len(held) == 1 else None

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wqk._typing import Float
+from wqk.checkpoints.checkpoint import Grid
 from wqk.errors import CheckpointError
 
 # Bits of one stored value, by safetensors' name. Only floating types are scored, but headers list
@@ -95,7 +96,15 @@ _READERS: dict[str, tuple[str, type, Callable[[np.ndarray, np.ndarray], None]]] 
     "BF16": ("<u2", np.float32, _from_bfloat16),
     "F8_E4M3": ("u1", np.float32, _look_up("F8_E4M3")),
     "F8_E5M2": ("u1", np.float32, _look_up("F8_E5M2")),
+    # What quantized matrices are stored in.
+    "U8": ("u1", np.uint8, _copy),
+    "F8_E8M0": ("u1", np.uint8, _copy),
+    "I8": ("i1", np.int8, _copy),
+    "I32": ("<i4", np.int32, _copy),
+    "U32": ("<u4", np.uint32, _copy),
+    "I64": ("<i8", np.int64, _copy),
 }
+FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 
 
 def is_float8(dtype: str) -> bool:
@@ -103,15 +112,21 @@ def is_float8(dtype: str) -> bool:
     return dtype in ("F8_E4M3", "F8_E5M2")
 
 
-def widened_type(dtype: str, tensor: str) -> type:
-    """float64 for a tensor stored as float64, float32 for every other floating type."""
-    try:
-        return _READERS[dtype][1]
-    except KeyError:
+def require_floats(dtype: str, tensor: str) -> None:
+    """Raise `CheckpointError` for weights of any but the floating types."""
+    if dtype not in FLOATS:
         raise CheckpointError(
             f"{tensor}: weights are stored as {dtype}, which is not a floating-point type that wqk "
-            f"reads ({', '.join(_READERS)}); a quantized model has to be dequantized first"
-        ) from None
+            f"reads ({', '.join(FLOATS)}); a quantized model of a format that is not known has to "
+            "be dequantized first"
+        )
+
+
+def widened_type(dtype: str, tensor: str) -> type:
+    """float64 stays, other floating types become float32; whole numbers stay what they are."""
+    if dtype not in _READERS:
+        require_floats(dtype, tensor)
+    return _READERS[dtype][1]
 
 
 def widened(
@@ -165,20 +180,21 @@ def apply_scales(
     values: np.ndarray,
     scales: np.ndarray,
     shape: Sequence[int],
-    rows: Sequence[tuple[int, int]],
+    rows: np.ndarray,
     name: str,
     block: tuple[int, int] | None = None,
 ) -> None:
     """Multiply ``values``, the widened rows of a float8 matrix, by their scales, in place.
 
-    ``shape`` is that of the whole matrix, ``rows`` are those of it that were read. ``scales``, from
-    the tensor ``name``, are one value, (rows,), (rows, 1) or a grid of blocks (row blocks, column
-    blocks); ``block`` is a block's height and width, where the configuration says them.
+    ``shape`` is that of the whole matrix, ``rows`` are the numbers of those that were read.
+    ``scales``, from the tensor ``name``, are one value, (rows,), (rows, 1) or a grid of blocks (row
+    blocks, column blocks); ``block`` is a block's height and width, where the configuration says
+    them.
 
     Examples
     --------
     >>> values = np.ones((2, 4), np.float32)
-    >>> apply_scales(values, np.array([[1.0, 2.0], [3.0, 4.0]]), (4, 4), [(1, 3)], "scales")
+    >>> apply_scales(values, np.array([[1.0, 2.0], [3.0, 4.0]]), (4, 4), np.arange(1, 3), "scales")
     >>> values
     array([[1., 1., 2., 2.],
            [3., 3., 4., 4.]], dtype=float32)
@@ -193,7 +209,7 @@ def apply_scales(
         _block_side(n, blocks, side, name)
         for n, blocks, side in zip(shape, grid.shape, block or (128, 128), strict=True)
     )
-    wanted = np.concatenate([np.arange(start, stop) for start, stop in rows]) // height
+    wanted = rows // height
     columns = np.arange(shape[1]) // width
     for block in np.unique(wanted):
         values[wanted == block] *= grid[block][columns].astype(values.dtype)
@@ -234,20 +250,21 @@ class Quantization(NamedTuple):
     steps: float  # distance of neighboring values, as a share of the largest one with this scale
 
 
-def rounding(kind: str, values: Float[np.ndarray, ...]) -> float:
+def rounding(grid: Grid, values: Float[np.ndarray, ...]) -> float:
     """Half the distance of neighboring values of a quantized tensor, relative to the values.
 
-    As a root mean square over all scales; 0 for a tensor of zeros.
+    As a root mean square over all scales; 0 for a tensor of zeros. Values that do not divide into
+    those that share a scale are taken to share the largest.
 
     Examples
     --------
-    >>> round(rounding("Q8_0", np.ones(32)), 4)
+    >>> round(rounding(Grid(32, 1 / 127), np.ones(32)), 4)
     0.0039
     """
-    chosen = QUANTIZED[kind]
-    largest = np.abs(values.reshape(-1, chosen.shared)).max(axis=1).astype(np.float64)
-    size = float(np.mean(np.square(values, dtype=np.float64)))
-    half = chosen.steps / 2
+    shared = grid.shared if values.size % grid.shared == 0 else max(1, values.size)
+    largest = np.abs(values.reshape(-1, shared)).max(axis=1, initial=0).astype(np.float64)
+    size = float(np.mean(np.square(values, dtype=np.float64))) if values.size else 0.0
+    half = grid.steps / 2
     return half * float(np.sqrt(np.mean(largest**2) / size)) if size else 0.0
 
 
@@ -345,6 +362,23 @@ def _q6_k(blocks: np.ndarray) -> np.ndarray:
     return _scaled(whole, _half(blocks, 208) * blocks[:, 192:208].view(np.int8))
 
 
+def _by_gguf(kind: str) -> Callable[[np.ndarray], np.ndarray]:
+    """Unpacks blocks of a type with ggml's own package, where it is installed."""
+
+    def unpack(blocks: np.ndarray) -> np.ndarray:
+        try:
+            import gguf
+        except ImportError:
+            raise CheckpointError(
+                f"values of type {kind} are unpacked by the package gguf, which is not installed: "
+                "pip install gguf"
+            ) from None
+        unpacked = gguf.quants.dequantize(blocks, getattr(gguf.GGMLQuantizationType, kind))
+        return np.asarray(unpacked, np.float32)
+
+    return unpack
+
+
 QUANTIZED: dict[str, Quantization] = {
     "Q4_0": Quantization(32, 18, _q4_0, 32, 1 / 8),
     "Q4_1": Quantization(32, 20, _q4_1, 32, 2 / 15),
@@ -356,4 +390,17 @@ QUANTIZED: dict[str, Quantization] = {
     "Q4_K": Quantization(256, 144, _q4_k, 32, 2 / 15),
     "Q5_K": Quantization(256, 176, _q5_k, 32, 2 / 31),
     "Q6_K": Quantization(256, 210, _q6_k, 16, 1 / 32),
+    # Values of a codebook; those of the last are several at once, whose steps are a bound.
+    "IQ4_NL": Quantization(32, 18, _by_gguf("IQ4_NL"), 32, 24 / 127),
+    "IQ4_XS": Quantization(256, 136, _by_gguf("IQ4_XS"), 32, 24 / 127),
+    "MXFP4": Quantization(32, 17, _by_gguf("MXFP4"), 32, 1 / 3),
+    "TQ1_0": Quantization(256, 54, _by_gguf("TQ1_0"), 256, 1.0),
+    "TQ2_0": Quantization(256, 66, _by_gguf("TQ2_0"), 256, 1.0),
+    "IQ3_XXS": Quantization(256, 98, _by_gguf("IQ3_XXS"), 32, 1 / 2),
+    "IQ3_S": Quantization(256, 110, _by_gguf("IQ3_S"), 32, 1 / 2),
+    "IQ2_XXS": Quantization(256, 66, _by_gguf("IQ2_XXS"), 32, 1.0),
+    "IQ2_XS": Quantization(256, 74, _by_gguf("IQ2_XS"), 16, 1.0),
+    "IQ2_S": Quantization(256, 82, _by_gguf("IQ2_S"), 16, 1.0),
+    "IQ1_S": Quantization(256, 50, _by_gguf("IQ1_S"), 32, 2.0),
+    "IQ1_M": Quantization(256, 56, _by_gguf("IQ1_M"), 16, 2.0),
 }

@@ -210,11 +210,17 @@ class Workers:
 
     def __init__(self, count: int = CONNECTIONS) -> None:
         self.traffic = Traffic()
+        self._process = os.getpid()
         self._jobs: SimpleQueue[Any] = SimpleQueue()
         self._promised: WeakSet[Future[bytearray | None]] = WeakSet()
         for _ in range(count):
             threading.Thread(target=_work, args=(self._jobs,), daemon=True).start()
         finalize(self, _dismiss, self._jobs, count)
+
+    def require_own_process(self) -> None:
+        """Raise `HubError` in a process that was forked since: it lacks the threads."""
+        if os.getpid() != self._process:
+            raise HubError("was opened before this process was forked; open it again here")
 
     def submit(self, job: Callable[[], bytearray | None]) -> Future[bytearray | None]:
         """Do the job when its turn comes."""
@@ -298,7 +304,7 @@ class RangedFile:
         self.name, self.size = remote.name, remote.size
         by_tag = f"{remote.url} {remote.tag} {remote.size}" if remote.tag else None
         identity = content or by_tag
-        self._remote, self._identity, self._cache = remote, identity, cache
+        self._remote, self.identity, self._cache = remote, identity, cache
         self._workers, self._offline = workers, offline
         self._saves = identity is not None
         self._lock = threading.Lock()
@@ -316,6 +322,7 @@ class RangedFile:
 
     def want(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Start fetching what of these half-open ranges is neither held nor requested."""
+        self._workers.require_own_process()
         with self._lock:
             missing = [gap for start, stop in ranges for gap in self._missing(start, stop)]
             joined = coalesce(missing)
@@ -329,6 +336,7 @@ class RangedFile:
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill the buffer from this offset, waiting for requests in progress."""
+        self._workers.require_own_process()
         while buffer:
             span = self._span(offset)
             if span is None:
@@ -363,7 +371,7 @@ class RangedFile:
 
     def _job(self, start: int, stop: int) -> Callable[[], bytearray | None]:
         remote, cache, offline = self._remote, self._cache, self._offline
-        identity = self._identity if self._saves else None
+        identity = self.identity if self._saves else None
 
         def fetch() -> bytearray | None:
             if offline:
@@ -386,8 +394,8 @@ class RangedFile:
                 raise
             if held is not None:
                 return held
-        assert self._identity is not None
-        return self._cache.load(self._identity, span.start, span.stop)
+        assert self.identity is not None
+        return self._cache.load(self.identity, span.start, span.stop)
 
     def _drop(self, span: Span) -> None:
         with self._lock:

@@ -6,13 +6,10 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, TypedDict
-from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
+from typing import Any, NamedTuple, TypedDict
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from wqk.errors import CheckpointError, shortened
-
-# Parts of a query that say which file is meant; everything else may be a secret.
-HARMLESS = ("download", "ref", "revision", "version", "versionId", "filename", "path", "subfolder")
 
 # Parts of a query that only say that its bearer may read the file; a renewed address has others.
 SIGNATURES = re.compile(
@@ -21,10 +18,16 @@ SIGNATURES = re.compile(
     re.IGNORECASE,
 )
 
-ADDRESS = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*:[/\\]+)(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
-IN_TEXT = re.compile(r"[a-z][a-z0-9+.-]*:[/\\]+[^\s'\"<>|]+", re.IGNORECASE)
 # Where the path of an address ends, plain or escaped.
 PATH_END = re.compile(r"[?#;&]|%3[fFbB]|%2[36]")
+ADDRESS = re.compile(
+    r"(?P<scheme>[a-z][a-z0-9+.-]{0,20}:[/\\]+)(?P<rest>.*)", re.IGNORECASE | re.DOTALL
+)
+# What may hold secrets in a sentence: an address from its slashes on, or the end of one.
+IN_TEXT = re.compile(r"(?<=:)[/\\]+[^\s'\"<>|]+")
+END_IN_TEXT = re.compile(rf"({PATH_END.pattern})[^\s'\"<>|=?#;&%]*=[^\s'\"<>|)]*")
+HOST = re.compile(r"(\[[0-9a-f:.%]*\]|[^:\[\]]*)(:[0-9]*)?", re.IGNORECASE)
+AT = r"(@|%40)"
 
 # step1000, checkpoint-1000, stage1-step1000-tokens5B, global_step1000, iter_0001000; not step1.5M.
 STEP = re.compile(
@@ -32,50 +35,61 @@ STEP = re.compile(
 )
 
 
-def redacted(reference: str) -> str:
-    r"""A reference for messages, tables and file names, without secrets.
+class Reference(NamedTuple):
+    """A reference in two parts."""
 
-    An existing path stays as it is. Anything else may be an address, however misspelled: it loses
-    its user, password and query, except for parts of the query known to be harmless. Bytes that
-    are not text become escapes.
+    identity: str  # names the checkpoint in messages, tables and file names
+    private: str = ""  # the rest of an address: which version of it, with what permission
+
+
+def parsed(reference: str) -> Reference:
+    r"""A reference without its secrets, and what was taken from its end.
+
+    An existing path stays as it is. Anything else may be an address, however misspelled: users and
+    passwords are left out, and all that follows the path. Bytes that are not text become escapes.
 
     Examples
     --------
-    >>> redacted("https://me:secret@example.org/model.safetensors?download=true&signature=x")
-    'https://example.org/model.safetensors?download=true'
-    >>> redacted(" http:/me:secret@example.org/m;sig=x"), redacted("me:secret@example.org/m")
-    ('http:/example.org/m', 'example.org/m')
-    >>> redacted("owner/model"), redacted("run-\udcff")
-    ('owner/model', 'run-\\udcff')
+    >>> parsed("https://me:secret@example.org/model.safetensors?versionId=3")
+    Reference(identity='https://example.org/model.safetensors', private='?versionId=3')
+    >>> parsed("owner/model"), parsed("run-\udcff").identity
+    (Reference(identity='owner/model', private=''), 'run-\\udcff')
     """
     exists = _exists(reference)
     reference = reference.encode("utf-8", "backslashreplace").decode()
     if exists or not set(reference) & set("@?#;&:%"):
-        return reference
+        return Reference(reference)
     stripped = reference.strip().strip("\"'`<>()[]{},").strip()
+    # What precedes the scheme is nothing that an address has.
     address = ADDRESS.search(stripped)
     scheme, rest = (address["scheme"], address["rest"]) if address else ("", stripped)
-    # What precedes the scheme is nothing that an address has.
-    path = PATH_END.split(_without_user(rest, bool(address)), maxsplit=1)[0]
-    query = urlencode(
-        [
-            (key, value)
-            for key, value in _query(rest)
-            if key in HARMLESS and not set(value) & set("@:;")
-        ]
-    )
-    return f"{scheme}{path}{'?' * bool(query)}{query}"
+    named = _without_users(rest, bool(address))
+    path = PATH_END.split(named, maxsplit=1)[0]
+    return Reference(scheme + path, named[len(path) :])
 
 
-def without_secrets(text: str) -> str:
-    """A text with its addresses redacted.
+def redacted(reference: str) -> str:
+    """A reference for messages, tables and file names: its `Reference.identity`.
 
     Examples
     --------
-    >>> without_secrets("cannot reach 'ftp://me:pw@host/x?sig=y', nor b")
-    "cannot reach 'ftp://host/x', nor b"
+    >>> redacted(" http:/me:secret@example.org/m;sig=x"), redacted("me:secret@example.org/m")
+    ('http:/example.org/m', 'example.org/m')
     """
-    return IN_TEXT.sub(lambda found: redacted(found[0]), text)
+    return parsed(reference).identity
+
+
+def without_secrets(text: str) -> str:
+    """A text with its addresses redacted, and what looks like the query of one left out.
+
+    Examples
+    --------
+    >>> without_secrets("cannot reach 'ftp://me:pw@host/x?sig=y', nor owner/b?sig=y")
+    "cannot reach 'ftp://host/x', nor owner/b"
+    """
+    text = IN_TEXT.sub(lambda found: redacted(f"x:{found[0]}").removeprefix("x:"), text)
+    # The sentence's own punctuation stays.
+    return END_IN_TEXT.sub(lambda found: found[0][len(found[0].rstrip(":;,.")) :], text)
 
 
 def digest_of_query(reference: str) -> str:
@@ -89,13 +103,12 @@ def digest_of_query(reference: str) -> str:
     >>> digest_of_query("https://example.org/m?signature=7")
     ''
     """
-    if _exists(reference) or not ADDRESS.match(reference.strip()):
+    query = parsed(reference).private.partition("?")[2].partition("#")[0]
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True)
+    except ValueError:
         return ""
-    private = [
-        pair
-        for pair in _query(reference)
-        if pair[0] not in HARMLESS and not SIGNATURES.fullmatch(pair[0])
-    ]
+    private = [pair for pair in pairs if not SIGNATURES.fullmatch(pair[0])]
     return hashlib.blake2b(repr(private).encode(), digest_size=4).hexdigest() if private else ""
 
 
@@ -106,25 +119,21 @@ def _exists(reference: str) -> bool:
         return False
 
 
-def _query(reference: str) -> list[tuple[str, str]]:
-    try:
-        return parse_qsl(reference.partition("?")[2].partition("#")[0], keep_blank_values=True)
-    except ValueError:
-        return []
-
-
-def _without_user(text: str, is_address: bool) -> str:
-    """An address's host and path without users and passwords, wherever they stand."""
-    host = re.split(r"[/\\?#]", text, maxsplit=1)[0]
-    colon = host.rpartition("@")[2].partition(":")[2]
-    if "@" in text and colon and not colon.isdigit() and not host.startswith("["):
-        return text.rpartition("@")[2]  # a password with a slash in it
-    if is_address:
-        return re.sub(r"[^/\\?#]*@", "", text)
-    start, slash, rest = text.partition("/")
-    if re.search(r"@[\w-]+(\.[\w-]+)*(:\d+)?$", start):
-        start = start.rpartition("@")[2]
-    return start + slash + re.sub(r"[^/]*:[^/]*@", "", rest)
+def _without_users(text: str, is_address: bool) -> str:
+    """An address without users and passwords, wherever they stand; ``…`` for an unclear host."""
+    if not is_address:
+        start, slash, rest = text.partition("/")
+        if slash and re.search(rf"{AT}[\w-]+(\.[\w-]+)*(:\d+)?$", start):
+            start = re.split(AT, start)[-1]
+        kept = (part if ":" not in part else re.split(AT, part)[-1] for part in rest.split("/"))
+        return start + slash + "/".join(kept)
+    authority = re.split(r"[/\\?#]", text, maxsplit=1)[0]
+    rest, host = text[len(authority) :], re.split(AT, authority)[-1]
+    # A password may hold any character, also those that end an authority.
+    cut_short = authority == host and re.match(r"[?#]", rest) and re.search(AT, rest)
+    if cut_short or not HOST.fullmatch(host):
+        return "…"
+    return host + re.sub(r"[^/\\?#]+", lambda part: re.split(AT, part[0])[-1], rest)
 
 
 def split_address(url: str) -> SplitResult:
@@ -132,8 +141,8 @@ def split_address(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         parts.port  # noqa: B018 - raises if it is not a number
-    except ValueError as error:
-        raise CheckpointError(f"{shortened(redacted(url))}: not a valid URL ({error})") from None
+    except ValueError:  # whose message may quote a password
+        raise CheckpointError(f"{shortened(redacted(url))}: not a valid URL") from None
     return parts
 
 

@@ -7,20 +7,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.formats import ARCHIVES
 from wqk.checkpoints.gguf import open_gguf
 from wqk.checkpoints.llama2c import is_llama2c, open_llama2c
 from wqk.checkpoints.modules import by_plain_name
-from wqk.checkpoints.number_types import apply_scales, block_of, is_float8, scale_name
+from wqk.checkpoints.number_types import is_float8, require_floats, scale_name
+from wqk.checkpoints.quantized import Source, find_quantized
 from wqk.checkpoints.ranged import RangedFile
 from wqk.checkpoints.safetensors import open_safetensors
 from wqk.checkpoints.torch_archive import TorchFile
 from wqk.errors import CheckpointError, errors_about
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from wqk.checkpoints.files import ByteSource, WeightFile
     from wqk.checkpoints.ranged import Workers
 
@@ -75,9 +76,21 @@ class StoredCheckpoint(Checkpoint):
                     raise CheckpointError(f"{name}: tensor {tensor!r} occurs in two files")
                 self._file_of[tensor] = file
         self._stored = by_plain_name(self._file_of)
-        self._tensors = {
+        lying = {
             name: self._file_of[stored].tensors[stored] for name, stored in self._stored.items()
         }
+        with errors_about(name):
+            self._quantized = find_quantized(Source(lying, config, self._read_stored))
+        used = {c.name for matrix in self._quantized.values() for c in matrix.components.values()}
+        self._tensors = {
+            **{name: info for name, info in lying.items() if name not in used},
+            **{name: matrix.info for name, matrix in self._quantized.items()},
+        }
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """What tells the files' content, as it is now, from any other."""
+        return tuple(file.source.identity for file in dict.fromkeys(self._file_of.values()))
 
     @property
     def bytes_fetched(self) -> int | None:
@@ -108,6 +121,22 @@ class StoredCheckpoint(Checkpoint):
             source.forget(ranges)
         return [arrays[i] for i in range(len(parts))]
 
+    def raw(self, part: Part) -> np.ndarray | None:
+        """A part's bytes; None if it is remote, compressed, in pieces, or has scales elsewhere."""
+        info = self.info(part.name)
+        if self._workers is not None or is_float8(info.dtype):
+            return None
+        file, own = self._lying(part)
+        ranges = file.byte_ranges(own)
+        if not ranges:
+            return None
+        found = np.empty(sum(stop - start for start, stop in ranges), np.uint8)
+        at = 0
+        for start, stop in ranges:
+            file.source.read_into(start, found[at : at + stop - start].data)
+            at += stop - start
+        return found
+
     def _lying(self, part: Part) -> tuple[WeightFile, Part]:
         """The part in its file, under the name that it has there."""
         stored = self._stored[part.name]
@@ -121,36 +150,43 @@ class StoredCheckpoint(Checkpoint):
             if isinstance(file.source, RangedFile):
                 file.source.clean()
 
+    def _pieces(self, part: Part) -> dict[str, Part]:
+        """What has to be read for a part: itself, or the tensors in which it is quantized."""
+        matrix = self._quantized.get(part.name)
+        return {"": part} if matrix is None else matrix.parts(part)
+
     def _place(self, part: Part) -> tuple[int, list[tuple[int, int]]]:
         """Sorts parts by file and by place in it."""
-        file, own = self._lying(part)
+        file, own = self._lying(next(iter(self._pieces(part).values())))
         return id(file), file.byte_ranges(own)
 
     def _read(self, part: Part) -> np.ndarray:
-        info = self._tensors[part.name]
-        file, own = self._lying(part)
+        info, matrix = self._tensors[part.name], self._quantized.get(part.name)
+        pieces = self._pieces(part)
         try:
-            array = file.read(own)
+            arrays = self._read_stored([*pieces.values()])
+            if matrix is not None:
+                return matrix.read(part, dict(zip(pieces, arrays, strict=True)))
         except MemoryError:
             raise CheckpointError(
                 f"{self.name}: tensor {part.name!r}, of shape {info.shape}, does not fit in memory"
             ) from None
         if is_float8(info.dtype):
-            scale = scale_name(part.name, self._tensors)
-            file, own = self._lying(Part(scale))
-            scales = file.read(own)
-            rows, block = part.row_ranges(info.shape), block_of(self.config)
-            apply_scales(array, scales, info.shape, rows, scale, block)
-        return array
+            scale_name(part.name, self._tensors)  # which is not there
+        if info.grid is None:
+            require_floats(info.dtype, part.name)
+        return arrays[0]
+
+    def _read_stored(self, parts: Sequence[Part]) -> list[np.ndarray]:
+        """Rows of tensors as they lie in the files, whole numbers included."""
+        lying = [self._lying(part) for part in parts]
+        return [file.read(own) for file, own in lying]
 
     def _ranges(self, parts: Sequence[Part]) -> list[tuple[RangedFile, list[tuple[int, int]]]]:
-        """Where parts, and the scales of float8 ones, lie in the remote files."""
+        """Where parts, and all that quantized ones need, lie in the remote files."""
         wanted: dict[RangedFile, list[tuple[int, int]]] = {}
         for part in parts if self._workers is not None else ():
-            needed = [part]
-            if is_float8(self.info(part.name).dtype):
-                needed.append(Part(scale_name(part.name, self._tensors)))
-            for piece in needed:
+            for piece in self._pieces(part).values():
                 file, own = self._lying(piece)
                 if isinstance(file.source, RangedFile):
                     wanted.setdefault(file.source, []).extend(file.byte_ranges(own))

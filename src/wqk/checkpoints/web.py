@@ -10,8 +10,9 @@ from urllib.parse import quote, unquote, urlunsplit
 
 from wqk._version import __version__
 from wqk.checkpoints import http
-from wqk.checkpoints.folders import Folder, read_folder
+from wqk.checkpoints.folders import read_folder
 from wqk.checkpoints.formats import ENDINGS, PREFERRED, Weights, format_of, unread_format
+from wqk.checkpoints.listing import Folder
 from wqk.checkpoints.ranged import RangedFile, Workers, open_cache
 from wqk.checkpoints.references import redacted, split_address
 from wqk.errors import CheckpointError, HubError
@@ -100,10 +101,11 @@ def open_url(
         start = b""
         try:
             if offline:
-                noted = cache.note(address)
-                if not noted:
-                    raise http.Absent(f"{remote.name}: {OFFLINE}")
-                remote.size, remote.tag = noted
+                match cache.note(address):
+                    case [int(size), str(tag)] if size >= 0:
+                        remote.size, remote.tag = size, tag
+                    case _:
+                        raise http.Absent(f"{remote.name}: {OFFLINE}")
             else:
                 start = remote.describe()
         except http.Absent:

@@ -16,7 +16,7 @@ from wqk.cli.options import FILE, json_output
     help="Figure to write (.png, .pdf, .svg); needs matplotlib.",
 )  # fmt: skip
 @click.option(
-    "--report", type=FILE, default=Path("wqk-demo.html"),
+    "--report", type=FILE, metavar="FILE.html", default=Path("wqk-demo.html"),
     help="Report to write (.html); needs plotly.",
 )  # fmt: skip
 @json_output

@@ -9,19 +9,22 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import polars  # noqa: F401 - before its handler is changed
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
 from wqk._console import UNPRINTABLE, cleaning, printable, size
 from wqk._files import finite
-from wqk.tables.score_table import ScoreTable, records
+from wqk.checkpoints.references import without_secrets
 
 if TYPE_CHECKING:
     from wqk.checkpoints import Checkpoint
     from wqk.scanning.scan import Progress as ScanProgress
+    from wqk.tables.score_table import ScoreTable
 
-# With polars' own handler, a main thread that waits for others would sleep through Ctrl-C.
+# With polars' own handler, which it sets on import, a main thread that waits for others would
+# sleep through Ctrl-C.
 if hasattr(signal, "siginterrupt"):
     signal.siginterrupt(signal.SIGINT, True)
 
@@ -44,7 +47,7 @@ def output() -> Console:
 def say(message: str) -> None:
     """Lines on standard error, above a progress bar if there is one."""
     # Not click.echo, which writes past the stream that the bar puts in place of standard error.
-    print(printable(message), file=sys.stderr, flush=True)
+    print(printable(without_secrets(message)), file=sys.stderr, flush=True)
 
 
 def say_traffic(checkpoint: Checkpoint) -> None:
@@ -97,6 +100,11 @@ def scan_progress(done: ScanProgress) -> dict[str, Any]:
     return {"total": done.blocks, "completed": done.blocks_done, "text": text}
 
 
+def passes_progress(done: int, count: int) -> dict[str, Any]:
+    """What the bar shows of a text that is read again and again."""
+    return {"total": count, "completed": done, "text": f"{done}/{count} passes over the text"}
+
+
 def blocks_progress(done: int, count: int) -> dict[str, Any]:
     """What the bar shows of work that goes from block to block."""
     return {"total": count, "completed": done, "text": f"{done}/{count} blocks"}
@@ -104,13 +112,7 @@ def blocks_progress(done: int, count: int) -> dict[str, Any]:
 
 def print_json(table: ScoreTable) -> None:
     """Metadata, summary and rows as one JSON object."""
-    print_object(
-        {
-            "metadata": dict(table.metadata),
-            "summary": records(table.summary()),
-            "rows": records(table.frame),
-        }
-    )
+    print_object(table.to_dict())
 
 
 def show(value: Mapping[str, Any], *lines: Any, as_json: bool) -> None:

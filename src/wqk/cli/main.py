@@ -17,46 +17,87 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from typing import Any
 
 import click
 
 from wqk._version import __version__
+from wqk.cli.verb import Verb, first_sentence, written
 from wqk.errors import WqkError, shortened
+
+# Names of verbs by the title of their section in the help.
+Sections = Mapping[str, Sequence[str]]
+
+
+# Variables of the environment that libraries fail on, and what they take. The first two end or
+# silence the process without an error, the others do if something else has gone wrong.
+ENVIRONMENT = {
+    "POLARS_MAX_THREADS": (r"0*[1-9]\d*|.*\D.*", "a number of threads"),
+    "COLUMNS": (r"0*[1-9]\d*|.*\D.*", "a width in characters"),
+    **dict.fromkeys(("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"), (r"\d{1,9}", "seconds")),
+    "HF_ENDPOINT": (r"https?://[^/\[\]]+/?", "the address of a hub"),
+    **dict.fromkeys(
+        ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"),
+        (r"(\w+://)?([^@/]*@)?([^:/\[\]]+|\[[\da-fA-F:]+\])(:\d{1,5})?/?", "a proxy's address"),
+    ),
+    "MPLBACKEND": (
+        r"(?i)agg|\w+(agg|cairo)|pdf|pgf|ps|svg|module://.+|.*inline",
+        "a backend such as agg",
+    ),
+    "SOURCE_DATE_EPOCH": (r"\d{1,11}", "seconds since 1970"),
+}
+AT_ONCE = ("POLARS_MAX_THREADS", "COLUMNS")
+
+
+def wrong_variable(names: Iterable[str] = ENVIRONMENT) -> str | None:
+    """What is wrong with the first of these variables that has a value it cannot have."""
+    for name in names:
+        pattern, expected = ENVIRONMENT[name]
+        value = os.environ.get(name) or ""
+        if value and not re.fullmatch(pattern, value, re.DOTALL):
+            return f"the environment has {name}={value!r}; expected {expected}, or nothing"
+    return None
 
 
 class Verbs(Mapping[str, click.Command]):
-    """The verbs by name, each in a module of its name, which is imported when it is asked for.
+    """Verbs by name, each in a module of its name, which is imported when it is asked for.
 
-    ``sections`` are those next to this module, by title. Packages add verbs with an entry point of
-    the group ``plugins``: it names a mapping like this one, and the modules are those next to it.
+    ``packages`` tells, when it is first needed, the sections of each package's verbs, by title.
     """
 
-    def __init__(self, sections: Mapping[str, Sequence[str]], plugins: str) -> None:
-        self._own, self._plugins = {"wqk.cli": sections}, plugins
-
-    @cached_property
-    def _packages(self) -> dict[str, Mapping[str, Sequence[str]]]:
-        from importlib.metadata import entry_points
-
-        return self._own | {one.module: one.load() for one in entry_points(group=self._plugins)}
+    def __init__(self, packages: Callable[[], Mapping[str, Sections]]) -> None:
+        self._packages = cache(packages)
 
     @property
     def sections(self) -> dict[str, list[str]]:
         """The names of all verbs, by title."""
-        return {t: [*verbs] for found in self._packages.values() for t, verbs in found.items()}
+        return {t: [*verbs] for found in self._packages().values() for t, verbs in found.items()}
+
+    def module(self, name: str) -> str:
+        """The module of a verb; KeyError if there is no such verb."""
+        for package, sections in self._packages().items():
+            if any(name in verbs for verbs in sections.values()):
+                return f"{package}.{name}"
+        raise KeyError(name)
+
+    def declared(self, name: str) -> Verb | click.Command:
+        """A verb as its module declares it."""
+        verb: Verb | click.Command = getattr(import_module(self.module(name)), name)
+        return verb
 
     def __getitem__(self, name: str) -> click.Command:
-        # Other packages are looked for only if this one has no such verb.
-        places = (places for of in ("_own", "_packages") for places in getattr(self, of).items())
-        for package, sections in places:
-            if any(name in verbs for verbs in sections.values()):
-                verb: click.Command = getattr(import_module(f"{package}.{name}"), name)
-                return verb
-        raise KeyError(name)
+        verb = self.declared(name)
+        return verb.command(name) if isinstance(verb, Verb) else verb
+
+    def summary(self, name: str) -> str:
+        """The first sentence of a verb's help."""
+        if found := written(f"{self.module(name)}:{name}"):
+            return first_sentence(found[1])
+        verb = self.declared(name)
+        return verb.summary if isinstance(verb, Verb) else ""
 
     def __iter__(self) -> Iterator[str]:
         return (name for names in self.sections.values() for name in names)
@@ -80,21 +121,37 @@ class Boundary(click.Group):
         widest = max(map(len, self.verbs))
         for title, names in self.verbs.sections.items():
             with formatter.section(title):
-                rows = [(n.ljust(widest), first_sentence(self.verbs[n].help or "")) for n in names]
+                rows = [(name.ljust(widest), self.verbs.summary(name)) for name in names]
                 formatter.write_dl(rows)
+
+    def resolve_command(
+        self, context: click.Context, words: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find a verb; who asks for one of the laboratory's is told where it is."""
+        if words[0] not in self.verbs and words[0] in LABORATORY:
+            raise click.UsageError(f"wqk {words[0]} is now wqk lab {words[0]}")
+        return super().resolve_command(context, words)
 
     def invoke(self, context: click.Context) -> Any:
         """Run a verb."""
+        if wrong := wrong_variable(AT_ONCE):
+            tell(wrong)
+            context.exit(2)
         try:
             return super().invoke(context)
         except KeyboardInterrupt as stopped:
             # A verb that can be continued says how: KeyboardInterrupt("what to do next").
             tell("; ".join(["interrupted", *map(str, stopped.args)]))
             context.exit(130)
-        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+        except click.ClickException as error:
+            from wqk.checkpoints.references import without_secrets
+
+            error.message = without_secrets(error.message)  # type: ignore[misc]
+            raise
+        except (click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
         except Exception as error:
-            if context.params.get("debug"):
+            if context.find_root().params.get("debug"):
                 raise
             tell(self.described(error, context))
             context.exit(2)
@@ -110,6 +167,8 @@ class Boundary(click.Group):
             return (
                 "out of memory: give the process more, or score fewer layers at a time (--layers)"
             )
+        if wrong := wrong_variable():
+            return wrong
         message = f": {error}" if str(error) else ""
         return f"unexpected {type(error).__name__}{message} (wqk --debug shows where)"
 
@@ -118,25 +177,13 @@ class Boundary(click.Group):
 
         ``heads_per_layer=4`` becomes ``--heads-per-layer 4``, ``retry=True`` ``--retry``.
         """
-        verb = self.verbs.get(context.invoked_subcommand or "")
-        for option in verb.params if verb else ():
+        verb = context.invoked_subcommand or ""
+        for option in self.verbs[verb].params if verb in self.verbs else ():
             if isinstance(option, click.Option):
                 value = "=True" if option.is_flag else "="
                 after = "" if option.is_flag else " "
                 message = re.sub(rf"\b{option.name}{value}", option.opts[-1] + after, message)
         return message
-
-
-def first_sentence(text: str) -> str:
-    """The first sentence of a command's help, on one line.
-
-    Examples
-    --------
-    >>> first_sentence("Score the query-key form of\\nevery layer. REF is a folder.")
-    'Score the query-key form of every layer.'
-    """
-    sentence, point, _ = " ".join(text.split()).partition(". ")
-    return sentence + point.rstrip()
 
 
 def tell(message: str) -> None:
@@ -195,18 +242,29 @@ def _open_streams() -> None:
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
 
 
+def laboratory() -> dict[str, Sections]:
+    """The verbs that other packages add: `PLUGINS` names their sections, beside their modules."""
+    from importlib.metadata import entry_points
+
+    return {one.module: one.load() for one in entry_points(group=PLUGINS)}
+
+
 # Every command has a module of its name.
-SECTIONS = {
-    "Look at a checkpoint": ("scan", "explain", "verify", "show", "tokens", "compose"),
+SECTIONS: Sections = {
+    "Look at a checkpoint": ("scan", "explain", "verify", "show", "tokens", "compose", "parts"),
     "Compare checkpoints": ("diff", "same", "kin"),
     "Score many checkpoints": ("survey", "watch"),
     "Publish": ("report", "demo"),
+    "Train, and test the paper": ("lab",),
 }
 PLUGINS = "wqk.commands"
 SHOWN = {"help_option_names": ["-h", "--help"], "show_default": True}
 
 
-@click.group(cls=Boundary, verbs=Verbs(SECTIONS, PLUGINS), context_settings=SHOWN)
+LABORATORY = Verbs(laboratory)
+
+
+@click.group(cls=Boundary, verbs=Verbs(lambda: {"wqk.cli": SECTIONS}), context_settings=SHOWN)
 @click.version_option(__version__, prog_name="wqk")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def command(debug: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -13,6 +14,7 @@ import click
 
 from wqk._options import TYPES, kind_of
 from wqk.errors import required_by
+from wqk.tables.measures import MEASURES
 
 if TYPE_CHECKING:
     from wqk.model import Model
@@ -33,7 +35,7 @@ REF = PathArgument(readable=False)
 PATH = PathArgument(path_type=Path)
 FILE = PathArgument(path_type=Path, dir_okay=False)
 FOLDER = PathArgument(path_type=Path, file_okay=False)
-COUNT = click.IntRange(min=1)
+COUNT = click.IntRange(1, 2**40)
 
 
 class Number(click.FloatRange):
@@ -55,64 +57,161 @@ MOST_NUMBERS = 100_000
 POSITIVE = Number(min=0, min_open=True)
 
 
-def ranges(text: str) -> tuple[int, ...]:
-    """Whole numbers and ranges, both ends included: ``0,1,8:64``.
+class Numbers(click.ParamType):  # type: ignore[type-arg]
+    """Whole numbers and ranges, both ends included: ``0,1,8:64``; negative ones if ``from_end``.
 
     Examples
     --------
-    >>> ranges("0,2:4")
-    (0, 2, 3, 4)
+    >>> Numbers()("0,2:4"), Numbers(from_end=True)("0,-2:-1")
+    ((0, 2, 3, 4), (0, -2, -1))
     """
-    numbers: list[int] = []
-    for piece in text.split(","):
-        match = re.fullmatch(r"(\d+)(?::(\d+))?", piece)
-        first, last = (int(n) for n in (match[1], match[2] or match[1])) if match else (1, 0)
-        if last < first:
-            raise click.BadParameter(
-                f"expected whole numbers and ranges such as 0,1,8:64, got {piece!r}"
-            )
-        if len(numbers) + last - first >= MOST_NUMBERS:
-            raise click.BadParameter(f"expected at most {MOST_NUMBERS:,} numbers, got {piece!r}")
-        numbers += range(first, last + 1)
-    return tuple(dict.fromkeys(numbers))
+
+    name = "numbers"
+
+    def __init__(self, from_end: bool = False) -> None:
+        self.number = r"(-?\d+)" if from_end else r"(\d+)"
+        self.example = "0,8:64 or -1" if from_end else "0,1,8:64"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parse what was typed."""
+        if not isinstance(value, str):
+            return value
+        numbers: list[int] = []
+        for piece in value.split(","):
+            match = re.fullmatch(rf"{self.number}(?::{self.number})?", piece)
+            first, last = (int(n) for n in (match[1], match[2] or match[1])) if match else (1, 0)
+            if last < first:
+                expected = f"expected whole numbers and ranges such as {self.example}"
+                self.fail(f"{expected}, got {piece!r}", param, ctx)
+            if len(numbers) + last - first >= MOST_NUMBERS:
+                self.fail(f"expected at most {MOST_NUMBERS:,} numbers, got {piece!r}", param, ctx)
+            numbers += range(first, last + 1)
+        return tuple(dict.fromkeys(numbers))
+
+
+class Place(click.ParamType):  # type: ignore[type-arg]
+    """A layer and a head, as in 0.2."""
+
+    name = "place"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parse what was typed."""
+        if not isinstance(value, str):
+            return value
+        layer, dot, head = value.partition(".")
+        if not (dot and layer.isdigit() and head.isdigit()):
+            self.fail(f"expected a layer and a head, such as 0.2, got {value!r}", param, ctx)
+        return int(layer), int(head)
+
+
+ranges = Numbers()
+
+# What an argument of a function is called on the command line, and what it means: the same for all
+# verbs. Arguments that are not on the list are options of one verb, which its function describes.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "layer": {"type": int, "metavar": "L", "help": "Negative: from the end."},
+    "layers": {
+        "type": Numbers(from_end=True), "metavar": "L,L:M",
+        "help": "Only these layers, such as 3,10:20; negative ones count from the end.",
+    },
+    "head": {"type": click.IntRange(min=0), "metavar": "H"},
+    "heads": {"is_flag": True, "help": "Also score every head."},
+    "stack": {"metavar": "NAME", "help": "encoder or decoder, if the model has both."},
+    "distance": {
+        "type": click.IntRange(min=0), "metavar": "N", "default": 0,
+        "help": "Distance from key to query in tokens (rotary models).",
+    },
+    "distances": {
+        "flag": "--distance", "type": ranges, "metavar": "N,N:M", "default": "0",
+        "help": "Relative distances, such as 0,1,8:64 (rotary models).",
+    },
+    "gamma": {
+        "type": Number(min=0), "default": 2.0,
+        "help": "Outliers exceed the mean norm by this many standard deviations.",
+    },
+    "fold_norm": {"is_flag": True, "help": "Fold in the norms in front of attention."},
+    "through": {"type": Place(), "metavar": "L.H"},
+    "top": {"type": COUNT, "metavar": "N"},
+    "seed": {"type": click.IntRange(min=0), "metavar": "N", "default": 0},
+    "mask_share": {
+        "type": Number(0, 1, min_open=True, max_open=True), "metavar": "X",
+        "help": "Fraction of tokens that encoders predict.",
+    },
+    "revision": {"metavar": "R", "help": "Revision of a Hub repository."},
+    "family": {
+        "type": FILE, "metavar": "FILE.toml",
+        "help": "Family file that describes which tensors are queries and keys.",
+    },
+    "heads_per_layer": {
+        "type": COUNT, "metavar": "N",
+        "help": "Query heads, if the config does not give their number.",
+    },
+    "key_heads": {
+        "type": COUNT, "metavar": "N",
+        "help": "Key heads, if the config does not give their number.",
+    },
+    "out": {"type": FILE, "help": "Write the table: .parquet, .csv, .jsonl, .tex or .md."},
+}  # fmt: skip
+
+# Of other arguments, by the annotation in the function's signature.
+ANNOTATED: dict[str, dict[str, Any]] = {
+    "bool": {"is_flag": True},
+    "int": {"type": int, "metavar": "N"},
+    "int | None": {"type": COUNT, "metavar": "N"},
+    "float": {"type": Number(), "metavar": "X"},
+    "FilePath | None": {"type": FILE},
+    "Collection[int] | None": {"type": ranges, "metavar": "N,N:M"},
+}
+
+
+def option(name: str, annotated: str = "", **more: Any) -> Callable[..., Any]:
+    """The option of an argument: the shared one of its name, or that of its type; and ``more``."""
+    about = more | (OPTIONS.get(name) or ANNOTATED.get(annotated, {}))
+    # A flag is off unless it is given, whatever Python does without it.
+    about |= (
+        {"default": False} if about.get("is_flag") else {k: more[k] for k in more if k == "default"}
+    )
+    if annotated.startswith("Literal["):
+        about["type"] = click.Choice(ast.literal_eval(annotated.removeprefix("Literal")))
+    flag = about.pop("flag", f"--{name.replace('_', '-')}")
+    return click.option(flag, name, **about)
 
 
 json_output = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
-every_head = click.option("--heads", is_flag=True, help="Also score every head.")
+every_head, gamma, stack, revision = map(option, ("heads", "gamma", "stack", "revision"))
+family_file, table_file, layers = map(option, ("family", "out", "layers"))
 
-revision = click.option("--revision", metavar="R", help="Revision of a Hub repository.")
+
+def _one_for_each(
+    context: click.Context, option: click.Parameter, values: tuple[str, ...]
+) -> tuple[str | None, str | None]:
+    if len(values) not in (0, 2):
+        raise click.UsageError("expected --revision twice: for the first and for the second REF")
+    return (values[0], values[1]) if values else (None, None)
+
 
 revision_of_each = click.option(
-    "--revision", "revisions", multiple=True, metavar="R", callback=lambda context, option,
-    values: _one_for_each(values),
+    "--revision", "revisions", multiple=True, metavar="R", callback=_one_for_each,
     help="Hub revision; give it twice, for the first and for the second REF.",
 )  # fmt: skip
 
-stack = click.option("--stack", metavar="NAME", help="encoder or decoder, if the model has both.")
 
-table_file = click.option(
-    "--out", type=FILE, help="Write the table: .parquet, .csv, .jsonl, .tex or .md."
-)
+def _use_threads(context: click.Context, option: click.Parameter, number: int | None) -> None:
+    if number:
+        with required_by("--threads"):
+            import torch
+        torch.set_num_threads(number)
 
-gamma = click.option(
-    "--gamma", type=Number(min=0), default=2.0,
-    help="Outliers exceed the mean norm by this many standard deviations.",
-)  # fmt: skip
 
 threads = click.option(
-    "--threads", type=COUNT, metavar="N", expose_value=False, callback=lambda context, option,
-    number: _use_threads(number), help="Number of CPU threads.",
+    "--threads", type=COUNT, metavar="N", expose_value=False, callback=_use_threads,
+    help="Number of CPU threads.",
 )  # fmt: skip
 
 below = click.option(
     "--below", type=Number(min=0), metavar="LOSS",
     help="Also compare when the training loss (mean of 100 steps) first falls below LOSS.",
-)  # fmt: skip
-
-family_file = click.option(
-    "--family", type=FILE, metavar="FILE.toml",
-    help="Family file that describes which tensors are queries and keys.",
 )  # fmt: skip
 
 
@@ -148,25 +247,19 @@ def options_of(
     return decorate
 
 
+def measure_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A flag for each measure that a scan adds on request."""
+    for measure in reversed(MEASURES):
+        if measure.help:
+            function = click.option(f"--{measure.name}", is_flag=True, help=measure.help)(function)
+    return function
+
+
 def reading(function: Callable[..., Any]) -> Callable[..., Any]:
     """How a checkpoint is to be read: ``--family``, ``--heads-per-layer``, ``--key-heads``."""
-    for name, kind in (("--key-heads", "Key"), ("--heads-per-layer", "Query")):
-        help = f"{kind} heads, if the config does not give their number."
-        function = click.option(name, type=COUNT, metavar="N", help=help)(function)
-    return family_file(function)
-
-
-def _use_threads(number: int | None) -> None:
-    if number:
-        with required_by("--threads"):
-            import torch
-        torch.set_num_threads(number)
-
-
-def _one_for_each(values: tuple[str, ...]) -> tuple[str | None, str | None]:
-    if len(values) not in (0, 2):
-        raise click.UsageError("expected --revision twice: for the first and for the second REF")
-    return (values[0], values[1]) if values else (None, None)
+    for name in reversed(OPENING[1:]):
+        function = option(name)(function)
+    return function
 
 
 # What `wqk.open` is told.

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from wqk.cli.options import FILE, PATH
-
-if TYPE_CHECKING:
-    from wqk.tables.run import Run
-    from wqk.tables.score_table import Table
 
 
 @click.command()
@@ -42,44 +37,23 @@ def report(
     """
     from wqk.cli import display
     from wqk.errors import TableError
+    from wqk.inspecting.composition import CompositionTable
     from wqk.reporting import check_report, write_report
     from wqk.tables.details import read_details
-    from wqk.tables.score_table import ScoreTable
+    from wqk.tables.score_table import ScoreTable, read_one_of
 
     check_report(out)
-    runs = [run for source in sources for run in _runs(source)]
-    read = [_table(source) for source in sources if not _runs(source)]
-    tables = [run.scores for run in runs] + [one for one in read if isinstance(one, ScoreTable)]
-    pairs = [one for one in read if not isinstance(one, ScoreTable)]
+    read = [
+        read_one_of(source, ScoreTable, CompositionTable) if source.is_file() else source
+        for source in sources
+    ]
+    pairs = [one for one in read if isinstance(one, CompositionTable)]
+    tables = [one for one in read if isinstance(one, ScoreTable | Path)]
     if not tables:
         raise TableError(
             "a report shows scores, and these are pairs of heads only; expected a score table "
             "beside them: wqk scan REF --out scores.parquet"
         )
     details = [read_details(file) for file in details_files]
-    write_report(tables, out, details=details, runs=runs, compositions=pairs, title=title)
+    write_report(tables, out, details=details, compositions=pairs, title=title)
     display.say(f"report: {out}")
-
-
-def _runs(source: Path) -> list[Run]:
-    """The training runs in a folder: itself, or those that it holds."""
-    from wqk.tables.run import SETTINGS, open_run
-
-    if (source / SETTINGS).is_file():
-        return [open_run(source)]
-    return [open_run(run.parent) for run in sorted(source.glob(f"*/{SETTINGS}"))]
-
-
-def _table(source: Path) -> Table:
-    """The scores in a file, in a callback's folder or in a survey's, or a file's pairs of heads."""
-    from wqk.comparing.published import survey_table
-    from wqk.inspecting.composition import CompositionTable
-    from wqk.tables.run import SCORES
-    from wqk.tables.run import read_table as read_scores
-    from wqk.tables.score_table import ScoreTable, read_one_of
-
-    if not source.is_dir():
-        return read_one_of(source, ScoreTable, CompositionTable)
-    if (source / SCORES).is_file():
-        return read_scores(source / SCORES)
-    return survey_table(source)

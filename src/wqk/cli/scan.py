@@ -18,12 +18,15 @@ from wqk.cli.options import (
     every_head,
     gamma,
     json_output,
+    layers,
+    measure_options,
     opened,
-    ranges,
+    option,
     reading,
     table_file,
 )
 from wqk.errors import WqkError
+from wqk.tables.measures import MEASURES
 
 if TYPE_CHECKING:
     from wqk.tables.score_table import ScoreTable
@@ -37,14 +40,9 @@ if TYPE_CHECKING:
     "--circuit", type=click.Choice(["qk", "ov"]), default="qk",
     help="Circuit to score: queries and keys, or values and outputs.",
 )  # fmt: skip
-@click.option(
-    "--fold-norm", is_flag=True, help="Fold the norms in front of attention into the form."
-)
+@option("fold_norm")
 @click.option("--bias", is_flag=True, help="Score the form augmented with the biases.")
-@click.option(
-    "--distance", "distances", type=ranges, default="0", metavar="N,N:M",
-    help="Relative distances, such as 0,1,8:64 (rotary models).",
-)  # fmt: skip
+@option("distances")
 @click.option(
     "--revision", "revisions", multiple=True, metavar="R", help="Hub revision; repeatable."
 )
@@ -63,18 +61,14 @@ if TYPE_CHECKING:
     "--details", type=FILE, metavar="FILE.npz",
     help="Save matrices as images, norms and head coupling; the report shows them.",
 )  # fmt: skip
-@click.option("--spectrum", is_flag=True, help="Add measures of singular values and eigenvalues.")
-@click.option("--ceiling", is_flag=True, help="Add the largest score that any input can produce.")
-@click.option("--bands", is_flag=True, help="Add the share of slow rotary planes.")
+@measure_options
 @click.option(
     "--full", is_flag=True,
     help="Print every score: what chance gives, heads' shares, directionality by definition.",
 )  # fmt: skip
 @click.option("--sort", "sort_by", metavar="COLUMN", help="Largest values of a column first.")
 @click.option("--top", type=COUNT, metavar="N", help="Print this many rows.")
-@click.option(
-    "--layers", type=ranges, metavar="L,L:M", help="Score only these layers, such as 3,10:20."
-)
+@layers
 @json_output
 @click.pass_context
 def scan(
@@ -86,9 +80,6 @@ def scan(
     out: Path | None,
     report: Path | None,
     details: Path | None,
-    spectrum: bool,
-    ceiling: bool,
-    bands: bool,
     full: bool,
     sort_by: str | None,
     top: int | None,
@@ -130,8 +121,7 @@ def scan(
     ):
         if path:
             check(path)
-    wanted = {"spectrum": spectrum, "ceiling": ceiling, "bands": bands}
-    measures = [name for name, is_wanted in wanted.items() if is_wanted]
+    measures = [one.name for one in MEASURES if options.pop(one.name, False)]
     said = {name: options.pop(name) for name in OPENING if name in options}
     console = display.output()
     tables: list[ScoreTable] = []
@@ -194,11 +184,11 @@ def scan(
 
 
 def _print_placements(scans: Iterable[ScoreTable]) -> None:
-    """The ranks of checkpoints among the published models, and what they mean."""
+    """Where checkpoints stand among models that are known, and what that means."""
     from rich.text import Text
 
     from wqk.cli import display
-    from wqk.comparing.published import place
+    from wqk.reporting.placing import place
 
     placements = [placement for table in scans for placement in place(table)]
     names = {placement.name for placement in placements}

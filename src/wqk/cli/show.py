@@ -13,6 +13,7 @@ from wqk.cli.options import (
     gamma,
     json_output,
     opened,
+    option,
     ranges,
     reading,
     revision,
@@ -22,8 +23,8 @@ from wqk.cli.options import (
 
 @click.command()
 @click.argument("ref", type=REF)
-@click.option("--layer", type=int, metavar="L", help="Negative: from the end.")
-@click.option("--head", type=int, metavar="H", help="Show one head instead of the whole layer.")
+@option("layer")
+@option("head", help="Show one head instead of the whole layer.")
 @click.option("--coupling", is_flag=True, help="Show how the layer's heads transpose each other.")
 @click.option(
     "--distance", "distances", type=ranges, metavar="N,N:M",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 # Failures and groups of duplicates that are printed; the manifest has all of them.
 MOST_LINES = 20
-PAIRS = "pairs"
 
 
 @click.command()
@@ -58,25 +56,18 @@ def survey(
     line, or a named set: paper:language, paper:vision, paper:audio, paper:encoder-decoder. After an
     interruption, the same command resumes. Exit status 1: some checkpoints failed.
 
-    The set "pairs" is of encoders and decoders of one recipe, and of decoders that were converted;
-    of these, what the conversion changed is measured as well (a folder of that name is ./pairs).
-
     \b
     Examples:
       wqk survey paper:language --out survey
       wqk survey EleutherAI/pythia-160m --revision 'step*' --out pythia
       wqk survey ./run --revision 'checkpoint-*000' --out run-scores
-      wqk survey pairs --dry-run
+      wqk survey paper:vision --dry-run
     """
     if dry_run:
         _list(refs, options["revisions"], as_json)
         return
     if out is None:
         raise click.UsageError("a survey needs --out DIR, the folder that it is kept in")
-    if PAIRS in refs:
-        if len(refs) > 1 or options.pop("revisions") or dask:
-            raise click.UsageError(f"{PAIRS} is surveyed alone, without --revision and --dask")
-        context.exit(1 if _survey_pairs(out, as_json, jobs, options) else 0)
     from wqk.cli import display
     from wqk.scanning.surveys import dask_executor
     from wqk.scanning.surveys import survey as survey_checkpoints
@@ -85,7 +76,7 @@ def survey(
         raise click.UsageError(
             "--jobs sets the number of local processes; with --dask, leave it out"
         )
-    with display.bar("survey", _progress) as on_progress:
+    with display.bar("survey", survey_progress) as on_progress:
         try:
             with dask_executor(dask) if dask else nullcontext() as executor:
                 table = survey_checkpoints(
@@ -99,73 +90,25 @@ def survey(
 
 def _list(refs: tuple[str, ...], revisions: tuple[str, ...], as_json: bool) -> None:
     """What a survey would read."""
-    from wqk._console import size
     from wqk.cli import display
-    from wqk.comparing.pairs import bytes_to_read, pairs
     from wqk.scanning.surveys.jobs import expand
-    from wqk.tables.sheet import Sheet
 
-    if refs != (PAIRS,):
-        titles = [job.title for job in expand(refs, revisions)]
-        if as_json:
-            display.print_object({"checkpoints": titles})
-        else:
-            display.output().print(*titles, sep="\n", markup=False)
-            display.say(counted(len(titles), "checkpoint"))
-        return
-    listed = pairs()
+    titles = [job.title for job in expand(refs, revisions)]
     if as_json:
-        display.print_object({"pairs": [{**asdict(p), "title": p.title} for p in listed]})
-        return
-    table = Sheet.of("pair", "recipe", "relation", "expected", "bytes", "name", text=["pair"])
-    signs = {1: "+", -1: "−", 0: "exactly 0", None: "–"}
-    for pair in listed:
-        name = "" if pair.checked else "unchecked"
-        amount = size(pair.bytes_before + pair.bytes_after)
-        table.add(pair.title, pair.recipe, pair.relation, signs[pair.expected], amount, name)
-    display.output().print(table)
-    unchecked = sum(not pair.checked for pair in listed)
-    display.say(
-        f"{counted(len(listed), 'pair')}, {size(bytes_to_read(listed))} of queries and keys, "
-        "estimated from published shapes; updates read theirs twice, unless they are cached"
-    )
-    display.say(
-        f"{unchecked} have a name that no page confirmed; one that is missing is reported and "
-        "skipped"
-    )
+        display.print_object({"checkpoints": titles})
+    else:
+        display.output().print(*titles, sep="\n", markup=False)
+        display.say(counted(len(titles), "checkpoint"))
 
 
-def _survey_pairs(out: Path, as_json: bool, jobs: int | None, options: dict[str, Any]) -> int:
-    """Survey the pairs; the number that could not be read."""
-    from wqk.cli import display
-    from wqk.comparing.pairs import survey_pairs
-
-    try:
-        with display.bar("survey", _progress) as on_progress:
-            found = survey_pairs(out, jobs=jobs, on_progress=on_progress, **options)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"repeat the command to resume in {out}") from None
-    if as_json:
-        display.print_json(found.scores)
-    lines = [f"skipped: {title}: {reason}" for title, reason in found.problems.items()]
-    _say_some(lines, "pairs that were skipped")
-    read = len(found.pairs) - len(found.problems)
-    display.say(
-        f"{out}: {read} of {counted(len(found.pairs), 'pair')}"
-        + ("; --retry tries the others again" if found.problems else "")
-        + f"; next: wqk figure pairs {out}"
-    )
-    return len(found.problems)
-
-
-def _progress(done: SurveyProgress) -> dict[str, Any]:
+def survey_progress(done: SurveyProgress) -> dict[str, Any]:
     """What the bar shows: checkpoints, rates and failures.
 
     Examples
     --------
     >>> from wqk.scanning.surveys import SurveyProgress
     >>> done = SurveyProgress(jobs=20, done=9, failed=1, now=4, bytes_read=8_000_000, seconds=2.0)
-    >>> _progress(done)["text"]
+    >>> survey_progress(done)["text"]
     '10/20 checkpoints, 2/s, 4 MB/s, 1 failed'
     """
     from wqk._console import size
@@ -190,13 +133,13 @@ def _print(table: ScoreTable, out: Path, as_json: bool) -> None:
     elif len(table):
         display.output().print(*overview(table), sep="\n")
     lines = [f"same queries and keys: {' = '.join(group)}" for group in duplicates]
-    _say_some(lines, "groups of duplicates")
+    say_some(lines, "groups of duplicates")
     lines = []
     for line in failed:
         title = line["checkpoint"] + (f" @ {line['revision']}" if line["revision"] else "")
         # Most reasons begin with the checkpoint's name.
         lines.append(f"failed: {title}: {line['reason'].removeprefix(line['checkpoint'] + ': ')}")
-    _say_some(lines, "failures")
+    say_some(lines, "failures")
     done = table.frame.select("checkpoint", "revision").unique().height
     display.say(
         f"{out / 'scores.parquet'}: {counted(len(table), 'row')} of {counted(done, 'checkpoint')}"
@@ -204,7 +147,8 @@ def _print(table: ScoreTable, out: Path, as_json: bool) -> None:
     )
 
 
-def _say_some(lines: list[str], what: str) -> None:
+def say_some(lines: list[str], what: str) -> None:
+    """The first of some lines on standard error, and how many there are more."""
     from wqk.cli import display
 
     for line in lines[:MOST_LINES]:

@@ -1,1 +1,1 @@
-"""Two checkpoints side by side, and one beside the published models."""
+"""Two checkpoints, or more, side by side."""

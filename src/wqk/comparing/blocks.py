@@ -312,6 +312,18 @@ def same_rotation(a: Rotary | None, b: Rotary | None) -> bool:
     return same and np.array_equal(a.frequencies, b.frequencies)
 
 
+def as_exact_as(a: Rotary | None, b: Rotary | None) -> Rotary | None:
+    """The second rotation, with the first's frequencies if float32's rounding explains the others.
+
+    GGUF files store factors of the frequencies, and compute them, in float32.
+    """
+    if a is None or b is None or len(a.frequencies) != len(b.frequencies):
+        return b
+    far = np.abs(np.append(a.frequencies, a.amplitude) / np.append(b.frequencies, b.amplitude) - 1)
+    near = bool((far <= 1e-6).all())
+    return replace(b, frequencies=a.frequencies, amplitude=a.amplitude) if near else b
+
+
 class InnerProducts:
     """⟨M_a(N), M_b(N)⟩ of each head, at any N from the same Gram matrices.
 

@@ -159,7 +159,9 @@ def _probes(
 ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """Probes of b's queries and keys, (H, R, P) and (G, R, P); and those of exchanged sides."""
     orders = [slice(None) if order is None else order for order in rows]
-    pairs = (b.heads.probes[0], b.key_probes), b.exchanged
+    square = b.query.weight.shape[-1] == b.key.weight.shape[-1]
+    straight_pair = b.heads.probes[0], b.key_probes
+    pairs = straight_pair, b.exchanged if square else straight_pair
     straight, exchanged = ((q[:, orders[0]], k[:, orders[1]]) for q, k in pairs)
     return straight, exchanged
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -15,47 +16,41 @@ from wqk._console import counted, number
 from wqk._version import __version__
 from wqk.attention import Block
 from wqk.attention.coordinates import PLAIN
+from wqk.comparing.weights import rounding_of
 from wqk.errors import CheckpointError
 from wqk.forms import BilinearForm
-from wqk.forms.scores import directionalities, symmetry
+from wqk.forms.outliers import directionalities
+from wqk.forms.scores import symmetry
 from wqk.forms.update_terms import update_measures
 from wqk.model import open as open_model
 from wqk.scanning.rows import block_columns, checkpoint_columns
+from wqk.tables.columns import COLUMNS, UPDATE_COLUMNS, Column
 from wqk.tables.rendering import label, title
-from wqk.tables.schema import SCHEMA, UPDATE_TERMS, conditions, joined_statuses
+from wqk.tables.schema import UPDATE_TERMS, conditions, joined_statuses, types
 from wqk.tables.score_table import Table
 from wqk.tables.sheet import Sheet
 
 _SHARED = ("checkpoint", "revision", "step", "model_type", "family")
 _PLACE = ("stack", "kind", "layer", "head", "key_head", "heads", "key_heads", "d_query", "d_key")
 
-DIFFERENCE_SCHEMA: dict[str, pl.DataType] = {
-    "before": pl.String(),
-    "before_revision": pl.String(),
-    "before_step": pl.Int64(),
-    **{name: SCHEMA[name] for name in (*_SHARED, *_PLACE)},
-    "norm": pl.Float64(),
-    "moved": pl.Float64(),
-    "cosine": pl.Float64(),
-    "symmetry": pl.Float64(),
-    "directionality": pl.Float64(),
-    "directionality_excess": pl.Float64(),
-    "status": pl.String(),
-}
-
-
-# Columns of the Markdown and LaTeX files, with their headings.
-_PRINTED = {
-    "layer": ("layer", "layer"),
-    "head": ("head", "head"),
-    "norm": ("norm", r"$\lVert W_{qk} \rVert$"),
-    "moved": ("moved", r"$\lVert \Delta W_{qk} \rVert / \lVert W_{qk} \rVert$"),
-    "cosine": ("cosine", "cosine"),
-    "symmetry": ("symmetry", "$s$"),
-    "directionality": ("directionality", "$d$"),
-    "directionality_excess": ("(excess)", "$d$ (excess)"),
-    "status": ("status", "status"),
-}
+DIFFERENCE_COLUMNS = (
+    Column("before", str, "the checkpoint before"),
+    Column("before_revision", str, "its revision on the Hub"),
+    Column("before_step", int, "its training step"),
+    *(column for column in COLUMNS if column.name in (*_SHARED, *_PLACE)),
+    Column("norm", float, "norm of the form before", "norm", r"$\lVert W_{qk} \rVert$"),
+    Column("moved", float, "norm of the difference over the norm before", "moved",
+           r"$\lVert \Delta W_{qk} \rVert / \lVert W_{qk} \rVert$"),
+    Column("cosine", float, "cosine between the two forms", "cosine"),
+    Column("symmetry", float, "symmetry of the difference", "symmetry", "$s$"),
+    Column("directionality", float, "of the difference, by Definition 3.2",
+           "directionality", "$d$"),
+    Column("directionality_excess", float, "of the difference, as published", "(excess)",
+           "$d$ (excess)"),
+    Column("status", str, "why the scores are to be doubted; ok if nothing is known", "status"),
+    Column("rounding", float, "what quantization is expected to move, as moved", "rounding"),
+)  # fmt: skip
+DIFFERENCE_SCHEMA = types(DIFFERENCE_COLUMNS)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -64,12 +59,14 @@ class DifferenceTable(Table):
 
     ``norm`` is that of the form before, ``moved`` the norm of the difference over it, ``cosine``
     that between the two forms; symmetry and directionality are the difference's own, and null if
-    nothing has moved. The terms of first and second order in the factors follow on request.
+    nothing has moved. Of quantized weights, ``rounding`` is what ``moved`` is expected to be where
+    rounding to the format's values is all that happened. The terms of first and second order in the
+    factors follow on request.
     """
 
-    schema = DIFFERENCE_SCHEMA
-    optional = UPDATE_TERMS
-    printed = _PRINTED
+    declared = DIFFERENCE_COLUMNS
+    further = UPDATE_COLUMNS
+    needed = ("layer", "moved")
 
     @property
     def result(self) -> str:
@@ -92,9 +89,14 @@ class DifferenceTable(Table):
         row = most.row(-1, named=True)
         others = len(layers["stack"].unique()) > 1 or len(layers["kind"].unique()) > 1
         where = f" of the {row['stack']} ({row['kind']}-attention)" if others else ""
+        shares = (most["moved"] / most["rounding"]).drop_nulls().to_numpy()
         return (
             f"Layer {row['layer']}{where} moved most, by {row['moved']:.2g} of its norm; half of "
             f"all layers by {float(np.median(most['moved'])):.2g} or less."
+        ) + (
+            f" That is at most {shares.max():.2g} times what quantization alone moves."
+            if shares.size
+            else ""
         )
 
     def _shown(self, width: int) -> Iterator[Any]:
@@ -109,7 +111,10 @@ def diff(
     heads: bool = True,
     terms: bool = False,
 ) -> DifferenceTable:
-    """Compare the forms of two checkpoints of one architecture, such as before and after tuning.
+    """Measure how far, and in which direction, the forms moved.
+
+    The two can be a model and its fine-tuned version, two steps of a training run, or two seeds of
+    one architecture.
 
     Parameters
     ----------
@@ -170,19 +175,27 @@ def block_rows(
     old: Block, new: Block, gamma: float, terms: bool = False
 ) -> Iterator[dict[str, Any]]:
     """The rows of one block: its layer's, then its heads'."""
-    if (old.heads.shape, old.heads.stack, old.heads.rank) != (
-        new.heads.shape,
-        new.heads.stack,
-        new.heads.rank,
+    if (old.groups.shape, old.groups.stack, old.groups.rank) != (
+        new.groups.shape,
+        new.groups.stack,
+        new.groups.rank,
     ):
         raise CheckpointError(
             f"layer {old.layer} has {old!r} before and {new!r} after; only equal shapes compare"
         )
-    _, sharing = new.heads.stack
-    shared = block_columns(new.heads, new.plan, PLAIN, distance=0)
+    _, sharing = new.groups.stack
+    # Half a step is the largest error of rounding; evenly spread, its root mean square is that over
+    # the root of 3.
+    roundings = [
+        rounding_of(block, *side)
+        for block in (old, new)
+        if block.plan.quantized
+        for side in zip(block.query_key, (block.plan.query, block.plan.key), strict=True)
+    ]
+    shared = block_columns(new.groups, new.plan, PLAIN, distance=0)
     for numbers, columns in (
-        ([None], _columns(old.form(), new.form(), gamma, terms)),
-        (range(old.head_count), _columns(old.heads, new.heads, gamma, terms)),
+        ([None], _columns(old.form, new.form, gamma, terms)),
+        (range(old.head_count), _columns(old.groups, new.groups, gamma, terms)),
     ):
         for index, head in enumerate(numbers):
             found = {name: float(column[index]) for name, column in columns.items()}
@@ -197,6 +210,7 @@ def block_rows(
                 "key_head": key_head,
                 **values,
                 "status": joined_statuses(statuses),
+                "rounding": math.hypot(*roundings) / 3**0.5 if roundings else None,
             }
 
 
@@ -212,7 +226,7 @@ def _columns(
             "moved": moved / norm,
             # ‖M − M₀‖² = ‖M‖² + ‖M₀‖² − 2 ⟨M, M₀⟩, solved for the product.
             "cosine": (norm / new_norm + new_norm / norm - (moved / norm) * (moved / new_norm)) / 2,
-            **directionalities(step, gamma)._asdict(),
+            **directionalities(step.moments, gamma)._asdict(),
         }
     if step.is_square:
         measures["symmetry"] = symmetry(step)
@@ -230,13 +244,15 @@ def _lines(table: DifferenceTable) -> Iterator[Any]:
     first = frame.row(0, named=True)
     before = {"checkpoint": first["before"], "revision": first["before_revision"]}
     yield Text.assemble("\n", (title(before), "bold"), " → ", (title(first), "bold"))
-    headings = {name: text for name, (text, _) in table.printed.items() if name != "layer"}
+    headings = {one.name: one.heading for one in table.headed() if one.name != "layer"}
     del headings["directionality"]
     headings["directionality_excess"] = label("directionality_excess")
     if frame["head"].is_null().all():
         del headings["head"]
     if (frame["status"] == "ok").all():
         del headings["status"]
+    if frame["rounding"].is_null().all():
+        del headings["rounding"]
     unusual = conditions(frame, table.metadata, every=False)
     for rows in frame.partition_by("stack", "kind", maintain_order=True):
         row = rows.row(0, named=True)

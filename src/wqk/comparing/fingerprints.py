@@ -28,6 +28,7 @@ import numpy as np
 from wqk._typing import Float, Int
 from wqk.attention import Block
 from wqk.attention.coordinates import Coordinates, lacks_norm
+from wqk.comparing.weights import ROUNDING, grid
 from wqk.families import AttentionPlan
 from wqk.forms import BilinearForm
 from wqk.forms.kernels import balance
@@ -64,6 +65,7 @@ class Fingerprint:
     units: Int[np.ndarray, " r"]  # of each dimension of a head: the unit that it belongs to
     grams: Float[np.ndarray, "heads three u u within within"]  # AᵀA, BᵀB, BᵀA, unit by unit
     spectra: Float[np.ndarray, "heads r"]  # singular values, largest first, of norm 1
+    rounding: float  # of the stored values, relative to the largest of a form
     width: int  # D
     # Why a numbering carries meaning in this family, so that it is no matter of chance; or empty.
     heads_differ: str
@@ -108,7 +110,7 @@ def fingerprint(block: Block, folds: bool) -> Fingerprint | None:
         return None
     query, key, scale = _scaled(form)
     pairs, norms = _pairs(query, key)
-    at = np.sort(np.random.default_rng(0).permutation(form.shape[0])[:SAMPLED])
+    at = np.sort(np.random.default_rng(0).permutation(form.widths[0])[:SAMPLED])
     rotary = plan.rotary or plan.axial
     units = _units(form.rank, rotary.planes if rotary else None)
     return Fingerprint(
@@ -121,12 +123,26 @@ def fingerprint(block: Block, folds: bool) -> Fingerprint | None:
         units,
         _grams(query, key, units),
         _spectra(query, key),
-        form.shape[0],
+        _rounding(block),
+        form.widths[0],
         "" if "alibi" not in plan.position else "its heads differ by their linear biases",
         "" if plan.family not in SINUSOIDAL and block.checkpoint.config.get("model_type")
         not in SINUSOIDAL else "its residual stream holds sinusoids of position",
         _dimensions_differ(plan),
     )  # fmt: skip
+
+
+def _rounding(block: Block) -> float:
+    """The largest relative error that the stored weights' types allow, as their values show them.
+
+    Weights that were once stored in 16 bits keep their coarseness where each takes 32 now.
+    """
+    parts = [*block.plan.query.parts, *block.plan.key.parts]
+    return max(
+        ROUNDING.get(grid(block.checkpoint.info(part.name).dtype, values), 0.0)
+        for part, values in zip(parts, block.read(parts), strict=True)
+        if values.ndim > 1
+    )
 
 
 def _dimensions_differ(plan: AttentionPlan) -> str:

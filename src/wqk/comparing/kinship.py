@@ -1,42 +1,37 @@
-"""Whether models are related by descent or initialization, from their queries and keys alone."""
+"""Whether two models are related by descent or initialization, from their queries and keys.
+
+Tests of the weights decide. That coordinates of the stream agree may have another reason, such as
+embeddings that both were trained on: these are then looked at, too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from wqk._console import counted
 from wqk.attention import Block
-from wqk.checkpoints import Checkpoint
+from wqk.checkpoints import Checkpoint, Part
 from wqk.comparing.fingerprints import (
     Fingerprint,
     fingerprint,
     lacks_any_norm,
     spectral_closeness,
 )
-from wqk.comparing.randomization import Agreement, Evidence, gather, layer_shares
-from wqk.comparing.relations import (
-    RELATED,
-    START,
-    Kinship,
-    Kinships,
-    LayerMatch,
-    Merge,
-    in_place,
-    moved_heads,
-)
-from wqk.comparing.weights import ROUNDING
+from wqk.comparing.randomization import OF_WEIGHTS, Agreement, Evidence, gather, layer_shares
+from wqk.comparing.relations import RELATED, START, Kinship, LayerMatch, Likeness, in_place
 from wqk.errors import CheckpointError
 from wqk.families import AttentionPlan
+from wqk.families.embeddings import embedding_table
 from wqk.model import open as open_model
 from wqk.scanning.cores import one_blas_thread, usable_cores
 
-# Tests that only agree if heads stand in the same order.
-IN_ORDER = ("heads", "weights")
+# How often the second model is renumbered; p cannot be smaller than 1 in this many and one.
+RENUMBERINGS = 4999
 
 # A layer counts as matched up to this p of its own.
 MATCHED = 0.01
@@ -47,8 +42,8 @@ SAME_STREAM = ("coordinates", "weights")
 # Blocks that are read at a time: their weights are what takes memory.
 AT_ONCE = 2
 
-# A change of forms explained by parents leaves at most this part of the change from the nearer one.
-MERGED = 0.5
+# Rows of the tables of embeddings that are compared.
+ROWS = 256
 
 
 class _Model(NamedTuple):
@@ -60,85 +55,67 @@ class _Model(NamedTuple):
     prints: tuple[Fingerprint, ...]
 
 
-@overload
-def kin(
-    ref: Any,
-    other: Any,
-    /,
-    *,
-    renumberings: int = ...,
-    seed: int = ...,
-    on_progress: Callable[[int, int], None] | None = ...,
-) -> Kinship: ...
-@overload
-def kin(
-    ref: Any,
-    other: Any,
-    third: Any,
-    /,
-    *more: Any,
-    renumberings: int = ...,
-    seed: int = ...,
-    on_progress: Callable[[int, int], None] | None = ...,
-) -> Kinships: ...
-def kin(
-    *refs: Any,
-    renumberings: int = 4999,
-    seed: int = 0,
-    on_progress: Callable[[int, int], None] | None = None,
-) -> Kinship | Kinships:
-    """Test whether models are related: by descent, or by a shared initialization.
+def kin(ref: Any, other: Any, *, on_progress: Callable[[int, int], None] | None = None) -> Kinship:
+    """Test whether two models are related: by descent, or by a shared initialization.
 
     The agreement of two models' forms is compared with that after renumbering the second one's
     heads, coordinates or dimensions, which changes nothing that the models share by architecture,
-    recipe or text. Reads queries and keys only, block by block.
+    recipe or text. Reads queries and keys only, block by block; where the coordinates of the
+    residual stream agree, also some rows of the embeddings and the gains of norms.
 
     Parameters
     ----------
-    *refs
-        Two models or more, or what `wqk.open` takes: folders, files, hub ids, live modules.
-    renumberings
-        How often the second model is renumbered; p cannot be smaller than 1 / (renumberings + 1).
-    seed
-        Of the renumberings.
+    ref, other
+        Two models, or what `wqk.open` takes: folders, files, hub ids, live modules.
     on_progress
         Called after every block with the number done and the number of all.
 
     Returns
     -------
-    Kinship or Kinships
-        ``related``, ``p``, ``matches`` and ``kind`` of two models; of more, all pairs, mixtures,
-        distances and a tree.
+    Kinship
+        ``conclusion``, ``p`` of the weights, ``coordinates_p``, ``matches`` and ``kind``.
 
     Raises
     ------
     CheckpointError
         A model has no self-attention that can be compared, or two have no numbering in common.
-    ValueError
-        Fewer than two models or 999 renumberings.
 
     Examples
     --------
     >>> import wqk
     >>> encoder, decoder = wqk.demo_model("encoder"), wqk.demo_model("decoder")
-    >>> kinship = wqk.kin(encoder, encoder, renumberings=999)
-    >>> kinship.related, kinship.p, kinship.kind
-    (True, 0.001, 'copy')
+    >>> kinship = wqk.kin(encoder, encoder)
+    >>> kinship.conclusion, kinship.p, kinship.kind
+    ('related', 0.0002, 'copy')
     """
-    if len(refs) < 2:
-        raise ValueError(f"kin() expected two models or more, got {len(refs)}")
-    if renumberings < 999:
-        raise ValueError(
-            f"renumberings must be at least 999, or p could not reach {RELATED}; got {renumberings}"
+    a, b = _read((ref, other), on_progress)
+    evidence = gather(a.prints, b.prints, RENUMBERINGS)
+    if not evidence.agreements:
+        raise CheckpointError(
+            f"{a.name} and {b.name} have no numbering in common that a test could renumber: "
+            f"layers have {_shape(a)}, and {_shape(b)}; compare models that share the number of "
+            "heads, their width, or the width of the model"
         )
-    models = _read(refs, on_progress)
-    pairs = tuple(
-        _relate(a, b, renumberings, seed) for i, a in enumerate(models) for b in models[i + 1 :]
-    )
-    if len(models) == 2:
-        return pairs[0]
-    found = Kinships(tuple(model.name for model in models), pairs, ())
-    return Kinships(found.names, pairs, tuple(_merges(found, models)))
+    related = evidence.weights is not None and evidence.weights <= RELATED
+    coordinates = evidence.coordinates is not None and evidence.coordinates <= RELATED
+    matches: tuple[LayerMatch, ...] = ()
+    kind, bounds = None, False
+    if related:
+        name = _matching(evidence)
+        bounds = name not in SAME_STREAM
+        matches = tuple(_matches(a, b, evidence.agreements[name], bounds))
+        kind = _kind(a, b, matches, bounds)
+    return Kinship(
+        a.name, b.name, evidence.weights, evidence.coordinates, evidence.floor, evidence.outcomes,
+        tuple(_likenesses(a, b)) if coordinates else (), matches, kind, bounds,
+        spectral_closeness(a.prints, b.prints),
+    )  # fmt: skip
+
+
+def _shape(model: _Model) -> str:
+    one = model.prints[0]
+    heads = counted(one.head_count, "head")
+    return f"{heads} of width {one.head_width} on {one.width} dimensions"
 
 
 def _read(
@@ -178,43 +155,15 @@ def _fingerprint(checkpoint: Checkpoint, folds: bool, plan: AttentionPlan) -> Fi
     return fingerprint(Block(checkpoint, plan), folds)
 
 
-def _relate(a: _Model, b: _Model, renumberings: int, seed: int) -> Kinship:
-    evidence = gather(a.prints, b.prints, renumberings, seed)
-    if evidence is None:
-        shapes = [
-            f"{counted(m.prints[0].head_count, 'head')} of width {m.prints[0].head_width} on "
-            f"{m.prints[0].width} dimensions"
-            for m in (a, b)
-        ]
-        raise CheckpointError(
-            f"{a.name} and {b.name} have no numbering in common that a test could renumber: "
-            f"layers have {shapes[0]}, and {shapes[1]}; compare models that share the number of "
-            "heads, their width, or the width of the model"
-        )
-    related = evidence.p <= RELATED
-    matches: tuple[LayerMatch, ...] = ()
-    kind, bounds = None, False
-    if related:
-        name = _matching(evidence)
-        bounds = name not in SAME_STREAM
-        matches = tuple(_matches(a, b, evidence.agreements[name], bounds))
-        kind = _kind(a, b, matches, evidence, bounds)
-    return Kinship(
-        a.name, b.name, evidence.p, evidence.floor, evidence.extrapolated, evidence.outcomes,
-        matches, kind, bounds, spectral_closeness(a.prints, b.prints),
-    )  # fmt: skip
-
-
 def _matching(evidence: Evidence) -> str:
     """The test that layers and heads are matched by: the first that sees the relation.
 
     Where coordinates agree, forms can be compared entry by entry.
     """
-    seen = {o.name: o.p for o in evidence.outcomes if o.p is not None}
-    wanted = (*SAME_STREAM, "dimensions", "heads")
-    return next(
-        (name for name in wanted if seen.get(name, 1.0) <= RELATED), evidence.strongest.name
-    )
+    seen = {o.name: o for o in evidence.outcomes if o.p is not None}
+    wanted = [name for name in (*SAME_STREAM, "dimensions", "heads") if name in seen]
+    farthest = max((n for n in OF_WEIGHTS if n in seen), key=lambda name: seen[name].z or 0.0)
+    return next((name for name in wanted if (seen[name].p or 0.0) <= RELATED), farthest)
 
 
 def _matches(a: _Model, b: _Model, agreement: Agreement, bounds: bool) -> Iterator[LayerMatch]:
@@ -229,7 +178,7 @@ def _matches(a: _Model, b: _Model, agreement: Agreement, bounds: bool) -> Iterat
             continue
         own = a.prints[i]
         heads = [int(h) if h >= 0 else None for h in agreement.heads[j]]
-        change = _least_changes(a, i, b, j, heads) if bounds else _changes(own, block, heads)
+        change = _least_changes(own, block, heads) if bounds else _changes(own, block, heads)
         yield LayerMatch(
             block.stack, block.layer, own.stack, own.layer, float(shares[j]), tuple(heads), change
         )
@@ -246,19 +195,13 @@ def _changes(
 
 
 def _least_changes(
-    a: _Model, i: int, b: _Model, j: int, heads: Sequence[int | None]
+    a: Fingerprint, b: Fingerprint, heads: Sequence[int | None]
 ) -> tuple[float | None, ...]:
     """The smallest ‖M_b − R M_a S‖ / ‖M_a‖ that any rotations R and S allow (Mirsky).
 
     It is the distance of the singular values.
     """
-    with one_blas_thread():
-        first, second = (
-            Block(m.checkpoint, m.plans[k]).heads.singular_values() for m, k in ((a, i), (b, j))
-        )
-    first, second = (
-        np.asarray(values, np.float64).reshape(-1, values.shape[-1]) for values in (first, second)
-    )
+    first, second = (one.spectra * one.norms[:, None] for one in (a, b))
     if first.shape[-1] != second.shape[-1]:
         return (None,) * len(heads)
     return tuple(
@@ -272,79 +215,58 @@ def _relative(difference: np.ndarray, form: np.ndarray) -> float | None:
     return float(np.linalg.norm(difference)) / size if size > 0 else None
 
 
-def _kind(
-    a: _Model, b: _Model, matches: Sequence[LayerMatch], evidence: Evidence, bounds: bool
-) -> str:
-    """What became of the forms, as far as they tell: first by what is where, then by how much.
+def _kind(a: _Model, b: _Model, matches: Sequence[LayerMatch], bounds: bool) -> str | None:
+    """What became of the forms, where it can be seen; None where it would be a guess.
 
-    Heads matched one to one in another order are so if their forms have changed by less than their
-    own size, or if the tests that keep the order of heads see nothing. Otherwise chance may
-    have matched them.
+    They are equal but for the rounding of stored weights, or all in place or elsewhere and changed
+    by less than their own size. If they have changed by more, chance may have matched them.
     """
-    sizes = [(len(m.prints), sum(block.head_count for block in m.prints)) for m in (a, b)]
-    if sizes[0] != sizes[1]:
-        return "grown" if sizes[1] > sizes[0] else "pruned"
-    ordered = any(
-        one.p is not None and one.p <= RELATED for one in evidence.outcomes if one.name in IN_ORDER
-    )
-    moved = moved_heads(matches)
-    near = not bounds and any(change <= START for change in moved)
-    if not in_place(matches) or near or (moved and not ordered):
-        return "rearranged"
     changes = [match.change for match in matches if match.change is not None]
-    if len(changes) == len(matches) and max(changes) <= _rounding(a, b):
-        return "rotated copy" if bounds else "copy"
-    return "shared start" if not bounds and changes and np.median(changes) > START else "changed"
-
-
-def _rounding(a: _Model, b: _Model) -> float:
-    """The relative change of a form that the rounding of stored weights explains."""
-    units = [
-        max(
-            ROUNDING.get(m.checkpoint.info(part.name).dtype, 0.0)
-            for plan in m.plans
-            for part in plan.parts
-        )
-        for m in (a, b)
-    ]
-    return 2 * max(units)
-
-
-def _merges(found: Kinships, models: Sequence[_Model]) -> Iterator[Merge]:
-    """Models that two others explain together, and neither alone."""
-    count = len(models)
-    for child in range(count):
-        others = [k for k in range(count) if k != child and _aligned(found, child, k, models)]
-        for place, one in enumerate(others):
-            for two in others[place + 1 :]:
-                merge = _mixture(models[child], models[one], models[two])
-                if merge is not None:
-                    yield merge
-
-
-def _aligned(found: Kinships, one: int, two: int, models: Sequence[_Model]) -> bool:
-    """Whether forms of two models can be added head by head."""
-    pair = found[one, two]
-    shapes = [[block.forms.shape for block in models[k].prints] for k in (one, two)]
-    return pair.related and not pair.bounds and shapes[0] == shapes[1]
-
-
-def _mixture(child: _Model, one: _Model, two: _Model) -> Merge | None:
-    """The child's forms by least squares through its parents', if they leave little."""
-    target, *parents = (
-        np.concatenate([block.forms.ravel() for block in m.prints]).astype(np.float64)
-        for m in (child, one, two)
-    )
-    nearer = min(float(np.linalg.norm(target - parent)) for parent in parents)
-    design = np.stack(parents, axis=1)
-    shares, *_ = np.linalg.lstsq(design, target)
-    left = float(np.linalg.norm(target - design @ shares))
-    if left > MERGED * nearer or shares.min() <= 0 or not nearer:
+    if len(a.prints) != len(b.prints) or len(changes) != len(matches):
         return None
-    parts = shares / shares.sum()
-    return Merge(
-        child.name,
-        (one.name, two.name),
-        (float(parts[0]), float(parts[1])),
-        left / float(np.linalg.norm(target)),
+    moved = not in_place(matches) or any(
+        match.heads != tuple(range(len(match.heads))) for match in matches
     )
+    rounding = 2 * max(one.rounding for one in (*a.prints, *b.prints))
+    if not moved and max(changes) <= rounding:
+        return "rotated copy" if bounds else "copy"
+    if bounds or max(changes) > START:
+        return None
+    return "rearranged" if moved else "changed"
+
+
+def _likenesses(a: _Model, b: _Model) -> Iterator[Likeness]:
+    """How far what the two models' coordinates may come from is equal: embeddings, and gains."""
+    for what, of in (("token embeddings", _embeddings), ("gains of norms", _gains)):
+        found = [values for model in (a, b) if (values := of(model)) is not None]
+        if len(found) < 2 or found[0].shape[1] != found[1].shape[1]:
+            continue
+        rows = min(map(len, found))
+        one, other = (values[:rows].astype(np.float64) for values in found)
+        near = np.abs(one - other) <= 2.0**-7 * np.maximum(np.abs(one), np.abs(other))
+        # Without what every row has, such as outlying coordinates, or every gain, a mean of 1.
+        axis = 0 if of is _embeddings else 1
+        one, other = (values - values.mean(axis=axis, keepdims=True) for values in (one, other))
+        sizes = float(np.linalg.norm(one) * np.linalg.norm(other))
+        correlation = float((one * other).sum()) / sizes if sizes else None
+        if correlation is not None or near.all():
+            yield Likeness(what, float(near.mean()), correlation)
+
+
+def _embeddings(model: _Model) -> np.ndarray | None:
+    """Some rows of the table of token embeddings; None if none is known."""
+    try:
+        table = embedding_table(model.checkpoint, model.prints[0].width)
+    except CheckpointError:
+        return None
+    count = min(ROWS, model.checkpoint.info(table).shape[0])
+    return model.checkpoint.read([Part(table, ((0, count),))])[0] if count else None
+
+
+def _gains(model: _Model) -> np.ndarray | None:
+    """The gains of the norms that feed the blocks (L, D), as stored; None if they are not known."""
+    norms = [plan.query.input_norm for plan in model.plans]
+    parts = [norm.gain[0] for norm in norms if norm is not None and len(norm.gain) == 1]
+    gains = model.checkpoint.read(parts) if parts else []
+    width = model.prints[0].width
+    return np.stack(gains) if gains and all(gain.shape == (width,) for gain in gains) else None

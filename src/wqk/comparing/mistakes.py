@@ -180,6 +180,16 @@ class Mismatch:
     def __str__(self) -> str:
         return self.reason
 
+    @property
+    def unexplained(self) -> bool:
+        """Whether it says how far apart two blocks are, and not why."""
+        return self.verdict in UNEXPLAINED or bool(self.facts.get("unexplained"))
+
+    @property
+    def is_vague(self) -> bool:
+        """Whether the stored weights may tell more."""
+        return self.unexplained or self.verdict in VAGUE
+
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON."""
         plain = asdict(self)
@@ -190,6 +200,12 @@ class Mismatch:
 Numbers: TypeAlias = "Sequence[Any] | np.ndarray"
 
 ROTARY = "other rotary positions"
+NORM = "same weights, other norm"
+FUSED = "other layout of the fused weight"
+HEADS = "same heads in another order"
+ADAPTER, STRANGERS, COPIES = "other adapter", "heads of other weights", "heads copied from others"
+VAGUE = frozenset({ADAPTER, STRANGERS, COPIES, "close"})
+UNEXPLAINED = frozenset({"no known mistake", "different weights", "close"})
 
 
 def reordered(
@@ -208,7 +224,7 @@ def other_rotary(wanted: Rotary | None, has: Rotary | None, width: int = 0) -> M
         return Mismatch(ROTARY, reason, facts=_rotary_facts(wanted, has))
     reasons, repairs = [], []
     if wanted.order != has.order:
-        reasons.append(f"rotary order: weights lie {wanted.order}, are read {has.order}")
+        reasons.append(f"rotary order: stored {wanted.order}, read as {has.order}")
     pairs, other_pairs = len(wanted.frequencies), len(has.frequencies)
     if pairs != other_pairs:
         reasons.append(
@@ -221,7 +237,12 @@ def other_rotary(wanted: Rotary | None, has: Rotary | None, width: int = 0) -> M
         reason, repair = _frequencies(wanted.frequencies, has.frequencies)
         reasons.append(reason)
         repairs.append(repair)
-    reason = f"{same_form}, other {'; '.join(reasons)}"
+    if wanted.amplitude != has.amplitude:
+        reasons.append(
+            f"attention factor of rotary positions: {wanted.amplitude:.4g} expected, "
+            f"{has.amplitude:.4g} found"
+        )
+    reason = f"{same_form}, other {'; '.join(reasons) or 'rotary positions'}"
     return Mismatch(ROTARY, reason, "; ".join(repairs), facts=_rotary_facts(wanted, has))
 
 
@@ -233,17 +254,17 @@ def _rotary_facts(wanted: Rotary | None, has: Rotary | None) -> dict[str, Any]:
         facts[f"{name}order"] = rotary.order if rotary is not None else None
         slowest = float(np.abs(frequencies).min()) if given and len(frequencies) else None
         facts[f"{name}speed"] = slowest
-        facts[f"{name}base"] = _base(frequencies)
+        facts[f"{name}base"] = base_of(frequencies)
         facts[f"{name}rotated"] = 2 * len(frequencies) if given else None
     return facts
 
 
-def _base(frequencies: np.ndarray) -> float | None:
+def base_of(frequencies: np.ndarray) -> float | None:
     """The base, where the frequencies are powers of one; None where they are scaled.
 
     Examples
     --------
-    >>> round(_base(500.0 ** -(np.arange(0, 8, 2) / 8)))
+    >>> round(base_of(500.0 ** -(np.arange(0, 8, 2) / 8)))
     500
     """
     pairs = len(frequencies)
@@ -259,7 +280,7 @@ def _frequencies(wanted: np.ndarray, has: np.ndarray) -> tuple[str, str]:
     """What makes these frequencies differ, and how to set it right: three causes, told apart."""
     if np.allclose(wanted, -has, rtol=1e-6):
         return "direction of rotation: the sine has the other sign", "sin = -sin"
-    base, other = _base(wanted), _base(has)
+    base, other = base_of(wanted), base_of(has)
     if base and other:
         return (
             f"rotary base (rope_theta): {base:.8g} expected, {other:.8g} found",
@@ -288,7 +309,7 @@ def _frequencies(wanted: np.ndarray, has: np.ndarray) -> tuple[str, str]:
 def head_order(heads: Numbers) -> Mismatch:
     """The same heads in another order; for each head of the first block, the second's."""
     order = tuple(map(int, heads))
-    verdict = "same heads in another order"
+    verdict = HEADS
     repair = f"w = w.view({len(order)}, -1, D)[{list(order)}].reshape(-1, D)"
     return Mismatch(verdict, f"{verdict}: {listed(order)}", repair, ("query", "key"), order)
 
@@ -339,7 +360,7 @@ def other_bias(reason: str, repair: str = "", sides: Sequence[str] = ()) -> Mism
 
 def other_norm(reason: str, repair: str = "", sides: Sequence[str] = ()) -> Mismatch:
     """The same weights with other gains of a norm."""
-    return Mismatch("same weights, other norm", reason, repair, tuple(sides))
+    return Mismatch(NORM, reason, repair, tuple(sides))
 
 
 def setting(name: str, value: Any, other: Any, repair: str = "") -> Mismatch:
@@ -347,6 +368,23 @@ def setting(name: str, value: Any, other: Any, repair: str = "") -> Mismatch:
     texts = str(value or "none"), str(other or "none")
     facts = {"name": name, "value": texts[0], "other_value": texts[1]}
     return Mismatch("other setting", f"{name}: {texts[0]} against {texts[1]}", repair, facts=facts)
+
+
+def beside(what: str, one: Mismatch) -> Mismatch:
+    """A mismatch of another circuit than the scores, such as values and outputs."""
+    facts = {"circuit": what, "unexplained": one.verdict in UNEXPLAINED, "verdict": one.verdict}
+    facts |= one.facts
+    return Mismatch(f"other {what}", f"{what}: {one.reason}", "", (), one.heads, facts)
+
+
+def unlike(value: str, other: str) -> Mismatch:
+    """Circuits of other numbers of heads, or other widths."""
+    return Mismatch("other sizes", f"{value} against {other}")
+
+
+def other_sinks(reason: str) -> Mismatch:
+    """Other scores of the virtual keys."""
+    return Mismatch("other sinks", reason, "sinks = original", facts={"circuit": "sinks"})
 
 
 def another_layer(layer: int, other: int, tied: bool) -> Mismatch:
@@ -366,7 +404,7 @@ def some_heads(
 
 def adapter(reason: str, repair: str, sides: Sequence[str], **facts: Any) -> Mismatch:
     """A difference of low rank: an adapter that was merged otherwise, or not at all."""
-    return Mismatch("other adapter", reason, repair, tuple(sides), facts=facts)
+    return Mismatch(ADAPTER, reason, repair, tuple(sides), facts=facts)
 
 
 # Distances of two heads, relative to the first: of a copy that was trained on, and of heads that

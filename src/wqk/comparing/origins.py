@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import permutations
 from typing import NamedTuple
 
 import numpy as np
@@ -54,7 +53,7 @@ def rows_repaired(a: StoredBlock, b: StoredBlock) -> Iterator[Attempt]:
         if (ours or theirs) and not _has_norms(a, b):
             continue
         if ours not in marks:
-            marks[ours] = [_sketch(_rows(side, ours)) for side in (a.query, a.key)]
+            marks[ours] = [sketch(_rows(side, ours)) for side in (a.query, a.key)]
         if _found_among(marks[ours], b, theirs) < FEW:
             continue
         sources = [_rows(a.query, ours), _rows(a.key, ours)]
@@ -84,10 +83,6 @@ def rows_repaired(a: StoredBlock, b: StoredBlock) -> Iterator[Attempt]:
             return  # every row is in its place
         if min((one.source >= 0).mean() for one in origins) > MOST:
             break  # another gain would find no more
-    transposed = _transposed(a, b)
-    if transposed is not None:
-        yield transposed
-    yield from _fused(a, b)
 
 
 def _equal(a: Origins, b: Origins) -> bool:
@@ -113,7 +108,7 @@ def _found_among(marks: list[np.ndarray], b: StoredBlock, folded: bool) -> float
         return 1.0
     every = [max(1, size // FIRST) for size in sizes]
     sides = zip((b.query, b.key), every, strict=True)
-    some = np.concatenate([_sketch(_rows(side, folded, step)) for side, step in sides])
+    some = np.concatenate([sketch(_rows(side, folded, step)) for side, step in sides])
     return float((np.abs(some @ np.concatenate(marks).T).max(axis=1) > ALIKE).mean())
 
 
@@ -127,7 +122,7 @@ def _origins(
 ) -> Origins:
     """Where rows come from: of equal ones, from their own side and place."""
     usual = _usual(ours, theirs)
-    cosine = _cosines(rows, sources[own], usual)
+    cosine = cosines(rows, sources[own], usual)
     source, row = np.full(len(rows), own), usual.copy()
     # The two sides of cross-attention may differ in width; rows then come from their own alone.
     fitting = [number for number, one in enumerate(sources) if one.shape[1] == rows.shape[1]]
@@ -137,15 +132,15 @@ def _origins(
         silent = [_silent(one) for one in (some, *(sources[number] for number in fitting))]
         if own in fitting:  # rows that are in their places are taken
             silent[1 + fitting.index(own)][usual[cosine >= 1 - CLOSER]] = False
-        place = _nearest(
-            _sketch(some), np.concatenate([marks[number] for number in fitting]),
+        place = nearest(
+            sketch(some), np.concatenate([marks[number] for number in fitting]),
             silent[0], np.concatenate(silent[1:]),
         )  # fmt: skip
         start = 0
         for number in fitting:
             count = len(sources[number])
             here = np.flatnonzero((place >= start) & (place < start + count))
-            found = _cosines(some[here], sources[number], place[here] - start)
+            found = cosines(some[here], sources[number], place[here] - start)
             nearer = found > cosine[lost[here]] + CLOSER
             source[lost[here[nearer]]] = number
             row[lost[here[nearer]]] = (place[here] - start)[nearer]
@@ -164,7 +159,7 @@ def _usual(ours: Weights, theirs: Weights) -> np.ndarray:
     return np.asarray((heads[:, None] * ours.width + np.arange(theirs.width) % ours.width).ravel())
 
 
-def _sketch(rows: np.ndarray) -> np.ndarray:
+def sketch(rows: np.ndarray) -> np.ndarray:
     """Rows in a few random directions, of norm 1; all of narrow ones."""
     if rows.shape[1] > DIRECTIONS:
         random = np.random.default_rng(0)
@@ -179,7 +174,7 @@ def _silent(rows: np.ndarray) -> np.ndarray:
     return np.asarray(~rows.any(axis=1))
 
 
-def _nearest(
+def nearest(
     ours: np.ndarray, others: np.ndarray, silent: np.ndarray, others_silent: np.ndarray
 ) -> np.ndarray:
     """For each row the most similar other one, whatever the sign, by their sketches.
@@ -195,7 +190,7 @@ def _nearest(
     return place
 
 
-def _cosines(rows: np.ndarray, others: np.ndarray, place: np.ndarray | None = None) -> np.ndarray:
+def cosines(rows: np.ndarray, others: np.ndarray, place: np.ndarray | None = None) -> np.ndarray:
     """Of each row and the one of the others in its place, whatever the sign; 1 for two of zeros."""
     place = np.arange(len(others)) if place is None else place
     if len(rows) != len(place) or rows.shape[1] != others.shape[1]:
@@ -224,7 +219,7 @@ def _read(a: StoredBlock, b: StoredBlock, origins: tuple[Origins, Origins]) -> I
             attempt = _tiled(attempt, side, ours.heads, rows)
             continue
         if (origins[number].source != number).any():
-            attempt = _strangers(attempt, side, ours, origins[number], number)
+            attempt = _strangers(attempt, side, ours, origins[number], number, a.values())
             continue
         if not np.array_equal(np.sort(rows), np.arange(len(rows))):
             attempt = _copies(attempt, side, ours, rows)
@@ -360,7 +355,7 @@ def _in_words(steps: tuple[Reorder, ...], heads: int, width: int, read: str) -> 
         forgotten = first.kind == read
         other = {"half": "interleaved", "interleaved": "half"}[first.kind]
         if forgotten or not read:
-            return f"rotary order: weights lie {other}, are read {first.kind}"
+            return f"rotary order: stored {other}, read as {first.kind}"
         return f"rotary order: converted to {read} once too often"
     if first.kind == last.kind and first.heads == last.heads == heads:
         return f"rotary order: converted twice to {'half' if first.kind != 'half' else 'pairs'}"
@@ -427,7 +422,12 @@ def _bias_moved(
 
 
 def _strangers(
-    attempt: Attempt, side: str, ours: Weights, origins: Origins, number: int
+    attempt: Attempt,
+    side: str,
+    ours: Weights,
+    origins: Origins,
+    number: int,
+    values: np.ndarray | None,
 ) -> Attempt:
     """Heads whose rows are not among the first block's."""
     by_head = origins.source.reshape(ours.heads, ours.width)
@@ -440,15 +440,22 @@ def _strangers(
     where = "none of the original's"
     if (others == 1 - number).all():
         where = f"{SIDES[1 - number]} heads of the original"
+    elif values is not None and values.shape[1] == weights.rows.shape[1] and spread:
+        some = weights.factor.stored_weight[lost].reshape(-1, values.shape[1])
+        place = nearest(sketch(some), sketch(values), _silent(some), _silent(values))
+        if (cosines(some, values, place) > ALIKE).all():
+            where = "value heads of the original"
     reason = (
         f"{side} heads {mistakes.listed(lost)} are zero, as pruned ones are"
         if not spread
+        else f"{side} heads {mistakes.listed(lost)} are {where}"
+        if "value" in where
         else f"{side} heads {mistakes.listed(lost)} are {where}; left as initialized? "
         f"(standard deviation {spread:.2g}, the others' "
         f"{float(np.delete(weights.factor.stored_weight, lost, axis=0).std()):.2g})"
     )
     repair = _from_original(ours.width, lost)
-    named = mistakes.some_heads("heads of other weights", reason, (side,), lost, repair)
+    named = mistakes.some_heads(mistakes.STRANGERS, reason, (side,), lost, repair)
     return _beyond(attempt, side, lost, named)
 
 
@@ -461,7 +468,7 @@ def _copies(attempt: Attempt, side: str, ours: Weights, rows: np.ndarray) -> Att
     pairs = ", ".join(f"{head} is a copy of {origin[head]}" for head in copied[:8])
     repair = _from_original(ours.width, copied)
     reason = f"{side} heads copied: {pairs}{' …' if len(copied) > 8 else ''}"
-    named = mistakes.some_heads("heads copied from others", reason, (side,), copied, repair)
+    named = mistakes.some_heads(mistakes.COPIES, reason, (side,), copied, repair)
     return _beyond(attempt, side, copied, named)
 
 
@@ -481,101 +488,3 @@ def _beyond(attempt: Attempt, side: str, heads: np.ndarray, named: Mismatch) -> 
         else {int(h) * share + n for h in heads for n in range(share)}
     )
     return replace(attempt, found=(*attempt.found, named), beyond=attempt.beyond | lost)
-
-
-def _transposed(a: StoredBlock, b: StoredBlock) -> Attempt | None:
-    """A square weight that was stored the other way round."""
-    attempt = Attempt(b)
-    for side in SIDES:
-        ours, theirs = a.side(side), attempt.block.side(side)
-        rows = theirs.rows
-        if rows.shape[0] != rows.shape[1] or ours.rows.shape != rows.shape:
-            continue
-        some = slice(None, None, max(1, len(rows) // SOME))
-        if (_cosines(rows[:, some].T, ours.rows[some]) > ALIKE).mean() > 0.5:
-            turned = np.ascontiguousarray(rows.T)
-            named = mistakes.Mismatch(
-                "stored transposed",
-                "the weight is stored transposed, (in, out)",
-                "w = w.T",
-                (side,),
-            )
-            attempt = attempt.with_side(side, theirs.changed(weight=turned), named)
-    return attempt if attempt.found else None
-
-
-def _fused(a: StoredBlock, b: StoredBlock) -> Iterator[Attempt]:
-    """Queries, keys and values that were read from one tensor, or split, in another order."""
-    if a.query.rows.shape[1] != a.key.rows.shape[1]:
-        return
-    shapes = [(block.query.heads, block.key.heads, block.query.width) for block in (a, b)]
-    ours, theirs = a.values(), b.values()
-    if shapes[0] != shapes[1] or ours is None or theirs is None or ours.shape != theirs.shape:
-        return
-    heads, groups, width = shapes[0]
-    lengths = [heads * width, groups * width, groups * width]
-    if len(ours) != lengths[2]:
-        return
-    parts = [(a.query.rows, a.key.rows, ours), (b.query.rows, b.key.rows, theirs)]
-    marks = [np.concatenate([_sketch(one) for one in some]) for some in parts]
-    place = _nearest(marks[0], marks[1], *map(_silent, marks))
-    if (_cosines(marks[0], marks[1], place) < ALIKE).any() or not np.array_equal(
-        np.sort(place), np.arange(len(place))
-    ):
-        return
-    all_theirs = np.concatenate(parts[1])
-    for named, rows in _fusions(heads, groups, width):
-        if np.array_equal(rows, place):
-            moved = all_theirs[rows]
-            query, key = moved[: lengths[0]], moved[lengths[0] : lengths[0] + lengths[1]]
-            block = replace(b, query=b.query.changed(weight=query), key=b.key.changed(weight=key))
-            yield Attempt(block, (named,))
-            return
-
-
-def _fusions(heads: int, groups: int, width: int) -> Iterator[tuple[Mismatch, np.ndarray]]:
-    """Orders in which the rows of queries, keys and values may have been taken from one tensor.
-
-    Each with the rows that bring [q, k, v] back.
-    """
-    share = heads // groups
-    counts = {"q": heads * width, "k": groups * width, "v": groups * width}
-    total = sum(counts.values())
-    per_group = np.arange(total).reshape(groups, share + 2, width)
-    parts = (per_group[:, :share], per_group[:, share], per_group[:, share + 1])
-    grouped = np.concatenate([part.reshape(-1) for part in parts])
-    split = f"w.view({groups}, {share + 2}, {width}, D).split([{share}, 1, 1], dim=1)"
-    yield (
-        _fusion(
-            "rows lie per key head (its queries, its key, its value), were split as sections",
-            f"q, k, v = {split}",
-        ),
-        grouped,
-    )
-    inverse = np.argsort(grouped)
-    yield (
-        _fusion(
-            "rows lie in sections (all queries, all keys, all values), were split per key head",
-            f"q, k, v = w.split([{counts['q']}, {counts['k']}, {counts['v']}])",
-        ),
-        inverse,
-    )
-    for order in permutations("qkv"):
-        if "".join(order) == "qkv":
-            continue
-        starts, at = {}, 0
-        for role in order:
-            starts[role], at = at, at + counts[role]
-        rows = np.concatenate([starts[r] + np.arange(counts[r]) for r in "qkv"])
-        sizes = ", ".join(str(counts[role]) for role in order)
-        yield (
-            _fusion(
-                f"sections lie in the order {' '.join(order)}, were read as q k v",
-                f"{', '.join(order)} = w.split([{sizes}])",
-            ),
-            rows,
-        )
-
-
-def _fusion(reason: str, repair: str) -> Mismatch:
-    return mistakes.reordered("other layout of the fused weight", reason, repair, SIDES)

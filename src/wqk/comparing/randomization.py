@@ -3,8 +3,9 @@
 Weights are drawn independently, and training treats all heads of a layer alike, all coordinates of
 the stream, and all dimensions of a head. Of a model that shares nothing with another, every
 renumbering was therefore as likely as the one that it has, whatever the two have in common besides
-weights: architecture, recipe, text, order of the text. Each test renumbers the second model many
-times and counts how often the two agree as well as they do:
+weights: architecture, recipe, text, order of the text. Of attention that was trained from scratch
+on another model's embeddings this holds for heads and dimensions, but not for coordinates. Each
+test renumbers the second model many times and counts how often the two agree as well as they do:
 
 - ``heads``: the heads of each layer are permuted, those that share a key head together;
 - ``coordinates``: the coordinates of the residual stream are permuted, in all layers at once;
@@ -36,8 +37,9 @@ if TYPE_CHECKING:
 # Numbers in one intermediate array: 2 MB in float32, which stays in a core's cache.
 CHUNK = 2**19
 
-# The share of renumberings through which a tail is laid to extrapolate from.
-TAIL = 0.05
+# The tests that hold whatever coordinates of the stream two models share: they compare signs and
+# orders that each model drew for itself.
+OF_WEIGHTS = ("heads", "dimensions", "weights")
 
 
 class Agreement(NamedTuple):
@@ -62,24 +64,19 @@ class Outcome:
 
 
 class Evidence(NamedTuple):
-    """All tests of two models, joined."""
+    """All tests of two models; None for a part that no test applies to."""
 
-    p: float
+    weights: float | None  # p of heads, dimensions and weights, joined
+    coordinates: float | None  # p of coordinates
     floor: float  # the smallest p that these renumberings can give
-    extrapolated: float  # log10 of the p that a tail through the renumberings suggests
     outcomes: tuple[Outcome, ...]
     agreements: dict[str, Agreement]
 
-    @property
-    def strongest(self) -> Outcome:
-        """The test that lies farthest from chance."""
-        return max((o for o in self.outcomes if o.z is not None), key=lambda o: o.z or 0.0)
-
 
 def gather(
-    a: Sequence[Fingerprint], b: Sequence[Fingerprint], count: int, seed: int
-) -> Evidence | None:
-    """Renumber the second model ``count`` times in each test; None if no test applies.
+    a: Sequence[Fingerprint], b: Sequence[Fingerprint], count: int, seed: int = 0
+) -> Evidence:
+    """Renumber the second model ``count`` times in each test.
 
     Renumbering n of all tests is one renumbering of the model. Its share of each test is known
     among all n, and p compares the smallest one over tests, so that it needs no correction.
@@ -92,8 +89,6 @@ def gather(
             reasons[name] = found
         else:
             agreements[name] = found
-    if not agreements:
-        return None
     totals = {name: found.layers.sum(axis=1) for name, found in agreements.items()}
     shares = {name: _shares(total) for name, total in totals.items()}
     outcomes = tuple(
@@ -107,14 +102,14 @@ def gather(
         else Outcome(name, None, None, None, reasons[name])
         for name in TESTS
     )
-    tails = [_tail(total) for total in totals.values()]
-    return Evidence(
-        _joined(np.stack([*shares.values()]), np.stack([*totals.values()])),
-        1 / (count + 1),
-        min(0.0, min(tails) + float(np.log10(len(tails)))),
-        outcomes,
-        agreements,
+    applied = [name for name in OF_WEIGHTS if name in totals]
+    of_weights = (
+        _joined(np.stack([shares[n] for n in applied]), np.stack([totals[n] for n in applied]))
+        if applied
+        else None
     )
+    of_coordinates = float(shares["coordinates"][0]) if "coordinates" in shares else None
+    return Evidence(of_weights, of_coordinates, 1 / (count + 1), outcomes, agreements)
 
 
 def layer_shares(agreement: Agreement) -> Float[np.ndarray, " layers"]:
@@ -308,11 +303,14 @@ def _relations(block: Fingerprint) -> Float[np.ndarray, "two heads heads"]:
 
 
 def _entries(block: Fingerprint) -> Float[np.ndarray, "s s"]:
-    """The layer's form on the sampled coordinates, freed of the scales of rows and columns."""
+    """The layer's form on the sampled coordinates, freed of the scales of rows and columns.
+
+    Otherwise two models whose residual streams have the same outlying coordinates would agree.
+    """
     entries = block.forms.sum(axis=0, dtype=np.float64)
-    for axis in (0, 1):
+    for axis in (0, 1) * 4:  # until both are free of scales
         size = np.sqrt(np.square(entries).mean(axis=axis, keepdims=True))
-        entries = entries / np.where(size > 0, np.sqrt(size), 1.0)
+        entries = entries / np.where(size > 0, size, 1.0)
     diagonal = np.eye(len(entries), dtype=bool)
     for kind in (diagonal, ~diagonal):
         entries[kind] = _standardized(entries[kind])
@@ -445,15 +443,3 @@ def _visible(totals: Float[np.ndarray, " n"], copy: float) -> float | None:
     if copy <= mean:
         return None
     return float((np.quantile(totals[1:], 0.999) - mean) / (copy - mean))
-
-
-def _tail(totals: Float[np.ndarray, " n"]) -> float:
-    """log10 of the chance of the observed total, by an exponential tail through the largest."""
-    chance = np.sort(totals[1:])
-    top = chance[int(len(chance) * (1 - TAIL)) :]
-    excess = float(np.mean(top - top[0]))
-    if totals[0] <= top[0]:
-        return float(np.log10(_shares(totals)[0]))
-    if excess <= _slack(chance):
-        return float(-np.log10(len(totals)))
-    return float(np.log10(TAIL) - (totals[0] - top[0]) / excess / np.log(10))

@@ -1,22 +1,19 @@
-"""How models are related, as `wqk.kin` shows it: two by two, as mixtures, and as a tree."""
+"""How two models are related, as `wqk.kin` shows it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from itertools import combinations
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
-from wqk._console import Shown, counted, number
+from wqk._console import counted, number
+from wqk._results import Result
 from wqk.comparing.fingerprints import SAMPLED
 from wqk.comparing.randomization import Outcome
 from wqk.tables.sheet import Cell, Sheet
-
-# An extrapolated p is not told any further, as a base-10 logarithm.
-LEAST = -20
 
 # Singular values this much closer than usual are pointed out.
 CLOSE = 0.2
@@ -27,10 +24,14 @@ RELATED = 0.001
 # Forms that have changed by more than their own size may share no more than their start.
 START = 1.0
 
+# Embeddings or gains that correlate so far are alike; those of unrelated models do by .02.
+ALIKE = 0.2
+
 KINDS = {
     "copy": "their forms are equal",
     "rotated copy": "their forms are equal but for a rotation",
-    "shared start": "they share at least their start",
+    "changed": "their forms are in place and changed by less than their own size",
+    "rearranged": "layers or heads are in another order",
 }
 
 NUMBERINGS = {
@@ -51,6 +52,8 @@ DIRECTION = (
 class LayerMatch:
     """One block of the second model, and the one of the first that it agrees with."""
 
+    told: ClassVar[tuple[str, ...]] = ("change",)
+
     stack: str
     layer: int
     of_stack: str | None  # in the first model; None if no block agrees more than chance allows
@@ -66,19 +69,44 @@ class LayerMatch:
         return float(np.median(known)) if known else None
 
 
+@dataclass(frozen=True)
+class Likeness:
+    """How far something else than queries and keys is the same in both models."""
+
+    what: str  # token embeddings, gains of norms
+    equal: float  # share of values that are equal but for rounding to 16 bits
+    correlation: float | None  # of their values; None if they are all the same
+
+    @property
+    def alike(self) -> bool:
+        """Whether they agree by more than chance."""
+        return self.equal > 0.5 or (self.correlation or 0.0) > ALIKE
+
+    def __str__(self) -> str:
+        if self.equal > 0.5:
+            return f"{self.what} are equal ({self.equal:.0%} of the values compared)"
+        what = "are nearly equal" if (self.correlation or 0) > 0.9 else "correlate"
+        what = what if self.alike else "are not alike"
+        return f"{self.what} {what} (correlation {number(self.correlation, 2)})"
+
+
 @dataclass(frozen=True, repr=False)
-class Kinship(Shown):
-    """What two models' forms say about their relation."""
+class Kinship(Result):
+    """What is known of two models' relation, from their queries and keys."""
+
+    told: ClassVar[tuple[str, ...]] = ("conclusion", "related", "change", "reading")
 
     checkpoint: str
     other: str
-    p: float  # the chance of such an agreement between models that share nothing
+    # The chance of such an agreement between models that share nothing: of heads, dimensions and
+    # weights; and of the coordinates of the residual stream. None if no test applies.
+    p: float | None
+    coordinates_p: float | None
     floor: float  # the smallest p that the number of renumberings allows
-    extrapolated: float  # log10 of the p that an exponential tail through them suggests
     tests: tuple[Outcome, ...]
-    matches: tuple[LayerMatch, ...]
-    # copy, rotated copy, changed, shared start, grown, pruned or rearranged; None if unrelated
-    kind: str | None
+    likenesses: tuple[Likeness, ...]  # looked at where coordinates agree
+    matches: tuple[LayerMatch, ...]  # empty unless related
+    kind: str | None  # copy, rotated copy, changed, rearranged; None where it would be a guess
     # Whether changes are smallest possible ones, from singular values, as coordinates differ.
     bounds: bool
     # Distance of heads' singular values to the nearest of the other model, over that to the
@@ -87,8 +115,16 @@ class Kinship(Shown):
 
     @property
     def related(self) -> bool:
-        """Whether p is at most .001."""
-        return self.p <= RELATED
+        """Whether p, of the weights, is at most .001."""
+        return self.p is not None and self.p <= RELATED
+
+    @property
+    def conclusion(self) -> str:
+        """``related``, ``shared coordinates`` where these alone agree, or ``no sign``."""
+        if self.related:
+            return "related"
+        shared = self.coordinates_p is not None and self.coordinates_p <= RELATED
+        return "shared coordinates" if shared else "no sign"
 
     @property
     def change(self) -> float | None:
@@ -96,14 +132,14 @@ class Kinship(Shown):
         known = [m.change for m in self.matches if m.change is not None]
         return float(np.median(known)) if known else None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, for JSON."""
-        return asdict(self) | {
-            "related": self.related,
-            "change": self.change,
-            "matches": [asdict(match) | {"change": match.change} for match in self.matches],
-            "reading": list(self.reading),
-        }
+    @property
+    def sentence(self) -> str:
+        """Whether they are related, and how."""
+        return f"{self.checkpoint} and {self.other}: {_verdict(self)}"
+
+    def _rows(self) -> Iterable[Mapping[str, Any]]:
+        """One for each block of the second model."""
+        return [vars(match) | {"change": match.change} for match in self.matches]
 
     @property
     def reading(self) -> tuple[str, ...]:
@@ -127,18 +163,45 @@ class Kinship(Shown):
 
 
 def _reading(kinship: Kinship) -> Iterator[str]:
+    near = ""
+    if kinship.closeness is not None and kinship.closeness < CLOSE:
+        near = (
+            f"But singular values of heads lie {1 / max(kinship.closeness, 1e-6):,.0f} times "
+            "closer to the other model's than to each other"
+        )
+    if kinship.conclusion == "shared coordinates":
+        yield (
+            "The coordinates of the residual stream mean the same in both, and nothing else says "
+            "that their weights have anything in common."
+        )
+        causes = [str(one) for one in kinship.likenesses if one.alike]
+        if causes:
+            text = "; ".join(causes)
+            yield (
+                f"{text[0].upper()}{text[1:]}: attention that was trained from scratch on them "
+                "agrees like this."
+            )
+        else:
+            seen = "; ".join(map(str, kinship.likenesses)) or "neither was found"
+            yield f"Embeddings and norms do not explain it: {seen}."
+        if near:
+            yield f"{near}, as if heads were renumbered and dimensions turned. This has no p."
+        else:
+            yield (
+                "A relation is not excluded: renumbered heads and turned dimensions together leave "
+                "nothing but coordinates to see."
+            )
+        return
     if not kinship.related:
         applied = [test for test in kinship.tests if test.visible is not None]
         visible = ", ".join(
             f"{test.visible:.0%} by {test.name}" for test in applied if test.visible is not None
         )
         yield f"Agreement that would have been seen, as a share of a copy's: {visible}."
-        if kinship.closeness is not None and kinship.closeness < CLOSE:
+        if near:
             yield (
-                f"But singular values of heads lie {1 / max(kinship.closeness, 1e-6):,.0f} times "
-                "closer to the other model's than to each other, as if heads were renumbered, the "
-                "stream rotated and dimensions turned, all three. No renumbering can say what "
-                "chance allows then, so this has no p."
+                f"{near}, as if heads were renumbered, the stream rotated and dimensions turned, "
+                "all three. No renumbering can say what chance allows then, so this has no p."
             )
             return
         yield (
@@ -159,24 +222,25 @@ def _reading(kinship: Kinship) -> Iterator[str]:
             "The forms have changed by more than their own size: the two may share no more than "
             "an initialization. Whether they share some of their training as well cannot be told."
         )
+    for one in kinship.likenesses:
+        yield f"The {one}."
 
 
 def _verdict(kinship: Kinship) -> str:
-    p = f"p = {probability(kinship.p)}"
-    if not kinship.related:
-        return f"No sign that they are related ({p})."
-    count = round(1 / kinship.floor) - 1
+    parts = {"weights": kinship.p, "coordinates": kinship.coordinates_p}
+    told = ", ".join(
+        f"{name}: {'no test applies' if p is None else f'p = {probability(p)}'}"
+        for name, p in parts.items()
+    )
     least = ""
-    if kinship.p <= 3 * kinship.floor:
-        power = (
-            f"10^{kinship.extrapolated:.0f}" if kinship.extrapolated > LEAST else "less than 10^-20"
-        )
-        least = (
-            f", the least that {count:,} renumberings give; an exponential tail through the "
-            f"largest of them suggests {power}"
-        )
-    kind = KINDS.get(str(kinship.kind), str(kinship.kind))
-    return f"Related: {kind} ({p}{least})."
+    if min((p for p in parts.values() if p is not None), default=1.0) <= kinship.floor:
+        least = f"; {probability(kinship.floor)} is the least that can be found"
+    said = {
+        "related": f"Related{': ' * bool(kinship.kind)}{KINDS.get(str(kinship.kind), '')}",
+        "shared coordinates": "Shared coordinates, and no sign that the weights are related",
+        "no sign": "No sign that they are related",
+    }
+    return f"{said[kinship.conclusion]} ({told}{least})."
 
 
 def _summary(kinship: Kinship) -> str:
@@ -208,17 +272,6 @@ def in_place(matches: Sequence[LayerMatch]) -> bool:
         and all(one == other or one not in second for one, other in stacks)
         and all(match.layer == match.of_layer for match in matched)
     )
-
-
-def moved_heads(matches: Sequence[LayerMatch]) -> list[float]:
-    """The change of each head that has another's number, in layers matched head by head."""
-    return [
-        math.inf if change is None else change
-        for match in matches
-        if match.of_layer is not None and set(match.heads) == set(range(len(match.heads)))
-        for place, (head, change) in enumerate(zip(match.heads, match.changes, strict=True))
-        if head != place
-    ]
 
 
 def layer_table(kinship: Kinship) -> Sheet:
@@ -259,141 +312,3 @@ def probability(p: float) -> str:
         return "1"
     digits = max(2, 1 - math.floor(math.log10(p)) if p >= 0.01 else -math.floor(math.log10(p)))
     return f"{p:.{digits}f}".removeprefix("0")
-
-
-# The relative change of a form between models that have nothing in common.
-UNRELATED = math.sqrt(2)
-
-
-@dataclass(frozen=True)
-class Merge:
-    """A model whose forms are close to a mixture of two others'."""
-
-    child: str
-    parents: tuple[str, str]
-    shares: tuple[float, float]  # of each parent's forms, adding up to 1
-    left: float  # ‖M − mixture‖ / ‖M‖
-
-
-@dataclass(frozen=True, repr=False)
-class Kinships(Shown):
-    """Several models, two by two."""
-
-    names: tuple[str, ...]
-    pairs: tuple[Kinship, ...]  # (0, 1), (0, 2), …, (1, 2), …
-    merges: tuple[Merge, ...]
-
-    def __getitem__(self, index: tuple[int, int]) -> Kinship:
-        """Two of the models by their places."""
-        low, high = sorted(index)
-        if low == high or low < 0 or high >= len(self.names):
-            raise IndexError(f"expected two different places below {len(self.names)}, got {index}")
-        return self.pairs[low * len(self.names) - low * (low + 1) // 2 + high - low - 1]
-
-    @property
-    def distances(self) -> np.ndarray:
-        """Median relative changes of forms, (models, models); √2 of unrelated ones."""
-        distances = np.zeros((len(self.names),) * 2)
-        for i, j in combinations(range(len(self.names)), 2):
-            pair = self[i, j]
-            far = UNRELATED if not pair.related or pair.change is None else pair.change
-            distances[i, j] = distances[j, i] = min(far, UNRELATED)
-        return distances
-
-    @property
-    def tree(self) -> str:
-        """The models by distance, in Newick's notation: mean distances join the nearest groups.
-
-        It says who is close to whom, not who came first.
-        """
-        return _newick(_tree(self.distances), self.names) + ";"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, for JSON."""
-        return {
-            "names": list(self.names),
-            "pairs": [pair.to_dict() for pair in self.pairs],
-            "merges": [asdict(merge) for merge in self.merges],
-            "distances": self.distances.tolist(),
-            "tree": self.tree,
-        }
-
-    def _shown(self, width: int) -> Iterator[Any]:
-        from rich.text import Text
-
-        letters = [_letter(place) for place in range(len(self.names))]
-        table = Sheet.of("", "", *letters, text=["", ""])
-        for i, name in enumerate(self.names):
-            cells = [
-                "·" if i == j else probability(self[i, j].p) if j > i else self._change(i, j)
-                for j in range(len(self.names))
-            ]
-            table.add(letters[i], name, *cells)
-        yield table
-        yield Text("above the diagonal p, below it the relative change if related", style="dim")
-        yield _rich_tree(
-            _tree(self.distances), [*map(" ".join, zip(letters, self.names, strict=True))]
-        )
-        for merge in self.merges:
-            shares = " and ".join(
-                f"{share:.0%} {parent}"
-                for share, parent in zip(merge.shares, merge.parents, strict=True)
-            )
-            yield f"{merge.child} is close to a mixture: {shares}; {merge.left:.1%} is left over."
-        if any(pair.related for pair in self.pairs):
-            yield Text(DIRECTION, style="dim")
-
-    def _change(self, i: int, j: int) -> str:
-        pair = self[i, j]
-        return shown_change(pair.change, pair.bounds) if pair.related else "–"
-
-
-def _letter(place: int) -> str:
-    """A to Z, then A1 to Z1, and so on."""
-    return chr(ord("A") + place % 26) + (str(place // 26) if place >= 26 else "")
-
-
-class _Join(NamedTuple):
-    """Two groups of models, or single ones by their places, at a mean distance."""
-
-    one: int | _Join
-    two: int | _Join
-    distance: float
-
-
-def _tree(distances: np.ndarray) -> int | _Join:
-    """Join the two nearest groups by mean distance until one is left."""
-    groups: list[tuple[int | _Join, list[int]]] = [(k, [k]) for k in range(len(distances))]
-    while len(groups) > 1:
-        far, x, y = min(
-            (float(distances[np.ix_(groups[x][1], groups[y][1])].mean()), x, y)
-            for x in range(len(groups))
-            for y in range(x + 1, len(groups))
-        )
-        second, first = groups.pop(y), groups.pop(x)
-        groups.append((_Join(first[0], second[0], far), first[1] + second[1]))
-    return groups[0][0]
-
-
-def _newick(node: int | _Join, names: Sequence[str]) -> str:
-    if isinstance(node, int):
-        return "'" + names[node].replace("'", "''") + "'"
-    return f"({_newick(node.one, names)},{_newick(node.two, names)}):{node.distance:.4g}"
-
-
-def _rich_tree(node: int | _Join, names: Sequence[str]) -> Any:
-    from rich.text import Text
-    from rich.tree import Tree
-
-    def add(to: Tree, node: int | _Join) -> None:
-        if isinstance(node, int):
-            to.add(Text(names[node]))
-            return
-        label = "unrelated" if node.distance >= UNRELATED * 0.999 else f"{node.distance:.3f}"
-        branch = to.add(Text(label, style="dim"))
-        add(branch, node.one)
-        add(branch, node.two)
-
-    root = Tree("", hide_root=True)
-    add(root, node)
-    return root

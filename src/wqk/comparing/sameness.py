@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple, Unpack
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Unpack
 
 import numpy as np
 
-from wqk._console import counted
 from wqk._typing import FilePath
 from wqk.attention import Block
-from wqk.checkpoints import Checkpoint
+from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.references import HubFolder, check_options
 from wqk.comparing import mistakes
-from wqk.comparing.blocks import distances
-from wqk.comparing.conversions import explain, signature
+from wqk.comparing.answer import BlockComparison, CheckpointComparison, Place
+from wqk.comparing.blocks import Scoring, as_exact_as, distances, same_rotation
+from wqk.comparing.circuits import VALUES, comparable, other_circuits
+from wqk.comparing.contents import compare_stored, paired_names
+from wqk.comparing.conversions import explain, explained, signature
+from wqk.comparing.diagnosis import averaged, diagnose, rotary_repaired
 from wqk.comparing.mistakes import Mismatch
+from wqk.comparing.outside import absent_towers, outside
 from wqk.comparing.weights import StoredBlock, grid, load_block
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families import AttentionPlan
@@ -33,150 +37,6 @@ DISTANCES = (0, 1, 1024)
 ALIKE = 0.99
 
 
-class Place(NamedTuple):
-    """Where a block is."""
-
-    stack: str
-    kind: str
-    layer: int
-
-    def __str__(self) -> str:
-        return f"{self.stack} {self.kind} {self.layer}"
-
-
-@dataclass(frozen=True)
-class BlockComparison:
-    """One block of two checkpoints, under its name in the first."""
-
-    stack: str
-    kind: str
-    layer: int
-    distance: dict[int, float]  # largest ‖M_a(N) − M_b(N)‖ / ‖M_a(N)‖ over heads, by position N
-    head: int  # the head in which it is largest
-    tolerance: float  # what rounding explains of that head's distance, or what was accepted
-    mismatches: tuple[Mismatch, ...]  # how the second block differs; none if they are equal
-    heads: tuple[float, ...] = ()  # each head's largest distance; 0 where rounding explains it
-
-    @property
-    def same(self) -> bool:
-        """Whether the blocks attend the same way."""
-        return not self.mismatches
-
-    @property
-    def reason(self) -> str:
-        """How the blocks differ, as text."""
-        return "; ".join(map(str, self.mismatches))
-
-    @property
-    def repair(self) -> str:
-        """Code that makes the second block like the first, as far as it is known."""
-        return "; ".join(one.repair for one in self.mismatches if one.repair)
-
-
-@dataclass(frozen=True)
-class Cause:
-    """A mismatch, and the blocks that have it."""
-
-    mismatch: Mismatch
-    places: tuple[Place, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, for JSON."""
-        return self.mismatch.to_dict() | {"blocks": [place._asdict() for place in self.places]}
-
-
-@dataclass(frozen=True)
-class CheckpointComparison:
-    """Two checkpoints, block by block.
-
-    Attributes
-    ----------
-    checkpoint, other
-        Their names.
-    blocks
-        Those that both have, in the first checkpoint's order.
-    missing, added
-        Blocks that only the first one has, and only the second.
-    notes
-        What was not compared, or is known of the numbers: rounded values in a wider type, guesses.
-    """
-
-    checkpoint: str
-    other: str
-    blocks: tuple[BlockComparison, ...]
-    missing: tuple[Place, ...] = ()
-    added: tuple[Place, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    @property
-    def same(self) -> bool:
-        """Whether both have the same blocks, and every block attends the same way."""
-        return not (self.missing or self.added) and all(block.same for block in self.blocks)
-
-    @property
-    def causes(self) -> tuple[Cause, ...]:
-        """What is wrong, each once with the blocks that have it; the most frequent first."""
-        found: dict[tuple[str, str, str], list[tuple[Mismatch, Place]]] = {}
-        for block in self.blocks:
-            for one in block.mismatches:
-                place = Place(block.stack, block.kind, block.layer)
-                # Distances and factors differ from layer to layer.
-                reason = one.reason if one.repair else one.verdict
-                found.setdefault((one.verdict, reason, one.repair), []).append((one, place))
-        causes = [Cause(some[0][0], tuple(place for _, place in some)) for some in found.values()]
-        return tuple(sorted(causes, key=lambda cause: -len(cause.places)))
-
-    @property
-    def sentence(self) -> str:
-        """The outcome in one sentence."""
-        count = len(self.blocks)
-        differing = [block for block in self.blocks if not block.same]
-        parts = [
-            f"{counted(len(places), 'block')} only in {name}"
-            for places, name in ((self.missing, self.checkpoint), (self.added, self.other))
-            if places
-        ]
-        if differing:
-            first = self.causes[0].mismatch
-            known = first.reason if first.repair else first.verdict
-            sizes = [max(block.distance.values()) for block in differing]
-            spread = f"{min(sizes):.2g} to {max(sizes):.2g}"
-            if max(sizes) <= 2 * min(sizes):
-                spread = f"up to {max(sizes):.2g}"
-            verdict = (
-                f"{len(differing)} of {count} blocks differ: {known} (relative distance {spread})"
-            )
-            return "; ".join([f"Not the same: {verdict}", *parts]) + "."
-        if parts:
-            equal = f"{counted(count, 'common block')} {'is' if count == 1 else 'are'} equal"
-            return "; ".join([f"Not the same: {equal}", *parts]) + "."
-        largest = max((max(b.distance.values()) for b in self.blocks), default=0.0)
-        allowed = max((b.tolerance for b in self.blocks), default=0.0)
-        return (
-            f"The same attention in all {count} blocks: heads lie at most {largest:.1e} apart, "
-            f"relative to their norm; the rounding of stored numbers explains {allowed:.1e}."
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, for JSON."""
-        blocks = [
-            asdict(block)
-            | {"same": block.same, "mismatches": [m.to_dict() for m in block.mismatches]}
-            for block in self.blocks
-        ]
-        return {
-            "checkpoint": self.checkpoint,
-            "other": self.other,
-            "same": self.same,
-            "sentence": self.sentence,
-            "causes": [cause.to_dict() for cause in self.causes],
-            "missing": [place._asdict() for place in self.missing],
-            "added": [place._asdict() for place in self.added],
-            "notes": list(self.notes),
-            "blocks": blocks,
-        }
-
-
 def same(
     ref: Any,
     other: Any,
@@ -188,12 +48,16 @@ def same(
     key_heads: int | None = None,
     layers: Collection[int] | None = None,
     tolerance: float = 0.0,
+    everything: bool = False,
+    up_to: Collection[str] = (),
     on_progress: Callable[[int, int], None] | None = None,
     **hub: Unpack[HubFolder],
 ) -> CheckpointComparison:
-    """Compare the attention of two checkpoints of one model, whatever their families and layouts.
+    """Compare two checkpoints of one model, whatever their families and layouts.
 
-    Exact, from the weights: no model is run. Changes that leave attention unchanged are ignored:
+    By default the attention and every other mixer of tokens: scores, values and outputs, learned
+    position terms, sinks, the tensors of linear attention and state spaces. Exact, from the
+    weights: no model is run. Changes that leave attention unchanged are ignored:
     rotations within heads, factors moved between queries and keys, folded norms and scales, storage
     types. If a block differs, the mistake is searched for: each row of its queries and keys among
     the other's, which tells how rows were reordered, then biases, norms, rotary positions and
@@ -214,6 +78,11 @@ def same(
         Only these, by their numbers; negative ones count from the last.
     tolerance
         Relative distance of heads that is accepted although rounding does not explain it.
+    everything
+        Whether every other tensor is compared too: under its name, or found by what it holds.
+    up_to
+        Freedoms of the model that do not count: ``heads``, their order, where scores, values and
+        outputs agree on it.
     on_progress
         Called after every block with the number done and the number of all.
     **hub
@@ -232,6 +101,8 @@ def same(
     True
     """
     check_options("same", hub, HubFolder)
+    if unknown := sorted(set(up_to) - {"heads"}):
+        raise CheckpointError(f"up_to: expected heads, got {', '.join(unknown)}")
     openings: list[dict[str, Any]] = [
         {"ref": one, "family": file, "revision": revision, **hub}
         for one, file, revision in zip((ref, other), (family, other_family), revisions, strict=True)
@@ -248,27 +119,99 @@ def same(
     pairs, missing, added = _chosen(pairs, missing, added, layers)
     notes += _unknown(pairs)
     blocks: list[BlockComparison] = []
-    marks: tuple[dict[Place, np.ndarray], dict[Place, np.ndarray]] = ({}, {})
+    marks: tuple[dict[Place, Marks], dict[Place, Marks]] = ({}, {})
     rounded: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+    tables = [checkpoint.tensors() for checkpoint in checkpoints]
+    names = paired_names(tables[0], tables[1], (pairs[0][0].query.tensor, pairs[0][1].query.tensor))
     for pair in pairs:
         # Products of single heads are too small for several threads.
         with one_blas_thread():
             stored = _read(checkpoints, pair, rounded)
-            blocks.append(_compare(checkpoints, pair, stored, tolerance))
+            compared = _compare(checkpoints, pair, stored, tolerance)
             for mark, block in zip(marks, stored, strict=True):
-                mark[_place(pair[0])] = signature(block.scoring).astype(np.float32)
-            del stored, block  # before the next pair is read
+                mark[_place(pair[0])] = {SCORES: signature(block.scoring).astype(np.float32)}
+            folds = [block.norms for block in stored]
+            del stored, block  # before the values are read
+            here = [mark[_place(pair[0])] for mark in marks]
+            compared = _with_circuits(checkpoints, pair, folds, compared, here, tolerance)
+            if "heads" in up_to and (order := _order_of_heads(compared)) is not None:
+                notes.append(f"{_place(pair[0])}: heads in the order {mistakes.listed(order)}")
+                compared = replace(compared, mismatches=(), heads=())
+            blocks.append(_diagnosed(models, pair, pairs, names, compared, tolerance))
         if on_progress:
             on_progress(len(blocks), len(pairs))
     blocks = _other_layers(blocks, *marks)
     for checkpoint, grids in zip(checkpoints, rounded, strict=True):
         notes += [f"{checkpoint.name}: {text}" for text in grids]
+    rest = outside(models, pairs, blocks, everything, layers, tolerance)
+    notes += absent_towers(models)
     return CheckpointComparison(
-        checkpoints[0].name, checkpoints[1].name, tuple(blocks), missing, added, tuple(notes)
-    )
+        checkpoints[0].name, checkpoints[1].name, tuple(blocks), missing, added, tuple(notes),
+        *rest, tolerance,
+    )  # fmt: skip
+
+
+def _order_of_heads(block: BlockComparison) -> tuple[int, ...] | None:
+    """The one order of heads in which scores, values and outputs are the same; None without one."""
+    found = {one.facts.get("circuit", SCORES): one for one in block.mismatches}
+    verdicts = {one.facts.get("verdict", one.verdict) for one in block.mismatches}
+    orders = {one.heads for one in block.mismatches}
+    is_whole = found.keys() == {SCORES, *block.beside} and len(found) == len(block.mismatches)
+    return orders.pop() if is_whole and verdicts == {mistakes.HEADS} and len(orders) == 1 else None
+
+
+def _diagnosed(
+    models: Sequence[Model], pair: Pair, pairs: Sequence[Pair], names: dict[str, str],
+    block: BlockComparison, tolerance: float,
+) -> BlockComparison:  # fmt: skip
+    """The block with what its settings and stored weights tell, where a repair makes it the same.
+
+    Every repair is applied, and the block compared again, before it is said.
+    """
+    checkpoints = [model.checkpoint for model in models]
+
+    def compare(other: Checkpoint, plan: AttentionPlan) -> tuple[Mismatch, ...]:
+        both, plans = (checkpoints[0], other), (pair[0], plan)
+        stored = _read(both, plans, (Counter({"": 1}), Counter({"": 1})))
+        scores = _compare(both, plans, stored, tolerance)
+        folds = [some.norms for some in stored]
+        return _with_circuits(both, plans, folds, scores, ({}, {}), tolerance).mismatches
+
+    if block.same or any(plan.rule.guess for plan in pair):
+        return block
+    found: tuple[Mismatch, ...] = ()
+    left, plan = block.mismatches, pair[1]
+    unknown = any(one.rotation_unknown for one in pair)
+    exact = as_exact_as(pair[0].rotary, plan.rotary)
+    differs = not (unknown or same_rotation(pair[0].rotary, exact))
+    rotary = rotary_repaired(models, pair) if differs else None
+    if rotary is not None:
+        rest = compare(checkpoints[1], rotary[1])
+        if len(rest) < len(left) or any(one.is_vague for one in left):
+            found, left, plan = (rotary[0],), rest, rotary[1]
+    circuits = {one.facts.get("circuit") for one in left}
+    if VALUES in circuits or any(one.is_vague for one in left):
+        blocks = [Block(c, p) for c, p in zip(checkpoints, pair, strict=True)]
+        means = averaged(pair, *blocks)
+        neighbors = [
+            p for p, _ in pairs
+            if p is not pair[0] and (p.layer, p.stack) == (pair[0].layer, pair[0].stack)
+        ]  # fmt: skip
+        causes = (
+            (means,)
+            if means
+            else diagnose(
+                checkpoints, (pair[0], plan), names, neighbors, lambda other: compare(other, plan)
+            )
+        )
+        left = left if causes is None else causes
+    return replace(block, mismatches=(*found, *left))
 
 
 Pair = tuple["AttentionPlan", "AttentionPlan"]
+# Signatures of a block's circuits, by their names.
+Marks = dict[str, np.ndarray]
+SCORES = "attention"
 
 
 def _opened(
@@ -300,6 +243,9 @@ def _opened(
             model = open_model(**opening, heads_per_layer=counts[0], key_heads=counts[1])
         except (CheckpointError, UnknownFamily):
             raise failed[0] from None
+        config = model.checkpoint.config
+        if heads is None and "model_type" in config and _is_configured(config):
+            raise failed[0]  # transformers would fill in a number, and it is the wrong one
         models[number] = model
         notes.append(
             f"{model.name} does not tell its number of heads: {counts[0]} query heads, {told}"
@@ -385,13 +331,16 @@ def _chosen(
 
 def _unknown(pairs: Sequence[Pair]) -> list[str]:
     """What is not compared, because a guess does not know it."""
-    guessed = sorted({plan.family for pair in pairs for plan in pair if plan.rule.guess})
-    if not guessed:
-        return []
-    return [
-        "not compared, because a family was guessed from tensor names and does not know them: "
-        "mask, window, rotary positions, the score's scale, and norms that one side leaves open"
-    ]
+    plans = [plan for pair in pairs for plan in pair]
+    if any(plan.rule.guess for plan in plans):
+        return [
+            "not compared, because a family was guessed from tensor names and does not know them: "
+            "mask, window, rotary positions and the order of their pairs, the score's scale, and "
+            "norms that one side leaves open"
+        ]
+    if any(plan.rotation_unknown for plan in plans):
+        return ["not compared, because a family only names them: rotary positions"]
+    return []
 
 
 def _read(
@@ -401,16 +350,17 @@ def _read(
     guessed = [bool(plan.rule.guess) for plan in pair]
     fed = [any(side.input_norm for side in (plan.query, plan.key)) for plan in pair]
     # A guess may miss a norm; where names are known, one that is not there is folded in.
-    guesses = any(plan.rule.guess and plan.family == "inferred" for plan in pair)
+    guesses = any(plan.rule.guess and not plan.rule.input_norm for plan in pair)
     norms = [all(fed)] * 2 if guesses else fed
     known: list[dict[str, Any]] = [{}, {}]
+    if any(plan.rotation_unknown for plan in pair):
+        # Rows may lie in any order of rotary pairs: they are compared at distance 0 alone.
+        known = [{"rotary": None, "key_bias": any(plan.rotary for plan in pair)} for _ in pair]
+    elif pair[1].rotary is not None:
+        known[1] = {"rotary": as_exact_as(pair[0].rotary, pair[1].rotary)}
     for number, other in enumerate(reversed(pair)):
         if guessed[number]:
-            known[number] = {
-                "scale": other.scale,
-                "rotary": other.rotary or other.axial,
-                "key_bias": other.rotary is not None,
-            }
+            known[number] |= {"scale": other.scale}
     blocks = [Block(c, plan) for c, plan in zip(checkpoints, pair, strict=True)]
     for block, notes in zip(blocks, rounded, strict=True):
         _note_grid(block, notes)
@@ -475,46 +425,120 @@ def _compare(
     )
 
 
+def _with_circuits(
+    checkpoints: Sequence[Checkpoint], pair: Pair, folds: Sequence[bool],
+    compared: BlockComparison, marks: Sequence[Marks], tolerance: float,
+) -> BlockComparison:  # fmt: skip
+    """The comparison with that of values and outputs, scores of positions, and sinks.
+
+    Their signatures are added to the block's ``marks``. What a cause that the scores have shown
+    explains, too, is not said again.
+    """
+    blocks = [Block(c, plan) for c, plan in zip(checkpoints, pair, strict=True)]
+    circuits = [other_circuits(b, fold) for b, fold in zip(blocks, folds, strict=True)]
+    found, beside = list(compared.mismatches), {}
+    heads = np.array(compared.heads or np.zeros(pair[0].query.heads))
+    for what in circuits[0].keys() & circuits[1].keys():
+        a, b = (some[what] for some in circuits)
+        if not comparable(a, b):
+            found.append(mistakes.beside(what, mistakes.unlike(_sizes(a), _sizes(b))))
+            beside[what] = float("nan")
+            continue
+        at = DISTANCES if a.rotary or b.rotary else DISTANCES[:1]
+        measured = distances(a, b, at, tolerance)
+        by_head = measured.relative.max(axis=0)
+        beside[what] = float(by_head.max())
+        for mark, scoring in zip(marks, (a, b), strict=True):
+            mark[what] = signature(scoring).astype(np.float32)
+        known = {one.verdict for one in compared.mismatches}
+        if mistakes.NORM in known and a.key.norm and b.key.norm:
+            with_norm = replace(b, key=replace(b.key, norm=a.key.norm))
+            known |= {mistakes.FUSED} if distances(a, with_norm, at, tolerance).agree else set()
+        if not measured.agree and mistakes.FUSED not in known:
+            causes = explained(a, b, at, measured) or (
+                mistakes.unexplained(by_head, measured.tolerance),
+            )
+            found += [mistakes.beside(what, cause) for cause in causes]
+            if len(heads) == len(by_head):
+                wrong = np.where(by_head > measured.tolerance, by_head, 0.0)
+                heads = np.maximum(heads, wrong)
+    parts = pair[0].sinks, pair[1].sinks
+    if parts[0] is not None and parts[1] is not None:
+        found += _sinks(checkpoints, (parts[0], parts[1]))
+    return replace(compared, mismatches=tuple(found), beside=beside, heads=tuple(map(float, heads)))
+
+
+def _sizes(scoring: Scoring) -> str:
+    heads, width, dimensions = scoring.query.weight.shape
+    groups = len(scoring.key.weight)
+    return f"{heads} heads over {groups}, of width {width}, on {dimensions} dimensions"
+
+
+def _sinks(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> Iterator[Mismatch]:
+    """How the scores of virtual keys differ."""
+    compared = compare_stored(checkpoints, parts)
+    if compared.outcome.same:
+        return
+    ours, theirs = (c.read([part])[0].ravel() for c, part in zip(checkpoints, parts, strict=True))
+    reason = f"other sinks: {compared.reason}"
+    if not theirs.any():
+        reason = "sinks are all zero"
+    elif np.array_equal(np.sort(ours), np.sort(theirs)):
+        reason = "sinks lie in the order of other heads"
+    yield mistakes.other_sinks(reason)
+
+
 def _other_layers(
     blocks: Sequence[BlockComparison],
-    ours: dict[Place, np.ndarray],
-    theirs: dict[Place, np.ndarray],
+    ours: dict[Place, Marks],
+    theirs: dict[Place, Marks],
 ) -> list[BlockComparison]:
     """The blocks, with those that are not explained looked for among the other layers."""
-    unexplained = {"no known mistake", "different weights", "close"}
     found: dict[int, Place] = {}
     for number, block in enumerate(blocks):
-        if not any(one.verdict in unexplained for one in block.mismatches):
-            continue
-        here = theirs[Place(block.stack, block.kind, block.layer)]
-        for place, mark in ours.items():
-            is_own = place.layer == block.layer or place[:2] != (block.stack, block.kind)
-            if not is_own and mark.shape == here.shape:
-                cosines = np.einsum("hp,hp->h", mark, here)
-                if (cosines > ALIKE).all():
+        if any(one.unexplained for one in block.mismatches):
+            here = theirs[Place(block.stack, block.kind, block.layer)]
+            for place, mark in ours.items():
+                is_own = place.layer == block.layer or place[:2] != (block.stack, block.kind)
+                if not is_own and _alike(mark, here, SCORES):
                     found[number] = place
                     break
     taken = Counter(found.values())
     equal = {Place(b.stack, b.kind, b.layer) for b in blocks if b.same}
     result = list(blocks)
     for number, place in found.items():
-        tied = taken[place] > 1 or place in equal
-        named = mistakes.another_layer(blocks[number].layer, place.layer, tied)
-        rest = [m for m in blocks[number].mismatches if m.verdict not in unexplained]
-        result[number] = replace(blocks[number], mismatches=(named, *rest))
+        tied, block = taken[place] > 1 or place in equal, blocks[number]
+        here = theirs[Place(block.stack, block.kind, block.layer)]
+        named = mistakes.another_layer(block.layer, place.layer, tied)
+        rest = [
+            one
+            for one in block.mismatches
+            if one.verdict not in mistakes.UNEXPLAINED
+            and not _alike(ours[place], here, str(one.facts.get("circuit")))
+        ]
+        result[number] = replace(block, mismatches=(named, *rest))
     return result
+
+
+def _alike(ours: Marks, theirs: Marks, what: str) -> bool:
+    """Whether the heads of two blocks have the same form, by their signatures."""
+    first, second = ours.get(what), theirs.get(what)
+    if first is None or second is None or first.shape != second.shape:
+        return False
+    return bool((np.einsum("hp,hp->h", first, second) > ALIKE).all())
 
 
 def _settings(a: AttentionPlan, b: AttentionPlan) -> Iterator[Mismatch]:
     """The terms of the score besides the form that differ, as far as both are known."""
 
     def of(plan: AttentionPlan) -> dict[str, Any]:
+        position = None if plan.position.startswith("rotary") else plan.position or None
         return {
             "mask": "causal" if plan.causal else "none",
             "window": plan.window,
             "softcap": plan.softcap,
             "limit of queries and keys": plan.clip,
-            "positions added to the score": plan.position or None,
+            "positions added to the score": position,
             "norm of queries": plan.query.norm.kind if plan.query.norm else None,
             "norm of keys": plan.key.norm.kind if plan.key.norm else None,
             "sinks": "learned" if plan.sinks else None,
@@ -534,13 +558,18 @@ def _settings(a: AttentionPlan, b: AttentionPlan) -> Iterator[Mismatch]:
                 yield mistakes.setting(name, value, theirs[name], repair)
 
 
+def _is_configured(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration says more than a model's type, which may be known by its tensors."""
+    return any(value is not None for key, value in config.items() if key != "model_type")
+
+
 def _untold(checkpoints: Sequence[Checkpoint], pair: Pair) -> Iterator[Mismatch]:
     """Numbers of heads, and their width, that one configuration of two alike does not have.
 
     The shapes of the weights still tell them here; other programs may take a default. A file
     without any configuration lacks nothing of one.
     """
-    if any(not set(checkpoint.config) - {"model_type"} for checkpoint in checkpoints):
+    if not all(_is_configured(checkpoint.config) for checkpoint in checkpoints):
         return
     if pair[0].family != pair[1].family or any(plan.rule.guess for plan in pair):
         return

@@ -18,9 +18,9 @@ from wqk._caching import cached_property
 from wqk.attention import Block
 from wqk.attention.coordinates import with_norm
 from wqk.attention.factor import Factor
-from wqk.checkpoints import Part
+from wqk.checkpoints import Part, TensorInfo
 from wqk.checkpoints.adapters import AdaptedCheckpoint
-from wqk.checkpoints.number_types import QUANTIZED, rounding
+from wqk.checkpoints.number_types import rounding
 from wqk.comparing import mistakes
 from wqk.comparing.blocks import Rows, Scoring
 from wqk.comparing.mistakes import Mismatch, of_vector, reorders, to_order
@@ -191,11 +191,8 @@ def load_block(block: Block, *, norms: bool, **known: Any) -> StoredBlock:
         plan.scale,
         plan.rotary or plan.axial,
         max(
-            _rounding(dtype := block.checkpoint.info(part.name).dtype, values)
-            # Beside quantized weights, gains are stored as floats.
-            * (1.0 if dtype in QUANTIZED else weights.roundings**0.5)
+            rounding_of(block, factor, side, weights.roundings)
             for weights, (factor, side) in zip((query, key), pairs, strict=True)
-            for part, values in _stored(block, factor, side)
         ),
         norms,
         plan.rotary is not None,
@@ -203,6 +200,19 @@ def load_block(block: Block, *, norms: bool, **known: Any) -> StoredBlock:
         unadapted,
     )
     return replace(stored, **known)
+
+
+def rounding_of(block: Block, factor: Factor, side: Side, roundings: float = 1.0) -> float:
+    """Half the distance of neighboring stored numbers of a side, relative to them.
+
+    ``roundings`` is of how many rounded factors it is the product.
+    """
+    return max(
+        _rounding(info := block.checkpoint.info(part.name), values)
+        # Beside quantized weights, gains are stored as floats.
+        * (1.0 if info.grid else roundings**0.5)
+        for part, values in _stored(block, factor, side)
+    )
 
 
 def _stored(block: Block, factor: Factor, side: Side) -> Iterator[tuple[Part, np.ndarray]]:
@@ -215,8 +225,7 @@ def _stored(block: Block, factor: Factor, side: Side) -> Iterator[tuple[Part, np
 def _weights(block: Block, factor: Factor, norm: Norm | None) -> Weights:
     if norm is None:
         return Weights(factor, None, None, None)
-    gain, *shift = block.read([*norm.gain, *norm.bias])
-    return Weights(factor, norm, gain + gain.dtype.type(norm.offset), shift[0] if shift else None)
+    return Weights(factor, norm, *block.gain(norm))
 
 
 def _values(block: Block) -> np.ndarray | None:
@@ -256,12 +265,11 @@ def grid(dtype: str, values: np.ndarray) -> str:
     return found if flat.any() else dtype
 
 
-def _rounding(dtype: str, values: np.ndarray) -> float:
+def _rounding(info: TensorInfo, values: np.ndarray) -> float:
     """Half the distance of neighboring stored numbers, relative to the weight's values."""
-    if dtype in QUANTIZED:
-        whole = values.size % QUANTIZED[dtype].shared == 0
-        return rounding(dtype, values) if whole else QUANTIZED[dtype].steps
-    kind = grid(dtype, values)
+    if info.grid:
+        return rounding(info.grid, values)
+    kind = grid(info.dtype, values)
     relative, at_zero = ROUNDING.get(kind, ROUNDING["F8_E5M2"]), AT_ZERO.get(kind, 0.0)
     flat = values.reshape(-1)
     size = float(np.sqrt(np.vdot(flat, flat) / flat.size)) if at_zero and flat.size else 0.0

@@ -7,7 +7,7 @@ The tensors next to them are sorted: part of a form, irrelevant to it, or unexpl
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from wqk.checkpoints import TensorInfo
@@ -223,6 +223,32 @@ def without_numbers(stem: str) -> str:
         else:
             parts.append(part)
     return ".".join(parts)
+
+
+def layers_beyond(read: Iterable[str], stored: Iterable[str]) -> list[int]:
+    """Layers that are stored behind the last one that is read, by the names of their tensors.
+
+    Examples
+    --------
+    >>> names = [f"layers.{n}.attn.wq.weight" for n in range(4)]
+    >>> layers_beyond(names[:2], names), layers_beyond(names, [*names, "layers.4.mlp.weight"])
+    ([2, 3], [])
+    """
+    known: dict[str, int] = {}
+    for name in read:
+        if found := _split_at_layer(name):
+            key, layer = found
+            known[key] = max(layer, known.get(key, 0))
+    numbered = filter(None, map(_split_at_layer, stored))
+    return sorted({layer for key, layer in numbered if layer > known.get(key, layer)})
+
+
+def _split_at_layer(name: str) -> tuple[str, int] | None:
+    """What stands around the first number of a name, and the number."""
+    found = re.search(r"(?:^|(?<=\.))\d{1,9}(?=\.)", name)
+    return (
+        (name[: found.start()] + "{layer}" + name[found.end() :], int(found[0])) if found else None
+    )
 
 
 def _sibling(path: str, match: re.Match[str], roles: Mapping[str, str]) -> str:

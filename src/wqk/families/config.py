@@ -13,7 +13,7 @@ from typing import Any
 from wqk.checkpoints.configurations import as_number
 from wqk.errors import CheckpointError, shown
 
-# More heads or layers than this are a broken configuration, not a model.
+# More heads or layers than this are a broken configuration, not a model. Lengths have no limit.
 LARGEST_COUNT = 100_000
 
 # Classes that lift the causal mask of a decoder and leave its model type: LLM2Vec's, under both of
@@ -40,28 +40,27 @@ def part_types(model_type: object) -> Mapping[str, str]:
     return _tables("parts.toml").get(model_type, {}) if isinstance(model_type, str) else {}
 
 
-def default_counts(model_type: str) -> Mapping[str, Any]:
-    """Numbers of layers and heads that `transformers` fills in for a part of this type.
-
-    Examples
-    --------
-    >>> default_counts("llama")
-    {'num_attention_heads': 32, 'num_hidden_layers': 32}
-    """
-    counts: Mapping[str, Any] = _tables("defaults.toml").get(model_type, {}).get("counts", {})
-    return counts
-
-
 def default_values(model_type: object) -> Mapping[str, Any]:
-    """What else `transformers` takes for granted where a configuration of this type is silent.
+    """What `transformers` takes for granted where a configuration of this type is silent.
 
     Examples
     --------
     >>> default_values("llama4_text")["use_qk_norm"]
     True
     """
-    known = _tables("defaults.toml").get(model_type, {}) if isinstance(model_type, str) else {}
-    return {key: value for key, value in known.items() if key != "counts"}
+    return _tables("defaults.toml").get(model_type, {}) if isinstance(model_type, str) else {}
+
+
+def unread_keys(model_type: object) -> Sequence[str]:
+    """Keys that families read, and that `transformers` ignores in models of this type.
+
+    Examples
+    --------
+    >>> unread_keys("llama")
+    ['sliding_window']
+    """
+    found: Sequence[str] = _tables("unread.toml").get(str(model_type), [])  # type: ignore[assignment]
+    return found
 
 
 class Config:
@@ -70,7 +69,7 @@ class Config:
     ``nested`` is the key of the part that belongs to this attention (``text_config``), with dots
     for nested parts; empty for all of it. ``defaults`` are the values of keys that the
     configuration leaves out. Of further keys `transformers` knows the values of its own model type,
-    or else of ``model_type``.
+    or else of ``model_type``; and their other names.
     """
 
     def __init__(
@@ -88,23 +87,41 @@ class Config:
         named = part.get("model_type") if isinstance(part, dict) else None
         own = named or part_types(whole).get(nested, whole)
         left_out = default_values(own) or default_values(model_type)
+        unread = unread_keys(own)
+        names = left_out.get("names", {})
+        chosen = {
+            names.get(k, k) if names.get(k) not in chosen else k: v for k, v in chosen.items()
+        }
         further = {k: v for k, v in (defaults or {}).items() if k not in left_out}
-        self._config = further | {k: v for k, v in chosen.items() if v is not None}
+        self._config = further | {
+            k: v for k, v in chosen.items() if v is not None and k not in unread
+        }
         self._left_out = {k: v for k, v in left_out.items() if k not in chosen}
+        self._nulls = {k for k, v in chosen.items() if v is None}
 
     def get(self, *keys: str) -> Any:
         """The value of the first key that is not null; a dot leads into a nested part."""
-        found = (self._lookup(key) for key in keys)
-        said = next((value for value in found if value is not None), None)
+        said = self.told(*keys)
         if said is not None:
             return said
         return next((self._left_out[key] for key in keys if key in self._left_out), None)
 
+    def told(self, *keys: str) -> Any:
+        """The same of what the file says itself."""
+        found = (self._lookup(key) for key in keys)
+        return next((value for value in found if value is not None), None)
+
+    def default(self, key: str) -> Any:
+        """What `transformers` takes for granted where the key is absent."""
+        return self._left_out.get(key)
+
     def _lookup(self, key: str) -> Any:
+        key, _, more = key.partition(" + ")
         value: Any = self._config
         for name in key.split("."):
             value = value.get(name) if isinstance(value, dict) else None
-        return value
+        # A number that does not count the token itself.
+        return value + int(more) if more and type(value) is int else value
 
     def holds(self, condition: str) -> bool:
         """Whether switches are on or off, such as ``multi_query and not alibi``; empty: always.
@@ -145,7 +162,32 @@ class Config:
         if value is None:
             return None
         if type(value) is not int or not 0 < value <= LARGEST_COUNT:
+            raise self.wrong(keys, f"a whole number from 1 to {LARGEST_COUNT:,}", value)
+        return value
+
+    def optional_length(self, keys: Sequence[str], layer: int = 0) -> int | None:
+        """A number of tokens, None if no key has it: a window, or the longest text.
+
+        A list holds one for each layer. It may be as large as publishers write it, since nothing is
+        allocated by it.
+
+        Examples
+        --------
+        >>> Config({"sliding_window": 131072}).optional_length(["sliding_window"])
+        131072
+        """
+        value = self.get(*keys)
+        if isinstance(value, list) and layer < len(value):
+            value = value[layer]
+        if value is not None and (type(value) is not int or not 0 < value < 2**63):
             raise self.wrong(keys, "a positive whole number", value)
+        return value
+
+    def length(self, keys: Sequence[str]) -> int:
+        """A required number of tokens, as `optional_length`."""
+        value = self.optional_length(keys)
+        if value is None:
+            raise CheckpointError(f"config.json lacks {' or '.join(keys)}")
         return value
 
     def wrong(self, keys: Sequence[str], expected: str, value: Any) -> CheckpointError:
@@ -263,13 +305,28 @@ class Config:
         return 1 + len([k for k in kinds if k in ("c2p", "p2c")])
 
     def layer_type(self, layer: int) -> str | None:
-        """The layer's entry in a list of kinds, such as ``sliding_attention``."""
+        """The layer's kind, such as ``sliding_attention``; None where nothing says it.
+
+        It stands in a list; or follows from the rule of the model type, as in `kind_of_layer`.
+        """
         kinds = self.get("layer_types", "attention_layers")
         if kinds is None:
             kinds = _expanded(self.get("attention_types"))
-        if isinstance(kinds, list) and layer < len(kinds):
+        if kinds is not None and not isinstance(kinds, list):
+            raise self.wrong(["layer_types", "attention_layers"], "a list", kinds)
+        if kinds is not None and layer < len(kinds):
             return as_text(kinds[layer])
-        return None
+        rule = self.default("kinds")
+        if rule is None:
+            return None
+        every, after = rule.get("every", ""), rule.get("after", "")
+        return kind_of_layer(
+            rule,
+            layer,
+            self.optional_whole(("num_hidden_layers",)),
+            period=self.optional_whole((every,)) if every else None,
+            after=self.get(after) if after else None,
+        )
 
     def window(self, keys: Sequence[str], layer: int, axes: int = 1) -> str | None:
         """Size of a layer's attention window; ``local`` if unknown; None for full attention.
@@ -278,24 +335,49 @@ class Config:
         """
         if not keys:
             return None
-        size = None if self.get(*keys) == 0 else self.optional_whole(keys)  # 0 switches it off
+        size = None if self.get(*keys) == 0 else self.optional_length(keys, layer)  # 0: off
+        if self.get("use_sliding_window") is False or self._nulls.intersection(keys):
+            return None
         text = "local" if size is None else "x".join([str(size)] * axes)
         full = self.get("global_attn_indexes")
         if isinstance(full, list) and layer in full:
             return None
         kind = self.layer_type(layer)
         if kind is not None:
-            return text if kind.startswith(("sliding", "local", "chunked")) else None
-        period = self.optional_whole(("global_attn_every_n_layers",))
-        if period is not None:
-            return text if layer % period else None
-        period = self.optional_whole(("sliding_window_pattern",))
-        if period is not None:
-            return text if (layer + 1) % period else None
-        first = self.get("max_window_layers")
-        if self.get("use_sliding_window") is False or (isinstance(first, int) and layer < first):
-            return None
+            return text if re.search("sliding|local|chunked", kind) else None
         return None if size is None else text
+
+
+def kind_of_layer(
+    rule: Mapping[str, Any],
+    layer: int,
+    layers: int | None = None,
+    period: int | None = None,
+    after: object = None,
+) -> str:
+    """The kind of a layer by a rule: some come first, others repeat, and the last may be another.
+
+    ``layers`` is their number, ``period`` the length of the repetition where the configuration sets
+    it, and ``after`` the first layer of the kind ``then``.
+
+    Examples
+    --------
+    >>> rule = {"repeat": ["sliding", "sliding", "full"]}
+    >>> [kind_of_layer(rule, layer, period=2) for layer in range(4)]
+    ['sliding', 'full', 'sliding', 'full']
+    """
+    repeat, first = rule["repeat"], rule.get("first", [])
+    if "last" in rule and layers is not None and layer == layers - 1:
+        return str(rule["last"])
+    if type(after) is int and layer >= after:
+        return str(rule["then"])
+    if layer < len(first):
+        return str(first[layer])
+    if period is None or len(repeat) < 2:
+        return str(repeat[layer % len(repeat)])
+    # One layer of each period is like no other: its first or its last.
+    place, odd = (0, 0) if repeat[0] != repeat[1] and repeat[0] != repeat[-1] else (period - 1, -1)
+    return str(repeat[odd] if layer % period == place else repeat[0 if odd else 1])
 
 
 def _expanded(runs: Any) -> list[Any] | None:

@@ -37,13 +37,16 @@ class RotaryRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     order: str  # "half": dimension k turns with k + P; "interleaved": 2k with 2k + 1
+    other_order_if: str = ""  # switches of models that have the other order
     fraction: tuple[str, ...] = ("partial_rotary_factor",)  # rotated share of the head width
     width: tuple[str, ...] = ()  # or the number of rotated dimensions itself
+    local_width: tuple[str, ...] = ()  # that number in windowed layers, where it may differ
     base: tuple[str, ...] = ("rope_theta",)
     local_base: tuple[str, ...] = ()  # base in windowed layers, where it may differ
     axes: int = 1  # 2: the first planes turn with a patch's row, as many others with its column
     alternating: bool = False  # each axis takes every second frequency, not all of them
     reversed: bool = False  # rotates in the opposite direction
+    stretched: bool = True  # false where a norm follows, which undoes an attention factor
     only_if: str = ""  # switches of models that are rotary or not
     layers: str = ""  # list with an entry for each layer: whether it is rotary
     none_every: str = ""  # without a list: every how many layers one is not
@@ -129,6 +132,7 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rotary: RotaryRule | None = None
     position: str = ""  # what is added to the scores besides the form: alibi, relative, ...
     position_if: str = ""
+    position_uses: tuple[str, ...] = ()  # sides that this is made with: query, key
     whole_score: bool = True  # false if the score has terms that no key describes
     causal: bool = False
     causal_if: str = ""  # configuration flag of models that are either
@@ -256,7 +260,8 @@ def _with_advice(message: str) -> str:
 
 
 def _toml(text: str, source: str) -> dict[str, Any]:
-    if len(text) > LARGEST_FILE or re.search(r"(\.\s*[\w\"'-]+\s*){50}", text):
+    nested = re.search(r"(\.\s*[\w\"'-]+\s*){50}", text)
+    if len(text) > LARGEST_FILE or nested or re.search(r"\S{1000}", text):
         raise UnknownFamily(f"{source}: too long or too deeply nested for a family file")
     try:
         return tomllib.loads(text)
@@ -315,7 +320,9 @@ def _by_model_type() -> Mapping[str, Family]:
 
 
 def load_family(path: FilePath) -> Family:
-    """A family from the user's own file, in the format of the shipped ones."""
+    """A shipped family by its name, or one from the user's own file in the same format."""
+    if isinstance(path, str) and path in families():
+        return families()[path]
     family = parse_family(read_text(Path(path), UnknownFamily), os.fspath(path))
     return replace(family, attention=tuple(replace(r, exact=True) for r in family.attention))
 

@@ -15,9 +15,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from wqk.checkpoints import Checkpoint, TensorInfo
-from wqk.checkpoints.formats import refuse_mlx
 from wqk.errors import CheckpointError, UnknownFamily, errors_about
-from wqk.families.config import Config, default_counts, part_types
+from wqk.families.config import Config, part_types
 from wqk.families.family import (
     AttentionRule,
     Family,
@@ -92,7 +91,6 @@ def compose_family(checkpoint: Checkpoint, beside: Family | None = None) -> Fami
                 prefix=prefix,
                 config=".".join(filter(None, (part.path, rule.config))),
                 stack=_stack(part, rule, stacks),
-                defaults={**default_counts(part.model_type), **rule.defaults},
                 model_type=part.model_type,
             )
             for rule in found
@@ -238,7 +236,6 @@ def find_family(checkpoint: Checkpoint, count_heads: bool = True) -> Family:
         if family and family.refusal:
             raise UnknownFamily(f"{family.name}: {family.refusal}")
         tensors = checkpoint.tensors()
-        refuse_mlx(tensors)
         if family and any(prefixes(tensors, rule) for rule in family.attention):
             return (compose_family(checkpoint, family) or family) if family.with_parts else family
         composite = None if family else compose_family(checkpoint)
@@ -266,7 +263,7 @@ def with_head_counts(
     rules = []
     for rule in family.attention if given else ():
         config = Config(checkpoint.config, rule.config, rule.defaults, rule.model_type)
-        if rule.guess or config.get(*rule.heads) is None:
+        if rule.guess or config.told(*rule.heads) is None:
             rule = replace(
                 rule,
                 heads=("heads_per_layer", *rule.heads),

@@ -170,6 +170,7 @@ class AttentionPlan:
     rotary: Rotary | None  # along one axis, with which forms at a distance are computed
     axial: Rotary | None  # along two
     positional: Positional | None
+    quantized: tuple[str, ...] = ()  # how queries and keys are stored, if with few bits
 
     @property
     def stack(self) -> str:
@@ -185,19 +186,34 @@ class AttentionPlan:
         return self.rule.kind
 
     @property
+    def place(self) -> tuple[str, str, int]:
+        """What identifies the block in its model, and its rows in a table."""
+        return self.stack, self.kind, self.layer
+
+    @property
     def parts(self) -> tuple[Part, ...]:
         """What is read for the block's plain form."""
         return (*self.query.parts, *self.key.parts)
 
     @property
     def statuses(self) -> tuple[str, ...]:
-        """``partial`` if one form per head is not the whole score, ``guessed``, both or neither."""
-        return ("partial",) * bool(self.reason) + ("guessed",) * bool(self.rule.guess)
+        """``partial`` if one form per head is not the whole score, ``guessed``, ``quantized``."""
+        holds = {"partial": self.reason, "guessed": self.rule.guess, "quantized": self.quantized}
+        return tuple(status for status, why in holds.items() if why)
 
     @property
     def may_turn(self) -> bool:
         """Whether positions rotate queries and keys; a guess, whose positions are unknown, may."""
         return bool(self.rotary or self.rule.guess) or self.position.startswith("rotary")
+
+    @property
+    def rotation_unknown(self) -> bool:
+        """Whether positions may rotate queries and keys in a way, and an order, that is not known.
+
+        The family was guessed, or only names its rotary positions.
+        """
+        named = self.position.startswith("rotary") and not (self.rotary or self.axial)
+        return bool(self.rule.guess) or named
 
     @property
     def reason(self) -> str:
@@ -239,7 +255,7 @@ def plan_attention(checkpoint: Checkpoint, family: Family) -> list[AttentionPlan
 
 def _distinct(by_rule: list[list[AttentionPlan]]) -> list[AttentionPlan]:
     """All plans, with distinct names for stacks of rules that share stack, kind and layer."""
-    places = [{(p.stack, p.kind, p.layer) for p in plans} for plans in by_rule]
+    places = [{plan.place for plan in plans} for plans in by_rule]
     distinct: list[AttentionPlan] = []
     for plans, taken in zip(by_rule, places, strict=True):
         rivals = [other for other, theirs in zip(by_rule, places, strict=True) if theirs & taken]
@@ -273,6 +289,8 @@ def _plan_rule(checkpoint: Checkpoint, family: str, rule: AttentionRule) -> list
     if config.get("quantization_config.quant_method") == "bitnet":
         rule = structs.replace(rule, partial="; ".join(filter(None, (rule.partial, TERNARY))))
     layers = _complete_layers(found, config, rule)
+    if not layers:
+        return []
     groups = 1 + max(match.group for _, match in layers)
     plans: list[AttentionPlan] = []
     sources: dict[str | None, tuple[AttentionPlan, Match]] = {}
@@ -313,6 +331,12 @@ def _complete_layers(
     """
     single = len(found[0].index) == 1
     numbered = [(f.index[0] if single else i, f) for i, f in enumerate(found)]
+    counts = config.get(*rule.key_heads) if rule.key_heads else None
+    # No key heads: no attention there.
+    without = (
+        {n for n, heads in enumerate(counts) if heads == 0} if isinstance(counts, list) else ()
+    )
+    numbered = [pair for pair in numbered if pair[0] not in without]
     depths = config.get(*rule.layers)
     if isinstance(depths, list):
         _require_stages(found, config, rule, len(depths))
@@ -322,7 +346,7 @@ def _complete_layers(
         return numbered
     numbered = numbered if count is None else [pair for pair in numbered if pair[0] < count]
     count = count or len(numbered)
-    missing = sorted(set(range(count)) - {number for number, _ in numbered})
+    missing = sorted(set(range(count)) - {number for number, _ in numbered} - set(without))
     if missing:
         raise CheckpointError(
             f"incomplete, the {rule.stack} has {count} layers and layer "
@@ -362,6 +386,9 @@ def _plan_layer(
     rotary = (
         rotary_of(rule.rotary, config, turned, layer, window is not None) if rule.rotary else None
     )
+    if rule.rotary and rotary and not rule.rotary.stretched:
+        query, key = (_unstretched(side, rotary.amplitude) for side in (query, key))
+        rotary = rotary.turning
     if rule.norm_rotary_only and rotary is None:
         query, key = replace(query, norm=None), replace(key, norm=None)
     if rule.window_rotary_only and rotary is None:
@@ -405,7 +432,14 @@ def _plan_layer(
         positional=positional,
     )
     require_fitting(planned, match.tensors)
-    return planned
+    stored = {match.tensors[part.name].quantized: None for part in planned.parts}
+    return replace(planned, quantized=tuple(filter(None, stored)))
+
+
+def _unstretched(side: Side, amplitude: float) -> Side:
+    """A side whose norm follows its rotation, and takes its factor away but for the epsilon."""
+    norm = side.norm
+    return replace(side, norm=norm and replace(norm, epsilon=norm.epsilon / amplitude**2))
 
 
 def _applications(config: Config, rule: AttentionRule, group: int, groups: int) -> int:

@@ -97,7 +97,11 @@ def rotary_of(
     if unseen or not config.holds(rule.only_if):
         return None
     scaling = _parameters(config, layer, windowed)
-    width = config.optional_whole(rule.width) if rule.width else None
+    widths = rule.local_width if windowed and rule.local_width else rule.width
+    width = config.optional_whole(widths) if widths else None
+    order = rule.order
+    if rule.other_order_if and config.holds(rule.other_order_if):
+        order = "half" if order == "interleaved" else "interleaved"
     share = "partial_rotary_factor"
     fraction = _number(config, scaling, rule.fraction, rule.default_fraction, share)
     if width is None and 0 < fraction <= 1:
@@ -133,10 +137,9 @@ def rotary_of(
     else:
         frequencies = np.tile(frequencies, rule.axes)
     kind = as_text(scaling.get("rope_type", scaling.get("type", "default")))
-    if rule.reversed:
-        frequencies = -frequencies
+    sign = -1 if rule.reversed else 1
     if kind in ("default", "mrope", "axial") or local:
-        return Rotary(frequencies, rule.order, axes=rule.axes)
+        return Rotary(sign * frequencies, order, axes=rule.axes)
     if kind not in _SCALINGS:
         raise CheckpointError(
             f"unknown rotary scaling {shown(kind)}; known are {', '.join(_SCALINGS)}"
@@ -151,7 +154,7 @@ def rotary_of(
         raise CheckpointError(
             f"config.json: rotary scaling {kind!r} lacks or misstates {error!s:.60}"
         ) from None
-    return Rotary(scaled, rule.order, amplitude, rule.axes)
+    return Rotary(sign * scaled, order, amplitude, rule.axes)
 
 
 def _number(
@@ -173,11 +176,19 @@ def _number(
 
 def _parameters(config: Config, layer: int, windowed: bool) -> dict[str, Any]:
     """The rotary parameters of a layer: the same for all, or those of its kind of layer."""
-    found = config.get("rope_parameters", "rope_scaling")
-    parameters = found if isinstance(found, dict) else {}
+    keys = ("rope_parameters", "rope_scaling")
+    parameters = config.get(*keys) or {}
+    if not isinstance(parameters, dict):
+        raise config.wrong(keys, "a table", parameters)
     kind = config.layer_type(layer) or ("sliding_attention" if windowed else "full_attention")
-    nested = parameters.get(kind)
-    return nested if isinstance(nested, dict) else parameters
+    if any(isinstance(one, dict) for one in parameters.values()):
+        own = parameters.get(kind)
+        return own if isinstance(own, dict) else {}
+    scaled = config.default("scaled")  # where kinds of layers have parameters of their own
+    if not isinstance(scaled, list):
+        return parameters
+    plain: dict[str, Any] = (config.default("rope_parameters") or {}).get(kind, {})
+    return plain | (parameters if kind in scaled else {})
 
 
 class _Unscaled(NamedTuple):
@@ -190,11 +201,18 @@ class _Unscaled(NamedTuple):
     config: Config
 
 
+def _trained(given: _Unscaled) -> int:
+    """The length of texts before scaling: beside the parameters, in them, or the longest."""
+    key = "original_max_position_embeddings"
+    own = as_number(given.config.get(key) or given.scaling.get(key))
+    return int(own) if own else given.config.length(("max_position_embeddings",))
+
+
 def _llama3(given: _Unscaled) -> tuple[np.ndarray, float]:
     """Long wavelengths are stretched, short ones kept, those in between blended (Llama 3.1)."""
     frequencies, scaling = given.frequencies, given.scaling
     low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
-    trained = float(scaling["original_max_position_embeddings"])
+    trained = float(_trained(given))
     turns = trained * frequencies / (2 * math.pi)
     kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
     return frequencies * (kept + (1 - kept) / float(scaling["factor"])), 1.0
@@ -204,10 +222,7 @@ def _yarn(given: _Unscaled) -> tuple[np.ndarray, float]:
     """Interpolation by parts (Peng et al., 2023)."""
     frequencies, scaling = given.frequencies, given.scaling
     factor = float(scaling["factor"])
-    trained = float(
-        scaling.get("original_max_position_embeddings")
-        or given.config.whole(("max_position_embeddings",))
-    )
+    trained = float(_trained(given))
 
     def pair_turning(times: float) -> float:
         turns = trained / (times * 2 * math.pi)
@@ -246,16 +261,11 @@ def _yarn_amplitude(factor: float, weight: float) -> float:
 def _longrope(given: _Unscaled) -> tuple[np.ndarray, float]:
     """A factor for each pair; those for texts within the trained length."""
     scaling, config = given.scaling, given.config
-    trained = scaling.get("original_max_position_embeddings") or config.get(
-        "original_max_position_embeddings"
-    )
-    longest = config.whole(("max_position_embeddings",))
-    factor = longest / float(trained) if trained else float(scaling.get("factor", 1.0))
+    trained, longest = _trained(given), config.length(("max_position_embeddings",))
+    factor = float(scaling.get("factor") or longest / trained)
     amplitude = scaling.get("short_mscale", scaling.get("attention_factor"))
     if amplitude is None:
-        amplitude = (
-            math.sqrt(1 + math.log(factor) / math.log(trained or longest)) if factor > 1 else 1.0
-        )
+        amplitude = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
     return given.frequencies / np.asarray(scaling["short_factor"], np.float64), float(amplitude)
 
 

@@ -170,7 +170,9 @@ def projections_of(
     named = [query, key, *(match.weight(names) for names in (rule.value, rule.output))]
     for tensor in filter(None, named):
         shape = tensors[tensor].shape
-        if len(shape) != 2 or 0 in shape:
+        # Keys and values of latent attention may have an axis for the heads.
+        axes = (2, 3) if rule.layout == "latent" and tensor != query else (2,)
+        if len(shape) not in axes or 0 in shape:
             raise CheckpointError(f"{tensor} must be a matrix, got shape {shape}")
     if rule.layout == "latent":
         return _latent(config, rule, match, heads)
@@ -258,6 +260,7 @@ def _latent(
     position = 0 if none else config.whole((rule.position_width,))
     epsilon = _epsilon(config, rule.norm_epsilon, rule.norm)
     query, key, tensors = match.query, match.key, match.tensors
+    stacked = len(tensors[key].shape) == 3  # (heads, C, R), without values
     up, width = tensors[key].shape[0] // heads, tensors[key].shape[1]
     query_down = match.weight(rule.query_inner)
     key_down = match.weight(rule.key_inner)
@@ -279,7 +282,8 @@ def _latent(
         gain = match.part(tuple(f"{name}.weight" for name in norm))
         if gain is None:
             raise CheckpointError(f"incomplete, {down!r} has no norm after it")
-        rank = tensors[outer.tensor].shape[1]
+        shape = tensors[outer.tensor].shape
+        rank = shape[2] if outer.stacked and not outer.transposed else shape[1]
         after = Norm(rule.norm, (gain,), epsilon=epsilon)
         return Composed(outer, Projection(down, ((0, rank),), False, 1, rank), after)
 
@@ -291,16 +295,23 @@ def _latent(
         outer = within_heads(key, tensors[key].shape, heads, start, stop)
         return composed(outer, key_down, rule.key_inner_norm)
 
+    def apart(tensor: str, transposed: bool) -> Projection | Composed:
+        shape = tensors[tensor].shape
+        outer = Projection(tensor, None, transposed, shape[0], shape[-1 if transposed else 1], True)
+        return composed(outer, key_down, rule.key_inner_norm)
+
     if tensors[key_down].shape[0] != width + position:
         raise CheckpointError(
             f"{key_down} must have {width} outputs for the latent and {position} "
             f"for positions, got {tensors[key_down].shape[0]}"
         )
-    roles: dict[str, Projection | Composed] = {
-        "q": of_query(0, content),
-        "k": of_key(0, content),
-        "v": of_key(content, up),
-    }
+    roles: dict[str, Projection | Composed] = {"q": of_query(0, content)}
+    if stacked:
+        roles["k"] = apart(key, True)
+        value = match.weight(rule.value)
+        roles |= {"v": apart(value, False)} if value else {}
+    else:
+        roles |= {"k": of_key(0, content), "v": of_key(content, up)}
     if not position:
         return roles
     return roles | {

@@ -32,37 +32,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from wqk._typing import Bool, Float
 from wqk.errors import FormError
 from wqk.forms import BilinearForm, overlaps
-
-
-@dataclass(frozen=True, eq=False)
-class End:
-    """The query side of every form of a stack, as the stream meets it; each form has norm 1.
-
-    Forms that share a factor share its columns: those of head h are the columns of its group times
-    its own ``mix``.
-    """
-
-    columns: Float[np.ndarray, "d groups_rank"]
-    mix: Float[np.ndarray, "groups sharing rank r"] | None  # none if no factor is shared
-    heads: int
-    zero: Bool[np.ndarray, " heads"]  # whether the form is zero
-    fixed: Float[np.ndarray, "heads 3 kk"]  # w₁ Gⁿ w₁ᵀ for n = 0, 1, 2, with G = w₂ᵀ w₂
-    traces: Float[np.ndarray, "heads 3"]  # tr Gⁿ for n = 1, 2, 3
-    rotated: int  # number m of the dimensions that are not fixed
-    size: Float[np.ndarray, " heads"]  # ‖w wᵀ‖, or of the shared factor's a bound
-
-    @property
-    def width(self) -> int:
-        """Of the stream."""
-        return len(self.columns)
+from wqk.forms.overlaps import End
 
 
 class Chained(NamedTuple):

@@ -8,18 +8,34 @@ Axes: ``...`` a stack of forms, D width (``d_query``, ``d_key``), R rank.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from array_api_compat import array_namespace, device, is_array_api_obj
 
 from wqk._caching import cached_property
-from wqk._typing import Array, Float
-from wqk.errors import FormError, did_you_mean
+from wqk._names import Advising
+from wqk._typing import Array, Float, Scores
+from wqk.errors import FormError
 from wqk.forms import kernels, sums
+from wqk.forms.outliers import directionalities
+from wqk.forms.stacks import (
+    as_array,
+    axes_taken,
+    common_stack,
+    is_number,
+    joined,
+    kept,
+    linear_weight,
+    side_by_side,
+    stacked_as,
+    total,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Other libraries' names for what a form has.
 SYNONYMS = {
@@ -43,7 +59,7 @@ SYNONYMS = {
 
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
-class BilinearForm:
+class BilinearForm(Advising, synonyms=SYNONYMS):
     """M = query · keyᵀ, or a stack of such forms.
 
     The leading axes stack forms and broadcast, so query heads may share a key head. Factors are
@@ -89,10 +105,10 @@ class BilinearForm:
             "weights of nn.Linear are (out, in): use BilinearForm.from_linear(q_proj, k_proj), or "
             "transpose them; BilinearForm.from_factors(query, key) takes factors as they are"
         )
-        if self.rank > min(self.shape):
+        if self.rank > min(self.widths):
             raise FormError(
-                f"the rank, {self.rank}, of a {self.shape[0]} × {self.shape[1]} form should not "
-                f"exceed its width; {advice}"
+                f"the rank, {self.rank}, of a {self._size} form should not exceed its width; "
+                f"{advice}"
             )
         if any(
             type(f).__name__ == "Parameter" and f.shape[-2] == f.shape[-1] for f in (query, key)
@@ -111,7 +127,7 @@ class BilinearForm:
         >>> BilinearForm.from_factors(np.ones((4, 6)), np.ones((4, 6)))
         BilinearForm(4 × 4, rank 6)
         """
-        form = cls.__new__(cls)
+        form = object.__new__(BilinearForm)
         form._set_factors(query, key)
         return form
 
@@ -142,7 +158,7 @@ class BilinearForm:
         >>> BilinearForm.from_linear(q_proj, k_proj, heads=4)
         BilinearForm(2 × 2 forms of 64 × 64, rank 8)
         """
-        query, key = (_linear_weight(projection) for projection in (q_proj, k_proj))
+        query, key = (linear_weight(projection) for projection in (q_proj, k_proj))
         outputs = int(query.shape[0]), int(key.shape[0])
         if heads is None:
             if outputs[0] != outputs[1]:
@@ -172,7 +188,7 @@ class BilinearForm:
         >>> BilinearForm.from_matrix([[0, 1], [-1, 0]])
         BilinearForm(2 × 2, rank 2)
         """
-        matrix = _as_array(matrix)
+        matrix = as_array(matrix)
         xp = array_namespace(matrix)
         if xp.isdtype(matrix.dtype, ("bool", "integral")):
             matrix = xp.astype(matrix, xp.float64)
@@ -184,7 +200,7 @@ class BilinearForm:
         return form
 
     def _set_factors(self, query: Any, key: Any) -> None:
-        query, key = _as_array(query), _as_array(key)
+        query, key = as_array(query), as_array(key)
         shapes = tuple(query.shape), tuple(key.shape)
         if min(map(len, shapes)) < 2 or shapes[0][-1] != shapes[1][-1]:
             raise FormError(
@@ -193,7 +209,7 @@ class BilinearForm:
             )
         if 0 in shapes[0] + shapes[1]:
             raise FormError(f"query and key must not be empty, got {shapes[0]} and {shapes[1]}")
-        _broadcast(shapes[0][:-2], shapes[1][:-2])
+        common_stack(shapes[0][:-2], shapes[1][:-2])
         try:
             query, key = kernels.widen(query, key)
         except TypeError:
@@ -203,8 +219,18 @@ class BilinearForm:
         object.__setattr__(self, "key", key)
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """(d_query, d_key), the shape of M."""
+    def shape(self) -> tuple[int, ...]:
+        """The shape of `dense`: the stack's axes, then d_query and d_key."""
+        return (*self.stack, *self.widths)
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes of `dense`; 2 for a single form."""
+        return len(self.shape)
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """(d_query, d_key)."""
         return int(self.query.shape[-2]), int(self.key.shape[-2])
 
     @property
@@ -215,24 +241,29 @@ class BilinearForm:
     @property
     def stack(self) -> tuple[int, ...]:
         """Shape of the stack of forms; () for a single one."""
-        return _broadcast(tuple(self.query.shape[:-2]), tuple(self.key.shape[:-2]))
+        return common_stack(tuple(self.query.shape[:-2]), tuple(self.key.shape[:-2]))
+
+    @property
+    def groups(self) -> BilinearForm:
+        """The same forms, stacked so that shared factors are kept once; see `wqk.Block.groups`."""
+        return self
 
     @property
     def is_square(self) -> bool:
         """Whether both sides have one width, as symmetry requires."""
-        return self.shape[0] == self.shape[1]
+        return self.widths[0] == self.widths[1]
 
     def __repr__(self) -> str:
         stack = f"{' × '.join(map(str, self.stack))} forms of " if self.stack else ""
-        return f"BilinearForm({stack}{self.shape[0]} × {self.shape[1]}, rank {self.rank})"
+        return f"BilinearForm({stack}{self._size}, rank {self.rank})"
 
-    def __getattr__(self, name: str) -> Any:
-        advice = "" if name.startswith("_") else did_you_mean(name, dir(self), SYNONYMS)
-        raise AttributeError(f"a BilinearForm has no attribute {name!r}{advice}")
+    @property
+    def _size(self) -> str:
+        return "{} × {}".format(*self.widths)
 
     def __len__(self) -> int:
         """The first axis of the stack; of a single form, its number of rows."""
-        return (*self.stack, *self.shape)[0]
+        return self.shape[0]
 
     def __iter__(self) -> Iterator[Any]:
         """The forms along the first axis of the stack; of a single form, its rows."""
@@ -258,18 +289,18 @@ class BilinearForm:
         """
         index = index if isinstance(index, tuple) else (index,)
         dots = [i for i, one in enumerate(index) if one is Ellipsis] or [len(index)]
-        missing = len(self.stack) + 2 - sum(_axes(one) for one in index if one is not Ellipsis)
+        missing = len(self.stack) + 2 - sum(axes_taken(one) for one in index if one is not Ellipsis)
         if missing < 0 or len(dots) > 1 or any(one is None for one in index):
-            raise FormError(f"a form of shape {(*self.stack, *self.shape)} takes no index {index}")
+            raise FormError(f"a form of shape {self.shape} takes no index {index}")
         full = (*index[: dots[0]], *[slice(None)] * missing, *index[dots[0] + 1 :])
         query, key = (
-            _stacked(factor, self.stack)[(*full[:-2], ...)] for factor in (self.query, self.key)
+            stacked_as(factor, self.stack)[(*full[:-2], ...)] for factor in (self.query, self.key)
         )
-        rows, columns = (_kept(one, n) for one, n in zip(full[-2:], self.shape, strict=True))
+        rows, columns = (kept(one, n) for one, n in zip(full[-2:], self.widths, strict=True))
         part = BilinearForm.from_factors(query[..., rows, :], key[..., columns, :])
-        if not any(map(_is_number, full[-2:])):
+        if not any(map(is_number, full[-2:])):
             return part
-        numbers = [0 if _is_number(one) else slice(None) for one in full[-2:]]
+        numbers = [0 if is_number(one) else slice(None) for one in full[-2:]]
         return part.dense()[(*[slice(None)] * len(part.stack), *numbers)]
 
     def __call__(self, x: Any, y: Any) -> Array:
@@ -283,6 +314,27 @@ class BilinearForm:
         x, y = (v[None, :] if v.ndim == 1 else v for v in (x, y))
         scores = xp.matmul(xp.matmul(x, self.query), xp.matrix_transpose(xp.matmul(y, self.key)))
         return scores[..., 0, 0] if single else scores
+
+    def plot(self, title: str | None = None) -> Figure:
+        """Draw a single form's entries, and the norms of its rows and columns (needs matplotlib).
+
+        Notebooks display it; ``savefig(path)`` writes it.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> figure = BilinearForm(np.eye(8), np.eye(8)).plot()
+        >>> figure.get_suptitle()
+        'BilinearForm(8 × 8, rank 8)'
+        """
+        from wqk.forms.drawing import matrix
+        from wqk.forms.images import matrix_image
+
+        image = matrix_image(self)
+        said = f"directionality (excess) {float(self.directionality_excess):.2f}"
+        if self.is_square:
+            said = f"symmetry {float(self.symmetry):.2f}, {said}"
+        return matrix(image, title or repr(self), said)
 
     def dense(self) -> Float[Array, "... d_query d_key"]:
         """M itself, (..., d_query, d_key), as an array of the factors' library, with gradients."""
@@ -329,19 +381,19 @@ class BilinearForm:
             factors = kernels.widen(self.query, other.query)
             first = BilinearForm.from_factors(factors[0], self.key)
             return (first @ factors[1]) @ xp.matrix_transpose(other.key)
-        y = self._operand(other, self.shape[1])
+        y = self._operand(other, self.widths[1])
         if y.ndim == 1:
             inner = xp.matmul(xp.matrix_transpose(self.key), y[:, None])
             return xp.matmul(self.query, inner)[..., 0]
         y = xp.matrix_transpose(y)
-        if self.rank > self.shape[1]:
+        if self.rank > self.widths[1]:
             return BilinearForm.from_factors(self.dense(), y)
         return BilinearForm.from_factors(self.query, xp.matmul(y, self.key))
 
     def __rmatmul__(self, other: Any) -> Any:
         """The product of a vector (d_query,) or a matrix (..., N, d_query) with the form."""
         xp = array_namespace(self.query, self.key)
-        x = self._operand(other, self.shape[0], -1)
+        x = self._operand(other, self.widths[0], -1)
         product = self.T @ (x if x.ndim == 1 else xp.matrix_transpose(x))
         return product if x.ndim == 1 else product.T
 
@@ -350,7 +402,7 @@ class BilinearForm:
         values = self._converted(values)
         if values.ndim == 0 or values.shape[axis if values.ndim > 1 else 0] != width:
             raise FormError(
-                f"a product with a {self.shape[0]} × {self.shape[1]} form needs {width} entries "
+                f"a product with a {self._size} form needs {width} entries "
                 f"along the shared axis, got shape {tuple(values.shape)}"
             )
         return values
@@ -404,7 +456,7 @@ class BilinearForm:
         """The sum, of rank ``self.rank + other.rank``."""
         self._require_alike(other)
         return BilinearForm.from_factors(
-            _side_by_side(self.query, other.query), _side_by_side(self.key, other.key)
+            side_by_side(self.query, other.query), side_by_side(self.key, other.key)
         )
 
     def __radd__(self, other: Any) -> BilinearForm:
@@ -420,7 +472,7 @@ class BilinearForm:
                 f"a form adds to another form, got {type(other).__name__}; "
                 "make a form of a matrix with BilinearForm.from_matrix(matrix)"
             )
-        if self.shape != other.shape:
+        if self.widths != other.widths:
             raise FormError(f"forms must have the same shape, got {self.shape} and {other.shape}")
 
     def difference(self, other: BilinearForm) -> BilinearForm:
@@ -440,8 +492,8 @@ class BilinearForm:
         if self.query.shape != other.query.shape or self.key.shape != other.key.shape:
             return self + -other
         return BilinearForm.from_factors(
-            _side_by_side(self.query - other.query, other.query),
-            _side_by_side(self.key, self.key - other.key),
+            side_by_side(self.query - other.query, other.query),
+            side_by_side(self.key, self.key - other.key),
         )
 
     def sum(self) -> BilinearForm:
@@ -457,11 +509,11 @@ class BilinearForm:
         )
         for _ in self.stack:
             if key.shape[-3] == 1:
-                query, key = _total(query, xp), key[..., 0, :, :]
+                query, key = total(query, xp), key[..., 0, :, :]
             elif query.shape[-3] == 1:
-                query, key = query[..., 0, :, :], _total(key, xp)
+                query, key = query[..., 0, :, :], total(key, xp)
             else:
-                query, key = _join_last_axis(query, xp), _join_last_axis(key, xp)
+                query, key = joined(query, xp), joined(key, xp)
         return BilinearForm.from_factors(query, key)
 
     @cached_property
@@ -470,13 +522,14 @@ class BilinearForm:
         return kernels.measure(self.query, self.key)
 
     @property
-    def norm(self) -> Float[Array, "*stack"]:
+    def norm(self) -> Scores:
         """Frobenius norm ‖M‖_F, shape (...).
 
         All norms of a form are in float64 if float32 cannot hold them.
         """
         xp = array_namespace(self.query, self.key)
-        return kernels.restore(kernels.root(self.moments.square_norm, xp), self.moments.exponent)
+        norm = kernels.restore(kernels.root(self.moments.square_norm, xp), self.moments.exponent)
+        return self.number(norm)
 
     @property
     def row_norms(self) -> Float[Array, "... d_query"]:
@@ -489,32 +542,35 @@ class BilinearForm:
         return kernels.restore(self.moments.column_norms, self.moments.exponent[..., None])
 
     @property
-    def symmetry(self) -> Float[Array, "*stack"]:
+    def symmetry(self) -> Scores:
         """s, shape (...), of a square form; see `wqk.symmetry`."""
-        from wqk.forms.scores import symmetry
-
-        return symmetry(self)
+        self.require_square("symmetry")
+        return self.number(self.moments.share(self.moments.trace_of_square))
 
     @property
-    def symmetry_null(self) -> Float[Array, "*stack"]:
+    def symmetry_null(self) -> Scores:
         """The mean of s under random signs of rows; see `wqk.symmetry_null`."""
-        from wqk.forms.scores import symmetry_null
-
-        return symmetry_null(self)
+        self.require_square("symmetry_null")
+        xp = array_namespace(self.query, self.key)
+        diagonal = sums.row_dots(self.moments.query, self.moments.key, xp)
+        return self.number(self.moments.share(xp.sum(diagonal * diagonal, axis=-1)))
 
     @property
-    def directionality(self) -> Float[Array, "*stack"]:
+    def directionality(self) -> Scores:
         """D as Definition 3.2 prints it; `wqk.directionality` has its parameters."""
-        from wqk.forms.scores import directionality
-
-        return directionality(self)
+        return self.number(directionalities(self.moments).directionality)
 
     @property
-    def directionality_excess(self) -> Float[Array, "*stack"]:
+    def directionality_excess(self) -> Scores:
         """D as in the published tables: ``wqk.directionality(form, weight="excess")``."""
-        from wqk.forms.scores import directionality
+        return self.number(directionalities(self.moments).directionality_excess)
 
-        return directionality(self, weight="excess")
+    @staticmethod
+    def number(score: Array) -> Any:
+        """A score as it is returned: of a single NumPy form, a plain number."""
+        return (
+            float(score) if isinstance(score, np.ndarray | np.generic) and not score.ndim else score
+        )
 
     def svd(self) -> kernels.SVD:
         """The singular value decomposition, from that of a rank × rank core; computed once.
@@ -582,9 +638,9 @@ class BilinearForm:
         return sums.row_dots(self.query, self.key, array_namespace(self.query, self.key))
 
     @property
-    def trace(self) -> Float[Array, "*stack"]:
+    def trace(self) -> Scores:
         """tr(M), shape (...), of a square form."""
-        return array_namespace(self.query, self.key).sum(self.diagonal, axis=-1)
+        return self.number(array_namespace(self.query, self.key).sum(self.diagonal, axis=-1))
 
     @property
     def symmetric_part(self) -> BilinearForm:
@@ -601,96 +657,4 @@ class BilinearForm:
     def require_square(self, what: str) -> None:
         """Raise `FormError` if the form is not square, which ``what`` needs."""
         if not self.is_square:
-            raise FormError(f"{what} needs a square form, got {self.shape[0]} × {self.shape[1]}")
-
-
-def _as_array(values: Any) -> Array:
-    """An array as it is; nested lists, and lists of arrays, as one array of real numbers."""
-    if is_array_api_obj(values):
-        return values
-    if hasattr(values, "weight"):
-        raise FormError(
-            f"expected arrays, got the module {type(values).__name__}; use "
-            "BilinearForm.from_linear(q_proj, k_proj)"
-        )
-    if isinstance(values, BilinearForm):
-        raise FormError("expected arrays, got a form; use form.query and form.key, or form.dense()")
-    if isinstance(values, list | tuple) and values and is_array_api_obj(values[0]):
-        return array_namespace(*values).stack(list(values))
-    try:
-        array = np.asarray(values)
-        return array.astype(float) if array.dtype.kind in "iub" else array
-    except ValueError as error:
-        raise FormError(f"expected an array or nested lists of one shape: {error}") from None
-
-
-def _linear_weight(projection: Any) -> Array:
-    """The weight (out, in) of an ``nn.Linear``, or such a weight itself."""
-    weight = projection if is_array_api_obj(projection) else getattr(projection, "weight", None)
-    weight = _as_array(projection if weight is None else weight)
-    expected = getattr(projection, "out_features", None), getattr(projection, "in_features", None)
-    is_module = hasattr(projection, "weight")
-    if weight.ndim != 2 or (is_module and tuple(weight.shape) != expected):
-        raise FormError(
-            f"expected an nn.Linear, or its weight (out, in), got {type(projection).__name__} with "
-            f"a weight of shape {tuple(weight.shape)}; wqk.open reads other models"
-        )
-    return weight
-
-
-def _is_number(index: Any) -> bool:
-    """Whether an index selects one row or column, not several."""
-    return hasattr(index, "__index__") and getattr(index, "ndim", 0) == 0
-
-
-def _axes(index: Any) -> int:
-    """How many axes an index takes: a boolean mask takes as many as it has."""
-    return index.ndim if "bool" in str(getattr(index, "dtype", "")) else 1
-
-
-def _kept(index: Any, count: int) -> Any:
-    """An index of rows or columns that keeps their axis."""
-    if not _is_number(index):
-        return index
-    number = operator.index(index)
-    if not -count <= number < count:
-        raise IndexError(f"index {number} is out of bounds for {count} rows or columns")
-    return slice(number % count, number % count + 1)
-
-
-def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    """The common shape of two stacks."""
-    try:
-        return np.broadcast_shapes(a, b)
-    except ValueError:
-        raise FormError(f"the stacks of query and key must broadcast, got {a} and {b}") from None
-
-
-def _stacked(factor: Array, stack: tuple[int, ...]) -> Array:
-    """A factor broadcast to a stack's shape."""
-    return array_namespace(factor).broadcast_to(factor, (*stack, *factor.shape[-2:]))
-
-
-def _side_by_side(a: Array, b: Array) -> Array:
-    """Concatenate along the rank, after broadcasting the stacks."""
-    stack = _broadcast(tuple(a.shape[:-2]), tuple(b.shape[:-2]))
-    return array_namespace(a, b).concat([_stacked(a, stack), _stacked(b, stack)], axis=-1)
-
-
-def _total(factor: Array, xp: Any) -> Array:
-    """The sum of (..., S, D, R) over S, in float64 if float32 cannot hold it."""
-    if factor.shape[-3] == 1:
-        return factor[..., 0, :, :]
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = xp.sum(factor, axis=-3)
-        fits = bool(xp.isfinite(xp.sum(total)))
-    if kernels.bits(factor, xp) < 64 and not fits:
-        return xp.sum(xp.astype(factor, xp.float64), axis=-3)
-    return total
-
-
-def _join_last_axis(factor: Array, xp: Any) -> Array:
-    """Reshape (..., S, D, R) to (..., D, S·R): a view if the factor is a transposed weight."""
-    *stack, count, width, rank = factor.shape
-    transposed = xp.matrix_transpose(factor)
-    return xp.matrix_transpose(xp.reshape(transposed, (*stack, count * rank, width)))
+            raise FormError(f"{what} needs a square form, got {self._size}")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from wqk._typing import Array, Bool, Float
 from wqk.errors import FormError
-from wqk.forms import BilinearForm
 from wqk.forms.kernels import on_host, restore
-from wqk.forms.scores import outliers
+from wqk.forms.outliers import outliers
+
+if TYPE_CHECKING:
+    from wqk.forms.form import BilinearForm
 
 
 class MatrixImage(NamedTuple):
@@ -47,7 +49,7 @@ def matrix_image(form: BilinearForm, side: int = 1024, gamma: float = 2.0) -> Ma
     if form.stack:
         raise FormError(f"an image shows one form, got a stack of {form.stack}")
     query, key = on_host(form.moments.query), on_host(form.moments.key)
-    row_edges, column_edges = (_edges(length, side) for length in form.shape)
+    row_edges, column_edges = (_edges(length, side) for length in form.widths)
     strips = []
     for start, stop in pairwise(row_edges):
         strip = query[start:stop] @ key.T

@@ -14,6 +14,7 @@ Axes: ``...`` a stack of forms, D width, R rank. Factors are A = query (..., D, 
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,6 +72,10 @@ class Moments:
         query, key = (self._xp.sum(squares, axis=-1) for squares in self.square_lengths)
         return query, key
 
+    def share(self, value: Array) -> Array:
+        """``value / ‖M / 2**exponent‖²``; NaN for the zero matrix."""
+        return quotient(value, self.square_norm, self._xp)
+
 
 def measure(query: Float[Array, "... d_query r"], key: Float[Array, "... d_key r"]) -> Moments:
     """The moments of a stack of forms, both factors float32 or both float64.
@@ -126,6 +131,13 @@ def bits(array: Array, xp: Any) -> int:
 def precision(array: Array, xp: Any) -> float:
     """The ratio of a sum to its summands below which the sum's root misses the tolerance."""
     return float(xp.finfo(array.dtype).eps) / (2 * TOLERANCE[bits(array, xp)])
+
+
+def quotient(value: Array, size: Array, xp: Any) -> Array:
+    """``value / size``; NaN where the size is 0."""
+    is_zero = size == 0
+    found = value / xp.where(is_zero, xp.ones_like(size), size)
+    return xp.where(is_zero, xp.full_like(found, math.nan), found)
 
 
 def root(squares: Array, xp: Any) -> Array:

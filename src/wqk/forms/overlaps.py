@@ -17,14 +17,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 
 from wqk._typing import Bool, Float
-
-if TYPE_CHECKING:
-    from wqk.forms.chaining import End
 
 # Rows and columns of a tile: 64 kB for each head.
 TILE = 128
@@ -35,6 +32,29 @@ SLOWER = 1.5
 # Pairs are left to their cores if rounding could change a score by more than this, or by more than
 # this many of its standard deviations.
 PRECISION, DEVIATIONS = 2e-6, 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class End:
+    """The query side of every form of a stack, as the stream meets it; each form has norm 1.
+
+    Forms that share a factor share its columns: those of head h are the columns of its group times
+    its own ``mix``.
+    """
+
+    columns: Float[np.ndarray, "d groups_rank"]
+    mix: Float[np.ndarray, "groups sharing rank r"] | None  # none if no factor is shared
+    heads: int
+    zero: Bool[np.ndarray, " heads"]  # whether the form is zero
+    fixed: Float[np.ndarray, "heads 3 kk"]  # w₁ Gⁿ w₁ᵀ for n = 0, 1, 2, with G = w₂ᵀ w₂
+    traces: Float[np.ndarray, "heads 3"]  # tr Gⁿ for n = 1, 2, 3
+    rotated: int  # number m of the dimensions that are not fixed
+    size: Float[np.ndarray, " heads"]  # ‖w wᵀ‖, or of the shared factor's a bound
+
+    @property
+    def width(self) -> int:
+        """Of the stream."""
+        return len(self.columns)
 
 
 def by_cores(

@@ -19,20 +19,17 @@ from typing import Any, Literal, NamedTuple
 
 from array_api_compat import array_namespace
 
-from wqk._typing import Array, Bool, Float
+from wqk._typing import Array, Float, Scores
 from wqk.errors import FormError
 from wqk.forms.form import BilinearForm
-from wqk.forms.kernels import root, times_power
-from wqk.forms.sums import row_dots
+from wqk.forms.kernels import quotient, root, times_power
+from wqk.forms.outliers import directionalities
 
 Weight = Literal["norm", "excess"]
 WEIGHTS: tuple[Weight, ...] = ("norm", "excess")
 
-# A standard deviation below this share of the mean is rounding error.
-NO_SPREAD = 1e-6
 
-
-def symmetry(form: BilinearForm | Any, key: Any = None) -> Float[Array, "*stack"]:
+def symmetry(form: BilinearForm | Any, key: Any = None) -> Scores:
     """Symmetry s = tr(M M) / ‖M‖²_F = (‖M_s‖² − ‖M_n‖²) / ‖M‖²_F, shape (...).
 
     Definition 3.1: 1 for a symmetric, −1 for a skew-symmetric matrix, 1/d on average for a random
@@ -63,12 +60,10 @@ def symmetry(form: BilinearForm | Any, key: Any = None) -> Float[Array, "*stack"
     >>> float(symmetry([[0, 1], [-1, 0]])), float(symmetry([[1], [0]], [[1], [0]]))
     (-1.0, 1.0)
     """
-    form = _as_form(form, key)
-    form.require_square("symmetry")
-    return _ratio(form.moments.trace_of_square, form)
+    return _as_form(form, key).symmetry
 
 
-def symmetry_null(form: BilinearForm | Any, key: Any = None) -> Float[Array, "*stack"]:
+def symmetry_null(form: BilinearForm | Any, key: Any = None) -> Scores:
     """Mean symmetry under random signs of M's rows: Σ_i M_ii² / ‖M‖², shape (...).
 
     It keeps the norms of the rows, so that a few outlying dimensions do not pass for symmetry: a
@@ -91,16 +86,12 @@ def symmetry_null(form: BilinearForm | Any, key: Any = None) -> Float[Array, "*s
     >>> float(symmetry_null(BilinearForm(np.ones((4, 1)), np.ones((4, 1)))))
     0.25
     """
-    form = _as_form(form, key)
-    form.require_square("symmetry_null")
-    xp = array_namespace(form.query, form.key)
-    diagonal = row_dots(form.moments.query, form.moments.key, xp)
-    return _ratio(xp.sum(diagonal * diagonal, axis=-1), form)
+    return _as_form(form, key).symmetry_null
 
 
 def directionality(
     form: BilinearForm | Any, key: Any = None, *, gamma: float = 2.0, weight: Weight = "norm"
-) -> Float[Array, "*stack"]:
+) -> Scores:
     """Directionality d = (R − C) / (R + C), shape (...): negative if a few columns dominate.
 
     R (C) is the sum over the rows (columns) whose L2 norm exceeds mean + gamma · std of the row
@@ -128,64 +119,8 @@ def directionality(
         raise FormError(f"write directionality(form, gamma={key}): the second argument is a factor")
     if weight not in WEIGHTS:
         raise FormError(f"weight must be 'norm' or 'excess', got {weight!r}")
-    return directionalities(_as_form(form, key), gamma)[WEIGHTS.index(weight)]
-
-
-class Directionalities(NamedTuple):
-    """`directionality` with either weight, named as columns are."""
-
-    directionality: Float[Array, "*stack"]
-    directionality_excess: Float[Array, "*stack"]
-
-
-def directionalities(form: BilinearForm, gamma: float = 2.0) -> Directionalities:
-    """Both kinds of `directionality` from the same outliers."""
-    xp = array_namespace(form.query, form.key)
-    moments = form.moments
-
-    def balance(rows: Array, columns: Array) -> Array:
-        total = rows + columns
-        score = (rows - columns) / xp.where(total == 0, xp.ones_like(total), total)
-        return xp.where(moments.square_norm > 0, score, xp.full_like(score, math.nan))
-
-    sums = (_outlier_sums(norms, gamma) for norms in (moments.row_norms, moments.column_norms))
-    return Directionalities(*map(balance, *sums))
-
-
-def outliers(norms: Float[Array, "... n"], gamma: float = 2.0) -> Bool[Array, "... n"]:
-    """Which norms exceed mean + gamma · std (n − 1) along the last axis; none if all are equal.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> outliers(np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 9.0]))
-    array([False, False, False, False, False, False,  True])
-    """
-    return _excess(norms, gamma) > 0
-
-
-def _outlier_sums(norms: Array, gamma: float) -> tuple[Array, Array]:
-    """Sums over the outliers: of their norms, and of what these are above the threshold."""
-    xp = array_namespace(norms)
-    excess = _excess(norms, gamma)
-    zero = xp.zeros_like(norms)
-    summands = xp.where(excess > 0, norms, zero), xp.where(excess > 0, excess, zero)
-    return xp.sum(summands[0], axis=-1), xp.sum(summands[1], axis=-1)
-
-
-def _excess(norms: Array, gamma: float) -> Array:
-    """Each norm less the threshold mean + gamma · std; zero if all norms are equal."""
-    if not 0 <= gamma < math.inf:
-        raise FormError(f"gamma must be a finite number from 0 up, got {gamma}")
-    xp = array_namespace(norms)
-    if norms.shape[-1] < 2:
-        return xp.zeros_like(norms)
-    mean = xp.mean(norms, axis=-1, keepdims=True)
-    spread = xp.std(norms, axis=-1, correction=1, keepdims=True)
-    # No norm lies √n deviations above the mean; a larger factor would only overflow.
-    deviations = min(gamma, math.sqrt(norms.shape[-1]))
-    excess = norms - (mean + deviations * spread)
-    return xp.where(spread > NO_SPREAD * mean, excess, xp.zeros_like(excess))
+    form = _as_form(form, key)
+    return form.number(directionalities(form.moments, gamma)[WEIGHTS.index(weight)])
 
 
 class HeadTerms(NamedTuple):
@@ -212,21 +147,24 @@ def head_terms(heads: BilinearForm, layer: BilinearForm | None = None) -> HeadTe
     Parameters
     ----------
     heads
-        The heads of one layer as a stack (G, H/G): query (G, H/G, D, R), key (G, 1, D, R), or, in
-        the value-output circuit, with the first factor shared.
+        The heads of one layer: ``block.heads``, or a stack (H,) or (G, H/G). In the latter, query
+        (G, H/G, D, R) and key (G, 1, D, R), or the other way round.
     layer
         Their sum, if already computed; by default `BilinearForm.sum`.
 
     Raises
     ------
     FormError
-        The heads are not square, or not stacked as (G, H/G).
+        The heads are not square, or stacked in another way.
     """
+    heads = _as_heads(heads)
     heads.require_square("head_terms")
+    if len(heads.stack) == 1:
+        heads = BilinearForm.from_factors(heads.query[:, None, ...], heads.key[:, None, ...])
     stacks = [tuple(factor.shape[:-2]) for factor in (heads.query, heads.key)]
     if len(heads.stack) != 2 or (heads.stack[0], 1) not in stacks:
         raise FormError(
-            "heads must be stacked as (G, H/G) over a factor stacked as (G, 1), "
+            "heads must be stacked as (H,), or as (G, H/G) over a factor stacked as (G, 1), "
             f"got {stacks[0]} and {stacks[1]}"
         )
     xp = array_namespace(heads.query, heads.key)
@@ -234,7 +172,7 @@ def head_terms(heads: BilinearForm, layer: BilinearForm | None = None) -> HeadTe
     key_heads, queries_per_key = heads.stack
     # Heads and layer have exponents of their own; the terms need a common one.
     power = heads.moments.exponent - layer.moments.exponent
-    within = _ratio(xp.sum(times_power(heads.moments.trace_of_square, 2 * power)), layer)
+    within = layer.moments.share(xp.sum(times_power(heads.moments.trace_of_square, 2 * power)))
     dots = xp.linalg.vecdot(heads.moments.query, heads.moments.key, axis=-2)
     singles = times_power(dots, power[..., None])
     diagonal = xp.sum(singles, axis=1)
@@ -242,8 +180,8 @@ def head_terms(heads: BilinearForm, layer: BilinearForm | None = None) -> HeadTe
     share = (heads.rank - 1) / max(1, key_heads * heads.rank - 1) / queries_per_key
     return HeadTerms(
         within=within,
-        between=symmetry(layer) - within,
-        within_random=_ratio(xp.sum(singles**2) + share * pairs, layer),
+        between=layer.moments.share(layer.moments.trace_of_square) - within,
+        within_random=layer.moments.share(xp.sum(singles**2) + share * pairs),
     )
 
 
@@ -266,6 +204,7 @@ def coupling(heads: BilinearForm) -> Float[Array, "heads heads"]:
     array([[0., 1.],
            [1., 0.]])
     """
+    heads = _as_heads(heads)
     heads.require_square("coupling")
     xp = array_namespace(heads.query, heads.key)
     moments, stack = heads.moments, heads.stack
@@ -291,23 +230,22 @@ def coupling(heads: BilinearForm) -> Float[Array, "heads heads"]:
         blocks.append([*before, *(traces[h, ...] for h in range(count - g))])
     norms = root(xp.reshape(xp.broadcast_to(moments.square_norm, stack), (-1,)), xp)
     rows = [xp.concat(row, axis=1) for row in blocks]
-    return _quotient(xp.concat(rows, axis=0), norms[:, None] * norms[None, :], xp)
-
-
-def _ratio(value: Array, form: BilinearForm) -> Array:
-    """``value / ‖M / 2**exponent‖²``; NaN for the zero matrix."""
-    return _quotient(value, form.moments.square_norm, array_namespace(form.query, form.key))
-
-
-def _quotient(value: Array, size: Array, xp: Any) -> Array:
-    """``value / size``; NaN where the size is 0."""
-    is_zero = size == 0
-    quotient = value / xp.where(is_zero, xp.ones_like(size), size)
-    return xp.where(is_zero, xp.full_like(quotient, math.nan), quotient)
+    return quotient(xp.concat(rows, axis=0), norms[:, None] * norms[None, :], xp)
 
 
 def _as_form(form: BilinearForm | Any, key: Any) -> BilinearForm:
     """The form itself, or that of a matrix or of two factors."""
     if key is not None:
         return BilinearForm(form, key)
+    form = getattr(form, "form", form)  # a block's
     return form if isinstance(form, BilinearForm) else BilinearForm.from_matrix(form)
+
+
+def _as_heads(heads: Any) -> BilinearForm:
+    """Heads, or those of a block, by the groups that share a factor."""
+    groups = getattr(heads, "groups", None)
+    if not isinstance(groups, BilinearForm):
+        raise FormError(
+            f"expected heads, model[layer].heads or a stack of forms, got {type(heads).__name__}"
+        )
+    return groups

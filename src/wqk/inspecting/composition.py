@@ -32,15 +32,17 @@ from wqk.attention.omissions import omissions
 from wqk.errors import CheckpointError, TableError, errors_about
 from wqk.families import AttentionPlan
 from wqk.forms import BilinearForm, chaining
+from wqk.forms.overlaps import End
 from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.reporting import pictures
 from wqk.scanning.cores import one_blas_thread, usable_cores
 from wqk.scanning.memory import wanted_parts
 from wqk.scanning.rows import checkpoint_columns
+from wqk.tables.columns import COLUMNS, Column
 from wqk.tables.rendering import title
-from wqk.tables.schema import SCHEMA, conditions, joined_statuses
-from wqk.tables.score_table import Table
+from wqk.tables.schema import conditions, joined_statuses, types
+from wqk.tables.score_table import Table, records
 from wqk.tables.sheet import Sheet
 
 if TYPE_CHECKING:
@@ -54,39 +56,28 @@ ENCODER = "encoder"
 # A stack's residual stream, by its width, as stages of one stack may have several.
 Stream = tuple[str | None, int]
 
-COMPOSITION_SCHEMA: dict[str, pl.DataType] = {
-    **{name: SCHEMA[name] for name in ("checkpoint", "revision", "step")},
-    "kind": pl.String(),
-    "writer_stack": pl.String(),
-    "writer_attention": pl.String(),
-    "writer_layer": pl.Int64(),
-    "writer_head": pl.Int64(),
-    "reader_stack": pl.String(),
-    "reader_attention": pl.String(),
-    "reader_layer": pl.Int64(),
-    "reader_head": pl.Int64(),
-    "score": pl.Float64(),
-    "expected": pl.Float64(),
-    "excess": pl.Float64(),
-    "z": pl.Float64(),
-    "p": pl.Float64(),
-    "p_corrected": pl.Float64(),
-    "status": pl.String(),
-}
-
-# Columns of the Markdown and LaTeX files, with their headings.
-_PRINTED = {
-    "writer_layer": ("writer layer", "writer layer"),
-    "writer_head": ("head", "head"),
-    "reader_layer": ("reader layer", "reader layer"),
-    "reader_head": ("head", "head"),
-    "score": ("score", "score"),
-    "expected": ("expected", "expected"),
-    "excess": ("excess", "excess"),
-    "z": ("z", "$z$"),
-    "p_corrected": ("p", "$p$"),
-    "status": ("status", "status"),
-}
+COMPOSITION_COLUMNS = (
+    *(column for column in COLUMNS if column.name in ("checkpoint", "revision", "step")),
+    Column("kind", str, "how the reader reads: q, k or v, with its queries, keys or values"),
+    *(
+        Column(f"{end}_{name}", kind, f"{what} of the head that {verb}", heading)
+        for end, verb in (("writer", "writes"), ("reader", "reads"))
+        for name, kind, what, heading in (
+            ("stack", str, "stack", ""),
+            ("attention", str, "self or cross: the attention", ""),
+            ("layer", int, "layer", f"{end} layer"),
+            ("head", int, "number", "head"),
+        )
+    ),
+    Column("score", float, "‖W R‖ / (‖W‖ ‖R‖)", "score"),
+    Column("expected", float, "its root mean square by chance", "expected"),
+    Column("excess", float, "the score less what is expected", "excess"),
+    Column("z", float, "standard deviations of the squared score above its mean", "z", "$z$"),
+    Column("p", float, "the probability that chance gives as much"),
+    Column("p_corrected", float, "the same among all pairs, by Holm's method", "p", "$p$"),
+    Column("status", str, "degenerate where a head is pruned", "status"),
+)
+COMPOSITION_SCHEMA = types(COMPOSITION_COLUMNS)
 
 # Bytes of a checkpoint's factors that are kept if all fit; otherwise this share of them is held of
 # blocks that write, and as much of those that read.
@@ -108,8 +99,15 @@ class CompositionTable(Table):
     pruned heads, whose form is zero, are null, and their status is ``degenerate``.
     """
 
-    schema = COMPOSITION_SCHEMA
-    printed = _PRINTED
+    declared = COMPOSITION_COLUMNS
+    needed = ("writer_layer", "score")
+
+    #: How many pairs are printed.
+    top: int = SHOWN
+
+    def to_dict(self) -> dict[str, Any]:
+        """The metadata and the first ``top`` pairs, as ``--json`` prints them."""
+        return super().to_dict() | {"rows": records(self.frame.head(self.top))}
 
     def around(
         self, layer: int, head: int, stack: str | None = None, kind: str = "self"
@@ -178,24 +176,28 @@ class CompositionTable(Table):
         """
         return pictures.composition_arcs(self.frame, top)
 
+    _drawn = plot
+
     def _shown(self, width: int) -> Iterator[Any]:
-        return shown(self, SHOWN)
+        return shown(self, self.top)
 
 
 def compose(
     ref: Any,
     *,
     kind: Literal["q", "k", "v", "all"] = "all",
-    layers: bool = False,
-    zero: Literal["outliers", "rotation"] = "outliers",
+    whole_layers: bool = False,
     gamma: float = 2.0,
     fold_norm: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> CompositionTable:
-    """Score how strongly every head reads what every earlier one writes.
+    """Find the heads that read what earlier heads write.
 
-    Without biases, and at distance 0 in rotary models. Norms that are applied to what a head
-    writes, before or after it is added to the stream, are not part of it.
+    Scores every pair of heads of two layers by their composition, ‖W_out W_in‖ / (‖W_out‖ ‖W_in‖),
+    for the later head's queries (Q), keys (K) and values (V), and compares it with chance: random
+    rotations of the stream between the two that leave its outlying dimensions where they are.
+    Weights only: whether a head attends to the token in question is another matter. Without biases,
+    at distance 0 in rotary models, and without norms of what a head writes.
 
     Parameters
     ----------
@@ -203,11 +205,8 @@ def compose(
         A `Model`, or what `wqk.open` takes.
     kind
         How the later head reads: with its queries, keys or values.
-    layers
+    whole_layers
         Whether to pair whole layers, summed over their heads, instead of heads.
-    zero
-        What chance is: a random rotation of the stream between the two heads, or with ``outliers``
-        one that leaves the stream's outlying dimensions where they are.
     gamma
         Dimensions are outlying if more is written to and read from them than the mean plus this
         many standard deviations.
@@ -229,26 +228,22 @@ def compose(
     >>> table.frame.select("kind", "writer_head", "reader_head", "status").row(0)
     ('k', 2, 2, 'ok')
     """
-    for name, value, known in (
-        ("kind", kind, (*KINDS, "all")),
-        ("zero", zero, ("outliers", "rotation")),
-    ):
-        if value not in known:
-            expected = ", ".join(map(repr, known))
-            raise CheckpointError(f"{name} must be one of {expected}, got {value!r}")
+    if kind not in (*KINDS, "all"):
+        expected = ", ".join(map(repr, (*KINDS, "all")))
+        raise CheckpointError(f"kind must be one of {expected}, got {kind!r}")
     model = open_model(ref)
     checkpoint = model.checkpoint
     kinds = KINDS if kind == "all" else (kind,)
     with errors_about(checkpoint.name), one_blas_thread():
-        source = Source(model, fold_norm, layers)
-        fixed = outlying_dimensions(source, gamma) if zero == "outliers" else {}
+        source = Source(model, fold_norm, whole_layers)
+        fixed = outlying_dimensions(source, gamma)
         pairs = list(_pairs(source, kinds, fixed, on_progress))
         if not pairs:
             raise CheckpointError("no layer writes to a later one: there is nothing to compose")
     metadata = {
         "wqk": __version__,
-        "zero": zero,
-        "gamma": gamma if zero == "outliers" else None,
+        "zero": "outliers",
+        "gamma": gamma,
         "outlying": _named(fixed),
         "folded_norms": fold_norm,
         "biases": False,
@@ -256,7 +251,7 @@ def compose(
         "notes": [*source.notes(kinds, pairs), *checkpoint.notes],
     }
     columns = {n: v for n, v in checkpoint_columns(checkpoint).items() if n in COMPOSITION_SCHEMA}
-    frame = _frame(pairs, layers).with_columns(
+    frame = _frame(pairs, whole_layers).with_columns(
         pl.lit(value, COMPOSITION_SCHEMA[name]).alias(name) for name, value in columns.items()
     )
     return CompositionTable(_ranked(frame), metadata)
@@ -440,7 +435,7 @@ def _pairs(
     """
     plans, begin = source.plans, 0
     while begin < len(plans):
-        writers: list[tuple[AttentionPlan, chaining.End]] = []
+        writers: list[tuple[AttentionPlan, End]] = []
         readers: list[_Reader] = []
         held, waiting, last = 0, 0, len(plans)
         for place, plan in enumerate(plans[begin:], start=begin):
@@ -473,11 +468,11 @@ def _pairs(
 
 def _ends(
     source: Source, plan: AttentionPlan, met: Sequence[str], fixed: Mapping[Stream, np.ndarray]
-) -> dict[str, chaining.End]:
+) -> dict[str, End]:
     """How a block meets its streams, of which those dimensions keep their places."""
     forms = [source.form(plan, end) for end in met]
     masks = [
-        fixed.get((source.stream(plan, end), form.shape[0]))
+        fixed.get((source.stream(plan, end), form.widths[0]))
         for end, form in zip(met, forms, strict=True)
     ]
     with ThreadPoolExecutor(usable_cores()) as pool:
@@ -489,12 +484,12 @@ class _Reader(NamedTuple):
 
     kind: str
     plan: AttentionPlan
-    end: chaining.End
+    end: End
     fed: list[int]
 
 
 def _chained(
-    writers: Sequence[tuple[AttentionPlan, chaining.End]], readers: Sequence[_Reader]
+    writers: Sequence[tuple[AttentionPlan, End]], readers: Sequence[_Reader]
 ) -> Iterator[_Pair]:
     """The pairs of some writing blocks with some reading ones."""
     wanted = [(n, m) for m, reader in enumerate(readers) for n in reader.fed]
@@ -582,12 +577,9 @@ def shown(table: CompositionTable, top: int) -> Iterator[Any]:
         yield Text("no rows")
         return
     yield Text(title(frame.row(0, named=True)), style="bold")
-    zero = "random rotations of the stream"
-    if table.metadata.get("zero") == "outliers":
-        counts = (
-            f"{len(dims)} of the {stack}" for stack, dims in table.metadata["outlying"].items()
-        )
-        zero += f" that keep its outlying dimensions ({', '.join(counts)})"
+    outlying = (table.metadata.get("outlying") or {}).items()
+    counts = ", ".join(f"{len(dimensions)} of the {stack}" for stack, dimensions in outlying)
+    zero = f"random rotations of the stream that keep its outlying dimensions ({counts})"
     unusual = conditions(frame, table.metadata, every=False)
     yield Text(" · ".join(["composition", f"chance: {zero}", *unusual]))
     headings = ("kind", "writer", "reader", "score", "expected", "excess", "z", "p")

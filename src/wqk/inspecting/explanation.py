@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from wqk._console import Shown, size, spans
+from wqk._console import size, spans
+from wqk._results import Result
 from wqk.attention.omissions import omissions
 from wqk.checkpoints import Checkpoint
 from wqk.families import AttentionPlan
 from wqk.families.candidates import recurrent_layers
+from wqk.families.config import unread_keys
 from wqk.model import open as open_model
 from wqk.tables.sheet import Column, Sheet
 
@@ -53,7 +55,7 @@ class TensorUse:
 
 
 @dataclass(frozen=True, repr=False)
-class Explanation(Shown):
+class Explanation(Result):
     """How a checkpoint is interpreted.
 
     Attributes
@@ -96,14 +98,26 @@ class Explanation(Shown):
             yield ""
         for note in self.notes:
             yield Text(f"• {note}")
+        yield Text(f"\n{self._read}")
+
+    @property
+    def _read(self) -> str:
         share = self.bytes_to_read / max(1, self.bytes_stored)
-        yield Text(
-            f"\nA scan reads {size(self.bytes_to_read)} of {size(self.bytes_stored)} ({share:.1%})."
+        return (
+            f"A scan reads {size(self.bytes_to_read)} of {size(self.bytes_stored)} ({share:.1%})."
         )
+
+    @property
+    def sentence(self) -> str:
+        """Its family, and how much a scan reads."""
+        return f"{self.checkpoint}: family {self.family}. {self._read}"
+
+    def _rows(self) -> Sequence[Mapping[str, Any]]:
+        return [vars(use) for use in self.uses]
 
 
 def explain(ref: Any) -> Explanation:
-    """Show which tensors of a checkpoint are queries and keys, without reading them.
+    """Show which tensors are queries and keys, and the bytes a scan will read.
 
     Parameters
     ----------
@@ -134,10 +148,16 @@ def explain(ref: Any) -> Explanation:
         notes=(
             *dict.fromkeys(note for plan in plans for note in _notes(plan)),
             *(
+                f"{key} stands in config.json, and is not read in models of this type."
+                for key in unread_keys(model_type)
+                if checkpoint.config.get(key) not in (None, False)
+            ),
+            *(
                 f"layers {spans(layers)}: {kind}, which has no form."
                 for kind, layers in recurrent_layers(checkpoint.tensors()).items()
             ),
             *(f"{name}: looks like further attention, and is not read." for name in model.unread),
+            *(f"{note}." for note in checkpoint.notes),
         ),
         bytes_to_read=sum(part.nbytes(checkpoint.info(part.name)) for part in parts),
         bytes_stored=sum(info.nbytes for info in checkpoint.tensors().values()),

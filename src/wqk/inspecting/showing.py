@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wqk._results import Result, json_value
 from wqk.attention import Block
 from wqk.attention.bands import decay
 from wqk.attention.coordinates import Coordinates
 from wqk.errors import CheckpointError, FormError
+from wqk.forms import drawing
 from wqk.forms.images import matrix_image
+from wqk.forms.outliers import directionalities
 from wqk.forms.randomness import untrained_range
-from wqk.forms.scores import coupling, directionalities, symmetry
+from wqk.forms.scores import coupling, symmetry
 from wqk.model import open as open_model
 from wqk.reporting import pictures
 from wqk.scanning.rows import score_heads
@@ -30,8 +33,8 @@ if TYPE_CHECKING:
 DISTANCES = [0, *sorted({round(2 ** (k / 4)) for k in range(49)})]
 
 
-@dataclass(frozen=True)
-class View:
+@dataclass(frozen=True, repr=False)
+class View(Result):
     """A view of a checkpoint's forms.
 
     Attributes
@@ -49,6 +52,33 @@ class View:
     values: Mapping[str, Any]
     figure: Callable[[], Figure]
 
+    @property
+    def sentence(self) -> str:
+        """Name and scores."""
+        return f"{self.title}: {self.subtitle}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers behind the figure, as plain values for JSON."""
+        return {name: json_value(value) for name, value in self.values.items()}
+
+    def _rows(self) -> Iterator[Mapping[str, Any]]:
+        """One for each place along the longest axis of the numbers, with all that lie along it."""
+        lists = {name: value for name, value in self.values.items() if isinstance(value, list)}
+        length = max(map(len, lists.values()), default=0)
+        along = {name: value for name, value in lists.items() if len(value) == length}
+        for place in range(length):
+            yield {"place": place, **{name: value[place] for name, value in along.items()}}
+
+    def _shown(self, width: int) -> Iterator[Any]:
+        from rich.text import Text
+
+        yield Text.assemble((self.title, "bold"), f"\n{self.subtitle}")
+
+    def _drawn(self) -> Figure:
+        return self.figure()
+
+    plot = _drawn
+
     def save(self, path: str | PathLike[str]) -> None:
         """Write the figure as .png, .pdf or .svg, atomically."""
         pictures.save_figure(self.figure(), Path(path))
@@ -61,11 +91,13 @@ def form_view(block: Block, name: str, head: int | None = None, gamma: float = 2
     """
     if head is not None and not 0 <= head < block.head_count:
         raise FormError(f"{name}: no head {head}; heads are 0 to {block.head_count - 1}")
-    form = block.form() if head is None else block[head].qk
+    form = block.form if head is None else block[head].qk
     title = name if head is None else f"{name}, head {head}"
     image = matrix_image(form, gamma=gamma)
     scores = {"symmetry": float(symmetry(form))} if form.is_square else {}
-    scores |= {name: float(d) for name, d in directionalities(form, gamma)._asdict().items()}
+    scores |= {
+        name: float(d) for name, d in directionalities(form.moments, gamma)._asdict().items()
+    }
     subtitle = "the form is zero"
     if image.row_norms.any():
         subtitle = ", ".join(
@@ -80,7 +112,7 @@ def form_view(block: Block, name: str, head: int | None = None, gamma: float = 2
         "row_norms": image.row_norms.tolist(),
         "column_norms": image.column_norms.tolist(),
     }
-    return View(title, subtitle, values, lambda: pictures.matrix(image, title, subtitle))
+    return View(title, subtitle, values, lambda: drawing.matrix(image, title, subtitle))
 
 
 def distance_view(block: Block, name: str, distances: Sequence[int], gamma: float = 2.0) -> View:
@@ -94,7 +126,7 @@ def distance_view(block: Block, name: str, distances: Sequence[int], gamma: floa
         "heads": {
             score: [[row[score] for row in rows[1:]] for rows in scored] for score in SUMMARIZED
         },
-        "untrained": untrained_range(block.heads.shape[0], block.form().rank, gamma),
+        "untrained": untrained_range(block.groups.widths[0], block.form.rank, gamma),
     }
     first, last = (scored[end][0]["symmetry"] for end in (0, -1))
     title = f"{name}, by distance"
@@ -150,7 +182,7 @@ def _medians(curves: np.ndarray) -> np.ndarray:
 
 def coupling_view(block: Block, name: str) -> View:
     """How far each pair of a layer's heads are each other's transposes."""
-    matrix = np.asarray(coupling(block.heads))
+    matrix = np.asarray(coupling(block.groups))
     a, b = np.triu_indices(len(matrix), 1)
     finite = np.isfinite(matrix[a, b])  # the coupling of a head that is zero is NaN
     a, b = a[finite], b[finite]
@@ -170,8 +202,8 @@ def coupling_view(block: Block, name: str) -> View:
 def show(
     ref: Any,
     layer: int | None = None,
-    *,
     head: int | None = None,
+    *,
     coupling: bool = False,
     distances: Sequence[int] | None = None,
     bands: bool = False,

@@ -15,13 +15,17 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Unpack
 
 import numpy as np
+from rich.text import Text
 
+from wqk._console import number
+from wqk._results import Result
 from wqk._typing import Float
 from wqk.attention import Block
 from wqk.attention.coordinates import Coordinates, lacks_norm
@@ -30,14 +34,10 @@ from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.references import HubOptions, redacted
 from wqk.errors import CheckpointError, HubError, first_line
 from wqk.families import AttentionPlan
+from wqk.families.embeddings import embedding_table
 from wqk.forms import BilinearForm
 from wqk.model import open as open_model
-
-# What tables of token embeddings are called, without ``.weight``.
-NAMES = re.compile(
-    r"(?:.*\.)?(?:embed_tokens|tok_embeddings|token_embedding|word_embeddings|word_embedding|wte"
-    r"|embed_in|shared|embeddings|tokens_embed|tok_embedding|embedding)(?:\.weight)?"
-)
+from wqk.tables.sheet import Sheet
 
 # Files of tokenizers are 20 MB at most.
 LARGEST_TOKENIZER = 2**28
@@ -64,8 +64,8 @@ class TokenPair(NamedTuple):
     key_name: str | None = None
 
 
-@dataclass(frozen=True)
-class TokenMatches:
+@dataclass(frozen=True, repr=False)
+class TokenMatches(Result):
     """The scores that a head's form gives to pairs of token embeddings."""
 
     checkpoint: str
@@ -84,6 +84,42 @@ class TokenMatches:
     through: tuple[int, int] | None = None  # layer and head between the keys' or values' token
     unembeddings: str | None = None  # name of the tensor for the tokens that are written
 
+    @property
+    def sentence(self) -> str:
+        """The pair with the largest score."""
+        best = self.largest[0]
+        return (
+            f"{self.checkpoint}, {self.stack}, layer {self.layer}, head {self.head}: largest score "
+            f"{number(best.score, 2)}, {_query(best)} → {_key(best)}"
+        )
+
+    def _rows(self) -> Iterator[Mapping[str, Any]]:
+        for pairs in ("largest", "smallest", "most_alike", "least_alike"):
+            yield from ({"list": pairs} | pair._asdict() for pair in getattr(self, pairs))
+
+    def _shown(self, width: int) -> Iterator[Any]:
+        """Pairs with the largest and smallest scores side by side, then tokens with themselves."""
+        where = f"{self.stack}, layer {self.layer}, head {self.head}, distance {self.distance}"
+        if self.through is not None:
+            where += f", through {'.'.join(map(str, self.through))}"
+        if self.circuit == "ov":
+            where += f", written: {self.unembeddings}"
+        norm = ", normalized" if self.normalized else ""
+        yield Text.assemble((self.checkpoint, "bold"), f"\n{where}; {self.embeddings}{norm}\n")
+        ends = "attended → written" if self.circuit == "ov" else "query → key"
+        columns = (f"largest: {ends}", f"smallest: {ends}")
+        yield _side_by_side(
+            columns, self.largest, self.smallest, lambda pair: f"{_query(pair)} → {_key(pair)}"
+        )
+        columns = ("most to itself: token", "least to itself: token")
+        yield _side_by_side(columns, self.most_alike, self.least_alike, _query)
+        if all(pair.query_name is None for pair in self.largest):
+            yield (
+                "Tokens are shown by number: there is no tokenizer.json or vocab.txt beside the "
+                "model."
+            )
+        yield Text(self.caveat, style="dim")
+
 
 def match_tokens(
     ref: Any,
@@ -98,10 +134,11 @@ def match_tokens(
     stack: str | None = None,
     embeddings: str | None = None,
 ) -> TokenMatches:
-    """The pairs of tokens with the largest and the smallest score, of one head.
+    """List the token pairs that a head scores highest and lowest.
 
-    A vocabulary of 128,000 tokens takes 140 MB for heads of width 128, and as much for the scores
-    in progress: embeddings are read in blocks of rows.
+    Queries and keys are computed from the model's token embeddings. In layer 0 that is what the
+    head computes, apart from positions; in deeper layers it is only a hint, because their inputs
+    are not embeddings.
 
     Parameters
     ----------
@@ -110,25 +147,29 @@ def match_tokens(
     layer, head, stack
         Which head; negative layers count from the end.
     top
-        How many pairs of each kind.
+        Number of pairs in each list.
     distance
         Tokens from key to query, in rotary models.
     fold_norm
         Normalize the embeddings as the norm that feeds the block does, gain and bias included.
     circuit
-        ``ov`` for what the head writes instead of what it matches: the pairs are of a token that it
+        ``qk`` for what the head matches; ``ov`` for what it writes: pairs of a token that it
         attends to, and of one that becomes more likely, or less, by what it writes.
     through
-        Layer and head of an earlier one, in between: the head's keys, or with ``ov`` its values,
-        are computed from what that one writes. The two are one virtual head
-        (`wqk.compose` finds those that matter).
+        An earlier head, by its layer and number, from whose output the keys, or with ``ov`` the
+        values, are computed: the two are one virtual head (`wqk.compose` finds those that matter).
     embeddings
-        The tensor that holds them, where its name is not one of the usual.
+        Name of the embedding table, if it is not one of the usual.
 
     Raises
     ------
     CheckpointError
         There is no such layer, head or table; or no norm is known to feed the block.
+
+    Notes
+    -----
+    A vocabulary of 128,000 tokens takes 140 MB for heads of width 128, and as much for the scores
+    in progress: embeddings are read in blocks of rows.
     """
     model = open_model(ref)
     checkpoint, block = model.checkpoint, model.block(layer, stack=stack)
@@ -145,8 +186,8 @@ def match_tokens(
             )
         between = _head(earlier, through[1], "ov", fold_norm)
         one = one @ between.T if circuit == "qk" else between @ one
-    table = embedding_table(checkpoint, one.shape[0] - 1, embeddings)
-    written = _unembedding_table(checkpoint, table, one.shape[1] - 1) if circuit == "ov" else None
+    table = embedding_table(checkpoint, one.widths[0] - 1, embeddings)
+    written = _unembedding_table(checkpoint, table, one.widths[1] - 1) if circuit == "ov" else None
     # The side of the token that is attended to reads as the first of two heads does.
     sides: tuple[tuple[Any, AttentionPlan | None, str], ...] = (
         (one.query, reading if written else plan, table),
@@ -340,36 +381,6 @@ def _normalized(rows: np.ndarray, plan: AttentionPlan) -> np.ndarray:
     return np.asarray(rows / np.sqrt((rows**2).mean(axis=-1, keepdims=True) + norm.epsilon))
 
 
-def embedding_table(checkpoint: Checkpoint, width: int, name: str | None = None) -> str:
-    """The tensor (V, ``width``) with one embedding per token, by name or searched for.
-
-    Raises `CheckpointError` if there is none, if it has another width, or if several may be it.
-    """
-    tensors = checkpoint.tensors()
-    if name is not None:
-        shape = checkpoint.info(name).shape
-        if len(shape) != 2 or shape[1] != width:
-            raise CheckpointError(
-                f"{name}: an embedding table must be (tokens, {width}), as wide as the "
-                f"queries' input; got {shape}"
-            )
-        return name
-    found = [
-        tensor
-        for tensor, info in tensors.items()
-        if len(info.shape) == 2 and info.shape[1] == width and NAMES.fullmatch(tensor)
-    ]
-    # A table that encoder and decoder share is stored under several names.
-    found = [t for t in found if t.endswith("shared.weight")] or found
-    if len(found) != 1:
-        several = f"several might be it: {', '.join(found[:4])}" if found else "none was recognized"
-        raise CheckpointError(
-            f"{checkpoint.name}: no table of token embeddings of width {width} ({several}); "
-            "name the tensor (embeddings=NAME)"
-        )
-    return found[0]
-
-
 def embedding_rows(checkpoint: Checkpoint, table: str) -> Iterator[np.ndarray]:
     """The table's rows in order, (at most `ROWS`, D) at a time."""
     count = checkpoint.info(table).shape[0]
@@ -442,3 +453,32 @@ def _text(path: Path) -> str:
 def _from_lines(path: Path) -> dict[int, str]:
     # Not splitlines: a token may itself be a separator of lines, such as U+2028.
     return dict(enumerate(_text(path).removesuffix("\n").split("\n")))
+
+
+def _side_by_side(
+    columns: tuple[str, str],
+    left: tuple[TokenPair, ...],
+    right: tuple[TokenPair, ...],
+    label: Callable[[TokenPair], str],
+) -> Sheet:
+    """Two lists of token pairs and their scores."""
+    table = Sheet.of(columns[0], "score", columns[1], "score", text=columns)
+    for pairs in zip_longest(left, right):
+        cells = [(label(pair), number(pair.score, 2)) if pair else ("", "") for pair in pairs]
+        table.add(*(cell for pair in cells for cell in pair))
+    return table
+
+
+def _query(pair: TokenPair) -> str:
+    return _name(pair.query, pair.query_name)
+
+
+def _key(pair: TokenPair) -> str:
+    return _name(pair.key, pair.key_name)
+
+
+def _name(number: int, name: str | None) -> str:
+    """A token's name with control characters escaped; its number if it has none."""
+    if name is None:
+        return str(number)
+    return name if name.isprintable() else name.encode("unicode_escape").decode()

@@ -12,8 +12,10 @@ grouped heads       the shared key by the √ of its worst query head, each quer
 latent (MLA)        parts without positions by √ each; the query's rotary part by τ/S, as all heads
                     share the key's
 query/key norms     gains instead of weights, which the norms would undo; gains that all heads
-                    share, by the worst head's
+                    share, by the worst head's factor
+learned factors     their logarithm, by log τ/S (Swin v2)
 shared keys         queries alone, where a key also serves another block or as a value
+position terms      keys alone, where queries also make a term for positions
 ==================  ============================================================================
 
 Axes: H query heads, G key heads, R head width, L layers.
@@ -23,8 +25,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
@@ -33,14 +36,18 @@ import numpy as np
 
 from wqk._console import counted
 from wqk._files import append_lines
+from wqk._results import Result
 from wqk._typing import Float
 from wqk.checkpoints import Part
-from wqk.errors import CheckpointError, FormError, RunError
+from wqk.checkpoints.modules import LiveCheckpoint
+from wqk.errors import CheckpointError, FormError, RunError, required_by
 from wqk.families import AttentionPlan, Composed, Side
-from wqk.live.logits import LiveWeights, LogitMeter, Logits, Place, place_of_rows
+from wqk.live.listening import Place
+from wqk.live.logits import LogitMeter, Logits
 from wqk.live.scoring import is_first_process
 from wqk.model import Model
 from wqk.tables.run import drop_after
+from wqk.tables.sheet import Sheet
 
 if TYPE_CHECKING:
     import torch
@@ -62,12 +69,12 @@ class ClippedHead(NamedTuple):
     kind: str
     layer: int
     head: int
-    max_logit: float  #: Measured before.
+    max_logit: float  #: Before; −∞ if it is not known.
     factor: float  #: Of W_qk, and so of the head's logits.
 
 
 @dataclass(frozen=True, repr=False)
-class Clipping:
+class Clipping(Result):
     """What `clip_` did; printing it shows a line for each head."""
 
     limit: float
@@ -77,24 +84,43 @@ class Clipping:
     def __len__(self) -> int:
         return len(self.heads)
 
-    def __repr__(self) -> str:
-        lines = [f"{counted(len(self.heads), 'head')} clipped to logits of at most {self.limit:g}"]
-        lines += [
-            f"{one.stack:>14} {one.kind} layer {one.layer:>3}, head {one.head:>3}: "
-            f"{one.max_logit:>10.4g} × {one.factor:.4f}"
-            for one in self.heads
-        ]
-        return "\n".join((*lines, *self.notes))
+    @property
+    def sentence(self) -> str:
+        """How many heads were clipped."""
+        return f"{counted(len(self.heads), 'head')} clipped to logits of at most {self.limit:g}"
+
+    def _rows(self) -> Sequence[Mapping[str, Any]]:
+        return [one._asdict() for one in self.heads]
+
+    def _shown(self, width: int) -> Iterator[Any]:
+        yield self.sentence
+        if self.heads:
+            columns = ("attention", "layer", "head", "largest logit", "factor")
+            table = Sheet.of(*columns, text=["attention"])
+            for one in self.heads:
+                largest = f"{one.max_logit:.4g}" if math.isfinite(one.max_logit) else "–"
+                place = f"{one.stack} {one.kind}", str(one.layer), str(one.head)
+                table.add(*place, largest, f"{one.factor:.4f}")
+            yield table
+        yield from self.notes
+
+
+class Reach(Enum):
+    """Whose logits change where one side of a block is multiplied."""
+
+    NONE = "nobody's, or also those of other blocks"
+    LAYER = "those of all heads, alike"
+    HEAD = "those of each head by its own factor"
 
 
 class Scaling(NamedTuple):
-    """A factor for each of some rows of a tensor: (row + offset) · factor − offset."""
+    """A factor for each of some rows of a tensor, and what is added to them afterwards."""
 
     tensor: str
     rows: tuple[tuple[int, int], ...] | None  # of the outputs; None for all
     factors: Float[np.ndarray, " outputs"]
     transposed: bool = False
-    offset: float = 0.0
+    added: Float[np.ndarray, " outputs"] | None = None
 
 
 def clip_(
@@ -149,20 +175,22 @@ def clip_(
     >>> import transformers, wqk
     >>> config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=50)
     >>> model = transformers.GPT2Model(config)
-    >>> before = wqk.open(model)[1].head(2).norm
+    >>> before = wqk.open(model)[1, 2].norm
     >>> wqk.clip_(model, 100.0, logits={(1, 2): 400.0})
     1 head clipped to logits of at most 100
-           decoder self layer   1, head   2:        400 × 0.2500
-    >>> round(float(wqk.open(model)[1].head(2).norm / before), 6)
+     attention     layer  head  largest logit  factor
+     decoder self      1     2            400  0.2500
+    >>> round(float(wqk.open(model)[1, 2].norm / before), 6)
     0.25
     """
-    import torch
+    with required_by("clipping"):
+        import torch
 
     _require_limit(limit)
     if grouped not in ("both", "queries"):
         raise FormError(f"grouped must be 'both' or 'queries', got {grouped!r}")
+    weights = LiveCheckpoint(network_of(model))
     meter = _meter_of(model)
-    weights = LiveWeights(network_of(model))
     _require_own(weights, meter.plans)
     if logits is None:
         measured = meter.logits if meter.has_measured else None
@@ -179,7 +207,7 @@ def clip_(
     uses = _uses(weights, meter.plans)
     for plans in _tied(weights, meter.plans):
         plan = plans[0]
-        largest = np.max([maxima[place_of_rows(one)] for one in plans], axis=0)
+        largest = np.max([maxima[one.place] for one in plans], axis=0)
         factors = np.minimum(1.0, limit / np.maximum(largest, limit))
         if (lost := ~np.isfinite(largest) & (largest != -math.inf)).any():
             factors[lost] = 1.0
@@ -193,7 +221,7 @@ def clip_(
         scalings += changed
         notes += [f"{_named(plan)}: {note}"] if note else []
         heads += [
-            ClippedHead(*place_of_rows(one), head, float(largest[head]), float(factor))
+            ClippedHead(*one.place, head, float(largest[head]), float(factor))
             for one in plans
             for head, factor in enumerate(applied)
             if factor != 1
@@ -264,14 +292,22 @@ class Clipper:
             self._meter.start()
 
 
-def _require_limit(limit: float) -> None:
-    if not 0 < limit < math.inf:
+def _require_limit(limit: Any) -> None:
+    if not (isinstance(limit, int | float) and 0 < limit < math.inf):
         raise FormError(f"limit must be a positive number, got {limit!r}")
 
 
 def network_of(model: Any) -> Any:
     """The `nn.Module` itself, of one or of a `Model` opened from one."""
-    return model.ref if isinstance(model, Model) else model
+    import torch
+
+    network = model.ref if isinstance(model, Model) else model
+    if not isinstance(network, torch.nn.Module):
+        raise CheckpointError(
+            "a model in memory is clipped: expected an nn.Module, or a Model opened from one, got "
+            f"{type(network).__name__}; load the checkpoint first, with the class of the model"
+        )
+    return network
 
 
 def _meter_of(model: Any) -> LogitMeter:
@@ -285,7 +321,7 @@ def _meter_of(model: Any) -> LogitMeter:
 
 
 def _scalings(
-    weights: LiveWeights,
+    weights: LiveCheckpoint,
     plan: AttentionPlan,
     factors: Float[np.ndarray, " heads"],
     grouped: str,
@@ -293,54 +329,69 @@ def _scalings(
 ) -> tuple[list[Scaling], Float[np.ndarray, " heads"], str]:
     """What to multiply for these factors of a block's heads; the factors in effect; a remark."""
     sharing = plan.query.heads // plan.key.heads
-    query, key = (_handle(weights, side, uses) for side in (plan.query, plan.key))
-    note, kept = "", np.ones(plan.key.heads)
-    if query == "head":
-        halved = key == "head" and (sharing == 1 or grouped == "both")
-        of_key = np.sqrt(factors.reshape(-1, sharing).min(1)) if halved else kept
-        of_query = factors / of_key.repeat(sharing)
-    elif key == "head" and sharing == 1:
-        of_query, of_key = np.ones_like(factors), factors
-    elif query or key:
-        factors = np.full_like(factors, factors.min())
-        note = "its heads share the gains of their norms, so all have the worst head's factor"
-        share = np.sqrt(factors) if query and key else factors
-        of_query = share if query else np.ones_like(factors)
-        of_key = share[::sharing] if key else kept
-    else:
-        return (
-            [],
-            np.ones_like(factors),
-            (
-                "no effect here: queries and keys are normalized without gains of their own, so "
-                "that their logits are bounded, whatever their weights"
-            ),
+    query, key = (_reach(weights, side, uses) for side in (plan.query, plan.key))
+    if plan.rule.position_uses == ("query",):
+        query = Reach.NONE
+    wanted, notes = factors, []
+    of_query, of_key = np.ones_like(factors), np.ones(plan.key.heads)
+    by_key = factors.reshape(-1, sharing).min(1)
+    match query, key:
+        case Reach.HEAD, _:
+            # Where single entries are limited, the other queries of a key would feel its factor.
+            if key is Reach.HEAD and (sharing == 1 or (grouped == "both" and not plan.clip)):
+                of_key = np.sqrt(by_key)
+            of_query = factors / of_key.repeat(sharing)
+        case _, Reach.HEAD:
+            of_key, factors = by_key, by_key.repeat(sharing)
+        case Reach.NONE, Reach.NONE:
+            note = (
+                "no effect here: neither queries nor keys have weights or gains of their own that "
+                "scale their logits"
+            )
+            return [], of_query, note
+        case _:
+            factors = np.full_like(factors, factors.min())
+            share = np.sqrt(factors) if Reach.NONE not in (query, key) else factors
+            of_query = share if query is Reach.LAYER else of_query
+            of_key = share[::sharing] if key is Reach.LAYER else of_key
+    if count := int((factors < wanted).sum()):
+        shared = "a key" if key is Reach.HEAD else "the gains of their norms"
+        notes.append(
+            f"heads share {shared}, so the factor of the worst is also that of "
+            f"{counted(count, 'head')} that needed less or none"
         )
+    if plan.clip:
+        notes.append(
+            f"entries of queries and keys end at ±{plan.clip:g}; where they do, logits fall less"
+        )
+    if "key" in plan.rule.position_uses:
+        notes.append("position terms are made with queries and keys, and change with them")
     found = [*_of_side(weights, plan.query, of_query), *_of_side(weights, plan.key, of_key)]
     if plan.positional is not None:
         found += _of_side(weights, plan.positional.query, factors)
-    return found, factors, note
+    return found, factors, "; ".join(notes)
 
 
-def _handle(weights: LiveWeights, side: Side, uses: Counter[Any]) -> str:
-    """What of a side scales its heads: each by its own (``head``), all as one (``layer``), none."""
+def _reach(weights: LiveCheckpoint, side: Side, uses: Counter[Any]) -> Reach:
+    """How finely the logits of a block's heads can be scaled by one of its sides."""
     if any(uses[use] > 1 for use in _uses_of(weights, side)):
-        return ""
+        return Reach.NONE
     if side.temperature is not None or side.norm is None:
-        return "head"
+        return Reach.HEAD
     gains = sum(_length(weights, part) for part in side.norm.gain)
-    return "" if not gains else "head" if gains > side.head_width else "layer"
+    return Reach.HEAD if gains > side.head_width else Reach.LAYER if gains else Reach.NONE
 
 
-def _of_side(weights: LiveWeights, side: Side, factors: np.ndarray) -> list[Scaling]:
+def _of_side(weights: LiveCheckpoint, side: Side, factors: np.ndarray) -> list[Scaling]:
     """What multiplies a side's heads by these factors."""
     if (factors == 1).all():
         return []
     if side.temperature is not None:
         part = side.temperature.logarithm
-        found = weights.read([part])[0].reshape(-1).double().cpu().numpy()
-        log = np.minimum(found, math.log(side.temperature.limit))
-        return [Scaling(part.name, part.rows, np.exp(log + np.log(factors) - found), offset=-1)]
+        logarithm = weights.read([part])[0].reshape(-1).astype(np.float64)
+        capped = np.minimum(logarithm, math.log(side.temperature.limit))
+        added = capped - logarithm + np.log(factors)
+        return [Scaling(part.name, part.rows, np.ones_like(added), added=added)]
     rows = factors.repeat(side.head_width)
     if side.norm is None:
         outer = side.projection
@@ -355,7 +406,9 @@ def _of_side(weights: LiveWeights, side: Side, factors: np.ndarray) -> list[Scal
         start = 0
         for part in parts:
             stop = start + _length(weights, part)
-            found.append(Scaling(part.name, part.rows, rows[start:stop], offset=offset))
+            scaled = rows[start:stop]
+            added = offset * (scaled - 1) if offset else None  # the gain is what is stored + offset
+            found.append(Scaling(part.name, part.rows, scaled, added=added))
             start = stop
     return found
 
@@ -365,18 +418,22 @@ def _scale(tensor: torch.Tensor, scaling: Scaling, optimizer: torch.optim.Optimi
     import torch
 
     axis = 1 if scaling.transposed else 0
-    factors = torch.ones(tensor.shape[axis], dtype=torch.float64)
-    start = 0
-    for first, last in scaling.rows or ((0, len(factors)),):
-        stop = start + last - first
-        factors[first:last] = torch.from_numpy(scaling.factors[start:stop])
-        start = stop
     shape = [1] * tensor.ndim
-    shape[axis] = -1
-    along = _beside(tensor, factors.reshape(shape))
+    shape[axis] = tensor.shape[axis]
+    if scaling.rows is None and len(scaling.factors) == tensor.numel():  # gains (heads, R)
+        shape = [*tensor.shape]
+    size = math.prod(shape)
+    rows = np.concatenate([np.arange(*ends) for ends in scaling.rows or ((0, size),)])
+
+    def along_rows(values: np.ndarray, elsewhere: float) -> Any:
+        whole = np.full(size, elsewhere)
+        whole[rows] = values
+        return _beside(tensor, torch.from_numpy(whole.reshape(shape)))
+
+    along = along_rows(scaling.factors, 1.0)
     tensor.detach().mul_(along)
-    if scaling.offset:
-        tensor.detach().add_(scaling.offset * (along - 1))
+    if scaling.added is not None:
+        tensor.detach().add_(along_rows(scaling.added, 0.0))
     state = {} if optimizer is None else optimizer.state.get(tensor, {})
     for name in (*FIRST_MOMENTS, *SECOND_MOMENTS):
         if getattr(state.get(name), "shape", None) == tensor.shape:
@@ -396,7 +453,7 @@ def _beside(tensor: Any, factors: torch.Tensor) -> Any:
     return DTensor.from_local(factors, mesh, [Replicate()] * mesh.ndim)
 
 
-def _tied(weights: LiveWeights, plans: Sequence[AttentionPlan]) -> list[list[AttentionPlan]]:
+def _tied(weights: LiveCheckpoint, plans: Sequence[AttentionPlan]) -> list[list[AttentionPlan]]:
     """The blocks, together where they have the same queries and keys."""
     found: dict[Any, list[AttentionPlan]] = {}
     for plan in plans:
@@ -405,7 +462,7 @@ def _tied(weights: LiveWeights, plans: Sequence[AttentionPlan]) -> list[list[Att
     return list(found.values())
 
 
-def _uses(weights: LiveWeights, plans: Sequence[AttentionPlan]) -> Counter[Any]:
+def _uses(weights: LiveCheckpoint, plans: Sequence[AttentionPlan]) -> Counter[Any]:
     """How many queries, keys and values of different blocks use the same rows."""
     found: Counter[Any] = Counter()
     for first, *_ in _tied(weights, plans):
@@ -414,7 +471,7 @@ def _uses(weights: LiveWeights, plans: Sequence[AttentionPlan]) -> Counter[Any]:
     return found
 
 
-def _uses_of(weights: LiveWeights, side: Side) -> list[Any]:
+def _uses_of(weights: LiveCheckpoint, side: Side) -> list[Any]:
     outer = side.projection
     outer = outer.outer if isinstance(outer, Composed) else outer
     gains = side.norm.gain if side.norm else ()
@@ -424,11 +481,11 @@ def _uses_of(weights: LiveWeights, side: Side) -> list[Any]:
     ]
 
 
-def _length(weights: LiveWeights, part: Part) -> int:
+def _length(weights: LiveCheckpoint, part: Part) -> int:
     return math.prod(part.shape(weights.info(part.name).shape))
 
 
-def _require_own(weights: LiveWeights, plans: Sequence[AttentionPlan]) -> None:
+def _require_own(weights: LiveCheckpoint, plans: Sequence[AttentionPlan]) -> None:
     for plan in plans:
         if own := next((part.name for part in plan.parts if part.name in weights.adapted), None):
             raise CheckpointError(
@@ -438,13 +495,13 @@ def _require_own(weights: LiveWeights, plans: Sequence[AttentionPlan]) -> None:
 
 
 def _over_processes(
-    measured: Logits | None, plans: Sequence[AttentionPlan], weights: LiveWeights
+    measured: Logits | None, plans: Sequence[AttentionPlan], weights: LiveCheckpoint
 ) -> tuple[dict[Place, np.ndarray], list[str]]:
     """The largest logits of every block's heads over all processes; −∞ if none was measured."""
     import torch
     from torch import distributed
 
-    maxima = {place_of_rows(plan): np.full(plan.query.heads, -math.inf) for plan in plans}
+    maxima = {plan.place: np.full(plan.query.heads, -math.inf) for plan in plans}
     if measured is not None:
         for place, block in measured.blocks.items():
             # The maximum of NaN and a number is not defined among processes; that of ∞ is.
@@ -462,7 +519,7 @@ def _over_processes(
 
 def _given(logits: Any, plans: Sequence[AttentionPlan]) -> dict[Place, np.ndarray]:
     """The maxima of every block's heads, from a mapping or an array; −∞ where none is given."""
-    places = {place_of_rows(plan): np.full(plan.query.heads, -math.inf) for plan in plans}
+    places = {plan.place: np.full(plan.query.heads, -math.inf) for plan in plans}
     own = [place for place in places if place[1] == "self"]
     several = len({place[:2] for place in own}) != 1
     if isinstance(logits, Mapping):

@@ -28,24 +28,26 @@ Axes: H query heads, G key heads, R head width, D model width, r = G R.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from wqk._console import counted
+from wqk._results import Result
 from wqk._typing import Array, Float
 from wqk.attention import Block
 from wqk.checkpoints import Checkpoint, Part, open_checkpoint
-from wqk.checkpoints.modules import Parameters
-from wqk.errors import CheckpointError, FormError, UnknownFamily
+from wqk.checkpoints.modules import LiveCheckpoint, Read
+from wqk.errors import CheckpointError, FormError, UnknownFamily, required_by
 from wqk.families import AttentionPlan, Side
 from wqk.families.layouts import Projection, put_outputs
 from wqk.forms.scores import symmetry
 from wqk.model import Model
 from wqk.model import open as open_model
+from wqk.tables.sheet import Sheet
 
 Shared = Float[Array, "key_heads width d"]
 
@@ -255,6 +257,8 @@ class LayerScores(NamedTuple):
 class LayerChange:
     """One layer's form before and after."""
 
+    told: ClassVar = ("head_norm_ratio", "norm_ratio", "value_ratio")
+
     stack: str
     layer: int
     before: LayerScores
@@ -279,19 +283,36 @@ class LayerChange:
 
 
 @dataclass(frozen=True, repr=False)
-class Initialization:
+class Initialization(Result):
     """The layers that were set, in order; printing it shows a line for each."""
 
     kind: str  #: The kind of initialization.
     layers: tuple[LayerChange, ...]  #: Each with its scores before and after.
 
-    def __repr__(self) -> str:
-        head = f"{self.kind} initialization of {counted(len(self.layers), 'layer')}"
-        columns = (
-            f"{'layer':>18}  {'symmetry':>17}  {'trace':>21}  {'own-token score':>17}"
-            "   heads    norm  values"
-        )
-        return "\n".join([head, columns, *map(_line, self.layers)])
+    @property
+    def sentence(self) -> str:
+        """The kind, and how many layers."""
+        return f"{self.kind} initialization of {counted(len(self.layers), 'layer')}"
+
+    def _rows(self) -> Iterator[Mapping[str, Any]]:
+        """One for each layer; ratios are of norms, after to before."""
+        for one in self.layers:
+            scores = {
+                f"{name}_{when}": score
+                for when, all_scores in (("before", one.before), ("after", one.after))
+                for name, score in all_scores._asdict().items()
+            }
+            yield {"stack": one.stack, "layer": one.layer, **scores} | {
+                name: getattr(one, name) for name in LayerChange.told
+            }
+
+    def _shown(self, width: int) -> Iterator[Any]:
+        yield self.sentence
+        columns = ("attention", "layer", "symmetry", "", "trace", "", "own-token score", "")
+        table = Sheet.of(*columns, "heads ×", "norm ×", "values ×", text=["attention"])
+        for one in self.layers:
+            table.add(one.stack, str(one.layer), *_cells(one))
+        yield table
 
 
 class Ratios(NamedTuple):
@@ -312,15 +333,13 @@ class Ratios(NamedTuple):
         return None
 
 
-def _line(change: LayerChange) -> str:
-    before, after = change.before, change.after
-    return (
-        f"{change.stack:>14} {change.layer:>3}"
-        f"  {before.symmetry:>7.3f} → {after.symmetry:>7.3f}"
-        f"  {before.trace:>9.3g} → {after.trace:>9.3g}"
-        f"  {before.own_score:>7.3f} → {after.own_score:>7.3f}"
-        f"  {change.head_norm_ratio:>6.3f}  {change.norm_ratio:>6.3f}  {change.value_ratio:>6.3f}"
-    )
+def _cells(change: LayerChange) -> Iterator[str]:
+    """Scores before and after, then the ratios of norms."""
+    for name, digits in (("symmetry", ".3f"), ("trace", ".3g"), ("own_score", ".3f")):
+        yield format(getattr(change.before, name), digits)
+        yield f"→ {getattr(change.after, name):{digits}}"
+    for name in LayerChange.told:
+        yield f"{getattr(change, name):.3f}"
 
 
 def initialize_(
@@ -398,13 +417,14 @@ def initialize_(
             raise FormError(f"{name} must be a positive number, got {ratio!r}")
     if head_norm_ratio is not None and norm_ratio is not None:
         raise FormError("head_norm_ratio and norm_ratio scale the same weights; give only one")
-    import torch
+    with required_by("an initialization"):
+        import torch
 
     chosen = KINDS[kind]
     if kind == "mimetic":
         chosen = chosen._replace(draw=partial(mimetic, alpha=alpha, beta=beta))
     writes = chosen != Kind() or ratios != Ratios()
-    parameters = Parameters(model.ref if isinstance(model, Model) else model)
+    parameters = LiveCheckpoint(model.ref if isinstance(model, Model) else model, Read.GRADIENT)
     opened = open_model(model)
     checkpoint = opened.checkpoint
     plans = [plan for plan in opened.plans if plan.kind == "self"]
@@ -416,10 +436,11 @@ def initialize_(
     with torch.no_grad():
         for plan, (_, copies) in zip(plans, planned, strict=True) if writes else ():
             new = open_checkpoint(copies)
+            tensors = {name: parameters.current(name) for name in copies}
             for side in filter(None, (plan.query, plan.key, plan.value)):
                 if _is_single(side):
                     bias = None if side.bias is None else _bias(new, side)
-                    _put(parameters.arrays, side, _weight(new, side), bias)
+                    _put(tensors, side, _weight(new, side), bias)
     return Initialization(
         kind,
         tuple(
@@ -555,13 +576,13 @@ def _put(
 def _measured(checkpoint: Checkpoint, plan: AttentionPlan) -> LayerScores:
     """The current scores of one layer."""
     block = Block(checkpoint, plan)
-    form, value_norm = block.form(), math.nan
+    form, value_norm = block.form, math.nan
     if plan.value and _is_single(plan.value):
         weight = _weight(checkpoint, plan.value)
         value_norm = float(np.linalg.norm(weight.astype(np.float64)))
     trace = float(form.trace)
     own_score = plan.scale * trace / plan.query.heads
-    head_norm = float(np.mean(block.heads.norm))
+    head_norm = float(np.mean(block.groups.norm))
     return LayerScores(
         float(symmetry(form)), trace, float(form.norm), own_score, value_norm, head_norm
     )

@@ -1,7 +1,7 @@
 """Attention logits as they occur while a model trains, measured without a second pass.
 
 Fused attention kernels do not return logits. A meter takes the inputs of a block's query and key
-projections while the block runs, forms queries and keys as `wqk.Attention` does (biases, norms,
+projections while the block runs, forms queries and keys as `wqk.Block` does (biases, norms,
 positions, groups, latents), and sums over their logits tile by tile, so that memory does not grow
 with the square of the number of tokens.
 
@@ -17,68 +17,29 @@ from __future__ import annotations
 import inspect
 import logging
 import math
+import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from wqk._typing import Array, Float
 from wqk.attention import Block
-from wqk.checkpoints import Checkpoint, Part, TensorInfo
-from wqk.checkpoints.modules import ADAPTED, open_live, plain_name, with_adapter, without_adapter
+from wqk.checkpoints.modules import LiveCheckpoint, Read
 from wqk.errors import CheckpointError, NonFiniteWeights, UnknownFamily, first_line
 from wqk.families import AttentionPlan
-from wqk.inspecting.verification.recomputation import HIDDEN, alibi_slopes, allowed
-from wqk.inspecting.verification.recording import module_of, parent_of
+from wqk.live.listening import AttentionCall, Listener, Place, is_pytorch_s
+from wqk.live.masks import mask_of, shown
+from wqk.live.verification.recomputation import alibi_slopes, allowed
+from wqk.live.verification.running import run_batch
+from wqk.model import Model
 from wqk.model import open as open_model
 
-
-class LiveWeights(Checkpoint):
-    """A model's weights as its passes use them: what is read are tensors on their own device.
-
-    They are looked up at every reading, since FSDP and others replace parameters during a pass, and
-    widened to at least float32; no gradients flow through them.
-    """
-
-    def __init__(self, model: Any) -> None:
-        found = open_live(model)
-        self.name, self.config = found.name, found.config
-        self._tensors, self.adapted = found.tensors(), found.adapted
-        self._owners: dict[str, tuple[Any, str]] = {}
-        for prefix, module in model.named_modules(remove_duplicate=False):
-            for name in (*module._parameters, *module._buffers):
-                full = plain_name(f"{prefix}.{name}" if prefix else name)
-                self._owners[without_adapter(full)] = (module, name)
-
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """Every tensor's type, shape and size by name."""
-        return self._tensors
-
-    def current(self, name: str) -> Any:
-        """A parameter or buffer itself, by its plain name."""
-        module, attribute = self._owners[name]
-        return getattr(module, attribute)
-
-    def read(self, parts: Sequence[Part]) -> list[Any]:
-        """The wanted rows of each part, joined, on their own device."""
-        return [self._read(part) for part in parts]
-
-    def _read(self, part: Part) -> Any:
-        import torch
-
-        tensor = self.current(part.name).detach()
-        if part.name in self.adapted:
-            tensor = with_adapter(tensor, self.adapted[part.name], part.name)
-        if hasattr(tensor, "full_tensor"):
-            tensor = tensor.full_tensor()
-        if part.rows is not None:
-            ranges = part.row_ranges(tuple(tensor.shape))
-            tensor = torch.cat([tensor[start:stop] for start, stop in ranges])
-        return tensor if tensor.element_size() > 2 else tensor.float()
-
+if TYPE_CHECKING:
+    import polars as pl
 
 LOG = logging.getLogger("wqk.live")
 
@@ -88,9 +49,6 @@ SEQUENCES = 4
 # Logits that are held at once, over all heads.
 TILE = 2**23
 
-# Names under which models pass masks to their attention.
-MASKS = ("attention_mask", "mask", "attn_mask", "encoder_attention_mask", "key_padding_mask")
-
 # Positions that do not enter the score besides queries and keys, or follow from what is at hand.
 KNOWN_POSITIONS = ("", "alibi", "scaled alibi", "mask")
 
@@ -98,9 +56,6 @@ KNOWN_POSITIONS = ("", "alibi", "scaled alibi", "mask")
 # that add it to their scores as it is. Others compute the term within the block, or change it.
 TERM = "position_bias"
 SHOW_TERM = {"t5", "mpnet"}
-
-# What identifies a block's rows in a score table.
-Place = tuple[str, str, int]
 
 
 class BlockLogits(NamedTuple):
@@ -131,6 +86,26 @@ class Logits:
 
     blocks: Mapping[Place, BlockLogits]  #: By stack, kind and layer.
     missing: Mapping[Place, str] = field(default_factory=dict)
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """One row for each head, and one for each layer with the head null."""
+        import polars as pl
+
+        rows: list[dict[str, Any]] = []
+        for (stack, kind, layer), block in self.blocks.items():
+            place = {"stack": stack, "kind": kind, "layer": layer}
+            rows.append({**place, "head": None, **block.of_layer()})
+            rows += [
+                {**place, "head": head, **block.of_head(head)}
+                for head in range(len(block.max_logit))
+            ]
+        places = {"stack": pl.String, "kind": pl.String, "layer": pl.Int64, "head": pl.Int64}
+        return pl.DataFrame(rows, schema=places | dict.fromkeys(COLUMNS, pl.Float64), orient="row")
+
+    def __str__(self) -> str:
+        missing = (f"{' '.join(map(str, place))}: {why}" for place, why in self.missing.items())
+        return "\n".join([str(self.frame), *missing])
 
     @property
     def largest(self) -> float:
@@ -227,7 +202,7 @@ def tally(
         is_token = torch.ones(size, dtype=torch.bool, device=x.device)
         if own is not None and size == others:
             # A key that no query may see is padding, and so is the query at its place.
-            is_token = _shown(own).any(-2).any(0).expand(size)
+            is_token = shown(own).any(-2).any(0).expand(size)
         for start in range(0, size, step):
             rows = slice(start, min(size, start + step))
             distance = at[rows, None] - to
@@ -240,7 +215,7 @@ def tally(
                 scores = scores - biases[:, None, None] * distance.abs()
             if own is not None:
                 tile = own if own.shape[-2] == 1 else own[:, rows]
-                visible = visible & _shown(tile)
+                visible = visible & shown(tile)
                 if tile.dtype != torch.bool and plan.position == "mask":
                     scores = scores + tile
             if term is not None:
@@ -249,17 +224,51 @@ def tally(
             into.add(logits, weights_log if whole else None, visible, is_token[rows])
 
 
-def _shown(mask: Array) -> Array:
-    """Where a mask lets pairs through."""
-    return mask if str(mask.dtype) == "torch.bool" else mask > HIDDEN
-
-
 def _normalized(scores: Array, sinks: Array | None) -> Array:
     """Logarithms of the softmax (H, I, J); sinks (H,) take a share of their own."""
     total = scores.logsumexp(-1, keepdim=True)
     if sinks is not None:
         total = total.logaddexp(sinks[:, None, None].to(total))
     return scores - total
+
+
+def logits(model: Any, batch: Any, *, sequences: int | None = None) -> Logits:
+    """The attention logits of one pass: for each head the largest, their spread, the entropy.
+
+    Parameters
+    ----------
+    model
+        An `nn.Module` of a family that wqk knows, in the mode in which it is to run; or a `Model`
+        opened from one.
+    batch
+        What it is called with: arguments by name, in order, or a single one.
+    sequences
+        How many sequences of the batch are measured, the first ones; None for all.
+
+    Raises
+    ------
+    UnknownFamily
+        No family describes the model's attention: scale and positions of a guess are not known.
+
+    Examples
+    --------
+    >>> import torch, transformers, wqk
+    >>> config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=50)
+    >>> found = wqk.logits(transformers.GPT2Model(config), torch.arange(12)[None])
+    >>> found.frame.shape, found.blocks["decoder", "self", 1].max_logit.shape
+    ((10, 8), (4,))
+    """
+    import torch
+
+    meter = LogitMeter(model, sequences or sys.maxsize, training=False)
+    network = model.ref if isinstance(model, Model) else model
+    meter.start()
+    try:
+        with torch.no_grad():
+            run_batch(network, batch)
+        return meter.logits
+    finally:
+        meter.stop()
 
 
 class LogitMeter:
@@ -276,6 +285,8 @@ class LogitMeter:
         The `nn.Module` that is trained, plain or wrapped, or a `Model` opened from one.
     sequences
         How many sequences of a batch are measured, each in full: the first ones.
+    training
+        Whether only passes in training mode count.
 
     Raises
     ------
@@ -294,29 +305,18 @@ class LogitMeter:
     (4,)
     """
 
-    def __init__(
-        self,
-        model: Any,
-        sequences: int = SEQUENCES,
-    ) -> None:
-        self._hooks: dict[Place, list[Any]] = {}
-        self._eager = self._began = False
+    def __init__(self, model: Any, sequences: int = SEQUENCES, training: bool = True) -> None:
         if sequences < 1:
             raise CheckpointError(f"sequences must be 1 or more, got {sequences}")
         opened = open_model(model)
-        checkpoint, model = LiveWeights(opened.ref), opened.ref
+        require_no_guess(opened, "logits need")
         self.plans = opened.plans
-        guess = next((plan.rule.guess for plan in self.plans if plan.rule.guess), None)
-        if guess:
-            raise UnknownFamily(
-                f"{checkpoint.name}: logits need the model's scale and positions, and its "
-                f"family is unknown ({guess}); describe the model in a family file, and pass it "
-                "wqk.open(model, family=FILE)"
-            )
-        self._sequences = sequences
-        self._model = weakref.ref(model)  # so that a meter keeps no model alive
-        self._weights: LiveWeights | None = None
-        self._modules: dict[str, Any] = {}
+        self._sequences, self._training = sequences, training
+        self._model = weakref.ref(opened.ref)  # so that a meter keeps no model alive
+        self._listener: Listener | None = None
+        self._weights: LiveCheckpoint | None = None
+        self._began = self._eager = False
+        self._sharing: dict[Place, int] = {}
         self._tallies: dict[Place, Tally] = {}
         self._passes: dict[Place, int] = {}
         self._missing: dict[Place, str] = {}
@@ -324,12 +324,12 @@ class LogitMeter:
     @property
     def is_measuring(self) -> bool:
         """Whether some block has yet to run."""
-        return bool(self._hooks)
+        return self._listener is not None and self._listener.is_listening
 
     @property
     def has_measured(self) -> bool:
         """Whether a pass has run, at least in part, since the last `start`."""
-        return bool(self._passes) or (self._began and not self._hooks)
+        return bool(self._passes) or (self._began and not self.is_measuring)
 
     @property
     def logits(self) -> Logits:
@@ -344,95 +344,61 @@ class LogitMeter:
         model = self._model()
         if model is None:
             return
-        self._weights = LiveWeights(model)
-        self._modules = {
-            _plain_module(name): module
-            for name, module in model.named_modules(remove_duplicate=False)
-        }
-        for plan in self.plans:
-            place = place_of_rows(plan)
-            reason = _why_not(plan)
-            if reason:
-                self._missing[place] = reason
-                continue
-            self._hooks[place] = self._attach(plan, place)
+        self._missing = {plan.place: why for plan in self.plans if (why := _why_not(plan))}
+        plans = [plan for plan in self.plans if plan.place not in self._missing]
+        held = weakref.ref(self)  # a listener does not keep its meter alive
+
+        def heard(call: AttentionCall) -> None:
+            if (meter := held()) is not None and (call.module.training or not meter._training):
+                meter._heard(call)
+
+        self._weights = LiveCheckpoint(model, Read.DEVICE, keep=False)
+        self._listener = Listener(model, plans, heard)
+        self._sharing = self._listener.sharing()
         self._began = True
-        if self._hooks:
+        if plans:
             self._eager = _run_uncompiled(True)
 
     def stop(self) -> None:
-        """Remove the hooks that are left."""
-        for place in list(self._hooks):
-            self._remove(place)
+        """Listen to no block any longer."""
+        if self._listener is not None:
+            self._listener.stop()
+        self._listener = self._weights = None
+        if self._eager:
+            self._eager = _run_uncompiled(False)
 
     def __del__(self) -> None:
         try:
             self.stop()
-        except (ImportError, TypeError):  # at the end of the process, modules may be gone
+        except (AttributeError, ImportError, TypeError):  # at the process's end, or never begun
             return
 
-    def _remove(self, place: Place) -> None:
-        for hook in self._hooks.pop(place, ()):
-            hook.remove()
-        if not self._hooks:
-            self._weights, self._modules = None, {}
-            if self._eager:
-                self._eager = _run_uncompiled(False)
-
-    def _attach(self, plan: AttentionPlan, place: Place) -> list[Any]:
-        given: dict[str, Any] = {}
-        module = self._modules[module_of(plan.query.tensor)]
-        if _is_pytorch_s(module):
-            parent = module
-            hooks = []
-        else:
-
-            def keep(side: str, projection: Any, args: Any) -> None:
-                # Only the first input: relative positions may go through a projection later.
-                if args and not _is_repeated():
-                    given.setdefault(side, args[0].detach())
-
-            sides = {"query": module, "key": self._modules[module_of(plan.key.tensor)]}
-            parent = self._modules[parent_of(plan)]
-            hooks = [m.register_forward_pre_hook(partial(keep, s)) for s, m in sides.items()]
-
-        held = weakref.ref(self)  # hooks do not keep their meter alive
-
-        def attended(module: Any, args: Any, kwargs: Any, output: Any) -> None:
-            meter = held()
-            if meter is not None and module.training and not _is_repeated():
-                inputs = dict(given)
-                named = _arguments(module, args, kwargs)
-                term = _position_term(plan, module, named, output)
-                meter._heard(plan, place, module, inputs, named, term)
-            given.clear()
-
-        return [*hooks, parent.register_forward_hook(attended, with_kwargs=True)]
-
-    def _heard(
-        self, plan: AttentionPlan, place: Place, module: Any, inputs: Any, named: Any, term: Any
-    ) -> None:
+    def _heard(self, call: AttentionCall) -> None:
         """Measure an application of a block, and stop listening after its last."""
+        assert self._listener is not None
+        place = call.plan.place
         try:
-            inputs = inputs if "query" in inputs else _own_inputs(module, named)
-            self._measure(plan, place, module, inputs, named, term)
+            self._measure(call)
         except NonFiniteWeights:
             self._missing[place] = "weights are NaN or infinite"
         except Exception as error:  # a measurement must not stop a run of weeks
             self._missing[place] = f"{type(error).__name__}: {first_line(error)}"
         self._passes[place] = self._passes.get(place, 0) + 1
         # A module that stands for several layers runs once for each of them.
-        sharing = sum(self._modules[parent_of(other)] is module for other in self.plans)
-        if self._passes[place] >= plan.applications * max(1, sharing) or place in self._missing:
-            self._remove(place)
+        wanted = call.plan.applications * self._sharing[place]
+        if self._passes[place] >= wanted or place in self._missing:
+            self._listener.forget(place)
+            if not self._listener.is_listening:
+                self.stop()
 
-    def _measure(
-        self, plan: AttentionPlan, place: Place, module: Any, inputs: Any, named: Any, term: Any
-    ) -> None:
+    def _measure(self, call: AttentionCall) -> None:
         """Add one application of a block."""
         import torch
 
+        plan, module, named = call.plan, call.module, call.arguments
         assert self._weights is not None
+        inputs = {side: call.inputs[side].detach() for side in call.inputs}
+        inputs = inputs if "query" in inputs else _own_inputs(module, named)
         if "query" not in inputs or "key" not in inputs:
             raise CheckpointError("the block ran without its own projections")
         x, y = (_as_sequences(plan, inputs[side]) for side in ("query", "key"))
@@ -446,16 +412,22 @@ class LogitMeter:
             attention = Block(self._weights, plan)
             sinks = self._weights.read([plan.sinks])[0] if plan.sinks else None
             dtype = attention.query.weight.dtype
-            mask = _mask_of(plan, module, named, x, y)
+            mask = mask_of(call, x, y)
             x, y = (side[: self._sequences].to(dtype) for side in (x, y))
-            own = self._tallies.setdefault(place, Tally(attention.head_count, x.device))
+            own = self._tallies.setdefault(plan.place, Tally(attention.head_count, x.device))
             mask = None if mask is None else mask[: len(x)]
-            tally(own, attention, x, y, mask, sinks, term)
+            tally(own, attention, x, y, mask, sinks, _position_term(call))
 
 
-def place_of_rows(plan: AttentionPlan) -> Place:
-    """What identifies a block's rows in a score table."""
-    return plan.stack, plan.kind, plan.layer
+def require_no_guess(model: Model, what: str) -> None:
+    """Raise `UnknownFamily` if the model's family was guessed: what it needs is not known."""
+    guess = next((plan.rule.guess for plan in model.plans if plan.rule.guess), None)
+    if guess:
+        raise UnknownFamily(
+            f"{model.name}: {what} the model's scale and positions, and its family is unknown "
+            f'({guess}); name the family that it has, wqk.open(model, family="nanogpt") for one, '
+            "or describe the model in a family file, wqk.open(model, family=FILE)"
+        )
 
 
 def _why_not(plan: AttentionPlan) -> str:
@@ -463,13 +435,6 @@ def _why_not(plan: AttentionPlan) -> str:
     if plan.position.startswith("rotary") or plan.axial is not None:
         return f"its positions ({plan.position or 'rotary, on two axes'}) are not computed"
     return ""
-
-
-def _is_repeated() -> bool:
-    """Whether a module runs within a backward pass, as activation checkpointing lets it."""
-    import torch
-
-    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _run_uncompiled(wanted: bool) -> bool:
@@ -484,33 +449,19 @@ def _run_uncompiled(wanted: bool) -> bool:
     return wanted
 
 
-def _plain_module(name: str) -> str:
-    """A module's name as the model itself has it."""
-    return plain_name(f"{name}.").rstrip(".").removesuffix(f".{ADAPTED}")
-
-
-def _arguments(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What a module was called with, by name, also where it takes any names."""
-    signature = inspect.signature(module.forward)
-    bound = dict(signature.bind(*args, **kwargs).arguments)
-    for parameter in signature.parameters.values():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            bound |= bound.pop(parameter.name, {})
-    return bound
-
-
-def _position_term(plan: AttentionPlan, module: Any, named: Mapping[str, Any], output: Any) -> Any:
+def _position_term(call: AttentionCall) -> Any:
     """What a block adds to its scores for positions, (1 or B, H, I, J), where it shows that.
 
     T5 and its kin get it from the block before, and hand it on; MPNet's blocks all get the same.
     """
     import torch
 
-    takes_term = TERM in inspect.signature(module.forward).parameters
+    plan, output = call.plan, call.output
+    takes_term = TERM in inspect.signature(call.module.forward).parameters
     if plan.position != "relative" or plan.family not in SHOW_TERM or not takes_term:
         return None
     handed_on = output[1] if isinstance(output, tuple) and len(output) > 1 else None
-    for term in (named.get(TERM), handed_on):
+    for term in (call.arguments.get(TERM), handed_on):
         if isinstance(term, torch.Tensor) and term.ndim == 4 and term.shape[1] == plan.query.heads:
             return term.detach()
     return None
@@ -518,17 +469,11 @@ def _position_term(plan: AttentionPlan, module: Any, named: Mapping[str, Any], o
 
 def _own_inputs(module: Any, named: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs of an attention that takes its weights itself, batches first."""
-    if not _is_pytorch_s(module):
+    if not is_pytorch_s(module):
         one = named.get("hidden_states")
         return {} if one is None else dict.fromkeys(("query", "key"), one.detach())
     sides = {side: named[side].detach() for side in ("query", "key") if side in named}
     return sides if module.batch_first else {k: side.swapaxes(0, 1) for k, side in sides.items()}
-
-
-def _is_pytorch_s(module: Any) -> bool:
-    from torch.nn import MultiheadAttention
-
-    return isinstance(module, MultiheadAttention)
 
 
 def _as_sequences(plan: AttentionPlan, inputs: Any) -> Any:
@@ -536,58 +481,3 @@ def _as_sequences(plan: AttentionPlan, inputs: Any) -> Any:
     if inputs.ndim != 4:
         return inputs
     return inputs.flatten(1, 2) if plan.position == "relative" else inputs.flatten(0, 1)
-
-
-def _mask_of(plan: AttentionPlan, module: Any, named: Mapping[str, Any], x: Any, y: Any) -> Any:
-    """The mask that a block was called with, with four axes; None if it got none.
-
-    True is a visible pair; to PyTorch's own attention, it is a hidden one.
-    """
-    import torch
-
-    queries, keys = x.shape[1], y.shape[1]
-    found = None
-    for name in MASKS:
-        mask: Any = named.get(name)
-        if hasattr(mask, "mask_mod"):  # of FlexAttention
-            at, to = (torch.arange(n, device=x.device) for n in (queries, keys))
-            rows = [
-                mask.mask_mod(x.new_tensor(b, dtype=torch.long), 0, at[:, None], to)
-                for b in range(min(SEQUENCES, len(x)))
-            ]
-            return torch.stack(rows)[:, None]
-        if not isinstance(mask, torch.Tensor) or mask.shape[-1] != keys:
-            continue
-        if mask.ndim == 2 and name != "attn_mask":  # (B, J): padding
-            seen = mask.bool()
-            mask = (~seen if name == "key_padding_mask" else seen)[:, None, None]
-        elif mask.ndim == 2:
-            mask = mask[None, None]
-        elif mask.ndim == 3:
-            windows = len(x) // len(mask)  # of a picture, which share their masks
-            if windows * len(mask) == len(x):
-                mask = mask.repeat(windows, 1, 1)[:, None]
-            else:
-                mask = mask.unflatten(0, (len(x), -1))
-        elif mask.ndim != 4:
-            continue
-        if not mask.is_floating_point():
-            mask = mask.bool()
-            if _is_pytorch_s(module) and name != "key_padding_mask":
-                mask = ~mask
-            elif queries == keys == mask.shape[-2]:
-                # No token sees a later one, and each sees itself; else True means hidden.
-                later = plan.causal and mask.triu(1).any()
-                own = mask.diagonal(0, -2, -1).double().mean() > 0.5
-                mask = mask if own and not later else ~mask
-        found = mask if found is None else _shown(found) & _shown(mask)
-        if found.ndim == 4 and named.get("key_padding_mask") is None:
-            break
-    packed: Any = named.get("position_ids")
-    is_packed = isinstance(packed, torch.Tensor) and packed.shape[1:] == (queries,)
-    is_training = named.get("past_key_values") is None
-    if found is None and is_packed and is_training and queries == keys:
-        # Texts in one row, each numbered from 0.
-        text = (packed.diff(dim=1, prepend=packed[:, :1] - 1) != 1).cumsum(1)
-        return text[:, None, :, None] == text[:, None, None, :]
-    return found

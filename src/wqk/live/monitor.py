@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from os import PathLike
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, Literal, NamedTuple
 
 from wqk._files import (
@@ -32,7 +35,8 @@ from wqk.live.scoring import (
     score_update,
     with_logits,
 )
-from wqk.scanning.measures import check_measures
+from wqk.model import Model
+from wqk.tables.measures import chosen
 from wqk.tables.run import drop_after, read_table
 from wqk.tables.score_table import ScoreTable, records
 
@@ -61,6 +65,23 @@ def check_journal(path: Path, gamma: float) -> None:
         raise RunError(
             f"{path}: holds scores with gamma {written}, but these have gamma {gamma}; "
             "use the same gamma, or choose another file"
+        )
+
+
+def check_model(path: Path, model: Model) -> None:
+    """Raise `RunError` if a file holds the scores of a model of other blocks or sizes."""
+    columns = ("stack", "kind", "layer", "heads", "key_heads", "rank")
+    rows = [row for row in read_lines(path)[1:] if row.get("head") is None]
+    written = {tuple(row.get(name) for name in columns) for row in rows}
+    own = {
+        (*plan.place, plan.query.heads, plan.key.heads, plan.key.heads * plan.key.head_width)
+        for plan in model.plans
+    }
+    if written and not written <= own:
+        *place, heads, key_heads, rank = next(iter(written - own))
+        raise RunError(
+            f"{path}: holds scores of another model, with {heads} heads over {key_heads} key heads "
+            f"and forms of rank {rank} in {' '.join(map(str, place))}; choose another file"
         )
 
 
@@ -130,7 +151,8 @@ class Monitor:
         a monitor and calls it at the same steps; the first one writes.
     path
         A ``.jsonl`` file, such as ``run/scores.jsonl``; the changes go to ``updates.jsonl`` next
-        to it (``NAME-updates.jsonl`` for any other ``NAME.jsonl``).
+        to it (``NAME-updates.jsonl`` for any other ``NAME.jsonl``). None for no file, where numbers
+        are logged elsewhere: the tables then go with the monitor.
     every, steps
         When to score: at multiples of ``every`` (None for no multiples), and at these steps, or at
         1, 2, 4, 8, ... with ``"log"``.
@@ -140,7 +162,7 @@ class Monitor:
         The run's name in the column ``checkpoint``; the folder's name by default.
     measures
         What to add to the rows, from ``"spectral_norm"``, ``"spectrum"``, ``"ceiling"``,
-        ``"bands"``: see `wqk.scanning.measures`. With one of the first two, changes also get the
+        ``"bands"``: see `wqk.tables.measures`. With one of the first two, changes also get the
         terms of first and second order in the factors.
     per_layer
         Whether to return the numbers of every layer for logging, besides the medians.
@@ -198,7 +220,7 @@ class Monitor:
     def __init__(
         self,
         model: Any,
-        path: str | PathLike[str],
+        path: str | PathLike[str] | None = None,
         *,
         every: int | None = 1000,
         steps: Iterable[int] | Literal["log"] = (),
@@ -215,8 +237,12 @@ class Monitor:
         logits: bool = False,
         sequences: int = SEQUENCES,
     ) -> None:
+        if path is None:
+            name = name or type(getattr(model, "ref", model)).__name__
+            path = Path(mkdtemp(prefix="wqk-")) / "scores.jsonl"
+            weakref.finalize(self, shutil.rmtree, path.parent, ignore_errors=True)
         path = Path(path)
-        check_measures(measures, "qk")
+        chosen(measures)
         if on_alarm is None and (growth, reference) != (None, None):
             raise RunError("growth and reference say when to call on_alarm; give it as well")
         self._cadence = Cadence(every, steps)
@@ -233,6 +259,7 @@ class Monitor:
         if is_first_process():
             check_journal(self._scores, gamma)
             check_journal(self._updates, gamma)
+            check_model(self._scores, self._tracker.model)
         self._meter = LogitMeter(model, sequences) if logits else None
         self._waiting: tuple[ScoreTable, int] | None = None  # for logits; where its rows begin
         self._awaits_pass = False

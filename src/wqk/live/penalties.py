@@ -21,7 +21,7 @@ from typing import Any
 
 from wqk._typing import Array, Float
 from wqk.attention import Block
-from wqk.checkpoints.modules import Parameters
+from wqk.checkpoints.modules import LiveCheckpoint, Read
 from wqk.errors import CheckpointError, FormError
 from wqk.families import AttentionPlan
 from wqk.forms.scores import symmetry
@@ -83,7 +83,7 @@ class Penalty:
         if kind not in SIGNS:
             raise FormError(f"a penalty must be one of {', '.join(SIGNS)}, got {kind!r}")
         self._sign, self._heads = SIGNS[kind], heads
-        self._parameters = Parameters(model)
+        self._parameters = LiveCheckpoint(model, Read.GRADIENT)
         own = [plan for plan in open_model(self._parameters).plans if plan.kind == "self"]
         numbers = sorted({plan.layer for plan in own})
         wanted = numbers if layers is None else list(layers)
@@ -102,13 +102,13 @@ class Penalty:
         """
         import torch
 
-        device = next(iter(self._parameters.arrays.values())).device
+        device = self._parameters.current(self._plans[0].query.tensor).device
         with torch.autocast(device.type, enabled=False):
             scores = torch.cat([self._symmetry(plan) for plan in self._plans])
             return (2 / (1 + self._sign * scores + FLOOR)).mean()
 
     def _symmetry(self, plan: AttentionPlan) -> Float[Array, " forms"]:
         block = Block(self._parameters, plan)
-        form = block.heads if self._heads else block.form()
+        form = block.groups if self._heads else block.form
         scores: Any = symmetry(form)
         return scores.nan_to_num(0.0).reshape(-1)

@@ -16,12 +16,7 @@ import polars as pl
 from wqk.attention import Block
 from wqk.attention.ceilings import ceiling_parts
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
-from wqk.checkpoints.modules import (
-    plain_name,
-    require_plain_lora,
-    with_adapter,
-    without_adapter,
-)
+from wqk.checkpoints.modules import LiveCheckpoint, require_plain_lora
 from wqk.errors import CheckpointError, RunError
 from wqk.families import AttentionPlan
 from wqk.forms import BilinearForm
@@ -87,12 +82,10 @@ class Tracker:
         name: str,
         with_norms: bool = False,
     ) -> None:
-        network = model.ref if isinstance(model, Model) else model
+        network: Any = model.ref if isinstance(model, Model) else model
         _require_whole_parameters(network)
         self.model = open_model(model)
-        checkpoint = self.model.checkpoint
-        self._network, self._name, self._config = network, name, checkpoint.config
-        self._tensors, self._adapted = checkpoint.tensors(), getattr(checkpoint, "adapted", {})
+        self._network, self._name, self._weights = network, name, LiveCheckpoint(network)
         self._wanted: dict[str, list[Part]] = {}
         parts = chain.from_iterable(
             (*plan.parts, *(ceiling_parts(plan) if with_norms else ())) for plan in self.model.plans
@@ -100,11 +93,11 @@ class Tracker:
         for part in dict.fromkeys(parts):
             self._wanted.setdefault(part.name, []).append(part)
         for tensor in self._wanted:
-            dtype = self._tensors[tensor].dtype
+            dtype = self._weights.info(tensor).dtype
             if dtype not in ("F64", "F32", "F16", "BF16"):
                 raise CheckpointError(f"{tensor}: holds {dtype}, not floating-point weights")
-            if tensor in self._adapted:
-                require_plain_lora(self._adapted[tensor], tensor)
+            if tensor in self._weights.adapted:
+                require_plain_lora(self._weights.adapted[tensor], tensor)
 
     def snapshot(self, step: int) -> Snapshot | None:
         """Copy the queries and keys; None in all processes of a distributed run but the first.
@@ -115,19 +108,20 @@ class Tracker:
 
         keeps = is_first_process()
         copies: dict[Part, torch.Tensor] = {}
-        tensors = _trained_tensors(self._network)
+        # After a forward pass, FSDP 2 may leave an unsharded copy in the compute type in place of
+        # the trained parameter; resharding restores the parameter.
+        for module in self._network.modules():
+            if hasattr(module, "reshard"):
+                module.reshard()
         with torch.no_grad():
             for name, parts in self._wanted.items():
-                tensor = tensors[name].detach()
-                if name in self._adapted:
-                    tensor = with_adapter(tensor, self._adapted[name], name)
-                if hasattr(tensor, "full_tensor"):
-                    tensor = tensor.full_tensor()
+                tensor = self._weights.whole(name)
                 if keeps:
                     copies |= {part: _copied(tensor, part) for part in parts}
         if not keeps:
             return None
-        return Snapshot(self._name, self._config, self._tensors, step, copies)
+        held = self._weights
+        return Snapshot(self._name, held.config, held.tensors(), step, copies)
 
 
 def is_first_process() -> bool:
@@ -137,21 +131,6 @@ def is_first_process() -> bool:
     return not (distributed.is_available() and distributed.is_initialized()) or (
         distributed.get_rank() == 0
     )
-
-
-def _trained_tensors(model: Any) -> dict[str, torch.Tensor]:
-    """Current parameters and buffers, by their plain names.
-
-    After a forward pass, FSDP 2 may leave an unsharded copy in the compute type in place of
-    the trained parameter; resharding restores the parameter.
-    """
-    for module in model.modules():
-        if hasattr(module, "reshard"):
-            module.reshard()
-    named = chain(
-        model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
-    )
-    return {without_adapter(plain_name(name)): tensor for name, tensor in named}
 
 
 def _require_whole_parameters(model: Any) -> None:
@@ -213,7 +192,7 @@ def score_update(
         old = Block(before, new.plan)
         if measures:
             terms.extend(_term_rows(old, new, heads))
-        return change(old.heads, new.heads)
+        return change(old.groups, new.groups)
 
     table = scan_model(model.on(after), gamma=gamma, heads=heads, measures=measures, forms=moved)
     if terms:
@@ -232,10 +211,10 @@ def score_update(
 def _term_rows(old: Block, new: Block, heads: bool) -> Iterator[dict[str, Any]]:
     """Measures of the first- and second-order terms, of a layer and of its heads."""
     numbered: list[tuple[BilinearForm, BilinearForm, Sequence[int | None]]] = [
-        (old.form(), new.form(), [None])
+        (old.form, new.form, [None])
     ]
     if heads:
-        numbered.append((old.heads, new.heads, range(old.head_count)))
+        numbered.append((old.groups, new.groups, range(old.head_count)))
     for before, after, numbers in numbered:
         columns = {name: np.ravel(v) for name, v in update_measures(before, after).items()}
         for index, head in enumerate(numbers):
@@ -248,14 +227,7 @@ def with_logits(table: ScoreTable, logits: Logits) -> ScoreTable:
 
     Rows of logits that are not finite have the status ``non-finite``.
     """
-    rows = []
-    for (stack, kind, layer), block in logits.blocks.items():
-        measured: list[tuple[int | None, dict[str, float]]] = [(None, block.of_layer())]
-        measured += [(head, block.of_head(head)) for head in range(len(block.max_logit))]
-        place = {"stack": stack, "kind": kind, "layer": layer}
-        rows += [{**place, "head": head, **found} for head, found in measured]
-    columns = {**{name: SCHEMA[name] for name in ROW}, **LOGITS}
-    more = pl.DataFrame(rows, schema=columns, strict=False)
+    more = logits.frame
     plain = table.frame.drop(LOGITS, strict=False)
     frame = plain.join(more, on=ROW, how="left", nulls_equal=True).with_columns(
         status=pl.when(pl.col("max_logit").is_finite() | pl.col("max_logit").is_null())
@@ -306,7 +278,7 @@ def _blanked(table: ScoreTable, broken: Sequence[AttentionPlan]) -> ScoreTable:
     if not broken:
         return table
     blocks = pl.DataFrame(
-        [(p.stack, p.kind, p.layer) for p in broken],
+        [plan.place for plan in broken],
         schema=["stack", "kind", "layer"],
         orient="row",
     ).with_columns(is_broken=True)

@@ -91,7 +91,7 @@ def demo_verdict(table: ScoreTable) -> str:
 @style()
 def demo_figure(table: ScoreTable) -> Figure:
     """Draw the scores of both models, and one layer's matrix of each (needs matplotlib)."""
-    from wqk.reporting.pictures import draw_entries
+    from wqk.forms.drawing import draw_entries
 
     # For each model, the layer that shows its structure best.
     layers = table.layers.frame
@@ -105,7 +105,7 @@ def demo_figure(table: ScoreTable) -> Figure:
         layer_curves(axis, table, score, title)
     axes[0].legend(loc="best")
     for axis, (name, layer) in zip(axes[2:], chosen.items(), strict=True):
-        draw_entries(axis, matrix_image(open_model(demo_model(name))[layer].form()))
+        draw_entries(axis, matrix_image(open_model(demo_model(name))[layer].form))
         axis.set(title=f"{name}, layer {layer}", xlabel="key side", ylabel="query side")
         axis.set(xticks=[], yticks=[], box_aspect=1)
     return figure

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
 from string import Template
+from typing import TypeAlias
 
 from wqk._files import check_output, write_atomically
 from wqk._version import __version__
@@ -28,20 +29,24 @@ from wqk.reporting.summary import (
     provenance,
     summary_table,
 )
+from wqk.scanning.surveys.surveying import survey_table
 from wqk.tables.details import Details
-from wqk.tables.run import METRICS, Run
-from wqk.tables.score_table import ScoreTable, Table
+from wqk.tables.run import METRICS, SCORES, SETTINGS, Run, open_run
+from wqk.tables.run import read_table as read_scores
+from wqk.tables.score_table import ScoreTable, Table, read_table
 
 SCRIPTS = ("scores.js", "drawing.js", "sections.js", "matrices.js", "table.js", "page.js")
 ENDINGS = (".html", ".htm")
+
+Source: TypeAlias = ScoreTable | str | PathLike[str]
 
 # At most this many models are named in the heading.
 NAMED = 12
 
 
 def write_report(
-    tables: ScoreTable | Sequence[ScoreTable],
-    path: str | PathLike[str],
+    tables: Source | Sequence[Source],
+    path: str | PathLike[str] = "report.html",
     *,
     details: Details | Sequence[Details] = (),
     runs: Sequence[Run] = (),
@@ -53,7 +58,8 @@ def write_report(
     Parameters
     ----------
     tables
-        One table, or several, of different models or of one at different steps.
+        One table, or several, of different models or of one at different steps; or their files,
+        or the folders of a training run, of several, of a callback or of a survey.
     path
         The file, ``.html``, written atomically.
     details
@@ -85,9 +91,12 @@ def write_report(
     """
     path = Path(path)
     check_report(path)
-    tables = [tables] if isinstance(tables, ScoreTable) else list(tables)
+    sources = [tables] if isinstance(tables, ScoreTable | str | PathLike) else list(tables)
+    opened = [one for source in sources for one in _opened(source)]
+    runs = [*(one for one in opened if isinstance(one, Run)), *runs]
+    scores = [one.scores if isinstance(one, Run) else one for one in opened]
     details = [details] if isinstance(details, Details) else list(details)
-    scored = {name for table in tables for name in table.frame["checkpoint"]}
+    scored = {name for table in scores for name in table.frame["checkpoint"]}
     for part in details:
         names = sorted({block.key.checkpoint for block in part.blocks})
         if names and scored.isdisjoint(names):
@@ -95,8 +104,33 @@ def write_report(
                 f"details are of checkpoints in the tables, {', '.join(sorted(scored))}; these are "
                 f"of {', '.join(names)}; leave them out, or add their table"
             )
-    details += [table.details for table in tables if table.details is not None]
-    write_atomically(path, page(tables, details, title, runs, compositions).encode())
+    details += [table.details for table in scores if table.details is not None]
+    write_atomically(path, page(scores, details, title, runs, compositions).encode())
+
+
+def _opened(source: Source) -> Sequence[Run | ScoreTable]:
+    """The runs or the table in a file or a folder; a table as it is."""
+    if isinstance(source, ScoreTable):
+        return [source]
+    if not isinstance(source, str | PathLike):
+        raise TableError(
+            f"a report shows score tables, got {type(source).__name__}; of a model, scan it first: "
+            "wqk.report(wqk.scan(model), path)"
+        )
+    place = Path(source)
+    if runs := [place] if (place / SETTINGS).is_file() else sorted(place.glob(f"*/{SETTINGS}")):
+        return [open_run(one if one.is_dir() else one.parent) for one in runs]
+    if (place / SCORES).is_file():
+        return [read_scores(place / SCORES)]
+    if not place.is_dir():
+        return [read_table(place)]
+    try:
+        return [survey_table(place)]
+    except TableError:
+        raise TableError(
+            f"{place}: expected a score table, or the folder of a run, a callback or a survey; "
+            "of a model, scan it first: wqk.report(wqk.scan(model), path)"
+        ) from None
 
 
 def check_report(path: Path) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import polars as pl
 
 from wqk._console import count, number
-from wqk.comparing.published import Placement, place, sound_models
 from wqk.errors import TableError
+from wqk.reporting.placing import place
 from wqk.tables.rendering import HEADLINE, label, left_out
 from wqk.tables.schema import GROUP, KEY, statuses
 from wqk.tables.score_table import ScoreTable
@@ -139,6 +139,7 @@ STATUSES = {
     "those of independent random entries",
     "guessed": "was guessed from the names of tensors; its scale and positions are not known",
     "partial": "is not the model's whole attention score",
+    "quantized": "is that of weights which are stored with few bits",
 }
 # Entries of a table's metadata that are lists, and what is said of each item.
 METADATA = {
@@ -203,8 +204,8 @@ def _median(summary: pl.DataFrame, score: str) -> Cell:
     return Cell(middle, beside=f"{low} to {high}")
 
 
-def placements(groups: Sequence[Group]) -> dict[int, Placement]:
-    """By number, each comparable group's rank among the published models."""
+def placements(groups: Sequence[Group]) -> dict[int, Any]:
+    """By number, each comparable group's place among other models."""
     placed = {
         number: place(ScoreTable(group.latest, group.metadata))
         for number, group in enumerate(groups)
@@ -212,7 +213,7 @@ def placements(groups: Sequence[Group]) -> dict[int, Placement]:
     return {number: found[0] for number, found in placed.items() if found}
 
 
-def placement_list(groups: Sequence[Group], placed: dict[int, Placement]) -> str:
+def placement_list(groups: Sequence[Group], placed: dict[int, Any]) -> str:
     """One sentence for each group, as HTML."""
     items = (
         f"<li>{escape(groups[number].label)}: {escape(str(placement))}. "
@@ -222,15 +223,14 @@ def placement_list(groups: Sequence[Group], placed: dict[int, Placement]) -> str
     return f"<ul>{''.join(items)}</ul>"
 
 
-def points(placed: dict[int, Placement]) -> dict[str, Any] | None:
-    """The sound published models and the report's own, as data for the page's script."""
+def points(placed: dict[int, Any]) -> dict[str, Any] | None:
+    """The other models and the report's own, as data for the page's script."""
     own = [
         {"group": number, "symmetry": p.symmetry.value, "directionality": p.directionality.value}
         for number, p in placed.items()
         if p.symmetry and p.directionality
     ]
-    rows = sound_models().select("name", "stack", "symmetry", "directionality").drop_nulls()
-    return {"models": rows.to_dicts(), "own": own} if own else None
+    return {"models": next(iter(placed.values())).others, "own": own} if own else None
 
 
 def notes(groups: Sequence[Group], tables: Sequence[ScoreTable]) -> str:

@@ -135,11 +135,12 @@ function showRows() {
     + `page ${table.page + 1} of ${pages}`;
 }
 
-/** The filtered rows with every column of a score table. */
+/** The filtered rows with every column of a score table; no cell is a formula. */
 function csv() {
   const columns = Object.keys(ALL_ROWS[0]).filter((name) => name !== 'model');
   const quoted = (value) => {
-    const text = String(value ?? '');
+    const formula = typeof value === 'string' && /^[=+@\t\r'-]/.test(value);
+    const text = (formula ? "'" : '') + String(value ?? '');
     return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
   const lines = table.rows.map((row) => columns.map((name) => quoted(row[name])).join(','));

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,15 @@ import numpy as np
 from wqk._typing import Array
 from wqk.attention.coordinates import Coordinates, lacks_norm
 from wqk.checkpoints import Checkpoint
+from wqk.errors import FormError
 from wqk.families import AttentionPlan
 from wqk.forms import BilinearForm
 from wqk.forms.kernels import on_host
+from wqk.forms.outliers import directionalities
 from wqk.forms.randomness import looks_random
-from wqk.forms.scores import directionalities, head_terms, symmetry, symmetry_null
-from wqk.scanning.measures import form_measures
+from wqk.forms.scores import head_terms
+from wqk.tables.columns import COLUMNS
+from wqk.tables.measures import Measure
 from wqk.tables.schema import joined_statuses
 
 
@@ -26,7 +30,7 @@ def score_heads(
     *,
     gamma: float = 2.0,
     heads: bool = True,
-    measures: Collection[str] = (),
+    measures: Sequence[Measure] = (),
 ) -> list[dict[str, Any]]:
     """Scores of a layer and, with ``heads``, of each head after it: what follows from the forms.
 
@@ -72,8 +76,8 @@ def block_columns(
         "layer": plan.layer,
         "heads": key_heads * sharing,
         "key_heads": key_heads,
-        "d_query": form.shape[0],
-        "d_key": form.shape[1],
+        "d_query": form.widths[0],
+        "d_key": form.widths[1],
         "applications": plan.applications,
         "circuit": coordinates.circuit,
         "distance": distance,
@@ -118,12 +122,23 @@ def checkpoint_columns(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _scores(form: BilinearForm, gamma: float, measures: Collection[str]) -> dict[str, Any]:
-    """Every score of a form or a stack; symmetry only if both sides are the same space."""
-    square = {"symmetry": symmetry, "symmetry_null": symmetry_null} if form.is_square else {}
-    return {
-        "norm": form.norm,
-        **{name: score(form) for name, score in square.items()},
-        **directionalities(form, gamma)._asdict(),
-        **form_measures(form, measures),
-    }
+# The scores that a form has as attributes, named as their columns; directionality takes a gamma.
+ATTRIBUTES = tuple(
+    column.name
+    for column in COLUMNS
+    if column.type is float
+    and hasattr(BilinearForm, column.name)
+    and not column.name.startswith("directionality")
+)
+
+
+def _scores(form: BilinearForm, gamma: float, measures: Sequence[Measure]) -> dict[str, Any]:
+    """Every score of a form or a stack; some only if both sides are the same space."""
+    found: dict[str, Any] = {}
+    for name in ATTRIBUTES:
+        with suppress(FormError):
+            found[name] = getattr(form, name)
+    found |= directionalities(form.moments, gamma)._asdict()
+    for measure in measures:
+        found |= measure.compute(form) if measure.of == "form" else {}
+    return found

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
+from wqk._forks import require_threads
 from wqk._version import __version__
 from wqk.attention import Block
 from wqk.attention.coordinates import PLAIN, Coordinates, lacks_norm
@@ -23,14 +24,10 @@ from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.scanning.cores import all_blas_threads, is_confined, one_blas_thread, usable_cores
 from wqk.scanning.device import mover
-from wqk.scanning.measures import (
-    check_measures,
-    measure_metadata,
-    with_block_measures,
-)
 from wqk.scanning.memory import blocks_that_fit, plan_bytes, wanted_parts
 from wqk.scanning.rows import block_columns, checkpoint_columns, score_heads, with_status
 from wqk.tables.details import BlockDetails, Details, LayerKey, block_details
+from wqk.tables.measures import chosen, measure_metadata, with_block_measures
 from wqk.tables.schema import LAYER
 from wqk.tables.score_table import ScoreTable, join
 
@@ -83,7 +80,7 @@ def scan(
         outlying dimensions and coupling of heads, at the first distance.
     measures
         What to add, from ``"spectral_norm"``, ``"spectrum"``, ``"ceiling"``, ``"bands"``: see
-        `wqk.scanning.measures`.
+        `wqk.tables.measures`.
     layers
         Numbers of the layers to score, where not all of them.
     on_progress
@@ -112,7 +109,8 @@ def scan(
     >>> table.frame["layer"].to_list()
     [0, 1, 2, 3]
     """
-    check_measures(measures, circuit)
+    require_threads()
+    chosen(measures, circuit)  # before anything is read
     move = mover(device) if device else None
     coordinates = Coordinates(circuit, fold_norm, bias, tuple(dict.fromkeys(distances)))
 
@@ -162,8 +160,9 @@ def scan_model(
     than the model's own, such as differences of two.
     """
     checkpoint, plans = model.checkpoint, model.plans
+    wanted = chosen(measures, coordinates.circuit)
     start, bytes_read = time.perf_counter(), 0
-    metadata = _metadata(model, coordinates, gamma) | measure_metadata(plans, measures)
+    metadata = _metadata(model, coordinates, gamma) | measure_metadata(plans, wanted)
     columns = checkpoint_columns(checkpoint)
     upcoming = iter(plans)
 
@@ -191,7 +190,7 @@ def scan_model(
             for distance, form in forms_of(block):
                 layer = form.sum()
                 shared = columns | block_columns(form, block.plan, coordinates, distance)
-                more = score_heads(form, layer, gamma=gamma, heads=heads, measures=measures)
+                more = score_heads(form, layer, gamma=gamma, heads=heads, measures=wanted)
                 rows += [shared | row for row in more]
                 if details and not pictured:
                     key = LayerKey(**{name: rows[0][name] for name in LAYER})
@@ -199,8 +198,7 @@ def scan_model(
                 del form, layer  # large, and no longer needed
             weights = () if forms else block.weights(coordinates.circuit)
             rows = with_status(rows, block.plan, coordinates, weights)
-            if {"ceiling", "bands"} & set(measures):
-                rows = with_block_measures(rows, block, coordinates, measures)
+            rows = with_block_measures(rows, block, coordinates.distances, wanted)
         return rows, pictured
 
     rows: list[dict[str, Any]] = []
@@ -230,6 +228,7 @@ def scan_model(
 
 def _metadata(model: Model, coordinates: Coordinates, gamma: float) -> dict[str, Any]:
     """How the scores are computed, for all rows."""
+    stored = (kind for plan in model.plans for kind in plan.quantized)
     terms = (o.term for plan in model.plans for o in omissions(plan, coordinates))
     return {
         "wqk": __version__,
@@ -240,7 +239,10 @@ def _metadata(model: Model, coordinates: Coordinates, gamma: float) -> dict[str,
         "left_out": {model.name: list(dict.fromkeys(terms))},
         "inferred": list(dict.fromkeys(p.rule.guess for p in model.plans if p.rule.guess)),
         "unread": model.unread,
-        "notes": list(model.checkpoint.notes),
+        "notes": [
+            *model.checkpoint.notes,
+            *(f"queries and keys are stored as {kind}" for kind in dict.fromkeys(stored)),
+        ],
     }
 
 

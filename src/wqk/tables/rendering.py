@@ -10,8 +10,11 @@ from rich.text import Text
 
 from wqk._console import counted, number, one_line
 from wqk.errors import TableError
-from wqk.tables.schema import MEASURES, SUMMARIZED, conditions, statuses
-from wqk.tables.sheet import NEGATIVE, POSITIVE, Bar, Cell, Column, Sheet
+from wqk.tables import sheet
+from wqk.tables.columns import COLUMNS, Column
+from wqk.tables.measures import MEASURES
+from wqk.tables.schema import FURTHER_COLUMNS, SUMMARIZED, conditions, statuses
+from wqk.tables.sheet import NEGATIVE, POSITIVE, Bar, Cell, Sheet
 
 if TYPE_CHECKING:
     from wqk.tables.score_table import ScoreTable
@@ -23,26 +26,19 @@ HEADLINE = ("symmetry", "directionality_excess")
 # Cells of the shorter half of a bar, where lines are short.
 SHORTEST = 4
 
+# Columns that are left out where lines are short: the highest number first.
+SPARE = {"symmetry_null": 1, "symmetry_within_heads": 3, "symmetry_within_random": 3}
+
 # Most heads that are listed instead of summarized, and most lines of an overview.
 MOST_HEADS = 5000
 MOST_LINES = 200
 
-# What the headings mean: in the help of wqk scan, and under a table with all of them.
-LEGEND = {
-    "window": "tokens that local attention reaches",
-    "symmetry": "1 if the form is symmetric, −1 if skew-symmetric, about 0 if untrained",
-    "null": "symmetry that is expected by chance, with random signs of the rows",
-    "in heads": "the part of symmetry within single heads",
-    "(random)": "the same, if the rank dimensions were assigned to heads at random",
-    "directionality": "by Definition 3.2: norms beyond mean + gamma · standard deviation, summed "
-    "over rows (R) and columns (C), as (R − C) / (R + C); below 0 where columns dominate",
-    "(excess)": "directionality as published: sums what these norms have beyond the threshold",
-}
 STATUSES = {
     "degenerate": "the form is zero",
     "guessed": "the family was guessed from tensor names",
     "random-looking": "as if the weights had never been trained",
     "non-finite": "NaN or infinite weights",
+    "quantized": "the weights are stored with few bits, and scored as they stand",
 }
 
 
@@ -127,36 +123,37 @@ def title(row: Mapping[str, Any]) -> str:
     return one_line(f"{row['checkpoint'] or 'unnamed'}{revision}")
 
 
+def _columns(frame: pl.DataFrame, full: bool) -> list[Column]:
+    """The columns of a table of layers, besides their number: those that say something."""
+    return [
+        column
+        for column in COLUMNS
+        if column.heading
+        and column.name not in ("layer", "head", "norm")
+        and (full or column.name in ("window", *HEADLINE, "status"))
+        and frame[column.name].is_not_null().any()
+        and not (column.name == "status" and (frame["status"] == "ok").all())
+    ]
+
+
 def _layers(layers: pl.DataFrame, full: bool) -> Sheet:
     """One line per layer; what is least needed is left out first where lines are too short."""
-    sheet = Sheet([Column("layer")])
-    filled: list[Any] = [lambda row: str(row["layer"])]
-
-    def add(heading: str, cell: Any, spare: int = 0) -> None:
-        sheet.columns.append(Column(heading, text=not heading, spare=spare))
-        filled.append(cell)
-
-    def add_score(heading: str, name: str, barred: bool = True, spare: int = 0) -> None:
-        add(heading, lambda row: number(row[name]), spare)
-        if barred:
-            add("", lambda row: Bar(row[name], SHORTEST), 2)
-
-    if layers["window"].is_not_null().any():
-        add("window", lambda row: row["window"] or "")
-    if layers["symmetry"].is_not_null().any():
-        add_score("symmetry", "symmetry")
-        if full:
-            add_score("null", "symmetry_null", barred=False, spare=1)
-            add_score("in heads", "symmetry_within_heads", barred=False, spare=3)
-            add_score("(random)", "symmetry_within_random", barred=False, spare=3)
-    if full:
-        add_score("directionality", "directionality", barred=False)
-    add_score("(excess)" if full else label("directionality_excess"), "directionality_excess")
-    if (layers["status"] != "ok").any():
-        add("status", lambda row: row["status"])
+    shown = _columns(layers, full)
+    lines = Sheet([sheet.Column("layer")])
+    for column in shown:
+        heading = column.heading if full else label(column.name)
+        lines.columns.append(sheet.Column(heading, spare=SPARE.get(column.name, 0)))
+        if column.name in HEADLINE:
+            lines.columns.append(sheet.Column("", text=True, spare=2))
     for row in layers.iter_rows(named=True):
-        sheet.add(*(cell(row) for cell in filled))
-    return sheet
+        cells: list[Any] = [str(row["layer"])]
+        for column in shown:
+            value = row[column.name]
+            cells.append(number(value) if column.type is float else value or "")
+            if column.name in HEADLINE:
+                cells.append(Bar(value, SHORTEST))
+        lines.add(*cells)
+    return lines
 
 
 def _across(frame: pl.DataFrame, score: str, column: str, width: int) -> Iterator[Any]:
@@ -185,13 +182,13 @@ def _hundredths(value: float | None) -> Cell:
 def _head_summary(heads: pl.DataFrame) -> Sheet:
     """Quartiles over heads that are too many to list."""
     title = f"{heads.height:,} heads"
-    sheet = Sheet.of(title, "lowest", "q25", "median", "q75", "highest", text=[title])
+    lines = Sheet.of(title, "lowest", "q25", "median", "q75", "highest", text=[title])
     for score in HEADLINE:
         values = heads[score].fill_nan(None).drop_nulls()
         if len(values):
             quantiles = (values.quantile(q, "linear") for q in (0, 0.25, 0.5, 0.75, 1))
-            sheet.add(label(score), *map(number, quantiles))
-    return sheet
+            lines.add(label(score), *map(number, quantiles))
+    return lines
 
 
 def _medians(table: ScoreTable, scores: Sequence[str]) -> Iterator[Text]:
@@ -218,9 +215,8 @@ def definitions(table: ScoreTable, full: bool = False) -> Iterator[Text]:
     found = table.frame.select(statuses().explode())["status"].drop_nulls().unique().sort()
     meanings = [f"{name}: {STATUSES[name]}" for name in found if name in STATUSES]
     if full:
-        there = table.frame
-        gone = {"window"} - {name for name in ("window",) if there[name].is_not_null().any()}
-        meanings = [f"{n}: {text}" for n, text in LEGEND.items() if n not in gone] + meanings
+        shown = [column for column in _columns(table.frame, full) if column.name != "status"]
+        meanings = [f"{column.heading}: {column.meaning}" for column in shown] + meanings
     if meanings:
         yield Text("\n".join(meanings), style="dim")
 
@@ -266,14 +262,14 @@ def overview(table: ScoreTable) -> Iterator[Any]:
     rows = rows.filter(pl.col("over") == over)
     has_steps = rows["step"].is_not_null().any()
     headings = ["checkpoint", *(["step"] if has_steps else []), "attention", *map(label, HEADLINE)]
-    sheet = Sheet.of(*headings, text=["checkpoint", "attention"])
+    lines = Sheet.of(*headings, text=["checkpoint", "attention"])
     for row in rows.head(MOST_LINES).iter_rows(named=True):
         step = ["–" if row["step"] is None else str(row["step"])] if has_steps else []
         medians = (number(row[f"{score}_median"]) for score in HEADLINE)
-        sheet.add(title(row), *step, f"{row['stack']} {row['kind']}", *medians)
+        lines.add(title(row), *step, f"{row['stack']} {row['kind']}", *medians)
     conditional = conditions(table.frame, table.metadata, every=False)
     yield Text(f"\nmedians over {', '.join([over, *conditional])}", style="dim")
-    yield sheet
+    yield lines
     if rows.height > MOST_LINES:
         yield Text(f"and {rows.height - MOST_LINES:,} more", style="dim")
     yield from remarks(table)
@@ -284,31 +280,17 @@ def side_by_side(table: ScoreTable) -> Iterator[Any]:
     names = table.frame["checkpoint"].unique(maintain_order=True).to_list()
     layers = table.layers.frame
     for score in HEADLINE:
-        sheet = Sheet([Column("layer")])
+        lines = Sheet([sheet.Column("layer")])
         for name in names:
-            sheet.columns += [Column(name), Column("", text=True, spare=1)]
+            lines.columns += [sheet.Column(name), sheet.Column("", text=True, spare=1)]
         for layer in layers.partition_by("layer", maintain_order=True):
             values = dict(zip(layer["checkpoint"], layer[score], strict=True))
             cells: list[Any] = []
             for name in names:
                 cells += [number(values.get(name)), Bar(values.get(name), SHORTEST)]
-            sheet.add(str(layer["layer"][0]), *cells)
+            lines.add(str(layer["layer"][0]), *cells)
         yield Text(f"\n{label(score)}", style="bold")
-        yield sheet
-
-
-# The value in parentheses: what chance would give.
-BESIDE = {
-    "spectral_norm": "spectral_norm_null",
-    "stable_rank": "stable_rank_null",
-    "effective_rank": "effective_rank_null",
-    "eigenvalue_positivity": "eigenvalue_positivity_spread",
-}
-SHORT = {
-    "eigenvalue_positivity": "positivity",
-    "spectral_norm": "σ₁",
-    "score_ceiling_any_distance": "any distance",
-}
+        yield lines
 
 
 def measured(
@@ -321,8 +303,10 @@ def measured(
             raise TableError(f"no column {sort_by!r}; columns are {', '.join(frame.columns)}")
         nothing = pl.col(sort_by).fill_nan(None) if frame[sort_by].dtype.is_float() else sort_by
         frame = frame.sort(nothing, descending=True, nulls_last=True, maintain_order=True)
-    sheets = [[n for n in MEASURES[measure] if n not in BESIDE.values()] for measure in measures]
-    sheets = [[*HEADLINE, "norm"], *sheets]
+    chosen = [measure for measure in MEASURES if measure.name in measures]
+    known = {c.name: c for c in (*COLUMNS, *FURTHER_COLUMNS)}
+    sheets = [[*HEADLINE, "norm"]]
+    sheets += [[column.name for column in one.columns if column.heading] for one in chosen]
     index = [c for c in ("checkpoint", "stack", "kind", "distance") if frame[c].n_unique() > 1]
     index += ["layer", "head"] if frame["head"].is_not_null().any() else ["layer"]
     yield Text(table.frame["checkpoint"][0], style="bold")
@@ -333,15 +317,17 @@ def measured(
         if sort_by is not None and sort_by not in (*there, *index):
             there.append(sort_by)
         names = (*index, *there)
-        lines = Sheet.of(*(SHORT.get(name, label(name).replace("_", " ")) for name in names))
+        headings = (known[n].heading if n not in HEADLINE else label(n) for n in names)
+        lines = Sheet.of(*(heading or n for n, heading in zip(names, headings, strict=True)))
         for row in frame.head(top or frame.height).iter_rows(named=True):
             cells = ["all" if row[name] is None else str(row[name]) for name in index]
-            lines.add(*cells, *(_cell(row[n], row.get(BESIDE.get(n, ""))) for n in there))
+            lines.add(*cells, *(_cell(row[n], row.get(known[n].chance)) for n in there))
         yield lines
-    chance = any(name in frame.columns for name in BESIDE.values())
+    chance = any(column.chance for one in chosen for column in one.columns)
     notes = ["In parentheses: the same of factors with independent entries."] if chance else []
-    reasons = table.metadata.get("no_ceiling") or {}
-    notes += [f"No ceiling ({stack}): {reason}." for stack, reason in reasons.items()]
+    for measure in chosen:
+        reasons = table.metadata.get(f"no_{measure.name}") or {}
+        notes += [f"No {measure.name} ({stack}): {why}." for stack, why in reasons.items()]
     yield from (Text(note, style="dim") for note in notes)
 
 

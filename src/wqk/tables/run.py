@@ -28,7 +28,9 @@ import polars as pl
 
 from wqk._files import json_line, read_lines, require_file, write_atomically
 from wqk.errors import RunError, first_line
+from wqk.tables.schema import types
 from wqk.tables.score_table import ScoreTable
+from wqk.tables.writers import from_objects
 
 SETTINGS, METRICS, SCORES, UPDATES = "run.json", "metrics.jsonl", "scores.jsonl", "updates.jsonl"
 CLIPS = "clips.jsonl"
@@ -137,7 +139,9 @@ def open_run(folder: str | PathLike[str]) -> Run:
     path = folder / SETTINGS
     require_file(path, RunError)
     try:
-        settings = json.loads(path.read_bytes())
+        # Halves of surrogate pairs, which no file or terminal takes, become question marks.
+        whole = json.dumps(json.loads(path.read_bytes()), ensure_ascii=False)
+        settings = json.loads(whole.encode("utf-8", "replace"))
     except FileNotFoundError:
         raise RunError(f"{folder}: not a run's folder; expected a {SETTINGS} in it") from None
     except OSError as error:
@@ -159,7 +163,7 @@ def create_run(folder: str | PathLike[str], settings: Mapping[str, Any]) -> Run:
     except OSError as error:
         raise RunError(f"{folder}: cannot be created ({error.strerror})") from None
     content = json.dumps(dict(settings), indent=2, ensure_ascii=False) + "\n"
-    write_atomically(folder / SETTINGS, content.encode())
+    write_atomically(folder / SETTINGS, content.encode("utf-8", "replace"))
     return Run(folder, dict(settings))
 
 
@@ -173,8 +177,9 @@ def drop_after(path: Path, step: int) -> None:
     """Rewrite a file of JSON lines without those of later steps, and without a torn line."""
     if path.exists():
         lines = read_lines(path)
-        if any(not isinstance(line.get("step", 0), int) for line in lines):
-            raise RunError(f"{path}: expected a number as the step of every line")
+        for name, kinds in (("step", int), ("seconds", (int, float))):
+            if any(not isinstance(line.get(name, 0), kinds) for line in lines):
+                raise RunError(f"{path}: expected a number as {name!r} of every line")
         write_atomically(path, *(json_line(line) for line in lines if line.get("step", 0) <= step))
 
 
@@ -186,10 +191,9 @@ def read_table(path: Path) -> ScoreTable:
     RunError
         A complete line is not a row of a score table, or the file cannot be read.
     """
-    lines = read_lines(path)
-    metadata = lines.pop(0)["metadata"] if lines and "metadata" in lines[0] else {}
+    known = types((*ScoreTable.declared, *ScoreTable.further))
     try:
-        return ScoreTable.from_rows(lines, metadata)
+        return ScoreTable(*from_objects(read_lines(path), known))
     except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError) as error:
         reason = first_line(error)
         raise RunError(f"{path}: does not hold a run's scores ({reason})") from None

@@ -1,87 +1,49 @@
-"""The columns of a score table, in their order, and what identifies a row."""
+"""The types of a score table's columns, and what identifies a row."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import polars as pl
 
 from wqk._console import spans
+from wqk.tables.columns import COLUMNS, LOGIT_COLUMNS, UPDATE_COLUMNS, Column
+from wqk.tables.measures import MEASURES
 
-# 2: columns of MEASURES may follow; files of version 1 are read as before.
+# 2: columns of measures may follow; files of version 1 are read as before.
 SCHEMA_VERSION = 2
 
-SCHEMA: dict[str, pl.DataType] = {
-    "checkpoint": pl.String(),
-    "revision": pl.String(),
-    "step": pl.Int64(),
-    "model_type": pl.String(),
-    "family": pl.String(),
-    "parameters": pl.Int64(),
-    "stack": pl.String(),
-    "kind": pl.String(),
-    "window": pl.String(),
-    "layer": pl.Int64(),
-    "head": pl.Int64(),
-    "key_head": pl.Int64(),
-    "heads": pl.Int64(),
-    "key_heads": pl.Int64(),
-    "rank": pl.Int64(),
-    "d_query": pl.Int64(),
-    "d_key": pl.Int64(),
-    "applications": pl.Int64(),
-    "circuit": pl.String(),
-    "distance": pl.Int64(),
-    "norm": pl.Float64(),
-    "symmetry": pl.Float64(),
-    "symmetry_null": pl.Float64(),
-    "symmetry_within_heads": pl.Float64(),
-    "symmetry_between_heads": pl.Float64(),
-    "symmetry_within_random": pl.Float64(),
-    "directionality": pl.Float64(),
-    "directionality_excess": pl.Float64(),
-    "status": pl.String(),
-}
+TYPES: dict[type, pl.DataType] = {str: pl.String(), int: pl.Int64(), float: pl.Float64()}
+
+
+def types(columns: Iterable[Column]) -> dict[str, pl.DataType]:
+    """The types of columns, by name.
+
+    Examples
+    --------
+    >>> types([Column("layer", int, "its number")])
+    {'layer': Int64}
+    """
+    return {column.name: TYPES[column.type] for column in columns}
+
+
+SCHEMA = types(COLUMNS)
+UPDATE_TERMS = types(UPDATE_COLUMNS)
+LOGITS = types(LOGIT_COLUMNS)
+
+# Those that may follow: of measures on request, of updates and of a monitor.
+FURTHER_COLUMNS = (
+    *{column.name: column for measure in MEASURES for column in measure.columns}.values(),
+    *UPDATE_COLUMNS,
+    *LOGIT_COLUMNS,
+)
 
 # What a row's status may say, in this order, where more than one holds; "ok" if none does.
-STATUSES = ("non-finite", "degenerate", "partial", "guessed", "random-looking", "unmoved")
+STATUSES = (
+    "non-finite", "degenerate", "partial", "guessed", "random-looking", "unmoved", "quantized",
+)  # fmt: skip
 BETWEEN_STATUSES = ", "
-
-# Columns that a scan adds on request, after the others, by measure; see `wqk.scanning.measures`.
-MEASURES: dict[str, tuple[str, ...]] = {
-    "spectral_norm": ("spectral_norm", "spectral_norm_null"),
-    "spectrum": (
-        "spectral_norm",
-        "spectral_norm_null",
-        "stable_rank",
-        "stable_rank_null",
-        "effective_rank",
-        "effective_rank_null",
-        "eigenvalue_positivity",
-        "eigenvalue_positivity_spread",
-    ),
-    "ceiling": ("query_norm", "key_norm", "score_ceiling", "score_ceiling_any_distance"),
-    "bands": ("rotary_low_share",),
-}
-# Of the terms of first and second order of an update; see `wqk.forms.update_terms`.
-UPDATE_TERMS: dict[str, pl.DataType] = {
-    f"{order}_order_{name}": pl.Float64()
-    for order in ("first", "second")
-    for name in ("norm", "spectral_norm", "stable_rank")
-}
-# Of the attention logits that a monitor measures; see `wqk.live.logits`.
-LOGITS: dict[str, pl.DataType] = {
-    "max_logit": pl.Float64(),
-    "logit_std": pl.Float64(),
-    "attention_entropy": pl.Float64(),
-    "attention_top_share": pl.Float64(),
-}
-OPTIONAL: dict[str, pl.DataType] = {
-    **{name: pl.Float64() for columns in MEASURES.values() for name in columns},
-    **UPDATE_TERMS,
-    **LOGITS,
-}
 
 # No two rows of a table agree in all of these.
 KEY = ("checkpoint", "revision", "step", "stack", "kind", "layer", "head", "circuit", "distance")
@@ -94,11 +56,6 @@ LAYER = tuple(column for column in KEY if column != "head")
 
 # The scores of which summaries give the median and the quartiles.
 SUMMARIZED = ("symmetry", "directionality", "directionality_excess")
-
-
-def present(columns: Mapping[str, pl.DataType], names: Collection[str]) -> dict[str, pl.DataType]:
-    """The columns that are among the names."""
-    return {name: kind for name, kind in columns.items() if name in names}
 
 
 def joined_statuses(statuses: Collection[str]) -> str:

@@ -12,30 +12,24 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import polars as pl
 
 from wqk._console import Shown
-from wqk._files import check_output, require_file, write_atomically
+from wqk._files import check_output, finite, require_file, write_atomically
 from wqk.errors import MissingPackage, TableError, did_you_mean, first_line
+from wqk.tables.columns import COLUMNS, Column
 from wqk.tables.details import Details
-from wqk.tables.schema import GROUP, OPTIONAL, SCHEMA, SCHEMA_VERSION, SUMMARIZED, present
+from wqk.tables.schema import (
+    FURTHER_COLUMNS,
+    GROUP,
+    SCHEMA,
+    SCHEMA_VERSION,
+    SUMMARIZED,
+    TYPES,
+    types,
+)
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-
-# Columns of the Markdown and LaTeX files, with their headings.
-_PRINTED = {
-    "window": ("window", "window"),
-    "layer": ("layer", "layer"),
-    "head": ("head", "head"),
-    "symmetry": ("symmetry", "$s$"),
-    "symmetry_null": ("null", "$s_0$"),
-    "symmetry_within_heads": ("in heads", "$s$ in heads"),
-    "symmetry_within_random": ("(random)", "(random)"),
-    "directionality": ("directionality", "$d$"),
-    "directionality_excess": ("(excess)", "$d$ (excess)"),
-    "norm": ("norm", r"$\lVert W_{qk} \rVert$"),
-    "status": ("status", "status"),
-}
 
 # Names that one may try on a table, and what it has.
 SYNONYMS = {
@@ -48,7 +42,6 @@ SYNONYMS = {
     "rows": "frame.rows()",
     "save": "write(path)",
     "to_html": "wqk.report(table, path)",
-    "to_dict": "frame.to_dicts()",
     "to_latex": 'write("table.tex")',
     "to_markdown": 'write("table.md")',
     "to_parquet": 'write("table.parquet")',
@@ -60,29 +53,45 @@ SYNONYMS = {
 class Table(Shown):
     """Rows for layers and, with ``head`` filled in, for heads.
 
-    The frame's columns are those of `schema`, in that order, then those of `optional` that are
-    present. The metadata, how the numbers were made, is kept by Parquet and JSON Lines files.
+    The frame's columns are `declared`, in that order, then those of `further` that are present.
+    Columns that a file lacks get their value for that; without one of `needed`, it is no such
+    table. The metadata, how the numbers were made, is kept by Parquet and JSON Lines files.
     """
 
-    schema: ClassVar[Mapping[str, pl.DataType]]
-    optional: ClassVar[Mapping[str, pl.DataType]] = {}
-    printed: ClassVar[Mapping[str, tuple[str, str]]]
+    declared: ClassVar[tuple[Column, ...]]
+    further: ClassVar[tuple[Column, ...]] = ()
+    needed: ClassVar[tuple[str, ...]]
 
     frame: pl.DataFrame
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        missing = [name for name in self.schema if name not in self.frame.columns]
-        if missing:
-            raise TableError(f"a score table needs the columns {', '.join(missing)}")
+        # Lines of JSON without any row name no column.
+        frame = self.frame if self.frame.columns else pl.DataFrame(schema=types(self.declared))
+        there = frame.columns
+        if lacking := [name for name in self.needed if name not in there]:
+            raise TableError(f"a {type(self).__name__} needs the columns {', '.join(lacking)}")
         try:
-            columns = {**self.schema, **present(self.optional, self.frame.columns)}
-            frame = self.frame.select(pl.col(n).cast(t) for n, t in columns.items())
+            frame = frame.select(
+                pl.col(column.name).cast(TYPES[column.type])
+                if column.name in there
+                else pl.lit(column.missing, TYPES[column.type]).alias(column.name)
+                for column in (*self.declared, *self.further)
+                if column.name in there or column in self.declared
+            )
         except pl.exceptions.PolarsError as error:
             raise TableError(
                 f"a column has the wrong type for a score table: {first_line(error)}"
             ) from None
         object.__setattr__(self, "frame", frame)
+
+    def headed(self) -> list[Column]:
+        """The columns of this table that are printed, in their order."""
+        return [
+            column
+            for column in (*self.declared, *self.further)
+            if column.heading and column.name in self.frame.columns
+        ]
 
     @property
     def layers(self) -> Self:
@@ -147,11 +156,13 @@ class Table(Shown):
         """The rows, as dictionaries."""
         return self.frame.iter_rows(named=True)
 
-    def __getattr__(self, name: str) -> Any:
-        frame = f"frame.{name}"
-        names = ({name: frame} if hasattr(pl.DataFrame, name) else {}) | SYNONYMS
-        advice = "" if name.startswith("_") else did_you_mean(name, dir(self), names)
-        raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}{advice}")
+    if not TYPE_CHECKING:  # type checkers report the mistake themselves
+
+        def __getattr__(self, name: str) -> Any:
+            frame = f"frame.{name}"
+            names = ({name: frame} if hasattr(pl.DataFrame, name) else {}) | SYNONYMS
+            advice = "" if name.startswith("_") else did_you_mean(name, dir(self), names)
+            raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}{advice}")
 
     def to_csv(self, path: str | PathLike[str] | None = None) -> str | None:
         """The table as CSV, which `read_table` reads: written to a file, or returned.
@@ -178,6 +189,10 @@ class Table(Shown):
         128
         """
         return _saved(json.dumps(records(self.frame), ensure_ascii=False), path)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The metadata and the rows, as ``--json`` prints them."""
+        return {"metadata": finite(dict(self.metadata)), "rows": records(self.frame)}
 
     def to_pandas(self) -> pandas.DataFrame:
         """The frame as a pandas frame.
@@ -229,7 +244,7 @@ class ScoreTable(Table):
     Attributes
     ----------
     frame
-        A polars frame with the columns of `wqk.tables.schema.SCHEMA`, in that order, then those
+        A polars frame with the columns of `wqk.tables.columns.COLUMNS`, in that order, then those
         of the measures that were asked for.
     metadata
         How the scores were made: gamma, folded norms, biases, software and schema version, and why
@@ -248,9 +263,10 @@ class ScoreTable(Table):
     True
     """
 
-    schema = SCHEMA
-    optional = OPTIONAL
-    printed = _PRINTED
+    declared = COLUMNS
+    further = FURTHER_COLUMNS
+    # No other table with layers has a symmetry by chance.
+    needed = ("layer", "symmetry_null")
 
     details: Details | None = None
 
@@ -263,8 +279,9 @@ class ScoreTable(Table):
     ) -> ScoreTable:
         """A table from one mapping for each row; absent columns are null."""
         listed = list(rows)
-        columns = {**SCHEMA, **present(OPTIONAL, {name for row in listed for name in row})}
-        frame = pl.DataFrame(listed, schema=columns, strict=False)
+        named = {name for row in listed for name in row}
+        further = types(column for column in FURTHER_COLUMNS if column.name in named)
+        frame = pl.DataFrame(listed, schema=SCHEMA | further, strict=False)
         return cls(frame, {"schema_version": SCHEMA_VERSION, **(metadata or {})}, details)
 
     def summary(self) -> pl.DataFrame:
@@ -290,6 +307,11 @@ class ScoreTable(Table):
                 for name, q in quartiles.items()
             ),
         )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The metadata, the `summary` and the rows, as ``--json`` prints them."""
+        whole = super().to_dict()
+        return {"metadata": whole.pop("metadata"), "summary": records(self.summary()), **whole}
 
     def join(self, *others: ScoreTable) -> ScoreTable:
         """All rows of this table and of others; see `wqk.join`."""
@@ -324,6 +346,9 @@ class ScoreTable(Table):
         from wqk.tables.plotting import plot_table
 
         return plot_table(self, view)
+
+    def _drawn(self) -> Figure | None:
+        return self.plot() if len(self.layers) else None
 
     def _shown(self, width: int) -> Iterator[Any]:
         from wqk.tables.rendering import score_table
@@ -397,8 +422,9 @@ def read_one_of(path: str | PathLike[str], *kinds: type[Table]) -> Table:
         )
     require_file(path, TableError)
     try:
-        frame, metadata = reader(path.read_bytes())
-        kind = next((one for one in kinds if one.schema.keys() <= set(frame.columns)), kinds[0])
+        known = types(column for one in kinds for column in (*one.declared, *one.further))
+        frame, metadata = reader(path.read_bytes(), known)
+        kind = next((one for one in kinds if {*one.needed} <= {*frame.columns}), kinds[0])
         return kind(frame, metadata)
     except OSError as error:
         raise TableError(f"{path}: cannot be read ({error.strerror})", path=path) from None

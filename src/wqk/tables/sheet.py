@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -204,7 +204,9 @@ class Sheet:
             if self._is_heading(row):
                 lines.append([f"**{_in_markdown(_words(row[0]))}**", *[""] * (len(places) - 1)])
             else:
-                lines.append([_marked_up(row[place]) for place in places])
+                lines.append(
+                    [_filed(row[place], _in_markdown, "<sup>{}</sup>") for place in places]
+                )
         grid = "\n".join(f"| {' | '.join(texts)} |" for texts in lines)
         notes = [f"<sup>{mark}</sup> {_in_markdown(text)}" for mark, text in self.notes.items()]
         return "\n\n".join(filter(None, [_in_markdown(self.caption), grid, *notes])) + "\n"
@@ -218,7 +220,9 @@ class Sheet:
                 words = _words(row[0]).translate(LATEX)
                 texts = [rf"\multicolumn{{{len(places)}}}{{l}}{{\textbf{{{words}}}}}"]
             else:
-                texts = [_typeset(row[place]) for place in places]
+                texts = [
+                    _filed(row[place], _in_latex, r"\textsuperscript{{{}}}") for place in places
+                ]
             body.append(f"  {' & '.join(texts)} \\\\")
         columns = [self.columns[place] for place in places]
         notes = [
@@ -265,12 +269,12 @@ class Sheet:
             return (
                 f'<tr><th scope="colgroup" colspan="{len(self.columns)}">{_paged(row[0])}</th></tr>'
             )
-        first, *rest = (
-            f"{_side(column)}{'' if index == 0 else _label(column)}>{_paged(cell)}"
-            for index, (column, cell) in enumerate(zip(self.columns, row, strict=True))
-        )
-        cells = "".join(f"<td{cell}</td>" for cell in rest)
-        return f'<tr><th scope="row"{first}</th>{cells}</tr>'
+        cells = [
+            f'{_side(column)} data-label="{escape(column.heading)}">{_paged(cell)}'
+            for column, cell in zip(self.columns, row, strict=True)
+        ]
+        rest = "".join(f"<td{cell}</td>" for cell in cells[1:])
+        return f'<tr><th scope="row"{cells[0]}</th>{rest}</tr>'
 
     # On a terminal.
 
@@ -282,10 +286,8 @@ class Sheet:
             if least <= options.max_width:
                 yield self._grid(places, options.max_width)
                 return
-        if len(places) > 2 and len(self.rows) <= 50:
-            yield from self._cards(places)
-        else:  # wider than the terminal rather than with a number cut short
-            yield from console.render(self._grid(places, least), options.update(width=least))
+        # Wider than the terminal rather than with a number cut short.
+        yield from console.render(self._grid(places, least), options.update(width=least))
 
     def _widths(self, place: int) -> Iterator[int]:
         yield cell_len(self.columns[place].heading)
@@ -330,23 +332,6 @@ class Sheet:
                 grid.add_row(*(_drawn(row[place], left_over, len(barred)) for place in places))
         return grid
 
-    def _cards(self, places: list[int]) -> Iterator[Text | Table]:
-        """Each row as a list of its headings and cells."""
-        for number, row in enumerate(self.rows):
-            if self._is_heading(row):
-                yield Text(_words(row[0]), style="bold")
-                continue
-            if number:
-                yield Text("")
-            card = Table(box=None, padding=(0, 1), show_header=False)
-            card.add_column(style="dim", no_wrap=True)
-            card.add_column(overflow="fold")
-            for place in places:
-                cell = row[place]
-                if isinstance(cell, Cell) and (cell.text or self.columns[place].heading):
-                    card.add_row(self.columns[place].heading, _drawn(cell, 0, 0))
-            yield card
-
     def _is_heading(self, row: list[Cell | Bar]) -> bool:
         return len(row) == 1 < len(self.columns)
 
@@ -384,18 +369,16 @@ def _in_markdown(text: str) -> str:
     return LINK.sub(r"\\[", text.translate(MARKDOWN))
 
 
-def _marked_up(cell: Cell | Bar) -> str:
-    if isinstance(cell, Bar):
-        return ""
-    marks = f"<sup>{','.join(cell.marks)}</sup>" if cell.marks else ""
-    return _in_markdown(_words(cell._replace(marks=""))) + marks
+def _in_latex(text: str) -> str:
+    return text.translate(LATEX)
 
 
-def _typeset(cell: Cell | Bar) -> str:
+def _filed(cell: Cell | Bar, markup: Callable[[str], str], superscript: str) -> str:
+    """A cell as a file has it: its text, and the letters of its footnotes."""
     if isinstance(cell, Bar):
         return ""
-    marks = rf"\textsuperscript{{{','.join(cell.marks)}}}" if cell.marks else ""
-    return _words(cell._replace(marks="")).translate(LATEX) + marks
+    marks = superscript.format(",".join(cell.marks)) if cell.marks else ""
+    return markup(_words(cell._replace(marks=""))) + marks
 
 
 def _paged(cell: Cell | Bar) -> str:
@@ -412,8 +395,3 @@ def _paged(cell: Cell | Bar) -> str:
 
 def _side(column: Column) -> str:
     return f' style="text-align: {"left" if column.text else "right"}"'
-
-
-def _label(column: Column) -> str:
-    """The heading again, for narrow screens that show a row as a list."""
-    return f' data-label="{escape(column.heading)}"'

@@ -1,6 +1,9 @@
 """The atlas: the paper's published scores, and how a scan ranks among them."""
 
-from wqk.comparing.published import (
+from wqk.scanning.surveys.surveying import survey_table
+from wqk_lab.atlas.agreement import Comparison, compare
+from wqk_lab.atlas.paper_tables import TrainingResult, paper_table
+from wqk_lab.atlas.ranks import (
     Flag,
     Placement,
     flags,
@@ -8,10 +11,7 @@ from wqk.comparing.published import (
     published,
     sound_models,
     summarize,
-    survey_table,
 )
-from wqk_lab.atlas.agreement import Comparison, compare
-from wqk_lab.atlas.paper_tables import TrainingResult, paper_table
 from wqk_lab.atlas.reference import (
     drawn_models,
     published_layers,

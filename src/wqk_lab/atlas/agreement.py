@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from wqk.comparing.published import of_model, summarize
 from wqk.errors import TableError
 from wqk.tables.score_table import ScoreTable
+from wqk_lab.atlas.ranks import of_model, summarize
 
 if TYPE_CHECKING:
     import polars as pl

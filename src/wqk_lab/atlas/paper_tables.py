@@ -10,7 +10,10 @@ from typing import Any, Literal
 import polars as pl
 
 from wqk._console import number
-from wqk.comparing.published import (
+from wqk.errors import TableError, UnknownName
+from wqk.tables.score_table import ScoreTable
+from wqk.tables.sheet import Cell, Column, Sheet
+from wqk_lab.atlas.ranks import (
     flags,
     interquartile,
     marks,
@@ -19,9 +22,6 @@ from wqk.comparing.published import (
     split_flags,
     summarize,
 )
-from wqk.errors import TableError, UnknownName
-from wqk.tables.score_table import ScoreTable
-from wqk.tables.sheet import Cell, Column, Sheet
 from wqk_lab.atlas.reference import DATA
 
 Name = Literal["table1", "tableS2", "tableS3"]

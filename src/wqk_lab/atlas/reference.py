@@ -13,8 +13,9 @@ from typing import Any
 
 import polars as pl
 
-from wqk.comparing.published import flags, last_part, published, with_flags
+from wqk._console import last_part
 from wqk.scanning.surveys.model_sets import model_set, model_sets
+from wqk_lab.atlas.ranks import flags, published, with_flags
 
 DATA = Path(__file__).parent / "data"
 

@@ -6,8 +6,9 @@ import difflib
 
 import polars as pl
 
-from wqk.comparing.published import COLUMNS, last_part, published
+from wqk._console import last_part
 from wqk.errors import UnknownName
+from wqk_lab.atlas.ranks import COLUMNS, published
 from wqk_lab.atlas.reference import drawn_models
 
 
@@ -60,7 +61,9 @@ def lookup(name: str, rows: pl.DataFrame | None = None) -> pl.DataFrame:
         known = {spelling.lower(): spelling for spelling in reversed(spellings)}
         close = difflib.get_close_matches(wanted, known, n=5, cutoff=0.55)
         similar = list(dict.fromkeys(known[c] for c in close))
-        hint = f"did you mean {', '.join(similar)}?" if similar else "wqk atlas lists all models"
+        hint = (
+            f"did you mean {', '.join(similar)}?" if similar else "wqk lab atlas lists all models"
+        )
         raise UnknownName(
             f"{name}: the paper has no model with this name or Hub id; {hint}",
             name=name,

@@ -1,4 +1,4 @@
-"""The laboratory's verbs of the ``wqk`` command, one file each.
+"""The laboratory's verbs, ``wqk lab VERB``, one file each.
 
 The entry point ``laboratory`` of the group ``wqk.commands`` names `COMMANDS`.
 """
@@ -6,5 +6,5 @@ The entry point ``laboratory`` of the group ``wqk.commands`` names `COMMANDS`.
 # Sections of the help, and the verbs in each: the module of which they are, by name.
 COMMANDS = {
     "Train": ("corpus", "train", "experiments", "speedup", "glue"),
-    "Explain the paper": ("atlas", "figure", "theory"),
+    "Explain the paper": ("atlas", "pairs", "figure", "theory"),
 }

@@ -1,4 +1,4 @@
-"""``wqk atlas``: the paper's published scores, and how a scan compares."""
+"""``wqk lab atlas``: the paper's published scores, and how a scan compares."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def atlas(
 
     \b
     Examples:
-      wqk atlas --stack encoder --sound --sort symmetry
-      wqk atlas Mistral-7B
-      wqk atlas BERT-base --scan ./bert-base-uncased
+      wqk lab atlas --stack encoder --sound --sort symmetry
+      wqk lab atlas Mistral-7B
+      wqk lab atlas BERT-base --scan ./bert-base-uncased
     """
     import polars as pl
 
@@ -149,8 +149,8 @@ def _comparison(
     row: Mapping[str, Any], own: ScoreTable | None, survey: ScoreTable | None
 ) -> Comparison | None:
     """A published row with a scan of its model, if any; a survey may lack it."""
-    from wqk.comparing.published import of_model
     from wqk_lab.atlas import compare, summarize
+    from wqk_lab.atlas.ranks import of_model
 
     if row["source"] == "own":
         return None

@@ -9,10 +9,10 @@ from rich.text import Text
 
 from wqk._console import count, number
 from wqk.cli import display
-from wqk.comparing.published import marks, spread
 from wqk.tables.sheet import Sheet
 from wqk_lab.atlas import Comparison, flags
 from wqk_lab.atlas.agreement import TOLERANCES
+from wqk_lab.atlas.ranks import marks, spread
 
 if TYPE_CHECKING:
     import polars as pl
@@ -51,7 +51,7 @@ def print_rows(frame: pl.DataFrame, as_json: bool) -> None:
         console.print(Text(f"{letter}: {known[name].title}{artifact}", style="dim"))
     console.print(
         Text(
-            "Medians over layers; directionality by excess. wqk atlas NAME explains a row's flags.",
+            "Medians over layers; directionality by excess. wqk lab atlas NAME explains flags.",
             style="dim",
         )
     )

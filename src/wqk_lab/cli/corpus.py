@@ -1,4 +1,4 @@
-"""``wqk corpus``: text into a token store, to train on."""
+"""``wqk lab corpus``: text into a token store, to train on."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def corpus(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Turn text into a token store, DIR, for wqk train.
+    """Turn text into a token store, DIR, for wqk lab train.
 
     TEXT is a file (.txt, .jsonl, .csv, .parquet; also .xz, .gz, .bz2, .zst), a folder of them, a
     Hub data set (owner/name), or wikipedia, jigsaw or redpajama. The same text and options
@@ -44,10 +44,10 @@ def corpus(
 
     \b
     Examples:
-      wqk corpus articles.jsonl.xz -o store
-      wqk corpus articles.jsonl.xz --text characters -o store
-      wqk corpus comments.csv --field comment_text --vocabulary vocab.txt -o store
-      wqk corpus book.txt --document paragraph --vocabulary 4000 -o store
+      wqk lab corpus articles.jsonl.xz -o store
+      wqk lab corpus articles.jsonl.xz --text characters -o store
+      wqk lab corpus comments.csv --field comment_text --vocabulary vocab.txt -o store
+      wqk lab corpus book.txt --document paragraph --vocabulary 4000 -o store
     """
     from wqk.cli import display
     from wqk_lab.training.corpus import build_corpus
@@ -139,4 +139,4 @@ def _print(store: TokenStore, as_json: bool) -> None:
     click.echo(f"  fingerprint {store.fingerprint[:16]}")
     if warning := held_out_warning({name: split.tokens for name, split in store.splits.items()}):
         display.say(warning)
-    display.say(f"train on it: wqk train --corpus {store.folder} -o RUN")
+    display.say(f"train on it: wqk lab train --corpus {store.folder} -o RUN")

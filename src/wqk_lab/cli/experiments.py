@@ -1,4 +1,4 @@
-"""``wqk experiments``: many runs from one file, several at a time."""
+"""``wqk lab experiments``: many runs from one file, several at a time."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def experiments(
     """Train every cell of FILE.toml once per seed, and compare the initializations.
 
     The same command resumes: finished runs are skipped, interrupted runs continue. Finished runs
-    that differ only in initialization are compared seed by seed, as by wqk speedup.
+    that differ only in initialization are compared seed by seed, as by wqk lab speedup.
 
     \b
     Examples:
-      wqk experiments table1-cpu.toml --corpora corpora --out runs --dry-run
-      wqk experiments table1-cpu.toml --corpora corpora --out runs --jobs 2
+      wqk lab experiments table1-cpu.toml --corpora corpora --out runs --dry-run
+      wqk lab experiments table1-cpu.toml --corpora corpora --out runs --jobs 2
     """
     from wqk.cli import display
     from wqk.errors import RunError

@@ -1,4 +1,4 @@
-"""``wqk figure``: the paper's figures and tables, and others, from your own results."""
+"""``wqk lab figure``: the paper's figures and tables, and others, from your own results."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def figure(
       dose       loss against the scale of the start
       convert    runs that continue others: scores and those of the change
       updates    symmetry and directionality of each form's change
-    From a survey of pairs (wqk survey pairs):
+    From a survey of pairs (wqk lab pairs):
       pairs      what lifting the causal mask changed, with the tests of what was predicted
     From tables and details:
       heads      symmetry within and between heads, and by chance
@@ -79,16 +79,16 @@ def figure(
 
     \b
     Examples:
-      wqk figure fig2 --from survey --out fig2.pdf
-      wqk figure fig3 runs/wikipedia-*/
-      wqk figure tableS2 --from survey --out tableS2.tex
+      wqk lab figure fig2 --from survey --out fig2.pdf
+      wqk lab figure fig3 runs/wikipedia-*/
+      wqk lab figure tableS2 --from survey --out tableS2.tex
     """
     from wqk_lab.figures import read_sources
 
     found = replace(read_sources(*sources, *more), published=published, level=level)
     if name in TABLES:
         if as_json:
-            raise click.UsageError(f"{name} is text; wqk atlas --json prints its rows")
+            raise click.UsageError(f"{name} is text; wqk lab atlas --json prints its rows")
         _write_table(name, found, out)
     else:
         _draw(name, found, out or Path(f"{name}.pdf"), as_json)

@@ -1,4 +1,4 @@
-"""``wqk glue``: encoders fine-tuned on sentence tasks, with baselines."""
+"""``wqk lab glue``: encoders fine-tuned on sentence tasks, with baselines."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def glue(
 
     \b
     Examples:
-      wqk glue runs/random --data glue --tasks sst2,rte
-      wqk glue runs/random runs/symmetric --data glue --seeds 5
-      wqk glue runs/random-* runs/symmetric-* --data glue --seeds 3
-      wqk glue runs/random --tasks reviews.jsonl
+      wqk lab glue runs/random --data glue --tasks sst2,rte
+      wqk lab glue runs/random runs/symmetric --data glue --seeds 5
+      wqk lab glue runs/random-* runs/symmetric-* --data glue --seeds 3
+      wqk lab glue runs/random --tasks reviews.jsonl
     """
     from wqk.cli import display
     from wqk_lab.training.glue import FineTuning, by_start, fine_tune, over_runs

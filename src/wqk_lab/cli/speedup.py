@@ -1,4 +1,4 @@
-"""``wqk speedup``: how much sooner one initialization reaches another's final loss."""
+"""``wqk lab speedup``: how much sooner one initialization reaches another's final loss."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def speedup(
 
     \b
     Examples:
-      wqk speedup runs/random runs/symmetric
-      wqk speedup runs/random-* runs/symmetric-* runs/paired-*
-      wqk speedup runs/random-* runs/published-* --below 3.0
+      wqk lab speedup runs/random runs/symmetric
+      wqk lab speedup runs/random-* runs/symmetric-* runs/paired-*
+      wqk lab speedup runs/random-* runs/published-* --below 3.0
     """
     from wqk.cli import display
     from wqk.tables.run import open_run

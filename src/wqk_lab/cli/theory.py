@@ -1,4 +1,4 @@
-"""``wqk theory``: the paper's statements on a model and a text."""
+"""``wqk lab theory``: the paper's statements on a model and a text."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ def theory(
 
     \b
     Examples:
-      wqk theory google-bert/bert-base-uncased --corpus wikitext.txt
-      wqk theory ./run --corpus ./corpus --steps all --out findings.json
-      wqk theory ./seed-1 ./seed-2 ./seed-3 --corpus ./corpus -v
+      wqk lab theory google-bert/bert-base-uncased --corpus wikitext.txt
+      wqk lab theory ./run --corpus ./corpus --steps all --out findings.json
+      wqk lab theory ./seed-1 ./seed-2 ./seed-3 --corpus ./corpus -v
     """
     from wqk._files import check_output
     from wqk._style import PICTURES, save_figure

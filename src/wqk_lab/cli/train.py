@@ -1,4 +1,4 @@
-"""``wqk train``: an encoder or a decoder, from a token store to a run's directory."""
+"""``wqk lab train``: an encoder or a decoder, from a token store to a run's directory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ def _penalty(text: str) -> dict[str, Any]:
 )
 @click.option("--size", type=click.Choice(list(SIZES)), help="Layers, width and heads.")
 @click.option(
-    "--corpus", type=FOLDER, metavar="DIR", help="Token store to train on, written by wqk corpus."
+    "--corpus",
+    type=FOLDER,
+    metavar="DIR",
+    help="Token store to train on, written by wqk lab corpus.",
 )
 @click.option("-o", "--out", type=FOLDER, required=True, metavar="RUN", help="Folder of the run.")
 @click.option(
@@ -96,15 +99,15 @@ def train(
     steps. --resume continues an interrupted run; any options must equal its original ones.
     --from starts from the weights of a finished run; --objective alone brings its own attention
     (masked: full; causal: to earlier tokens), and with --mode both can be combined freely. For
-    several GPUs or processes: torchrun --nproc-per-node N -m wqk train.
+    several GPUs or processes: torchrun --nproc-per-node N -m wqk lab train.
 
     \b
     Examples:
-      wqk train --corpus wikipedia -o runs/encoder
-      wqk train --mode decoder --steps 4000 --corpus wikipedia -o runs/decoder
-      wqk train --preset paper --size mini --init symmetric --corpus wikipedia -o runs/symmetric
-      wqk train --resume -o runs/encoder
-      wqk train --from runs/decoder --objective masked -o runs/converted
+      wqk lab train --corpus wikipedia -o runs/encoder
+      wqk lab train --mode decoder --steps 4000 --corpus wikipedia -o runs/decoder
+      wqk lab train --preset paper --size mini --init symmetric --corpus wikipedia -o runs/symmetric
+      wqk lab train --resume -o runs/encoder
+      wqk lab train --from runs/decoder --objective masked -o runs/converted
     """
     from wqk.tables.run import SETTINGS, open_run
     from wqk_lab.training.conversion import continued, open_parent
@@ -114,7 +117,7 @@ def train(
     if parent is not None and resume:
         raise click.UsageError("--resume knows what a run continues; leave out --from.")
     if corpus is None and not resume and parent is None:
-        raise click.UsageError("Missing option '--corpus': a token store made by wqk corpus.")
+        raise click.UsageError("Missing option '--corpus': a token store made by wqk lab corpus.")
     overrides = {name: value for name, value in chosen.items() if value is not None}
     overrides |= penalty or {}
     if config:
@@ -143,7 +146,9 @@ def train(
             )
         except KeyboardInterrupt:
             begun = (out / SETTINGS).exists()
-            next_step = f"wqk train --resume -o {out} resumes it" if begun else "no run was begun"
+            next_step = (
+                f"wqk lab train --resume -o {out} resumes it" if begun else "no run was begun"
+            )
             raise KeyboardInterrupt(next_step) from None
     if is_first:
         _print_outcome(run)
@@ -243,5 +248,5 @@ def _print_outcome(run: Run) -> None:
         soft_wrap=True,
     )
     console.print(
-        f"next: wqk scan {run.folder}, or wqk figure updates {run.folder}", soft_wrap=True
+        f"next: wqk scan {run.folder}, or wqk lab figure updates {run.folder}", soft_wrap=True
     )

@@ -16,6 +16,7 @@ from wqk.errors import RunError, TableError, UnknownName
 from wqk.reporting.pictures import distances, heads
 from wqk.reporting.pictures.arcs import composition_arcs
 from wqk.reporting.pictures.entries import examples
+from wqk.tables.writers import without_formulas
 from wqk_lab.figures import convert, dose, dynamics, model_sizes, paired, starts
 from wqk_lab.figures.paper_curves import published_pairs, published_starts
 
@@ -149,7 +150,7 @@ def save(name: str, sources: Sources, path: Path) -> None:
     check_ending(path)
     if path.suffix == ".csv":
         plain = numbers(name, sources).with_columns(pl.col(pl.List(pl.String)).list.join(" "))
-        write_atomically(path, plain.write_csv().encode())
+        write_atomically(path, without_formulas(plain).write_csv().encode())
     else:
         save_figure(draw(name, sources), path)
 

@@ -75,7 +75,7 @@ def convert_rows(runs: Sequence[Run]) -> pl.DataFrame:
     children = [run for run in runs if run.recipe.get("parent")]
     if not children:
         raise RunError(
-            "convert needs runs that continue others: wqk train --from RUN --objective masked "
+            "convert needs runs that continue others: wqk lab train --from RUN --objective masked "
             "--keep-checkpoints 0,10,100 -o CHILD"
         )
     frames = [_rows_of(run) for run in children]
@@ -98,12 +98,12 @@ def _rows_of(run: Run) -> pl.DataFrame:
         model = open_model(path)
         first = first or model
         for block, start in zip(model, first, strict=True):
-            form = block.form()
+            form = block.form
             found = {
                 "symmetry": float(form.symmetry),
                 "directionality_excess": float(form.directionality_excess),
             }
-            found |= _change(start.form(), form) if step else {}
+            found |= _change(start.form, form) if step else {}
             rows.append({"step": step, "layer": block.layer, **found})
     columns = ("step", "layer", *SCORES)
     layers = pl.DataFrame(rows, schema={name: SCHEMA[name] for name in columns})

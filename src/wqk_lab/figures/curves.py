@@ -12,10 +12,10 @@ from typing import Literal
 
 import polars as pl
 
-from wqk.comparing.published import plain_layers
 from wqk.errors import RunError
 from wqk.tables.run import Run
 from wqk.tables.score_table import ScoreTable
+from wqk_lab.atlas.ranks import plain_layers
 
 SCORES = ("symmetry", "directionality_excess")
 

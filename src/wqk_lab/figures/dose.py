@@ -79,7 +79,7 @@ def dose_rows(runs: Sequence[Run], level: float | None = None) -> pl.DataFrame:
     found = found.filter(several.over("scale", "start"))
     if found.is_empty():
         raise RunError(
-            "dose needs a start at two scales: wqk train --init symmetric --init-norm 2, or "
+            "dose needs a start at two scales: wqk lab train --init symmetric --init-norm 2, or "
             "--init-values 2, beside one without"
         )
     return found

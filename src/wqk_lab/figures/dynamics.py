@@ -56,7 +56,7 @@ def update_curves(runs: Sequence[Run]) -> pl.DataFrame:
         There are no runs, or some without updates.
     """
     if not runs:
-        raise RunError("updates needs runs (wqk train); got none")
+        raise RunError("updates needs runs (wqk lab train); got none")
     return _curves(modes(runs), "updates")
 
 

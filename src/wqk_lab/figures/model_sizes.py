@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from wqk._console import last_part
 from wqk._style import (
     COLORS,
     DIRECTIONALITY,
@@ -17,13 +18,13 @@ from wqk._style import (
     new_figure,
     style,
 )
-from wqk.comparing.published import COLUMNS, last_part
 from wqk.forms.images import MatrixImage
 from wqk.reporting.pictures.entries import draw_form
 from wqk.reporting.pictures.panels import latest, letter, separate_labels
 from wqk.scanning.surveys.model_sets import model_set, model_sets
 from wqk.tables.score_table import ScoreTable
 from wqk_lab.atlas import drawn_models, flags, published, sound_models, summarize
+from wqk_lab.atlas.ranks import COLUMNS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,7 +72,7 @@ def model_rows(figure: str, table: ScoreTable | None = None) -> pl.DataFrame:
     Every sound published model once, every published artifact, then own scores at their last step.
     Own models are shown in the figure whose set they belong to; those of no set in ``s2`` if they
     have an encoder and a decoder, otherwise in the other two. Columns are those of
-    `wqk.comparing.published`, with ``encoder`` or ``decoder`` as ``stack``.
+    `wqk_lab.atlas.ranks`, with ``encoder`` or ``decoder`` as ``stack``.
 
     Examples
     --------

@@ -17,9 +17,9 @@ import polars as pl
 
 from wqk._statistics import holm
 from wqk._style import GRAY, OUTLIER, PAGE, TEAL, WINE, new_figure, style
-from wqk.comparing.pairs import Pair, PairSurvey
 from wqk.errors import RunError
 from wqk.reporting.pictures.panels import finish_row, letter, note
+from wqk_lab.runs.pairs import Pair, PairSurvey
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -128,7 +128,7 @@ def pair_rows(survey: PairSurvey | None) -> pl.DataFrame:
         There is no survey of pairs, or none of its pairs was read.
     """
     if survey is None:
-        raise RunError("pairs needs the folder of a survey of pairs: wqk survey pairs --out DIR")
+        raise RunError("pairs needs the folder of a survey of pairs: wqk lab pairs --out DIR")
     frames = [_rows(pair, survey) for pair in survey.pairs if pair.title not in survey.problems]
     found = pl.concat([pl.DataFrame(schema=SCHEMA), *frames])
     if found.is_empty():

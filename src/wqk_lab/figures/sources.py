@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
-from wqk.comparing.pairs import DESIGN, PairSurvey, read_pairs
 from wqk.errors import TableError
 from wqk.inspecting.composition import CompositionTable
 from wqk.tables.details import BlockDetails, read_details
 from wqk.tables.run import SETTINGS, Run, open_run
 from wqk.tables.score_table import ScoreTable, join, read_one_of
 from wqk_lab.atlas import survey_table
+from wqk_lab.runs.pairs import DESIGN, PairSurvey, read_pairs
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ reproduced        the interval lies on the predicted side of zero
 too small         the same, but it excludes every effect that would matter
 not reproduced    it excludes every effect that would matter, and holds zero or lies beyond it
 undecided         none of these
+depends           it is a main effect, and its interaction may be large enough to matter
 ================  ============================================================================
 """
 
@@ -21,19 +22,20 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from wqk.errors import RunError
-from wqk_lab.runs.seeds import LEVEL, POWER, by_seed
+from wqk_lab.runs.seeds import LEVEL, POWER, Paired, by_seed, paired
 
-Verdict = Literal["reproduced", "too small", "not reproduced", "undecided"]
+Verdict = Literal["reproduced", "too small", "not reproduced", "undecided", "depends"]
 
 # A quantity of each run, by cell and seed.
 Records = Mapping[str, Mapping[str, Mapping[int, float]]]
@@ -47,6 +49,9 @@ CONVERSION = {
     "change_symmetry": "symmetry of the change",
     "new_symmetry": "symmetry of what is new",
 }
+
+# Columns of parts of the scores.
+PARTS = {"share": "share kept", "curvature": "curvature"}
 
 
 @dataclass(frozen=True)
@@ -63,18 +68,16 @@ class Contrast:
         Weights by cell, which add up to zero.
     pool
         Contrasts whose variances moderate each other; by default those of one measure.
-    means, deviations, seeds
-        Instead of cells: of two groups of which only these were recorded.
+    pending
+        Whether its runs are still to be made: of fewer than two seeds it is left out.
     """
 
     name: str
     says: str
     measure: str
-    cells: Mapping[str, float] = ()  # type: ignore[assignment]
+    cells: Mapping[str, float]
     pool: str = ""
-    means: tuple[float, ...] = ()
-    deviations: tuple[float, ...] = ()
-    seeds: tuple[int, ...] = ()
+    pending: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ class Claim:
     predicts: Literal["less", "more"]
     matters: float  #: The smallest effect that would matter.
     note: str = ""
+    interaction: str = ""  #: Of a main effect: the contrast that must be too small to matter.
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,8 @@ class Result:
         Number of seeds.
     low, high
         The 95 % interval.
+    alone
+        The same from this contrast's own variance, by Student's t.
     p
         Two-sided, of the hypothesis that the mean is zero.
     allowed
@@ -115,6 +121,13 @@ class Result:
     high: float
     p: float
     allowed: tuple[float, float]
+    alone: Paired
+
+    @property
+    def borrows(self) -> bool:
+        """Whether its interval excludes zero, and would not by its own variance alone."""
+        low, high = self.alone.low or 0, self.alone.high or 0
+        return low <= 0 <= high and not self.allowed[0] <= 0 <= self.allowed[1]
 
     @property
     def detectable(self) -> float:
@@ -131,14 +144,19 @@ def read_records(folder: Path) -> Records:
     Raises
     ------
     RunError
-        There are no records.
+        There are no records, or two that say different things of one run.
     """
     found: dict[str, dict[str, dict[int, float]]] = {}
     for path in sorted(folder.rglob("*.csv")):
         with path.open(newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
                 for measure, cell, seed, value in _quantities(row):
-                    found.setdefault(measure, {}).setdefault(cell, {})[seed] = value
+                    known = found.setdefault(measure, {}).setdefault(cell, {})
+                    if known.setdefault(seed, value) != value:
+                        raise RunError(
+                            f"{path}: {cell}, seed {seed}, has {measure} {value}; another record "
+                            f"says {known[seed]}: runs that differ need names that differ"
+                        )
     if not found:
         raise RunError(f"{folder}: has no records of runs (*.csv)")
     return found
@@ -147,6 +165,13 @@ def read_records(folder: Path) -> Records:
 def _quantities(row: Mapping[str, str]) -> Iterable[tuple[str, str, int, float]]:
     """Measure, cell, seed and value of what a line says."""
     cell = row.get("start") or row.get("run", "").rpartition("-")[0]
+    if "part" in row and row["seed"] and not row["layer"]:
+        for name, measure in PARTS.items():
+            if row[name]:
+                yield (
+                    f"{measure} at step {row['step']}", f"{row['model']} {row['part']}",
+                    int(row["seed"]), float(row[name]),
+                )  # fmt: skip
     if not cell or not row.get("seed"):
         return
     seed, step = int(row["seed"]), row["step"]
@@ -166,19 +191,16 @@ def _quantities(row: Mapping[str, str]) -> Iterable[tuple[str, str, int, float]]
 def read_definition(folder: Path) -> tuple[list[Contrast], list[Claim]]:
     """The contrasts and claims of a folder's ``contrasts.toml``."""
     content = tomllib.loads((folder / DEFINITION).read_text(encoding="utf-8"))
-    contrasts = [Contrast(**_tuples(entry)) for entry in content["contrast"]]
+    contrasts = [Contrast(**entry) for entry in content["contrast"]]
     names = [contrast.name for contrast in contrasts]
     claims = [Claim(**entry) for entry in content["claim"]]
     if len(set(names)) < len(names):
         raise RunError(f"{folder / DEFINITION}: names of contrasts must be unique")
     for claim in claims:
-        if claim.contrast not in names:
-            raise RunError(f"{folder / DEFINITION}: no contrast is called {claim.contrast!r}")
+        for name in filter(None, (claim.contrast, claim.interaction)):
+            if name not in names:
+                raise RunError(f"{folder / DEFINITION}: no contrast is called {name!r}")
     return contrasts, claims
-
-
-def _tuples(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in entry.items()}
 
 
 def differences(contrast: Contrast, records: Records) -> list[float]:
@@ -234,31 +256,27 @@ def evaluate(contrasts: Sequence[Contrast], records: Records) -> list[Result]:
     """All contrasts, moderated within their pools, with intervals for their number."""
     from scipy.stats import t
 
-    each = {c.name: differences(c, records) for c in contrasts if c.cells}
+    each = {c.name: differences(c, records) for c in contrasts}
     if few := [name for name, values in each.items() if len(values) < 2]:
         raise RunError(f"contrasts of a single seed have no interval: {', '.join(few)}")
     # Variances of one unit of weight, so that sums of more cells compare with differences of two.
-    scale = {c.name: sum(w**2 for w in c.cells.values()) / 2 for c in contrasts if c.cells}
+    scale = {c.name: sum(w**2 for w in c.cells.values()) / 2 for c in contrasts}
     own = {name: stdev(values) ** 2 / scale[name] for name, values in each.items()}
     pools: dict[str, list[str]] = {}
     for contrast in contrasts:
-        if contrast.cells:
-            pools.setdefault(contrast.pool or contrast.measure, []).append(contrast.name)
+        pools.setdefault(contrast.pool or contrast.measure, []).append(contrast.name)
     common = {
         pool: moderate([own[n] for n in names], [len(each[n]) - 1 for n in names])
         for pool, names in pools.items()
     }
     estimates = []
     for contrast in contrasts:
-        if contrast.cells:
-            values = each[contrast.name]
-            value, count, free = fmean(values), len(values), len(values) - 1
-            shared, worth = common[contrast.pool or contrast.measure]
-            variance = (worth * shared + free * own[contrast.name]) / (worth + free)
-            degrees = worth + free
-            error = math.sqrt(variance * scale[contrast.name] / count)
-        else:
-            value, error, degrees, count = _of_two(contrast)
+        values = each[contrast.name]
+        value, count, free = fmean(values), len(values), len(values) - 1
+        shared, worth = common[contrast.pool or contrast.measure]
+        variance = (worth * shared + free * own[contrast.name]) / (worth + free)
+        degrees = worth + free
+        error = math.sqrt(variance * scale[contrast.name] / count)
         estimates.append((contrast, value, error, degrees, count))
     chances = [float(2 * t.sf(abs(value) / error, free)) for _, value, error, free, _ in estimates]
     level = 1 - found_at(chances, 1 - LEVEL)
@@ -267,7 +285,8 @@ def evaluate(contrasts: Sequence[Contrast], records: Records) -> list[Result]:
         _, value, error, degrees, _ = estimate
         reach, wide = (float(t.ppf((1 + share) / 2, degrees)) * error for share in (LEVEL, level))
         allowed = value - wide, value + wide
-        results.append(Result(*estimate, value - reach, value + reach, p, allowed))
+        alone = paired(each[estimate[0].name])
+        results.append(Result(*estimate, value - reach, value + reach, p, allowed, alone))
     return results
 
 
@@ -284,26 +303,22 @@ def found_at(p: Sequence[float], rate: float) -> float:
     return max(found, default=limits[0])
 
 
-def _of_two(contrast: Contrast) -> tuple[float, float, float, int]:
-    """Welch's difference of two groups of which only mean and deviation are known."""
-    squares = [d**2 / n for d, n in zip(contrast.deviations, contrast.seeds, strict=True)]
-    parts = sum(s**2 / (n - 1) for s, n in zip(squares, contrast.seeds, strict=True))
-    first, second = contrast.means
-    return first - second, math.sqrt(sum(squares)), sum(squares) ** 2 / parts, min(contrast.seeds)
-
-
-def decide(claim: Claim, result: Result) -> Verdict:
+def decide(claim: Claim, result: Result, interaction: Result | None = None) -> Verdict:
     """The verdict on a claim, from the interval that allows for all contrasts.
+
+    A main effect has one only if its interaction's 95 % interval excludes all that would matter.
 
     Examples
     --------
     >>> contrast = Contrast("c", "", "loss", {"a": 1, "b": -1})
     >>> def at(low, high):
-    ...     return Result(contrast, 0, 0.1, 4, 5, low, high, 0.5, (low, high))
+    ...     return Result(contrast, 0, 0.1, 4, 5, low, high, 0.5, (low, high), Paired(5, 0))
     >>> claim = Claim("a is lower", "c", "less", 0.02)
     >>> [decide(claim, at(*ends)) for ends in ((-2, -1), (-0.015, -0.01), (-0.01, 1), (-1, 1))]
     ['reproduced', 'too small', 'not reproduced', 'undecided']
     """
+    if interaction is not None and max(-interaction.low, interaction.high) >= claim.matters:
+        return "depends"
     low, high = result.allowed
     if claim.predicts == "less":
         low, high = -high, -low
@@ -315,8 +330,34 @@ def decide(claim: Claim, result: Result) -> Verdict:
 
 def results(folder: Path) -> dict[str, Result]:
     """The contrasts of a folder by their names, from its records."""
-    contrasts, _ = read_definition(folder)
-    return {r.contrast.name: r for r in evaluate(contrasts, read_records(folder))}
+    contrasts, records = read_definition(folder)[0], read_records(folder)
+
+    def seeds(contrast: Contrast) -> int:
+        known = records.get(contrast.measure, {})
+        return len(set.intersection(*(set(known.get(cell, ())) for cell in contrast.cells)))
+
+    made = [contrast for contrast in contrasts if not contrast.pending or seeds(contrast) > 1]
+    return {r.contrast.name: r for r in evaluate(made, records)} if made else {}
+
+
+def unnamed(text: str, names: Iterable[str]) -> list[str]:
+    r"""Bold phrases of a page whose paragraph names no contrast that could refute them.
+
+    Tables and headings have none; neither has what is said of no run, which is not bold.
+
+    Examples
+    --------
+    >>> unnamed("- **It helps** (`a`).\n- **It is\n  symmetry.** Always.", ["a"])
+    ['It is symmetry.']
+    """
+    known, found = set(names), []
+    for paragraph in re.split(r"\n\s*\n|\n(?=- |\d+\. )", text):
+        if not paragraph.lstrip().startswith("|") and known.isdisjoint(
+            re.findall(r"`([^`]+)`", paragraph)
+        ):
+            bold = re.findall(r"\*\*(.+?)\*\*", paragraph, flags=re.DOTALL)
+            found += [" ".join(phrase.split()) for phrase in bold]
+    return found
 
 
 def claims_table(folder: Path) -> list[str]:
@@ -327,9 +368,14 @@ def claims_table(folder: Path) -> list[str]:
         "|:--|:--|:--|--:|--:|",
     ]
     for claim in read_definition(folder)[1]:
+        if claim.contrast not in found:
+            lines.append(f"| {claim.says} | not run | `{claim.contrast}` | – | – |")
+            continue
         result = found[claim.contrast]
-        verdict = decide(claim, result)
+        verdict = decide(claim, result, found.get(claim.interaction))
         shown = f"**{verdict}**" if verdict == "reproduced" else verdict
+        shown += f" on `{claim.interaction}`" if verdict == "depends" else ""
+        shown += " (by borrowed variance)" if result.borrows and verdict != "depends" else ""
         says = f"{claim.says} ({claim.note})" if claim.note else claim.says
         effect = _interval(result, *result.allowed)
         limit = _number(result, claim.matters * (-1 if claim.predicts == "less" else 1))
@@ -340,14 +386,16 @@ def claims_table(folder: Path) -> list[str]:
 def contrasts_table(folder: Path) -> list[str]:
     """All contrasts of a folder, each by itself, as lines of Markdown."""
     lines = [
-        "| contrast | what | measure | seeds | difference [95 %] | p | detectable |",
-        "|:--|:--|:--|--:|--:|--:|--:|",
+        "| contrast | what | measure | seeds | difference [95 %] | [Student's] | p | detectable |",
+        "|:--|:--|:--|--:|--:|--:|--:|--:|",
     ]
     for name, result in results(folder).items():
-        contrast, p = result.contrast, result.p
+        contrast, p, alone = result.contrast, result.p, result.alone
         cells = (
             f"`{name}`", contrast.says, contrast.measure, str(result.count),
             _interval(result, result.low, result.high),
+            "–" if alone.low is None or alone.high is None
+            else f"[{_number(result, alone.low)}, {_number(result, alone.high)}]",
             f"{p:.3f}" if p >= 0.001 else "<.001", _number(result, result.detectable).lstrip("+"),
         )  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")

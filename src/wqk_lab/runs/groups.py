@@ -109,7 +109,7 @@ def pairs(runs: Sequence[Run], figure: str) -> list[ModeGroup]:
     if not pairs_of_cells:
         raise RunError(
             f"{figure} needs runs of an encoder and of a decoder with otherwise equal recipes: "
-            f"wqk train --mode encoder and --mode decoder; got {_listed(runs, MODE[0])}"
+            f"wqk lab train --mode encoder and --mode decoder; got {_listed(runs, MODE[0])}"
         )
     return _mode_groups(pairs_of_cells)
 

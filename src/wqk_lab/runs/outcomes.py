@@ -1,4 +1,4 @@
-"""Speed-ups in one sentence each, as `wqk speedup` ends with and reports of runs begin with."""
+"""Speed-ups in one sentence each, as `wqk lab speedup` ends with and reports of runs begin with."""
 
 from __future__ import annotations
 

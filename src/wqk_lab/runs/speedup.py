@@ -169,7 +169,7 @@ def compare(
         raise RunError(
             f"{candidate.start} and {baseline.start} are compared at the same step, and have their "
             f"last {loss} loss at the steps {', '.join(map(str, sorted(ends)))}: resume the "
-            "shorter runs with wqk train --resume"
+            "shorter runs with wqk lab train --resume"
         )
     compared = []
     for pair, (reference, own) in zip(both, curves, strict=True):

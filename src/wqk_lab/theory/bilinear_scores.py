@@ -22,13 +22,13 @@ ROUNDING = 1e-4
 def plain_scores(use: LayerGradient) -> np.ndarray:
     """x_i W_h x_jᵀ of every head, (B, H, I, J), without biases, positions and scale."""
     x, y = use.query_input[:, None, None], use.key_input[:, None, None]
-    return np.asarray(use.attention.heads(x, y).reshape(use.probabilities.shape))
+    return np.asarray(use.attention.groups(x, y).reshape(use.probabilities.shape))
 
 
 def form_error(use: LayerGradient) -> float:
     """Largest difference of x_i W_h x_jᵀ, with W_h built, from q_i · k_j, over the largest."""
-    plain, heads = plain_scores(use), use.attention.heads
-    dense = heads.dense().reshape(-1, *heads.shape)
+    plain, heads = plain_scores(use), use.attention.groups
+    dense = heads.dense().reshape(-1, *heads.widths)
     found = use.query_input[:, None] @ dense @ use.key_input[:, None].swapaxes(-1, -2)
     return ratio(np.abs(found - plain).max(), np.abs(plain).max())
 
@@ -48,7 +48,7 @@ def attention_error(use: LayerGradient) -> float:
 
 def heads_error(use: LayerGradient) -> float:
     """Largest relative difference of the layer's scores from the sum of its heads' (S20)."""
-    layer = use.attention.form()(use.query_input, use.key_input)
+    layer = use.attention.form(use.query_input, use.key_input)
     return ratio(np.abs(plain_scores(use).sum(axis=1) - layer).max(), np.abs(layer).max())
 
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from wqk.forms import BilinearForm
-from wqk.forms.scores import directionalities, directionality, symmetry
+from wqk.forms.outliers import directionalities
+from wqk.forms.scores import directionality, symmetry
 from wqk_lab.theory.evidence import Evidence, ratio, sample_of
 from wqk_lab.theory.verdict import Sample, Statement
 
@@ -73,7 +74,7 @@ def simulate_scores(
         query = draw(random, (count, width, rank or width))
         key = np.eye(width) if rank is None else draw(random, (count, width, rank))
         form = BilinearForm.from_factors(query, key)
-        scores.append((symmetry(form), *directionalities(form)))
+        scores.append((symmetry(form), *directionalities(form.moments)))
     every: np.ndarray = np.concatenate(scores, axis=1)
     return Scores(*every[:, ~np.isnan(every[0])])
 

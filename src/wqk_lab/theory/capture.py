@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from wqk.errors import TheoryError
 from wqk.families import AttentionPlan
-from wqk.inspecting.verification.recording import AttentionCall, attach, module_of
+from wqk.live.listening import AttentionCall, Listener, module_of
 
 
 class Record(NamedTuple):
@@ -33,9 +33,15 @@ def attention_recorded(model: Any, plans: Sequence[AttentionPlan]) -> Iterator[l
     import torch
 
     records = [Record([], []) for _ in plans]
+    uses = {plan.place: record.uses for plan, record in zip(plans, records, strict=True)}
+
+    def heard(call: AttentionCall) -> None:
+        if {"query", "key"} <= call.inputs.keys() and call.attention is not None:
+            uses[call.plan.place].append(call)
+
+    listener = Listener(model, plans, heard)
     handles = [model.register_forward_pre_hook(_asking_for_attention, with_kwargs=True)]
     for plan, record in zip(plans, records, strict=True):
-        handles += attach(model, plan, record.uses.append)
         if plan.output:
             output = model.get_submodule(module_of(plan.output.tensor))
             handles.append(
@@ -49,6 +55,7 @@ def attention_recorded(model: Any, plans: Sequence[AttentionPlan]) -> Iterator[l
         with torch.enable_grad(), _plain_implementations(model):
             yield records
     finally:
+        listener.stop()
         for handle in handles:
             handle.remove()
         model.train(training)

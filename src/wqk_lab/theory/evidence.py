@@ -131,9 +131,9 @@ class Evidence:
     def forms(self) -> dict[str, BilinearForm]:
         """W_qk of each self-attention layer with a square form, the sum over its heads."""
         forms = {
-            self.label(block.plan): block.form()
+            self.label(block.plan): block.form
             for block in self.blocks
-            if block.plan.kind == "self" and block.form().is_square
+            if block.plan.kind == "self" and block.form.is_square
         }
         if not forms:
             raise TheoryError(f"{self.subject.name}: no self-attention layer has a square form")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -11,9 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
+
 from wqk._console import counted
 from wqk._files import check_output, finite, write_atomically
 from wqk.tables.sheet import Sheet
+from wqk.tables.writers import without_formulas
 from wqk_lab.theory.subject import Objective, Subject
 from wqk_lab.theory.verdict import VERDICTS, Finding, Verdict
 
@@ -218,11 +219,7 @@ def _csv(reports: Sequence[Report]) -> str:
         for one in reports
         for finding in one.findings
     ]
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, rows[0])
-    writer.writeheader()
-    writer.writerows(rows)
-    return buffer.getvalue()
+    return without_formulas(pl.DataFrame(rows)).write_csv()
 
 
 FINDINGS = "a set of findings"

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from wqk.forms import BilinearForm
-from wqk.forms.scores import directionalities
+from wqk.forms.outliers import directionalities
 from wqk_lab.theory.evidence import Evidence, Update, ratio, sample_of
 from wqk_lab.theory.verdict import Sample, Statement
 
@@ -70,7 +70,7 @@ def tails(form: BilinearForm) -> Tails:
         log_variance_ratio=log_ratio,
         reach=float(columns.max() / rows.max()),
         beyond=float((longest > other.max()).mean()),
-        **{name: float(d) for name, d in directionalities(form)._asdict().items()},
+        **{name: float(d) for name, d in directionalities(form.moments)._asdict().items()},
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from wqk.errors import CorpusError, first_line
-from wqk.inspecting.verification.running import quiet
+from wqk.live.verification.running import quiet
 from wqk_lab.training.corpus import TokenStore
 from wqk_lab.training.corpus.reading import is_readable, read_documents
 from wqk_lab.training.corpus.store import HEADER, TOKENIZER
@@ -101,7 +101,7 @@ def open_text(corpus: Path, ref: str, revision: str | None = None, limit: int = 
     if not corpus.is_file():
         missing = "" if corpus.exists() else "no such file or folder; "
         raise CorpusError(
-            f"{corpus}: {missing}expected a token store (wqk corpus makes one) or a text file"
+            f"{corpus}: {missing}expected a token store (wqk lab corpus makes one) or a text file"
         )
     if corpus.suffix == ".npy":
         return _numbers(corpus)

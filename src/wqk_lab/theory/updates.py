@@ -48,7 +48,7 @@ def implicit_update(gradient: LayerGradient, rate: float) -> BilinearForm:
     after = attention.with_weights(
         attention.query.weight - rate * query, attention.key.weight - rate * key
     )
-    return after.form().difference(attention.form())
+    return after.form.difference(attention.form)
 
 
 def first_order(
@@ -60,7 +60,7 @@ def first_order(
 
     The gradients have the shapes of the stored weights, (H, R, D) and (G, R, D).
     """
-    form, gradient = attention.form(), attention.with_weights(query_gradient, key_gradient).form()
+    form, gradient = attention.form, attention.with_weights(query_gradient, key_gradient).form
     return -(
         BilinearForm.from_factors(gradient.query, form.key)
         + BilinearForm.from_factors(form.query, gradient.key)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wqk.errors import RunError, all_lines
-from wqk.inspecting.verification.running import load_pretrained, quiet
+from wqk.live.verification.running import load_pretrained, quiet
 from wqk.tables.run import Run, open_run
 from wqk_lab.training.corpus.store import TokenStore
 from wqk_lab.training.recipe import MODEL_FIELDS, NO_START, Recipe
@@ -60,7 +60,7 @@ def open_parent(folder: str | PathLike[str]) -> Parent:
     if checkpoint is None:
         raise RunError(
             f"{folder}: only a finished run can be continued, and this one has no "
-            f"checkpoint-{recipe.steps}; finish it with wqk train --resume -o {folder}"
+            f"checkpoint-{recipe.steps}; finish it with wqk lab train --resume -o {folder}"
         )
     return Parent(run, recipe, checkpoint)
 

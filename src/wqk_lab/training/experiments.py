@@ -2,7 +2,7 @@
 
 ::
 
-    [recipe]                      # options of wqk train that all cells share
+    [recipe]                      # options of wqk lab train that all cells share
     preset = "fast"
     steps = 3000
 
@@ -95,7 +95,7 @@ class Trial:
 
     def command(self, threads: int) -> list[str]:
         """The command that trains or resumes it."""
-        train = [sys.executable, "-m", "wqk", "train", "--out", str(self.folder)]
+        train = [sys.executable, "-m", "wqk", "lab", "train", "--out", str(self.folder)]
         train += ["--corpus", str(self.corpus), "--stop", str(self.goal)]
         train += ["--threads", str(self.threads or threads)]
         if self.step is not None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from wqk.errors import CheckpointError, RunError, all_lines, required_by
-from wqk.inspecting.verification.running import load_pretrained, quiet
+from wqk.live.verification.running import load_pretrained, quiet
 from wqk.model import open as open_model
 from wqk.tables.run import SETTINGS, open_run
 from wqk_lab.runs.groups import starts
@@ -169,7 +169,7 @@ def by_start(models: Sequence[str | PathLike[str]]) -> dict[str, dict[int, str]]
     if len(steps) > 1:
         raise RunError(
             "glue compares runs at the same step; their last checkpoints are those of the steps "
-            f"{', '.join(map(str, sorted(steps)))}: resume the shorter ones with wqk train --resume"
+            f"{', '.join(map(str, sorted(steps)))}: wqk lab train --resume continues the shorter"
         )
     return {start: dict(group) for start, group in groups.items()}
 

@@ -6,14 +6,14 @@ Checkpoints appear and disappear atomically, and include their tokenizer.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wqk._files import sync
 from wqk.errors import CorpusError, RunError, all_lines, first_line, required_by
-from wqk.inspecting.verification.running import load_pretrained, quiet
+from wqk.live.verification.running import load_pretrained, quiet
 from wqk.tables.run import checkpoints_in
 from wqk_lab.training.corpus.store import TokenStore
 from wqk_lab.training.recipe import MODEL_FIELDS, Recipe
@@ -186,8 +186,7 @@ def save_checkpoint(
         for name, content in tokenizer.items():
             (staged / name).write_bytes(content)
         for path in staged.iterdir():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+            sync(path)
         staged.rename(folder / staged.name)
     except (OSError, RuntimeError, SafetensorError) as error:
         clear_staging(folder)

@@ -1,4 +1,4 @@
-"""``wqk atlas`` and the placing line of ``wqk scan``, as a stranger uses them."""
+"""``wqk lab atlas`` and the placing line of ``wqk scan``, as a stranger uses them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ ENCODER = str(wqk.demo_model("encoder"))
 
 
 def names(*arguments: str) -> list[str]:
-    return [row["name"] for row in json.loads(run("atlas", *arguments, "--json").stdout)["rows"]]
+    return [
+        row["name"] for row in json.loads(run("lab", "atlas", *arguments, "--json").stdout)["rows"]
+    ]
 
 
 @pytest.fixture
@@ -37,10 +39,10 @@ def survey(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 160])
 def test_lists_fit_the_terminal(width: int) -> None:
     for arguments in (["--stack", "encoder"], ["LLaMA3-8B"], ["BERT-base", "--scan", ENCODER]):
-        result = run("atlas", *arguments, width=width)
+        result = run("lab", "atlas", *arguments, width=width)
         assert result.exit_code == 0, result.output
         assert max(map(len, result.output.splitlines())) <= max(width, 60)
-    listed = run("atlas", width=width).output
+    listed = run("lab", "atlas", width=width).output
     assert ("google-bert/bert-base-uncased" in listed) == (width >= 120)
     assert ("0.51 ± [0.09, 0.07]" in listed) == (width >= 140)
 
@@ -64,23 +66,23 @@ def test_filters_and_orders() -> None:
 
 
 def test_an_empty_choice_says_so() -> None:
-    result = run("atlas", "--search", "qqq")
+    result = run("lab", "atlas", "--search", "qqq")
     assert (result.exit_code, result.stdout) == (0, "")
     assert "No row" in result.stderr
 
 
 def test_flags_are_marked_in_lists_and_explained_for_a_model() -> None:
-    listed = run("atlas", "--search", "modernbert", width=60).output
+    listed = run("lab", "atlas", "--search", "modernbert", width=60).output
     assert "a: fused tensor, not transposed; an artifact" in listed
-    shown = " ".join(run("atlas", "Mistral-7B", width=60).output.split())
+    shown = " ".join(run("lab", "atlas", "Mistral-7B", width=60).output.split())
     assert "key head h mod G instead of h // (H/G)" in shown
 
 
 def test_a_scan_stands_beside_the_row() -> None:
-    result = run("atlas", "bert-mini", "--scan", ENCODER)
+    result = run("lab", "atlas", "bert-mini", "--scan", ENCODER)
     assert result.exit_code == 0, result.output
     assert "differs from the published row, by more than" in result.output
-    told = json.loads(run("atlas", "bert-mini", "--scan", ENCODER, "--json").stdout)
+    told = json.loads(run("lab", "atlas", "bert-mini", "--scan", ENCODER, "--json").stdout)
     (row,) = told["rows"]
     assert row["comparison"]["verdict"] == "differs"
     assert row["comparison"]["scan"]["name"] == "encoder"
@@ -90,21 +92,21 @@ def test_a_scan_stands_beside_the_row() -> None:
 def test_a_saved_table_stands_beside_the_row(tmp_path: Path) -> None:
     table = tmp_path / "scores.parquet"
     layers([0.51], [-0.08]).write(table)
-    agreed = run("atlas", "BERT-base", "--from", str(table))
+    agreed = run("lab", "atlas", "BERT-base", "--from", str(table))
     assert "agrees with the published row, within 0.01 of symmetry" in agreed.output
-    artifact = run("atlas", "ModernBERT-base", "--from", str(table))
+    artifact = run("lab", "atlas", "ModernBERT-base", "--from", str(table))
     assert "is an artifact; the scan need not agree" in artifact.output
 
 
 def test_a_survey_extends_the_atlas(survey: Path) -> None:
-    listed = run("atlas", "--survey", str(survey), width=120).output
+    listed = run("lab", "atlas", "--survey", str(survey), width=120).output
     assert "/mine/grown" in listed
     assert "looks untrained" in listed
-    told = json.loads(run("atlas", "BERT-base", "--json", WQK_SURVEY=str(survey)).stdout)
+    told = json.loads(run("lab", "atlas", "BERT-base", "--json", WQK_SURVEY=str(survey)).stdout)
     assert told["rows"][0]["comparison"]["verdict"] == "agrees"
-    told = json.loads(run("atlas", "BERT-large", "--json", WQK_SURVEY=str(survey)).stdout)
+    told = json.loads(run("lab", "atlas", "BERT-large", "--json", WQK_SURVEY=str(survey)).stdout)
     assert told["rows"][0]["comparison"] is None
-    own = run("atlas", "grown", "--survey", str(survey))
+    own = run("lab", "atlas", "grown", "--survey", str(survey))
     assert "own" in own.output
     assert "published" not in own.output
     assert names("--survey", str(survey))[198:] == ["bert-base-uncased", "grown"]
@@ -128,7 +130,7 @@ def test_a_survey_extends_the_atlas(survey: Path) -> None:
     ],
 )
 def test_wrong_input_is_one_clear_message(arguments: list[str], word: str) -> None:
-    result = run("atlas", *arguments)
+    result = run("lab", "atlas", *arguments)
     assert result.exit_code == 2
     assert word in result.stderr
     assert "Traceback" not in result.stderr
@@ -137,7 +139,7 @@ def test_wrong_input_is_one_clear_message(arguments: list[str], word: str) -> No
 
 def test_a_pipe_gets_plain_text() -> None:
     done = subprocess.run(
-        f"{sys.executable} -m wqk atlas | head -3",
+        f"{sys.executable} -m wqk lab atlas | head -3",
         shell=True,
         capture_output=True,
         check=True,

@@ -182,8 +182,8 @@ def test_a_row_is_found_by_any_of_its_names(row, column, spelled) -> None:  # ty
     [
         ("BERT-bass", ["did you mean BERT-base"]),
         ("mixtral", ["Mixtral-8x22B"]),
-        ("qqqqqq", ["wqk atlas lists"]),
-        ("", ["wqk atlas lists"]),
+        ("qqqqqq", ["wqk lab atlas lists"]),
+        ("", ["wqk lab atlas lists"]),
         ("openai/whisper-tinny", ["openai/whisper-tiny"]),
     ],
 )

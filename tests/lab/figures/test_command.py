@@ -1,4 +1,4 @@
-"""``wqk figure``: files, numbers, tables, and errors in one line."""
+"""``wqk lab figure``: files, numbers, tables, and errors in one line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.lab.figures.making import make_run, row, table
 from wqk_lab.cli.figure import FIGURES as NAMES
 from wqk_lab.figures import FIGURES
 
-wqk = partial(run, "figure")
+wqk = partial(run, "lab", "figure")
 
 
 def test_the_command_knows_the_figures() -> None:
@@ -96,4 +96,4 @@ def test_the_papers_runs_below_ones_own(tmp_path: Path) -> None:
 
 def test_words_that_do_not_go_together() -> None:
     assert "Invalid value for" in wqk("fig9").stderr
-    assert "wqk atlas --json" in wqk("table1", "--json").stderr
+    assert "wqk lab atlas --json" in wqk("table1", "--json").stderr

@@ -217,7 +217,7 @@ def test_shades_go_from_light_to_dark() -> None:
 
 
 def test_no_title_of_a_form_is_cut_off() -> None:
-    from wqk.reporting.pictures import matrix
+    from wqk.forms.drawing import matrix
     from wqk.reporting.pictures.entries import picture
 
     image = picture(demo_table().details.blocks[0])

@@ -174,3 +174,22 @@ def test_numbers_that_no_column_holds_are_one_line(number: str, tmp_path: Path) 
         open_run(run.folder).metrics  # noqa: B018
     assert "metrics.jsonl" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"step": 1, "seconds": "x"}', '{"step": null}', '{"step": 1, "seconds": []}', "7", "["],
+)
+def test_junk_among_the_metrics_is_an_error_of_ours(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f"{line}\n")
+    with pytest.raises(RunError, match=r"metrics\.jsonl"):
+        drop_after(path, 5)
+    assert path.read_text() == f"{line}\n"
+
+
+def test_settings_of_halves_of_characters_can_be_printed(tmp_path):
+    run = create_run(tmp_path / "run", {"recipe": {"text": "a\udcff"}})
+    assert open_run(run.folder).recipe == {"text": "a?"}
+    (run.folder / "run.json").write_text('{"recipe": {"text": "a\\ud800"}}')
+    assert open_run(run.folder).recipe == {"text": "a?"}

@@ -15,7 +15,7 @@ from tests.command import run
 from wqk._files import append_lines
 from wqk.errors import RunError
 from wqk.tables.run import METRICS, Run, create_run, open_run
-from wqk_lab.runs.descent import descent
+from wqk_lab.runs.descent import descent, smoothed
 from wqk_lab.runs.seeds import paired
 from wqk_lab.runs.speedup import SpeedUp, StartSpeedUp, first_below, saved_share, speedups
 
@@ -45,6 +45,20 @@ def test_a_run_that_is_there_in_half_the_steps_saves_half_of_them(tmp_path: Path
     assert (comparison.start, comparison.baseline) == ("symmetric", "random")
     [run] = comparison.runs
     assert (run.saved, run.loss, run.baseline_loss) == (0.5, 0.4, 1)
+
+
+def test_losses_are_smoothed_over_a_twentieth_of_the_steps_by_default(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).normal(0, 0.2, (2, STEPS + 1))
+    curves = np.linspace(5, 1, STEPS + 1) + noise
+    runs = [
+        train(tmp_path, [float(loss) for loss in curve], init=init)
+        for init, curve in zip(("random", "symmetric"), curves, strict=True)
+    ]
+    [comparison] = speedups(runs)
+    expected = [smoothed(np.arange(STEPS + 1), curve, 0.05 * STEPS)[-1] for curve in curves]
+    [one] = comparison.runs
+    assert (one.baseline_loss, one.loss) == pytest.approx(tuple(expected), rel=1e-9)
+    assert one.loss != curves[1, -1]  # what was logged last
 
 
 def test_a_slower_start_is_negative_by_the_same_rule(tmp_path: Path) -> None:
@@ -283,15 +297,15 @@ def test_the_command(tmp_path: Path) -> None:
         for init, losses in (("random", [5, 3, 1]), ("symmetric", [5, 1, 0.5]))
         for seed in (1, 2)
     ]
-    printed = run("speedup", *folders)
+    printed = run("lab", "speedup", *folders)
     assert printed.exit_code == 0
     assert "+50%" in printed.output
     assert "±" not in printed.output
-    level = run("speedup", *folders, "--below", "0.5").output
+    level = run("lab", "speedup", *folders, "--below", "0.5").output
     assert "by 100: 0 of 2, baseline 0 of 2" in " ".join(level.split())
-    as_json = json.loads(run("speedup", "--json", *folders).output)
+    as_json = json.loads(run("lab", "speedup", "--json", *folders).output)
     saved = [run["saved"] for run in as_json["comparisons"][0]["runs"]]
     assert saved == pytest.approx([0.5, 0.5])
-    missing = run("speedup", str(tmp_path / "nothing"))
+    missing = run("lab", "speedup", str(tmp_path / "nothing"))
     assert missing.exit_code == 2
     assert "not a run's folder" in missing.output

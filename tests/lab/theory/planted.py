@@ -93,11 +93,12 @@ def attending(
         own = np.random.default_rng((seed, layer))
         attention = weighted(layer, own)
         if tied:  # all heads alike: the sum of forms orders as each of them does
-            alike = [w[:1].repeat(H, axis=0) for w in (attention.heads.query, attention.heads.key)]
+            forms = attention.groups
+            alike = [w[:1].repeat(H, axis=0) for w in (forms.query, forms.key)]
             query, key = (a.reshape(H, D, R).swapaxes(-1, -2) for a in alike)
             attention = attention.with_weights(query, key)
         x = inputs(random)
-        scores = attention.plan.scale * attention.heads(x[:, None, None], x[:, None, None])
+        scores = attention.plan.scale * attention.groups(x[:, None, None], x[:, None, None])
         scores = scores.reshape(B, H, N, N)
         v, bias = own.standard_normal((H, R, D)), own.standard_normal((H, R))
         values[str(layer)] = replace(attention.key, stored_weight=v, stored_bias=bias)

@@ -1,4 +1,4 @@
-"""``wqk theory``: what it prints and writes, and the lines with which it refuses."""
+"""``wqk lab theory``: what it prints and writes, and the lines with which it refuses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(place: Path, ref: str, *options: str) -> Result:
-    return run_command("theory", place / ref, "--corpus", place / "tokens.npy", *SMALL, *options)
+    return run_command(
+        "lab", "theory", place / ref, "--corpus", place / "tokens.npy", *SMALL, *options
+    )
 
 
 def test_findings_are_printed_saved_and_drawn(place: Path) -> None:

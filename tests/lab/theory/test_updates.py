@@ -44,7 +44,7 @@ def test_a_step_of_gradient_descent_does_what_is_said(name: str) -> None:
         torch.optim.SGD(model.parameters(), lr=1e-3).step()
         after = attentions(model)
     for update, old, new in zip(updates, before, after, strict=True):
-        expected = new.form().dense() - old.form().dense()
+        expected = new.form.dense() - old.form.dense()
         scale = np.abs(expected).max()
         np.testing.assert_allclose(update.dense(), expected, atol=1e-9 * scale)
 
@@ -58,7 +58,7 @@ def test_the_first_order_is_the_slope(name: str) -> None:
         for rate in (1e-3, 1e-5):
             step = implicit_update(layer, rate).dense() / rate
             both = layer.factor_gradients()
-            square = layer.attention.with_weights(*both).form()
+            square = layer.attention.with_weights(*both).form
             expected = slope + rate * square.dense()
             np.testing.assert_allclose(step, expected, atol=1e-7 * np.abs(slope).max())
 
@@ -73,7 +73,7 @@ def test_equation_s40_without_biases() -> None:
     for layer in found:
         expected = np.zeros((32, 32))
         for head in range(4):
-            form, own = layer.attention.head(head), layer.by_prediction(head).dense()
+            form, own = layer.attention[head], layer.by_prediction(head).dense()
             expected -= form.query @ form.query.T @ own + own @ form.key @ form.key.T
         scale = np.abs(expected).max()
         found_here = first_order(layer.attention, *layer.factor_gradients()).dense()

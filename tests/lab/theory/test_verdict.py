@@ -85,6 +85,8 @@ def test_statements_about_random_matrices_are_a_family_of_their_own() -> None:
     apart = replace(one, statement=replace(one.statement, needs="nothing"), p=0.04)
     doubtful = [replace(one, p=p) for p in (0.04, 0.5, 0.6)]
     assert [f.verdict for f in adjusted_together([apart, *doubtful])][:2] == ["holds", "undecided"]
+    family = [replace(apart, p=p) for p in (0.04, 0.5, 0.6)]  # which is corrected, too
+    assert adjusted_together(family)[0].verdict == "undecided"
 
 
 @pytest.mark.parametrize("direction", ["above", "near"])

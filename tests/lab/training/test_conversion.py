@@ -37,7 +37,7 @@ def weights(folder: Path, step: int) -> dict[str, np.ndarray]:
 
 
 def wqk_train(*arguments: object) -> Result:
-    return CliRunner().invoke(command, ["train", *map(str, arguments)])
+    return CliRunner().invoke(command, ["lab", "train", *map(str, arguments)])
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_experiments_train_parents_and_then_children(corpus: TokenStore, tmp_pat
     (tmp_path / "own.toml").write_text(EXPERIMENT)
     trials = read_experiments(tmp_path / "own.toml", corpus.folder.parent, tmp_path / "runs")
     assert [trial.folder.name for trial in trials] == ["decoder-1", "converted-1", "back-1"]
-    for trial in trials:  # what `wqk experiments` runs, in this process
+    for trial in trials:  # what `wqk lab experiments` runs, in this process
         done = CliRunner().invoke(command, trial.command(1)[3:])
         assert done.exit_code == 0, done.output
         assert Recipe.from_json(open_run(trial.folder).recipe) == trial.recipe

@@ -82,7 +82,15 @@ def test_runs_stop_resume_and_are_left_alone(
     options = CorpusOptions(text="characters", document="line", held_out=1)
     build_corpus([tmp_path / "text.txt"], tmp_path / "text", options)
     file = written(tmp_path, SMALL + CELLS)
-    arguments = ["experiments", str(file), "--corpora", str(tmp_path), "-o", str(tmp_path / "runs")]
+    arguments = [
+        "lab",
+        "experiments",
+        str(file),
+        "--corpora",
+        str(tmp_path),
+        "-o",
+        str(tmp_path / "runs"),
+    ]
     planned = run(*arguments, "--dry-run")
     assert planned.exit_code == 0, planned.output
     assert planned.stdout.count("to do") == 2
@@ -154,7 +162,7 @@ def test_a_configuration_of_one_s_own(given: str, tmp_path: Path) -> None:
     file = written(tmp_path, own_model(given))
     (trial,) = read_experiments(file, tmp_path, tmp_path)
     assert trial.recipe.config == config
-    arguments = ["experiments", str(file), "--corpora", str(tmp_path), "-o", str(tmp_path)]
+    arguments = ["lab", "experiments", str(file), "--corpora", str(tmp_path), "-o", str(tmp_path)]
     assert "cost unknown" in run(*arguments, "--dry-run").stdout
 
 
@@ -233,7 +241,7 @@ def test_cells_without_a_common_seed_do_not_keep_the_others_from_being_compared(
         (made.folder / "checkpoint-6").mkdir()
         loss = 2.0 + 0.1 * trial.recipe.seed + 0.5 * (trial.cell == "symmetric")
         append_lines(made.folder / METRICS, {"step": 6, "loss": loss, "held_out_loss": loss})
-    arguments = ["experiments", str(file), "--corpora", str(tmp_path), "-o", str(tmp_path)]
+    arguments = ["lab", "experiments", str(file), "--corpora", str(tmp_path), "-o", str(tmp_path)]
     result = run(*arguments)
     assert result.exit_code == 0, result.output
     assert "not compared: paired and random are compared seed by seed" in result.stderr

@@ -95,7 +95,7 @@ def test_without_training_it_is_the_models_own_answer(encoder: Path, tmp_path: P
 
 @pytest.fixture
 def trained(encoder: Path, tmp_path: Path) -> Path:
-    """The encoder with a tokenizer as `wqk train` saves it, which adds no special tokens."""
+    """The encoder with a tokenizer as `wqk lab train` saves it, which adds no special tokens."""
     shutil.copytree(encoder, tmp_path / "trained")
     tokenizer = Tokenizer.from_file(str(encoder / "tokenizer.json"))
     tokenizer.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B")
@@ -201,7 +201,7 @@ def test_a_classifier_s_own_names_of_classes_count(encoder: Path, tmp_path: Path
 
 
 def test_long_texts_are_cut_to_what_a_run_s_checkpoint_takes(encoder: Path, tmp_path: Path) -> None:
-    # As `wqk train` writes it: RoBERTa's positions begin after the padding token's number.
+    # As `wqk lab train` writes it: RoBERTa's positions begin after the padding token's number.
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.RobertaPreLayerNormConfig(
         vocab_size=len(WORDS) + 4, intermediate_size=64, max_position_embeddings=9,
@@ -260,7 +260,7 @@ def test_files_that_hold_no_task(content: str, message: str, tmp_path: Path) -> 
 
 
 def test_no_task_is_a_mistake() -> None:
-    result = run("glue", "model", "--tasks", ",")
+    result = run("lab", "glue", "model", "--tasks", ",")
     assert result.exit_code == 2
     assert "--tasks names no task" in result.stderr
 
@@ -288,7 +288,7 @@ def test_an_unknown_name_is_told_without_the_attempts_of_other_libraries(
 
 def test_the_command_compares_two(encoder: Path, tmp_path: Path) -> None:
     write_mood(tmp_path / "mood.jsonl")
-    arguments = ["glue", str(encoder), str(encoder), "--tasks", str(tmp_path / "mood.jsonl")]
+    arguments = ["lab", "glue", str(encoder), str(encoder), "--tasks", str(tmp_path / "mood.jsonl")]
     arguments += ["--seeds", "2", "--epochs", "1"]
     shown = run(*arguments, width=120)
     assert shown.exit_code == 0, shown.output
@@ -317,7 +317,7 @@ def test_runs_are_compared_over_seeds_of_pre_training(encoder: Path, tmp_path: P
         "symmetric": {1: runs[1], 2: runs[0]},
     }
     write_mood(tmp_path / "mood.jsonl")
-    arguments = ["glue", *runs, "--tasks", str(tmp_path / "mood.jsonl"), "--seeds", "2"]
+    arguments = ["lab", "glue", *runs, "--tasks", str(tmp_path / "mood.jsonl"), "--seeds", "2"]
     shown = run(*arguments, "--epochs", "1", "--json")
     assert shown.exit_code == 0, shown.output
     (task,) = json.loads(shown.stdout)["tasks"]

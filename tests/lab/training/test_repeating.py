@@ -18,7 +18,7 @@ from wqk_lab.training.corpus import TokenStore
 from wqk_lab.training.recipe import Recipe
 from wqk_lab.training.training import train
 
-# A process of its own, as `wqk experiments` starts one for each run.
+# A process of its own, as `wqk lab experiments` starts one for each run.
 TRAIN = """
 import json, sys, torch
 from wqk_lab.training.recipe import Recipe

@@ -27,7 +27,7 @@ FLAGS = [word for name, value in SMALL.items() for word in (f"--{name}", str(val
 def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     return subprocess.run(
-        [*launcher, "-m", "wqk", "train", *arguments],
+        [*launcher, "-m", "wqk", "lab", "train", *arguments],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

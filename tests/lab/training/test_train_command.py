@@ -31,7 +31,7 @@ def flags(**fields: Any) -> list[str]:
     ]
 
 
-wqk_train = partial(run, "train")
+wqk_train = partial(run, "lab", "train")
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_without_torch_it_says_what_to_install(where: list[str]) -> None:
         "import sys\nsys.modules['torch'] = sys.modules['transformers'] = None\n"
         "from wqk.cli.main import main\nmain()"
     )
-    command = [sys.executable, "-c", code, "train", *where]
+    command = [sys.executable, "-c", code, "lab", "train", *where]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert "pip install accelerate" in done.stderr
@@ -163,7 +163,7 @@ def test_interrupted_it_promises_what_there_is(
     monkeypatch.setattr(wqk_lab.training.training, "train", interrupt)
     done = wqk_train(*flags(**SMALL), *where)
     assert done.exit_code == 130
-    promise = f"wqk train --resume -o {tmp_path / 'run'} resumes it"
+    promise = f"wqk lab train --resume -o {tmp_path / 'run'} resumes it"
     assert done.stderr.strip() == f"wqk: interrupted; {promise if begun else 'no run was begun'}"
 
 

@@ -3,16 +3,12 @@
 from wqk._style import save_figure, style
 from wqk.reporting.pictures.arcs import composition_arcs
 from wqk.reporting.pictures.distances import distance_curves, rotary_planes
-from wqk.reporting.pictures.entries import draw_entries, matrix
-from wqk.reporting.pictures.heads import coupling, mismatch_map
+from wqk.reporting.pictures.heads import coupling
 
 __all__ = [
     "composition_arcs",
     "coupling",
     "distance_curves",
-    "draw_entries",
-    "matrix",
-    "mismatch_map",
     "rotary_planes",
     "save_figure",
     "style",

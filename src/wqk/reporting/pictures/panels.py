@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from wqk._console import last_part
 from wqk._style import GRAY
-from wqk.comparing.published import last_part
 from wqk.tables.score_table import ScoreTable
 
 if TYPE_CHECKING:

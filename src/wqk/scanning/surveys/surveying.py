@@ -19,6 +19,7 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -29,7 +30,7 @@ from wqk.errors import CheckpointError, OutputError, RunError, TableError, WqkEr
 from wqk.scanning.cores import usable_cores
 from wqk.scanning.surveys.executors import run_in_processes, run_on
 from wqk.scanning.surveys.jobs import Options, expand, failure, files_of, hub_revisions, run_job
-from wqk.tables.schema import SCHEMA_VERSION
+from wqk.tables.schema import KEY, SCHEMA_VERSION
 from wqk.tables.score_table import ScoreTable, join, read_table
 
 if TYPE_CHECKING:
@@ -362,3 +363,37 @@ def _finish(folder: SurveyFolder, chosen: Sequence[Job], options: Options) -> Sc
     finished: dict[str, Any] = {"done": len(done), "failed": len(failed), "duplicates": duplicates}
     folder.note({"event": "finished", **finished})
     return table
+
+
+def survey_table(*folders: str | PathLike[str]) -> ScoreTable:
+    """The scores in the folders of surveys, finished or not (see `wqk.survey`).
+
+    If several surveys scored the same form, the last one's scores are used.
+
+    Raises
+    ------
+    TableError
+        A folder contains no survey, or one without scores.
+
+    Examples
+    --------
+    >>> import tempfile, wqk
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as threads:
+    ...     _ = wqk.survey(wqk.demo_model("decoder"), out=folder, heads=False, executor=threads)
+    ...     len(survey_table(folder))
+    4
+    """
+    files: list[Path] = []
+    for folder in map(Path, folders):
+        whole = folder / "scores.parquet"
+        found = [whole] if whole.is_file() else sorted((folder / "parts").glob("*.parquet"))
+        if not found:
+            raise TableError(
+                f"{folder}: contains no survey; expected a folder written by wqk survey --out"
+            )
+        files += found
+    table = join([read_table(file) for file in files])
+    return ScoreTable(
+        table.frame.unique(subset=KEY, keep="last", maintain_order=True), table.metadata
+    )

@@ -14,7 +14,7 @@ import polars as pl
 from wqk._version import __version__
 from wqk.checkpoints import steps_of
 from wqk.checkpoints.folders import exists, has_weights
-from wqk.checkpoints.references import step_in
+from wqk.checkpoints.references import redacted, step_in
 from wqk.errors import OutputError, RunError, WqkError, all_lines, shortened
 from wqk.model import open as open_model
 from wqk.scanning.surveys.jobs import Options, files_of
@@ -56,7 +56,8 @@ def watch(
     out
         The survey's folder, with the table ``scores.parquet``.
     until
-        Stop once a checkpoint of this step, or a later one, is scored; otherwise never.
+        Stop once a checkpoint of this step, or a later one, is scored or cannot be; otherwise
+        never.
     every
         Seconds from one look to the next.
     gamma, heads, executor
@@ -82,6 +83,8 @@ def watch(
     """
     if not 0 < every <= LONGEST_WAIT:
         raise RunError(f"every={every:g}: expected seconds, more than 0 and at most {LONGEST_WAIT}")
+    if (shown := redacted(os.fspath(run))) != os.fspath(run):
+        raise RunError(f"{shown}: is an address; expected the folder of a run")
     _require_run(Path(run))
     _require_output(Path(out), Path(run), Options(float(gamma), heads, __version__, SCHEMA_VERSION))
     scored = partial(survey, out=out, gamma=gamma, heads=heads, executor=executor, jobs=1)
@@ -152,7 +155,8 @@ def _watched(
             done = set(names) - reasons.keys()
             failed = {folder: looks.get(folder) for folder in reasons}
             yield table
-        if until is not None and any(_step(folder) >= until for folder in done):
+        tried = {*done, *(folder for folder, files in failed.items() if files is not None)}
+        if until is not None and any(_step(folder) >= until for folder in tried):
             return
         time.sleep(every)
 

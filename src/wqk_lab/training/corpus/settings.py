@@ -27,7 +27,7 @@ optional = partial(option, default=None)
 
 @dataclass(frozen=True)
 class CorpusOptions:
-    """How text becomes tokens; the fields are the options of ``wqk corpus``.
+    """How text becomes tokens; the fields are the options of ``wqk lab corpus``.
 
     Raises
     ------

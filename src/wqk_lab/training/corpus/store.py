@@ -97,7 +97,7 @@ class TokenStore:
         Parameters
         ----------
         folder
-            As written by ``wqk corpus``.
+            As written by ``wqk lab corpus``.
 
         Raises
         ------
@@ -288,7 +288,7 @@ def _read(folder: Path) -> TokenStore:
         _expect(same, "the fingerprint does not match")
     except FileNotFoundError:
         raise CorpusError(
-            f"{folder}: not a token store (it has no {HEADER}); make one with wqk corpus"
+            f"{folder}: not a token store (it has no {HEADER}); make one with wqk lab corpus"
         ) from None
     except OSError as error:
         raise CorpusError(f"{path}: cannot be read ({error.strerror})") from None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
 import secrets
 import shutil
 from collections.abc import Iterable, Mapping
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wqk._files import sync
 from wqk.errors import CorpusError
 from wqk_lab.training.corpus.store import HEADER, SPLITS, TOKENIZER, Split, TokenStore, token_dtype
 
@@ -99,11 +99,11 @@ def write_store(
             content = json.dumps(store.header, ensure_ascii=False, indent=1) + "\n"
             (growing / HEADER).write_text(content, "utf-8")
             _synced(growing / HEADER)
-            _sync_folder(growing)
+            sync(growing)
             growing.rename(target)
         finally:
             shutil.rmtree(growing, ignore_errors=True)
-        _sync_folder(target.parent)
+        sync(target.parent)
     except OSError as error:
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
             raise CorpusError(f"{path}: already exists; choose another folder") from None
@@ -140,14 +140,6 @@ def _write_split(folder: Path, name: str, chunks: Iterable[Chunk], vocabulary_si
 
 def _synced(path: Path) -> str:
     """Wait until a file is on the disk; return its SHA-256."""
+    sync(path)
     with path.open("rb") as file:
-        os.fsync(file.fileno())
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

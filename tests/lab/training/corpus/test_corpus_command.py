@@ -1,4 +1,4 @@
-"""``wqk corpus`` as a stranger uses it."""
+"""``wqk lab corpus`` as a stranger uses it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.lab.training.corpus.samples import content, sentences, write_jsonl
 
 from wqk_lab.training.corpus import CorpusOptions, TokenStore, build_corpus
 
-run = partial(run_command, "corpus")
+run = partial(run_command, "lab", "corpus")
 
 
 def test_the_command_builds_what_the_function_builds(text_file: Path, tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_the_command_builds_what_the_function_builds(text_file: Path, tmp_path: 
     assert "characters, vocabulary of" in result.stdout
     assert "90 documents" in result.stdout
     assert made.fingerprint[:16] in result.stdout
-    assert "wqk train --corpus" in result.stderr
+    assert "wqk lab train --corpus" in result.stderr
 
 
 def test_json_is_the_whole_header(text_file: Path, tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ def test_decoding_names_wrong_ids_and_a_wrong_tokenizer(copy: Path) -> None:
 
 
 def test_a_folder_without_a_store_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="make one with wqk corpus"):
+    with pytest.raises(CorpusError, match="make one with wqk lab corpus"):
         TokenStore.open(tmp_path / "nothing")
 
 

@@ -19,7 +19,7 @@ from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError
 from wqk.families import Projection
-from wqk.inspecting.verification.running import inputs_of
+from wqk.live.verification.running import inputs_of
 
 if TYPE_CHECKING:
     from tests.families.architectures import Architecture
@@ -97,7 +97,7 @@ def others(tensors: dict[str, torch.Tensor], plan: AttentionPlan) -> list[torch.
 
 def dense_heads(model: Any, plan: AttentionPlan) -> np.ndarray:
     """The heads' forms (G, H/G, D, D) in float64, written out."""
-    heads = Block(open_checkpoint(model), plan).heads
+    heads = Block(open_checkpoint(model), plan).groups
     query, key = (factor.astype(np.float64) for factor in (heads.query, heads.key))
     return query @ key.swapaxes(-1, -2)
 

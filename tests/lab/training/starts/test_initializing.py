@@ -121,7 +121,7 @@ def test_with_rotary_positions_the_scores_of_every_pair_are_symmetric(name, kind
     wqk.initialize_(model, kind)
     attention = Block(open_checkpoint(model), plans[1])
     rng, positions = np.random.default_rng(0), np.arange(9)
-    tokens = rng.standard_normal((9, attention.form().shape[0]))
+    tokens = rng.standard_normal((9, attention.form.shape[0]))
 
     def turned(weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
         vectors = tokens @ weight.astype(np.float64).swapaxes(-1, -2)
@@ -404,5 +404,5 @@ def test_the_report_is_readable():
     lines = repr(report).splitlines()
     assert lines[0] == "symmetric initialization of 2 layers"
     assert lines[2].split()[:2] == ["encoder", "0"]
-    assert "→   1.000" in lines[2]
+    assert "→ 1.000" in lines[2]
     assert len(lines) == 4

@@ -1,0 +1,68 @@
+"""Measure parts of the scores of training runs, into the records of docs/results/parts.
+
+python examples/measure_parts.py OUT.csv RUN[@STEP]... [--blocks N] [--layers]
+
+A line for each run, step, layer (none: all) and part; lines without a share have the derivative and
+curvature of the loss along that part, over the explained loss. Runs that OUT.csv holds already are
+left out. --prefix stands before the names of the cells.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from pathlib import Path
+
+import wqk
+
+COLUMNS = (
+    "model", "seed", "step", "layer", "part", "loss", "share", "low", "high",
+    "derivative", "curvature",
+)  # fmt: skip
+
+
+def main() -> None:
+    """Measure what is missing, and append it."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("runs", nargs="+")
+    parser.add_argument("--prefix", default="")
+    parser.add_argument("--blocks", type=int, default=512)
+    parser.add_argument("--layers", action="store_true")
+    given = parser.parse_args()
+    known = set()
+    if given.out.exists():
+        with given.out.open(newline="", encoding="utf-8") as file:
+            known = {tuple(row[n] for n in COLUMNS[:3]) for row in csv.DictReader(file)}
+    for ref in given.runs:
+        folder, _, step = ref.partition("@")
+        run = wqk.open_run(folder)
+        step = step or str(max(number for number, _ in run.checkpoints))
+        cell, seed = run.name.rpartition("-")[0], str(run.recipe["seed"])
+        about = (given.prefix + cell, seed, step)
+        if about in known:
+            continue
+        found = wqk.parts(
+            dict(run.checkpoints)[int(step)], corpus=run.corpus["folder"], each_layer=given.layers,
+            mask_share=run.recipe["mask_share"], block=run.recipe["block"], blocks=given.blocks,
+        )  # fmt: skip
+        rows = [*found.shares.iter_rows(named=True)]
+        losses = dict(found.shares.filter(layer=None).select("part", "loss").iter_rows())
+        explained = losses["none"] - losses["whole"]
+        for row in found.slopes.iter_rows(named=True):
+            slopes = {name: row[name] / explained for name in COLUMNS[-2:]}
+            rows.append({"part": row["direction"], **slopes})
+        named = dict(zip(COLUMNS, about, strict=False))
+        with given.out.open("a", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", restval="")
+            if not file.tell():
+                writer.writeheader()
+            for row in rows:
+                short = {k: f"{v:.5f}" if isinstance(v, float) else v for k, v in row.items()}
+                writer.writerow({**short, **named})
+        print(*about, json.dumps(found.settings), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,650 @@
+"""Matrices that libraries store quantized, read as the values that they stand for.
+
+A library stores a matrix (O, I) as codes of a few bits, with a scale, and often a zero, for each
+group of columns, under names beside the module's own. Here such tensors become one, called
+``weight`` as before quantization, whose rows are unpacked when they are read. Nothing is executed,
+and only what the wanted rows need is read.
+
+==================  ==============================================================================
+format              codes
+==================  ==============================================================================
+GPTQ                ``qweight`` int32, bits in a row down each column; ``g_idx``: a column's group
+AWQ (GEMM)          ``qweight`` int32 (I, O/8), eight outputs in a word in the order 0 2 4 6 1 3 5 7
+compressed-tensors  ``weight_packed`` int32, bits in a row along each row; uint8: two 4-bit floats
+bitsandbytes        ``weight`` uint8, two codes in a byte, row after row; int8 with ``SCB``
+torchao             ``_weight_qdata`` int8 or float8 with ``_weight_scale``
+MLX                 ``weight`` uint32, bits in a row along each row; ``scales``, ``biases``
+MXFP4 (gpt-oss)     ``X_blocks`` uint8, two 4-bit floats, with an exponent for 32: ``X_scales``
+float8              ``weight`` float8 with ``weight_scale_inv`` or ``weight_scale``
+==================  ==============================================================================
+
+Values are exact products in float32; the libraries round theirs to the type that a model runs in.
+
+Axes: O outputs, I inputs, G groups of columns, W words.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from wqk._typing import Float, Int
+from wqk.checkpoints.checkpoint import Grid, Part, TensorInfo
+from wqk.checkpoints.number_types import apply_scales, block_of, require_floats, scale_name
+from wqk.errors import CheckpointError
+
+# The values of 4-bit floats of two exponent bits and one of mantissa, by their code.
+FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+# The outputs that lie one after the other in a word of AWQ.
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+# A library's description of one matrix: a few numbers as JSON.
+LARGEST_STATE = 2**16
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class Component(NamedTuple):
+    """One of the tensors that a matrix is stored in."""
+
+    name: str
+    rows: int = 0  # of this tensor, for each row of the matrix; 0: all of it is always needed
+
+
+@dataclass(frozen=True, eq=False)
+class Quantized:
+    """A matrix that is stored as codes.
+
+    Attributes
+    ----------
+    info
+        Of the matrix itself: format and bits, its shape, the bytes of all its tensors.
+    components
+        What has to be read, by what it is to the matrix.
+    values
+        From what was read, and the numbers of the wanted rows, to these rows in float32.
+    """
+
+    info: TensorInfo
+    components: Mapping[str, Component]
+    values: Callable[[Arrays, np.ndarray], np.ndarray]
+
+    def parts(self, wanted: Part) -> dict[str, Part]:
+        """What has to be read for the wanted rows."""
+        ranges = wanted.row_ranges(self.info.shape)
+        return {
+            role: Part(name, tuple((a * rows, b * rows) for a, b in ranges) if rows else None)
+            for role, (name, rows) in self.components.items()
+        }
+
+    def read(self, wanted: Part, stored: Arrays) -> Float[np.ndarray, "rows ..."]:
+        """The wanted rows, from what was read for them."""
+        ranges = wanted.row_ranges(self.info.shape)
+        rows = np.concatenate([np.arange(start, stop) for start, stop in ranges])
+        return self.values(stored, rows).reshape(wanted.shape(self.info.shape))
+
+
+class Source(NamedTuple):
+    """What a format may look at: all tensors, the configuration's settings, and small tensors."""
+
+    tensors: Mapping[str, TensorInfo]
+    config: Mapping[str, Any]
+    read: Callable[[Sequence[Part]], list[np.ndarray]]
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The configuration's ``quantization_config``; empty without one."""
+        found = self.config.get("quantization_config")
+        return found if isinstance(found, dict) else {}
+
+    def shape(self, name: str, dtypes: str, axes: int = 2) -> tuple[int, ...]:
+        """The shape of a tensor that has to be there, with one of these types."""
+        info = self.tensors.get(name)
+        if info is None:
+            raise CheckpointError(f"{name} is missing, without which its matrix cannot be read")
+        if info.dtype not in dtypes.split() or len(info.shape) != axes or 0 in info.shape:
+            raise CheckpointError(
+                f"{name} must be a tensor of {axes} axes of type {dtypes.replace(' ', ' or ')}, "
+                f"got {info.dtype} of shape {info.shape}"
+            )
+        return info.shape
+
+    def nbytes(self, components: Mapping[str, Component]) -> int:
+        """Bytes of all tensors of a matrix."""
+        return sum(self.tensors[name].nbytes for name, _ in components.values())
+
+
+FLOATS = "F16 BF16 F32"
+
+
+def find_quantized(source: Source) -> dict[str, Quantized]:
+    """The quantized matrices among the tensors, by the names that their weights had before.
+
+    Raises `CheckpointError` for tensors of a known format that do not fit together.
+    """
+    found: dict[str, Quantized] = {}
+    for name, info in source.tensors.items():
+        for scheme in SCHEMES:
+            stem = name[: len(name) - len(scheme.end)]
+            if (
+                name.endswith(scheme.end)
+                and info.dtype in scheme.types.split()
+                and any(stem + other in source.tensors for other in scheme.beside)
+            ):
+                found[stem + scheme.becomes] = scheme.open(stem, source)
+                break
+    return found
+
+
+def refuse_unread(config: Mapping[str, Any]) -> None:
+    """Raise `CheckpointError` if a configuration names a quantized format that is not read."""
+    found = config.get("quantization_config")
+    settings = found if isinstance(found, dict) else {}
+    method = str(settings.get("quant_method", "")).lower()
+    kept = str(settings.get("checkpoint_format") or settings.get("version") or "").lower()
+    if method in UNREAD_METHODS:
+        what = method
+    elif method == "gptq" and kept not in ("", "gptq", "gptq_v2"):
+        what = f"gptq in its {kept} format"
+    elif method == "awq" and kept not in ("", "gemm"):
+        what = f"awq in its {kept} format"
+    else:
+        return
+    raise CheckpointError(
+        f"quantized with {what}, whose weights are not read; use the original checkpoint, or "
+        "dequantize it first"
+    )
+
+
+# Methods whose files are known and not read.
+UNREAD_METHODS = {
+    "aqlm", "auto-round", "eetq", "fp_quant", "higgs", "hqq", "marlin", "quanto", "quark", "spqr",
+    "vptq",
+}  # fmt: skip
+
+
+def unpacked(words: np.ndarray, bits: int, count: int) -> Int[np.ndarray, "rows count"]:
+    """Codes that lie in words of 32 bits one after the other, the lowest bits first.
+
+    ``words`` (rows, W) are 32-bit integers; of what they hold, the first ``count`` codes of each
+    row are returned, as int32.
+
+    Examples
+    --------
+    >>> unpacked(np.array([[0x87654321]], np.uint32), bits=4, count=8)
+    array([[1, 2, 3, 4, 5, 6, 7, 8]], dtype=int32)
+    """
+    words = np.ascontiguousarray(words)
+    if bits == 8:
+        return words.view(np.uint8)[:, :count].astype(np.int32)
+    if 8 % bits == 0:
+        shifts = np.arange(0, 8, bits, dtype=np.uint8)
+        codes = (words.view(np.uint8)[..., None] >> shifts) & np.uint8(2**bits - 1)
+        return codes.reshape(len(words), -1)[:, :count].astype(np.int32)
+    single = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
+    codes = single[:, : count * bits].reshape(len(words), count, bits).astype(np.int32)
+    return np.asarray(codes @ (1 << np.arange(bits, dtype=np.int32)))
+
+
+def scaled(
+    codes: np.ndarray,
+    scales: Float[np.ndarray, "rows groups"],
+    zeros: np.ndarray | None = None,
+    group_of: Int[np.ndarray, " columns"] | None = None,
+) -> Float[np.ndarray, "rows columns"]:
+    """Values of codes (rows, I): less the zero of their group, times its scale.
+
+    Groups are equally many neighboring columns, or as ``group_of`` says. Raises `CheckpointError`
+    if that names groups that there are not.
+    """
+    values = codes.astype(np.float32)
+    if group_of is None:
+        rows, groups = values.shape[0], scales.shape[-1]
+        grouped = values.reshape(rows, groups, -1)
+        if zeros is not None:
+            grouped -= zeros.astype(np.float32).reshape(-1, groups)[..., None]
+        grouped *= scales.reshape(-1, groups)[..., None]
+        return values
+    whole = group_of.shape == values.shape[1:] and group_of.dtype.kind == "i"
+    if not whole or not 0 <= group_of.min() <= group_of.max() < scales.shape[1]:
+        raise CheckpointError(f"the groups of columns are not all among the {scales.shape[1]}")
+    if zeros is not None:
+        values -= zeros[:, group_of]
+    values *= scales[:, group_of]
+    return values
+
+
+def _groups(columns: int, scales: tuple[int, ...], axis: int, name: str) -> int:
+    """The size of equal groups of columns, from the shape of their scales."""
+    if 0 in scales or columns % scales[axis]:
+        raise CheckpointError(
+            f"{name}: {scales[axis]} groups do not divide {columns} columns evenly"
+        )
+    return columns // scales[axis]
+
+
+def _uniform(bits: int, shared: int) -> Grid:
+    """The grid of whole numbers of some bits."""
+    return Grid(shared, 2 / (2**bits - 1))
+
+
+def _gptq_or_awq(stem: str, source: Source) -> Quantized:
+    words, outputs = source.shape(f"{stem}.qweight", "I32")
+    scales = source.shape(f"{stem}.scales", FLOATS)
+    # Of AWQ the outputs are packed, of GPTQ the inputs.
+    if scales[1] == outputs:
+        return _gptq(stem, source, words, outputs, scales)
+    if scales[1] == 8 * outputs:
+        return _awq(stem, source, words, 8 * outputs, scales)
+    raise CheckpointError(
+        f"{stem}.scales of shape {scales} fit neither GPTQ's nor AWQ's qweight of shape "
+        f"{(words, outputs)}"
+    )
+
+
+def _gptq(
+    stem: str, source: Source, words: int, outputs: int, scales: tuple[int, ...]
+) -> Quantized:
+    groups = scales[0]
+    zeros = source.shape(f"{stem}.qzeros", "I32")
+    bits, rest = divmod(32 * zeros[1], outputs)
+    if bits not in (2, 3, 4, 8) or rest or zeros[0] != groups or 32 * words % bits:
+        raise CheckpointError(
+            f"{stem}: qzeros of shape {zeros} and qweight of shape {(words, outputs)} are not "
+            f"2, 3, 4 or 8 bits of {outputs} outputs in {groups} groups"
+        )
+    inputs = 32 * words // bits
+    ordered = f"{stem}.g_idx" in source.tensors
+    if ordered and source.shape(f"{stem}.g_idx", "I32 I64", axes=1) != (inputs,):
+        raise CheckpointError(f"{stem}.g_idx must have one entry for each of {inputs} inputs")
+    shared = _groups(inputs, scales, 0, f"{stem}.scales") if not ordered else -(-inputs // groups)
+    roles = ("qweight", "qzeros", "scales", *(("g_idx",) if ordered else ()))
+    components = {role: Component(f"{stem}.{role}") for role in roles}
+    # The first version stores zeros less one, subtracted from all bits of a row at once.
+    is_first = source.settings.get("checkpoint_format", "gptq") != "gptq_v2"
+
+    def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
+        codes = unpacked(stored["qweight"].T[rows], bits, inputs)
+        packed = stored["qzeros"]
+        zero = unpacked(_one_more(packed, bits, outputs) if is_first else packed, bits, outputs)
+        return scaled(codes, stored["scales"].T[rows], zero.T[rows], stored.get("g_idx"))
+
+    info = TensorInfo(
+        f"GPTQ {bits}-bit", (outputs, inputs), source.nbytes(components), _uniform(bits, shared)
+    )
+    return Quantized(info, components, values)
+
+
+def _one_more(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
+    """Packed codes with one added to each, with its carry into the next, as the library adds it."""
+    words = np.ascontiguousarray(packed).view(np.uint32)
+    if bits == 3:  # the fields lie across words, and the library adds field by field
+        codes = (unpacked(words, 3, count) + 1) & 7
+        bit = (codes[..., None] >> np.arange(3)) & 1
+        return np.packbits(
+            bit.reshape(len(words), -1).astype(np.uint8), axis=1, bitorder="little"
+        ).view(np.uint32)
+    return words + np.uint32(sum(1 << at for at in range(0, 32, bits)))
+
+
+def _awq(
+    stem: str, source: Source, inputs: int, outputs: int, scales: tuple[int, ...]
+) -> Quantized:
+    zeros = source.shape(f"{stem}.qzeros", "I32")
+    if zeros != (scales[0], outputs // 8):
+        raise CheckpointError(
+            f"{stem}.qzeros must have shape {(scales[0], outputs // 8)}, got {zeros}"
+        )
+    shared = _groups(inputs, scales, 0, f"{stem}.scales")
+    components = {role: Component(f"{stem}.{role}") for role in ("qweight", "qzeros", "scales")}
+    # The place of an output in its word.
+    places = np.argsort(AWQ_ORDER)
+
+    def codes(words: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        shifts = (4 * places[rows % 8]).astype(np.uint32)
+        held = words.view(np.uint32)[:, rows // 8] >> shifts & np.uint32(15)
+        return np.asarray(held.T, np.int32)
+
+    def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
+        return scaled(
+            codes(stored["qweight"], rows), stored["scales"].T[rows], codes(stored["qzeros"], rows)
+        )
+
+    info = TensorInfo(
+        "AWQ 4-bit", (outputs, inputs), source.nbytes(components), _uniform(4, shared)
+    )
+    return Quantized(info, components, values)
+
+
+def _packed(stem: str, source: Source) -> Quantized:
+    """compressed-tensors' ``weight_packed``: whole numbers in words, or 4-bit floats in bytes."""
+    name = f"{stem}.weight_packed"
+    if source.tensors[name].dtype == "U8":
+        return _packed_floats(stem, source)
+    outputs, words = source.shape(name, "I32")
+    bits, scale = _bits_of(source.settings, stem), source.tensors[f"{stem}.weight_scale"]
+    components = {"codes": Component(name, 1)}
+    grouped = len(scale.shape) == 2 and scale.shape[0] == outputs
+    if not grouped and math.prod(scale.shape) not in (1, outputs):
+        raise CheckpointError(f"{stem}.weight_scale of shape {scale.shape} for {outputs} outputs")
+    by_row = grouped or scale.shape == (outputs,)
+    components["scales"] = Component(f"{stem}.weight_scale", int(by_row))
+    groups = scale.shape[1] if grouped else 1
+    if f"{stem}.weight_zero_point" in source.tensors:
+        zeros = source.shape(f"{stem}.weight_zero_point", "I32 I8")
+        if zeros not in ((outputs, groups), (-(-outputs * bits // 32), groups)):
+            raise CheckpointError(f"{stem}.weight_zero_point has the shape {zeros}")
+        components["zeros"] = Component(f"{stem}.weight_zero_point")
+    if f"{stem}.weight_g_idx" in source.tensors:
+        components["group_of"] = Component(f"{stem}.weight_g_idx")
+    # Inputs fill their words but for settings that no published model has; older versions left
+    # the bits free that did not hold a whole code.
+    dense = words * 32 % bits == 0 and (words * 32 // bits) % groups == 0
+    inputs = words * 32 // bits if dense else words * (32 // bits)
+    shared = _groups(inputs, (groups,), 0, f"{stem}.weight_scale")
+    offset = 2 ** (bits - 1)
+    if f"{stem}.weight_shape" in source.tensors:
+        components["shape"] = Component(f"{stem}.weight_shape")
+
+    def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
+        if "shape" in stored and [*stored["shape"].reshape(-1)] != [outputs, inputs]:
+            raise CheckpointError(
+                f"{stem}.weight_shape is {[*map(int, stored['shape'].reshape(-1))]}, and "
+                f"{words} words of {bits} bits hold {inputs} inputs; padded rows are not read"
+            )
+        codes = (
+            unpacked(stored["codes"], bits, inputs)
+            if dense
+            else _whole_in_words(stored["codes"], bits)
+        )
+        zeros = stored.get("zeros")
+        if zeros is not None and zeros.dtype == np.int32:
+            zeros = unpacked(zeros.T, bits, outputs).T - offset
+        scales = stored["scales"].reshape(-1, groups)
+        return scaled(
+            codes - offset, scales, None if zeros is None else zeros[rows], stored.get("group_of")
+        )
+
+    info = TensorInfo(
+        f"INT {bits}-bit", (outputs, inputs), source.nbytes(components), _uniform(bits, shared)
+    )
+    return Quantized(info, components, values)
+
+
+def _whole_in_words(words: np.ndarray, bits: int) -> np.ndarray:
+    """Codes none of which lies across two words."""
+    shifts = np.arange(0, 32 // bits * bits, bits, dtype=np.uint32)
+    codes = words.view(np.uint32)[..., None] >> shifts & np.uint32(2**bits - 1)
+    return codes.reshape(len(words), -1).astype(np.int32)
+
+
+def _bits_of(settings: Mapping[str, Any], stem: str) -> int:
+    """Bits of compressed-tensors' codes, which its groups of modules share."""
+    groups = settings.get("config_groups")
+    found = set()
+    for group in groups.values() if isinstance(groups, dict) else ():
+        match group:
+            case {"weights": {"num_bits": int(bits)}}:
+                found.add(bits)
+    if len(found) != 1 or not 1 <= (bits := found.pop()) <= 8:
+        raise CheckpointError(
+            f"{stem}: config.json must say the bits of all packed weights alike "
+            "(quantization_config.config_groups.*.weights.num_bits, 1 to 8)"
+        )
+    return bits
+
+
+def _packed_floats(stem: str, source: Source) -> Quantized:
+    """NVFP4, scales in float8 under a scale of all; and MXFP4, scales that are exponents."""
+    outputs, half = source.shape(f"{stem}.weight_packed", "U8")
+    scales = source.shape(f"{stem}.weight_scale", "F8_E4M3 U8 F8_E8M0")
+    if scales[0] != outputs:
+        raise CheckpointError(f"{stem}.weight_scale of shape {scales} for {outputs} outputs")
+    shared = _groups(2 * half, scales, 1, f"{stem}.weight_scale")
+    components = {
+        "codes": Component(f"{stem}.weight_packed", 1),
+        "scales": Component(f"{stem}.weight_scale", 1),
+    }
+    is_nvidia = source.tensors[f"{stem}.weight_scale"].dtype == "F8_E4M3"
+    if is_nvidia:
+        source.shape(f"{stem}.weight_global_scale", "F32", axes=1)
+        components["whole"] = Component(f"{stem}.weight_global_scale")
+
+    def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
+        scales = (
+            stored["scales"] / stored["whole"].reshape(())
+            if is_nvidia
+            else _exponents(stored["scales"])
+        )
+        return scaled(FP4[_nibbles(stored["codes"])], scales)
+
+    kind = "NVFP4" if is_nvidia else "MXFP4"
+    info = TensorInfo(kind, (outputs, 2 * half), source.nbytes(components), Grid(shared, 1 / 6))
+    return Quantized(info, components, values)
+
+
+def _nibbles(stored: np.ndarray) -> np.ndarray:
+    """The low half of each byte, then its high half: (…, n) to (…, 2n)."""
+    return np.stack([stored & 15, stored >> 4], axis=-1).reshape(*stored.shape[:-1], -1)
+
+
+def _exponents(stored: np.ndarray) -> np.ndarray:
+    """Powers of two, stored with 127 added."""
+    return np.asarray(np.ldexp(np.float32(1), stored.astype(np.int32) - 127))
+
+
+def _mxfp4(stem: str, source: Source) -> Quantized:
+    """Experts of gpt-oss: (E, O, G, 16) bytes, transposed as the model holds them, (E, I, O)."""
+    experts, outputs, groups, half = source.shape(f"{stem}_blocks", "U8", axes=4)
+    if source.shape(f"{stem}_scales", "U8", axes=3) != (experts, outputs, groups):
+        raise CheckpointError(f"{stem}_scales must have one entry for each block")
+    components = {
+        "codes": Component(f"{stem}_blocks", 1), "scales": Component(f"{stem}_scales", 1),
+    }  # fmt: skip
+
+    def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
+        blocks = FP4[_nibbles(stored["codes"])] * _exponents(stored["scales"])[..., None]
+        return np.asarray(blocks.reshape(len(rows), outputs, -1).swapaxes(1, 2))
+
+    shape = (experts, groups * 2 * half, outputs)
+    info = TensorInfo("MXFP4", shape, source.nbytes(components), Grid(2 * half, 1 / 6))
+    return Quantized(info, components, values)
+
+
+def _integers(stem: str, source: Source) -> Quantized:
+    """One int8 for each entry: compressed-tensors, and torchao's plain tensors."""
+    torchao = f"{stem}._weight_qdata" in source.tensors
+    name = f"{stem}._weight_qdata" if torchao else f"{stem}.weight"
+    outputs, inputs = source.shape(name, "I8 F8_E4M3")
+    scales_at = f"{stem}._weight_scale" if torchao else f"{stem}.weight_scale"
+    zero_name = f"{stem}._weight_zero_point" if torchao else f"{stem}.weight_zero_point"
+    scales = source.tensors[scales_at]
+    grid = scales.shape if len(scales.shape) == 2 else (math.prod(scales.shape), 1)
+    if grid[0] not in (1, outputs):
+        raise CheckpointError(
+            f"{scales_at} of shape {scales.shape} fits no rows of {name}, of shape "
+            f"{(outputs, inputs)}; torchao's tensors for its own kernels are not read"
+        )
+    shared = _groups(inputs, grid, 1, scales_at)
+    components = {
+        "codes": Component(name, 1), "scales": Component(scales_at, int(grid[0] == outputs > 1)),
+    }  # fmt: skip
+    if zero_name in source.tensors:
+        if math.prod(source.tensors[zero_name].shape) != math.prod(grid):
+            raise CheckpointError(f"{zero_name} must have one entry for each scale")
+        components["zeros"] = components["scales"]._replace(name=zero_name)
+
+    def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
+        zeros = stored.get("zeros")
+        zeros = None if zeros is None else zeros.reshape(-1, grid[1])
+        return scaled(stored["codes"], stored["scales"].reshape(-1, grid[1]), zeros)
+
+    kind = "INT 8-bit" if source.tensors[name].dtype == "I8" else "F8_E4M3"
+    info = TensorInfo(kind, (outputs, inputs), source.nbytes(components), Grid(shared, 1 / 127))
+    return Quantized(info, components, values)
+
+
+def _int8(stem: str, source: Source) -> Quantized:
+    """Bitsandbytes' int8, of which each row's largest entry is 127."""
+    outputs, inputs = source.shape(f"{stem}.weight", "I8")
+    if source.shape(f"{stem}.SCB", "F32", axes=1) != (outputs,):
+        raise CheckpointError(f"{stem}.SCB must have one entry for each of {outputs} outputs")
+    components = {"codes": Component(f"{stem}.weight", 1), "scales": Component(f"{stem}.SCB", 1)}
+    if f"{stem}.weight_format" in source.tensors:
+        components["format"] = Component(f"{stem}.weight_format")
+
+    def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
+        if stored.get("format", np.zeros(1)).any():
+            raise CheckpointError(f"{stem}.weight is laid out for a kernel, not row by row")
+        return scaled(stored["codes"], stored["scales"][:, None] * np.float32(1 / 127))
+
+    info = TensorInfo(
+        "INT 8-bit", (outputs, inputs), source.nbytes(components), Grid(inputs, 1 / 127)
+    )
+    return Quantized(info, components, values)
+
+
+def _four_bits(stem: str, source: Source) -> Quantized:
+    """Bitsandbytes' NF4 and FP4: codes in one flat tensor, a scale for each block of it."""
+    name = f"{stem}.weight"
+    names = (f"{name}.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
+    about = next((name for name in names if name in source.tensors), None)
+    if about is None:
+        raise CheckpointError(f"{name}: bitsandbytes' description of its codes is missing")
+    if source.tensors[about].dtype != "U8" or not 0 < source.tensors[about].nbytes < LARGEST_STATE:
+        raise CheckpointError(f"{about} must be JSON in bytes")
+    try:
+        state = json.loads(source.read([Part(about)])[0].tobytes())
+    except (ValueError, RecursionError):
+        state = None
+    match state:
+        case {"shape": [int(outputs), int(inputs)], "blocksize": int(block)}:
+            pass
+        case _:
+            raise CheckpointError(f"{about} must be JSON with a matrix's shape and a blocksize")
+    if name not in source.tensors or source.tensors[name].dtype != "U8":
+        raise CheckpointError(f"{name} must be there, two codes in a byte of type U8")
+    size = outputs * inputs
+    components = {
+        "codes": Component(name),
+        "scales": Component(f"{name}.absmax"),
+        "table": Component(f"{name}.quant_map"),
+        "about": Component(about),
+    }
+    if (
+        not (outputs > 0 and inputs > 0 and block > 0)
+        or size > 2**40
+        or (math.prod(source.tensors[name].shape) != -(-size // 2))
+    ):
+        raise CheckpointError(f"{name} does not hold two codes a byte of {outputs} × {inputs}")
+    if source.shape(f"{name}.quant_map", "F32", axes=1) != (16,):
+        raise CheckpointError(f"{name}.quant_map must have 16 values")
+    blocks = source.shape(f"{name}.absmax", "F32 U8", axes=1)[0]
+    if blocks != -(-size // block):
+        raise CheckpointError(f"{name}.absmax must have an entry for each block of {block}")
+    nested = source.tensors[f"{name}.absmax"].dtype == "U8"
+    offset, outer = state.get("nested_offset"), state.get("nested_blocksize")
+    if nested:
+        fits = type(outer) is int and outer > 0 and isinstance(offset, int | float)
+        if not fits or source.shape(f"{name}.nested_quant_map", "F32", axes=1) != (256,):
+            raise CheckpointError(f"{name}: its scales are quantized, and what of them is missing")
+        components["outer"] = Component(f"{name}.nested_absmax")
+        components["outer_table"] = Component(f"{name}.nested_quant_map")
+        if source.shape(f"{name}.nested_absmax", "F32", axes=1) != (-(-blocks // outer),):
+            raise CheckpointError(f"{name}.nested_absmax must have an entry for {outer} scales")
+    # Where rows are whole bytes of the flat tensor, only the wanted ones are read.
+    by_row = inputs % 2 == 0 and source.tensors[name].shape == (size // 2, 1)
+    if by_row:
+        components["codes"] = Component(name, inputs // 2)
+
+    def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
+        flat = stored["codes"].reshape(-1)
+        codes = np.stack([flat >> 4, flat & 15], axis=-1).reshape(-1)
+        entries = rows[:, None] * inputs + np.arange(inputs)
+        codes = codes.reshape(-1, inputs) if by_row else codes[entries]
+        scales = stored["scales"]
+        if nested:
+            large = np.repeat(stored["outer"], outer)[:blocks]
+            scales = stored["outer_table"][scales] * large + np.float32(offset)
+        return np.asarray(stored["table"][codes] * scales[entries // block])
+
+    kind = about.rpartition("__")[2].upper()
+    info = TensorInfo(kind, (outputs, inputs), source.nbytes(components), Grid(block, 2 / 15))
+    return Quantized(info, components, values)
+
+
+def _mlx(stem: str, source: Source) -> Quantized:
+    """MLX: value = scale · code + bias."""
+    outputs, words = source.shape(f"{stem}.weight", "U32")
+    scales = source.shape(f"{stem}.scales", FLOATS)
+    if source.shape(f"{stem}.biases", FLOATS) != scales or scales[0] != outputs:
+        raise CheckpointError(f"{stem}.scales and biases must have a row for each of its outputs")
+    settings = source.config.get("quantization")
+    own = settings.get(stem) if isinstance(settings, dict) else None
+    chosen = own if isinstance(own, dict) else settings if isinstance(settings, dict) else {}
+    said = chosen.get("group_size")
+    shared = said if type(said) is int and said > 0 else 0
+    bits = 32 * words // max(1, scales[1] * shared)
+    if not 1 <= bits <= 8 or bits * scales[1] * shared != 32 * words:
+        raise CheckpointError(
+            f"{stem}.weight: {words} words and {scales[1]} groups of {said!s:.20} are no whole "
+            "number of bits (config.json, quantization.group_size)"
+        )
+    components = {role: Component(f"{stem}.{role}", 1) for role in ("weight", "scales", "biases")}
+
+    def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
+        result = scaled(unpacked(stored["weight"], bits, shared * scales[1]), stored["scales"])
+        result.reshape(len(rows), scales[1], -1)[...] += stored["biases"][..., None]
+        return result
+
+    info = TensorInfo(
+        f"MLX {bits}-bit", (outputs, shared * scales[1]), source.nbytes(components),
+        _uniform(bits, shared),
+    )  # fmt: skip
+    return Quantized(info, components, values)
+
+
+def _float8(name: str, source: Source) -> Quantized:
+    scale = scale_name(name, source.tensors)
+    info, block = source.tensors[name], block_of(source.config)
+    components = {"codes": Component(name, 1), "scales": Component(scale)}
+
+    exponents = source.tensors[scale].dtype == "F8_E8M0"
+    if not exponents:
+        require_floats(source.tensors[scale].dtype, scale)
+
+    def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
+        scales = _exponents(stored["scales"]) if exponents else stored["scales"]
+        apply_scales(stored["codes"], scales, info.shape, rows, scale, block)
+        return stored["codes"]
+
+    return Quantized(info._replace(nbytes=source.nbytes(components)), components, values)
+
+
+class Scheme(NamedTuple):
+    """How tensors of one format are recognized."""
+
+    end: str  # of the name of one of them
+    types: str  # that it may have
+    beside: tuple[str, ...]  # ends of other tensors' names, one of which has to be there
+    open: Callable[[str, Source], Quantized]
+    becomes: str = ".weight"  # end of the matrix's name
+
+
+SCHEMES = (
+    Scheme(".qweight", "I32", (".scales",), _gptq_or_awq),
+    Scheme(".weight_packed", "I32 U8", (".weight_scale",), _packed),
+    Scheme(".weight.absmax", "F32 U8", (".weight.quant_map",), _four_bits),
+    Scheme(".weight", "I8", (".SCB",), _int8),
+    Scheme(".weight", "I8", (".weight_scale",), _integers),
+    Scheme("._weight_qdata", "I8 F8_E4M3", ("._weight_scale",), _integers),
+    Scheme(".weight", "U32", (".scales",), _mlx),
+    Scheme("_blocks", "U8", ("_scales",), _mxfp4, ""),
+    Scheme("", "F8_E4M3 F8_E5M2", ("_scale_inv", "_scale"), _float8, ""),
+)

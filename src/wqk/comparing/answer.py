@@ -1,0 +1,314 @@
+"""What `wqk.same` found: blocks, causes, tensors, counts, and the sentence that says it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rich.text import Text
+
+from wqk._console import counted
+from wqk._results import Result, json_value
+from wqk.comparing.contents import Outcome, TensorComparison
+from wqk.comparing.mistakes import Mismatch
+from wqk.comparing.scope import ATTENTION, MIXER, OTHER
+from wqk.tables.sheet import Cell, Sheet
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Tensors that differ are printed up to so many.
+LISTED = 8
+
+
+class Place(NamedTuple):
+    """Where a block is."""
+
+    stack: str
+    kind: str
+    layer: int
+
+    def __str__(self) -> str:
+        return f"{self.stack} {self.kind} {self.layer}"
+
+
+@dataclass(frozen=True)
+class BlockComparison:
+    """One block of two checkpoints, under its name in the first."""
+
+    stack: str
+    kind: str
+    layer: int
+    distance: dict[int, float]  # largest ‖M_a(N) − M_b(N)‖ / ‖M_a(N)‖ over heads, by position N
+    head: int  # the head in which it is largest
+    tolerance: float  # what rounding explains of that head's distance, or what was accepted
+    mismatches: tuple[Mismatch, ...]  # how the second block differs; none if they are equal
+    heads: tuple[float, ...] = ()  # each head's largest distance; 0 where rounding explains it
+    # The same of what it does besides its scores, such as its values; without what is not known.
+    beside: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def same(self) -> bool:
+        """Whether the blocks attend the same way."""
+        return not self.mismatches
+
+    @property
+    def reason(self) -> str:
+        """How the blocks differ, as text."""
+        return "; ".join(map(str, self.mismatches))
+
+    @property
+    def repair(self) -> str:
+        """Code that makes the second block like the first, as far as it is known."""
+        return "; ".join(one.repair for one in self.mismatches if one.repair)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A mismatch, and the blocks that have it."""
+
+    mismatch: Mismatch
+    places: tuple[Place, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, for JSON."""
+        return self.mismatch.to_dict() | {"blocks": [place._asdict() for place in self.places]}
+
+
+@dataclass(frozen=True, repr=False)
+class CheckpointComparison(Result):
+    """Two checkpoints, block by block.
+
+    Attributes
+    ----------
+    checkpoint, other
+        Their names.
+    blocks
+        Those that both have, in the first checkpoint's order.
+    missing, added
+        Blocks that only the first one has, and only the second.
+    notes
+        What was not compared, or is known of the numbers: rounded values in a wider type, guesses.
+    tensors
+        Those outside the forms: of attention and other mixers, and with ``everything`` all others.
+    unknown
+        What of attention could not be compared: values that a family does not name, tensors that
+        the other lacks or stores in another layout.
+    not_compared
+        Names of the other tensors that were not compared.
+    accepted
+        The tolerance that was given.
+    """
+
+    checkpoint: str
+    other: str
+    blocks: tuple[BlockComparison, ...]
+    missing: tuple[Place, ...] = ()
+    added: tuple[Place, ...] = ()
+    notes: tuple[str, ...] = ()
+    tensors: tuple[TensorComparison, ...] = ()
+    unknown: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ()
+    accepted: float = 0.0
+
+    @property
+    def same(self) -> bool:
+        """Whether both have the same blocks, and nothing that was compared differs."""
+        blocks = not (self.missing or self.added) and all(block.same for block in self.blocks)
+        return blocks and not self.differing
+
+    @property
+    def differing(self) -> tuple[TensorComparison, ...]:
+        """The tensors outside the forms that differ."""
+        unlike = (Outcome.DIFFERS, Outcome.MISSING, Outcome.ADDED)
+        return tuple(one for one in self.tensors if one.outcome in unlike)
+
+    @property
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """How many are equal of those compared: blocks, circuits in them, tensors, by name."""
+        unequal = {
+            (number, one.facts.get("circuit", "attention"))
+            for number, block in enumerate(self.blocks)
+            for one in block.mismatches
+        }
+        found: dict[str, list[bool]] = {
+            "attention": [(n, "attention") not in unequal for n in range(len(self.blocks))]
+        }
+        for number, block in enumerate(self.blocks):
+            for what in block.beside:
+                found.setdefault(what, []).append((number, what) not in unequal)
+        titles = {ATTENTION: "attention's other tensors", MIXER: "other mixers",
+                  OTHER: "other tensors"}  # fmt: skip
+        for one in self.tensors:
+            if one.outcome is not Outcome.UNKNOWN:
+                found.setdefault(titles[one.role], []).append(one.outcome.same)
+        return {name: (sum(some), len(some)) for name, some in found.items()}
+
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """What is wrong, each once with the blocks that have it; the most frequent first."""
+        found: dict[tuple[str, str, str], list[tuple[Mismatch, Place]]] = {}
+        for block in self.blocks:
+            for one in block.mismatches:
+                place = Place(block.stack, block.kind, block.layer)
+                # Distances and factors differ from layer to layer.
+                reason = one.reason if one.repair else one.verdict
+                found.setdefault((one.verdict, reason, one.repair), []).append((one, place))
+        causes = [Cause(some[0][0], tuple(place for _, place in some)) for some in found.values()]
+        return tuple(sorted(causes, key=lambda cause: -len(cause.places)))
+
+    @property
+    def sentence(self) -> str:
+        """The outcome in one sentence: what is equal, what differs, what was not compared."""
+        differing = [block for block in self.blocks if not block.same]
+        parts = [
+            f"{counted(len(places), 'block')} only in {name}"
+            for places, name in ((self.missing, self.checkpoint), (self.added, self.other))
+            if places
+        ]
+        if differing:
+            kinds = [
+                c.mismatch.reason if c.mismatch.repair else c.mismatch.verdict for c in self.causes
+            ]
+            known = "; ".join(dict.fromkeys(kinds))
+            sizes = [max((*b.distance.values(), *b.beside.values())) for b in differing]
+            spread = f"{min(sizes):.2g} to {max(sizes):.2g}"
+            if max(sizes) <= 2 * min(sizes):
+                spread = f"up to {max(sizes):.2g}"
+            far = f" (relative distance {spread})" if max(sizes) > 0 else ""
+            parts.insert(0, f"{len(differing)} of {len(self.blocks)} blocks differ: {known}{far}")
+        if self.differing:
+            first, count = self.differing[0], len(self.differing)
+            more = f" and {count - 1} more" if count > 1 else ""
+            differ = "differs" if count == 1 else "differ"
+            parts.append(f"{counted(count, 'tensor')} {differ} ({first}{more})")
+        compared = " · ".join(f"{name} {same}/{n}" for name, (same, n) in self.counts.items() if n)
+        if self.unknown:
+            compared += f" · not compared: {', '.join(self.unknown[:3])}"
+            compared += f" and {len(self.unknown) - 3} more" * (len(self.unknown) > 3)
+        if self.not_compared:
+            compared += f" · {counted(len(self.not_compared), 'other tensor')} not compared"
+        if parts:
+            return f"Not the same: {'; '.join(parts)}. Equal: {compared}."
+        sizes = [max((*b.distance.values(), *b.beside.values()), default=0.0) for b in self.blocks]
+        allowed = max((b.tolerance for b in self.blocks), default=0.0)
+        explains = "the rounding of stored numbers explains"
+        if self.accepted:
+            explains = "the tolerance that was given accepts"
+            allowed = max(allowed, self.accepted)
+        whole = "The same attention" + ", as far as it was compared" * bool(self.unknown)
+        if not (self.unknown or self.not_compared):
+            whole = "The same model"
+        return (
+            f"{whole}: {compared}. Heads lie at most {max(sizes, default=0.0):.1e} apart, relative "
+            f"to their norm; {explains} {allowed:.1e}."
+        )
+
+    def _rows(self) -> Iterator[Mapping[str, Any]]:
+        """One for each block."""
+        for one in self.blocks:
+            place = {"stack": one.stack, "kind": one.kind, "layer": one.layer}
+            far = max((*one.distance.values(), *one.beside.values()), default=0.0)
+            yield (
+                place
+                | {"same": one.same, "distance": far, "tolerance": one.tolerance}
+                | {
+                    "reason": one.reason or None,
+                    "repair": one.repair or None,
+                }
+            )
+
+    def plot(self) -> Figure:
+        """Draw every head's distance from the same head of the other (needs matplotlib)."""
+        from wqk.comparing.mismatch_map import mismatch_map
+
+        return mismatch_map(self)
+
+    def _drawn(self) -> Figure | None:
+        return None if all(block.same for block in self.blocks) else self.plot()
+
+    def _shown(self, width: int) -> Iterator[Any]:
+        """What differs, where, and how to mend it; the outcome last."""
+        yield Text.assemble((self.checkpoint, "bold"), "  and  ", (self.other, "bold"))
+        for note in self.notes:
+            yield Text(note, style="dim")
+        for places, name in ((self.missing, self.checkpoint), (self.added, self.other)):
+            if places:
+                yield f"only in {name}: {_places(places)}"
+        differing = [block for block in self.blocks if not block.same]
+        if differing:
+            at = list(differing[0].distance)
+            headings = ("attention", "layer", *(f"N={n}" for n in at), "reason")
+            table = Sheet.of(*headings, text=["attention", "reason"])
+            for block in differing:
+                distances = (f"{block.distance[n]:.1e}" if n in block.distance else "–" for n in at)
+                place = (f"{block.stack} {block.kind}", str(block.layer))
+                table.add(*place, *distances, Cell(block.reason, style="bold"))
+            yield table
+            note = (
+                "‖M_A(N) − M_B(N)‖ / ‖M_A(N)‖ of the head farthest off; N tokens from query to key"
+            )
+            yield Text(note, style="dim")
+            for cause in self.causes:
+                one = cause.mismatch
+                sides = f" ({' and '.join(one.sides)})" if one.sides else ""
+                yield Text.assemble((one.reason, "bold"), f"{sides}, {_places(cause.places)}")
+                if one.repair:
+                    yield Text(f"  {one.repair}")
+        for tensor in self.differing[:LISTED]:
+            title = tensor.name or tensor.other
+            yield Text.assemble((title, "bold"), f"  {tensor.reason or tensor.outcome}")
+        if len(self.differing) > LISTED:
+            yield f"and {len(self.differing) - LISTED} more tensors that differ (--json lists them)"
+        yield self.sentence
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, for JSON."""
+        blocks = [
+            asdict(block)
+            | {"same": block.same, "mismatches": [m.to_dict() for m in block.mismatches]}
+            for block in self.blocks
+        ]
+        said = {
+            "checkpoint": self.checkpoint,
+            "other": self.other,
+            "same": self.same,
+            "sentence": self.sentence,
+            "causes": [cause.to_dict() for cause in self.causes],
+            "missing": [place._asdict() for place in self.missing],
+            "added": [place._asdict() for place in self.added],
+            "notes": list(self.notes),
+            "counts": {name: {"same": n, "compared": of} for name, (n, of) in self.counts.items()},
+            "tensors": [asdict(one) for one in self.tensors if one.outcome is not Outcome.EQUAL],
+            "unknown": list(self.unknown),
+            "not_compared": list(self.not_compared),
+            "blocks": blocks,
+        }
+        return {name: json_value(value) for name, value in said.items()}
+
+
+def _places(places: Sequence[Place]) -> str:
+    """Blocks in few words: ``decoder self, layers 0-3 5``."""
+    layers: dict[str, list[int]] = {}
+    for place in places:
+        layers.setdefault(f"{place.stack} {place.kind}", []).append(place.layer)
+    return "; ".join(f"{name}, {_runs(numbers)}" for name, numbers in layers.items())
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """Numbers with ends of runs alone.
+
+    Examples
+    --------
+    >>> _runs([0, 1, 2, 5])
+    'layers 0-2 5'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    text = " ".join("-".join(map(str, run)) for run in runs)
+    return f"{'layer' if len(numbers) == 1 else 'layers'} {text}"

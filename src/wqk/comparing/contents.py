@@ -1,0 +1,464 @@
+"""Tensors compared as they are stored, and found by what they hold where names differ.
+
+Equal bytes under one name are compared first, which costs no more than reading them. Other numbers
+are compared entry by entry, up to the rounding of the coarser of two types. A tensor whose name the
+other checkpoint lacks is looked for by its rows, then by its columns: each has a key, a hash of its
+numbers rounded to the coarsest type, so that fused, split, transposed, renamed and re-typed tensors
+find each other. Memory is that of a few million numbers and of a key for each row.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from wqk.checkpoints import Checkpoint, Part, TensorInfo
+from wqk.checkpoints.number_types import rounding
+from wqk.comparing.weights import AT_ZERO, ROUNDING
+from wqk.errors import CheckpointError, WqkError
+
+# Numbers that are read at a time; of so many it is kept which ones differ.
+CHUNK, MASKED = 1 << 22, 1 << 26
+# Types whose numbers are rounded one by one, the finest first.
+FLOATS = ("F64", "F32", "F16", "BF16")
+# A change of coordinates changes most of a row or of a column; a change of single entries does not.
+MOST = 0.5
+# Quantized weights may differ by so many times their expected rounding.
+SAFETY = 1.5
+# Ratios of two tensors that differ by less than this are one factor.
+SAME = 1e-3
+
+# What a library keeps beside weights, and makes anew: tables, masks, counters.
+BUFFERS = re.compile(
+    r"(?:^|\.)(?:inv_freq|original_inv_freq|rope_freqs(?:\.weight)?|position_ids|masked_bias|"
+    r"num_batches_tracked|token_type_ids|relative_position_index|_extra_state)$|attn\.bias$"
+)
+# What wrappers put before a name.
+WRAPPERS = re.compile(r"^(?:(?:module|model|_orig_mod|base_model)\.)+")
+
+
+class Outcome(StrEnum):
+    """What a comparison of two tensors found."""
+
+    EQUAL = "equal"
+    ROUNDED = "equal up to rounding"
+    FOUND = "equal, stored otherwise"
+    DIFFERS = "differs"
+    MISSING = "only in the first"
+    ADDED = "only in the second"
+    UNKNOWN = "not compared"
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing is wrong, as far as it was compared."""
+        return self in (Outcome.EQUAL, Outcome.ROUNDED, Outcome.FOUND)
+
+
+@dataclass(frozen=True)
+class TensorComparison:
+    """A tensor of the first checkpoint, and what it is in the second.
+
+    Attributes
+    ----------
+    name, other
+        Its name in either; empty where one has no such tensor.
+    outcome
+        What was found.
+    reason
+        How it differs, or where it lies, in a phrase.
+    role
+        ``attention``, ``mixer`` or ``other``.
+    distance
+        ‖a − b‖ / ‖a‖, where they were compared.
+    """
+
+    name: str
+    other: str
+    outcome: Outcome
+    reason: str = ""
+    role: str = "other"
+    distance: float = math.inf
+
+    def __str__(self) -> str:
+        return f"{self.name or self.other}: {self.reason or self.outcome}"
+
+
+def paired_names(
+    a: Mapping[str, TensorInfo], b: Mapping[str, TensorInfo], example: tuple[str, str] | None = None
+) -> dict[str, str]:
+    """The name in the second checkpoint of each tensor that has the same in the first.
+
+    What wrappers put before names is left out, and what one side puts before the names of an
+    ``example``, a tensor of each.
+
+    Examples
+    --------
+    >>> paired_names({"model.norm.weight": ...}, {"norm.weight": ...})
+    {'model.norm.weight': 'norm.weight'}
+    """
+    found = {name: name for name in a if name in b}
+    cuts: list[Callable[[str], str]] = [lambda name: WRAPPERS.sub("", name)]
+    if example is not None:
+        short, long = sorted(example, key=len)
+        if long.endswith(short):
+            cuts.append(lambda name: name.removeprefix(long[: len(long) - len(short)]))
+    for cut in cuts:
+        taken = set(found.values())
+        theirs = {cut(name): name for name in reversed(list(b)) if name not in taken}
+        found |= {n: theirs[cut(n)] for n in a if n not in found and cut(n) in theirs}
+    return found
+
+
+def _chunks(part: Part, info: TensorInfo) -> Iterator[Part]:
+    """A part of a tensor in pieces of a few million numbers."""
+    if not info.shape:
+        yield part
+        return
+    step = max(1, CHUNK // max(1, math.prod(info.shape[1:])))
+    for first, last in part.row_ranges(info.shape):
+        for start in range(first, last, step):
+            yield Part(part.name, ((start, min(start + step, last)),))
+
+
+def _equal_bytes(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> bool:
+    """Whether two parts of one type and shape are stored as the same bytes."""
+    infos = [c.info(part.name) for c, part in zip(checkpoints, parts, strict=True)]
+    for pieces in zip(*(_chunks(p, i) for p, i in zip(parts, infos, strict=True)), strict=True):
+        raw = [c.raw(piece) for c, piece in zip(checkpoints, pieces, strict=True)]
+        if raw[0] is None or raw[1] is None or not np.array_equal(raw[0], raw[1]):
+            return False
+    return True
+
+
+class Found(NamedTuple):
+    """What a comparison of two parts found."""
+
+    outcome: Outcome
+    reason: str = ""
+    distance: float = math.inf  # ‖a − b‖ / ‖a‖
+    changed: np.ndarray | None = None  # which entries differ, (n, D), where they are not too many
+
+
+@dataclass
+class _Apart:
+    """How far two tensors are apart, summed up piece by piece."""
+
+    changed: int = 0  # entries that differ by more than rounding
+    total: int = 0
+    largest: float = 0.0  # change of an entry, relative to it
+    products: np.ndarray = field(default_factory=lambda: np.zeros(4))  # xx, xy, yy, |x − y|²
+    expected: float = 0.0  # what the rounding of quantized types explains of |x − y|²
+    # Narrower types to which one side may have been rounded before it was stored.
+    narrower: set[str] = field(default_factory=lambda: {"F16", "BF16"})
+
+    @property
+    def relative(self) -> float:
+        """‖x − y‖ / ‖x‖."""
+        xx, _, yy, step = self.products
+        return math.sqrt(step / xx) if xx else math.inf if yy else 0.0
+
+
+def compare_stored(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> Found:
+    """Two parts of one shape, entry by entry."""
+    first, second = infos = [c.info(p.name) for c, p in zip(checkpoints, parts, strict=True)]
+    types = first.dtype, second.dtype
+    if types[0] == types[1] and _equal_bytes(checkpoints, parts):
+        return Found(Outcome.EQUAL, "", 0.0)
+    size = math.prod(parts[0].shape(first.shape))
+    apart, masks, floats = _Apart(), [], all(kind in FLOATS for kind in types)
+    # The last place may differ, as after sums in another order; small sums by what float32 loses.
+    unit = 2 * max(ROUNDING.get(kind, 0.0) for kind in types)
+    smallest = 2 * max(AT_ZERO.get(kind, 0.0) for kind in types)
+    for pieces in zip(*(_chunks(p, i) for p, i in zip(parts, infos, strict=True)), strict=True):
+        try:
+            x, y = (c.read([p])[0] for c, p in zip(checkpoints, pieces, strict=True))
+        except WqkError as error:
+            return Found(Outcome.UNKNOWN, str(error))
+        step, high = np.abs(x - y), np.maximum(np.abs(x), np.abs(y))
+        floor = max(smallest, 8 * ROUNDING["F32"] * float(high.max(initial=0)))
+        wrong = ~(step <= unit * high + floor) & ~(np.isnan(x) & np.isnan(y)) & (x != y)
+        apart.total += x.size
+        pairs = ((x, x), (x, y), (y, y), (step, step))
+        apart.products += [float(np.vdot(*pair)) for pair in pairs]
+        apart.expected += sum(
+            rounding(info.grid, v) ** 2 * float(np.vdot(v, v))
+            for info, v in zip(infos, (x, y), strict=True) if info.grid
+        )  # fmt: skip
+        masks.append(np.atleast_1d(wrong))
+        if wrong.any():
+            apart.changed += int(wrong.sum())
+            with np.errstate(divide="ignore", invalid="ignore"):
+                relative = step[wrong] / np.where(x[wrong] == 0, np.inf, np.abs(x[wrong]))
+            apart.largest = max(apart.largest, float(relative.max()))
+        for kind in list(apart.narrower):
+            near = step <= 2 * ROUNDING[kind] * high + 2 * AT_ZERO.get(kind, 0.0)
+            if not near.all() or not any(_lies_on(v, kind) for v in (x, y)):
+                apart.narrower.discard(kind)
+    distance = apart.relative
+    if not apart.changed:
+        return Found(Outcome.ROUNDED if distance else Outcome.EQUAL, "", distance)
+    if not floats and distance <= SAFETY * math.sqrt(apart.expected / apart.products[0]):
+        return Found(Outcome.ROUNDED, "", distance)
+    if types == ("F32", "F32") and apart.narrower:
+        return Found(Outcome.ROUNDED, f"one side is rounded to {apart.narrower.pop()}", distance)
+    columns = first.shape[-1] if len(first.shape) > 1 else 1
+    mask = np.concatenate(masks).reshape(-1, columns) if size <= MASKED else None
+    return Found(Outcome.DIFFERS, _reason(apart, mask), distance, mask)
+
+
+def _lies_on(values: np.ndarray, kind: str) -> bool:
+    """Whether a narrower type holds all of these values."""
+    single = values.astype(np.float32)
+    if kind == "BF16":
+        return not (single.view(np.uint32) & 0xFFFF).any()
+    with np.errstate(over="ignore"):
+        return bool(np.array_equal(single, single.astype(np.float16)))
+
+
+def _reason(apart: _Apart, mask: np.ndarray | None) -> str:
+    """How two tensors differ, in a phrase."""
+    xx, xy, yy, _ = apart.products
+    if not yy:
+        return "all zero"
+    factor = yy / xy if xy else math.nan
+    if xx * yy - xy**2 <= (SAME * xy) ** 2 and abs(factor - 1) > SAME:
+        return f"scaled by {factor:.4g}"
+    if apart.changed < MOST * apart.total:
+        where = "" if mask is None else f", the first in row {int(mask.any(axis=1).argmax())}"
+        many = f"{apart.changed} of {apart.total} entries differ{where}"
+        return f"{many}, by up to {100 * apart.largest:.2g} %" if apart.largest else many
+    return f"relative distance {apart.relative:.2g}"
+
+
+def stray_entries(mask: np.ndarray) -> int:
+    """How many changed entries lie in a row and a column that are mostly unchanged.
+
+    A change of coordinates, such as a rotation inside a head or a gain that was folded, changes
+    whole rows or whole columns.
+    """
+    rows, columns = mask.mean(axis=1), mask.mean(axis=0)
+    return int((mask & (rows < MOST)[:, None] & (columns < MOST)[None]).sum())
+
+
+# -- by content --------------------------------------------------------------------------------
+
+
+def _scrambled(numbers: np.ndarray) -> np.ndarray:
+    """Whole numbers as pseudorandom ones, uint64 (the finalizer of SplitMix64)."""
+    mixed = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(mixed ^ (mixed >> np.uint64(31)))
+
+
+def _codes(values: np.ndarray, kind: str) -> np.ndarray:
+    """Numbers rounded to a type, as whole numbers; −0 is 0."""
+    single = values.astype(np.float32) + np.float32(0)
+    if kind == "F16":
+        with np.errstate(over="ignore"):
+            single = single.astype(np.float16).astype(np.float32)
+    bits = single.view(np.uint32)
+    if kind == "BF16":
+        even = (bits >> np.uint32(16)) & np.uint32(1)
+        bits = (bits + np.uint32(0x7FFF) + even) & np.uint32(0xFFFF0000)
+    return bits.astype(np.uint64) * np.uint64(0xD6E8FEB86659FD93) >> np.uint64(7)
+
+
+class _Keys:
+    """Keys of the rows and the columns of tensors, each computed once."""
+
+    def __init__(self, checkpoint: Checkpoint, kind: str) -> None:
+        self.checkpoint, self.kind = checkpoint, kind
+        self._known: dict[tuple[str, bool], np.ndarray] = {}
+
+    def of(self, name: str, columns: bool = False) -> np.ndarray:
+        """A key for each row (or column) of a tensor, whose last axis are its columns."""
+        if (name, columns) not in self._known:
+            info, keys, start = self.checkpoint.info(name), [], 0
+            sums: Any = np.uint64(0)
+            for piece in _chunks(Part(name), info):
+                values = self.checkpoint.read([piece])[0]
+                flat = values.reshape(-1, info.shape[-1] if len(info.shape) > 1 else values.size)
+                codes = _codes(flat, self.kind)
+                if columns:
+                    place = _scrambled(np.arange(start, start + len(codes)))
+                    sums = sums + (codes * place[:, None]).sum(axis=0, dtype=np.uint64)
+                else:
+                    place = _scrambled(np.arange(codes.shape[1]))
+                    keys.append((codes * place).sum(axis=1, dtype=np.uint64))
+                start += len(codes)
+            self._known[name, columns] = sums if columns else np.concatenate(keys)
+        return self._known[name, columns]
+
+
+def find_by_content(
+    checkpoints: Sequence[Checkpoint], ours: Sequence[str], theirs: Sequence[str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Where tensors of either checkpoint lie in the other, by name; those that are found.
+
+    A tensor is found if all of its rows, or all of its columns, are, in their order: alone under
+    another name, fused with others, split, or transposed.
+    """
+    infos = [
+        {name: c.info(name) for name in names if c.info(name).dtype in (*FLOATS, "F8_E4M3")}
+        for c, names in zip(checkpoints, (ours, theirs), strict=True)
+    ]
+    types = {info.dtype for some in infos for info in some.values()}
+    kind = next((k for k in reversed(FLOATS) if k in types), "F32")
+    keys = [_Keys(c, kind) for c in checkpoints]
+    places: tuple[dict[str, str], dict[str, str]] = ({}, {})
+    for turned in (False, True):
+        left = [[n for n in some if n not in p] for some, p in zip(infos, places, strict=True)]
+        if not all(left):
+            break
+        index = _Index([(name, keys[0].of(name)) for name in left[0]])
+        covered = {name: np.zeros(len(keys[0].of(name)), bool) for name in left[0]}
+        for name in left[1]:
+            if turned and len(infos[1][name].shape) != 2:
+                continue
+            origin = index.origins(keys[1].of(name, turned))
+            if origin is None:
+                continue
+            sources = ", ".join(origin)
+            places[1][name] = f"{'transposed, ' * turned}in {sources}"
+            for source, rows in origin.items():
+                covered[source][rows] = True
+                if covered[source].all():
+                    places[0][source] = f"{'transposed, ' * turned}in {name}"
+    _find_vectors(checkpoints, infos, places)
+    return places
+
+
+class _Index:
+    """Rows of many tensors by their keys."""
+
+    def __init__(self, tensors: Sequence[tuple[str, np.ndarray]]) -> None:
+        self._names = [name for name, _ in tensors]
+        counts = [len(keys) for _, keys in tensors]
+        keys = np.concatenate([keys for _, keys in tensors])
+        tensor = np.repeat(np.arange(len(tensors)), counts)
+        row = np.concatenate([np.arange(count) for count in counts])
+        order = np.argsort(keys, kind="stable")
+        self._keys, self._tensor, self._row = keys[order], tensor[order], row[order]
+
+    def origins(self, keys: np.ndarray) -> dict[str, np.ndarray] | None:
+        """Which rows of which tensors these are; None if some are none, or are out of order."""
+        low, high = (np.searchsorted(self._keys, keys, side) for side in ("left", "right"))
+        if (low == high).any():
+            return None
+        tensor, row = self._tensor[low].copy(), self._row[low].copy()
+        for at in np.flatnonzero(high - low > 1):
+            options = list(
+                zip(self._tensor[low[at] : high[at]], self._row[low[at] : high[at]], strict=True)
+            )
+            following = (tensor[at - 1], row[at - 1] + 1) if at else options[0]
+            tensor[at], row[at] = following if following in options else options[0]
+        found = {}
+        for number in np.unique(tensor):
+            rows = row[tensor == number]
+            if (np.diff(rows) <= 0).any():
+                return None
+            found[self._names[number]] = rows
+        return found
+
+
+def _find_vectors(
+    checkpoints: Sequence[Checkpoint], infos: Sequence[dict[str, TensorInfo]],
+    places: tuple[dict[str, str], dict[str, str]],
+) -> None:  # fmt: skip
+    """Vectors that are parts of longer ones, such as the biases of fused weights."""
+    left = [
+        {
+            name: checkpoints[number].read([Part(name)])[0].reshape(-1)
+            for name, info in infos[number].items()
+            if name not in places[number] and len(info.shape) == 1
+        }
+        for number in (0, 1)
+    ]
+    for whole in (1, 0):
+        for name, vector in left[whole].items():
+            inside: dict[str, int] = {}
+            for other, part in left[1 - whole].items():
+                if 0 < len(part) < len(vector) and np.ptp(part):
+                    starts = np.flatnonzero(vector[: len(vector) - len(part) + 1] == part[0])
+                    if any(np.array_equal(vector[s : s + len(part)], part) for s in starts):
+                        inside[other] = len(part)
+            if inside and sum(inside.values()) == len(vector):
+                places[whole][name] = f"in {', '.join(inside)}"
+                places[1 - whole].update(dict.fromkeys(inside, f"in {name}"))
+
+
+# -- all of it ---------------------------------------------------------------------------------
+
+
+def compare_tensors(
+    checkpoints: Sequence[Checkpoint],
+    roles: Sequence[Mapping[str, str]],
+    names: Mapping[str, str],
+    *,
+    strict: bool,
+    on_tensor: Callable[[], None] = lambda: None,
+) -> list[TensorComparison]:
+    """Every tensor that has a role in either checkpoint, by its name, then by what it holds.
+
+    Parameters
+    ----------
+    roles
+        Of each checkpoint: the tensors to compare, and what they are.
+    names
+        What the second checkpoint calls the first one's tensors, as far as names agree.
+    strict
+        Whether a tensor that is not found is a difference; otherwise it is not compared.
+    """
+    first, second = checkpoints
+    done: list[TensorComparison] = []
+    left: tuple[list[str], list[str]] = ([], [])
+    for name, role in roles[0].items():
+        other = names.get(name)
+        if other is None or (first.info(name).shape != second.info(other).shape):
+            left[0].append(name)
+        else:
+            parts = (Part(name), Part(other))
+            one = compare_stored(checkpoints, parts)
+            done.append(TensorComparison(name, other, *one[:2], role, one.distance))
+        on_tensor()
+    matched = {one.other for one in done}
+    left[1].extend(name for name in roles[1] if name not in matched)
+    places = find_by_content(checkpoints, *left) if all(left) else ({}, {})
+    lost = (Outcome.MISSING, Outcome.ADDED) if strict else (Outcome.UNKNOWN, Outcome.UNKNOWN)
+    found = [{one.name for one in done if one.outcome.same}]
+    found.append({one.other for one in done if one.outcome.same})
+    for number in (0, 1):
+        for name in left[number]:
+            place = places[number].get(name)
+            if place is None and (copy := _copy_of(checkpoints[number], name, found[number])):
+                place = f"a copy of {copy}"
+            outcome = lost[number] if place is None else Outcome.FOUND
+            reason = place or ("" if strict else "not found in the other under any name")
+            pair = ("", name) if number else (name, "")
+            done.append(TensorComparison(*pair, outcome, reason, roles[number][name]))
+    return done
+
+
+def _copy_of(checkpoint: Checkpoint, name: str, others: Iterable[str]) -> str | None:
+    """A tensor of the same checkpoint that holds the same, as tied weights do."""
+    info = checkpoint.info(name)
+    if len(info.shape) < 2:
+        return None
+    for other in others:
+        if checkpoint.info(other).shape != info.shape:
+            continue
+        pieces = zip(_chunks(Part(name), info), _chunks(Part(other), info), strict=True)
+        try:
+            pairs = (checkpoint.read(list(pair)) for pair in pieces)
+            if all(np.array_equal(one, two) for one, two in pairs):
+                return other
+        except CheckpointError:
+            return None
+    return None

@@ -1,0 +1,286 @@
+"""A model with its head, blocks of a text that it reads, and the loss of each block.
+
+Axes: B blocks, N tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from wqk._typing import Float
+from wqk.checkpoints import open_checkpoint
+from wqk.checkpoints.references import HubOptions
+from wqk.errors import CheckpointError, CorpusError, first_line
+from wqk.live.verification.running import load_pretrained, most_positions, quiet
+from wqk.model import Model
+from wqk.tables.run import checkpoints_in
+
+Predicts = Literal["masked", "causal", "sequence", "states"]
+
+# How the names of architectures end, and what those predict.
+ENDINGS: dict[str, Predicts] = {
+    "ForMaskedLM": "masked",
+    "ForPreTraining": "masked",
+    "ForCausalLM": "causal",
+    "LMHeadModel": "causal",
+    "ForConditionalGeneration": "sequence",
+}
+
+BLOCK = 128  # tokens, by default
+AT_ONCE = 64  # blocks in a pass
+IGNORED = -100  # the label of what is not predicted
+
+
+@dataclass(eq=False)
+class HeldOut:
+    """A model and the text that its loss is measured on.
+
+    Attributes
+    ----------
+    model
+        A `transformers` model.
+    name
+        Of the text.
+    predicts
+        What the loss is of: see `wqk.live.parts.Parts`.
+    inputs, labels
+        Token ids (B, N); labels are `IGNORED` where nothing is predicted.
+    """
+
+    model: Any
+    name: str
+    predicts: Predicts
+    inputs: np.ndarray
+    labels: np.ndarray
+    _states: list[Any] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """Number of blocks."""
+        return len(self.inputs)
+
+    @property
+    def length(self) -> int:
+        """Tokens in a block."""
+        return int(self.inputs.shape[1])
+
+    def remember_states(self) -> None:
+        """Keep the hidden states of the model as it is, where they stand for the loss."""
+        self._states = []
+        if self.predicts == "states":
+            self._states = [self._run(at)[0] for at in self._passes()]
+
+    def losses(self) -> Float[np.ndarray, " blocks"]:
+        """The loss of each block: mean over its predicted tokens."""
+        return np.concatenate([self._losses(at) for at in self._passes()])
+
+    def _passes(self) -> list[slice]:
+        return [slice(at, at + AT_ONCE) for at in range(0, self.count, AT_ONCE)]
+
+    def _run(self, at: slice) -> Any:
+        import torch
+
+        device = self.model.device
+        inputs = {"input_ids": torch.from_numpy(self.inputs[at]).to(device)}
+        if self.predicts == "sequence":
+            inputs["labels"] = torch.from_numpy(self.labels[at]).to(device)
+        cache = {"use_cache": False} if hasattr(self.model.config, "use_cache") else {}
+        out = self.model(**inputs, **cache)
+        return (out.last_hidden_state,) if self.predicts == "states" else (out.logits,)
+
+    def _losses(self, at: slice) -> np.ndarray:
+        import torch
+
+        (out,) = self._run(at)
+        if self.predicts == "states":
+            own = self._states[at.start // AT_ONCE]
+            apart = (out - own).double().square().mean((1, 2))
+            return np.asarray((apart / own.double().var((1, 2))).cpu())
+        labels = torch.from_numpy(self.labels[at]).to(out.device)
+        if self.predicts == "causal":
+            out, labels = out[:, :-1], labels[:, 1:]
+        each = torch.nn.functional.cross_entropy(
+            out.swapaxes(1, 2).to(torch.promote_types(out.dtype, torch.float32)),
+            labels,
+            reduction="none",
+            ignore_index=IGNORED,
+        )
+        return np.asarray((each.sum(1) / (labels != IGNORED).sum(1)).double().cpu())
+
+
+def open_held_out(
+    model: Any,
+    folder: str | None,
+    text: Any,
+    corpus: Any,
+    tokens: Any,
+    blocks: int,
+    block: int | None,
+    mask_share: float,
+    seed: int,
+) -> HeldOut:
+    """A text for a model, which lies in a folder; arguments and errors as for `wqk.live.parts`."""
+    if sum(value is not None for value in (text, corpus, tokens)) != 1:
+        raise CorpusError("give one of text, corpus and tokens: what the model is to read")
+    if blocks < 2:
+        raise CorpusError(f"an interval needs at least 2 blocks; got {blocks}")
+    predicts = predicted_by(model)
+    mask: int | None = None
+    if text is not None:
+        name, ids, mask = _encoded(Path(text), folder, blocks * (block or BLOCK))
+    elif corpus is not None:
+        name, ids, mask = _stored(Path(corpus))
+    else:
+        name, ids = "token ids", np.asarray(tokens)
+        if ids.dtype.kind not in "iu" or ids.ndim not in (1, 2):
+            raise CorpusError(
+                f"tokens must be whole numbers (B, N) or (N,), got {ids.dtype} {ids.shape}"
+            )
+        mask = getattr(model.config, "mask_token_id", None)
+        mask = _mask_of(folder) if mask is None and folder else mask
+    if ids.ndim == 1:
+        positions = most_positions(model)
+        own = BLOCK if positions is None else min(BLOCK, positions)
+        length = min(block or own, own if block is None else block)
+        if positions is not None and length > positions:
+            raise CorpusError(f"blocks of {length} tokens; the model has {positions} positions")
+        count = min(blocks, len(ids) // length)
+        if count < 2:
+            raise CorpusError(
+                f"{name}: {len(ids):,} tokens hold no 2 blocks of {length}; give more text, or "
+                "fewer tokens in a block (block)"
+            )
+        # From all over the text.
+        starts = np.linspace(0, len(ids) // length - 1, count).astype(int) * length
+        ids = ids[starts[:, None] + np.arange(length)]
+    ids = ids[:blocks].astype(np.int64)
+    size = model.get_input_embeddings().num_embeddings
+    if ids.min() < 0 or ids.max() >= size:
+        raise CorpusError(
+            f"{name}: has token ids up to {ids.max()}, and the model a vocabulary of {size}; "
+            "give a text in the model's own tokens"
+        )
+    if predicts == "sequence":
+        half = ids.shape[1] // 2
+        return HeldOut(model, name, predicts, ids[:, :half].copy(), ids[:, half:].copy())
+    if predicts != "masked":
+        return HeldOut(model, name, predicts, ids, ids)
+    if mask is None:
+        raise CorpusError(f"{name}: an encoder predicts masked tokens, and no mask token is known")
+    if not 0 < mask_share < 1:
+        raise CorpusError(f"the share of masked tokens lies in (0, 1), got {mask_share:g}")
+    count = min(max(1, round(mask_share * ids.shape[1])), ids.shape[1] - 1)
+    ranks = np.random.default_rng(seed).random(ids.shape).argsort(axis=1).argsort(axis=1)
+    hidden = ranks < count
+    return HeldOut(
+        model, name, predicts, np.where(hidden, mask, ids), np.where(hidden, ids, IGNORED)
+    )
+
+
+def predicted_by(model: Any) -> Predicts:
+    """What a model's class predicts."""
+    kinds = (kind for ending, kind in ENDINGS.items() if type(model).__name__.endswith(ending))
+    return next(kinds, "states")
+
+
+def load(ref: Any) -> tuple[Any, str | None]:
+    """A model with its head, if the checkpoint has one, in float32, and where it is saved.
+
+    A model in memory is returned as it is, without a place.
+
+    Raises
+    ------
+    CheckpointError
+        transformers cannot load it.
+    """
+    import torch
+    import transformers
+
+    hub = ref.hub if isinstance(ref, Model) else HubOptions()
+    ref = ref.ref if isinstance(ref, Model) else ref
+    if not isinstance(ref, str | Path):
+        return ref, None
+    steps = checkpoints_in(Path(ref)) if Path(ref).is_dir() else []
+    place = str(steps[-1][1] if steps else ref)
+    open_checkpoint(place, **hub)  # its errors are clearer than those of transformers
+    with quiet():
+        try:
+            config = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False, **hub)
+            decodes = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+            name = (config.architectures or ["AutoModelForCausalLM" if decodes else ""])[0]
+            made = getattr(transformers, name, transformers.AutoModel)
+            model, report = load_pretrained(made, place, dtype=torch.float32, **hub)
+            if report["missing_keys"]:
+                headless = transformers.AutoModel
+                model, report = load_pretrained(headless, place, dtype=torch.float32, **hub)
+        except Exception as error:  # every model class has its own
+            reason = first_line(error)
+            raise CheckpointError(f"{ref}: cannot be loaded ({reason})") from error
+    return model.eval(), place
+
+
+def fresh(model: Any, seed: int) -> Any:
+    """A new model of the same class and configuration; None if it cannot be made."""
+    import copy
+
+    import torch
+
+    with quiet(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            return type(model)._from_config(copy.deepcopy(model.config)).eval()
+        except Exception:  # every model class has its own
+            return None
+
+
+def _encoded(path: Path, ref: str | None, wanted: int) -> tuple[str, np.ndarray, int | None]:
+    """A text file in a model's own tokens."""
+    from transformers import AutoTokenizer
+
+    if ref is None:
+        raise CorpusError("a text needs the tokenizer of a saved model; give tokens instead")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CorpusError(f"{path}: cannot be read as text ({first_line(error)})") from None
+    with quiet():
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(ref, trust_remote_code=False)
+            # A token has at least one character, mostly; what is not needed is not encoded.
+            ids = tokenizer(text[: 40 * wanted], add_special_tokens=False)["input_ids"]
+        except Exception as error:  # the libraries raise anything
+            raise CorpusError(
+                f"{ref}: has no tokenizer that encodes text ({first_line(error)}); give a corpus"
+            ) from None
+    return path.name, np.asarray(ids, np.int64), tokenizer.mask_token_id
+
+
+def _mask_of(ref: str) -> int | None:
+    from transformers import AutoTokenizer
+
+    with quiet():
+        try:
+            found: int | None = AutoTokenizer.from_pretrained(
+                ref, trust_remote_code=False
+            ).mask_token_id
+        except Exception:  # the libraries raise anything
+            return None
+    return found
+
+
+def _stored(folder: Path) -> tuple[str, np.ndarray, int | None]:
+    """The held-out tokens of a folder that ``wqk lab corpus`` wrote."""
+    try:
+        header = json.loads((folder / "store.json").read_bytes())
+        dtype = np.dtype(header["dtype"]).newbyteorder("<")
+        tokens = np.fromfile(folder / "held_out.tokens", dtype=dtype)
+        return folder.name, tokens, header["special"].get("mask")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorpusError(
+            f"{folder}: is not a folder of tokens ({first_line(error)}); wqk lab corpus writes one"
+        ) from None

@@ -1,0 +1,373 @@
+"""A model's own attention compared with attention recomputed from the weights as read.
+
+The inputs of a block's query and key projections are recorded while the model runs. Attention is
+recomputed from these and from the weights that a family's rules select. A wrong tensor, head width,
+grouping, rotary order or scale gives other numbers than the model's.
+
+If the family does not describe positions, mask and scale, or the model does not report its
+attention, the products of queries and keys are compared instead.
+
+Axes: B texts, H query heads, N tokens (I queries, J keys).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from wqk._results import Result
+from wqk.attention import Block
+from wqk.checkpoints import Checkpoint, Part, TensorInfo, steps_of
+from wqk.checkpoints.adapters import AdaptedCheckpoint, unrounded
+from wqk.checkpoints.modules import LiveCheckpoint
+from wqk.live.verification.recomputation import form_difference, holds_whole_score, recomputed
+from wqk.live.verification.running import Run, run, run_module
+from wqk.model import Model
+from wqk.model import open as open_model
+from wqk.tables.sheet import Cell, Sheet
+
+if TYPE_CHECKING:
+    from wqk.live.verification.recording import Application
+
+# An attention this much farther from uniform than the tolerance tells right weights from wrong.
+MIN_CONTRAST = 1e3
+
+RIGHT = "right"
+FORM_RIGHT = "form right"  # positions, mask and scale are not known, or not reported
+ONLY_FORM_RIGHT = "only form right"  # positions, mask or scale are not what the family says
+WRONG = "wrong"
+TOO_UNIFORM = "too uniform to tell"
+NOT_COMPARED = "not compared"
+
+# The verdicts, the worst first: what a block's row shows, and what is said of a checkpoint whose
+# worst verdict it is.
+VERDICTS = {
+    WRONG: (
+        "WRONG",
+        "The forms do NOT give the model's own attention; its scores are not to be believed.",
+    ),
+    ONLY_FORM_RIGHT: (
+        "WRONG but for the form",
+        "The forms are right, but positions, mask or scale are NOT what the family says: they do "
+        "not give the model's own attention.",
+    ),
+    NOT_COMPARED: (
+        "not compared",
+        "Not every attention could be compared: some did not run, or compute no product of all "
+        "queries and keys.",
+    ),
+    TOO_UNIFORM: (
+        "too uniform to tell",
+        "Some attention is so uniform that any weights would give it.",
+    ),
+    FORM_RIGHT: (
+        "form right",
+        "The forms are right, apart from positions, mask and scale, which are not known: they give "
+        "the model's own products of queries and keys, up to a factor.",
+    ),
+    RIGHT: (
+        "",
+        "The forms give the model's own attention: largest difference of a probability "
+        "{difference:.1e}, in float64.",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class VerifiedBlock:
+    """One application of one block's attention, compared."""
+
+    told: ClassVar = ("verdict",)
+
+    stack: str
+    kind: str
+    layer: int
+    application: int  # counts the uses of shared weights from 0
+
+    # Largest absolute difference of an attention probability; infinite if the weights do not even
+    # fit what the model computes, None if the model reports no attention.
+    difference: float | None
+    # Largest difference of a product of queries and keys without positions, relative to the largest
+    # product; None if it was not needed, or no such product was seen.
+    form_difference: float | None
+    contrast: float  # largest distance of the model's own attention from uniform
+    tolerance: float  # largest difference that passes
+    # Largest absolute score of this input, before a cap and additive positions, and the largest
+    # that any input can produce; None without a bound, or if the scale is not known.
+    largest_score: float | None
+    ceiling: float | None
+    described: bool  # whether the family describes everything in the score besides the form
+
+    @property
+    def verdict(self) -> str:
+        """``right``, ``form right``, or what keeps the block from being either.
+
+        ``form right``: positions, mask and scale are not known, or the model does not report its
+        attention. ``only form right``: they are not what the family says.
+        """
+        if self.difference is not None and self.difference <= self.tolerance:
+            return RIGHT if self.tolerance < self.contrast / MIN_CONTRAST else TOO_UNIFORM
+        if self.form_difference is not None and self.form_difference <= self.tolerance:
+            return ONLY_FORM_RIGHT if self.described and self.difference is not None else FORM_RIGHT
+        fits = self.difference is None or (not self.described and math.isfinite(self.difference))
+        return NOT_COMPARED if fits and self.form_difference is None else WRONG
+
+    @property
+    def ok(self) -> bool:
+        """Whether the form is right and nothing contradicts the family."""
+        return self.verdict in (RIGHT, FORM_RIGHT)
+
+
+@dataclass(frozen=True, repr=False)
+class Verification(Result):
+    """A checkpoint's blocks, compared with the running model.
+
+    Attributes
+    ----------
+    checkpoint, family
+        Names.
+    blocks
+        One for each application of each block.
+    failures
+        Parts of the model that could not be run, and why.
+    """
+
+    told: ClassVar = ("ok", "verdict", "result", "difference")
+
+    checkpoint: str
+    family: str
+    blocks: tuple[VerifiedBlock, ...]
+    failures: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether every form is right."""
+        return all(block.ok for block in self.blocks)
+
+    @property
+    def verdict(self) -> str:
+        """The worst of the blocks' verdicts."""
+        return min((block.verdict for block in self.blocks), key=list(VERDICTS).index)
+
+    @property
+    def difference(self) -> float:
+        """Largest difference of a probability; NaN where no block reports any."""
+        reported = [block.difference for block in self.blocks if block.difference is not None]
+        return max(reported, default=math.nan)
+
+    @property
+    def result(self) -> str:
+        """What was found, in a sentence: that of the worst verdict."""
+        return VERDICTS[self.verdict][1].format(difference=self.difference)
+
+    @property
+    def sentence(self) -> str:
+        """The checkpoint, and what was found."""
+        return f"{self.checkpoint}: {self.result}"
+
+    def _rows(self) -> Sequence[Mapping[str, Any]]:
+        return [vars(block) | {"verdict": block.verdict} for block in self.blocks]
+
+    def _shown(self, width: int) -> Iterator[Any]:
+        from rich.text import Text
+
+        yield Text.assemble((self.checkpoint, "bold"), f"\nfamily {self.family}\n")
+        headings = ("attention", "layer", "largest difference", "largest score", "ceiling", "")
+        table = Sheet.of(*headings, text=["attention", ""])
+        for block in self.blocks:
+            layer = str(block.layer) + (f", use {block.application}" if block.application else "")
+            shown = block.difference if block.verdict == RIGHT else block.form_difference
+            difference = "–" if shown is None else f"{shown:.1e}"
+            score, ceiling = block.largest_score, block.ceiling
+            largest, bound = ("–" if n is None else f"{n:.3g}" for n in (score, ceiling))
+            times = f"× {ceiling / score:.1f}" if score and ceiling is not None else ""
+            verdict = Cell(VERDICTS[block.verdict][0], style="" if block.ok else "bold red")
+            attention = f"{block.stack} {block.kind}"
+            limit = Cell(bound if score else "–", times)
+            table.add(attention, layer, difference, largest, limit, verdict)
+        yield table
+        if self.verdict == NOT_COMPARED:
+            yield from (Text(f"could not be run: {failure}") for failure in self.failures)
+        yield Text(f"\n{self.result}")
+
+
+def verify(
+    ref: Any,
+    batch: Any = None,
+    *,
+    text: str | None = None,
+    tokens: Sequence[int] | None = None,
+    length: int = 24,
+    seed: int = 0,
+    tolerance: float | None = None,
+) -> Verification:
+    """Run the model and compare its attention with the forms'.
+
+    Where the family is guessed, positions, mask and scale are not known, and only the products of
+    queries and keys are compared. Needs PyTorch and transformers (pip install torch transformers).
+
+    Parameters
+    ----------
+    ref
+        A folder as ``save_pretrained`` writes it, or a hub id, or a `Model` opened from one; of a
+        model, or of a LoRA adapter, which PEFT then merges into its base model.
+    batch
+        For a module in memory, what it is called with: arguments by name, in order, or one. It is
+        copied, and runs in evaluation mode.
+    text
+        What the model reads; random tokens otherwise.
+    tokens
+        Or their numbers.
+    length
+        Number of random tokens.
+    seed
+        Seed of the random tokens.
+    tolerance
+        Largest difference of a probability that passes: by default 1e-9, as everything is computed
+        in float64, and 1e-5 for a module in memory, whose tables of positions are not.
+
+    Raises
+    ------
+    UnknownFamily
+        No family knows the model, or `transformers` has no code for it.
+    CheckpointError
+        The checkpoint cannot be read or run.
+    MissingPackage
+        PyTorch or `transformers` is not installed.
+
+    Examples
+    --------
+    >>> import wqk
+    >>> verify(wqk.demo_model("encoder")).ok
+    True
+    """
+    opened = open_model(ref)
+    if hasattr(opened.ref, "named_modules") and batch is not None:
+        return _verified(opened, batch, 1e-5 if tolerance is None else tolerance)
+    tolerance = 1e-9 if tolerance is None else tolerance
+    ref = opened.ref
+    if isinstance(ref, str | os.PathLike):
+        ref = steps_of(os.fspath(ref))[-1]
+    stored, adapter = opened.checkpoint, None
+    if isinstance(stored, AdaptedCheckpoint):
+        adapter, stored = stored.adapter, unrounded(stored)
+    model = opened.on(_InDoublePrecision(stored))
+    given: dict[str, Any] = {"text": text, "tokens": tokens, "length": length, "seed": seed}
+    return _compared(
+        model, lambda flat: run(ref, model, adapter=adapter, flat=flat, **given), tolerance
+    )
+
+
+def _verified(opened: Model, batch: Any, tolerance: float) -> Verification:
+    """A module in memory, run on a batch."""
+    module: Any = deepcopy(opened.ref)
+    module = module.cpu().double().eval()
+    for part in module.modules():
+        if hasattr(part, "set_attn_implementation"):
+            part.set_attn_implementation("eager")
+    model = opened.on(_InDoublePrecision(LiveCheckpoint(module)))
+    batch = _on_host(batch)
+    return _compared(
+        model, lambda flat: run_module(module, opened.plans, batch, flat=flat), tolerance
+    )
+
+
+def _compared(model: Model, measured: Callable[[bool], Run], tolerance: float) -> Verification:
+    """A run's blocks beside their forms; where they differ, also with flattened attention.
+
+    ``measured`` runs the model, plain or flattened: what each block did, masks that were seen, and
+    what could not be run.
+    """
+    records, seen, failures = measured(False)
+    blocks = [
+        verified
+        for block, record in zip(model, records, strict=True)
+        for verified in _blocks(block, record, seen, tolerance)
+    ]
+    if not all(block.verdict == RIGHT for block in blocks):
+        flat, *_ = measured(True)
+        differences = [
+            form_difference(block, use)
+            for block, uses in zip(model, flat, strict=True)
+            for use in (*uses,) or (None,)
+        ]
+        blocks = [
+            replace(block, form_difference=difference)
+            for block, difference in zip(blocks, differences, strict=True)
+        ]
+    return Verification(model.name, model.family, tuple(blocks), tuple(failures))
+
+
+def _on_host(batch: Any) -> Any:
+    """A batch's tensors on the host, its numbers in float64."""
+    if isinstance(batch, Mapping):
+        return {name: _on_host(value) for name, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        return tuple(map(_on_host, batch))
+    if not hasattr(batch, "is_floating_point"):
+        return batch
+    return batch.cpu().double() if batch.is_floating_point() else batch.cpu()
+
+
+def _blocks(
+    block: Block, record: Sequence[Application], seen: Mapping[int, np.ndarray], tolerance: float
+) -> Iterator[VerifiedBlock]:
+    """Each application of a block, compared by its reported attention; one block if none ran."""
+    plan = block.plan
+    sinks = block.read([plan.sinks])[0] if plan.sinks else None
+    bounds = None if plan.rule.guess else block.ceiling()
+    ceiling = None if bounds is None else float(bounds.any_distance.max())
+    for number, application in enumerate((*record,) or (None,)):
+        difference, contrast, largest, described = None, 0.0, None, not plan.rule.guess
+        reported = None if application is None else application.attention
+        if application is not None and reported is not None:
+            x, y = application.query_input, application.key_input
+            expected, products = None, np.asarray(np.inf)
+            if (x.shape[-1], y.shape[-1]) == block.groups.widths:
+                at = np.arange(x.shape[1]), np.arange(y.shape[1])
+                products = block.products(x, y, at)
+                expected = recomputed(block, products, application, seen, sinks)
+            difference, contrast = _compare(expected, reported, seen)
+            described = holds_whole_score(plan, application)
+            if not plan.rule.guess:
+                fits = math.isfinite(difference)
+                largest = plan.scale * float(np.abs(products).max()) if fits else math.inf
+        yield VerifiedBlock(
+            plan.stack, plan.kind, plan.layer, number, difference, None, contrast, tolerance,
+            largest, ceiling, described,
+        )  # fmt: skip
+
+
+class _InDoublePrecision(Checkpoint):
+    """A checkpoint read as float64, so that folding a norm does not round."""
+
+    def __init__(self, stored: Checkpoint) -> None:
+        self._stored = stored
+        self.name, self.config = stored.name, stored.config
+
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        return self._stored.tensors()
+
+    def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
+        return [array.astype(np.float64) for array in self._stored.read(parts)]
+
+
+def _compare(
+    expected: np.ndarray | None, reported: np.ndarray, seen: Mapping[int, np.ndarray]
+) -> tuple[float, float]:
+    """Largest difference of two attentions (B, H, I, J), and the second's from uniform."""
+    batch, heads, queries, _ = reported.shape
+    rows = seen.get(queries, np.full((batch, queries), True))
+    model = reported.swapaxes(1, 2)[rows]
+    # Of what is given to the keys: a sink takes a share of its own.
+    uniform = model.sum(axis=-1, keepdims=True) / (model > 0).sum(axis=-1, keepdims=True)
+    contrast = float(np.where(model > 0, np.abs(model - uniform), 0).max())
+    if expected is None or expected.shape[1] != heads:
+        return math.inf, contrast
+    return float(np.abs(expected.swapaxes(1, 2)[rows] - model).max()), contrast

@@ -1,0 +1,255 @@
+"""A block's attention, recomputed from the weights as read and all that its family says.
+
+It is::
+
+    softmax(scale · (x_i A_h + a_h) R(i)ᵀ R(j) (y_j B_g + b_g)ᵀ + position, where i may see j)
+
+with norms, clipping, softcap, sinks and a part for positions alone where the model has them.
+
+A guessed family does not describe positions, mask and scale, and some models do not report their
+attention. What can still be compared is the product q·k before anything is added, without rotary
+positions: it is x_i W_q W_kᵀ y_jᵀ up to one factor, and up to what biases add to whole rows and
+columns, which centering both removes.
+
+Axes: B texts, H query heads, G key heads, N tokens (I queries, J keys), D width, R head width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wqk._typing import Array
+from wqk.attention import Block
+from wqk.families import AttentionPlan
+from wqk.live.masks import HIDDEN
+
+if TYPE_CHECKING:
+    from wqk.live.verification.recording import Application
+
+# Positions added to scores that follow from the distance, or need the term that the model computed.
+FROM_DISTANCE, FROM_TERM = ("", "alibi", "scaled alibi"), ("relative", "disentangled")
+
+
+def holds_whole_score(plan: AttentionPlan, application: Application) -> bool:
+    """Whether the plan and what was recorded of an application make up its whole score.
+
+    They do not if the plan was guessed, leaves a term out (``whole_score = false``), or only names
+    its positions (``rotary, on several axes``), or if a term or mask was not recorded.
+    """
+    if plan.rule.guess or not plan.rule.whole_score:
+        return False
+    if plan.position == "mask":
+        return application.mask is not None
+    has_term = application.term is not None
+    return plan.position in FROM_DISTANCE or (plan.position in FROM_TERM and has_term)
+
+
+def recomputed(
+    block: Block,
+    products: np.ndarray,
+    application: Application,
+    seen: Mapping[int, np.ndarray],
+    sinks: np.ndarray | None,
+) -> np.ndarray | None:
+    """The attention (B, H, I, J) of a block, from the products q·k of what went into it.
+
+    None if what the model added to its scores does not fit the products.
+    """
+    plan, term, mask = block.plan, application.term, application.mask
+    scores = block.scores(products)
+    sizes = () if mask is None else zip(mask.shape, scores.shape, strict=True)
+    if any(given not in (1, size) for given, size in sizes):
+        return None
+    distance = np.arange(scores.shape[-2])[:, None] - np.arange(scores.shape[-1])
+    if plan.position.endswith("alibi"):
+        biases = _alibi(scores.shape[1], distance)
+        scores = scores + (plan.scale * biases if plan.position == "scaled alibi" else biases)
+        if plan.position == "scaled alibi" and mask is not None:
+            scores = scores + mask  # Falcon, when it reports its attention, adds them twice
+    elif plan.position:
+        if term is not None and term.size not in (scores.size, scores[0].size):
+            return None
+        if term is not None:
+            scores = scores + term.reshape(-1, *scores.shape[1:])
+        if mask is not None:
+            scores = scores + mask
+    shown = allowed(plan, distance)
+    if scores.shape[-1] in seen:
+        shown = shown & seen[scores.shape[-1]][:, None, None, :]
+    elif mask is not None:  # what no query may see is padding
+        shown = shown & (mask > HIDDEN).any(axis=-2, keepdims=True)
+    # A finite number, as in models: a padded query may have no key in its window.
+    return _softmax(np.where(shown, scores, np.finfo(np.float64).min), sinks)
+
+
+def alibi_slopes(heads: int) -> np.ndarray:
+    """What the score of each head (H,) loses with every token of distance (Press et al., 2022).
+
+    Examples
+    --------
+    >>> alibi_slopes(2)
+    array([0.0625    , 0.00390625])
+    """
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2 ** (-8 * (n + 1) / power) for n in range(power)]
+    slopes += [2 ** (-4 * (2 * n + 1) / power) for n in range(heads - power)]
+    return np.asarray(slopes)
+
+
+def _alibi(heads: int, distance: np.ndarray) -> np.ndarray:
+    """Linear biases (H, I, J)."""
+    return np.asarray(-alibi_slopes(heads)[:, None, None] * np.abs(distance))
+
+
+def allowed(plan: AttentionPlan, distance: Array) -> Array:
+    """Which keys a query may attend to, (I, J), of distances i − j in NumPy or PyTorch."""
+    seen = distance >= 0 if plan.causal else distance == distance
+    if plan.window is not None and plan.window.isdigit():
+        # One-sided windows count the token itself; two-sided ones give half to either side.
+        size = int(plan.window)
+        seen = seen & (distance < size if plan.causal else abs(distance) <= size // 2)
+    return seen
+
+
+def _softmax(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
+    """Probabilities of scores (B, H, I, J); sinks (H,) take their share and are left out."""
+    if sinks is None:
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
+    column = np.broadcast_to(sinks[:, None, None], (*scores.shape[:-1], 1))
+    return _softmax(np.concatenate([scores, column], axis=-1), None)[..., :-1]
+
+
+# Operations of PyTorch that multiply batches of matrices; the last two arguments are the factors.
+BATCHED = ("aten::bmm", "aten::baddbmm")
+
+SOFTMAXES = ("aten::_softmax", "aten::_safe_softmax")
+
+# Rounding of float64 products, relative to the largest, and how far a contrast must exceed it.
+ROUNDING, MIN_SIGNAL = 1e-13, 1e3
+
+
+class Products:
+    """Batched products that are computed within attention modules."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._kept: list[Any] = []
+        self._shares: list[Any] = []
+
+    def enter(self) -> None:
+        """An attention module begins."""
+        if self._depth == 0:
+            self._kept.clear()
+            self._shares.clear()
+        self._depth += 1
+
+    def leave(self) -> None:
+        """It ends."""
+        self._depth = max(0, self._depth - 1)
+
+    def within(self) -> tuple[np.ndarray, ...]:
+        """What the outermost running module has computed so far."""
+        return tuple(product.numpy() for product in self._kept)
+
+    def shares(self, shape: tuple[int, ...]) -> Any:
+        """What a softmax within has put out, (B, H, I, J); None if none did."""
+        found = [one for one in self._shares if one.shape == shape]
+        return found[0] if len(found) == 1 else None
+
+    @contextmanager
+    def open(self, flat: bool) -> Iterator[None]:
+        """Record what is computed; if ``flat``, with all angles of rotary positions set to zero."""
+        import torch
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        flattened = {
+            "aten::cos": lambda output: torch.ones_like(output),
+            "aten::sin": lambda output: torch.zeros_like(output),
+            "aten::polar": lambda output: torch.polar(output.abs(), torch.zeros_like(output.abs())),
+        }
+        products = self
+
+        class Recording(TorchDispatchMode):  # type: ignore[misc]
+            def __torch_dispatch__(
+                self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
+                output = func(*args, **(kwargs or {}))
+                name = func._schema.name
+                if name in BATCHED and products._depth:
+                    products._kept.append(torch.bmm(*args[-2:]))
+                if name in SOFTMAXES and products._depth:
+                    products._shares.append(output)
+                return flattened[name](output) if flat and name in flattened else output
+
+        self._depth = 0
+        with sdpa_kernel(SDPBackend.MATH), Recording():
+            yield
+
+
+def form_difference(block: Block, application: Application | None) -> float | None:
+    """The largest difference of a product from the form's, relative to the largest product.
+
+    Of the computed products the closest counts; None if none is of all heads, queries and keys.
+    """
+    if application is None:
+        return None
+    x, y = application.query_input, application.key_input
+    found = [
+        _difference(expected, product)
+        for last in {product.shape[-1] for product in application.products}
+        for expected in _expected(block, x, y, last)
+        for product in _of_size(application.products, expected)
+    ]
+    telling = [one for one in found if one == one]
+    # One that cannot tell may be the product of these queries and keys.
+    return min(telling) if telling and (len(telling) == len(found) or min(telling) < 1e-6) else None
+
+
+def _expected(block: Block, x: np.ndarray, y: np.ndarray, keys: int) -> Iterator[np.ndarray]:
+    """The forms' products (B, H, I, J) of inputs with this many keys; tokens may come first."""
+    if (x.shape[-1], y.shape[-1]) != block.groups.widths or (y.size // y.shape[-1]) % keys:
+        return
+    texts = y.size // y.shape[-1] // keys
+    if (x.size // x.shape[-1]) % texts:
+        return
+    swaps = (False, True) if x.ndim == y.ndim == 3 and 1 not in x.shape[:2] else (False,)
+    for swapped in swaps:
+        given = (side.swapaxes(0, 1) if swapped else side for side in (x, y))
+        left, right = (side.reshape(texts, -1, side.shape[-1]) for side in given)
+        yield block.products(left, right)
+
+
+def _of_size(products: tuple[np.ndarray, ...], expected: np.ndarray) -> Iterator[np.ndarray]:
+    """Products of the expected size, in its shape; several texts may have one product each."""
+    texts, keys = len(expected), expected.shape[-1]
+    alike = [product for product in products if product.shape[-1] == keys]
+    for product in alike:
+        if product.size == expected.size:
+            yield product.reshape(expected.shape)
+    apart = [product for product in alike if product.size * texts == expected.size]
+    if texts > 1:
+        for start in range(len(apart) - texts + 1):
+            yield np.concatenate(apart[start : start + texts]).reshape(expected.shape)
+
+
+def _difference(expected: np.ndarray, product: np.ndarray) -> float:
+    """Difference beyond rounding, relative to the largest centered product; NaN if it is noise."""
+    rounding = ROUNDING * np.abs(product).max()
+    expected, product = _centered(expected), _centered(product)
+    size, square = np.abs(product).max(), float((expected**2).sum())
+    if not (size > MIN_SIGNAL * rounding and 0 < square < np.inf):
+        return np.nan
+    factor = max(0.0, float((expected * product).sum()) / square)
+    return float(max(0.0, np.abs(product - factor * expected).max() - rounding) / size)
+
+
+def _centered(products: np.ndarray) -> np.ndarray:
+    products = products - products.mean(axis=-1, keepdims=True)
+    return np.asarray(products - products.mean(axis=-2, keepdims=True))

@@ -1,0 +1,529 @@
+"""A model, run by `transformers` in double precision with its attention recorded.
+
+Inputs are random tokens, images and sounds of the right size.
+
+Axes: B examples, H query heads, N tokens (I queries, J keys), D width, C channels, S side of a
+picture, T tiles of a picture.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from wqk.checkpoints import Checkpoint
+from wqk.checkpoints.adapters import Adapter
+from wqk.errors import (
+    CheckpointError,
+    FormError,
+    MissingPackage,
+    UnknownFamily,
+    WqkError,
+    first_line,
+    required_by,
+)
+from wqk.families import AttentionPlan, Family, find_family, load_family
+from wqk.families.config import Config
+from wqk.live.verification.recomputation import Products
+from wqk.live.verification.recording import (
+    heads_apart,
+    listen,
+    require_records,
+)
+from wqk.model import Model
+from wqk.model import open as open_model
+
+if TYPE_CHECKING:
+    from wqk.live.verification.recording import Application
+
+EXAMPLES = 2
+
+# A model's inputs by the name of its argument.
+Inputs = dict[str, np.ndarray]
+
+# Positions beyond those of the input: RoBERTa's begin after that of its padding token, and decoders
+# read two tokens more.
+ROOM = 4
+
+# Side of a picture for models that take pictures of any size.
+SIDE = 64
+# Rows and columns of a picture that is given as patches.
+PATCHES = (4, 8)
+# Keys for the number of a spectrum's bins.
+BINS = ("num_mel_bins", "feature_projection_input_dim", "input_feat_per_channel", "feature_size")
+
+
+class Wanted(NamedTuple):
+    """What a model is to read: these tokens, or random ones of this number."""
+
+    tokens: Sequence[int] | None
+    length: int
+    random: np.random.Generator
+
+    @property
+    def examples(self) -> int:
+        """Number of texts, pictures or sounds."""
+        return EXAMPLES if self.tokens is None else 1
+
+    def normal(self, *shape: int) -> np.ndarray:
+        """Random numbers of this shape for each example."""
+        return self.random.standard_normal((self.examples, *shape))
+
+
+def inputs_of(model: Any, tokens: Sequence[int] | None, length: int, seed: int) -> dict[str, Any]:
+    """What the model is given: its main input, and a text to continue if it has a decoder.
+
+    Raises `UnknownFamily` if no rule makes the model's input, and `FormError` if there are more
+    tokens than the model has positions for.
+    """
+    import torch
+
+    name, kind = model.main_input_name, model.config.model_type
+    accepted = inspect.signature(model.forward).parameters
+    make = MODEL_INPUTS.get(kind) or MAIN_INPUTS.get(name)
+    if "grid_thw" in accepted:
+        make = patches_input
+    if make is None:
+        raise UnknownFamily(
+            f"{type(model).__name__}: cannot generate the input {name!r}; "
+            f"known are {', '.join(MAIN_INPUTS)}"
+        )
+    positions = most_positions(model)
+    if positions is not None and tokens is not None and len(tokens) > positions:
+        raise FormError(
+            f"tokens must be at most {positions}, as many as the model has positions for; the text "
+            f"has {len(tokens)}"
+        )
+    if positions is not None and positions > ROOM:
+        length = min(length, positions - ROOM)
+    wanted = Wanted(tokens, length, np.random.default_rng(seed))
+    inputs = make(model.config, wanted)
+    name = "decoder_input_ids"
+    has_decoder = getattr(model.config, "is_encoder_decoder", False)
+    if has_decoder and name in accepted and name not in inputs:
+        # Two tokens more, so that rows and columns of cross-attention cannot be mistaken.
+        written = None if tokens is None else [*tokens, *tokens[:2]]
+        decoder = token_input(model.config, wanted._replace(tokens=written, length=length + 2))
+        inputs |= {f"decoder_{name}": value for name, value in decoder.items()}
+    if "decoder_input_values" in accepted:
+        inputs["decoder_input_values"] = wanted.normal(length + 2, model.config.num_mel_bins)
+    given = {name: torch.from_numpy(v) for name, v in inputs.items() if name in accepted}
+    return given | ({"use_cache": False} if "use_cache" in accepted else {})
+
+
+def most_positions(model: Any) -> int | None:
+    """How many tokens a model has positions for; None if it does not say."""
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and hasattr(module, "num_embeddings"):
+            # RoBERTa counts positions from that of the padding token.
+            first = 0 if module.padding_idx is None else module.padding_idx + 1
+            return int(module.num_embeddings) - first
+    try:
+        config = model.config.get_text_config()
+    except ValueError:  # there are several
+        return None
+    positions = getattr(config, "max_position_embeddings", None)
+    return positions if isinstance(positions, int) else None
+
+
+def token_input(config: Any, wanted: Wanted) -> Inputs:
+    """The given text; or two random ones, the second of which is shorter and padded."""
+    if wanted.tokens is not None:
+        numbers = np.asarray([wanted.tokens], np.int64)
+        return {"input_ids": numbers, "attention_mask": np.ones_like(numbers)}
+    padding = getattr(config, "pad_token_id", None) or 0
+    # Canine has no vocabulary: it reads the code points themselves.
+    vocabulary = getattr(config.get_text_config(), "vocab_size", SIDE)
+    numbers = wanted.random.integers(0, vocabulary - 1, (EXAMPLES, wanted.length))
+    numbers += numbers >= padding
+    mask = np.ones_like(numbers)
+    mask[1, wanted.length - wanted.length // 4 :] = 0
+    return {"input_ids": np.where(mask, numbers, padding), "attention_mask": mask}
+
+
+def image_input(config: Any, wanted: Wanted) -> Inputs:
+    """Random pictures (B, C, S, S), one per text."""
+    part = getattr(config, "vision_config", config)
+    size = getattr(part, "image_size", None) or SIDE
+    sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
+    return {"pixel_values": wanted.normal(getattr(part, "num_channels", 3), *sides)}
+
+
+def patches_input(config: Any, wanted: Wanted) -> Inputs:
+    """The patches (T, values) of a picture of any size, and how many rows and columns they form."""
+    channels: Any = getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
+    values = channels * getattr(config, "temporal_patch_size", 1) * config.patch_size**2
+    pixels = wanted.random.standard_normal((PATCHES[0] * PATCHES[1], values))
+    return {
+        "hidden_states": pixels,
+        "pixel_values": pixels,
+        "grid_thw": np.asarray([[1, *PATCHES]], np.int64),
+    }
+
+
+def text_and_image_input(config: Any, wanted: Wanted) -> Inputs:
+    """A text and a picture for each."""
+    return token_input(config, wanted) | image_input(config, wanted)
+
+
+def tiled_image_input(config: Any, wanted: Wanted) -> Inputs:
+    """A text and a picture (B, 1, T, C, S, S) for each, of which the last has one tile only."""
+    text = token_input(config, wanted)
+    vision = config.vision_config
+    tiles, examples = vision.max_num_tiles, wanted.examples
+    shapes = [width * height for width, height in vision.supported_aspect_ratios]
+    side = vision.image_size
+    used = np.ones((examples, 1, tiles), np.int64)
+    used[-1, :, 1:] = 0
+    # The number of a picture's shape, from 1; 0 stands for no picture.
+    kinds = np.full((examples, 1), 1 + shapes.index(max(shapes)), np.int64)
+    kinds[-1] = 1 + shapes.index(1)
+    return text | {
+        "pixel_values": wanted.normal(1, tiles, vision.num_channels, side, side),
+        "aspect_ratio_ids": kinds,
+        "aspect_ratio_mask": used,
+        "cross_attention_mask": np.repeat(used[:, None], text["input_ids"].shape[1], axis=1),
+    }
+
+
+def prompted_image_input(config: Any, wanted: Wanted) -> Inputs:
+    """A picture and a prompt with its mask, which are stacked to one of the model's size."""
+    height, width = config.image_size
+    names = ("pixel_values", "prompt_pixel_values", "prompt_masks")
+    return {name: wanted.normal(config.num_channels, height // 2, width) for name in names}
+
+
+def pointed_image_input(config: Any, wanted: Wanted) -> Inputs:
+    """A picture and two sets of three points in it, all of which are on the object."""
+    picture = image_input(config, wanted)
+    side = picture["pixel_values"].shape[-1]
+    return picture | {
+        "input_points": wanted.random.uniform(0, side, (wanted.examples, 2, 3, 2)),
+        "input_labels": np.ones((wanted.examples, 2, 3), np.int64),
+    }
+
+
+def sound_input(config: Any, wanted: Wanted) -> Inputs:
+    """Random sounds, just long enough for ``length`` frames after the model's convolutions."""
+    samples = wanted.length
+    for width, stride in zip(config.conv_kernel[::-1], config.conv_stride[::-1], strict=True):
+        samples = (samples - 1) * stride + width
+    return {"input_values": wanted.normal(samples)}
+
+
+def spectrum_input(config: Any, wanted: Wanted) -> Inputs:
+    """Random spectra: all that Whisper hears at once, or four frames for each of ``length``."""
+    part = getattr(config, "audio_config", config)
+    bins = next((getattr(part, key) for key in BINS if getattr(part, key, None)), 80)
+    longest: Any = getattr(part, "max_source_positions", None)
+    takes_all = longest is not None and hasattr(part, "num_mel_bins")
+    shape = (bins, 2 * longest) if takes_all else (4 * wanted.length, bins)
+    return {"input_features": wanted.normal(*shape)}
+
+
+def spectrogram_input(config: Any, wanted: Wanted) -> Inputs:
+    """Random spectrograms of the one size that the model sees as a picture."""
+    return {"input_values": wanted.normal(config.max_length, config.num_mel_bins)}
+
+
+def codebook_input(config: Any, wanted: Wanted) -> Inputs:
+    """Sound, the codes of each example's codebooks in a row, that follows a text or vectors."""
+    decoder, length = getattr(config, "decoder", config), wanted.length
+    shape = (wanted.examples * decoder.num_codebooks, length + 2)
+    codes = wanted.random.integers(0, decoder.vocab_size, shape)
+    if decoder is config:
+        heard = wanted.normal(length - 2, config.hidden_size)
+        return {"input_ids": codes, "encoder_hidden_states": heard}
+    return token_input(config.text_encoder, wanted) | {
+        "decoder_input_ids": codes,
+        "decoder_attention_mask": np.ones((wanted.examples, length + 2), np.int64),
+    }
+
+
+# How a model's main input is made, by the name that `transformers` gives it.
+MAIN_INPUTS: dict[str, Callable[..., Inputs]] = {
+    "input_ids": token_input,
+    "pixel_values": image_input,
+    "input_values": sound_input,
+    "input_features": spectrum_input,
+}
+
+# Models that need more than their main input, by their model type.
+MODEL_INPUTS: dict[str, Callable[..., Inputs]] = {
+    "clip": text_and_image_input,
+    "siglip": text_and_image_input,
+    "git": text_and_image_input,
+    "mllama": tiled_image_input,
+    "seggpt": prompted_image_input,
+    "sam": pointed_image_input,
+    "audio-spectrogram-transformer": spectrogram_input,
+    "musicgen": codebook_input,
+    "musicgen_melody": codebook_input,
+    "musicgen_decoder": codebook_input,
+    "musicgen_melody_decoder": codebook_input,
+}
+
+# Inputs that tell tokens from padding, (B, N).
+PADDING_MASKS = ("attention_mask", "decoder_attention_mask")
+
+
+class Run(NamedTuple):
+    """What was recorded of a model's pass."""
+
+    records: list[list[Application]]  # every application of the attention of each plan
+    seen: dict[int, np.ndarray]  # which tokens are no padding, (B, N) by N
+    failures: list[str]  # parts of the model that could not be run, and why
+
+
+def run(
+    ref: Any,
+    stored: Model,
+    *,
+    adapter: Adapter | None = None,
+    text: str | None,
+    tokens: Sequence[int] | None,
+    length: int,
+    seed: int,
+    flat: bool = False,
+) -> Run:
+    """Run a model once; arguments and errors as for `wqk.live.verification.verify`.
+
+    ``adapter`` is the one that ``ref`` names, if it does not name a model.
+
+    With ``flat``, rotary positions are removed: every sine is 0, every cosine 1. Some models
+    compute their tables of positions when they are loaded, so each run loads the model.
+    """
+    if not isinstance(ref, str | os.PathLike) or Path(ref).is_file():
+        raise CheckpointError(
+            f"verify takes a folder or a Hub id, got "
+            f"{ref if isinstance(ref, str | os.PathLike) else type(ref).__name__}; pass the folder "
+            "with its config.json, or a module and a batch for it: wqk.verify(model, batch)"
+        )
+    with required_by("running the model"):
+        import torch  # noqa: F401
+        from transformers import AutoTokenizer
+    checkpoint, plans, hub = stored.checkpoint, stored.plans, stored.hub
+    family = stored.family_file
+    known = load_family(family) if family else find_family(checkpoint)
+    products = Products()
+    with quiet(), double_precision(), products.open(flat):
+        try:
+            model = _load_model(ref, checkpoint, known, hub, adapter)
+            if text is not None and tokens is None:
+                tokenizer = AutoTokenizer.from_pretrained(ref, trust_remote_code=False, **hub)
+                tokens = tokenizer(text)["input_ids"]
+            live = open_model(model, family=family).plans
+            listener, records = listen(model, plans, live, products)
+            tensors = {plan.place: plan.query.tensor for plan in live}
+            blocks = [(tensors[p.place], r) for p, r in zip(plans, records, strict=True)]
+            given, failures = _run_all(model, blocks, (tokens, length, seed))
+            listener.stop()
+            if not any(records):
+                require_records(model, plans, records)
+        except WqkError:
+            raise
+        except Exception as error:  # the model's own code may fail in any way
+            reason = first_line(error)
+            raise CheckpointError(f"{checkpoint.name}: cannot be run ({reason})") from error
+    masks = [inputs[name].numpy() for inputs in given for name in PADDING_MASKS if name in inputs]
+    return Run(records, {mask.shape[1]: mask.astype(bool) for mask in masks}, failures)
+
+
+def run_module(module: Any, plans: Sequence[AttentionPlan], batch: Any, flat: bool = False) -> Run:
+    """Run a module once in float64 with its own batch, and record its blocks."""
+    import torch
+
+    products = Products()
+    seen: dict[int, np.ndarray] = {}
+    with quiet(), double_precision(), products.open(flat), torch.no_grad(), heads_apart():
+        listener, records = listen(module, plans, plans, products)
+        try:
+            run_batch(module, batch)
+        except Exception as error:  # the model's own code may fail in any way
+            raise CheckpointError(
+                f"{type(module).__name__}: cannot be run on this batch ({first_line(error)})"
+            ) from error
+        finally:
+            listener.stop()
+    for name in PADDING_MASKS if isinstance(batch, Mapping) else ():
+        if getattr(batch.get(name), "ndim", 0) == 2:
+            mask = np.asarray(batch[name]).astype(bool)
+            seen[mask.shape[1]] = mask
+    return Run(records, seen, [])
+
+
+def run_batch(module: Any, batch: Any) -> Any:
+    """A module's output for a batch: arguments by name, in order, or a single one."""
+    if isinstance(batch, Mapping):
+        return module(**batch)
+    return module(*batch) if isinstance(batch, tuple | list) else module(batch)
+
+
+def _run_all(
+    model: Any,
+    blocks: Sequence[tuple[str, Sequence[Application]]],
+    arguments: tuple[Sequence[int] | None, int, int],
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Run the model, and then each model in it none of whose blocks ran.
+
+    ``blocks`` are the names of the blocks' queries and their records, ``arguments`` are tokens,
+    length and seed for `inputs_of`. Returns what the models were given, and why some could not be
+    run; if no block ran, whatever the model's own code raised is raised.
+    """
+    import torch
+
+    given, failures, reasons = [], [], []
+    for prefix, part in _models(model):
+        own = [record for tensor, record in blocks if tensor.startswith(prefix)]
+        if not own or any(own):
+            continue
+        try:
+            inputs = inputs_of(part, *arguments)
+            parameters = inspect.signature(part.forward).parameters.values()
+            reports = any(
+                p.name == "output_attentions" or p.kind is p.VAR_KEYWORD for p in parameters
+            )
+            with torch.no_grad(), heads_apart():
+                part(**inputs, **({"output_attentions": True} if reports else {}))
+            given.append(inputs)
+        except Exception as error:  # the model's own code may fail in any way
+            failures.append(error)
+            reasons.append(f"{prefix.rstrip('.') or type(model).__name__}: {first_line(error)}")
+    if failures and not any(record for _, record in blocks):
+        raise failures[0]
+    return given, reasons
+
+
+def _models(model: Any) -> Iterator[tuple[str, Any]]:
+    """The model, then the `transformers` models in it, with the prefixes of their parameters."""
+    from transformers import PreTrainedModel
+
+    yield "", model
+    for name, module in model.named_modules():
+        if name and isinstance(module, PreTrainedModel):
+            yield f"{name}.", module
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars and no warnings, as tensors that attention does not need may be missing."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def double_precision() -> Iterator[None]:
+    """Give float64 to code that asks PyTorch for float32.
+
+    Models compute rotary angles and the softmax in float32 by name, whatever their weights are.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    def doubled(value: Any) -> Any:
+        return torch.float64 if value is torch.float32 else value
+
+    class DoublePrecision(TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func in (torch.Tensor.view, torch.frombuffer):  # bytes as what they are
+                return func(*args, **(kwargs or {}))
+            func = torch.Tensor.double if func is torch.Tensor.float else func
+            named = {key: doubled(value) for key, value in (kwargs or {}).items()}
+            return func(*map(doubled, args), **named)
+
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with DoublePrecision():
+            yield
+    finally:
+        torch.set_default_dtype(default)
+
+
+def _load_model(
+    ref: Any,
+    checkpoint: Checkpoint,
+    family: Family,
+    hub: Mapping[str, Any],
+    adapter: Adapter | None = None,
+) -> Any:
+    """The model in float64, with observable attention; without its head if possible."""
+    import torch
+    import transformers
+    from transformers import CONFIG_MAPPING, AutoModel
+
+    model_type = checkpoint.config.get("model_type")
+    code = model_type if model_type in CONFIG_MAPPING else family.runs_as
+    if code not in CONFIG_MAPPING:
+        raise UnknownFamily(
+            f"{checkpoint.name}: the installed transformers has no code for model type "
+            f"{model_type!r}, so its attention cannot be run and compared"
+        )
+    source = {"pretrained_model_name_or_path": ref, **hub}
+    if adapter:
+        source |= {"pretrained_model_name_or_path": adapter.base, "revision": adapter.revision}
+        source.pop("subfolder", None)
+    if not CONFIG_MAPPING[code].get_config_dict(**source)[0]:  # a default one would be made up
+        raise CheckpointError(
+            f"{checkpoint.name}: verify runs models as transformers loads them, and there is no "
+            "config.json"
+        )
+    config = CONFIG_MAPPING[code].from_pretrained(**source, trust_remote_code=False)
+    config._experts_implementation = "eager"  # the fused kernels know no float64
+    remote = family.runs_as and not any(rule.causal for rule in family.attention)
+    if remote or Config(checkpoint.config).lifts_mask:
+        config.is_causal = False
+    # An adapter names the modules of the model with its head; some models have no other class.
+    headless = transformers.MODEL_MAPPING
+    with_head = family.runs_with_head or adapter or type(config) not in headless
+    named = (config.architectures or [""])[0] if with_head else ""
+    model, _ = load_pretrained(
+        getattr(transformers, named, AutoModel),
+        **source,
+        config=config,
+        dtype=torch.float64,
+        attn_implementation="eager",
+    )
+    return (_merged(model, ref, hub) if adapter else model).eval()
+
+
+def load_pretrained(kind: Any, /, *ref: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """A saved model of `transformers`, and which weights were missing, unexpected or misshapen.
+
+    No code of a repository is ever run.
+    """
+    model, report = kind.from_pretrained(
+        *ref, output_loading_info=True, trust_remote_code=False, **options
+    )
+    return model, report
+
+
+def _merged(model: Any, ref: Any, hub: Mapping[str, Any]) -> Any:
+    """The model with an adapter's products in its weights."""
+    try:
+        import peft
+    except ImportError:
+        raise MissingPackage(
+            f"{ref}: verify runs an adapter with PEFT: pip install peft", package="peft"
+        ) from None
+    return peft.PeftModel.from_pretrained(model, ref, **hub).merge_and_unload()

@@ -1,0 +1,391 @@
+"""The published models: their table, scores as rows like theirs, and a scan's rank among them."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from string import ascii_lowercase
+from typing import Any
+
+import polars as pl
+
+from wqk._console import last_part, number
+from wqk.tables.schema import statuses
+from wqk.tables.score_table import ScoreTable
+
+DATA = Path(__file__).parent / "data"
+
+# Scores are medians over layers, with the distances to the quartiles below and above.
+COLUMNS: dict[str, pl.DataType] = {
+    "source": pl.String(),
+    "name": pl.String(),
+    "model": pl.String(),
+    "stack": pl.String(),
+    "modality": pl.String(),
+    "parameters": pl.Int64(),
+    "symmetry": pl.Float64(),
+    "symmetry_below": pl.Float64(),
+    "symmetry_above": pl.Float64(),
+    "directionality": pl.Float64(),
+    "directionality_below": pl.Float64(),
+    "directionality_above": pl.Float64(),
+    "flags": pl.List(pl.String()),
+    "sound": pl.Boolean(),
+}
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A known problem of a row.
+
+    Attributes
+    ----------
+    title, explanation
+        Short and in full.
+    artifact
+        Whether the row's numbers do not describe a trained model's own form.
+    drawn
+        Models with the same problem that the paper shows only in figures.
+    """
+
+    title: str
+    explanation: str
+    artifact: bool
+    drawn: Sequence[str] = ()
+
+    @property
+    def sentence(self) -> str:
+        """Title and explanation in one."""
+        return f"{self.title[:1].upper()}{self.title[1:]}. {self.explanation}"
+
+
+@cache
+def flags() -> dict[str, Flag]:
+    """All flags by name.
+
+    Examples
+    --------
+    >>> flags()["grouped-heads"].title
+    'wrong pairs of heads'
+    """
+    entries = tomllib.loads((DATA / "flags.toml").read_text(encoding="utf-8"))
+    return {name: Flag(**entry) for name, entry in entries.items()}
+
+
+def published() -> pl.DataFrame:
+    """The rows of Tables S2 and S3 in their order: the left half, then the right half.
+
+    Returns
+    -------
+    polars.DataFrame
+        ``source`` (``published``), ``name`` as printed, ``model`` (the checkpoint), medians over
+        layers with their distances to the quartiles, to two decimals (directionality by excess),
+        ``flags`` (see `flags`), and ``sound``, false if a flag makes the row an artifact. The
+        directionality of GPT2-medium and Phi-2, which Table S3 lacks, is null.
+
+    Examples
+    --------
+    >>> rows = published()
+    >>> rows.height, rows.filter(~rows["sound"]).height
+    (70, 19)
+    """
+    rows = pl.read_csv(
+        DATA / "published.csv",
+        comment_prefix="#",
+        schema_overrides={k: v for k, v in COLUMNS.items() if k not in ("flags", "sound")},
+    )
+    return with_flags(rows.with_columns(split_flags(), source=pl.lit("published")))
+
+
+def split_flags() -> pl.Expr:
+    """The words of the column ``flags`` as a list."""
+    return pl.col("flags").fill_null("").str.extract_all(r"\S+")
+
+
+def with_flags(rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows with the column ``sound``, in the order and types of `COLUMNS`."""
+    artifacts = [name for name, flag in flags().items() if flag.artifact]
+    rows = rows.with_columns(sound=pl.col("flags").list.set_intersection(artifacts).list.len() == 0)
+    return rows.select(pl.col(name).cast(kind) for name, kind in COLUMNS.items())
+
+
+def marks(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """A letter for each flag of some rows, in the order in which they appear.
+
+    Examples
+    --------
+    >>> marks([{"flags": []}, {"flags": ["fused-tensor"]}, {"flags": ["mislabeled"]}])
+    {'fused-tensor': 'a', 'mislabeled': 'b'}
+    """
+    names = dict.fromkeys(name for row in rows for name in row["flags"])
+    return dict(zip(names, ascii_lowercase, strict=False))
+
+
+# Metadata of tables comparable with the published scores; missing entries count as these.
+PLAIN = {"gamma": 2.0, "folded_norms": False, "biases": False}
+
+# Published directionality is by excess.
+SCORES = {"symmetry": "symmetry", "directionality": "directionality_excess"}
+
+
+def summarize(table: ScoreTable) -> pl.DataFrame:
+    """A row like the published ones for each checkpoint and stack of a score table.
+
+    Only comparable scores are used: self-attention, the query-key circuit at distance 0, gamma 2,
+    without folded norms and biases. Other tables give no rows.
+
+    Returns
+    -------
+    polars.DataFrame
+        The columns of `published`; ``source`` is ``own``, ``name`` the last part of the
+        checkpoint's name with its revision and step, and ``flags`` the layers' statuses.
+
+    Examples
+    --------
+    >>> import wqk
+    >>> rows = summarize(wqk.scan(wqk.demo_model("encoder")))
+    >>> rows.select("name", "stack", "sound").rows()
+    [('encoder', 'encoder', True)]
+    """
+    if any(table.metadata.get(key, value) != value for key, value in PLAIN.items()):
+        return pl.DataFrame(schema=COLUMNS)
+    plain = plain_layers(table)
+    about = plain.frame.group_by(
+        "checkpoint", "revision", "step", "stack", maintain_order=True
+    ).agg(pl.col("parameters").first(), flags=statuses().explode().unique(maintain_order=True))
+    # Both keep the order in which the stacks first appear.
+    rows = pl.concat([about, plain.summary().select(_spreads())], how="horizontal")
+    return with_flags(
+        rows.with_columns(
+            pl.Series("name", [_name(row) for row in rows.iter_rows(named=True)], pl.String()),
+            pl.col("flags").list.set_difference(["ok"]),
+            source=pl.lit("own"),
+            model="checkpoint",
+            modality=pl.lit(None, pl.String()),
+        )
+    )
+
+
+def plain_layers(table: ScoreTable) -> ScoreTable:
+    """The layers' rows of plain self-attention: the query-key circuit at distance 0."""
+    return table.layers.filter(
+        pl.col("kind") == "self", pl.col("circuit") == "qk", pl.col("distance") == 0
+    )
+
+
+def _spreads() -> Iterator[pl.Expr]:
+    """Medians and distances to the quartiles, named as in the published rows."""
+    for score, column in SCORES.items():
+        median, low, high = (pl.col(f"{column}_{part}") for part in ("median", "q25", "q75"))
+        yield median.alias(score)
+        yield (median - low).alias(f"{score}_below")
+        yield (high - median).alias(f"{score}_above")
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    """The checkpoint's name, with its revision and step."""
+    name = last_part(row["checkpoint"])
+    if row["revision"]:
+        name += f" @ {row['revision']}"
+    if row["step"] is not None and str(row["step"]) not in name:
+        name += f", step {row['step']}"
+    return name
+
+
+def of_model(rows: pl.DataFrame, row: Mapping[str, Any]) -> pl.DataFrame:
+    """The `summarize` rows of a published row's model, if possible of its stack.
+
+    Models are identified by their Hub id or, as for a local folder, by its last part.
+    """
+    model = pl.col("model").str.to_lowercase()
+    named = rows.filter(model == row["model"].lower())
+    if named.is_empty():
+        named = rows.filter(model.str.split("/").list.last() == last_part(row["model"]).lower())
+    of_stack = named.filter(stack=row["stack"])
+    return of_stack if of_stack.height else named
+
+
+def spread(row: Mapping[str, Any], score: str) -> str:
+    """A score as the paper prints it: the median, and the distances to the quartiles.
+
+    Examples
+    --------
+    >>> from wqk_lab.atlas.ranks import published
+    >>> spread(published().row(0, named=True), "directionality")
+    '-0.79 ± [0.11, 0.11]'
+    """
+    if row[score] is None:
+        return "–"
+    return f"{number(row[score], 2)} ± {interquartile(row, score)}"
+
+
+def interquartile(row: Mapping[str, Any], score: str) -> str:
+    """The distances from the median to the quartiles, ``[below, above]``."""
+    return f"[{row[f'{score}_below']:.2f}, {row[f'{score}_above']:.2f}]"
+
+
+# A larger symmetry exceeds a smaller one; a smaller directionality exceeds a larger one.
+SIGNS = {"symmetry": 1, "directionality": -1}
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How many of the published models with a score a value exceeds."""
+
+    exceeded: int
+    models: int
+
+    def __str__(self) -> str:
+        return f"{self.exceeded} of {self.models}"
+
+
+@dataclass(frozen=True)
+class Position:
+    """A median over layers, and how many published encoders and decoders it exceeds.
+
+    Attributes
+    ----------
+    value
+        The scan's median. A symmetry exceeds smaller ones; a directionality, by excess, exceeds
+        larger ones, of models whose columns dominate less.
+    encoders, decoders
+        Compared at the two printed decimals; equal values are not exceeded.
+    """
+
+    value: float
+    encoders: Standing
+    decoders: Standing
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One stack of a scan among the sound published models; as text, one sentence.
+
+    Attributes
+    ----------
+    name, stack
+        The checkpoint, and which stack of it.
+    symmetry, directionality
+        The ranks of its medians; None without a median.
+    """
+
+    name: str
+    stack: str
+    symmetry: Position | None
+    directionality: Position | None
+
+    def __str__(self) -> str:
+        return "; ".join(
+            f"{what} {position.encoders} published encoders and {position.decoders} decoders"
+            for what, position in (
+                ("more symmetric than", self.symmetry),
+                ("columns more dominant than in", self.directionality),
+            )
+            if position is not None
+        )
+
+    @property
+    def others(self) -> list[dict[str, Any]]:
+        """The models that it is placed among: ``name``, ``stack`` and both scores."""
+        columns = ("name", "stack", *SIGNS)
+        return sound_models().select(columns).drop_nulls().to_dicts()
+
+    @property
+    def meaning(self) -> str:
+        """Of which published models such a symmetry is typical, in one sentence.
+
+        Typical is what lies between the 10 % and the 90 % quantile. Empty without a symmetry.
+        """
+        if self.symmetry is None:
+            return ""
+        value = round(self.symmetry.value, 2) + 0.0
+        ranges = {stack: typical_symmetry(stack) for stack in ("encoder", "decoder")}
+        said = {
+            stack: f"{stack}s ({low:.2f} to {high:.2f})" for stack, (low, high) in ranges.items()
+        }
+        holds = [stack for stack, (low, high) in ranges.items() if low <= value <= high]
+        others = [stack for stack in ranges if stack not in holds]
+        both = f"published {said['encoder']} and {said['decoder']}"
+        if not others:
+            what = f"found among both {both}"
+        elif holds:
+            what = f"typical of published {said[holds[0]]}, not of {said[others[0]]}"
+        elif value > max(high for _, high in ranges.values()):
+            what = f"above most {both}"
+        elif value < min(low for low, _ in ranges.values()):
+            what = f"below most {both}"
+        else:
+            what = f"between {both}"
+        return f"A median symmetry of {value:.2f} is {what}."
+
+
+@cache
+def typical_symmetry(stack: str) -> tuple[float, float]:
+    """The 10 % and the 90 % quantile of the median symmetries of published models.
+
+    Examples
+    --------
+    >>> typical_symmetry("decoder")[1] < typical_symmetry("encoder")[0]
+    True
+    """
+    values = sound_models().filter(stack=stack)["symmetry"].drop_nulls()
+    low, high = (values.quantile(q, "linear") for q in (0.1, 0.9))
+    assert low is not None
+    assert high is not None
+    return round(low, 2) + 0.0, round(high, 2) + 0.0
+
+
+def place(table: ScoreTable) -> list[Placement]:
+    """Rank a scan's medians among those of `sound_models`.
+
+    Returns
+    -------
+    list of Placement
+        One for each checkpoint and stack with plain self-attention scores. Tables of other forms
+        (folded norms, biases, another circuit, distance or gamma) give none, nor do models whose
+        family was guessed or of which half the layers look untrained.
+
+    Examples
+    --------
+    >>> import wqk
+    >>> for placement in place(wqk.scan(wqk.demo_model("encoder"))):
+    ...     print(placement)
+    more symmetric than 18 of 24 published encoders and 15 of 15 decoders;
+    columns more dominant than in 9 of 24 published encoders and 0 of 13 decoders
+    """
+    untrained = statuses().list.contains("random-looking").mean()
+    known = table.filter(
+        pl.col("family").ne_missing("inferred"),
+        untrained.over("checkpoint", "revision", "step", "stack", "kind") < 0.5,
+    )
+    return [
+        Placement(row["name"], row["stack"], *positions)
+        for row in summarize(known).iter_rows(named=True)
+        if any(positions := [_position(row[score], score) for score in SIGNS])
+    ]
+
+
+def _position(value: float | None, score: str) -> Position | None:
+    if value is None:
+        return None
+    standings = []
+    for stack in ("encoder", "decoder"):
+        others = sound_models().filter(stack=stack)[score].drop_nulls()
+        exceeded = SIGNS[score] * others < SIGNS[score] * round(value, 2)
+        standings.append(Standing(int(exceeded.sum()), len(others)))
+    return Position(value, *standings)
+
+
+@cache
+def sound_models() -> pl.DataFrame:
+    """The last row of every sound published model.
+
+    Examples
+    --------
+    >>> sound_models()["stack"].value_counts(sort=True).rows()
+    [('encoder', 24), ('decoder', 15)]
+    """
+    return published().filter("sound").unique("model", keep="last", maintain_order=True)

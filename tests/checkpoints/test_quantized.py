@@ -1,0 +1,164 @@
+"""Quantized matrices beside what the libraries that made them dequantize them to."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import wqk
+from wqk.checkpoints import Part, open_checkpoint
+from wqk.errors import CheckpointError
+
+torch = pytest.importorskip("torch")
+safetensors = pytest.importorskip("safetensors.torch")
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Written by tools/quantizing.py, which asks the libraries themselves: autoawq 0.2.9, bitsandbytes
+# 0.50.2, compressed-tensors 0.20.0, gptqmodel 7.7.0, mlx 0.32.4, torchao 0.18.0, transformers 5.23.
+STORED = gzip.decompress(Path(__file__).with_name("quantized.safetensors.gz").read_bytes())
+CONFIGS = json.loads(STORED[8 : 8 + int.from_bytes(STORED[:8], "little")])["__metadata__"]
+# Libraries that round what they dequantize: one to bfloat16, the other divides where we multiply.
+ROUNDED = {"nvfp4-pack-quantized-4-tensor_group": 2**-8, "int8": 2**-22}
+
+
+def case(name: str, at: str = "a") -> tuple[dict[str, Any], np.ndarray, dict[str, Any]]:
+    """A case's tensors under a module's name, what they stand for, and the configuration."""
+    every = safetensors.load(STORED)
+    own = {k.removeprefix(f"{name}/"): v for k, v in every.items() if k.startswith(f"{name}/")}
+    values = own.pop("values").numpy()
+    return {f"{at}.{key}": value for key, value in own.items()}, values, json.loads(CONFIGS[name])
+
+
+def write(folder: Path, tensors: dict[str, Any], config: dict[str, Any]) -> Path:
+    folder.mkdir(exist_ok=True)
+    safetensors.save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_values_are_the_librarys_own(name: str, tmp_path: Path) -> None:
+    tensors, values, config = case(name)
+    checkpoint = open_checkpoint(write(tmp_path, tensors, config))
+    (info,) = checkpoint.tensors().values()
+    assert [*checkpoint.tensors()] == ["a.weight"]
+    assert info.shape == values.shape
+    assert info.nbytes == sum(tensor.nbytes for tensor in tensors.values())
+    (read,) = checkpoint.read([Part("a.weight")])
+    assert read.dtype == np.float32
+    np.testing.assert_allclose(read, values, rtol=ROUNDED.get(name, 0))
+    count = len(values)
+    rows = ((count // 2, count // 2 + 1), (0, 1))
+    (some,) = checkpoint.read([Part("a.weight", rows)])
+    np.testing.assert_array_equal(some, read[[count // 2, 0]])
+
+
+def broken(tensors: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Every tensor left out, cut short, or of another type: one at a time."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    for key, tensor in tensors.items():
+        rest = {other: value for other, value in tensors.items() if other != key}
+        found.append((f"without {key}", rest))
+        found.append(
+            (f"{key} cut", rest | {key: tensor.reshape(-1)[: max(1, tensor.numel() // 3)]})
+        )
+        found.append((f"{key} of floats", rest | {key: torch.zeros(tensor.shape)}))
+        wild = tensor.view(torch.uint8) if tensor.ndim else tensor.reshape(1).view(torch.uint8)
+        found.append(
+            (f"{key} of noise", rest | {key: torch.full_like(wild, 255).view(tensor.dtype)})
+        )
+    return found
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_does_not_fit_is_an_error_or_other_values(name: str, tmp_path: Path) -> None:
+    tensors, _, config = case(name)
+    for number, (_, changed) in enumerate(broken(tensors)):
+        folder = write(tmp_path / str(number), changed, config)
+        # Any other exception fails the test, and so does a warning.
+        with contextlib.suppress(CheckpointError), np.errstate(all="ignore"):
+            checkpoint = open_checkpoint(folder)
+            for key in checkpoint.tensors():
+                (read,) = checkpoint.read([Part(key)])
+                assert read.dtype == np.float32
+
+
+def llama(quantize: Callable[[str], tuple[dict[str, Any], np.ndarray, dict[str, Any]]]) -> Any:
+    """A LLaMA whose every projection is one case, and the same with the values themselves."""
+    stored: dict[str, Any] = {}
+    plain: dict[str, Any] = {}
+    config: dict[str, Any] = {}
+    for layer in range(2):
+        for side in "qk":
+            at = f"model.layers.{layer}.self_attn.{side}_proj"
+            tensors, values, config = quantize(at)
+            stored |= tensors
+            plain[f"{at}.weight"] = torch.tensor(values)
+    about = {
+        "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "head_dim": 8,
+        "num_attention_heads": 4, "num_key_value_heads": 4,
+    }  # fmt: skip
+    return stored, plain, about, config
+
+
+@pytest.mark.parametrize("name", ["gptq-4-ordered", "awq", "nf4-nested", "mlx-4", "torchao-int8"])
+def test_a_scan_scores_what_is_stored(name: str, tmp_path: Path) -> None:
+    stored, plain, about, config = llama(lambda at: case(name, at))
+    table = wqk.scan(write(tmp_path / "quantized", stored, about | config), heads=True)
+    expected = wqk.scan(write(tmp_path / "plain", plain, about), heads=True)
+    for column in ("symmetry", "directionality", "norm"):
+        np.testing.assert_allclose(table.frame[column], expected.frame[column], rtol=1e-6)
+    assert set(table.frame["status"]) == {"quantized"}
+    (note,) = table.metadata["notes"]
+    (kind,) = wqk.open(tmp_path / "quantized").plans[0].quantized
+    assert note == f"queries and keys are stored as {kind}"
+
+
+def packed(weight: np.ndarray, bits: int, group: int = 32) -> tuple[Any, Any]:
+    """Codes and scales of compressed-tensors' packed whole numbers, rounded to the nearest."""
+    half = 2 ** (bits - 1)
+    grouped = weight.reshape(len(weight), -1, group)
+    scales = np.abs(grouped).max(axis=-1) / (half - 0.5)
+    codes = np.clip(np.rint(grouped / scales[..., None]), -half, half - 1).astype(np.int64) + half
+    words = codes.reshape(len(weight), -1, 32 // bits) << np.arange(0, 32, bits)
+    return torch.tensor(words.sum(axis=-1).astype(np.uint32).view(np.int32)), torch.tensor(scales)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_what_quantization_alone_moves_is_expected_and_a_mistake_is_not(
+    bits: int, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(bits)
+    plain: dict[str, Any] = {}
+    stored: dict[str, Any] = {}
+    for layer in range(2):
+        for side in "qk":
+            at = f"model.layers.{layer}.self_attn.{side}_proj"
+            weight = rng.standard_normal((32, 64)) * rng.uniform(0.2, 2, (32, 1))
+            plain[f"{at}.weight"] = torch.tensor(weight.astype(np.float32))
+            stored[f"{at}.weight_packed"], scales = packed(weight, bits)
+            stored[f"{at}.weight_scale"] = scales.float()
+    about = {
+        "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "head_dim": 8,
+        "num_attention_heads": 4, "num_key_value_heads": 4,
+    }  # fmt: skip
+    settings = {"config_groups": {"g": {"weights": {"num_bits": bits}}}}
+    config = about | {"quantization_config": settings}
+    original = write(tmp_path / "original", plain, about)
+    table = wqk.diff(original, write(tmp_path / "quantized", stored, config))
+    share = table.frame["moved"] / table.frame["rounding"]
+    assert share.min() > 0.7
+    assert share.max() < 1.4
+    assert "times what quantization alone moves" in table.result
+    # Scales that were permuted without their rows.
+    wrong = stored | {k: v.flip(0) for k, v in stored.items() if k.endswith("q_proj.weight_scale")}
+    moved = wqk.diff(original, write(tmp_path / "wrong", wrong, config)).frame
+    assert (moved["moved"] / moved["rounding"]).min() > 1.6

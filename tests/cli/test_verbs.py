@@ -1,0 +1,89 @@
+"""What follows from the declaration of a verb, and that nothing of it was forgotten."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import click
+import pytest
+from tests.command import run
+
+import wqk
+from wqk.cli.main import LABORATORY, SECTIONS, command
+from wqk.cli.verb import MODELS, Verb, declaration
+
+VERBS = [name for names in SECTIONS.values() for name in names if name != "lab"]
+DECLARED = {n: v for n in VERBS if isinstance(v := command.verbs.declared(n), Verb)}
+ROOT = Path(__file__).parents[2]
+
+# Files next to the verbs that are none.
+NO_VERBS = {"__init__", "display", "main", "options", "verb"}
+
+
+@pytest.mark.parametrize(
+    ("package", "listed"),
+    [("wqk.cli", {*VERBS, "lab"}), ("wqk_lab.cli", {*LABORATORY, "atlas_display"})],
+)
+def test_every_file_of_a_verb_is_listed(package: str, listed: set[str]) -> None:
+    folder = Path(import_module(package).__file__ or "").parent
+    files = {path.stem for path in folder.glob("*.py")} - NO_VERBS
+    assert files == listed, f"{package}: name it in SECTIONS of main.py, or in COMMANDS"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_python_has_the_verb_by_the_same_name(verb: str) -> None:
+    what = {"demo": "demo_model"}.get(verb, verb)
+    assert what in wqk.__all__, f"name {verb} in src/wqk/__init__.pyi"
+
+
+def test_the_readme_lists_every_verb() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import generate_verbs as g; print(g.table(), end='')"],
+        cwd=ROOT / "docs", capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout in (ROOT / "README.md").read_text("utf-8"), (
+        "README.md: python docs/generate_verbs.py writes its table"
+    )
+
+
+@pytest.mark.parametrize("verb", DECLARED)
+def test_the_declaration_is_what_python_says(verb: str) -> None:
+    module, _, name = DECLARED[verb].function.partition(":")
+    function = getattr(import_module(module), name)
+    assert getattr(wqk, verb) is function
+    found, known = declaration(DECLARED[verb].function), inspect.signature(function).parameters
+    assert [one.name for one in found.parameters] == [*known]
+    for one in found.parameters:
+        if known[one.name].default is not inspect.Parameter.empty:
+            assert one.default == known[one.name].default
+        assert one.name in (*MODELS, *found.described), f"{function}: describe {one.name}"
+    for line in DECLARED[verb].examples:
+        assert line.startswith(f"wqk {verb} ")
+
+
+def test_an_option_means_the_same_for_every_verb() -> None:
+    meanings: dict[str, set[tuple[object, ...]]] = {}
+    for verb in VERBS:
+        for option in command.verbs[verb].params:
+            if isinstance(option, click.Option):
+                kind = "flag" if option.is_flag else repr(option.type)
+                meanings.setdefault(option.opts[-1], set()).add((kind, option.metavar))
+    several = {name for name, found in meanings.items() if len(found) > 1}
+    # What is written is a table, a picture or a folder; tokens are at one distance,
+    # not several; verify takes a text itself, parts a file of it.
+    assert several == {"--out", "--distance", "--text"}
+
+
+@pytest.mark.parametrize("layers", ["-1", "1,-1", "-3:-1"])
+def test_layers_count_from_the_end_in_every_verb(layers: str) -> None:
+    encoder = wqk.demo_model("encoder")
+    shown = run("scan", encoder, "--layers", layers)
+    assert shown.exit_code == 0, shown.output
+    assert "\n     3 " in shown.output
+    assert run("same", encoder, encoder, "--layers", layers).exit_code == 0
+    missing = run("scan", encoder, "--layers=-5")
+    assert (missing.exit_code, missing.stderr.count("no layer -5")) == (2, 1)

@@ -1,0 +1,71 @@
+"""`same` as a gate: the assertion, the fixture, JUnit's report, and the README's first lines."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+from tests.comparing.conversions import edit, pairs, right
+
+import wqk
+from wqk.cli.same import same as command
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def save(folder: Path, tensors: Any, config: dict[str, Any]) -> Path:
+    from safetensors.numpy import save_file
+
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    """A model, and its conversion whose rows were not permuted."""
+    monkeypatch.chdir(tmp_path)
+    save(Path("original"), *right("llama"))
+    tensors, config = right("llama")
+    edit("qk", pairs)(tensors, config)
+    save(Path("converted"), tensors, config)
+    return "original", "converted"
+
+
+def test_the_readme_opens_with_what_is_printed(folders: tuple[str, str]) -> None:
+    shown = re.search(
+        r"```console\n\$ wqk same original converted\n(.*?)```", README.read_text(), re.S
+    )
+    done = CliRunner().invoke(command, [*folders])
+    assert done.exit_code == 1
+    assert shown
+    assert " ".join(done.output.split()) == " ".join(shown[1].split())
+
+
+def test_an_assertion_says_the_cause_and_its_repair(
+    folders: tuple[str, str], assert_same: Callable[..., Any]
+) -> None:
+    assert assert_same is wqk.assert_same
+    assert assert_same("original", "original", everything=True).same
+    with pytest.raises(AssertionError, match=r"stored interleaved(.|\n)*w.view\(-1, 8, 2"):
+        assert_same(*folders)
+
+
+def test_a_report_for_continuous_integration(folders: tuple[str, str]) -> None:
+    done = CliRunner().invoke(command, [*folders, "--junit", "report.xml"])
+    assert done.exit_code == 1
+    suite = ElementTree.parse("report.xml").getroot()  # our own file
+    assert suite.get("failures") == "3"
+    assert int(suite.get("tests", 0)) == len(suite)
+    failure = suite.find("testcase/failure")
+    assert failure is not None
+    assert "stored interleaved" in str(failure.get("message"))

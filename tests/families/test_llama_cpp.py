@@ -1,0 +1,86 @@
+"""What llama.cpp's own converter writes, and how it is read.
+
+The readings of `llama-cpp.jsonl` were compared with llama.cpp itself: for each of these files, the
+attention that llama.cpp computed is that of the reading, to float32's rounding (docs/log.md).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.families.converting import DATA, build, convert, jobs, read_again
+
+import wqk
+from wqk.checkpoints.llama_cpp import architectures
+from wqk.families import families
+
+LINES = [json.loads(line) for line in DATA.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: str(line["name"]))
+def test_a_conversion_is_read_as_llama_cpp_runs_it(line: dict[str, object]) -> None:
+    assert read_again(line) == line["read"]
+
+
+def test_every_architecture_is_read_or_refused_with_its_reason() -> None:
+    listed = [kind for family in families().values() for kind in family.model_types]
+    known = [f"gguf-{name}" for name in architectures()]
+    assert sorted(kind for kind in listed if kind.startswith("gguf-")) == sorted(known)
+    assert len(known) > 150
+
+
+# What llama.cpp does otherwise than transformers, in words of the verdict.
+OTHERWISE = {
+    "BambaForCausalLM": "rotated dimensions",  # the share is not converted
+    "Exaone4ForCausalLM": "setting",  # only at 64 layers
+    "Exaone4_5_ForConditionalGeneration": "setting",
+    "FalconH1ForCausalLM": "other values",  # the original's norm is not known to its family
+    "Gemma3ForConditionalGeneration": "scaled",  # query_pre_attn_scalar is not in the file
+    "Glm4vForConditionalGeneration": "rotated dimensions",
+    "GlmOcrForConditionalGeneration": "rotated dimensions",
+    "GptOssForCausalLM": "rotary scaling",  # YaRN's bounds are always whole
+    "LagunaForCausalLM": "rotated dimensions",
+    "MistralForCausalLM": "setting",  # its window is not read
+    "SolarOpenForCausalLM": "rotated dimensions",
+}
+
+
+@pytest.mark.campaign
+def test_conversions_are_the_same_as_their_originals(tmp_path: Path) -> None:
+    """Every class that transformers has and llama.cpp's converter knows, with its variants.
+
+    A difference is one that llama.cpp makes, and has its name; no conversion is a guess.
+    """
+    sources = os.environ.get("LLAMA_CPP")
+    if not sources:
+        pytest.skip("LLAMA_CPP does not name a folder with llama.cpp's sources")
+    outcomes, wrong = dict[str, str](), list[str]()
+    for name, variant, change in jobs(Path(sources)):
+        folder = tmp_path / f"{name}-{variant}"
+        path = folder.with_suffix(".gguf")
+        try:
+            build(name, change, folder)
+            convert(folder, path)
+        except Exception:
+            continue
+        try:
+            found = wqk.same(folder, path)
+        except wqk.WqkError as error:
+            outcomes[folder.name] = f"refused: {error!s:.200}"
+            continue
+        finally:
+            shutil.rmtree(folder)
+            path.unlink()
+        assert not any("guessed" in note for note in found.notes), name
+        outcomes[folder.name] = "same" if found.same else found.sentence
+        # Towers for pictures and sound are files of their own.
+        tower = bool(found.missing) and all(block.same for block in found.blocks)
+        if not (found.same or tower or OTHERWISE.get(name, "\0") in found.sentence):
+            wrong.append(folder.name)
+    (tmp_path / "outcomes.json").write_text(json.dumps(outcomes, indent=1))
+    assert wrong == []
+    assert sum(outcome == "same" for outcome in outcomes.values()) > 90, outcomes

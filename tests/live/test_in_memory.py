@@ -1,0 +1,218 @@
+"""A module in memory is read as its checkpoint is, whatever its class and configuration are called.
+
+The modules have the names of tensors and the attention of what people train: nanoGPT, nanochat, and
+LLaMA as its authors and torchtitan wrote it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import wqk
+from wqk.errors import CheckpointError, UnknownFamily
+
+TOKENS = torch.arange(16).reshape(2, 8)
+
+
+@dataclass
+class Numbers:
+    n_layer: int = 2
+    n_head: int = 4
+    n_kv_head: int = 2
+    n_embd: int = 32
+
+
+@dataclass
+class PlainNumbers:
+    n_layer: int = 2
+    n_head: int = 4
+    n_embd: int = 32
+
+
+@dataclass
+class Arguments:
+    n_layers: int = 2
+    n_heads: int = 4
+    n_kv_heads: int = 2
+    dim: int = 32
+    rope_theta: float = 50.0
+
+
+def heads(x: torch.Tensor, count: int) -> torch.Tensor:
+    return x.unflatten(-1, (count, -1)).transpose(1, 2)
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    options = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
+    out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, **options)
+    return out.transpose(1, 2).flatten(-2)
+
+
+class Fused(nn.Module):
+    """As nanoGPT has it."""
+
+    def __init__(self, c: Any) -> None:
+        super().__init__()
+        self.c_attn = nn.Linear(c.n_embd, 3 * c.n_embd)
+        self.c_proj = nn.Linear(c.n_embd, c.n_embd)
+        self.count = c.n_head
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sides = (heads(side, self.count) for side in self.c_attn(x).chunk(3, -1))
+        return self.c_proj(attend(*sides))
+
+
+class Normed(nn.Module):
+    """As nanochat has it: rotary, the other way round, then norms without gains."""
+
+    def __init__(self, c: Any) -> None:
+        super().__init__()
+        self.counts = c.n_head, c.n_kv_head, c.n_kv_head
+        width = c.n_embd // c.n_head
+        for name, count in zip("qkv", self.counts, strict=True):
+            setattr(self, f"c_{name}", nn.Linear(c.n_embd, count * width, bias=False))
+        self.c_proj = nn.Linear(c.n_embd, c.n_embd, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (
+            heads(layer(x), count)
+            for layer, count in zip((self.c_q, self.c_k, self.c_v), self.counts, strict=True)
+        )
+        q, k = (self.turned(side) for side in (q, k))
+        q, k = (functional.rms_norm(side, side.shape[-1:]) for side in (q, k))
+        return self.c_proj(attend(q, k, v))
+
+    def turned(self, x: torch.Tensor) -> torch.Tensor:
+        half = x.shape[-1] // 2
+        frequencies = 10000.0 ** (-torch.arange(half, dtype=x.dtype) / half)
+        angles = torch.arange(x.shape[-2], dtype=x.dtype)[:, None] * frequencies
+        a, b, (cos, sin) = x[..., :half], x[..., half:], (angles.cos(), angles.sin())
+        return torch.cat([a * cos + b * sin, b * cos - a * sin], -1)
+
+
+class Interleaved(nn.Module):
+    """As LLaMA's authors and torchtitan have it, rotary by complex numbers."""
+
+    def __init__(self, c: Any) -> None:
+        super().__init__()
+        self.counts, self.base = (c.n_heads, c.n_kv_heads, c.n_kv_heads), c.rope_theta
+        for name, count in zip("qkv", self.counts, strict=True):
+            size = count * c.dim // c.n_heads
+            setattr(self, f"w{name}", nn.Linear(c.dim, size, bias=False))
+        self.wo = nn.Linear(c.dim, c.dim, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (
+            heads(layer(x), count)
+            for layer, count in zip((self.wq, self.wk, self.wv), self.counts, strict=True)
+        )
+        return self.wo(attend(self.turned(q), self.turned(k), v))
+
+    def turned(self, x: torch.Tensor) -> torch.Tensor:
+        half = x.shape[-1] // 2
+        frequencies = self.base ** (-torch.arange(half, dtype=x.dtype) / half)
+        angles = torch.arange(x.shape[-2], dtype=x.dtype)[:, None] * frequencies
+        planes = torch.view_as_complex(x.unflatten(-1, (half, 2)).contiguous())
+        return torch.view_as_real(planes * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
+
+
+class Layer(nn.Module):
+    def __init__(self, norm: str, attention: str, width: int, module: nn.Module) -> None:
+        super().__init__()
+        self.names = norm, attention
+        self.add_module(norm, nn.LayerNorm(width) if norm == "ln_1" else nn.RMSNorm(width))
+        self.add_module(attention, module)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        norm, attention = (getattr(self, name) for name in self.names)
+        return x + attention(norm(x))
+
+
+class Mine(nn.Module):
+    """Somebody's class, with a configuration of whatever name."""
+
+    def __init__(self, config: Any, within: str, layers: str, *block: Any) -> None:
+        super().__init__()
+        self.settings = config
+        norm, attention, make = block
+        width = getattr(config, "n_embd", None) or config.dim
+        count = getattr(config, "n_layer", None) or config.n_layers
+        made = [Layer(norm, attention, width, make(config)) for _ in range(count)]
+        self.parts = nn.ModuleDict()
+        self.embedding, self.steps = nn.Embedding(20, width), made
+        inner: nn.Module = nn.ModuleDict({layers: nn.ModuleList(made)})
+        if within:
+            self.add_module(within, inner)
+        else:
+            self.add_module(layers, inner[layers])
+        torch.manual_seed(0)
+        for parameter in self.parameters():
+            if parameter.ndim == 2:
+                nn.init.normal_(parameter, std=2 * parameter.shape[1] ** -0.5)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for step in self.steps:
+            x = step(x)
+        return x
+
+
+MINE = {
+    "nanogpt": lambda: Mine(PlainNumbers(), "transformer", "h", "ln_1", "attn", Fused),
+    "nanochat": lambda: Mine(Numbers(), "transformer", "h", "norm", "attn", Normed),
+    "llama-original": lambda: Mine(
+        Arguments(), "", "layers", "attention_norm", "attention", Interleaved
+    ),
+}
+
+
+@pytest.mark.parametrize("family", MINE)
+def test_it_is_read_run_and_written_as_its_checkpoint_would_be(family: str) -> None:
+    model = MINE[family]()
+    assert wqk.open(model).family == family
+    verified = wqk.verify(model, TOKENS)
+    assert verified.verdict == "right", verified
+    found = wqk.logits(model.eval(), TOKENS)
+    assert not found.missing
+    monitor = wqk.Monitor(model.train(), logits=True)
+    monitor(0)
+    model(TOKENS)
+    assert "wqk/max_logit" in monitor(1)
+    if family == "nanochat":  # whose norms have no gains
+        assert "no effect" in repr(wqk.clip_(model, 1e-3, logits=found))
+        return
+    limit = found.largest / 2
+    wqk.clip_(model, limit, logits=found)
+    after = wqk.logits(model.eval(), TOKENS).blocks["decoder", "self", 0].max_logit
+    assert after.max() == pytest.approx(
+        min(limit, found.blocks["decoder", "self", 0].max_logit.max()), rel=1e-5
+    )
+    report = wqk.initialize_(model, "symmetric")
+    assert report.layers[0].after.symmetry == pytest.approx(1)
+
+
+def test_a_wrong_family_is_not_verified() -> None:
+    model = MINE["llama-original"]()
+    model.settings.rope_theta = 51.0
+    assert wqk.verify(model, TOKENS).verdict != "right"
+
+
+def test_a_family_is_named_or_the_refusal_says_how() -> None:
+    model = MINE["nanogpt"]()
+    del model.settings
+    with pytest.raises(UnknownFamily, match='family="nanogpt"'):
+        wqk.clip_(wqk.open(model, heads_per_layer=4))
+    opened = wqk.open(model, family="nanogpt", heads_per_layer=4)
+    assert wqk.verify(opened, TOKENS).verdict == "right"
+    assert len(wqk.clip_(opened, 1.0, logits=np.full((2, 4), 2.0))) == 8
+    with pytest.raises(CheckpointError, match=r"wqk.verify\(model, batch\)"):
+        wqk.verify(opened)
+    with pytest.raises(CheckpointError, match="cannot be run on this batch"):
+        wqk.verify(opened, torch.ones(2, 3, 4, 5))

@@ -1,0 +1,332 @@
+"""Parts of the scores: against the model itself, a direct computation, and planted structure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import wqk
+from wqk.errors import CheckpointError, CorpusError, UnknownFamily
+from wqk.live.mixing import NONE, SKEW, SYMMETRIC, Mixer, Part, Place, involution, mixed
+from wqk.live.parts import share_kept
+
+N = 7
+COMMON = {"vocab_size": 40, "bos_token_id": None, "eos_token_id": None}
+
+
+class Kind(NamedTuple):
+    """A model, its attention of layer 0, and what its scores hold besides products."""
+
+    name: str
+    config: dict[str, Any]
+    attention: str  # its module
+    output: str  # the module in it or beside it that takes what the heads put out
+    projections: Callable[[Any], list[Any]]  # the weights of queries, keys and values, (D, …)
+    scale: float
+    stack: str = "decoder"
+    rotary: bool = False
+
+
+def transposed(*names: str) -> Callable[[Any], list[Any]]:
+    return lambda attention: [getattr(attention, name).weight.T for name in names]
+
+
+SIZE = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 32,
+}
+KINDS = [
+    Kind(
+        "BertForMaskedLM", {**SIZE, "max_position_embeddings": 16},
+        "bert.encoder.layer.0.attention.self", "bert.encoder.layer.0.attention.output.dense",
+        transposed("query", "key", "value"), 6**-0.5, "encoder",
+    ),
+    Kind(
+        "GPT2LMHeadModel", {"n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 16},
+        "transformer.h.0.attn", "transformer.h.0.attn.c_proj",
+        lambda attention: list(attention.c_attn.weight.split(24, dim=1)), 6**-0.5,
+    ),
+    Kind(
+        "LlamaForCausalLM", {**SIZE, "num_key_value_heads": 2, "max_position_embeddings": 16},
+        "model.layers.0.self_attn", "model.layers.0.self_attn.o_proj",
+        transposed("q_proj", "k_proj", "v_proj"), 6**-0.5, rotary=True,
+    ),
+    Kind(
+        "T5ForConditionalGeneration",
+        {"d_model": 24, "num_layers": 2, "num_heads": 4, "d_kv": 6, "d_ff": 32,
+         "decoder_start_token_id": 0},
+        "encoder.block.0.layer.0.SelfAttention", "encoder.block.0.layer.0.SelfAttention.o",
+        transposed("q", "k", "v"), 1.0, "encoder",
+    ),
+]  # fmt: skip
+GEMMA = Kind(
+    "Gemma2ForCausalLM",
+    {**SIZE, "num_key_value_heads": 2, "head_dim": 6, "attn_logit_softcapping": 0.5},
+    "", "", transposed(), 1.0,
+)  # fmt: skip
+named = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+
+
+def made(kind: Kind, dtype: Any = torch.float64, seed: int = 0) -> Any:
+    """A model with weights large enough that attention matters."""
+    torch.manual_seed(seed)
+    maker = getattr(transformers, kind.name)
+    values = {k: v for k, v in COMMON.items() if kind.name[:2] not in ("T5",) or k == "vocab_size"}
+    config = maker.config_class(**values, **kind.config)
+    model = maker._from_config(config, attn_implementation="eager").to(dtype).eval()
+    for weight in model.parameters():
+        weight.data.mul_(3 if weight.ndim > 1 else 1)
+    return model
+
+
+def ids(seed: int = 0) -> torch.Tensor:
+    return torch.randint(5, 40, (2, N), generator=torch.Generator().manual_seed(seed))
+
+
+def output(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    more = {"labels": tokens} if model.config.is_encoder_decoder else {}
+    with torch.no_grad():
+        found: torch.Tensor = model(input_ids=tokens, use_cache=False, **more).logits
+    return found
+
+
+def with_part(model: Any, tokens: torch.Tensor, part: Part, place: Place) -> torch.Tensor:
+    with Mixer(wqk.open(model)).installed() as mixer:
+        mixer.set(place, part)
+        return output(model, tokens)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, GEMMA], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("mirror", ["transpose", "next head", "involution"])
+def test_at_one_and_one_the_model_is_itself_bit_for_bit(kind: Kind, mirror: Any) -> None:
+    model = made(kind, torch.float32)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    hooks = sum(len(module._forward_pre_hooks) for module in model.modules())
+    whole = output(model, ids())
+    same = with_part(model, ids(), mixed("", 1, 1, mirror), Place(kind.stack))
+    other = with_part(model, ids(), mixed("", 1, 0, mirror), Place(kind.stack))
+    assert torch.equal(whole, same)
+    assert not torch.allclose(whole, other, atol=1e-4)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert hooks == sum(len(module._forward_pre_hooks) for module in model.modules())
+    assert model.config._attn_implementation == "eager"
+
+
+def rotated(x: np.ndarray) -> np.ndarray:
+    """Half-split rotary positions of base 10,000 on (B, H, N, R)."""
+    half = x.shape[-1] // 2
+    angles = np.arange(x.shape[-2])[:, None] * 10_000.0 ** (-np.arange(half) / half)
+    first, second = x[..., :half], x[..., half:]
+    cos, sin = np.cos(angles), np.sin(angles)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def directly(
+    kind: Kind, model: Any, x: np.ndarray, mix: Callable[[np.ndarray], np.ndarray],
+    reflection: np.ndarray | None = None,
+) -> np.ndarray:  # fmt: skip
+    """What the heads of layer 0 put out, (B, N, H R), computed from its weights."""
+    attention = model.get_submodule(kind.attention)
+    weights = [w.detach().numpy() for w in kind.projections(attention)]
+
+    def heads(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        split = (x @ weight).reshape(*x.shape[:2], -1, 6).swapaxes(1, 2)
+        return np.asarray(split.repeat(4 // split.shape[1], axis=1))
+
+    def scores(x: np.ndarray) -> np.ndarray:
+        q, k = heads(x, weights[0]), heads(x, weights[1])
+        if kind.rotary:
+            q, k = rotated(q), rotated(k)
+        return kind.scale * np.einsum("bhir,bhjr->bhij", q, k)
+
+    s = scores(x)
+    mirror = s if reflection is None else scores(x @ reflection)
+    logits = mix(np.stack([s, mirror.swapaxes(-1, -2)]))
+    if kind.name.startswith("T5"):
+        logits = logits + attention.compute_bias(N, N).detach().numpy()
+    if kind.stack == "decoder":
+        logits = np.where(np.tri(N, dtype=bool), logits, -np.inf)
+    chances = np.exp(logits - logits.max(-1, keepdims=True))
+    chances /= chances.sum(-1, keepdims=True)
+    return np.asarray((chances @ heads(x, weights[2])).swapaxes(1, 2).reshape(*x.shape[:2], -1))
+
+
+def heard(kind: Kind, model: Any, part: Part, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """The inputs of layer 0's attention, and what its heads put out in the model's own pass."""
+    kept: dict[str, Any] = {}
+
+    def given(module: Any, args: Any, kwargs: Any) -> None:
+        kept.setdefault("x", args[0] if args else kwargs["hidden_states"])
+
+    def put_out(module: Any, args: Any) -> None:
+        kept["out"] = args[0]
+
+    with Mixer(wqk.open(model), seed).installed() as mixer:
+        attention, after = model.get_submodule(kind.attention), model.get_submodule(kind.output)
+        hooks = [
+            attention.register_forward_pre_hook(given, with_kwargs=True, prepend=True),
+            after.register_forward_pre_hook(put_out),
+        ]
+        mixer.set(Place(kind.stack), part)
+        output(model, ids())
+    for hook in hooks:
+        hook.remove()
+    return kept["x"].numpy(), kept["out"].numpy()
+
+
+@named
+@pytest.mark.parametrize(("a", "b"), [(1, 0), (0, 1), (0.3, 1.7), (1, -1), (0, 0)])
+def test_a_and_b_equal_a_direct_computation(kind: Kind, a: float, b: float) -> None:
+    model = made(kind)
+    x, out = heard(kind, model, mixed("", a, b))
+    expected = directly(kind, model, x, lambda s: a * (s[0] + s[1]) / 2 + b * (s[0] - s[1]) / 2)
+    np.testing.assert_allclose(out, expected, atol=1e-6 if kind.rotary else 1e-9)
+
+
+@named
+def test_a_random_involution_equals_a_direct_computation(kind: Kind) -> None:
+    model = made(kind)
+    x, out = heard(kind, model, mixed("", 1, 0, "involution", 3), seed=5)
+    reflection = involution(24, (5, 3))
+    expected = directly(kind, model, x, lambda s: (s[0] + s[1]) / 2, reflection)
+    np.testing.assert_allclose(out, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [KINDS[1], KINDS[2]], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("mirror", ["transpose", "next head", "involution"])
+def test_a_later_token_changes_nothing_before_it(kind: Kind, mirror: Any) -> None:
+    model, place = made(kind), Place("decoder")
+    tokens, changed = ids(), ids()
+    changed[:, 4:] = ids(1)[:, 4:]
+    for part in (mixed("", 1, 0, mirror), mixed("", 0, 1, mirror)):
+        one, other = (with_part(model, t, part, place) for t in (tokens, changed))
+        torch.testing.assert_close(one[:, :4], other[:, :4], rtol=0, atol=1e-12)
+        assert not torch.allclose(one[:, 4:], other[:, 4:])
+
+
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[1]], ids=lambda kind: kind.name)
+def test_heads_that_were_made_symmetric_keep_all(kind: Kind) -> None:
+    model, place = made(kind), Place(kind.stack)
+    wqk.initialize_(model, "symmetric", seed=1)
+    whole, none = output(model, ids()), with_part(model, ids(), NONE, place)
+    torch.testing.assert_close(with_part(model, ids(), SYMMETRIC, place), whole)
+    torch.testing.assert_close(with_part(model, ids(), SKEW, place), none)
+    assert not torch.allclose(whole, none, atol=1e-3)
+    wqk.initialize_(model, "skew", seed=1)
+    torch.testing.assert_close(with_part(model, ids(), SYMMETRIC, place), none)
+
+
+@pytest.mark.parametrize("kind", [KINDS[2], GEMMA], ids=lambda kind: kind.name)
+def test_no_scores_are_those_of_queries_that_are_zero(kind: Kind) -> None:
+    """Also under a soft cap, which comes before what is added to the mask."""
+    model = made(kind)
+    none, whole = with_part(model, ids(), NONE, Place("decoder")), output(model, ids())
+    for layer in model.model.layers:
+        layer.self_attn.q_proj.weight.data.zero_()
+    torch.testing.assert_close(none, output(model, ids()))
+    assert not torch.allclose(none, whole, atol=1e-3)
+
+
+def test_one_layer_and_one_head_are_changed_alone() -> None:
+    model = made(KINDS[0])
+    whole = output(model, ids())
+    by_head = [with_part(model, ids(), NONE, Place("encoder", 0, head)) for head in range(4)]
+    assert not any(torch.allclose(one, whole, atol=1e-6) for one in by_head)
+    assert not torch.allclose(by_head[0], by_head[1], atol=1e-6)
+    # In a model of one head, a head is the layer.
+    narrow = KINDS[0]._replace(config={**KINDS[0].config, "num_attention_heads": 1})
+    model = made(narrow)
+    torch.testing.assert_close(
+        with_part(model, ids(), SKEW, Place("encoder", 1, 0)),
+        with_part(model, ids(), SKEW, Place("encoder", 1)),
+    )
+
+
+@pytest.mark.parametrize("rank", [1, 3, 6])
+def test_a_rank_is_that_of_the_best_approximation(rank: int) -> None:
+    model = made(KINDS[0])
+    x, out = heard(KINDS[0], model, Part("", 0, 1, "rank", rank))
+    attention = model.get_submodule(KINDS[0].attention)
+    forms = []
+    for side in (attention.query, attention.key):
+        forms.append(side.weight.detach().numpy().reshape(4, 6, 24).swapaxes(1, 2))
+    left, values, right = np.linalg.svd(forms[0] @ forms[1].swapaxes(1, 2))
+    best = (left[..., :rank] * values[:, None, :rank]) @ right[:, :rank]
+    expected = directly(
+        KINDS[0], model, x, lambda _: 6**-0.5 * np.einsum("bid,hde,bje->bhij", x, best, x)
+    )
+    np.testing.assert_allclose(out, expected, atol=1e-8)
+
+
+def test_derivatives_are_those_of_autograd() -> None:
+    kind = KINDS[0]
+    model, tokens = (
+        made(kind),
+        torch.randint(5, 40, (4, 8), generator=torch.Generator().manual_seed(2)),
+    )
+    model.config.mask_token_id = 3
+    found = wqk.parts(model, tokens=tokens, blocks=4, draws=1)
+    slopes = {row["direction"]: row for row in found.slopes.rows(named=True)}
+    total = slopes["symmetric"]["derivative"] + slopes["skew"]["derivative"]
+    assert total == pytest.approx(slopes["all"]["derivative"], rel=0.02)
+    factor = torch.ones((), dtype=torch.float64, requires_grad=True)
+    hidden = np.random.default_rng(0).random((4, 8)).argsort(axis=1).argsort(axis=1) < 1
+    with Mixer(wqk.open(model)).installed() as mixer:
+        mixer.set(Place("encoder"), Part("", factor, 0.0))  # type: ignore[arg-type]
+        logits = model(input_ids=tokens.masked_fill(torch.from_numpy(hidden), 3)).logits
+        loss = torch.nn.functional.cross_entropy(logits[hidden], tokens[hidden])
+    (slope,) = torch.autograd.grad(loss, factor)
+    assert slopes["all"]["derivative"] == pytest.approx(float(slope), rel=0.02)
+
+
+def test_intervals_cover_the_share() -> None:
+    random = np.random.default_rng(0)
+    hits = 0
+    for _ in range(300):
+        explained = random.gamma(4, 0.25, 64)
+        kept = 0.6 * explained + random.normal(0, 0.1, 64)
+        whole = random.normal(2, 0.5, 64)
+        _, low, high = share_kept(whole + explained - kept, whole + explained, whole)
+        hits += (low or 1) <= 0.6 <= (high or 0)
+    assert 0.9 < hits / 300 < 0.99
+    noise = random.normal(0, 1, (3, 64))
+    assert share_kept(*noise) == (None, None, None)
+
+
+def deberta() -> Any:
+    return transformers.DebertaV2ForMaskedLM(transformers.DebertaV2Config(**SIZE, vocab_size=40))
+
+
+TOKENS = np.arange(400) % 29
+REFUSED: list[tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] = [
+    (deberta, {}, UnknownFamily, "computes its attention itself"),
+    (lambda: made(KINDS[3]), {"stack": "cross"}, CheckpointError, "come from different sequences"),
+    (lambda: made(KINDS[1]), {"stack": "encoder"}, CheckpointError, "it has that of: decoder"),
+    (lambda: made(KINDS[2]), {"rank": [2]}, UnknownFamily, "with rotary positions a head has no"),
+    (lambda: made(KINDS[0]), {}, CorpusError, "no mask token is known"),
+    (lambda: made(KINDS[1]), {"block": 99}, CorpusError, "the model has 16 positions"),
+    (lambda: made(KINDS[1]), {"tokens": TOKENS + 30}, CorpusError, "a vocabulary of 40"),
+    (lambda: made(KINDS[1]), {"tokens": TOKENS / 2}, CorpusError, "must be whole numbers"),
+    (lambda: made(KINDS[1]), {"tokens": TOKENS[:20]}, CorpusError, "hold no 2 blocks"),
+    (lambda: made(KINDS[1]), {"tokens": None}, CorpusError, "give one of text, corpus and tokens"),
+    (lambda: made(KINDS[1]), {"tokens": None, "text": "x"}, CorpusError, "tokenizer of a saved"),
+    (
+        lambda: made(KINDS[1]),
+        {"tokens": None, "corpus": "/none"},
+        CorpusError,
+        "no folder|is not a",
+    ),
+]
+
+
+@pytest.mark.parametrize(("model", "options", "error", "message"), REFUSED)
+def test_what_is_refused(model: Any, options: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        wqk.parts(model(), **{"tokens": TOKENS, **options})

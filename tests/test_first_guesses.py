@@ -1,0 +1,105 @@
+"""What people type first: guesses written down before looking at the reference, best first.
+
+A goal is met if its guess gives something and no error. Those that fail must say what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from tests import small
+
+import wqk
+
+GOALS = """
+open a model | wqk.open(ref) | wqk.load(ref)
+open a live module | wqk.open(net) | wqk.Model(net)
+number of layers | len(model) | model.n_layers
+a layer | model[2] | model.layers[2]
+the last layer | model[-1] | model.layers[-1]
+a head | model[2, 1] | model[2][1] | model.head(2, 1)
+the heads of a layer | model[2].heads | list(model[2])
+the first head of every layer | model[:, 0] | [layer[0] for layer in model]
+a layer's matrix as an array | np.asarray(model[2].form) | model[2].W_qk | model[2].form.numpy()
+a head's matrix as an array | np.asarray(model[2, 1]) | model[2, 1].numpy()
+a head's symmetry | model[2, 1].symmetry | wqk.symmetry(model[2, 1])
+a layer's symmetry | model[2].symmetry | model[2].form.symmetry | wqk.symmetry(model[2])
+symmetry of all heads | model[2].heads.symmetry | [head.symmetry for head in model[2]]
+symmetry of two matrices | wqk.symmetry(a, b) | wqk.symmetry(a @ b.T)
+directionality of a matrix | wqk.directionality(a @ b.T) | wqk.directionality(a, b)
+singular values of a head | model[2, 1].svd().S | model[2, 1].singular_values()
+singular values as an array | model[2, 1].S | np.linalg.svd(model[2, 1])[1]
+eigenvalues of a head | model[2, 1].eigenvalues() | np.linalg.eigvals(np.asarray(model[2, 1]))
+norm of a head | model[2, 1].norm | np.linalg.norm(model[2, 1])
+transpose of a head | model[2, 1].T | model[2, 1].transpose()
+product of two heads | model[1, 0] @ model[2, 1]
+difference of two heads | model[1, 0] - model[2, 1]
+score of two vectors | model[2, 1](x, x) | x @ model[2, 1] @ x
+queries and keys of a head | model[2, 1].query, model[2, 1].key | model[2, 1].W_q
+a form of my own factors | wqk.BilinearForm(a, b) | wqk.Head(a, b)
+a form of my own matrix | wqk.BilinearForm.from_matrix(a @ b.T) | wqk.BilinearForm(a @ b.T)
+the output-value circuit | rotary[1, 2].ov | rotary[1].ov
+a form at a distance | rotary[1].at(distance=4) | rotary[1].form(distance=4)
+scores of all layers | wqk.scan(ref) | model.scan()
+scores as a data frame | wqk.scan(ref).frame | wqk.scan(ref).to_pandas()
+the table's column | wqk.scan(ref)["symmetry"] | wqk.scan(ref).frame["symmetry"]
+plot the scores | wqk.scan(ref).plot() | wqk.plot(ref)
+picture of a head | model[2, 1].plot() | wqk.show(ref, 2, 1) | wqk.show(model[2, 1])
+are two models the same | wqk.same(ref, ref) | wqk.same(ref, ref).same
+is one made of the other | wqk.kin(ref, other) | wqk.kin([ref, other])
+where two models differ | wqk.diff(ref, ref) | wqk.compare(ref, ref)
+which heads compose | wqk.compose(pair) | wqk.compose(wqk.open(pair))
+which tokens a head matches | wqk.tokens(net, 0, 1) | wqk.tokens(net, layer=0, head=1)
+coupling of heads | wqk.coupling(model[2]) | wqk.coupling(model[2].heads) | model[2].coupling
+initialize symmetric | wqk.initialize_(net, "symmetric") | wqk.initialize_(net, kind="symmetric")
+clip large logits | wqk.clip_(net) | wqk.clip_(net, 100)
+an HTML report | wqk.report(wqk.scan(ref)) | wqk.report(wqk.scan(ref), "r.html")
+what a scan reads | wqk.explain(ref) | wqk.explain(model)
+"""
+
+FIRST, ANY = 41, 43
+
+
+@pytest.fixture
+def names(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 9}
+    ref, random = wqk.demo_model("encoder"), np.random.default_rng(0)
+    return {
+        "wqk": wqk, "np": np, "ref": ref, "model": wqk.open(ref),
+        "other": wqk.demo_model("decoder"), "pair": wqk.demo_model("induction"),
+        "rotary": wqk.open(small.llama(sides="qkvo", name="llama")),
+        "a": random.standard_normal((8, 2)), "b": random.standard_normal((8, 2)), "x": np.ones(128),
+        "net": transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(**sizes, num_attention_heads=2)
+        ),
+    }  # fmt: skip
+
+
+def tried(goals: str, names: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """Each goal with what its guesses raised."""
+    for line in goals.strip().splitlines():
+        goal, *guesses = line.split(" | ")
+        errors = []
+        for guess in guesses:
+            try:
+                eval(guess, dict(names))
+                errors.append("")
+            except Exception as error:
+                errors.append(f"{guess}: {type(error).__name__}: {error}")
+        yield goal, errors
+
+
+@pytest.mark.usefixtures("unchecked_arguments")
+def test_first_guesses_work(names):
+    found = dict(tried(GOALS, names))
+    assert len(found) == 43
+    failed = "\n".join(error for errors in found.values() for error in errors if error)
+    assert sum(not errors[0] for errors in found.values()) >= FIRST, failed
+    assert sum("" in errors for errors in found.values()) >= ANY, failed

@@ -1,0 +1,98 @@
+"""Odd models and arguments: each verb gives a result or one error of wqk's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from tests.command import run
+
+import wqk
+
+D, V, L = 32, 50, 2
+CONFIG = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": D,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": L, "vocab_size": V,
+    "intermediate_size": 64, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+GAIN = "model.layers.0.input_layernorm.weight"
+
+
+def folder(path: Path, tensors: Mapping[str, np.ndarray] | None = None, **config: Any) -> Path:
+    """A small LLaMA, with other tensors or another configuration."""
+    random = np.random.default_rng(0)
+    shapes = {"model.embed_tokens": (V, D), "lm_head": (V, D)}
+    for layer in range(L):
+        shapes |= {f"model.layers.{layer}.self_attn.{n}_proj": (D, D) for n in "qkvo"}
+    weights = {f"{n}.weight": random.standard_normal(s) for n, s in shapes.items()}
+    weights |= {f"model.layers.{n}.input_layernorm.weight": np.ones(D) for n in range(L)}
+    path.mkdir()
+    whole = {n: np.asarray(w, np.float32) for n, w in {**weights, **(tensors or {})}.items()}
+    save_file(whole, path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps(CONFIG | config))
+    return path
+
+
+ODD: dict[str, dict[str, Any]] = {
+    "no embeddings": {"model.embed_tokens.weight": np.zeros((0, D))},
+    "short outputs": {"lm_head.weight": np.zeros((3, D))},
+    "narrow outputs": {"lm_head.weight": np.zeros((V, D // 2))},
+    "embeddings in one dimension": {"model.embed_tokens.weight": np.zeros(D)},
+    "gains in two dimensions": {GAIN: np.ones((D, D))},
+    "gains that are NaN": {GAIN: np.full(D, np.nan)},
+    "no gains": {GAIN: np.zeros(0)},
+    "few gains": {GAIN: np.ones(D - 1)},
+    "a gain": {GAIN: np.ones(())},
+}
+SCALINGS: dict[str, dict[str, Any]] = {
+    "yarn, factor": {"rope_type": "yarn", "factor": 0.0},
+    "yarn, length": {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 0,
+    },
+    "yarn, betas": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 0, "beta_slow": 0},
+    "llama3": {
+        "rope_type": "llama3", "factor": 0, "low_freq_factor": 0, "high_freq_factor": 0,
+        "original_max_position_embeddings": 0,
+    },
+    "longrope": {
+        "rope_type": "longrope", "short_factor": [0] * 4, "long_factor": [0] * 4,
+        "original_max_position_embeddings": 0,
+    },
+    "linear": {"rope_type": "linear", "factor": 0},
+}  # fmt: skip
+LINES = (
+    "tokens {odd} --layer 0 --head 1",
+    "tokens {odd} --layer 0 --head 1 --circuit ov --top 999999999",
+    "tokens {odd} --layer 0 --head 1 --fold-norm",
+    "scan {odd} --fold-norm",
+    "scan {odd} --distance 0,1,5",
+    "same {odd} {plain}",
+    "same {plain} {odd}",
+    "kin {odd} {plain}",
+    "compose {odd} --top 99999999999999999999999",
+)
+
+
+@pytest.mark.parametrize("name", [*ODD, *SCALINGS])
+def test_odd_models_are_a_result_or_a_line(tmp_path: Path, monkeypatch, name: str):
+    monkeypatch.setattr("wqk.comparing.kinship.RENUMBERINGS", 999)
+    plain = folder(tmp_path / "plain")
+    more = {"rope_scaling": SCALINGS[name]} if name in SCALINGS else {}
+    odd = folder(tmp_path / "odd", ODD.get(name), **more)
+    for line in LINES:
+        done = run(*line.format(odd=odd, plain=plain).split())
+        assert "unexpected" not in done.stderr, (line, done.stderr)
+        assert "nan" not in done.stdout, (line, done.stdout)
+
+
+def test_names_of_families_have_a_limit(tmp_path: Path):
+    path = tmp_path / "family.toml"
+    for text in ('query = "{layer}%s"', "%s = 1", 'name = "%s"'):
+        path.write_text(text % ("a" * 50_000))
+        with pytest.raises(wqk.errors.UnknownFamily, match="too long"):
+            wqk.open(wqk.demo_model("encoder"), family=path)

@@ -1,0 +1,72 @@
+"""What verbs return: a sentence, a table, plain values for JSON, and views in a notebook."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from tests import small
+
+import wqk
+from wqk._results import Result
+from wqk.checkpoints import Part
+from wqk.checkpoints.modules import StateDict
+
+ENCODER, DECODER, INDUCTION = map(wqk.demo_model, ("encoder", "decoder", "induction"))
+llama = partial(small.llama, head_width=4, width=12, sides="qkvo", norms=True, name="llama")
+
+
+def negated(model: Any) -> StateDict:
+    """The model with the keys of its last layer negated."""
+    names = list(model.tensors())
+    tensors = dict(
+        zip(names, map(np.copy, model.read([Part(name) for name in names])), strict=True)
+    )
+    tensors["model.layers.1.self_attn.k_proj.weight"] *= -1
+    return StateDict(tensors, model.config, "changed")
+
+
+def clipped() -> Any:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 9}
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1)
+    )
+    return wqk.clip_(model, 1.0, logits=np.array([[3.0, np.inf]]))
+
+
+RESULTS: dict[str, Callable[[], Any]] = {
+    "scan": lambda: wqk.scan(ENCODER),
+    "diff": lambda: wqk.diff(ENCODER, ENCODER),
+    "the same": lambda: wqk.same(ENCODER, ENCODER),
+    "not the same": lambda: wqk.same(llama(), negated(llama())),
+    "show": lambda: wqk.show(ENCODER, layer=2, head=1),
+    "coupling": lambda: wqk.show(ENCODER, layer=2, coupling=True),
+    "kin": lambda: wqk.kin(ENCODER, DECODER),
+    "compose": lambda: wqk.compose(INDUCTION),
+    "explain": lambda: wqk.explain(ENCODER),
+    "clip_": clipped,
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_every_result_displays_itself(name):
+    result = RESULTS[name]()
+    assert isinstance(result.frame, pl.DataFrame)
+    assert len(result.frame)
+    said = result.to_dict()
+    assert json.loads(json.dumps(said, allow_nan=False)) == said
+    assert len(repr(result)) < 8000
+    assert not isinstance(result, Result) or len(str(result)) < 400
+    page = result._repr_html_()
+    assert page.startswith("<")
+    assert (result._repr_png_() or b"").startswith(b"\x89PNG")
+    drawn = {"scan", "not the same", "show", "coupling", "compose"}
+    assert ("<img" in page) == (name in drawn)
