@@ -105,6 +105,8 @@ class Listener:
             torch_module.register_module_forward_pre_hook(entering),
             torch_module.register_module_forward_hook(leaving, with_kwargs=True),
         ]
+        if not self._given:
+            self.stop()
 
     @property
     def is_listening(self) -> bool:
