@@ -227,6 +227,8 @@ def test_a_run_is_clipped_and_its_logits_measured(tmp_path: Path) -> None:
     assert len(logged) == 2
     total = sum(logs.get("wqk/clipped_heads", 0) for _, logs in watcher.logs)
     assert total == len(clips) > 0
+    # Nor is anybody left waiting for a pass, by whom compiled code would be slowed.
+    assert not torch.nn.modules.module._has_any_global_hook()
 
 
 def test_clipping_every_few_steps_measures_only_these(tmp_path: Path) -> None:

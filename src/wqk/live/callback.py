@@ -163,7 +163,9 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
         assert self.monitor is not None
         if not args.load_best_model_at_end:
             self.monitor.look(state.global_step)
-        self.monitor.wait()
+        self.monitor.close()
+        if self._clipper is not None:
+            self._clipper.close()
 
     def _log(self, medians: dict[str, float], control: TrainerControl) -> None:
         """Send medians, and the cost of the latest look, to all of the Trainer's loggers."""

@@ -286,6 +286,10 @@ class Clipper:
         self._prepare(step)
         return done
 
+    def close(self) -> None:
+        """Measure no coming pass: after a run."""
+        self._meter.stop()
+
     def _prepare(self, step: int) -> None:
         """Measure the coming pass, if its step is followed by clipping."""
         if (step + 1) % self._every == 0:

@@ -371,6 +371,12 @@ class Monitor:
         if self._pending:
             self._pending.result()
 
+    def close(self) -> None:
+        """Wait likewise, and no longer for a pass whose logits would be measured: after a run."""
+        self.wait()
+        if self._meter is not None:
+            self._meter.stop()
+
     def _score_safely(self, snapshot: Snapshot, step: int) -> dict[str, float]:
         try:
             return self._score(snapshot, step)
