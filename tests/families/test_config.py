@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
+from tests.stand_in import Module
 
+import wqk
+from wqk.errors import CheckpointError
 from wqk.families.config import Config
 
 FLAGS = [*itertools.product([False, True], repeat=3)]
@@ -39,3 +43,50 @@ def test_conditions_are_those_of_logic(a: bool, b: bool, c: bool) -> None:
 )
 def test_either_of_two_signs_lifts_the_mask(config: dict[str, object], lifted: bool) -> None:
     assert Config(config).lifts_mask is lifted
+
+
+LLAMA = {
+    f"layers.0.self_attn.{side}_proj.weight": np.eye(rows, 8) for side, rows in (("q", 8), ("k", 4))
+}
+COUNTS = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *[("head_dim", value) for value in ("x", 0, -2, 1.5, True, {}, ["2"])],
+        *[("layer_types", value) for value in ("full_attention", [1], [None], {"a": 1})],
+        *[("rope_parameters", value) for value in ("x", [1], 3)],
+        *[("use_sliding_window", value) for value in ("false", "No")],
+        *[("sliding_window", value) for value in ("x", 1.5, {})],
+        *[("num_key_value_heads", value) for value in ("2", 2.0, {})],
+    ],
+)
+def test_values_of_another_type_are_refused_by_name(key: str, value: object) -> None:
+    assert wqk.open(Module(LLAMA, {"model_type": "qwen2", **COUNTS})).plans
+    config = {"model_type": "qwen2", "sliding_window": 4, **COUNTS, key: value}
+    with pytest.raises(CheckpointError, match=key):
+        wqk.open(Module(LLAMA, config)).plans  # noqa: B018
+
+
+def test_zero_key_heads_in_a_list_mean_no_attention_there() -> None:
+    tensors = {
+        name.replace("layers.0", f"layers.{layer}"): weight
+        for name, weight in LLAMA.items()
+        for layer in (0, 2)
+    }
+    config = {"model_type": "llama", **COUNTS, "num_hidden_layers": 3}
+    plans = wqk.open(Module(tensors, config | {"num_key_value_heads": [2, 0, 2]})).plans
+    assert [plan.layer for plan in plans] == [0, 2]
+    with pytest.raises(CheckpointError, match="layer 1 has no query weights"):
+        wqk.open(Module(tensors, config | {"num_key_value_heads": [2, 2, 2]})).plans  # noqa: B018
+
+
+def test_numbers_made_of_keys() -> None:
+    config = Config({"window": 8, "heads": 12, "ratio": 5, "zero": 0, "deep": {"size": 9}})
+    assert config.get("window // 2 + 1") == 5
+    assert config.get("heads // ratio") == 2
+    assert config.get("heads // zero") == 12
+    assert config.get("deep.size + 1") == 10
+    assert config.get("window if ratio=4", "heads") == 12
+    assert config.get("gone // 2 + 1") is None

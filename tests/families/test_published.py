@@ -7,10 +7,12 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("transformers")
 
+import torch
 from tests.families.architectures import Architecture
 from tests.families.architectures.architecture import BERT, GROUPED
 from tests.families.proving import edit_config, prove_attention, save
@@ -18,6 +20,7 @@ from tools.deriving.configured import configuration_faults
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 import wqk
+from wqk.families import Norm
 
 LONG = {"max_position_embeddings": 131072, "sliding_window": 131072}
 PHI = BERT | {
@@ -71,6 +74,52 @@ def test_a_window_that_is_no_number_of_tokens_is_refused(window: Any, tmp_path: 
     save(row, tmp_path)
     with pytest.raises(wqk.errors.CheckpointError, match="sliding_window must be a positive whole"):
         wqk.open(tmp_path).plans  # noqa: B018
+
+
+MIMO = {
+    "layer_types": ["full_attention"] * 2, "attention_value_scale": 0.4, "head_dim": 16,
+    "v_head_dim": 12, "mlp_layer_types": ["dense"] * 2,
+}  # fmt: skip
+OUTPUTS = {
+    "norm": Architecture("bitnet", "BitNetModel", GROUPED | {"head_dim": 8}),
+    "factor": Architecture("mimo_v2_flash", "MiMoV2FlashModel", GROUPED | MIMO),
+}
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_norms_and_factors_between_values_and_outputs_are_in_their_form(
+    name: str, tmp_path: Path
+) -> None:
+    """A text of one token attends to itself alone: what comes out is the form, up to the norm."""
+    model = save(OUTPUTS[name], tmp_path).double().eval()
+    seen = {}
+    module = model.layers[1].self_attn
+    module.v_proj.register_forward_hook(
+        lambda m, given, out: seen.update(given=given[0], values=out)
+    )
+    module.register_forward_hook(lambda m, given, out: seen.update(out=out[0]))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        model(input_ids=torch.randint(3, 60, (4, 1)))
+    block = wqk.open(tmp_path)[1]
+    given, out, values = (seen[key][:, 0].numpy() for key in ("given", "out", "values"))
+    expected = given @ block.ov.dense()
+    if name == "norm":
+        size = np.repeat(values.reshape(4, 2, -1), 3, axis=1).reshape(4, -1)
+        expected /= np.sqrt((size**2).mean(axis=-1, keepdims=True) + 1e-6)
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_the_linear_part_of_a_norm_before_a_weight(kind: str) -> None:
+    rng = np.random.default_rng(0)
+    weight, gain = rng.standard_normal((3, 4, 5)), rng.standard_normal(12)
+    given = rng.standard_normal((7, 12))
+    folded, _ = Norm(kind, feeds=True).fold(weight, None, gain)
+    centered = given - given.mean(axis=1, keepdims=True) if kind == "layer" else given
+    np.testing.assert_allclose(
+        given @ folded.reshape(12, 5), (centered * gain) @ weight.reshape(12, 5)
+    )
 
 
 # Settings of which something was once read wrongly, or refused.

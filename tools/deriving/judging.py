@@ -160,6 +160,13 @@ class Read:
             if bias.shape == (self.heads, self.width):
                 yield queries - bias[np.arange(len(queries)) % self.heads][:, None]
 
+    @property
+    def _is_stretched(self) -> bool:
+        """Whether some dimensions of a head have an attention factor, and others none."""
+        rotary = self.attention.plan.rotary
+        partial = rotary is not None and 2 * len(rotary.frequencies) < self.width
+        return rotary is not None and partial and rotary.amplitude != 1
+
     def _shift(self, query: bool) -> Any:
         factor = self.attention.query if query else self.attention.key
         return None if self.turned else factor.shift
@@ -176,7 +183,7 @@ class Read:
                 continue
             seen.add(id(source.given))
             x = source.given.astype(np.float64)
-            if self.turned or self.attention.plan.clip is not None:
+            if self.turned or self.attention.plan.clip is not None or self._is_stretched:
                 positions = positions and self.turned
                 for first in (0, 1) if positions else (0,):  # some count from 1
                     numbers = np.arange(len(x)) % length + first

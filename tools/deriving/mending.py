@@ -152,7 +152,7 @@ def _changes(
                 yield all_with(window=key)
                 yield [
                     rule if rule.get("kind") == "cross" or rule.get("causal")
-                    else rule | {"window": key, "window_each_side": True}
+                    else rule | {"window": key, "window_counts": "each side"}
                     for rule in rules
                 ]  # fmt: skip
         yield all_with(window=[])

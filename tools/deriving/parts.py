@@ -41,18 +41,23 @@ def main() -> None:
     classes = {kind: CONFIG_MAPPING[kind] for kind in CONFIG_MAPPING_NAMES}
     parts = {
         kind: {
-            key: part.model_type
-            for key, part in sorted((getattr(config, "sub_configs", None) or {}).items())
-            if getattr(part, "model_type", "")
+            key: named
+            for key, part in sorted((getattr(config, "sub_configs_defaults", None) or {}).items())
+            if (named := part.model_type or getattr(part.config_class, "model_type", ""))
         }
         for kind, config in classes.items()
     }
     _write(PARTS, {kind: part for kind, part in parts.items() if part})
     used = {part for table in parts.values() for part in table.values()}
     listed = {kind: family for family in families().values() for kind in family.model_types}
-    # Parts of no fixed type are of those types that are models of their own, most of all.
+    # Parts of no fixed type, such as backbones, stand beside attention of the model's own.
+    whole = {
+        kind
+        for kind, config in classes.items()
+        if any(getattr(part, "model_type", "") for part in (config.sub_configs or {}).values())
+    }
     values = {
-        kind: _values(classes[kind], family, kind in used or not parts.get(kind))
+        kind: _values(classes[kind], family, kind in used or kind not in whole)
         for kind, family in listed.items()
         if kind in classes
     }
@@ -70,11 +75,14 @@ def _values(config: Any, family: Family, has_counts: bool) -> dict[str, Any]:
     Counts of layers and heads apart. Numbers that follow the heads are no values of their own.
     """
     counts = {
-        key for rule in family.attention for key in (*rule.layers, *rule.heads, *rule.key_heads)
+        key.partition(" ")[0]
+        for rule in family.attention
+        for key in (*rule.layers, *rule.heads, *rule.key_heads)
     }
     try:
         table = _flat(config().to_dict(), family)
-        heads = next(k for rule in family.attention for k in rule.heads if k in table)
+        named = (key.partition(" ")[0] for rule in family.attention for key in rule.heads)
+        heads = next(key for key in named if key in table)
         given = table[heads]
         more = [2 * n for n in given] if isinstance(given, list) else 2 * given
         other = _flat(config(**{heads: more}).to_dict(), family)

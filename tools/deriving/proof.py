@@ -22,6 +22,7 @@ from tools.deriving.judging import (
 
 from wqk.attention import Block
 from wqk.families import Composed, plan_attention
+from wqk.families.config import CHUNK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 # A fault that leaves everything right that is said.
 WEAK = "not said:"
+# One that the run cannot tell.
+UNSEEN = "not seen"
 SAME = 2e-3
 TINY = 1e-6  # relative difference of two numbers of single precision
 
@@ -72,7 +75,8 @@ def faults(record: Record, checkpoint: Checkpoint, family: Family) -> list[str]:
         for site in judged.matched[number]:
             module = record.sites[site].module
             if module not in seen:  # run by itself, without what the model gives it
-                found.append(f"positions and mask of {module} were not seen")
+                found.append(f"positions and mask of {module} were {UNSEEN}")
+                continue
             found += _site_faults(checkpoint, attention, record.sites[site])
         if all(fault.startswith(WEAK) for fault in found):
             if plans[number].positional:
@@ -112,9 +116,11 @@ def _site_faults(checkpoint: Checkpoint, attention: Attention, site: Site) -> It
         if site.causal and p.stack in ("encoder", "vision"):
             yield "the stack is no encoder"
         reach = tokens - 1
-        if p.window and p.window.isdigit():
-            size = int(p.window)
+        if p.window and p.window.removeprefix(CHUNK).isdigit():
+            size = int(p.window.removeprefix(CHUNK))
             reach = min(reach, size - 1 if p.causal else size // 2)
+        elif p.window and " ahead" in p.window:
+            reach = min(reach, max(int(word) for word in re.findall(r"\d+", p.window)))
         # Several pictures in a row, each of which sees itself alone.
         packed = not (p.window or site.causal) and tokens % (site.reach + 1) == 0
         sized = p.rule.window_axes == 1 and p.window != "local"
@@ -127,7 +133,8 @@ def _site_faults(checkpoint: Checkpoint, attention: Attention, site: Site) -> It
     if (product.terms or others) and not (p.position or p.sinks):
         yield f"beside the form: {', '.join(product.terms[:2]) or 'another product'}"
     shape = attention.query.weight.shape[:2]
-    if any(bias.shape == shape for bias in head_biases(product)) and not p.rule.note:
+    explained = p.rule.note or p.query.norm
+    if any(bias.shape == shape for bias in head_biases(product)) and not explained:
         yield "beside the form: a vector of each head that is added to the queries"
     if p.position == "relative" and not (product.terms or others):
         yield "nothing is added beside the form"

@@ -1,4 +1,4 @@
-"""Settings that change attention, drawn at random; and keys that a model's code does not read.
+"""Keys that a model's code does not read.
 
     python -m tools.deriving.settings
 
@@ -9,8 +9,6 @@ key that the code for a type ignores, the key is listed under that type in ``unr
 from __future__ import annotations
 
 import json
-import random
-import re
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +17,6 @@ import numpy as np
 from tools.deriving.configured import small_file
 from tools.deriving.probing import in_a_process, record_type
 from tools.deriving.records import Record, read_record
-from tools.deriving.shrinking import HEADS
 
 import wqk
 import wqk.families
@@ -33,80 +30,6 @@ if TYPE_CHECKING:
 
 UNREAD = Path(wqk.families.__file__).parent / "unread.toml"
 HEAD = "# Written by tools/deriving/settings.py: keys that transformers does not read, by type.\n"
-
-# Fields of a class that have to do with its attention.
-ABOUT_ATTENTION = re.compile(
-    r"attn|attention|qk|qkv|rope|rotary|window|cap|causal|clip|bias|multiplier|interleave|position"
-    r"|is_decoder|alibi|partial|parallel|new_decoder|scale|temperature|norm_before"
-)
-NOT_ABOUT = re.compile(
-    r"output_|mlp_|drop|type_vocab|std|_ids?$|range|layer_scale|max_position|loss|scale_fmt"
-)
-
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
-SCALINGS: tuple[dict[str, Any], ...] = (
-    {"rope_type": "linear", "factor": 3.0},
-    {"type": "linear", "factor": 2.0},
-    {"rope_type": "dynamic", "factor": 2.0},
-    {
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    },
-    YARN,
-    YARN | {"attention_factor": 1.3, "truncate": False},
-    YARN | {"mscale": 1.0, "mscale_all_dim": 0.7, "beta_fast": 16, "beta_slow": 2},
-)  # fmt: skip
-
-
-def draws(model_type: str, number: int) -> Iterator[dict[str, Any]]:
-    """Configuration files of a type, each with a few settings that are not its defaults."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    fields = CONFIG_MAPPING[model_type]().to_dict()
-    settings = [*_settings(fields)]
-    for n in range(number):
-        chance = random.Random(f"{model_type} {n}")
-        drawn = chance.sample(settings, min(len(settings), chance.randint(1, 4)))
-        table: dict[str, Any] = {"model_type": model_type}
-        for key, values in drawn:
-            table[key] = chance.choice(values)
-        yield table
-
-
-def _settings(fields: dict[str, Any]) -> Iterator[tuple[str, list[Any]]]:
-    """Keys, and other values that they may take."""
-    for key, value in fields.items():
-        match key, value:
-            case "num_key_value_heads", int():
-                yield key, [1, 2, HEADS]
-            case "head_dim", int() | None if "qk_rope_head_dim" not in fields:
-                yield key, [16, 32]
-            case "sliding_window" | "attention_chunk_size", _:
-                yield key, [4, 9, 131072]
-            case "layer_types", [*kinds] if {"full_attention"} < set(kinds):
-                other = next(kind for kind in kinds if kind != "full_attention")
-                yield key, [["full_attention", other], [other, "full_attention", other]]
-            case "rope_parameters", dict() if not _is_nested(value):
-                yield "rope_scaling", [*SCALINGS]
-                yield "rope_theta", [50.0, 500000]
-            case "rope_parameters", dict():
-                yield "rope_scaling", [*SCALINGS]
-            case "partial_rotary_factor" | "rotary_pct", _:
-                yield key, [0.5, 1.0]
-            case _, bool() if _is_about(key):
-                yield key, [not value]
-            case _, float() if _is_about(key) and value > 0:
-                yield key, [value * 0.6]
-            case "attn_logit_softcapping" | "final_logit_softcapping" | "clip_qkv", None:
-                yield key, [0.8, 5.0]
-
-
-def _is_nested(rope: dict[str, Any]) -> bool:
-    return any(isinstance(value, dict) for value in rope.values())
-
-
-def _is_about(key: str) -> bool:
-    return bool(ABOUT_ATTENTION.search(key)) and not NOT_ABOUT.search(key)
 
 
 def unread_keys(model_type: str) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import json
 import re
 from pathlib import Path
@@ -89,7 +90,14 @@ def small_file(table: dict[str, Any]) -> dict[str, Any]:
     small = _shrunk(table, "", 0, made.from_dict(copy.deepcopy(table)).to_dict())
     kept = {key: table[key] for key in ("architectures",) if key in table}
     filled = made.from_dict(copy.deepcopy(small)).to_dict()
-    small = kept | _with_large(small, filled, _shrunk(filled, "", 0))
+    wanted = _shrunk(filled, "", 0)
+    small = kept | _with_large(small, filled, wanted)
+    code = Path(inspect.getfile(made)).with_name(
+        made.__module__.rpartition(".")[2].replace("configuration", "modeling") + ".py"
+    )
+    told = any("rope_" in key for key in small)
+    if not told and code.exists() and "mrope_section" in code.read_text(encoding="utf-8"):
+        small["rope_parameters"] = wanted.get("rope_parameters") or {}  # its sections fill a head
     for key, value in OVERRIDES.get(table["model_type"], {}).items():
         path = key.split(".")
         inner = functools.reduce(lambda t, name: (t or {}).get(name), path[:-1], table) or {}

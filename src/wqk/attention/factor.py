@@ -89,6 +89,9 @@ def load_factor(stored: Mapping[Part, Array], side: Side, name: str) -> Factor:
     """
     projection, norm = side.projection, side.norm
     weight = projection.weight(stored)
+    bias = None if side.bias is None else stored[side.bias].reshape(weight.shape[:2])
+    if side.factor != 1:
+        weight, bias = weight * side.factor, None if bias is None else bias * side.factor
     xp = array_namespace(weight)
     shift = _joined(stored, norm.bias, xp) if norm else None
     if shift is not None:
@@ -100,7 +103,7 @@ def load_factor(stored: Mapping[Part, Array], side: Side, name: str) -> Factor:
     factor = Factor(
         side,
         weight,
-        None if side.bias is None else stored[side.bias].reshape(weight.shape[:2]),
+        bias,
         _joined(stored, norm.gain, xp) if norm else None,
         shift,
         temperature,
@@ -243,7 +246,8 @@ def _projected(x: Array, weight: Array, bias: Array | None) -> Array:
 
 def _inverse_size(vectors: Array, axes: tuple[int, ...], epsilon: float) -> Array:
     """The factor that brings vectors to a mean square of 1."""
-    return ((vectors**2).mean(axis=axes, keepdims=True) + epsilon) ** -0.5
+    size = (vectors**2).mean(axis=axes, keepdims=True) + epsilon
+    return (size + (size == 0)) ** -0.5  # zeros stay zeros
 
 
 def _require_finite(weight: Array, name: str) -> None:

@@ -93,6 +93,7 @@ def omissions(plan: AttentionPlan, coordinates: Coordinates = PLAIN) -> Iterator
         )
     if plan.window is not None:
         size = f"a window of {plan.window} tokens" if plan.window != "local" else "a local window"
+        size = f"a {plan.window} tokens" if plan.window.startswith("chunk") else size
         yield Omission("window", size, f"some layers attend within {size}")
     if plan.rule.guess:
         yield Omission(

@@ -13,6 +13,10 @@ from typing import Any
 from wqk.checkpoints.configurations import as_number
 from wqk.errors import CheckpointError, shown
 
+# What a window is called that is a part of the text, not a distance.
+CHUNK = "chunk of "
+# Texts that are no switches, and that programs take for true.
+SWITCHES = ("true", "false", "yes", "no", "on", "off", "0", "1", "none", "null")
 # More heads or layers than this are a broken configuration, not a model. Lengths have no limit.
 LARGEST_COUNT = 100_000
 
@@ -97,31 +101,40 @@ class Config:
             k: v for k, v in chosen.items() if v is not None and k not in unread
         }
         self._left_out = {k: v for k, v in left_out.items() if k not in chosen}
+        self._left_out |= {"is_part": bool(nested)}
         self._nulls = {k for k, v in chosen.items() if v is None}
 
     def get(self, *keys: str) -> Any:
         """The value of the first key that is not null; a dot leads into a nested part."""
         said = self.told(*keys)
-        if said is not None:
-            return said
-        return next((self._left_out[key] for key in keys if key in self._left_out), None)
+        return self._first(self._left_out, keys) if said is None else said
 
     def told(self, *keys: str) -> Any:
         """The same of what the file says itself."""
-        found = (self._lookup(key) for key in keys)
-        return next((value for value in found if value is not None), None)
+        return self._first(self._config, keys)
 
     def default(self, key: str) -> Any:
         """What `transformers` takes for granted where the key is absent."""
         return self._left_out.get(key)
 
-    def _lookup(self, key: str) -> Any:
+    def _first(self, table: Mapping[str, Any], keys: Sequence[str]) -> Any:
+        found = (self._value(table, key) for key in keys)
+        return next((value for value in found if value is not None), None)
+
+    def _value(self, table: Mapping[str, Any], key: str) -> Any:
+        """What a key holds, or a number made of it: ``size // 2 + 1 if is_decoder``."""
+        key, _, condition = key.partition(" if ")
         key, _, more = key.partition(" + ")
-        value: Any = self._config
+        key, _, divisor = key.partition(" // ")
+        if not self.holds(condition):
+            return None
+        value: Any = table
         for name in key.split("."):
             value = value.get(name) if isinstance(value, dict) else None
-        # A number that does not count the token itself.
-        return value + int(more) if more and type(value) is int else value
+        if type(value) is not int or not (more or divisor):
+            return value
+        by = self.get(divisor) if divisor.isidentifier() else int(divisor or 1)
+        return (value // by if type(by) is int and by > 0 else value) + int(more or 0)
 
     def holds(self, condition: str) -> bool:
         """Whether switches are on or off, such as ``multi_query and not alibi``; empty: always.
@@ -144,6 +157,8 @@ class Config:
     def _is_on(self, term: str) -> bool:
         key, _, value = term.removeprefix("not ").partition("=")
         found = self.get(key)
+        if isinstance(found, str) and found.lower() in SWITCHES and not value:
+            raise self.wrong([key], "true or false", found)
         is_on = as_text(found) == value if value else bool(found)
         return is_on != term.startswith("not ")
 
@@ -220,14 +235,17 @@ class Config:
         """All head widths of attention in any layer: ``head_dim``, ``global_head_dim``, ..."""
         layers = self.get("per_layer_config")
         others = layers.values() if isinstance(layers, dict) else ()
-        return {
-            value
-            for part in (self._config, *(part for part in others if isinstance(part, dict)))
-            for key, value in part.items()
-            if key.endswith("head_dim")
-            and type(value) is int
-            and not key.startswith(("linear_", "mamba_"))
-        }
+        widths: set[int] = set()
+        for part in (self._config, *(part for part in others if isinstance(part, dict))):
+            for key, value in part.items():
+                if not key.endswith("head_dim") or key.startswith(("linear_", "mamba_")):
+                    continue
+                several = value if isinstance(value, list) else [value]
+                least = 1 if key == "head_dim" else 0  # latent heads may have no positions
+                if not all(type(width) is int and width >= least for width in several):
+                    raise self.wrong([key], "a positive whole number", value)
+                widths.update(several)
+        return widths
 
     def pruned_heads(self, layer: int) -> int:
         """How many heads were pruned from a layer of self-attention.
@@ -315,7 +333,10 @@ class Config:
         if kinds is not None and not isinstance(kinds, list):
             raise self.wrong(["layer_types", "attention_layers"], "a list", kinds)
         if kinds is not None and layer < len(kinds):
-            return as_text(kinds[layer])
+            kind = kinds[layer]
+            if not isinstance(kind, str):
+                raise self.wrong(["layer_types"], "names of kinds of layers", kinds)
+            return kind
         rule = self.default("kinds")
         if rule is None:
             return None
@@ -331,20 +352,26 @@ class Config:
     def window(self, keys: Sequence[str], layer: int, axes: int = 1) -> str | None:
         """Size of a layer's attention window; ``local`` if unknown; None for full attention.
 
-        Windows with two axes are written ``7x7``.
+        Windows with two axes are written ``7x7``. Within a ``chunk of 8192`` tokens (Llama 4), the
+        first sees itself alone.
         """
         if not keys:
             return None
         size = None if self.get(*keys) == 0 else self.optional_length(keys, layer)  # 0: off
-        if self.get("use_sliding_window") is False or self._nulls.intersection(keys):
+        switch = self.get("use_sliding_window")
+        if (
+            switch is not None and not self.holds("use_sliding_window")
+        ) or self._nulls.intersection(keys):
             return None
-        text = "local" if size is None else "x".join([str(size)] * axes)
+        chunk = CHUNK if keys[0] == "attention_chunk_size" else ""
+        text = "local" if size is None else chunk + "x".join([str(size)] * axes)
         full = self.get("global_attn_indexes")
         if isinstance(full, list) and layer in full:
             return None
         kind = self.layer_type(layer)
+        windowed = as_text(self.get("windowed_kind") or "sliding|local|chunked")
         if kind is not None:
-            return text if re.search("sliding|local|chunked", kind) else None
+            return text if re.search(windowed, kind) else None
         return None if size is None else text
 
 

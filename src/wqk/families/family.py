@@ -74,6 +74,8 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: tuple[str, ...] = ()
     value: tuple[str, ...] = ()
     output: tuple[str, ...] = ()  # W_o, for the value-output circuit
+    output_norm: tuple[str, ...] = ()  # what heads put out is normalized before W_o
+    value_scale: str = ""  # factor of the values
     query_bias: tuple[str, ...] = ()
     value_bias: tuple[str, ...] = ()
     fused: tuple[str, ...] = ()  # the tensor that holds several sides
@@ -139,7 +141,7 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     window: tuple[str, ...] = ()  # size of local attention
     window_axes: int = 1  # 2 where windows are squares of an image
     window_rotary_only: bool = False  # layers without rotary positions see everything
-    window_each_side: bool = False  # the size counts the tokens on one side
+    window_counts: str = ""  # "each side": the tokens on one side; "itself": the token's own too
 
     config: str = ""  # the nested configuration that the keys above are in
     defaults: dict[str, Any] = {}  # of absent keys
@@ -175,6 +177,7 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         yield from (*self.query_inner, *self.key_inner, *self.query_norm, *self.key_norm)
         yield from (*self.query_inner_norm, *self.key_inner_norm, *self.sinks, *self.temperature)
         yield from (*self.input_norm, *self.first_input_norm, *self.key_input_norm)
+        yield from self.output_norm
 
 
 def _numbers(name: str) -> int:

@@ -115,6 +115,8 @@ class Norm:
         Added to the mean square.
     alone
         Whether each head is normalized alone although the gains cover all heads.
+    feeds
+        Whether it normalizes what the weight is given, rather than what it makes.
     """
 
     kind: str
@@ -123,6 +125,7 @@ class Norm:
     offset: float = 0.0
     epsilon: float = 0.0
     alone: bool = False
+    feeds: bool = False
 
     def axes(self, gains: int, width: int) -> tuple[int, ...]:
         """The axes of (heads, R) that are normalized together: one head, or all of them."""
@@ -141,11 +144,14 @@ class Norm:
                 f"a norm of {len(gain)} gains matches neither heads of width {width} nor {heads} "
                 "of them"
             )
+        gains = (gain + self.offset).reshape(-1, width)
+        if self.feeds:
+            weight = weight * gains[..., None]
+            return weight - (weight.mean(axis=(0, 1)) if self.kind == "layer" else 0), bias
         if self.kind == "layer":
             axes = self.axes(len(gain), width)
             weight = weight - weight.mean(axis=axes, keepdims=True)
             bias = None if bias is None else bias - bias.mean(axis=axes, keepdims=True)
-        gains = (gain + self.offset).reshape(-1, width)
         return weight * gains[..., None], None if bias is None else bias * gains
 
 

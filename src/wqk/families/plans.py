@@ -380,8 +380,10 @@ def _plan_layer(
     query, key, value, output = sides_of(config, rule, match, projections)
     window = config.window(rule.window, layer, rule.window_axes)
     is_lifted = rule.kind == "self" and rule.causal and config.lifts_mask
-    if window and window.isdigit() and (rule.window_each_side or is_lifted):
+    if window and window.isdigit() and (rule.window_counts == "each side" or is_lifted):
         window = str(2 * int(window))
+    elif window and window.isdigit() and rule.window_counts == "itself" and not rule.causal:
+        window = f"{(int(window) - 1) // 2} back, {int(window) // 2} ahead"
     turned = projections.get("q_position", query.projection).head_width
     rotary = (
         rotary_of(rule.rotary, config, turned, layer, window is not None) if rule.rotary else None

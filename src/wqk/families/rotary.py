@@ -122,7 +122,7 @@ def rotary_of(
         )
     bases = rule.local_base if windowed and rule.local_base else rule.base
     own = [key for key in bases if key not in rule.base]
-    shared = scaling is config.get("rope_parameters", "rope_scaling")
+    shared = scaling is _given(config)
     # What scales the others leaves these as they are.
     local = shared and config.get(*own) is not None
     base = _number(config, scaling, bases, rule.default_base, "rope_theta", layer)
@@ -174,12 +174,16 @@ def _number(
     return default if value is None else value
 
 
+def _given(config: Config) -> Any:
+    """The older key comes first, where a file has both."""
+    return config.told("rope_scaling") or config.get("rope_parameters") or {}
+
+
 def _parameters(config: Config, layer: int, windowed: bool) -> dict[str, Any]:
     """The rotary parameters of a layer: the same for all, or those of its kind of layer."""
-    keys = ("rope_parameters", "rope_scaling")
-    parameters = config.get(*keys) or {}
+    parameters = _given(config)
     if not isinstance(parameters, dict):
-        raise config.wrong(keys, "a table", parameters)
+        raise config.wrong(("rope_parameters", "rope_scaling"), "a table", parameters)
     kind = config.layer_type(layer) or ("sliding_attention" if windowed else "full_attention")
     if any(isinstance(one, dict) for one in parameters.values()):
         own = parameters.get(kind)

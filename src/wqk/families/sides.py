@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from wqk.checkpoints import Part
@@ -39,6 +39,8 @@ class Side:
         The norm that feeds the projection, if one does.
     temperature
         A factor of each head.
+    factor
+        A factor of all that it projects.
     """
 
     projection: Projection | Composed
@@ -46,6 +48,7 @@ class Side:
     norm: Norm | None = None
     input_norm: Norm | None = None
     temperature: Temperature | None = None
+    factor: float = 1.0
 
     @property
     def heads(self) -> int:
@@ -139,8 +142,14 @@ def sides_of(
         norm(rule.key_norm, k.heads),
         input_norm(feeds_key),
     )
+    factor = config.optional_number((rule.value_scale,)) if rule.value_scale else None
     value = Side(v, bias("v", rule.value_bias), None, input_norm(feeds_key)) if v else None
-    return query, key, value, _output(rule, match, query.heads)
+    if value is not None and factor is not None:
+        value = replace(value, factor=factor)
+    output = _output(rule, match, query.heads)
+    if output is not None and (after := norm(rule.output_norm, query.heads)) and after.gain:
+        output = replace(output, norm=replace(after, feeds=True, alone=False))
+    return query, key, value, output
 
 
 def projections_of(
@@ -204,6 +213,13 @@ def projections_of(
         }
     key_heads = key_heads or heads
     fused: dict[str, Projection | Composed] = {}
+    if not rule.fused:  # the queries alone, and keys and values together
+        counts = {"k": key_heads, "v": key_heads}
+        return (
+            fused
+            | sectioned(query, tensors[query].shape, {"q": heads}, "q", transposed=True)
+            | sectioned(key, tensors[key].shape, counts, "kv", transposed=True)
+        )
     return fused | sectioned(
         query,
         tensors[query].shape,

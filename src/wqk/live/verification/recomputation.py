@@ -17,6 +17,7 @@ Axes: B texts, H query heads, G key heads, N tokens (I queries, J keys), D width
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ import numpy as np
 from wqk._typing import Array
 from wqk.attention import Block
 from wqk.families import AttentionPlan
+from wqk.families.config import CHUNK
 from wqk.live.masks import HIDDEN
 
 if TYPE_CHECKING:
@@ -107,8 +109,17 @@ def _alibi(heads: int, distance: np.ndarray) -> np.ndarray:
 
 
 def allowed(plan: AttentionPlan, distance: Array) -> Array:
-    """Which keys a query may attend to, (I, J), of distances i − j in NumPy or PyTorch."""
+    """Which keys a query may attend to, (I, J), of distances i − j in NumPy or PyTorch.
+
+    The first key is the text's first token.
+    """
     seen = distance >= 0 if plan.causal else distance == distance
+    if plan.window is not None and plan.window.startswith(CHUNK):
+        size, queries = int(plan.window.removeprefix(CHUNK)), distance[..., :1]
+        return seen & (queries // size == (queries - distance) // size)
+    if plan.window is not None and (sides := re.fullmatch(r"(\d+) back, (\d+) ahead", plan.window)):
+        back, ahead = map(int, sides.groups())
+        return seen & (distance <= back) & (-distance <= ahead)
     if plan.window is not None and plan.window.isdigit():
         # One-sided windows count the token itself; two-sided ones give half to either side.
         size = int(plan.window)
