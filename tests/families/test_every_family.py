@@ -212,5 +212,5 @@ def _table(rule: AttentionRule) -> tuple[object, ...]:
     """What tells one table from another, whatever was filled in since."""
     return (
         rule.stack, rule.kind, rule.query, rule.key, rule.fused, rule.only_if,
-        rule.single_key_head_if, rule.window_rotary_only, rule.every_layer,
+        rule.rotary_only, rule.every_layer,
     )  # fmt: skip

@@ -123,7 +123,7 @@ WRONG: list[tuple[str, str, dict[str, str]]] = [
     ("not causal", "llama", {"causal = true": ""}),
     ("causal", "bert", added("causal = true")),
     ("a text that looks ahead", "clip", {"causal = true": ""}),
-    ("a norm in layers without positions", "llama4-text", {"norm_rotary_only = true": ""}),
+    ("a norm in layers without positions", "llama4-text", {'["norm", "window"]': '["window"]'}),
     ("no norms without gains", "llama4-text", {"norm_gain = false": ""}),
     ("no window", "mistral", {'window = "sliding_window"': ""}),
 ]

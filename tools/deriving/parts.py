@@ -63,7 +63,7 @@ def main() -> None:
     }
     for kind, table in values.items():
         rotary = [rule.rotary for rule in listed[kind].attention if rule.rotary]
-        has_kinds = any(r.window and not r.window_rotary_only for r in listed[kind].attention)
+        has_kinds = any(r.window and "window" not in r.rotary_only for r in listed[kind].attention)
         kinds = _kinds(classes[kind]) if has_kinds else {}
         values[kind] = table | kinds | (_scaling(classes[kind], rotary) if rotary else {})
     _write(DEFAULTS, {kind: table for kind, table in values.items() if table})

@@ -15,8 +15,6 @@ from wqk.errors import CheckpointError, shown
 
 # What a window is called that is a part of the text, not a distance.
 CHUNK = "chunk of "
-# Texts that are no switches, and that programs take for true.
-SWITCHES = ("true", "false", "yes", "no", "on", "off", "0", "1", "none", "null")
 # More heads or layers than this are a broken configuration, not a model. Lengths have no limit.
 LARGEST_COUNT = 100_000
 
@@ -128,6 +126,8 @@ class Config:
         key, _, divisor = key.partition(" // ")
         if not self.holds(condition):
             return None
+        if key.isdecimal():
+            return int(key)
         value: Any = table
         for name in key.split("."):
             value = value.get(name) if isinstance(value, dict) else None
@@ -157,7 +157,10 @@ class Config:
     def _is_on(self, term: str) -> bool:
         key, _, value = term.removeprefix("not ").partition("=")
         found = self.get(key)
-        if isinstance(found, str) and found.lower() in SWITCHES and not value:
+        # Texts are no switches, and programs take them for true.
+        if not value and re.fullmatch(
+            "(?i)'(true|false|yes|no|on|off|0|1|none|null)'", repr(found)
+        ):
             raise self.wrong([key], "true or false", found)
         is_on = as_text(found) == value if value else bool(found)
         return is_on != term.startswith("not ")

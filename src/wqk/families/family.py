@@ -52,7 +52,6 @@ class RotaryRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     none_every: str = ""  # without a list: every how many layers one is not
     windowed_only: bool = False  # layers with full attention have no positions
     default_fraction: float = 1.0
-    default_base: float = 10_000.0
 
 
 class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,7 +95,6 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     norm_over: str = ""  # "head" where every head is normalized alone with gains of its own
     norm_offset: float = 0.0  # 1 where the gain is stored as its difference from 1
     norm_epsilon: tuple[str, ...] = ("rms_norm_eps", "layer_norm_eps", "norm_eps")
-    norm_rotary_only: bool = False  # layers without rotary positions have none
 
     # The norm whose output is projected.
     input_norm: tuple[str, ...] = ()  # feeds the queries, and the keys of self-attention
@@ -118,7 +116,6 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     every_layer: bool = True  # false where some layers have no such attention
     heads: tuple[str, ...] = ("num_attention_heads",)
     key_heads: tuple[str, ...] = ("num_key_value_heads",)
-    single_key_head_if: str = ""  # switches of multi-query models
     applied_in_total: str = ""  # applications of shared layers, all together
     applied_twice_if: str = ""
     content_width: str = ""  # "latent": width of a head without positions, and with them alone
@@ -130,7 +127,6 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clip: str = ""  # largest absolute value of queries and keys
     sinks: tuple[str, ...] = ()  # scores of a virtual key, one per head
     temperature: tuple[str, ...] = ()  # logarithm of a learned factor of each head's score
-    temperature_limit: float = 100.0  # largest factor
     rotary: RotaryRule | None = None
     position: str = ""  # what is added to the scores besides the form: alibi, relative, ...
     position_if: str = ""
@@ -140,7 +136,7 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     causal_if: str = ""  # configuration flag of models that are either
     window: tuple[str, ...] = ()  # size of local attention
     window_axes: int = 1  # 2 where windows are squares of an image
-    window_rotary_only: bool = False  # layers without rotary positions see everything
+    rotary_only: tuple[str, ...] = ()  # "norm", "window": others than rotary layers have none
     window_counts: str = ""  # "each side": the tokens on one side; "itself": the token's own too
 
     config: str = ""  # the nested configuration that the keys above are in

@@ -391,9 +391,9 @@ def _plan_layer(
     if rule.rotary and rotary and not rule.rotary.stretched:
         query, key = (_unstretched(side, rotary.amplitude) for side in (query, key))
         rotary = rotary.turning
-    if rule.norm_rotary_only and rotary is None:
+    if "norm" in rule.rotary_only and rotary is None:
         query, key = replace(query, norm=None), replace(key, norm=None)
-    if rule.window_rotary_only and rotary is None:
+    if "window" in rule.rotary_only and rotary is None:
         window = None
     positional = None
     if "q_position" in projections:

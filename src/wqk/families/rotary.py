@@ -125,7 +125,7 @@ def rotary_of(
     shared = scaling is _given(config)
     # What scales the others leaves these as they are.
     local = shared and config.get(*own) is not None
-    base = _number(config, scaling, bases, rule.default_base, "rope_theta", layer)
+    base = _number(config, scaling, bases, 10_000.0, "rope_theta", layer)
     if base <= 0:
         raise CheckpointError(
             f"config.json: the base of rotary positions must be positive, got {base}"

@@ -20,7 +20,7 @@ class Temperature(NamedTuple):
     """A learned factor of each head's score: the exponential of ``logarithm`` (H,), limited."""
 
     logarithm: Part
-    limit: float
+    limit: float = 100.0
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def sides_of(
         bias("q", rule.query_bias),
         norm(rule.query_norm, q.heads),
         input_norm(feeds_query),
-        Temperature(logarithm, rule.temperature_limit) if logarithm is not None else None,
+        Temperature(logarithm) if logarithm is not None else None,
     )
     key = Side(
         k,
@@ -143,9 +143,8 @@ def sides_of(
         input_norm(feeds_key),
     )
     factor = config.optional_number((rule.value_scale,)) if rule.value_scale else None
-    value = Side(v, bias("v", rule.value_bias), None, input_norm(feeds_key)) if v else None
-    if value is not None and factor is not None:
-        value = replace(value, factor=factor)
+    fed = input_norm(feeds_key)
+    value = Side(v, bias("v", rule.value_bias), None, fed, None, factor or 1.0) if v else None
     output = _output(rule, match, query.heads)
     if output is not None and (after := norm(rule.output_norm, query.heads)) and after.gain:
         output = replace(output, norm=replace(after, feeds=True, alone=False))
@@ -173,8 +172,6 @@ def projections_of(
                 f"which has {heads} query heads and {key_heads or heads} key heads"
             )
         heads, key_heads = heads - pruned, None
-    if rule.single_key_head_if and config.holds(rule.single_key_head_if):
-        key_heads = 1
     query, key, tensors = match.query, match.key, match.tensors
     named = [query, key, *(match.weight(names) for names in (rule.value, rule.output))]
     for tensor in filter(None, named):
@@ -213,21 +210,16 @@ def projections_of(
         }
     key_heads = key_heads or heads
     fused: dict[str, Projection | Composed] = {}
-    if not rule.fused:  # the queries alone, and keys and values together
-        counts = {"k": key_heads, "v": key_heads}
-        return (
-            fused
-            | sectioned(query, tensors[query].shape, {"q": heads}, "q", transposed=True)
-            | sectioned(key, tensors[key].shape, counts, "kv", transposed=True)
+    for tensor, order in [(query, rule.order)] if rule.fused else [(query, "q"), (key, "kv")]:
+        fused |= sectioned(
+            tensor,
+            tensors[tensor].shape,
+            {"q": heads, "k": key_heads, "v": key_heads},
+            order,
+            blocks=key_heads if rule.layout == "grouped" else rule.blocks,
+            transposed=rule.layout == "conv1d",
         )
-    return fused | sectioned(
-        query,
-        tensors[query].shape,
-        {"q": heads, "k": key_heads, "v": key_heads},
-        rule.order,
-        blocks=key_heads if rule.layout == "grouped" else rule.blocks,
-        transposed=rule.layout == "conv1d",
-    )
+    return fused
 
 
 def _stacked(rule: AttentionRule, match: Match) -> dict[str, Projection | Composed]:
