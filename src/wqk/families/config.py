@@ -99,7 +99,7 @@ class Config:
             k: v for k, v in chosen.items() if v is not None and k not in unread
         }
         self._left_out = {k: v for k, v in left_out.items() if k not in chosen}
-        self._left_out |= {"is_part": bool(nested)}
+        self._left_out["is_part"] = bool(nested)
         self._nulls = {k for k, v in chosen.items() if v is None}
 
     def get(self, *keys: str) -> Any:
@@ -333,13 +333,11 @@ class Config:
         kinds = self.get("layer_types", "attention_layers")
         if kinds is None:
             kinds = _expanded(self.get("attention_types"))
-        if kinds is not None and not isinstance(kinds, list):
-            raise self.wrong(["layer_types", "attention_layers"], "a list", kinds)
+        known = isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)
+        if kinds is not None and not known:
+            raise self.wrong(["layer_types", "attention_layers"], "a list of names", kinds)
         if kinds is not None and layer < len(kinds):
-            kind = kinds[layer]
-            if not isinstance(kind, str):
-                raise self.wrong(["layer_types"], "names of kinds of layers", kinds)
-            return kind
+            return as_text(kinds[layer])
         rule = self.default("kinds")
         if rule is None:
             return None
