@@ -20,7 +20,7 @@ extensions = [
     "sphinx_click",
     "sphinx-mathjax-offline",
 ]
-exclude_patterns = ["_build", "columns.md", "conversions.md"]
+exclude_patterns = ["_build", "columns.md", "conversions.md", "results/**/all-contrasts.md"]
 
 # In docstrings, names in single backticks are links where they are documented.
 default_role = "py:obj"
@@ -45,6 +45,8 @@ html_theme = "furo"
 html_title = f"wqk {release}"
 html_static_path = ["static"]
 html_css_files = ["wqk.css"]
+html_js_files = ["filter.js"]  # of the tables of covered models
+html_search_scorer = str(Path(__file__).parent / "scorer.js")  # own titles first
 html_extra_path = ["extra"]  # llms.txt
 html_copy_source = False
 html_show_sphinx = False
@@ -70,11 +72,13 @@ def write_coverage(app: Any) -> None:
         from generate_columns import write as write_columns
         from generate_conversions import write as write_conversions
         from generate_coverage import write
+        from generate_results import write_contrasts
     finally:
         sys.path.pop(0)
     write(folder / "coverage.md")
     write_columns(folder / "columns.md")
     write_conversions(folder / "conversions.md")
+    write_contrasts()
 
 
 # What the theme's and Sphinx's HTML lacks for screen readers and keyboards.

@@ -39,6 +39,9 @@ types:
 {counts}
 A guess looks at the names of tensors; the tables say so, and no score of it passes for knowledge.
 `wqk verify` runs the comparison on any checkpoint.
+
+<p class="filter" hidden><label>Filter the tables below:
+<input type="search" placeholder="gemma, rotary, refused, …"></label> <output></output></p>
 """
 
 MEANINGS = {

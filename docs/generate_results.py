@@ -131,7 +131,7 @@ def _conditions_table(rows: pl.DataFrame, column: str, heads: list[str]) -> list
 def conversion_page(text: str) -> str:
     """The page on conversions with its tables made anew."""
     folder = CONVERSION_RECORDS.parent
-    tables = {"claims": claims_table(folder), "contrasts": contrasts_table(folder)}
+    tables = {"claims": claims_table(folder)}
     for name, quantity in (("symmetry", "symmetry"), ("change", "change_symmetry")):
         tables[f"{name} by step"] = doses_table(quantity)
     for name, quantity in (
@@ -147,7 +147,6 @@ def page(text: str) -> str:
     """The page with its tables made anew."""
     tables = {
         "claims": claims_table(FOLDER),
-        "contrasts": contrasts_table(FOLDER),
         "speedups": speedups_table(read_records(FOLDER)),
     }
     return checked(filled(text, tables), FOLDER)
@@ -157,7 +156,7 @@ def parts_page(text: str) -> str:
     """The page on parts of the scores with its tables made anew."""
     rows = pl.read_csv(PARTS_RECORDS)
     folder = PARTS_RECORDS.parent
-    tables = {"claims": claims_table(folder), "contrasts": contrasts_table(folder)}
+    tables = {"claims": claims_table(folder)}
     tables |= {"shares": shares_table(rows), "curvatures": curvatures_table(rows)}
     return checked(filled(text, tables | {"in words": [in_words(rows)]}), PARTS_RECORDS.parent)
 
@@ -226,6 +225,13 @@ def filled(text: str, tables: dict[str, list[str]]) -> str:
         before, rest = text.split(begin)
         text = "\n".join([before + begin, "", *table, "", end + rest.split(end)[1]])
     return text
+
+
+def write_contrasts() -> None:
+    """Write all contrasts, each by itself, into files that the pages include."""
+    for folder in (FOLDER, CONVERSION_RECORDS.parent, PARTS_RECORDS.parent):
+        lines = "\n".join(contrasts_table(folder)) + "\n"
+        (folder / "all-contrasts.md").write_text(lines, encoding="utf-8")
 
 
 def main() -> None:
