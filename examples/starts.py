@@ -16,6 +16,7 @@ import json
 import lzma
 import sys
 from collections import Counter
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ import transformers
 
 LAYERS, HEADS, WIDTH, BLOCK, BATCH, HIDDEN, SYMBOLS, CHARACTERS = 2, 4, 128, 32, 32, 10, 62, 4_000_000
 RATE, DEVIATION = 1e-3, 0.04
-MASK, UNKNOWN, STEPS, PLATEAU = 0, 1, 450, slice(300, 450)
+MASK, UNKNOWN, STEPS, PLATEAU = 0, 1, 600, slice(300, 600)
 COLUMNS = ("start", "seed", "step", "plateau_loss", "first_below", "last_loss", "excess")
 
 
@@ -100,6 +101,7 @@ class Tied(torch.nn.Module):
         return self.queries[0](x)
 
 
+@cache
 def encoded(path: str) -> np.ndarray:
     """The beginning of a text as numbers of its most frequent characters."""
     text = ""

@@ -109,7 +109,10 @@ def open(
         note = f"layers {spans(beyond)} are stored, too, but not counted by the configuration"
         if note not in checkpoint.notes:
             checkpoint.notes = (*checkpoint.notes, note)
-    return Model(checkpoint, plans, ref=ref, family_file=family, hub=hub)
+    softmax = [plan for plan in plans if plan.has_softmax]
+    others = (plan for plan in plans if not plan.has_softmax)
+    mixers = sorted(others, key=lambda plan: plan.layer)
+    return Model(checkpoint, softmax, mixers, ref=ref, family_file=family, hub=hub)
 
 
 class Model(Advising, synonyms=SYNONYMS):
@@ -121,6 +124,9 @@ class Model(Advising, synonyms=SYNONYMS):
         Where the weights are.
     plans
         What has to be read of each block, in order.
+    mixers
+        The same of blocks that score pairs of tokens without a softmax: linear attention, state
+        spaces. ``model.block(layer, kind="linear")`` is one of them.
     ref, family_file, hub
         What was opened, and how.
     """
@@ -129,12 +135,13 @@ class Model(Advising, synonyms=SYNONYMS):
         self,
         checkpoint: Checkpoint,
         plans: Sequence[AttentionPlan],
+        mixers: Sequence[AttentionPlan] = (),
         *,
         ref: Any = None,
         family_file: FilePath | None = None,
         hub: HubOptions | None = None,
     ) -> None:
-        self.checkpoint, self.plans = checkpoint, tuple(plans)
+        self.checkpoint, self.plans, self.mixers = checkpoint, tuple(plans), tuple(mixers)
         self.ref = checkpoint if ref is None else ref
         self.family_file, self.hub = family_file, hub or HubOptions()
         self._last: Block | None = None
@@ -152,7 +159,12 @@ class Model(Advising, synonyms=SYNONYMS):
     @property
     def family(self) -> str:
         """The family's name."""
-        return self.plans[0].family
+        return self.scored[0].family
+
+    @property
+    def scored(self) -> tuple[AttentionPlan, ...]:
+        """All blocks that have a form, with a softmax and without."""
+        return (*self.plans, *self.mixers)
 
     def __iter__(self) -> Iterator[Block]:
         """Every block, in order, of all stacks; each reads its own weights."""
@@ -222,7 +234,7 @@ class Model(Advising, synonyms=SYNONYMS):
         return self._last
 
     def _stack(self, stack: str | None = None, kind: str = "self") -> list[AttentionPlan]:
-        plans = [p for p in self.plans if p.kind == kind and stack in (None, p.stack)]
+        plans = [p for p in self.scored if p.kind == kind and stack in (None, p.stack)]
         stacks = list(dict.fromkeys(p.stack for p in plans))
         if len(stacks) > 1:
             raise CheckpointError(
@@ -247,9 +259,9 @@ class Model(Advising, synonyms=SYNONYMS):
         CheckpointError
             There is no such layer, or no such block.
         """
-        plans = [p for p in self.plans if stack in (None, p.stack) and kind in (None, p.kind)]
+        plans = [p for p in self.scored if stack in (None, p.stack) and kind in (None, p.kind)]
         if not plans:
-            there = ", ".join(dict.fromkeys(f"{p.stack} {p.kind}" for p in self.plans))
+            there = ", ".join(dict.fromkeys(f"{p.stack} {p.kind}" for p in self.scored))
             raise CheckpointError(
                 f"{self.name}: no {' '.join(filter(None, (stack, kind)))}-attention; it has {there}"
             )
@@ -269,9 +281,11 @@ class Model(Advising, synonyms=SYNONYMS):
 
     def on(self, checkpoint: Checkpoint, plans: Sequence[AttentionPlan] | None = None) -> Model:
         """The same blocks with the weights of another checkpoint, such as of a later step."""
+        chosen = self.scored if plans is None else plans
         return Model(
             checkpoint,
-            self.plans if plans is None else plans,
+            [plan for plan in chosen if plan.has_softmax],
+            [plan for plan in chosen if not plan.has_softmax],
             ref=self.ref,
             family_file=self.family_file,
             hub=self.hub,
@@ -283,7 +297,7 @@ class Model(Advising, synonyms=SYNONYMS):
 
         Such as cross-attention that a family does not describe, another tower, or a pooling head.
         """
-        read = {part.name for plan in self.plans for part in plan.parts}
+        read = {part.name for plan in self.scored for part in plan.parts}
         tensors = self.checkpoint.tensors()
         named = candidates(tensors)
         unread = [c for c in named if read.isdisjoint(c.tensors) and not c.words & POSITIONAL]
@@ -291,7 +305,7 @@ class Model(Advising, synonyms=SYNONYMS):
 
     def __repr__(self) -> str:
         kinds: dict[str, int] = {}
-        for block in self.plans:
+        for block in self.scored:
             kind = f"{block.stack} {block.kind}-attention blocks"
             kinds[kind] = kinds.get(kind, 0) + 1
         parts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())

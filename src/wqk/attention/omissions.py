@@ -13,7 +13,7 @@ from wqk.attention.coordinates import PLAIN, Coordinates
 from wqk.families import AttentionPlan
 
 Kind = Literal[
-    "unknown", "rotary", "biases", "positions", "norms", "cap", "sinks", "window", "scale"
+    "unknown", "rotary", "biases", "positions", "norms", "cap", "sinks", "window", "mixing", "scale"
 ]
 
 
@@ -95,13 +95,15 @@ def omissions(plan: AttentionPlan, coordinates: Coordinates = PLAIN) -> Iterator
         size = f"a window of {plan.window} tokens" if plan.window != "local" else "a local window"
         size = f"a {plan.window} tokens" if plan.window.startswith("chunk") else size
         yield Omission("window", size, f"some layers attend within {size}")
+    for term in plan.rule.between:
+        yield Omission("mixing", term, f"{term} is not part of the form")
     if plan.rule.guess:
         yield Omission(
             "unknown",
             "scale, positions and masks, which are not known",
             "scale, positions and masks are unknown",
         )
-    else:
+    elif plan.has_softmax:
         yield Omission(
             "scale",
             f"the scale, {plan.scale:.4g}",

@@ -64,7 +64,7 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     stack: str  # encoder, decoder, vision, audio, text, ...
-    kind: str = "self"  # or "cross"
+    kind: str = "self"  # or "cross"; without a softmax "linear" or "state-space"
     only_if: str = ""  # switches of models that have this attention; see Config.holds
 
     # Tensors. A bias has a name only where it is not the weight's own ".bias".
@@ -80,6 +80,8 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fused: tuple[str, ...] = ()  # the tensor that holds several sides
     order: str = "qkv"  # order of the sides in it
     blocks: int = 1  # "sectioned": how often that order repeats
+    sections: tuple[tuple[str, ...], ...] = ()  # of a fused tensor whose roles differ in width
+    section_blocks: str = ""  # how often these repeat
     query_inner: tuple[str, ...] = ()  # "latent": from the input to the latent
     key_inner: tuple[str, ...] = ()
     query_inner_norm: tuple[str, ...] = ()  # norm of the latent
@@ -116,6 +118,7 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     every_layer: bool = True  # false where some layers have no such attention
     heads: tuple[str, ...] = ("num_attention_heads",)
     key_heads: tuple[str, ...] = ("num_key_value_heads",)
+    value_heads: tuple[str, ...] = ()  # where values have other heads than keys
     applied_in_total: str = ""  # applications of shared layers, all together
     applied_twice_if: str = ""
     content_width: str = ""  # "latent": width of a head without positions, and with them alone
@@ -144,6 +147,7 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model_type: str = ""  # whose other defaults hold where it is not said; by default its own
     guess: str = ""  # how the rule was guessed from tensor names, if it was
     partial: str = ""  # why one form per head is not the whole score
+    between: tuple[str, ...] = ()  # "linear": what stands between the products and the outputs
     note: str = ""  # what else a reader of the form should know
 
     def __post_init__(self) -> None:
@@ -188,6 +192,9 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model_types: tuple[str, ...]
     attention: tuple[AttentionRule, ...] = ()
     refusal: str = ""  # why the attention of these models is not one form per head
+    mixers: tuple[
+        str, ...
+    ] = ()  # attention without a softmax beside it, by its name in mixers.toml
     with_parts: bool = False  # whether parts of known types are read as well, beside this attention
     runs_as: str = ""  # model type whose code runs these weights, where transformers has no other
     runs_with_head: bool = False  # whether only the model with its head has all of the attention
@@ -218,8 +225,24 @@ def parse_family(text: str, source: str) -> Family:
     if not (family.attention or family.refusal):
         raise UnknownFamily(f"{source}: a family needs at least one [[attention]] table")
     known = next(filter(default_values, family.model_types), "")
-    rules = (replace(rule, model_type=known or rule.model_type) for rule in family.attention)
+    if odd := [name for name in family.mixers if name not in _mixers()]:
+        raise UnknownFamily(f"{source}: no mixer {odd[0]!r}; known are {', '.join(_mixers())}")
+    rules = (
+        replace(rule, model_type=known or rule.model_type)
+        for rule in (*family.attention, *map(_mixers().__getitem__, family.mixers))
+    )
     return replace(family, attention=tuple(rules))
+
+
+@cache
+def _mixers() -> Mapping[str, AttentionRule]:
+    """The rules of attention without a softmax, by name."""
+    file = resources.files("wqk.families") / "mixers.toml"
+    named = _toml(file.read_text(encoding="utf-8"), file.name)
+    return {
+        name: msgspec.convert(_listed(table, AttentionRule), AttentionRule)
+        for name, table in named.items()
+    }
 
 
 _types = cache(get_type_hints)

@@ -21,7 +21,7 @@ Axes: H query heads, G key heads, R head width, D width, C latent width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from array_api_compat import array_namespace
@@ -273,6 +273,51 @@ def sectioned(
     return {
         role: Projection(tensor, tuple(outputs[role]), transposed, heads[role], head_width)
         for role in order
+    }
+
+
+def sized(
+    tensor: str,
+    shape: tuple[int, ...],
+    sections: Sequence[tuple[str, int, int]],
+    blocks: int = 1,
+) -> dict[str, Projection]:
+    """The roles of a fused tensor in which they differ in width; otherwise as `sectioned`.
+
+    ``sections`` are, in order, a role, its number of heads, and its number of outputs; those
+    without a number share what the others leave.
+
+    Examples
+    --------
+    >>> roles = sized("in_proj", (10, 4), [("z", 1, 0), ("v", 2, 0), ("k", 1, 2), ("q", 1, 2)])
+    >>> roles["v"].outputs, roles["k"].outputs, roles["v"].head_width
+    (((3, 6),), ((6, 8),), 1)
+    """
+    rest = shape[0] - sum(size for _, _, size in sections)
+    open_ended = sum(not size for _, _, size in sections)
+    if rest < 0 or (rest and not open_ended) or (open_ended and rest < open_ended):
+        raise CheckpointError(
+            f"{tensor}: {shape[0]} outputs do not hold {shape[0] - rest} for "
+            f"{', '.join(role for role, _, _ in sections)}; the configuration does not fit the "
+            "weights"
+        )
+    share = _divide(rest, open_ended, tensor, "open parts") if open_ended else 0
+    spans = {role: _divide(size or share, blocks, tensor, "blocks") for role, _, size in sections}
+    block, begins = sum(spans.values()), {}
+    for role, span in spans.items():
+        begins[role] = sum(spans[one] for one in begins)
+    return {
+        role: Projection(
+            tensor,
+            tuple(
+                (n * block + begins[role], n * block + begins[role] + spans[role])
+                for n in range(blocks)
+            ),
+            False,
+            heads,
+            _divide(blocks * spans[role], heads, tensor, f"heads of {role}"),
+        )
+        for role, heads, _ in sections
     }
 
 

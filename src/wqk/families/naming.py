@@ -108,7 +108,8 @@ def find_layers(
             names = [weight_name(stem) for stem in stems]
             needed = names if number < len(indices) - keyless else names[:1]
             missing = [tensor for tensor in needed if tensor not in tensors]
-            if missing and _is_recurrent(stems[0].rpartition(".")[0], tensors):
+            elsewhere = bool(rule.between) or _is_recurrent(stems[0].rpartition(".")[0], tensors)
+            if missing and elsewhere:
                 continue
             if missing:
                 raise CheckpointError(f"incomplete, tensor {missing[0]!r} is missing")

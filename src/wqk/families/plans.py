@@ -182,8 +182,13 @@ class AttentionPlan:
 
     @property
     def kind(self) -> str:
-        """``self`` or ``cross``."""
+        """``self`` or ``cross``; without a softmax ``linear`` or ``state-space``."""
         return self.rule.kind
+
+    @property
+    def has_softmax(self) -> bool:
+        """Whether a softmax makes attention of the scores."""
+        return not self.rule.between
 
     @property
     def place(self) -> tuple[str, str, int]:
@@ -219,6 +224,11 @@ class AttentionPlan:
     def reason(self) -> str:
         """Why the status is ``partial``; empty if it is not."""
         reasons = [self.rule.partial] if self.rule.partial else []
+        if self.rule.between:
+            reasons.append(
+                "the form is the product of the projections; between it and the outputs stand "
+                + ", ".join(self.rule.between)
+            )
         norms = [side.norm for side in (self.query, self.key) if side.norm]
         if any(norm.gain for norm in norms):
             reasons.append(
@@ -248,7 +258,7 @@ def plan_attention(checkpoint: Checkpoint, family: Family) -> list[AttentionPlan
     if family.refusal:
         raise UnknownFamily(f"{family.name}: {family.refusal}")
     by_rule = [_plan_rule(checkpoint, family.name, rule) for rule in family.attention]
-    if not any(by_rule):
+    if not any(plan.has_softmax for plans in by_rule for plan in plans):
         _explain_absence(checkpoint, family)
     return _distinct([plans for plans in by_rule if plans])
 

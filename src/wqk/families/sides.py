@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from wqk.checkpoints import Part
 from wqk.errors import CheckpointError
-from wqk.families.layouts import Composed, Norm, Projection, sectioned, separate, within_heads
+from wqk.families.layouts import (
+    Composed,
+    Norm,
+    Projection,
+    sectioned,
+    separate,
+    sized,
+    within_heads,
+)
 
 if TYPE_CHECKING:
     from wqk.families.config import Config
@@ -145,7 +154,7 @@ def sides_of(
     factor = config.optional_number((rule.value_scale,)) if rule.value_scale else None
     fed = input_norm(feeds_key)
     value = Side(v, bias("v", rule.value_bias), None, fed, None, factor or 1.0) if v else None
-    output = _output(rule, match, query.heads)
+    output = _output(rule, match, value.heads if value and rule.between else query.heads)
     if output is not None and (after := norm(rule.output_norm, query.heads)) and after.gain:
         output = replace(output, norm=replace(after, feeds=True, alone=False))
     return query, key, value, output
@@ -157,6 +166,8 @@ def projections_of(
     """Where the weights of ``q``, ``k`` and, if they are named, ``v`` are stored."""
     if rule.layout == "stacked":
         return _stacked(rule, match)
+    if rule.sections:
+        return _sized(config, rule, match)
     layer = match.group
     heads = config.optional_whole(rule.heads, layer)
     if heads is None:
@@ -188,7 +199,7 @@ def projections_of(
         rows, key_rows = tensors[query].shape[0], tensors[key].shape[0] // (2 if together else 1)
         if rule.layout == "gated":
             rows //= 2
-        widths = config.head_widths
+        widths = set() if rule.between else config.head_widths
         if widths and rows % heads == 0 and rows // heads not in widths:
             raise CheckpointError(
                 f"{query}: {rows} rows do not fit {heads} query heads of width "
@@ -197,6 +208,7 @@ def projections_of(
             )
         if key_heads is None:  # a key head is as wide as a query head
             key_heads = max(1, key_rows * heads // rows) if rows else heads
+        value_heads = config.optional_whole(rule.value_heads, layer) or key_heads
         queries = separate(query, tensors[query].shape, heads)
         if rule.layout == "gated":
             queries = within_heads(query, tensors[query].shape, heads, 0, queries.head_width // 2)
@@ -206,7 +218,7 @@ def projections_of(
         return {
             "q": queries,
             "k": separate(key, tensors[key].shape, key_heads),
-            **({"v": separate(value, tensors[value].shape, key_heads)} if value else {}),
+            **({"v": separate(value, tensors[value].shape, value_heads)} if value else {}),
         }
     key_heads = key_heads or heads
     fused: dict[str, Projection | Composed] = {}
@@ -233,6 +245,24 @@ def _stacked(rule: AttentionRule, match: Match) -> dict[str, Projection | Compos
                 raise CheckpointError(f"{tensor} must be (heads, D, R), got shape {shape}")
             found[role] = Projection(tensor, None, True, shape[0], shape[2], stacked=True)
     return found
+
+
+def _sized(config: Config, rule: AttentionRule, match: Match) -> dict[str, Projection | Composed]:
+    """The roles of a fused tensor by the numbers of the configuration."""
+
+    def number(keys: str) -> int:
+        return 0 if keys == "*" else config.whole(keys.split("|"))
+
+    shape = match.tensors[match.query].shape
+    if len(shape) != 2 or 0 in shape:
+        raise CheckpointError(f"{match.query} must be a matrix, got shape {shape}")
+    sections = [
+        (role, number(factors[0]) or 1, math.prod(map(number, factors)))
+        for role, *factors in rule.sections
+    ]
+    blocks = config.whole((rule.section_blocks,)) if rule.section_blocks else 1
+    found = sized(match.query, shape, sections, blocks)
+    return {role: found[role] for role in "qkv"}
 
 
 def _output(rule: AttentionRule, match: Match, heads: int) -> Side | None:

@@ -137,7 +137,7 @@ def explain(ref: Any) -> Explanation:
     [('query', '0-3', '4×32'), ('key', '0-3', '4×32')]
     """
     model = open_model(ref)
-    checkpoint, plans = model.checkpoint, model.plans
+    checkpoint, plans = model.checkpoint, model.scored
     parts = {part for plan in plans for part in plan.parts}
     model_type = checkpoint.config.get("model_type")
     return Explanation(
@@ -154,7 +154,8 @@ def explain(ref: Any) -> Explanation:
             ),
             *(
                 f"layers {spans(layers)}: {kind}, which has no form."
-                for kind, layers in recurrent_layers(checkpoint.tensors()).items()
+                for kind, found in recurrent_layers(checkpoint.tensors()).items()
+                if (layers := sorted(set(found) - {plan.layer for plan in model.mixers}))
             ),
             *(f"{name}: looks like further attention, and is not read." for name in model.unread),
             *(f"{note}." for note in checkpoint.notes),

@@ -88,7 +88,8 @@ class Tracker:
         self._network, self._name, self._weights = network, name, LiveCheckpoint(network)
         self._wanted: dict[str, list[Part]] = {}
         parts = chain.from_iterable(
-            (*plan.parts, *(ceiling_parts(plan) if with_norms else ())) for plan in self.model.plans
+            (*plan.parts, *(ceiling_parts(plan) if with_norms else ()))
+            for plan in self.model.scored
         )
         for part in dict.fromkeys(parts):
             self._wanted.setdefault(part.name, []).append(part)
@@ -168,7 +169,7 @@ def score_look(
 ) -> ScoreTable:
     """The table that `wqk.scan` returns for the model; non-finite blocks are marked."""
     table = scan_model(model.on(snapshot), gamma=gamma, heads=heads, measures=measures)
-    return _blanked(table, [plan for plan in model.plans if not snapshot.is_finite(plan)])
+    return _blanked(table, [plan for plan in model.scored if not snapshot.is_finite(plan)])
 
 
 def score_update(
@@ -202,7 +203,7 @@ def score_update(
         table = ScoreTable(frame, table.metadata)
     unknown = pl.lit(None, pl.Float64).alias("symmetry_within_random")
     broken = [
-        plan for plan in model.plans if not (before.is_finite(plan) and after.is_finite(plan))
+        plan for plan in model.scored if not (before.is_finite(plan) and after.is_finite(plan))
     ]
     frame = _blanked(table, broken).frame.with_columns(unknown)
     return ScoreTable(frame, {**table.metadata, "form": "update"})

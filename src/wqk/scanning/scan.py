@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, Literal
 
@@ -159,7 +160,9 @@ def scan_model(
     ``move`` takes forms to another device before they are scored. With ``forms``, others are scored
     than the model's own, such as differences of two.
     """
-    checkpoint, plans = model.checkpoint, model.plans
+    # Without a softmax, what a distance changes is no part of a form.
+    plain = coordinates.distances == (0,)
+    checkpoint, plans = model.checkpoint, model.scored if plain else model.plans
     wanted = chosen(measures, coordinates.circuit)
     start, bytes_read = time.perf_counter(), 0
     metadata = _metadata(model, coordinates, gamma) | measure_metadata(plans, wanted)
@@ -210,7 +213,8 @@ def scan_model(
         prefetch(fitting)
         try:
             for done, (plan, scored) in enumerate(
-                zip(plans, pool.map(score, model), strict=True), start=1
+                zip(plans, pool.map(score, map(partial(Block, checkpoint), plans)), strict=True),
+                start=1,
             ):
                 rows += scored[0]
                 pictured += scored[1]
@@ -228,14 +232,14 @@ def scan_model(
 
 def _metadata(model: Model, coordinates: Coordinates, gamma: float) -> dict[str, Any]:
     """How the scores are computed, for all rows."""
-    stored = (kind for plan in model.plans for kind in plan.quantized)
-    terms = (o.term for plan in model.plans for o in omissions(plan, coordinates))
+    stored = (kind for plan in model.scored for kind in plan.quantized)
+    terms = (o.term for plan in model.scored for o in omissions(plan, coordinates))
     return {
         "wqk": __version__,
         "gamma": gamma,
         "folded_norms": coordinates.fold_norm,
         "biases": coordinates.bias,
-        "partial": _reasons(model.plans, coordinates),
+        "partial": _reasons(model.scored, coordinates),
         "left_out": {model.name: list(dict.fromkeys(terms))},
         "inferred": list(dict.fromkeys(p.rule.guess for p in model.plans if p.rule.guess)),
         "unread": model.unread,
@@ -249,7 +253,7 @@ def _metadata(model: Model, coordinates: Coordinates, gamma: float) -> dict[str,
 def _reasons(plans: Sequence[AttentionPlan], coordinates: Coordinates) -> dict[str, str]:
     """Why rows are ``partial``, by stack."""
     unfolded = {
-        plan.stack: "some layers have no known norm in front of them, so that none was folded in"
+        _where(plan): "some layers have no known norm in front of them, so that none was folded in"
         for plan in plans
         if lacks_norm(plan, coordinates)
     }
@@ -258,4 +262,9 @@ def _reasons(plans: Sequence[AttentionPlan], coordinates: Coordinates) -> dict[s
             f"family {plans[0].family} describes no norm in front of its attention, or the "
             "checkpoint lacks it; scan without folding norms"
         )
-    return unfolded | {plan.stack: plan.reason for plan in plans if plan.reason}
+    return unfolded | {_where(plan): plan.reason for plan in plans if plan.reason}
+
+
+def _where(plan: AttentionPlan) -> str:
+    """The stack, and the kind of what has no softmax."""
+    return plan.stack if plan.has_softmax else f"{plan.stack} {plan.kind}"

@@ -282,10 +282,10 @@ def _score(options: Options, job: Job, hub: HubAccess) -> tuple[ScoreTable, str,
             f"{job.name}: its files changed during the read; survey it again with retry=True"
         )
     weights = hashlib.blake2b(digest_size=16)
-    for plan in model.plans:
+    for plan in model.scored:
         for part in plan.parts:
             weights.update(hashed.digests.get(part, b""))
-    bytes_read = sum(plan_bytes(checkpoint, plan) for plan in model.plans)
+    bytes_read = sum(plan_bytes(checkpoint, plan) for plan in model.scored)
     return table, weights.hexdigest(), files, bytes_read
 
 
