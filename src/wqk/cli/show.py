@@ -41,6 +41,8 @@ from wqk.cli.options import (
     "--cross", "kind", flag_value="cross", default="self", show_default=False,
     help="Cross-attention instead of self-attention.",
 )  # fmt: skip
+@click.option("--linear", "kind", flag_value="linear", help="Linear attention instead.")
+@click.option("--state-space", "kind", flag_value="state-space", help="State spaces instead.")
 @click.option(
     "--out",
     type=FILE,

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from array_api_compat import array_namespace
 
@@ -303,9 +304,8 @@ def sized(
         )
     share = _divide(rest, open_ended, tensor, "open parts") if open_ended else 0
     spans = {role: _divide(size or share, blocks, tensor, "blocks") for role, _, size in sections}
-    block, begins = sum(spans.values()), {}
-    for role, span in spans.items():
-        begins[role] = sum(spans[one] for one in begins)
+    block = sum(spans.values())
+    begins = dict(zip(spans, accumulate(spans.values(), initial=0), strict=False))
     return {
         role: Projection(
             tensor,
