@@ -232,3 +232,15 @@ def _in_html(renderable: Any) -> str:
         return ""
     tag = "b" if "bold" in str(getattr(renderable, "style", "")) else "span"
     return f"<div><{tag}>{text}</{tag}></div>"
+
+
+def kind_in_words(kind: str) -> str:
+    """What a kind of block is called.
+
+    Examples
+    --------
+    >>> kind_in_words("cross"), kind_in_words("linear")
+    ('cross-attention', 'linear attention')
+    """
+    named = {"linear": "linear attention", "state-space": "state space"}
+    return named.get(kind, f"{kind}-attention")

@@ -306,7 +306,7 @@ class Model(Advising, synonyms=SYNONYMS):
     def __repr__(self) -> str:
         kinds: dict[str, int] = {}
         for block in self.scored:
-            kind = f"{block.stack} {block.kind}-attention blocks"
+            kind = f"{block.stack} {block.what} blocks"
             kinds[kind] = kinds.get(kind, 0) + 1
         parts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
         return f"Model({os.fspath(self.name)!r}: family {self.family}, {parts})"

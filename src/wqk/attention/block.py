@@ -322,7 +322,7 @@ class Block(Factors, Advising, synonyms=SYNONYMS):
         if self.key_head_count != self.head_count:
             heads += f" over {self.key_head_count} key heads"
         return (
-            f"Block({self.stack} {self.kind}-attention, layer {self.layer}: "
+            f"Block({self.stack} {self.plan.what}, layer {self.layer}: "
             f"{heads} of width {self.plan.query.head_width})"
         )
 

@@ -145,8 +145,7 @@ def diff(
     """
     old, new = open_model(before), open_model(after)
     layers, new_layers = (
-        [f"{p.rule.stack} {p.kind}-attention, layer {p.layer}" for p in model.plans]
-        for model in (old, new)
+        [f"{p.rule.stack} {p.what}, layer {p.layer}" for p in model.scored] for model in (old, new)
     )
     odd = next((pair for pair in zip_longest(layers, new_layers) if pair[0] != pair[1]), None)
     if odd:
@@ -162,8 +161,8 @@ def diff(
     }
     rows = [
         {**shared, **row}
-        for old_block, new_block in zip(old, new, strict=True)
-        for row in block_rows(old_block, new_block, gamma, terms)
+        for a, b in zip(old.scored, new.scored, strict=True)
+        for row in block_rows(Block(old.checkpoint, a), Block(new.checkpoint, b), gamma, terms)
         if heads or row["head"] is None
     ]
     columns = {**DIFFERENCE_SCHEMA, **(UPDATE_TERMS if terms else {})}

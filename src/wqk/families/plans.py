@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import structs
 
+from wqk._console import kind_in_words
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families.candidates import without_numbers
@@ -184,6 +185,11 @@ class AttentionPlan:
     def kind(self) -> str:
         """``self`` or ``cross``; without a softmax ``linear`` or ``state-space``."""
         return self.rule.kind
+
+    @property
+    def what(self) -> str:
+        """The kind in words: ``self-attention``, ``linear attention``."""
+        return kind_in_words(self.kind)
 
     @property
     def has_softmax(self) -> bool:

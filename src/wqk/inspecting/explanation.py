@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from wqk._console import size, spans
+from wqk._console import kind_in_words, size, spans
 from wqk._results import Result
 from wqk.attention.omissions import omissions
 from wqk.checkpoints import Checkpoint
@@ -88,7 +88,7 @@ class Explanation(Result):
         for (stack, kind, layers), uses in groupby(
             self.uses, key=lambda use: (use.stack, use.kind, use.layers)
         ):
-            yield Text(f"{stack} {kind}-attention, layers {layers}")
+            yield Text(f"{stack} {kind_in_words(kind)}, layers {layers}")
             headings = {"role": 0, "tensor": 0, "layout": 1, "heads": 0, "stored": 2, "bytes": 0}
             table = Sheet([Column(name, True, spare=spare) for name, spare in headings.items()])
             for use in uses:
@@ -192,7 +192,7 @@ def _uses(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> Iterator[Te
 
 def _notes(plan: AttentionPlan) -> Iterator[str]:
     """How a block was found, and what its score holds besides the form, in sentences."""
-    where = f"{plan.stack} {plan.kind}-attention"
+    where = f"{plan.stack} {plan.what}"
     if plan.rule.guess:
         yield f"{where}: {plan.rule.guess}."
     if plan.rule.note:
@@ -200,6 +200,8 @@ def _notes(plan: AttentionPlan) -> Iterator[str]:
     if plan.reason:
         yield f"{where}: partial: {plan.reason}."
     for omission in omissions(plan):
+        if omission.kind == "mixing":
+            continue  # the reason lists them
         yield f"{where}: {omission.explanation}."
     if plan.applications > 1:
         yield f"{where}: each layer's weights are applied {plan.applications} times."

@@ -12,7 +12,7 @@ from typing import Any
 
 import polars as pl
 
-from wqk._console import count, number
+from wqk._console import count, kind_in_words, number
 from wqk.errors import TableError
 from wqk.reporting.placing import place
 from wqk.tables.rendering import HEADLINE, label, left_out
@@ -159,7 +159,7 @@ def summary_table(groups: Sequence[Group]) -> str:
     for group, color in zip(groups, colors(groups), strict=True):
         facts, layers = group.facts, ScoreTable(group.latest).layers
         medians = layers.summary()
-        attention = f"{facts['family']} · {facts['stack']} {facts['kind']}-attention"
+        attention = f"{facts['family']} · {facts['stack']} {kind_in_words(facts['kind'])}"
         if facts["circuit"] != "qk":
             attention += f" · {facts['circuit']} circuit"
         if facts["step"] is not None:

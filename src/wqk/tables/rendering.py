@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 from rich.text import Text
 
-from wqk._console import counted, number, one_line
+from wqk._console import counted, kind_in_words, number, one_line
 from wqk.errors import TableError
 from wqk.tables import sheet
 from wqk.tables.columns import COLUMNS, Column
@@ -107,7 +107,7 @@ def _title(
         size += f" × {row['d_key']}"
     facts = [
         str(row["family"]),
-        f"{row['stack']} {row['kind']}-attention",
+        f"{row['stack']} {kind_in_words(row['kind'])}",
         counted(layers, "layer"),
         heads,
         f"d {size}",

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from wqk._console import spans
 from wqk._results import Result
 from wqk.attention import Block
 from wqk.checkpoints import Checkpoint, Part, TensorInfo, steps_of
@@ -135,7 +136,7 @@ class Verification(Result):
     blocks
         One for each application of each block.
     failures
-        Parts of the model that could not be run, and why.
+        Parts of the model that were not measured, and why.
     """
 
     told: ClassVar = ("ok", "verdict", "result", "difference")
@@ -193,7 +194,7 @@ class Verification(Result):
             table.add(attention, layer, difference, largest, limit, verdict)
         yield table
         if self.verdict == NOT_COMPARED:
-            yield from (Text(f"could not be run: {failure}") for failure in self.failures)
+            yield from (Text(f"not measured: {failure}") for failure in self.failures)
         yield Text(f"\n{self.result}")
 
 
@@ -301,7 +302,14 @@ def _compared(model: Model, measured: Callable[[bool], Run], tolerance: float) -
             replace(block, form_difference=difference)
             for block, difference in zip(blocks, differences, strict=True)
         ]
-    return Verification(model.name, model.family, tuple(blocks), tuple(failures))
+    unmeasured: dict[tuple[str, str], list[int]] = {}
+    for plan in model.mixers:
+        unmeasured.setdefault((plan.stack, plan.what), []).append(plan.layer)
+    without = (
+        f"{stack} {what}, layers {spans(layers)}: has no softmax whose input could be compared"
+        for (stack, what), layers in unmeasured.items()
+    )
+    return Verification(model.name, model.family, tuple(blocks), (*failures, *without))
 
 
 def _on_host(batch: Any) -> Any:
