@@ -25,7 +25,16 @@ import numpy as np
 import torch
 import transformers
 
-LAYERS, HEADS, WIDTH, BLOCK, BATCH, HIDDEN, SYMBOLS, CHARACTERS = 2, 4, 128, 32, 32, 10, 62, 4_000_000
+LAYERS, HEADS, WIDTH, BLOCK, BATCH, HIDDEN, SYMBOLS, CHARACTERS = (
+    2,
+    4,
+    128,
+    32,
+    32,
+    10,
+    62,
+    4_000_000,
+)
 RATE, DEVIATION = 1e-3, 0.04
 MASK, UNKNOWN, STEPS, PLATEAU = 0, 1, 600, slice(300, 600)
 COLUMNS = ("start", "seed", "step", "plateau_loss", "first_below", "last_loss", "excess")
@@ -83,7 +92,9 @@ class Scores(torch.nn.Module):
             logits = arm.even * even + arm.odd * odd
         if arm.itself or arm.same:
             assert self.tokens is not None
-            equal = torch.eye(BLOCK) if arm.itself else self.tokens[:, :, None] == self.tokens[:, None]
+            equal = (
+                torch.eye(BLOCK) if arm.itself else self.tokens[:, :, None] == self.tokens[:, None]
+            )
             equal = equal.float() if arm.itself else equal[:, None].float()
             logits = logits + self.added[module.layer_idx][:, None, None] * equal
         return (logits.softmax(-1) @ value).transpose(1, 2), None
