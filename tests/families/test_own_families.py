@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.command import run
 from tests.families.architectures import Architecture
 from tests.families.architectures.architecture import GROUPED, TOKENS
 from tests.families.proving import save
@@ -86,3 +87,9 @@ def test_a_users_own_family(architecture: Architecture, family: str, tmp_path: P
     assert len(verification.blocks) == architecture.blocks
     assert min(block.contrast for block in verification.blocks) > 0.02
     assert verification.difference < 1e-12
+
+
+def test_a_family_is_named_on_the_command_line() -> None:
+    demo = str(wqk.demo_model("encoder"))
+    assert "family bert" in run("explain", demo, "--family", "bert").output
+    assert "did you mean 'nanogpt'" in run("scan", demo, "--family", "nanogtp").output

@@ -216,3 +216,150 @@ def test_a_family_is_named_or_the_refusal_says_how() -> None:
         wqk.verify(opened)
     with pytest.raises(CheckpointError, match="cannot be run on this batch"):
         wqk.verify(opened, torch.ones(2, 3, 4, 5))
+    with pytest.raises(CheckpointError, match="cannot be run on this batch"):
+        wqk.logits(opened, "some text")
+
+
+class Attention(nn.Module):
+    """As timm has it: all queries, then all keys, then all values."""
+
+    def __init__(self, width: int, count: int) -> None:
+        super().__init__()
+        self.num_heads, self.q_norm = count, nn.Identity()
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sides = (heads(side, self.num_heads) for side in self.qkv(x).chunk(3, -1))
+        out = functional.scaled_dot_product_attention(*sides)
+        return self.proj(out.transpose(1, 2).flatten(-2))
+
+
+class Picture(nn.Module):
+    """A layer of timm's vision transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.attn = nn.LayerNorm(32, eps=1e-6), Attention(32, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.attn(self.norm1(x))
+
+
+class VisionTransformer(nn.Module):
+    __module__ = "timm.models.vision_transformer"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Picture(), Picture())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blocks(x)
+
+
+class Residual(nn.Module):
+    """A layer of OpenCLIP's towers."""
+
+    def __init__(self, width: int, count: int) -> None:
+        super().__init__()
+        self.ln_1, self.attn = nn.LayerNorm(width), nn.MultiheadAttention(width, count)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        y = self.ln_1(x)
+        return x + self.attn(y, y, y, need_weights=False, attn_mask=mask)[0]
+
+
+class Tower(nn.Module):
+    def __init__(self, width: int, count: int) -> None:
+        super().__init__()
+        self.resblocks = nn.ModuleList(Residual(width, count) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        for block in self.resblocks:
+            x = block(x, mask)
+        return x
+
+
+class CLIP(nn.Module):
+    __module__ = "open_clip.model"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.visual = nn.Module()
+        self.visual.transformer, self.transformer = Tower(48, 3), Tower(32, 4)
+        mask = torch.full((6, 6), -torch.inf).triu(1)
+        self.register_buffer("attn_mask", mask, persistent=False)
+
+    def forward(self, picture: torch.Tensor, text: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.visual.transformer(picture), self.transformer(text, self.attn_mask)
+
+
+class Wrapped(nn.Module):
+    """As x-transformers has it: no configuration, and heads that each module counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn_layers = nn.ModuleList(nn.ModuleList([Separate()]) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for (layer,) in self.attn_layers:
+            x = x + layer(x)
+        return x
+
+
+class Separate(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = 4
+        for side in "qkv":
+            setattr(self, f"to_{side}", nn.Linear(32, 32, bias=False))
+        self.to_out = nn.Linear(32, 32, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sides = (heads(getattr(self, f"to_{side}")(x), self.heads) for side in "qkv")
+        out = functional.scaled_dot_product_attention(*sides)
+        return self.to_out(out.transpose(1, 2).flatten(-2))
+
+
+def strong(model: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            nn.init.normal_(parameter, std=2 * parameter.shape[1] ** -0.5)
+    return model.eval()
+
+
+LIBRARIES = {
+    "timm": (VisionTransformer, lambda: torch.randn(2, 7, 32)),
+    "open_clip": (CLIP, lambda: (torch.randn(5, 2, 48), torch.randn(6, 2, 32))),
+}
+
+
+@pytest.mark.parametrize("family", LIBRARIES)
+def test_libraries_that_keep_no_configuration_are_known_by_their_modules(family: str) -> None:
+    make, draw = LIBRARIES[family]
+    model, batch = strong(make()), draw()
+    assert wqk.open(model).family == family
+    verified = wqk.verify(model, batch)
+    assert verified.verdict == "right", verified
+    found = wqk.logits(model, batch)
+    assert not found.missing
+    limit = found.largest / 2
+    wqk.clip_(model, limit, logits=found)
+    first = ("vision", "self", 0)  # later inputs change with it
+    after = wqk.logits(model, batch).blocks[first].max_logit
+    assert after.max() == pytest.approx(min(limit, found.blocks[first].max_logit.max()), rel=1e-5)
+    assert wqk.initialize_(model, "symmetric").layers[0].after.symmetry == pytest.approx(1)
+
+
+def test_a_module_that_counts_its_heads_is_guessed_and_verified() -> None:
+    model = strong(Wrapped())
+    assert wqk.open(model)[0].head_count == 4
+    assert wqk.verify(model, torch.randn(2, 7, 32)).verdict == "right"
+    with pytest.raises(UnknownFamily, match=r"wqk.verify\(model, batch\)"):
+        wqk.initialize_(model, "symmetric")
+
+
+def test_norms_of_queries_are_no_plain_vision_transformer() -> None:
+    model = strong(VisionTransformer())
+    model.blocks[0].attn.q_norm = nn.LayerNorm(8)
+    assert wqk.open(model).family == "inferred"

@@ -30,6 +30,8 @@ from wqk.errors import CheckpointError
 WRAPPED = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 # What authors of modules call their configuration.
 CONFIGURATIONS = ("config", "cfg", "model_args", "args", "params", "hparams")
+# What modules call the number of their heads.
+HEADS = ("num_heads", "heads", "n_heads", "n_head", "nhead")
 # The name that an adapter gives to the module that it adapts.
 ADAPTED = "base_layer"
 
@@ -288,13 +290,40 @@ def _configuration(model: Any) -> Mapping[str, Any]:
     if hasattr(config, "to_dict"):
         as_dict: Mapping[str, Any] = config.to_dict()
         return as_dict
-    if config is None:  # nn.MultiheadAttention, alone or in a model, counts its heads itself
+    if config is None and (told := _told_by_modules(model)):
+        return told
+    if config is None:  # modules that count their heads themselves, as nn.MultiheadAttention does
         modules = model.modules() if hasattr(model, "modules") else [model]
-        counts = {getattr(module, "num_heads", None) for module in modules} - {None}
-        heads = counts.pop() if len(counts) == 1 else None
-        return {"num_heads": heads} if isinstance(heads, int) else {}
+        found = (getattr(module, name, None) for module in modules for name in HEADS)
+        counts = {count for count in found if type(count) is int}
+        return {"num_heads": counts.pop()} if len(counts) == 1 else {}
     plain = config if isinstance(config, dict) else getattr(config, "__dict__", {})
     return {str(key): value for key, value in plain.items() if not str(key).startswith("_")}
+
+
+def _told_by_modules(model: Any) -> dict[str, Any]:
+    """The configuration of a timm or OpenCLIP model, which keep none: what their modules are."""
+    library, name = type(model).__module__.partition(".")[0], type(model).__name__
+    if (library, name) == ("timm", "VisionTransformer"):
+        layers = list(model.blocks)
+        attention, norm = getattr(layers[0], "attn", None), getattr(layers[0], "norm1", None)
+        # Norms of queries and keys, and attention of another kind, are not in the family.
+        plain = type(attention).__name__ == "Attention" and hasattr(norm, "eps")
+        if plain and not list(attention.q_norm.parameters()):
+            found = {"depth": len(layers), "num_heads": attention.num_heads}
+            return {"model_type": "timm", **found, "layer_norm_epsilon": norm.eps}
+    if library == "open_clip" and hasattr(model, "visual"):
+        text = model if hasattr(model, "transformer") else getattr(model, "text", None)
+        towers = {"vision_cfg": model.visual, "text_cfg": text}
+        stacks = {key: getattr(tower, "transformer", None) for key, tower in towers.items()}
+        if all(hasattr(stack, "resblocks") for stack in stacks.values()):
+            found = {
+                key: {"layers": len(s.resblocks), "heads": s.resblocks[0].attn.num_heads}
+                for key, s in stacks.items()
+            }
+            found["text_cfg"]["no_causal_mask"] = getattr(text, "attn_mask", None) is None
+            return {"model_type": "open_clip", **found}
+    return {}
 
 
 def _require_values(array: Any, name: str) -> None:

@@ -139,8 +139,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "revision": {"metavar": "R", "help": "Revision of a Hub repository."},
     "family": {
-        "type": FILE, "metavar": "FILE.toml",
-        "help": "Family file that describes which tensors are queries and keys.",
+        "type": PathArgument(dir_okay=False), "metavar": "NAME|FILE.toml",
+        "help": "A known family, or a file that describes which tensors are queries and keys.",
     },
     "heads_per_layer": {
         "type": COUNT, "metavar": "N",

@@ -7,7 +7,16 @@ from typing import Any
 
 import click
 
-from wqk.cli.options import FILE, REF, Number, json_output, layers, reading, revision_of_each
+from wqk.cli.options import (
+    FILE,
+    OPTIONS,
+    REF,
+    Number,
+    json_output,
+    layers,
+    reading,
+    revision_of_each,
+)
 
 
 @click.command()
@@ -15,7 +24,7 @@ from wqk.cli.options import FILE, REF, Number, json_output, layers, reading, rev
 @click.argument("other", metavar="B", type=REF)
 @revision_of_each
 @reading
-@click.option("--other-family", type=FILE, metavar="FILE.toml", help="Family file of B.")
+@click.option("--other-family", **OPTIONS["family"] | {"help": "The family of B, likewise."})
 @layers
 @click.option(
     "--tolerance", type=Number(min=0), default=0.0, metavar="X",

@@ -459,8 +459,9 @@ def _require_settable(
         if plan.rule.guess:
             raise UnknownFamily(
                 f"{name}: the family of this model is unknown, and no weights are "
-                f"written based on a guess ({plan.rule.guess}); describe it in a family file, "
-                "check that with `wqk verify`, and pass wqk.open(model, family=FILE)"
+                f"written based on a guess ({plan.rule.guess}); name the family that it has, "
+                'wqk.open(model, family="nanogpt") for one, or describe the model in a family '
+                "file, wqk.open(model, family=FILE), and check it with wqk.verify(model, batch)"
             )
         weights = [part.name for part in (*plan.parts, *(plan.value.parts if plan.value else ()))]
         if own := next((weight for weight in weights if weight in adapted), None):

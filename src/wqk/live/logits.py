@@ -249,6 +249,8 @@ def logits(model: Any, batch: Any, *, sequences: int | None = None) -> Logits:
     ------
     UnknownFamily
         No family describes the model's attention: scale and positions of a guess are not known.
+    CheckpointError
+        The model cannot be run on this batch.
 
     Examples
     --------

@@ -45,9 +45,26 @@ def _models(name: str, sources: Sources) -> pl.DataFrame:
 def _pairs(name: str, sources: Sources) -> pl.DataFrame:
     """The curves of the given runs, of the paper's if none are given, or of both."""
     if not sources.runs:
+        _no_tables(name, sources)
         return published_pairs(name)
     own = dynamics.pair_curves(sources.runs, name)
     return pl.concat([own, published_pairs(name)]) if sources.published else own
+
+
+def _starts(sources: Sources) -> pl.DataFrame:
+    if not sources.runs:
+        _no_tables("s5", sources)
+        return published_starts()
+    return starts.start_curves(sources.runs)
+
+
+def _no_tables(name: str, sources: Sources) -> None:
+    """Raise `TableError` where published curves would be drawn in place of what was given."""
+    if sources.table is not None:
+        raise TableError(
+            f"{name} draws training runs; got tables of scores: give the folder of the run, or "
+            "that of the monitor, which holds its scores.jsonl"
+        )
 
 
 def _composition(sources: Sources) -> pl.DataFrame:
@@ -65,7 +82,7 @@ FIGURES = {
     "s3": Entry(partial(_pairs, "s3"), dynamics.medians_by_comparison),
     "s4": Entry(partial(_pairs, "s4"), dynamics.layers_by_comparison),
     "s5": Entry(
-        lambda given: starts.start_curves(given.runs) if given.runs else published_starts(),
+        _starts,
         starts.loss_and_symmetry,
     ),
     "losses": Entry(

@@ -21,12 +21,14 @@ from wqk.reporting.pictures.panels import (
 )
 from wqk.tables.run import Run
 from wqk_lab.figures.curves import SCORES, of_cells, score_curves
-from wqk_lab.runs.groups import ModeGroup, modes, one, pairs
+from wqk_lab.runs.groups import ModeGroup, cells, modes, one, pairs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# Stacks of the runs that a monitor followed, of which figures are drawn.
+FOLLOWED = (["decoder"], ["encoder"], ["decoder", "encoder"])
 LINES = {"encoder": "-", "decoder": "--"}
 
 MEDIAN_BANDS = "Medians over layers; bands reach from quartile to quartile."
@@ -36,13 +38,22 @@ LAYER_BANDS = "The numbers are layers, light to dark; bands span the seeds."
 def pair_curves(runs: Sequence[Run], figure: str) -> pl.DataFrame:
     """Curves of encoders and decoders with otherwise equal recipes; Figure 3 shows one such pair.
 
-    Columns are ``comparison`` (the corpus), ``mode`` and those of `wqk_lab.figures.curves`.
+    Columns are ``comparison`` (the corpus), ``mode`` and those of `wqk_lab.figures.curves`. Of runs
+    that a monitor followed, whose recipes are not known, one encoder, one decoder, or both.
 
     Raises
     ------
     RunError
         The runs contain no such pair, several for Figure 3, or one without scores.
     """
+    followed = [run.recipe["mode"] for run in runs if run.recipe.keys() == {"mode"}]
+    if followed and (len(followed) < len(runs) or sorted(followed) not in FOLLOWED):
+        raise RunError(
+            f"{figure} draws the scores of a monitor for one encoder, one decoder, or both, "
+            f"without other runs; got {len(runs)} runs, followed {', '.join(followed)}"
+        )
+    if followed:
+        return _curves([ModeGroup("", {cell.mode: cell for cell in cells(runs)})])
     found = pairs(runs, figure)
     return _curves([one(found, figure, "s3 or s4")] if figure == "fig3" else found)
 
@@ -63,15 +74,16 @@ def update_curves(runs: Sequence[Run]) -> pl.DataFrame:
 @style()
 def medians_and_layers(curves: pl.DataFrame) -> Figure:
     """Draw Figure 3: medians over layers (a, b), every layer of encoder and decoder (c, d)."""
+    modes = [mode for mode in COLORS if mode in curves["mode"]]
     figure = new_figure(PAGE, 3.8)
-    axes = figure.subplots(2, 3, sharex=True, sharey="row")
+    axes = figure.subplots(2, 1 + len(modes), sharex=True, sharey="row")
     for row, score, letters in zip(axes, SCORES, ("ac", "bd"), strict=True):
         shown = curves.filter(quantity=score)
         ends = [_draw_medians(row[0], shown), *_draw_layers(row[1:], shown)]
         finish_row(row, LABELS[score], ends)
         for axis, name in zip(row, letters, strict=False):
             letter(axis, name)
-    titles = ("median over layers", "encoder, by layer", "decoder, by layer")
+    titles = ("median over layers", *(f"{mode}, by layer" for mode in modes))
     for axis, title in zip(axes[0], titles, strict=True):
         axis.set_title(title)
     label_steps(axes)
@@ -133,10 +145,11 @@ def _curves(
 
 
 def _draw_layers(axes: Sequence[Axes], curves: pl.DataFrame) -> list[list[End]]:
-    """Draw every layer, in a panel for each mode."""
+    """Draw every layer, in a panel for each mode; for each that occurs, if panels are fewer."""
+    modes = [mode for mode in COLORS if len(axes) == len(COLORS) or mode in curves["mode"]]
     return [
         draw_layers(axis, curves.filter(mode=mode), COLORS[mode], linestyle=LINES[mode])
-        for axis, mode in zip(axes, COLORS, strict=True)
+        for axis, mode in zip(axes, modes, strict=True)
     ]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from wqk.errors import TableError
 from wqk.inspecting.composition import CompositionTable
 from wqk.tables.details import BlockDetails, read_details
-from wqk.tables.run import SETTINGS, Run, open_run
+from wqk.tables.run import SCORES, SETTINGS, Run, open_run
 from wqk.tables.score_table import ScoreTable, join, read_one_of
 from wqk_lab.atlas import survey_table
 from wqk_lab.runs.pairs import DESIGN, PairSurvey, read_pairs
@@ -56,9 +56,9 @@ class Sources:
 def read_sources(*paths: str | PathLike[str]) -> Sources:
     """Open the sources at some paths.
 
-    A path is a training run's folder, a folder of such folders, the folder of a survey, a score
-    table (``.parquet``, ``.jsonl``, ``.csv``), a table of `wqk.compose` (``.parquet``) or the
-    details of a scan (``.npz``).
+    A path is the folder of a training run, of a monitor or of a callback, a folder of such folders,
+    the folder of a survey, a score table (``.parquet``, ``.jsonl``, ``.csv``), a table of
+    `wqk.compose` (``.parquet``) or the details of a scan (``.npz``).
 
     Raises
     ------
@@ -83,6 +83,8 @@ def read_sources(*paths: str | PathLike[str]) -> Sources:
         settings = [path / SETTINGS] if (path / SETTINGS).is_file() else path.glob(f"*/{SETTINGS}")
         if folders := sorted(file.parent for file in settings):
             runs += map(open_run, folders)
+        elif followed := [path] if (path / SCORES).is_file() else sorted(path.glob(f"*/{SCORES}")):
+            runs += (_followed(place if place.is_dir() else place.parent) for place in followed)
         elif path.is_dir():
             tables.append(_survey(path))
             pairs = read_pairs(path) if (path / DESIGN).is_file() else pairs
@@ -100,11 +102,17 @@ def read_sources(*paths: str | PathLike[str]) -> Sources:
     return Sources(tuple(runs), table, tuple(blocks), pairs=pairs, composition=composition)
 
 
+def _followed(folder: Path) -> Run:
+    """A run of somebody's own loop, of which only the scores and the stack are known."""
+    run = Run(folder, {})
+    return Run(folder, {"recipe": {"mode": "+".join(run.scores.frame["stack"].unique().sort())}})
+
+
 def _survey(folder: Path) -> ScoreTable:
     try:
         return survey_table(folder)
     except TableError:
         raise TableError(
             f"{folder}: contains no training run and no survey; expected a folder written by wqk "
-            "train or wqk survey, or what wqk scan or wqk compose write with --out"
+            "lab train, wqk survey or a monitor, or what wqk scan or wqk compose write with --out"
         ) from None

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests import small
 from tests.lab.figures.making import make_run, row, table
 
+import wqk
 from wqk.errors import OutputError, RunError, TableError
 from wqk.reporting.demo import demo_table
-from wqk_lab.figures import Sources, read_sources, table_text
+from wqk_lab.figures import Sources, draw, numbers, read_sources, table_text
 from wqk_lab.figures.results import training_results
 
 
@@ -30,6 +32,28 @@ def test_each_kind_of_path_is_known(tmp_path: Path) -> None:
     assert len(found.blocks) == 8
     assert found.scores is not None
     assert len(found.scores) == 3 + 2 * 9
+
+
+def test_the_folder_of_a_monitor_is_a_run_of_which_only_scores_are_known(tmp_path: Path) -> None:
+    for name, model in (("one", small.bert()), ("other", small.bert(is_decoder=True))):
+        monitor = wqk.Monitor(model, tmp_path / name / "scores.jsonl", every=1)
+        for step in (0, 1):
+            monitor(step)
+    found = read_sources(tmp_path)
+    curves = numbers("fig3", found)
+    assert set(curves["mode"]) == {"encoder", "decoder"}
+    assert set(curves["step"]) == {0, 1}
+    assert set(numbers("fig3", read_sources(tmp_path / "other"))["mode"]) == {"decoder"}
+    draw("fig3", read_sources(tmp_path / "one"))
+    with pytest.raises(RunError, match="one encoder, one decoder, or both"):
+        numbers("fig3", read_sources(tmp_path, tmp_path / "one"))
+
+
+@pytest.mark.parametrize("name", ["fig3", "s3", "s4", "s5"])
+def test_a_table_is_not_dropped_for_published_curves(name: str, tmp_path: Path) -> None:
+    table(row(0)).write(tmp_path / "scores.parquet")
+    with pytest.raises(TableError, match=f"{name} draws training runs"):
+        numbers(name, read_sources(tmp_path / "scores.parquet"))
 
 
 def test_what_holds_nothing_is_refused(tmp_path: Path) -> None:

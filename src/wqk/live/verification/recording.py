@@ -240,8 +240,8 @@ def _expanded(mask: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """
     if mask.dtype == bool:
         mask = np.where(mask, np.finfo(np.float64).min, 0.0)
-    if mask.ndim == 4:
-        return mask
+    if mask.ndim in (2, 4):  # one for all, as (I, J), or whole
+        return mask if mask.ndim == 4 else mask[None, None]
     if mask.ndim == 3 and len(mask) == shape[0] * shape[1]:
         return mask.reshape(shape)
     return np.tile(mask, (shape[0] // len(mask), 1, 1))[:, None]

@@ -346,10 +346,6 @@ def run_module(module: Any, plans: Sequence[AttentionPlan], batch: Any, flat: bo
         listener, records = listen(module, plans, plans, products)
         try:
             run_batch(module, batch)
-        except Exception as error:  # the model's own code may fail in any way
-            raise CheckpointError(
-                f"{type(module).__name__}: cannot be run on this batch ({first_line(error)})"
-            ) from error
         finally:
             listener.stop()
     for name in PADDING_MASKS if isinstance(batch, Mapping) else ():
@@ -361,9 +357,14 @@ def run_module(module: Any, plans: Sequence[AttentionPlan], batch: Any, flat: bo
 
 def run_batch(module: Any, batch: Any) -> Any:
     """A module's output for a batch: arguments by name, in order, or a single one."""
-    if isinstance(batch, Mapping):
-        return module(**batch)
-    return module(*batch) if isinstance(batch, tuple | list) else module(batch)
+    try:
+        if isinstance(batch, Mapping):
+            return module(**batch)
+        return module(*batch) if isinstance(batch, tuple | list) else module(batch)
+    except Exception as error:  # the model's own code may fail in any way
+        raise CheckpointError(
+            f"{type(module).__name__}: cannot be run on this batch ({first_line(error)})"
+        ) from error
 
 
 def _run_all(

@@ -81,7 +81,7 @@ def draw_curve(axis: Axes, curve: pl.DataFrame, band: tuple[str, str], **look: A
 def draw_layers(axis: Axes, curves: pl.DataFrame, color: str, **look: Any) -> list[End]:
     """Draw a curve for each layer, light to dark, with the range over seeds as a band."""
     layers = curves.drop_nulls("layer").partition_by("layer", maintain_order=True)
-    drawn = list(zip(layers, shades(color, len(layers)), strict=True))
+    drawn = list(zip(layers, shades(color, len(layers)) if layers else (), strict=True))
     for curve, shade in drawn:
         draw_curve(axis, curve, ("low", "high"), color=shade, **look)
     return [(curve["value"][-1], str(curve["layer"][0]), shade) for curve, shade in drawn]
