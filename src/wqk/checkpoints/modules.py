@@ -306,7 +306,8 @@ def _told_by_modules(model: Any) -> dict[str, Any]:
     library, name = type(model).__module__.partition(".")[0], type(model).__name__
     if (library, name) == ("timm", "VisionTransformer"):
         layers = list(model.blocks)
-        attention, norm = getattr(layers[0], "attn", None), getattr(layers[0], "norm1", None)
+        attention: Any = getattr(layers[0], "attn", None)
+        norm: Any = getattr(layers[0], "norm1", None)
         # Norms of queries and keys, and attention of another kind, are not in the family.
         plain = type(attention).__name__ == "Attention" and hasattr(norm, "eps")
         if plain and not list(attention.q_norm.parameters()):
@@ -315,7 +316,9 @@ def _told_by_modules(model: Any) -> dict[str, Any]:
     if library == "open_clip" and hasattr(model, "visual"):
         text = model if hasattr(model, "transformer") else getattr(model, "text", None)
         towers = {"vision_cfg": model.visual, "text_cfg": text}
-        stacks = {key: getattr(tower, "transformer", None) for key, tower in towers.items()}
+        stacks: dict[str, Any] = {
+            key: getattr(tower, "transformer", None) for key, tower in towers.items()
+        }
         if all(hasattr(stack, "resblocks") for stack in stacks.values()):
             found = {
                 key: {"layers": len(s.resblocks), "heads": s.resblocks[0].attn.num_heads}
