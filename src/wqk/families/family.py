@@ -345,11 +345,9 @@ def load_family(path: FilePath) -> Family:
     """A shipped family by its name, or one from the user's own file in the same format."""
     if isinstance(path, str) and path in families():
         return families()[path]
-    name = os.fspath(path)
-    if not Path(path).exists() and name == Path(path).stem:
-        advice = did_you_mean(name, dict.fromkeys(families(), ""))
-        raise UnknownFamily(f"{name}: is no known family and no file{advice}")
-    family = parse_family(read_text(Path(path), UnknownFamily), os.fspath(path))
+    if (name := os.fspath(path)) == Path(path).stem and not Path(path).exists():
+        raise UnknownFamily(f"{name}: no known family, no file{did_you_mean(name, families())}")
+    family = parse_family(read_text(Path(path), UnknownFamily), name)
     return replace(family, attention=tuple(replace(r, exact=True) for r in family.attention))
 
 

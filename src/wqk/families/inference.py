@@ -89,11 +89,10 @@ def infer_family(checkpoint: Checkpoint, count_heads: bool = True) -> Family:
         )
     softmax = [c for c in found if not around[c].recurrent]
     if not softmax:
-        model_type = checkpoint.config.get("model_type")
-        known_as = f"the model type {model_type!r}" if model_type else "this model"
         raise UnknownFamily(
-            f"no family knows {known_as}, and none of its {len(tensors)} tensors has a "
-            "query's name next to a key; describe them in a family file (family=FILE.toml)"
+            f"no family knows the model type {checkpoint.config.get('model_type')!r}, and none of "
+            f"its {len(tensors)} tensors has a query's name next to a key; describe them in a "
+            "family file (family=FILE.toml)"
         )
     counts = list(_head_counts(checkpoint.config))
     rules = []
