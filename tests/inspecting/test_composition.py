@@ -149,7 +149,7 @@ def test_a_planted_composition_is_found(kind: str, tmp_path: Path):
 def test_a_scale_is_not_left_out_of_scores_that_it_does_not_change(tmp_path: Path):
     table = wqk.compose(llama(tmp_path / "model", weights()))
     assert table.metadata["left_out"] == [
-        "rotary positions, which turn it at every distance but 0",
+        "rotary positions, which change it at every distance but 0",
         "the gains of the norms that feed it",
     ]
 

@@ -42,7 +42,7 @@ def omissions(plan: AttentionPlan, coordinates: Coordinates = PLAIN) -> Iterator
     if rotary is not None and coordinates.distances == (0,):
         yield Omission(
             "rotary",
-            "rotary positions, which turn it at every distance but 0",
+            "rotary positions, which change it at every distance but 0",
             f"rotary positions; the form is the score at distance 0 ({rotary.order} order, "
             f"{2 * len(rotary.frequencies)} of {plan.query.head_width} dimensions turn)",
         )

@@ -296,7 +296,7 @@ def plain(value: Any) -> Any:
 
 
 def _plain(value: Any, depth: int, taken: Iterator[int]) -> Any:
-    """As `plain`, after so many values have been taken."""
+    """Make one value plain; `taken` counts the values so far, over the whole document."""
     if next(taken) >= MOST:
         raise CheckpointError(f"holds more than {MOST:,} plain values beside its weights")
     if isinstance(value, Record):

@@ -1,7 +1,7 @@
 """What a family says: which tensors of a model are its queries and keys, and how they are laid out.
 
-A family is a TOML file. The classes here are its schema; an unknown or missing key is an error, so
-that a misspelled one cannot pass for a default.
+A family is a TOML file. The classes here are its schema. An unknown or missing key is an error, so
+that a misspelled key is reported and not silently replaced by its default.
 """
 
 from __future__ import annotations
