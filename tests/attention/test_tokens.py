@@ -262,7 +262,7 @@ def test_a_broken_tokenizer_is_named(tmp_path: Path, content: str) -> None:
 
 
 def test_what_the_scores_lack_is_said() -> None:
-    lacks_norm = "the norm that feeds the block is left out"
+    lacks_norm = "the norm in front of the block is not applied"
     assert lacks_norm in match_tokens(model(), 0, 0).caveat
     assert lacks_norm not in match_tokens(model(), 0, 0, fold_norm=True).caveat
     gains = {f"model.layers.0.self_attn.{side}_norm.weight": np.ones(R) for side in "qk"}

@@ -287,8 +287,8 @@ def _caveat(plan: AttentionPlan, fold_norm: bool) -> str:
         "This layer reads what the layers before it have written, not embeddings: take the pairs "
         "as a hint at what its form matches."
         if plan.layer
-        else "In layer 0 this is the model's own score if the embedding reaches attention unchanged "
-        "but for a norm, and no positions are added to it."
+        else "In layer 0 this is the model's own score if the embedding reaches attention through "
+        "nothing more than a norm, and no positions are added to it."
     )
     given = Coordinates("qk", fold_norm, bias=True)
     # The distance was chosen, the scale is in the scores, and of a norm more than gains is missing.
@@ -296,7 +296,7 @@ def _caveat(plan: AttentionPlan, fold_norm: bool) -> str:
     missing = [*filter(None, [plan.reason]), *(omission.explanation for omission in others)]
     if plan.query.input_norm and not fold_norm:
         missing.append("the norm in front of the block is not applied (--fold-norm applies it)")
-    but = f" Not included: {'; '.join(missing)}." if missing else ""
+    but = f" However, {'; '.join(missing)}." if missing else ""
     return f"Scores of token embeddings alone, with scale and biases. {exact}{but}"
 
 
