@@ -162,3 +162,62 @@ def test_what_quantization_alone_moves_is_expected_and_a_mistake_is_not(
     wrong = stored | {k: v.flip(0) for k, v in stored.items() if k.endswith("q_proj.weight_scale")}
     moved = wqk.diff(original, write(tmp_path / "wrong", wrong, config)).frame
     assert (moved["moved"] / moved["rounding"]).min() > 1.6
+
+
+def swapped(codes: Any) -> Any:
+    """Packed codes with the halves of every byte exchanged."""
+    words = codes.numpy().view(np.uint32)
+    exchanged = (words & 0x0F0F0F0F) << 4 | (words >> 4) & 0x0F0F0F0F
+    return torch.tensor(exchanged.view(np.int32))
+
+
+# Mistakes in a quantized file: of which tensor's values, what is done to them, and how it is named.
+MISTAKES: dict[str, tuple[str, Callable[[Any], Any], str]] = {
+    "scales of other rows": ("scale", lambda s: s.flip(0), "scales of other rows or blocks"),
+    "scales of other blocks": ("scale", lambda s: s.flip(1), "scales of other rows or blocks"),
+    "nibbles": ("packed", swapped, "lie in another order within each 2"),
+    "zero points": ("packed", lambda w: w + 0x11111111, "a zero point is off"),
+    "order of words": (
+        "packed", lambda w: torch.tensor(w.numpy().view(np.uint32).byteswap().view(np.int32)),
+        "lie in another order within each 8",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("of", "change", "named"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_in_a_quantized_file_are_named_and_undone(
+    of: str, change: Callable[[Any], Any], named: str, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    plain: dict[str, Any] = {}
+    stored: dict[str, Any] = {}
+    for layer in range(2):
+        for side in "qk":
+            at = f"model.layers.{layer}.self_attn.{side}_proj"
+            weight = rng.standard_normal((32, 64)) * rng.uniform(0.2, 2, (32, 1))
+            largest = np.abs(weight).reshape(32, 2, 32).max(-1)
+            weight = np.where(weight > 0, 0.7 * weight, weight)
+            weight[:, ::32] = -largest  # so that codes are at most 14, and one may be added
+            plain[f"{at}.weight"] = torch.tensor(weight.astype(np.float32))
+            stored[f"{at}.weight_packed"], scales = packed(weight, 4)
+            stored[f"{at}.weight_scale"] = scales.float()
+    about = {
+        "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "head_dim": 8,
+        "num_attention_heads": 4, "num_key_value_heads": 4,
+    }  # fmt: skip
+    settings = {"config_groups": {"g": {"weights": {"num_bits": 4}}}}
+    config = about | {"quantization_config": settings}
+    original = write(tmp_path / "original", plain, about)
+    right = wqk.same(original, write(tmp_path / "right", stored, config))
+    assert right.same
+    assert "but for quantization (INT 4-bit" in right.sentence
+    wrong = {
+        k: change(v) if k.endswith(f"layers.1.self_attn.q_proj.weight_{of}") else v
+        for k, v in stored.items()
+    }
+    found = wqk.same(original, write(tmp_path / "wrong", wrong, config))
+    assert not found.same
+    assert [block.same for block in found.blocks] == [True, False]
+    assert "beyond what quantization explains" in found.sentence
+    assert named in found.sentence
+    assert found.blocks[1].repair

@@ -99,6 +99,8 @@ class CheckpointComparison(Result):
         Names of the other tensors that were not compared.
     accepted
         The tolerance that was given.
+    quantized
+        How the weights of the forms are stored in either, where it is with few bits.
     """
 
     checkpoint: str
@@ -111,6 +113,7 @@ class CheckpointComparison(Result):
     unknown: tuple[str, ...] = ()
     not_compared: tuple[str, ...] = ()
     accepted: float = 0.0
+    quantized: tuple[str, ...] = ()
 
     @property
     def same(self) -> bool:
@@ -190,7 +193,8 @@ class CheckpointComparison(Result):
         if self.not_compared:
             compared += f" · {counted(len(self.not_compared), 'other tensor')} not compared"
         if parts:
-            return f"Not the same: {'; '.join(parts)}. Equal: {compared}."
+            beyond = ", beyond what quantization explains" if self.quantized else ""
+            return f"Not the same{beyond}: {'; '.join(parts)}. Equal: {compared}."
         sizes = [max((*b.distance.values(), *b.beside.values()), default=0.0) for b in self.blocks]
         allowed = max((b.tolerance for b in self.blocks), default=0.0)
         explains = "the rounding of stored numbers explains"
@@ -200,6 +204,8 @@ class CheckpointComparison(Result):
         whole = "The same attention" + ", as far as it was compared" * bool(self.unknown)
         if not (self.unknown or self.not_compared):
             whole = "The same model"
+        if self.quantized:
+            whole += f" but for quantization ({', '.join(self.quantized)})"
         return (
             f"{whole}: {compared}. Heads lie at most {max(sizes, default=0.0):.1e} apart, relative "
             f"to their norm; {explains} {allowed:.1e}."

@@ -197,7 +197,9 @@ def diagnose(
         if side is not None
         for part in side.projection.roles.values()
     }
-    found = search(others | wanted, stored, sizes, _sections(pair[1]), gains)
+    tensors = checkpoints[1].tensors()
+    grids = {name: grid for name in stored if (grid := tensors[name].grid) is not None}
+    found = search(others | wanted, stored, sizes, _sections(pair[1]), gains, grids)
     if not found:
         return None
     repaired = {one.tensor: one.repaired for one in found}

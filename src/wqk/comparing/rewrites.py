@@ -19,6 +19,8 @@ from itertools import pairwise, permutations, product
 
 import numpy as np
 
+from wqk.checkpoints.checkpoint import Grid
+from wqk.checkpoints.number_types import rounding
 from wqk.comparing.origins import cosines, nearest, sketch
 
 # Rows and columns are the same above this cosine; numbers are, up to this share of their size.
@@ -41,6 +43,14 @@ TITLES = {
     "zero": "all zero",
 }
 
+# By how many times the expected error of rounding a quantized weight may differ.
+ROUNDED = 1.5
+# Orders in which the codes of a word can be taken for others: halves of a byte, AWQ's and its
+# inverse, all of a word reversed, or its bytes.
+WORD_ORDERS = (
+    (1, 0), (0, 2, 4, 6, 1, 3, 5, 7), (0, 4, 1, 5, 2, 6, 3, 7), (7, 6, 5, 4, 3, 2, 1, 0),
+    (3, 2, 1, 0), (6, 7, 4, 5, 2, 3, 0, 1),
+)  # fmt: skip
 # Blocks of columns that formats give scales of their own.
 BLOCKS = (16, 32, 64, 128)
 
@@ -258,7 +268,7 @@ def _view_words(shape: tuple[int, ...], order: tuple[int, ...], sizes: Sizes) ->
 def search(
     wanted: Mapping[str, np.ndarray], stored: Mapping[str, np.ndarray], sizes: Sizes,
     sections: Mapping[str, Sequence[int]] | None = None,
-    gains: Mapping[str, np.ndarray] | None = None,
+    gains: Mapping[str, np.ndarray] | None = None, grids: Mapping[str, Grid] | None = None,
 ) -> list[Finding]:  # fmt: skip
     """What was done to each of a block's weights that is not what it should be.
 
@@ -270,12 +280,23 @@ def search(
         Where a fused weight's rows begin another part.
     gains
         Of the norm before a weight.
+    grids
+        Of stored weights that are quantized: what rounding to them explains is no mistake.
     """
     found: list[Finding] = []
+    rounded = {
+        name: misquantized(name, wanted[name], value, grids[name])
+        for name, value in stored.items()
+        if grids and name in grids and name in wanted and wanted[name].shape == value.shape
+    }
+    found += filter(None, rounded.values())
     wrong = {
         name: value
         for name, value in stored.items()
-        if name in wanted and wanted[name].shape == value.shape and not _near(wanted[name], value)
+        if name in wanted
+        and name not in rounded
+        and wanted[name].shape == value.shape
+        and not _near(wanted[name], value)
     }
     exchanged = _exchanged(wanted, wrong)
     found += exchanged
@@ -297,6 +318,67 @@ def search(
                 words = f"rows of {short(bias)}, as those of its weight"
                 found.append(Finding(one.kind, words, code, bias, moved[one.rows]))
     return found
+
+
+def misquantized(name: str, wanted: np.ndarray, value: np.ndarray, grid: Grid) -> Finding | None:
+    """What a quantized weight (n, D) was read or written with, if rounding does not explain it.
+
+    Codes in another order within their words, scales of other rows or blocks, or zero points that
+    are off: whichever leaves no more than rounding to the grid.
+
+    Examples
+    --------
+    >>> from wqk.checkpoints.checkpoint import Grid
+    >>> w = np.random.default_rng(0).standard_normal((8, 64))
+    >>> step = np.abs(w).max() / 7.5
+    >>> stored = np.rint(w / step) * step
+    >>> swapped = stored.reshape(8, 32, 2)[..., ::-1].reshape(8, 64)
+    >>> grid = Grid(64, 1 / 7.5)
+    >>> misquantized("q_proj", w, stored, grid), misquantized("q_proj", w, swapped, grid).kind
+    (None, 'columns')
+    """
+    v, w = np.asarray(value, np.float64), np.asarray(wanted, np.float64)
+    if v.ndim != 2 or not v.any():
+        return None
+
+    def left(x: np.ndarray) -> float:
+        """The root mean square of what differs, in units of that of rounding."""
+        size = np.sqrt(np.mean(np.square(x)))
+        expected = rounding(grid, x) * size / math.sqrt(3)
+        return float(np.sqrt(np.mean(np.square(x - w))) / expected) if expected else math.inf
+
+    if left(v) < ROUNDED:
+        return None
+    title = short(name)
+    for axis, order in product((1, 0), WORD_ORDERS):
+        length = len(order)
+        if v.shape[axis] % length:
+            continue
+        there = np.arange(v.shape[axis]).reshape(-1, length)[:, order].ravel()
+        mended = np.take(v, there, axis)
+        if left(mended) < ROUNDED:
+            what = ("rows", "columns")[axis]
+            view = (f"w.view(-1, {length}, w.shape[1])[:, {list(order)}]" if axis == 0
+                    else f"w.view(len(w), -1, {length})[:, :, {list(order)}]")  # fmt: skip
+            words = f"{what} of {title} lie in another order within each {length}, as the codes of "
+            words += "one word read in another order"
+            return Finding(what, words, f"w = {view}.reshape(w.shape)", name, _like(mended, value))
+    size = grid.shared if v.shape[1] % grid.shared == 0 else v.shape[1]
+    a, b = (x.reshape(len(v), -1, size) for x in (w, v))
+    scale = np.square(a).sum(axis=2, keepdims=True)
+    factors = (a * b).sum(axis=2, keepdims=True) / np.where(scale > 0, scale, 1)
+    if (factors > 0).all() and left((b / factors).reshape(v.shape)) < ROUNDED:
+        words = f"{title}: scales of other rows or blocks of {size} columns"
+        return Finding("block scales", words, "w = original", name, _like(w, value))
+    offsets = (b - a).mean(axis=2, keepdims=True)
+    if left((b - offsets).reshape(v.shape)) < ROUNDED:
+        words = f"{title}: an offset for each block of {size} columns: a zero point is off"
+        return Finding("zero point", words, "w = original", name, _like(w, value))
+    return None
+
+
+def _like(repaired: np.ndarray, value: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(repaired).astype(value.dtype)
 
 
 def _near(a: np.ndarray, b: np.ndarray, share: float = SAME) -> bool:

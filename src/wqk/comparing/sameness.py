@@ -147,8 +147,14 @@ def same(
     notes += absent_towers(models)
     return CheckpointComparison(
         checkpoints[0].name, checkpoints[1].name, tuple(blocks), missing, added, tuple(notes),
-        *rest, tolerance,
+        *rest, tolerance, _quantized(pairs),
     )  # fmt: skip
+
+
+def _quantized(pairs: Sequence[Pair]) -> tuple[str, ...]:
+    """How forms are stored with few bits in one of two models, and not in the other."""
+    stored = [{kind for pair in pairs for kind in pair[n].quantized} for n in (0, 1)]
+    return tuple(sorted(stored[0] ^ stored[1]))
 
 
 def _order_of_heads(block: BlockComparison) -> tuple[int, ...] | None:
