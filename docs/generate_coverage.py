@@ -89,6 +89,10 @@ recomputed. {proven} are read as they are run; of the others, transformers has n
 run. The settings were seen in the named public repositories.
 """
 
+NO_CODE = (
+    "transformers has no code of this type, and wqk no family: a guess, called one, or refused"
+)
+
 COLUMNS = ("family", "attention", "layout", "beside the form", "window", "status")
 
 
@@ -171,15 +175,15 @@ def _gguf() -> Iterator[str]:
 def _published(types: set[str]) -> str:
     """The table of published configurations, all of which the tests prove."""
     lines = [json.loads(line) for line in PUBLISHED.read_text(encoding="utf-8").splitlines()]
-    rows = [
-        (
-            line["model"],
-            f"`{line['config']['model_type']}`",
-            "proven" if line["config"]["model_type"] in types else "not run: no code for its type",
-            f"[{line['repository']}](https://github.com/{line['repository']}/tree/{line['commit']})",
-        )
-        for line in lines
-    ]
+    rows = []
+    for line in lines:
+        kind, place = line["config"]["model_type"], line["repository"]
+        family = family_of_type(kind)
+        told = NO_CODE if family is None else f"read, not run: {NO_CODE.partition(',')[0]}"
+        told = f"refused: {family.refusal}" if family and family.refusal else told
+        outcome = "proven" if kind in types else told
+        link = f"[{place}](https://github.com/{place}/tree/{line['commit']})"
+        rows.append((line["model"], f"`{kind}`", outcome, link))
     proven = sum(row[2] == "proven" for row in rows)
     table = _table(("model", "model type", "outcome", "seen in"), rows)
     return CONFIGURATIONS.format(all=len(rows), proven=proven) + "\n" + table

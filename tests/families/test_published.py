@@ -17,6 +17,7 @@ from tests.families.architectures import Architecture
 from tests.families.architectures.architecture import BERT, GROUPED
 from tests.families.proving import edit_config, prove_attention, save
 from tools.deriving.configured import configuration_faults
+from tools.deriving.drawing import draw, outcome
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 import wqk
@@ -166,3 +167,33 @@ def test_every_published_configuration_that_can_be_run_is_run() -> None:
         "baichuan", "chatglm", "deepseek", "internlm", "minicpm", "orion", "phi-msft", "qwen",
         "rwkv5",
     }  # fmt: skip
+
+
+DRAWN = (
+    "bert", "cohere2", "deepseek_v3", "electra", "gemma2", "gemma3_text", "gpt2", "gpt_neox",
+    "gpt_oss", "granite", "llama", "mixtral", "olmo3", "qwen2", "qwen3_moe", "smollm3", "stablelm",
+    "starcoder2", "t5gemma2_text", "vit",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", DRAWN)
+def test_a_share_of_drawn_settings_is_read_as_it_is_run(model_type: str, tmp_path: Path) -> None:
+    drawn = draw(model_type, 0, seed=39)
+    assert configuration_faults({"model_type": model_type}, tmp_path / "model", drawn) == [], drawn
+
+
+OUTCOMES = Path(__file__).parents[2] / "docs" / "model-types.jsonl"
+
+
+@pytest.mark.campaign
+def test_at_most_one_in_a_hundred_drawn_settings_is_read_wrongly() -> None:
+    """Of all types that are read rightly without any; the seed is another one each time."""
+    seed = random.SystemRandom().randrange(10**6)
+    rows = map(json.loads, OUTCOMES.read_text(encoding="utf-8").splitlines()[1:])
+    kinds = [row["type"] for row in rows if row["outcome"] in ("proven", "partial")]
+    right = [kind for kind in kinds if outcome(kind, {}).get("faults") == []]
+    found = [outcome(kind, draw(kind, 0, seed)) for kind in right]
+    run = [row for row in found if "faults" in row and not str(row["faults"]).startswith("['ref")]
+    wrong = [row for row in run if row["faults"]]
+    assert len(run) > 200
+    assert len(wrong) <= len(run) / 100, f"seed {seed}: {wrong}"

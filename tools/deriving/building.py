@@ -98,7 +98,7 @@ def build(
     config._experts_implementation = "eager"
     reasons = []
     for kind in classes[:3]:
-        size = _parameters(kind, config) if variant == 3 else 0
+        size = _parameters(kind, config) if variant == 3 or file is not None else 0
         if size > LARGEST:
             reasons.append(f"{kind.__name__}: {size} parameters")
             continue

@@ -112,7 +112,7 @@ def _values(key: str, value: Any, fields: dict[str, Any], heads: int) -> list[An
         case "attn_logit_softcapping" | "clip_qkv", None:
             return [0.8, 5.0]
         case "rms_norm_eps" | "layer_norm_eps" | "norm_eps", float():
-            return [3e-05]
+            return [3e-07]
         case _, bool() if ABOUT_ATTENTION.search(key) and not NOT_ABOUT.search(key):
             return [not value]
         case _, float() if ABOUT_ATTENTION.search(key) and not NOT_ABOUT.search(key):

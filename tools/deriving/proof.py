@@ -98,7 +98,8 @@ def _plain_faults(record: Record, plans: Sequence[AttentionPlan], alone: bool) -
     for p in plans:
         if p.stack in others:
             yield f"the stack is {p.stack}, of a part for {spoken[1] if spoken else ''}"
-    own = [site.causal for site in record.sites if site.reach > 0]
+    whole = {site.module for site in record.turned}  # run with what the model gives them
+    own = [s.causal for s in record.sites if s.reach > 0 and (s.module in whole or not whole)]
     said = [p.causal for p in plans if p.kind == "self"]
     if own and said and ((all(own) and not any(said)) or (all(said) and not any(own))):
         yield f"causal is {own[0]} everywhere"

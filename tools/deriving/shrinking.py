@@ -56,7 +56,7 @@ NUMBERS: tuple[tuple[str, int | str], ...] = (
      r"|num_(encoder|decoder|resampler|perceiver)_(hidden_)?layers|(encoder|decoder)_num_layers|n_blocks"
      r"|depth|num_(hidden_)?blocks|num_global_layers|resampler_depth|.*_num_(hidden_)?layers"
      r"|num_hidden_layers_.*|num_hidden_groups|(encoder|decoder)_num_hidden_layers", "layers"),
-    (r"codebook_size|num_embeddings", 128),
+    (r"codebook_size|num_embeddings", 128), (r"coordinate_size|shape_size", 16),
     (r"(.*_)?vocab_size(_per_layer_input)?", VOCABULARY),
 )  # fmt: skip
 TOWERS = re.compile(r"(vision|visual|image|audio|speech|sound|acoustic|encoder|mm|video)")
@@ -98,6 +98,9 @@ def small_file(table: dict[str, Any]) -> dict[str, Any]:
     told = any("rope_" in key for key in small)
     if not told and code.exists() and "mrope_section" in code.read_text(encoding="utf-8"):
         small["rope_parameters"] = wanted.get("rope_parameters") or {}  # its sections fill a head
+    for other, key in getattr(made, "attribute_map", {}).items():
+        if other in small and key in small:  # two names of one number
+            small[other] = small[key]
     for key, value in OVERRIDES.get(table["model_type"], {}).items():
         path = key.split(".")
         inner = functools.reduce(lambda t, name: (t or {}).get(name), path[:-1], table) or {}
