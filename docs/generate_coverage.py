@@ -28,6 +28,9 @@ PUBLISHED = Path(__file__).parents[1] / "tests" / "families" / "published.jsonl"
 HEAD = """\
 # Models that are read
 
+<p class="filter" hidden><label>Is your model read?
+<input type="search" placeholder="gemma, gguf, refused, …"></label> <output></output></p>
+
 `wqk` knows {types} model types in {families} families, and models whose parts are of these types.
 Of every model type of transformers {version}, a tiny random model is built, saved and run, and the
 products of queries and keys that it computes are compared, at distance 0, with the forms read from
@@ -37,11 +40,7 @@ types:
 | outcome | types | meaning |
 |---|--:|---|
 {counts}
-A guess looks at the names of tensors; the tables say so, and no score of it passes for knowledge.
-`wqk verify` runs the comparison on any checkpoint.
-
-<p class="filter" hidden><label>Filter the tables below:
-<input type="search" placeholder="gemma, rotary, refused, …"></label> <output></output></p>
+A guess goes by the names of tensors, and its scores have the status `guessed`. `wqk verify` runs the comparison on any checkpoint.
 """
 
 MEANINGS = {

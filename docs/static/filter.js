@@ -2,19 +2,20 @@
 document.addEventListener("DOMContentLoaded", () => {
   const place = document.querySelector(".filter");
   if (!place) return;
-  const rows = [...document.querySelectorAll("article tbody tr")].filter(
-    (row) => place.compareDocumentPosition(row) & Node.DOCUMENT_POSITION_FOLLOWING,
-  );
+  const tables = [...document.querySelectorAll("article section section table")];
+  const rows = tables.flatMap((table) => [...table.tBodies[0].rows]);
   const box = place.querySelector("input");
   const told = place.querySelector("output");
   const filter = () => {
     const words = box.value.toLowerCase().split(/\s+/).filter(Boolean);
-    let shown = 0;
     for (const row of rows) {
       const text = row.textContent.toLowerCase();
       row.hidden = !words.every((word) => text.includes(word));
-      shown += !row.hidden;
     }
+    for (const table of tables) {
+      table.hidden = [...table.tBodies[0].rows].every((row) => row.hidden);
+    }
+    const shown = rows.filter((row) => !row.hidden).length;
     told.textContent = words.length ? `${shown} of ${rows.length} rows` : "";
   };
   place.hidden = false;
