@@ -40,7 +40,8 @@ types:
 | outcome | types | meaning |
 |---|--:|---|
 {counts}
-A guess goes by the names of tensors, and its scores have the status `guessed`. `wqk verify` runs the comparison on any checkpoint.
+A guess goes by the names of tensors, and its scores have the status `guessed`. `wqk verify` runs
+the comparison on any checkpoint.
 """
 
 MEANINGS = {

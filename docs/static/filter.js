@@ -15,6 +15,7 @@ document.addEventListener("DOMContentLoaded", () => {
     for (const table of tables) {
       table.hidden = [...table.tBodies[0].rows].every((row) => row.hidden);
     }
+    place.parentElement.classList.toggle("filtering", words.length > 0);
     const shown = rows.filter((row) => !row.hidden).length;
     told.textContent = words.length ? `${shown} of ${rows.length} rows` : "";
   };
