@@ -8,15 +8,18 @@ READY := $(VENV)/.ready
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 CHECKED := src tests tools benchmarks examples docs
 
+TESTS = $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
 # make train: what is trained on, and where everything about it lies.
 RUNS := out/pair
 TEXT := $(RUNS)/docstrings.jsonl
 
-.PHONY: help demo test train check docs format floors bench performance campaign mutants derive results clean
+.PHONY: help demo test test-slow train check docs format floors bench performance campaign mutants derive results clean
 
 help:
 	@echo "make demo      scan two small models that come with the package"
-	@echo "make test      run the tests"
+	@echo "make test      run the fast tests: before each commit"
+	@echo "make test-slow run the other ones: notebooks, browsers, processes, training, every family"
 	@echo "make train     train an encoder and a decoder, draw their scores and what they do; TEXT=FILE, RUNS=FOLDER"
 	@echo "make check     formatter, linter, types, documentation: what CI runs"
 	@echo "make format    let the formatter and the linter fix what they can"
@@ -44,7 +47,10 @@ demo: $(LIGHT)
 	$(BIN)/wqk demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -m "not campaign" --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(TESTS) -m "not campaign and not slow"
+
+test-slow: $(READY)
+	$(TESTS) -m "slow and not campaign"
 
 # Text that every Python has; a few minutes on two cores. Interrupted, the same command goes on.
 $(RUNS)/docstrings.jsonl: | $(READY)

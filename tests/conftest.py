@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jaxtyping
 import pytest
 from hypothesis import HealthCheck, settings
+from tests import groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,6 +42,49 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for task in Path("/proc/self/task").glob("*/comm"):
         if re.match(r"polars-\d", task.read_text()):
             raise pytest.UsageError("a test uses polars while it is collected; use a fixture")
+
+
+def pytest_configure() -> None:
+    """All workers, which inherit it, know the same day."""
+    groups.today()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marked before they are selected by their marks."""
+    groups.mark(items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """The processor time of the test itself goes with its report."""
+    before = processor_time()
+    try:
+        return (yield)
+    finally:
+        item.user_properties.append((SECONDS, processor_time() - before))
+
+
+SECONDS = "seconds of processor time"
+
+
+def processor_time() -> float:
+    """Of this process and its children that have ended."""
+    used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Name the tests that are too slow for the group that they are in."""
+    if "not slow" not in config.option.markexpr:
+        return
+    reports = [one for one in terminalreporter.getreports("passed") if one.when == "call"]
+    took = {one.nodeid: dict(one.user_properties).get(SECONDS, 0.0) for one in reports}
+    long = {name: seconds for name, seconds in took.items() if seconds > groups.MOST}
+    if long:
+        terminalreporter.section(f"over {groups.MOST} s of processor time: see tests/groups.py")
+        for name, seconds in sorted(long.items(), key=lambda one: -one[1]):
+            terminalreporter.line(f"{seconds:6.1f} {name}")
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,106 @@
+"""Two groups of tests: `make test` runs the fast ones, `make test-slow` those marked slow here.
+
+Slow is what starts a notebook, a browser, a server's peers or several processes, kills them, trains
+a model, or takes more than `MOST` seconds of processor time. Of a test that is repeated for every
+family, a tenth is fast, another one each day, and all families whose data differ from `main`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import zlib
+from datetime import date
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MOST = 2.0  # seconds of processor time of a fast test, its children among them
+DAY = "WQK_TEST_DAY"  # the day whose turn it is, as its ordinal number; one for all workers
+
+# What the names of tests begin with.
+SLOW = (
+    "tests/checkpoints/test_distributed.py",
+    "tests/families/test_in_threads.py",
+    "tests/lab/figures/test_command.py::test_the_papers_runs_below_ones_own",
+    "tests/lab/figures/test_drawing.py::test_names_of_models_cover_neither",
+    "tests/lab/figures/test_drawing.py::test_own_scans_are_named_in_figure_2",
+    "tests/lab/figures/test_drawing.py::test_the_packages_own_models_stand_in[fig2]",
+    "tests/lab/figures/test_model_sizes.py::test_one_model_alone_fills_both_panels",
+    "tests/lab/figures/test_model_sizes.py::test_the_models_that_matter_are_named",
+    "tests/lab/figures/test_paired.py::test_a_planted_effect_is_found",
+    "tests/lab/figures/test_paired.py::test_nothing_is_found_where_nothing_is_planted",
+    "tests/lab/figures/test_paired.py::test_the_figure_and_its_numbers",
+    "tests/lab/figures/test_sources.py::test_the_folder_of_a_monitor",
+    "tests/lab/runs/test_claims.py::test_a_bold_sentence_without_its_contrast",
+    "tests/lab/runs/test_claims.py::test_the_page_says_what_the_records_say[conversion.md",
+    "tests/lab/training/corpus/test_interruptions.py",
+    "tests/lab/training/test_conversion.py",
+    "tests/lab/training/test_experiments.py",
+    "tests/lab/training/test_glue.py",
+    "tests/lab/training/test_repeating.py",
+    "tests/lab/training/test_resuming.py",
+    "tests/lab/training/test_torchrun.py",
+    "tests/lab/training/test_train_command.py",
+    "tests/live/test_distributed.py",
+    "tests/reporting/test_browser.py",
+    "tests/reporting/test_notebooks.py",
+    "tests/scanning/test_watch.py",
+    "tests/tables/test_in_a_kernel.py",
+    "tests/test_notebooks.py::test_a_notebook_runs",
+)
+# Functions that are repeated for every family or architecture.
+BY_TURNS = (
+    "tests/families/test_every_family.py::test_the_family_is_what_the_model_computes",
+    "tests/families/test_proofs.py",
+    "tests/lab/theory/test_gradients.py",
+    "tests/lab/training/starts/test_every_family.py",
+)
+
+
+def is_slow(item: pytest.Item) -> bool:
+    """Whether a test is of the slow group today."""
+    if item.nodeid.startswith(SLOW):
+        return True
+    if not item.nodeid.startswith(BY_TURNS) or not isinstance(item, pytest.Function):
+        return False
+    case = item.nodeid.rpartition("[")[2].removesuffix("]") if hasattr(item, "callspec") else ""
+    return bool(case) and not has_turn(case, int(os.environ[DAY]), changed_families())
+
+
+def has_turn(case: str, day: int, changed: frozenset[str]) -> bool:
+    """Whether a case, named after its family, is run on a day."""
+    named = any(case == family or case.startswith(f"{family}-") for family in changed)
+    return named or zlib.crc32(case.encode()) % 10 == day % 10
+
+
+@cache
+def changed_families() -> frozenset[str]:
+    """The families whose files differ from `main`; none where git or `main` is missing."""
+    folder = "src/wqk/families/data"
+    lists = (
+        ["diff", "--name-only", "--merge-base", "main", "--", folder],
+        ["ls-files", "--others", "--exclude-standard", "--", folder],
+    )
+    found: list[str] = []
+    for arguments in lists:
+        try:
+            done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+        except OSError:
+            break
+        found += done.stdout.splitlines() if done.returncode == 0 else []
+    return frozenset(Path(name).stem for name in found)
+
+
+def today() -> None:
+    """Set the day, unless it is set."""
+    os.environ.setdefault(DAY, str(date.today().toordinal()))
+
+
+def mark(items: list[pytest.Item]) -> None:
+    """Mark the tests of the slow group."""
+    for item in items:
+        if is_slow(item):
+            item.add_marker("slow")

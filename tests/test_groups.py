@@ -1,0 +1,23 @@
+"""The slow group is what its list says, and every case of a test by turns has a day."""
+
+from __future__ import annotations
+
+import pytest
+from tests import groups
+from tests.families.architectures import NAMED
+
+
+@pytest.mark.parametrize("name", [*groups.SLOW, *groups.BY_TURNS])
+def test_what_is_listed_is_there(name: str) -> None:
+    file, _, function = name.partition("::")
+    text = (groups.ROOT / file).read_text(encoding="utf-8")
+    assert f"def {function.partition('[')[0]}" in text
+
+
+def test_every_family_has_a_turn_within_ten_days_and_when_its_file_changes() -> None:
+    days = [[has for has in NAMED if groups.has_turn(has, day, frozenset())] for day in range(10)]
+    assert sorted(name for day in days for name in day) == sorted(NAMED)
+    assert max(map(len, days)) < len(NAMED) / 5
+    changed = frozenset({"deepseek-v3"})
+    assert all(groups.has_turn("deepseek-v3-yarn", day, changed) for day in range(10))
+    assert not all(groups.has_turn("deepseek-v2", day, changed) for day in range(10))
