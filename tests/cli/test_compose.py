@@ -7,9 +7,12 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from matplotlib.colors import to_rgb
 from tests.command import run
 
 import wqk
+from wqk._style import GRAY
+from wqk.reporting.pictures.arcs import composition_arcs
 
 MODEL = str(wqk.demo_model("induction"))
 
@@ -44,6 +47,18 @@ def test_a_picture_is_drawn(tmp_path: Path):
     path = tmp_path / "arcs.png"
     assert run("compose", MODEL, "--picture", str(path)).exit_code == 0
     assert path.stat().st_size > 10_000
+
+
+def test_a_picture_says_that_nothing_is_beyond_chance():
+    table = wqk.compose(MODEL)
+    for p_corrected, said in ((1.0, True), (0.009, False)):
+        frame = table.frame.with_columns(p_corrected=p_corrected)
+        axis = composition_arcs(frame).axes[0]
+        assert (
+            "none of them beyond chance" in axis.get_title(loc="left") + axis.get_title()
+        ) == said
+        colors = {text.arrow_patch.get_edgecolor()[:3] for text in axis.texts if text.arrow_patch}
+        assert (colors == {to_rgb(GRAY)}) == said
 
 
 def test_a_head_lists_its_neighbors():

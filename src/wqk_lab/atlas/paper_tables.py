@@ -124,6 +124,9 @@ def _scores(score: str, own: ScoreTable | None) -> Sheet:
     """Table S2 or S3: two halves side by side."""
     rows = published().filter(pl.col(score).is_not_null()).to_dicts()
     mine = None if own is None else summarize(own)
+    told = "." if mine is None else ", with own results next to them."
+    if mine is not None and not any(of_model(mine, row).height for row in rows):
+        mine, told = None, ". None of the given checkpoints is a model of this table."
     letters = marks(rows)
     lines = []
     for row in rows:
@@ -139,8 +142,7 @@ def _scores(score: str, own: ScoreTable | None) -> Sheet:
     return Sheet(
         columns * 2,
         [[*left, *right] for left, right in zip(lines[:half], lines[half:], strict=True)],
-        f"Median {score} over layers, and the distances to the quartiles, as published"
-        + ("." if mine is None else ", with own results next to them."),
+        f"Median {score} over layers, and the distances to the quartiles, as published{told}",
         _notes(letters),
     )
 

@@ -100,6 +100,7 @@ def _draw(name: str, sources: Sources, out: Path, as_json: bool) -> None:
     from wqk.tables.score_table import records
     from wqk_lab.figures import FIGURES, Sources, numbers
     from wqk_lab.figures.catalog import check_ending, save
+    from wqk_lab.figures.model_sizes import SETS, left_out
     from wqk_lab.figures.paired import sentences
 
     check_ending(out)
@@ -112,6 +113,8 @@ def _draw(name: str, sources: Sources, out: Path, as_json: bool) -> None:
     if name == "pairs" and sources.pairs is not None:
         for line in sentences(sources.pairs, numbers(name, sources)):
             display.say(line)
+    if name in SETS and (missing := left_out(sources.scores)):
+        display.say(f"not drawn, since their size is not known: {', '.join(missing)}")
     display.say(f"{name}: {out}")
 
 

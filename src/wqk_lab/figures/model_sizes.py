@@ -18,6 +18,7 @@ from wqk._style import (
     new_figure,
     style,
 )
+from wqk.errors import TableError
 from wqk.forms.images import MatrixImage
 from wqk.reporting.pictures.entries import draw_form
 from wqk.reporting.pictures.panels import latest, letter, separate_labels
@@ -74,16 +75,34 @@ def model_rows(figure: str, table: ScoreTable | None = None) -> pl.DataFrame:
     have an encoder and a decoder, otherwise in the other two. Columns are those of
     `wqk_lab.atlas.ranks`, with ``encoder`` or ``decoder`` as ``stack``.
 
+    Raises
+    ------
+    TableError
+        The size of no own model is known.
+
     Examples
     --------
     >>> rows = model_rows("fig2")
     >>> rows.group_by("stack", "sound").len().sort("stack", "sound").rows()
     [('decoder', False, 28), ('decoder', True, 21), ('encoder', False, 4), ('encoder', True, 21)]
     """
+    own = _own_rows(table)
+    if table is not None and len(table) and own.is_empty():
+        raise TableError(
+            f"{figure} places models by their size; of what was given it knows none: these are "
+            "checkpoints of queries and keys alone, no encoders or decoders, or other forms"
+        )
     return pl.concat(
         rows.filter([_belongs(figure, row, rows) for row in rows.iter_rows(named=True)])
-        for rows in (_published_rows(), _own_rows(table))
+        for rows in (_published_rows(), own)
     )
+
+
+def left_out(table: ScoreTable | None) -> list[str]:
+    """The checkpoints of a table that no figure places by their size."""
+    placed = set(_own_rows(table)["model"])
+    found = [] if table is None else summarize(latest(table))["model"].unique(maintain_order=True)
+    return [name for name in found if name not in placed]
 
 
 @style()

@@ -352,7 +352,7 @@ def adjusted_together(findings: Sequence[Finding]) -> list[Finding]:
         adjusted = false_discovery_control([findings[k].p for k in tested]) if tested else ()
         for k, p in zip(tested, adjusted, strict=True):
             if p > LEVEL and findings[k].verdict in ("holds", "fails"):
-                why = f"beyond chance by itself, but not as one of {len(tested)} statements"
+                why = f"decided by itself, but not as one of {len(tested)} statements"
                 settled[k] = replace(findings[k], verdict="undecided", why=why)
     return settled
 

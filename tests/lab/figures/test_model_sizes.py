@@ -8,10 +8,11 @@ import polars as pl
 import pytest
 from tests.lab.figures.making import row, table
 
+from wqk.errors import TableError
 from wqk.reporting.pictures.entries import examples, picture
 from wqk.tables.score_table import ScoreTable
 from wqk_lab.atlas import all_published, drawn_models, flags, sound_models
-from wqk_lab.figures.model_sizes import HOLLOW, by_size, model_rows
+from wqk_lab.figures.model_sizes import HOLLOW, by_size, left_out, model_rows
 
 
 def own(figure: str, *rows: dict[str, Any]) -> list[tuple[str, str]]:
@@ -69,9 +70,10 @@ def test_of_several_steps_the_last_counts() -> None:
     assert shown.select("name", "symmetry").rows() == [("model, step 50", 0.5)]
 
 
-def test_scores_of_other_forms_are_left_out() -> None:
+def test_scores_of_other_forms_are_refused() -> None:
     folded = ScoreTable(table(row(0)).frame, {"folded_norms": True})
-    assert model_rows("fig2", folded).filter(source="own").is_empty()
+    with pytest.raises(TableError, match="or other forms"):
+        model_rows("fig2", folded)
 
 
 def test_the_shown_forms_are_the_clearest_ones() -> None:
@@ -113,3 +115,6 @@ def test_a_checkpoint_of_queries_and_keys_alone_has_no_size() -> None:
     alone = row(0, checkpoint="alone", parameters=weights + 128, **shape)
     whole = row(0, checkpoint="whole", parameters=10 * weights, **shape)
     assert own("fig2", alone, whole) == [("whole", "encoder")]
+    assert left_out(table(alone, whole)) == ["alone"]
+    with pytest.raises(TableError, match="of what was given it knows none"):
+        own("fig2", alone)

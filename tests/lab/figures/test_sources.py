@@ -67,6 +67,16 @@ def test_what_holds_nothing_is_refused(tmp_path: Path) -> None:
         read_sources(tmp_path)
 
 
+def test_table_s2_says_when_no_own_model_is_one_of_its_own() -> None:
+    named = [row(0), row(0, checkpoint="google-bert/bert-base-uncased")]
+    alone, both = (
+        table_text("tableS2", Sources(table=table(*some))) for some in (named[:1], named)
+    )
+    assert "None of the given checkpoints is a model of this table." in alone
+    assert "Own median" not in alone
+    assert "with own results next to them" in both
+
+
 def test_nothing_gives_nothing() -> None:
     assert read_sources() == Sources()
     assert Sources().scores is None

@@ -9,6 +9,7 @@ import polars as pl
 
 from wqk._style import GRAY, PAGE, SKY, YELLOW, new_figure, style
 from wqk.errors import TableError
+from wqk.inspecting.composition import SIGNIFICANT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,6 +23,8 @@ LABELED = 6
 @style()
 def composition_arcs(frame: pl.DataFrame, top: int = 30) -> Figure:
     """Draw the strongest pairs of a table of `wqk.compose`: the thicker, the more beyond chance.
+
+    Gray, and said in the title, where no pair of the table is, corrected for their number.
 
     Attentions of one layer stand side by side, in the order in which they write: an encoder before
     its decoder, cross-attention after self-attention.
@@ -43,11 +46,12 @@ def composition_arcs(frame: pl.DataFrame, top: int = 30) -> Figure:
         s=6, color=GRAY, alpha=0.4, linewidths=0, zorder=1,
     )  # fmt: skip
     largest = float(strongest["excess"][0])
+    beyond = bool((frame["p_corrected"] < SIGNIFICANT).any())
     for rank, row in enumerate(strongest.iter_rows(named=True)):
         start, stop = (
             (column[attention(row, end)], row[f"{end}_head"] or 0) for end in ("writer", "reader")
         )
-        color, _ = KINDS[row["kind"]]
+        color = KINDS[row["kind"]][0] if beyond else GRAY
         axis.annotate(
             "", stop, start, zorder=3 if rank < LABELED else 2,
             arrowprops={
@@ -80,8 +84,10 @@ def composition_arcs(frame: pl.DataFrame, top: int = 30) -> Figure:
         axis.set_ylabel("")
     there = [kind for kind in KINDS if kind in set(strongest["kind"])]
     handles = [axis.plot([], [], color=KINDS[kind][0], label=KINDS[kind][1])[0] for kind in there]
-    figure.legend(handles=handles, loc="outside upper right", ncols=3, title="read by")
-    axis.set_title(f"{strongest.height} strongest pairs of {frame.height:,}")
+    if beyond:
+        figure.legend(handles=handles, loc="outside upper right", ncols=3, title="read by")
+    said = "" if beyond else ", none of them beyond chance"
+    axis.set_title(f"{strongest.height} strongest pairs of {frame.height:,}{said}")
     return figure
 
 

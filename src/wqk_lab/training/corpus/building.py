@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from wqk._console import counted
 from wqk._version import __version__
 from wqk.errors import CorpusError
 from wqk.scanning.cores import usable_cores
@@ -223,8 +224,9 @@ def _held_out(work: Work, options: CorpusOptions) -> int:
     distinct = np.unique(hashes)
     if count >= len(distinct):
         raise CorpusError(
-            f"{len(distinct)} different documents, of which {count} are to be held out; more "
-            "documents are needed: split plain text with document=paragraph, or set held_out=NUMBER"
+            f"{counted(len(distinct), 'different document')}, of which {count} would be held out, "
+            "leave none to train on: split plain text with document=paragraph, or set "
+            "held_out=NUMBER"
         )
     return int(distinct[count])
 

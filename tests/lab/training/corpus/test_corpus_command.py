@@ -66,7 +66,7 @@ def test_a_vocabulary_file_is_named_in_the_header(text_file: Path, tmp_path: Pat
             "--text characters and --vocabulary 500 contradict",
         ),
         (["text.jsonl", "--held-out", "1.5"], "--held-out 1.5 must be a fraction below 1"),
-        (["text.jsonl", "--held-out", "1000"], "different documents"),
+        (["text.jsonl", "--held-out", "1000"], "different document"),
     ],
 )
 def test_errors_are_one_line(
