@@ -101,7 +101,9 @@ def model_rows(figure: str, table: ScoreTable | None = None) -> pl.DataFrame:
 def left_out(table: ScoreTable | None) -> list[str]:
     """The checkpoints of a table that no figure places by their size."""
     placed = set(_own_rows(table)["model"])
-    found = [] if table is None else summarize(latest(table))["model"].unique(maintain_order=True)
+    if table is None:
+        return []
+    found = summarize(latest(table))["model"].unique(maintain_order=True)
     return [name for name in found if name not in placed]
 
 
