@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+# The corrected p below which a pair of heads is beyond chance.
+SIGNIFICANT = 0.01
+
 
 def holm(p: np.ndarray, tests: int | None = None) -> np.ndarray:
     """P-values corrected for the number of tests as Holm (1979) does.

@@ -24,7 +24,7 @@ import polars as pl
 from rich.text import Text
 
 from wqk._console import counted, number
-from wqk._statistics import holm
+from wqk._statistics import SIGNIFICANT, holm
 from wqk._version import __version__
 from wqk.attention import Block
 from wqk.attention.coordinates import Coordinates, lacks_norm
@@ -83,9 +83,8 @@ COMPOSITION_SCHEMA = types(COMPOSITION_COLUMNS)
 # blocks that write, and as much of those that read.
 MEMORY, BATCH = 800_000_000, 0.6
 
-# Pairs that a terminal shows, and the corrected p below which they are counted.
+# Pairs that a terminal shows.
 SHOWN = 20
-SIGNIFICANT = 0.01
 
 
 @dataclass(frozen=True, eq=False, repr=False)
