@@ -7,17 +7,12 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from click.testing import CliRunner, Result
+from tests.command import run
 
 import wqk
-from wqk.cli.main import command
 from wqk.reporting.feeding import ARCS, ROWS, feeding_section
 
 MODEL = wqk.demo_model("induction")
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(command, [*map(str, arguments)])
 
 
 @pytest.fixture(scope="module")

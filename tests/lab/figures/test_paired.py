@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from click.testing import CliRunner
 from tests.checkpoints.serving import own_hub
+from tests.command import run
 from tests.lab.runs.small_pairs import Small
 
-from wqk.cli.main import command
 from wqk_lab.figures import read_sources
 from wqk_lab.figures.paired import (
     LEVEL,
@@ -121,7 +120,7 @@ def test_the_figure_and_its_numbers_come_from_the_folder_alone(planted: Any) -> 
     _, folder = planted
     assert read_sources(folder).pairs is not None
     out = folder.parent / "pairs.png"
-    result = CliRunner().invoke(command, ["lab", "figure", "pairs", str(folder), "--out", str(out)])
+    result = run("lab", "figure", "pairs", folder, "--out", out)
     assert result.exit_code == 0, result.output
     assert out.read_bytes().startswith(b"\x89PNG")
     assert f"skipped: {pairs()[-5].before}" in result.output
@@ -135,9 +134,7 @@ def test_nothing_is_found_where_nothing_is_planted(tmp_path: Path) -> None:
 
 
 def test_a_figure_of_pairs_needs_a_survey_of_them(tmp_path: Path) -> None:
-    result = CliRunner().invoke(
-        command, ["lab", "figure", "pairs", "--out", str(tmp_path / "a.png")]
-    )
+    result = run("lab", "figure", "pairs", "--out", tmp_path / "a.png")
     assert result.exit_code == 2
     assert "wqk lab pairs --out DIR" in result.output
 

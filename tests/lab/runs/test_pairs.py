@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from tests.command import run
 from tests.stand_in import Module
 
 import wqk
-from wqk.cli.main import command
 from wqk.errors import CheckpointError, TableError
 from wqk_lab.runs import pairs as room
 from wqk_lab.runs.pairs import (
@@ -72,7 +71,7 @@ def test_every_pair_is_another_and_says_what_is_expected_of_it() -> None:
 
 def test_a_dry_run_lists_pairs_and_bytes_and_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "open_model", None)
-    result = CliRunner().invoke(command, ["lab", "pairs", "--dry-run"], env={"COLUMNS": "200"})
+    result = run("lab", "pairs", "--dry-run", width=200)
     assert result.exit_code == 0, result.output
     for pair in pairs():
         assert pair.title in result.output
@@ -112,8 +111,7 @@ def test_the_command_reports_what_it_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "pairs", lambda: tuple(demo_pairs()[:3]))
-    arguments = ["lab", "pairs", "--out", str(tmp_path), "--jobs", "1"]
-    result = CliRunner().invoke(command, arguments, env={"COLUMNS": "300"})
+    result = run("lab", "pairs", "--out", tmp_path, "--jobs", 1, width=300)
     assert result.exit_code == 1, result.output
     assert "skipped: " in result.output
     assert "2 of 3 pairs" in result.output
