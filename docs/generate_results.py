@@ -28,6 +28,7 @@ FOLDER = Path(__file__).parent / "results"
 PAGE = FOLDER / "index.md"
 CONVERSION = FOLDER / "conversion.md"
 PARTS = FOLDER / "parts.md"
+STARTS = FOLDER / "starts.md"
 PARTS_RECORDS = FOLDER / "parts" / "shares.csv"
 CONVERSION_RECORDS = FOLDER / "conversion" / "scores.csv"
 
@@ -161,6 +162,12 @@ def parts_page(text: str) -> str:
     return checked(filled(text, tables | {"in words": [in_words(rows)]}), PARTS_RECORDS.parent)
 
 
+def starts_page(text: str) -> str:
+    """The page on the start, taken apart, with its table made anew."""
+    folder = STARTS.with_suffix("")
+    return checked(filled(text, {"claims": claims_table(folder)}), folder)
+
+
 def shares_table(rows: pl.DataFrame) -> list[str]:
     """The share that each part keeps, with its 95 % interval over blocks, by model."""
     shown = rows.filter(pl.col("layer").is_null()).drop_nulls("share")
@@ -229,14 +236,16 @@ def filled(text: str, tables: dict[str, list[str]]) -> str:
 
 def write_contrasts() -> None:
     """Write all contrasts, each by itself, into files that the pages include."""
-    for folder in (FOLDER, CONVERSION_RECORDS.parent, PARTS_RECORDS.parent):
+    for folder in (FOLDER, CONVERSION_RECORDS.parent, PARTS_RECORDS.parent, STARTS.with_suffix("")):
         lines = "\n".join(contrasts_table(folder)) + "\n"
         (folder / "all-contrasts.md").write_text(lines, encoding="utf-8")
 
 
 def main() -> None:
     """Write the pages."""
-    pages = ((PAGE, page), (CONVERSION, conversion_page), (PARTS, parts_page))
+    pages = (
+        (PAGE, page), (CONVERSION, conversion_page), (PARTS, parts_page), (STARTS, starts_page),
+    )  # fmt: skip
     for path, made in pages:
         path.write_text(made(path.read_text(encoding="utf-8")), encoding="utf-8")
 

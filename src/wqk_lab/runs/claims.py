@@ -177,6 +177,8 @@ def _quantities(row: Mapping[str, str]) -> Iterable[tuple[str, str, int, float]]
     seed, step = int(row["seed"]), row["step"]
     if row.get("held_out_loss"):
         yield f"loss at step {step}", cell, seed, float(row["held_out_loss"])
+    if row.get("plateau_loss"):
+        yield "loss over the plateau", cell, seed, float(row["plateau_loss"])
     if row.get("first_below_3"):
         yield "end of the plateau", cell, seed, float(row["first_below_3"])
     if "change_symmetry" in row and not row["layer"]:

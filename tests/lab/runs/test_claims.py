@@ -47,7 +47,12 @@ def planted(effects: list[float], seeds: int, random: np.random.Generator) -> li
 
 @pytest.mark.parametrize(
     ("name", "maker"),
-    [("index.md", "page"), ("conversion.md", "conversion_page"), ("parts.md", "parts_page")],
+    [
+        ("index.md", "page"),
+        ("conversion.md", "conversion_page"),
+        ("parts.md", "parts_page"),
+        ("starts.md", "starts_page"),
+    ],
 )
 def test_the_page_says_what_the_records_say(name: str, maker: str) -> None:
     script = runpy.run_path(str(DOCS / "generate_results.py"))
