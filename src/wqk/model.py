@@ -17,7 +17,14 @@ from wqk.attention import Block, Head
 from wqk.checkpoints import Checkpoint, open_checkpoint
 from wqk.checkpoints.references import HubOptions, check_options
 from wqk.errors import CheckpointError, errors_about
-from wqk.families import AttentionPlan, find_family, load_family, plan_attention, with_head_counts
+from wqk.families import (
+    AttentionPlan,
+    find_family,
+    load_family,
+    plan_attention,
+    plan_mixers,
+    with_head_counts,
+)
 from wqk.families.candidates import POSITIONAL, candidates, layers_beyond, neighbors_of
 from wqk.forms import BilinearForm
 from wqk.forms.stacks import is_number
@@ -104,15 +111,13 @@ def open(
     with errors_about(checkpoint.name):
         counted = with_head_counts(known, checkpoint, heads_per_layer, key_heads)
         plans = plan_attention(checkpoint, counted)
-    queries = {part.name for plan in plans for part in plan.query.parts}
+        mixers = plan_mixers(checkpoint, counted)
+    queries = {part.name for plan in (*plans, *mixers) for part in plan.query.parts}
     if beyond := layers_beyond(queries, checkpoint.tensors()):
         note = f"layers {spans(beyond)} are stored, too, but not counted by the configuration"
         if note not in checkpoint.notes:
             checkpoint.notes = (*checkpoint.notes, note)
-    softmax = [plan for plan in plans if plan.has_softmax]
-    others = (plan for plan in plans if not plan.has_softmax)
-    mixers = sorted(others, key=lambda plan: plan.layer)
-    return Model(checkpoint, softmax, mixers, ref=ref, family_file=family, hub=hub)
+    return Model(checkpoint, plans, mixers, ref=ref, family_file=family, hub=hub)
 
 
 class Model(Advising, synonyms=SYNONYMS):

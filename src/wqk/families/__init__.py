@@ -3,7 +3,7 @@
 from wqk.families.family import AttentionRule, Family, families, load_family
 from wqk.families.finding import find_family, with_head_counts
 from wqk.families.layouts import Composed, Norm, Projection
-from wqk.families.plans import AttentionPlan, plan_attention
+from wqk.families.plans import AttentionPlan, plan_attention, plan_mixers
 from wqk.families.rotary import Rotary
 from wqk.families.sides import Side
 
@@ -20,5 +20,6 @@ __all__ = [
     "find_family",
     "load_family",
     "plan_attention",
+    "plan_mixers",
     "with_head_counts",
 ]

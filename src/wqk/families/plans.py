@@ -252,7 +252,7 @@ class AttentionPlan:
 
 
 def plan_attention(checkpoint: Checkpoint, family: Family) -> list[AttentionPlan]:
-    """Every attention block of the checkpoint that the family describes, in order.
+    """Every attention block, with a softmax, that the family describes, in order.
 
     Raises
     ------
@@ -263,10 +263,18 @@ def plan_attention(checkpoint: Checkpoint, family: Family) -> list[AttentionPlan
     """
     if family.refusal:
         raise UnknownFamily(f"{family.name}: {family.refusal}")
-    by_rule = [_plan_rule(checkpoint, family.name, rule) for rule in family.attention]
-    if not any(plan.has_softmax for plans in by_rule for plan in plans):
+    rules = [rule for rule in family.attention if not rule.between]
+    by_rule = [_plan_rule(checkpoint, family.name, rule) for rule in rules]
+    if not any(by_rule):
         _explain_absence(checkpoint, family)
     return _distinct([plans for plans in by_rule if plans])
+
+
+def plan_mixers(checkpoint: Checkpoint, family: Family) -> list[AttentionPlan]:
+    """Every block that scores pairs of tokens without a softmax, likewise."""
+    rules = [rule for rule in family.attention if rule.between]
+    by_rule = (_plan_rule(checkpoint, family.name, rule) for rule in rules)
+    return sorted((plan for plans in by_rule for plan in plans), key=lambda plan: plan.layer)
 
 
 def _distinct(by_rule: list[list[AttentionPlan]]) -> list[AttentionPlan]:
