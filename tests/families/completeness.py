@@ -67,7 +67,7 @@ def _stacks(plans: list[AttentionPlan], family: Family) -> Iterator[str]:
     """Stacks that share a name, and decoders that see what comes."""
     for plan in plans:
         made_up = "-" in plan.stack and plan.stack not in {r.stack for r in family.attention}
-        if made_up and family.name not in NAMED_BY_TENSORS:
+        if made_up and NAMED_BY_TENSORS.isdisjoint(family.name.split(" + ")):
             yield f"{plan.stack} has its name from its tensors: another attention has its place"
         crossing = plan.kind == "cross" and plan.stack == "encoder"
         if crossing and any(other.stack == "decoder" for other in plans):

@@ -35,7 +35,7 @@ TRIES: tuple[tuple[str, ...], ...] = (
     ("hidden_states",),
 )  # fmt: skip
 # Models that mask later tokens only where they are told which are padding, as tokenizers do.
-MASKED = {"aimv2_text_model", "videoprism_text_model"}
+MASKED = {"aimv2_text_model", "videoprism", "videoprism_text_model"}
 # The same for a module that is no model.
 INNER: tuple[tuple[str, ...], ...] = (
     ("position_embeddings", "encoder_hidden_states", "key_value_states"),
