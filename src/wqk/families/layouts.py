@@ -290,9 +290,9 @@ def sized(
 
     Examples
     --------
-    >>> roles = sized("in_proj", (10, 4), [("z", 1, 0), ("v", 2, 0), ("k", 1, 2), ("q", 1, 2)])
+    >>> roles = sized("in_proj", (12, 4), [("z", 1, 0), ("v", 2, 0), ("k", 1, 2), ("q", 1, 2)])
     >>> roles["v"].outputs, roles["k"].outputs, roles["v"].head_width
-    (((3, 6),), ((6, 8),), 1)
+    (((4, 8),), ((8, 10),), 2)
     """
     rest = shape[0] - sum(size for _, _, size in sections)
     open_ended = sum(not size for _, _, size in sections)
