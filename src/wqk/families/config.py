@@ -370,10 +370,10 @@ class Config:
         if isinstance(full, list) and layer in full:
             return None
         kind = self.layer_type(layer)
-        windowed = as_text(self.get("windowed_kind") or "sliding|local|chunked")
-        if kind is not None:
-            return text if re.search(windowed, kind) else None
-        return None if size is None else text
+        windowed = self.get("windowed_kind")  # whose layers have windows only where one is said
+        if kind is None or (windowed and size is None):
+            return None if size is None else text
+        return text if re.search(as_text(windowed or "sliding|local|chunked"), kind) else None
 
 
 def kind_of_layer(
