@@ -88,13 +88,19 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             terminalreporter.line(f"{seconds:6.1f} {name}")
 
 
+# Hooks that were there after objects were collected.
+KEPT: set[int] = set()
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     """Sums keep their order; and the threads of tests side by side do not wait for each other."""
     if "torch" in sys.modules:  # most do without
         sys.modules["torch"].set_num_threads(1)
-        if sys.modules["torch"].nn.modules.module._has_any_global_hook():
-            gc.collect()  # a model of an earlier test, which a measurement waits for
+        hooks = sys.modules["torch"].nn.modules.module._global_forward_pre_hooks
+        if not hooks.keys() <= KEPT:  # a model of an earlier test, which a measurement waits for
+            gc.collect()
+            KEPT.update(hooks)  # those that a fixture still needs
 
 
 @pytest.fixture(scope="session")
