@@ -53,6 +53,7 @@ def test_a_text_longer_than_the_model_s_positions(tmp_path: Path) -> None:
     assert verify(tmp_path, tokens=range(4, 11)).ok
     with pytest.raises(FormError, match="at most 7, as many as the model has positions for"):
         verify(tmp_path, tokens=range(4, 12))
+    assert not torch.nn.modules.module._global_forward_hooks  # of a run that failed
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing:FutureWarning")

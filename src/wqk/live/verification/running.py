@@ -323,8 +323,10 @@ def run(
             listener, records = listen(model, plans, live, products)
             tensors = {plan.place: plan.query.tensor for plan in live}
             blocks = [(tensors[p.place], r) for p, r in zip(plans, records, strict=True)]
-            given, failures = _run_all(model, blocks, (tokens, length, seed))
-            listener.stop()
+            try:
+                given, failures = _run_all(model, blocks, (tokens, length, seed))
+            finally:
+                listener.stop()
             if not any(records):
                 require_records(model, plans, records)
         except WqkError:
