@@ -2,8 +2,9 @@
 
 python examples/measure_parts.py OUT.csv RUN[@STEP]... [--blocks N] [--layers]
 
-A line for each run, step, layer (none: all) and part; lines without a share have the derivative and
-curvature of the loss along that part, over the explained loss. Runs that OUT.csv holds already are
+A line for each run, step, layer (none: all) and part; with the part "whole" of a layer stands the
+symmetry of its form. Lines without a share have the derivative and curvature of the loss along that
+part, over the explained loss. Runs that OUT.csv holds already are
 left out. --prefix stands before the names of the cells.
 """
 
@@ -18,7 +19,7 @@ import wqk
 
 COLUMNS = (
     "model", "seed", "step", "layer", "part", "loss", "share", "low", "high",
-    "derivative", "curvature",
+    "derivative", "curvature", "symmetry",
 )  # fmt: skip
 
 
@@ -43,16 +44,21 @@ def main() -> None:
         about = (given.prefix + cell, seed, step)
         if about in known:
             continue
+        checkpoint = dict(run.checkpoints)[int(step)]
         found = wqk.parts(
-            dict(run.checkpoints)[int(step)], corpus=run.corpus["folder"], each_layer=given.layers,
+            checkpoint, corpus=run.corpus["folder"], each_layer=given.layers,
             mask_share=run.recipe["mask_share"], block=run.recipe["block"], blocks=given.blocks,
         )  # fmt: skip
         rows = [*found.shares.iter_rows(named=True)]
         losses = dict(found.shares.filter(layer=None).select("part", "loss").iter_rows())
         explained = losses["none"] - losses["whole"]
         for row in found.slopes.iter_rows(named=True):
-            slopes = {name: row[name] / explained for name in COLUMNS[-2:]}
+            slopes = {name: row[name] / explained for name in ("derivative", "curvature")}
             rows.append({"part": row["direction"], **slopes})
+        symmetry = dict(wqk.scan(checkpoint).layers.frame.select("layer", "symmetry").iter_rows())
+        for row in rows:
+            if row["part"] == "whole":
+                row["symmetry"] = symmetry.get(row["layer"])
         named = dict(zip(COLUMNS, about, strict=False))
         with given.out.open("a", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", restval="")

@@ -157,6 +157,9 @@ def read_records(folder: Path) -> Records:
                             f"{path}: {cell}, seed {seed}, has {measure} {value}; another record "
                             f"says {known[seed]}: runs that differ need names that differ"
                         )
+            file.seek(0)
+            for measure, cell, seed, value in _by_layer(csv.DictReader(file)):
+                found.setdefault(measure, {}).setdefault(cell, {})[seed] = value
     if not found:
         raise RunError(f"{folder}: has no records of runs (*.csv)")
     return found
@@ -188,6 +191,31 @@ def _quantities(row: Mapping[str, str]) -> Iterable[tuple[str, str, int, float]]
         if row["kept_skew"]:
             kept = float(row["kept_symmetric"]) - float(row["kept_skew"])
             yield f"symmetric part kept beyond the skew at step {step}", cell, seed, kept
+
+
+def _by_layer(rows: Iterable[Mapping[str, str]]) -> Iterable[tuple[str, str, int, float]]:
+    """Over the layers of each run: the rank correlation of symmetry with what its part carries.
+
+    The latter is the share that the symmetric part keeps, less the share that the skew part keeps.
+    The cell beside it, without any relation, has zeros.
+    """
+    from scipy.stats import spearmanr
+
+    runs: dict[tuple[str, str, str], dict[str, dict[str, float]]] = {}
+    for row in rows:
+        if row.get("part") and row["seed"] and row["layer"] and row["share"]:
+            layer = runs.setdefault((row["model"], row["seed"], row["step"]), {})
+            known = layer.setdefault(row["layer"], {})
+            known[row["part"]] = float(row["share"])
+            if row.get("symmetry"):
+                known["symmetry"] = float(row["symmetry"])
+    for (model, seed, step), layers in runs.items():
+        if len(layers) > 1 and all("symmetry" in of for of in layers.values()):
+            carried = [of["symmetric"] - of["skew"] for of in layers.values()]
+            related = spearmanr([of["symmetry"] for of in layers.values()], carried).statistic
+            measure = f"rank correlation by layer at step {step}"
+            yield measure, f"{model} layers", int(seed), float(related)
+            yield measure, f"{model} no relation", int(seed), 0.0
 
 
 def read_definition(folder: Path) -> tuple[list[Contrast], list[Claim]]:

@@ -184,3 +184,16 @@ def test_contrasts_that_are_none() -> None:
             [Contrast("c", "", "loss", {"a": 1, "b": -1})],
             {"loss": {"a": {1: 1.0}, "b": {1: 2.0}}},
         )
+
+
+@pytest.mark.parametrize(("carried", "related"), [((0.1, 0.2, 0.9), 1), ((0.9, 0.2, 0.1), -1)])
+def test_layers_of_a_run_are_correlated(
+    tmp_path: Path, carried: tuple[float, ...], related: int
+) -> None:
+    lines = ["model,seed,step,layer,part,share,symmetry"]
+    for layer, share in enumerate(carried):
+        lines += [f"a,1,9,{layer},whole,1,{0.1 * layer}", f"a,1,9,{layer},skew,.05,"]
+        lines += [f"a,1,9,{layer},symmetric,{share},"]
+    (tmp_path / "shares.csv").write_text("\n".join(lines), encoding="utf-8")
+    records = read_records(tmp_path)["rank correlation by layer at step 9"]
+    assert records == {"a layers": {1: pytest.approx(related)}, "a no relation": {1: 0.0}}
