@@ -15,6 +15,8 @@ import csv
 import json
 from pathlib import Path
 
+import polars as pl
+
 import wqk
 
 COLUMNS = (
@@ -50,7 +52,9 @@ def main() -> None:
             mask_share=run.recipe["mask_share"], block=run.recipe["block"], blocks=given.blocks,
         )  # fmt: skip
         rows = [*found.shares.iter_rows(named=True)]
-        losses = dict(found.shares.filter(layer=None).select("part", "loss").iter_rows())
+        losses = dict(
+            found.shares.filter(pl.col("layer").is_null()).select("part", "loss").iter_rows()
+        )
         explained = losses["none"] - losses["whole"]
         for row in found.slopes.iter_rows(named=True):
             slopes = {name: row[name] / explained for name in ("derivative", "curvature")}

@@ -31,15 +31,23 @@ def negated(model: Any) -> StateDict:
     return StateDict(tensors, model.config, "changed")
 
 
-def clipped() -> Any:
+def running() -> Any:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 9}
-    model = transformers.LlamaForCausalLM(
+    return transformers.LlamaForCausalLM(
         transformers.LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1)
     )
-    return wqk.clip_(model, 1.0, logits=np.array([[3.0, np.inf]]))
+
+
+def clipped() -> Any:
+    return wqk.clip_(running(), 1.0, logits=np.array([[3.0, np.inf]]))
+
+
+def parted() -> Any:
+    tokens = np.random.default_rng(0).integers(0, 9, (4, 8))
+    return wqk.parts(running(), tokens=tokens, draws=1)
 
 
 RESULTS: dict[str, Callable[[], Any]] = {
@@ -53,6 +61,7 @@ RESULTS: dict[str, Callable[[], Any]] = {
     "compose": lambda: wqk.compose(INDUCTION),
     "explain": lambda: wqk.explain(ENCODER),
     "clip_": clipped,
+    "parts": parted,
 }
 
 
@@ -68,5 +77,5 @@ def test_every_result_displays_itself(name):
     page = result._repr_html_()
     assert page.startswith("<")
     assert (result._repr_png_() or b"").startswith(b"\x89PNG")
-    drawn = {"scan", "not the same", "show", "coupling", "compose"}
+    drawn = {"scan", "not the same", "show", "coupling", "compose", "parts"}
     assert ("<img" in page) == (name in drawn)

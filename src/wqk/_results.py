@@ -64,6 +64,8 @@ def json_value(value: Any) -> Any:
         return json_value(value.tolist())
     if dataclasses.is_dataclass(value):
         return _told(value)
+    if hasattr(value, "to_dicts"):  # a polars frame
+        return json_value(value.to_dicts())
     if hasattr(value, "_asdict"):
         return json_value(value._asdict())
     if isinstance(value, Mapping):

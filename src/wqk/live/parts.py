@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from wqk._console import Shown, number
+from wqk._console import number
+from wqk._results import Result
 from wqk._typing import FilePath, Float
 from wqk.errors import CheckpointError, required_by
 from wqk.live.held_out import HeldOut, fresh, load, open_held_out
@@ -46,7 +47,7 @@ FACTORS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 
 
 @dataclass(frozen=True, repr=False)
-class Parts(Shown):
+class Parts(Result):
     """What parts of the scores do to a model's loss on held-out text.
 
     Attributes
@@ -80,11 +81,29 @@ class Parts(Shown):
     curves: pl.DataFrame = field(repr=False)
     settings: dict[str, Any]
 
-    def to_dict(self) -> dict[str, Any]:
-        """All of it, as JSON has it; shares, slopes and curves by row."""
-        frames = {name: getattr(self, name).to_dicts() for name in ("shares", "slopes", "curves")}
-        about = {"checkpoint": self.checkpoint, "predicts": self.predicts}
-        return about | {"settings": self.settings} | frames
+    @property
+    def sentence(self) -> str:
+        """What parts of the scores of all layers keep, for each stack."""
+        told = []
+        whole = self.shares.filter(pl.all_horizontal(pl.col("layer", "head").is_null()))
+        for rows in whole.partition_by("stack"):
+            loss, share = (
+                {row["part"]: row[of] for row in rows.to_dicts()} for of in ("loss", "share")
+            )
+            where = "" if self.shares["stack"].n_unique() < 2 else f" of the {rows['stack'][0]}"
+            explained = loss["none"] - loss["whole"]
+            if share["symmetric"] is None:
+                told.append(f"The attention scores{where} explain nothing of the loss.")
+                continue
+            told.append(
+                f"Of the {explained:.3g} by which attention scores{where} lower the loss, their "
+                f"symmetric part alone keeps {share['symmetric']:.0%}, their skew part "
+                f"{share['skew']:.0%}, random halves {share['random']:.0%}."
+            )
+        return " ".join(told)
+
+    def _rows(self) -> Iterable[dict[str, Any]]:
+        return self.shares.iter_rows(named=True)
 
     def _shown(self, width: int) -> Iterator[Any]:
         from rich.text import Text
@@ -126,6 +145,8 @@ class Parts(Shown):
         from wqk.reporting.pictures.shares import parts_figure
 
         return parts_figure(self.shares, self.curves, self.predicts)
+
+    _drawn = plot
 
 
 def parts(
