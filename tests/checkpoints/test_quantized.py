@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import pytest
 
 import wqk
 from wqk.checkpoints import Part, open_checkpoint
+from wqk.checkpoints.quantized import unpacked
 from wqk.errors import CheckpointError
 
 torch = pytest.importorskip("torch")
@@ -39,7 +41,8 @@ def case(name: str, at: str = "a") -> tuple[dict[str, Any], np.ndarray, dict[str
 
 def write(folder: Path, tensors: dict[str, Any], config: dict[str, Any]) -> Path:
     folder.mkdir(exist_ok=True)
-    safetensors.save_file(tensors, folder / "model.safetensors")
+    kept = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    safetensors.save_file(kept, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
@@ -122,20 +125,27 @@ def test_a_scan_scores_what_is_stored(name: str, tmp_path: Path) -> None:
     assert note == f"queries and keys are stored as {kind}"
 
 
-def packed(weight: np.ndarray, bits: int, group: int = 32) -> tuple[Any, Any]:
-    """Codes and scales of compressed-tensors' packed whole numbers, rounded to the nearest."""
+def packed(weight: np.ndarray, bits: int, order: Any = None, group: int = 32) -> tuple[Any, Any]:
+    """Codes and scales of compressed-tensors' packed whole numbers, rounded to the nearest.
+
+    Columns that share a scale are neighbors in ``order``.
+    """
     half = 2 ** (bits - 1)
-    grouped = weight.reshape(len(weight), -1, group)
+    order = np.arange(weight.shape[1]) if order is None else order
+    grouped = weight[:, order].reshape(len(weight), -1, group)
     scales = np.abs(grouped).max(axis=-1) / (half - 0.5)
     codes = np.clip(np.rint(grouped / scales[..., None]), -half, half - 1).astype(np.int64) + half
-    words = codes.reshape(len(weight), -1, 32 // bits) << np.arange(0, 32, bits)
-    return torch.tensor(words.sum(axis=-1).astype(np.uint32).view(np.int32)), torch.tensor(scales)
+    codes = codes.reshape(weight.shape)[:, np.argsort(order)].reshape(len(weight), -1, 32 // bits)
+    words = (codes << np.arange(0, 32, bits)).sum(axis=-1).astype(np.uint32).view(np.int32)
+    return torch.tensor(words), torch.tensor(scales).float()
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_what_quantization_alone_moves_is_expected_and_a_mistake_is_not(
-    bits: int, tmp_path: Path
-) -> None:
+ORDER = np.random.default_rng(1).permutation(64)
+Q_PROJ = "layers.1.self_attn.q_proj"
+
+
+def both(folder: Path, bits: int = 4, order: Any = None) -> tuple[Path, Any, Any]:
+    """A LLaMA, the tensors of the same quantized, and their configuration."""
     rng = np.random.default_rng(bits)
     plain: dict[str, Any] = {}
     stored: dict[str, Any] = {}
@@ -143,16 +153,29 @@ def test_what_quantization_alone_moves_is_expected_and_a_mistake_is_not(
         for side in "qk":
             at = f"model.layers.{layer}.self_attn.{side}_proj"
             weight = rng.standard_normal((32, 64)) * rng.uniform(0.2, 2, (32, 1))
+            largest = np.abs(weight).reshape(32, 2, 32).max(-1)
+            weight = np.where(weight > 0, 0.7 * weight, weight)
+            weight[:, ::32] = -largest  # so that codes are at most 14 of 15, and one may be added
             plain[f"{at}.weight"] = torch.tensor(weight.astype(np.float32))
-            stored[f"{at}.weight_packed"], scales = packed(weight, bits)
-            stored[f"{at}.weight_scale"] = scales.float()
+            stored[f"{at}.weight_packed"], stored[f"{at}.weight_scale"] = packed(
+                weight, bits, order
+            )
+            if order is not None:
+                stored[f"{at}.weight_g_idx"] = torch.tensor(np.argsort(order) // 32).int()
     about = {
         "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "head_dim": 8,
         "num_attention_heads": 4, "num_key_value_heads": 4,
     }  # fmt: skip
-    settings = {"config_groups": {"g": {"weights": {"num_bits": bits}}}}
-    config = about | {"quantization_config": settings}
-    original = write(tmp_path / "original", plain, about)
+    groups = {"g": {"weights": {"num_bits": bits}, "targets": ["Linear"]}}
+    settings = {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": []}
+    return write(folder, plain, about), stored, about | {"quantization_config": settings}
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_what_quantization_alone_moves_is_expected_and_a_mistake_is_not(
+    bits: int, tmp_path: Path
+) -> None:
+    original, stored, config = both(tmp_path / "original", bits)
     table = wqk.diff(original, write(tmp_path / "quantized", stored, config))
     share = table.frame["moved"] / table.frame["rounding"]
     assert share.min() > 0.7
@@ -171,53 +194,80 @@ def swapped(codes: Any) -> Any:
     return torch.tensor(exchanged.view(np.int32))
 
 
-# Mistakes in a quantized file: of which tensor's values, what is done to them, and how it is named.
-MISTAKES: dict[str, tuple[str, Callable[[Any], Any], str]] = {
-    "scales of other rows": ("scale", lambda s: s.flip(0), "scales of other rows or blocks"),
-    "scales of other blocks": ("scale", lambda s: s.flip(1), "scales of other rows or blocks"),
-    "nibbles": ("packed", swapped, "lie in another order within each 2"),
-    "zero points": ("packed", lambda w: w + 0x11111111, "a zero point is off"),
-    "order of words": (
-        "packed", lambda w: torch.tensor(w.numpy().view(np.uint32).byteswap().view(np.int32)),
-        "lie in another order within each 8",
+def in_layer(tensors: dict[str, Any], change: dict[str, Callable[[Any], Any]]) -> dict[str, Any]:
+    """Tensors of one layer's queries changed, by their endings."""
+    ends = {f"model.{Q_PROJ}.weight_{of}": how for of, how in change.items()}
+    return {k: ends[k](v) if k in ends else v for k, v in tensors.items()}
+
+
+def in_order(words: Any) -> Any:
+    """Packed codes with their columns in the order of their groups."""
+    codes = unpacked(words.numpy(), 4, 64)[:, ORDER].reshape(len(words), -1, 8).astype(np.int64)
+    return torch.tensor((codes << np.arange(0, 32, 4)).sum(-1).astype(np.uint32).view(np.int32))
+
+
+def as_bytes(words: Any) -> Any:
+    return torch.tensor(words.numpy().view(np.uint32).byteswap().view(np.int32))
+
+
+def neighbors(groups: Any) -> Any:
+    return groups.sort().values
+
+
+# Mistakes in a quantized file: the order in which columns share scales, what is done to which of
+# a weight's tensors, and how it is named.
+MISTAKES: dict[str, tuple[Any, dict[str, Callable[[Any], Any]], str]] = {
+    "scales of other rows": (
+        None, {"scale": lambda s: s.flip(0)}, "scales of other rows or blocks",
+    ),
+    "scales of other blocks": (
+        None, {"scale": lambda s: s.flip(1)}, "scales of other rows or blocks",
+    ),
+    "nibbles": (None, {"packed": swapped}, "lie in another order within each 2"),
+    "zero points": (None, {"packed": lambda w: w + 0x11111111}, "a zero point is off"),
+    "order of words": (None, {"packed": as_bytes}, "lie in another order within each 8"),
+    "act-order ignored": (ORDER, {"g_idx": neighbors}, "act-order (g_idx) is ignored"),
+    "act-order not undone": (
+        ORDER, {"packed": in_order, "g_idx": neighbors}, "act-order was not undone",
+    ),
+    "act-order of another weight": (
+        ORDER, {"g_idx": lambda g: g.flip(0)}, "columns have the scales of another group",
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("of", "change", "named"), MISTAKES.values(), ids=MISTAKES)
+@pytest.mark.parametrize(("order", "change", "named"), MISTAKES.values(), ids=MISTAKES)
 def test_mistakes_in_a_quantized_file_are_named_and_undone(
-    of: str, change: Callable[[Any], Any], named: str, tmp_path: Path
+    order: Any, change: dict[str, Callable[[Any], Any]], named: str, tmp_path: Path
 ) -> None:
-    rng = np.random.default_rng(0)
-    plain: dict[str, Any] = {}
-    stored: dict[str, Any] = {}
-    for layer in range(2):
-        for side in "qk":
-            at = f"model.layers.{layer}.self_attn.{side}_proj"
-            weight = rng.standard_normal((32, 64)) * rng.uniform(0.2, 2, (32, 1))
-            largest = np.abs(weight).reshape(32, 2, 32).max(-1)
-            weight = np.where(weight > 0, 0.7 * weight, weight)
-            weight[:, ::32] = -largest  # so that codes are at most 14, and one may be added
-            plain[f"{at}.weight"] = torch.tensor(weight.astype(np.float32))
-            stored[f"{at}.weight_packed"], scales = packed(weight, 4)
-            stored[f"{at}.weight_scale"] = scales.float()
-    about = {
-        "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "head_dim": 8,
-        "num_attention_heads": 4, "num_key_value_heads": 4,
-    }  # fmt: skip
-    settings = {"config_groups": {"g": {"weights": {"num_bits": 4}}}}
-    config = about | {"quantization_config": settings}
-    original = write(tmp_path / "original", plain, about)
+    original, stored, config = both(tmp_path / "original", order=order)
     right = wqk.same(original, write(tmp_path / "right", stored, config))
     assert right.same
     assert "but for quantization (INT 4-bit" in right.sentence
-    wrong = {
-        k: change(v) if k.endswith(f"layers.1.self_attn.q_proj.weight_{of}") else v
-        for k, v in stored.items()
-    }
-    found = wqk.same(original, write(tmp_path / "wrong", wrong, config))
+    found = wqk.same(original, write(tmp_path / "wrong", in_layer(stored, change), config))
     assert not found.same
     assert [block.same for block in found.blocks] == [True, False]
     assert "beyond what quantization explains" in found.sentence
     assert named in found.sentence
     assert found.blocks[1].repair
+
+
+def test_wrong_layers_are_named(tmp_path: Path) -> None:
+    """Two layers in each other's place; one that should be plain; one that should not."""
+    original, stored, config = both(tmp_path / "original")
+    places = {"layers.0.": "layers.1.", "layers.1.": "layers.0."}
+    swapped = {re.sub(r"layers\.\d\.", lambda m: places[m[0]], k): v for k, v in stored.items()}
+    plain = safetensors.load_file(original / "model.safetensors")
+    mixed = {k: v for k, v in stored.items() if Q_PROJ not in k}
+    mixed[f"model.{Q_PROJ}.weight"] = plain[f"model.{Q_PROJ}.weight"]
+    settings = config["quantization_config"]
+    listed = config | {"quantization_config": settings | {"ignore": [f"re:.*{Q_PROJ}$"]}}
+    for number, (tensors, about, named) in enumerate((
+        (swapped, config, "layer 1 has those of layer 0"),
+        (stored, listed, "q_proj: plain by the configuration, stored as INT 4-bit, groups of 32"),
+        (mixed, config, "q_proj: quantized by the configuration, stored plain"),
+        (mixed, listed, "The same"),
+    )):  # fmt: skip
+        found = wqk.same(original, write(tmp_path / str(number), tensors, about))
+        assert named in found.sentence
+        assert found.same == (named == "The same")

@@ -20,11 +20,8 @@ def test_a_right_conversion_is_the_same(model: str) -> None:
 
 
 def test_every_cause_has_a_plant() -> None:
-    assert {plant.kind for plant in PLANTS} | {
-        "gain folded",
-        "transposed",
-        "another tensor",
-    } == set(TITLES)
+    """That of quantized weights stands with their other mistakes."""
+    assert {plant.kind for plant in PLANTS} | {"groups"} == set(TITLES)
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=[plant.what for plant in PLANTS])

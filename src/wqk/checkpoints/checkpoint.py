@@ -69,6 +69,14 @@ class Part(NamedTuple):
         return info.nbytes * math.prod(self.shape(info.shape)) // whole if whole else 0
 
 
+class Regrouping(NamedTuple):
+    """What rows of a quantized matrix (n, D) would be with its columns in other groups."""
+
+    groups: int
+    has: np.ndarray  # the group of each column, (D,)
+    values: Callable[[np.ndarray], np.ndarray]  # from the group of each column, (D,)
+
+
 class Checkpoint(ABC):
     """A transformer's weights from any source; made by `open_checkpoint`.
 
@@ -134,6 +142,10 @@ class Checkpoint(ABC):
 
     def raw(self, part: Part) -> np.ndarray | None:
         """A part's bytes as they are stored, which alone say its values; None if they do not."""
+        return None
+
+    def regrouping(self, part: Part) -> Regrouping | None:
+        """Rows with their columns in other groups; None where only neighbors make one."""
         return None
 
     def prefetch(self, parts: Sequence[Part]) -> None:  # noqa: B027 - most sources have no delay

@@ -29,6 +29,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,11 +70,14 @@ class Quantized:
         What has to be read, by what it is to the matrix.
     values
         From what was read, and the numbers of the wanted rows, to these rows in float32.
+    groups
+        Of columns, where a column can be of any (role ``group_of``); else 0.
     """
 
     info: TensorInfo
     components: Mapping[str, Component]
     values: Callable[[Arrays, np.ndarray], np.ndarray]
+    groups: int = 0
 
     def parts(self, wanted: Part) -> dict[str, Part]:
         """What has to be read for the wanted rows."""
@@ -160,6 +164,41 @@ def refuse_unread(config: Mapping[str, Any]) -> None:
         f"quantized with {what}, whose weights are not read; use the original checkpoint, or "
         "dequantize it first"
     )
+
+
+def is_left_plain(config: Mapping[str, Any], module: str) -> bool | None:
+    """Whether a configuration says that the weight of a linear module is not quantized.
+
+    None where it does not tell: without a list, or by rules that are not read.
+
+    Examples
+    --------
+    >>> skipped = {"quant_method": "awq", "modules_to_not_convert": ["layers.0", "lm_head"]}
+    >>> is_left_plain({"quantization_config": skipped}, "model.layers.0.self_attn.q_proj")
+    True
+    """
+    match config.get("quantization_config"):
+        case {"quant_method": "awq", "modules_to_not_convert": [*listed]}:
+            pass
+        case {"quant_method": "bitsandbytes", "llm_int8_skip_modules": [*listed]}:
+            pass
+        case {"quant_method": "compressed-tensors", "ignore": [*listed], "config_groups": dict(by)}:
+            targets = [group.get("targets") for group in by.values() if isinstance(group, dict)]
+            if targets != [["Linear"]]:
+                return None
+        case _:
+            return None
+    found = []
+    for text in map(str, listed):
+        # Names in a file may begin otherwise than in the model for which the list was written.
+        pattern = f"*.{text.removeprefix('model.')}.*"
+        if text.startswith("re:"):
+            pattern = f".{text[3:].removeprefix('^').replace('.*', '*').replace(chr(92), '')}"
+            pattern = f"{pattern.removesuffix('$')}." if text.endswith("$") else f"{pattern}*"
+            if set(pattern) & set("[]()|+?{}^$"):
+                return None
+        found.append(fnmatchcase(f".{module}.", pattern))
+    return any(found)
 
 
 # Methods whose files are known and not read.
@@ -264,8 +303,9 @@ def _gptq(
     if ordered and source.shape(f"{stem}.g_idx", "I32 I64", axes=1) != (inputs,):
         raise CheckpointError(f"{stem}.g_idx must have one entry for each of {inputs} inputs")
     shared = _groups(inputs, scales, 0, f"{stem}.scales") if not ordered else -(-inputs // groups)
-    roles = ("qweight", "qzeros", "scales", *(("g_idx",) if ordered else ()))
-    components = {role: Component(f"{stem}.{role}") for role in roles}
+    components = {role: Component(f"{stem}.{role}") for role in ("qweight", "qzeros", "scales")}
+    if ordered:
+        components["group_of"] = Component(f"{stem}.g_idx")
     # The first version stores zeros less one, subtracted from all bits of a row at once.
     is_first = source.settings.get("checkpoint_format", "gptq") != "gptq_v2"
 
@@ -273,12 +313,12 @@ def _gptq(
         codes = unpacked(stored["qweight"].T[rows], bits, inputs)
         packed = stored["qzeros"]
         zero = unpacked(_one_more(packed, bits, outputs) if is_first else packed, bits, outputs)
-        return scaled(codes, stored["scales"].T[rows], zero.T[rows], stored.get("g_idx"))
+        return scaled(codes, stored["scales"].T[rows], zero.T[rows], stored.get("group_of"))
 
     info = TensorInfo(
         f"GPTQ {bits}-bit", (outputs, inputs), source.nbytes(components), _uniform(bits, shared)
     )
-    return Quantized(info, components, values)
+    return Quantized(info, components, values, groups)
 
 
 def _one_more(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
@@ -374,7 +414,7 @@ def _packed(stem: str, source: Source) -> Quantized:
     info = TensorInfo(
         f"INT {bits}-bit", (outputs, inputs), source.nbytes(components), _uniform(bits, shared)
     )
-    return Quantized(info, components, values)
+    return Quantized(info, components, values, groups)
 
 
 def _whole_in_words(words: np.ndarray, bits: int) -> np.ndarray:

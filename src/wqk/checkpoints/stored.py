@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
+from wqk.checkpoints.checkpoint import Checkpoint, Part, Regrouping, TensorInfo
 from wqk.checkpoints.formats import ARCHIVES
 from wqk.checkpoints.gguf import open_gguf
 from wqk.checkpoints.llama2c import is_llama2c, open_llama2c
@@ -136,6 +136,19 @@ class StoredCheckpoint(Checkpoint):
             file.source.read_into(start, found[at : at + stop - start].data)
             at += stop - start
         return found
+
+    def regrouping(self, part: Part) -> Regrouping | None:
+        """Rows with their columns in other groups; None where only neighbors make one."""
+        matrix = self._quantized.get(part.name)
+        if matrix is None or not matrix.groups:
+            return None
+        pieces = matrix.parts(part)
+        stored = dict(zip(pieces, self._read_stored([*pieces.values()]), strict=True))
+        count = matrix.info.shape[1]
+        has = stored.get("group_of", np.arange(count) * matrix.groups // count)
+        return Regrouping(
+            matrix.groups, has, lambda by: matrix.read(part, {**stored, "group_of": by})
+        )
 
     def _lying(self, part: Part) -> tuple[WeightFile, Part]:
         """The part in its file, under the name that it has there."""

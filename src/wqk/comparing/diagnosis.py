@@ -199,7 +199,8 @@ def diagnose(
     }
     tensors = checkpoints[1].tensors()
     grids = {name: grid for name in stored if (grid := tensors[name].grid) is not None}
-    found = search(others | wanted, stored, sizes, _sections(pair[1]), gains, grids)
+    regroupings = checkpoints[1].regrouping
+    found = search(others | wanted, stored, sizes, _sections(pair[1]), gains, grids, regroupings)
     if not found:
         return None
     repaired = {one.tensor: one.repaired for one in found}

@@ -370,6 +370,18 @@ def setting(name: str, value: Any, other: Any, repair: str = "") -> Mismatch:
     return Mismatch("other setting", f"{name}: {texts[0]} against {texts[1]}", repair, facts=facts)
 
 
+def wrongly_quantized(names: Sequence[str], kind: str) -> Mismatch:
+    """Weights that a configuration says to be plain and that are not, or the reverse."""
+    which = ", ".join(names)
+    reason = f"{which}: plain by the configuration, stored as {kind}"
+    if not kind:
+        reason = f"{which}: quantized by the configuration, stored plain"
+    name = "the wrong layers are quantized"
+    facts = {"name": name, "tensors": list(names), "other_value": kind or "none"}
+    repair = "quantization_config: list what is stored plain, and nothing else"
+    return Mismatch("other setting", f"{name}: {reason}", repair, facts=facts)
+
+
 def beside(what: str, one: Mismatch) -> Mismatch:
     """A mismatch of another circuit than the scores, such as values and outputs."""
     facts = {"circuit": what, "unexplained": one.verdict in UNEXPLAINED, "verdict": one.verdict}

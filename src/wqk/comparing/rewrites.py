@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise, permutations, product
 
 import numpy as np
 
-from wqk.checkpoints.checkpoint import Grid
+from wqk.checkpoints.checkpoint import Grid, Part, Regrouping
 from wqk.checkpoints.number_types import rounding
 from wqk.comparing.origins import cosines, nearest, sketch
 
@@ -40,6 +40,7 @@ TITLES = {
     "block scales": "scales of other blocks",
     "integers": "not dequantized",
     "zero point": "zero points off",
+    "groups": "columns in other groups",
     "zero": "all zero",
 }
 
@@ -51,6 +52,8 @@ WORD_ORDERS = (
     (1, 0), (0, 2, 4, 6, 1, 3, 5, 7), (0, 4, 1, 5, 2, 6, 3, 7), (7, 6, 5, 4, 3, 2, 1, 0),
     (3, 2, 1, 0), (6, 7, 4, 5, 2, 3, 0, 1),
 )  # fmt: skip
+# Columns belong to other groups if their squares are left with this share, on half of so many rows.
+REGROUPED, SAMPLED = 0.7, 256
 # Blocks of columns that formats give scales of their own.
 BLOCKS = (16, 32, 64, 128)
 
@@ -269,6 +272,7 @@ def search(
     wanted: Mapping[str, np.ndarray], stored: Mapping[str, np.ndarray], sizes: Sizes,
     sections: Mapping[str, Sequence[int]] | None = None,
     gains: Mapping[str, np.ndarray] | None = None, grids: Mapping[str, Grid] | None = None,
+    regroupings: Callable[[Part], Regrouping | None] = lambda part: None,
 ) -> list[Finding]:  # fmt: skip
     """What was done to each of a block's weights that is not what it should be.
 
@@ -282,10 +286,12 @@ def search(
         Of the norm before a weight.
     grids
         Of stored weights that are quantized: what rounding to them explains is no mistake.
+    regroupings
+        What such a weight would be with its columns in other groups.
     """
     found: list[Finding] = []
     rounded = {
-        name: misquantized(name, wanted[name], value, grids[name])
+        name: misquantized(name, wanted[name], value, grids[name], regroupings)
         for name, value in stored.items()
         if grids and name in grids and name in wanted and wanted[name].shape == value.shape
     }
@@ -320,15 +326,19 @@ def search(
     return found
 
 
-def misquantized(name: str, wanted: np.ndarray, value: np.ndarray, grid: Grid) -> Finding | None:
+def misquantized(
+    name: str, wanted: np.ndarray, value: np.ndarray, grid: Grid,
+    regroupings: Callable[[Part], Regrouping | None] = lambda part: None,
+) -> Finding | None:  # fmt: skip
     """What a quantized weight (n, D) was read or written with, if rounding does not explain it.
 
-    Codes in another order within their words, scales of other rows or blocks, or zero points that
-    are off: whichever leaves no more than rounding to the grid.
+    Codes in another order within their words, scales of other rows or blocks, zero points that are
+    off, or an order of columns that was forgotten (GPTQ's act-order): whichever leaves no more than
+    rounding to the grid.
 
     Examples
     --------
-    >>> from wqk.checkpoints.checkpoint import Grid
+    >>> from wqk.checkpoints.checkpoint import Grid, Part, Regrouping
     >>> w = np.random.default_rng(0).standard_normal((8, 64))
     >>> step = np.abs(w).max() / 7.5
     >>> stored = np.rint(w / step) * step
@@ -347,9 +357,18 @@ def misquantized(name: str, wanted: np.ndarray, value: np.ndarray, grid: Grid) -
         expected = rounding(grid, x) * size / math.sqrt(3)
         return float(np.sqrt(np.mean(np.square(x - w))) / expected) if expected else math.inf
 
+    title = short(name)
+    rows = np.unique(np.linspace(0, len(v) - 1, SAMPLED).astype(int)).tolist()
+    some, every = (
+        regroupings(p) for p in (Part(name, tuple((n, n + 1) for n in rows)), Part(name))
+    )
+    if some and every:
+        best, words = _regrouped(w[rows], some)
+        if words and left(mended := every.values(best)) < ROUNDED:
+            words = f"{title}: {words}"
+            return Finding("groups", words, "w = original", name, _like(mended, value))
     if left(v) < ROUNDED:
         return None
-    title = short(name)
     for axis, order in product((1, 0), WORD_ORDERS):
         length = len(order)
         if v.shape[axis] % length:
@@ -374,7 +393,35 @@ def misquantized(name: str, wanted: np.ndarray, value: np.ndarray, grid: Grid) -
     if left((b - offsets).reshape(v.shape)) < ROUNDED:
         words = f"{title}: an offset for each block of {size} columns: a zero point is off"
         return Finding("zero point", words, "w = original", name, _like(w, value))
+    silent = np.asarray(~w.any(axis=0)), np.asarray(~v.any(axis=0))
+    place = nearest(sketch(w.T), sketch(v.T), *silent)
+    if np.array_equal(np.sort(place), np.arange(len(place))) and left(v[:, place]) < ROUNDED:
+        words = f"columns of {title} lie in the order of their groups: act-order was not undone"
+        code = "w = w[:, (torch.nn.functional.normalize(w, dim=0).T @ original).argmax(0)]"
+        return Finding("columns", words, code, name, _like(v[:, place], value))
     return None
+
+
+def _regrouped(w: np.ndarray, again: Regrouping) -> tuple[np.ndarray, str]:
+    """The groups whose scales fit the columns of a weight best, and words if others have them.
+
+    Chosen on some rows, and told from chance on others.
+    """
+    count = w.shape[1]
+    has, neighbors = again.has, np.arange(count) * again.groups // count
+
+    def far(groups: np.ndarray) -> np.ndarray:
+        """Squares that are left in the rows that choose, and in the others: (2, D)."""
+        squares = np.square(again.values(groups) - w)
+        return np.stack([squares[::2].sum(axis=0), squares[1::2].sum(axis=0)])
+
+    best = np.argmin([far(np.full(count, n))[0] for n in range(again.groups)], axis=0)
+    if len(w) < 2 or far(best)[1].sum() > REGROUPED * far(has)[1].sum():
+        return has, ""
+    if all(len(set(best[neighbors == n])) == 1 for n in range(again.groups)):
+        return best, f"scales of other rows or blocks of {count // again.groups} columns"
+    words = f"{(best != has).sum()} of {count} columns have the scales of another group"
+    return best, words + ": act-order (g_idx) is ignored" * np.array_equal(has, neighbors)
 
 
 def _like(repaired: np.ndarray, value: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ import numpy as np
 from wqk._typing import FilePath
 from wqk.attention import Block
 from wqk.checkpoints import Checkpoint, Part
+from wqk.checkpoints.quantized import is_left_plain
 from wqk.checkpoints.references import HubFolder, check_options
 from wqk.comparing import mistakes
 from wqk.comparing.answer import BlockComparison, CheckpointComparison, Place
@@ -22,6 +23,7 @@ from wqk.comparing.conversions import explain, explained, signature
 from wqk.comparing.diagnosis import averaged, diagnose, rotary_repaired
 from wqk.comparing.mistakes import Mismatch
 from wqk.comparing.outside import absent_towers, outside
+from wqk.comparing.rewrites import short
 from wqk.comparing.weights import StoredBlock, grid, load_block
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families import AttentionPlan
@@ -33,8 +35,12 @@ from wqk.scanning.cores import one_blas_thread
 # Tokens between query and key at which rotary positions are compared: none, one, many.
 DISTANCES = (0, 1, 1024)
 
-# Signatures of the same heads have at least this cosine.
-ALIKE = 0.99
+# Signatures of the same heads have at least this cosine; those of quantized ones less, by twice the
+# square of what rounding explains of their distance, but never less than the second.
+ALIKE, LEAST_ALIKE = 0.99, 0.8
+
+# From this share of what quantization explains on, columns are looked for in other groups.
+SUSPECT = 0.5
 
 
 def same(
@@ -183,7 +189,15 @@ def _diagnosed(
         folds = [some.norms for some in stored]
         return _with_circuits(both, plans, folds, scores, ({}, {}), tolerance).mismatches
 
-    if block.same or any(plan.rule.guess for plan in pair):
+    if any(plan.rule.guess for plan in pair):
+        return block
+    if block.same:
+        # Scales of groups are alike, so that a wrong order of columns may hide behind rounding.
+        suspect = max(block.distance.values()) > SUSPECT * block.tolerance
+        if suspect and checkpoints[1].regrouping(Part(pair[1].query.tensor, ((0, 1),))):
+            seen = diagnose(checkpoints, pair, names, (), lambda o: compare(o, pair[1])) or ()
+            moved = tuple(one for one in seen if one.facts.get("cause") == "groups")
+            return replace(block, mismatches=moved)
         return block
     found: tuple[Mismatch, ...] = ()
     left, plan = block.mismatches, pair[1]
@@ -408,7 +422,11 @@ def _compare(
             f"layer {pair[0].layer} of the {pair[0].stack} has {sizes[0]} in one checkpoint and "
             f"{sizes[1]} in the other; only equal ones can be compared"
         )
-    settings = (*_settings(*pair), *_untold(checkpoints, pair))
+    settings = (
+        *_settings(*pair),
+        *_untold(checkpoints, pair),
+        *_misplaced(checkpoints[1], pair[1]),
+    )
     at = DISTANCES if a.rotary or b.rotary else DISTANCES[:1]
     place = _place(pair[0])
     if a.query.heads != b.query.heads:
@@ -501,12 +519,14 @@ def _other_layers(
 ) -> list[BlockComparison]:
     """The blocks, with those that are not explained looked for among the other layers."""
     found: dict[int, Place] = {}
+    least: dict[int, float] = {}
     for number, block in enumerate(blocks):
         if any(one.unexplained for one in block.mismatches):
             here = theirs[Place(block.stack, block.kind, block.layer)]
+            least[number] = max(LEAST_ALIKE, min(ALIKE, 1 - 2 * block.tolerance**2))
             for place, mark in ours.items():
                 is_own = place.layer == block.layer or place[:2] != (block.stack, block.kind)
-                if not is_own and _alike(mark, here, SCORES):
+                if not is_own and _alike(mark, here, SCORES, least[number]):
                     found[number] = place
                     break
     taken = Counter(found.values())
@@ -520,18 +540,18 @@ def _other_layers(
             one
             for one in block.mismatches
             if one.verdict not in mistakes.UNEXPLAINED
-            and not _alike(ours[place], here, str(one.facts.get("circuit")))
+            and not _alike(ours[place], here, str(one.facts.get("circuit")), least[number])
         ]
         result[number] = replace(block, mismatches=(named, *rest))
     return result
 
 
-def _alike(ours: Marks, theirs: Marks, what: str) -> bool:
+def _alike(ours: Marks, theirs: Marks, what: str, least: float) -> bool:
     """Whether the heads of two blocks have the same form, by their signatures."""
     first, second = ours.get(what), theirs.get(what)
     if first is None or second is None or first.shape != second.shape:
         return False
-    return bool((np.einsum("hp,hp->h", first, second) > ALIKE).all())
+    return bool((np.einsum("hp,hp->h", first, second) > least).all())
 
 
 def _settings(a: AttentionPlan, b: AttentionPlan) -> Iterator[Mismatch]:
@@ -562,6 +582,18 @@ def _settings(a: AttentionPlan, b: AttentionPlan) -> Iterator[Mismatch]:
                 own = filter(None, keys.get(name, ()) if a.family == b.family else ())
                 repair = "; ".join(f'config["{key}"] = original["{key}"]' for key in own)
                 yield mistakes.setting(name, value, theirs[name], repair)
+
+
+def _misplaced(checkpoint: Checkpoint, plan: AttentionPlan) -> Iterator[Mismatch]:
+    """Weights that are quantized where the configuration leaves them plain, or the reverse."""
+    found: dict[str, list[str]] = {}
+    for side in (plan.query, plan.key, plan.value, plan.output):
+        for part in side.projection.roles.values() if side is not None else ():
+            kind = checkpoint.info(part.name).quantized
+            if is_left_plain(checkpoint.config, part.name.removesuffix(".weight")) is bool(kind):
+                found.setdefault(kind, []).append(short(part.name))
+    for kind, names in found.items():
+        yield mistakes.wrongly_quantized(sorted(set(names)), kind)
 
 
 def _is_configured(config: Mapping[str, Any]) -> bool:
