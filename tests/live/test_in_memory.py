@@ -220,6 +220,15 @@ def test_a_family_is_named_or_the_refusal_says_how() -> None:
         wqk.logits(opened, "some text")
 
 
+def test_norms_without_gains_are_read_from_the_code() -> None:
+    """A speed run's module has no switch for them: with its own rotary, only products are known."""
+    numbers = Numbers(n_kv_head=4)
+    model = Mine(numbers, "transformer", "h", "norm", "attn", Normed)
+    opened = wqk.open(model, family="modded-nanogpt")
+    assert wqk.verify(opened, TOKENS).verdict == "form right"
+    assert "no effect" in repr(wqk.clip_(opened, 1e-3, logits=np.full((2, 4), 2.0)))
+
+
 class Attention(nn.Module):
     """As timm has it: all queries, then all keys, then all values."""
 
@@ -363,3 +372,28 @@ def test_norms_of_queries_are_no_plain_vision_transformer() -> None:
     model = strong(VisionTransformer())
     model.blocks[0].attn.q_norm = nn.LayerNorm(8)
     assert wqk.open(model).family == "inferred"
+
+
+def test_stages_that_count_their_own_heads_are_guessed_stage_by_stage() -> None:
+    """As timm's Swin has it: the refusal used to ask for one number of heads for all."""
+    model = nn.Module()
+    sizes = (32, 4), (32, 4), (64, 8)
+    stages = [nn.Module() for _ in sizes]
+    for stage, (width, count) in zip(stages, sizes, strict=True):
+        stage.blocks = nn.ModuleList([nn.ModuleDict({"attn": Attention(width, count)})])
+    model.layers = nn.ModuleList(stages)
+    assert [block.head_count for block in wqk.open(model)] == [4, 4, 8]
+
+
+REFUSED = {
+    "no model type": (lambda: wqk.scan(nn.Linear(8, 8)), "Linear: it names no model type"),
+    "no batch": (lambda: wqk.logits(MINE["nanogpt"]()), r"wqk.logits\(model, batch\)"),
+    "no table": (lambda: wqk.report("nowhere"), "nowhere: no such file or folder$"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_missing_is_said(case: str) -> None:
+    call, said = REFUSED[case]
+    with pytest.raises(wqk.WqkError, match=said):
+        call()

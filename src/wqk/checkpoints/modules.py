@@ -6,6 +6,7 @@ those of the tensors, also once they are saved. PEFT replaces a module by one th
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from enum import Enum
@@ -219,6 +220,8 @@ class LiveCheckpoint(StateDict):
         config = _configuration(model)
         if not is_transformer_lens(known):
             config = configured(None, Opened(config, {}, known))
+            if any(name.endswith(".c_q.weight") for name in known):  # speed runs' only switch
+                config = {"qk_norm": _norms_queries(model), **config}
         super().__init__(tensors, config, kind, adapted_modules(model))
         self.model, self._wanted = model if keep else None, read
         held = {
@@ -292,13 +295,31 @@ def _configuration(model: Any) -> Mapping[str, Any]:
         return as_dict
     if config is None and (told := _told_by_modules(model)):
         return told
-    if config is None:  # modules that count their heads themselves, as nn.MultiheadAttention does
-        modules = model.modules() if hasattr(model, "modules") else [model]
-        found = (getattr(module, name, None) for module in modules for name in HEADS)
-        counts = {count for count in found if type(count) is int}
-        return {"num_heads": counts.pop()} if len(counts) == 1 else {}
+    if config is None:
+        return _counted_by_modules(model)
     plain = config if isinstance(config, dict) else getattr(config, "__dict__", {})
     return {str(key): value for key, value in plain.items() if not str(key).startswith("_")}
+
+
+def _counted_by_modules(model: Any) -> dict[str, Any]:
+    """The number of heads that modules count themselves, as `nn.MultiheadAttention` does.
+
+    Where stages have numbers of their own, as Swin's, those by the first number in their names.
+    """
+    named = dict(model.named_modules()) if hasattr(model, "named_modules") else {"": model}
+    counts: dict[str, set[int]] = {}
+    for name, module in named.items():
+        first = next((word for word in name.split(".") if word.isdigit()), "")
+        found = (getattr(module, attribute, None) for attribute in HEADS)
+        counts.setdefault(first, set()).update(n for n in found if type(n) is int)
+    counts = {first: numbers for first, numbers in counts.items() if numbers}
+    every = set[int]().union(*counts.values())
+    if len(every) == 1:
+        return {"num_heads": every.pop()}
+    stages = [counts.get(str(stage), set()) for stage in range(len(counts))]
+    if len(stages) > 1 and all(len(numbers) == 1 for numbers in stages):
+        return {"num_heads": [numbers.pop() for numbers in stages]}
+    return {}
 
 
 def _told_by_modules(model: Any) -> dict[str, Any]:
@@ -327,6 +348,21 @@ def _told_by_modules(model: Any) -> dict[str, Any]:
             found["text_cfg"]["no_causal_mask"] = getattr(text, "attn_mask", None) is None
             return {"model_type": "open_clip", **found}
     return {}
+
+
+def _norms_queries(model: Any) -> bool:
+    """Whether the code of the modules that hold queries norms them, as far as it can be read.
+
+    Speed runs have no switch for it. All of them do since their first months, so that it is taken
+    for true where there is no code to read.
+    """
+    try:
+        code = [
+            inspect.getsource(type(module)) for module in model.modules() if hasattr(module, "c_q")
+        ]
+    except (OSError, TypeError):
+        return True
+    return any("norm(" in text for text in code)
 
 
 def _require_values(array: Any, name: str) -> None:

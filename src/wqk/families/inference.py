@@ -89,10 +89,11 @@ def infer_family(checkpoint: Checkpoint, count_heads: bool = True) -> Family:
         )
     softmax = [c for c in found if not around[c].recurrent]
     if not softmax:
+        kind = checkpoint.config.get("model_type")
+        known = f"no family knows the model type {kind!r}" if kind else "it names no model type"
         raise UnknownFamily(
-            f"no family knows the model type {checkpoint.config.get('model_type')!r}, and none of "
-            f"its {len(tensors)} tensors has a query's name next to a key; describe them in a "
-            "family file (family=FILE.toml)"
+            f"{known}, and none of its {len(tensors)} tensors has a query's name next to a key; "
+            "describe them in a family file (family=FILE.toml)"
         )
     counts = list(_head_counts(checkpoint.config))
     rules = []

@@ -29,7 +29,7 @@ import numpy as np
 from wqk._typing import Array, Float
 from wqk.attention import Block
 from wqk.checkpoints.modules import LiveCheckpoint, Read
-from wqk.errors import CheckpointError, NonFiniteWeights, UnknownFamily, first_line
+from wqk.errors import CheckpointError, NonFiniteWeights, UnknownFamily, first_line, required_by
 from wqk.families import AttentionPlan
 from wqk.live.listening import AttentionCall, Listener, Place, is_pytorch_s
 from wqk.live.masks import mask_of, shown
@@ -232,7 +232,7 @@ def _normalized(scores: Array, sinks: Array | None) -> Array:
     return scores - total
 
 
-def logits(model: Any, batch: Any, *, sequences: int | None = None) -> Logits:
+def logits(model: Any, batch: Any = None, *, sequences: int | None = None) -> Logits:
     """The attention logits of one pass: for each head the largest, their spread, the entropy.
 
     Parameters
@@ -260,8 +260,13 @@ def logits(model: Any, batch: Any, *, sequences: int | None = None) -> Logits:
     >>> found.frame.shape, found.blocks["decoder", "self", 1].max_logit.shape
     ((10, 8), (4,))
     """
-    import torch
-
+    if batch is None:
+        raise CheckpointError(
+            "the batch is missing, whose logits they are: wqk.logits(model, batch), with what the "
+            "model is called with"
+        )
+    with required_by("attention logits"):
+        import torch
     meter = LogitMeter(model, sequences or sys.maxsize, training=False)
     network = model.ref if isinstance(model, Model) else model
     meter.start()

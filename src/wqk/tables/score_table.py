@@ -415,11 +415,9 @@ def read_one_of(path: str | PathLike[str], *kinds: type[Table]) -> Table:
     path = Path(path)
     reader = READERS.get(path.suffix)
     if reader is None:
-        missing = "" if path.exists() else "no such file or folder; "
-        raise TableError(
-            f"{path}: {missing}expected a table in {', '.join(READERS)}; got {path.suffix!r}",
-            path=path,
-        )
+        wanted = f"expected a table in {', '.join(READERS)}; got {path.suffix!r}"
+        missing = "no such file or folder"
+        raise TableError(f"{path}: {wanted if path.exists() else missing}", path=path)
     require_file(path, TableError)
     try:
         known = types(column for one in kinds for column in (*one.declared, *one.further))

@@ -144,8 +144,8 @@ def starts(runs: Sequence[Run], figure: str, penalties: bool) -> dict[str, Cell]
     groups = _by_start(some)
     if not groups:
         raise RunError(
-            f"{figure} needs runs with different initializations and otherwise equal recipes: wqk "
-            f"train --init random and --init symmetric; got {_listed(runs, START[0])}"
+            f"{figure} needs runs with different initializations and otherwise equal recipes: "
+            f"wqk lab train --init random and --init symmetric; got {_listed(runs, START[0])}"
         )
     if len(groups) > 1:
         titles = "; ".join(_titles([group[0] for group in groups]))
