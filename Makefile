@@ -8,7 +8,9 @@ READY := $(VENV)/.ready
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 CHECKED := src tests tools benchmarks examples docs
 
-TESTS = $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Bytecode is kept, whatever the environment says: each worker, and each process that a test starts,
+# would compile everything again.
+TESTS = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # make train: what is trained on, and where everything about it lies.
 RUNS := out/pair
@@ -50,7 +52,7 @@ test: $(READY)
 	$(TESTS) -m "not campaign and not slow"
 
 test-slow: $(READY)
-	$(TESTS) -m "slow and not campaign"
+	$(TESTS) tests -m "slow and not campaign"
 
 # Text that every Python has; a few minutes on two cores. Interrupted, the same command goes on.
 $(RUNS)/docstrings.jsonl: | $(READY)

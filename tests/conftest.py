@@ -38,6 +38,22 @@ settings.register_profile("campaign", settings.get_profile("wqk"), max_examples=
 settings.load_profile("wqk")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is collected stays: no later search for garbage goes through it, nor through PyTorch."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files without a test of the group that is asked for are not even imported."""
+    return groups.has_none(collection_path, config.option.markexpr) or None
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """A process that only collects has no threads of polars: a forked one would wait for them."""
     for task in Path("/proc/self/task").glob("*/comm"):

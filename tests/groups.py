@@ -89,6 +89,16 @@ def is_slow(item: pytest.Item) -> bool:
     return bool(case) and not has_turn(case, int(os.environ[DAY]), changed_families())
 
 
+def has_none(path: Path, marks: str) -> bool:
+    """Whether a file has, as its name tells, no test of the group that these marks select."""
+    name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
+    if not name.endswith(".py"):
+        return False
+    if "not slow" in marks:
+        return name in SLOW
+    return "slow" in marks and not any(one.startswith(name) for one in (*SLOW, *BY_TURNS))
+
+
 def has_turn(case: str, day: int, changed: frozenset[str]) -> bool:
     """Whether a case, named after its family, is run on a day."""
     named = any(case == family or case.startswith(f"{family}-") for family in changed)

@@ -21,3 +21,18 @@ def test_every_family_has_a_turn_within_ten_days_and_when_its_file_changes() -> 
     changed = frozenset({"deepseek-v3"})
     assert all(groups.has_turn("deepseek-v3-yarn", day, changed) for day in range(10))
     assert not all(groups.has_turn("deepseek-v2", day, changed) for day in range(10))
+
+
+def test_files_of_the_other_group_are_not_imported() -> None:
+    def left_out(name: str, marks: str) -> bool:
+        return groups.has_none(groups.ROOT / name, marks)
+
+    fast, slow = "not campaign and not slow", "slow and not campaign"
+    whole, some = "tests/scanning/test_watch.py", "tests/scanning/test_surveys.py"
+    assert left_out(whole, fast)
+    assert not left_out(whole, slow)
+    assert not any(left_out(some, marks) for marks in (fast, slow))
+    assert left_out("tests/test_errors.py", slow)
+    assert not left_out("tests/test_errors.py", fast)
+    for name in ("tests", "tests/conftest.py", whole, some):
+        assert not any(left_out(name, marks) for marks in ("", "not campaign", "campaign"))
