@@ -595,3 +595,22 @@ def test_killed_while_saving_the_table_is_whole(tmp_path, ending, kills):
         assert table.frame["checkpoint"].n_unique() == 1
         seen.add(table.frame["checkpoint"][0])
     assert seen
+
+
+def test_notes_name_their_model_where_there_are_several() -> None:
+    """As do the reasons of partial rows, of which the last model's used to stand for all."""
+    about = {
+        "notes": ["a note"],
+        "inferred": ["guessed from x"],
+        "partial": {"decoder": "a reason"},
+    }
+    one, other = (
+        ScoreTable(some_table().frame.with_columns(checkpoint=pl.lit(name)), about) for name in "ab"
+    )
+    text = repr(join([one, other]))
+    for said in (
+        "partial (a decoder): a reason", "partial (b decoder): a reason", "b: a note",
+        "family of a guessed from x; check with wqk verify",
+    ):  # fmt: skip
+        assert said in text
+    assert "family guessed from x" in repr(join([one, one]))

@@ -422,6 +422,8 @@ def adapter(reason: str, repair: str, sides: Sequence[str], **facts: Any) -> Mis
 # Distances of two heads, relative to the first: of a copy that was trained on, and of heads that
 # share next to nothing.
 CLOSE, DIFFERENT = 0.3, 0.9
+# The share of the tolerance beyond which a head is not said to be equal beside heads that differ.
+NEARLY = 0.5
 
 
 def unexplained(distances: Numbers, tolerances: Numbers) -> Mismatch:
@@ -431,7 +433,13 @@ def unexplained(distances: Numbers, tolerances: Numbers) -> Mismatch:
     low, high = (pick(distances[head] for head in far) for pick in (min, max))
     size = f"{high:.2g}" if low > high / 2 else f"{low:.2g} to {high:.2g}"
     if len(far) < len(distances):
-        reason = f"no known mistake: relative distance {size} in {_counted(far)} alone"
+        rest = [h for h in range(len(distances)) if h not in far]
+        near = [h for h in rest if distances[h] > NEARLY * tolerances[h]]
+        most = max((distances[h] for h in near), default=0.0)
+        beside = (
+            f"; just within the tolerance in {_counted(near)} ({most:.2g})" if near else " alone"
+        )
+        reason = f"no known mistake: relative distance {size} in {_counted(far)}{beside}"
         return Mismatch("no known mistake", reason, heads=tuple(far), facts={"size": high})
     if high < CLOSE:
         reason = f"close, but no known mistake: relative distance {size} in all heads"

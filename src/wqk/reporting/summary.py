@@ -250,7 +250,9 @@ def _notes(groups: Sequence[Group], tables: Sequence[ScoreTable]) -> Iterator[st
         for status, meaning in STATUSES.items():
             concerned = layers.filter(statuses().list.contains(status))["layer"].to_list()
             if concerned:
-                reason = reasons.get(group.facts["stack"]) if status == "partial" else None
+                stack = group.facts["stack"]
+                reason = reasons.get(f"{group.facts['checkpoint']} {stack}", reasons.get(stack))
+                reason = reason if status == "partial" else None
                 which = _layers(concerned, layers.height)
                 yield f"{group.label}: {which} {meaning}{f' ({reason})' if reason else ''}."
         if layers.height and layers["symmetry"].is_null().all():
@@ -258,11 +260,13 @@ def _notes(groups: Sequence[Group], tables: Sequence[ScoreTable]) -> Iterator[st
         if group.rows["head"].is_null().all():
             yield f"{group.label}: the table has no rows of single heads; scan with --heads."
     for table in tables:
+        several = table.frame["checkpoint"].n_unique() > 1  # then each line names its own
+        of = "" if several else f"{', '.join(_sources(table))}: "
         for line in left_out(table):
             yield f"{line[0].upper()}{line[1:]}."
         for entry, sentence in METADATA.items():
             for value in table.metadata.get(entry) or []:
-                yield f"{', '.join(_sources(table))}: {sentence.format(value)}."
+                yield f"{of}{sentence.format(value)}."
     gammas = {table.metadata.get("gamma", 2.0) for table in tables}
     if len(gammas) > 1:
         listed = ", ".join(map(str, sorted(gammas, key=str)))

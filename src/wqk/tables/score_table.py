@@ -415,9 +415,11 @@ def read_one_of(path: str | PathLike[str], *kinds: type[Table]) -> Table:
     path = Path(path)
     reader = READERS.get(path.suffix)
     if reader is None:
-        wanted = f"expected a table in {', '.join(READERS)}; got {path.suffix!r}"
-        missing = "no such file or folder"
-        raise TableError(f"{path}: {wanted if path.exists() else missing}", path=path)
+        missing = "" if path.exists() else "no such file or folder; "
+        got = f"; got {path.suffix!r}" if path.suffix or path.exists() else ""
+        raise TableError(
+            f"{path}: {missing}expected a table in {', '.join(READERS)}{got}", path=path
+        )
     require_file(path, TableError)
     try:
         known = types(column for one in kinds for column in (*one.declared, *one.further))
@@ -435,7 +437,8 @@ def read_one_of(path: str | PathLike[str], *kinds: type[Table]) -> Table:
 def join(tables: ScoreTable | Sequence[ScoreTable]) -> ScoreTable:
     """All rows of several tables in one, and their details.
 
-    If metadata disagrees, the first table's is kept; entries about single checkpoints are merged.
+    If metadata disagrees, the first table's is kept; entries about single checkpoints are merged,
+    and notes name theirs where there are several.
 
     Raises
     ------
@@ -452,9 +455,10 @@ def join(tables: ScoreTable | Sequence[ScoreTable]) -> ScoreTable:
     tables = [tables] if isinstance(tables, ScoreTable) else list(tables)
     if not tables:
         raise TableError("at least one table is needed, got none")
+    several = len(set().union(*(table.frame["checkpoint"] for table in tables))) > 1
     metadata: dict[str, Any] = {}
     for table in reversed(tables):
-        for name, value in table.metadata.items():
+        for name, value in {**table.metadata, **(_named_notes(table) if several else {})}.items():
             known = metadata.get(name)
             if isinstance(known, dict) and isinstance(value, dict):
                 value = {**known, **value}
@@ -469,6 +473,23 @@ def join(tables: ScoreTable | Sequence[ScoreTable]) -> ScoreTable:
         if details
         else None,
     )
+
+
+def _named_notes(table: ScoreTable) -> dict[str, Any]:
+    """The notes on a table's only checkpoint, each with its name."""
+    names = table.frame["checkpoint"].unique().to_list()
+    if len(names) != 1:
+        return {}
+    found: dict[str, Any] = {
+        kind: [f"{begin}{names[0]}{end}{line}" for line in lines]
+        for kind, begin, end in (
+            ("inferred", "of ", " "), ("unread", "", ": "), ("notes", "", ": "),
+        )
+        if isinstance(lines := table.metadata.get(kind), list)
+    }  # fmt: skip
+    if isinstance(reasons := table.metadata.get("partial"), dict):
+        found["partial"] = {f"{names[0]} {stack}": why for stack, why in reasons.items()}
+    return found
 
 
 def records(frame: pl.DataFrame) -> list[dict[str, Any]]:

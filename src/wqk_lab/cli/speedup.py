@@ -80,7 +80,7 @@ def lines_of(
     from rich.text import Text
 
     from wqk.tables.sheet import Sheet
-    from wqk_lab.runs.outcomes import verdict
+    from wqk_lab.runs.outcomes import nothing_told, saving, verdict
     from wqk_lab.runs.seeds import interval
 
     level = [] if below is None else [f"below {below:g}"]
@@ -94,7 +94,7 @@ def lines_of(
             interval(difference, "+.3f"),
             "–" if difference.p is None else f"{difference.p:.2g}",
             "–" if difference.detectable is None else f"{difference.detectable:.3f}",
-            interval(saved, "+.0%"),
+            "–" if nothing_told(saved) else interval(saved, "+.0%"),
             *([] if below is None else [crossing(comparison)]),
         )
     one = comparisons[0]
@@ -108,6 +108,7 @@ def lines_of(
         style="dim",
     )
     yield from map(verdict, comparisons)
+    yield from (saving(c) for c in comparisons if nothing_told(c.over_seeds("saved")))
 
 
 def crossing(comparison: StartSpeedUp) -> str:

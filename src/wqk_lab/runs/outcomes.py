@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from wqk.errors import MissingPackage, RunError
 from wqk_lab.runs.groups import comparable
-from wqk_lab.runs.seeds import LEVEL, interval
+from wqk_lab.runs.seeds import LEVEL, Paired, interval
 from wqk_lab.runs.speedup import StartSpeedUp, speedups
 
 if TYPE_CHECKING:
@@ -54,15 +54,33 @@ def saving(comparison: StartSpeedUp) -> str:
     'Speed-up of symmetric over random: +25% [+13%, +37%] of the steps (95 % interval, 3 seeds).'
     >>> saving(StartSpeedUp("symmetric", "random", 500, 500, runs[:1]))
     'Speed-up of symmetric over random: +20% of the steps (a single seed, no interval).'
+    >>> runs = tuple(SpeedUp(n, 2.0, 1.9, saved) for n, saved in enumerate((0.7, -0.9, -0.5)))
+    >>> saving(StartSpeedUp("symmetric", "random", 500, 500, runs))
+    'Speed-up of symmetric over random: nothing can be told, in either direction (3 seeds).'
     """
     found = comparison.over_seeds("saved")
+    names = f"{comparison.start} over {comparison.baseline}"
+    if nothing_told(found):
+        return (
+            f"Speed-up of {names}: nothing can be told, in either direction ({found.count} seeds)."
+        )
     over = f"{LEVEL:.0%}".replace("%", " %") + f" interval, {found.count} seeds"
     if found.low is None:
         over = "a single seed, no interval" if found.count == 1 else f"{found.count} equal seeds"
-    return (
-        f"Speed-up of {comparison.start} over {comparison.baseline}: {interval(found, '+.0%')} of "
-        f"the steps ({over})."
-    )
+    return f"Speed-up of {names}: {interval(found, '+.0%')} of the steps ({over})."
+
+
+def nothing_told(saved: Paired) -> bool:
+    """Whether an interval of speed-ups holds 0 and ends that no speed-up has.
+
+    Examples
+    --------
+    >>> nothing_told(Paired(3, -0.24, -2.41, 1.92)), nothing_told(Paired(3, 0.1, -0.2, 0.4))
+    (True, False)
+    """
+    if saved.low is None or saved.high is None:
+        return False
+    return saved.low <= 0 <= saved.high and not (saved.low >= -1 and saved.high <= 1)
 
 
 def results(runs: Sequence[Run]) -> list[str]:

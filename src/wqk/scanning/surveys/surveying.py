@@ -340,12 +340,6 @@ def _finish(folder: SurveyFolder, chosen: Sequence[Job], options: Options) -> Sc
         by_weights.setdefault(folder.done[job.key]["weights"], []).append(job.title)
     duplicates = [titles for titles in by_weights.values() if len(titles) > 1]
     tables = {job: folder.load_part(job.key) for job in done}
-    notes: dict[str, Any] = {"partial": {}, "inferred": [], "unread": [], "notes": []}
-    for job, table in tables.items():
-        for stack, reason in table.metadata["partial"].items():
-            notes["partial"][f"{job.name} {stack}"] = reason
-        for kind in ("inferred", "unread", "notes"):
-            notes[kind] += [f"{job.name}: {line}" for line in table.metadata.get(kind, ())]
     whole = join([*tables.values()]) if tables else ScoreTable.from_rows([])
     metadata = {
         "schema_version": SCHEMA_VERSION,
@@ -353,10 +347,10 @@ def _finish(folder: SurveyFolder, chosen: Sequence[Job], options: Options) -> Sc
         "gamma": options.gamma,
         "folded_norms": False,
         "biases": False,
-        **notes,
+        **{kind: whole.metadata.get(kind, []) for kind in ("inferred", "unread", "notes")},
+        **{kind: whole.metadata.get(kind, {}) for kind in ("partial", "left_out")},
         "failed": failed,
         "duplicates": duplicates,
-        "left_out": whole.metadata.get("left_out", {}),
     }
     table = ScoreTable(whole.frame.rechunk(), metadata)
     table.write(folder.scores)
