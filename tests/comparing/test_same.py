@@ -252,6 +252,31 @@ def test_a_planted_fault_is_named(fault: str) -> None:
     assert not comparison.same
 
 
+WINDOWED = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 16}
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "repair"),
+    [
+        (WINDOWED | {"sliding_window": None}, 'config["sliding_window"] ='),
+        (WINDOWED | {"sliding_window": 8}, 'config["sliding_window"] ='),
+        # LLaMA's code has no window, whether or not its configuration names one.
+        (WINDOWED | LLAMA, 'config["model_type"] ='),
+        (WINDOWED | LLAMA | {"sliding_window": None}, 'config["model_type"] ='),
+    ],
+)
+def test_a_lost_window_is_repaired_as_printed(changes: dict[str, Any], repair: str) -> None:
+    original, other = opened(llama(), **WINDOWED), opened(llama(), **changes)
+    comparison = same(original, other)
+    assert not comparison.same
+    (printed,) = {one.repair for block in comparison.blocks for one in block.mismatches}
+    assert printed.startswith(repair)
+    config = dict(other.config)
+    exec(printed, {"config": config, "original": original.config})
+    assert same(original, StateDict(llama(), config, "mended")).same
+
+
 @pytest.mark.parametrize(
     ("fault", "head"),
     [("rotary order of the keys", 1), ("factor", 1), ("sign", 1), ("order of heads", 4)],

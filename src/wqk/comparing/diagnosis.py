@@ -15,7 +15,7 @@ import numpy as np
 from wqk.attention import Block
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
 from wqk.comparing.blocks import as_exact_as, same_rotation
-from wqk.comparing.mistakes import ROTARY, Mismatch, base_of, to_order
+from wqk.comparing.mistakes import ROTARY, SETTING, Mismatch, base_of, to_order
 from wqk.comparing.rewrites import Finding, Sizes, search
 from wqk.comparing.scope import form_parts
 from wqk.errors import WqkError
@@ -63,12 +63,7 @@ def rotary_repaired(models: Sequence[Model], pair: Pair) -> tuple[Mismatch, Atte
     ours, theirs = pair
     if ours.rotary is None or theirs.rotary is None or ours.rotary.order != theirs.rotary.order:
         return None
-    nested = theirs.rule.config
-    configs = [
-        dict(model.checkpoint.config.get(plan.rule.config) or {}) if plan.rule.config
-        else dict(model.checkpoint.config)
-        for model, plan in zip(models, pair, strict=True)
-    ]  # fmt: skip
+    configs = [_own_config(*one) for one in zip(models, pair, strict=True)]
     bases, scalings = zip(*map(_rotary_settings, configs), strict=True)
     wanted = base_of(ours.rotary.frequencies) if bases[0] is None else bases[0]
     has = base_of(theirs.rotary.frequencies) if bases[1] is None else bases[1]
@@ -88,22 +83,97 @@ def rotary_repaired(models: Sequence[Model], pair: Pair) -> tuple[Mismatch, Atte
         ((base, scaling), (wanted, scalings[0])),
     ):
         changed, code = _respelled(configs[1], *edit)
-        config = dict(models[1].checkpoint.config)
-        config = {**config, nested: changed} if nested else changed
-        other = Overlay(models[1].checkpoint, {}, config)
-        try:
-            plans = open_model(other, family=models[1].family_file).plans
-        except WqkError:
-            continue
-        place = theirs.stack, theirs.kind, theirs.layer
-        plan = next((p for p in plans if (p.stack, p.kind, p.layer) == place), None)
+        plan = _replanned(models[1], theirs, changed)
         exact = None if plan is None else as_exact_as(ours.rotary, plan.rotary)
         if plan is not None and same_rotation(exact, ours.rotary):
-            prefix = f'config["{nested}"]' if nested else "config"
+            prefix = _named("config", theirs)
             repair = "; ".join(f"{prefix}{line}" for line in code)
             reason = f"other {'; '.join(words)}"
             return Mismatch(ROTARY, reason, repair, facts={"base": wanted, "other_base": has}), plan
     return None
+
+
+def terms(plan: AttentionPlan) -> dict[str, Any]:
+    """The terms of a score besides the form and its rotation."""
+    position = None if plan.position.startswith("rotary") else plan.position or None
+    return {
+        "mask": "causal" if plan.causal else "none",
+        "window": plan.window,
+        "softcap": plan.softcap,
+        "limit of queries and keys": plan.clip,
+        "positions added to the score": position,
+        "norm of queries": plan.query.norm.kind if plan.query.norm else None,
+        "norm of keys": plan.key.norm.kind if plan.key.norm else None,
+        "sinks": "learned" if plan.sinks else None,
+    }
+
+
+def setting_repaired(models: Sequence[Model], pair: Pair, one: Mismatch) -> Mismatch:
+    """The mismatch with the lines that give the second model this term, where there are some.
+
+    A model whose type does not use a setting needs the type of the original, too.
+    """
+    ours, theirs = pair
+    rule, name = ours.rule, one.facts.get("name")
+    keys = {
+        "window": (*rule.window, "layer_types"),
+        "softcap": (rule.softcap,),
+        "limit of queries and keys": (rule.clip,),
+    }
+    if one.verdict != SETTING or name not in keys or rule.config != theirs.rule.config:
+        return one
+    original, config = (_own_config(*given) for given in zip(models, pair, strict=True))
+    own = [key for key in keys[name] if key and key in original | config]
+    for also in ((), ("model_type", "architectures")):
+        whole = dict(models[1].checkpoint.config)
+        whole |= {key: models[0].checkpoint.config.get(key) for key in also}
+        changed = {key: value for key, value in config.items() if key not in own}
+        changed |= {key: original[key] for key in own if key in original}
+        plan = _replanned(models[1], theirs, changed, whole)
+        if plan is not None and terms(plan)[name] == terms(ours)[name]:
+            left, right = _named("config", theirs), _named("original", theirs)
+            lines = [f'config["{key}"] = original["{key}"]' for key in also]
+            for key in own:
+                if key in original and original[key] != config.get(key):
+                    lines.append(f'{left}["{key}"] = {right}["{key}"]')
+                elif key not in original:
+                    lines.append(f'{left}.pop("{key}")')
+            return replace(one, repair="; ".join(lines))
+    return one
+
+
+def _own_config(model: Model, plan: AttentionPlan) -> dict[str, Any]:
+    """The part of a configuration that describes the attention of a plan."""
+    config, nested = model.checkpoint.config, plan.rule.config
+    return dict((config.get(nested) or {}) if nested else config)
+
+
+def _named(config: str, plan: AttentionPlan) -> str:
+    return f'{config}["{plan.rule.config}"]' if plan.rule.config else config
+
+
+def _replanned(
+    model: Model,
+    plan: AttentionPlan,
+    own: Mapping[str, Any],
+    whole: Mapping[str, Any] | None = None,
+) -> AttentionPlan | None:
+    """The plan of the same block with another configuration; None if that cannot be read.
+
+    ``own`` is the part that describes this attention; ``whole`` replaces what is around it.
+    """
+    around = dict(model.checkpoint.config if whole is None else whole)
+    if plan.rule.config:
+        config = {**around, plan.rule.config: own}
+    else:
+        config = dict(own)
+        config |= {key: around[key] for key in ("model_type", "architectures") if key in around}
+    try:
+        plans = open_model(Overlay(model.checkpoint, {}, config), family=model.family_file).plans
+    except WqkError:
+        return None
+    place = plan.stack, plan.kind, plan.layer
+    return next((p for p in plans if (p.stack, p.kind, p.layer) == place), None)
 
 
 def _type_of(scaling: Mapping[str, Any]) -> str:
@@ -205,7 +275,7 @@ def diagnose(
         return None
     repaired = {one.tensor: one.repaired for one in found}
     left = compare(Overlay(checkpoints[1], repaired))
-    if any(one.verdict != "other setting" for one in left):
+    if any(one.verdict != SETTING for one in left):
         return None
     return (*(_mismatch(one) for one in found), *left)
 

@@ -200,6 +200,7 @@ class Mismatch:
 Numbers: TypeAlias = "Sequence[Any] | np.ndarray"
 
 ROTARY = "other rotary positions"
+SETTING = "other setting"
 NORM = "same weights, other norm"
 FUSED = "other layout of the fused weight"
 HEADS = "same heads in another order"
@@ -367,7 +368,7 @@ def setting(name: str, value: Any, other: Any, repair: str = "") -> Mismatch:
     """A setting outside the form that differs."""
     texts = str(value or "none"), str(other or "none")
     facts = {"name": name, "value": texts[0], "other_value": texts[1]}
-    return Mismatch("other setting", f"{name}: {texts[0]} against {texts[1]}", repair, facts=facts)
+    return Mismatch(SETTING, f"{name}: {texts[0]} against {texts[1]}", repair, facts=facts)
 
 
 def wrongly_quantized(names: Sequence[str], kind: str) -> Mismatch:
@@ -379,7 +380,7 @@ def wrongly_quantized(names: Sequence[str], kind: str) -> Mismatch:
     name = "the wrong layers are quantized"
     facts = {"name": name, "tensors": list(names), "other_value": kind or "none"}
     repair = "quantization_config: list what is stored plain, and nothing else"
-    return Mismatch("other setting", f"{name}: {reason}", repair, facts=facts)
+    return Mismatch(SETTING, f"{name}: {reason}", repair, facts=facts)
 
 
 def beside(what: str, one: Mismatch) -> Mismatch:

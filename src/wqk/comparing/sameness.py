@@ -20,7 +20,7 @@ from wqk.comparing.blocks import Scoring, as_exact_as, distances, same_rotation
 from wqk.comparing.circuits import VALUES, comparable, other_circuits
 from wqk.comparing.contents import compare_stored, paired_names
 from wqk.comparing.conversions import explain, explained, signature
-from wqk.comparing.diagnosis import averaged, diagnose, rotary_repaired
+from wqk.comparing.diagnosis import averaged, diagnose, rotary_repaired, setting_repaired, terms
 from wqk.comparing.mistakes import Mismatch
 from wqk.comparing.outside import absent_towers, outside
 from wqk.comparing.rewrites import short
@@ -191,6 +191,8 @@ def _diagnosed(
 
     if any(plan.rule.guess for plan in pair):
         return block
+    repaired = (setting_repaired(models, pair, one) for one in block.mismatches)
+    block = replace(block, mismatches=tuple(repaired))
     if block.same:
         # Scales of groups are alike, so that a wrong order of columns may hide behind rounding.
         suspect = max(block.distance.values()) > SUSPECT * block.tolerance
@@ -556,32 +558,11 @@ def _alike(ours: Marks, theirs: Marks, what: str, least: float) -> bool:
 
 def _settings(a: AttentionPlan, b: AttentionPlan) -> Iterator[Mismatch]:
     """The terms of the score besides the form that differ, as far as both are known."""
-
-    def of(plan: AttentionPlan) -> dict[str, Any]:
-        position = None if plan.position.startswith("rotary") else plan.position or None
-        return {
-            "mask": "causal" if plan.causal else "none",
-            "window": plan.window,
-            "softcap": plan.softcap,
-            "limit of queries and keys": plan.clip,
-            "positions added to the score": position,
-            "norm of queries": plan.query.norm.kind if plan.query.norm else None,
-            "norm of keys": plan.key.norm.kind if plan.key.norm else None,
-            "sinks": "learned" if plan.sinks else None,
-        }
-
     if not (a.rule.guess or b.rule.guess):
-        theirs = of(b)
-        keys = {
-            "window": (*a.rule.window, "layer_types"),
-            "softcap": (a.rule.softcap,),
-            "limit of queries and keys": (a.rule.clip,),
-        }
-        for name, value in of(a).items():
+        theirs = terms(b)
+        for name, value in terms(a).items():
             if value != theirs[name]:
-                own = filter(None, keys.get(name, ()) if a.family == b.family else ())
-                repair = "; ".join(f'config["{key}"] = original["{key}"]' for key in own)
-                yield mistakes.setting(name, value, theirs[name], repair)
+                yield mistakes.setting(name, value, theirs[name])
 
 
 def _misplaced(checkpoint: Checkpoint, plan: AttentionPlan) -> Iterator[Mismatch]:
