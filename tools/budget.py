@@ -9,20 +9,14 @@ it.
 from __future__ import annotations
 
 import ast
-import io
 import subprocess
 import sys
-import tokenize
 import tomllib
 from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 CEILINGS = ROOT / "tools" / "budget.toml"
-SILENT = {
-    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
-    tokenize.ENDMARKER,
-}  # fmt: skip
 
 # Prints the files of wqk of which a scan calls a function.
 SCAN = """
@@ -50,42 +44,53 @@ def code_lines(source: str) -> int:
     2
     '''
     apart: set[int] = set()
+    text: set[int] = set()  # of more than one line, in which blank ones and signs count
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            apart.update(range(node.lineno, (node.end_lineno or 0) + 1))
+            apart.update(_span(node))
+        elif isinstance(node, ast.Constant | ast.JoinedStr) and node.end_lineno != node.lineno:
+            text.update(_span(node))
         is_documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
         if isinstance(node, is_documented) and ast.get_docstring(node, clean=False) is not None:
-            apart.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
-    found: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type not in SILENT:
-            found.update(range(token.start[0], token.end[0] + 1))
-    return len(found - apart)
+            apart.update(_span(node.body[0]))
+    lines = enumerate(map(str.strip, source.split("\n")), start=1)
+    return len(({n for n, line in lines if line and line[0] != "#"} | text) - apart)
+
+
+def _span(node: ast.stmt | ast.expr) -> range:
+    return range(node.lineno, (node.end_lineno or 0) + 1)
 
 
 def small_helpers(files: list[Path]) -> list[str]:
     """Private functions under five lines that are named once: they could stand inline."""
-    trees = {file: ast.parse(file.read_text("utf-8")) for file in files}
+    short: list[tuple[Path, str]] = []
     named: Counter[str] = Counter()
     called: set[str] = set()
-    for tree in trees.values():
-        for node in ast.walk(tree):
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             if isinstance(node, ast.Name | ast.Attribute):
                 named[_last(node)] += 1
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
                 called.add(_last(node.func))
+            elif isinstance(node, ast.FunctionDef) and _is_small(node):
+                short.append((file, node.name))
     return [
-        f"{file.relative_to(ROOT)}: {node.name}"
-        for file, tree in trees.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef)
-        and node.name.startswith("_")
+        f"{file.relative_to(ROOT)}: {name}"
+        for file, name in short
+        if named[name] == 1 and name in called
+    ]
+
+
+def _is_small(node: ast.FunctionDef) -> bool:
+    """Whether a function is private, without decorators, and of fewer than five lines."""
+    first = node.body[ast.get_docstring(node) is not None :][:1]
+    return (
+        node.name.startswith("_")
         and not node.name.endswith("__")
         and not node.decorator_list
-        and named[node.name] == 1
-        and node.name in called
-        and node.body[-1].end_lineno - node.body[ast.get_docstring(node) is not None].lineno < 4
-    ]
+        and bool(first)
+        and (node.body[-1].end_lineno or 0) - first[0].lineno < 4
+    )
 
 
 def _last(node: ast.Name | ast.Attribute) -> str:
