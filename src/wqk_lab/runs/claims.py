@@ -50,6 +50,13 @@ CONVERSION = {
     "new_symmetry": "symmetry of what is new",
 }
 
+# Columns with one number for each run and step.
+SINGLE = {
+    "held_out_loss": "loss at step {step}",
+    "plateau_loss": "loss over the plateau", "first_below_3": "end of the plateau",
+    "mean_symmetry": "symmetry", "mean_directionality": "directionality",
+}  # fmt: skip
+
 # Columns of parts of the scores.
 PARTS = {"share": "share kept", "curvature": "curvature"}
 
@@ -178,12 +185,9 @@ def _quantities(row: Mapping[str, str]) -> Iterable[tuple[str, str, int, float]]
     if not cell or not row.get("seed"):
         return
     seed, step = int(row["seed"]), row["step"]
-    if row.get("held_out_loss"):
-        yield f"loss at step {step}", cell, seed, float(row["held_out_loss"])
-    if row.get("plateau_loss"):
-        yield "loss over the plateau", cell, seed, float(row["plateau_loss"])
-    if row.get("first_below_3"):
-        yield "end of the plateau", cell, seed, float(row["first_below_3"])
+    for name, measure in SINGLE.items():
+        if row.get(name):
+            yield measure.format(step=step), cell, seed, float(row[name])
     if "change_symmetry" in row and not row["layer"]:
         for name, measure in CONVERSION.items():
             if row[name]:
