@@ -68,15 +68,3 @@ def test_writing_says_what_could_not_be_written(tmp_path):
     with pytest.raises(OutputError) as raised:
         write_atomically(tmp_path / "missing" / "file", b"")
     assert raised.value.path == tmp_path / "missing" / "file"
-
-
-def test_packages_to_install_are_those_of_the_extras() -> None:
-    import re
-    import tomllib
-
-    from wqk.errors import EXTRAS
-
-    text = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
-    extras = tomllib.loads(text)["project"]["optional-dependencies"]
-    for extra, packages in EXTRAS.items():
-        assert [re.match(r"[\w-]+", line)[0] for line in extras[extra]] == list(packages)  # type: ignore[index]

@@ -31,17 +31,6 @@ from typing import Any
 LONGEST = 500
 
 
-# The packages of each extra, as in pyproject.toml.
-EXTRAS = {
-    "cluster": ("distributed",),
-    "report": ("matplotlib", "plotly"),
-    "train": (
-        "accelerate", "datasets", "safetensors", "scikit-learn", "scipy", "tokenizers", "torch",
-        "transformers",
-    ),
-}  # fmt: skip
-
-
 class WqkError(Exception):
     """Base of all errors raised by wqk; the command prints it as one line and exits with 2.
 
@@ -132,14 +121,14 @@ class MissingPackage(WqkError):
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra's packages, wherever wqk itself was installed from.
+    """The command that installs an extra's packages, as the documentation has it.
 
     Examples
     --------
     >>> install("report")
-    'pip install matplotlib plotly'
+    "pip install '.[report]' in a clone of wqk"
     """
-    return f"pip install {' '.join(EXTRAS[extra])}"
+    return f"pip install '.[{extra}]' in a clone of wqk"
 
 
 @contextmanager
@@ -152,7 +141,7 @@ def required_by(purpose: str, extra: str = "train") -> Iterator[None]:
     ...     import tokenizers_of_tomorrow
     Traceback (most recent call last):
         ...
-    wqk.errors.MissingPackage: a corpus needs tokenizers_of_tomorrow: pip install accelerate ...
+    wqk.errors.MissingPackage: a corpus needs tokenizers_of_tomorrow: pip install '.[train]' ...
     """
     try:
         yield

@@ -221,4 +221,4 @@ def test_without_torch_it_is_said_what_to_install(monkeypatch, tmp_path, argumen
     (tmp_path / "e.toml").write_text(cell)
     told = run(*(str(tmp_path / "e.toml") if word == "FILE" else word for word in arguments))
     assert told.exit_code == 2
-    assert "needs torch: pip install accelerate" in told.stderr
+    assert "needs torch: pip install '.[train]'" in told.stderr

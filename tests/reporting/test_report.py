@@ -314,7 +314,7 @@ def test_another_ending(tmp_path):
 
 def test_without_plotly(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly", None)
-    with pytest.raises(MissingPackage, match="pip install matplotlib plotly"):
+    with pytest.raises(MissingPackage, match=r"pip install '\.\[report\]'"):
         wqk.write_report(table(rows("a")), tmp_path / "report.html")
 
 

@@ -80,12 +80,13 @@ def watch(run: str, out: Path | None, tensorboard: Path | None, **options: Any) 
 
 
 def _writer(folder: Path) -> Any:
-    from wqk.errors import MissingPackage
+    from wqk.errors import MissingPackage, install
 
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise MissingPackage(
-            "--tensorboard needs PyTorch and tensorboard: pip install torch tensorboard"
+            "--tensorboard needs the extra train and tensorboard: "
+            f"{install('train')}; pip install tensorboard"
         ) from None
     return SummaryWriter(str(folder))

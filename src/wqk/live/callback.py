@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from wqk._typing import FilePath
 from wqk.checkpoints.references import check_options
-from wqk.errors import MissingPackage
+from wqk.errors import MissingPackage, install
 from wqk.live.alarms import Alarm
 from wqk.live.clipping import Clipper
 from wqk.live.monitor import Monitor
@@ -26,7 +26,7 @@ try:
     from transformers.trainer_callback import TrainerCallback
 except ImportError:
     raise MissingPackage(
-        "ScoreCallback needs transformers: pip install transformers accelerate"
+        f"ScoreCallback needs transformers: {install('train')}", extra="train"
     ) from None
 
 if TYPE_CHECKING:

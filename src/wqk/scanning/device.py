@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from wqk.errors import MissingPackage, first_line
+from wqk.errors import MissingPackage, first_line, required_by
 from wqk.forms import BilinearForm
 
 
@@ -13,12 +13,8 @@ def mover(device: str) -> Callable[[BilinearForm], BilinearForm]:
 
     Raises `MissingPackage` if PyTorch is not installed, or cannot use the device.
     """
-    try:
+    with required_by("a device"):
         import torch
-    except ImportError:
-        raise MissingPackage(
-            "a device needs PyTorch: pip install torch", package="torch", extra="train"
-        ) from None
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:

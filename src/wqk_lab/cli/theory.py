@@ -75,7 +75,7 @@ def theory(
 
     REF is a checkpoint's folder or Hub id, a training run's folder, or, for freshly drawn weights,
     a config.json or a model type such as bert. Several that differ only in their seed are also
-    evaluated together. Needs PyTorch and transformers (pip install torch transformers); takes a
+    evaluated together. Needs PyTorch and transformers (pip install '.[train]'); takes a
     minute for a small model.
 
     \b

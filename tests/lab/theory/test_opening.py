@@ -307,7 +307,7 @@ def test_without_pytorch_it_is_said_what_to_install(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingPackage, match="pip install accelerate"):
+    with pytest.raises(MissingPackage, match=r"pip install '\.\[train\]'"):
         open_subjects(str(place / "bert"), place / "store", **SMALL)
 
 

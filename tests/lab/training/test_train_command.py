@@ -145,7 +145,7 @@ def test_without_torch_it_says_what_to_install(where: list[str]) -> None:
     command = [sys.executable, "-c", code, "lab", "train", *where]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
-    assert "pip install accelerate" in done.stderr
+    assert "pip install '.[train]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

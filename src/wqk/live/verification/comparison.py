@@ -211,7 +211,7 @@ def verify(
     """Run the model and compare its attention with the forms'.
 
     Where the family is guessed, positions, mask and scale are not known, and only the products of
-    queries and keys are compared. Needs PyTorch and transformers (pip install torch transformers).
+    queries and keys are compared. Needs PyTorch and transformers (``pip install '.[train]'``).
 
     Parameters
     ----------

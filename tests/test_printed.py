@@ -1,0 +1,179 @@
+"""What is printed in README, pages, docstrings and messages can be run as it stands.
+
+Sessions of Python are doctests. Here every command is read by its own parser, and every call in a
+snippet is bound to the signature of what it calls, so that a name or option that is gone is told.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+import wqk
+from wqk._version import ADDRESS
+from wqk.cli.main import command
+
+ROOT = Path(__file__).parents[1]
+# The log says what was run at its time.
+PAGES = [path for path in ROOT.glob("docs/**/*.md") if path.name != "log.md"]
+PAGES = [ROOT / "README.md", *sorted(PAGES)]
+CODE = [*sorted(ROOT.glob("src/**/*.py")), *sorted(ROOT.glob("examples/*.*"))]
+FENCE = re.compile(r"^(`{3,})(\w*)\n(.*?)^\1", re.M | re.S)
+# A command stands for itself in code fences, between backticks, and in the examples of the help.
+INLINE = re.compile(r"(?<!`)(?:``|`)(wqk [^`\n]+?)(?:``|`)(?!`)")
+EXAMPLE = re.compile(r"^\s+(wqk (?:lab )?[a-z]+ .*)$", re.M)
+# What stands for something that the reader is to choose.
+OPEN = re.compile(r"\bVERB\b|\bCOMMAND\b|--name\b|--X\b")
+
+
+def fences(language: str) -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        for found in FENCE.finditer(page.read_text("utf-8")):
+            if found[2] == language and ">>>" not in found[3]:
+                yield str(page.relative_to(ROOT)), found[3]
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Every command of wqk that is printed, and where."""
+    for language in ("sh", "console"):
+        for place, text in fences(language):
+            for line in text.replace("\\\n", " ").splitlines():
+                shown = line.removeprefix("$ ").split("  #")[0]
+                for word in re.findall(r"\bwqk (?!=)[^|;&>]*", shown):
+                    if language == "sh" or line.startswith("$ "):
+                        yield place, word
+    for path in [*PAGES, *CODE]:
+        text = path.read_text("utf-8")
+        found = INLINE.findall(text)
+        found += EXAMPLE.findall(text) if path.suffix == ".py" and "cli" in path.parts else []
+        yield from (
+            (str(path.relative_to(ROOT)), one.split("  ")[0].split("#")[0]) for one in found
+        )
+
+
+def read(text: str) -> str:
+    """What the parser says is wrong with a command; empty if nothing is."""
+    words = shlex.split(text.replace("'*'", "x").rstrip(".,:"))[1:]
+    group: Any = command
+    context = click.Context(command, info_name="wqk")
+    while words and isinstance(group, click.Group) and not words[0].startswith("-"):
+        name = words.pop(0)
+        found = group.get_command(context, name)
+        if found is None:
+            return f"no verb {name!r}"
+        context, group = click.Context(found, info_name=name, parent=context), found
+    for word in words:
+        option = word.split("=")[0]
+        known = {name for one in group.params for name in (*one.opts, *one.secondary_opts)}
+        if re.fullmatch(r"-[a-z]|--[a-z][\w-]*", option) and option not in {*known, "--help"}:
+            return f"{context.info_name} has no option {option}"
+    return ""
+
+
+def test_every_printed_command_is_one_that_the_parser_takes() -> None:
+    some = [(place, text) for place, text in dict.fromkeys(commands()) if not OPEN.search(text)]
+    wrong = [f"{place}: {text}: {why}" for place, text in some if (why := read(text))]
+    assert not wrong, "\n".join(wrong)
+    assert len(some) > 300
+
+
+def test_a_wrong_command_would_be_told() -> None:
+    assert read("wqk scna x") == "no verb 'scna'"
+    assert read("wqk scan x --no-such") == "scan has no option --no-such"
+    assert read("wqk lab train --corpus x --seeds 3") == "train has no option --seeds"
+
+
+def called(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            name = ast.unparse(node.func)
+            if re.fullmatch(r"wqk(\.\w+)+", name):
+                yield name, node
+
+
+def bound(name: str, call: ast.Call) -> str:
+    """Why a call of something public cannot be made as it stands; empty if it can."""
+    value: Any = wqk
+    for word in name.split(".")[1:]:
+        value = getattr(value, word, None)
+    if value is None:
+        return f"{name} does not exist"
+    if any(isinstance(one, ast.Starred) for one in call.args) or any(
+        k.arg is None for k in call.keywords
+    ):
+        return ""
+    given = [one for one in call.args if ast.unparse(one) != "..."]
+    try:
+        inspect.signature(value).bind_partial(*given, **{str(k.arg): ... for k in call.keywords})
+    except TypeError as error:
+        return f"{name}: {error}"
+    return ""
+
+
+def test_every_snippet_is_python_and_calls_what_there_is() -> None:
+    snippets = list(fences("python"))
+    wrong, calls = [], 0
+    for place, text in snippets:
+        tree = ast.parse(text)
+        for name, call in called(tree):
+            calls += 1
+            why = bound(name, call)
+            wrong += [f"{place}: {why}"] * bool(why)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("wqk"):
+                module = importlib.import_module(str(node.module))
+                wrong += [f"{place}: {n.name}" for n in node.names if not hasattr(module, n.name)]
+    assert not wrong, "\n".join(wrong)
+    assert len(snippets) > 20
+    assert calls > 20
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("wqk.sacn(x)", "does not exist"), ("wqk.symmetry(x, haeds=True)", "unexpected keyword")],
+)
+def test_a_wrong_call_would_be_told(text: str, why: str) -> None:
+    ((name, call),) = called(ast.parse(text))
+    assert why in bound(name, call)
+
+
+def test_packages_are_installed_by_extras_that_exist() -> None:
+    """One way to install them, in every hint, page and notebook."""
+    import tomllib
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
+        "optional-dependencies"
+    ]
+    alone = {"pandas", "tensorboard", "trackio", "gguf", "peft", "."}
+    for path in [*PAGES, *CODE, *ROOT.glob("docs/notebooks/*.ipynb")]:
+        for what in re.findall(
+            r"pip install (?:--quiet )?(['\"\\\w.\[][^\s`;]*)", path.read_text()
+        ):
+            named = re.search(r"\[([\w,{}]+)\]", what)
+            if named and named[1].strip("{}") != "extra":
+                assert set(named[1].split(",")) <= set(extras), f"{path}: {what}"
+            elif not named and not what.startswith(('"$', '\\"$')):
+                assert what.strip("'\"\\n,):.") in alone | {""}, f"{path}: {what}"
+
+
+def test_the_project_lives_at_one_address() -> None:
+    notebook = json.loads((ROOT / "docs/notebooks/try-it-in-colab.ipynb").read_text("utf-8"))
+    source = "".join("".join(cell["source"]) for cell in notebook["cells"])
+    assert f'REPOSITORY = "{ADDRESS}"' in source
+    elsewhere = [
+        path
+        for path in [*PAGES, *CODE]
+        if re.search(r"(github|gitlab)\.\w+/\w+/wqk\b", path.read_text("utf-8"))
+        and path.name != "_version.py"
+    ]
+    assert not elsewhere
