@@ -24,8 +24,8 @@ from wqk._version import ADDRESS
 from wqk.cli.main import command
 
 ROOT = Path(__file__).parents[1]
-# The log says what was run at its time.
-PAGES = [path for path in ROOT.glob("docs/**/*.md") if path.name != "log.md"]
+# The log says what was run at its time; the other is generated, and quotes messages.
+PAGES = [p for p in ROOT.glob("docs/**/*.md") if p.name not in ("log.md", "coverage.md")]
 PAGES = [ROOT / "README.md", *sorted(PAGES)]
 CODE = [*sorted(ROOT.glob("src/**/*.py")), *sorted(ROOT.glob("examples/*.*"))]
 FENCE = re.compile(r"^(`{3,})(\w*)\n(.*?)^\1", re.M | re.S)

@@ -45,6 +45,11 @@ def clipped() -> Any:
     return wqk.clip_(running(), 1.0, logits=np.array([[3.0, np.inf]]))
 
 
+def measured() -> Any:
+    model = running()
+    return wqk.logits(model, model.dummy_inputs["input_ids"] % 9)
+
+
 def parted() -> Any:
     tokens = np.random.default_rng(0).integers(0, 9, (4, 8))
     return wqk.parts(running(), tokens=tokens, draws=1)
@@ -60,6 +65,8 @@ RESULTS: dict[str, Callable[[], Any]] = {
     "kin": lambda: wqk.kin(ENCODER, DECODER),
     "compose": lambda: wqk.compose(INDUCTION),
     "explain": lambda: wqk.explain(ENCODER),
+    "logits": measured,
+    "initialize_": lambda: wqk.initialize_(running(), "symmetric"),
     "clip_": clipped,
     "parts": parted,
 }

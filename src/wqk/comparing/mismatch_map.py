@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from wqk._console import last_part
 from wqk._style import CATEGORIES, PAGE, new_figure, style
 from wqk.comparing.answer import BlockComparison, CheckpointComparison
 from wqk.errors import TableError
@@ -73,7 +74,10 @@ def mismatch_map(comparison: CheckpointComparison) -> Figure:
     bar = figure.colorbar(drawn, ax=list(axes), shrink=min(1.0, 1.6 / figure.get_figheight() * 1.4))
     bar.outline.set_visible(False)
     bar.set_label("relative distance of a head", fontsize=7)
-    names = [shorten(name.rstrip("/"), 60) for name in (comparison.checkpoint, comparison.other)]
+    names = [comparison.checkpoint, comparison.other]
+    if len({last_part(name) for name in names}) == 2:
+        names = [last_part(name) for name in names]
+    names = [shorten(name, 40) for name in names]
     figure.suptitle(f"{names[1]} against {names[0]}", fontsize=8)
     same = [Patch(color=SAME, label="the same, up to rounding")]
     causes = [Patch(color=color_of[name], label=name) for name in verdicts]

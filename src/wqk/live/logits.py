@@ -19,13 +19,15 @@ import logging
 import math
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from wqk._console import counted, number
+from wqk._results import Result, json_value
 from wqk._typing import Array, Float
 from wqk.attention import Block
 from wqk.checkpoints.modules import LiveCheckpoint, Read
@@ -37,6 +39,7 @@ from wqk.live.verification.recomputation import alibi_slopes, allowed
 from wqk.live.verification.running import run_batch
 from wqk.model import Model
 from wqk.model import open as open_model
+from wqk.tables.sheet import Sheet
 
 if TYPE_CHECKING:
     import polars as pl
@@ -80,32 +83,55 @@ class BlockLogits(NamedTuple):
 COLUMNS = BlockLogits._fields
 
 
-@dataclass(frozen=True)
-class Logits:
+@dataclass(frozen=True, repr=False)
+class Logits(Result):
     """What one training pass showed: every block's logits, and why some have none."""
 
     blocks: Mapping[Place, BlockLogits]  #: By stack, kind and layer.
     missing: Mapping[Place, str] = field(default_factory=dict)
 
     @property
+    def sentence(self) -> str:
+        """The largest logit, and where."""
+        if not self.blocks:
+            return "no logits were measured"
+        place = max(self.blocks, key=lambda p: float(np.max(self.blocks[p].max_logit)))
+        head = int(np.argmax(self.blocks[place].max_logit))
+        where = f"{place[0]} {place[1]}, layer {place[2]}, head {head}"
+        return f"largest logit {self.largest:.4g} ({where}); {counted(len(self.blocks), 'block')}"
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        for (stack, kind, layer), block in self.blocks.items():
+            place = {"stack": stack, "kind": kind, "layer": layer}
+            yield {**place, "head": None, **block.of_layer()}
+            for head in range(len(block.max_logit)):
+                yield {**place, "head": head, **block.of_head(head)}
+
+    @property
     def frame(self) -> pl.DataFrame:
         """One row for each head, and one for each layer with the head null."""
         import polars as pl
 
-        rows: list[dict[str, Any]] = []
-        for (stack, kind, layer), block in self.blocks.items():
-            place = {"stack": stack, "kind": kind, "layer": layer}
-            rows.append({**place, "head": None, **block.of_layer()})
-            rows += [
-                {**place, "head": head, **block.of_head(head)}
-                for head in range(len(block.max_logit))
-            ]
         places = {"stack": pl.String, "kind": pl.String, "layer": pl.Int64, "head": pl.Int64}
-        return pl.DataFrame(rows, schema=places | dict.fromkeys(COLUMNS, pl.Float64), orient="row")
+        types = places | dict.fromkeys(COLUMNS, pl.Float64)
+        return pl.DataFrame(list(self._rows()), schema=types, orient="row")
 
-    def __str__(self) -> str:
-        missing = (f"{' '.join(map(str, place))}: {why}" for place, why in self.missing.items())
-        return "\n".join([str(self.frame), *missing])
+    def to_dict(self) -> dict[str, Any]:
+        """The rows, and why some blocks have none, as plain values."""
+        missing = {" ".join(map(str, place)): why for place, why in self.missing.items()}
+        rows = [json_value(row) for row in self._rows()]
+        return {"sentence": self.sentence, "rows": rows, "missing": missing}
+
+    def _shown(self, width: int) -> Iterator[Any]:
+        yield self.sentence
+        sheet = Sheet.of("attention", "layer", "head", *COLUMNS, text=["attention"])
+        for row in self._rows():
+            head = "all" if row["head"] is None else str(row["head"])
+            numbers = (number(row[name], 4) for name in COLUMNS)
+            sheet.add(f"{row['stack']} {row['kind']}", str(row["layer"]), head, *numbers)
+        if self.blocks:
+            yield sheet
+        yield from (f"{' '.join(map(str, place))}: {why}" for place, why in self.missing.items())
 
     @property
     def largest(self) -> float:
