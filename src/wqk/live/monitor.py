@@ -153,9 +153,10 @@ class Monitor:
         A ``.jsonl`` file, such as ``run/scores.jsonl``; the changes go to ``updates.jsonl`` next
         to it (``NAME-updates.jsonl`` for any other ``NAME.jsonl``). None for no file, where numbers
         are logged elsewhere: the tables then go with the monitor.
-    every, steps
-        When to score: at multiples of ``every`` (None for no multiples), and at these steps, or at
-        1, 2, 4, 8, ... with ``"log"``.
+    every
+        When to score: at multiples of this number of steps; None for no multiples.
+    steps
+        Steps at which to score as well; 1, 2, 4, 8, ... with ``"log"``.
     gamma, heads
         As for `wqk.scan`.
     name
@@ -166,10 +167,15 @@ class Monitor:
         terms of first and second order in the factors.
     per_layer
         Whether to return the numbers of every layer for logging, besides the medians.
-    on_alarm, growth, reference, deviation
-        ``on_alarm`` is called with an `Alarm` when a norm or a ceiling of a layer grows by more
-        than the factor ``growth`` within 1000 steps, or differs from ``reference``, the scores of
-        another run, by more than the factor ``deviation``: once for each layer and column.
+    on_alarm
+        Called with an `Alarm`, once for each layer and column, when a norm or a ceiling of a layer
+        grows or deviates by too much.
+    growth
+        The factor by which it may grow within 1000 steps.
+    reference
+        The scores of another run, with which it is compared at equal steps.
+    deviation
+        The factor by which it may differ from the reference.
     logits
         Whether to measure attention logits as well: in the training pass that follows each look,
         which uses the weights of the look, for every head the largest logit, the logits' standard
