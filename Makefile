@@ -10,7 +10,8 @@ CHECKED := src tests tools benchmarks examples docs
 
 # Bytecode is kept, whatever the environment says: each worker, and each process that a test starts,
 # would compile everything again.
-TESTS = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+WORKERS ?= 2
+TESTS = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # make train: what is trained on, and where everything about it lies.
 RUNS := out/pair

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,12 @@ def compared(mistake: Conversion, tensors: Tensors, config: dict[str, Any]) -> A
     return same(StateDict(*right(mistake.model), "original"), StateDict(tensors, config, "copy"))
 
 
+@cache
+def found(mistake: Conversion) -> Any:
+    """What `same` says of the mistake."""
+    return compared(mistake, *wrong(mistake))
+
+
 @pytest.mark.parametrize("model", CONFIGS)
 def test_a_right_conversion_is_the_same(model: str) -> None:
     comparison = same(StateDict(*right(model), "a"), StateDict(*right(model), "b"))
@@ -42,15 +49,14 @@ def test_a_right_conversion_is_the_same(model: str) -> None:
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=IDS)
 def test_the_mistake_is_named(mistake: Conversion) -> None:
-    comparison = compared(mistake, *wrong(mistake))
-    differing = [block for block in comparison.blocks if not block.same]
+    differing = [block for block in found(mistake).blocks if not block.same]
     assert [b.layer for b in differing] == list(mistake.layers or range(LAYERS))
     for block in differing:
-        found = {one.verdict: one.reason for one in block.mismatches}
-        assert mistake.verdict in found, found
+        reasons = {one.verdict: one.reason for one in block.mismatches}
+        assert mistake.verdict in reasons, reasons
         assert mistake.named in block.reason
-        assert len(found) == 1, found
-        assert all(one.repair for one in block.mismatches), found
+        assert len(reasons) == 1, reasons
+        assert all(one.repair for one in block.mismatches), reasons
 
 
 # Repairs that are code of their own: the others say what to take from the original.
@@ -69,7 +75,7 @@ def test_the_repair_makes_them_the_same(mistake: Conversion) -> None:
     tensors, config = wrong(mistake)
     original = {name: torch.tensor(value) for name, value in right(mistake.model)[0].items()}
     repaired = {name: torch.tensor(value) for name, value in tensors.items()}
-    for block in compared(mistake, tensors, config).blocks:
+    for block in found(mistake).blocks:
         for mismatch in block.mismatches:
             apply(mismatch, block.layer, repaired, original, config, mistake.model)
     final = {name: value.numpy() for name, value in repaired.items()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,6 +14,9 @@ from wqk import BilinearForm
 from wqk_lab.theory.bounds import LAWS, shares_of_parts, simulate_scores
 
 WIDTH = 24
+
+
+simulated = cache(simulate_scores)  # several statements are about the same trials
 
 
 def mean(values: np.ndarray) -> tuple[float, float]:
@@ -25,7 +30,7 @@ SYMMETRIC = ("normal", "uniform", "sparse", "student", "cauchy")
 @pytest.mark.parametrize("law", SYMMETRIC)
 @pytest.mark.parametrize("rank", [None, 1, 6])
 def test_the_mean_symmetry_is_one_over_n_at_any_rank(law: str, rank: int | None) -> None:
-    limits = simulate_scores(WIDTH, rank, law, trials=2000)
+    limits = simulated(WIDTH, rank, law, trials=2000)
     s, error = mean(limits.symmetry)
     assert abs(s - 1 / WIDTH) < 4 * error
     # The published constant, eight times as much, is out of reach.
@@ -37,13 +42,13 @@ def test_the_mean_symmetry_is_one_over_n_at_any_rank(law: str, rank: int | None)
 @pytest.mark.parametrize("rank", [None, 1, 6])
 def test_the_deviation_is_root_two_over_n_where_tails_are_light(rank: int | None) -> None:
     for law in ("normal", "uniform"):
-        limits = simulate_scores(WIDTH, rank, law, trials=2000)
+        limits = simulated(WIDTH, rank, law, trials=2000)
         assert limits.symmetry.std() == pytest.approx(2**0.5 / WIDTH, rel=0.1)
 
 
 def test_heavy_tails_widen_the_symmetry_but_do_not_move_it() -> None:
     deviations = [
-        simulate_scores(WIDTH, None, law, trials=2000).symmetry.std()
+        simulated(WIDTH, None, law, trials=2000).symmetry.std()
         for law in ("normal", "student", "cauchy")
     ]
     assert deviations == sorted(deviations)
