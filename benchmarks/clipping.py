@@ -30,8 +30,8 @@ import wqk
 from wqk._files import write_atomically
 from wqk._style import CATEGORIES, GRAY, PAGE, TEAL, WINE, new_figure, save_figure, style
 from wqk.attention import Block
+from wqk.forms.chaining import change
 from wqk.forms.spectra import spectral_norm, spectrum
-from wqk.forms.update_terms import change
 from wqk.live.logits import LogitMeter
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from wqk import BilinearForm
+from wqk.forms.chaining import update_terms
 from wqk.forms.spectra import spectrum
-from wqk.forms.update_terms import update_terms
 
 D, H, LAYERS, N, B = 64, 4, 2, 32, 16
 LOOK, RAMP, DOUBLING, RATE = 5, 120, 15, 1e-3

@@ -21,7 +21,7 @@ import numpy as np
 
 import wqk
 from benchmarks.generate import BERT_BASE, write_checkpoint
-from wqk.scanning.surveys.executors import dask_executor
+from wqk.scanning.surveys.jobs import dask_executor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wqk.tables.columns import COLUMNS, LOGIT_COLUMNS, UPDATE_COLUMNS
-from wqk.tables.measures import MEASURES
+from wqk.tables.columns import COLUMNS, LOGIT_COLUMNS, MEASURES, UPDATE_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

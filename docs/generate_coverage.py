@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wqk.checkpoints.llama_cpp import architectures, commit
+from wqk.checkpoints.gguf import architectures, commit
 from wqk.families import families
 from wqk.families.family import family_of_type
 

@@ -18,7 +18,7 @@ LABORATORY = SOURCE.parent / "wqk_lab"
 
 # The instrument's rooms from top to bottom; each may import those below it and itself.
 ROOMS = {
-    "cli": "the commands, one file each: they parse, call and print, and compute nothing",
+    "cli": "the commands: they parse, call and print, and compute nothing",
     "live": "models in memory: scored while they train, set, clipped, run and verified",
     "inspecting": "one checkpoint looked at closely: its forms, its tokens, its heads together",
     "reporting": "the HTML report, and pictures of forms and tables",
@@ -38,10 +38,7 @@ SHARED = {
     "_caching",
     "_console",
     "_files",
-    "_forks",
     "_options",
-    "_results",
-    "_statistics",
     "_style",
     "_names",
     "_typing",

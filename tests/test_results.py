@@ -13,7 +13,7 @@ import pytest
 from tests import small
 
 import wqk
-from wqk._results import Result
+from wqk._console import Result
 from wqk.checkpoints import Part
 from wqk.checkpoints.modules import StateDict
 

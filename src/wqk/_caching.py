@@ -1,13 +1,19 @@
-"""A property that is computed once and cached, without a lock.
+"""What threads and forks need: a property cached without a lock, and a word on forked processes.
 
 Before Python 3.12, `functools.cached_property` holds one lock for all instances of a class, so that
-threads that score different forms would wait for each other.
+threads that score different forms would wait for each other. A process that was forked may wait for
+threads that it lacks.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Generic, TypeVar
+
+from wqk.errors import RunError
 
 Value = TypeVar("Value")
 
@@ -43,3 +49,31 @@ class cached_property(Generic[Value]):  # noqa: N801, named like the standard on
         # From now on, the instance's own attribute takes precedence.
         instance.__dict__[self._name] = value
         return value
+
+
+_waits_forever = False
+
+
+def in_children(do: Callable[[], None]) -> None:
+    """Call this first in every process that is forked from this one."""
+    if hasattr(os, "register_at_fork"):  # Windows has no fork
+        os.register_at_fork(after_in_child=do)
+
+
+def require_threads() -> None:
+    """Raise `RunError` where tables would wait for threads that a fork has left behind."""
+    if _waits_forever:
+        raise RunError(
+            "this process was forked from one that had used polars, whose threads it lacks; start "
+            "processes with multiprocessing.get_context('spawn') or 'forkserver'"
+        )
+
+
+def _after_fork() -> None:
+    global _waits_forever
+    if "polars" in sys.modules:
+        names = [path.read_text() for path in Path(f"/proc/{os.getppid()}/task").glob("*/comm")]
+        _waits_forever = _waits_forever or not names or any(n.startswith("polars-") for n in names)
+
+
+in_children(_after_fork)

@@ -25,9 +25,9 @@ from wqk.families import (
     plan_mixers,
     with_head_counts,
 )
-from wqk.families.candidates import POSITIONAL, candidates, layers_beyond, neighbors_of
+from wqk.families.inference import POSITIONAL, candidates, layers_beyond, neighbors_of
 from wqk.forms import BilinearForm
-from wqk.forms.stacks import is_number
+from wqk.forms.kernels import is_number
 
 # What one may try on a model, and what does it.
 SYNONYMS = {

@@ -9,8 +9,7 @@ import pytest
 
 import wqk
 from wqk.attention import Block
-from wqk.attention.coordinates import Coordinates
-from wqk.attention.omissions import omissions
+from wqk.attention.coordinates import Coordinates, omissions
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError
 

@@ -10,7 +10,7 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel
 
 import wqk
 from wqk.attention.block import Block
-from wqk.attention.likely import Moments, likely_ceilings
+from wqk.attention.ceilings import Moments, likely_ceilings
 from wqk.errors import FormError
 
 SIZE = {

@@ -42,7 +42,7 @@ from tests.command import run
 import wqk
 from wqk.checkpoints import Part, open_checkpoint, ranged
 from wqk.errors import CheckpointError, HubError
-from wqk.scanning import memory
+from wqk.scanning import cores
 from wqk.scanning import scan as scanning
 
 NAME = "owner/bert"
@@ -569,7 +569,7 @@ def test_what_cannot_be_scored(hub, files, error, message):
 @pytest.mark.parametrize("limit", ["0", "1000000000"])
 def test_the_next_block_is_fetched_while_one_is_scored(hub, monkeypatch, limit):
     monkeypatch.setenv("WQK_CACHE_LIMIT", limit)
-    monkeypatch.setattr(memory, "SPARE_MEMORY", 1)  # one block at a time
+    monkeypatch.setattr(cores, "SPARE_MEMORY", 1)  # one block at a time
     real, requests = scanning.score_heads, []
 
     def fetched() -> int:

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save as save_tensors
 
 from wqk.checkpoints.checkpoint import Part
-from wqk.checkpoints.safetensors import open_safetensors
+from wqk.checkpoints.stored import open_safetensors
 from wqk.errors import CheckpointError, WqkError, errors_about
 
 TYPES = [

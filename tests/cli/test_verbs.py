@@ -13,6 +13,7 @@ import pytest
 from tests.command import run
 
 import wqk
+from wqk.cli import verbs
 from wqk.cli.main import LABORATORY, SECTIONS, command
 from wqk.cli.verb import MODELS, Verb, declaration
 
@@ -21,17 +22,18 @@ DECLARED = {n: v for n in VERBS if isinstance(v := command.verbs.declared(n), Ve
 ROOT = Path(__file__).parents[2]
 
 # Files next to the verbs that are none.
-NO_VERBS = {"__init__", "display", "main", "options", "verb"}
+NO_VERBS = {"__init__", "display", "main", "options", "verb", "verbs"}
 
 
 @pytest.mark.parametrize(
     ("package", "listed"),
-    [("wqk.cli", {*VERBS, "lab"}), ("wqk_lab.cli", {*LABORATORY, "atlas_display"})],
+    [("wqk.cli", {*VERBS}), ("wqk_lab.cli", {*LABORATORY, "atlas_display"})],
 )
 def test_every_file_of_a_verb_is_listed(package: str, listed: set[str]) -> None:
     folder = Path(import_module(package).__file__ or "").parent
     files = {path.stem for path in folder.glob("*.py")} - NO_VERBS
-    assert files == listed, f"{package}: name it in SECTIONS of main.py, or in COMMANDS"
+    declared = {name for name in listed if hasattr(verbs, name)} if package == "wqk.cli" else set()
+    assert files == listed - declared, f"{package}: name it in SECTIONS of main.py, or in COMMANDS"
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -18,8 +18,8 @@ from wqk.checkpoints import Part
 from wqk.checkpoints.modules import StateDict
 from wqk.comparing import fingerprints
 from wqk.comparing.fingerprints import fingerprint
+from wqk.comparing.kinship import LayerMatch
 from wqk.comparing.randomization import gather, permute_heads
-from wqk.comparing.relations import LayerMatch
 from wqk.errors import CheckpointError, NonFiniteWeights
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ import numpy as np
 
 import wqk
 from wqk.checkpoints.folders import LocalFile
-from wqk.checkpoints.gguf import open_gguf
-from wqk.checkpoints.llama_cpp import configuration
+from wqk.checkpoints.gguf import configuration, open_gguf
 from wqk.checkpoints.modules import StateDict
 
 DATA = Path(__file__).parent / "llama-cpp.jsonl"

@@ -19,7 +19,7 @@ from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.families import find_family
 from wqk.live.verification import verify
-from wqk.live.verification.recording import heads_apart, listen, require_records
+from wqk.live.verification.recomputation import heads_apart, listen, require_records
 from wqk.live.verification.running import (
     PADDING_MASKS,
     _load_model,

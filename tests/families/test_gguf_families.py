@@ -26,7 +26,7 @@ from tests.families.computing import (
     turned,
 )
 
-from wqk.checkpoints.llama_cpp import configuration
+from wqk.checkpoints.gguf import configuration
 
 WIDTH, EPSILON = 40, 0.01
 PARTIAL = ("partial",)

@@ -43,7 +43,7 @@ def statuses(ref: Any, **options: Any) -> set[str]:
 @pytest.fixture(autouse=True)
 def _trained(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random weights stand for trained ones."""
-    monkeypatch.setattr("wqk.scanning.rows.looks_random", lambda *_: False)
+    monkeypatch.setattr("wqk.scanning.scan.looks_random", lambda *_: False)
 
 
 def test_a_guess_is_never_ok_and_never_placed() -> None:
@@ -54,7 +54,7 @@ def test_a_guess_is_never_ok_and_never_placed() -> None:
 
 
 def test_a_guess_that_looks_random_is_told_as_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wqk.scanning.rows.looks_random", lambda *_: True)
+    monkeypatch.setattr("wqk.scanning.scan.looks_random", lambda *_: True)
     table = wqk.scan(model({"rotary_emb.inv_freq": (3,)}))
     assert set(table.frame["status"]) == {"guessed, random-looking"}
     legend = str(table)

@@ -15,7 +15,7 @@ import pytest
 from tests.families.converting import DATA, build, convert, jobs, read_again
 
 import wqk
-from wqk.checkpoints.llama_cpp import architectures
+from wqk.checkpoints.gguf import architectures
 from wqk.families import families
 
 LINES = [json.loads(line) for line in DATA.read_text(encoding="utf-8").splitlines()]

@@ -12,7 +12,7 @@ import torch
 
 from wqk import BilinearForm, coupling, directionality, symmetry, symmetry_null
 from wqk.forms import kernels
-from wqk.forms.outliers import outliers
+from wqk.forms.kernels import outliers
 from wqk.forms.scores import head_terms
 
 ROUTES = pytest.mark.parametrize(

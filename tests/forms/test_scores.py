@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from wqk import BilinearForm, coupling, directionality, symmetry, symmetry_null
 from wqk.errors import FormError, NonFiniteWeights
-from wqk.forms import kernels, sums
-from wqk.forms.outliers import outliers
+from wqk.forms import kernels
+from wqk.forms.kernels import outliers
 from wqk.forms.scores import head_terms
 
 TOLERANCE = {np.float32: 1e-5, np.float64: 1e-10}
@@ -311,7 +311,7 @@ def test_small_blocks_give_the_same_sums(monkeypatch, rank, d_key):
     whole = BilinearForm.from_factors(query, key).moments
     expected = [np.array(getattr(whole, name)) for name in names]
     monkeypatch.setattr(sums, "BLOCK", 1)
-    assert len(list(sums.block_slices(300, 32))) == 10
+    assert len(list(kernels.block_slices(300, 32))) == 10
     parts = BilinearForm.from_factors(query, key).moments
     for name, value in zip(names, expected, strict=True):
         np.testing.assert_allclose(getattr(parts, name), value, rtol=1e-12, atol=1e-12)

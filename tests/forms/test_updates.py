@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from wqk import BilinearForm
 from wqk.errors import FormError
+from wqk.forms.chaining import update_terms
 from wqk.forms.spectra import spectrum
-from wqk.forms.update_terms import update_terms
 
 
 @given(

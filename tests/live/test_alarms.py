@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from wqk.errors import RunError
-from wqk.live.alarms import Alarm, Bounds
+from wqk.live.scoring import Alarm, Bounds
 from wqk.tables.score_table import ScoreTable
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.command import run
 
 import wqk
-from wqk.reporting.feeding import ARCS, ROWS, feeding_section
+from wqk.reporting.report import ARCS, ROWS, feeding_section
 
 MODEL = wqk.demo_model("induction")
 

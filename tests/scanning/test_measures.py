@@ -14,7 +14,7 @@ import wqk
 from wqk.attention.bands import decay
 from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
-from wqk.tables.measures import MEASURES, Measure
+from wqk.tables.columns import MEASURES, Measure
 from wqk.tables.score_table import read_table
 
 if TYPE_CHECKING:

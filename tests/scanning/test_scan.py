@@ -139,7 +139,7 @@ def test_progress_is_reported_for_every_block() -> None:
 
 def test_the_same_scores_whatever_is_scored_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     together = wqk.scan(wqk.demo_model("decoder")).frame
-    monkeypatch.setattr("wqk.scanning.memory.SPARE_MEMORY", 0)
+    monkeypatch.setattr("wqk.scanning.cores.SPARE_MEMORY", 0)
     alone = wqk.scan(wqk.demo_model("decoder")).frame
     for column in ("symmetry", "norm", "directionality_excess"):
         np.testing.assert_allclose(alone[column], together[column], rtol=1e-5, atol=1e-6)

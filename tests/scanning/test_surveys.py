@@ -37,8 +37,7 @@ from wqk.errors import (
 )
 from wqk.scanning.surveys import SurveyProgress, dask_executor
 from wqk.scanning.surveys import jobs as survey_jobs
-from wqk.scanning.surveys.executors import run_in_processes
-from wqk.scanning.surveys.jobs import Job, Outcome, expand
+from wqk.scanning.surveys.jobs import Job, Outcome, expand, run_in_processes
 from wqk.scanning.surveys.model_sets import model_set, model_sets
 from wqk.tables.score_table import ScoreTable, read_table
 

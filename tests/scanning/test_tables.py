@@ -201,7 +201,7 @@ def test_a_scan_fills_every_column(column):
     rows = wqk.scan(wqk.demo_model("encoder")).frame[column.name]
     unknown = {"revision", "step", "window"}  # of a folder, and without local attention
     assert rows.is_null().all() == (column.name in unknown), (
-        f"{column.name}: make it an attribute of BilinearForm, or fill it in scanning/rows.py"
+        f"{column.name}: make it an attribute of BilinearForm, or fill it in scanning/scan.py"
     )
 
 

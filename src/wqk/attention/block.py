@@ -22,16 +22,17 @@ from wqk.attention.ceilings import Ceilings, ceilings
 from wqk.attention.coordinates import (
     PLAIN,
     Coordinates,
+    Omission,
     at_distance,
     augmented,
     lacks_norm,
+    omissions,
     stacked,
 )
 from wqk.attention.factor import Factors
-from wqk.attention.omissions import Omission, omissions
 from wqk.errors import CheckpointError, FormError, UnknownFamily
 from wqk.forms import BilinearForm
-from wqk.forms.stacks import is_number
+from wqk.forms.kernels import is_number
 
 # What one may try on a block, and what it has.
 SYNONYMS = {

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 from wqk.checkpoints.adapters import AdaptedCheckpoint
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.folders import exists, has_weights, open_adapter, open_local
-from wqk.checkpoints.hub import is_hub_id, open_base, open_hub
+from wqk.checkpoints.hub import hub_page, is_hub_id, is_url, open_base, open_hub, open_url
 from wqk.checkpoints.modules import open_live
 from wqk.checkpoints.references import redacted, step_in
-from wqk.checkpoints.web import hub_page, is_url, open_url
 from wqk.errors import CheckpointError, errors_about
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from wqk.checkpoints.stored import StoredCheckpoint, weight_file
 from wqk.errors import CheckpointError, errors_about, shortened, shown
 
 if TYPE_CHECKING:
-    from wqk.checkpoints.listing import Folder
+    from wqk.checkpoints.folders import Folder
 
 PREFIX = "base_model.model."
 FACTOR = re.compile(

@@ -19,7 +19,7 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wqk.checkpoints.llama_cpp import configuration
+from wqk.checkpoints.gguf import configuration
 from wqk.errors import CheckpointError, shown
 
 if TYPE_CHECKING:

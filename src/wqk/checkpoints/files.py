@@ -1,19 +1,27 @@
-"""Files of named tensors over sources of bytes, which may be local or remote.
+"""Files of named tensors over sources of bytes, which may be remote, or on disk.
 
 Tensors lie in one file row by row, or are put together from pieces: the chunks of a distributed
 checkpoint, or the rows and columns that tensor-parallel files hold.
+
+Of the files on disk, few are open at once.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import random
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
 
+from wqk._caching import in_children
 from wqk.checkpoints.checkpoint import Part, TensorInfo
 from wqk.checkpoints.number_types import ITEM_BITS, widened, widened_type
 from wqk.errors import CheckpointError
@@ -197,3 +205,157 @@ def join_files(
 
 def _read_as(file: WeightFile, name: str, part: Part) -> np.ndarray:
     return file.read(part._replace(name=name))
+
+
+# Files that are open at once.
+MOST_OPEN = 64
+
+# Bytes of a read that are kept, to see whether they change, and of how many reads.
+SEEN, MOST_SEEN = 64, 4096
+CHOICE = random.Random(0)
+
+
+class Identity(NamedTuple):
+    """What tells a file, as it is now, from every other."""
+
+    device: int
+    inode: int
+    size: int
+    modified: int  # nanoseconds
+
+
+class Handle:
+    """An open file, closed when nothing refers to it any more."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        if path.exists() and not path.is_file():  # a pipe or a device may never end
+            raise CheckpointError(f"{name}: not a regular file")
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        except OSError as error:
+            raise CheckpointError(f"{name}: cannot be opened ({error.strerror})") from None
+        finalize(self, os.close, self._descriptor)
+        self._lock = threading.Lock()
+
+    @property
+    def identity(self) -> Identity:
+        """The file's identity as of now."""
+        status = os.fstat(self._descriptor)
+        return Identity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        """Read bytes from this offset; how many, which is 0 at the end."""
+        if hasattr(os, "preadv"):
+            return os.preadv(self._descriptor, [buffer], offset)
+        with self._lock:  # Windows reads from the current position only
+            os.lseek(self._descriptor, offset, os.SEEK_SET)
+            content = os.read(self._descriptor, len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
+
+
+class LocalFile:
+    """A file's bytes by position.
+
+    Positional reads rather than a memory map: a file that shrinks while it is read gives an error,
+    not a signal that kills the process. So does one that is written to. Writes through a memory map
+    do not show in a file's time: after each read, some of what was read before is read again, and
+    must be the same. What a writer has not reached by the last read, or changes elsewhere, is not
+    noticed: scan files that nobody writes to.
+
+    The last `MOST_OPEN` files that were read are open; others are opened again by their path, and
+    must be the same file. A file that is replaced keeps its old content while it is open. Copies
+    and pickles hold the path and the identity, never a handle.
+    """
+
+    def __init__(self, path: str | Path, identity: Identity | None = None) -> None:
+        self.name, self._path = str(path), Path(path).absolute()
+        self._handle: Handle | None = None
+        self._seen: list[tuple[int, bytes]] = []
+        if identity is None:
+            self._handle = Handle(self._path, self.name)
+            identity = self._handle.identity
+            _keep_open(self)
+        self._identity, self.size = identity, identity.size
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LocalFile, (self._path, self._identity), {"name": self.name}
+
+    @property
+    def identity(self) -> tuple[int, ...]:
+        """What tells the file from others on every machine that sees its disk."""
+        return self._identity[1:]
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill the buffer from this offset."""
+        handle = self._opened()
+        self._fill(handle, offset, buffer)
+        self._seen.append((offset, bytes(buffer[:SEEN])))
+        if len(self._seen) > MOST_SEEN:
+            del self._seen[CHOICE.randrange(4, MOST_SEEN)]
+        if handle.identity != self._identity or not self._is_as_before(handle):
+            raise CheckpointError(
+                f"{self.name}: changed during the read; scan it again once it is no longer "
+                "written to"
+            )
+
+    def _opened(self) -> Handle:
+        """The file's handle, opened again if others have been read since."""
+        handle = self._handle
+        if handle is None:
+            handle = Handle(self._path, self.name)
+            if handle.identity != self._identity:
+                raise CheckpointError(
+                    f"{self.name}: is no longer the file that was opened; open the checkpoint again"
+                )
+            self._handle = handle
+        _keep_open(self)
+        return handle
+
+    def _fill(self, handle: Handle, offset: int, buffer: memoryview) -> None:
+        while buffer:
+            try:
+                count = handle.read_into(offset, buffer)
+            except OSError as error:
+                raise CheckpointError(f"{self.name}: cannot be read ({error.strerror})") from None
+            if count == 0:
+                raise CheckpointError(f"{self.name}: ended at byte {offset}, during the read")
+            buffer, offset = buffer[count:], offset + count
+
+    def _is_as_before(self, handle: Handle) -> bool:
+        """Whether the first reads, the last and some between would give the same again."""
+        seen = list(self._seen)  # other threads read as well
+        for offset, content in {*seen[:4], seen[-1], *CHOICE.choices(seen, k=4)}:
+            again = bytearray(len(content))
+            self._fill(handle, offset, memoryview(again))
+            if again != content:
+                return False
+        return True
+
+    def close(self) -> None:
+        """Let go of the handle; who reads at this moment keeps it until the end of the read."""
+        self._handle = None
+
+
+# The open files, those read last at the end.
+_open: WeakKeyDictionary[LocalFile, None] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def _keep_open(file: LocalFile) -> None:
+    """Move a file to the end of the open ones, and close the first if there are too many."""
+    with _lock:
+        _open.pop(file, None)
+        _open[file] = None
+        while len(_open) > MOST_OPEN:
+            first = next(iter(_open))
+            del _open[first]
+            first.close()
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()  # another thread of the parent may have held it
+
+
+in_children(_after_fork)

@@ -4,19 +4,27 @@ A file begins with ``GGUF``, its version, and the numbers of tensors and of meta
 metadata, the tensors' names, shapes, types and places, and aligned, the data. Shapes are stored
 innermost axis first, so that a matrix (out, in) is stored as in, out. Specification:
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+
+The metadata become a configuration in the terms of other files, as llama.cpp reads it. Much of what
+llama.cpp does is in its code and not in the file: which layers have a window, whose positions
+rotate and how, the scale, which keys of the metadata count at all. `llama-cpp.toml` says it of
+every architecture; `tools/llama_cpp.py` writes that file from llama.cpp's sources.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from typing import TYPE_CHECKING, Any
+import tomllib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from wqk.checkpoints.checkpoint import Grid, Part, TensorInfo
 from wqk.checkpoints.files import RowFile, check_sizes, refuse_pointer
-from wqk.checkpoints.llama_cpp import ROTARY_FACTORS
 from wqk.checkpoints.number_types import ITEM_BITS, PIECE, QUANTIZED
 from wqk.errors import CheckpointError
 
@@ -200,3 +208,270 @@ class _Cursor:
         self.position += count
         if self.position > self._start + len(self._held):
             self._start, self._held = self.position, b""
+
+
+# More layers than this are a broken file.
+MOST_LAYERS = 100_000
+
+# Factors of rotary frequencies are tensors here, and configuration elsewhere.
+ROTARY_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight")
+
+
+@cache
+def architectures() -> Mapping[str, Mapping[str, Any]]:
+    """What llama.cpp's code says of each architecture's attention, by its name in files.
+
+    Keys are left out where the code does the usual:
+
+    ``rotary``
+        How pairs lie, ``half`` or ``interleaved``; ``none``; ``by sections``: interleaved unless
+        the file has sections for several axes.
+    ``keys``
+        Those of the metadata that few architectures read, and this one does.
+    ``window``
+        ``kind`` (``standard``, ``symmetric``, ``chunked``); its ``size`` where the file has none,
+        or ``always``; ``every`` how many layers one has none, the last of them or the ``first``;
+        only at this ``depth``.
+    ``turned``
+        Which layers have rotary positions: ``windowed`` ones, all but one in ``unturned_every``, or
+        ``finetuned``, a key of the metadata.
+    ``local_base``, ``local_scaling``
+        Whether windowed layers have a base of their own, 10,000 (``own``) or as the others
+        (``same``) where the file is silent; false if their positions are not scaled.
+    ``factors``
+        Whether the file's factors of frequencies are used, in ``all`` layers or ``full`` ones.
+    ``scale``, ``wide_scale_at``
+        The score's, and the depth at which it is that of the model's width over its heads.
+    ``yarn_log``, ``yarn_both``
+        Multiplier of the file's YaRN logarithm, where it is used; true if it is in the scale alone.
+    ``alibi``, ``alibi_at``, ``softcap``, ``causal``
+        Constants of the code; the depth at which there are linear biases and no rotation.
+    ``norm``, ``gain``, ``after``, ``head_norm``, ``bare_head_norm``, ``norm_after_rotary``,
+    ``latent``, ``gated``, ``sinks``, ``temperature``, ``unread``
+        What decides the family.
+    """
+    return {name: row for name, row in _table().items() if isinstance(row, dict)}
+
+
+def commit() -> str:
+    """The commit of llama.cpp whose sources say so."""
+    return str(_table()["commit"])
+
+
+@cache
+def _table() -> Mapping[str, Any]:
+    text = resources.files("wqk.checkpoints").joinpath("llama-cpp.toml").read_text("utf-8")
+    return tomllib.loads(text)
+
+
+class _File(NamedTuple):
+    """A file's own metadata, and what the code says of its architecture."""
+
+    own: Mapping[str, Any]  # nested, without the architecture's name
+    factors: Sequence[float] | None
+    code: Mapping[str, Any]
+    depth: int
+
+    def get(self, key: str) -> Any:
+        """A value by its name in the file; None where it is not, or has another name's place."""
+        value: Any = self.own
+        for word in key.split("."):
+            value = value.get(word) if isinstance(value, Mapping) else None
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float | None:
+        """A number of the file."""
+        value = self.get(key)
+        return default if isinstance(value, bool) or not isinstance(value, int | float) else value
+
+    def whole(self, key: str, default: int = 0) -> int:
+        """A whole number of the file."""
+        value = self.get(key)
+        return value if type(value) is int else default
+
+    def reads(self, key: str) -> bool:
+        """Whether the code reads one of the keys that few architectures have."""
+        return key in self.code.get("keys", ())
+
+
+def configuration(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration in a file's metadata: its architecture's keys, dots as nested tables.
+
+    Added are ``model_type``, numbers of heads, layers and windows under the names that
+    `transformers` has for them, and what llama.cpp's code knows by architecture.
+
+    Examples
+    --------
+    >>> about = {"general.architecture": "llama", "llama.attention.head_count": 4}
+    >>> configuration(about)["attention"], configuration(about)["model_type"]
+    ({'head_count': 4}, 'gguf-llama')
+    """
+    architecture = metadata.get("general.architecture")
+    name = architecture if isinstance(architecture, str) else ""
+    own: dict[str, Any] = {}
+    for key, value in metadata.items():
+        if key.startswith(f"{name}."):
+            *path, last = key.removeprefix(f"{name}.").split(".")
+            table = own
+            for word in path:
+                inner = table.setdefault(word, {})
+                table = inner if isinstance(inner, dict) else {}
+            table[last] = value
+    factors = next((f for n in ROTARY_FACTORS if isinstance(f := metadata.get(n), list)), None)
+    file = _File(own, factors, architectures().get(name, {}), 0)
+    depth = file.whole("block_count") - file.whole("nextn_predict_layers")
+    file = file._replace(depth=min(max(depth, 0), MOST_LAYERS))
+    windows = _windows(file)
+    turned = _turned(file, windows)
+    config = own | _heads(file) | _scores(file)
+    config |= {"model_type": f"gguf-{architecture}", "layer_count": depth if depth else None}
+    if any(windows):
+        kinds = "chunked" if file.code["window"]["kind"] == "chunked" else "sliding"
+        config["layer_types"] = [f"{kinds if size else 'full'}_attention" for size in windows]
+        size = max(windows)
+        symmetric = file.code["window"]["kind"] == "symmetric"
+        config["sliding_window"] = size // 2 if symmetric else size
+    config["pairs"] = file.code.get("rotary") == "interleaved" or (
+        file.code.get("rotary") == "by sections" and not _has_sections(file)
+    )
+    config["rotary"] = any(turned)
+    config["turned_layers"] = turned
+    full = _rotation(file, local=False)
+    config["rope_parameters"] = {"full_attention": full}
+    if any(windows):
+        local = _rotation(file, local=True)
+        config["rope_parameters"] |= {"sliding_attention": local, "chunked_attention": local}
+    return config
+
+
+def _heads(file: _File) -> dict[str, Any]:
+    """Their numbers, and their widths in all layers and in windowed ones."""
+    heads, width = file.get("attention.head_count"), file.get("embedding_length")
+    counts = heads if isinstance(heads, list) else [heads]
+    most = max((n for n in counts if type(n) is int), default=0)
+    config = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": file.get("attention.head_count_kv") or heads,
+        "num_kv_shared_layers": file.whole("attention.shared_kv_layers"),
+    }
+    head_width = file.get("attention.key_length")
+    if head_width is None and type(width) is int and most > 0:
+        head_width = width // most
+    local = file.whole("attention.key_length_swa") or head_width
+    if type(head_width) is int and head_width > 0:
+        config |= {"head_dim": head_width, "local_head_dim": local}
+    latent = file.whole("attention.key_length_mla") or head_width
+    position = file.whole("rope.dimension_count")
+    if file.code.get("latent") and type(latent) is int:
+        config |= {"qk_nope_head_dim": latent - position, "qk_rope_head_dim": position}
+    wide = file.code.get("wide_scale_at") == file.whole("block_count", -1)
+    if wide and type(width) is int and most > 0:
+        config["score_scale"] = (width // most) ** -0.5
+    elif file.code.get("scale") == "inverse" and type(head_width) is int and head_width > 0:
+        config["score_scale"] = 1 / head_width
+    return config
+
+
+def _scores(file: _File) -> dict[str, Any]:
+    """Scale, limits and mask."""
+    config: dict[str, Any] = {}
+    scale = file.code.get("scale")
+    for key in ("scale", "output_scale"):
+        if file.reads(key):
+            scale = file.number(f"attention.{key}") or scale
+    if isinstance(scale, int | float):
+        config["score_scale"] = scale
+    if file.reads("clamp_kqv"):
+        config["clip"] = file.number("attention.clamp_kqv") or None
+    if "softcap" in file.code:
+        config["softcap"] = file.number("attn_logit_softcapping", file.code["softcap"])
+    bias = file.number("attention.max_alibi_bias") if file.reads("max_alibi_bias") else None
+    at_depth = file.code.get("alibi_at") == file.whole("block_count", -1)
+    config["alibi"] = bool(bias) or "alibi" in file.code or at_depth
+    if file.get("attention.causal") is False or file.code.get("causal") is False:
+        config["is_causal"] = False
+    return config
+
+
+def _windows(file: _File) -> list[int]:
+    """The size of each layer's window; 0 where it sees everything."""
+    rule, none = file.code.get("window"), [0] * file.depth
+    if not isinstance(rule, Mapping) or rule.get("depth", file.depth) != file.depth:
+        return none
+    given = file.get("attention.sliding_window")
+    size = rule.get("size", 0) if type(given) is not int else given
+    if "always" in rule and given != 0:
+        size = rule["always"]
+    pattern, every = file.get("attention.sliding_window_pattern"), rule.get("every", 1)
+    if isinstance(pattern, list):
+        return [size if n < len(pattern) and pattern[n] else 0 for n in range(file.depth)]
+    if type(pattern) is int and pattern >= 0:
+        every = pattern
+    if every == 0:
+        return [size] * file.depth
+    odd = 0 if rule.get("first") else every - 1
+    return [0 if n % every == odd else size for n in range(file.depth)]
+
+
+def _turned(file: _File, windows: Sequence[int]) -> list[bool]:
+    """Whether each layer has rotary positions."""
+    code, layers = file.code, range(file.depth)
+    at_depth = code.get("alibi_at") == file.whole("block_count", -1)
+    if code.get("rotary", "none") == "none" or at_depth:
+        return [False] * file.depth
+    pattern = file.get("attention.rope_pattern") if file.reads("rope_pattern") else None
+    if isinstance(pattern, list):
+        return [n < len(pattern) and bool(pattern[n]) for n in layers]
+    match code.get("turned"):
+        case "windowed" if any(windows):
+            return [bool(size) for size in windows]
+        case "every" if any(windows) or "window" not in code:
+            step = code["unturned_every"]
+            odd = 0 if code.get("unturned_first") else step - 1
+            return [n % step != odd for n in layers]
+        case "finetuned":
+            return [file.get("rope.scaling.finetuned") is not False] * file.depth
+    return [True] * file.depth
+
+
+def _has_sections(file: _File) -> bool:
+    sections = file.get("rope.dimension_sections")
+    return isinstance(sections, list) and len(sections) > 1 and all(sections[:2])
+
+
+def _rotation(file: _File, local: bool) -> dict[str, Any]:
+    """The rotary parameters of layers with or without a window, in the words of `transformers`."""
+    code, base = file.code, file.number("rope.freq_base", 10_000.0)
+    if local and "local_base" in code:
+        silent = base if code["local_base"] == "same" else 10_000.0
+        base = file.number("rope.freq_base_swa", silent)
+    own: dict[str, Any] = {"rope_theta": base}
+    if local and code.get("local_scaling") is False:
+        return own
+    kind = file.get("rope.scaling.type")
+    factor = file.number("rope.scaling.factor") or file.number("rope.scale_linear") or 1.0
+    amplitude = file.number("rope.scaling.attn_factor", 1.0) or 1.0
+    if file.factors is not None and code.get("factors") in ("all", *["full"] * (not local)):
+        return own | {
+            "rope_type": "factors",
+            "factors": file.factors,
+            "attention_factor": amplitude,
+        }
+    if kind == "yarn":
+        trained = file.get("rope.scaling.original_context_length") or file.get("context_length")
+        logarithm = (file.number("rope.scaling.yarn_log_multiplier") or 0) * code.get("yarn_log", 0)
+        if logarithm:
+            whole = logarithm if code.get("yarn_both") else 1.0
+            own |= {"mscale": whole, "mscale_all_dim": logarithm}
+        elif factor > 1:
+            own["attention_factor"] = amplitude * (0.1 * math.log(factor) + 1)
+        return own | {
+            "rope_type": "yarn",
+            "factor": factor,
+            "original_max_position_embeddings": trained,
+            "beta_fast": file.number("rope.scaling.yarn_beta_fast"),
+            "beta_slow": file.number("rope.scaling.yarn_beta_slow"),
+        }
+    if factor != 1 and kind in (None, "linear"):
+        return own | {"rope_type": "linear", "factor": factor}
+    return own

@@ -36,7 +36,7 @@ def kin(
     """
     from wqk.cli import display
     from wqk.comparing.kinship import kin as relate
-    from wqk.comparing.relations import layer_table
+    from wqk.comparing.kinship import layer_table
 
     if revisions and len(revisions) != len(refs):
         raise click.UsageError(

@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import click
@@ -63,7 +64,7 @@ def wrong_variable(names: Iterable[str] = ENVIRONMENT) -> str | None:
 
 
 class Verbs(Mapping[str, click.Command]):
-    """Verbs by name, each in a module of its name, which is imported when it is asked for.
+    """Verbs by name, each in a module of its name or in ``verbs``, imported when it is asked for.
 
     ``packages`` tells, when it is first needed, the sections of each package's verbs, by title.
     """
@@ -80,7 +81,8 @@ class Verbs(Mapping[str, click.Command]):
         """The module of a verb; KeyError if there is no such verb."""
         for package, sections in self._packages().items():
             if any(name in verbs for verbs in sections.values()):
-                return f"{package}.{name}"
+                own = f"{package}.{name}"
+                return own if find_spec(own) else f"{package}.verbs"
         raise KeyError(name)
 
     def declared(self, name: str) -> Verb | click.Command:
@@ -249,7 +251,7 @@ def laboratory() -> dict[str, Sections]:
     return {one.module: one.load() for one in entry_points(group=PLUGINS)}
 
 
-# Every command has a module of its name.
+# Every command has a module of its name, or is declared in `wqk.cli.verbs`.
 SECTIONS: Sections = {
     "Look at a checkpoint": ("scan", "explain", "verify", "show", "tokens", "compose", "parts"),
     "Compare checkpoints": ("diff", "same", "kin"),

@@ -14,7 +14,7 @@ import click
 
 from wqk._options import TYPES, kind_of
 from wqk.errors import required_by
-from wqk.tables.measures import MEASURES
+from wqk.tables.columns import MEASURES
 
 if TYPE_CHECKING:
     from wqk.model import Model

@@ -26,7 +26,7 @@ from wqk.cli.options import (
     table_file,
 )
 from wqk.errors import WqkError
-from wqk.tables.measures import MEASURES
+from wqk.tables.columns import MEASURES
 
 if TYPE_CHECKING:
     from wqk.tables.score_table import ScoreTable
@@ -188,7 +188,7 @@ def _print_placements(scans: Iterable[ScoreTable]) -> None:
     from rich.text import Text
 
     from wqk.cli import display
-    from wqk.reporting.placing import place
+    from wqk.reporting.summary import place
 
     placements = [placement for table in scans for placement in place(table)]
     names = {placement.name for placement in placements}

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.text import Text
 
-from wqk._console import counted
-from wqk._results import Result, json_value
+from wqk._console import Result, counted, json_value
 from wqk.comparing.contents import Outcome, TensorComparison
 from wqk.comparing.mistakes import Mismatch
 from wqk.comparing.scope import ATTENTION, MIXER, OTHER

@@ -19,11 +19,11 @@ from wqk.attention.coordinates import PLAIN
 from wqk.comparing.weights import rounding_of
 from wqk.errors import CheckpointError
 from wqk.forms import BilinearForm
-from wqk.forms.outliers import directionalities
+from wqk.forms.chaining import update_measures
+from wqk.forms.kernels import directionalities
 from wqk.forms.scores import symmetry
-from wqk.forms.update_terms import update_measures
 from wqk.model import open as open_model
-from wqk.scanning.rows import block_columns, checkpoint_columns
+from wqk.scanning.scan import block_columns, checkpoint_columns
 from wqk.tables.columns import COLUMNS, UPDATE_COLUMNS, Column
 from wqk.tables.rendering import label, title
 from wqk.tables.schema import UPDATE_TERMS, conditions, joined_statuses, types

@@ -14,7 +14,7 @@ from itertools import takewhile
 from wqk.checkpoints import Part, TensorInfo
 from wqk.comparing.contents import BUFFERS
 from wqk.families import AttentionPlan, Composed, Projection
-from wqk.families.candidates import without_numbers
+from wqk.families.inference import without_numbers
 from wqk.model import Model
 
 ATTENTION, MIXER, OTHER = "attention", "mixer", "other"

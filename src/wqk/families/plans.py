@@ -16,8 +16,8 @@ from msgspec import structs
 from wqk._console import kind_in_words
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
 from wqk.errors import CheckpointError, UnknownFamily
-from wqk.families.candidates import without_numbers
 from wqk.families.config import Config
+from wqk.families.inference import without_numbers
 from wqk.families.layouts import Composed
 from wqk.families.naming import find_layers, weight_name
 from wqk.families.rotary import Rotary, rotary_of, rotary_stretch

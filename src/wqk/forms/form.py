@@ -19,12 +19,12 @@ from wqk._caching import cached_property
 from wqk._names import Advising
 from wqk._typing import Array, Float, Scores
 from wqk.errors import FormError
-from wqk.forms import kernels, sums
-from wqk.forms.outliers import directionalities
-from wqk.forms.stacks import (
+from wqk.forms import kernels
+from wqk.forms.kernels import (
     as_array,
     axes_taken,
     common_stack,
+    directionalities,
     is_number,
     joined,
     kept,
@@ -327,8 +327,7 @@ class BilinearForm(Advising, synonyms=SYNONYMS):
         >>> figure.get_suptitle()
         'BilinearForm(8 × 8, rank 8)'
         """
-        from wqk.forms.drawing import matrix
-        from wqk.forms.images import matrix_image
+        from wqk.forms.images import matrix, matrix_image
 
         image = matrix_image(self)
         said = f"directionality (excess) {float(self.directionality_excess):.2f}"
@@ -552,7 +551,7 @@ class BilinearForm(Advising, synonyms=SYNONYMS):
         """The mean of s under random signs of rows; see `wqk.symmetry_null`."""
         self.require_square("symmetry_null")
         xp = array_namespace(self.query, self.key)
-        diagonal = sums.row_dots(self.moments.query, self.moments.key, xp)
+        diagonal = kernels.row_dots(self.moments.query, self.moments.key, xp)
         return self.number(self.moments.share(xp.sum(diagonal * diagonal, axis=-1)))
 
     @property
@@ -635,7 +634,7 @@ class BilinearForm(Advising, synonyms=SYNONYMS):
     def diagonal(self) -> Float[Array, "... d"]:
         """M's diagonal, shape (..., d), of a square form."""
         self.require_square("a diagonal")
-        return sums.row_dots(self.query, self.key, array_namespace(self.query, self.key))
+        return kernels.row_dots(self.query, self.key, array_namespace(self.query, self.key))
 
     @property
     def trace(self) -> Scores:

@@ -1,4 +1,4 @@
-"""Matrices as images of limited size, without building them whole."""
+"""Forms as images of limited size, without building them whole, and as pictures with norms."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from wqk._style import GRAY, OUTLIER, SIGNS, new_figure, style
 from wqk._typing import Array, Bool, Float
 from wqk.errors import FormError
-from wqk.forms.kernels import on_host, restore
-from wqk.forms.outliers import outliers
+from wqk.forms.kernels import on_host, outliers, restore
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.gridspec import GridSpecBase
+    from matplotlib.image import AxesImage
+
     from wqk.forms.form import BilinearForm
 
 
@@ -64,3 +69,76 @@ def matrix_image(form: BilinearForm, side: int = 1024, gamma: float = 2.0) -> Ma
 def _edges(length: int, side: int) -> np.ndarray:
     """The first row or column of each pixel, and the end of the last."""
     return np.linspace(0, length, min(length, side) + 1).round().astype(int)
+
+
+# The color scale ends at this quantile of the magnitudes.
+SATURATION = 0.995
+
+
+@style()
+def matrix(image: MatrixImage, title: str, subtitle: str = "") -> Figure:
+    """Draw a form as Figure 2's right panels do, with norms in the margins.
+
+    Parameters
+    ----------
+    image
+        From `wqk.forms.images.matrix_image`.
+    title, subtitle
+        Name and scores of the form.
+    """
+    figure = new_figure(4.4, 4.4)
+    grid = figure.add_gridspec(
+        2, 3, width_ratios=[4, 1, 0.14], height_ratios=[1, 4], wspace=0.03, hspace=0.03
+    )
+    drawn, columns, rows = draw_with_norms(figure, grid, image)
+    drawn.axes.set(xlabel="key side", ylabel="query side")
+    columns.tick_params(labelbottom=False, labelsize=6)
+    columns.set_ylabel("column norm", fontsize=7)
+    rows.tick_params(labelleft=False, labelsize=6)
+    rows.set_xlabel("row norm", fontsize=7)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=8, fontweight="bold", wrap=True)
+    columns.set_title(subtitle.replace("-", "−"), fontsize=7, fontweight="normal")
+    bar = figure.colorbar(drawn, cax=figure.add_subplot(grid[1, 2]))
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=6)
+    height, width = image.pixels.shape
+    down, across = len(image.row_norms) / height, len(image.column_norms) / width
+    if max(down, across) > 1:
+        figure.text(
+            0.01, 0.005, f"each pixel: the largest of about {down:.1f} × {across:.1f} entries",
+            ha="left", va="bottom", fontsize=5.5, color=GRAY,
+        )  # fmt: skip
+    return figure
+
+
+def draw_entries(axis: Axes, image: MatrixImage) -> AxesImage:
+    """Draw the entries alone, on a color scale that is symmetric about zero."""
+    height, width = len(image.row_norms), len(image.column_norms)
+    limit = float(np.quantile(np.abs(image.pixels), SATURATION)) or 1.0
+    return axis.imshow(
+        image.pixels,
+        cmap=SIGNS,
+        vmin=-limit,
+        vmax=limit,
+        interpolation="nearest",
+        aspect="auto",
+        extent=(-0.5, width - 0.5, height - 0.5, -0.5),
+    )
+
+
+def draw_with_norms(
+    figure: Figure, grid: GridSpecBase, image: MatrixImage
+) -> tuple[AxesImage, Axes, Axes]:
+    """Draw the entries, the column norms above them and the row norms at their right."""
+    drawn = draw_entries(figure.add_subplot(grid[1, 0]), image)
+    columns = figure.add_subplot(grid[0, 0], sharex=drawn.axes)
+    rows = figure.add_subplot(grid[1, 1], sharey=drawn.axes)
+    for lines, norms, outlying in (
+        (columns.vlines, image.column_norms, image.outlying_columns),
+        (rows.hlines, image.row_norms, image.outlying_rows),
+    ):
+        for chosen, color in ((~outlying, "#b8bcc2"), (outlying, OUTLIER)):
+            lines(np.flatnonzero(chosen), 0, norms[chosen], color=color, linewidth=0.7)
+    columns.set_ylim(bottom=0)
+    rows.set_xlim(left=0)
+    return drawn, columns, rows

@@ -8,6 +8,8 @@ With the QR decompositions A = Q_a R_a and B = Q_b R_b, M = Q_a (R_a R_bᵀ) Q_b
 middle, k × k with k = min(R, D), has M's singular values, and R_a R_bᵀ Q_bᵀ Q_a its nonzero
 eigenvalues.
 
+Products larger than a core's cache are formed, summed and discarded block by block.
+
 Axes: ``...`` a stack of forms, D width, R rank. Factors are A = query (..., D, R) and B = key
 (..., D, R); stacks broadcast, so query heads that share a key head share its Gram matrix.
 """
@@ -15,15 +17,222 @@ Axes: ``...`` a stack of forms, D width, R rank. Factors are A = query (..., D, 
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, is_array_api_obj, is_numpy_namespace
 
 from wqk._caching import cached_property
-from wqk._typing import Array, Float
+from wqk._typing import Array, Bool, Float
 from wqk.errors import FormError, NonFiniteWeights
-from wqk.forms.sums import TileSums, gram, gram_dots, inner, row_dots, square_sum, tile_sums
+
+
+def as_array(values: Any) -> Array:
+    """An array as it is; nested lists, and lists of arrays, as one array of real numbers."""
+    if is_array_api_obj(values):
+        return values
+    if hasattr(values, "weight"):
+        raise FormError(
+            f"expected arrays, got the module {type(values).__name__}; use "
+            "BilinearForm.from_linear(q_proj, k_proj)"
+        )
+    if hasattr(values, "query") and hasattr(values, "key"):
+        raise FormError("expected arrays, got a form; use form.query and form.key, or form.dense()")
+    if isinstance(values, list | tuple) and values and is_array_api_obj(values[0]):
+        return array_namespace(*values).stack(list(values))
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise FormError(f"expected an array or nested lists of one shape: {error}") from None
+    if array.dtype.kind not in "biufc":
+        raise FormError(
+            f"expected an array or nested lists of numbers, got {type(values).__name__}; a model's "
+            "forms are wqk.open(model)[layer].form and wqk.open(model)[layer, head]"
+        )
+    return array.astype(float) if array.dtype.kind in "iub" else array
+
+
+def linear_weight(projection: Any) -> Array:
+    """The weight (out, in) of an ``nn.Linear``, or such a weight itself."""
+    weight = projection if is_array_api_obj(projection) else getattr(projection, "weight", None)
+    weight = as_array(projection if weight is None else weight)
+    expected = getattr(projection, "out_features", None), getattr(projection, "in_features", None)
+    is_module = hasattr(projection, "weight")
+    if weight.ndim != 2 or (is_module and tuple(weight.shape) != expected):
+        raise FormError(
+            f"expected an nn.Linear, or its weight (out, in), got {type(projection).__name__} with "
+            f"a weight of shape {tuple(weight.shape)}; wqk.open reads other models"
+        )
+    return weight
+
+
+def is_number(index: Any) -> bool:
+    """Whether an index selects one row or column, not several."""
+    return hasattr(index, "__index__") and getattr(index, "ndim", 0) == 0
+
+
+def axes_taken(index: Any) -> int:
+    """How many axes an index takes: a boolean mask takes as many as it has."""
+    return index.ndim if "bool" in str(getattr(index, "dtype", "")) else 1
+
+
+def kept(index: Any, count: int) -> Any:
+    """An index of rows or columns that keeps their axis."""
+    if not is_number(index):
+        return index
+    number = operator.index(index)
+    if not -count <= number < count:
+        raise IndexError(f"index {number} is out of bounds for {count} rows or columns")
+    return slice(number % count, number % count + 1)
+
+
+def common_stack(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    """The common shape of two stacks."""
+    try:
+        return np.broadcast_shapes(a, b)
+    except ValueError:
+        raise FormError(f"the stacks of query and key must broadcast, got {a} and {b}") from None
+
+
+def stacked_as(factor: Array, stack: tuple[int, ...]) -> Array:
+    """A factor broadcast to a stack's shape."""
+    return array_namespace(factor).broadcast_to(factor, (*stack, *factor.shape[-2:]))
+
+
+def side_by_side(a: Array, b: Array) -> Array:
+    """Concatenate along the rank, after broadcasting the stacks."""
+    stack = common_stack(tuple(a.shape[:-2]), tuple(b.shape[:-2]))
+    return array_namespace(a, b).concat([stacked_as(a, stack), stacked_as(b, stack)], axis=-1)
+
+
+def total(factor: Array, xp: Any) -> Array:
+    """The sum of (..., S, D, R) over S, in float64 if float32 cannot hold it."""
+    if factor.shape[-3] == 1:
+        return factor[..., 0, :, :]
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = xp.sum(factor, axis=-3)
+        fits = bool(xp.isfinite(xp.sum(total)))
+    if bits(factor, xp) < 64 and not fits:
+        return xp.sum(xp.astype(factor, xp.float64), axis=-3)
+    return total
+
+
+def joined(factor: Array, xp: Any) -> Array:
+    """Reshape (..., S, D, R) to (..., D, S·R): a view if the factor is a transposed weight."""
+    *stack, count, width, rank = factor.shape
+    transposed = xp.matrix_transpose(factor)
+    return xp.matrix_transpose(xp.reshape(transposed, (*stack, count * rank, width)))
+
+
+# Entries of one intermediate block: 2 MB in float32, which stays in a core's cache.
+BLOCK = 2**19
+
+
+def square_sum(array: Array, xp: Any) -> Array:
+    """Sum of squares over the last two axes, in the memory order of transposed weights."""
+    return xp.sum(xp.linalg.vecdot(array, array, axis=-2), axis=-1)
+
+
+def row_dots(
+    a: Float[Array, "... d r"], b: Float[Array, "... d r"], xp: Any
+) -> Float[Array, "... d"]:
+    """a_i · b_i for every row i."""
+    if is_numpy_namespace(xp):  # in one pass, without an array of the products
+        return np.einsum("...dr,...dr->...d", a, b)
+    return xp.sum(a * b, axis=-1)
+
+
+def gram_dots(
+    a: Float[Array, "... d r"], gram: Float[Array, "... r r"], xp: Any
+) -> Float[Array, "... d"]:
+    """a_i G · a_i for every row i and a symmetric matrix G, in blocks that stay in the cache."""
+    width, rank = a.shape[-2:]
+    stack = np.broadcast_shapes(a.shape[:-2], gram.shape[:-2])
+    if stack and math.prod(stack) * width * rank > BLOCK // 4:
+        a, gram = (xp.broadcast_to(x, (*stack, *x.shape[-2:])) for x in (a, gram))
+        return xp.stack([gram_dots(a[i, ...], gram[i, ...], xp) for i in range(stack[0])])
+    dots = []
+    for part in block_slices(width, max(1024, BLOCK // 4 // rank)):
+        rows = a[..., part, :]
+        products = xp.matmul(gram, xp.matrix_transpose(rows))
+        dots.append(row_dots(rows, xp.matrix_transpose(products), xp))
+    return xp.concat(dots, axis=-1)
+
+
+def gram(factor: Float[Array, "... d r"], xp: Any) -> Float[Array, "... r r"]:
+    """AᵀA for each form of the stack."""
+    return xp.matmul(xp.matrix_transpose(factor), factor)
+
+
+def inner(a: Array, b: Array, xp: Any) -> Array:
+    """Frobenius inner product over the last two axes."""
+    return xp.sum(xp.linalg.vecdot(a, b), axis=-1)
+
+
+def block_slices(length: int, width: int) -> Iterator[slice]:
+    """Cut ``range(length)`` into slices of equal length, at most ``width``."""
+    count = max(1, math.ceil(length / width))
+    edges = [round(i * length / count) for i in range(count + 1)]
+    return (slice(start, stop) for start, stop in pairwise(edges))
+
+
+class TileSums(NamedTuple):
+    """Sums over the squares of M's entries, tr(M M) where M is square, and M itself if small."""
+
+    rows: Float[Array, "... d_query"]
+    columns: Float[Array, "... d_key"]
+    trace_of_square: Float[Array, "*stack"] | None
+    matrix: Float[Array, "... d_query d_key"] | None
+
+
+def tile_sums(query: Array, key: Array, xp: Any) -> TileSums:
+    """Sum over M block by block, so that a large M is never in memory.
+
+    Blocks (i, j) and (j, i) of a square form are taken together: tr(M M) needs both.
+    """
+    is_square = query.shape[-2] == key.shape[-2]
+    stack = math.prod(query.shape[:-2]) or 1
+    side = max(32, math.isqrt(BLOCK // stack))
+    row_parts = list(block_slices(query.shape[-2], side))
+    column_parts = list(block_slices(key.shape[-2], side))
+    rows: list[Any] = [0.0] * len(row_parts)
+    columns: list[Any] = [0.0] * len(column_parts)
+    trace: Any = 0.0
+    keys = xp.matrix_transpose(key)
+    # One product takes less time than the tiles of a small form.
+    is_small = stack * query.shape[-2] * key.shape[-2] <= 2 * BLOCK
+    matrix = xp.matmul(query, keys) if is_small else None
+
+    for i in range(len(row_parts)):
+        for j in range(i if is_square else 0, len(column_parts)):
+            places = dict.fromkeys([(i, j), (j, i)] if is_square else [(i, j)])
+            tiles = {
+                (row, column): _tile(query, keys, matrix, row_parts[row], column_parts[column], xp)
+                for row, column in places
+            }
+            for (row, column), entries in tiles.items():
+                rows[row] = rows[row] + xp.linalg.vecdot(entries, entries)
+                turned = xp.matrix_transpose(entries)
+                columns[column] = columns[column] + row_dots(turned, turned, xp)
+            if is_square:
+                mirror = xp.matrix_transpose(tiles[j, i])
+                trace = trace + len(tiles) * inner(tiles[i, j], mirror, xp)
+    return TileSums(
+        xp.concat(rows, axis=-1), xp.concat(columns, axis=-1), trace if is_square else None, matrix
+    )
+
+
+def _tile(
+    query: Array, keys: Array, matrix: Array | None, rows: slice, columns: slice, xp: Any
+) -> Array:
+    """A block of M's entries, computed from the factors unless M is at hand."""
+    if matrix is not None:
+        return matrix[..., rows, columns]
+    return xp.matmul(query[..., rows, :], keys[..., columns])
+
 
 # If a factor's largest entry is in this range, sums of fourth powers neither over- nor underflow.
 SAFE_ENTRY = {32: (1e-2, 1e2), 64: (1e-50, 1e50)}
@@ -374,3 +583,63 @@ def _core(query: Array, key: Array) -> tuple[Array, Array, Array, Array]:
     (query_basis, left), (key_basis, right) = (xp.linalg.qr(one.factor) for one in balanced)
     core = xp.matmul(left, xp.matrix_transpose(right))
     return query_basis, core, key_basis, balanced[0].exponent + balanced[1].exponent
+
+
+# A standard deviation below this share of the mean is rounding error.
+NO_SPREAD = 1e-6
+
+
+class Directionalities(NamedTuple):
+    """`wqk.directionality` with either weight, named as columns are."""
+
+    directionality: Float[Array, "*stack"]
+    directionality_excess: Float[Array, "*stack"]
+
+
+def directionalities(moments: Moments, gamma: float = 2.0) -> Directionalities:
+    """Both kinds of `wqk.directionality` from the same outliers."""
+    xp = array_namespace(moments.row_norms)
+
+    def balance(rows: Array, columns: Array) -> Array:
+        total = rows + columns
+        score = (rows - columns) / xp.where(total == 0, xp.ones_like(total), total)
+        return xp.where(moments.square_norm > 0, score, xp.full_like(score, math.nan))
+
+    sums = (_outlier_sums(norms, gamma) for norms in (moments.row_norms, moments.column_norms))
+    return Directionalities(*map(balance, *sums))
+
+
+def outliers(norms: Float[Array, "... n"], gamma: float = 2.0) -> Bool[Array, "... n"]:
+    """Which norms exceed mean + gamma · std (n − 1) along the last axis; none if all are equal.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> outliers(np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 9.0]))
+    array([False, False, False, False, False, False,  True])
+    """
+    return _excess(norms, gamma) > 0
+
+
+def _outlier_sums(norms: Array, gamma: float) -> tuple[Array, Array]:
+    """Sums over the outliers: of their norms, and of what these are above the threshold."""
+    xp = array_namespace(norms)
+    excess = _excess(norms, gamma)
+    zero = xp.zeros_like(norms)
+    summands = xp.where(excess > 0, norms, zero), xp.where(excess > 0, excess, zero)
+    return xp.sum(summands[0], axis=-1), xp.sum(summands[1], axis=-1)
+
+
+def _excess(norms: Array, gamma: float) -> Array:
+    """Each norm less the threshold mean + gamma · std; zero if all norms are equal."""
+    if not 0 <= gamma < math.inf:
+        raise FormError(f"gamma must be a finite number from 0 up, got {gamma}")
+    xp = array_namespace(norms)
+    if norms.shape[-1] < 2:
+        return xp.zeros_like(norms)
+    mean = xp.mean(norms, axis=-1, keepdims=True)
+    spread = xp.std(norms, axis=-1, correction=1, keepdims=True)
+    # No norm lies √n deviations above the mean; a larger factor would only overflow.
+    deviations = min(gamma, math.sqrt(norms.shape[-1]))
+    excess = norms - (mean + deviations * spread)
+    return xp.where(spread > NO_SPREAD * mean, excess, xp.zeros_like(excess))

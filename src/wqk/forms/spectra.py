@@ -25,8 +25,7 @@ from array_api_compat import array_namespace, device
 
 from wqk._typing import Array, Float
 from wqk.forms import BilinearForm
-from wqk.forms.kernels import bits, times_power
-from wqk.forms.sums import gram, square_sum
+from wqk.forms.kernels import bits, gram, square_sum, times_power
 
 # Allowed distance between the bounds of log λ₁, and allowed residual relative to λ₁, by width of
 # the floating-point type: the relative error of σ₁ is at most a quarter of the one or half of the

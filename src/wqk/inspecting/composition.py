@@ -24,21 +24,19 @@ import polars as pl
 from rich.text import Text
 
 from wqk._console import counted, number
-from wqk._statistics import SIGNIFICANT, holm
 from wqk._version import __version__
 from wqk.attention import Block
-from wqk.attention.coordinates import Coordinates, lacks_norm
-from wqk.attention.omissions import omissions
+from wqk.attention.coordinates import Coordinates, lacks_norm, omissions
 from wqk.errors import CheckpointError, TableError, errors_about
 from wqk.families import AttentionPlan
 from wqk.forms import BilinearForm, chaining
 from wqk.forms.overlaps import End
+from wqk.forms.scores import SIGNIFICANT, holm
 from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.reporting import pictures
-from wqk.scanning.cores import one_blas_thread, usable_cores
-from wqk.scanning.memory import wanted_parts
-from wqk.scanning.rows import checkpoint_columns
+from wqk.scanning.cores import one_blas_thread, usable_cores, wanted_parts
+from wqk.scanning.scan import checkpoint_columns
 from wqk.tables.columns import COLUMNS, Column
 from wqk.tables.rendering import title
 from wqk.tables.schema import conditions, joined_statuses, types

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from wqk._console import kind_in_words, size, spans
-from wqk._results import Result
-from wqk.attention.omissions import omissions
+from wqk._console import Result, kind_in_words, size, spans
+from wqk.attention.coordinates import omissions
 from wqk.checkpoints import Checkpoint
 from wqk.families import AttentionPlan
-from wqk.families.candidates import recurrent_layers
 from wqk.families.config import unread_keys
+from wqk.families.inference import recurrent_layers
 from wqk.model import open as open_model
 from wqk.tables.sheet import Column, Sheet
 

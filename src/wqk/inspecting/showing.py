@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wqk._results import Result, json_value
+from wqk._console import Result, json_value
 from wqk.attention import Block
 from wqk.attention.bands import decay
 from wqk.attention.coordinates import Coordinates
 from wqk.errors import CheckpointError, FormError
-from wqk.forms import drawing
+from wqk.forms import images
 from wqk.forms.images import matrix_image
-from wqk.forms.outliers import directionalities
-from wqk.forms.randomness import untrained_range
-from wqk.forms.scores import coupling, symmetry
+from wqk.forms.kernels import directionalities
+from wqk.forms.scores import coupling, symmetry, untrained_range
 from wqk.model import open as open_model
 from wqk.reporting import pictures
-from wqk.scanning.rows import score_heads
+from wqk.scanning.scan import score_heads
 from wqk.tables.rendering import HEADLINE, label
 from wqk.tables.schema import SUMMARIZED
 
@@ -112,7 +111,7 @@ def form_view(block: Block, name: str, head: int | None = None, gamma: float = 2
         "row_norms": image.row_norms.tolist(),
         "column_norms": image.column_norms.tolist(),
     }
-    return View(title, subtitle, values, lambda: drawing.matrix(image, title, subtitle))
+    return View(title, subtitle, values, lambda: images.matrix(image, title, subtitle))
 
 
 def distance_view(block: Block, name: str, distances: Sequence[int], gamma: float = 2.0) -> View:

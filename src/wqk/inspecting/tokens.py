@@ -24,17 +24,15 @@ from typing import Any, Literal, NamedTuple, Unpack
 import numpy as np
 from rich.text import Text
 
-from wqk._console import number
-from wqk._results import Result
+from wqk._console import Result, number
 from wqk._typing import Float
 from wqk.attention import Block
-from wqk.attention.coordinates import Coordinates, lacks_norm
-from wqk.attention.omissions import omissions
+from wqk.attention.coordinates import Coordinates, lacks_norm, omissions
 from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.references import HubOptions, redacted
 from wqk.errors import CheckpointError, HubError, first_line
 from wqk.families import AttentionPlan
-from wqk.families.embeddings import embedding_table
+from wqk.families.naming import embedding_table
 from wqk.forms import BilinearForm
 from wqk.model import open as open_model
 from wqk.tables.sheet import Sheet

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 from wqk._typing import FilePath
 from wqk.checkpoints.references import check_options
 from wqk.errors import MissingPackage, install
-from wqk.live.alarms import Alarm
 from wqk.live.clipping import Clipper
 from wqk.live.monitor import Monitor
-from wqk.live.scoring import Tracker
+from wqk.live.scoring import Alarm, Tracker
 from wqk.model import open as open_model
 from wqk.tables.run import CLIPS
 from wqk.tables.score_table import ScoreTable

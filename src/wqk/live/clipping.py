@@ -34,9 +34,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from wqk._console import counted
+from wqk._console import Result, counted
 from wqk._files import append_lines
-from wqk._results import Result
 from wqk._typing import Float
 from wqk.checkpoints import Part
 from wqk.checkpoints.modules import LiveCheckpoint

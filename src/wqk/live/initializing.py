@@ -35,8 +35,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from wqk._console import counted
-from wqk._results import Result
+from wqk._console import Result, counted
 from wqk._typing import Array, Float
 from wqk.attention import Block
 from wqk.checkpoints import Checkpoint, Part, open_checkpoint

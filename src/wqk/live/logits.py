@@ -33,8 +33,7 @@ from wqk.attention import Block
 from wqk.checkpoints.modules import LiveCheckpoint, Read
 from wqk.errors import CheckpointError, NonFiniteWeights, UnknownFamily, first_line, required_by
 from wqk.families import AttentionPlan
-from wqk.live.listening import AttentionCall, Listener, Place, is_pytorch_s
-from wqk.live.masks import mask_of, shown
+from wqk.live.listening import AttentionCall, Listener, Place, is_pytorch_s, mask_of, shown
 from wqk.live.verification.recomputation import alibi_slopes, allowed
 from wqk.live.verification.running import run_batch
 from wqk.model import Model

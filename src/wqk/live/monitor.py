@@ -23,9 +23,11 @@ from wqk._files import (
     write_atomically,
 )
 from wqk.errors import OutputError, RunError
-from wqk.live.alarms import SIZES, Alarm, Bounds
 from wqk.live.logits import SEQUENCES, LogitMeter, Logits
 from wqk.live.scoring import (
+    SIZES,
+    Alarm,
+    Bounds,
     Snapshot,
     Tracker,
     is_first_process,
@@ -36,7 +38,7 @@ from wqk.live.scoring import (
     with_logits,
 )
 from wqk.model import Model
-from wqk.tables.measures import chosen
+from wqk.tables.columns import chosen
 from wqk.tables.run import drop_after, read_table
 from wqk.tables.score_table import ScoreTable, records
 
@@ -163,7 +165,7 @@ class Monitor:
         The run's name in the column ``checkpoint``; the folder's name by default.
     measures
         What to add to the rows, from ``"spectral_norm"``, ``"spectrum"``, ``"ceiling"``,
-        ``"bands"``: see `wqk.tables.measures`. With one of the first two, changes also get the
+        ``"bands"``: see `wqk.tables.columns`. With one of the first two, changes also get the
         terms of first and second order in the factors.
     per_layer
         Whether to return the numbers of every layer for logging, besides the medians.

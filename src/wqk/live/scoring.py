@@ -2,31 +2,52 @@
 
 If parameters are sharded (FSDP 2, or any other DTensor), copying is a collective operation: all
 processes gather one tensor after the other, and only the first keeps them.
+
+Terms of the loss can pull the forms toward symmetry, or toward skew-symmetry. The paper's two
+ratios are functions of the symmetry s of a form M alone:
+
+=============  ===========================  ===========  ==================
+kind           ratio                        in s         least, at
+=============  ===========================  ===========  ==================
+``symmetric``  ‖M‖² / ‖M_s‖² (S147)         2/(1 + s)    1, at s = 1
+``skew``       ‖M‖² / ‖M_n‖² (S148)         2/(1 − s)    1, at s = −1
+=============  ===========================  ===========  ==================
+
+(The paper says that S148 leads to s = 0.) Each has a pole at the other end, where the denominator
+vanishes. `FLOOR` is added to it, 2/(1 ± s + FLOOR), so that value and gradient stay finite: the
+value is at most 2/FLOOR, and the gradient vanishes only at the two ends.
+
+An alarm is raised by a norm or a ceiling that grows too fast, or strays from a reference run: no
+size is too large in itself, and a run is compared with its own past, or with another run.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import polars as pl
 
+from wqk._typing import Array, Float
 from wqk.attention import Block
 from wqk.attention.ceilings import ceiling_parts
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
-from wqk.checkpoints.modules import LiveCheckpoint, require_plain_lora
-from wqk.errors import CheckpointError, RunError
+from wqk.checkpoints.modules import LiveCheckpoint, Read, require_plain_lora
+from wqk.errors import CheckpointError, FormError, RunError
 from wqk.families import AttentionPlan
 from wqk.forms import BilinearForm
-from wqk.forms.update_terms import change, update_measures
-from wqk.live.alarms import SIZES
+from wqk.forms.chaining import change, update_measures
+from wqk.forms.scores import symmetry
 from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.scanning.scan import scan_model
 from wqk.tables.schema import LOGITS, SCHEMA, SUMMARIZED, UPDATE_TERMS
-from wqk.tables.score_table import ScoreTable
+from wqk.tables.score_table import ScoreTable, read_table
 
 if TYPE_CHECKING:
     import torch
@@ -184,7 +205,7 @@ def score_update(
 
     ``symmetry_within_random`` is null: it assigns dimensions to heads at random, and those of a
     difference are not the model's. Measures of the spectrum apply to the change as well, and add
-    the columns of `wqk.forms.update_terms.update_measures`.
+    the columns of `wqk.forms.chaining.update_measures`.
     """
     measures = [name for name in measures if name in ("spectral_norm", "spectrum")]
     terms: list[dict[str, Any]] = []
@@ -290,3 +311,212 @@ def _blanked(table: ScoreTable, broken: Sequence[AttentionPlan]) -> ScoreTable:
         status=pl.when(is_broken).then(pl.lit("non-finite")).otherwise("status"),
     )
     return ScoreTable(frame, table.metadata)
+
+
+# Sign of s in the denominator.
+SIGNS = {"symmetric": 1.0, "skew": -1.0}
+
+# Lower limit of the denominator, far above the rounding of s in float32.
+FLOOR = 1e-4
+
+
+class Penalty:
+    """The mean penalty over a model's self-attention layers, as a function of its live weights.
+
+    Tensors are found once; a call forms each layer's factors from the parameters themselves, so
+    that gradients reach them. It computes in float32 even under autocast. The caller multiplies it
+    by a weight and adds it to the loss (S146).
+
+    Parameters
+    ----------
+    model
+        An `nn.Module` of `transformers`.
+    kind
+        ``symmetric`` or ``skew``.
+    layers
+        Numbers of the penalized layers, in every stack; None for all.
+    heads
+        Whether to average over heads instead of layers. A layer's form can be symmetric although
+        those of its heads are not.
+
+    Raises
+    ------
+    FormError
+        There is no such kind.
+    UnknownFamily
+        The model's queries and keys cannot be found.
+    CheckpointError
+        The model has no such layers, or its weights are not loaded.
+
+    Examples
+    --------
+    >>> import torch, transformers
+    >>> config = transformers.BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4)
+    >>> model = transformers.BertModel(config)
+    >>> penalty = Penalty(model, "symmetric")
+    >>> (0.1 * penalty()).backward()
+    >>> bool(model.encoder.layer[0].attention.self.query.weight.grad.any())
+    True
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        kind: str,
+        layers: Sequence[int] | None = None,
+        heads: bool = False,
+    ) -> None:
+        if kind not in SIGNS:
+            raise FormError(f"a penalty must be one of {', '.join(SIGNS)}, got {kind!r}")
+        self._sign, self._heads = SIGNS[kind], heads
+        self._parameters = LiveCheckpoint(model, Read.GRADIENT)
+        own = [plan for plan in open_model(self._parameters).plans if plan.kind == "self"]
+        numbers = sorted({plan.layer for plan in own})
+        wanted = numbers if layers is None else list(layers)
+        if not wanted or not set(wanted) <= set(numbers):
+            raise CheckpointError(
+                f"{self._parameters.name}: a penalty applies to layers with self-attention, which "
+                f"are {numbers}, got {wanted}"
+            )
+        self._plans = [plan for plan in own if plan.layer in wanted]
+
+    def __call__(self) -> Float[Array, ""]:
+        """The penalty of the current weights, a scalar tensor.
+
+        Zero forms, which have no symmetry, count as s = 0. `NonFiniteWeights` if a weight is NaN or
+        infinite.
+        """
+        import torch
+
+        device = self._parameters.current(self._plans[0].query.tensor).device
+        with torch.autocast(device.type, enabled=False):
+            scores = torch.cat([self._symmetry(plan) for plan in self._plans])
+            return (2 / (1 + self._sign * scores + FLOOR)).mean()
+
+    def _symmetry(self, plan: AttentionPlan) -> Float[Array, " forms"]:
+        block = Block(self._parameters, plan)
+        form = block.groups if self._heads else block.form
+        scores: Any = symmetry(form)
+        return scores.nan_to_num(0.0).reshape(-1)
+
+
+# The columns to compare, if a table has them.
+SIZES = (
+    "norm",
+    "spectral_norm",
+    "query_norm",
+    "key_norm",
+    "score_ceiling",
+    "score_ceiling_any_distance",
+    "max_logit",
+)
+
+# Growth is measured over this many steps.
+SPAN = 1000
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A norm or a ceiling of one layer that is out of bounds."""
+
+    step: int
+    stack: str
+    kind: str
+    layer: int
+    column: str
+    value: float
+    compared: float  # the size at an earlier step, or that of the reference
+    reason: Literal["growth", "deviation"]
+
+    def __str__(self) -> str:
+        """One sentence.
+
+        Examples
+        --------
+        >>> print(Alarm(900, "decoder", "self", 3, "norm", 8.0, 2.0, "growth"))
+        step 900: norm of decoder self-attention, layer 3, is 8, which was 2 within 1000 steps
+        """
+        beside = {
+            "growth": f"which was {self.compared:.3g} within {SPAN} steps",
+            "deviation": f"and {self.compared:.3g} in the reference run",
+        }[self.reason]
+        return (
+            f"step {self.step}: {self.column.replace('_', ' ')} of {self.stack} "
+            f"{self.kind}-attention, layer {self.layer}, is {self.value:.3g}, {beside}"
+        )
+
+
+class Bounds:
+    """What a run's sizes are compared with; a column of a layer gives one alarm for each reason.
+
+    A size may grow by the factor ``growth`` within 1000 steps, and differ by the factor
+    ``deviation`` from the reference's at the same step, which is interpolated between steps and
+    constant after the last one.
+    """
+
+    def __init__(
+        self,
+        growth: float | None,
+        reference: ScoreTable | str | PathLike[str] | None,
+        deviation: float,
+    ) -> None:
+        if growth is None and reference is None:
+            raise RunError(
+                "on_alarm compares with the run's own past or with another run; give growth=, the "
+                "factor by which a size may grow within 1000 steps, or reference=, its scores"
+            )
+        for name, factor in (("growth", growth), ("deviation", deviation)):
+            if factor is not None and not factor > 1:
+                raise RunError(f"{name} must be a factor above 1, got {factor}")
+        self._growth, self._deviation = growth, deviation
+        self._past: dict[Any, list[tuple[int, float]]] = {}
+        self._raised: set[Any] = set()
+        self._reference: dict[Any, list[tuple[int, float]]] = {}
+        if reference is not None:
+            table = reference if isinstance(reference, ScoreTable) else read_table(reference)
+            for step, key, value in _sizes(table):
+                self._reference.setdefault(key, []).append((step, value))
+
+    def look(self, table: ScoreTable) -> Iterator[Alarm]:
+        """The alarms of one step's scores."""
+        for step, key, value in _sizes(table):
+            for reason, compared in (
+                ("growth", self._before(key, step, value)),
+                ("deviation", self._beside(key, step, value)),
+            ):
+                if compared is not None and (key, reason) not in self._raised:
+                    self._raised.add((key, reason))
+                    yield Alarm(step, *key, value, compared, reason)  # type: ignore[arg-type]
+
+    def _before(self, key: Any, step: int, value: float) -> float | None:
+        """The smallest earlier size from which this one has grown too fast."""
+        if self._growth is None:
+            return None
+        past = self._past.setdefault(key, [])
+        while len(past) > 1 and past[1][0] <= step - SPAN:
+            del past[0]
+        beyond = [
+            old for at, old in past if value > old * self._growth ** max(1.0, (step - at) / SPAN)
+        ]
+        past.append((step, value))
+        return min(beyond, default=None)
+
+    def _beside(self, key: Any, step: int, value: float) -> float | None:
+        """The reference's size, if this one differs too much."""
+        if key not in self._reference:
+            return None
+        steps, sizes = np.asarray(self._reference[key]).T
+        expected = float(np.interp(step, steps, sizes))
+        low, high = expected / self._deviation, expected * self._deviation
+        return None if low <= value <= high else expected
+
+
+def _sizes(table: ScoreTable) -> Iterator[tuple[int, tuple[str, str, int, str], float]]:
+    """Step, key (stack, kind, layer, column) and value of every size of every layer."""
+    frame = table.layers.frame.sort("step")
+    columns = [name for name in SIZES if name in frame.columns]
+    for row in frame.iter_rows(named=True):
+        for column in columns:
+            value = row[column]
+            if value is not None and not math.isnan(value):
+                yield row["step"], (row["stack"], row["kind"], row["layer"], column), value

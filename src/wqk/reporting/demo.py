@@ -12,7 +12,7 @@ from wqk._style import LABELS, new_figure, style
 from wqk.forms.images import matrix_image
 from wqk.model import open as open_model
 from wqk.scanning.scan import scan
-from wqk.tables.plotting import layer_curves
+from wqk.tables.rendering import layer_curves
 from wqk.tables.score_table import ScoreTable
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def demo_verdict(table: ScoreTable) -> str:
 @style()
 def demo_figure(table: ScoreTable) -> Figure:
     """Draw the scores of both models, and one layer's matrix of each (needs matplotlib)."""
-    from wqk.forms.drawing import draw_entries
+    from wqk.forms.images import draw_entries
 
     # For each model, the layer that shows its structure best.
     layers = table.layers.frame

@@ -1,25 +1,37 @@
-"""Score tables as one self-contained HTML file."""
+"""Score tables, training runs, and which heads feed which, as one self-contained HTML file."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from datetime import date
 from html import escape
+from importlib.metadata import entry_points
 from importlib.resources import files
 from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
 from string import Template
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import polars as pl
+
+from wqk._console import counted, number
 from wqk._files import check_output, write_atomically
 from wqk._version import __version__
 from wqk.errors import MissingPackage, TableError, install
-from wqk.reporting.feeding import feeding_section
-from wqk.reporting.payload import payload
-from wqk.reporting.runs import loss_curves, runs_section
+from wqk.reporting.payload import digits, payload, training_result
+from wqk.reporting.pictures.arcs import (
+    KINDS,
+    LABELED,
+    attention,
+    attention_names,
+    attentions,
+    head_count,
+    strongest_pairs,
+)
 from wqk.reporting.summary import (
     groups,
     notes,
@@ -31,9 +43,11 @@ from wqk.reporting.summary import (
 )
 from wqk.scanning.surveys.surveying import survey_table
 from wqk.tables.details import Details
+from wqk.tables.rendering import label
 from wqk.tables.run import METRICS, SCORES, SETTINGS, Run, open_run
 from wqk.tables.run import read_table as read_scores
 from wqk.tables.score_table import ScoreTable, Table, read_table
+from wqk.tables.sheet import Column, Sheet
 
 SCRIPTS = ("scores.js", "drawing.js", "sections.js", "matrices.js", "table.js", "page.js")
 ENDINGS = (".html", ".htm")
@@ -217,3 +231,258 @@ def _policy(scripts: Sequence[str]) -> str:
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
+
+
+# Arcs and rows of each table, which bound the size of the page.
+ARCS, ROWS = 40, 20
+
+# Of the drawing, in its own units.
+WIDTH, MARGIN, TOP, BOTTOM = 1000, 50, 30, 56
+ROW, LEAST = 14, 160  # heights of a head, and of all at least
+
+
+def feeding_section(tables: Sequence[Table]) -> str:
+    """A drawing and a table for each table of `wqk.compose`, as HTML; empty if there are none."""
+    if not tables:
+        return ""
+    parts = "".join(_part(table.frame) for table in tables)
+    return (
+        f'<section id="feeding"><h2>Heads that feed heads</h2>{parts}<p class="caption">The pairs '
+        "whose composition exceeds chance most: the later head reads what the earlier one writes, "
+        "with its queries (Q), keys (K) or values (V). Layers across, heads down; thicker arcs "
+        "exceed chance by more; point at one for its numbers. p is the probability of such a score "
+        "by chance, corrected for all pairs. A large score says that the weights fit, not that a "
+        "text makes use of them.</p></section>"
+    )
+
+
+def _part(frame: pl.DataFrame) -> str:
+    if frame.filter(pl.col("excess") > 0).is_empty():
+        return "<p>No pair of heads has a score above chance.</p>"
+    strongest = strongest_pairs(frame, ARCS)
+    sheet = Sheet.of(
+        "read with", "writer", "reader", "score", "by chance", "z", "p", text=["read with"]
+    )
+    for row in strongest.head(ROWS).iter_rows(named=True):
+        sheet.add(row["kind"].upper(), _name(row, "writer"), _name(row, "reader"), *_numbers(row))
+    heading = escape(label(frame["checkpoint"][0]))
+    return (
+        f"<h3>{heading}</h3>{_legend(strongest)}"
+        f"{_wide('Arcs', _drawing(frame, strongest))}<details><summary>The strongest pairs, in "
+        f"numbers</summary>{_wide('Pairs of heads', sheet.html())}</details>"
+    )
+
+
+def _wide(name: str, content: str) -> str:
+    return f'<div class="wide" tabindex="0" role="region" aria-label="{name}">{content}</div>'
+
+
+def _numbers(row: Mapping[str, Any]) -> list[str]:
+    p = row["p_corrected"]
+    return [
+        number(row["score"]),
+        number(row["expected"]),
+        number(row["z"], 1),
+        "–" if p is None else f"{p:.1g}",
+    ]
+
+
+def _name(row: Mapping[str, Any], end: str) -> str:
+    """A head as LAYER.HEAD, with what distinguishes its attention."""
+    head = row[f"{end}_head"]
+    words = [row[f"{end}_stack"]] if row["writer_stack"] != row["reader_stack"] else []
+    words += ["cross"] if row[f"{end}_attention"] == "cross" else []
+    return " ".join([*words, f"{row[f'{end}_layer']}" + ("" if head is None else f".{head}")])
+
+
+def _legend(strongest: pl.DataFrame) -> str:
+    there = [kind for kind in KINDS if kind in set(strongest["kind"])]
+    entries = ", ".join(
+        f'<span class="arc-{kind}">━</span> read by {KINDS[kind][1]}' for kind in there
+    )
+    return f'<p class="caption">{entries}</p>'
+
+
+def _drawing(frame: pl.DataFrame, strongest: pl.DataFrame) -> str:
+    """Layers across and heads down, as dotted lines, and an arc from each writer to its reader."""
+    order, heads = attentions(frame), head_count(frame)
+    names = attention_names(order)
+    step = (WIDTH - 2 * MARGIN) / max(1, len(order) - 1)
+    at = {place: MARGIN + step * n for n, place in enumerate(order)}
+    line = max(ROW, LEAST // heads)  # from one head to the next
+    height = TOP + line * (heads - 1) + BOTTOM
+    parts = []
+    turned = any(" " in name for name in names)
+    for place, name in zip(order, names, strict=True):
+        x = at[place]
+        parts.append(
+            f'<path class="heads" d="M{x:.0f} {TOP}v{line * (heads - 1) + 0.1:g}" '
+            f'stroke-dasharray="0 {line}"/>'
+        )
+        low = height - 20
+        turn = f' text-anchor="end" transform="rotate(-35 {x:.0f} {low})"' if turned else ""
+        parts.append(f'<text x="{x:.0f}" y="{low}"{turn}>{escape(name)}</text>')
+    parts.append(f'<text x="{WIDTH / 2}" y="{height - 3}">layer</text>')
+    largest = float(strongest["excess"][0])
+    labels: dict[tuple[float, float, str], str] = {}
+    # The strongest last, on top of the others.
+    for rank, row in reversed(list(enumerate(strongest.iter_rows(named=True)))):
+        (x, y), (u, v) = (
+            (at[attention(row, end)], TOP + line * (row[f"{end}_head"] or 0))
+            for end in ("writer", "reader")
+        )
+        share = row["excess"] / largest
+        bend = min(60, 12 + 0.12 * abs(u - x)) * (1 if v < y else -1)
+        middle = (x + u) / 2, (y + v) / 2 + bend
+        score, expected, z, p = _numbers(row)
+        told = (
+            f"{row['kind'].upper()}: {_name(row, 'writer')} → {_name(row, 'reader')}, score "
+            f"{score} (by chance {expected}), z {z}, p {p}"
+        )
+        kind = f"arc-{row['kind']}"
+        curve = f"M{x:.0f} {y}Q{middle[0]:.0f} {middle[1]:.0f} {u:.0f} {v}"
+        thick = f'stroke-width="{0.8 + 3.2 * share:.1f}" opacity="{0.35 + 0.65 * share:.2f}"'
+        parts += [
+            f'<path class="arc {kind}" d="{curve}" {thick}><title>{escape(told)}</title></path>',
+            f'<circle class="{kind}" cx="{u:.0f}" cy="{v}" r="{1.5 + 2 * share:.1f}"/>',
+        ]
+        if rank < LABELED:
+            labels[x - 6, y + 4, "end"] = _name(row, "writer")
+            labels[u + 6, v + 4, "start"] = _name(row, "reader")
+    parts += [
+        f'<text class="end" x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}">{escape(name)}</text>'
+        for (x, y, anchor), name in labels.items()
+    ]
+    return (
+        f'<svg class="arcs" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="'
+        f'{strongest.height} strongest pairs of {frame.height:,}">{"".join(parts)}</svg>'
+    )
+
+
+# What differs between runs of one recipe.
+SEED = "seed"
+
+# Packages tell what they find in runs with an entry point of this group: a function of the runs
+# that returns sentences.
+RESULTS = "wqk.results"
+
+
+def by_recipe(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """The runs that differ only in their seed, by a name that says what else differs."""
+    cells: defaultdict[tuple[tuple[str, str], ...], list[Run]] = defaultdict(list)
+    for run in runs:
+        cells[tuple((k, str(v)) for k, v in run.recipe.items() if k != SEED)].append(run)
+    varied = _varied([group[0].recipe for group in cells.values()])
+    named = {}
+    for group in cells.values():
+        words = [f"{name.replace('_', ' ')} {group[0].recipe.get(name)}" for name in varied]
+        named[", ".join(words) or str(group[0].recipe.get("mode") or group[0].name)] = group
+    return named
+
+
+def _varied(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The entries in which recipes differ, besides the seed."""
+    names = dict.fromkeys(name for recipe in recipes for name in recipe if name != SEED)
+    return [name for name in names if len({str(recipe.get(name)) for recipe in recipes}) > 1]
+
+
+def runs_section(runs: Sequence[Run]) -> str:
+    """Results in words, a table of the runs, the recipe and the environment, as HTML."""
+    if not runs:
+        return ""
+    results = [_result(name, group) for name, group in by_recipe(runs).items()]
+    results += [said for found in entry_points(group=RESULTS) for said in found.load()(runs)]
+    told = "".join(f"<li>{escape(said)}</li>" for said in results)
+    return (
+        '<section id="runs"><h2>Results</h2>'
+        f"<ul>{told}</ul>"
+        '<div class="panels" id="losses"></div>'
+        '<p class="caption">Losses in nats per token, and the median symmetry over layers: '
+        "the mean over seeds, and a band from the lowest to the highest, where all seeds have one."
+        '</p><div class="wide" tabindex="0" role="region" aria-label="Runs">'
+        f"{_table(runs).html()}</div>"
+        f"<details><summary>Recipe and environment</summary>{_recipe(runs)}</details></section>"
+    )
+
+
+def _result(name: str, runs: Sequence[Run]) -> str:
+    """The outcome of runs with one recipe, at the last step that all of them reached."""
+    losses = _common(runs, "held_out_loss")
+    losses = losses if losses.height else _common(runs, "loss")
+    symmetries = _common(runs, "symmetry")
+    return training_result(
+        name,
+        int(losses["step"][-1]) if losses.height else 0,
+        *([list(losses["values"][place]) for place in (0, -1)] if losses.height else ([], [])),
+        *([list(symmetries["values"][i]) for i in (0, -1)] if symmetries.height > 1 else ([], [])),
+    )
+
+
+def _common(runs: Sequence[Run], column: str) -> pl.DataFrame:
+    """The steps at which all runs have a value, and the ``values``, one for each run."""
+    rows = pl.concat([_curve(run, column) for run in runs])
+    together = rows.group_by("step").agg(pl.col("value").alias("values"))
+    return together.filter(pl.col("values").list.len() == len(runs)).sort("step")
+
+
+def _curve(run: Run, column: str) -> pl.DataFrame:
+    """A column of the metrics, or the median ``symmetry`` over layers, by step."""
+    if column == "symmetry":
+        layers = run.scores.layers.frame.group_by("step").agg(pl.median("symmetry").alias("value"))
+        return layers.drop_nulls().sort("step")
+    return run.metrics.select("step", pl.col(column).alias("value")).drop_nulls()
+
+
+def _table(runs: Sequence[Run]) -> Sheet:
+    """A row for each run."""
+    names = ("step", "tokens", "loss", "held-out loss", "median symmetry", "minutes")
+    sheet = Sheet([Column("run", text=True), *map(Column, names)])
+    for run in runs:
+        last = {
+            name: values[-1] if len(values := run.metrics[name].drop_nulls()) else None
+            for name in ("step", "tokens", "loss", "held_out_loss", "seconds")
+        }
+        symmetry = _curve(run, "symmetry")["value"]
+        sheet.add(
+            run.name,
+            *("–" if last[name] is None else f"{last[name]:,}" for name in ("step", "tokens")),
+            *(number(last[name]) for name in ("loss", "held_out_loss")),
+            number(symmetry[-1] if len(symmetry) else None, 2),
+            "–" if last["seconds"] is None else f"{last['seconds'] / 60:.1f}",
+        )
+    return sheet
+
+
+def _recipe(runs: Sequence[Run]) -> str:
+    """What all runs share, and what they were made with."""
+    recipes = [run.recipe for run in runs]
+    varied = {*_varied(recipes), SEED}
+    shared = {n: v for n, v in recipes[0].items() if n not in varied and v is not None}
+    environment = runs[0].settings.get("environment") or {}
+    shared |= {str(n): v for n, v in environment.items() if isinstance(v, str | int | float)}
+    seeds = sorted({str(recipe.get(SEED)) for recipe in recipes})
+    shared |= {"corpus": str(runs[0].corpus.get("folder", "–")), "seeds": ", ".join(seeds)}
+    told = "".join(
+        f"<dt>{escape(label(str(name)).replace('_', ' '))}</dt><dd>{escape(str(value))}</dd>"
+        for name, value in shared.items()
+    )
+    return f"<p>Shared by {counted(len(runs), 'run')}:</p><dl>{told}</dl>"
+
+
+def loss_curves(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Losses and symmetry over the steps that all seeds of a recipe have: mean and range."""
+    curves = []
+    kinds = {"training loss": "loss", "held-out loss": "held_out_loss", "symmetry": "symmetry"}
+    for name, group in by_recipe(runs).items():
+        for kind, column in kinds.items():
+            found = _common(group, column)
+            if found.height:
+                values = pl.col("values").list
+                spread = {"mean": values.mean(), "low": values.min(), "high": values.max()}
+                drawn = found.select("step", **spread)
+                curves.append(
+                    {"name": name, "kind": kind, "mode": str(group[0].recipe.get("mode"))}
+                    | {"step": drawn["step"].to_list()}
+                    | {n: [digits(v) for v in drawn[n]] for n in spread}
+                )
+    return curves

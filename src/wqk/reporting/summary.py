@@ -1,4 +1,7 @@
-"""The text and numbers of a report outside its figures, as escaped HTML, by groups of rows."""
+"""The text and numbers of a report outside its figures, as escaped HTML, by groups of rows.
+
+Installed packages may know the place of scores among those of other models.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib.metadata import entry_points
 from pathlib import PurePath
 from typing import Any
 
@@ -14,7 +18,6 @@ import polars as pl
 
 from wqk._console import count, kind_in_words, number
 from wqk.errors import TableError
-from wqk.reporting.placing import place
 from wqk.tables.rendering import HEADLINE, label, left_out
 from wqk.tables.schema import GROUP, KEY, statuses
 from wqk.tables.score_table import ScoreTable
@@ -319,3 +322,16 @@ def _setting(value: Any) -> str:
     if isinstance(value, list):
         return "; ".join(map(_setting, value)) or "none"
     return "–" if value is None else str(value)
+
+
+# The group of entry points: each is a function of a score table, as `wqk_lab.atlas.place` is.
+PLACES = "wqk.places"
+
+
+def place(table: ScoreTable) -> list[Any]:
+    """The place of each checkpoint and stack of a table among models that a package knows.
+
+    As text, each is one sentence; it has the ``name`` of the checkpoint, its ``stack``, a second
+    sentence, ``meaning``, the values that were compared, and the ``others``.
+    """
+    return [found for point in entry_points(group=PLACES) for found in point.load()(table)]

@@ -1,4 +1,4 @@
-"""How cores are used: one block on each, or all of them on one block after the other.
+"""How the machine is used: its cores, its memory, and a device such as a GPU.
 
 One block for each core uses the cores better than all cores on one block, whose sums and
 conversions run on a single one. Large blocks are taken one by one, with every core on their matrix
@@ -12,14 +12,58 @@ back as soon as no block is being scored.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from threading import Condition
 from typing import Any
 
 from threadpoolctl import ThreadpoolController
+
+from wqk.attention.coordinates import PLAIN, Coordinates
+from wqk.checkpoints import Checkpoint, Part
+from wqk.errors import MissingPackage, first_line, required_by
+from wqk.families import AttentionPlan
+from wqk.forms import BilinearForm
+
+# Memory, in bytes, that may be spent on scoring several blocks at once.
+SPARE_MEMORY = 512 * 2**20
+
+
+def wanted_parts(plan: AttentionPlan, coordinates: Coordinates) -> list[Part]:
+    """The large parts of a block: all but the vectors of norms."""
+    if coordinates.circuit == "qk":
+        return list(plan.parts)
+    sides = (plan.value, plan.output)
+    return [part for side in sides if side is not None for part in side.parts]
+
+
+def plan_bytes(
+    checkpoint: Checkpoint, plan: AttentionPlan, coordinates: Coordinates = PLAIN
+) -> int:
+    """Bytes of the checkpoint that scoring one block reads, but for the vectors of norms."""
+    parts = set(wanted_parts(plan, coordinates))
+    return sum(part.nbytes(checkpoint.info(part.name)) for part in parts)
+
+
+def blocks_that_fit(
+    checkpoint: Checkpoint, plans: Sequence[AttentionPlan], coordinates: Coordinates
+) -> int:
+    """How many of the largest block the spare memory holds, at least 1.
+
+    A block needs its weights in float32, twice.
+    """
+
+    def numbers(plan: AttentionPlan) -> int:
+        parts = set(wanted_parts(plan, coordinates))
+        return sum(math.prod(p.shape(checkpoint.info(p.name).shape)) for p in parts)
+
+    # A circuit that is missing has no size; reading it says so.
+    largest = max(1, *(2 * 4 * numbers(plan) for plan in plans))
+    return max(1, SPARE_MEMORY // largest)
+
 
 _changed = Condition()
 _sharing = 0  # small blocks that are being scored
@@ -97,3 +141,25 @@ def _control() -> Iterator[ThreadpoolController]:
         yield libraries
     finally:
         release()
+
+
+def mover(device: str) -> Callable[[BilinearForm], BilinearForm]:
+    """A function that moves a form to a device, such as ``"cuda"``.
+
+    Raises `MissingPackage` if PyTorch is not installed, or cannot use the device.
+    """
+    with required_by("a device"):
+        import torch
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise MissingPackage(
+            f"device {device!r}: PyTorch cannot use it here ({first_line(error)})", package="torch"
+        ) from None
+
+    def move(form: BilinearForm) -> BilinearForm:
+        return BilinearForm.from_factors(
+            *(torch.tensor(f, device=device) for f in (form.query, form.key))
+        )
+
+    return move

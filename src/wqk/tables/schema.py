@@ -8,8 +8,7 @@ from typing import Any
 import polars as pl
 
 from wqk._console import spans
-from wqk.tables.columns import COLUMNS, LOGIT_COLUMNS, UPDATE_COLUMNS, Column
-from wqk.tables.measures import MEASURES
+from wqk.tables.columns import COLUMNS, LOGIT_COLUMNS, MEASURES, UPDATE_COLUMNS, Column
 
 # 2: columns of measures may follow; files of version 1 are read as before.
 SCHEMA_VERSION = 2

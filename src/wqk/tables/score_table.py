@@ -343,7 +343,7 @@ class ScoreTable(Table):
         >>> [axis.get_title(loc="left") for axis in figure.axes[:2]]
         ['symmetry', 'directionality (excess)']
         """
-        from wqk.tables.plotting import plot_table
+        from wqk.tables.rendering import plot_table
 
         return plot_table(self, view)
 

@@ -13,9 +13,9 @@ import polars as pl
 from wqk._files import check_output, write_atomically
 from wqk._style import PICTURES, save_figure
 from wqk.errors import RunError, TableError, UnknownName
-from wqk.reporting.pictures import distances, heads
+from wqk.reporting.pictures import heads, panels
 from wqk.reporting.pictures.arcs import composition_arcs
-from wqk.reporting.pictures.entries import examples
+from wqk.reporting.pictures.heads import examples
 from wqk.tables.writers import without_formulas
 from wqk_lab.figures import convert, dose, dynamics, model_sizes, paired, starts
 from wqk_lab.figures.paper_curves import published_pairs, published_starts
@@ -98,9 +98,7 @@ FIGURES = {
     "coupling": Entry(
         lambda given: heads.coupling_rows(given.blocks), heads.coupling_by_layer, "blocks"
     ),
-    "distances": Entry(
-        lambda given: distances.distance_rows(given.scores), distances.distances_by_layer
-    ),
+    "distances": Entry(lambda given: panels.distance_rows(given.scores), panels.distances_by_layer),
     "compose": Entry(_composition, composition_arcs, "composition"),
 }
 

@@ -20,7 +20,7 @@ from wqk._style import (
 )
 from wqk.errors import TableError
 from wqk.forms.images import MatrixImage
-from wqk.reporting.pictures.entries import draw_form
+from wqk.reporting.pictures.heads import draw_form
 from wqk.reporting.pictures.panels import latest, letter, separate_labels
 from wqk.scanning.surveys.model_sets import model_set, model_sets
 from wqk.tables.score_table import ScoreTable

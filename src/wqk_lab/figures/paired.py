@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from wqk._statistics import holm
 from wqk._style import GRAY, OUTLIER, PAGE, TEAL, WINE, new_figure, style
 from wqk.errors import RunError
+from wqk.forms.scores import holm
 from wqk.reporting.pictures.panels import finish_row, letter, note
 from wqk_lab.runs.pairs import Pair, PairSurvey
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from wqk.forms import BilinearForm
-from wqk.forms.outliers import directionalities
+from wqk.forms.kernels import directionalities
 from wqk.forms.scores import directionality, symmetry
 from wqk_lab.theory.evidence import Evidence, ratio, sample_of
 from wqk_lab.theory.verdict import Sample, Statement

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from wqk.forms import BilinearForm
-from wqk.forms.outliers import directionalities
+from wqk.forms.kernels import directionalities
 from wqk_lab.theory.evidence import Evidence, Update, ratio, sample_of
 from wqk_lab.theory.verdict import Sample, Statement
 

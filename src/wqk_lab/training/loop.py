@@ -28,7 +28,7 @@ from wqk._files import append_lines
 from wqk.errors import RunError
 from wqk.live import Monitor
 from wqk.live.clipping import Clipper
-from wqk.live.penalties import Penalty
+from wqk.live.scoring import Penalty
 from wqk.tables.run import CLIPS, METRICS, SCORES
 from wqk_lab.training.corpus.store import TokenStore
 from wqk_lab.training.models import (

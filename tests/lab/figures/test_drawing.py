@@ -17,7 +17,7 @@ from tests.lab.figures.making import make_run, row, table
 import wqk
 from wqk._style import BLUE, LABELS
 from wqk.errors import RunError, TableError, UnknownName
-from wqk.forms.randomness import untrained_range
+from wqk.forms.scores import untrained_range
 from wqk.reporting.demo import demo_table
 from wqk.reporting.pictures.panels import shades, spread_apart
 from wqk_lab.figures import FIGURES, Sources, draw, numbers
@@ -217,8 +217,8 @@ def test_shades_go_from_light_to_dark() -> None:
 
 
 def test_no_title_of_a_form_is_cut_off() -> None:
-    from wqk.forms.drawing import matrix
-    from wqk.reporting.pictures.entries import picture
+    from wqk.forms.images import matrix
+    from wqk.reporting.pictures.heads import picture
 
     image = picture(demo_table().details.blocks[0])
     scores = "symmetry 0.58, directionality -0.05, directionality (excess) -0.10"

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from tests.lab.figures.making import make_run
 
-import wqk.reporting.runs
+import wqk.reporting.report
 from wqk._files import append_lines
 from wqk.tables.run import METRICS, Run, create_run, open_run
 from wqk_lab.runs.outcomes import results
@@ -57,6 +57,6 @@ def test_a_report_tells_what_packages_find(tmp_path: Path, monkeypatch: pytest.M
     )
     assert getattr(import_module(module), name) is results
     found = SimpleNamespace(load=lambda: lambda runs: [f"{len(runs)} runs & more"])
-    monkeypatch.setattr(wqk.reporting.runs, "entry_points", lambda group: [found])
-    told = wqk.reporting.runs.runs_section([make_run(tmp_path / "a")])
+    monkeypatch.setattr(wqk.reporting.report, "entry_points", lambda group: [found])
+    told = wqk.reporting.report.runs_section([make_run(tmp_path / "a")])
     assert "<li>1 runs &amp; more</li>" in told

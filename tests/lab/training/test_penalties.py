@@ -16,7 +16,7 @@ import wqk
 from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError, FormError, NonFiniteWeights
-from wqk.live.penalties import FLOOR, Penalty
+from wqk.live.scoring import FLOOR, Penalty
 
 # One of each layout, and of each thing that is folded into a form.
 LAYOUTS = [

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from wqk._console import spans
-from wqk._results import Result
+from wqk._console import Result, spans
 from wqk.attention import Block
 from wqk.checkpoints import Checkpoint, Part, TensorInfo, steps_of
 from wqk.checkpoints.adapters import AdaptedCheckpoint, unrounded
@@ -34,7 +33,7 @@ from wqk.model import open as open_model
 from wqk.tables.sheet import Cell, Sheet
 
 if TYPE_CHECKING:
-    from wqk.live.verification.recording import Application
+    from wqk.live.verification.recomputation import Application
 
 # An attention this much farther from uniform than the tolerance tells right weights from wrong.
 MIN_CONTRAST = 1e3

@@ -31,8 +31,8 @@ from wqk.errors import (
 )
 from wqk.families import AttentionPlan, Family, find_family, load_family
 from wqk.families.config import Config
-from wqk.live.verification.recomputation import Products
-from wqk.live.verification.recording import (
+from wqk.live.verification.recomputation import (
+    Products,
     heads_apart,
     listen,
     require_records,
@@ -41,7 +41,7 @@ from wqk.model import Model
 from wqk.model import open as open_model
 
 if TYPE_CHECKING:
-    from wqk.live.verification.recording import Application
+    from wqk.live.verification.recomputation import Application
 
 EXAMPLES = 2
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from wqk._statistics import SIGNIFICANT
 from wqk._style import GRAY, PAGE, SKY, YELLOW, new_figure, style
 from wqk.errors import TableError
+from wqk.forms.scores import SIGNIFICANT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

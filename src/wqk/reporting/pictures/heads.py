@@ -1,9 +1,9 @@
-"""Heads: how far pairs are transposes of each other, and the terms within and between them."""
+"""Heads: how far pairs are transposes of each other, the terms between them, and their forms."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,13 +13,15 @@ from wqk._console import counted
 from wqk._style import CHANCE, GRAY, PAGE, SAND, SIGNS, TEAL, new_figure, style
 from wqk._typing import Array, Float
 from wqk.errors import TableError
-from wqk.reporting.pictures.panels import heading, latest, panel_grid, titled, titles
+from wqk.forms.images import MatrixImage, draw_with_norms
+from wqk.reporting.pictures.panels import heading, latest, letter, panel_grid, titled, titles
 from wqk.tables.details import BlockDetails
 from wqk.tables.score_table import ScoreTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.gridspec import SubplotSpec
     from matplotlib.image import AxesImage
 
 # Up to this many heads, the numbers are printed into the matrix.
@@ -188,3 +190,56 @@ def terms_by_layer(rows: pl.DataFrame) -> Figure:
         axis.set_ylabel("symmetry")
     figure.legend(handles=handles, loc="outside lower center", ncols=2 * min(columns, 2))
     return figure
+
+
+def draw_form(figure: Figure, cell: SubplotSpec, image: MatrixImage, title: str, name: str) -> None:
+    """Draw a form with norms, but without ticks, in one cell of a grid, as panel ``name``."""
+    grid = cell.subgridspec(
+        2, 2, width_ratios=[4, 1], height_ratios=[1, 4], wspace=0.03, hspace=0.03
+    )
+    drawn, columns, rows = draw_with_norms(figure, grid, image)
+    drawn.axes.set(xlabel="key side", ylabel="query side", xticks=[], yticks=[])
+    for axis in (columns, rows):
+        axis.tick_params(labelbottom=False, labelleft=False, length=0)
+    columns.set_title(title)
+    letter(columns, name)
+
+
+def examples(blocks: Iterable[BlockDetails]) -> dict[str, MatrixImage]:
+    """By title: the encoder's most symmetric form, the decoder's form with the most uneven columns.
+
+    Without encoders or without decoders, both are of the other kind. The symmetry of forms larger
+    than their image is an estimate.
+    """
+    left = list(blocks)
+    chosen = []
+    for stack, measure in (("encoder", _image_symmetry), ("decoder", _unevenness)):
+        if left:
+            chosen.append(max([b for b in left if b.key.stack == stack] or left, key=measure))
+            left.remove(chosen[-1])
+    names = titles([vars(block.key) for block in chosen])
+    return {
+        f"{name}, layer {block.key.layer}": picture(block)
+        for name, block in zip(names, chosen, strict=True)
+    }
+
+
+def _image_symmetry(block: BlockDetails) -> float:
+    image = block.image.astype(np.float64)
+    square = image.shape[0] == image.shape[1]
+    return float(np.sum(image * image.T) / np.sum(image**2)) if square and image.any() else -1.0
+
+
+def _unevenness(block: BlockDetails) -> float:
+    return float(np.std(block.column_norms) / (np.std(block.row_norms) or 1.0))
+
+
+def picture(block: BlockDetails) -> MatrixImage:
+    """The image of a form in the details of a scan."""
+    return MatrixImage(
+        block.image.astype(np.float32),
+        block.row_norms,
+        block.column_norms,
+        np.isin(np.arange(len(block.row_norms)), block.outlying_rows),
+        np.isin(np.arange(len(block.column_norms)), block.outlying_columns),
+    )

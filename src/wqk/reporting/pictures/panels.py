@@ -1,4 +1,8 @@
-"""What several figures share: rows and names of models, curves with bands, labels, letters."""
+"""What several figures share, and those that are rows of panels.
+
+Rows and names of models, curves with bands, labels, letters; scores, rotary planes and forms by
+relative distance; what the parts of the scores do to the loss.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,14 @@ import numpy as np
 import polars as pl
 
 from wqk._console import last_part
-from wqk._style import GRAY
+from wqk._style import GRAY, LABELS, OLIVE, OUTLIER, PAGE, TEAL, VIOLET, WINE, new_figure, style
+from wqk.errors import TableError
+from wqk.forms.scores import untrained_range
 from wqk.tables.score_table import ScoreTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import FigureBase
+    from matplotlib.figure import Figure, FigureBase
     from matplotlib.text import Annotation
 
 # Columns that a title adds to a model's name if models of that name differ in them.
@@ -287,3 +293,191 @@ def separate_labels(axis: Axes, labels: Iterable[Annotation]) -> None:
                 },
             )  # fmt: skip
         placed.append(boxes[best])
+
+
+# The ends of each score's range by chance.
+ENDINGS = ("untrained_low", "untrained_high")
+ENDS = tuple(f"{score}_{end}" for score in LABELS for end in ENDINGS)
+BAND = "Band: where 95 % of layers of this size with untrained weights lie."
+
+
+@style()
+def distance_curves(values: Mapping[str, Any], title: str) -> Figure:
+    """Draw the values of `wqk.inspecting.showing.distance_view`: the layer bold, its heads thin."""
+    figure = new_figure(5.2, 2.4)
+    axes = figure.subplots(1, len(LABELS))
+    for axis, (score, label) in zip(axes, LABELS.items(), strict=True):
+        axis.plot(values["distance"], values["heads"][score], color=GRAY, linewidth=0.5)
+        axis.plot(values["distance"], values[score], color="black", label="layer")
+        axis.axhline(0, color="black", linewidth=0.4, zorder=0)
+        _band(axis, *values["untrained"][score])
+        axis.set(title=label, xlabel="distance i − j (tokens)", ylim=(-1.02, 1.02))
+    axes[0].plot([], [], color=GRAY, linewidth=0.5, label="heads")
+    axes[0].legend(loc="upper right")
+    figure.suptitle(title, fontsize=8)
+    note(figure, BAND)
+    return figure
+
+
+def _band(axis: Axes, low: float, high: float) -> None:
+    """Where a score lies by chance."""
+    axis.axhspan(low, high, color=GRAY, alpha=0.25, linewidth=0, zorder=0)
+
+
+def distance_rows(table: ScoreTable | None) -> pl.DataFrame:
+    """A row for each layer and distance: ``title`` (the model), ``layer``, ``distance``, scores.
+
+    Each score has the ends of its range by chance beside it (``symmetry_untrained_low``, …), null
+    where the table does not tell the forms' width and rank.
+
+    Raises
+    ------
+    TableError
+        No model was scored at several distances.
+    """
+    frame = pl.DataFrame() if table is None else latest(table).layers.frame
+    if frame.is_empty() or frame["distance"].n_unique() < 2:
+        raise TableError(
+            "distances needs scores at several distances: wqk scan REF --distance 0:64 --out FILE "
+            "(rotary models), then --from FILE; got none"
+        )
+    several = pl.col("distance").n_unique().over("title") > 1
+    rows = titled(frame).filter(several)
+    gamma = float(table.metadata.get("gamma", 2.0)) if table is not None else 2.0
+    untrained = [_ends(d, rank, gamma) for d, rank in rows.select("d_query", "rank").iter_rows()]
+    ends = pl.DataFrame(untrained, schema=dict.fromkeys(ENDS, pl.Float64), orient="row")
+    return rows.select("title", "layer", "distance", *LABELS).hstack(ends)
+
+
+def _ends(width: int | None, rank: int | None, gamma: float) -> tuple[float | None, ...]:
+    """The values of `ENDS` for a form of this size."""
+    if width is None or rank is None:
+        return (None,) * len(ENDS)
+    ranges = untrained_range(width, rank, gamma)
+    return tuple(end for score in LABELS for end in ranges[score])
+
+
+@style()
+def distances_by_layer(rows: pl.DataFrame) -> Figure:
+    """Draw `distance_rows`: a curve for every layer, dark to light; a row for every model."""
+    groups = rows.partition_by("title", maintain_order=True)
+    figure = new_figure(0.8 * PAGE, 0.4 + 1.9 * len(groups))
+    axes = figure.subplots(len(groups), len(LABELS), squeeze=False)
+    for row, group in zip(axes, groups, strict=True):
+        layers = group.sort("layer", "distance").partition_by("layer", maintain_order=True)
+        for axis, (score, label) in zip(row, LABELS.items(), strict=True):
+            ends = []
+            for curve, shade in zip(layers, sequence(len(layers)), strict=True):
+                axis.plot(curve["distance"], curve[score], color=shade)
+                ends.append((curve[score][-1], str(curve["layer"][0]), shade))
+            axis.axhline(0, color=GRAY, linewidth=0.5, zorder=0)
+            low, high = (group[f"{score}_{end}"][0] for end in ENDINGS)
+            if low is not None:
+                _band(axis, low, high)
+            axis.margins(x=0)
+            axis.set_ylabel(label)
+            label_ends(axis, ends)
+        row[0].set_title(group["title"][0])
+    for axis in axes[-1]:
+        axis.set_xlabel("distance i − j (tokens)")
+    if rows["symmetry_untrained_low"].is_not_null().any():
+        note(figure, BAND)
+    return figure
+
+
+@style()
+def rotary_planes(values: Mapping[str, Any], title: str) -> Figure:
+    """Draw the values of `wqk.inspecting.showing.bands_view`.
+
+    A map of rows × planes, and norm and cosine of the forms against the distance.
+    """
+    rows, numbers = values["rows"], values["numbers"]
+    unit, order = ("patches", ": rows, columns") if any(values["axes"]) else ("tokens", "")
+    shares = np.asarray(values["shares"])
+    figure = new_figure(PAGE, 2.6)
+    planes, norm, cosine = figure.subplots(1, 3, width_ratios=(1.6, 1, 1))
+    image = planes.imshow(
+        shares * shares.shape[1], aspect="auto", cmap="Blues", vmin=0, interpolation="nearest"
+    )
+    figure.colorbar(image, ax=planes, label="share of $E_k$ × planes")
+    at = np.unique(np.linspace(0, shares.shape[1] - 1, 5).round().astype(int))
+    turns = [2 * math.pi / values["frequencies"][k] for k in at]
+    planes.set_xticks(at, [f"{t:.0f}" if t < 1e4 else f"{t / 1000:.0f}k" for t in turns])
+    shown = np.unique(np.linspace(0, len(numbers) - 1, 8).round().astype(int))
+    planes.set_yticks(shown, [str(numbers[i]) for i in shown])
+    planes.set(xlabel=f"{unit} per turn of the plane{order}", ylabel=rows, title=title)
+    for axis, name, label in (
+        (norm, "norm", r"$\|M(N)\| / \|M(0)\|$"),
+        (cosine, "cosine", "cosine of $M(N)$ and $M(0)$"),
+    ):
+        for number, curve, shade in zip(numbers, values[name], sequence(len(numbers)), strict=True):
+            entry = f"{rows} {number}" if number in (numbers[0], numbers[-1]) else None
+            axis.plot(values["distance"], curve, color=shade, linewidth=0.8, label=entry)
+        axis.set_xscale("symlog", linthresh=1)
+        axis.set(xlabel=f"distance $N$ ({unit})", ylabel=label)
+    norm.set_ylim(bottom=0)
+    cosine.axhline(0, color="black", linewidth=0.4, zorder=0)
+    norm.legend()
+    return figure
+
+
+# Every part has one color, and the zeros are gray.
+COLORS = {
+    "symmetric": TEAL, "skew": WINE, "random": GRAY, "half": OUTLIER, "next head": VIOLET,
+    "all": OUTLIER,
+}  # fmt: skip
+ZEROS = ("random", "half")
+
+
+def parts_figure(shares: pl.DataFrame, curves: pl.DataFrame, predicts: str) -> Figure:
+    """A row of panels for each stack: curves if there are any, shares, and shares by layer."""
+    stacks = shares["stack"].unique(maintain_order=True).to_list()
+    has_layers = shares["layer"].is_not_null().any()
+    width = 1 + (not curves.is_empty()) + has_layers
+    loss = "distance of states" if predicts == "states" else "loss (nats)"
+    with style():
+        figure = new_figure(PAGE if width > 1 else PAGE / 2, 2.6 * len(stacks))
+        panels = figure.subplots(len(stacks), width, squeeze=False)
+        for row, stack in zip(panels, stacks, strict=True):
+            own = shares.filter(stack=stack)
+            axes = iter(row)
+            if not curves.is_empty():
+                _curves(next(axes), curves.filter(stack=stack), loss)
+            _shares(next(axes), own.filter(pl.col("layer").is_null()))
+            if has_layers:
+                _layers(next(axes), own.filter(pl.col("head").is_null()).drop_nulls("layer"))
+            row[0].set_title(stack)
+        return figure
+
+
+def _curves(axes: Axes, curves: pl.DataFrame, loss: str) -> None:
+    for (name,), rows in curves.group_by("direction", maintain_order=True):
+        line = "--" if name in ("random", "all") else "-"
+        axes.plot(rows["factor"], rows["loss"], line, color=COLORS[str(name)], label=str(name))
+    axes.axvline(1, color=GRAY, linewidth=0.5)
+    axes.set(xlabel="factor of this half", ylabel=loss)
+    axes.legend()
+
+
+def _shares(axes: Axes, rows: pl.DataFrame) -> None:
+    rows = rows.filter(~pl.col("part").is_in(["whole", "none"])).drop_nulls("share")
+    for at, row in enumerate(rows.reverse().iter_rows(named=True)):
+        reach = [[row["share"] - row["low"]], [row["high"] - row["share"]]]
+        color = COLORS.get(row["part"], OLIVE)
+        axes.errorbar(row["share"], at, xerr=reach, fmt="o", color=color, capsize=2)
+    axes.set_yticks(range(len(rows)), rows.reverse()["part"].to_list())
+    axes.axvline(0, color=GRAY, linewidth=0.5)
+    axes.axvline(1, color=GRAY, linewidth=0.5)
+    axes.set(xlabel="share of the explained loss kept")
+
+
+def _layers(axes: Axes, rows: pl.DataFrame) -> None:
+    for name in ("symmetric", "skew", "half", "random"):
+        own = rows.filter(part=name).drop_nulls("share")
+        line = "--" if name in ZEROS else "o-"
+        axes.plot(own["layer"], own["share"], line, color=COLORS[name], label=name)
+    axes.axhline(1, color=GRAY, linewidth=0.5)
+    axes.axhline(0, color=GRAY, linewidth=0.5)
+    axes.set(xlabel="layer that is changed", ylabel="share kept")
+    axes.set_xticks(sorted(rows["layer"].unique()))
+    axes.legend(loc="center")

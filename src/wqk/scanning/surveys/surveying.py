@@ -28,8 +28,16 @@ from wqk._version import __version__
 from wqk.checkpoints.references import HubAccess, check_options
 from wqk.errors import CheckpointError, OutputError, RunError, TableError, WqkError
 from wqk.scanning.cores import usable_cores
-from wqk.scanning.surveys.executors import run_in_processes, run_on
-from wqk.scanning.surveys.jobs import Options, expand, failure, files_of, hub_revisions, run_job
+from wqk.scanning.surveys.jobs import (
+    Options,
+    expand,
+    failure,
+    files_of,
+    hub_revisions,
+    run_in_processes,
+    run_job,
+    run_on,
+)
 from wqk.tables.schema import KEY, SCHEMA_VERSION
 from wqk.tables.score_table import ScoreTable, join, read_table
 
