@@ -19,7 +19,7 @@ from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError, FormError, TableError
 from wqk.forms.images import matrix_image
 from wqk.inspecting.showing import coupling_view
-from wqk.reporting.pictures.panels import distance_rows
+from wqk_lab.figures.by_layer import distance_rows
 
 ENCODER = str(wqk.demo_model("encoder"))
 DECODER = str(wqk.demo_model("decoder"))

@@ -13,11 +13,10 @@ import polars as pl
 from wqk._files import check_output, write_atomically
 from wqk._style import PICTURES, save_figure
 from wqk.errors import RunError, TableError, UnknownName
-from wqk.reporting.pictures import heads, panels
 from wqk.reporting.pictures.arcs import composition_arcs
-from wqk.reporting.pictures.heads import examples
 from wqk.tables.writers import without_formulas
-from wqk_lab.figures import convert, dose, dynamics, model_sizes, paired, starts
+from wqk_lab.figures import by_layer, convert, dose, dynamics, model_sizes, paired, starts
+from wqk_lab.figures.by_layer import examples
 from wqk_lab.figures.paper_curves import published_pairs, published_starts
 
 if TYPE_CHECKING:
@@ -94,11 +93,15 @@ FIGURES = {
         lambda given: dynamics.update_curves(given.runs), dynamics.medians_by_comparison
     ),
     "pairs": Entry(lambda given: paired.pair_rows(given.pairs), paired.paired_panels),
-    "heads": Entry(lambda given: heads.head_terms(given.scores), heads.terms_by_layer, "table"),
-    "coupling": Entry(
-        lambda given: heads.coupling_rows(given.blocks), heads.coupling_by_layer, "blocks"
+    "heads": Entry(
+        lambda given: by_layer.head_terms(given.scores), by_layer.terms_by_layer, "table"
     ),
-    "distances": Entry(lambda given: panels.distance_rows(given.scores), panels.distances_by_layer),
+    "coupling": Entry(
+        lambda given: by_layer.coupling_rows(given.blocks), by_layer.coupling_by_layer, "blocks"
+    ),
+    "distances": Entry(
+        lambda given: by_layer.distance_rows(given.scores), by_layer.distances_by_layer
+    ),
     "compose": Entry(_composition, composition_arcs, "composition"),
 }
 

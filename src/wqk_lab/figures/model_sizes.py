@@ -20,12 +20,12 @@ from wqk._style import (
 )
 from wqk.errors import TableError
 from wqk.forms.images import MatrixImage
-from wqk.reporting.pictures.heads import draw_form
-from wqk.reporting.pictures.panels import latest, letter, separate_labels
+from wqk.reporting.pictures.panels import latest, letter
 from wqk.scanning.surveys.model_sets import model_set, model_sets
 from wqk.tables.score_table import ScoreTable
 from wqk_lab.atlas import drawn_models, flags, published, sound_models, summarize
 from wqk_lab.atlas.ranks import COLUMNS
+from wqk_lab.figures.by_layer import draw_form, separate_labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -218,7 +218,7 @@ def test_shades_go_from_light_to_dark() -> None:
 
 def test_no_title_of_a_form_is_cut_off() -> None:
     from wqk.forms.images import matrix
-    from wqk.reporting.pictures.heads import picture
+    from wqk_lab.figures.by_layer import picture
 
     image = picture(demo_table().details.blocks[0])
     scores = "symmetry 0.58, directionality -0.05, directionality (excess) -0.10"

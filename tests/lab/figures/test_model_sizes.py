@@ -9,9 +9,9 @@ import pytest
 from tests.lab.figures.making import row, table
 
 from wqk.errors import TableError
-from wqk.reporting.pictures.heads import examples, picture
 from wqk.tables.score_table import ScoreTable
 from wqk_lab.atlas import all_published, drawn_models, flags, sound_models
+from wqk_lab.figures.by_layer import examples, picture
 from wqk_lab.figures.model_sizes import HOLLOW, by_size, left_out, model_rows
 
 

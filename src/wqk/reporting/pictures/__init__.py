@@ -2,8 +2,7 @@
 
 from wqk._style import save_figure, style
 from wqk.reporting.pictures.arcs import composition_arcs
-from wqk.reporting.pictures.heads import coupling
-from wqk.reporting.pictures.panels import distance_curves, rotary_planes
+from wqk.reporting.pictures.panels import coupling, distance_curves, rotary_planes
 
 __all__ = [
     "composition_arcs",

@@ -1,28 +1,39 @@
 """What several figures share, and those that are rows of panels.
 
-Rows and names of models, curves with bands, labels, letters; scores, rotary planes and forms by
-relative distance; what the parts of the scores do to the loss.
+Rows and names of models, curves with bands, labels, letters; the coupling of heads; scores, rotary
+planes and forms by relative distance; what the parts of the scores do to the loss.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
 from wqk._console import last_part
-from wqk._style import GRAY, LABELS, OLIVE, OUTLIER, PAGE, TEAL, VIOLET, WINE, new_figure, style
-from wqk.errors import TableError
-from wqk.forms.scores import untrained_range
+from wqk._style import (
+    GRAY,
+    LABELS,
+    OLIVE,
+    OUTLIER,
+    PAGE,
+    SIGNS,
+    TEAL,
+    VIOLET,
+    WINE,
+    new_figure,
+    style,
+)
+from wqk._typing import Array, Float
 from wqk.tables.score_table import ScoreTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, FigureBase
+    from matplotlib.image import AxesImage
     from matplotlib.text import Annotation
 
 # Columns that a title adds to a model's name if models of that name differ in them.
@@ -84,47 +95,12 @@ def draw_curve(axis: Axes, curve: pl.DataFrame, band: tuple[str, str], **look: A
     axis.locator_params(axis="x", nbins=4, integer=True, min_n_ticks=1)
 
 
-def draw_layers(axis: Axes, curves: pl.DataFrame, color: str, **look: Any) -> list[End]:
-    """Draw a curve for each layer, light to dark, with the range over seeds as a band."""
-    layers = curves.drop_nulls("layer").partition_by("layer", maintain_order=True)
-    drawn = list(zip(layers, shades(color, len(layers)) if layers else (), strict=True))
-    for curve, shade in drawn:
-        draw_curve(axis, curve, ("low", "high"), color=shade, **look)
-    return [(curve["value"][-1], str(curve["layer"][0]), shade) for curve, shade in drawn]
-
-
-def finish_row(
-    axes: Sequence[Axes], label: str, ends: Iterable[Sequence[End]] = (), zero: bool = True
-) -> None:
-    """Label a row's shared y axis and, now that its limits are final, the curves; draw zero.
-
-    Of curves that are numbered, such as layers, those are labeled that have room beside their end.
-    """
-    axes[0].set_ylabel(label)
-    if zero:
-        for axis in axes:
-            axis.axhline(0, color=GRAY, linewidth=0.5, zorder=0)
-    for axis, some in zip(axes, ends, strict=False):
-        axis.set_ylim(axes[0].get_ylim())
-        label_ends(axis, with_room(axis, some) if all(n.isdigit() for _, n, _ in some) else some)
-
-
 def panel_grid(figure: FigureBase, count: int, columns: int, **share: Any) -> list[Axes]:
     """``count`` panels in rows; what is left of the last row stays empty."""
     axes = figure.subplots(math.ceil(count / columns), columns, squeeze=False, **share).flat
     for axis in axes[count:]:
         axis.remove()
     return list(axes[:count])
-
-
-def label_steps(rows: np.ndarray | list[list[Axes]]) -> None:
-    """Label the x axes of the last row, and write thousands of steps as k."""
-    from matplotlib.ticker import EngFormatter
-
-    for axis in chain.from_iterable(rows):
-        axis.xaxis.set_major_formatter(EngFormatter(sep=""))
-    for axis in rows[-1]:
-        axis.set_xlabel("training step")
 
 
 def shades(color: str, count: int) -> list[tuple[float, ...]]:
@@ -242,62 +218,6 @@ def spread_apart(heights: Sequence[float], gap: float) -> list[float]:
     return list((clipped + offsets).tolist())
 
 
-# Offsets of a label from its point, in points, the preferred ones first.
-OFFSETS = tuple(
-    (x, y, side)
-    for away in (5, 14, 26)
-    for y in (3, -8, 9, -14, 15, -20, 24, -30, 36, -42)
-    for x, side in ((away, "left"), (-away, "right"))
-)
-
-
-def separate_labels(axis: Axes, labels: Iterable[Annotation]) -> None:
-    """Move the labels of points so that they overlap no marker, error bar, edge or other label.
-
-    Call it last, since the layout decides where points are. If every offset overlaps something, an
-    error bar is preferred to a marker, and a marker to another label or an edge. A label that had
-    to move far has a line to its point.
-    """
-    from matplotlib.transforms import Bbox
-
-    axis.get_figure(root=True).draw_without_rendering()  # type: ignore[union-attr]
-    points = [xy[0] for line in axis.lines if len(xy := np.asarray(line.get_xydata())) == 1]
-    markers = [Bbox([xy - 3, xy + 3]) for xy in axis.transData.transform(points)]
-    bars = [
-        Bbox([ends.min(axis=0), ends.max(axis=0)])
-        for bars in axis.collections
-        for segment in getattr(bars, "get_segments", list)()
-        if len(ends := axis.transData.transform(segment))
-    ]
-    placed: list[Bbox] = []
-
-    def overlap(box: Bbox) -> int:
-        outside = min(*(box.p0 - axis.bbox.p0), *(axis.bbox.p1 - box.p1)) < 2
-        worse = sum(map(box.overlaps, placed)) + outside
-        return int(sum(map(box.overlaps, bars)) + 4 * sum(map(box.overlaps, markers)) + 50 * worse)
-
-    for label in labels:
-        boxes = []
-        for x, y, side in OFFSETS:
-            label.set(position=(x, y), horizontalalignment=side)
-            boxes.append(label.get_window_extent())
-        best = min(range(len(boxes)), key=lambda index: overlap(boxes[index]))
-        x, y, side = OFFSETS[best]
-        label.set(position=(x, y), horizontalalignment=side)
-        if best >= len(OFFSETS) // 3 or abs(y) > 15:
-            axis.annotate(
-                "", label.xy, xytext=(x, y + 2), textcoords="offset points",
-                arrowprops={
-                    "arrowstyle": "-", "linewidth": 0.4, "color": label.get_color(),
-                    "shrinkA": 0, "shrinkB": 2,
-                },
-            )  # fmt: skip
-        placed.append(boxes[best])
-
-
-# The ends of each score's range by chance.
-ENDINGS = ("untrained_low", "untrained_high")
-ENDS = tuple(f"{score}_{end}" for score in LABELS for end in ENDINGS)
 BAND = "Band: where 95 % of layers of this size with untrained weights lie."
 
 
@@ -310,7 +230,7 @@ def distance_curves(values: Mapping[str, Any], title: str) -> Figure:
         axis.plot(values["distance"], values["heads"][score], color=GRAY, linewidth=0.5)
         axis.plot(values["distance"], values[score], color="black", label="layer")
         axis.axhline(0, color="black", linewidth=0.4, zorder=0)
-        _band(axis, *values["untrained"][score])
+        band(axis, *values["untrained"][score])
         axis.set(title=label, xlabel="distance i − j (tokens)", ylim=(-1.02, 1.02))
     axes[0].plot([], [], color=GRAY, linewidth=0.5, label="heads")
     axes[0].legend(loc="upper right")
@@ -319,70 +239,9 @@ def distance_curves(values: Mapping[str, Any], title: str) -> Figure:
     return figure
 
 
-def _band(axis: Axes, low: float, high: float) -> None:
+def band(axis: Axes, low: float, high: float) -> None:
     """Where a score lies by chance."""
     axis.axhspan(low, high, color=GRAY, alpha=0.25, linewidth=0, zorder=0)
-
-
-def distance_rows(table: ScoreTable | None) -> pl.DataFrame:
-    """A row for each layer and distance: ``title`` (the model), ``layer``, ``distance``, scores.
-
-    Each score has the ends of its range by chance beside it (``symmetry_untrained_low``, …), null
-    where the table does not tell the forms' width and rank.
-
-    Raises
-    ------
-    TableError
-        No model was scored at several distances.
-    """
-    frame = pl.DataFrame() if table is None else latest(table).layers.frame
-    if frame.is_empty() or frame["distance"].n_unique() < 2:
-        raise TableError(
-            "distances needs scores at several distances: wqk scan REF --distance 0:64 --out FILE "
-            "(rotary models), then --from FILE; got none"
-        )
-    several = pl.col("distance").n_unique().over("title") > 1
-    rows = titled(frame).filter(several)
-    gamma = float(table.metadata.get("gamma", 2.0)) if table is not None else 2.0
-    untrained = [_ends(d, rank, gamma) for d, rank in rows.select("d_query", "rank").iter_rows()]
-    ends = pl.DataFrame(untrained, schema=dict.fromkeys(ENDS, pl.Float64), orient="row")
-    return rows.select("title", "layer", "distance", *LABELS).hstack(ends)
-
-
-def _ends(width: int | None, rank: int | None, gamma: float) -> tuple[float | None, ...]:
-    """The values of `ENDS` for a form of this size."""
-    if width is None or rank is None:
-        return (None,) * len(ENDS)
-    ranges = untrained_range(width, rank, gamma)
-    return tuple(end for score in LABELS for end in ranges[score])
-
-
-@style()
-def distances_by_layer(rows: pl.DataFrame) -> Figure:
-    """Draw `distance_rows`: a curve for every layer, dark to light; a row for every model."""
-    groups = rows.partition_by("title", maintain_order=True)
-    figure = new_figure(0.8 * PAGE, 0.4 + 1.9 * len(groups))
-    axes = figure.subplots(len(groups), len(LABELS), squeeze=False)
-    for row, group in zip(axes, groups, strict=True):
-        layers = group.sort("layer", "distance").partition_by("layer", maintain_order=True)
-        for axis, (score, label) in zip(row, LABELS.items(), strict=True):
-            ends = []
-            for curve, shade in zip(layers, sequence(len(layers)), strict=True):
-                axis.plot(curve["distance"], curve[score], color=shade)
-                ends.append((curve[score][-1], str(curve["layer"][0]), shade))
-            axis.axhline(0, color=GRAY, linewidth=0.5, zorder=0)
-            low, high = (group[f"{score}_{end}"][0] for end in ENDINGS)
-            if low is not None:
-                _band(axis, low, high)
-            axis.margins(x=0)
-            axis.set_ylabel(label)
-            label_ends(axis, ends)
-        row[0].set_title(group["title"][0])
-    for axis in axes[-1]:
-        axis.set_xlabel("distance i − j (tokens)")
-    if rows["symmetry_untrained_low"].is_not_null().any():
-        note(figure, BAND)
-    return figure
 
 
 @style()
@@ -481,3 +340,46 @@ def _layers(axes: Axes, rows: pl.DataFrame) -> None:
     axes.set(xlabel="layer that is changed", ylabel="share kept")
     axes.set_xticks(sorted(rows["layer"].unique()))
     axes.legend(loc="center")
+
+
+# Up to this many heads, the numbers are printed into the matrix.
+PRINTED_HEADS = 16
+
+
+@style()
+def coupling(matrix: Float[Array, "heads heads"], title: str) -> Figure:
+    """Draw T[a, b] = tr(M_a M_b)/(‖M_a‖ ‖M_b‖), from `wqk.coupling`.
+
+    1 (red) where two heads are each other's transpose; the diagonal holds each head's own symmetry.
+    Numbers are printed in hundredths where they fit.
+    """
+    figure = new_figure(3.9, 3.5)
+    axis = figure.subplots()
+    drawn = draw_coupling(axis, matrix, ticks=16)
+    axis.set(title=title, xlabel="head b", ylabel="head a")
+    if len(matrix) <= PRINTED_HEADS:
+        for (a, b), value in np.ndenumerate(matrix):
+            color = "white" if abs(value) > 0.6 else "black"
+            hundredths = "–" if np.isnan(value) else f"{round(100 * value) + 0:d}"
+            hundredths = hundredths.replace("-", "−")
+            axis.text(b, a, hundredths, ha="center", va="center", fontsize=5.5, color=color)
+        axis.set_xlabel("head b\n(printed: coupling × 100)")
+    add_color_scale(figure, drawn, shrink=0.8)
+    return figure
+
+
+def draw_coupling(axis: Axes, matrix: Float[Array, "heads heads"], ticks: int) -> AxesImage:
+    """Draw a matrix of couplings on the color scale of signs, with about this many ticks."""
+    drawn = axis.imshow(matrix, cmap=SIGNS, vmin=-1, vmax=1, interpolation="nearest")
+    numbers = range(0, len(matrix), math.ceil(len(matrix) / ticks))
+    axis.set(xticks=numbers, yticks=numbers)
+    axis.spines[:].set_visible(False)
+    axis.tick_params(length=0)
+    return drawn
+
+
+def add_color_scale(figure: Figure, drawn: AxesImage, **size: Any) -> None:
+    """Add the color scale of all matrices, at their right."""
+    bar = figure.colorbar(drawn, ax=figure.axes, **size)
+    bar.outline.set_visible(False)
+    bar.set_label(r"$\mathrm{tr}(M_a M_b) \,/\, \|M_a\| \|M_b\|$", fontsize=7)

@@ -1,20 +1,48 @@
-"""Heads: how far pairs are transposes of each other, the terms between them, and their forms."""
+"""Figures with a curve or a panel for each layer, and what they share."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
 from wqk._console import counted
-from wqk._style import CHANCE, GRAY, PAGE, SAND, SIGNS, TEAL, new_figure, style
-from wqk._typing import Array, Float
+from wqk._style import (
+    CHANCE,
+    GRAY,
+    LABELS,
+    PAGE,
+    SAND,
+    TEAL,
+    new_figure,
+    style,
+)
 from wqk.errors import TableError
 from wqk.forms.images import MatrixImage, draw_with_norms
-from wqk.reporting.pictures.panels import heading, latest, letter, panel_grid, titled, titles
+from wqk.forms.scores import untrained_range
+from wqk.reporting.pictures.panels import (
+    BAND,
+    End,
+    add_color_scale,
+    band,
+    draw_coupling,
+    draw_curve,
+    heading,
+    label_ends,
+    latest,
+    letter,
+    note,
+    panel_grid,
+    sequence,
+    shades,
+    titled,
+    titles,
+    with_room,
+)
 from wqk.tables.details import BlockDetails
 from wqk.tables.score_table import ScoreTable
 
@@ -22,35 +50,167 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.gridspec import SubplotSpec
-    from matplotlib.image import AxesImage
+    from matplotlib.text import Annotation
 
-# Up to this many heads, the numbers are printed into the matrix.
-PRINTED_HEADS = 16
 
-# Small matrices side by side.
-COLUMNS = 6
+def draw_layers(axis: Axes, curves: pl.DataFrame, color: str, **look: Any) -> list[End]:
+    """Draw a curve for each layer, light to dark, with the range over seeds as a band."""
+    layers = curves.drop_nulls("layer").partition_by("layer", maintain_order=True)
+    drawn = list(zip(layers, shades(color, len(layers)) if layers else (), strict=True))
+    for curve, shade in drawn:
+        draw_curve(axis, curve, ("low", "high"), color=shade, **look)
+    return [(curve["value"][-1], str(curve["layer"][0]), shade) for curve, shade in drawn]
+
+
+def finish_row(
+    axes: Sequence[Axes], label: str, ends: Iterable[Sequence[End]] = (), zero: bool = True
+) -> None:
+    """Label a row's shared y axis and, now that its limits are final, the curves; draw zero.
+
+    Of curves that are numbered, such as layers, those are labeled that have room beside their end.
+    """
+    axes[0].set_ylabel(label)
+    if zero:
+        for axis in axes:
+            axis.axhline(0, color=GRAY, linewidth=0.5, zorder=0)
+    for axis, some in zip(axes, ends, strict=False):
+        axis.set_ylim(axes[0].get_ylim())
+        label_ends(axis, with_room(axis, some) if all(n.isdigit() for _, n, _ in some) else some)
+
+
+def label_steps(rows: np.ndarray | list[list[Axes]]) -> None:
+    """Label the x axes of the last row, and write thousands of steps as k."""
+    from matplotlib.ticker import EngFormatter
+
+    for axis in chain.from_iterable(rows):
+        axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+    for axis in rows[-1]:
+        axis.set_xlabel("training step")
+
+
+# Offsets of a label from its point, in points, the preferred ones first.
+OFFSETS = tuple(
+    (x, y, side)
+    for away in (5, 14, 26)
+    for y in (3, -8, 9, -14, 15, -20, 24, -30, 36, -42)
+    for x, side in ((away, "left"), (-away, "right"))
+)
+
+
+def separate_labels(axis: Axes, labels: Iterable[Annotation]) -> None:
+    """Move the labels of points so that they overlap no marker, error bar, edge or other label.
+
+    Call it last, since the layout decides where points are. If every offset overlaps something, an
+    error bar is preferred to a marker, and a marker to another label or an edge. A label that had
+    to move far has a line to its point.
+    """
+    from matplotlib.transforms import Bbox
+
+    axis.get_figure(root=True).draw_without_rendering()  # type: ignore[union-attr]
+    points = [xy[0] for line in axis.lines if len(xy := np.asarray(line.get_xydata())) == 1]
+    markers = [Bbox([xy - 3, xy + 3]) for xy in axis.transData.transform(points)]
+    bars = [
+        Bbox([ends.min(axis=0), ends.max(axis=0)])
+        for bars in axis.collections
+        for segment in getattr(bars, "get_segments", list)()
+        if len(ends := axis.transData.transform(segment))
+    ]
+    placed: list[Bbox] = []
+
+    def overlap(box: Bbox) -> int:
+        outside = min(*(box.p0 - axis.bbox.p0), *(axis.bbox.p1 - box.p1)) < 2
+        worse = sum(map(box.overlaps, placed)) + outside
+        return int(sum(map(box.overlaps, bars)) + 4 * sum(map(box.overlaps, markers)) + 50 * worse)
+
+    for label in labels:
+        boxes = []
+        for x, y, side in OFFSETS:
+            label.set(position=(x, y), horizontalalignment=side)
+            boxes.append(label.get_window_extent())
+        best = min(range(len(boxes)), key=lambda index: overlap(boxes[index]))
+        x, y, side = OFFSETS[best]
+        label.set(position=(x, y), horizontalalignment=side)
+        if best >= len(OFFSETS) // 3 or abs(y) > 15:
+            axis.annotate(
+                "", label.xy, xytext=(x, y + 2), textcoords="offset points",
+                arrowprops={
+                    "arrowstyle": "-", "linewidth": 0.4, "color": label.get_color(),
+                    "shrinkA": 0, "shrinkB": 2,
+                },
+            )  # fmt: skip
+        placed.append(boxes[best])
+
+
+# The ends of each score's range by chance.
+ENDINGS = ("untrained_low", "untrained_high")
+
+
+ENDS = tuple(f"{score}_{end}" for score in LABELS for end in ENDINGS)
+
+
+def distance_rows(table: ScoreTable | None) -> pl.DataFrame:
+    """A row for each layer and distance: ``title`` (the model), ``layer``, ``distance``, scores.
+
+    Each score has the ends of its range by chance beside it (``symmetry_untrained_low``, …), null
+    where the table does not tell the forms' width and rank.
+
+    Raises
+    ------
+    TableError
+        No model was scored at several distances.
+    """
+    frame = pl.DataFrame() if table is None else latest(table).layers.frame
+    if frame.is_empty() or frame["distance"].n_unique() < 2:
+        raise TableError(
+            "distances needs scores at several distances: wqk scan REF --distance 0:64 --out FILE "
+            "(rotary models), then --from FILE; got none"
+        )
+    several = pl.col("distance").n_unique().over("title") > 1
+    rows = titled(frame).filter(several)
+    gamma = float(table.metadata.get("gamma", 2.0)) if table is not None else 2.0
+    untrained = [_ends(d, rank, gamma) for d, rank in rows.select("d_query", "rank").iter_rows()]
+    ends = pl.DataFrame(untrained, schema=dict.fromkeys(ENDS, pl.Float64), orient="row")
+    return rows.select("title", "layer", "distance", *LABELS).hstack(ends)
+
+
+def _ends(width: int | None, rank: int | None, gamma: float) -> tuple[float | None, ...]:
+    """The values of `ENDS` for a form of this size."""
+    if width is None or rank is None:
+        return (None,) * len(ENDS)
+    ranges = untrained_range(width, rank, gamma)
+    return tuple(end for score in LABELS for end in ranges[score])
 
 
 @style()
-def coupling(matrix: Float[Array, "heads heads"], title: str) -> Figure:
-    """Draw T[a, b] = tr(M_a M_b)/(‖M_a‖ ‖M_b‖), from `wqk.coupling`.
-
-    1 (red) where two heads are each other's transpose; the diagonal holds each head's own symmetry.
-    Numbers are printed in hundredths where they fit.
-    """
-    figure = new_figure(3.9, 3.5)
-    axis = figure.subplots()
-    drawn = _draw_coupling(axis, matrix, ticks=16)
-    axis.set(title=title, xlabel="head b", ylabel="head a")
-    if len(matrix) <= PRINTED_HEADS:
-        for (a, b), value in np.ndenumerate(matrix):
-            color = "white" if abs(value) > 0.6 else "black"
-            hundredths = "–" if np.isnan(value) else f"{round(100 * value) + 0:d}"
-            hundredths = hundredths.replace("-", "−")
-            axis.text(b, a, hundredths, ha="center", va="center", fontsize=5.5, color=color)
-        axis.set_xlabel("head b\n(printed: coupling × 100)")
-    _add_color_scale(figure, drawn, shrink=0.8)
+def distances_by_layer(rows: pl.DataFrame) -> Figure:
+    """Draw `distance_rows`: a curve for every layer, dark to light; a row for every model."""
+    groups = rows.partition_by("title", maintain_order=True)
+    figure = new_figure(0.8 * PAGE, 0.4 + 1.9 * len(groups))
+    axes = figure.subplots(len(groups), len(LABELS), squeeze=False)
+    for row, group in zip(axes, groups, strict=True):
+        layers = group.sort("layer", "distance").partition_by("layer", maintain_order=True)
+        for axis, (score, label) in zip(row, LABELS.items(), strict=True):
+            ends = []
+            for curve, shade in zip(layers, sequence(len(layers)), strict=True):
+                axis.plot(curve["distance"], curve[score], color=shade)
+                ends.append((curve[score][-1], str(curve["layer"][0]), shade))
+            axis.axhline(0, color=GRAY, linewidth=0.5, zorder=0)
+            low, high = (group[f"{score}_{end}"][0] for end in ENDINGS)
+            if low is not None:
+                band(axis, low, high)
+            axis.margins(x=0)
+            axis.set_ylabel(label)
+            label_ends(axis, ends)
+        row[0].set_title(group["title"][0])
+    for axis in axes[-1]:
+        axis.set_xlabel("distance i − j (tokens)")
+    if rows["symmetry_untrained_low"].is_not_null().any():
+        note(figure, BAND)
     return figure
+
+
+# Small matrices side by side.
+COLUMNS = 6
 
 
 def coupling_rows(blocks: Sequence[BlockDetails]) -> pl.DataFrame:
@@ -102,7 +262,7 @@ def coupling_by_layer(rows: pl.DataFrame) -> Figure:
     for row, line in zip(axes, lines, strict=True):
         for axis, layer in zip(row, line, strict=False):
             square = layer["coupling"].to_numpy().reshape(layer["a"].n_unique(), -1)
-            drawn = _draw_coupling(axis, square, ticks=4)
+            drawn = draw_coupling(axis, square, ticks=4)
             axis.set_title(f"\nlayer {layer['layer'][0]}", fontsize=8, fontweight="normal")
             axis.set_xlabel("head b")
         for axis in row[len(line) :]:
@@ -110,27 +270,12 @@ def coupling_by_layer(rows: pl.DataFrame) -> Figure:
         row[0].set_ylabel("head a")
         if any(line[0] is model[0] for model in models):
             heading(row[0], line[0]["title"][0])
-    _add_color_scale(figure, drawn, shrink=min(1.0, 1.6 / len(lines)), aspect=15)
+    add_color_scale(figure, drawn, shrink=min(1.0, 1.6 / len(lines)), aspect=15)
     return figure
 
 
-def _draw_coupling(axis: Axes, matrix: Float[Array, "heads heads"], ticks: int) -> AxesImage:
-    drawn = axis.imshow(matrix, cmap=SIGNS, vmin=-1, vmax=1, interpolation="nearest")
-    numbers = range(0, len(matrix), math.ceil(len(matrix) / ticks))
-    axis.set(xticks=numbers, yticks=numbers)
-    axis.spines[:].set_visible(False)
-    axis.tick_params(length=0)
-    return drawn
-
-
-def _add_color_scale(figure: Figure, drawn: AxesImage, **size: Any) -> None:
-    """Add the color scale of all matrices, at their right."""
-    bar = figure.colorbar(drawn, ax=figure.axes, **size)
-    bar.outline.set_visible(False)
-    bar.set_label(r"$\mathrm{tr}(M_a M_b) \,/\, \|M_a\| \|M_b\|$", fontsize=7)
-
-
 TERMS = ("symmetry_within_heads", "symmetry_between_heads", "symmetry_within_random")
+
 
 # Panels side by side.
 WIDE_COLUMNS = 3
