@@ -19,7 +19,8 @@ import torch
 
 import wqk
 from wqk.attention.block import Block
-from wqk.attention.ceilings import Moments, ceilings, likely_ceilings
+from wqk_lab.theory.likely import Moments, likely_ceilings
+from wqk.attention.ceilings import ceilings
 from wqk.live.listening import module_of
 
 if TYPE_CHECKING:

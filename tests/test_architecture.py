@@ -38,7 +38,6 @@ SHARED = {
     "_caching",
     "_console",
     "_files",
-    "_options",
     "_style",
     "_names",
     "_typing",

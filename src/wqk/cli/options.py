@@ -5,15 +5,12 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import fields
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from wqk._options import TYPES, kind_of
-from wqk.errors import required_by
 from wqk.tables.columns import MEASURES
 
 if TYPE_CHECKING:
@@ -195,56 +192,6 @@ revision_of_each = click.option(
     "--revision", "revisions", multiple=True, metavar="R", callback=_one_for_each,
     help="Hub revision; give it twice, for the first and for the second REF.",
 )  # fmt: skip
-
-
-def _use_threads(context: click.Context, option: click.Parameter, number: int | None) -> None:
-    if number:
-        with required_by("--threads"):
-            import torch
-        torch.set_num_threads(number)
-
-
-threads = click.option(
-    "--threads", type=COUNT, metavar="N", expose_value=False, callback=_use_threads,
-    help="Number of CPU threads.",
-)  # fmt: skip
-
-below = click.option(
-    "--below", type=Number(min=0), metavar="LOSS",
-    help="Also compare when the training loss (mean of 100 steps) first falls below LOSS.",
-)  # fmt: skip
-
-
-def options_of(
-    owner: type,
-    *,
-    omit: Collection[str] = (),
-    types: Mapping[str, Any] | None = None,
-    defaults: Callable[[str], str] | None = None,
-) -> Callable[..., Any]:
-    """An option for each field of a class that is made of `wqk._options.option`.
-
-    ``types`` parse fields that are not plain text or numbers; with ``defaults``, which tells a
-    field's default for the help, options have none themselves.
-    """
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        for entry in reversed(fields(owner)):
-            name, about = entry.name, entry.metadata
-            if name in omit:
-                continue
-            choices = about.get("choices")
-            kind = click.Choice(choices) if choices else TYPES.get(kind_of(entry))
-            function = click.option(
-                about.get("flags", f"--{name.replace('_', '-')}"),
-                type=(types or {}).get(name, kind),
-                metavar=about.get("metavar"),
-                default=None if defaults else entry.default,
-                help=about["help"] + (defaults(name) if defaults else ""),
-            )(function)
-        return function
-
-    return decorate
 
 
 def measure_options(function: Callable[..., Any]) -> Callable[..., Any]:

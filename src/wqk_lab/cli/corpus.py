@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wqk.cli.options import COUNT, PATH, REF, Number, json_output, options_of
+from wqk.cli.options import COUNT, PATH, REF, Number, json_output
 from wqk_lab.training.corpus.settings import CorpusOptions
+from wqk_lab.training.declared import options_of
 
 if TYPE_CHECKING:  # the help of all verbs imports this file
     from wqk_lab.training.corpus import CorpusProgress, TokenStore

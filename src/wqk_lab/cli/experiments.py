@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wqk.cli.options import COUNT, PATH, POSITIVE, below
+from wqk.cli.options import COUNT, PATH, POSITIVE
+from wqk_lab.training.declared import below
 
 if TYPE_CHECKING:
     from wqk_lab.training.experiments import Trial

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wqk.cli.options import COUNT, PATH, POSITIVE, REF, json_output, threads
+from wqk.cli.options import COUNT, PATH, POSITIVE, REF, json_output
+from wqk_lab.training.declared import threads
 
 if TYPE_CHECKING:
     from wqk.tables.sheet import Sheet

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from wqk.cli.options import PATH, Number, below, json_output
+from wqk.cli.options import PATH, Number, json_output
+from wqk_lab.training.declared import below
 
 if TYPE_CHECKING:
     from wqk_lab.runs.speedup import Field, StartSpeedUp

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wqk._console import counted
-from wqk.cli.options import COUNT, FOLDER, PathArgument, options_of, threads
+from wqk.cli.options import COUNT, FOLDER, PathArgument
+from wqk_lab.training.declared import options_of, threads
 from wqk_lab.training.recipe import PRESETS, SIZES, Recipe, make_recipe
 
 if TYPE_CHECKING:

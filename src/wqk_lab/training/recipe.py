@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
-from wqk._options import checked, option
 from wqk.errors import RunError
+from wqk_lab.training.declared import checked, option
 
 OBJECTIVES = ("masked", "causal", "masked-next")
 

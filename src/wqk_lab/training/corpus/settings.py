@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from wqk._options import checked, option
 from wqk.errors import CorpusError
+from wqk_lab.training.declared import checked, option
 
 # Of BERT, and of the paper (Table S1).
 VOCABULARY_SIZE = 30_522

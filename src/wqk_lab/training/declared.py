@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, Field, field, fields
 from typing import Any
+
+import click
+
+from wqk.cli.options import COUNT, Number
+from wqk.errors import required_by
 
 # Types of fields by their names.
 TYPES = {"str": str, "int": int, "float": float}
@@ -47,3 +52,54 @@ def checked(entry: Field[Any], value: Any, error: Callable[[str], Exception]) ->
     if isinstance(value, float) and not math.isfinite(value):
         raise error(f"{name}={value!r} must be a finite number")
     return value
+
+
+def options_of(
+    owner: type,
+    *,
+    omit: Collection[str] = (),
+    types: Mapping[str, Any] | None = None,
+    defaults: Callable[[str], str] | None = None,
+) -> Callable[..., Any]:
+    """An option for each field of a class that is made of `wqk_lab.training.declared.option`.
+
+    ``types`` parse fields that are not plain text or numbers; with ``defaults``, which tells a
+    field's default for the help, options have none themselves.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for entry in reversed(fields(owner)):
+            name, about = entry.name, entry.metadata
+            if name in omit:
+                continue
+            choices = about.get("choices")
+            kind = click.Choice(choices) if choices else TYPES.get(kind_of(entry))
+            function = click.option(
+                about.get("flags", f"--{name.replace('_', '-')}"),
+                type=(types or {}).get(name, kind),
+                metavar=about.get("metavar"),
+                default=None if defaults else entry.default,
+                help=about["help"] + (defaults(name) if defaults else ""),
+            )(function)
+        return function
+
+    return decorate
+
+
+def _use_threads(context: click.Context, option: click.Parameter, number: int | None) -> None:
+    if number:
+        with required_by("--threads"):
+            import torch
+        torch.set_num_threads(number)
+
+
+threads = click.option(
+    "--threads", type=COUNT, metavar="N", expose_value=False, callback=_use_threads,
+    help="Number of CPU threads.",
+)  # fmt: skip
+
+
+below = click.option(
+    "--below", type=Number(min=0), metavar="LOSS",
+    help="Also compare when the training loss (mean of 100 steps) first falls below LOSS.",
+)  # fmt: skip

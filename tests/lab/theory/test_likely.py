@@ -10,8 +10,8 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel
 
 import wqk
 from wqk.attention.block import Block
-from wqk.attention.ceilings import Moments, likely_ceilings
 from wqk.errors import FormError
+from wqk_lab.theory.likely import Moments, likely_ceilings
 
 SIZE = {
     "hidden_size": 24,
