@@ -19,9 +19,9 @@ import torch
 
 import wqk
 from wqk.attention.block import Block
-from wqk_lab.theory.likely import Moments, likely_ceilings
 from wqk.attention.ceilings import ceilings
 from wqk.live.listening import module_of
+from wqk_lab.theory.likely import Moments, likely_ceilings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from wqk._console import number
-from wqk._results import Result
+from wqk._console import Result, number
 from wqk._typing import FilePath, Float
 from wqk.errors import CheckpointError, required_by
 from wqk.live.held_out import HeldOut, fresh, load, open_held_out
