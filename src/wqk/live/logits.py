@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from wqk._console import counted, number
-from wqk._results import Result, json_value
+from wqk._console import Result, counted, json_value, number
 from wqk._typing import Array, Float
 from wqk.attention import Block
 from wqk.checkpoints.modules import LiveCheckpoint, Read
