@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from tests.comparing.conversions import edit, pairs, right
@@ -69,3 +70,23 @@ def test_a_report_for_continuous_integration(folders: tuple[str, str]) -> None:
     failure = suite.find("testcase/failure")
     assert failure is not None
     assert "stored interleaved" in str(failure.get("message"))
+
+
+def test_a_folder_is_the_same_as_its_tensors_without_their_configuration(tmp_path: Path) -> None:
+    """Whose family is guessed, and does not know which tensor is the output's."""
+    width = 16
+    random = np.random.default_rng(0)
+    shapes = {"attn.c_attn": (width, 3 * width), "attn.c_proj": (width, width)}
+    tensors = {
+        f"transformer.h.0.{name}.{part}": random.standard_normal(
+            shape if part == "weight" else shape[1:]
+        )
+        for name, shape in shapes.items()
+        for part in ("weight", "bias")
+    }
+    config = {"model_type": "gpt2", "n_embd": width, "n_head": 4, "n_layer": 1}
+    folder = save(tmp_path / "gpt2", tensors, config)
+    assert wqk.same(folder, tensors).same
+    tensors["transformer.h.0.attn.c_proj.weight"] = np.ones((width, width))
+    (one,) = [one for one in wqk.same(folder, tensors).tensors if not one.outcome.same]
+    assert (one.name, one.outcome.value) == ("transformer.h.0.attn.c_proj.weight", "differs")

@@ -46,6 +46,13 @@ def outside(
         else {}
         for some in by_role
     ]
+    # What one family takes for an output's weight may be any tensor to the other, a guessed one: it
+    # is compared as it is stored, not said to be missing.
+    back = {other: name for name, other in names.items()}
+    for own, theirs, called, stored in ((0, 1, names, infos[1]), (1, 0, back, infos[0])):
+        for name, role in [*chosen[own].items()]:
+            if (other := called.get(name)) in stored:
+                chosen[theirs].setdefault(str(other), role)
     same_layout = all(names.get(one.query.tensor) == two.query.tensor for one, two in pairs)
     strict = everything or same_layout
     found = compare_tensors(checkpoints, chosen, names, strict=strict)

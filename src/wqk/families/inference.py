@@ -468,7 +468,8 @@ def _own_count(
         of = f" of {candidate.path}" if counts else ""
         raise UnknownFamily(
             f"the configuration does not give the number of heads{of}, and shapes alone "
-            "do not determine it; give it with heads_per_layer=N"
+            "do not determine it; give it with wqk.open(ref, heads_per_layer=N), or with "
+            "--heads-per-layer N"
         )
     return max(suitable, key=lambda count: len(count.words))
 
