@@ -208,7 +208,7 @@ def part(
 def silence(handler: Handler) -> bool:
     """Take the request, and never answer."""
     handler.site.log.append(Request(handler.command, handler.path, None, 0, 0))
-    handler.site.released.wait(10)
+    handler.site.released.wait(600)
     handler.close_connection = True
     return True
 

@@ -665,15 +665,14 @@ def test_a_killed_scan_leaves_a_cache_that_goes_on(hub, tmp_path):
 
 
 @pytest.mark.parametrize("requests", [1, 4])
-def test_an_interrupted_scan_ends_at_once(hub, tmp_path, requests):
+def test_an_interrupted_scan_waits_for_no_answer(hub, tmp_path, monkeypatch, requests):
+    monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "600")
     hub.cdn.faults.extend([None] * requests + [silence] * 30)
     process = command(hub, tmp_path, "scan", NAME)
     wait_until(lambda: sum(r.status == 0 for r in hub.cdn.log) > 0, 30)
     time.sleep(0.2)
-    start = time.monotonic()
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=10)
-    assert time.monotonic() - start < 5
+    process.communicate(timeout=60)  # silence alone would last for minutes
     assert process.returncode != 0
 
 

@@ -109,7 +109,10 @@ COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
 
 
 def code_mutants(path: Path, text: str) -> Iterator[Mutant]:
-    """Comparisons, arithmetic, constants, conditions and returns of Python code, changed."""
+    """Comparisons, arithmetic, constants, conditions and returns of Python code, changed.
+
+    Arguments, filters of comprehensions, and calls are left out.
+    """
     lines = text.encode().splitlines(keepends=True)
     for node in _reached(ast.parse(text)):
         before = ast.unparse(node)
@@ -118,7 +121,7 @@ def code_mutants(path: Path, text: str) -> Iterator[Mutant]:
             head = lines[first][: node.col_offset]  # type: ignore[attr-defined]
             tail = lines[last][node.end_col_offset :]  # type: ignore[attr-defined]
             after = ast.unparse(other)
-            inside = after if isinstance(node, ast.Return | ast.Constant) else f"({after})"
+            inside = after if isinstance(node, ast.stmt | ast.Constant) else f"({after})"
             changed = b"".join([*lines[:first], head, inside.encode(), tail, *lines[last + 1 :]])
             yield Mutant(path, first + 1, f"{before}  →  {after}", changed.decode())
 
@@ -154,6 +157,26 @@ def _others(node: ast.AST) -> Iterator[ast.AST]:
             yield ast.Constant(value + 1 if isinstance(value, int) else 2 * value or 1.0)
         case ast.Return(value) if value is not None and ast.unparse(value) != "None":
             yield ast.Return(ast.Constant(None))
+        case ast.Expr(ast.Call()):
+            yield ast.Expr(ast.Constant(None))
+        case ast.Call(function, arguments, keywords):
+            for n, keyword in enumerate(keywords):
+                if keyword.arg:
+                    yield ast.Call(function, arguments, keywords[:n] + keywords[n + 1 :])
+            if len(arguments) > 1:
+                yield ast.Call(function, arguments[:-1], keywords)
+            elif arguments and not keywords and not isinstance(arguments[0], ast.Starred):
+                yield arguments[0]
+            elif not arguments and not keywords and isinstance(function, ast.Attribute):
+                yield function.value
+        case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
+            for n, loop in enumerate(node.generators):
+                for k in range(len(loop.ifs)):
+                    ifs = loop.ifs[:k] + loop.ifs[k + 1 :]
+                    less = ast.comprehension(loop.target, loop.iter, ifs, loop.is_async)
+                    parts = dict(ast.iter_fields(node))
+                    every = [*node.generators[:n], less, *node.generators[n + 1 :]]
+                    yield type(node)(**(parts | {"generators": every}))
 
 
 def _says(*operands: ast.AST) -> bool:

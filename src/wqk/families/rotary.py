@@ -150,7 +150,12 @@ def rotary_of(
             scaled, amplitude = _SCALINGS[kind](unscaled)
         if not np.isfinite([amplitude, *scaled]).all():
             raise ValueError("a finite number")
-    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+    except ArithmeticError:
+        raise CheckpointError(
+            f"config.json: rotary scaling {kind!r} has a number that is zero or too large: "
+            f"{shown(scaling)}"
+        ) from None
+    except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"config.json: rotary scaling {kind!r} lacks or misstates {error!s:.60}"
         ) from None

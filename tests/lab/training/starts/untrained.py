@@ -18,11 +18,15 @@ if TYPE_CHECKING:
 
 def build_untrained(architecture: Architecture) -> tuple[Any, list[AttentionPlan]]:
     """A random model whose query and key norms are as before training, and its self-attention."""
-    model = build(architecture)
+    model = untrained(build(architecture))
+    return model, [p for p in wqk.open(open_checkpoint(model)).plans if p.kind == "self"]
+
+
+def untrained(model: Any) -> Any:
+    """A random model whose query and key norms, and learned factors, are as before training."""
     parameters = dict(model.named_parameters())
-    plans = [p for p in wqk.open(open_checkpoint(model)).plans if p.kind == "self"]
     with torch.no_grad():
-        for plan in plans:
+        for plan in wqk.open(open_checkpoint(model)).plans:
             for norm in filter(None, (plan.query.norm, plan.key.norm)):
                 for part in norm.gain:
                     parameters[part.name].fill_(1 - norm.offset)
@@ -30,4 +34,4 @@ def build_untrained(architecture: Architecture) -> tuple[Any, list[AttentionPlan
                     parameters[part.name].zero_()
             if plan.query.temperature:
                 parameters[plan.query.temperature.logarithm.name].fill_(2.0)
-    return model, plans
+    return model
