@@ -385,6 +385,7 @@ def symmetry_of(scores: np.ndarray) -> float:
 def own_scores(model: Any, feeds: Feeds) -> dict[Any, list[np.ndarray]]:
     """By block, the products (B, I, I) that it computed before its softmax, summed over heads."""
     found: dict[Any, list[np.ndarray]] = {}
+    torch.manual_seed(0)  # which layers are dropped
     for place, block in ran_blocks(model, feeds).items():
         norm, shares = block.plan.query.norm, block.plan.query.heads != block.plan.key.heads
         if block.plan.kind != "self" or (shares and (norm or block.plan.clip)):
