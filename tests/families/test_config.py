@@ -92,11 +92,7 @@ def test_numbers_made_of_keys() -> None:
     assert config.get("gone // 2 + 1") is None
 
 
-@pytest.mark.parametrize(
-    "yarn",
-    [{"factor": 0}, {"factor": 4.0, "original_max_position_embeddings": 0}],
-)
-def test_rotary_scaling_that_divides_by_zero_is_named(yarn: dict[str, object]) -> None:
-    scaling = {"rope_type": "yarn", "original_max_position_embeddings": 64, **yarn}
+def test_rotary_scaling_that_divides_by_zero_is_named() -> None:
+    scaling = {"rope_type": "yarn", "original_max_position_embeddings": 64, "factor": 0}
     with pytest.raises(CheckpointError, match=r"'yarn' has a number that is zero or too large"):
         wqk.open(Module(LLAMA, {"model_type": "llama", **COUNTS, "rope_parameters": scaling}))
