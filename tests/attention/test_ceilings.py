@@ -83,6 +83,33 @@ def test_with_a_bias_the_ceiling_is_above_all_inputs_and_below_one_half_more() -
     assert best > found.at_distance[0][0] / 1.5
 
 
+def test_every_head_s_length_has_its_own_bias() -> None:
+    block = rotary(4, heads=2, biases="q")
+    found, gain = block.ceiling(), gain_of(block)
+    assert found is not None
+    for head, length in enumerate(found.query_norm):
+        weight, bias = block.query.weight[head] * gain, block.query.bias[head]
+        linear = np.sqrt(D) * np.linalg.norm(weight, 2)
+        assert length == pytest.approx(linear + np.linalg.norm(bias))
+
+
+@pytest.mark.parametrize("over", ["model", "head"])
+def test_normalized_queries_are_as_long_as_the_root_of_what_is_normalized(over: str) -> None:
+    """Olmo 2 normalizes all heads together, so that one of them may hold all of the length."""
+    model_type, count = {"model": ("olmo2", 3), "head": ("qwen3", 1)}[over]
+    at, gain = "model.layers.0.self_attn", np.linspace(0.5, 2, 4 * count)
+    tensors = {f"{at}.{side}_proj.weight": RNG.standard_normal((12, D)) for side in "qk"}
+    tensors |= {f"{at}.{side}_norm.weight": gain for side in "qk"}
+    config = {
+        "model_type": model_type, "num_hidden_layers": 1, "num_attention_heads": 3,
+        "num_key_value_heads": 3, "head_dim": 4, "hidden_size": D,
+    }  # fmt: skip
+    found = wqk.open(StateDict(tensors, config, "tiny"))[0].ceiling()
+    assert found is not None
+    largest = np.broadcast_to(gain.reshape(count, 4).max(1), 3)
+    np.testing.assert_allclose(found.query_norm, np.sqrt(4 * count) * largest)
+
+
 def test_the_ceiling_of_latent_attention_is_nearly_reached() -> None:
     # One number of content and one turning plane, from latents of one number: of two coordinates.
     at = "model.layers.0.self_attn"

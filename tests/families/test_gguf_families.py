@@ -76,6 +76,11 @@ GRAPHS = {
         metadata={"attention.sliding_window": 4, "attn_logit_softcapping": 0.5},
         told={"window": "4", "softcap": 0.5}, last={"softcap": 0.5},
     ),
+    "gemma2, whose widest divides the model's width by its heads": Graph(
+        "gemma2", order=HALVES, metadata={"attention.sliding_window": 4, "block_count": 46},
+        told={"window": "4", "softcap": 50.0, "scale": (WIDTH // H) ** -0.5},
+        last={"softcap": 50.0, "scale": (WIDTH // H) ** -0.5},
+    ),
     "gemma3": Graph(
         "gemma3", order=HALVES, norms="head", base=9.0,
         metadata=LINEAR | {

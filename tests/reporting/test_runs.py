@@ -46,7 +46,12 @@ def test_results_are_told_where_all_seeds_are(runs: list[Run], tmp_path: Path):
     assert found is not None
     curves = {curve["kind"]: curve for curve in json.loads(found[1])["losses"]}
     assert curves["held-out loss"]["step"] == [0, 10]
-    assert curves["held-out loss"]["low"][-1] == pytest.approx(2.8)
+    spread = {name: curves["held-out loss"][name] for name in ("low", "mean", "high")}
+    assert spread == {
+        "low": pytest.approx([3.8, 2.8]),
+        "mean": pytest.approx([3.85, 2.85]),
+        "high": pytest.approx([3.9, 2.9]),
+    }
     assert curves["symmetry"]["mean"] == [0, 0.1]
 
 
