@@ -201,7 +201,7 @@ def _by_layer(rows: Iterable[Mapping[str, str]]) -> Iterable[tuple[str, str, int
     """Over the layers of each run: the rank correlation of symmetry with what its part carries.
 
     The latter is the share that the symmetric part keeps, less the share that the skew part keeps.
-    The cell beside it, without any relation, has zeros.
+    Two layers have a sign and no rank. The cell beside it, without any relation, has zeros.
     """
     from scipy.stats import spearmanr
 
@@ -214,7 +214,7 @@ def _by_layer(rows: Iterable[Mapping[str, str]]) -> Iterable[tuple[str, str, int
             if row.get("symmetry"):
                 known["symmetry"] = float(row["symmetry"])
     for (model, seed, step), layers in runs.items():
-        if len(layers) > 1 and all("symmetry" in of for of in layers.values()):
+        if len(layers) > 2 and all("symmetry" in of for of in layers.values()):
             carried = [of["symmetric"] - of["skew"] for of in layers.values()]
             related = spearmanr([of["symmetry"] for of in layers.values()], carried).statistic
             measure = f"rank correlation by layer at step {step}"
