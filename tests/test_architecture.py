@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib
+import pkgutil
+import re
 import subprocess
 import sys
 from functools import cache
@@ -188,6 +190,15 @@ def test_the_namespace_is_the_public_list() -> None:
 def test_a_name_that_is_not_public_is_told_the_one_that_is(name: str, meant: str) -> None:
     with pytest.raises(AttributeError, match=f"no attribute '{name}'; did you mean '{meant}"):
         getattr(wqk, name)
+
+
+def test_every_name_that_the_pages_document_exists() -> None:
+    pages = sorted((SOURCE.parents[1] / "docs").glob("**/*.md"))
+    directive = re.compile(r"^\.\. auto(?:class|function|module|data|exception):: *(\S+)", re.M)
+    named = [name for page in pages for name in directive.findall(page.read_text())]
+    assert len(named) > 150
+    for name in named:
+        pkgutil.resolve_name(name)
 
 
 def test_every_synonym_stands_for_a_public_name() -> None:
