@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from tools.deriving.records import Product, Site, Source
 
+    from wqk.attention import Block
+
 
 ALIKE = 1e-4  # largest 1 − |cosine|, of single precision
 TINY = 1e-6
@@ -37,7 +39,7 @@ class Verdict:
     unmatched_plans: list[int] = field(default_factory=list)
 
 
-def judge(sites: Sequence[Site], attentions: Sequence[Attention]) -> Verdict:
+def judge(sites: Sequence[Site], attentions: Sequence[Block]) -> Verdict:
     """Match every softmax with a plan."""
     verdict = Verdict()
     reads = [Read(attention) for attention in attentions]
@@ -57,7 +59,7 @@ def judge(sites: Sequence[Site], attentions: Sequence[Attention]) -> Verdict:
     return verdict
 
 
-def named_alike(attention: Attention, site: Site) -> bool:
+def named_alike(attention: Block, site: Site) -> bool:
     """Whether queries may come from the tensor that is read: saving changes prefixes of names."""
     ending = attention.plan.query.tensor.split(".")[-4:]
     return any(
@@ -107,7 +109,7 @@ class Read:
     ``turned`` is set, everything that wqk says of queries and keys, positions included.
     """
 
-    def __init__(self, attention: Attention, turned: bool = False) -> None:
+    def __init__(self, attention: Block, turned: bool = False) -> None:
         self.attention, self.turned = attention, turned
         self.heads, self.width, self.d_query = attention.query.weight.shape
         self.groups, _, self.d_key = attention.key.weight.shape

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from tools.deriving.records import Product, Record, Site
 
-    from wqk.attention import Block
     from wqk.checkpoints import Checkpoint
     from wqk.families import AttentionPlan, Family
 
@@ -105,7 +104,7 @@ def _plain_faults(record: Record, plans: Sequence[AttentionPlan], alone: bool) -
         yield f"causal is {own[0]} everywhere"
 
 
-def _site_faults(checkpoint: Checkpoint, attention: Attention, site: Site) -> Iterator[str]:
+def _site_faults(checkpoint: Checkpoint, attention: Block, site: Site) -> Iterator[str]:
     p = attention.plan
     product = next(c for c in content_of(site) if Read(attention).fits(c))
     tokens = product.queries.shape[1]
@@ -196,7 +195,7 @@ def norm_kind(given: np.ndarray, gain: np.ndarray, shift: np.ndarray | float) ->
     return "layer" if np.abs(normalized.mean(axis=-1)[known]).max() < 1e-3 else "rms"
 
 
-def _scale(attention: Attention, product: Product) -> float | None:
+def _scale(attention: Block, product: Product) -> float | None:
     """The factor of the score, measured: of the recorded product beside what wqk computes."""
     read = Read(attention, turned=True)
     lengths = [read.length(query, product) for query in (True, False)]
@@ -204,7 +203,7 @@ def _scale(attention: Attention, product: Product) -> float | None:
 
 
 def _turned_faults(
-    turned: Sequence[Site], attention: Attention, record: Record, sites: Sequence[int]
+    turned: Sequence[Site], attention: Block, record: Record, sites: Sequence[int]
 ) -> Iterator[str]:
     """Whether positions turn queries and keys as the plan says."""
     p = attention.plan

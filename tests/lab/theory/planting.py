@@ -11,6 +11,7 @@ import numpy as np
 from tests.lab.theory import subjects
 
 import wqk
+from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.forms import BilinearForm
 from wqk_lab.theory.evidence import Evidence
