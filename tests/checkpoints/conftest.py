@@ -1,10 +1,8 @@
-"""Safetensors files built by hand, right and wrong, and a clock for what must not hang."""
+"""Safetensors files built by hand, right and wrong."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import signal
 import ssl
 import struct
 from typing import TYPE_CHECKING, Any
@@ -13,7 +11,6 @@ import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -35,23 +32,3 @@ def raw_file() -> Callable[..., bytes]:
         return struct.pack("<Q", len(text) if length is None else length) + text + data
 
     return build
-
-
-@pytest.fixture(scope="session")
-def within() -> Callable[[float], AbstractContextManager[None]]:
-    """A context that fails where its body takes longer, even where it waits for ever."""
-
-    @contextlib.contextmanager
-    def limit(seconds: float) -> Iterator[None]:
-        def stop(*_: object) -> None:
-            raise AssertionError(f"took longer than {seconds} s")
-
-        before = signal.signal(signal.SIGALRM, stop)
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
-
-    return limit

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
+from tests.limits import within
 
 import wqk
 from wqk.checkpoints import Checkpoint, Part, TensorInfo, open_checkpoint
@@ -165,7 +165,9 @@ def test_a_module_saved_whole_is_read_wherever_its_mark_stands(base: Path):
 
 def test_patterns_of_adapters_end_in_time(base: Path):
     for hostile in (".*" * 60 + "x", "(.|.)*" * 20 + "x", "a?" * 80, "(" * 15 + "." + ")?" * 15):
-        open_checkpoint(adapter(base, factors(QUERY), alpha_pattern={hostile: 3}))
+        with within(5):
+            checkpoint = open_checkpoint(adapter(base, factors(QUERY), alpha_pattern={hostile: 3}))
+        assert checkpoint.tensors().keys() == open_checkpoint(base).tensors().keys()
 
 
 @given(
@@ -190,9 +192,8 @@ def test_many_replaced_tensors_take_seconds():
         def read(self, parts: Any) -> list[np.ndarray]:
             return [np.zeros((2, 2), np.float32) for _ in parts]
 
-    start = time.process_time()
-    AdaptedCheckpoint(Many("base", "model."), Adapter({}, Many("adapter", "base_model.model.")))
-    assert time.process_time() - start < 10
+    with within(10):
+        AdaptedCheckpoint(Many("base", "model."), Adapter({}, Many("adapter", "base_model.model.")))
 
 
 @pytest.mark.parametrize("module", ["model.layers.7.self_attn.q_proj", "q_proj.q_proj"])

@@ -38,6 +38,7 @@ from tests.checkpoints.test_distributed import in_chunks
 from tests.checkpoints.test_distributed import weights as distributed_weights
 from tests.checkpoints.test_formats import megatron
 from tests.command import run
+from tests.limits import within
 
 import wqk
 from wqk.checkpoints import Part, open_checkpoint, ranged
@@ -758,12 +759,12 @@ def assert_planned(explanation: Any) -> None:
     assert explanation.bytes_stored == 2 * 405_853_388_800  # as its authors count parameters
 
 
-def test_a_405b_folder_is_planned_without_reading_it(llama, within):
+def test_a_405b_folder_is_planned_without_reading_it(llama):
     with within(60):
         assert_planned(wqk.explain(llama))
 
 
-def test_a_405b_repository_is_planned_from_its_headers(llama, hub, within):
+def test_a_405b_repository_is_planned_from_its_headers(llama, hub):
     hub.repositories["meta/llama"] = {"main": {path.name: path for path in llama.iterdir()}}
     small = {
         name: (llama / name).read_bytes()
@@ -771,19 +772,16 @@ def test_a_405b_repository_is_planned_from_its_headers(llama, hub, within):
     }
     hub.repositories["meta/llama"]["main"] |= small
     shards = len(list(llama.glob("*.safetensors")))
-    with within(120):
-        start = time.process_time()
+    with within(20):  # the server's threads included
         assert_planned(wqk.explain("meta/llama"))
-        first = time.process_time() - start
-        assert Counter(r.status for r in hub.cdn.log) == {206: 2 * shards}
-        assert hub.resolved == shards
-        assert hub.cdn.bytes_sent < 400_000
-        forget(hub)
-        checkpoint = open_checkpoint("meta/llama")
-        assert_planned(wqk.explain(checkpoint))
-        assert checkpoint.bytes_fetched == 0
-        rows = Part("model.layers.77.self_attn.k_proj.weight", ((0, 16), (1000, 1010)))
-        (values,) = checkpoint.read([rows])
-        assert values.shape == (26, 16384)
-        assert checkpoint.bytes_fetched == 26 * 16384 * 2
-    assert first < 20  # of the processor, the server's threads included
+    assert Counter(r.status for r in hub.cdn.log) == {206: 2 * shards}
+    assert hub.resolved == shards
+    assert hub.cdn.bytes_sent < 400_000
+    forget(hub)
+    checkpoint = open_checkpoint("meta/llama")
+    assert_planned(wqk.explain(checkpoint))
+    assert checkpoint.bytes_fetched == 0
+    rows = Part("model.layers.77.self_attn.k_proj.weight", ((0, 16), (1000, 1010)))
+    (values,) = checkpoint.read([rows])
+    assert values.shape == (26, 16384)
+    assert checkpoint.bytes_fetched == 26 * 16384 * 2

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.limits import within
 
 from wqk.checkpoints import Part, open_checkpoint, steps_of
 from wqk.errors import CheckpointError
@@ -433,7 +434,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize(("make", "message"), UNREADABLE.values(), ids=UNREADABLE)
-def test_what_is_no_file_of_weights(folder, within, make, message):
+def test_what_is_no_file_of_weights(folder, make, message):
     make(folder / "model.safetensors")
     with within(2), pytest.raises(CheckpointError, match=message):
         open_checkpoint(folder)
@@ -441,7 +442,7 @@ def test_what_is_no_file_of_weights(folder, within, make, message):
 
 @pytest.mark.parametrize("name", [INDEX, "config.json"])
 @pytest.mark.parametrize("kind", sorted({*UNREADABLE} - {"a link to nothing", "a link to itself"}))
-def test_what_is_no_file_of_json(folder, within, name, kind):
+def test_what_is_no_file_of_json(folder, name, kind):
     make, message = UNREADABLE[kind]
     if name == "config.json":
         write_one(folder)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
 import shutil
-import time
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.limits import counts, refused, within
 from tests.stand_in import Module
 
 import wqk
@@ -70,30 +69,27 @@ def model(kind: str, changes: dict[str, object]) -> Module:
     return Module(tensors, {"model_type": kind, **GOOD, **changes})
 
 
-@pytest.mark.parametrize("count", [10, pytest.param(len(HOSTILE), marks=pytest.mark.campaign)])
+@counts(10, len(HOSTILE))
 @pytest.mark.parametrize(("kind", "key"), [(kind, key) for kind in KEYS for key in KEYS[kind]])
 def test_no_value_does_more_than_be_refused(kind: str, key: str, count: int) -> None:
+    distances = (0, 1) if kind == "llama" else (0,)
     for value in random.Random(key).sample(HOSTILE, count):
-        start = time.process_time()
         liar = model(kind, {key: value})
-        distances = (0, 1) if kind == "llama" else (0,)
         for look in (partial(wqk.scan, heads=False, distances=distances), wqk.explain):
-            with contextlib.suppress(wqk.WqkError):
-                look(liar)
-        assert time.process_time() - start < 5, (key, value)
+            with within(5):
+                refused(look, liar)
 
 
-@pytest.mark.parametrize("count", [400, pytest.param(47_000, marks=pytest.mark.campaign)])
+@counts(400, 47_000)
 def test_seeded_pairs_of_lies(count: int) -> None:
     rng = np.random.default_rng(count)
+    found = set()
     for _ in range(count):
         kind = str(rng.choice(list(KEYS)))
         keys = rng.choice(KEYS[kind], 2)
         changes = {str(key): HOSTILE[rng.integers(len(HOSTILE))] for key in keys}
-        try:
-            wqk.scan(model(kind, changes))
-        except wqk.WqkError:
-            continue
+        found.add(refused(wqk.scan, model(kind, changes)))
+    assert found == {True, False}
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "{", "\x00", '{"a":' * 5000, '"bert"', "NaN"])
@@ -136,5 +132,4 @@ def test_tensors_that_lie(tensors: dict[str, tuple[int, int]], kind: str) -> Non
     named = {f"{name}.weight": np.ones(shape) for name, shape in tensors.items()}
     liar = Module(named, {"model_type": kind, **GOOD})
     for look in (wqk.scan, wqk.explain):
-        with contextlib.suppress(wqk.WqkError):
-            str(look(liar))
+        refused(lambda: str(look(liar)))  # noqa: B023 - called at once

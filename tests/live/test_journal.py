@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
+from tests.limits import counts
 
 import wqk
 from wqk._files import append_lines
@@ -72,7 +72,7 @@ def kill_one_writer(path: Path, keep: int, seconds: float) -> None:
         process.send_signal(signal.SIGKILL)
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.campaign)])
+@counts(1, 20, "kills")
 def test_killed_writers_leave_whole_rows(tmp_path: Path, kills: int) -> None:
     path, keep = tmp_path / "scores.jsonl", -1
     for kill in range(kills):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import multiprocessing
@@ -23,6 +22,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from tests.command import run as run_command
+from tests.limits import counts, refused
 
 import wqk
 from wqk.checkpoints import http
@@ -33,7 +33,6 @@ from wqk.errors import (
     RunError,
     TableError,
     UnknownName,
-    WqkError,
 )
 from wqk.scanning.surveys import SurveyProgress, dask_executor
 from wqk.scanning.surveys import jobs as survey_jobs
@@ -236,9 +235,7 @@ def interrupted(models: list[str], out: Path, kills: int, dice: random.Random) -
     return done
 
 
-@pytest.mark.parametrize(
-    "kills", [5, pytest.param(25, marks=pytest.mark.campaign)], ids=["short", "campaign"]
-)
+@counts(5, 25, "kills")
 def test_killed_and_resumed_the_table_is_identical(
     models: list[str], whole: bytes, tmp_path: Path, kills: int
 ):
@@ -253,9 +250,7 @@ def test_killed_and_resumed_the_table_is_identical(
     assert len(list((out / "parts").iterdir())) == 18
 
 
-@pytest.mark.parametrize(
-    "kills", [5, pytest.param(25, marks=pytest.mark.campaign)], ids=["short", "campaign"]
-)
+@counts(5, 25, "kills")
 def test_a_killed_scan_leaves_a_whole_table_or_none(models: list[str], tmp_path: Path, kills: int):
     out, dice = tmp_path / "scores.parquet", random.Random(kills)
     sound = [model for i, model in enumerate(models) if i not in (7, 13)]
@@ -327,21 +322,22 @@ def test_a_torn_last_line_is_forgotten_a_damaged_one_is_not(models: list[str], t
                 wqk.survey(models[:2], out=tmp_path, executor=threads)
 
 
-@pytest.mark.parametrize("count", [6, pytest.param(500, marks=pytest.mark.campaign)])
+@counts(6, 500)
 def test_a_flipped_byte_in_the_manifest_is_read_around_or_named(
     models: list[str], tmp_path: Path, count: int
 ):
     dice = random.Random(count)
     with ThreadPoolExecutor(1) as threads:
         wqk.survey(models[:2], out=tmp_path, executor=threads)
+        whole = (tmp_path / "scores.parquet").read_bytes()
         path = tmp_path / "manifest.jsonl"
         content = path.read_bytes()
         for _ in range(count):
             flipped = bytearray(content)
             flipped[dice.randrange(len(flipped))] ^= 1 << dice.randrange(8)
             path.write_bytes(flipped)
-            with contextlib.suppress(WqkError):
-                wqk.survey(models[:2], out=tmp_path, executor=threads)
+            if not refused(lambda: wqk.survey(models[:2], out=tmp_path, executor=threads)):
+                assert (tmp_path / "scores.parquet").read_bytes() == whole
 
 
 def test_nothing_that_one_checkpoint_holds_stops_the_others(models: list[str], tmp_path: Path):

@@ -22,6 +22,7 @@ import pyarrow.parquet
 import pytest
 from polars.testing import assert_frame_equal
 from tests.command import run
+from tests.limits import counts
 
 import wqk
 from wqk._files import write_atomically
@@ -579,7 +580,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.campaign)])
+@counts(2, 20, "kills")
 @pytest.mark.parametrize("ending", [".parquet", ".jsonl"])
 def test_killed_while_saving_the_table_is_whole(tmp_path, ending, kills):
     path, rows, dice = tmp_path / f"t{ending}", 3000, random.Random(0)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.lab.training.conftest import Order
+from tests.limits import counts
 
 from wqk._files import read_lines
 from wqk.tables.run import METRICS, SETTINGS, Run, open_run
@@ -73,7 +74,7 @@ def interrupt_and_finish(
     return killed
 
 
-@pytest.mark.parametrize("times", [4, pytest.param(10, marks=pytest.mark.campaign)])
+@counts(4, 10, "times")
 def test_killed_several_times_a_run_ends_in_the_same_bits(
     times: int, order: Order, whole: Run, tiny: Any, tmp_path: Path
 ) -> None:

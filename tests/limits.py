@@ -1,0 +1,49 @@
+"""What tests of bad input share: how often, for how long, and whether it was refused."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from wqk.errors import WqkError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+HANGING = 120.0  # seconds by the clock: what takes these waits for ever, on however busy a machine
+
+
+def counts(short: int, long: int, name: str = "count") -> pytest.MarkDecorator:
+    """A test of random cases: a few of them, and in the campaign many."""
+    return pytest.mark.parametrize(name, [short, pytest.param(long, marks=pytest.mark.campaign)])
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Fails where the block takes more of the processor, or seems never to end."""
+
+    def stop(*_: object) -> None:
+        raise AssertionError(f"took longer than {HANGING} s by the clock")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, HANGING)
+    start = time.process_time()
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert time.process_time() - start < seconds
+
+
+def refused(call: Callable[..., Any], *arguments: Any) -> bool:
+    """Whether a call ends in an error of wqk; any other error is the test's."""
+    try:
+        call(*arguments)
+    except WqkError:
+        return True
+    return False
