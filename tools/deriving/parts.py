@@ -79,19 +79,20 @@ def _values(config: Any, family: Family, has_counts: bool) -> dict[str, Any]:
         for rule in family.attention
         for key in (*rule.layers, *rule.heads, *rule.key_heads)
     }
+    named = {key.partition(" ")[0] for rule in family.attention for key in rule.heads}
     try:
         table = _flat(config().to_dict(), family)
-        named = (key.partition(" ")[0] for rule in family.attention for key in rule.heads)
-        heads = next(key for key in named if key in table)
-        given = table[heads]
-        more = [2 * n for n in given] if isinstance(given, list) else 2 * given
-        other = _flat(config(**{heads: more}).to_dict(), family)
+        moved = {key: _moved(config, key, table, family) for key in named & set(table)}
     except Exception:  # some configurations cannot be made of nothing
         return {}
+    if not moved:
+        return {}
+    if type(table.get("head_dim")) is int and _made(config, head_dim=2 * table["head_dim"]):
+        moved["head_dim"] = _moved(config, "head_dim", table, family)
     own = {
         key: value
         for key, value in sorted(table.items())
-        if key == heads or other.get(key) == value
+        if all(other.get(key) == value for name, other in moved.items() if name != key)
     }
     found: dict[str, Any] = {}
     if has_counts:
@@ -106,9 +107,26 @@ def _values(config: Any, family: Family, has_counts: bool) -> dict[str, Any]:
     keys = _named(family) - counts
     if any(rule.rotary for rule in family.attention):
         keys |= LENGTHS
-    return found | {
-        key: value for key, value in own.items() if key in keys and isinstance(value, int | float)
+    # Of latent attention, each key is named.
+    told = any(rule.layout in ("separate", "gated") for rule in family.attention)
+    widths = {
+        key for key in own if told and re.fullmatch(r"((?!linear|mamba|index)\w+_)?head_dim", key)
     }
+    found |= {
+        key: value
+        for key, value in own.items()
+        if key in keys | widths and isinstance(value, int | float)
+    }
+    layers = table.get("per_layer_config") or {}
+    other = {one["head_dim"] for one in layers.values() if "head_dim" in one}
+    return found | ({"global_head_dim": max(other)} if other else {})
+
+
+def _moved(config: Any, key: str, table: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """What a class says beside another value of one key."""
+    given = table[key]
+    more = [2 * n for n in given] if isinstance(given, list) else 2 * given
+    return _flat(config(**{key: more}).to_dict(), family)
 
 
 def _flat(table: Mapping[str, Any], family: Family) -> dict[str, Any]:

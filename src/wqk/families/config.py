@@ -238,8 +238,9 @@ class Config:
         """All head widths of attention in any layer: ``head_dim``, ``global_head_dim``, ..."""
         layers = self.get("per_layer_config")
         others = layers.values() if isinstance(layers, dict) else ()
+        whole = self._left_out | self._config
         widths: set[int] = set()
-        for part in (self._config, *(part for part in others if isinstance(part, dict))):
+        for part in (whole, *(part for part in others if isinstance(part, dict))):
             for key, value in part.items():
                 if not key.endswith("head_dim") or key.startswith(("linear_", "mamba_")):
                     continue
@@ -248,7 +249,7 @@ class Config:
                 if not all(type(width) is int and width >= least for width in several):
                     raise self.wrong([key], "a positive whole number", value)
                 widths.update(several)
-        return widths
+        return widths if "head_dim" in whole else set()
 
     def pruned_heads(self, layer: int) -> int:
         """How many heads were pruned from a layer of self-attention.
@@ -281,7 +282,8 @@ class Config:
         """The product of factors such as ``head_width ** -0.5`` or ``attention_multiplier``.
 
         A factor is a name of ``names``, a key of the configuration, or a number; with a power, and
-        with a condition: ``layer_number ** -1 if scale_attn_by_inverse_layer_idx``.
+        with a condition: ``layer_number ** -1 if scale_attn_by_inverse_layer_idx``. Of several,
+        separated by ``|``, the first counts that is known.
 
         Examples
         --------
@@ -291,18 +293,20 @@ class Config:
         """
         known = {**names, "layer_number": names.get("layer", 0) + 1, "score_terms": self._terms()}
         result = 1.0
-        for factor in factors:
-            match = re.fullmatch(
-                r"([\w.]+)(?: \*\* (-?(?:\d+\.?\d*|\.\d+)))?(?: if (.+))?", str(factor)
-            )
-            if match is None:
-                raise CheckpointError(f"cannot read the scale {factor!r}")
-            base, power, condition = match.groups()
+        for several in factors:
+            for factor in str(several).split("|"):
+                match = re.fullmatch(
+                    r"([\w.]+)(?: \*\* (-?(?:\d+\.?\d*|\.\d+)))?(?: if (.+))?", factor
+                )
+                if match is None:
+                    raise CheckpointError(f"cannot read the scale {factor!r}")
+                base, power, condition = match.groups()
+                value = known[base] if base in known else _read_number(base)
+                value = self.optional_number((base,)) if value is None else value
+                if value is not None:
+                    break
             if not self.holds(condition or ""):
                 continue
-            value = known[base] if base in known else _read_number(base)
-            if value is None:
-                value = self.optional_number((base,))
             if value is None or value <= 0:
                 raise CheckpointError(f"config.json: the scale needs a positive {base}")
             try:
