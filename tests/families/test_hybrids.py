@@ -150,8 +150,38 @@ def test_an_attention_layer_without_its_keys_is_no_recurrence(tmp_path: Path) ->
         wqk.scan(tmp_path)
 
 
-def test_xlstm_has_no_softmax(tmp_path: Path) -> None:
-    config = TOKENS | {"hidden_size": 32, "num_heads": 4, "num_hidden_layers": 2}
-    save(Architecture("xlstm", "xLSTMModel", config), tmp_path)
-    with pytest.raises(UnknownFamily, match=r"gate_preact.* recurrence"):
+def test_what_weighs_tokens_channel_by_channel_has_no_form(tmp_path: Path) -> None:
+    config = TOKENS | {"hidden_size": 32, "attention_hidden_size": 32, "num_hidden_layers": 2}
+    save(Architecture("rwkv", "RwkvModel", config), tmp_path)
+    with pytest.raises(UnknownFamily, match=r"RWKV-4.* no product scores pairs"):
         wqk.scan(tmp_path)
+
+
+# Of each hybrid, what its other layers are said to be.
+OTHERS = {
+    "lfm2-moe": "layers 0: a short convolution, which scores no pairs of tokens",
+    "recurrent-gemma": "layers 0-1: a gated linear recurrence, which scores no pairs of tokens",
+    "nemotron-h": "layers 1, 3: no attention there, and no recurrence.",
+    "zamba": "layers 0, 2: Mamba by heads, each of whose forms sees a part of the inner vectors",
+}
+FURTHER = {
+    "nemotron-h": Architecture(
+        "nemotron-h", "NemotronHModel",
+        {key: value for key, value in GROUPED.items() if key != "num_hidden_layers"} | {
+            "layers_block_type": ["mamba", "mlp", "attention", "mlp"], "mamba_num_heads": 4,
+            "mamba_head_dim": 12, "ssm_state_size": 6, "n_groups": 2, "chunk_size": 4},
+    ),
+    "zamba": Architecture(
+        "zamba", "ZambaModel",
+        WITHOUT_WIDTH | {
+            "num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2,
+            "num_key_value_heads": 6, "attention_hidden_size": 96, "attention_head_dim": 16,
+            "mamba_d_state": 4, "mamba_dt_rank": 3},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_layer_of_a_hybrid_is_accounted_for(name: str, tmp_path: Path) -> None:
+    save(FURTHER[name] if name in FURTHER else MODELS[name][0], tmp_path)
+    assert OTHERS[name] in " ".join(explain(tmp_path).notes)

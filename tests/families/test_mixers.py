@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
 from tests.families.architectures import Architecture
-from tests.families.architectures.architecture import GROUPED
+from tests.families.architectures.architecture import GROUPED, TOKENS
 from tests.families.proving import edit_config, save, torch
 from tests.families.test_hybrids import GRANITE, LATENT, MAMBA, MODELS, WITHOUT_WIDTH
 from tools.deriving import building
@@ -33,6 +37,10 @@ KIMI = {
     "layer_types": ["linear_attention", "full_attention"],
 }  # fmt: skip
 
+STATES = TOKENS | {
+    "hidden_size": 48, "num_hidden_layers": 2, "state_size": 6, "conv_kernel": 3, "expand": 2,
+}  # fmt: skip
+
 # Each model, the kind of its other layers, and these layers.
 CASES: dict[str, tuple[Architecture, str, list[int]]] = {
     name: (Architecture(name, model, config), kind, layers)
@@ -55,6 +63,18 @@ CASES: dict[str, tuple[Architecture, str, list[int]]] = {
          GROUPED | {"layers_block_type": ["mamba", "attention"], "mamba_num_heads": 4,
                     "mamba_head_dim": 12, "ssm_state_size": 6, "n_groups": 2, "chunk_size": 4},
          "state-space", [0]),
+        ("mamba", "MambaModel", STATES, "state-space", [0, 1]),
+        ("falcon-mamba", "FalconMambaModel", STATES, "state-space", [0, 1]),
+        ("mamba2", "Mamba2Model",
+         STATES | {"num_heads": 4, "head_dim": 24, "n_groups": 2, "chunk_size": 4},
+         "state-space", [0, 1]),
+        ("xlstm", "xLSTMModel", TOKENS | {"hidden_size": 48, "num_heads": 4,
+         "num_hidden_layers": 2}, "linear", [0, 1]),
+        ("jamba", "JambaModel",
+         WITHOUT_WIDTH | {
+             "num_hidden_layers": 3, "attn_layer_period": 3, "attn_layer_offset": 1,
+             "num_experts": 1, "num_experts_per_tok": 1, "mamba_d_state": 6, "mamba_dt_rank": 5},
+         "state-space", [0, 2]),
         ("zamba2", "Zamba2Model",
          WITHOUT_WIDTH | {
              "num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "mamba"],
@@ -65,15 +85,40 @@ CASES: dict[str, tuple[Architecture, str, list[int]]] = {
     )
 }  # fmt: skip
 
-# What a model's own kernel is called, and its arguments that are queries and keys.
+DERIVED = ["glm5_next_text", "bailing_hybrid", "qwen4_exp_text"]
+
+
+class Kernel(NamedTuple):
+    """A model's own kernel: its arguments that are queries and keys, and what quiets the others."""
+
+    query: str
+    key: str
+    quiet: dict[str, Callable[[Any], Any]]
+    channels_first: bool = False
+
+
+# A step small enough that the delta rule corrects nothing in single precision.
+STEP = 2.0**-24
+STILL = {"g": torch.zeros_like, "beta": lambda beta: torch.full_like(beta, STEP)}
+ONE = {"A": torch.zeros_like, "D": torch.zeros_like, "dt": torch.zeros_like}
+
+
+def unit(bias: Any) -> Any:
+    """Biases whose softplus, the size of the steps, is 1."""
+    return torch.full_like(bias, math.log(math.e - 1))
+
+
 KERNELS = {
-    "torch_chunk_gated_delta_rule": ("query", "key"),
-    "chunk_kimi_delta_attention": ("query", "key"),
-    "mamba2_chunk_scan": ("C", "B"),
+    "torch_chunk_gated_delta_rule": Kernel("query", "key", STILL),
+    "chunk_kimi_delta_attention": Kernel("query", "key", STILL),
+    "mamba2_chunk_scan": Kernel("C", "B", ONE | {"dt_bias": unit}),
+    "mamba_selective_scan": Kernel("C", "B", ONE | {"delta_bias": unit, "z": lambda _: None}, True),
 }
 
 
-def heard(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
+def heard(
+    model: Any, monkeypatch: pytest.MonkeyPatch, quiet: bool = False
+) -> list[tuple[Any, Any]]:
     """Runs the model; the queries and keys (1, N, heads, width) that its kernels are given."""
     file = sys.modules[type(model).__module__]
     model.config._experts_implementation = "eager"  # the fused kernels know no float64
@@ -82,13 +127,22 @@ def heard(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
         own = getattr(file, name)
 
         def listening(*args: Any, _own: Any = own, _name: str = name, **named: Any) -> Any:
-            import inspect
-
-            bound = inspect.signature(_own).bind(*args, **named).arguments
-            found.append(tuple(bound[side].detach() for side in KERNELS[_name]))
-            return _own(*args, **named)
+            call, its = inspect.signature(_own).bind(*args, **named), KERNELS[_name]
+            sides = (call.arguments[side].detach() for side in (its.query, its.key))
+            found.append(tuple(one.mT if its.channels_first else one for one in sides))
+            for argument, changed in its.quiet.items() if quiet else ():
+                call.arguments[argument] = changed(call.arguments[argument])
+            return _own(*call.args, **call.kwargs)
 
         monkeypatch.setattr(file, name, listening)
+    for name, module in model.named_modules():
+        if name.endswith("mlstm_backend"):
+            module.register_forward_pre_hook(
+                lambda _, args, named: found.append(
+                    tuple(named[side].detach().transpose(1, 2) for side in ("query", "key"))
+                ),
+                with_kwargs=True,
+            )
     with torch.no_grad():
         model(input_ids=torch.arange(3, 16)[None], use_cache=False)
     return found
@@ -96,6 +150,8 @@ def heard(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
 
 def convolved(module: Any, sides: list[np.ndarray]) -> list[np.ndarray]:
     """Sides (N, C) after the module's own convolution over tokens, in its order, and activation."""
+    if not hasattr(module, "conv1d"):
+        return sides
     x = torch.from_numpy(np.concatenate(sides, -1)).T[None]
     mixed = torch.nn.functional.silu(module.conv1d(x)[..., : x.shape[-1]])[0].T
     widths = np.cumsum([side.shape[-1] for side in sides])[:-1]
@@ -114,7 +170,7 @@ def test_the_forms_are_what_enters_the_kernel(
     assert_enters(model, tmp_path, kind, layers, monkeypatch)
 
 
-@pytest.mark.parametrize("model_type", ["glm5_next_text", "bailing_hybrid", "qwen4_exp_text"])
+@pytest.mark.parametrize("model_type", DERIVED)
 def test_so_it_is_in_derived_families(
     model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +201,11 @@ def assert_enters(
         x = inputs[name.removesuffix(".weight")][0].numpy()
         module = model.get_submodule(name.removesuffix(".weight").rpartition(".")[0])
         heads = plan.query.heads
+        if plan.value is None:  # Mamba-1, which projects what is convolved already
+            rebuilt = [side(x).swapaxes(0, 1) for side in (block.queries, block.keys)]
+            for side, given in zip(rebuilt, kernels[number], strict=True):
+                np.testing.assert_allclose(side[:, 0], given[0], atol=1e-6, rtol=1e-6)
+            continue
         q, k, v = (
             np.concatenate([x @ np.asarray(head, float).T for head in side], -1)
             for side in (*block.weights(), block.weights("ov")[0])
@@ -163,6 +224,86 @@ def assert_enters(
             rebuilt = rebuilt.reshape(len(x), heads, -1)
             repeats = own.shape[1] // heads  # some kernels are given a head for each value head
             np.testing.assert_allclose(np.repeat(rebuilt, repeats, 1), own, atol=1e-12)
+
+
+# What the norms after the kernels are called.
+AFTER = {"norm", "o_norm", "multihead_norm"}
+
+
+@pytest.mark.parametrize("name", [*CASES, *DERIVED])
+def test_without_decay_and_gates_the_output_is_the_attention_of_the_forms(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name in CASES:
+        own = {"ssm_multipliers": [1.0] * 5, "mamba_rms_norm": True}
+        ones = own if name == "falcon-h1" else {}
+        model = save(replace(CASES[name][0], config=CASES[name][0].config | ones), tmp_path)
+    else:
+        model = building.build(name, 0)[0]
+        model.save_pretrained(tmp_path)
+    model = model.double().eval()
+    live = wqk.open(model).mixers  # whose names are the module's
+    seen: dict[str, Any] = {}
+    for plan in live:
+        inside = plan.query.tensor.removesuffix(".weight")
+        module = model.get_submodule(inside.rpartition(".")[0])
+        silence(module, monkeypatch)
+        module.get_submodule(inside.rpartition(".")[2]).register_forward_pre_hook(
+            lambda _, args, key=("in", plan.layer): seen.update({key: args[0][0]})
+        )
+        out = next(m for n, m in module.named_children() if n in ("out_proj", "o_proj", "dense"))
+        out.register_forward_hook(
+            lambda _, args, out, key=("out", plan.layer): seen.update({key: (out[0], args[0][0])})
+        )
+    file = sys.modules[type(model).__module__]
+    if hasattr(file, "l2norm"):
+        monkeypatch.setattr(file, "l2norm", lambda x, **_: x)
+    heard(model, monkeypatch, quiet=True)
+    for plan in wqk.open(tmp_path).mixers:
+        block = wqk.open(tmp_path).block(plan.layer, kind=plan.kind)
+        x, (out, mixed) = seen["in", plan.layer].numpy(), seen["out", plan.layer]
+        scores = np.tril(block.products(x, x).astype(float))
+        if hasattr(file, "l2norm"):
+            scores *= STEP * plan.query.head_width**-0.5
+        if name == "minimax":
+            scores *= 0.5  # its gate
+        if name == "xlstm":
+            scores *= plan.query.head_width**-0.5
+            scores /= np.maximum(np.abs(scores.sum(-1, keepdims=True)), 1)
+        if plan.value is None:  # what is mixed are the inner vectors themselves
+            expected, out = scores[0] @ x, mixed
+        else:
+            values = np.asarray(block.at(circuit="ov").dense(), float)
+            scores = scores.repeat(len(values) // len(scores), 0)
+            expected = np.einsum("hij,jd,hde->ie", scores, x, values)
+        size = np.abs(expected).max()
+        np.testing.assert_allclose(out.numpy() / size, expected / size, atol=2e-5)
+
+
+def silence(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mixer without what stands between its projections and its kernel, and after that."""
+    for name, part in module.named_children():
+        if name in AFTER:
+            monkeypatch.setattr(part, "forward", lambda x, *_: x)
+    with torch.no_grad():
+        for conv in (part for name, part in module.named_children() if name == "conv1d"):
+            conv.weight.zero_()[..., -1] = 1.0
+            if conv.bias is not None:
+                conv.bias.zero_()
+        for gate in (part for name, part in module.named_children() if name == "output_gate"):
+            gate.weight.zero_()
+    module.activation = "linear"
+    if hasattr(module, "slope_rate"):
+        module.act_fn = torch.nn.Identity()
+        module.slope_rate.zero_()
+        for decay in (module.query_decay, module.key_decay, module.diagonal_decay):
+            decay.copy_((decay > 0).to(decay))
+    if hasattr(module, "fgate_preact"):
+        module.config.gate_soft_cap = 1e9
+        monkeypatch.setattr(module.ogate_act_fn, "forward", torch.ones_like)
+        for gate, value in ((module.igate_preact, 0.0), (module.fgate_preact, 1e3)):
+            gate.weight.data.zero_()
+            gate.bias.data.fill_(value)
 
 
 def assert_lightning(model: Any, module: Any, x: Any, q: Any, k: Any, v: Any, heads: int) -> None:
@@ -187,6 +328,10 @@ def test_layers_without_a_softmax_are_scored_beside_the_others(tmp_path: Path) -
     assert [(kind, layer) for kind, layer, _ in kinds] == [("self", 1), ("linear", 0)]
     assert "partial" in kinds[1][2]
     assert "short convolution" in table.metadata["partial"]["decoder linear"]
+    (apart,) = table.metadata["left_out_without_softmax"].values()
+    assert apart == {"linear attention": ["the gains of the norms that feed it"]}
+    lines = [line.partition(":")[0] for line in str(table.layers).splitlines() if ":" in line]
+    assert lines.count("ignored") == lines.count("ignored in linear attention") == 1
     model = wqk.open(tmp_path)
     assert len(model) == 1  # what runs a softmax
     block = model.block(0, kind="linear")
@@ -199,8 +344,28 @@ def test_layers_without_a_softmax_are_scored_beside_the_others(tmp_path: Path) -
 
 def test_at_a_distance_only_positions_are_scored(tmp_path: Path) -> None:
     save(CASES["qwen3-next"][0], tmp_path)
-    table = wqk.scan(tmp_path, distances=[4])
+    table = wqk.scan(tmp_path, distances=[0, 4])
     assert set(table.frame["kind"]) == {"self"}
+    assert table.metadata["notes"] == ["linear attention (layers 0) has no form at a distance"]
+    with pytest.raises(CheckpointError, match=r"behind it stand a short convolution.*, SiLU"):
+        wqk.open(tmp_path).block(0, kind="linear").at(distance=4)
+    with pytest.raises(CheckpointError, match="behind it stand"):
+        wqk.scan(wqk.open(tmp_path).select(kind="linear"), distances=[4])
+
+
+def test_biases_of_both_sides_count_without_a_softmax(tmp_path: Path) -> None:
+    config = CASES["mamba2"][0].config | {"use_bias": True}
+    model = save(Architecture("mamba2", "Mamba2Model", config), tmp_path)
+    block = wqk.open(tmp_path).block(1, kind="state-space")
+    x = np.random.default_rng(0).standard_normal((5, 48))
+    out = model.layers[1].mixer.in_proj(torch.from_numpy(x).float()).detach().numpy()
+    keys, queries = (
+        side.reshape(5, 2, 6).swapaxes(0, 1) for side in np.split(out[:, -28:-4], 2, -1)
+    )
+    ones = np.concatenate([x, np.ones((5, 1))], -1)
+    found = ones @ block.at(bias=True).dense() @ ones.T
+    np.testing.assert_allclose(found, queries @ keys.swapaxes(1, 2), atol=1e-5)
+    assert "each adds a term in the other side alone" in " ".join(wqk.explain(tmp_path).notes)
 
 
 def test_sections_that_do_not_fit_are_an_error(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Axes: H query heads, G key heads, R head width, D width, N tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import replace
@@ -160,7 +161,8 @@ class Block(Factors, Advising, synonyms=SYNONYMS):
                     "the key's bias counts only with rotary positions, and whether it has these is "
                     "not known; leave out the biases, or describe the model in a family file"
                 )
-            keeps_right_bias = not of_values and (every_bias or plan.rotary is not None)
+            seen = every_bias or plan.rotary is not None or not plan.has_softmax
+            keeps_right_bias = seen and not of_values
             plain = stacked(
                 augmented(*left), augmented(right[0], right[1] if keeps_right_bias else None)
             )
@@ -399,7 +401,7 @@ class Heads(BilinearForm):
         return self.groups.sum()
 
     def __len__(self) -> int:
-        return self.block.head_count
+        return math.prod(self.groups.stack)
 
     def __iter__(self) -> Iterator[Head]:
         return (self[index] for index in range(len(self)))
@@ -485,9 +487,13 @@ class Head(BilinearForm):
 
     @cached_property
     def ov(self) -> BilinearForm:
-        """The output-value form W_v W_o; `CheckpointError` if the block's family describes none."""
-        groups = self.block.at(circuit="ov").groups
-        form: BilinearForm = groups[divmod(self.index, groups.stack[1])]
+        """The output-value form W_v W_o; `CheckpointError` if the block's family describes none.
+
+        A head of linear attention may have several of them, with the same scores: their sum.
+        """
+        values = self.block.at(circuit="ov")
+        each = max(1, len(values) // self.block.head_count)
+        form: BilinearForm = values[self.index * each : (self.index + 1) * each].sum()
         return form
 
     def __repr__(self) -> str:

@@ -83,6 +83,8 @@ def at_distance(form: BilinearForm, plan: AttentionPlan, distance: int) -> Bilin
             why = "has positions in dimensions of their own, which its form does not hold"
         elif plan.position.startswith("rotary"):
             why = f"has positions that are {plan.position}, for which one number is no distance"
+        elif plan.rule.between:
+            why = f"has no form at a distance: behind it stand {', '.join(plan.rule.between)}"
         elif plan.rule.guess:
             why = "was guessed from the names of tensors; its positions are not known"
         raise CheckpointError(
@@ -232,6 +234,8 @@ def _of_biases(plan: AttentionPlan) -> str:
     """What the biases would add, where that is known."""
     if plan.rule.guess:
         return ""
+    if not plan.has_softmax:
+        return "; each adds a term in the other side alone"
     key = (
         "the key's, turned by the positions, one in the query"
         if plan.rotary

@@ -222,7 +222,7 @@ def parse_family(text: str, source: str) -> Family:
             family = msgspec.convert(_listed(table, Family), Family)
     except msgspec.ValidationError as error:
         raise UnknownFamily(f"{source}: {_with_advice(str(error))}") from None
-    if not (family.attention or family.refusal):
+    if not (family.attention or family.mixers or family.refusal):
         raise UnknownFamily(f"{source}: a family needs at least one [[attention]] table")
     known = next(filter(default_values, family.model_types), "")
     if odd := [name for name in family.mixers if name not in _mixers()]:
@@ -239,9 +239,10 @@ def _mixers() -> Mapping[str, AttentionRule]:
     """The rules of attention without a softmax, by name."""
     file = resources.files("wqk.families") / "mixers.toml"
     named = _toml(file.read_text(encoding="utf-8"), file.name)
+    whole = {name: named.get(table.pop("like", ""), {}) | table for name, table in named.items()}
     return {
         name: msgspec.convert(_listed(table, AttentionRule), AttentionRule)
-        for name, table in named.items()
+        for name, table in whole.items()
     }
 
 

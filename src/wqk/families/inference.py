@@ -51,12 +51,14 @@ RECURRENT = re.compile(
     r"|(?:.*_)?conv(?:1d|_.*)?(?:\..*)?|slope_rate|[fi]gate(?:_preact)?\..*"
 )
 
-# Tensors that only one kind of recurrence or convolution over tokens has, and what it is.
+# Tensors that only one kind of recurrence or convolution over tokens has, what it is, and, where
+# that is known, why it has no form.
 RECURRENCES = {
+    r"\bx_proj_weight$": "Mamba by heads, each of whose forms sees a part of the inner vectors",
     r"\bA_log$": "a state-space or linear-attention recurrence",
-    r"\brg_lru\.recurrent_param$": "a gated linear recurrence",
+    r"\brg_lru\.recurrent_param$": "a gated linear recurrence, which scores no pairs of tokens",
     r"\bslope_rate$": "lightning attention, which is linear",
-    r"\bconv\.conv\.weight$": "a short convolution",
+    r"\bconv\.conv\.weight$": "a short convolution, which scores no pairs of tokens",
 }
 
 

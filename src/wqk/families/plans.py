@@ -265,7 +265,7 @@ def plan_attention(checkpoint: Checkpoint, family: Family) -> list[AttentionPlan
         raise UnknownFamily(f"{family.name}: {family.refusal}")
     rules = [rule for rule in family.attention if not rule.between]
     by_rule = [_plan_rule(checkpoint, family.name, rule) for rule in rules]
-    if not any(by_rule):
+    if rules and not any(by_rule):
         _explain_absence(checkpoint, family)
     return _distinct([plans for plans in by_rule if plans])
 
@@ -273,7 +273,9 @@ def plan_attention(checkpoint: Checkpoint, family: Family) -> list[AttentionPlan
 def plan_mixers(checkpoint: Checkpoint, family: Family) -> list[AttentionPlan]:
     """Every block that scores pairs of tokens without a softmax, likewise."""
     rules = [rule for rule in family.attention if rule.between]
-    by_rule = (_plan_rule(checkpoint, family.name, rule) for rule in rules)
+    by_rule = [_plan_rule(checkpoint, family.name, rule) for rule in rules]
+    if len(rules) == len(family.attention) and not any(by_rule):
+        _explain_absence(checkpoint, family)
     return sorted((plan for plans in by_rule for plan in plans), key=lambda plan: plan.layer)
 
 

@@ -251,7 +251,7 @@ def _sized(config: Config, rule: AttentionRule, match: Match) -> dict[str, Proje
     """The roles of a fused tensor by the numbers of the configuration."""
 
     def number(keys: str) -> int:
-        return 0 if keys == "*" else config.whole(keys.split("|"))
+        return int(keys) if keys.isdigit() else 0 if keys == "*" else config.whole(keys.split("|"))
 
     shape = match.tensors[match.query].shape
     if len(shape) != 2 or 0 in shape:
@@ -262,7 +262,7 @@ def _sized(config: Config, rule: AttentionRule, match: Match) -> dict[str, Proje
     ]
     blocks = config.whole((rule.section_blocks,)) if rule.section_blocks else 1
     found = sized(match.query, shape, sections, blocks)
-    return {role: found[role] for role in "qkv"}
+    return {role: found[role] for role in "qkv" if role in found}
 
 
 def _output(rule: AttentionRule, match: Match, heads: int) -> Side | None:

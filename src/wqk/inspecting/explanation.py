@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -12,7 +13,8 @@ from wqk.attention.coordinates import omissions
 from wqk.checkpoints import Checkpoint
 from wqk.families import AttentionPlan
 from wqk.families.config import unread_keys
-from wqk.families.inference import recurrent_layers
+from wqk.families.inference import layers_beyond, recurrent_layers
+from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.tables.sheet import Column, Sheet
 
@@ -151,17 +153,30 @@ def explain(ref: Any) -> Explanation:
                 for key in unread_keys(model_type)
                 if checkpoint.config.get(key) not in (None, False)
             ),
-            *(
-                f"layers {spans(layers)}: {kind}, which has no form."
-                for kind, found in recurrent_layers(checkpoint.tensors()).items()
-                if (layers := sorted(set(found) - {plan.layer for plan in model.mixers}))
-            ),
+            *_without_form(model),
             *(f"{name}: looks like further attention, and is not read." for name in model.unread),
             *(f"{note}." for note in checkpoint.notes),
         ),
         bytes_to_read=sum(part.nbytes(checkpoint.info(part.name)) for part in parts),
         bytes_stored=sum(info.nbytes for info in checkpoint.tensors().values()),
     )
+
+
+def _without_form(model: Model) -> Iterator[str]:
+    """The layers of which no block has a form, and why, in sentences."""
+    tensors = model.checkpoint.tensors()
+    mixing = {plan.layer for plan in model.mixers}
+    known = {plan.layer for plan in model.scored}
+    for kind, found in recurrent_layers(tensors).items():
+        known.update(found)
+        if layers := sorted(set(found) - mixing):
+            yield f"layers {spans(layers)}: {kind}; it has no form."
+    queries = [plan.query.tensor for plan in model.scored if not plan.rule.every_layer]
+    beside = "|".join({re.escape(re.split(r"(?<=\.)\d", name)[0]) for name in queries})
+    numbered = (re.match(rf"(?:{beside})(\d{{1,9}})\.", name) for name in tensors if queries)
+    stored = {int(match[1]) for match in numbered if match}
+    if layers := sorted(stored - known - {*layers_beyond(queries, tensors)}):
+        yield f"layers {spans(layers)}: no attention there, and no recurrence."
 
 
 def _uses(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> Iterator[TensorUse]:

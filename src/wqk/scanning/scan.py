@@ -16,10 +16,11 @@ from typing import Any, Literal
 import numpy as np
 
 from wqk._caching import require_threads
+from wqk._console import spans
 from wqk._typing import Array
 from wqk._version import __version__
 from wqk.attention import Block
-from wqk.attention.coordinates import PLAIN, Coordinates, lacks_norm, omissions
+from wqk.attention.coordinates import PLAIN, Coordinates, at_distance, lacks_norm, omissions
 from wqk.checkpoints import Checkpoint, steps_of
 from wqk.errors import CheckpointError, FormError, errors_about
 from wqk.families import AttentionPlan
@@ -291,12 +292,15 @@ def scan_model(
     ``move`` takes forms to another device before they are scored. With ``forms``, others are scored
     than the model's own, such as differences of two.
     """
-    # Without a softmax, what a distance changes is no part of a form.
-    plain = coordinates.distances == (0,)
-    checkpoint, plans = model.checkpoint, model.scored if plain else model.plans
+    checkpoint, plans = model.checkpoint, model.scored
+    if coordinates.distances != (0,) and model.mixers:
+        # Without a softmax, what a distance changes is no part of a form.
+        if not model.plans:
+            at_distance(Block(checkpoint, plans[0]).groups, plans[0], max(coordinates.distances))
+        plans = model.plans
     wanted = chosen(measures, coordinates.circuit)
     start, bytes_read = time.perf_counter(), 0
-    metadata = _metadata(model, coordinates, gamma) | measure_metadata(plans, wanted)
+    metadata = _metadata(model, plans, coordinates, gamma) | measure_metadata(plans, wanted)
     columns = checkpoint_columns(checkpoint)
     upcoming = iter(plans)
 
@@ -361,22 +365,32 @@ def scan_model(
     return ScoreTable.from_rows(rows, metadata, images)
 
 
-def _metadata(model: Model, coordinates: Coordinates, gamma: float) -> dict[str, Any]:
-    """How the scores are computed, for all rows."""
-    stored = (kind for plan in model.scored for kind in plan.quantized)
-    terms = (o.term for plan in model.scored for o in omissions(plan, coordinates))
+def _metadata(
+    model: Model, plans: Sequence[AttentionPlan], coordinates: Coordinates, gamma: float
+) -> dict[str, Any]:
+    """How the scores are computed, for all rows; ``plans`` are the blocks that are scored."""
+    stored = (kind for plan in plans for kind in plan.quantized)
+    apart: dict[str, list[int]] = {}
+    for plan in model.mixers if len(plans) < len(model.scored) else ():
+        apart.setdefault(plan.what, []).append(plan.layer)
+    terms: dict[str, dict[str, None]] = {}  # by kind of block; the reasons have what mixes tokens
+    for plan in plans:
+        found = (one.term for one in omissions(plan, coordinates) if one.kind != "mixing")
+        terms.setdefault("" if plan.has_softmax else plan.what, {}).update(dict.fromkeys(found))
     return {
         "wqk": __version__,
         "gamma": gamma,
         "folded_norms": coordinates.fold_norm,
         "biases": coordinates.bias,
-        "partial": _reasons(model.scored, coordinates),
-        "left_out": {model.name: list(dict.fromkeys(terms))},
+        "partial": _reasons(plans, coordinates),
+        "left_out": {model.name: list(terms.pop("", {}))},
+        "left_out_without_softmax": {model.name: {kind: list(of) for kind, of in terms.items()}},
         "inferred": list(dict.fromkeys(p.rule.guess for p in model.plans if p.rule.guess)),
         "unread": model.unread,
         "notes": [
             *model.checkpoint.notes,
             *(f"queries and keys are stored as {kind}" for kind in dict.fromkeys(stored)),
+            *(f"{kind} (layers {spans(n)}) has no form at a distance" for kind, n in apart.items()),
         ],
     }
 

@@ -254,19 +254,26 @@ def notes(table: ScoreTable) -> Iterator[str]:
 
 
 def left_out(table: ScoreTable) -> Iterator[str]:
-    """Terms of the models' scores besides the form, each with its number of models."""
-    terms: dict[str, dict[str, None]] = {}
-    by_checkpoint: Mapping[str, Sequence[str]] = table.metadata.get("left_out") or {}
-    for checkpoint, named in by_checkpoint.items():
-        for term in named:
-            terms.setdefault(term, {})[checkpoint] = None
-    if terms:
-        count = table.frame["checkpoint"].n_unique()
+    """Terms of the models' scores besides the form, each with its number of models.
+
+    A line for attention, and one for each kind of block without a softmax.
+    """
+    terms: dict[str, dict[str, dict[str, None]]] = {}
+    softmax: Mapping[str, Sequence[str]] = table.metadata.get("left_out") or {}
+    others: Mapping[str, Any] = table.metadata.get("left_out_without_softmax") or {}
+    for checkpoint in {**softmax, **others}:
+        by_kind = {"": softmax.get(checkpoint, ()), **others.get(checkpoint, {})}
+        for kind, named in by_kind.items():
+            for term in named:
+                terms.setdefault(kind, {}).setdefault(term, {})[checkpoint] = None
+    count = table.frame["checkpoint"].n_unique()
+    for kind, of_kind in terms.items():
         listed = (
             term if len(models) == count else f"{term} ({len(models)} of {count} checkpoints)"
-            for term, models in terms.items()
+            for term, models in of_kind.items()
         )
-        yield f"ignored: {'; '.join(listed)} (wqk explain)"
+        where = f" in {kind}" if kind else ""
+        yield f"ignored{where}: {'; '.join(listed)} (wqk explain)"
 
 
 def overview(table: ScoreTable) -> Iterator[Any]:

@@ -356,7 +356,10 @@ def _finish(folder: SurveyFolder, chosen: Sequence[Job], options: Options) -> Sc
         "folded_norms": False,
         "biases": False,
         **{kind: whole.metadata.get(kind, []) for kind in ("inferred", "unread", "notes")},
-        **{kind: whole.metadata.get(kind, {}) for kind in ("partial", "left_out")},
+        **{
+            kind: whole.metadata.get(kind, {})
+            for kind in ("partial", "left_out", "left_out_without_softmax")
+        },
         "failed": failed,
         "duplicates": duplicates,
     }
