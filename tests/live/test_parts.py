@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 
 import wqk
 from wqk.errors import CheckpointError, CorpusError, UnknownFamily
@@ -330,3 +332,25 @@ REFUSED: list[tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] = 
 def test_what_is_refused(model: Any, options: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         wqk.parts(model(), **{"tokens": TOKENS, **options})
+
+
+def test_a_checkpoint_without_its_other_tensors_is_refused(tmp_path: Path) -> None:
+    """What a file lacks, transformers draws at random; a head and a pooler may be lacking."""
+    model = made(KINDS[0], torch.float32)
+    tensors = {name: value.clone() for name, value in model.state_dict().items()}
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    save_file({n: t for n, t in tensors.items() if not n.startswith("cls")}, file)
+    assert wqk.parts(str(tmp_path), tokens=TOKENS, block=8, blocks=4).predicts == "states"
+    save_file({n: t for n, t in tensors.items() if "self" in n}, file)
+    with pytest.raises(CheckpointError, match="lacks 25 tensors that the model runs with"):
+        wqk.parts(str(tmp_path), tokens=TOKENS, block=8, blocks=4)
+
+
+def test_a_tokenizer_without_words_is_refused(tmp_path: Path) -> None:
+    """transformers makes one for BERT where a folder has none: every word is then unknown."""
+    made(KINDS[0], torch.float32).save_pretrained(tmp_path / "model")
+    text = tmp_path / "text.txt"
+    text.write_text("one fish two fish " * 40)
+    with pytest.raises(CorpusError, match="no vocabulary"):
+        wqk.parts(str(tmp_path / "model"), text=text, block=8, blocks=4)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from wqk._console import counted
 from wqk._typing import Float
 from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.references import HubOptions
@@ -221,6 +222,12 @@ def load(ref: Any) -> tuple[Any, str | None]:
         except Exception as error:  # every model class has its own
             reason = first_line(error)
             raise CheckpointError(f"{ref}: cannot be loaded ({reason})") from error
+    # A pooler reads the last states and is no part of them.
+    if missing := sorted(name for name in report["missing_keys"] if "pooler" not in name):
+        raise CheckpointError(
+            f"{ref}: lacks {counted(len(missing), 'tensor')} that the model runs with, such as "
+            f"{missing[0]}; drawn at random, they would decide the loss: give a whole checkpoint"
+        )
     return model.eval(), place
 
 
@@ -253,6 +260,9 @@ def _encoded(path: Path, ref: str | None, wanted: int) -> tuple[str, np.ndarray,
             tokenizer = AutoTokenizer.from_pretrained(ref, trust_remote_code=False)
             # A token has at least one character, mostly; what is not needed is not encoded.
             ids = tokenizer(text[: 40 * wanted], add_special_tokens=False)["input_ids"]
+            # Where a model's files are missing, transformers may make a tokenizer without words.
+            if len(tokenizer) <= len(tokenizer.all_special_ids):
+                raise ValueError("no vocabulary")
         except Exception as error:  # the libraries raise anything
             raise CorpusError(
                 f"{ref}: has no tokenizer that encodes text ({first_line(error)}); give a corpus"
