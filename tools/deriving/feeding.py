@@ -347,6 +347,8 @@ def _makers(
             2, config.prediction_length, config.num_time_features
         ),
         "future_values": lambda: normal(2, config.prediction_length),
+        "past_values_padding": lambda: torch.zeros(series().shape).long(),
+        "freq": lambda: torch.zeros(2, 1).long(),
         "past_observed_mask": lambda: torch.ones(series().shape),
         "visual_feats": lambda: normal(2, 5, config.visual_feat_dim),
         "visual_pos": lambda: normal(2, 5, 4),

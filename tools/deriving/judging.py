@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 ALIKE = 1e-4  # largest 1 − |cosine|, of single precision
 TINY = 1e-6
+POOLED = {"max", "max_pool2d_with_indices"}  # what takes the largest of several tokens' entries
 MOST_WINDOWS = 48  # windows and heads that are looked at
 MOST_ROWS = 16  # rows of a window and head that are looked at
 
@@ -139,6 +140,8 @@ class Read:
 
     def _queries_fit(self, product: Product, queries: np.ndarray, groups: np.ndarray) -> bool:
         length = queries.shape[1]
+        if any(s.depth == 0 and POOLED & {*s.operations} for s in product.query_sources):
+            return self._pooled_fit(product, queries)
         for known, vectors in itertools.product(
             [queries, *self._without_biases(product, queries)],
             self._vectors(product.query_sources, length, True),
@@ -153,6 +156,25 @@ class Read:
             if heads is None:  # several heads' queries in one product
                 return True
             if len(set(heads[heads >= 0])) == self.heads:
+                return True
+        return False
+
+    def _pooled_fit(self, product: Product, queries: np.ndarray) -> bool:
+        """Whether every entry of the queries is that of some token, in one head for all of them."""
+        factor = self.attention.plan.scale / product.factor
+        rows = queries.reshape(len(queries), -1, self.width) / factor
+        for vectors in self._vectors(product.query_sources, queries.shape[1], True):
+            near = ALIKE * vectors.std()
+            known = np.sort(vectors.reshape(self.heads, -1, self.width), axis=1)
+
+            def has(head: np.ndarray, some: np.ndarray, near: float = near) -> bool:
+                pairs = zip(head.T, some.T, strict=True)
+                return all(
+                    (np.searchsorted(k, s - near) < np.searchsorted(k, s + near)).all()
+                    for k, s in pairs
+                )
+
+            if all(any(has(head, some) for head in known) for some in rows):
                 return True
         return False
 

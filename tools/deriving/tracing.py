@@ -130,10 +130,14 @@ class Trace(TorchDispatchMode):
         return [node for node in written if node.index > since]
 
     def sites(self) -> list[Site]:
-        """Every softmax of products of activations, in the order in which they were computed."""
+        """Every softmax of products of activations, in the order in which they were computed.
+
+        Those whose results nothing is made of are left out.
+        """
         found = []
+        used = {id(source) for node in self.nodes for source in node.inputs}
         for node in self.nodes:
-            if node.operation in SOFTMAX:
+            if node.operation in SOFTMAX and id(node) in used:
                 site = Site(node.module, list(_products(node)), *_mask(node.output))
                 site.turned = not self.flat
                 if site.products:
@@ -347,7 +351,13 @@ def _sources(factor: Node) -> Iterator[Source]:
                     rows = _rows(given)
                     yield Source(rows, weights[0], depth, operations, _norm(given))
             elif weights:
-                yield Source(node.inputs[0].output.detach(), weights[0], depth, ("convolution",))
+                given = node.inputs[0].output.detach()
+                kernel = next(n for n in node.inputs if _parameter(n) == weights[0]).output.shape
+                if all(width == 1 for width in kernel[2:]):  # one token at a time
+                    rows = given.movedim(1, -1).reshape(-1, given.shape[1])
+                    yield Source(rows, weights[0], depth, operations)
+                else:
+                    yield Source(given, weights[0], depth, ("convolution",))
             todo += [(n, depth + 1, ()) for n in activations]
             # A learned query is a parameter that meets another.
             if not activations:

@@ -109,7 +109,7 @@ def _length(block: Factors, factor: Factor, side: Side) -> Float[np.ndarray, " h
     elif isinstance(side.projection, Composed):
         outer = side.projection.outer
         stored, gain = block.read([outer.part, side.projection.norm.gain[0]])
-        weight = outer.weight({outer.part: stored}) * gain
+        weight = outer.weight({outer.part: stored}) * gain * side.factor
         length = math.sqrt(weight.shape[-1]) * _largest(weight)
     elif side.input_norm is not None:
         weight, bias = block.linear(factor, side.input_norm)
@@ -133,7 +133,7 @@ def _normalized_length(factor: Factor, norm: Norm) -> Float[np.ndarray, " heads"
     if factor.shift is not None:
         length = length + np.linalg.norm(factor.shift, axis=-1)
     if factor.temperature is not None:
-        length = length * factor.temperature[:, 0]
+        length = length * factor.temperature.max(axis=-1)
     return np.broadcast_to(np.asarray(length, np.float64), (heads,))
 
 

@@ -30,7 +30,7 @@ class Factor:
     stored_bias: Float[Array, "heads width"] | None = None
     gain: Float[Array, " gains"] | None = None  # of the norm before the score: R or H·R values
     shift: Float[Array, "heads width"] | None = None  # what that norm adds
-    temperature: Float[Array, "heads 1"] | None = None  # a factor of each head
+    temperature: Float[Array, "heads_or_1 width_or_1"] | None = None  # see `Temperature`
     latent: Float[Array, "latent d"] | None = None  # maps to the normalized latent, if there is one
 
     @cached_property
@@ -98,8 +98,7 @@ def load_factor(stored: Mapping[Part, Array], side: Side, name: str) -> Factor:
         shift = xp.broadcast_to(shift.reshape(-1, weight.shape[1]), weight.shape[:2])
     temperature = None
     if side.temperature is not None:
-        logarithm = stored[side.temperature.logarithm].reshape(-1, 1)
-        temperature = xp.exp(logarithm).clip(max=side.temperature.limit)
+        temperature = side.temperature.factors(stored[side.temperature.stored])
     factor = Factor(
         side,
         weight,

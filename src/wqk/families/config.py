@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
+from itertools import accumulate
 from typing import Any
 
 from wqk.checkpoints.configurations import as_number
@@ -354,15 +355,45 @@ class Config:
             after=self.get(after) if after else None,
         )
 
-    def window(self, keys: Sequence[str], layer: int, axes: int = 1) -> str | None:
+    def stage(self, depths: Sequence[str], index: Sequence[int]) -> tuple[int, int]:
+        """The place in lists of a block's heads, and of its window: its layer, or its stage.
+
+        Where the configuration lists the ``depths`` of stages, lists have an entry for each stage,
+        and the first block of a stage still has the window of the stage before.
+
+        Examples
+        --------
+        >>> config = Config({"depths": [1, 2, 7]})
+        >>> config.stage(["depths"], [3]), config.stage(["depths"], [1, 0])
+        ((2, 1), (1, 0))
+        """
+        first, *block = index or (0,)
+        listed = self.get(*depths)
+        if not isinstance(listed, list):
+            return first, first
+        if not block:
+            counts = [self.whole(depths, stage) for stage in range(len(listed))]
+            ends = [*accumulate(counts)]
+            stage = sum(first >= end for end in ends[:-1])
+            first, block = stage, [first - (ends[stage - 1] if stage else 0)]
+        return first, first if block[0] or not first else first - 1
+
+    def window(
+        self, keys: Sequence[str], layer: int, axes: int = 1, place: int | None = None
+    ) -> str | None:
         """Size of a layer's attention window; ``local`` if unknown; None for full attention.
 
         Windows with two axes are written ``7x7``. Within a ``chunk of 8192`` tokens (Llama 4), the
-        first sees itself alone.
+        first sees itself alone. A list has an entry for each ``place``, by default each layer: a
+        size, or whether there is a window.
         """
         if not keys:
             return None
-        size = None if self.get(*keys) == 0 else self.optional_length(keys, layer)  # 0: off
+        place = layer if place is None else place
+        listed = self.get(*keys)
+        if isinstance(listed, list) and place < len(listed) and type(listed[place]) is bool:
+            return "local" if listed[place] else None
+        size = None if listed == 0 else self.optional_length(keys, place)  # 0: off
         switch = self.get("use_sliding_window")
         if (
             switch is not None and not self.holds("use_sliding_window")
@@ -370,7 +401,7 @@ class Config:
             return None
         chunk = CHUNK if keys[0] == "attention_chunk_size" else ""
         text = "local" if size is None else chunk + "x".join([str(size)] * axes)
-        full = self.get("global_attn_indexes")
+        full = self.get("global_attn_indexes", "global_attention_blocks")
         if isinstance(full, list) and layer in full:
             return None
         kind = self.layer_type(layer)

@@ -74,7 +74,8 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     value: tuple[str, ...] = ()
     output: tuple[str, ...] = ()  # W_o, for the value-output circuit
     output_norm: tuple[str, ...] = ()  # what heads put out is normalized before W_o
-    value_scale: str = ""  # factor of the values
+    key_scale: tuple[str | float, ...] = ()  # factors of the keys' content, as in ``scale``
+    value_scale: tuple[str | float, ...] = ()  # factors of the values
     query_bias: tuple[str, ...] = ()
     value_bias: tuple[str, ...] = ()
     fused: tuple[str, ...] = ()  # the tensor that holds several sides
@@ -130,6 +131,7 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clip: str = ""  # largest absolute value of queries and keys
     sinks: tuple[str, ...] = ()  # scores of a virtual key, one per head
     temperature: tuple[str, ...] = ()  # logarithm of a learned factor of each head's score
+    softplus: tuple[str, ...] = ()  # whose softplus multiplies each dimension of the queries
     rotary: RotaryRule | None = None
     position: str = ""  # what is added to the scores besides the form: alibi, relative, ...
     position_if: str = ""
@@ -176,6 +178,7 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         yield from (*self.value, *self.output, *self.query_bias, *self.value_bias)
         yield from (*self.query_inner, *self.key_inner, *self.query_norm, *self.key_norm)
         yield from (*self.query_inner_norm, *self.key_inner_norm, *self.sinks, *self.temperature)
+        yield from self.softplus
         yield from (*self.input_norm, *self.first_input_norm, *self.key_input_norm)
         yield from self.output_norm
 

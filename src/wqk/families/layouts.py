@@ -13,6 +13,8 @@ layout          the tensor's outputs
 ``conv1d``      as ``sectioned``, stored (in, out): GPT-2
 ``grouped``     for each key head: its queries, its key, its value
 ``stacked``     one role, with an axis for the heads, stored (heads, in, R): TransformerLens
+``spread``      one role, with an axis for the heads, stored (in, heads, R): XLNet
+``convolution`` one role, stored (out, in / groups, 1): a convolution that sees one token
 ``latent``      a product of two tensors: down to a latent, and up to the heads (MLA)
 ==============  =====================================================================
 
@@ -31,7 +33,10 @@ from wqk._typing import Array, Float
 from wqk.checkpoints import Part
 from wqk.errors import CheckpointError
 
-LAYOUTS = ("separate", "gated", "sectioned", "conv1d", "grouped", "stacked", "latent")
+LAYOUTS = (
+    "separate", "gated", "convolution", "sectioned", "conv1d", "grouped", "stacked", "spread",
+    "latent",
+)  # fmt: skip
 
 # Root mean square, or with the mean taken off first.
 NORMS = ("rms", "layer")
@@ -48,7 +53,10 @@ class Projection:
     transposed: bool  # whether the tensor is stored (in, out)
     heads: int
     head_width: int
-    stacked: bool = False  # whether heads have an axis of their own, the tensor's first
+    # Where heads have an axis of their own, which axes are heads, R and inputs.
+    axes: tuple[int, int, int] | None = None
+    # Of a convolution that sees one token: groups, each of whose outputs sees its own inputs alone.
+    groups: int = 0
 
     @property
     def part(self) -> Part:
@@ -66,8 +74,10 @@ class Projection:
 
     def take(self, stored: Array) -> Array:
         """The projection (heads, R, D), from what was read for `part`."""
-        if self.stacked:
-            return _contiguous(stored.swapaxes(-1, -2)) if self.transposed else stored
+        if self.axes is not None:
+            return _contiguous(array_namespace(stored).permute_dims(stored, self.axes))
+        if self.groups:
+            stored = _joined_groups(stored.reshape(len(stored), -1), self.groups)
         if self.transposed:
             columns = stored if self.outputs is None else _columns(stored, self.outputs)
             stored = _contiguous(columns.T)
@@ -89,9 +99,11 @@ class Projection:
         array([[0., 0., 1., 3., 0., 0.],
                [0., 0., 2., 4., 0., 0.]])
         """
-        if self.stacked:
-            tensor[...] = weight.swapaxes(-1, -2) if self.transposed else weight
+        if self.axes is not None:
+            array_namespace(tensor).permute_dims(tensor, self.axes)[...] = weight
             return
+        if self.groups:
+            raise CheckpointError(f"{self.tensor} is a convolution, which is not written")
         outputs = weight.reshape(self.heads * self.head_width, -1)
         put_outputs(tensor.T if self.transposed else tensor, self.outputs, outputs)
 
@@ -203,6 +215,20 @@ def put_outputs(tensor: Array, outputs: Ranges | None, values: Array) -> None:
         start = stop
 
 
+def _joined_groups(stored: Array, groups: int) -> Array:
+    """The matrix (out, in) of a grouped convolution (out, in / groups): zero between groups."""
+    if groups == 1:
+        return stored
+    xp = array_namespace(stored)
+    blocks = stored.reshape(groups, -1, stored.shape[1])
+    zero = xp.zeros_like(blocks[0])
+    rows = [
+        xp.concat([block if n == m else zero for m in range(groups)], axis=1)
+        for n, block in enumerate(blocks)
+    ]
+    return xp.concat(rows, axis=0)
+
+
 def _columns(stored: Array, outputs: Ranges) -> Array:
     xp = array_namespace(stored)
     return xp.concat([stored[:, start:stop] for start, stop in outputs], axis=1)
@@ -217,9 +243,13 @@ def _contiguous(array: Array) -> Array:
     return np.ascontiguousarray(array)
 
 
-def separate(tensor: str, shape: tuple[int, ...], heads: int) -> Projection:
-    """A tensor (H·R, D) of one role."""
-    return Projection(tensor, None, False, heads, _divide(shape[0], heads, tensor, "heads"))
+def separate(
+    tensor: str, shape: tuple[int, ...], heads: int, inputs: int | None = None
+) -> Projection:
+    """A tensor (H·R, D) of one role; of a convolution whose groups share these ``inputs``."""
+    groups = max(1, inputs // shape[1]) if inputs else 0
+    width = _divide(shape[0], heads, tensor, "heads")
+    return Projection(tensor, None, False, heads, width, groups=groups)
 
 
 def within_heads(

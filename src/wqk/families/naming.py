@@ -35,7 +35,7 @@ class Match:
 
     def weight(self, spellings: tuple[str, ...]) -> str | None:
         """Full name of the first of these spellings' weights that exists."""
-        names = (weight_name(self._filled(spelling)) for spelling in spellings)
+        names = (_stored(self._filled(spelling), self.tensors) for spelling in spellings)
         return next((name for name in names if name in self.tensors), None)
 
     def part(self, spellings: tuple[str, ...]) -> Part | None:
@@ -106,7 +106,7 @@ def find_layers(
             _require_plain_weights(tensors, prefix, query, indices)
         for number, index in enumerate(indices):
             stems = [prefix + _fill(spelling, index) for spelling in (query, key)]
-            names = [weight_name(stem) for stem in stems]
+            names = [_stored(stem, tensors) for stem in stems]
             needed = names if number < len(indices) - keyless else names[:1]
             missing = [tensor for tensor in needed if tensor not in tensors]
             elsewhere = bool(rule.between) or _is_recurrent(stems[0].rpartition(".")[0], tensors)
@@ -164,10 +164,12 @@ def _matches(
     tensors: Mapping[str, TensorInfo], spelling: str, prefix: str | None
 ) -> list[re.Match[str]]:
     """The full names of weights of this spelling, under the given prefix or under any."""
-    body = _numbered(weight_name(spelling))
     before = r"(?:.+\.)?" if prefix is None else re.escape(prefix)
-    pattern = re.compile(rf"(?P<prefix>{before}){body}")
-    return [match for match in map(pattern.fullmatch, tensors) if match]
+    for name in (weight_name(spelling), spelling):
+        pattern = re.compile(rf"(?P<prefix>{before}){_numbered(name)}")
+        if found := [match for match in map(pattern.fullmatch, tensors) if match]:
+            return found
+    return []
 
 
 def _numbered(spelling: str) -> str:
@@ -180,6 +182,12 @@ def _fill(spelling: str, index: tuple[int, ...]) -> str:
     spelling = spelling.replace("{previous}", str(index[0] - 1 if index else 0))
     numbers = iter(index)
     return re.sub(r"\{\w+\}", lambda _: str(next(numbers)), spelling)
+
+
+def _stored(stem: str, tensors: Mapping[str, TensorInfo]) -> str:
+    """Full name of the weight; of a bare parameter the stem itself."""
+    name = weight_name(stem)
+    return stem if name not in tensors and stem in tensors else name
 
 
 def weight_name(stem: str) -> str:

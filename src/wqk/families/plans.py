@@ -83,8 +83,10 @@ def _inputs(side: Side, tensors: Mapping[str, TensorInfo]) -> int:
 def _columns(projection: Projection, tensors: Mapping[str, TensorInfo]) -> int:
     """How many inputs a projection has, its outputs checked."""
     shape = tensors[projection.tensor].shape
-    if projection.stacked:
-        return shape[1] if projection.transposed else shape[2]
+    if projection.axes is not None:
+        return shape[projection.axes[2]]
+    if projection.groups:
+        shape = (shape[0], shape[1] * projection.groups)
     if len(shape) != 2 or 0 in shape:
         raise CheckpointError(f"{projection.tensor} must be a matrix, got shape {shape}")
     inputs, outputs = shape if projection.transposed else shape[::-1]
@@ -104,7 +106,10 @@ def _require_small(side: Side, width: int, tensors: Mapping[str, TensorInfo]) ->
     if side.bias is not None:
         _require_entries(side.bias, (outputs,), tensors, "one for each output")
     if side.temperature is not None:
-        _require_entries(side.temperature.logarithm, (heads,), tensors, "one for each head")
+        of_head = side.temperature.of_head
+        what = "one for each head" if of_head else "one for each dimension of a head"
+        count = heads if of_head else side.head_width
+        _require_entries(side.temperature.stored, (count,), tensors, what)
     if side.norm is not None:
         _require_norm(side.norm, (side.head_width, outputs), tensors, "of a head, or of all")
     if side.input_norm is not None:
@@ -384,14 +389,17 @@ def _complete_layers(
 def _require_stages(found: list[Match], config: Config, rule: AttentionRule, stages: int) -> None:
     """Check that no layer of any stage is missing; the configuration lists the stages' depths."""
     there = {match.index for match in found}
+    single = len(found[0].index) == 1
+    before = 0
     for stage in range(stages):
         count = config.whole(rule.layers, stage)
         for block in range(count):
-            if (stage, block) not in there:
+            if ((before + block,) if single else (stage, block)) not in there:
                 raise CheckpointError(
                     f"incomplete, stage {stage} of the {rule.stack} has {count} "
                     f"layers and layer {block} has no query weights"
                 )
+        before += count
 
 
 def _plan_layer(
@@ -404,7 +412,9 @@ def _plan_layer(
 ) -> AttentionPlan:
     projections = projections_of(config, rule, match)
     query, key, value, output = sides_of(config, rule, match, projections)
-    window = config.window(rule.window, layer, rule.window_axes)
+    _, place = config.stage(rule.layers, match.index)
+    staged = isinstance(config.get(*rule.layers), list)
+    window = config.window(rule.window, layer, rule.window_axes, place if staged else None)
     is_lifted = rule.kind == "self" and rule.causal and config.lifts_mask
     if window and window.isdigit() and (rule.window_counts == "each side" or is_lifted):
         window = str(2 * int(window))

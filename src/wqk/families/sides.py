@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from array_api_compat import array_namespace
+
+from wqk._typing import Array
 from wqk.checkpoints import Part
 from wqk.errors import CheckpointError
 from wqk.families.layouts import (
@@ -26,10 +29,23 @@ if TYPE_CHECKING:
 
 
 class Temperature(NamedTuple):
-    """A learned factor of each head's score: the exponential of ``logarithm`` (H,), limited."""
+    """A learned factor of the queries.
 
-    logarithm: Part
+    Of each head the exponential of its logarithm (H,), limited; or else of each dimension of a head
+    the softplus of what is stored (R,).
+    """
+
+    stored: Part
+    of_head: bool = True
     limit: float = 100.0
+
+    def factors(self, stored: Array) -> Array:
+        """The factors (H, 1) or (1, R)."""
+        xp = array_namespace(stored)
+        if self.of_head:
+            return xp.exp(stored.reshape(-1, 1)).clip(max=self.limit)
+        rest = xp.log(1 + xp.exp(-xp.abs(stored)))
+        return (rest + stored * (stored > 0)).reshape(1, -1)
 
 
 @dataclass(frozen=True)
@@ -47,7 +63,7 @@ class Side:
     input_norm
         The norm that feeds the projection, if one does.
     temperature
-        A factor of each head.
+        A learned factor of each head, or of each dimension of a head.
     factor
         A factor of all that it projects.
     """
@@ -84,7 +100,7 @@ class Side:
         if self.bias is not None:
             yield "bias", self.bias
         if self.temperature is not None:
-            yield "temperature", self.temperature.logarithm
+            yield "temperature", self.temperature.stored
         if self.norm is not None:
             yield from (("norm", part) for part in self.norm.gain)
             yield from (("norm_bias", part) for part in self.norm.bias)
@@ -136,13 +152,16 @@ def sides_of(
         return match.bias(projections[role], names)
 
     q, k, v = projections["q"], projections["k"], projections.get("v")
-    logarithm = match.part(rule.temperature)
+    logarithm, softplus = match.part(rule.temperature), match.part(rule.softplus)
+    temperature = Temperature(logarithm) if logarithm is not None else None
+    if softplus is not None:
+        temperature = Temperature(softplus, of_head=False)
     query = Side(
         q,
         bias("q", rule.query_bias),
         norm(rule.query_norm, q.heads),
         input_norm(feeds_query),
-        Temperature(logarithm) if logarithm is not None else None,
+        temperature,
     )
     key = Side(
         k,
@@ -150,11 +169,12 @@ def sides_of(
         None if rule.query_bias else bias("k", ()),
         norm(rule.key_norm, k.heads),
         input_norm(feeds_key),
+        factor=config.product(rule.key_scale, {}),
     )
-    factor = config.optional_number((rule.value_scale,)) if rule.value_scale else None
+    factor = config.product(rule.value_scale, {})
     fed = input_norm(feeds_key)
-    value = Side(v, bias("v", rule.value_bias), None, fed, None, factor or 1.0) if v else None
-    output = _output(rule, match, value.heads if value and rule.between else query.heads)
+    value = Side(v, bias("v", rule.value_bias), None, fed, None, factor) if v else None
+    output = _output(rule, match, value.heads if value and rule.between else query.heads, v)
     if output is not None and (after := norm(rule.output_norm, query.heads)) and after.gain:
         output = replace(output, norm=replace(after, feeds=True, alone=False))
     return query, key, value, output
@@ -164,11 +184,11 @@ def projections_of(
     config: Config, rule: AttentionRule, match: Match
 ) -> dict[str, Projection | Composed]:
     """Where the weights of ``q``, ``k`` and, if they are named, ``v`` are stored."""
-    if rule.layout == "stacked":
-        return _stacked(rule, match)
+    if rule.layout in APART:
+        return _apart(rule, match)
     if rule.sections:
         return _sized(config, rule, match)
-    layer = match.group
+    layer, _ = config.stage(rule.layers, match.index)
     heads = config.optional_whole(rule.heads, layer)
     if heads is None:
         raise CheckpointError(
@@ -189,11 +209,12 @@ def projections_of(
         shape = tensors[tensor].shape
         # Keys and values of latent attention may have an axis for the heads.
         axes = (2, 3) if rule.layout == "latent" and tensor != query else (2,)
+        axes = (3,) if rule.layout == "convolution" and shape[2:] == (1,) else axes
         if len(shape) not in axes or 0 in shape:
             raise CheckpointError(f"{tensor} must be a matrix, got shape {shape}")
     if rule.layout == "latent":
         return _latent(config, rule, match, heads)
-    if rule.layout in ("separate", "gated"):
+    if rule.layout in ("separate", "gated", "convolution"):
         value = match.weight(rule.value)
         together = value == key  # one tensor holds the keys, then the values
         rows, key_rows = tensors[query].shape[0], tensors[key].shape[0] // (2 if together else 1)
@@ -209,7 +230,8 @@ def projections_of(
         if key_heads is None:  # a key head is as wide as a query head
             key_heads = max(1, key_rows * heads // rows) if rows else heads
         value_heads = config.optional_whole(rule.value_heads, layer) or key_heads
-        queries = separate(query, tensors[query].shape, heads)
+        inputs = config.whole(("hidden_size",)) if rule.layout == "convolution" else None
+        queries = separate(query, tensors[query].shape, heads, inputs)
         if rule.layout == "gated":
             queries = within_heads(query, tensors[query].shape, heads, 0, queries.head_width // 2)
         if together:
@@ -217,8 +239,8 @@ def projections_of(
             return {"q": queries, **sectioned(key, tensors[key].shape, both, "kv")}
         return {
             "q": queries,
-            "k": separate(key, tensors[key].shape, key_heads),
-            **({"v": separate(value, tensors[value].shape, value_heads)} if value else {}),
+            "k": separate(key, tensors[key].shape, key_heads, inputs),
+            **({"v": separate(value, tensors[value].shape, value_heads, inputs)} if value else {}),
         }
     key_heads = key_heads or heads
     fused: dict[str, Projection | Composed] = {}
@@ -234,17 +256,28 @@ def projections_of(
     return fused
 
 
-def _stacked(rule: AttentionRule, match: Match) -> dict[str, Projection | Composed]:
-    """Weights (heads, D, R), whose shapes tell the heads."""
+# Layouts in which heads have an axis of their own: which axes are heads, R and the model's width,
+# in queries, keys and values, and in outputs.
+APART = {"stacked": ((0, 2, 1), (0, 1, 2)), "spread": ((1, 2, 0), (1, 2, 0))}
+
+
+def _apart(rule: AttentionRule, match: Match) -> dict[str, Projection | Composed]:
+    """Weights in which heads have an axis of their own, whose length tells their number."""
     named = {"q": match.query, "k": match.key, "v": match.weight(rule.value)}
-    found: dict[str, Projection | Composed] = {}
-    for role, tensor in named.items():
-        if tensor is not None:
-            shape = match.tensors[tensor].shape
-            if len(shape) != 3 or 0 in shape:
-                raise CheckpointError(f"{tensor} must be (heads, D, R), got shape {shape}")
-            found[role] = Projection(tensor, None, True, shape[0], shape[2], stacked=True)
-    return found
+    axes = APART[rule.layout][0]
+    return {
+        role: _with_axes(match, tensor, axes)
+        for role, tensor in named.items()
+        if tensor is not None
+    }
+
+
+def _with_axes(match: Match, tensor: str, axes: tuple[int, int, int]) -> Projection:
+    shape = match.tensors[tensor].shape
+    if len(shape) != 3 or 0 in shape:
+        names = [name for _, name in sorted(zip(axes, ("heads", "R", "D"), strict=True))]
+        raise CheckpointError(f"{tensor} must be ({', '.join(names)}), got shape {shape}")
+    return Projection(tensor, None, False, shape[axes[0]], shape[axes[1]], axes)
 
 
 def _sized(config: Config, rule: AttentionRule, match: Match) -> dict[str, Projection | Composed]:
@@ -265,21 +298,25 @@ def _sized(config: Config, rule: AttentionRule, match: Match) -> dict[str, Proje
     return {role: found[role] for role in "qkv" if role in found}
 
 
-def _output(rule: AttentionRule, match: Match, heads: int) -> Side | None:
+def _output(
+    rule: AttentionRule, match: Match, heads: int, values: Projection | Composed | None
+) -> Side | None:
     """Where W_o is stored; its columns are the outputs of the heads, one after the other."""
     name = match.weight(rule.output)
     if not name:
         return None
-    if rule.layout == "stacked":
-        shape = match.tensors[name].shape
-        if len(shape) != 3 or 0 in shape:
-            raise CheckpointError(f"{name} must be (heads, R, D), got shape {shape}")
-        return Side(Projection(name, None, False, shape[0], shape[1], stacked=True))
+    if rule.layout in APART:
+        return Side(_with_axes(match, name, APART[rule.layout][1]))
     stored_in_out = rule.layout == "conv1d"
-    inputs = match.tensors[name].shape[0 if stored_in_out else 1]
+    shape = match.tensors[name].shape
+    inputs = shape[0 if stored_in_out else 1]
+    groups = 0
+    if rule.layout == "convolution" and values is not None:
+        groups = max(1, values.heads * values.head_width // inputs)
+        inputs *= groups
     if inputs % heads:
         raise CheckpointError(f"{inputs} inputs do not divide into {heads} heads")
-    return Side(Projection(name, None, not stored_in_out, heads, inputs // heads))
+    return Side(Projection(name, None, not stored_in_out, heads, inputs // heads, groups=groups))
 
 
 def _latent(
@@ -321,7 +358,7 @@ def _latent(
         if gain is None:
             raise CheckpointError(f"incomplete, {down!r} has no norm after it")
         shape = tensors[outer.tensor].shape
-        rank = shape[2] if outer.stacked and not outer.transposed else shape[1]
+        rank = shape[1] if outer.axes is None else shape[outer.axes[2]]
         after = Norm(rule.norm, (gain,), epsilon=epsilon)
         return Composed(outer, Projection(down, ((0, rank),), False, 1, rank), after)
 
@@ -333,10 +370,8 @@ def _latent(
         outer = within_heads(key, tensors[key].shape, heads, start, stop)
         return composed(outer, key_down, rule.key_inner_norm)
 
-    def apart(tensor: str, transposed: bool) -> Projection | Composed:
-        shape = tensors[tensor].shape
-        outer = Projection(tensor, None, transposed, shape[0], shape[-1 if transposed else 1], True)
-        return composed(outer, key_down, rule.key_inner_norm)
+    def apart(tensor: str, axes: tuple[int, int, int]) -> Projection | Composed:
+        return composed(_with_axes(match, tensor, axes), key_down, rule.key_inner_norm)
 
     if tensors[key_down].shape[0] != width + position:
         raise CheckpointError(
@@ -345,9 +380,9 @@ def _latent(
         )
     roles: dict[str, Projection | Composed] = {"q": of_query(0, content)}
     if stacked:
-        roles["k"] = apart(key, True)
+        roles["k"] = apart(key, (0, 2, 1))
         value = match.weight(rule.value)
-        roles |= {"v": apart(value, False)} if value else {}
+        roles |= {"v": apart(value, (0, 1, 2))} if value else {}
     else:
         roles |= {"k": of_key(0, content), "v": of_key(content, up)}
     if not position:

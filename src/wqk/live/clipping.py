@@ -379,7 +379,7 @@ def _reach(weights: LiveCheckpoint, side: Side, uses: Counter[Any]) -> Reach:
     """How finely the logits of a block's heads can be scaled by one of its sides."""
     if any(uses[use] > 1 for use in _uses_of(weights, side)):
         return Reach.NONE
-    if side.temperature is not None or side.norm is None:
+    if (side.temperature and side.temperature.of_head) or side.norm is None:
         return Reach.HEAD
     gains = sum(_length(weights, part) for part in side.norm.gain)
     return Reach.HEAD if gains > side.head_width else Reach.LAYER if gains else Reach.NONE
@@ -389,8 +389,8 @@ def _of_side(weights: LiveCheckpoint, side: Side, factors: np.ndarray) -> list[S
     """What multiplies a side's heads by these factors."""
     if (factors == 1).all():
         return []
-    if side.temperature is not None:
-        part = side.temperature.logarithm
+    if side.temperature and side.temperature.of_head:
+        part = side.temperature.stored
         logarithm = weights.read([part])[0].reshape(-1).astype(np.float64)
         capped = np.minimum(logarithm, math.log(side.temperature.limit))
         added = capped - logarithm + np.log(factors)
@@ -399,9 +399,9 @@ def _of_side(weights: LiveCheckpoint, side: Side, factors: np.ndarray) -> list[S
     if side.norm is None:
         outer = side.projection
         outer = outer.outer if isinstance(outer, Composed) else outer
-        if outer.stacked:  # heads are an axis of weight and bias
-            stacks = [outer.part] if side.bias is None else [outer.part, side.bias]
-            return [Scaling(part.name, None, factors) for part in stacks]
+        if outer.axes is not None:  # heads are an axis of weight and bias
+            biases = [] if side.bias is None else [Scaling(side.bias.name, None, factors)]
+            return [Scaling(outer.tensor, None, factors, outer.axes[0] == 1), *biases]
         bias = [] if side.bias is None else [Scaling(side.bias.name, side.bias.rows, rows)]
         return [Scaling(outer.tensor, outer.outputs, rows, outer.transposed), *bias]
     found = []

@@ -72,6 +72,14 @@ LIFTED = {"is_causal": False}
 GEMMA_MODULE = GEMMA | {"num_hidden_layers": 2, "is_decoder": False}
 T5GEMMA = TOKENS | {"encoder": GEMMA_MODULE, "decoder": GEMMA_MODULE | {"num_hidden_layers": 4}}
 T5GEMMA_BLOCKS = {("encoder", "self"): 2, ("decoder", "self"): 4, ("decoder", "cross"): 4}
+LONGCAT = {k: v for k, v in LATENT.items() if k != "num_hidden_layers"} | {
+    "num_layers": 2,
+    "head_dim": 8,
+    "ffn_hidden_size": 24,
+    "expert_ffn_hidden_size": 16,
+    "zero_expert_num": 1,
+    "moe_topk": 2,
+}
 SIGLIP_BLOCKS = {("vision", "self"): 1, ("vision-head", "cross"): 1}
 
 LANGUAGE = [
@@ -445,4 +453,5 @@ LANGUAGE = [
         NARROW
         | {"num_hidden_layers": 3, "layer_types": ["full_attention", "conv", "full_attention"]},
     ),
+    Architecture("longcat-flash", "LongcatFlashForCausalLM", LONGCAT, blocks=4),
 ]

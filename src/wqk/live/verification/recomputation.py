@@ -141,6 +141,9 @@ SOFTMAXES = ("aten::_softmax", "aten::_safe_softmax")
 
 # Rounding of float64 products, relative to the largest, and how far a contrast must exceed it.
 ROUNDING, MIN_SIGNAL = 1e-13, 1e3
+# How far the sum of probabilities may be from 1; and how different a product may be from the form's
+# that is surely the same.
+ROUNDED, ALIKE = 1e-6, 1e-6
 
 
 class Products:
@@ -191,7 +194,7 @@ class Products:
             ) -> Any:
                 output = func(*args, **(kwargs or {}))
                 name = func._schema.name
-                if name in BATCHED and products._depth:
+                if name in BATCHED and products._depth and not _are_shares(args[-2]):
                     products._kept.append(torch.bmm(*args[-2:]))
                 if name in SOFTMAXES and products._depth:
                     products._shares.append(output)
@@ -202,10 +205,16 @@ class Products:
             yield
 
 
+def _are_shares(rows: Any) -> bool:
+    """Whether these are probabilities, whose products are with values."""
+    return bool((rows >= 0).all() and ((rows.sum(-1) - 1).abs() < ROUNDED).all())
+
+
 def form_difference(block: Block, application: Application | None) -> float | None:
     """The largest difference of a product from the form's, relative to the largest product.
 
     Of the computed products the closest counts; None if none is of all heads, queries and keys.
+    Where the form is known to be a part of the score alone, another product tells nothing.
     """
     if application is None:
         return None
@@ -216,13 +225,22 @@ def form_difference(block: Block, application: Application | None) -> float | No
         for expected in _expected(block, x, y, last)
         for product in _of_size(application.products, expected)
     ]
+    if block.plan.rule.partial and not block.plan.rule.whole_score:
+        found = [one for one in found if one < ALIKE]
     telling = [one for one in found if one == one]
     # One that cannot tell may be the product of these queries and keys.
-    return min(telling) if telling and (len(telling) == len(found) or min(telling) < 1e-6) else None
+    return (
+        min(telling) if telling and (len(telling) == len(found) or min(telling) < ALIKE) else None
+    )
 
 
 def _expected(block: Block, x: np.ndarray, y: np.ndarray, keys: int) -> Iterator[np.ndarray]:
     """The forms' products (B, H, I, J) of inputs with this many keys; tokens may come first."""
+    # Convolutions are given the tokens last.
+    x, y = (
+        side.swapaxes(1, 2) if side.ndim == 3 and width in side.shape[1:2] else side
+        for side, width in zip((x, y), block.groups.widths, strict=True)
+    )
     if (x.shape[-1], y.shape[-1]) != block.groups.widths or (y.size // y.shape[-1]) % keys:
         return
     texts = y.size // y.shape[-1] // keys
@@ -238,7 +256,12 @@ def _expected(block: Block, x: np.ndarray, y: np.ndarray, keys: int) -> Iterator
 def _of_size(products: tuple[np.ndarray, ...], expected: np.ndarray) -> Iterator[np.ndarray]:
     """Products of the expected size, in its shape; several texts may have one product each."""
     texts, keys = len(expected), expected.shape[-1]
-    alike = [product for product in products if product.shape[-1] == keys]
+    # Heads may stand among the queries.
+    alike = [
+        product
+        for product in products
+        if product.shape[-1] == keys and product.shape[-2] % expected.shape[-2] == 0
+    ]
     for product in alike:
         if product.size == expected.size:
             yield product.reshape(expected.shape)
