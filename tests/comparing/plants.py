@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wqk.comparing.causes import Kind
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -79,7 +81,7 @@ class Plant:
     model: str
     ending: str  # of the weights' names, or several
     change: Callable[[np.ndarray], np.ndarray]
-    kind: str  # of `wqk.comparing.rewrites.TITLES`
+    kind: Kind
     named: str = ""
 
 
@@ -109,14 +111,14 @@ PLANTS: tuple[Plant, ...] = (
         "llama",
         "q_proj.weight",
         lambda w: w.reshape(len(w), 2, -1).swapaxes(1, 2).reshape(w.shape),
-        "columns",
+        Kind.COLUMNS,
     ),
     Plant(
         "columns rolled",
         "llama",
         "k_proj.weight",
         lambda w: np.roll(w, 5, 1),
-        "columns",
+        Kind.COLUMNS,
         "rolled by 5",
     ),
     Plant(
@@ -124,7 +126,7 @@ PLANTS: tuple[Plant, ...] = (
         "llama",
         "q_proj.weight",
         lambda w: w[:, ::-1],
-        "columns",
+        Kind.COLUMNS,
         "reverse",
     ),
     Plant(
@@ -132,7 +134,7 @@ PLANTS: tuple[Plant, ...] = (
         "llama",
         "v_proj.weight",
         lambda w: w.reshape(len(w), -1, 2)[:, :, ::-1].reshape(w.shape),
-        "columns",
+        Kind.COLUMNS,
         "nibbles",
     ),
     Plant(
@@ -140,7 +142,7 @@ PLANTS: tuple[Plant, ...] = (
         "llama",
         "q_proj.weight",
         lambda w: in_blocks(w, lambda b: np.roll(b, 16, axis=2)),
-        "columns",
+        Kind.COLUMNS,
         "nibbles",
     ),
     Plant(
@@ -148,7 +150,7 @@ PLANTS: tuple[Plant, ...] = (
         "llama",
         "v_proj.weight",
         lambda w: w.reshape(G, 2, R // 2, -1).swapaxes(1, 2).reshape(w.shape),
-        "rows",
+        Kind.ROWS,
         "rotary pairs",
     ),
     Plant(
@@ -156,14 +158,14 @@ PLANTS: tuple[Plant, ...] = (
         "llama",
         "v_proj.weight",
         lambda w: w.reshape(G, R, -1)[[1, 0, 2]].reshape(w.shape),
-        "rows",
+        Kind.ROWS,
     ),
     Plant(
         "columns of outputs by the other grouping",
         "llama",
         "o_proj.weight",
         lambda w: w.reshape(-1, G, SHARE, R).swapaxes(1, 2).reshape(w.shape),
-        "columns",
+        Kind.COLUMNS,
         "key heads",
     ),
     Plant(
@@ -171,7 +173,7 @@ PLANTS: tuple[Plant, ...] = (
         "phi3",
         "qkv_proj.weight",
         lambda w: np.concatenate([sections(w)[n] for n in (1, 0, 2)]),
-        "fused",
+        Kind.FUSED,
     ),
     Plant(
         "two shards of the fused weight joined as they are",
@@ -183,7 +185,7 @@ PLANTS: tuple[Plant, ...] = (
                 for parts in zip(*(np.split(s, 2) for s in sections(w)), strict=True)
             ]
         ),
-        "fused",
+        Kind.FUSED,
         "2 shards",
     ),
     Plant(
@@ -191,28 +193,28 @@ PLANTS: tuple[Plant, ...] = (
         "gpt_neox",
         "query_key_value.weight",
         lambda w: w.reshape(H, 3, R, -1).transpose(2, 0, 1, 3).reshape(w.shape),
-        "fused",
+        Kind.FUSED,
     ),
     Plant(
         "fused rows as (3, H, R)",
         "gpt_neox",
         "query_key_value.weight",
         lambda w: w.reshape(H, 3, R, -1).swapaxes(0, 1).reshape(w.shape),
-        "fused",
+        Kind.FUSED,
     ),
     Plant(
         "groups rolled by a head",
         "falcon",
         "query_key_value.weight",
         lambda w: np.roll(w.reshape(G, SHARE + 2, R, -1), 1, 1).reshape(w.shape),
-        "fused",
+        Kind.FUSED,
     ),
     Plant(
         "groups rolled as a whole",
         "falcon",
         "query_key_value.weight",
         lambda w: np.roll(w, (SHARE + 2) * R, 0),
-        "fused",
+        Kind.FUSED,
         "rolled by",
     ),
     Plant(
@@ -220,18 +222,23 @@ PLANTS: tuple[Plant, ...] = (
         "gated",
         "q_proj.weight",
         lambda w: w.reshape(H, 2, R, -1).swapaxes(0, 1).reshape(w.shape),
-        "rows",
+        Kind.ROWS,
         "2 × heads",
     ),
     Plant(
-        "outputs times a factor", "llama", "o_proj.weight", lambda w: 2 * w, "scaled", "scaled by 2"
+        "outputs times a factor",
+        "llama",
+        "o_proj.weight",
+        lambda w: 2 * w,
+        Kind.SCALED,
+        "scaled by 2",
     ),
     Plant(
         "signs of some rows of values",
         "llama",
         "v_proj.weight",
         lambda w: w * np.where(np.arange(len(w)) % R < 3, -1, 1)[:, None],
-        "signs",
+        Kind.SIGNS,
         "other signs in 9 of 60",
     ),
     Plant(
@@ -239,21 +246,21 @@ PLANTS: tuple[Plant, ...] = (
         "llama",
         "v_proj.weight",
         lambda w: w * np.linspace(0.5, 2, len(w))[:, None],
-        "rows scaled",
+        Kind.ROW_FACTORS,
     ),
     Plant(
         "columns of queries each scaled",
         "llama",
         "q_proj.weight",
         lambda w: w * GAIN,
-        "columns scaled",
+        Kind.COLUMN_FACTORS,
     ),
     Plant(
         "scales of blocks shifted by a row",
         "llama",
         "q_proj.weight",
         lambda w: in_blocks(w, moved_scales),
-        "block scales",
+        Kind.BLOCK_SCALES,
         "of 32 columns",
     ),
     Plant(
@@ -261,32 +268,32 @@ PLANTS: tuple[Plant, ...] = (
         "llama",
         "k_proj.weight",
         lambda w: in_blocks(w, integers),
-        "integers",
+        Kind.INTEGERS,
     ),
     Plant(
         "zero points off by one step",
         "llama",
         "q_proj.weight",
         lambda w: in_blocks(w, lambda b: b + 0.1 * np.abs(b).max(axis=2, keepdims=True)),
-        "zero point",
+        Kind.ZERO_POINT,
     ),
     Plant(
         "a norm's gain folded in, and still there",
         "llama",
         "q_proj.weight",
         lambda w: w * right("llama")[0]["model.layers.0.input_layernorm.weight"],
-        "gain folded",
+        Kind.GAIN_FOLDED,
     ),
-    Plant("outputs stored (in, out)", "gpt_neox", "dense.weight", np.transpose, "transposed"),
-    Plant("keys and values exchanged", "llama", "", np.copy, "another tensor"),
-    Plant("values all zero", "llama", "v_proj.weight", np.zeros_like, "zero"),
+    Plant("outputs stored (in, out)", "gpt_neox", "dense.weight", np.transpose, Kind.TRANSPOSED),
+    Plant("keys and values exchanged", "llama", "", np.copy, Kind.TENSOR),
+    Plant("values all zero", "llama", "v_proj.weight", np.zeros_like, Kind.ZERO),
 )
 
 
 def planted(plant: Plant) -> tuple[Tensors, dict[str, Any]]:
     """The tensors with the mistake in them."""
     tensors, config = right(plant.model)
-    if plant.kind == "another tensor":
+    if plant.kind is Kind.TENSOR:
         for layer in range(LAYERS):
             sides = [f"model.layers.{layer}.self_attn.{side}_proj.weight" for side in "kv"]
             tensors[sides[0]], tensors[sides[1]] = tensors[sides[1]], tensors[sides[0]]

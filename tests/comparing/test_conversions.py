@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from typing import Any
 
@@ -16,9 +15,10 @@ from tests.comparing.conversions import (
     Tensors,
     right,
 )
+from tests.comparing.mending import mend
 
 from wqk.checkpoints.modules import StateDict
-from wqk.comparing.mistakes import unexplained
+from wqk.comparing.causes import Kind, unexplained
 from wqk.comparing.sameness import same
 
 IDS = [mistake.what for mistake in MISTAKES]
@@ -60,84 +60,19 @@ def test_the_mistake_is_named(mistake: Conversion) -> None:
 
 
 # Repairs that are code of their own: the others say what to take from the original.
-APPLICABLE = [m for m in MISTAKES if m.verdict in {
-    "other rotary positions", "same weights, other norm", "scaled", "transposed",
-    "stored transposed", "other pairing of query and key heads", "same weights, other biases",
-    "heads of other weights", "heads copied from others", "other layout of the fused weight",
-    "other setting",
-}]  # fmt: skip
+APPLICABLE = [m for m in MISTAKES if m.verdict not in (Kind.ADAPTER, Kind.LAYER)]
 
 
 @pytest.mark.parametrize("mistake", APPLICABLE, ids=[m.what for m in APPLICABLE])
 def test_the_repair_makes_them_the_same(mistake: Conversion) -> None:
     """The code that is printed, run on the tensors of the blocks that it is printed for."""
-    torch = pytest.importorskip("torch")
+    pytest.importorskip("torch")
     tensors, config = wrong(mistake)
-    original = {name: torch.tensor(value) for name, value in right(mistake.model)[0].items()}
-    repaired = {name: torch.tensor(value) for name, value in tensors.items()}
+    original = right(mistake.model)
     for block in found(mistake).blocks:
         for mismatch in block.mismatches:
-            apply(mismatch, block.layer, repaired, original, config, mistake.model)
-    final = {name: value.numpy() for name, value in repaired.items()}
-    assert compared(mistake, final, config).same
-
-
-NAMES = {"query": ("q_proj", "query"), "key": ("k_proj", "key")}
-
-
-def names_of(side: str, layer: int, tensors: Any, ending: str) -> str | None:
-    pattern = rf".*\.{layer}\..*\b({'|'.join(NAMES[side])})\.{ending}"
-    return next((name for name in tensors if re.fullmatch(pattern, name)), None)
-
-
-def apply(
-    mismatch: Any, layer: int, tensors: Any, original: Any, config: dict[str, Any], model: str
-) -> None:
-    """Run a repair's code in the terms that it is written in."""
-    import torch
-
-    if "tensor" in mismatch.facts:
-        name = mismatch.facts["tensor"]
-        scope = {"w": tensors[name], "original": original[name], "torch": torch}
-        exec(mismatch.repair, scope)
-        tensors[name] = scope["w"]
-        return
-    if "config[" in mismatch.repair:
-        exec(mismatch.repair, {"config": config, "original": right(model)[1]})
-        return
-    sides = {s: names_of(s, layer, tensors, "weight") for s in NAMES}
-    biases = {s: names_of(s, layer, tensors, "bias") for s in NAMES}
-    if "w_q" in mismatch.repair or "b_q" in mismatch.repair:
-        scope = {"D": tensors[sides["query"]].shape[1]}
-        for side, mark in (("query", "q"), ("key", "k")):
-            scope[f"w_{mark}"] = tensors[sides[side]]
-            scope[f"b_{mark}"] = tensors[biases[side]] if biases[side] else None
-        exec(mismatch.repair, scope)
-        for side, mark in (("query", "q"), ("key", "k")):
-            tensors[sides[side]] = scope[f"w_{mark}"]
-            if biases[side]:
-                tensors[biases[side]] = scope[f"b_{mark}"]
-        return
-    if "gain" in mismatch.repair:
-        for side in mismatch.sides:
-            ending = f"{side[0]}_norm" if "before the score" in mismatch.reason else "layernorm"
-            name = next(n for n in tensors if f".{layer}." in n and n.endswith(f"{ending}.weight"))
-            scope = {"gain": tensors[name], "original": original[name]}
-            if ending != "layernorm" or side == mismatch.sides[0]:  # one norm feeds both sides
-                exec(mismatch.repair, scope)
-                tensors[name] = scope["gain"]
-        return
-    target = biases if mismatch.repair.startswith("b =") else sides
-    for side in mismatch.sides:
-        name = target[side] or sides[side].replace("weight", "bias")
-        variable = "b" if target is biases else "w"
-        scope = {"original": original[name]}
-        scope[variable] = tensors.get(name, original[name]).clone()
-        scope["D"] = scope[variable].shape[-1]
-        for line in mismatch.repair.split("\n"):
-            if "# " not in line or line.endswith(f"# {side}"):
-                exec(line, scope)
-        tensors[name] = scope[variable]
+            mend(mismatch, tensors, original[0], config, original[1])
+    assert compared(mistake, tensors, config).same
 
 
 def test_an_adapter_that_is_known_says_how_it_was_merged(tmp_path: Any) -> None:

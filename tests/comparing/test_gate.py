@@ -49,7 +49,9 @@ def test_the_readme_opens_with_what_is_printed(folders: tuple[str, str]) -> None
     done = CliRunner().invoke(command, [*folders])
     assert done.exit_code == 1
     assert shown
-    assert " ".join(done.output.split()) == " ".join(shown[1].split())
+    # The last places of what rounding leaves are the processor's.
+    texts = [re.sub(r"\d\.\de-0[789]", "0", text) for text in (done.output, shown[1])]
+    assert texts[0].split() == texts[1].split()
 
 
 def test_an_assertion_says_the_cause_and_its_repair(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
+from tests.comparing.conversions import MISTAKES
+from tests.comparing.mending import mend
 from tests.comparing.plants import CONFIGS, LAYERS, PLANTS, Plant, planted, right
 
 import wqk
 from wqk.checkpoints.modules import StateDict
-from wqk.comparing.rewrites import TITLES
+from wqk.comparing.causes import UNEXPLAINED, Kind
+from wqk.comparing.rewrites import OF_VECTORS, OF_WEIGHTS
 
 
 @pytest.mark.parametrize("model", CONFIGS)
@@ -20,31 +21,28 @@ def test_a_right_conversion_is_the_same(model: str) -> None:
 
 
 def test_every_cause_has_a_plant() -> None:
-    """That of quantized weights stands with their other mistakes."""
-    assert {plant.kind for plant in PLANTS} | {"groups"} == set(TITLES)
+    """Those of quantized weights, of heads alone and of sizes stand in other tests."""
+    planted = {plant.kind for plant in PLANTS} | {mistake.verdict for mistake in MISTAKES}
+    elsewhere = {Kind.GROUPS, Kind.HEADS, Kind.DIMENSIONS, Kind.SINKS, Kind.SIZES, Kind.AVERAGED}
+    assert planted | elsewhere | UNEXPLAINED == set(Kind)
+    assert {kind for one in (*OF_WEIGHTS, *OF_VECTORS) for kind in one.kinds} <= set(Kind)
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=[plant.what for plant in PLANTS])
 def test_a_plant_is_seen_named_and_undone(plant: Plant) -> None:
-    torch = pytest.importorskip("torch")
+    pytest.importorskip("torch")
     (original, config), (tensors, _) = right(plant.model), planted(plant)
     comparison = wqk.same(StateDict(original, config, "a"), StateDict(tensors, config, "b"))
     assert [block.same for block in comparison.blocks] == [False] * LAYERS
-    repaired: dict[str, Any] = dict(tensors)
+    repaired = dict(tensors)
     for block in comparison.blocks:
-        assert len(block.mismatches) == (2 if plant.kind == "another tensor" else 1)
+        assert len(block.mismatches) == (2 if plant.kind is Kind.TENSOR else 1)
         for cause in block.mismatches:
-            assert cause.facts.get("cause") == plant.kind, cause
+            assert cause.verdict is plant.kind, cause
             assert plant.named in cause.reason
-            name = cause.facts["tensor"]
-            norm = f"model.layers.{block.layer}.input_layernorm.weight"
-            given = {"w": tensors[name], "original": original[name], "gain": original.get(norm)}
-            scope: dict[str, Any] = {k: torch.tensor(v) for k, v in given.items() if v is not None}
-            scope["torch"] = torch
-            exec(cause.repair, scope)
-            repaired[name] = np.ascontiguousarray(scope["w"].numpy())
+            mend(cause, repaired, original, config, config)
     again = wqk.same(StateDict(original, config, "a"), StateDict(repaired, config, "b"))
-    assert again.same, (cause.repair, again.sentence)
+    assert again.same, again.sentence
 
 
 @pytest.mark.parametrize("outputs", [True, False])

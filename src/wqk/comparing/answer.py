@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.text import Text
 
 from wqk._console import Result, counted, json_value
+from wqk.comparing.causes import Kind, Mismatch
 from wqk.comparing.contents import Outcome, TensorComparison
-from wqk.comparing.mistakes import Mismatch
 from wqk.comparing.scope import ATTENTION, MIXER, OTHER
 from wqk.tables.sheet import Cell, Sheet
 
@@ -46,11 +46,12 @@ class BlockComparison:
     heads: tuple[float, ...] = ()  # each head's largest distance; 0 where rounding explains it
     # The same of what it does besides its scores, such as its values; without what is not known.
     beside: dict[str, float] = field(default_factory=dict)
+    unequal: tuple[str, ...] = ()  # the circuits that differ by more than is allowed
 
     @property
     def same(self) -> bool:
         """Whether the blocks attend the same way."""
-        return not self.mismatches
+        return not (self.mismatches or self.unequal)
 
     @property
     def reason(self) -> str:
@@ -130,9 +131,12 @@ class CheckpointComparison(Result):
     def counts(self) -> dict[str, tuple[int, int]]:
         """How many are equal of those compared: blocks, circuits in them, tensors, by name."""
         unequal = {
+            (number, what) for number, block in enumerate(self.blocks) for what in block.unequal
+        } | {
             (number, one.facts.get("circuit", "attention"))
             for number, block in enumerate(self.blocks)
             for one in block.mismatches
+            if one.verdict in (Kind.SETTING, Kind.SINKS, Kind.SIZES)
         }
         found: dict[str, list[bool]] = {
             "attention": [(n, "attention") not in unequal for n in range(len(self.blocks))]

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wqk.checkpoints import Checkpoint, Part
-from wqk.comparing.circuits import VALUES
 from wqk.comparing.contents import (
     FLOATS,
     MOST,
@@ -20,6 +19,7 @@ from wqk.comparing.contents import (
     stray_entries,
 )
 from wqk.comparing.scope import ATTENTION, OTHER, form_parts, left_in, roles
+from wqk.comparing.weights import VALUES
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,9 +1,10 @@
 """What was done to a weight: one search over rewrites of its stored rows, columns and numbers.
 
-A weight is searched for in what it should be, the *wanted* weight in the same layout. Rows find
-rows, columns find columns, what remains is explained by factors, blocks or rank. A permutation is
-named as a view of the rows with axes in another order, which is its code, too. Nothing is claimed
-here: whoever prints a finding has applied it, and seen that the models are then the same.
+A weight is searched for in what it should be, the *wanted* weight in the same layout. Each cause is
+a `Rewrite`, tried in order: rows find rows, columns find columns, what remains is explained by
+heads, factors, blocks or rank. What they find in several weights of a block is then joined. Nothing
+is claimed here: whoever prints a finding has applied it, and seen that the models are then the
+same.
 
 Axes: n rows, D columns; H query heads, G key heads, R head width.
 """
@@ -13,37 +14,35 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
-from itertools import pairwise, permutations, product
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from wqk.checkpoints.checkpoint import Grid, Part, Regrouping
 from wqk.checkpoints.number_types import rounding
-from wqk.comparing.origins import cosines, nearest, sketch
+from wqk.comparing import causes
+from wqk.comparing.causes import Kind, Mismatch, listed
+from wqk.comparing.permutations import (
+    Sizes,
+    name_in_fused,
+    name_of_side,
+    name_permutation,
+    reorders,
+    whole_heads,
+)
 
-# Rows and columns are the same above this cosine; numbers are, up to this share of their size.
-ALIKE, SAME = 0.999, 1e-2
-# What a mismatch of each kind is called.
-TITLES = {
-    "another tensor": "another tensor's weights",
-    "rows": "other order of rows",
-    "columns": "other order of columns",
-    "fused": "other layout of the fused weight",
-    "transposed": "stored transposed",
-    "scaled": "scaled",
-    "gain folded": "a norm's gain, folded in as well",
-    "signs": "other signs",
-    "rows scaled": "other factors of rows",
-    "columns scaled": "other factors of columns",
-    "block scales": "scales of other blocks",
-    "integers": "not dequantized",
-    "zero point": "zero points off",
-    "groups": "columns in other groups",
-    "zero": "all zero",
-}
-
+# Rows and columns are the same above this cosine; those of quantized weights above the second.
+ALIKE, QUANTIZED_ALIKE = 0.999, 0.9
+# Numbers are the same up to this share of the largest.
+SAME = 1e-2
+# Rows are compared in so many random directions, some at a time to bound memory.
+DIRECTIONS, SOME = 64, 512
+# Equal rows are equal to this in single precision.
+TIED = 1e-6
+# A head is another one where this share of its rows are others.
+MOST = 0.5
 # By how many times the expected error of rounding a quantized weight may differ.
 ROUNDED = 1.5
 # Orders in which the codes of a word can be taken for others: halves of a byte, AWQ's and its
@@ -56,280 +55,479 @@ WORD_ORDERS = (
 REGROUPED, SAMPLED = 0.7, 256
 # Blocks of columns that formats give scales of their own.
 BLOCKS = (16, 32, 64, 128)
+# Most directions of a difference that is an adapter's.
+LARGEST_RANK = 64
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What was done to one stored weight, and what undoes it.
+class Adapter(NamedTuple):
+    """What an adapter does to a weight in one of two checkpoints."""
+
+    start: np.ndarray  # the weight without it
+    scale: float
+    in_first: bool  # whether the first checkpoint has it
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """A stored weight (n, D) or vector (n,) of a block, and what it should be.
 
     Attributes
     ----------
-    kind
-        The cause: a key of `TITLES`.
-    words
-        What it is, in a phrase.
-    code
-        PyTorch that undoes it, of the stored weight ``w`` and what it should be, ``original``.
-    tensor
-        The weight's name.
-    repaired
-        The weight after it.
-    rows
-        The stored rows that make it, where they were in another order.
+    name
+        What the second checkpoint calls it.
+    role
+        ``query``, ``key``, ``value``, ``output``, ``fused``; of vectors also ``bias of the query``
+        and so on, and the norm that a gain belongs to.
+    wanted, stored
+        As it should be, and as it is.
+    heads
+        How many heads its rows make, 0 if they make none.
+    sizes
+        Of its block.
+    rounding
+        Half the distance of neighboring stored numbers, relative to them.
+    bias
+        The vector that lies in the order of its rows.
+    gain
+        Of the norm before a weight.
+    sections
+        Where a fused weight's rows begin another part.
+    grid, regrouped
+        Of a quantized weight: its numbers, and what it would be with its columns in other groups.
+    repeated
+        How often each key head is stored.
+    adapter
+        What the adapter of one of the two does to it.
+    sides
+        Which of ``query`` and ``key`` it belongs to.
+    block
+        All of its block's.
     """
 
-    kind: str
-    words: str
-    code: str
-    tensor: str
-    repaired: np.ndarray = field(repr=False)
-    rows: np.ndarray | None = field(default=None, repr=False)  # of the stored weight, in order
+    name: str
+    role: str
+    wanted: np.ndarray
+    stored: np.ndarray
+    sizes: Sizes
+    heads: int = 0
+    rounding: float = 0.0
+    bias: Unit | None = None
+    gain: np.ndarray | None = None
+    sections: tuple[int, ...] = ()
+    grid: Grid | None = None
+    regrouped: Callable[[Part], Regrouping | None] = lambda part: None
+    repeated: int = 1
+    adapter: Adapter | None = None
+    sides: tuple[str, ...] = ()
+    block: list[Unit] = field(default_factory=list, repr=False)
 
     @property
     def title(self) -> str:
-        """What a mismatch of this kind is called."""
-        return TITLES[self.kind]
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The numbers of a block that views of its weights are made of."""
-
-    heads: int
-    groups: int
-    width: int
+        """Its name, shortened."""
+        return short(self.name)
 
     @property
-    def factors(self) -> tuple[tuple[int, str], ...]:
-        """Lengths of axes, those with a meaning first."""
-        share = self.heads // self.groups
-        named = [
-            (self.heads, "heads"), (self.groups, "key heads"), (self.width, "head width"),
-            (share, "queries per key head"), (share + 2, "queries, key and value"),
-            (self.width // 2, "rotary pairs"), (3, "q, k, v"), (2, "halves"), (4, "4"), (8, "8"),
-        ]  # fmt: skip
-        seen: dict[int, str] = {}
-        for length, name in named:
-            if length > 1:
-                seen.setdefault(length, name)
-        return tuple(seen.items())
+    def alike(self) -> float:
+        """The cosine of rows that are the same."""
+        return QUANTIZED_ALIKE if self.grid else ALIKE
+
+    @property
+    def right(self) -> bool:
+        """Whether it is what it should be, up to rounding."""
+        if self.grid is not None:
+            return self.left(self.stored) < ROUNDED
+        most = float(np.abs(self.wanted).max(initial=0.0))
+        return bool(np.abs(self.wanted - self.stored).max(initial=0.0) <= 8 * self.rounding * most)
+
+    def left(self, value: np.ndarray) -> float:
+        """The root mean square of what differs, in units of that of rounding to the grid."""
+        if self.grid is None:
+            return math.inf
+        size = np.sqrt(np.mean(np.square(value, dtype=np.float64)))
+        expected = rounding(self.grid, value) * size / math.sqrt(3)
+        apart = np.sqrt(np.mean(np.square(value - self.wanted, dtype=np.float64)))
+        return float(apart / expected) if expected else math.inf
+
+    def finding(self, kind: Kind, words: str, code: str, repaired: Any, **more: Any) -> Finding:
+        """What was found of it; ``repaired`` is the weight without it."""
+        value = np.ascontiguousarray(repaired).astype(self.stored.dtype, copy=False)
+        return Finding(kind, words, code, {self.name: value}, self, **more)
 
 
-@cache
-def _views(count: int, sizes: Sizes) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
-    """Shapes of up to four axes with orders of them, the simplest first."""
-    lengths = [length for length, _ in sizes.factors]
-    found: dict[tuple[tuple[int, ...], tuple[int, ...]], None] = {}
-    for axes in (2, 3, 4):
-        for known in product(lengths, repeat=axes - 1):
-            rest, left = divmod(count, math.prod(known))
-            if left or rest < 2:
-                continue
-            for place in range(axes):
-                shape = (*known[:place], rest, *known[place:])
-                for order in permutations(range(axes)):
-                    kept = any(b == a + 1 for a, b in pairwise(order))
-                    if (not kept and order[0] != 0) or (axes < 4 and order != tuple(range(axes))):
-                        found.setdefault((shape, order))
-    return tuple(found)
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """What was done to stored weights, and what undoes it.
 
-
-def name_permutation(rows: np.ndarray, sizes: Sizes) -> tuple[str, str, str] | None:
-    """Kind, words and code of the permutation ``w[rows]``; None if it has no short name.
-
-    The code ends in ``%s`` where further axes stand.
-
-    Examples
-    --------
-    >>> rows = np.arange(24).reshape(2, 4, 3).transpose(0, 2, 1).ravel()
-    >>> name_permutation(rows, Sizes(2, 2, 12))[2]
-    'w.view(2, 4, 3%s).transpose(1, 2).reshape(24%s)'
-    """
-    count = len(rows)
-    steps = np.diff(rows) % count
-    if (steps == 1).all():
-        by = int(rows[0]) if 2 * rows[0] <= count else int(rows[0]) - count
-        return "rolled", f"rolled by {by}", f"w.roll({-by}, 0)"
-    if (np.diff(rows) == -1).all():
-        return "flipped", "in reverse order", "w.flip(0)"
-    start = np.arange(count)
-    some = np.unique(np.linspace(0, count - 1, 17).astype(int))
-    for shape, order in _views(count, sizes):
-        moved = start.reshape(shape).transpose(order).ravel()
-        if np.array_equal(moved[some], rows[some]) and np.array_equal(moved, rows):
-            axes = ", ".join(map(str, shape))
-            changed = [at for at, axis in enumerate(order) if at != axis]
-            if len(changed) == 2:
-                turn = f"transpose({changed[0]}, {changed[1]})"
-            else:
-                turn = f"permute({', '.join(map(str, order))}%s)"
-            return (
-                "view",
-                _view_words(shape, order, sizes),
-                (f"w.view({axes}%s).{turn}.reshape({count}%s)"),
-            )
-    share = sizes.heads // sizes.groups
-    periods = (sizes.width, 3 * sizes.width, (share + 2) * sizes.width, 2, 32, 64, 16, 128)
-    for length in dict.fromkeys(periods):
-        if length < count and count % length == 0:
-            table = rows.reshape(-1, length) - length * np.arange(count // length)[:, None]
-            if (table == table[0]).all() and table[0].min() >= 0 and table[0].max() < length:
-                return _within(table[0], count, sizes)
-    if count <= 64 or len(moved := np.flatnonzero(rows != start)) <= 16:
-        moved = np.flatnonzero(rows != start)
-        listed = " ".join(map(str, moved[:16]))
-        taken = rows[moved].tolist()
-        return (
-            "listed",
-            f"rows {listed} in each other's places",
-            (f"w[{moved.tolist()}] = w[{taken}]"),
-        )
-    return None
-
-
-def _within(inner: np.ndarray, count: int, sizes: Sizes) -> tuple[str, str, str]:
-    """A permutation that is the same in every stretch of so many rows."""
-    length, width = len(inner), sizes.width
-    whole = length > width and length % width == 0
-    blocks = inner.reshape(-1, width) - np.arange(width) if whole else inner[:0, None]
-    if whole and (np.ptp(blocks, axis=1) == 0).all() and not (blocks[:, 0] % width).any():
-        order = (blocks[:, 0] // width).tolist()
-        words = f"lie in another order within each {len(order)} heads"
-        return (
-            "within",
-            words,
-            f"w.view(-1, {len(order)}, {width}%s)[:, {order}].reshape({count}%s)",
-        )
-    if np.array_equal(np.roll(np.arange(length), length // 2), inner):
-        words = f"have halves of each {length} exchanged, as nibbles read in the other order"
-    else:
-        where = "of each head" if length == width else f"in each {length}"
-        words = f"{where} lie in another order"
-    return "within", words, f"w.view(-1, {length}%s)[:, {inner.tolist()}].reshape({count}%s)"
-
-
-def _in_fused(
-    rows: np.ndarray, sections: Sequence[int], sizes: Sizes
-) -> tuple[str, str, str] | None:
-    """Queries, keys and values joined in another way than they should be."""
-    heads, groups, width = sizes.heads, sizes.groups, sizes.width
-    lengths = [heads * width, groups * width, groups * width]
-    if sum(lengths) != len(rows):
-        return None
-    parts = np.split(np.arange(len(rows)), np.cumsum(lengths)[:-1])
-    if len(sections) > 3:
-        each = [
-            piece
-            for some in zip(*(np.split(p, groups) for p in parts), strict=True)
-            for piece in some
-        ]
-        if np.array_equal(rows, np.concatenate(each)):
-            words = "lie in sections (all queries, all keys, all values), should per key head"
-            code = (
-                f"torch.cat([part.chunk({groups})[group] for group in range({groups}) "
-                f"for part in w.split({lengths})])"
-            )
-            return "fused", words, code
-        return None
-    for shards in dict.fromkeys((groups, 2, 4, 8, 16)):
-        if any(length % shards for length in lengths):
-            continue
-        each = [length // shards for length in lengths]
-        pieces = [np.split(np.arange(sum(each)), np.cumsum(each)[:-1])[part] for part in range(3)]
-        step = sum(each) * np.arange(shards)[:, None]
-        if np.array_equal(rows, np.concatenate([(piece + step).ravel() for piece in pieces])):
-            words = f"lie in {shards} shards, joined without being taken apart"
-            if shards == groups:
-                words = "lie per key head (its queries, its key, its value), should in sections"
-            code = (
-                f"torch.cat([torch.cat([shard.split({each})[part] for shard in w.chunk({shards})]) "
-                "for part in range(3)])"
-            )
-            return "fused", words, code
-    for order in permutations(range(3)):
-        there = [lengths[part] for part in order]
-        starts = dict(zip(order, np.cumsum([0, *there]), strict=False))
-        if np.array_equal(
-            rows, np.concatenate([starts[n] + np.arange(lengths[n]) for n in range(3)])
-        ):
-            words = f"lie in the order {' '.join('qkv'[part] for part in order)}, should as q k v"
-            back = [order.index(part) for part in range(3)]
-            return "fused", words, f"torch.cat([w.split({there})[part] for part in {back}])"
-    return None
-
-
-def _view_words(shape: tuple[int, ...], order: tuple[int, ...], sizes: Sizes) -> str:
-    names = dict(sizes.factors)
-    lies = " × ".join(names.get(n, str(n)) if n > 2 else str(n) for n in shape)
-    should = " × ".join(
-        names.get(shape[axis], str(shape[axis])) if shape[axis] > 2 else str(shape[axis])
-        for axis in order
-    )
-    return f"lie as {lies}, should as {should}"
-
-
-def search(
-    wanted: Mapping[str, np.ndarray], stored: Mapping[str, np.ndarray], sizes: Sizes,
-    sections: Mapping[str, Sequence[int]] | None = None,
-    gains: Mapping[str, np.ndarray] | None = None, grids: Mapping[str, Grid] | None = None,
-    regroupings: Callable[[Part], Regrouping | None] = lambda part: None,
-) -> list[Finding]:  # fmt: skip
-    """What was done to each of a block's weights that is not what it should be.
-
-    Parameters
+    Attributes
     ----------
-    wanted, stored
-        The block's weights (n, D) and vectors (n,) by name, as they should be and as they are.
-    sections
-        Where a fused weight's rows begin another part.
-    gains
-        Of the norm before a weight.
-    grids
-        Of stored weights that are quantized: what rounding to them explains is no mistake.
-    regroupings
-        What such a weight would be with its columns in other groups.
+    kind, words, code
+        The cause, what it is in a phrase, and PyTorch that undoes it, as of a `Mismatch`.
+    repaired
+        The weights after it, by name.
+    unit
+        The weight in which it was found.
+    rows
+        The stored rows that make the weight, where they were in another order.
+    heads
+        Those that it concerns; empty for all.
+    sides
+        Which of ``query`` and ``key`` it concerns.
     """
-    found: list[Finding] = []
-    rounded = {
-        name: misquantized(name, wanted[name], value, grids[name], regroupings)
-        for name, value in stored.items()
-        if grids and name in grids and name in wanted and wanted[name].shape == value.shape
-    }
-    found += filter(None, rounded.values())
-    wrong = {
-        name: value
-        for name, value in stored.items()
-        if name in wanted
-        and name not in rounded
-        and wanted[name].shape == value.shape
-        and not _near(wanted[name], value)
-    }
-    exchanged = _exchanged(wanted, wrong)
-    found += exchanged
-    for name, value in wrong.items():
-        if any(one.tensor == name for one in exchanged):
-            continue
-        parts, gain = (sections or {}).get(name, ()), (gains or {}).get(name)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            one = _explained(name, wanted[name], value, sizes, parts, gain)
-        if one is None:
-            continue
-        found.append(one)
-        if one.rows is None:
-            continue
-        for bias in wrong:  # that lies in the order of its rows
-            moved = stored[bias]
-            if moved.shape == one.rows.shape and _near(wanted[bias], moved[one.rows]):
-                code = re.sub(r", \d+\)", ")", one.code)
-                words = f"rows of {short(bias)}, as those of its weight"
-                found.append(Finding(one.kind, words, code, bias, moved[one.rows]))
+
+    kind: Kind
+    words: str
+    code: str
+    repaired: Mapping[str, np.ndarray] = field(repr=False)
+    unit: Unit = field(repr=False)
+    rows: np.ndarray | None = field(default=None, repr=False)
+    heads: tuple[int, ...] = ()
+    sides: tuple[str, ...] | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def mismatch(self) -> Mismatch:
+        """The same, as it is said."""
+        roles = {unit.name: unit.role for unit in self.unit.block if unit.name in self.repaired}
+        facts = {"tensor": self.unit.name, "tensors": roles, **self.facts}
+        sides = self.unit.sides if self.sides is None else self.sides
+        return Mismatch(self.kind, self.words, self.code, sides, self.heads, facts)
+
+
+def short(name: str) -> str:
+    """A name without what all tensors of a block share."""
+    parts = [part for part in name.removesuffix(".weight").split(".") if not part.isdigit()]
+    return ".".join(parts[-2:]) if parts[-1] in ("bias", "dense") else parts[-1]
+
+
+# -- rows that find rows -----------------------------------------------------------------------
+
+
+def sketch(rows: np.ndarray) -> np.ndarray:
+    """Rows in a few random directions, of norm 1; all of narrow ones."""
+    if rows.shape[1] > DIRECTIONS:
+        random = np.random.default_rng(0)
+        directions = random.standard_normal((rows.shape[1], DIRECTIONS)).astype(np.float32)
+        rows = rows.astype(np.float32, copy=False) @ directions
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.asarray(rows / np.where(norms > 0, norms, 1), np.float32)
+
+
+def nearest(ours: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """For each row the first of the most similar other ones, whatever the sign, by sketches."""
+    found = [np.zeros(0, int)]
+    for start in range(0, len(ours), SOME):
+        products = np.abs(ours[start : start + SOME] @ others.T)
+        found.append((products >= products.max(axis=1, keepdims=True) - TIED).argmax(axis=1))
+    return np.concatenate(found)
+
+
+def cosines(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Of each row and the other in its place, whatever the sign; 1 for two of zeros."""
+    found = np.empty(len(rows))
+    for start in range(0, len(rows), SOME):
+        a, b = (side[start : start + SOME] for side in (rows, others))
+        norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+        silent = ~(a.any(axis=1) | b.any(axis=1))
+        products = np.abs(np.einsum("nd,nd->n", a, b))
+        found[start : start + SOME] = np.where(silent, 1, products / np.where(norms > 0, norms, 1))
     return found
 
 
-def misquantized(
-    name: str, wanted: np.ndarray, value: np.ndarray, grid: Grid,
-    regroupings: Callable[[Part], Regrouping | None] = lambda part: None,
-) -> Finding | None:  # fmt: skip
+def _matched(wanted: np.ndarray, stored: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each wanted row the stored one that is it, and whether there are as many of it.
+
+    Equal rows, such as those of repeated key heads or of pruned ones, are each other's in order.
+    """
+    marks, others = sketch(stored), sketch(wanted)
+    labels = [nearest(marks, marks), nearest(others, marks)]
+    for label, rows in zip(labels, (stored, wanted), strict=True):
+        label[~rows.any(axis=1)] = -1
+    order = [np.argsort(label, kind="stable") for label in labels]
+    ranked = [label[some] for label, some in zip(labels, order, strict=True)]
+    place = np.empty(len(wanted), int)
+    place[order[1]] = order[0]
+    return place, np.equal(*ranked)
+
+
+def permutation(wanted: np.ndarray, stored: np.ndarray, alike: float) -> np.ndarray | None:
+    """The stored rows that make the wanted ones; None unless each is there, or all are in place."""
+    if (np.abs((sketch(stored) * sketch(wanted)).sum(axis=1)) > alike).all():
+        return None
+    place, found = _matched(wanted, stored)
+    is_found = found.all() and (cosines(wanted, stored[place]) > alike).all()
+    return place if is_found and not np.array_equal(place, np.arange(len(place))) else None
+
+
+def _rows(unit: Unit) -> Finding | None:
+    """Rows in another order, of a weight and of its bias if that moved along."""
+    rows = permutation(unit.wanted, unit.stored, unit.alike)
+    if rows is None:
+        return None
+    width, groups = unit.sizes.width, unit.heads // unit.repeated
+    heads = whole_heads(rows, width) if unit.heads else None
+    side = name_of_side(rows, unit.heads, unit.sizes) if unit.role in ("query", "key") else None
+    tiled = np.arange(unit.heads).reshape(-1, groups or 1).T.ravel()
+    if unit.repeated > 1 and heads is not None and np.array_equal(heads, tiled):
+        kind = Kind.PAIRING
+        words = f"{unit.role} heads are repeated as a whole (repeat), not one by one "
+        words += "(repeat_interleave)"
+        code = f"w = w.view(-1, {groups}, {width}, D).transpose(0, 1).reshape(-1, D)"
+    elif side is not None:
+        kind, words, code = side
+    elif heads is not None and unit.role in ("query", "key"):
+        kind, words = Kind.HEADS, f"{unit.role} heads in another order"
+        code = f"w = w.view(-1, {width}, D)[{heads.tolist()}].reshape(-1, D)"
+    else:
+        kind, named = Kind.ROWS, name_permutation(rows, unit.sizes)
+        if unit.sections:
+            kind, named = Kind.FUSED, name_in_fused(rows, unit.sections, unit.sizes)
+        words, code = named or ("in another order, by no known rule", "")
+        words, code = f"rows of {unit.title} {words}", code.replace("%s", ", D")
+    repaired = {unit.name: np.ascontiguousarray(unit.stored[rows])}
+    bias = unit.bias
+    if bias is not None and not bias.right and _along(bias.wanted, bias.stored[rows]):
+        repaired[bias.name] = bias.stored[rows]
+        code += f"\n{of_vector(code, 'b')}" if code else ""
+    return Finding(kind, words, code, repaired, unit, rows)
+
+
+def _columns(unit: Unit) -> Finding | None:
+    """Columns in another order."""
+    place = permutation(unit.wanted.T, unit.stored.T, unit.alike)
+    if place is None:
+        return None
+    words, code = name_permutation(place, unit.sizes) or ("in another order, by no known rule", "")
+    if code:
+        code = f"w = w.T; {code.replace('%s', ', w.shape[1]')}; w = w.T"
+    words = f"columns of {unit.title} {words}"
+    return replace(
+        unit.finding(Kind.COLUMNS, words, code, unit.stored[:, place]), facts={"columns": place}
+    )
+
+
+def _transposed(unit: Unit) -> Finding | None:
+    """A square weight that is stored the other way."""
+    if unit.stored.shape[0] != unit.stored.shape[1] or not same_numbers(unit.wanted, unit.stored.T):
+        return None
+    words = f"{unit.title} is stored transposed, (in, out)"
+    return unit.finding(Kind.TRANSPOSED, words, "w = w.T", unit.stored.T)
+
+
+def _heads(unit: Unit) -> Finding | None:
+    """Whole heads that are others: copies, pruned, of another weight, or left as initialized."""
+    if not unit.heads or unit.role not in ("query", "key", "value"):
+        return None
+    shape = (unit.heads, unit.sizes.width, -1)
+    strange = cosines(unit.wanted, unit.stored) < QUANTIZED_ALIKE
+    lost = np.flatnonzero(strange.reshape(shape[:2]).mean(axis=1) > MOST)
+    kept = np.setdiff1d(np.arange(unit.heads), lost)
+    wanted, stored = (some.reshape(shape) for some in (unit.wanted, unit.stored))
+    if not len(lost) or not len(kept) or not same_numbers(wanted[kept], stored[kept]):
+        return None
+    place = nearest(sketch(stored[lost].reshape(-1, wanted.shape[2])), sketch(unit.wanted))
+    origin = whole_heads(place, unit.sizes.width)
+    source = next((other.role for other in unit.block if _among(stored[lost], other)), "")
+    kind, which = Kind.STRANGERS, f"{unit.role} heads {listed(lost)}"
+    spread = float(stored[lost].std())
+    if not spread:
+        words = f"{which} are zero, as pruned ones are"
+    elif origin is not None and same_numbers(wanted[origin], stored[lost]):
+        kind = Kind.COPIES
+        pairs = [f"{head} is a copy of {other}" for head, other in zip(lost, origin, strict=True)]
+        words = f"{unit.role} heads copied: {', '.join(pairs[:8])}{' …' * (len(pairs) > 8)}"
+    elif source:
+        words = f"{which} are {source} heads of the original"
+    else:
+        words = (
+            f"{which} are none of the original's; left as initialized? (standard deviation "
+            f"{spread:.2g}, the others' {float(stored[kept].std()):.2g})"
+        )
+    view = f"view(-1, {unit.sizes.width}, D)[{lost.tolist()}]"
+    code = f"w.{view} = original.{view}"
+    repaired = stored.copy()
+    repaired[lost] = wanted[lost]
+    both = {unit.name: repaired.reshape(unit.stored.shape)}
+    bias = unit.bias
+    if bias is not None and not bias.right:
+        both[bias.name] = np.where(
+            np.isin(np.arange(unit.heads), lost).repeat(unit.sizes.width), bias.wanted, bias.stored
+        )
+        code += f"\n{of_vector(f'w.{view}', 'b')} = {of_vector(f'w.{view}', 'original_b')}"
+    return Finding(kind, words, code, both, unit, heads=tuple(map(int, lost)))
+
+
+def _among(heads: np.ndarray, other: Unit) -> bool:
+    """Whether all rows of some heads are rows of another weight."""
+    if other.role not in ("query", "key", "value") or other.wanted.shape[1] != heads.shape[2]:
+        return False
+    rows = heads.reshape(-1, heads.shape[2])
+    place = nearest(sketch(rows), sketch(other.wanted))
+    return bool((cosines(rows, other.wanted[place]) > QUANTIZED_ALIKE).all() and rows.any())
+
+
+def _along(ours: np.ndarray, theirs: np.ndarray) -> bool:
+    """Whether two vectors point the same way."""
+    return bool(cosines(ours[None], theirs[None])[0] > ALIKE)
+
+
+# -- numbers -----------------------------------------------------------------------------------
+
+
+def alike(ours: np.ndarray, theirs: np.ndarray) -> bool:
+    """Whether two vectors are the same, up to rounding."""
+    most = max(float(np.abs(ours).max(initial=0.0)), 1e-30)
+    return ours.shape == theirs.shape and bool(np.abs(ours - theirs).max() <= 2 * SAME * most)
+
+
+def same_numbers(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two arrays of one shape are the same, up to a share of their size."""
+    size = np.sqrt(np.mean(np.square(a, dtype=np.float64)))
+    return bool(np.abs(a - b).max(initial=0.0) <= 2 * SAME * (size + np.abs(a).max(initial=0.0)))
+
+
+def _ratio(a: np.ndarray, b: np.ndarray, axis: int | None) -> np.ndarray:
+    """The factors that bring a closest to b, along an axis."""
+    squares = np.square(a).sum(axis=axis, keepdims=True)
+    return np.asarray((a * b).sum(axis=axis, keepdims=True) / np.where(squares > 0, squares, 1))
+
+
+def _close(a: np.ndarray, b: np.ndarray, share: float = SAME) -> bool:
+    return bool(np.abs(a - b).max() <= share * np.abs(b).max())
+
+
+def _zero(unit: Unit) -> Finding | None:
+    if unit.stored.any():
+        return None
+    return unit.finding(Kind.ZERO, f"{unit.title}: all zero", "w = original", unit.wanted)
+
+
+def _scaled(unit: Unit) -> Finding | None:
+    """One factor for all; that of queries and keys is told from their scores."""
+    if unit.role in ("query", "key"):
+        return None
+    factor = float(_ratio(unit.wanted, unit.stored, None).item())
+    if not factor or abs(factor - 1) < SAME or not _close(factor * unit.wanted, unit.stored):
+        return None
+    words, code = f"{unit.title}: scaled by {factor:.4g}", f"w = w / {factor:.6g}"
+    return unit.finding(Kind.SCALED, words, code, unit.stored / factor)
+
+
+def _factors(unit: Unit) -> Finding | None:
+    """Signs or factors of rows, or factors of columns, such as gains."""
+    w, v = unit.wanted, unit.stored
+    for axis, what in ((1, "rows"), (0, "columns")):
+        factors = _ratio(w, v, axis)
+        flat = factors.ravel()
+        if not flat.all() or not _close(factors * w, v) or np.ptp(flat) < SAME * abs(flat[0]):
+            continue
+        if axis and np.allclose(np.abs(flat), 1, atol=SAME):
+            negative = np.flatnonzero(flat < 0)
+            words = f"{unit.title}: other signs in {len(negative)} of {len(v)} rows"
+            return _signs(unit, negative, words)
+        gain = unit.gain if axis == 0 and unit.gain is not None else np.zeros(0)
+        for power, times in ((1, "once too often"), (2, "twice too often"), (-1, "out")):
+            if len(gain) == len(flat) and gain.all() and np.allclose(flat, gain**power, rtol=SAME):
+                words = f"{unit.title}: the gain of the norm before it is folded in {times}"
+                code = f"w = w / gain ** {power}"
+                return unit.finding(Kind.GAIN_FOLDED, words, code, v / factors)
+        kind = Kind.ROW_FACTORS if axis else Kind.COLUMN_FACTORS
+        words = f"{unit.title}: each of its {what} has a factor of its own"
+        code = f"w = w / (w / original).nanmedian({axis}, keepdim=True).values"
+        return unit.finding(kind, words, code, v / factors)
+    return None
+
+
+def _signs(unit: Unit, negative: np.ndarray, words: str) -> Finding:
+    """Rows of the other sign, and entries of their bias if they have it too."""
+    signs = np.ones(len(unit.stored), unit.stored.dtype)
+    signs[negative] = -1
+    found = unit.finding(
+        Kind.SIGNS, words, f"w[{negative.tolist()}] *= -1", unit.stored * signs[:, None]
+    )
+    bias = unit.bias
+    if bias is None or bias.right or not alike(bias.wanted, bias.stored * signs):
+        return found
+    both = {**found.repaired, bias.name: bias.stored * signs}
+    return replace(found, repaired=both, code=f"{found.code}\nb[{negative.tolist()}] *= -1")
+
+
+def _in_blocks(unit: Unit) -> Finding | None:
+    """Factors and offsets of blocks of columns: scales, zero points, integers without scales."""
+    w, v = (np.asarray(some, np.float64) for some in (unit.wanted, unit.stored))
+    for size in reversed(BLOCKS):
+        if v.shape[1] % size or v.shape[1] == size:
+            continue
+        a, b = (x.reshape(len(v), -1, size) for x in (w, v))
+        means = [x.mean(axis=2, keepdims=True) for x in (a, b)]
+        factors = _ratio(a - means[0], b - means[1], 2)
+        if _close(factors * a, b, 3 * SAME):
+            kind, words = Kind.BLOCK_SCALES, f"scales of other blocks of {size} columns"
+            if np.array_equal(v, np.rint(v)):
+                kind = Kind.INTEGERS
+                words = f"whole numbers without their scales, of blocks of {size} columns"
+        elif _close(factors * a + means[1] - factors * means[0], b, 3 * SAME):
+            kind = Kind.ZERO_POINT
+            words = f"an offset for each block of {size} columns: a zero point is off"
+        else:
+            continue
+        return unit.finding(kind, f"{unit.title}: {words}", "w = original", unit.wanted)
+    return None
+
+
+def _adapter(unit: Unit) -> Finding | None:
+    """A difference of low rank, as of an adapter that one of the two lacks, or has otherwise."""
+    if unit.adapter is not None:
+        return _merged(unit, unit.adapter)
+    step = unit.stored - unit.wanted
+    most = float(np.abs(unit.wanted).max())
+    rank = _rank(step, unit.rounding * most)
+    if rank is None or not step.any(axis=1).mean() > 1 - SAME * 10:  # of some heads alone
+        return None
+    words = (
+        f"weights differ by an update of rank {rank}, as of an adapter (LoRA) that is merged in "
+        "one of the two alone, or otherwise"
+    )
+    code = f"w = w ± scale * (B @ A)  # A and B of rank {rank}"
+    return unit.finding(Kind.ADAPTER, words, code, unit.wanted, facts={"rank": rank})
+
+
+def _merged(unit: Unit, adapter: Adapter) -> Finding | None:
+    """How often one checkpoint has the update that the other one's adapter is."""
+    pair = (unit.wanted, unit.stored) if adapter.in_first else (unit.stored, unit.wanted)
+    start, scale = adapter.start.astype(np.float64), adapter.scale
+    step, moved = pair[0] - start, pair[1] - start
+    size = float(np.vdot(step, step))
+    found = float(np.vdot(moved, step)) / size if size else 0.0
+    left = float(np.linalg.norm(moved - found * step))
+    if left > 2 * SAME * np.sqrt(size) + 2 * unit.rounding * float(np.linalg.norm(start)):
+        return None
+    rank = _rank(step, 0.0) or 0
+    known = [
+        (0.0, "not merged"),
+        (2.0, "merged twice"),
+        (1 / scale, f"merged without its scale ({scale:.4g})"),
+        (rank**0.5, "merged with alpha / √rank (rank-stabilized) instead of alpha / rank"),
+        (rank**-0.5, "merged with alpha / rank instead of alpha / √rank (rank-stabilized)"),
+    ]
+    fitting = [text for value, text in known if abs(value - found) < 2 * SAME]
+    text = " or ".join(fitting) or f"merged with {found:.4g} times its scale"
+    code = f"w = w {'+' if found < 1 else '-'} {abs(1 - found):.4g} * scale * (B @ A)"
+    words, facts = f"the adapter (LoRA) is {text}", {"times": found, "rank": rank}
+    return unit.finding(Kind.ADAPTER, words, code, unit.wanted, facts=facts)
+
+
+def _rank(step: np.ndarray, noise: float) -> int | None:
+    """The rank of a matrix if it is low and plain; None otherwise."""
+    most = min(LARGEST_RANK, min(step.shape) // 4)
+    random = np.random.default_rng(0)
+    some = step @ random.standard_normal((step.shape[1], most + 8)).astype(step.dtype)
+    values = np.linalg.svd(some, compute_uv=False).astype(np.float64)
+    floor = max(values[0] * 1e-4, noise * np.sqrt(step.size))
+    rank = int((values > floor).sum())
+    return rank if 0 < rank <= most and values[rank] < values[rank - 1] / 3 else None
+
+
+def misquantized(unit: Unit) -> Finding | None:
     """What a quantized weight (n, D) was read or written with, if rounding does not explain it.
 
     Codes in another order within their words, scales of other rows or blocks, zero points that are
@@ -338,35 +536,27 @@ def misquantized(
 
     Examples
     --------
-    >>> from wqk.checkpoints.checkpoint import Grid, Part, Regrouping
+    >>> from wqk.checkpoints.checkpoint import Grid
     >>> w = np.random.default_rng(0).standard_normal((8, 64))
     >>> step = np.abs(w).max() / 7.5
     >>> stored = np.rint(w / step) * step
     >>> swapped = stored.reshape(8, 32, 2)[..., ::-1].reshape(8, 64)
-    >>> grid = Grid(64, 1 / 7.5)
-    >>> misquantized("q_proj", w, stored, grid), misquantized("q_proj", w, swapped, grid).kind
-    (None, 'columns')
+    >>> unit = Unit("q_proj", "query", w, stored, Sizes(1, 1, 8), grid=Grid(64, 1 / 7.5))
+    >>> misquantized(unit), misquantized(replace(unit, stored=swapped)).kind
+    (None, <Kind.COLUMNS: 'other order of columns'>)
     """
-    v, w = np.asarray(value, np.float64), np.asarray(wanted, np.float64)
-    if v.ndim != 2 or not v.any():
+    v, w = (np.asarray(some, np.float64) for some in (unit.stored, unit.wanted))
+    title, grid, left = unit.title, unit.grid, unit.left
+    if grid is None or v.ndim != 2 or not v.any():
         return None
 
-    def left(x: np.ndarray) -> float:
-        """The root mean square of what differs, in units of that of rounding."""
-        size = np.sqrt(np.mean(np.square(x)))
-        expected = rounding(grid, x) * size / math.sqrt(3)
-        return float(np.sqrt(np.mean(np.square(x - w))) / expected) if expected else math.inf
-
-    title = short(name)
     rows = np.unique(np.linspace(0, len(v) - 1, SAMPLED).astype(int)).tolist()
-    some, every = (
-        regroupings(p) for p in (Part(name, tuple((n, n + 1) for n in rows)), Part(name))
-    )
+    parts = Part(unit.name, tuple((n, n + 1) for n in rows)), Part(unit.name)
+    some, every = map(unit.regrouped, parts)
     if some and every:
         best, words = _regrouped(w[rows], some)
         if words and left(mended := every.values(best)) < ROUNDED:
-            words = f"{title}: {words}"
-            return Finding("groups", words, "w = original", name, _like(mended, value))
+            return unit.finding(Kind.GROUPS, f"{title}: {words}", "w = original", mended)
     if left(v) < ROUNDED:
         return None
     for axis, order in product((1, 0), WORD_ORDERS):
@@ -376,29 +566,27 @@ def misquantized(
         there = np.arange(v.shape[axis]).reshape(-1, length)[:, order].ravel()
         mended = np.take(v, there, axis)
         if left(mended) < ROUNDED:
-            what = ("rows", "columns")[axis]
-            view = (f"w.view(-1, {length}, w.shape[1])[:, {list(order)}]" if axis == 0
+            what, kind = (("rows", Kind.ROWS), ("columns", Kind.COLUMNS))[axis]
+            view = (f"w.view(-1, {length}, D)[:, {list(order)}]" if axis == 0
                     else f"w.view(len(w), -1, {length})[:, :, {list(order)}]")  # fmt: skip
             words = f"{what} of {title} lie in another order within each {length}, as the codes of "
             words += "one word read in another order"
-            return Finding(what, words, f"w = {view}.reshape(w.shape)", name, _like(mended, value))
+            return unit.finding(kind, words, f"w = {view}.reshape(w.shape)", mended)
     size = grid.shared if v.shape[1] % grid.shared == 0 else v.shape[1]
     a, b = (x.reshape(len(v), -1, size) for x in (w, v))
-    scale = np.square(a).sum(axis=2, keepdims=True)
-    factors = (a * b).sum(axis=2, keepdims=True) / np.where(scale > 0, scale, 1)
+    factors = _ratio(a, b, 2)
     if (factors > 0).all() and left((b / factors).reshape(v.shape)) < ROUNDED:
         words = f"{title}: scales of other rows or blocks of {size} columns"
-        return Finding("block scales", words, "w = original", name, _like(w, value))
+        return unit.finding(Kind.BLOCK_SCALES, words, "w = original", w)
     offsets = (b - a).mean(axis=2, keepdims=True)
     if left((b - offsets).reshape(v.shape)) < ROUNDED:
         words = f"{title}: an offset for each block of {size} columns: a zero point is off"
-        return Finding("zero point", words, "w = original", name, _like(w, value))
-    silent = np.asarray(~w.any(axis=0)), np.asarray(~v.any(axis=0))
-    place = nearest(sketch(w.T), sketch(v.T), *silent)
-    if np.array_equal(np.sort(place), np.arange(len(place))) and left(v[:, place]) < ROUNDED:
+        return unit.finding(Kind.ZERO_POINT, words, "w = original", w)
+    place, found = _matched(w.T, v.T)
+    if found.all() and left(v[:, place]) < ROUNDED:
         words = f"columns of {title} lie in the order of their groups: act-order was not undone"
         code = "w = w[:, (torch.nn.functional.normalize(w, dim=0).T @ original).argmax(0)]"
-        return Finding("columns", words, code, name, _like(v[:, place], value))
+        return unit.finding(Kind.COLUMNS, words, code, v[:, place])
     return None
 
 
@@ -424,162 +612,182 @@ def _regrouped(w: np.ndarray, again: Regrouping) -> tuple[np.ndarray, str]:
     return best, words + ": act-order (g_idx) is ignored" * np.array_equal(has, neighbors)
 
 
-def _like(repaired: np.ndarray, value: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(repaired).astype(value.dtype)
+# -- vectors -----------------------------------------------------------------------------------
 
 
-def _near(a: np.ndarray, b: np.ndarray, share: float = SAME) -> bool:
-    """Whether two arrays are the same, up to a share of their size, here and everywhere."""
-    size = np.sqrt(np.mean(np.square(a, dtype=np.float64)))
-    return bool(np.abs(a - b).max(initial=0.0) <= 2 * share * (size + np.abs(a).max(initial=0.0)))
+def of_vector(code: str, name: str) -> str:
+    """The code of a reordering for a bias or a gain, which has no columns.
+
+    Examples
+    --------
+    >>> of_vector("w = w.view(-1, 2, 4, D).transpose(1, 2).reshape(-1, D)", "b")
+    'b = b.view(-1, 2, 4).transpose(1, 2).reshape(-1)'
+    """
+    return re.sub(r"\bw\b", name, code.replace(", D)", ")"))
+
+
+def _bias(unit: Unit) -> Finding | None:
+    """Biases that are missing, too many, or in another order than the rows."""
+    if not unit.role.startswith("bias"):
+        return None
+    words, code = f"other {unit.role.replace('bias', 'biases')}", "b = original"
+    if not unit.stored.any():
+        words = f"{unit.role.replace('bias', 'biases')} are missing"
+    elif not unit.wanted.any():
+        words, code = f"{unit.role.replace('bias', 'biases')} that the original lacks", "b[:] = 0"
+    else:
+        for step in reorders(unit.heads, unit.sizes.width, unit.sizes.turned) if unit.heads else ():
+            if alike(unit.wanted, unit.stored[step.rows]):
+                words = "biases were not reordered along with the weights' rows"
+                code = of_vector(step.code, "b")
+                break
+    return unit.finding(Kind.BIASES, f"same weights, {words}", code, unit.wanted)
+
+
+def _gain(unit: Unit) -> Finding | None:
+    """Gains or biases of norms."""
+    if not unit.role.startswith("norm"):
+        return None
+    wanted, has = unit.wanted, unit.stored
+    words, code = "other gains", "gain = original"
+    if unit.name.endswith("bias"):
+        words, code = "other biases", "norm.bias = original"
+    elif alike(wanted, has + 1):
+        words, code = "gains are read as stored, but are differences from 1", "gain = 1 + gain"
+    elif alike(wanted, has - 1):
+        words, code = "gains have 1 added that were not differences from 1", "gain = gain - 1"
+    elif np.ptp(has) == 0:
+        words = f"gains were not converted (all are {has[0]:g})"
+    elif len(has) == unit.sizes.width:
+        for step in reorders(1, unit.sizes.width, unit.sizes.width):
+            if alike(wanted, has[step.rows]):
+                words = "gains were not reordered along with the rows"
+                code = of_vector(step.code, "gain")
+                break
+    return unit.finding(Kind.NORM, f"{unit.role}: {words}", code, wanted)
+
+
+# -- all of it ---------------------------------------------------------------------------------
+
+
+class Rewrite(NamedTuple):
+    """A cause: what it may be, and how it is found, undone and said."""
+
+    kinds: tuple[Kind, ...]
+    find: Callable[[Unit], Finding | None]
+
+
+# Tried in this order: shortest descriptions first.
+OF_WEIGHTS = (
+    Rewrite((Kind.ZERO,), _zero),
+    Rewrite((Kind.SCALED,), _scaled),
+    Rewrite((Kind.GROUPS, Kind.BLOCK_SCALES, Kind.ZERO_POINT, Kind.COLUMNS), misquantized),
+    Rewrite((Kind.ROTARY, Kind.HEADS, Kind.PAIRING, Kind.DIMENSIONS, Kind.ROWS, Kind.FUSED), _rows),
+    Rewrite((Kind.COLUMNS,), _columns),
+    Rewrite((Kind.TRANSPOSED,), _transposed),
+    Rewrite((Kind.STRANGERS, Kind.COPIES), _heads),
+    Rewrite((Kind.SIGNS, Kind.ROW_FACTORS, Kind.COLUMN_FACTORS, Kind.GAIN_FOLDED), _factors),
+    Rewrite((Kind.BLOCK_SCALES, Kind.INTEGERS, Kind.ZERO_POINT), _in_blocks),
+    Rewrite((Kind.ADAPTER,), _adapter),
+)
+OF_VECTORS = (Rewrite((Kind.BIASES,), _bias), Rewrite((Kind.NORM,), _gain),
+              Rewrite((Kind.SCALED,), _scaled))  # fmt: skip
+
+
+def search(
+    units: Sequence[Unit], elsewhere: Callable[[Unit], str] = lambda unit: ""
+) -> list[Finding]:
+    """What was done to each of a block's weights that is not what it should be.
+
+    ``elsewhere`` tells where else, among the first checkpoint's weights, one is.
+    """
+    wrong = [unit for unit in units if not unit.right]
+    found = [*_exchanged(units, wrong, elsewhere)]
+    done = {name for one in found for name in one.repaired}
+    # Weights first, which explain the biases that moved with them.
+    for unit in sorted(wrong, key=lambda unit: -unit.wanted.ndim):
+        if unit.name in done:
+            continue
+        attempts = (one.find(unit) for one in (OF_WEIGHTS if unit.wanted.ndim > 1 else OF_VECTORS))
+        first = next((one for one in attempts if one is not None), None)
+        if first is not None:
+            found.append(first)
+            done |= set(first.repaired)
+    return list(_joined(found, units))
 
 
 def _exchanged(
-    wanted: Mapping[str, np.ndarray], wrong: Mapping[str, np.ndarray]
+    units: Sequence[Unit], wrong: Sequence[Unit], elsewhere: Callable[[Unit], str]
 ) -> Iterator[Finding]:
-    """Weights that are another tensor's."""
-    for name, value in wrong.items():
-        for other, right in wanted.items():
-            if other != name and right.shape == value.shape and _near(right, value):
-                back = np.array(wanted[name])
-                words = f"{short(name)} holds {short(other)}"
-                yield Finding("another tensor", words, "w = original", name, back)
+    """Weights that are another tensor's: queries and keys exchanged, with or without biases."""
+    held: dict[str, Unit] = {}
+    for unit in wrong:
+        for other in units:
+            same = other.name != unit.name and other.wanted.shape == unit.stored.shape
+            if same and np.ptp(unit.stored) and same_numbers(other.wanted, unit.stored):
+                held[unit.name] = other
                 break
+    by_role = {unit.role: unit for unit in units}
+    query, key = by_role.get("query"), by_role.get("key")
+    if query and key and held.get(query.name) is key and held.get(key.name) is query:
+        biases = [one for one in (query.bias, key.bias) if one is not None]
+        moved = len(biases) == 2 and all(one.name in held for one in biases)
+        said = causes.exchanged(moved)
+        changed = (query, key, *(biases if moved else ()))
+        repaired = {unit.name: unit.wanted for unit in changed}
+        yield Finding(said.verdict, said.reason, said.repair, repaired, query, sides=said.sides)
+        held = {name: other for name, other in held.items() if name not in repaired}
+    for unit in wrong:
+        there = held.get(unit.name)
+        where = short(there.name) if there else elsewhere(unit)
+        if where and unit.wanted.ndim == 2:
+            words = f"{unit.title} holds {where}"
+            yield unit.finding(Kind.TENSOR, words, "w = original", unit.wanted)
 
 
-def short(name: str) -> str:
-    """A name without what all tensors of a block share."""
-    parts = [part for part in name.removesuffix(".weight").split(".") if not part.isdigit()]
-    return ".".join(parts[-2:]) if parts[-1] in ("bias", "dense") else parts[-1]
+def _joined(found: Sequence[Finding], units: Sequence[Unit]) -> Iterator[Finding]:
+    """Findings of several weights that are one cause: heads that moved, equal words and code."""
+    heads = {
+        one.unit.role: one for one in found
+        if one.rows is not None and whole_heads(one.rows, one.unit.sizes.width) is not None
+        and one.unit.repeated == 1 and one.unit.role in ("query", "key")
+    }  # fmt: skip
+    if heads:
+        yield _moved_heads(heads)
+    same: dict[tuple[str, str, str], list[Finding]] = {}
+    for one in found:
+        if not any(one is other for other in heads.values()):
+            same.setdefault((one.kind, one.words, one.code), []).append(one)
+    for some in same.values():
+        first = some[0]
+        sides = tuple(dict.fromkeys(side for one in some for side in one.mismatch.sides))
+        words = first.words
+        alone = len(sides) == 1 and len({u.name for u in units if u.role in ("query", "key")}) > 1
+        if alone and first.rows is not None and first.kind in (Kind.ROTARY, Kind.HEADS):
+            words += f", in the {sides[0]} weights alone"
+        repaired = {name: value for one in some for name, value in one.repaired.items()}
+        yield replace(first, words=words, repaired=repaired, sides=sides)
 
 
-def _explained(
-    name: str,
-    wanted: np.ndarray,
-    value: np.ndarray,
-    sizes: Sizes,
-    sections: Sequence[int],
-    gain: np.ndarray | None,
-) -> Finding | None:
-    """One weight: its rows, its columns, both exchanged, or its numbers."""
-    if value.ndim == 1:
-        return _numbers(name, wanted[:, None], value[:, None])
-    for axis, title in ((0, "rows"), (1, "columns")):
-        ours, theirs = (wanted, value) if axis == 0 else (wanted.T, value.T)
-        rows = _permutation(ours, theirs)
-        if rows is not None:
-            named = _in_fused(rows, sections, sizes) if axis == 0 and sections else None
-            named = named or name_permutation(rows, sizes) or _by_section(rows, sizes, sections)
-            kind, words, code = named or ("listed", "in another order, by no known rule", "")
-            more = ", D" if axis == 0 else ""
-            if axis == 1:
-                code = f"w = ({_filled(code, ', n').replace('w', 'w.T', 1)}).T" if code else ""
-            elif "=" not in code:
-                code = f"w = {_filled(code, more)}" if code else ""
-            repaired = np.ascontiguousarray(theirs[rows] if axis == 0 else theirs[rows].T)
-            code = code.replace(", n)", f", {len(value)})").replace(", D)", f", {value.shape[1]})")
-            kind = "fused" if sections and axis == 0 else title
-            words = f"{title} of {short(name)} {words}"
-            return Finding(kind, words, code, name, repaired, rows if axis == 0 else None)
-    if value.shape[0] == value.shape[1] and _near(wanted, value.T):
-        words = f"{short(name)} is stored transposed, (in, out)"
-        return Finding("transposed", words, "w = w.T", name, np.ascontiguousarray(value.T))
-    return _numbers(name, wanted, value, gain)
-
-
-def _filled(code: str, more: str) -> str:
-    return code.replace("%s", more)
-
-
-def _permutation(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray | None:
-    """The rows of theirs that make ours; None unless each is found once, or all are in place."""
-    marks, others = sketch(theirs), sketch(ours)
-    silent = np.asarray(~theirs.any(axis=1)), np.asarray(~ours.any(axis=1))
-    if (np.abs((marks * others).sum(axis=1)) > ALIKE).all():
-        return None
-    place = nearest(others, marks, silent[1], silent[0])
-    if not np.array_equal(np.sort(place), np.arange(len(place))):
-        return None
-    return place if (cosines(ours, theirs, place) > ALIKE).all() else None
-
-
-def _by_section(
-    rows: np.ndarray, sizes: Sizes, sections: Sequence[int]
-) -> tuple[str, str, str] | None:
-    """Permutations inside each section of a fused weight."""
-    ends = [*sections, len(rows)]
-    words, code = [], []
-    for start, stop in zip(sections, ends[1:], strict=True):
-        inside = rows[start:stop] - start
-        if np.array_equal(inside, np.arange(stop - start)):
-            continue
-        if inside.min() < 0 or inside.max() >= stop - start:
-            return None
-        named = name_permutation(inside, sizes)
-        if named is None or "=" in named[2]:
-            return None
-        words.append(f"{start} to {stop} {named[1]}")
-        code.append(f"w[{start}:{stop}] = {named[2].replace('w', f'w[{start}:{stop}]', 1)}")
-    return ("sections", "; ".join(words), "; ".join(code)) if words else None
-
-
-def _numbers(
-    name: str, wanted: np.ndarray, value: np.ndarray, gain: np.ndarray | None = None
-) -> Finding | None:
-    """Factors, signs, offsets and rank of what lies in its place."""
-    title, is_vector = short(name), value.shape[1] == 1
-    flat = np.asarray(value, np.float64), np.asarray(wanted, np.float64)
-
-    def finding(kind: str, words: str, code: str, repaired: np.ndarray) -> Finding:
-        shaped = repaired[:, 0] if is_vector else repaired
-        return Finding(kind, f"{title}: {words}", code, name, shaped.astype(value.dtype))
-
-    v, w = flat
-    if not v.any():
-        return finding("zero", "all zero", "w = original", w)
-    large = np.abs(w) > 1e-3 * np.abs(w).max()
-    ratio = np.where(large, v / w, np.nan)
-    whole = float(np.vdot(w, v) / np.vdot(w, w))
-    if np.abs(v - whole * w).max() <= SAME * np.abs(v).max():
-        return finding("scaled", f"scaled by {whole:.4g}", f"w = w / {whole:.6g}", v / whole)
-    if is_vector:
-        return None
-    signs = np.sign(np.nansum(ratio, axis=1))
-    if np.allclose(v * signs[:, None], w, atol=SAME * np.abs(w).max()):
-        negative = np.flatnonzero(signs < 0).tolist()
-        words = f"other signs in {len(negative)} of {len(v)} rows"
-        return finding("signs", words, f"w[{negative}] *= -1", w)
-    for axis, what in ((1, "rows"), (0, "columns")):
-        factors = (v * w).sum(axis=axis, keepdims=True) / np.square(w).sum(axis=axis, keepdims=True)
-        if np.abs(v - factors * w).max() <= SAME * np.abs(v).max() and factors.all():
-            if axis == 0 and gain is not None and len(gain) == factors.size:
-                for power, times in ((1, "once too often"), (2, "twice too often"), (-1, "out")):
-                    if np.allclose(factors[0], gain.astype(np.float64) ** power, rtol=SAME):
-                        words = f"the gain of the norm before it is folded in {times}"
-                        code = f"w = w / gain ** {power}"
-                        return finding("gain folded", words, code, v / factors)
-            words = f"each of its {what} has a factor of its own"
-            return finding(
-                f"{what} scaled",
-                words,
-                f"w = w / (w / original).nanmedian({axis}, keepdim=True).values",
-                v / factors,
-            )
-    for size in reversed(BLOCKS):
-        if value.shape[1] % size or value.shape[1] == size:
-            continue
-        a, b = (x.reshape(len(v), -1, size) for x in (w, v))
-        centred = [x - x.mean(axis=2, keepdims=True) for x in (a, b)]
-        sums = (centred[0] * centred[1]).sum(axis=2, keepdims=True)
-        factors = sums / np.square(centred[0]).sum(axis=2, keepdims=True)
-        offsets = b.mean(axis=2, keepdims=True) - factors * a.mean(axis=2, keepdims=True)
-        if np.abs(b - factors * a).max() <= 0.03 * np.abs(b).max():
-            integers = np.array_equal(v, np.rint(v))
-            words = f"scales of other blocks of {size} columns"
-            if integers:
-                words = f"whole numbers without their scales, of blocks of {size} columns"
-            return finding("integers" if integers else "block scales", words, "w = original", w)
-        if np.abs(b - factors * a - offsets).max() <= 0.03 * np.abs(b).max():
-            words = f"an offset for each block of {size} columns: a zero point is off"
-            return finding("zero point", words, "w = original", w)
-    return None
+def _moved_heads(moved: Mapping[str, Finding]) -> Finding:
+    """Whole heads in another order: on both sides alike, or so that other heads meet."""
+    first = next(iter(moved.values()))
+    sizes, repaired = first.unit.sizes, dict[str, np.ndarray]()
+    share, orders, code = sizes.heads // sizes.groups, dict[str, np.ndarray](), []
+    for side, one in moved.items():
+        rows = np.asarray(one.rows)
+        orders[side] = rows[:: sizes.width] // sizes.width
+        repaired |= one.repaired
+        code.append(f"{one.code}  # {side}")
+    queries = orders.get("query", np.arange(sizes.heads))
+    keys = orders.get("key", np.arange(sizes.groups)).repeat(share)
+    if np.array_equal(queries // share, keys):
+        said = causes.head_order(queries)
+    else:
+        said = replace(
+            causes.pairing(queries, keys, sizes.groups), repair="\n".join(code), sides=tuple(moved)
+        )
+    return replace(
+        first, kind=said.verdict, words=said.reason, code=said.repair, repaired=repaired,
+        sides=said.sides, heads=said.heads, facts=said.facts,
+    )  # fmt: skip

@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
 import numpy as np
 
 from wqk._typing import FilePath
-from wqk.attention import Block
 from wqk.checkpoints import Checkpoint, Part
-from wqk.checkpoints.quantized import is_left_plain
 from wqk.checkpoints.references import HubFolder, check_options
-from wqk.comparing import mistakes
+from wqk.comparing import causes
 from wqk.comparing.answer import BlockComparison, CheckpointComparison, Place
-from wqk.comparing.blocks import Scoring, as_exact_as, distances, same_rotation
-from wqk.comparing.circuits import VALUES, comparable, other_circuits
-from wqk.comparing.contents import compare_stored, paired_names
-from wqk.comparing.conversions import explain, explained, signature
-from wqk.comparing.diagnosis import averaged, diagnose, rotary_repaired, setting_repaired, terms
-from wqk.comparing.mistakes import Mismatch
+from wqk.comparing.blocks import Scoring, distances
+from wqk.comparing.causes import Kind, Mismatch
+from wqk.comparing.contents import compare_stored
+from wqk.comparing.diagnosis import (
+    beside,
+    comparable,
+    compare,
+    diagnose,
+    positions,
+    regrouped,
+)  # fmt: skip
+from wqk.comparing.freedoms import explained, signature
 from wqk.comparing.outside import absent_towers, outside
-from wqk.comparing.rewrites import short
-from wqk.comparing.weights import StoredBlock, grid, load_block
+from wqk.comparing.settings import is_configured, other_settings
+from wqk.comparing.weights import CIRCUITS, SCORES, Pair, grid, scorings
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families import AttentionPlan
-from wqk.families.config import Config
 from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.scanning.cores import one_blas_thread
-
-# Tokens between query and key at which rotary positions are compared: none, one, many.
-DISTANCES = (0, 1, 1024)
 
 # Signatures of the same heads have at least this cosine; those of quantized ones less, by twice the
 # square of what rounding explains of their distance, but never less than the second.
@@ -41,6 +40,9 @@ ALIKE, LEAST_ALIKE = 0.99, 0.8
 
 # From this share of what quantization explains on, columns are looked for in other groups.
 SUSPECT = 0.5
+
+# Signatures of a block's circuits, by their names.
+Marks = dict[str, np.ndarray]
 
 
 def same(
@@ -124,36 +126,30 @@ def same(
         )
     pairs, missing, added = _chosen(pairs, missing, added, layers)
     notes += _unknown(pairs)
+    for checkpoint, plan in zip(checkpoints, pairs[0], strict=True):
+        if text := _grid(checkpoint, plan):
+            notes.append(f"{checkpoint.name}: {text}")
     blocks: list[BlockComparison] = []
-    marks: tuple[dict[Place, Marks], dict[Place, Marks]] = ({}, {})
-    rounded: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
-    tables = [checkpoint.tensors() for checkpoint in checkpoints]
-    names = paired_names(tables[0], tables[1], (pairs[0][0].query.tensor, pairs[0][1].query.tensor))
+    marks: list[tuple[Marks, Marks]] = []
     for pair in pairs:
         # Products of single heads are too small for several threads.
         with one_blas_thread():
-            stored = _read(checkpoints, pair, rounded)
-            compared = _compare(checkpoints, pair, stored, tolerance)
-            for mark, block in zip(marks, stored, strict=True):
-                mark[_place(pair[0])] = {SCORES: signature(block.scoring).astype(np.float32)}
-            folds = [block.norms for block in stored]
-            del stored, block  # before the values are read
-            here = [mark[_place(pair[0])] for mark in marks]
-            compared = _with_circuits(checkpoints, pair, folds, compared, here, tolerance)
-            if "heads" in up_to and (order := _order_of_heads(compared)) is not None:
-                notes.append(f"{_place(pair[0])}: heads in the order {mistakes.listed(order)}")
-                compared = replace(compared, mismatches=(), heads=())
-            blocks.append(_diagnosed(models, pair, pairs, names, compared, tolerance))
+            block, mark = _compared(models, pair, tolerance)
+            if "heads" in up_to and (order := _order_of_heads(checkpoints, pair, block, tolerance)):
+                notes.append(f"{_place(pair[0])}: heads in the order {causes.listed(order)}")
+                block = replace(block, unequal=(), heads=())
+        blocks.append(block)
+        marks.append(mark)
         if on_progress:
             on_progress(len(blocks), len(pairs))
-    blocks = _other_layers(blocks, *marks)
-    for checkpoint, grids in zip(checkpoints, rounded, strict=True):
-        notes += [f"{checkpoint.name}: {text}" for text in grids]
-    rest = outside(models, pairs, blocks, everything, layers, tolerance)
+    with one_blas_thread():
+        explained_blocks = [_explained(models, pairs, blocks, marks, n, tolerance)
+                            for n in range(len(blocks))]  # fmt: skip
+    rest = outside(models, pairs, explained_blocks, everything, layers, tolerance)
     notes += absent_towers(models)
     return CheckpointComparison(
-        checkpoints[0].name, checkpoints[1].name, tuple(blocks), missing, added, tuple(notes),
-        *rest, tolerance, _quantized(pairs),
+        checkpoints[0].name, checkpoints[1].name, tuple(explained_blocks), missing, added,
+        tuple(notes), *rest, tolerance, _quantized(pairs),
     )  # fmt: skip
 
 
@@ -163,77 +159,129 @@ def _quantized(pairs: Sequence[Pair]) -> tuple[str, ...]:
     return tuple(sorted(stored[0] ^ stored[1]))
 
 
-def _order_of_heads(block: BlockComparison) -> tuple[int, ...] | None:
-    """The one order of heads in which scores, values and outputs are the same; None without one."""
-    found = {one.facts.get("circuit", SCORES): one for one in block.mismatches}
-    verdicts = {one.facts.get("verdict", one.verdict) for one in block.mismatches}
-    orders = {one.heads for one in block.mismatches}
-    is_whole = found.keys() == {SCORES, *block.beside} and len(found) == len(block.mismatches)
-    return orders.pop() if is_whole and verdicts == {mistakes.HEADS} and len(orders) == 1 else None
+def _grid(checkpoint: Checkpoint, plan: AttentionPlan) -> str:
+    """Whether values lie on the grid of a narrower type than they are stored in, in words."""
+    part = plan.query.projection.roles[""]
+    dtype = checkpoint.info(part.name).dtype
+    found = grid(dtype, checkpoint.read([part])[0]) if dtype in ("F64", "F32", "F16") else dtype
+    words = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+    return (
+        "" if found == dtype else f"values are rounded to {words[found]}, though stored as {dtype}"
+    )
 
 
-def _diagnosed(
-    models: Sequence[Model], pair: Pair, pairs: Sequence[Pair], names: dict[str, str],
-    block: BlockComparison, tolerance: float,
-) -> BlockComparison:  # fmt: skip
-    """The block with what its settings and stored weights tell, where a repair makes it the same.
-
-    Every repair is applied, and the block compared again, before it is said.
-    """
+def _compared(
+    models: Sequence[Model], pair: Pair, tolerance: float
+) -> tuple[BlockComparison, tuple[Marks, Marks]]:
+    """How far two blocks are apart in each circuit, and their settings; and their signatures."""
     checkpoints = [model.checkpoint for model in models]
+    place, marks = _place(pair[0]), (dict[str, np.ndarray](), dict[str, np.ndarray]())
+    found = [*other_settings(models, pair)]
+    block = BlockComparison(*place, {}, 0, 0.0, ())
+    heads = np.zeros(pair[0].query.heads)
+    for circuit in CIRCUITS:
+        both = scorings(checkpoints, pair, circuit)
+        if both is None:
+            continue
+        a, b = both
+        at = positions(a, b)
+        if circuit == SCORES:
+            _require_sizes(pair[0], both)
+            if len(a.query.weight) != len(b.query.weight):
+                said = [f"{len(one.query.weight)} of width {one.width}" for one in both]
+                repair = f'config["num_attention_heads"] = {len(a.query.weight)}'
+                found.insert(0, causes.setting("number of heads", said[0], said[1], repair))
+                return replace(
+                    block, distance=dict.fromkeys(at, float("nan")), mismatches=tuple(found)
+                ), marks
+        elif not comparable(a, b):
+            reason = " against ".join(_sizes(one) for one in both)
+            found.append(beside(circuit, Mismatch(Kind.SIZES, reason)))
+            block = replace(block, beside={**block.beside, circuit: float("nan")})
+            continue
+        measured = distances(a, b, at, tolerance)
+        by_head, worst = measured.relative.max(axis=0), measured.worst
+        for mark, scoring in zip(marks, both, strict=True):
+            mark[circuit] = signature(scoring).astype(np.float32)
+        if circuit == SCORES:
+            far = dict(zip(at, map(float, measured.relative.max(axis=1)), strict=True))
+            allowed = float(measured.tolerance[worst])
+            block = replace(block, distance=far, head=worst, tolerance=allowed)
+            suspect = measured.agree and max(far.values()) > SUSPECT * allowed
+            if suspect and checkpoints[1].regrouping(Part(pair[1].query.tensor, ((0, 1),))):
+                found[:0] = regrouped(checkpoints, pair)
+        else:
+            block = replace(block, beside={**block.beside, circuit: float(by_head.max())})
+        if not measured.agree:
+            block = replace(block, unequal=(*block.unequal, circuit))
+            if len(heads) == len(by_head):
+                heads = np.maximum(heads, np.where(by_head > measured.tolerance, by_head, 0.0))
+    if pair[0].sinks is not None and pair[1].sinks is not None:
+        found += _sinks(checkpoints, (pair[0].sinks, pair[1].sinks))
+    return replace(block, mismatches=tuple(found), heads=tuple(map(float, heads))), marks
 
-    def compare(other: Checkpoint, plan: AttentionPlan) -> tuple[Mismatch, ...]:
-        both, plans = (checkpoints[0], other), (pair[0], plan)
-        stored = _read(both, plans, (Counter({"": 1}), Counter({"": 1})))
-        scores = _compare(both, plans, stored, tolerance)
-        folds = [some.norms for some in stored]
-        return _with_circuits(both, plans, folds, scores, ({}, {}), tolerance).mismatches
 
-    if any(plan.rule.guess for plan in pair):
-        return block
-    repaired = (setting_repaired(models, pair, one) for one in block.mismatches)
-    block = replace(block, mismatches=tuple(repaired))
-    if block.same:
-        # Scales of groups are alike, so that a wrong order of columns may hide behind rounding.
-        suspect = max(block.distance.values()) > SUSPECT * block.tolerance
-        if suspect and checkpoints[1].regrouping(Part(pair[1].query.tensor, ((0, 1),))):
-            seen = diagnose(checkpoints, pair, names, (), lambda o: compare(o, pair[1])) or ()
-            moved = tuple(one for one in seen if one.facts.get("cause") == "groups")
-            return replace(block, mismatches=moved)
-        return block
-    found: tuple[Mismatch, ...] = ()
-    left, plan = block.mismatches, pair[1]
-    unknown = any(one.rotation_unknown for one in pair)
-    exact = as_exact_as(pair[0].rotary, plan.rotary)
-    differs = not (unknown or same_rotation(pair[0].rotary, exact))
-    rotary = rotary_repaired(models, pair) if differs else None
-    if rotary is not None:
-        rest = compare(checkpoints[1], rotary[1])
-        if len(rest) < len(left) or any(one.is_vague for one in left):
-            found, left, plan = (rotary[0],), rest, rotary[1]
-    circuits = {one.facts.get("circuit") for one in left}
-    if VALUES in circuits or any(one.is_vague for one in left):
-        blocks = [Block(c, p) for c, p in zip(checkpoints, pair, strict=True)]
-        means = averaged(pair, *blocks)
-        neighbors = [
-            p for p, _ in pairs
-            if p is not pair[0] and (p.layer, p.stack) == (pair[0].layer, pair[0].stack)
-        ]  # fmt: skip
-        causes = (
-            (means,)
-            if means
-            else diagnose(
-                checkpoints, (pair[0], plan), names, neighbors, lambda other: compare(other, plan)
-            )
+def _require_sizes(plan: AttentionPlan, both: Sequence[Scoring]) -> None:
+    """Queries and keys of two blocks must have as many rows, of the same widths."""
+    shapes = [[one.query.weight.shape, one.key.weight.shape] for one in both]
+    if any(
+        (query[0] * query[1], query[2], key[2]) != (shapes[0][0][0] * shapes[0][0][1],
+                                                    shapes[0][0][2], shapes[0][1][2])
+        for query, key in shapes
+    ):  # fmt: skip
+        sizes = [
+            f"{query[0]} heads of width {query[1]} on {query[2]} dimensions" for query, _ in shapes
+        ]
+        raise CheckpointError(
+            f"layer {plan.layer} of the {plan.stack} has {sizes[0]} in one checkpoint and "
+            f"{sizes[1]} in the other; only equal ones can be compared"
         )
-        left = left if causes is None else causes
-    return replace(block, mismatches=(*found, *left))
 
 
-Pair = tuple["AttentionPlan", "AttentionPlan"]
-# Signatures of a block's circuits, by their names.
-Marks = dict[str, np.ndarray]
-SCORES = "attention"
+def _order_of_heads(
+    checkpoints: Sequence[Checkpoint], pair: Pair, block: BlockComparison, tolerance: float
+) -> tuple[int, ...]:
+    """The one order of heads in which scores, values and outputs are the same; () without one."""
+    if {*block.unequal} != {SCORES, *block.beside}:
+        return ()
+    apart = compare(checkpoints, pair, tolerance, block.unequal)
+    found = [explained(*one.pair, positions(*one.pair), one.distances) for one in apart.values()]
+    orders = {
+        one[0].heads if one and len(one) == 1 and one[0].verdict == Kind.HEADS else ()
+        for one in found
+    }
+    return orders.pop() if len(orders) == 1 else ()
+
+
+def _explained(
+    models: Sequence[Model], pairs: Sequence[Pair], blocks: Sequence[BlockComparison],
+    marks: Sequence[tuple[Marks, Marks]], number: int, tolerance: float,
+) -> BlockComparison:  # fmt: skip
+    """A block with the causes of what differs in it: another layer's weights, or changed ones."""
+    block, pair = blocks[number], pairs[number]
+    if not block.unequal:
+        return block
+    least, here = max(LEAST_ALIKE, min(ALIKE, 1 - 2 * block.tolerance**2)), marks[number][1]
+    others = [n for n, (other, _) in enumerate(pairs) if other.place[:2] == pair[0].place[:2]
+              and n != number]  # fmt: skip
+    held = [n for n in others if SCORES in block.unequal
+            and _alike(marks[n][0], here, SCORES, least)][:1]  # fmt: skip
+    found: list[Mismatch] = []
+    left: tuple[str, ...] = CIRCUITS
+    for n in held:
+        layer, other = pair[0].layer, pairs[n][0].layer
+        tied = not blocks[n].unequal or any(
+            _alike(marks[n][0], marks[m][1], SCORES, least) for m in others if m != n
+        )
+        reason = f"{Kind.LAYER}: layer {layer} has those of layer {other}"
+        repair = f"layers[{layer}] = original[{layer}]  # not [{other}]"
+        reason += ", as another one does" * tied
+        found.append(Mismatch(Kind.LAYER, reason, repair, facts={"other_layer": other}))
+        left = tuple(what for what in left if not _alike(marks[n][0], here, what, least))
+    if {*left} & {*block.unequal}:
+        neighbors = [p for p, _ in pairs if p is not pair[0] and p.stack == pair[0].stack]
+        found += diagnose(models, pair, neighbors, tolerance, left)
+    return replace(block, mismatches=(*found, *block.mismatches))
 
 
 def _opened(
@@ -266,7 +314,7 @@ def _opened(
         except (CheckpointError, UnknownFamily):
             raise failed[0] from None
         config = model.checkpoint.config
-        if heads is None and "model_type" in config and _is_configured(config):
+        if heads is None and "model_type" in config and is_configured(config):
             raise failed[0]  # transformers would fill in a number, and it is the wrong one
         models[number] = model
         notes.append(
@@ -365,135 +413,6 @@ def _unknown(pairs: Sequence[Pair]) -> list[str]:
     return []
 
 
-def _read(
-    checkpoints: Sequence[Checkpoint], pair: Pair, rounded: tuple[Counter[str], Counter[str]]
-) -> tuple[StoredBlock, StoredBlock]:
-    """Both blocks, in the same terms: what one of them does not know is the other's."""
-    guessed = [bool(plan.rule.guess) for plan in pair]
-    fed = [any(side.input_norm for side in (plan.query, plan.key)) for plan in pair]
-    # A guess may miss a norm; where names are known, one that is not there is folded in.
-    guesses = any(plan.rule.guess and not plan.rule.input_norm for plan in pair)
-    norms = [all(fed)] * 2 if guesses else fed
-    known: list[dict[str, Any]] = [{}, {}]
-    if any(plan.rotation_unknown for plan in pair):
-        # Rows may lie in any order of rotary pairs: they are compared at distance 0 alone.
-        known = [{"rotary": None, "key_bias": any(plan.rotary for plan in pair)} for _ in pair]
-    elif pair[1].rotary is not None:
-        known[1] = {"rotary": as_exact_as(pair[0].rotary, pair[1].rotary)}
-    for number, other in enumerate(reversed(pair)):
-        if guessed[number]:
-            known[number] |= {"scale": other.scale}
-    blocks = [Block(c, plan) for c, plan in zip(checkpoints, pair, strict=True)]
-    for block, notes in zip(blocks, rounded, strict=True):
-        _note_grid(block, notes)
-    first, second = (
-        load_block(block, norms=fold, **given)
-        for block, fold, given in zip(blocks, norms, known, strict=True)
-    )
-    return first, second
-
-
-def _note_grid(block: Block, notes: Counter[str]) -> None:
-    """Count weights whose values lie on the grid of a narrower type than they are stored in."""
-    if notes:  # one block tells
-        return
-    plan = block.plan
-    dtype = block.checkpoint.info(plan.query.tensor).dtype
-    if dtype not in ("F64", "F32", "F16"):
-        return
-    part = plan.query.projection.roles[""]
-    found = grid(dtype, block.read([part])[0])
-    if found != dtype:
-        words = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-        notes[f"values are rounded to {words[found]}, though stored as {dtype}"] += 1
-
-
-def _compare(
-    checkpoints: Sequence[Checkpoint],
-    pair: Pair,
-    stored: tuple[StoredBlock, StoredBlock],
-    tolerance: float,
-) -> BlockComparison:
-    a, b = stored
-    if a.query.rows.shape != b.query.rows.shape or a.key.rows.shape[1] != b.key.rows.shape[1]:
-        sizes = [
-            f"{s.query.heads} heads of width {s.query.width} on {s.query.rows.shape[1]} dimensions"
-            for s in stored
-        ]
-        raise CheckpointError(
-            f"layer {pair[0].layer} of the {pair[0].stack} has {sizes[0]} in one checkpoint and "
-            f"{sizes[1]} in the other; only equal ones can be compared"
-        )
-    settings = (
-        *_settings(*pair),
-        *_untold(checkpoints, pair),
-        *_misplaced(checkpoints[1], pair[1]),
-    )
-    at = DISTANCES if a.rotary or b.rotary else DISTANCES[:1]
-    place = _place(pair[0])
-    if a.query.heads != b.query.heads:
-        counts = mistakes.setting(
-            "number of heads", f"{a.query.heads} of width {a.query.width}",
-            f"{b.query.heads} of width {b.query.width}",
-            f'config["num_attention_heads"] = {a.query.heads}',
-        )  # fmt: skip
-        return BlockComparison(*place, dict.fromkeys(at, float("nan")), 0, 0.0, (counts, *settings))
-    measured = distances(a.scoring, b.scoring, at, tolerance)
-    worst = measured.worst
-    by_head = measured.relative.max(axis=0)
-    return BlockComparison(
-        *place,
-        dict(zip(at, map(float, measured.relative.max(axis=1)), strict=True)),
-        worst,
-        float(measured.tolerance[worst]),
-        (*(() if measured.agree else explain(a, b, at, measured)), *settings),
-        tuple(map(float, np.where(by_head > measured.tolerance, by_head, 0.0))),
-    )
-
-
-def _with_circuits(
-    checkpoints: Sequence[Checkpoint], pair: Pair, folds: Sequence[bool],
-    compared: BlockComparison, marks: Sequence[Marks], tolerance: float,
-) -> BlockComparison:  # fmt: skip
-    """The comparison with that of values and outputs, scores of positions, and sinks.
-
-    Their signatures are added to the block's ``marks``. What a cause that the scores have shown
-    explains, too, is not said again.
-    """
-    blocks = [Block(c, plan) for c, plan in zip(checkpoints, pair, strict=True)]
-    circuits = [other_circuits(b, fold) for b, fold in zip(blocks, folds, strict=True)]
-    found, beside = list(compared.mismatches), {}
-    heads = np.array(compared.heads or np.zeros(pair[0].query.heads))
-    for what in circuits[0].keys() & circuits[1].keys():
-        a, b = (some[what] for some in circuits)
-        if not comparable(a, b):
-            found.append(mistakes.beside(what, mistakes.unlike(_sizes(a), _sizes(b))))
-            beside[what] = float("nan")
-            continue
-        at = DISTANCES if a.rotary or b.rotary else DISTANCES[:1]
-        measured = distances(a, b, at, tolerance)
-        by_head = measured.relative.max(axis=0)
-        beside[what] = float(by_head.max())
-        for mark, scoring in zip(marks, (a, b), strict=True):
-            mark[what] = signature(scoring).astype(np.float32)
-        known = {one.verdict for one in compared.mismatches}
-        if mistakes.NORM in known and a.key.norm and b.key.norm:
-            with_norm = replace(b, key=replace(b.key, norm=a.key.norm))
-            known |= {mistakes.FUSED} if distances(a, with_norm, at, tolerance).agree else set()
-        if not measured.agree and mistakes.FUSED not in known:
-            causes = explained(a, b, at, measured) or (
-                mistakes.unexplained(by_head, measured.tolerance),
-            )
-            found += [mistakes.beside(what, cause) for cause in causes]
-            if len(heads) == len(by_head):
-                wrong = np.where(by_head > measured.tolerance, by_head, 0.0)
-                heads = np.maximum(heads, wrong)
-    parts = pair[0].sinks, pair[1].sinks
-    if parts[0] is not None and parts[1] is not None:
-        found += _sinks(checkpoints, (parts[0], parts[1]))
-    return replace(compared, mismatches=tuple(found), beside=beside, heads=tuple(map(float, heads)))
-
-
 def _sizes(scoring: Scoring) -> str:
     heads, width, dimensions = scoring.query.weight.shape
     groups = len(scoring.key.weight)
@@ -511,41 +430,7 @@ def _sinks(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> Iterator
         reason = "sinks are all zero"
     elif np.array_equal(np.sort(ours), np.sort(theirs)):
         reason = "sinks lie in the order of other heads"
-    yield mistakes.other_sinks(reason)
-
-
-def _other_layers(
-    blocks: Sequence[BlockComparison],
-    ours: dict[Place, Marks],
-    theirs: dict[Place, Marks],
-) -> list[BlockComparison]:
-    """The blocks, with those that are not explained looked for among the other layers."""
-    found: dict[int, Place] = {}
-    least: dict[int, float] = {}
-    for number, block in enumerate(blocks):
-        if any(one.unexplained for one in block.mismatches):
-            here = theirs[Place(block.stack, block.kind, block.layer)]
-            least[number] = max(LEAST_ALIKE, min(ALIKE, 1 - 2 * block.tolerance**2))
-            for place, mark in ours.items():
-                is_own = place.layer == block.layer or place[:2] != (block.stack, block.kind)
-                if not is_own and _alike(mark, here, SCORES, least[number]):
-                    found[number] = place
-                    break
-    taken = Counter(found.values())
-    equal = {Place(b.stack, b.kind, b.layer) for b in blocks if b.same}
-    result = list(blocks)
-    for number, place in found.items():
-        tied, block = taken[place] > 1 or place in equal, blocks[number]
-        here = theirs[Place(block.stack, block.kind, block.layer)]
-        named = mistakes.another_layer(block.layer, place.layer, tied)
-        rest = [
-            one
-            for one in block.mismatches
-            if one.verdict not in mistakes.UNEXPLAINED
-            and not _alike(ours[place], here, str(one.facts.get("circuit")), least[number])
-        ]
-        result[number] = replace(block, mismatches=(named, *rest))
-    return result
+    yield Mismatch(Kind.SINKS, reason, "sinks = original", facts={"circuit": "sinks"})
 
 
 def _alike(ours: Marks, theirs: Marks, what: str, least: float) -> bool:
@@ -554,56 +439,3 @@ def _alike(ours: Marks, theirs: Marks, what: str, least: float) -> bool:
     if first is None or second is None or first.shape != second.shape:
         return False
     return bool((np.einsum("hp,hp->h", first, second) > least).all())
-
-
-def _settings(a: AttentionPlan, b: AttentionPlan) -> Iterator[Mismatch]:
-    """The terms of the score besides the form that differ, as far as both are known."""
-    if not (a.rule.guess or b.rule.guess):
-        theirs = terms(b)
-        for name, value in terms(a).items():
-            if value != theirs[name]:
-                yield mistakes.setting(name, value, theirs[name])
-
-
-def _misplaced(checkpoint: Checkpoint, plan: AttentionPlan) -> Iterator[Mismatch]:
-    """Weights that are quantized where the configuration leaves them plain, or the reverse."""
-    found: dict[str, list[str]] = {}
-    for side in (plan.query, plan.key, plan.value, plan.output):
-        for part in side.projection.roles.values() if side is not None else ():
-            kind = checkpoint.info(part.name).quantized
-            if is_left_plain(checkpoint.config, part.name.removesuffix(".weight")) is bool(kind):
-                found.setdefault(kind, []).append(short(part.name))
-    for kind, names in found.items():
-        yield mistakes.wrongly_quantized(sorted(set(names)), kind)
-
-
-def _is_configured(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration says more than a model's type, which may be known by its tensors."""
-    return any(value is not None for key, value in config.items() if key != "model_type")
-
-
-def _untold(checkpoints: Sequence[Checkpoint], pair: Pair) -> Iterator[Mismatch]:
-    """Numbers of heads, and their width, that one configuration of two alike does not have.
-
-    The shapes of the weights still tell them here; other programs may take a default. A file
-    without any configuration lacks nothing of one.
-    """
-    if not all(_is_configured(checkpoint.config) for checkpoint in checkpoints):
-        return
-    if pair[0].family != pair[1].family or any(plan.rule.guess for plan in pair):
-        return
-    first, second = (
-        Config(checkpoint.config, plan.rule.config)
-        for checkpoint, plan in zip(checkpoints, pair, strict=True)
-    )
-    keys = pair[0].rule.heads, pair[0].rule.key_heads, ("head_dim",)
-    for names in keys:
-        told = [next((n for n in names if config.get(n) is not None), None) for config in
-                (first, second)]  # fmt: skip
-        if (told[0] is None) == (told[1] is None):
-            continue
-        name = told[0] or told[1] or ""
-        values = [config.get(name) for config in (first, second)]
-        shown = ["not in the configuration" if value is None else value for value in values]
-        repair = f'config["{name}"] = {values[0]}' if values[0] is not None else ""
-        yield mistakes.setting(name, shown[0], shown[1], repair)

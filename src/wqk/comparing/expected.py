@@ -1,0 +1,272 @@
+"""What a block of the second checkpoint should hold: the first one's weights in its layout.
+
+Where both store a block the same way, each tensor should be the other's. Otherwise queries, keys,
+values and outputs are taken from one layout and put into the other, rotary pairs in its order, key
+heads as often as it has them.
+
+Axes: n rows, D columns; H query heads, G key heads, R head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from wqk.checkpoints import Checkpoint, Part
+from wqk.checkpoints.adapters import AdaptedCheckpoint
+from wqk.comparing.permutations import Sizes, to_order
+from wqk.comparing.rewrites import Adapter, Finding, Unit, same_numbers, search, short
+from wqk.comparing.weights import Pair, rounding_in
+from wqk.families import AttentionPlan, Norm, Projection, Side
+from wqk.families.layouts import put_outputs
+
+ROLES = ("query", "key", "value", "output")
+
+
+@dataclass(eq=False)
+class _Tensor:
+    """A tensor of the second checkpoint: what it holds, and what it should, as far as known."""
+
+    stored: np.ndarray
+    wanted: np.ndarray
+    source: str  # what the first one calls it, or a weight that is stored like its source
+    roles: list[str] = field(default_factory=list)
+    sides: list[Side] = field(default_factory=list)
+    # Of the norm before it, as it should be and as it is, with what is added when it is read.
+    gains: tuple[np.ndarray, np.ndarray] | None = None
+
+
+class Expected:
+    """The weights of a block as they are stored, and as they should be.
+
+    Attributes
+    ----------
+    units
+        Each weight as in ``nn.Linear``, each vector.
+    plan
+        The second block's, with the biases that only the first one has.
+    added
+        These, as zeros.
+    """
+
+    def __init__(self, checkpoints: Sequence[Checkpoint], pair: Pair) -> None:
+        self._checkpoints, self._plans, self.plan = checkpoints, pair, pair[1]
+        self._same = _same_layout(*pair)
+        self._tensors: dict[str, _Tensor] = {}
+        self.added: dict[str, np.ndarray] = {}
+        for role in ROLES:
+            first, second = (getattr(plan, role) for plan in pair)
+            if first is not None and second is not None and self._weight(role, first, second):
+                self._bias(role, first, second)
+                for what in ("input_norm", "norm"):
+                    norms = [getattr(side, what) for side in (first, second)]
+                    if None not in norms:
+                        self._norm(role, "score" if what == "norm" else "projection", *norms)
+        apart = [plan.positional for plan in pair]
+        if self._same and apart[0] is not None and apart[1] is not None:
+            self._weight("positions of queries", apart[0].query, apart[1].query)
+            self._weight("positions of keys", apart[0].key, apart[1].key)
+        self.units: list[Unit] = []
+        units = {name: self._unit(name, one) for name, one in self._tensors.items()}
+        for name, unit in units.items():
+            named = [side.bias.name for side in self._tensors[name].sides if side.bias]
+            bias = units.get(named[0]) if named and unit.wanted.ndim == 2 else None
+            if bias is not None and len(bias.wanted) == len(unit.wanted):
+                unit = replace(unit, bias=bias)
+            self.units.append(replace(unit, block=self.units))
+
+    def _read(self, which: int, part: Part | str) -> np.ndarray:
+        return self._checkpoints[which].read([Part(part) if isinstance(part, str) else part])[0]
+
+    def _target(self, name: str, source: str, role: str, side: Side | None = None) -> _Tensor:
+        """A tensor of the second checkpoint, with one more role; at first as it is."""
+        if name not in self._tensors:
+            stored = self._read(1, name)
+            self._tensors[name] = _Tensor(stored, stored.copy(), source)
+        found = self._tensors[name]
+        found.roles.append(role)
+        found.sides += [side] if side is not None else []
+        return found
+
+    def _weight(self, role: str, first: Side, second: Side) -> bool:
+        """Whether what a side should be is known."""
+        one, other = first.projection, second.projection
+        if self._same:
+            for a, b in zip(one.roles.values(), other.roles.values(), strict=True):
+                is_new = b.name not in self._tensors
+                target = self._target(b.name, a.name, role, second)
+                if is_new:
+                    target.wanted = self._read(0, a.name)
+            return True
+        fits = second.heads % first.heads == 0 and second.head_width == first.head_width
+        if not (isinstance(one, Projection) and isinstance(other, Projection) and fits):
+            return False
+        weight = self._ordered(role, one.take(self._read(0, one.part)), first, second)
+        other.put(self._target(other.tensor, one.tensor, role, second).wanted, weight)
+        return True
+
+    def _ordered(self, role: str, weight: np.ndarray, first: Side, second: Side) -> np.ndarray:
+        """Rows (heads, R, ...) in the rotary order and with the heads of the second block."""
+        turns = [plan.rotary for plan in self._plans]
+        if role in ("query", "key") and turns[0] and turns[1] and turns[0].order != turns[1].order:
+            pairs = len(turns[1].frequencies)
+            rows = to_order(turns[1].order, first.heads, first.head_width, 2 * pairs)
+            weight = weight.reshape(-1, *weight.shape[2:])[rows].reshape(weight.shape)
+        return np.asarray(weight.repeat(second.heads // first.heads, axis=0))
+
+    def _bias(self, role: str, first: Side, second: Side) -> None:
+        """A side's bias, also where only one of the two has it."""
+        projection = second.projection
+        if not isinstance(projection, Projection) or not (first.bias or second.bias):
+            return
+        bias = np.zeros((first.heads, first.head_width), np.float32)
+        if first.bias is not None:
+            bias = self._read(0, first.bias).reshape(bias.shape)
+        part = second.bias
+        if part is None:
+            if not bias.any():
+                return
+            part = projection.bias_part(f"{second.tensor.removesuffix('.weight')}.bias")
+            shape = self._checkpoints[1].info(second.tensor).shape
+            none = np.zeros(shape[-1] if projection.transposed else shape[0], np.float32)
+            self._tensors.setdefault(part.name, _Tensor(none, none.copy(), first.tensor))
+            self.added[part.name] = none
+            second = replace(second, bias=part)
+            self._tensors[second.tensor].sides[-1] = second
+            changed: dict[str, Any] = {role: second}
+            self.plan = replace(self.plan, **changed)
+        source = first.bias.name if first.bias is not None else first.tensor
+        target = self._target(part.name, source, f"bias of the {role}", second)
+        ordered = self._ordered(role, bias, first, second).reshape(-1)
+        put_outputs(target.wanted.reshape(-1), part.rows, ordered)
+
+    def _norm(self, role: str, before: str, first: Norm, second: Norm) -> None:
+        """Gains and biases of a norm, up to what is added to them when they are read."""
+        pairs = [*zip(first.gain, second.gain, strict=False)]
+        pairs += zip(first.bias, second.bias, strict=False)
+        for number, (a, b) in enumerate(pairs):
+            value = self._read(0, a).reshape(-1)
+            offset = 0.0 if number >= len(first.gain) else first.offset - second.offset
+            target = self._target(b.name, a.name, f"norm before the {before} of the {role}")
+            ends = b.row_ranges(target.wanted.shape)
+            if target.wanted.ndim == 1 and sum(stop - start for start, stop in ends) == len(value):
+                put_outputs(target.wanted, b.rows, value + value.dtype.type(offset))
+            if before == "projection" and number == 0:
+                tensor = self._tensors[getattr(self.plan, role).tensor]
+                tensor.gains = target.wanted + second.offset, target.stored + second.offset
+
+    def _unit(self, name: str, one: _Tensor) -> Unit:
+        query, key = self.plan.query, self.plan.key
+        rotary = self.plan.rotary or self.plan.axial
+        turned = 2 * len(rotary.frequencies) if rotary is not None else query.head_width
+        order = rotary.order if rotary is not None else ""
+        sizes = Sizes(query.heads, key.heads, query.head_width, turned, order)
+        wanted, stored = (self._flat(name, some) for some in (one.wanted, one.stored))
+        role, heads, repeated, sections = one.roles[0], 0, 1, list[int]()
+        sides = tuple(s for s in ("query", "key") if any(r.endswith(s) for r in one.roles))
+        if role.startswith("norm"):
+            role = role.rpartition(" of the ")[0]
+        elif len(one.sides) == 1 and len(stored) == one.sides[0].heads * one.sides[0].head_width:
+            first = getattr(self._plans[0], role.removeprefix("bias of the "), one.sides[0])
+            heads, repeated = one.sides[0].heads, one.sides[0].heads // first.heads
+        elif role != "output":
+            role = "bias of the fused weight" if role.startswith("bias") else "fused"
+            sides = ()
+        for side in one.sides if len(one.sides) > 1 else ():
+            if isinstance(side.projection, Projection):
+                sections += [start for start, _ in side.projection.outputs or ()]
+        info = self._checkpoints[1].tensors().get(name)
+        rounded = rounding_in(self._checkpoints[0].info(one.source), wanted)
+        return Unit(
+            name, role, wanted, stored, sizes, heads,
+            max(rounded, rounding_in(info, stored) if info else 0.0),
+            gain=one.gains[1] if one.gains else None, sections=tuple(sorted(sections)),
+            grid=info.grid if info else None,
+            regrouped=self._checkpoints[1].regrouping, repeated=max(1, repeated),
+            adapter=self._adapter(name, one.source), sides=sides,
+        )  # fmt: skip
+
+    def _adapter(self, name: str, source: str) -> Adapter | None:
+        """What the adapter of one of the two does to a tensor."""
+        for which, own in ((0, source), (1, name)) if self._same else ():
+            checkpoint = self._checkpoints[which]
+            if isinstance(checkpoint, AdaptedCheckpoint):
+                scale = checkpoint.scale_of(own)
+                if scale is not None:
+                    start = self._flat(name, checkpoint.base.read([Part(own)])[0])
+                    return Adapter(start, scale, which == 0)
+        return None
+
+    def _axes(self, name: str, shape: tuple[int, ...]) -> tuple[bool, bool]:
+        """Whether a weight's last axes are to be exchanged, and then those of the matrix."""
+        sides, roles = self._tensors[name].sides, self._tensors[name].roles
+        one = sides[0].projection if sides else None
+        if not isinstance(one, Projection) or one.tensor != name or len(shape) < 2:
+            return False, False
+        return one.transposed, roles[0] == "output"
+
+    def _flat(self, name: str, value: np.ndarray) -> np.ndarray:
+        """A tensor as ``nn.Linear`` stores it, (n, D); vectors as they are."""
+        if self._tensors[name].roles[0].startswith("bias"):
+            return value.reshape(-1)
+        first, last = self._axes(name, value.shape)
+        value = value.swapaxes(-1, -2) if first else value
+        value = value.reshape(-1, value.shape[-1]) if value.ndim > 2 else value
+        return value.T if last else value
+
+    def stored(self, name: str, value: np.ndarray) -> np.ndarray:
+        """The inverse: a tensor as the second checkpoint stores it."""
+        shape = self._tensors[name].stored.shape
+        first, last = self._axes(name, shape)
+        value = value.T if last else value
+        if first:
+            return value.reshape(*shape[:-2], shape[-1], shape[-2]).swapaxes(-1, -2)
+        return value.reshape(shape)
+
+    def elsewhere(self, unit: Unit, neighbors: Sequence[AttentionPlan]) -> str:
+        """Which other block's tensor of the same role a weight is; empty if none."""
+        role = "query" if unit.role == "fused" else unit.role
+        for plan in neighbors if self._same and role in ROLES else ():
+            side = getattr(plan, role)
+            info = self._checkpoints[0].tensors().get(side.tensor if side is not None else "")
+            if info is None or info.shape != self._tensors[unit.name].stored.shape:
+                continue
+            first = self._read(0, Part(side.tensor, ((0, 1),)))
+            raw = self._tensors[unit.name].stored
+            if same_numbers(first, raw[:1]) and same_numbers(self._read(0, side.tensor), raw):
+                return f"{short(side.tensor)} of layer {plan.layer}"
+        return ""
+
+    def folded(self) -> list[Finding]:
+        """What is found where the norms before the weights are folded in, on both sides."""
+        gains = {name: one.gains for name, one in self._tensors.items() if one.gains is not None
+                 and len(one.gains[0]) == self._flat(name, one.stored).shape[-1]}  # fmt: skip
+        units = [
+            replace(unit, wanted=unit.wanted * pair[0], stored=unit.stored * pair[1], block=[])
+            for unit in self.units
+            if (pair := gains.get(unit.name)) is not None and pair[1].all()
+        ]
+        found = []
+        for one in search(units):
+            raw = {n: v / gains[n][1] if n in gains else v for n, v in one.repaired.items()}
+            found += [replace(one, repaired=raw)] if one.rows is not None else []
+        return found
+
+
+def _same_layout(ours: AttentionPlan, theirs: AttentionPlan) -> bool:
+    """Whether both blocks are stored the same way, whatever their tensors are called."""
+
+    def shape(side: Side | None) -> object:
+        if side is None:
+            return None
+        one = side.projection
+        return replace(one, tensor="") if isinstance(one, Projection) else type(one)
+
+    def order(plan: AttentionPlan) -> str:
+        return plan.rotary.order if plan.rotary is not None else ""
+
+    alike = all(shape(getattr(ours, side)) == shape(getattr(theirs, side)) for side in ROLES)
+    return alike and order(ours) == order(theirs)

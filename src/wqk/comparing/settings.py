@@ -1,0 +1,363 @@
+"""Settings in which two models differ, and the lines of a configuration that set them right.
+
+What is beside the form of a score: rotary positions, mask, window, caps, numbers of heads, which
+weights are quantized. A repair of a setting is applied and the model planned again before it is
+said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from wqk.checkpoints import Checkpoint, Part, TensorInfo
+from wqk.checkpoints.quantized import is_left_plain
+from wqk.comparing.blocks import as_exact_as, same_rotation
+from wqk.comparing.causes import Kind, Mismatch, setting
+from wqk.comparing.rewrites import short
+from wqk.comparing.weights import Pair
+from wqk.errors import WqkError
+from wqk.families import AttentionPlan, Rotary
+from wqk.families.config import Config
+from wqk.model import Model
+from wqk.model import open as open_model
+
+
+class Overlay(Checkpoint):
+    """A checkpoint in which some tensors have other values, or with another configuration."""
+
+    def __init__(
+        self,
+        base: Checkpoint,
+        values: Mapping[str, np.ndarray],
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name, self._base, self._values = base.name, base, values
+        self.config = base.config if config is None else config
+
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """The base's, and those that it lacks."""
+        known = self._base.tensors()
+        return {
+            name: TensorInfo("F32", value.shape, 4 * value.size)
+            for name, value in self._values.items()
+            if name not in known
+        } | dict(known)
+
+    def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
+        """The other values where there are some."""
+        found = []
+        for part in parts:
+            value = self._values.get(part.name)
+            if value is None:
+                found += self._base.read([part])
+            else:
+                ranges = part.row_ranges(value.shape)
+                found.append(np.concatenate([value[start:stop] for start, stop in ranges]))
+        return found
+
+
+# -- rotary positions --------------------------------------------------------------------------
+
+
+def other_rotary(wanted: Rotary | None, has: Rotary | None, width: int = 0) -> Mismatch:
+    """A block that would be the same with another rotation: order, width, base or scaling."""
+    same_form = "same at distance 0"
+    if wanted is None or has is None:
+        here, there = (r.order if r else none for r, none in ((wanted, "no"), (has, "none")))
+        reason = f"{same_form}; {here} rotary positions expected, {there} found"
+        return Mismatch(Kind.ROTARY, reason)
+    reasons, repair = [], ""
+    if wanted.order != has.order:
+        reasons.append(f"rotary order: stored {wanted.order}, read as {has.order}")
+    pairs, other_pairs = len(wanted.frequencies), len(has.frequencies)
+    if pairs != other_pairs:
+        reasons.append(
+            f"share of rotated dimensions (partial_rotary_factor): {2 * pairs} of each head's "
+            f"expected, {2 * other_pairs} found"
+        )
+        if width:
+            repair = f'config["partial_rotary_factor"] = {2 * pairs / width:.6g}'
+    elif np.allclose(wanted.frequencies, -has.frequencies, rtol=1e-6):
+        reasons.append("direction of rotation: the sine has the other sign")
+        repair = "sin = -sin"
+    elif not np.allclose(wanted.frequencies, has.frequencies, rtol=1e-6):
+        bases = base_of(wanted.frequencies), base_of(has.frequencies)
+        if bases[0] and bases[1]:
+            reasons.append(
+                f"rotary base (rope_theta): {bases[0]:.8g} expected, {bases[1]:.8g} found"
+            )
+            repair = f'config["rope_theta"] = {bases[0]:.8g}'
+        else:
+            slowest = [float(np.abs(one.frequencies).min()) for one in (wanted, has)]
+            missing = "not scaled" if bases[0] else "scaled" if bases[1] else "scaled otherwise"
+            reasons.append(
+                f"rotary scaling (rope_scaling): {missing} expected, slowest frequency "
+                f"{slowest[0]:.3g} expected, {slowest[1]:.3g} found"
+            )
+            wanted_scaling = "None" if bases[0] else 'original["rope_scaling"]'
+            repair = f'config["rope_scaling"] = {wanted_scaling}'
+    if wanted.amplitude != has.amplitude:
+        reasons.append(
+            f"attention factor of rotary positions: {wanted.amplitude:.4g} expected, "
+            f"{has.amplitude:.4g} found"
+        )
+    reason = f"{same_form}, other {'; '.join(reasons) or 'rotary positions'}"
+    return Mismatch(Kind.ROTARY, reason, repair)
+
+
+def base_of(frequencies: np.ndarray) -> float | None:
+    """The base, where the frequencies are powers of one; None where they are scaled.
+
+    Examples
+    --------
+    >>> round(base_of(500.0 ** -(np.arange(0, 8, 2) / 8)))
+    500
+    """
+    pairs = len(frequencies)
+    if pairs < 2 or not (frequencies > 0).all() or abs(frequencies[0] - 1) > 1e-6:
+        return None
+    logarithms = np.log(frequencies)
+    base = math.exp(-logarithms[1] * pairs)
+    fits = np.allclose(logarithms, logarithms[1] * np.arange(pairs), rtol=1e-5, atol=1e-9)
+    return float(f"{base:.8g}") if fits else None
+
+
+def rotary_repaired(models: Sequence[Model], pair: Pair) -> tuple[Mismatch, AttentionPlan] | None:
+    """What gives the second block the first one's rotary positions, and its plan with them.
+
+    Its base, its scaling, or both, as its configuration spells them; or else what differs. The
+    order of its pairs stays. None where the positions are the same, or not known.
+    """
+    ours, theirs = pair
+    if any(plan.rule.guess or plan.rotation_unknown for plan in pair):
+        return None
+    wanted, has = (plan.rotary or plan.axial for plan in pair)
+    if wanted is not None and has is not None:
+        wanted, has = replace(wanted, order=has.order), as_exact_as(wanted, has)
+    if same_rotation(wanted, has):
+        return None
+    found = ours.rotary and theirs.rotary and _configured(models, pair, ours.rotary, theirs.rotary)
+    if found:
+        return found
+    axial = wanted is not None and wanted.axes > 1
+    plan = replace(theirs, rotary=None if axial else wanted, axial=wanted if axial else None)
+    return other_rotary(wanted, has, theirs.query.head_width), plan
+
+
+def _configured(
+    models: Sequence[Model], pair: Pair, ours: Rotary, theirs: Rotary
+) -> tuple[Mismatch, AttentionPlan] | None:
+    """The edits of the second configuration whose plan turns as the first one."""
+    configs = [_own_config(*one) for one in zip(models, pair, strict=True)]
+    bases, scalings = zip(*map(_rotary_settings, configs), strict=True)
+    wanted = base_of(ours.frequencies) if bases[0] is None else bases[0]
+    has = base_of(theirs.frequencies) if bases[1] is None else bases[1]
+    if wanted is None:
+        return None
+    found = f"{has:.8g}" if has else "another"
+    base = f"rotary base (rope_theta): {wanted:.8g} expected, {found} found"
+    types = _type_of(scalings[0]), _type_of(scalings[1])
+    if types[0] == types[1]:
+        unlike = [k for k in scalings[0] | scalings[1] if scalings[0].get(k) != scalings[1].get(k)]
+        first, second = (", ".join(f"{k} {some.get(k)}" for k in unlike) for some in scalings)
+        types = first, second
+    scaling = f"rotary scaling (rope_scaling): {types[0]} expected, {types[1]} found"
+    for words, edit in (
+        ((base,), (wanted, scalings[1])),
+        ((scaling,), (bases[1], scalings[0])),
+        ((base, scaling), (wanted, scalings[0])),
+    ):
+        changed, code = _respelled(configs[1], *edit)
+        plan = _replanned(models[1], pair[1], changed)
+        turned = replace(ours, order=theirs.order)
+        if plan is not None and same_rotation(as_exact_as(turned, plan.rotary), turned):
+            repair = "; ".join(f"{_named('config', pair[1])}{line}" for line in code)
+            facts = {"base": wanted, "other_base": has}
+            reason = f"other {'; '.join(words)}"
+            return Mismatch(Kind.ROTARY, reason, repair, facts=facts), plan
+    return None
+
+
+def _type_of(scaling: Mapping[str, Any]) -> str:
+    factor = f", factor {scaling['factor']:g}" if scaling.get("factor") else ""
+    return f"{scaling.get('rope_type', scaling.get('type', 'some'))}{factor}" if scaling else "none"
+
+
+def _rotary_settings(config: Mapping[str, Any]) -> tuple[float | None, dict[str, Any]]:
+    """The base, if it is said, and the scaling; in either of the spellings of transformers."""
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    given = dict(given) if isinstance(given, Mapping) else {}
+    base = given.pop("rope_theta", config.get("rope_theta"))
+    return base, {} if given.get("rope_type") == "default" else given
+
+
+def _respelled(
+    config: Mapping[str, Any], base: float | None, scaling: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """A configuration with these settings as it spells them, and the lines that change it."""
+    changed, code = dict(config), []
+    if isinstance(config.get("rope_parameters"), Mapping):
+        value = {"rope_type": "default", **scaling}
+        if base is not None:
+            value["rope_theta"] = base
+        unlike = {k for k in value | config["rope_parameters"]
+                  if value.get(k) != config["rope_parameters"].get(k)}  # fmt: skip
+        changed["rope_parameters"] = value
+        if unlike <= {"rope_theta"}:
+            return changed, [f'["rope_parameters"]["rope_theta"] = {base!r}']
+        return changed, [f'["rope_parameters"] = {value!r}']
+    for name, wanted in (("rope_theta", base), ("rope_scaling", dict(scaling) or None)):
+        if wanted != config.get(name):
+            changed[name] = wanted
+            code.append(f'["{name}"] = {wanted!r}')
+    return changed, code
+
+
+# -- other settings ----------------------------------------------------------------------------
+
+
+def other_settings(models: Sequence[Model], pair: Pair) -> Iterator[Mismatch]:
+    """The settings besides the form and its rotation that differ, as far as both are known."""
+    ours, theirs = pair
+    if not any(plan.rule.guess for plan in pair):
+        known = _terms(theirs)
+        for name, value in _terms(ours).items():
+            if value != known[name]:
+                repair = _term_repaired(models, pair, name)
+                yield setting(name, value, known[name], repair)
+    yield from _untold([model.checkpoint for model in models], pair)
+    yield from _misplaced(models[1].checkpoint, theirs)
+
+
+def _terms(plan: AttentionPlan) -> dict[str, Any]:
+    """The terms of a score besides the form and its rotation."""
+    position = None if plan.position.startswith("rotary") else plan.position or None
+    return {
+        "mask": "causal" if plan.causal else "none",
+        "window": plan.window,
+        "softcap": plan.softcap,
+        "limit of queries and keys": plan.clip,
+        "positions added to the score": position,
+        "norm of queries": plan.query.norm.kind if plan.query.norm else None,
+        "norm of keys": plan.key.norm.kind if plan.key.norm else None,
+        "sinks": "learned" if plan.sinks else None,
+    }
+
+
+def _term_repaired(models: Sequence[Model], pair: Pair, name: str) -> str:
+    """The lines that give the second model the first one's term; empty where none do.
+
+    A model whose type does not use a setting needs the type of the original, too.
+    """
+    ours, theirs = pair
+    rule = ours.rule
+    keys = {
+        "window": (*rule.window, "layer_types"),
+        "softcap": (rule.softcap,),
+        "limit of queries and keys": (rule.clip,),
+    }
+    if name not in keys or rule.config != theirs.rule.config:
+        return ""
+    original, config = (_own_config(*given) for given in zip(models, pair, strict=True))
+    own = [key for key in keys[name] if key and key in original | config]
+    for also in ((), ("model_type", "architectures")):
+        whole = dict(models[1].checkpoint.config)
+        whole |= {key: models[0].checkpoint.config.get(key) for key in also}
+        changed = {key: value for key, value in config.items() if key not in own}
+        changed |= {key: original[key] for key in own if key in original}
+        plan = _replanned(models[1], theirs, changed, whole)
+        if plan is not None and _terms(plan)[name] == _terms(ours)[name]:
+            left, right = _named("config", theirs), _named("original", theirs)
+            lines = [f'config["{key}"] = original["{key}"]' for key in also]
+            for key in own:
+                if key in original and original[key] != config.get(key):
+                    lines.append(f'{left}["{key}"] = {right}["{key}"]')
+                elif key not in original:
+                    lines.append(f'{left}.pop("{key}")')
+            return "; ".join(lines)
+    return ""
+
+
+def _own_config(model: Model, plan: AttentionPlan) -> dict[str, Any]:
+    """The part of a configuration that describes the attention of a plan."""
+    config, nested = model.checkpoint.config, plan.rule.config
+    return dict((config.get(nested) or {}) if nested else config)
+
+
+def _named(config: str, plan: AttentionPlan) -> str:
+    return f'{config}["{plan.rule.config}"]' if plan.rule.config else config
+
+
+def _replanned(
+    model: Model,
+    plan: AttentionPlan,
+    own: Mapping[str, Any],
+    whole: Mapping[str, Any] | None = None,
+) -> AttentionPlan | None:
+    """The plan of the same block with another configuration; None if that cannot be read.
+
+    ``own`` is the part that describes this attention; ``whole`` replaces what is around it.
+    """
+    around = dict(model.checkpoint.config if whole is None else whole)
+    if plan.rule.config:
+        config = {**around, plan.rule.config: own}
+    else:
+        config = dict(own)
+        config |= {key: around[key] for key in ("model_type", "architectures") if key in around}
+    try:
+        plans = open_model(Overlay(model.checkpoint, {}, config), family=model.family_file).plans
+    except WqkError:
+        return None
+    return next((p for p in plans if p.place == plan.place), None)
+
+
+def _untold(checkpoints: Sequence[Checkpoint], pair: Pair) -> Iterator[Mismatch]:
+    """Numbers of heads, and their width, that one configuration of two alike does not have.
+
+    The shapes of the weights still tell them here; other programs may take a default. A file
+    without any configuration lacks nothing of one.
+    """
+    if not all(is_configured(checkpoint.config) for checkpoint in checkpoints):
+        return
+    if pair[0].family != pair[1].family or any(plan.rule.guess for plan in pair):
+        return
+    configs = [
+        Config(c.config, plan.rule.config) for c, plan in zip(checkpoints, pair, strict=True)
+    ]
+    for names in (pair[0].rule.heads, pair[0].rule.key_heads, ("head_dim",)):
+        told = [next((n for n in names if one.get(n) is not None), None) for one in configs]
+        if (told[0] is None) == (told[1] is None):
+            continue
+        name = told[0] or told[1] or ""
+        values = [config.get(name) for config in configs]
+        shown = ["not in the configuration" if value is None else value for value in values]
+        repair = f'config["{name}"] = {values[0]}' if values[0] is not None else ""
+        yield setting(name, shown[0], shown[1], repair)
+
+
+def is_configured(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration says more than a model's type, which may be known by its tensors."""
+    return any(value is not None for key, value in config.items() if key != "model_type")
+
+
+def _misplaced(checkpoint: Checkpoint, plan: AttentionPlan) -> Iterator[Mismatch]:
+    """Weights that are quantized where the configuration leaves them plain, or the reverse."""
+    found: dict[str, set[str]] = {}
+    for side in (plan.query, plan.key, plan.value, plan.output):
+        for part in side.projection.roles.values() if side is not None else ():
+            kind = checkpoint.info(part.name).quantized
+            if is_left_plain(checkpoint.config, part.name.removesuffix(".weight")) is bool(kind):
+                found.setdefault(kind, set()).add(short(part.name))
+    for kind, names in found.items():
+        name, which = "the wrong layers are quantized", ", ".join(sorted(names))
+        reason = f"{name}: {which}: plain by the configuration, stored as {kind}"
+        if not kind:
+            reason = f"{name}: {which}: quantized by the configuration, stored plain"
+        repair = "quantization_config: list what is stored plain, and nothing else"
+        facts = {"name": name, "tensors": sorted(names), "other_value": kind or "none"}
+        yield Mismatch(Kind.SETTING, reason, repair, facts=facts)
