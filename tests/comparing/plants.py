@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wqk.comparing.causes import Kind
+from wqk.comparing.mismatches import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,7 @@ from tests.comparing.conversions import (
 from tests.comparing.mending import mend
 
 from wqk.checkpoints.modules import StateDict
-from wqk.comparing.causes import Kind, unexplained
+from wqk.comparing.mismatches import Kind, unexplained
 from wqk.comparing.sameness import same
 
 IDS = [mistake.what for mistake in MISTAKES]

@@ -10,7 +10,7 @@ from tests.comparing.plants import CONFIGS, LAYERS, PLANTS, Plant, planted, righ
 
 import wqk
 from wqk.checkpoints.modules import StateDict
-from wqk.comparing.causes import UNEXPLAINED, Kind
+from wqk.comparing.mismatches import UNEXPLAINED, Kind
 from wqk.comparing.rewrites import OF_VECTORS, OF_WEIGHTS
 
 

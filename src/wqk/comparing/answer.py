@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.text import Text
 
 from wqk._console import Result, counted, json_value
-from wqk.comparing.causes import Kind, Mismatch
 from wqk.comparing.contents import Outcome, TensorComparison
+from wqk.comparing.mismatches import Kind, Mismatch
 from wqk.comparing.scope import ATTENTION, MIXER, OTHER
 from wqk.tables.sheet import Cell, Sheet
 

@@ -14,13 +14,13 @@ from typing import NamedTuple
 import numpy as np
 
 from wqk.checkpoints import Checkpoint
-from wqk.comparing import causes
+from wqk.comparing import mismatches
 from wqk.comparing.blocks import Distances, Scoring, distances
-from wqk.comparing.causes import Kind, Mismatch
+from wqk.comparing.configured import Overlay, rotary_repaired
 from wqk.comparing.expected import Expected
 from wqk.comparing.freedoms import explained
+from wqk.comparing.mismatches import Kind, Mismatch
 from wqk.comparing.rewrites import Finding, misquantized, search
-from wqk.comparing.settings import Overlay, rotary_repaired
 from wqk.comparing.weights import CIRCUITS, SCORES, Pair, scorings
 from wqk.families import AttentionPlan, Projection
 from wqk.model import Model
@@ -107,7 +107,7 @@ def _rest(left: Mapping[str, Apart], plan: AttentionPlan) -> Iterator[Mismatch]:
     for circuit, (pair, apart) in left.items():
         found = explained(*pair, positions(*pair), apart)
         by_head = apart.relative.max(axis=0)
-        for one in found or (causes.unexplained(by_head, apart.tolerance),):
+        for one in found or (mismatches.unexplained(by_head, apart.tolerance),):
             tensors = {plan.query.tensor: "query", plan.key.tensor: "key"}
             facts = {"tensors": tensors, **one.facts}
             yield replace(one, facts=facts) if circuit == SCORES else beside(circuit, one)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wqk.comparing import causes
+from wqk.comparing import mismatches
 from wqk.comparing.blocks import (
     Distances,
     Heads,
@@ -26,8 +26,8 @@ from wqk.comparing.blocks import (
     fitted,
     same_rotation,
 )
-from wqk.comparing.causes import Mismatch
-from wqk.comparing.settings import other_rotary
+from wqk.comparing.configured import other_rotary
+from wqk.comparing.mismatches import Mismatch
 from wqk.families.rotary import Rotary
 
 # Smallest cosine of two heads' probes that is worth an exact comparison.
@@ -74,15 +74,15 @@ def _named(
 ) -> Iterator[Mismatch]:
     query_heads, key_heads, flipped = match
     if not np.array_equal(b.pairing[query_heads], key_heads):
-        yield causes.pairing(query_heads, key_heads, len(b.key.weight))
+        yield mismatches.pairing(query_heads, key_heads, len(b.key.weight))
     elif not np.array_equal(query_heads, np.arange(len(query_heads))):
-        yield causes.head_order(query_heads)
+        yield mismatches.head_order(query_heads)
     if flipped:
-        yield causes.exchanged()
+        yield mismatches.exchanged()
     if not same_rotation(rotary, b.turning):
         yield other_rotary(rotary, b.turning)
     if (factors != 1).any():
-        yield causes.scaled([float(f) for f in 1 / factors], a.width)
+        yield mismatches.scaled([float(f) for f in 1 / factors], a.width)
 
 
 class Match(NamedTuple):

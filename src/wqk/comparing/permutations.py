@@ -19,7 +19,7 @@ from itertools import pairwise, permutations, product
 import numpy as np
 
 from wqk._typing import Int
-from wqk.comparing.causes import Kind
+from wqk.comparing.mismatches import Kind
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ import numpy as np
 
 from wqk.checkpoints.checkpoint import Grid, Part, Regrouping
 from wqk.checkpoints.number_types import rounding
-from wqk.comparing import causes
-from wqk.comparing.causes import Kind, Mismatch, listed
+from wqk.comparing import mismatches
+from wqk.comparing.mismatches import Kind, Mismatch, listed
 from wqk.comparing.permutations import (
     Sizes,
     name_in_fused,
@@ -732,7 +732,7 @@ def _exchanged(
     if query and key and held.get(query.name) is key and held.get(key.name) is query:
         biases = [one for one in (query.bias, key.bias) if one is not None]
         moved = len(biases) == 2 and all(one.name in held for one in biases)
-        said = causes.exchanged(moved)
+        said = mismatches.exchanged(moved)
         changed = (query, key, *(biases if moved else ()))
         repaired = {unit.name: unit.wanted for unit in changed}
         yield Finding(said.verdict, said.reason, said.repair, repaired, query, sides=said.sides)
@@ -782,10 +782,12 @@ def _moved_heads(moved: Mapping[str, Finding]) -> Finding:
     queries = orders.get("query", np.arange(sizes.heads))
     keys = orders.get("key", np.arange(sizes.groups)).repeat(share)
     if np.array_equal(queries // share, keys):
-        said = causes.head_order(queries)
+        said = mismatches.head_order(queries)
     else:
         said = replace(
-            causes.pairing(queries, keys, sizes.groups), repair="\n".join(code), sides=tuple(moved)
+            mismatches.pairing(queries, keys, sizes.groups),
+            repair="\n".join(code),
+            sides=tuple(moved),
         )
     return replace(
         first, kind=said.verdict, words=said.reason, code=said.repair, repaired=repaired,

@@ -11,10 +11,10 @@ import numpy as np
 from wqk._typing import FilePath
 from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.references import HubFolder, check_options
-from wqk.comparing import causes
+from wqk.comparing import mismatches
 from wqk.comparing.answer import BlockComparison, CheckpointComparison, Place
 from wqk.comparing.blocks import Scoring, distances
-from wqk.comparing.causes import Kind, Mismatch
+from wqk.comparing.configured import is_configured, other_settings
 from wqk.comparing.contents import compare_stored
 from wqk.comparing.diagnosis import (
     beside,
@@ -25,8 +25,8 @@ from wqk.comparing.diagnosis import (
     regrouped,
 )  # fmt: skip
 from wqk.comparing.freedoms import explained, signature
+from wqk.comparing.mismatches import Kind, Mismatch
 from wqk.comparing.outside import absent_towers, outside
-from wqk.comparing.settings import is_configured, other_settings
 from wqk.comparing.weights import CIRCUITS, SCORES, Pair, grid, scorings
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families import AttentionPlan
@@ -136,7 +136,7 @@ def same(
         with one_blas_thread():
             block, mark = _compared(models, pair, tolerance)
             if "heads" in up_to and (order := _order_of_heads(checkpoints, pair, block, tolerance)):
-                notes.append(f"{_place(pair[0])}: heads in the order {causes.listed(order)}")
+                notes.append(f"{_place(pair[0])}: heads in the order {mismatches.listed(order)}")
                 block = replace(block, unequal=(), heads=())
         blocks.append(block)
         marks.append(mark)
@@ -190,7 +190,7 @@ def _compared(
             if len(a.query.weight) != len(b.query.weight):
                 said = [f"{len(one.query.weight)} of width {one.width}" for one in both]
                 repair = f'config["num_attention_heads"] = {len(a.query.weight)}'
-                found.insert(0, causes.setting("number of heads", said[0], said[1], repair))
+                found.insert(0, mismatches.setting("number of heads", said[0], said[1], repair))
                 return replace(
                     block, distance=dict.fromkeys(at, float("nan")), mismatches=tuple(found)
                 ), marks

@@ -17,7 +17,7 @@ import numpy as np
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.quantized import is_left_plain
 from wqk.comparing.blocks import as_exact_as, same_rotation
-from wqk.comparing.causes import Kind, Mismatch, setting
+from wqk.comparing.mismatches import Kind, Mismatch, setting
 from wqk.comparing.rewrites import short
 from wqk.comparing.weights import Pair
 from wqk.errors import WqkError
