@@ -18,7 +18,7 @@ from wqk.checkpoints import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.quantized import is_left_plain
 from wqk.comparing.blocks import as_exact_as, same_rotation
 from wqk.comparing.mismatches import Kind, Mismatch, setting
-from wqk.comparing.rewrites import short
+from wqk.comparing.units import short
 from wqk.comparing.weights import Pair
 from wqk.errors import WqkError
 from wqk.families import AttentionPlan, Rotary

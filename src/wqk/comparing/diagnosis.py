@@ -20,7 +20,8 @@ from wqk.comparing.configured import Overlay, rotary_repaired
 from wqk.comparing.expected import Expected
 from wqk.comparing.freedoms import explained
 from wqk.comparing.mismatches import Kind, Mismatch
-from wqk.comparing.rewrites import Finding, misquantized, search
+from wqk.comparing.rewrites import misquantized, search
+from wqk.comparing.units import Finding
 from wqk.comparing.weights import CIRCUITS, SCORES, Pair, scorings
 from wqk.families import AttentionPlan, Projection
 from wqk.model import Model

@@ -18,7 +18,8 @@ import numpy as np
 from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.adapters import AdaptedCheckpoint
 from wqk.comparing.permutations import Sizes, to_order
-from wqk.comparing.rewrites import Adapter, Finding, Unit, same_numbers, search, short
+from wqk.comparing.rewrites import search
+from wqk.comparing.units import Adapter, Finding, Unit, same_numbers, short
 from wqk.comparing.weights import Pair, rounding_in
 from wqk.families import AttentionPlan, Norm, Projection, Side
 from wqk.families.layouts import put_outputs

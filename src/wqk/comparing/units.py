@@ -1,0 +1,491 @@
+"""A stored weight beside what it should be, and which of its rows are which.
+
+Axes: n rows, D columns; H query heads, G key heads, R head width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from wqk.checkpoints.checkpoint import Grid, Part, Regrouping
+from wqk.checkpoints.number_types import rounding
+from wqk.comparing.mismatches import Kind, Mismatch
+from wqk.comparing.permutations import Sizes
+
+# Rows and columns are the same above this cosine; those of quantized weights above the second.
+ALIKE, QUANTIZED_ALIKE = 0.999, 0.9
+# Numbers are the same up to this share of the largest.
+SAME = 1e-2
+# Rows are compared in so many random directions, some at a time to bound memory.
+DIRECTIONS, SOME = 64, 512
+# Equal rows are equal to this in single precision.
+TIED = 1e-6
+# By how many times the expected error of rounding a quantized weight may differ.
+ROUNDED = 1.5
+
+
+class Adapter(NamedTuple):
+    """What an adapter does to a weight in one of two checkpoints."""
+
+    start: np.ndarray  # the weight without it
+    scale: float
+    in_first: bool  # whether the first checkpoint has it
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """A stored weight (n, D) or vector (n,) of a block, and what it should be.
+
+    Attributes
+    ----------
+    name
+        What the second checkpoint calls it.
+    role
+        ``query``, ``key``, ``value``, ``output``, ``fused``; of vectors also ``bias of the query``
+        and so on, and the norm that a gain belongs to.
+    wanted, stored
+        As it should be, and as it is.
+    heads
+        How many heads its rows make, 0 if they make none.
+    sizes
+        Of its block.
+    rounding
+        Half the distance of neighboring stored numbers, relative to them.
+    bias
+        The vector that lies in the order of its rows.
+    gain
+        Of the norm before a weight.
+    sections
+        Where a fused weight's rows begin another part.
+    grid, regrouped
+        Of a quantized weight: its numbers, and what it would be with its columns in other groups.
+    repeated
+        How often each key head is stored.
+    adapter
+        What the adapter of one of the two does to it.
+    sides
+        Which of ``query`` and ``key`` it belongs to.
+    block
+        All of its block's.
+    """
+
+    name: str
+    role: str
+    wanted: np.ndarray
+    stored: np.ndarray
+    sizes: Sizes
+    heads: int = 0
+    rounding: float = 0.0
+    bias: Unit | None = None
+    gain: np.ndarray | None = None
+    sections: tuple[int, ...] = ()
+    grid: Grid | None = None
+    regrouped: Callable[[Part], Regrouping | None] = lambda part: None
+    repeated: int = 1
+    adapter: Adapter | None = None
+    sides: tuple[str, ...] = ()
+    block: list[Unit] = field(default_factory=list, repr=False)
+
+    @property
+    def title(self) -> str:
+        """Its name, shortened."""
+        return short(self.name)
+
+    @property
+    def alike(self) -> float:
+        """The cosine of rows that are the same."""
+        return QUANTIZED_ALIKE if self.grid else ALIKE
+
+    @property
+    def right(self) -> bool:
+        """Whether it is what it should be, up to rounding."""
+        if self.grid is not None:
+            return self.left(self.stored) < ROUNDED
+        most = float(np.abs(self.wanted).max(initial=0.0))
+        return bool(np.abs(self.wanted - self.stored).max(initial=0.0) <= 8 * self.rounding * most)
+
+    def left(self, value: np.ndarray) -> float:
+        """The root mean square of what differs, in units of that of rounding to the grid."""
+        if self.grid is None:
+            return math.inf
+        size = np.sqrt(np.mean(np.square(value, dtype=np.float64)))
+        expected = rounding(self.grid, value) * size / math.sqrt(3)
+        apart = np.sqrt(np.mean(np.square(value - self.wanted, dtype=np.float64)))
+        return float(apart / expected) if expected else math.inf
+
+    def finding(self, kind: Kind, words: str, code: str, repaired: Any, **more: Any) -> Finding:
+        """What was found of it; ``repaired`` is the weight without it."""
+        value = np.ascontiguousarray(repaired).astype(self.stored.dtype, copy=False)
+        return Finding(kind, words, code, {self.name: value}, self, **more)
+
+
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """What was done to stored weights, and what undoes it.
+
+    Attributes
+    ----------
+    kind, words, code
+        The cause, what it is in a phrase, and PyTorch that undoes it, as of a `Mismatch`.
+    repaired
+        The weights after it, by name.
+    unit
+        The weight in which it was found.
+    rows
+        The stored rows that make the weight, where they were in another order.
+    heads
+        Those that it concerns; empty for all.
+    sides
+        Which of ``query`` and ``key`` it concerns.
+    """
+
+    kind: Kind
+    words: str
+    code: str
+    repaired: Mapping[str, np.ndarray] = field(repr=False)
+    unit: Unit = field(repr=False)
+    rows: np.ndarray | None = field(default=None, repr=False)
+    heads: tuple[int, ...] = ()
+    sides: tuple[str, ...] | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def mismatch(self) -> Mismatch:
+        """The same, as it is said."""
+        roles = {unit.name: unit.role for unit in self.unit.block if unit.name in self.repaired}
+        facts = {"tensor": self.unit.name, "tensors": roles, **self.facts}
+        sides = self.unit.sides if self.sides is None else self.sides
+        return Mismatch(self.kind, self.words, self.code, sides, self.heads, facts)
+
+
+def short(name: str) -> str:
+    """A name without what all tensors of a block share."""
+    parts = [part for part in name.removesuffix(".weight").split(".") if not part.isdigit()]
+    return ".".join(parts[-2:]) if parts[-1] in ("bias", "dense") else parts[-1]
+
+
+# -- rows that find rows -----------------------------------------------------------------------
+
+
+def sketch(rows: np.ndarray) -> np.ndarray:
+    """Rows in a few random directions, of norm 1; all of narrow ones."""
+    if rows.shape[1] > DIRECTIONS:
+        random = np.random.default_rng(0)
+        directions = random.standard_normal((rows.shape[1], DIRECTIONS)).astype(np.float32)
+        rows = rows.astype(np.float32, copy=False) @ directions
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.asarray(rows / np.where(norms > 0, norms, 1), np.float32)
+
+
+def nearest(ours: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """For each row the first of the most similar other ones, whatever the sign, by sketches."""
+    found = [np.zeros(0, int)]
+    for start in range(0, len(ours), SOME):
+        products = np.abs(ours[start : start + SOME] @ others.T)
+        found.append((products >= products.max(axis=1, keepdims=True) - TIED).argmax(axis=1))
+    return np.concatenate(found)
+
+
+def cosines(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Of each row and the other in its place, whatever the sign; 1 for two of zeros."""
+    found = np.empty(len(rows))
+    for start in range(0, len(rows), SOME):
+        a, b = (side[start : start + SOME] for side in (rows, others))
+        norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+        silent = ~(a.any(axis=1) | b.any(axis=1))
+        products = np.abs(np.einsum("nd,nd->n", a, b))
+        found[start : start + SOME] = np.where(silent, 1, products / np.where(norms > 0, norms, 1))
+    return found
+
+
+def matched(wanted: np.ndarray, stored: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each wanted row the stored one that is it, and whether there are as many of it.
+
+    Equal rows, such as those of repeated key heads or of pruned ones, are each other's in order.
+    """
+    marks, others = sketch(stored), sketch(wanted)
+    labels = [nearest(marks, marks), nearest(others, marks)]
+    for label, rows in zip(labels, (stored, wanted), strict=True):
+        label[~rows.any(axis=1)] = -1
+    order = [np.argsort(label, kind="stable") for label in labels]
+    ranked = [label[some] for label, some in zip(labels, order, strict=True)]
+    place = np.empty(len(wanted), int)
+    place[order[1]] = order[0]
+    return place, np.equal(*ranked)
+
+
+def permutation(wanted: np.ndarray, stored: np.ndarray, alike: float) -> np.ndarray | None:
+    """The stored rows that make the wanted ones; None unless each is there, or all are in place."""
+    if (np.abs((sketch(stored) * sketch(wanted)).sum(axis=1)) > alike).all():
+        return None
+    place, found = matched(wanted, stored)
+    is_found = found.all() and (cosines(wanted, stored[place]) > alike).all()
+    return place if is_found and not np.array_equal(place, np.arange(len(place))) else None
+
+
+def alike(self) -> float:
+        """The cosine of rows that are the same."""
+        return QUANTIZED_ALIKE if self.grid else ALIKE
+
+    @property
+    def right(self) -> bool:
+        """Whether it is what it should be, up to rounding."""
+        if self.grid is not None:
+            return self.left(self.stored) < ROUNDED
+        most = float(np.abs(self.wanted).max(initial=0.0))
+        return bool(np.abs(self.wanted - self.stored).max(initial=0.0) <= 8 * self.rounding * most)
+
+    def left(self, value: np.ndarray) -> float:
+        """The root mean square of what differs, in units of that of rounding to the grid."""
+        if self.grid is None:
+            return math.inf
+        size = np.sqrt(np.mean(np.square(value, dtype=np.float64)))
+        expected = rounding(self.grid, value) * size / math.sqrt(3)
+        apart = np.sqrt(np.mean(np.square(value - self.wanted, dtype=np.float64)))
+        return float(apart / expected) if expected else math.inf
+
+    def finding(self, kind: Kind, words: str, code: str, repaired: Any, **more: Any) -> Finding:
+        """What was found of it; ``repaired`` is the weight without it."""
+        value = np.ascontiguousarray(repaired).astype(self.stored.dtype, copy=False)
+        return Finding(kind, words, code, {self.name: value}, self, **more)
+
+
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """What was done to stored weights, and what undoes it.
+
+    Attributes
+    ----------
+    kind, words, code
+        The cause, what it is in a phrase, and PyTorch that undoes it, as of a `Mismatch`.
+    repaired
+        The weights after it, by name.
+    unit
+        The weight in which it was found.
+    rows
+        The stored rows that make the weight, where they were in another order.
+    heads
+        Those that it concerns; empty for all.
+    sides
+        Which of ``query`` and ``key`` it concerns.
+    """
+
+    kind: Kind
+    words: str
+    code: str
+    repaired: Mapping[str, np.ndarray] = field(repr=False)
+    unit: Unit = field(repr=False)
+    rows: np.ndarray | None = field(default=None, repr=False)
+    heads: tuple[int, ...] = ()
+    sides: tuple[str, ...] | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def mismatch(self) -> Mismatch:
+        """The same, as it is said."""
+        roles = {unit.name: unit.role for unit in self.unit.block if unit.name in self.repaired}
+        facts = {"tensor": self.unit.name, "tensors": roles, **self.facts}
+        sides = self.unit.sides if self.sides is None else self.sides
+        return Mismatch(self.kind, self.words, self.code, sides, self.heads, facts)
+
+
+def short(name: str) -> str:
+    """A name without what all tensors of a block share."""
+    parts = [part for part in name.removesuffix(".weight").split(".") if not part.isdigit()]
+    return ".".join(parts[-2:]) if parts[-1] in ("bias", "dense") else parts[-1]
+
+
+# -- rows that find rows -----------------------------------------------------------------------
+
+
+def sketch(rows: np.ndarray) -> np.ndarray:
+    """Rows in a few random directions, of norm 1; all of narrow ones."""
+    if rows.shape[1] > DIRECTIONS:
+        random = np.random.default_rng(0)
+        directions = random.standard_normal((rows.shape[1], DIRECTIONS)).astype(np.float32)
+        rows = rows.astype(np.float32, copy=False) @ directions
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.asarray(rows / np.where(norms > 0, norms, 1), np.float32)
+
+
+def nearest(ours: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """For each row the first of the most similar other ones, whatever the sign, by sketches."""
+    found = [np.zeros(0, int)]
+    for start in range(0, len(ours), SOME):
+        products = np.abs(ours[start : start + SOME] @ others.T)
+        found.append((products >= products.max(axis=1, keepdims=True) - TIED).argmax(axis=1))
+    return np.concatenate(found)
+
+
+def cosines(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Of each row and the other in its place, whatever the sign; 1 for two of zeros."""
+    found = np.empty(len(rows))
+    for start in range(0, len(rows), SOME):
+        a, b = (side[start : start + SOME] for side in (rows, others))
+        norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+        silent = ~(a.any(axis=1) | b.any(axis=1))
+        products = np.abs(np.einsum("nd,nd->n", a, b))
+        found[start : start + SOME] = np.where(silent, 1, products / np.where(norms > 0, norms, 1))
+    return found
+
+
+def _matched(wanted: np.ndarray, stored: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each wanted row the stored one that is it, and whether there are as many of it.
+
+    Equal rows, such as those of repeated key heads or of pruned ones, are each other's in order.
+    """
+    marks, others = sketch(stored), sketch(wanted)
+    labels = [nearest(marks, marks), nearest(others, marks)]
+    for label, rows in zip(labels, (stored, wanted), strict=True):
+        label[~rows.any(axis=1)] = -1
+    order = [np.argsort(label, kind="stable") for label in labels]
+    ranked = [label[some] for label, some in zip(labels, order, strict=True)]
+    place = np.empty(len(wanted), int)
+    place[order[1]] = order[0]
+    return place, np.equal(*ranked)
+
+
+def permutation(wanted: np.ndarray, stored: np.ndarray, alike: float) -> np.ndarray | None:
+    """The stored rows that make the wanted ones; None unless each is there, or all are in place."""
+    if (np.abs((sketch(stored) * sketch(wanted)).sum(axis=1)) > alike).all():
+        return None
+    place, found = _matched(wanted, stored)
+    is_found = found.all() and (cosines(wanted, stored[place]) > alike).all()
+    return place if is_found and not np.array_equal(place, np.arange(len(place))) else None
+
+
+def _rows(unit: Unit) -> Finding | None:
+    """Rows in another order, of a weight and of its bias if that moved along."""
+    rows = permutation(unit.wanted, unit.stored, unit.alike)
+    if rows is None:
+        return None
+    width, groups = unit.sizes.width, unit.heads // unit.repeated
+    heads = whole_heads(rows, width) if unit.heads else None
+    side = name_of_side(rows, unit.heads, unit.sizes) if unit.role in ("query", "key") else None
+    tiled = np.arange(unit.heads).reshape(-1, groups or 1).T.ravel()
+    if unit.repeated > 1 and heads is not None and np.array_equal(heads, tiled):
+        kind = Kind.PAIRING
+        words = f"{unit.role} heads are repeated as a whole (repeat), not one by one "
+        words += "(repeat_interleave)"
+        code = f"w = w.view(-1, {groups}, {width}, D).transpose(0, 1).reshape(-1, D)"
+    elif side is not None:
+        kind, words, code = side
+    elif heads is not None and unit.role in ("query", "key"):
+        kind, words = Kind.HEADS, f"{unit.role} heads in another order"
+        code = f"w = w.view(-1, {width}, D)[{heads.tolist()}].reshape(-1, D)"
+    else:
+        kind, named = Kind.ROWS, name_permutation(rows, unit.sizes)
+        if unit.sections:
+            kind, named = Kind.FUSED, name_in_fused(rows, unit.sections, unit.sizes)
+        words, code = named or ("in another order, by no known rule", "")
+        words, code = f"rows of {unit.title} {words}", code.replace("%s", ", D")
+    repaired = {unit.name: np.ascontiguousarray(unit.stored[rows])}
+    bias = unit.bias
+    if bias is not None and not bias.right and _along(bias.wanted, bias.stored[rows]):
+        repaired[bias.name] = bias.stored[rows]
+        code += f"\n{of_vector(code, 'b')}" if code else ""
+    return Finding(kind, words, code, repaired, unit, rows)
+
+
+def _columns(unit: Unit) -> Finding | None:
+    """Columns in another order."""
+    place = permutation(unit.wanted.T, unit.stored.T, unit.alike)
+    if place is None:
+        return None
+    words, code = name_permutation(place, unit.sizes) or ("in another order, by no known rule", "")
+    if code:
+        code = f"w = w.T; {code.replace('%s', ', w.shape[1]')}; w = w.T"
+    words = f"columns of {unit.title} {words}"
+    return replace(
+        unit.finding(Kind.COLUMNS, words, code, unit.stored[:, place]), facts={"columns": place}
+    )
+
+
+def _transposed(unit: Unit) -> Finding | None:
+    """A square weight that is stored the other way."""
+    if unit.stored.shape[0] != unit.stored.shape[1] or not same_numbers(unit.wanted, unit.stored.T):
+        return None
+    words = f"{unit.title} is stored transposed, (in, out)"
+    return unit.finding(Kind.TRANSPOSED, words, "w = w.T", unit.stored.T)
+
+
+def _heads(unit: Unit) -> Finding | None:
+    """Whole heads that are others: copies, pruned, of another weight, or left as initialized."""
+    if not unit.heads or unit.role not in ("query", "key", "value"):
+        return None
+    shape = (unit.heads, unit.sizes.width, -1)
+    strange = cosines(unit.wanted, unit.stored) < QUANTIZED_ALIKE
+    lost = np.flatnonzero(strange.reshape(shape[:2]).mean(axis=1) > MOST)
+    kept = np.setdiff1d(np.arange(unit.heads), lost)
+    wanted, stored = (some.reshape(shape) for some in (unit.wanted, unit.stored))
+    if not len(lost) or not len(kept) or not same_numbers(wanted[kept], stored[kept]):
+        return None
+    place = nearest(sketch(stored[lost].reshape(-1, wanted.shape[2])), sketch(unit.wanted))
+    origin = whole_heads(place, unit.sizes.width)
+    source = next((other.role for other in unit.block if _among(stored[lost], other)), "")
+    kind, which = Kind.STRANGERS, f"{unit.role} heads {listed(lost)}"
+    spread = float(stored[lost].std())
+    if not spread:
+        words = f"{which} are zero, as pruned ones are"
+    elif origin is not None and same_numbers(wanted[origin], stored[lost]):
+        kind = Kind.COPIES
+        pairs = [f"{head} is a copy of {other}" for head, other in zip(lost, origin, strict=True)]
+        words = f"{unit.role} heads copied: {', '.join(pairs[:8])}{' …' * (len(pairs) > 8)}"
+    elif source:
+        words = f"{which} are {source} heads of the original"
+    else:
+        words = (
+            f"{which} are none of the original's; left as initialized? (standard deviation "
+            f"{spread:.2g}, the others' {float(stored[kept].std()):.2g})"
+        )
+    view = f"view(-1, {unit.sizes.width}, D)[{lost.tolist()}]"
+    code = f"w.{view} = original.{view}"
+    repaired = stored.copy()
+    repaired[lost] = wanted[lost]
+    both = {unit.name: repaired.reshape(unit.stored.shape)}
+    bias = unit.bias
+    if bias is not None and not bias.right:
+        both[bias.name] = np.where(
+            np.isin(np.arange(unit.heads), lost).repeat(unit.sizes.width), bias.wanted, bias.stored
+        )
+        code += f"\n{of_vector(f'w.{view}', 'b')} = {of_vector(f'w.{view}', 'original_b')}"
+    return Finding(kind, words, code, both, unit, heads=tuple(map(int, lost)))
+
+
+def _among(heads: np.ndarray, other: Unit) -> bool:
+    """Whether all rows of some heads are rows of another weight."""
+    if other.role not in ("query", "key", "value") or other.wanted.shape[1] != heads.shape[2]:
+        return False
+    rows = heads.reshape(-1, heads.shape[2])
+    place = nearest(sketch(rows), sketch(other.wanted))
+    return bool((cosines(rows, other.wanted[place]) > QUANTIZED_ALIKE).all() and rows.any())
+
+
+def _along(ours: np.ndarray, theirs: np.ndarray) -> bool:
+    """Whether two vectors point the same way."""
+    return bool(cosines(ours[None], theirs[None])[0] > ALIKE)
+
+
+# -- numbers -----------------------------------------------------------------------------------
+
+
+def alike(ours: np.ndarray, theirs: np.ndarray) -> bool:
+    """Whether two vectors are the same, up to rounding."""
+    most = max(float(np.abs(ours).max(initial=0.0)), 1e-30)
+    return ours.shape == theirs.shape and bool(np.abs(ours - theirs).max() <= 2 * SAME * most)
+
+
+def same_numbers(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two arrays of one shape are the same, up to a share of their size."""
+    size = np.sqrt(np.mean(np.square(a, dtype=np.float64)))
+    return bool(np.abs(a - b).max(initial=0.0) <= 2 * SAME * (size + np.abs(a).max(initial=0.0)))
+
+
+def along(ours: np.ndarray, theirs: np.ndarray) -> bool:
+    """Whether two vectors point the same way."""
+    return bool(cosines(ours[None], theirs[None])[0] > ALIKE)
