@@ -176,18 +176,6 @@ def _among(heads: np.ndarray, other: Unit) -> bool:
 # -- numbers -----------------------------------------------------------------------------------
 
 
-def alike(ours: np.ndarray, theirs: np.ndarray) -> bool:
-    """Whether two vectors are the same, up to rounding."""
-    most = max(float(np.abs(ours).max(initial=0.0)), 1e-30)
-    return ours.shape == theirs.shape and bool(np.abs(ours - theirs).max() <= 2 * SAME * most)
-
-
-def same_numbers(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two arrays of one shape are the same, up to a share of their size."""
-    size = np.sqrt(np.mean(np.square(a, dtype=np.float64)))
-    return bool(np.abs(a - b).max(initial=0.0) <= 2 * SAME * (size + np.abs(a).max(initial=0.0)))
-
-
 def _ratio(a: np.ndarray, b: np.ndarray, axis: int | None) -> np.ndarray:
     """The factors that bring a closest to b, along an axis."""
     squares = np.square(a).sum(axis=axis, keepdims=True)
