@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import wqk
-from wqk.checkpoints.folders import LocalFile
+from wqk.checkpoints.files import LocalFile
 from wqk.checkpoints.gguf import configuration, open_gguf
 from wqk.checkpoints.modules import StateDict
 

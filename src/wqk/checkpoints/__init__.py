@@ -8,10 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from wqk.checkpoints.adapters import AdaptedCheckpoint
+from wqk.checkpoints.adapters import AdaptedCheckpoint, read_adapter
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
-from wqk.checkpoints.folders import exists, has_weights, open_adapter, open_local
+from wqk.checkpoints.folders import has_weights, open_local
 from wqk.checkpoints.hub import hub_page, is_hub_id, is_url, open_base, open_hub, open_url
+from wqk.checkpoints.listing import exists, local_folder
 from wqk.checkpoints.modules import open_live
 from wqk.checkpoints.references import redacted, step_in
 from wqk.errors import CheckpointError, errors_about
@@ -122,7 +123,8 @@ def _open(
     elif exists(path) or not is_hub_id(name):
         _refuse_revision(revision, name)
         folder = path / subfolder if subfolder else Path(steps_of(name)[-1])
-        adapter = open_adapter(folder) if exists(folder) else None
+        is_folder = exists(folder) and folder.is_dir()
+        adapter = read_adapter(local_folder(folder)) if is_folder else None
         if adapter is None:
             return open_local(folder)
         # Not by way of this function: an adapter on an adapter might name itself.

@@ -21,23 +21,20 @@ from wqk._caching import cached_property
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.configurations import as_number
 from wqk.checkpoints.modules import without_adapter
-from wqk.checkpoints.patterns import first_matching
 from wqk.checkpoints.references import redacted
 from wqk.checkpoints.stored import StoredCheckpoint, weight_file
 from wqk.errors import CheckpointError, errors_about, shortened, shown
 
 if TYPE_CHECKING:
-    from wqk.checkpoints.folders import Folder
+    from wqk.checkpoints.listing import Folder
 
-PREFIX = "base_model.model."
+PREFIX, SAVED, UNUSED = "base_model.model.", ".modules_to_save.", ".original_module."
 FACTOR = re.compile(
-    r"(?P<module>.+?)\.lora_(?P<role>(?:embedding_)?[AB])(?:\.(?!weight$)(?P<adapter>\w+))?"
-    r"(?:\.weight)?"
+    r"(?P<module>.+?)\.lora_(?P<side>[AB])(?:\.(?!weight$)(?P<adapter>\w+))?(?:\.weight)?"
 )
-ROWS = re.compile(r"(?P<module>.+?)\.token_adapter\.trainable_tokens_\w+(?:\.(?P<adapter>\w+))?")
-UNUSED = re.compile(r"\.(?:original_module|token_adapter\.base_layer)\.")
-MARK = ".modules_to_save."
-SAVED = re.compile(r"\.modules_to_save\.(?P<adapter>\w+)\.")
+
+# Names in a configuration times modules: more are no adapter's.
+MOST_COMPARED = 1_000_000
 
 # A module inside a numbered layer.
 NUMBERED = re.compile(r"(?:^|\.)\d+(?:\.|$)")
@@ -48,38 +45,26 @@ PREFIX_WORDS = 4
 class Named(NamedTuple):
     """What a tensor of an adapter is."""
 
-    # "A" or "B", a factor; "embedding_A" or "embedding_B", of a table; "whole" or "saved", what
-    # replaces a tensor; "rows", some rows of a table; "unused"
-    role: str
+    side: str  # "A" or "B", a factor; "" for what replaces a tensor
     tensor: str  # the base model's, as the adapter calls it
     adapter: str = ""  # the adapter's own name, where the file has one
 
 
-def adapter_name(stored: str, base: BaseNames) -> Named:
+def adapter_name(stored: str) -> Named:
     """What a tensor is, by its name.
 
     Examples
     --------
-    >>> base = BaseNames({"layers.0.q_proj.weight": None})
-    >>> adapter_name("base_model.model.layers.0.q_proj.lora_A.default.weight", base)
-    Named(role='A', tensor='layers.0.q_proj.weight', adapter='default')
-    >>> adapter_name("layers.0.modules_to_save.default.q_proj.weight", base)
-    Named(role='saved', tensor='layers.0.q_proj.weight', adapter='default')
+    >>> adapter_name("base_model.model.layers.0.q_proj.lora_A.default.weight")
+    Named(side='A', tensor='layers.0.q_proj.weight', adapter='default')
+    >>> adapter_name("base_model.model.score.modules_to_save.weight")
+    Named(side='', tensor='score.weight', adapter='')
     """
     name = stored.removeprefix(PREFIX)
-    for pattern, role in ((ROWS, "rows"), (FACTOR, "")):
-        if match := pattern.fullmatch(name):
-            tensor = without_adapter(f"{match['module']}.weight")
-            return Named(role or match["role"], tensor, match["adapter"] or "")
-    if UNUSED.search(name):
-        return Named("unused", name)
-    if MARK not in name:
-        return Named("whole", without_adapter(name))
-    tensor = without_adapter(name.replace(MARK, "."))
-    match = SAVED.search(name)
-    if match is None or base.own(tensor) is not None:
-        return Named("saved", tensor)
-    return Named("saved", without_adapter(SAVED.sub(".", name)), match["adapter"])
+    if match := FACTOR.fullmatch(name):
+        tensor = without_adapter(f"{match['module']}.weight")
+        return Named(match["side"], tensor, match["adapter"] or "")
+    return Named("", without_adapter(name.replace(SAVED, ".")))
 
 
 def module_of(tensor: str) -> str:
@@ -150,8 +135,7 @@ WITHOUT_EFFECT = {
     "modules_to_save", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
     "runtime_config", "target_modules", "task_type",
     # Read here, or decided by the tensors.
-    "alpha_pattern", "fan_in_fan_out", "init_lora_weights", "lora_alpha", "peft_type",
-    "trainable_token_indices", "use_rslora",
+    "alpha_pattern", "fan_in_fan_out", "init_lora_weights", "lora_alpha", "peft_type", "use_rslora",
 }  # fmt: skip
 OFF: tuple[Any, ...] = (None, False, [])
 # Initializations that do not change the base model.
@@ -280,13 +264,7 @@ class AdaptedCheckpoint(Checkpoint):
 
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
         """The wanted rows of each part with what the adapter adds to them."""
-        replaced, out = self._changes.replaced, self._changes.unreadable
-        for part in parts:
-            if part.name in out:
-                raise CheckpointError(
-                    f"{self.name}: the adapter trains single rows of {part.name}, which are not "
-                    "read; merge it into its base model first"
-                )
+        replaced = self._changes.replaced
         arrays = iter(self._base.read([part for part in parts if part.name not in replaced]))
         own = [part._replace(name=replaced[part.name]) for part in parts if part.name in replaced]
         others = iter(self._adapter.read(own))
@@ -332,7 +310,6 @@ class Changes(NamedTuple):
 
     updates: dict[str, Update]
     replaced: dict[str, str]  # by these tensors of the adapter
-    unreadable: set[str]  # changed in a way that is not read
 
 
 def _changes(base: Checkpoint, adapter: Adapter) -> Changes:
@@ -341,41 +318,38 @@ def _changes(base: Checkpoint, adapter: Adapter) -> Changes:
     Raises `CheckpointError` for a tensor that is none of those that are read.
     """
     names = BaseNames(base.tensors())
-    roles: dict[str, dict[str, str]] = defaultdict(dict)  # role → the base's name → the adapter's
+    found: dict[str, dict[str, str]] = {"": {}, "A": {}, "B": {}}  # the base's name → the adapter's
     adapters: set[str] = set()
-    for stored in adapter.tensors.tensors():
-        named = adapter_name(stored, names)
-        if named.tensor in roles[named.role] and named.role != "unused":
+    # Tables with more tokens are saved twice, with the mark of modules_to_save and without.
+    for stored in sorted(adapter.tensors.tensors(), key=lambda name: SAVED in name):
+        named = adapter_name(stored)
+        if UNUSED in stored:
+            continue
+        if named.tensor in found[named.side] and SAVED not in stored:
             raise CheckpointError(f"holds {shortened(named.tensor, 120)} of several adapters")
-        roles[named.role][named.tensor] = stored
+        found[named.side][named.tensor] = stored
         adapters |= {named.adapter} - {""}
     if len(adapters) > 1:
         several = shortened(", ".join(sorted(adapters)), 80)
         raise CheckpointError(f"holds several adapters ({several}); save one of them alone")
-    # Tables with more tokens are saved twice, with the mark of modules_to_save and without.
-    whole = roles["saved"] | roles["whole"]
-    replaced = {own: stored for name, stored in whole.items() if (own := _replaced(names, name))}
+    replaced = {
+        own: stored for name, stored in found[""].items() if (own := _replaced(names, name))
+    }
     for own, stored in replaced.items():
         _require_shape(own, base.info(own).shape, adapter.tensors.info(stored).shape)
     updates = {}
-    for kind in ("", "embedding_"):
-        down, up = (roles[f"{kind}{side}"] for side in "AB")
-        alphas = _alphas(adapter.config, [module_of(name) for name in down])
-        for name in down | up:
-            own = names.own(name)
-            if own is None or name not in down or name not in up:
-                raise CheckpointError(
-                    f"adapts {shortened(module_of(name), 120)}, which {base.name} does not hold, "
-                    "or lacks one of its two factors"
-                )
-            shape = (
-                adapter.tensors.info(replaced[own]) if own in replaced else base.info(own)
-            ).shape
-            factors = (down[name], up[name])
-            alpha = alphas[module_of(name)]
-            updates[own] = _update(base, adapter, own, factors, shape, alpha, bool(kind))
-    trained = {own for name in roles["rows"] if (own := names.own(name))}
-    return Changes(updates, replaced, trained)
+    down, up = found["A"], found["B"]
+    alphas = _alphas(adapter.config, {module_of(name) for name in down})
+    for name in down | up:
+        own = names.own(name)
+        if own is None or name not in down or name not in up:
+            raise CheckpointError(
+                f"adapts {shortened(module_of(name), 120)}, which {base.name} does not hold, "
+                "or lacks one of its two factors"
+            )
+        factors = (down[name], up[name])
+        updates[own] = _update(base, adapter, own, factors, alphas[module_of(name)])
+    return Changes(updates, replaced)
 
 
 def _replaced(names: BaseNames, name: str) -> str | None:
@@ -398,34 +372,39 @@ def _require_shape(name: str, expected: tuple[int, ...], got: tuple[int, ...]) -
 
 
 def _alphas(config: Mapping[str, Any], modules: Collection[str]) -> dict[str, float]:
-    """Each module's alpha: the value of the first pattern that matches it, as in PEFT."""
+    """Each module's alpha: the value of the first name that it has or ends with, as in PEFT."""
     default, patterns = config.get("lora_alpha", 8), config.get("alpha_pattern") or {}
     if not isinstance(patterns, dict):
         raise CheckpointError(f"alpha_pattern must be a table, got {shown(patterns)}")
-    found = first_matching(patterns, modules) if patterns else {}
-    alphas = {module: patterns.get(found.get(module), default) for module in modules}
-    numbers = {module: as_number(alpha) for module, alpha in alphas.items()}
-    for module, number in numbers.items():
-        if number is None:
-            raise CheckpointError(f"lora_alpha must be a number, got {shown(alphas[module])}")
-    return {module: number for module, number in numbers.items() if number is not None}
+    if len(patterns) * len(modules) > MOST_COMPARED:
+        raise CheckpointError(
+            f"{len(patterns)} names in alpha_pattern for {len(modules)} modules are too many"
+        )
+    alphas = dict.fromkeys(modules, default)
+    for name, value in reversed(patterns.items()):
+        if not re.fullmatch(r"\^?[\w.-]{1,500}", name):
+            raise CheckpointError(
+                f"alpha_pattern holds the expression {shortened(name, 80)!r}, where only names of "
+                "modules are read; merge it into its base model first"
+            )
+        # To PEFT it is an expression nevertheless: its dots are any character.
+        whole = re.compile(name if name[0] == "^" else rf"(?:.*\.)?{name}", re.DOTALL)
+        alphas |= {module: value for module in modules if whole.fullmatch(module)}
+    for alpha in alphas.values():
+        if as_number(alpha) is None:
+            raise CheckpointError(f"lora_alpha must be a number, got {shown(alpha)}")
+    return alphas
 
 
 def _update(
-    base: Checkpoint,
-    adapter: Adapter,
-    name: str,
-    factors: tuple[str, str],
-    shape: tuple[int, ...],
-    alpha: float,
-    is_table: bool,
+    base: Checkpoint, adapter: Adapter, name: str, factors: tuple[str, str], alpha: float
 ) -> Update:
     down, up = (adapter.tensors.info(factor).shape for factor in factors)
     if len(down) != 2 or len(up) != 2 or down[0] != up[1] or not down[0]:
         raise CheckpointError(f"the factors of {module_of(name)} do not fit together")
-    product, turned = (up[0], down[1]), (down[1], up[0])
+    shape, product, turned = base.info(name).shape, (up[0], down[1]), (down[1], up[0])
     # As in PEFT, the module's own storage decides, whatever fan_in_fan_out says.
-    stored_in_out = is_table or base.config.get("model_type") in STORED_IN_OUT
+    stored_in_out = base.config.get("model_type") in STORED_IN_OUT
     transposed = turned == shape and (stored_in_out or product != shape)
     if not transposed and product != shape:
         raise CheckpointError(f"adds {product} to {name}, whose shape is {shape}")

@@ -1,23 +1,16 @@
-"""Folders of weights, here or remote: which files are the model, and how it is configured.
-
-A `Folder` has the names and bytes of files, and the objects in them.
-"""
+"""Checkpoints in folders, here or remote: which files are the model, and how it is configured."""
 
 from __future__ import annotations
 
-import json
-import os
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from wqk.checkpoints.adapters import read_adapter
 from wqk.checkpoints.configurations import Opened, configured
 from wqk.checkpoints.distributed import open_distributed
-from wqk.checkpoints.files import LocalFile, join_files
+from wqk.checkpoints.files import join_files
 from wqk.checkpoints.formats import (
     ARCHIVES,
     ENDINGS,
@@ -28,75 +21,17 @@ from wqk.checkpoints.formats import (
     parts_of,
     unread_format,
 )
-from wqk.checkpoints.pickles import plain
+from wqk.checkpoints.listing import Folder, local_folder
 from wqk.checkpoints.quantized import refuse_unread
 from wqk.checkpoints.ranged import CONNECTIONS
 from wqk.checkpoints.references import redacted, step_in
 from wqk.checkpoints.stored import StoredCheckpoint, weight_file
-from wqk.errors import CheckpointError, errors_about, first_line
+from wqk.errors import CheckpointError, errors_about
 
 if TYPE_CHECKING:
-    from wqk.checkpoints.adapters import Adapter
     from wqk.checkpoints.checkpoint import Checkpoint
-    from wqk.checkpoints.files import ByteSource, WeightFile
+    from wqk.checkpoints.files import WeightFile
     from wqk.checkpoints.ranged import Workers
-
-# Largest configuration or index; YAML, which usually takes 5 kB, is slow to parse.
-LARGEST_CONFIGURATION, LARGEST_YAML = 64 * 2**20, 2**18
-
-
-class Folder(NamedTuple):
-    """A folder, here or remote."""
-
-    name: str  # what the user calls it
-    source: Callable[[str], ByteSource | None]  # the bytes of a file; None if it does not exist
-    names: Sequence[str] | None = None  # its files; None if they cannot be listed
-    below: Callable[[], Iterable[str]] = tuple  # paths of files deeper in it
-    workers: Workers | None = None  # what fetches the files of a remote folder
-
-    def holds(self, file: str) -> bool:
-        """Whether there is such a file; for folders that cannot be listed."""
-        return self.source(file) is not None
-
-    def object(self, file: str) -> dict[str, Any]:
-        """The object in a file of JSON or YAML; empty if there is no file."""
-        source = self.source(file)
-        if source is None:
-            return {}
-        if source.size > LARGEST_CONFIGURATION:
-            raise CheckpointError(f"{source.name}: too large for a configuration file")
-        content = bytearray(source.size)
-        source.read_into(0, memoryview(content))
-        parse = _parse_yaml if file.endswith((".yaml", ".yml")) else _parse_json
-        with errors_about(source.name):
-            return parse(content)
-
-
-def _parse_json(text: bytearray) -> dict[str, Any]:
-    try:
-        value = json.loads(text.decode("utf-8"))
-        if re.search(rb"\\u[dD][89a-fA-F]", text):  # halves of pairs cannot be stored or printed
-            whole = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
-            value = json.loads(whole)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"not valid JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise CheckpointError("expected a JSON object")
-    return value
-
-
-def _parse_yaml(text: bytearray) -> dict[str, Any]:
-    import yaml
-
-    try:
-        if len(text) > LARGEST_YAML:
-            raise ValueError(f"larger than {LARGEST_YAML} bytes")
-        value = yaml.safe_load(text.decode("utf-8"))
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise CheckpointError(f"not valid YAML ({first_line(error)})") from None
-    if not isinstance(value, dict):
-        raise CheckpointError("expected keys with values")
-    return dict(plain(value))
 
 
 def read_folder(folder: Folder, weights: Weights | None = None) -> StoredCheckpoint:
@@ -204,31 +139,6 @@ def _open_file(path: Path) -> StoredCheckpoint:
     return read_folder(folder, Weights(parts_of(path.name, folder.names or ()), format=layout))
 
 
-def open_adapter(folder: Path) -> Adapter | None:
-    """The adapter in a folder; None where it holds none."""
-    return read_adapter(local_folder(folder)) if folder.is_dir() else None
-
-
-def local_folder(folder: Path) -> Folder:
-    """A folder on disk."""
-
-    def source(name: str) -> LocalFile | None:
-        return LocalFile(folder / name) if os.path.lexists(folder / name) else None
-
-    def below() -> list[str]:
-        return [str(path.relative_to(folder)) for path in folder.glob("*/*")]
-
-    return Folder(str(folder), source, [path.name for path in folder.iterdir()], below)
-
-
 def has_weights(folder: Path) -> bool:
     """Whether a folder holds weights that can be opened."""
     return folder.is_dir() and bool(choose_weights(local_folder(folder)).files)
-
-
-def exists(path: Path) -> bool:
-    """Whether a path exists; one that the system rejects does not."""
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False

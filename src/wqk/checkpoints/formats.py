@@ -16,7 +16,7 @@ from wqk.checkpoints.files import is_text
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from wqk.checkpoints.folders import Folder
+    from wqk.checkpoints.listing import Folder
 
 
 class Format(NamedTuple):

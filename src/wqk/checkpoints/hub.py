@@ -22,8 +22,9 @@ from wqk._version import __version__
 from wqk.checkpoints import http
 from wqk.checkpoints.adapters import AdaptedCheckpoint, read_adapter
 from wqk.checkpoints.files import LocalFile
-from wqk.checkpoints.folders import Folder, open_adapter, open_local, read_folder
+from wqk.checkpoints.folders import open_local, read_folder
 from wqk.checkpoints.formats import ENDINGS, PREFERRED, Weights, format_of, unread_format
+from wqk.checkpoints.listing import Folder, local_folder
 from wqk.checkpoints.ranged import RangedFile, Workers, open_cache
 from wqk.checkpoints.references import redacted, split_address, step_in
 from wqk.errors import CheckpointError, HubError, errors_about, first_line
@@ -272,7 +273,7 @@ def _open_offline(wanted: Wanted, why: str) -> Checkpoint:
             repository, revision=revision, cache_dir=wanted.cache_dir, local_files_only=True
         )
         path = Path(snapshot, wanted.folder)
-        adapter = open_adapter(path) if wanted.adapters else None
+        adapter = read_adapter(local_folder(path)) if wanted.adapters and path.is_dir() else None
         checkpoint = _on_base(adapter, wanted) if adapter else open_local(path)
         checkpoint.step = None  # folders of the cache are not named after steps
         return checkpoint

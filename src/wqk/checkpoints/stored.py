@@ -19,7 +19,7 @@ from wqk.checkpoints.checkpoint import Checkpoint, Part, Regrouping, TensorInfo
 from wqk.checkpoints.files import RowFile, check_sizes, is_text, refuse_pointer
 from wqk.checkpoints.formats import ARCHIVES
 from wqk.checkpoints.gguf import open_gguf
-from wqk.checkpoints.llama2c import is_llama2c, open_llama2c
+from wqk.checkpoints.llama2c import open_llama2c
 from wqk.checkpoints.modules import by_plain_name
 from wqk.checkpoints.number_types import ITEM_BITS, is_float8, require_floats, scale_name
 from wqk.checkpoints.quantized import Source, find_quantized
@@ -38,8 +38,8 @@ def weight_file(source: ByteSource) -> WeightFile:
     with errors_about(source.name):
         if ending == ".bin":
             _refuse_ctranslate2(source)
-            if is_llama2c(source):
-                return open_llama2c(source)
+            if (file := open_llama2c(source)) is not None:
+                return file
         if ending == ".gguf":
             return open_gguf(source)
         return TorchFile(source) if ending in ARCHIVES else open_safetensors(source)

@@ -37,8 +37,9 @@ import numpy as np
 
 from wqk._version import __version__
 from wqk.checkpoints import Checkpoint, Part, TensorInfo, open_checkpoint, steps_of
-from wqk.checkpoints.folders import exists, has_weights
+from wqk.checkpoints.folders import has_weights
 from wqk.checkpoints.http import within_deadline
+from wqk.checkpoints.listing import exists
 from wqk.checkpoints.references import (
     HubAccess,
     digest_of_query,

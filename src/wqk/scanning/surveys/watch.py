@@ -13,7 +13,8 @@ import polars as pl
 
 from wqk._version import __version__
 from wqk.checkpoints import steps_of
-from wqk.checkpoints.folders import exists, has_weights
+from wqk.checkpoints.folders import has_weights
+from wqk.checkpoints.listing import exists
 from wqk.checkpoints.references import redacted, step_in
 from wqk.errors import OutputError, RunError, WqkError, all_lines, shortened
 from wqk.model import open as open_model
