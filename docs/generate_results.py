@@ -5,6 +5,7 @@ python docs/generate_results.py
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,21 +17,17 @@ from wqk_lab.runs.claims import (
     Records,
     claims_table,
     contrasts_table,
-    read_definition,
+    interval_of,
     read_records,
+    results,
     unnamed,
+    verdicts,
 )
 from wqk_lab.runs.descent import descent
 from wqk_lab.runs.seeds import by_seed, interval, paired
 from wqk_lab.runs.speedup import saved_share
 
 FOLDER = Path(__file__).parent / "results"
-PAGE = FOLDER / "index.md"
-CONVERSION = FOLDER / "conversion.md"
-PARTS = FOLDER / "parts.md"
-STARTS = FOLDER / "starts.md"
-PARTS_RECORDS = FOLDER / "parts" / "shares.csv"
-CONVERSION_RECORDS = FOLDER / "conversion" / "scores.csv"
 
 # Candidate, baseline, and the step up to which they are compared.
 SPEEDUPS = [
@@ -83,7 +80,7 @@ def speedups_table(records: Records) -> list[str]:
 
 def conversions() -> pl.DataFrame:
     """The records of conversions."""
-    return pl.read_csv(CONVERSION_RECORDS, schema=SCHEMA)
+    return pl.read_csv(FOLDER / "conversion" / "scores.csv", schema=SCHEMA)
 
 
 def doses_table(quantity: str) -> list[str]:
@@ -129,48 +126,42 @@ def _conditions_table(rows: pl.DataFrame, column: str, heads: list[str]) -> list
     return lines
 
 
-def conversion_page(text: str) -> str:
-    """The page on conversions with its tables made anew."""
-    folder = CONVERSION_RECORDS.parent
-    tables = {"claims": claims_table(folder)}
-    for name, quantity in (("symmetry", "symmetry"), ("change", "change_symmetry")):
-        tables[f"{name} by step"] = doses_table(quantity)
-    for name, quantity in (
-        ("symmetry", "symmetry"), ("change", "change_symmetry"),
-        ("directionality", "directionality_excess"),
-    ):  # fmt: skip
-        tables[f"{name} by layer"] = layers_table(quantity)
-    tables["kept"] = kept_table()
-    return checked(filled(text, tables), folder)
+def made(name: str, text: str) -> str:
+    """A page with its tables made anew; RunError if a bold sentence names no measured contrast."""
+    folder, tables = PAGES[name]
+    for title, table in {"claims": lambda: claims_table(folder), **tables}.items():
+        begin, end = f"<!-- {title}: begin -->", f"<!-- {title}: end -->"
+        before, rest = text.split(begin)
+        text = "\n".join([before + begin, "", *table(), "", end + rest.split(end)[1]])
+    if wrong := unnamed(text, results(folder)):
+        raise RunError(f"bold, and no measured contrast named: {'; '.join(wrong)}")
+    return text
 
 
-def page(text: str) -> str:
-    """The page with its tables made anew."""
-    tables = {
-        "claims": claims_table(FOLDER),
-        "speedups": speedups_table(read_records(FOLDER)),
-    }
-    return checked(filled(text, tables), FOLDER)
+def causes() -> list[str]:
+    """What of the paper's picture holds as a cause, and what does not, in a paragraph to quote."""
+    told: dict[str, list[str]] = {title: [] for title in dict.fromkeys(OUTCOMES.values())}
+    for folder, _ in PAGES.values():
+        for claim, verdict, result in verdicts(folder):
+            if claim.quote and result is not None:
+                unit = next((u for of, u in UNITS.items() if of in result.contrast.measure), "")
+                effect = interval_of(result, *result.allowed).replace(" [", f"{unit} [")
+                told[OUTCOMES[verdict]].append(f"{claim.quote} (`{claim.contrast}`, {effect})")
+    return [
+        "> "
+        + " ".join(f"{title}: {'; '.join(some)}." for title, some in told.items() if some)
+        + " All of it in models of two to four layers; intervals allow for all contrasts of a page."
+    ]
 
 
-def parts_page(text: str) -> str:
-    """The page on parts of the scores with its tables made anew."""
-    rows = pl.read_csv(PARTS_RECORDS)
-    folder = PARTS_RECORDS.parent
-    tables = {"claims": claims_table(folder)}
-    tables |= {"shares": shares_table(rows), "curvatures": curvatures_table(rows)}
-    return checked(filled(text, tables | {"in words": [in_words(rows)]}), PARTS_RECORDS.parent)
+def shares() -> pl.DataFrame:
+    """The records of parts of the scores."""
+    return pl.read_csv(FOLDER / "parts" / "shares.csv")
 
 
-def starts_page(text: str) -> str:
-    """The page on the start, taken apart, with its table made anew."""
-    folder = STARTS.with_suffix("")
-    return checked(filled(text, {"claims": claims_table(folder)}), folder)
-
-
-def shares_table(rows: pl.DataFrame) -> list[str]:
+def shares_table() -> list[str]:
     """The share that each part keeps, with its 95 % interval over blocks, by model."""
-    shown = rows.filter(pl.col("layer").is_null()).drop_nulls("share")
+    shown = shares().filter(pl.col("layer").is_null()).drop_nulls("share")
     names = ["symmetric", "skew", "random", "half", *SIZED, "next head"]
     lines = [f"| model | explained | {' | '.join(names)} |", f"|:--|--:|{'--:|' * len(names)}"]
     for model, group in shown.group_by("model", "seed", "step", maintain_order=True):
@@ -184,7 +175,7 @@ def shares_table(rows: pl.DataFrame) -> list[str]:
     return lines
 
 
-def curvatures_table(rows: pl.DataFrame) -> list[str]:
+def curvatures_table() -> list[str]:
     """Derivatives and curvatures along a factor of a half, over the explained loss."""
     names = ["symmetric", "skew", "random", "all"]
     lines = [
@@ -192,7 +183,7 @@ def curvatures_table(rows: pl.DataFrame) -> list[str]:
         f"{' | '.join(f'curvature, {n}' for n in names)} |",
         f"|:--|{'--:|' * 2 * len(names)}",
     ]
-    shown = rows.drop_nulls("curvature")
+    shown = shares().drop_nulls("curvature")
     for model, group in shown.group_by("model", "seed", "step", maintain_order=True):
         by_part = {row["part"]: row for row in group.iter_rows(named=True)}
         cells = [
@@ -208,46 +199,83 @@ def _model(name: str, seed: int | None, step: int | None) -> str:
     return name if step is None else f"{name}-{seed}, step {step:,}"
 
 
-def in_words(rows: pl.DataFrame) -> str:
+def in_words() -> list[str]:
     """What the pair shows, with its numbers."""
-    shown = rows.filter(pl.col("layer").is_null(), step=1600, seed=1).drop_nulls("share")
+    shown = shares().filter(pl.col("layer").is_null(), step=1600, seed=1).drop_nulls("share")
     kept = {
         (row["model"], row["part"]): f"{row['share']:.0%}" for row in shown.iter_rows(named=True)
     }
     said = [kept[m, p] for m in ("encoder", "decoder") for p in ("symmetric", "skew", "random")]
-    return WORDS.format(*said, kept["encoder", SIZED[0]], kept["encoder", SIZED[1]])
+    return [WORDS.format(*said, kept["encoder", SIZED[0]], kept["encoder", SIZED[1]])]
 
 
-def checked(text: str, folder: Path) -> str:
-    """The page; RunError if a bold sentence names no contrast that would refute it."""
-    if wrong := unnamed(text, (contrast.name for contrast in read_definition(folder)[0])):
-        raise RunError(f"bold, and no contrast named: {'; '.join(wrong)}")
-    return text
+def models_table() -> list[str]:
+    """Scores of the models with linear attention and with softmax: mean ± deviation over seeds."""
+    rows = pl.read_csv(FOLDER / "linear" / "runs.csv")
+    shown = {"held_out_loss": "held-out loss"}
+    for score in ("symmetry", "directionality"):
+        shown |= {f"mean_{score}": score, f"{score}_0": "layer 0", f"{score}_1": "layer 1"}
+    lines = [f"| model | seeds | {' | '.join(shown.values())} |", f"|:--|--:|{'--:|' * len(shown)}"]
+    for (model,), group in rows.group_by("start", maintain_order=True):
+        cells = [
+            ("{:.2f} ± {:.2f}" if name == "held_out_loss" else "{:+.2f} ± {:.2f}")
+            .format(group[name].mean(), group[name].std() or 0)
+            .replace("-", "−")
+            for name in shown
+        ]
+        lines.append(f"| {model} | {group.height} | {' | '.join(cells)} |")
+    return lines
 
 
-def filled(text: str, tables: dict[str, list[str]]) -> str:
-    """A page with tables between their marks."""
-    for name, table in tables.items():
-        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-        before, rest = text.split(begin)
-        text = "\n".join([before + begin, "", *table, "", end + rest.split(end)[1]])
-    return text
+# Each page, the folder of its records, and what makes its tables besides that of the claims.
+PAGES: dict[str, tuple[Path, dict[str, Callable[[], list[str]]]]] = {
+    "index.md": (
+        FOLDER,
+        {"causes": causes, "speedups": lambda: speedups_table(read_records(FOLDER))},
+    ),
+    "conversion.md": (
+        FOLDER / "conversion",
+        {
+            "symmetry by step": lambda: doses_table("symmetry"),
+            "change by step": lambda: doses_table("change_symmetry"),
+            "symmetry by layer": lambda: layers_table("symmetry"),
+            "change by layer": lambda: layers_table("change_symmetry"),
+            "directionality by layer": lambda: layers_table("directionality_excess"),
+            "kept": kept_table,
+        },
+    ),
+    "parts.md": (
+        FOLDER / "parts",
+        {"shares": shares_table, "curvatures": curvatures_table, "in words": in_words},
+    ),
+    "starts.md": (FOLDER / "starts", {}),
+    "linear.md": (FOLDER / "linear", {"models": models_table}),
+}
+
+# How the verdicts are told to somebody who reads one paragraph.
+OUTCOMES = {
+    "reproduced": "What holds as a cause",
+    "not reproduced": "What does not",
+    "too small": "What does not",
+    "undecided": "What is open",
+    "depends": "What is open",
+}
+
+UNITS = {"end of the plateau": " steps", "loss": " nats"}
 
 
 def write_contrasts() -> None:
     """Write all contrasts, each by itself, into files that the pages include."""
-    for folder in (FOLDER, CONVERSION_RECORDS.parent, PARTS_RECORDS.parent, STARTS.with_suffix("")):
+    for folder, _ in PAGES.values():
         lines = "\n".join(contrasts_table(folder)) + "\n"
         (folder / "all-contrasts.md").write_text(lines, encoding="utf-8")
 
 
 def main() -> None:
     """Write the pages."""
-    pages = (
-        (PAGE, page), (CONVERSION, conversion_page), (PARTS, parts_page), (STARTS, starts_page),
-    )  # fmt: skip
-    for path, made in pages:
-        path.write_text(made(path.read_text(encoding="utf-8")), encoding="utf-8")
+    for name in PAGES:
+        path = FOLDER / name
+        path.write_text(made(name, path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

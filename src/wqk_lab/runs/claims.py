@@ -15,6 +15,7 @@ too small         the same, but it excludes every effect that would matter
 not reproduced    it excludes every effect that would matter, and holds zero or lies beyond it
 undecided         none of these
 depends           it is a main effect, and its interaction may be large enough to matter
+not run           fewer than two seeds have its runs
 ================  ============================================================================
 """
 
@@ -24,7 +25,7 @@ import csv
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -35,7 +36,7 @@ import numpy as np
 from wqk.errors import RunError
 from wqk_lab.runs.seeds import LEVEL, POWER, Paired, by_seed, paired
 
-Verdict = Literal["reproduced", "too small", "not reproduced", "undecided", "depends"]
+Verdict = Literal["reproduced", "too small", "not reproduced", "undecided", "depends", "not run"]
 
 # A quantity of each run, by cell and seed.
 Records = Mapping[str, Mapping[str, Mapping[int, float]]]
@@ -97,6 +98,7 @@ class Claim:
     matters: float  #: The smallest effect that would matter.
     note: str = ""
     interaction: str = ""  #: Of a main effect: the contrast that must be too small to matter.
+    quote: str = ""  #: The same in a sentence that lists what holds and what does not.
 
 
 @dataclass(frozen=True)
@@ -394,25 +396,29 @@ def unnamed(text: str, names: Iterable[str]) -> list[str]:
     return found
 
 
+def verdicts(folder: Path) -> Iterator[tuple[Claim, Verdict, Result | None]]:
+    """Each claim of a folder with its verdict and its contrast, if that was measured."""
+    found = results(folder)
+    for claim in read_definition(folder)[1]:
+        result = found.get(claim.contrast)
+        decided = decide(claim, result, found.get(claim.interaction)) if result else "not run"
+        yield claim, decided, result
+
+
 def claims_table(folder: Path) -> list[str]:
     """The verdicts on a folder's claims, as lines of Markdown."""
-    found = results(folder)
     lines = [
         "| claim | verdict | contrast | effect [interval for all contrasts] | would matter |",
         "|:--|:--|:--|--:|--:|",
     ]
-    for claim in read_definition(folder)[1]:
-        if claim.contrast not in found:
-            lines.append(f"| {claim.says} | not run | `{claim.contrast}` | – | – |")
-            continue
-        result = found[claim.contrast]
-        verdict = decide(claim, result, found.get(claim.interaction))
-        shown = f"**{verdict}**" if verdict == "reproduced" else verdict
-        shown += f" on `{claim.interaction}`" if verdict == "depends" else ""
-        shown += " (by borrowed variance)" if result.borrows and verdict != "depends" else ""
+    for claim, verdict, result in verdicts(folder):
         says = f"{claim.says} ({claim.note})" if claim.note else claim.says
-        effect = _interval(result, *result.allowed)
-        limit = _number(result, claim.matters * (-1 if claim.predicts == "less" else 1))
+        shown, effect, limit = f"**{verdict}**" if verdict == "reproduced" else verdict, "–", "–"
+        if result is not None:
+            shown += f" on `{claim.interaction}`" if verdict == "depends" else ""
+            shown += " (by borrowed variance)" if result.borrows and verdict != "depends" else ""
+            effect = interval_of(result, *result.allowed)
+            limit = _number(result, claim.matters * (-1 if claim.predicts == "less" else 1))
         lines.append(f"| {says} | {shown} | `{claim.contrast}` | {effect} | {limit} |")
     return lines
 
@@ -427,7 +433,7 @@ def contrasts_table(folder: Path) -> list[str]:
         contrast, p, alone = result.contrast, result.p, result.alone
         cells = (
             f"`{name}`", contrast.says, contrast.measure, str(result.count),
-            _interval(result, result.low, result.high),
+            interval_of(result, result.low, result.high),
             "–" if alone.low is None or alone.high is None
             else f"[{_number(result, alone.low)}, {_number(result, alone.high)}]",
             f"{p:.3f}" if p >= 0.001 else "<.001", _number(result, result.detectable).lstrip("+"),
@@ -436,7 +442,8 @@ def contrasts_table(folder: Path) -> list[str]:
     return lines
 
 
-def _interval(result: Result, low: float, high: float) -> str:
+def interval_of(result: Result, low: float, high: float) -> str:
+    """A contrast's mean with the ends of an interval, in its own digits."""
     numbers = [_number(result, number) for number in (result.value, low, high)]
     return f"{numbers[0]} [{numbers[1]}, {numbers[2]}]"
 

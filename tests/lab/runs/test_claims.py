@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 DOCS = Path(__file__).parents[3] / "docs"
 RESULTS = DOCS / "results"
+FOLDERS = ("conversion", "parts", "starts", "linear")
+INCLUDED = {"all-contrasts.md"}
 
 
 def planted(effects: list[float], seeds: int, random: np.random.Generator) -> list[Result]:
@@ -45,19 +47,12 @@ def planted(effects: list[float], seeds: int, random: np.random.Generator) -> li
     return evaluate(contrasts, records)
 
 
-@pytest.mark.parametrize(
-    ("name", "maker"),
-    [
-        ("index.md", "page"),
-        ("conversion.md", "conversion_page"),
-        ("parts.md", "parts_page"),
-        ("starts.md", "starts_page"),
-    ],
-)
-def test_the_page_says_what_the_records_say(name: str, maker: str) -> None:
+@pytest.mark.parametrize("name", ["index.md", *(f"{name}.md" for name in FOLDERS)])
+def test_the_page_says_what_the_records_say(name: str) -> None:
     script = runpy.run_path(str(DOCS / "generate_results.py"))
     text = (RESULTS / name).read_text(encoding="utf-8")
-    assert script[maker](text) == text, "run python docs/generate_results.py"
+    assert {*script["PAGES"]} == {path.name for path in RESULTS.glob("*.md")} - INCLUDED
+    assert script["made"](name, text) == text, "run python docs/generate_results.py"
 
 
 def test_a_changed_record_changes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +66,7 @@ def test_a_changed_record_changes_the_page(tmp_path: Path, monkeypatch: pytest.M
     assert before["decoder"].value == after["decoder"].value
 
 
-@pytest.mark.parametrize("folder", [RESULTS, RESULTS / "conversion"])
+@pytest.mark.parametrize("folder", [RESULTS, *(RESULTS / name for name in FOLDERS)])
 def test_every_claim_names_a_contrast_and_a_size_that_matters(folder: Path) -> None:
     contrasts, claims = read_definition(folder)
     assert {claim.contrast for claim in claims} <= {contrast.name for contrast in contrasts}
@@ -152,14 +147,17 @@ def test_a_main_effect_has_a_verdict_only_beside_a_small_interaction() -> None:
     assert decide(claim, main, main) == "not reproduced"
 
 
-@pytest.mark.parametrize("name", ["index.md", "conversion.md"])
-def test_a_bold_sentence_without_its_contrast_stops_the_build(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "contrast"),
+    [("index.md", "no-such-contrast"), ("conversion.md", "published"), ("parts.md", "interaction")],
+)
+def test_a_bold_sentence_without_its_contrast_stops_the_build(name: str, contrast: str) -> None:
+    """None of this name, one of another page, and one whose runs are still to be made."""
     script = runpy.run_path(str(DOCS / "generate_results.py"))
     text = (RESULTS / name).read_text(encoding="utf-8")
-    maker = script["page" if name == "index.md" else "conversion_page"]
-    planted = text + "\n- **It is the mask.** The loss does nothing (`no-such-contrast`).\n"
-    with pytest.raises(RunError, match="no contrast named: It is the mask"):
-        maker(planted)
+    planted = text + f"\n- **It is the mask.** The loss does nothing (`{contrast}`).\n"
+    with pytest.raises(RunError, match="no measured contrast named: It is the mask"):
+        script["made"](name, planted)
 
 
 def test_a_claim_whose_runs_are_still_to_be_made_says_so(tmp_path: Path) -> None:
