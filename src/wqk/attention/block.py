@@ -13,8 +13,8 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
-from array_api_compat import array_namespace
 
+from wqk._arrays import array_namespace
 from wqk._caching import cached_property
 from wqk._names import Advising
 from wqk._typing import Array, Float

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace
 
+from wqk._arrays import array_namespace
 from wqk._caching import cached_property
 from wqk._typing import Array, Float
 from wqk.attention.coordinates import with_norm

@@ -311,12 +311,11 @@ def _inherited(table: dict[str, Any], source: str) -> dict[str, Any]:
     like, changes = table.pop("like", None), table.pop("change", {})
     if like is None and not changes:
         return table
-    file = resources.files("wqk.families") / "data" / f"{like}.toml"
-    if not isinstance(like, str) or "/" in like or not file.is_file():
+    if not isinstance(like, str) or like not in _shipped():
         raise UnknownFamily(f"{source}: 'like' must name a shipped family, got {like!r:.60}")
     if not isinstance(changes, dict):
         raise UnknownFamily(f"{source}: 'change' must be a table, got {changes!r:.60}")
-    base = _inherited(_toml(file.read_text(encoding="utf-8"), file.name), file.name)
+    base = _inherited(_toml(_shipped()[like], f"{like}.toml"), f"{like}.toml")
     own = {"model_type": next(iter(base.get("model_types", ())), "")}
     base["attention"] = [own | _merged(rule, changes) for rule in base.get("attention", ())]
     return {**base, **table}
@@ -332,29 +331,44 @@ def _merged(rule: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def families() -> Mapping[str, Family]:
-    """Every family that ships with the package, by name."""
+def _shipped() -> Mapping[str, str]:
+    """The files of all families, as text, by name."""
     folder: Traversable = resources.files("wqk.families") / "data"
     files = sorted((f for f in folder.iterdir() if f.name.endswith(".toml")), key=lambda f: f.name)
-    loaded = [parse_family(file.read_text(encoding="utf-8"), file.name) for file in files]
-    return {family.name: family for family in loaded}
+    return {file.name.removesuffix(".toml"): file.read_text(encoding="utf-8") for file in files}
 
 
 @cache
-def _by_model_type() -> Mapping[str, Family]:
-    return {kind: family for family in families().values() for kind in family.model_types}
+def shipped_family(name: str) -> Family:
+    """The family of this name that ships with the package; KeyError if none does.
+
+    Examples
+    --------
+    >>> shipped_family("gpt2").attention[0].layout
+    'conv1d'
+    """
+    return parse_family(_shipped()[name], f"{name}.toml")
+
+
+@cache
+def families() -> Mapping[str, Family]:
+    """Every family that ships with the package, by name."""
+    return {name: shipped_family(name) for name in _shipped()}
 
 
 def load_family(path: FilePath) -> Family:
     """A shipped family by its name, or one from the user's own file in the same format."""
-    if isinstance(path, str) and path in families():
-        return families()[path]
+    if isinstance(path, str) and path in _shipped():
+        return shipped_family(path)
     if (name := os.fspath(path)) == Path(path).stem and not Path(path).exists():
-        raise UnknownFamily(f"{name}: no known family, no file{did_you_mean(name, families())}")
+        raise UnknownFamily(f"{name}: no known family, no file{did_you_mean(name, _shipped())}")
     family = parse_family(read_text(Path(path), UnknownFamily), name)
     return replace(family, attention=tuple(replace(r, exact=True) for r in family.attention))
 
 
 def family_of_type(model_type: object) -> Family | None:
-    """The family that lists this ``model_type``, if one does."""
-    return _by_model_type().get(model_type) if isinstance(model_type, str) else None
+    """The family that lists this ``model_type``, if any; parses only files that name it."""
+    if not isinstance(model_type, str):
+        return None
+    named = (name for name, text in _shipped().items() if f'"{model_type}"' in text)
+    return next((f for f in map(shipped_family, named) if model_type in f.model_types), None)

@@ -27,8 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from array_api_compat import array_namespace
-
+from wqk._arrays import array_namespace
 from wqk._typing import Array, Float
 from wqk.checkpoints import Part
 from wqk.errors import CheckpointError

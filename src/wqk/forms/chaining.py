@@ -39,8 +39,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
-from array_api_compat import array_namespace
 
+from wqk._arrays import array_namespace
 from wqk.errors import FormError
 from wqk.forms import BilinearForm, overlaps
 from wqk.forms.overlaps import End

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from array_api_compat import array_namespace, device, is_array_api_obj
+from array_api_compat import device, is_array_api_obj
 
+from wqk._arrays import array_namespace
 from wqk._caching import cached_property
 from wqk._names import Advising
 from wqk._typing import Array, Float, Scores

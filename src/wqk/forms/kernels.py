@@ -23,8 +23,9 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-from array_api_compat import array_namespace, is_array_api_obj, is_numpy_namespace
+from array_api_compat import is_array_api_obj, is_numpy_namespace
 
+from wqk._arrays import array_namespace
 from wqk._caching import cached_property
 from wqk._typing import Array, Bool, Float
 from wqk.errors import FormError, NonFiniteWeights

@@ -25,8 +25,8 @@ from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from array_api_compat import array_namespace
 
+from wqk._arrays import array_namespace
 from wqk._typing import Array, Float, Scores
 from wqk.errors import FormError
 from wqk.forms.form import BilinearForm

@@ -21,8 +21,9 @@ from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 
+from wqk._arrays import array_namespace
 from wqk._typing import Array, Float
 from wqk.forms import BilinearForm
 from wqk.forms.kernels import bits, gram, square_sum, times_power
