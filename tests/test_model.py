@@ -203,10 +203,16 @@ def test_torchs_own_encoder_knows_its_heads():
     assert table["heads"].unique().to_list() == [4]
 
 
-def test_models_whose_attentions_differ_in_heads_are_asked_for_them():
+def test_attentions_that_differ_in_heads_are_read_with_their_own():
     torch = pytest.importorskip("torch")
-    with pytest.raises(wqk.WqkError, match="heads_per_layer=N"):
-        wqk.scan(torch.nn.ModuleList(torch.nn.MultiheadAttention(16, n) for n in (2, 4)))
+    modules = torch.nn.ModuleList(torch.nn.MultiheadAttention(16, n) for n in (2, 4))
+    table = wqk.scan(modules)
+    assert table.layers["heads"].to_list() == [2, 4]
+    for layer, module in enumerate(modules):
+        query, key, _ = module.in_proj_weight.detach().numpy().reshape(3, module.num_heads, -1, 16)
+        forms = query.swapaxes(1, 2) @ key
+        expected = np.einsum("hij,hji->h", forms, forms) / np.sum(forms**2, axis=(1, 2))
+        assert table[layer, :]["symmetry"].to_numpy() == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_view_is_saved_under_a_name(tmp_path):

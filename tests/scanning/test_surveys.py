@@ -177,7 +177,7 @@ def test_no_scheduler_and_no_distributed(monkeypatch: pytest.MonkeyPatch):
     ):
         pass
     monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(MissingPackage, match="pip install distributed"), dask_executor("x"):
+    with pytest.raises(MissingPackage, match=r"pip install '\.\[cluster\]'"), dask_executor("x"):
         pass
 
 
