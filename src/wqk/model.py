@@ -10,7 +10,7 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Unpack, overload
 
-from wqk._console import spans
+from wqk._console import kind_in_words, spans
 from wqk._names import Advising
 from wqk._typing import FilePath
 from wqk.attention import Block, Head
@@ -171,6 +171,20 @@ class Model(Advising, synonyms=SYNONYMS):
         """All blocks that have a form, with a softmax and without."""
         return (*self.plans, *self.mixers)
 
+    @property
+    def without_softmax(self) -> list[str]:
+        """What has a form, but no softmax: ``["decoder linear attention, layers 0-2"]``."""
+        layers: dict[str, list[int]] = {}
+        for plan in self.mixers:
+            layers.setdefault(f"{plan.stack} {plan.what}", []).append(plan.layer)
+        return [f"{kind}, layers {spans(found)}" for kind, found in layers.items()]
+
+    def require_softmax(self) -> None:
+        """Raise `CheckpointError` if no block has a softmax, which some measures are about."""
+        if not self.plans:
+            has = "; ".join(self.without_softmax)
+            raise CheckpointError(f"{self.name}: no attention with a softmax; it has {has}")
+
     def __iter__(self) -> Iterator[Block]:
         """Every block, in order, of all stacks; each reads its own weights."""
         return (Block(self.checkpoint, plan) for plan in self.plans)
@@ -232,7 +246,10 @@ class Model(Advising, synonyms=SYNONYMS):
         wanted = layer if layer >= 0 else max(by_layer, default=-1) + 1 + layer
         if wanted not in by_layer:
             has = f" of the {plans[0].stack}, which has {len(plans)}" if plans else ""
-            raise CheckpointError(f"{self.name}: no {kind}-attention in layer {layer}{has}")
+            other = next((p for p in self.scored if p.layer == layer and p.kind != kind), None)
+            if other is not None:
+                has = f", but {other.what}, kind={other.kind!r}"
+            raise CheckpointError(f"{self.name}: no {kind_in_words(kind)} in layer {layer}{has}")
         if self._last is None or self._last.plan is not by_layer[wanted]:
             # Heads of one layer, asked for one after the other, share what is read.
             self._last = Block(self.checkpoint, by_layer[wanted])

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import inspect
 import math
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
 from tests.families.architectures import Architecture
 from tests.families.architectures.architecture import GROUPED, TOKENS
-from tests.families.proving import edit_config, save, torch
+from tests.families.proving import edit_config, edit_tensors, save, torch, transformers
 from tests.families.test_hybrids import GRANITE, LATENT, MAMBA, MODELS, WITHOUT_WIDTH
 from tools.deriving import building
 
 import wqk
-from wqk.errors import CheckpointError
+from wqk.errors import CheckpointError, UnknownFamily
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -346,7 +348,8 @@ def test_at_a_distance_only_positions_are_scored(tmp_path: Path) -> None:
     save(CASES["qwen3-next"][0], tmp_path)
     table = wqk.scan(tmp_path, distances=[0, 4])
     assert set(table.frame["kind"]) == {"self"}
-    assert table.metadata["notes"] == ["linear attention (layers 0) has no form at a distance"]
+    lacking = "decoder linear attention, layers 0: has no form at a distance"
+    assert table.metadata["notes"] == [lacking]
     with pytest.raises(CheckpointError, match=r"behind it stand a short convolution.*, SiLU"):
         wqk.open(tmp_path).block(0, kind="linear").at(distance=4)
     with pytest.raises(CheckpointError, match="behind it stand"):
@@ -366,6 +369,85 @@ def test_biases_of_both_sides_count_without_a_softmax(tmp_path: Path) -> None:
     found = ones @ block.at(bias=True).dense() @ ones.T
     np.testing.assert_allclose(found, queries @ keys.swapaxes(1, 2), atol=1e-5)
     assert "each adds a term in the other side alone" in " ".join(wqk.explain(tmp_path).notes)
+
+
+def test_mamba_1_has_no_form_of_values_and_outputs(tmp_path: Path) -> None:
+    save(CASES["jamba"][0], tmp_path)
+    table = wqk.scan(tmp_path, circuit="ov")
+    assert set(table.frame["kind"]) == {"self"}
+    assert "state space, layers 0, 2: has no form of values" in table.metadata["notes"][0]
+    with pytest.raises(CheckpointError, match="describes no values and outputs"):
+        wqk.scan(wqk.open(tmp_path).select(kind="state-space"), circuit="ov")
+
+
+def test_without_a_softmax_there_are_no_logits_and_no_ceilings(tmp_path: Path) -> None:
+    save(CASES["qwen3-next"][0], tmp_path)
+    table = wqk.scan(tmp_path, measures=["ceiling"], heads=False)
+    assert [value is None for value in table.frame["score_ceiling"]] == [False, True]
+    assert table.metadata["no_ceiling"].keys() == {"decoder linear"}
+    with pytest.raises(UnknownFamily, match="no softmax, and so no logits"):
+        wqk.open(tmp_path).block(0, kind="linear").logits(np.ones((2, 48)), np.ones((2, 48)))
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        wqk.compose, wqk.verify, wqk.parts, partial(wqk.initialize_, kind="symmetric"),
+        partial(wqk.clip_, limit=1.0), partial(wqk.logits, batch=torch.arange(9)[None]),
+    ],
+    ids=["compose", "verify", "parts", "initialize_", "clip_", "logits"],
+)  # fmt: skip
+def test_what_is_about_a_softmax_is_refused_without_one(measure: Any) -> None:
+    torch.manual_seed(0)
+    architecture = CASES["mamba2"][0]
+    model = transformers.Mamba2Model(transformers.Mamba2Config(**architecture.config))
+    reason = r"no attention with a softmax; it has decoder state space, layers 0-1"
+    with pytest.raises(CheckpointError, match=reason):
+        measure(model)
+
+
+def test_of_hybrids_the_layers_that_are_left_alone_are_told() -> None:
+    torch.manual_seed(0)
+    config = transformers.Qwen3NextConfig(**CASES["qwen3-next"][0].config)
+    model = transformers.Qwen3NextForCausalLM(config)
+    left = "decoder linear attention, layers 0: left"
+    assert left in repr(wqk.initialize_(model, "symmetric"))
+    assert left in repr(wqk.clip_(model, 1.0, logits={(1, 0): 2.0}))
+    assert left in repr(wqk.parts(model, tokens=torch.arange(320) % 50, block=16, blocks=4))
+
+
+@pytest.mark.parametrize("name", ["qwen3-next", "kimi-linear", "jamba", "mamba2", "xlstm"])
+def test_no_change_of_such_a_layer_passes_as_the_same(name: str, tmp_path: Path) -> None:
+    """Every tensor of a layer but those of its feed-forward part, with the norm before that."""
+    save(CASES[name][0], tmp_path / "one")
+    shutil.copytree(tmp_path / "one", tmp_path / "other")
+    assert wqk.same(tmp_path / "one", tmp_path / "other").same
+    beside = ("mlp", "moe", "feed_forward", "ffn", "post_attention_layernorm", "pre_ff_layernorm")
+    tensors = wqk.open_checkpoint(tmp_path / "one").tensors()
+    inside = [n for n in tensors if ".0." in n and not any(b in n for b in beside)]
+    assert len(inside) > 5
+    for name in inside:
+
+        def edited(tensors: dict[str, Any], name: str = name) -> dict[str, Any]:
+            return tensors | {name: tensors[name] * 1.01 + 0.01}
+
+        edit_tensors(tmp_path / "other", edited)
+        assert not wqk.same(tmp_path / "one", tmp_path / "other").same, name
+        shutil.copytree(tmp_path / "one", tmp_path / "other", dirs_exist_ok=True)
+
+
+@pytest.mark.parametrize("name", ["mamba2", "qwen3-next"])
+def test_kinship_of_one_kind(name: str, tmp_path: Path) -> None:
+    def noisy(share: float, tensors: dict[str, Any]) -> dict[str, Any]:
+        torch.manual_seed(1)
+        return {name: t + share * t.std() * torch.randn_like(t) for name, t in tensors.items()}
+
+    save(CASES[name][0], tmp_path / "one")
+    for share, conclusion in ((0.3, "related"), (100.0, "no sign")):
+        shutil.copytree(tmp_path / "one", tmp_path / "other", dirs_exist_ok=True)
+        edit_tensors(tmp_path / "other", partial(noisy, share))
+        both = (wqk.open(tmp_path / one).select(kind=CASES[name][1]) for one in ("one", "other"))
+        assert wqk.kin(*both).conclusion == conclusion
 
 
 def test_sections_that_do_not_fit_are_an_error(tmp_path: Path) -> None:

@@ -276,6 +276,8 @@ class Block(Factors, Advising, synonyms=SYNONYMS):
         (4, 5, 5)
         """
         self._require_known("a query")
+        if not self.plan.has_softmax:
+            raise UnknownFamily(f"{self.plan.what} has no softmax, and so no logits; see products")
         queries, keys = x.shape[-2], y.shape[-2]
         at = (np.arange(queries), np.arange(keys))
         if distance is not None:

@@ -42,6 +42,8 @@ class Ceilings:
 
 def lacks_ceiling(plan: AttentionPlan) -> str:
     """Why a block's scores have no bound; empty if they have one."""
+    if not plan.has_softmax:
+        return f"{plan.what} has no scores, but products that are added up"
     sides = [plan.query, plan.key]
     if plan.positional is not None:
         sides += [plan.positional.query, plan.positional.key]

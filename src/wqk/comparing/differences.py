@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 from rich.text import Text
 
-from wqk._console import counted, number
+from wqk._console import counted, kind_in_words, number
 from wqk._version import __version__
 from wqk.attention import Block
 from wqk.attention.coordinates import PLAIN
@@ -88,7 +88,7 @@ class DifferenceTable(Table):
             return "How far the layers moved is not known: their forms before have no norm."
         row = most.row(-1, named=True)
         others = len(layers["stack"].unique()) > 1 or len(layers["kind"].unique()) > 1
-        where = f" of the {row['stack']} ({row['kind']}-attention)" if others else ""
+        where = f" of the {row['stack']} ({kind_in_words(row['kind'])})" if others else ""
         shares = (most["moved"] / most["rounding"]).drop_nulls().to_numpy()
         return (
             f"Layer {row['layer']}{where} moved most, by {row['moved']:.2g} of its norm; half of "
@@ -255,7 +255,7 @@ def _lines(table: DifferenceTable) -> Iterator[Any]:
     unusual = conditions(frame, table.metadata, every=False)
     for rows in frame.partition_by("stack", "kind", maintain_order=True):
         row = rows.row(0, named=True)
-        where = f"{row['stack']} {row['kind']}-attention"
+        where = f"{row['stack']} {kind_in_words(row['kind'])}"
         yield Text(" · ".join([str(row["family"]), where, *unusual]))
         yield _differences(rows, headings)
         for order in ("first", "second"):

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from wqk._console import Result, counted, number
+from wqk._console import Result, counted, kind_in_words, number
 from wqk.attention import Block
 from wqk.checkpoints import Checkpoint, Part
 from wqk.comparing.fingerprints import (
@@ -432,13 +432,14 @@ def _read(
     on_progress: Callable[[int, int], None] | None,
 ) -> list[_Model]:
     """All models in the same coordinates: norms are folded in if they are known of all."""
-    opened = []
-    for ref in refs:
-        model = open_model(ref)
-        opened.append((model, [plan for plan in model.plans if plan.kind == "self"]))
+    models = [open_model(ref) for ref in refs]
+    kinds = [[plan.kind for plan in model.scored if plan.kind != "cross"] for model in models]
+    # Attention with a softmax if both have some, else what both have in its place.
+    kind = min(set.intersection(*map(set, kinds)), key=kinds[0].index, default="self")
+    opened = [(model, [p for p in model.scored if p.kind == kind]) for model in models]
     folds = not any(lacks_any_norm(plan) for _, plans in opened for plan in plans)
     total, done = sum(len(plans) for _, plans in opened), 0
-    models = []
+    read_models = []
     for model, plans in opened:
         kept = []
         # Not kept: the weights of all blocks together would not fit into memory.
@@ -452,12 +453,12 @@ def _read(
                     on_progress(done, total)
         if not kept:
             raise CheckpointError(
-                f"{model.name}: has no self-attention on one residual stream to compare",
+                f"{model.name}: has no {kind_in_words(kind)} on one residual stream to compare",
                 checkpoint=model.name,
             )
         kept_plans, prints = zip(*kept, strict=True)
-        models.append(_Model(model.name, model.checkpoint, kept_plans, prints))
-    return models
+        read_models.append(_Model(model.name, model.checkpoint, kept_plans, prints))
+    return read_models
 
 
 def _fingerprint(checkpoint: Checkpoint, folds: bool, plan: AttentionPlan) -> Fingerprint | None:

@@ -15,7 +15,6 @@ from wqk.comparing.contents import (
     TensorComparison,
     compare_stored,
     compare_tensors,
-    paired_names,
     stray_entries,
 )
 from wqk.comparing.scope import ATTENTION, OTHER, form_parts, left_in, roles
@@ -33,12 +32,11 @@ if TYPE_CHECKING:
 
 def outside(
     models: Sequence[Model], pairs: Sequence[Pair], blocks: Sequence[BlockComparison],
-    everything: bool, layers: Collection[int] | None, tolerance: float,
+    names: Mapping[str, str], everything: bool, layers: Collection[int] | None, tolerance: float,
 ) -> tuple[tuple[TensorComparison, ...], tuple[str, ...], tuple[str, ...]]:  # fmt: skip
     """Tensors outside the forms, or with single entries that differ; what was not compared."""
     checkpoints = [model.checkpoint for model in models]
     infos = [checkpoint.tensors() for checkpoint in checkpoints]
-    names = paired_names(infos[0], infos[1], (pairs[0][0].query.tensor, pairs[0][1].query.tensor))
     by_role = [roles(model) for model in models]
     chosen = [
         {n: role for n, role in some.items() if everything or role != OTHER}

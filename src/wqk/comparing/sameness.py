@@ -15,7 +15,7 @@ from wqk.comparing import mismatches
 from wqk.comparing.answer import BlockComparison, CheckpointComparison, Place
 from wqk.comparing.blocks import Scoring, distances
 from wqk.comparing.configured import is_configured, other_settings
-from wqk.comparing.contents import compare_stored
+from wqk.comparing.contents import compare_stored, paired_names
 from wqk.comparing.diagnosis import (
     beside,
     comparable,
@@ -118,7 +118,8 @@ def same(
     models, notes = _opened(openings, heads_per_layer, key_heads)
     checkpoints = [model.checkpoint for model in models]
     pairs, missing, added = _paired(*(model.plans for model in models))
-    if not pairs:
+    anchors = pairs or _paired(*(model.mixers for model in models))[0]
+    if not anchors:
         first, second = (", ".join(map(str, one[:3])) for one in (missing, added))
         raise CheckpointError(
             f"{checkpoints[0].name} and {checkpoints[1].name} have no attention block in common: "
@@ -126,7 +127,7 @@ def same(
         )
     pairs, missing, added = _chosen(pairs, missing, added, layers)
     notes += _unknown(pairs)
-    for checkpoint, plan in zip(checkpoints, pairs[0], strict=True):
+    for checkpoint, plan in zip(checkpoints, anchors[0], strict=True):
         if text := _grid(checkpoint, plan):
             notes.append(f"{checkpoint.name}: {text}")
     blocks: list[BlockComparison] = []
@@ -145,7 +146,10 @@ def same(
     with one_blas_thread():
         explained_blocks = [_explained(models, pairs, blocks, marks, n, tolerance)
                             for n in range(len(blocks))]  # fmt: skip
-    rest = outside(models, pairs, explained_blocks, everything, layers, tolerance)
+    tensors = [checkpoint.tensors() for checkpoint in checkpoints]
+    one, two = (plan.query.tensor for plan in anchors[0])
+    names = paired_names(tensors[0], tensors[1], (one, two))
+    rest = outside(models, pairs, explained_blocks, names, everything, layers, tolerance)
     notes += absent_towers(models)
     return CheckpointComparison(
         checkpoints[0].name, checkpoints[1].name, tuple(explained_blocks), missing, added,

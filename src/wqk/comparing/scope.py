@@ -90,10 +90,12 @@ def roles(model: Model) -> dict[str, str]:
     """Of every tensor outside the forms: ``attention``, ``mixer`` or ``other``."""
     tensors = model.checkpoint.tensors()
     formed = {part.name for plan in model.plans for part in form_parts(plan)}
+    mixing = {part.name for plan in model.mixers for part in form_parts(plan)}
     modules = {_module(plan) for plan in model.plans} - {""}
     modules |= {name.rpartition(".")[0] + "." for name in _unread(model, tensors)}
     layers = {match[0] for name in modules if (match := re.match(r".*?\.\d+\.", name))}
     kinds = {without_numbers(layer) for layer in layers}
+    fed = {_child(name, _layer(name)) for name in formed}
     usual = {_child(name, layer) for name in tensors for layer in [_layer(name)] if layer in layers}
     found = {}
     for name in tensors:
@@ -105,7 +107,8 @@ def roles(model: Model) -> dict[str, str]:
         apart = layer not in layers and without_numbers(layer) in kinds
         feeds = FEED_FORWARD.search(name) is not None
         mixes = MIXERS.search(name.lower()) and not own and not feeds
-        if mixes or (apart and _child(name, layer) not in usual):
+        strange = _child(name, layer) not in usual or _child(name, layer) in fed
+        if mixes or name in mixing or (apart and strange):
             found[name] = MIXER
         elif own or (ATTENDING.search(name.lower()) and not feeds):
             found[name] = MIXER if apart else ATTENTION

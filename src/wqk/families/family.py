@@ -242,10 +242,11 @@ def _mixers() -> Mapping[str, AttentionRule]:
     """The rules of attention without a softmax, by name."""
     file = resources.files("wqk.families") / "mixers.toml"
     named = _toml(file.read_text(encoding="utf-8"), file.name)
-    whole = {name: named.get(table.pop("like", ""), {}) | table for name, table in named.items()}
     return {
-        name: msgspec.convert(_listed(table, AttentionRule), AttentionRule)
-        for name, table in whole.items()
+        name: msgspec.convert(
+            _listed(named.get(table.pop("like", ""), {}) | table, AttentionRule), AttentionRule
+        )
+        for name, table in named.items()
     }
 
 

@@ -202,6 +202,11 @@ class AttentionPlan:
         return not self.rule.between
 
     @property
+    def where(self) -> str:
+        """The stack, and the kind of what has no softmax: what reasons are told of."""
+        return self.stack if self.has_softmax else f"{self.stack} {self.kind}"
+
+    @property
     def place(self) -> tuple[str, str, int]:
         """What identifies the block in its model, and its rows in a table."""
         return self.stack, self.kind, self.layer
@@ -268,18 +273,18 @@ def plan_attention(checkpoint: Checkpoint, family: Family) -> list[AttentionPlan
     """
     if family.refusal:
         raise UnknownFamily(f"{family.name}: {family.refusal}")
-    rules = [rule for rule in family.attention if not rule.between]
+    rules = (rule for rule in family.attention if not rule.between)
     by_rule = [_plan_rule(checkpoint, family.name, rule) for rule in rules]
-    if rules and not any(by_rule):
+    if by_rule and not any(by_rule):
         _explain_absence(checkpoint, family)
     return _distinct([plans for plans in by_rule if plans])
 
 
 def plan_mixers(checkpoint: Checkpoint, family: Family) -> list[AttentionPlan]:
     """Every block that scores pairs of tokens without a softmax, likewise."""
-    rules = [rule for rule in family.attention if rule.between]
-    by_rule = [_plan_rule(checkpoint, family.name, rule) for rule in rules]
-    if len(rules) == len(family.attention) and not any(by_rule):
+    mixers = (rule for rule in family.attention if rule.between)
+    by_rule = [_plan_rule(checkpoint, family.name, rule) for rule in mixers]
+    if len(by_rule) == len(family.attention) and not any(by_rule):
         _explain_absence(checkpoint, family)
     return sorted((plan for plans in by_rule for plan in plans), key=lambda plan: plan.layer)
 

@@ -245,7 +245,11 @@ def compose(
         "folded_norms": fold_norm,
         "biases": False,
         "left_out": source.left_out(kinds),
-        "notes": [*source.notes(kinds, pairs), *checkpoint.notes],
+        "notes": [
+            *source.notes(kinds, pairs),
+            *(f"{what}: neither read nor written here" for what in model.without_softmax),
+            *checkpoint.notes,
+        ],
     }
     columns = {n: v for n, v in checkpoint_columns(checkpoint).items() if n in COMPOSITION_SCHEMA}
     frame = _frame(pairs, whole_layers).with_columns(
@@ -263,6 +267,7 @@ class Source:
         fold_norm: bool = False,
         layers: bool = False,
     ) -> None:
+        model.require_softmax()
         checkpoint, plans = model.checkpoint, model.plans
         self._checkpoint, self.layers = checkpoint, layers
         self._coordinates = {name: Coordinates(name, fold_norm) for name in CIRCUITS}
@@ -355,7 +360,7 @@ class Source:
         paired = {(pair.kind, pair.reader.stack, pair.reader.kind) for pair in pairs}
         found = []
         for plan in self.plans:
-            where = f"{plan.stack} {plan.kind}-attention"
+            where = f"{plan.stack} {plan.what}"
             if not _has_values(plan):
                 found.append(f"{where}: values and outputs are not known; it is no writer")
             elif any(self.stream(plan, kind) is None for kind in kinds):

@@ -287,6 +287,7 @@ class Initialization(Result):
 
     kind: str  #: The kind of initialization.
     layers: tuple[LayerChange, ...]  #: Each with its scores before and after.
+    left: tuple[str, ...] = ()  #: Layers without a softmax, which no start is defined for.
 
     @property
     def sentence(self) -> str:
@@ -312,6 +313,7 @@ class Initialization(Result):
         for one in self.layers:
             table.add(one.stack, str(one.layer), *_cells(one))
         yield table
+        yield from (f"{what}: left as they are" for what in self.left)
 
 
 class Ratios(NamedTuple):
@@ -425,6 +427,7 @@ def initialize_(
     writes = chosen != Kind() or ratios != Ratios()
     parameters = LiveCheckpoint(model.ref if isinstance(model, Model) else model, Read.GRADIENT)
     opened = open_model(model)
+    opened.require_softmax()
     checkpoint = opened.checkpoint
     plans = [plan for plan in opened.plans if plan.kind == "self"]
     _require_settable(plans, checkpoint.name, parameters.adapted, writes)
@@ -446,6 +449,7 @@ def initialize_(
             LayerChange(plan.stack, plan.layer, before, _measured(checkpoint, plan))
             for plan, (before, _) in zip(plans, planned, strict=True)
         ),
+        tuple(opened.without_softmax),
     )
 
 

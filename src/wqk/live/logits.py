@@ -341,7 +341,8 @@ class LogitMeter:
             raise CheckpointError(f"sequences must be 1 or more, got {sequences}")
         opened = open_model(model)
         require_no_guess(opened, "logits need")
-        self.plans = opened.plans
+        opened.require_softmax()
+        self.plans, self.left = opened.plans, opened.without_softmax
         self._sequences, self._training = sequences, training
         self._model = weakref.ref(opened.ref)  # so that a meter keeps no model alive
         self._listener: Listener | None = None

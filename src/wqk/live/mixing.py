@@ -84,6 +84,7 @@ class Mixer:
     """
 
     def __init__(self, opened: Model, seed: int = 0) -> None:
+        opened.require_softmax()
         self.model = cast("Any", opened.ref)
         self.opened, self.seed = opened, seed
         if not (hasattr(self.model, "config") and hasattr(self.model, "set_attn_implementation")):

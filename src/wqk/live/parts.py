@@ -129,7 +129,8 @@ class Parts(Result):
             "share kept: of the loss without these scores less that of the whole model; random: "
             f"the mean of the halves that {about['draws']} random involutions select.\n"
             "Masks and position terms stay whole. In an untrained model of this configuration all "
-            f"scores explain {number(about['explained_untrained'], 4)}.",
+            f"scores explain {number(about['explained_untrained'], 4)}."
+            + "".join(f"\n{what}: left whole" for what in about["left_whole"]),
             style="dim",
         )
 
@@ -278,6 +279,7 @@ def parts(
         "mask_share": mask_share if given.predicts == "masked" else None,
         "seed": seed,
         "draws": draws,
+        "left_whole": opened.without_softmax,
     }
     with torch.no_grad():
         untrained = _untrained(given, seed)

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import polars as pl
 
+from wqk._console import kind_in_words
 from wqk._typing import Array, Float
 from wqk.attention import Block
 from wqk.attention.ceilings import ceiling_parts
@@ -442,7 +443,7 @@ class Alarm:
         }[self.reason]
         return (
             f"step {self.step}: {self.column.replace('_', ' ')} of {self.stack} "
-            f"{self.kind}-attention, layer {self.layer}, is {self.value:.3g}, {beside}"
+            f"{kind_in_words(self.kind)}, layer {self.layer}, is {self.value:.3g}, {beside}"
         )
 
 

@@ -16,11 +16,10 @@ from typing import Any, Literal
 import numpy as np
 
 from wqk._caching import require_threads
-from wqk._console import spans
 from wqk._typing import Array
 from wqk._version import __version__
 from wqk.attention import Block
-from wqk.attention.coordinates import PLAIN, Coordinates, at_distance, lacks_norm, omissions
+from wqk.attention.coordinates import PLAIN, Coordinates, lacks_norm, omissions
 from wqk.checkpoints import Checkpoint, steps_of
 from wqk.errors import CheckpointError, FormError, errors_about
 from wqk.families import AttentionPlan
@@ -292,12 +291,12 @@ def scan_model(
     ``move`` takes forms to another device before they are scored. With ``forms``, others are scored
     than the model's own, such as differences of two.
     """
-    checkpoint, plans = model.checkpoint, model.scored
-    if coordinates.distances != (0,) and model.mixers:
-        # Without a softmax, what a distance changes is no part of a form.
-        if not model.plans:
-            at_distance(Block(checkpoint, plans[0]).groups, plans[0], max(coordinates.distances))
-        plans = model.plans
+    checkpoint = model.checkpoint
+    # Without a softmax, what a distance changes is no part of a form.
+    plans = model.scored if coordinates.distances == (0,) else model.plans
+    if coordinates.circuit == "ov":
+        plans = tuple(plan for plan in plans if plan.has_softmax or plan.value)
+    plans = plans or model.scored  # which then say why they have none
     wanted = chosen(measures, coordinates.circuit)
     start, bytes_read = time.perf_counter(), 0
     metadata = _metadata(model, plans, coordinates, gamma) | measure_metadata(plans, wanted)
@@ -370,9 +369,8 @@ def _metadata(
 ) -> dict[str, Any]:
     """How the scores are computed, for all rows; ``plans`` are the blocks that are scored."""
     stored = (kind for plan in plans for kind in plan.quantized)
-    apart: dict[str, list[int]] = {}
-    for plan in model.mixers if len(plans) < len(model.scored) else ():
-        apart.setdefault(plan.what, []).append(plan.layer)
+    apart = model.on(model.checkpoint, [p for p in model.scored if p not in plans])
+    lacking = "of values and outputs" if coordinates.circuit == "ov" else "at a distance"
     terms: dict[str, dict[str, None]] = {}  # by kind of block; the reasons have what mixes tokens
     for plan in plans:
         found = (one.term for one in omissions(plan, coordinates) if one.kind != "mixing")
@@ -390,7 +388,7 @@ def _metadata(
         "notes": [
             *model.checkpoint.notes,
             *(f"queries and keys are stored as {kind}" for kind in dict.fromkeys(stored)),
-            *(f"{kind} (layers {spans(n)}) has no form at a distance" for kind, n in apart.items()),
+            *(f"{what}: has no form {lacking}" for what in apart.without_softmax),
         ],
     }
 
@@ -398,7 +396,7 @@ def _metadata(
 def _reasons(plans: Sequence[AttentionPlan], coordinates: Coordinates) -> dict[str, str]:
     """Why rows are ``partial``, by stack."""
     unfolded = {
-        _where(plan): "some layers have no known norm in front of them, so that none was folded in"
+        plan.where: "some layers have no known norm in front of them, so that none was folded in"
         for plan in plans
         if lacks_norm(plan, coordinates)
     }
@@ -407,9 +405,4 @@ def _reasons(plans: Sequence[AttentionPlan], coordinates: Coordinates) -> dict[s
             f"family {plans[0].family} describes no norm in front of its attention, or the "
             "checkpoint lacks it; scan without folding norms"
         )
-    return unfolded | {_where(plan): plan.reason for plan in plans if plan.reason}
-
-
-def _where(plan: AttentionPlan) -> str:
-    """The stack, and the kind of what has no softmax."""
-    return plan.stack if plan.has_softmax else f"{plan.stack} {plan.kind}"
+    return unfolded | {plan.where: plan.reason for plan in plans if plan.reason}

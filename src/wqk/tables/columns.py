@@ -307,6 +307,6 @@ def measure_metadata(plans: Sequence[AttentionPlan], measures: Sequence[Measure]
     """Which measures a table contains, and why stacks lack one: ``no_ceiling``."""
     metadata: dict[str, Any] = {"measures": [one.name for one in measures]} if measures else {}
     for measure in measures:
-        reasons = {plan.stack: why for plan in plans if (why := measure.lacking(plan))}
+        reasons = {plan.where: why for plan in plans if (why := measure.lacking(plan))}
         metadata |= {f"no_{measure.name}": reasons} if reasons else {}
     return metadata

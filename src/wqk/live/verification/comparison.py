@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from wqk._console import Result, spans
+from wqk._console import Result
 from wqk.attention import Block
 from wqk.checkpoints import Checkpoint, Part, TensorInfo, steps_of
 from wqk.checkpoints.adapters import AdaptedCheckpoint, unrounded
@@ -248,6 +248,7 @@ def verify(
     True
     """
     opened = open_model(ref)
+    opened.require_softmax()
     if hasattr(opened.ref, "named_modules") and batch is not None:
         return _verified(opened, batch, 1e-5 if tolerance is None else tolerance)
     tolerance = 1e-9 if tolerance is None else tolerance
@@ -301,12 +302,8 @@ def _compared(model: Model, measured: Callable[[bool], Run], tolerance: float) -
             replace(block, form_difference=difference)
             for block, difference in zip(blocks, differences, strict=True)
         ]
-    unmeasured: dict[tuple[str, str], list[int]] = {}
-    for plan in model.mixers:
-        unmeasured.setdefault((plan.stack, plan.what), []).append(plan.layer)
     without = (
-        f"{stack} {what}, layers {spans(layers)}: has no softmax whose input could be compared"
-        for (stack, what), layers in unmeasured.items()
+        f"{what}: has no softmax whose input could be compared" for what in model.without_softmax
     )
     return Verification(model.name, model.family, tuple(blocks), (*failures, *without))
 
