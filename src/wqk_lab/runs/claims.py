@@ -21,7 +21,6 @@ not run           fewer than two seeds have its runs
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 import tomllib
@@ -32,6 +31,7 @@ from statistics import fmean, stdev
 from typing import Literal
 
 import numpy as np
+import polars as pl
 
 from wqk.errors import RunError
 from wqk_lab.runs.seeds import LEVEL, POWER, Paired, by_seed, paired
@@ -43,23 +43,22 @@ Records = Mapping[str, Mapping[str, Mapping[int, float]]]
 
 DEFINITION = "contrasts.toml"
 
-# Columns of conversions, and what their means over layers are called.
-CONVERSION = {
-    "symmetry": "symmetry",
-    "directionality_excess": "directionality",
-    "change_symmetry": "symmetry of the change",
-    "new_symmetry": "symmetry of what is new",
-}
-
-# Columns with one number for each run and step.
-SINGLE = {
+# Columns of records, and what they measure in the rows that stand for a whole model.
+MEASURES = {
     "held_out_loss": "loss at step {step}",
-    "plateau_loss": "loss over the plateau", "first_below_3": "end of the plateau",
-    "mean_symmetry": "symmetry", "mean_directionality": "directionality",
-}  # fmt: skip
-
-# Columns of parts of the scores.
-PARTS = {"share": "share kept", "curvature": "curvature"}
+    "plateau_loss": "loss over the plateau",
+    "first_below_3": "end of the plateau",
+    "mean_symmetry": "symmetry",
+    "mean_directionality": "directionality",
+    "symmetry": "symmetry at step {step}",
+    "directionality_excess": "directionality at step {step}",
+    "change_symmetry": "symmetry of the change at step {step}",
+    "new_symmetry": "symmetry of what is new at step {step}",
+    "kept": "symmetric part kept beyond the skew at step {step}",
+    "share": "share kept at step {step}",
+    "curvature": "curvature at step {step}",
+    "related": "rank correlation by layer at step {step}",
+}
 
 
 @dataclass(frozen=True)
@@ -157,71 +156,57 @@ def read_records(folder: Path) -> Records:
     """
     found: dict[str, dict[str, dict[int, float]]] = {}
     for path in sorted(folder.rglob("*.csv")):
-        with path.open(newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                for measure, cell, seed, value in _quantities(row):
-                    known = found.setdefault(measure, {}).setdefault(cell, {})
-                    if known.setdefault(seed, value) != value:
-                        raise RunError(
-                            f"{path}: {cell}, seed {seed}, has {measure} {value}; another record "
-                            f"says {known[seed]}: runs that differ need names that differ"
-                        )
-            file.seek(0)
-            for measure, cell, seed, value in _by_layer(csv.DictReader(file)):
-                found.setdefault(measure, {}).setdefault(cell, {})[seed] = value
+        rows = pl.read_csv(path, infer_schema=False)
+        if "part" in rows.columns:
+            rows = pl.concat([rows, _related(rows)], how="diagonal")
+            rows = rows.with_columns(start=pl.concat_str("model", pl.lit(" "), "part"))
+        elif "run" in rows.columns:
+            rows = rows.with_columns(start=pl.col("run").str.replace("-[^-]*$", ""))
+        if "kept_skew" in rows.columns:
+            kept = (pl.col(f"kept_{part}").cast(float) for part in ("symmetric", "skew"))
+            rows = rows.with_columns(kept=next(kept) - next(kept))
+        if "layer" in rows.columns:
+            rows = rows.filter(pl.col("layer").is_null())
+        named = [name for name in MEASURES if name in rows.columns]
+        long = rows.select("start", "seed", "step", pl.col(named).cast(float))
+        for column, cell, seed, step, value in (
+            long.unpivot(named, index=["start", "seed", "step"])
+            .drop_nulls(["seed", "value"])
+            .select("variable", "start", pl.col("seed").cast(int), "step", "value")
+            .iter_rows()
+        ):
+            measure = MEASURES[column].format(step=step)
+            known = found.setdefault(measure, {}).setdefault(cell, {})
+            if known.setdefault(seed, value) != value:
+                raise RunError(
+                    f"{path}: {cell}, seed {seed}, has {measure} {value}; another record says "
+                    f"{known[seed]}: runs that differ need names that differ"
+                )
     if not found:
         raise RunError(f"{folder}: has no records of runs (*.csv)")
     return found
 
 
-def _quantities(row: Mapping[str, str]) -> Iterable[tuple[str, str, int, float]]:
-    """Measure, cell, seed and value of what a line says."""
-    cell = row.get("start") or row.get("run", "").rpartition("-")[0]
-    if "part" in row and row["seed"] and not row["layer"]:
-        for name, measure in PARTS.items():
-            if row[name]:
-                yield (
-                    f"{measure} at step {row['step']}", f"{row['model']} {row['part']}",
-                    int(row["seed"]), float(row[name]),
-                )  # fmt: skip
-    if not cell or not row.get("seed"):
-        return
-    seed, step = int(row["seed"]), row["step"]
-    for name, measure in SINGLE.items():
-        if row.get(name):
-            yield measure.format(step=step), cell, seed, float(row[name])
-    if "change_symmetry" in row and not row["layer"]:
-        for name, measure in CONVERSION.items():
-            if row[name]:
-                yield f"{measure} at step {step}", cell, seed, float(row[name])
-        if row["kept_skew"]:
-            kept = float(row["kept_symmetric"]) - float(row["kept_skew"])
-            yield f"symmetric part kept beyond the skew at step {step}", cell, seed, kept
-
-
-def _by_layer(rows: Iterable[Mapping[str, str]]) -> Iterable[tuple[str, str, int, float]]:
+def _related(rows: pl.DataFrame) -> pl.DataFrame:
     """Over the layers of each run: the rank correlation of symmetry with what its part carries.
 
     The latter is the share that the symmetric part keeps, less the share that the skew part keeps.
     Two layers have a sign and no rank. The cell beside it, without any relation, has zeros.
     """
-    from scipy.stats import spearmanr
-
-    runs: dict[tuple[str, str, str], dict[str, dict[str, float]]] = {}
-    for row in rows:
-        if row.get("part") and row["seed"] and row["layer"] and row["share"]:
-            layer = runs.setdefault((row["model"], row["seed"], row["step"]), {})
-            known = layer.setdefault(row["layer"], {})
-            known[row["part"]] = float(row["share"])
-            if row.get("symmetry"):
-                known["symmetry"] = float(row["symmetry"])
-    for (model, seed, step), layers in runs.items():
-        if len(layers) > 2 and all("symmetry" in of for of in layers.values()):
-            carried = [of["symmetric"] - of["skew"] for of in layers.values()]
-            related = spearmanr([of["symmetry"] for of in layers.values()], carried).statistic
-            measure = f"rank correlation by layer at step {step}"
-            yield measure, f"{model} layers", int(seed), float(related)
-            yield measure, f"{model} no relation", int(seed), 0.0
+    run = ("model", "seed", "step")
+    share, part = pl.col("share").cast(float), pl.col("part")
+    by_layer = rows.drop_nulls("layer").group_by(*run, "layer").agg(
+        carried=share.filter(part == "symmetric").sum() - share.filter(part == "skew").sum(),
+        symmetry=pl.col("symmetry").cast(float).filter(part == "whole").first(),
+    )  # fmt: skip
+    enough = by_layer.filter(pl.len().over(run) > 2, pl.all().is_not_null().all().over(run))
+    related = enough.group_by(run).agg(
+        related=pl.corr("symmetry", "carried", method="spearman").cast(str),
+    )
+    cells = {"layers": pl.col("related"), "no relation": pl.lit("0")}
+    return pl.concat(
+        related.with_columns(related=value, part=pl.lit(name)) for name, value in cells.items()
+    )
 
 
 def read_definition(folder: Path) -> tuple[list[Contrast], list[Claim]]:

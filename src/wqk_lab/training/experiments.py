@@ -165,72 +165,63 @@ def read_experiments(
                 "run's folder"
             )
         try:
-            if "from" in cell:
-                trials += _children(cell, trials, Path(corpora), Path(out))
-                continue
-            values = {**shared, **cell}
+            values = cell if "from" in cell else {**shared, **cell}
             if isinstance(values.get("config"), str):
-                values["config"] = read_configuration(path.parent / values["config"])
-            trials += enumerate(_trials(values, Path(corpora), Path(out)))
+                values = {**values, "config": read_configuration(path.parent / values["config"])}
+            trials += _trials(values, trials, Path(corpora), Path(out))
         except RunError as error:
             raise RunError(f"{path}: cell {name!r}: {error}") from None
     return [trial for _, trial in sorted(trials, key=lambda pair: pair[0])]
 
 
-def _children(
+def _trials(
     cell: Mapping[str, Any], trials: Sequence[tuple[int, Trial]], corpora: Path, out: Path
 ) -> list[tuple[int, Trial]]:
-    """The runs of a cell that continues another one's, each in its parent's place."""
+    """The runs of a cell with their places; each that continues another's run has its place."""
     values = {name.replace("-", "_"): value for name, value in cell.items()}
-    name, before = values.pop("name", None), values.pop("from")
+    before = values.pop("from", None)
     parents = {trial.recipe.seed: (at, trial) for at, trial in trials if trial.cell == before}
-    if not isinstance(name, str) or Path(name).name != name:
-        raise RunError(f"a cell's name must be a valid folder name; got {name!r}")
-    if not parents:
+    if before is not None and not parents:
         raise RunError(f"from must name a cell above this one; got {before!r}")
-    seeds, corpus = values.pop("seeds", [*parents]), values.pop("corpus", None)
-    stop, threads = values.pop("stop", None), values.pop("threads", None)
-    if "seed" in values or not isinstance(seeds, list) or not {*seeds} <= {*parents}:
-        raise RunError(f"seeds must be among those of {before} ({[*parents]}); got {seeds!r}")
-    children = []
-    for seed in seeds:
-        at, parent = parents[seed]
-        if parent.goal < parent.recipe.steps:
-            raise RunError(f"only finished runs can be continued; {before} stops at {parent.goal}")
-        recipe = continued(parent.recipe, parent.folder.name, values)
-        goal = recipe.steps if stop is None else stop
-        if type(goal) is not int or not 0 < goal <= recipe.steps:
-            raise RunError(f"stop must be one of the {recipe.steps} steps; got {stop!r}")
-        store = parent.corpus if corpus is None else corpora / corpus
-        folder = out / f"{name}-{seed}"
-        threads = threads or parent.threads
-        children.append((at, Trial(name, recipe, store, folder, goal, threads, parent.folder)))
-    return children
-
-
-def _trials(cell: Mapping[str, Any], corpora: Path, out: Path) -> list[Trial]:
-    values = {name.replace("-", "_"): value for name, value in cell.items()}
-    for needed, kind in (("name", str), ("corpus", str), ("seeds", list)):
-        if not values.get(needed) or not isinstance(values[needed], kind):
-            raise RunError(f"a cell needs a {needed}, got {values.get(needed)!r}")
-    name, corpus, seeds = (values.pop(key) for key in ("name", "corpus", "seeds"))
-    stop, threads, preset = (values.pop(key, None) for key in ("stop", "threads", "preset"))
+    needed: dict[str, type] = (
+        {"name": str} if parents else {"name": str, "corpus": str, "seeds": list}
+    )
+    for key, kind in needed.items():
+        if not values.get(key) or not isinstance(values[key], kind):
+            raise RunError(f"a cell needs a {key}, got {values.get(key)!r}")
+    name, corpus, stop, threads = (
+        values.pop(key, None) for key in ("name", "corpus", "stop", "threads")
+    )
+    seeds = values.pop("seeds", [*parents])
     if Path(name).name != name:
         raise RunError(f"a cell's name must be a valid folder name; got {name!r}")
     if "seed" in values:
         raise RunError(f"a cell lists its seeds; got seed {values['seed']!r}")
+    if parents and (not isinstance(seeds, list) or not {*seeds} <= {*parents}):
+        raise RunError(f"seeds must be among those of {before} ({[*parents]}); got {seeds!r}")
     if len(set(map(str, seeds))) < len(seeds):
         raise RunError(f"the seeds of a cell must be distinct; got {seeds}")
     if threads is not None and (type(threads) is not int or threads < 1):
         raise RunError(f"threads must be 1 or more; got {threads!r}")
-    trials = []
-    for seed in seeds:
-        recipe = make_recipe(preset or "fast", **values, seed=seed)
+    found = []
+    for at, seed in enumerate(seeds):
+        parent = None
+        if parents:
+            at, parent = parents[seed]
+            if parent.goal < parent.recipe.steps:
+                reason = f"{before} stops at {parent.goal}"
+                raise RunError(f"only finished runs can be continued; {reason}")
+            recipe = continued(parent.recipe, parent.folder.name, values)
+            threads = threads or parent.threads
+        else:
+            recipe = make_recipe(**{"preset": "fast", **values}, seed=seed)
         goal = recipe.steps if stop is None else stop
         if type(goal) is not int or not 0 < goal <= recipe.steps:
             raise RunError(f"stop must be one of the {recipe.steps} steps; got {stop!r}")
-        trials.append(Trial(name, recipe, corpora / corpus, out / f"{name}-{seed}", goal, threads))
-    return trials
+        store = parent.corpus if parent and corpus is None else corpora / corpus
+        run, continued_run = out / f"{name}-{seed}", parent.folder if parent else None
+        found.append((at, Trial(name, recipe, store, run, goal, threads, continued_run)))
+    return found
 
 
 def run_experiments(
