@@ -17,10 +17,9 @@ Axes: B blocks, S sub-blocks.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -174,70 +173,6 @@ def scale_name(name: str, tensors: Mapping[str, object]) -> str:
         f"{name}: stored as float8 without its scales ({name}_scale_inv or {name}_scale); "
         "without them its values are meaningless"
     )
-
-
-def apply_scales(
-    values: np.ndarray,
-    scales: np.ndarray,
-    shape: Sequence[int],
-    rows: np.ndarray,
-    name: str,
-    block: tuple[int, int] | None = None,
-) -> None:
-    """Multiply ``values``, the widened rows of a float8 matrix, by their scales, in place.
-
-    ``shape`` is that of the whole matrix, ``rows`` are the numbers of those that were read.
-    ``scales``, from the tensor ``name``, are one value, (rows,), (rows, 1) or a grid of blocks (row
-    blocks, column blocks); ``block`` is a block's height and width, where the configuration says
-    them.
-
-    Examples
-    --------
-    >>> values = np.ones((2, 4), np.float32)
-    >>> apply_scales(values, np.array([[1.0, 2.0], [3.0, 4.0]]), (4, 4), np.arange(1, 3), "scales")
-    >>> values
-    array([[1., 1., 2., 2.],
-           [3., 3., 4., 4.]], dtype=float32)
-    """
-    if scales.size == 1:
-        values *= scales.reshape(())
-        return
-    grid = scales.reshape(-1, 1) if scales.shape == tuple(shape[:1]) else scales
-    if grid.ndim != 2 or len(shape) != 2:
-        raise CheckpointError(f"{name}: scales of shape {scales.shape} for a tensor of {shape}")
-    height, width = (
-        _block_side(n, blocks, side, name)
-        for n, blocks, side in zip(shape, grid.shape, block or (128, 128), strict=True)
-    )
-    wanted = rows // height
-    columns = np.arange(shape[1]) // width
-    for block in np.unique(wanted):
-        values[wanted == block] *= grid[block][columns].astype(values.dtype)
-
-
-def block_of(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Height and width of the blocks that share a scale, if the configuration says them.
-
-    Examples
-    --------
-    >>> block_of({"quantization_config": {"weight_block_size": [64, 32]}})
-    (64, 32)
-    """
-    quantization = config.get("quantization_config")
-    match quantization.get("weight_block_size") if isinstance(quantization, dict) else None:
-        case [int(height), int(width)] if height > 0 and width > 0:
-            return height, width
-    return None
-
-
-def _block_side(length: int, blocks: int, side: int, name: str) -> int:
-    """Length of a block's side: the expected one, perhaps with a shorter last block, or exact."""
-    if math.ceil(length / side) == blocks:
-        return side
-    side, rest = divmod(length, blocks) if blocks else (0, length)
-    if rest:
-        raise CheckpointError(f"{name}: {blocks} blocks of scales do not divide {length} evenly")
-    return side
 
 
 class Quantization(NamedTuple):

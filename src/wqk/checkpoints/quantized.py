@@ -36,7 +36,7 @@ import numpy as np
 
 from wqk._typing import Float, Int
 from wqk.checkpoints.checkpoint import Grid, Part, TensorInfo
-from wqk.checkpoints.number_types import apply_scales, block_of, require_floats, scale_name
+from wqk.checkpoints.number_types import require_floats, scale_name
 from wqk.errors import CheckpointError
 
 # The values of 4-bit floats of two exponent bits and one of mantissa, by their code.
@@ -119,9 +119,18 @@ class Source(NamedTuple):
             )
         return info.shape
 
-    def nbytes(self, components: Mapping[str, Component]) -> int:
-        """Bytes of all tensors of a matrix."""
-        return sum(self.tensors[name].nbytes for name, _ in components.values())
+    def matrix(
+        self,
+        kind: str,
+        shape: tuple[int, ...],
+        grid: Grid | None,
+        components: Mapping[str, Component],
+        values: Callable[[Arrays, np.ndarray], np.ndarray],
+        groups: int = 0,
+    ) -> Quantized:
+        """A matrix that is stored in these tensors."""
+        nbytes = sum(self.tensors[name].nbytes for name, _ in components.values())
+        return Quantized(TensorInfo(kind, shape, nbytes, grid), components, values, groups)
 
 
 FLOATS = "F16 BF16 F32"
@@ -315,10 +324,9 @@ def _gptq(
         zero = unpacked(_one_more(packed, bits, outputs) if is_first else packed, bits, outputs)
         return scaled(codes, stored["scales"].T[rows], zero.T[rows], stored.get("group_of"))
 
-    info = TensorInfo(
-        f"GPTQ {bits}-bit", (outputs, inputs), source.nbytes(components), _uniform(bits, shared)
+    return source.matrix(
+        f"GPTQ {bits}-bit", (outputs, inputs), _uniform(bits, shared), components, values, groups
     )
-    return Quantized(info, components, values, groups)
 
 
 def _one_more(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
@@ -356,10 +364,7 @@ def _awq(
             codes(stored["qweight"], rows), stored["scales"].T[rows], codes(stored["qzeros"], rows)
         )
 
-    info = TensorInfo(
-        "AWQ 4-bit", (outputs, inputs), source.nbytes(components), _uniform(4, shared)
-    )
-    return Quantized(info, components, values)
+    return source.matrix("AWQ 4-bit", (outputs, inputs), _uniform(4, shared), components, values)
 
 
 def _packed(stem: str, source: Source) -> Quantized:
@@ -383,10 +388,9 @@ def _packed(stem: str, source: Source) -> Quantized:
         components["zeros"] = Component(f"{stem}.weight_zero_point")
     if f"{stem}.weight_g_idx" in source.tensors:
         components["group_of"] = Component(f"{stem}.weight_g_idx")
-    # Inputs fill their words but for settings that no published model has; older versions left
-    # the bits free that did not hold a whole code.
-    dense = words * 32 % bits == 0 and (words * 32 // bits) % groups == 0
-    inputs = words * 32 // bits if dense else words * (32 // bits)
+    if words * 32 % bits:
+        raise CheckpointError(f"{name}: {words} words are no whole number of codes of {bits} bits")
+    inputs = words * 32 // bits
     shared = _groups(inputs, (groups,), 0, f"{stem}.weight_scale")
     offset = 2 ** (bits - 1)
     if f"{stem}.weight_shape" in source.tensors:
@@ -398,11 +402,7 @@ def _packed(stem: str, source: Source) -> Quantized:
                 f"{stem}.weight_shape is {[*map(int, stored['shape'].reshape(-1))]}, and "
                 f"{words} words of {bits} bits hold {inputs} inputs; padded rows are not read"
             )
-        codes = (
-            unpacked(stored["codes"], bits, inputs)
-            if dense
-            else _whole_in_words(stored["codes"], bits)
-        )
+        codes = unpacked(stored["codes"], bits, inputs)
         zeros = stored.get("zeros")
         if zeros is not None and zeros.dtype == np.int32:
             zeros = unpacked(zeros.T, bits, outputs).T - offset
@@ -411,17 +411,9 @@ def _packed(stem: str, source: Source) -> Quantized:
             codes - offset, scales, None if zeros is None else zeros[rows], stored.get("group_of")
         )
 
-    info = TensorInfo(
-        f"INT {bits}-bit", (outputs, inputs), source.nbytes(components), _uniform(bits, shared)
+    return source.matrix(
+        f"INT {bits}-bit", (outputs, inputs), _uniform(bits, shared), components, values, groups
     )
-    return Quantized(info, components, values, groups)
-
-
-def _whole_in_words(words: np.ndarray, bits: int) -> np.ndarray:
-    """Codes none of which lies across two words."""
-    shifts = np.arange(0, 32 // bits * bits, bits, dtype=np.uint32)
-    codes = words.view(np.uint32)[..., None] >> shifts & np.uint32(2**bits - 1)
-    return codes.reshape(len(words), -1).astype(np.int32)
 
 
 def _bits_of(settings: Mapping[str, Any], stem: str) -> int:
@@ -465,8 +457,7 @@ def _packed_floats(stem: str, source: Source) -> Quantized:
         return scaled(FP4[_nibbles(stored["codes"])], scales)
 
     kind = "NVFP4" if is_nvidia else "MXFP4"
-    info = TensorInfo(kind, (outputs, 2 * half), source.nbytes(components), Grid(shared, 1 / 6))
-    return Quantized(info, components, values)
+    return source.matrix(kind, (outputs, 2 * half), Grid(shared, 1 / 6), components, values)
 
 
 def _nibbles(stored: np.ndarray) -> np.ndarray:
@@ -493,8 +484,7 @@ def _mxfp4(stem: str, source: Source) -> Quantized:
         return np.asarray(blocks.reshape(len(rows), outputs, -1).swapaxes(1, 2))
 
     shape = (experts, groups * 2 * half, outputs)
-    info = TensorInfo("MXFP4", shape, source.nbytes(components), Grid(2 * half, 1 / 6))
-    return Quantized(info, components, values)
+    return source.matrix("MXFP4", shape, Grid(2 * half, 1 / 6), components, values)
 
 
 def _integers(stem: str, source: Source) -> Quantized:
@@ -526,8 +516,7 @@ def _integers(stem: str, source: Source) -> Quantized:
         return scaled(stored["codes"], stored["scales"].reshape(-1, grid[1]), zeros)
 
     kind = "INT 8-bit" if source.tensors[name].dtype == "I8" else "F8_E4M3"
-    info = TensorInfo(kind, (outputs, inputs), source.nbytes(components), Grid(shared, 1 / 127))
-    return Quantized(info, components, values)
+    return source.matrix(kind, (outputs, inputs), Grid(shared, 1 / 127), components, values)
 
 
 def _int8(stem: str, source: Source) -> Quantized:
@@ -544,10 +533,7 @@ def _int8(stem: str, source: Source) -> Quantized:
             raise CheckpointError(f"{stem}.weight is laid out for a kernel, not row by row")
         return scaled(stored["codes"], stored["scales"][:, None] * np.float32(1 / 127))
 
-    info = TensorInfo(
-        "INT 8-bit", (outputs, inputs), source.nbytes(components), Grid(inputs, 1 / 127)
-    )
-    return Quantized(info, components, values)
+    return source.matrix("INT 8-bit", (outputs, inputs), Grid(inputs, 1 / 127), components, values)
 
 
 def _four_bits(stem: str, source: Source) -> Quantized:
@@ -615,8 +601,7 @@ def _four_bits(stem: str, source: Source) -> Quantized:
         return np.asarray(stored["table"][codes] * scales[entries // block])
 
     kind = about.rpartition("__")[2].upper()
-    info = TensorInfo(kind, (outputs, inputs), source.nbytes(components), Grid(block, 2 / 15))
-    return Quantized(info, components, values)
+    return source.matrix(kind, (outputs, inputs), Grid(block, 2 / 15), components, values)
 
 
 def _mlx(stem: str, source: Source) -> Quantized:
@@ -643,28 +628,54 @@ def _mlx(stem: str, source: Source) -> Quantized:
         result.reshape(len(rows), scales[1], -1)[...] += stored["biases"][..., None]
         return result
 
-    info = TensorInfo(
-        f"MLX {bits}-bit", (outputs, shared * scales[1]), source.nbytes(components),
-        _uniform(bits, shared),
-    )  # fmt: skip
-    return Quantized(info, components, values)
+    return source.matrix(
+        f"MLX {bits}-bit", (outputs, shared * scales[1]), _uniform(bits, shared), components, values
+    )
 
 
 def _float8(name: str, source: Source) -> Quantized:
-    scale = scale_name(name, source.tensors)
-    info, block = source.tensors[name], block_of(source.config)
-    components = {"codes": Component(name, 1), "scales": Component(scale)}
-
-    exponents = source.tensors[scale].dtype == "F8_E8M0"
+    """One scale for all, for each row, or for each block: of 128 × 128, or as configured."""
+    scale, info = scale_name(name, source.tensors), source.tensors[name]
+    kind, grid = source.tensors[scale].dtype, source.tensors[scale].shape
+    exponents = kind == "F8_E8M0"
     if not exponents:
-        require_floats(source.tensors[scale].dtype, scale)
+        require_floats(kind, scale)
+    if math.prod(grid) == 1:
+        grid = (1,) * len(info.shape)
+    elif grid == info.shape[:1]:
+        grid = (*grid, 1)
+    if len(grid) != len(info.shape) or (math.prod(grid) > 1 and len(grid) != 2):
+        raise CheckpointError(f"{scale}: scales of shape {grid} for a tensor of {info.shape}")
+    said = source.settings.get("weight_block_size")
+    match said:
+        case [int(high), int(wide)] if high > 0 and wide > 0:
+            expected = (high, wide)
+        case _:
+            expected = (128, 128)
+    sides = [
+        _block_side(n, blocks, side, scale)
+        for n, blocks, side in zip(info.shape, grid, expected, strict=False)
+    ]
 
     def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
         scales = _exponents(stored["scales"]) if exponents else stored["scales"]
-        apply_scales(stored["codes"], scales, info.shape, rows, scale, block)
-        return stored["codes"]
+        if scales.size == 1:
+            return np.asarray(stored["codes"] * scales.reshape(()).astype(np.float32))
+        columns = np.arange(info.shape[1]) // sides[1]
+        return scaled(stored["codes"], scales.reshape(grid)[rows // sides[0]], None, columns)
 
-    return Quantized(info._replace(nbytes=source.nbytes(components)), components, values)
+    components = {"codes": Component(name, 1), "scales": Component(scale)}
+    return source.matrix(info.dtype, info.shape, None, components, values)
+
+
+def _block_side(length: int, blocks: int, side: int, name: str) -> int:
+    """Length of a block's side: the expected one, perhaps with a shorter last block, or exact."""
+    if math.ceil(length / side) == blocks:
+        return side
+    side, rest = divmod(length, blocks) if blocks else (0, length)
+    if rest:
+        raise CheckpointError(f"{name}: {blocks} blocks of scales do not divide {length} evenly")
+    return side
 
 
 class Scheme(NamedTuple):
