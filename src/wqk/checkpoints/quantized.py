@@ -646,12 +646,10 @@ def _float8(name: str, source: Source) -> Quantized:
         grid = (*grid, 1)
     if len(grid) != len(info.shape) or (math.prod(grid) > 1 and len(grid) != 2):
         raise CheckpointError(f"{scale}: scales of shape {grid} for a tensor of {info.shape}")
-    said = source.settings.get("weight_block_size")
-    match said:
+    expected = (128, 128)
+    match source.settings.get("weight_block_size"):
         case [int(high), int(wide)] if high > 0 and wide > 0:
             expected = (high, wide)
-        case _:
-            expected = (128, 128)
     sides = [
         _block_side(n, blocks, side, scale)
         for n, blocks, side in zip(info.shape, grid, expected, strict=False)
