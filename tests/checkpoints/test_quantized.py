@@ -271,3 +271,28 @@ def test_wrong_layers_are_named(tmp_path: Path) -> None:
         found = wqk.same(original, write(tmp_path / str(number), tensors, about))
         assert named in found.sentence
         assert found.same == (named == "The same")
+
+
+def test_two_quantizations_stand_side_by_side(tmp_path: Path) -> None:
+    original, fine, config = both(tmp_path / "original", 8)
+    _, coarse, other = both(tmp_path / "again", 4)
+    plain = safetensors.load_file(original / "model.safetensors")
+    for name in {name.rpartition(".")[0] for name in coarse}:  # of the same weights
+        words, scales = packed(plain[f"{name}.weight"].numpy(), 4)
+        coarse |= {f"{name}.weight_packed": words, f"{name}.weight_scale": scales}
+    four, eight = write(tmp_path / "int4", coarse, other), write(tmp_path / "int8", fine, config)
+    table = wqk.diff(original, four, beside=eight)
+    alone = wqk.diff(original, eight)
+    np.testing.assert_array_equal(table.frame["beside"], alone.frame["moved"])
+    assert (table.frame["beside"] < 0.1 * table.frame["moved"]).all()
+    worst = max(table.heads.frame.iter_rows(named=True), key=lambda row: row["moved"])
+    named = f"{worst['layer']}.{worst['head']} ({worst['moved']:.2g}),"
+    assert f"Heads that moved most, as layer.head: {named}" in table.result
+    assert "int8 moved less in 8 of 8 heads; half of them by 0.0" in table.result
+    maps = [axis for axis in table.plot().axes if axis.images]
+    for axis, column in zip(maps, ("moved", "beside"), strict=True):
+        drawn = np.ma.filled(axis.images[0].get_array(), np.nan)
+        np.testing.assert_array_equal(drawn.ravel(), table.heads.frame[column])
+    assert [axis.get_title("left") for axis in maps] == ["int4", "int8"]
+    with pytest.raises(wqk.errors.TableError, match="no rows of heads"):
+        wqk.diff(original, four, heads=False).plot()

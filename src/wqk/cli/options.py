@@ -126,6 +126,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "type": Number(min=0), "default": 2.0,
         "help": "Outliers exceed the mean norm by this many standard deviations.",
     },
+    "beside": {"type": REF, "metavar": "REF"},
     "fold_norm": {"is_flag": True, "help": "Fold in the norms in front of attention."},
     "through": {"type": Place(), "metavar": "L.H"},
     "top": {"type": COUNT, "metavar": "N"},

@@ -6,18 +6,19 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 from rich.text import Text
 
 from wqk._console import counted, kind_in_words, number
+from wqk._style import PAGE, new_figure, style
 from wqk._version import __version__
 from wqk.attention import Block
 from wqk.attention.coordinates import PLAIN
 from wqk.comparing.weights import rounding_of
-from wqk.errors import CheckpointError
+from wqk.errors import CheckpointError, TableError
 from wqk.forms import BilinearForm
 from wqk.forms.chaining import update_measures
 from wqk.forms.kernels import directionalities
@@ -25,10 +26,13 @@ from wqk.forms.scores import symmetry
 from wqk.model import open as open_model
 from wqk.scanning.scan import block_columns, checkpoint_columns
 from wqk.tables.columns import COLUMNS, UPDATE_COLUMNS, Column
-from wqk.tables.rendering import label, title
+from wqk.tables.rendering import head_map, label, title
 from wqk.tables.schema import UPDATE_TERMS, conditions, joined_statuses, types
 from wqk.tables.score_table import Table
 from wqk.tables.sheet import Sheet
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _SHARED = ("checkpoint", "revision", "step", "model_type", "family")
 _PLACE = ("stack", "kind", "layer", "head", "key_head", "heads", "key_heads", "d_query", "d_key")
@@ -49,8 +53,12 @@ DIFFERENCE_COLUMNS = (
            "$d$ (excess)"),
     Column("status", str, "why the scores are to be doubted; ok if nothing is known", "status"),
     Column("rounding", float, "what quantization is expected to move, as moved", "rounding"),
+    Column("beside", float, "moved, of the other version", "beside"),
 )  # fmt: skip
 DIFFERENCE_SCHEMA = types(DIFFERENCE_COLUMNS)
+
+# The heads that moved most are named up to so many.
+FARTHEST = 5
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -60,8 +68,8 @@ class DifferenceTable(Table):
     ``norm`` is that of the form before, ``moved`` the norm of the difference over it, ``cosine``
     that between the two forms; symmetry and directionality are the difference's own, and null if
     nothing has moved. Of quantized weights, ``rounding`` is what ``moved`` is expected to be where
-    rounding to the format's values is all that happened. The terms of first and second order in the
-    factors follow on request.
+    rounding to the format's values is all that happened. ``beside`` is ``moved`` of another version
+    that was asked for, and the terms of first and second order in the factors follow on request.
     """
 
     declared = DIFFERENCE_COLUMNS
@@ -90,14 +98,67 @@ class DifferenceTable(Table):
         others = len(layers["stack"].unique()) > 1 or len(layers["kind"].unique()) > 1
         where = f" of the {row['stack']} ({kind_in_words(row['kind'])})" if others else ""
         shares = (most["moved"] / most["rounding"]).drop_nulls().to_numpy()
-        return (
+        parts = [
             f"Layer {row['layer']}{where} moved most, by {row['moved']:.2g} of its norm; half of "
             f"all layers by {float(np.median(most['moved'])):.2g} or less."
-        ) + (
-            f" That is at most {shares.max():.2g} times what quantization alone moves."
-            if shares.size
-            else ""
-        )
+        ]
+        if shares.size:
+            parts += [f"That is at most {shares.max():.2g} times what quantization alone moves."]
+        farthest = self.heads.frame.filter(pl.col("moved").is_finite()).sort("moved")[-FARTHEST:]
+        if farthest.height:
+            named = (
+                f"{one['stack']} {one['kind']} " * others
+                + f"{one['layer']}.{one['head']} ({one['moved']:.2g})"
+                for one in farthest.reverse().iter_rows(named=True)
+            )
+            parts += [f"Heads that moved most, as layer.head: {', '.join(named)}."]
+        both = (self.heads if farthest.height else self.layers).frame.drop_nulls("beside")
+        if both.height:
+            nearer = int((both["beside"] < both["moved"]).sum())
+            what = "heads" if farthest.height else "layers"
+            ratio = float(np.median(both["beside"] / both["moved"]))
+            parts += [
+                f"{self.metadata.get('beside', 'The other version')} moved less in {nearer} of "
+                f"{both.height} {what}; half of them by {ratio:.2g} times as much or less."
+            ]
+        return " ".join(parts)
+
+    def plot(self) -> Figure:
+        """Draw how far each head moved, layers down, and beside it the other version.
+
+        Raises
+        ------
+        TableError
+            The table has no heads.
+        MissingPackage
+            Matplotlib is not installed.
+
+        Examples
+        --------
+        >>> import wqk
+        >>> figure = diff(wqk.demo_model("encoder"), wqk.demo_model("decoder")).plot()
+        """
+        rows = self.heads.frame
+        if not rows.height:
+            raise TableError("the table has no rows of heads to plot; compare with heads")
+        others = rows["beside"].null_count() < rows.height
+        columns = {"moved": rows["checkpoint"][0]}
+        columns |= {"beside": self.metadata.get("beside", "beside")} if others else {}
+        kinds = rows.partition_by("stack", "kind", maintain_order=True)
+        values = np.concatenate([rows[name].drop_nulls() for name in columns])
+        most = float(np.nanmax(values, initial=0)) or 1.0
+        with style():
+            figure = new_figure(PAGE * 0.45 * len(columns) + 1, 0.6 + 1.9 * len(kinds))
+            axes = figure.subplots(len(kinds), len(columns), squeeze=False)
+            for part, line in zip(kinds, axes, strict=True):
+                for axis, (name, model) in zip(line, columns.items(), strict=True):
+                    drawn = head_map(axis, part, name, cmap="magma_r", vmin=0, vmax=most)
+                    axis.set_title(str(model).rpartition("/")[2])
+                line[0].set_ylabel(f"{part['stack'][0]}, {kind_in_words(part['kind'][0])}\nlayer")
+            bar = figure.colorbar(drawn, ax=axes, shrink=0.8, aspect=25)
+            bar.outline.set_visible(False)
+            bar.set_label("moved, relative to the form before", fontsize=7)
+        return figure
 
     def _shown(self, width: int) -> Iterator[Any]:
         return _lines(self)
@@ -110,11 +171,12 @@ def diff(
     gamma: float = 2.0,
     heads: bool = True,
     terms: bool = False,
+    beside: Any = None,
 ) -> DifferenceTable:
     """Measure how far, and in which direction, the forms moved.
 
-    The two can be a model and its fine-tuned version, two steps of a training run, or two seeds of
-    one architecture.
+    The two can be a model and its fine-tuned version, two steps of a training run, two seeds of
+    one architecture, or a model and its quantized version.
 
     Parameters
     ----------
@@ -125,6 +187,9 @@ def diff(
     terms
         Whether to add norm, σ₁ and stable rank of the terms of first and second order in the
         factors, ΔA Bᵀ + A ΔBᵀ and ΔA ΔBᵀ.
+    beside
+        Another version of the first, such as another quantization, whose distances are shown beside
+        those of the second.
 
     Returns
     -------
@@ -167,7 +232,13 @@ def diff(
     ]
     columns = {**DIFFERENCE_SCHEMA, **(UPDATE_TERMS if terms else {})}
     frame = pl.DataFrame(rows, schema=columns, strict=False)
-    return DifferenceTable(frame, {"wqk": __version__, "gamma": gamma})
+    metadata = {"wqk": __version__, "gamma": gamma}
+    if beside is not None:
+        third = open_model(beside)
+        other = diff(old, third, gamma=gamma, heads=heads)
+        frame = frame.with_columns(beside=other.frame["moved"])
+        metadata["beside"] = third.name
+    return DifferenceTable(frame, metadata)
 
 
 def block_rows(
@@ -250,8 +321,9 @@ def _lines(table: DifferenceTable) -> Iterator[Any]:
         del headings["head"]
     if (frame["status"] == "ok").all():
         del headings["status"]
-    if frame["rounding"].is_null().all():
-        del headings["rounding"]
+    for name in ("rounding", "beside"):
+        if frame[name].is_null().all():
+            del headings[name]
     unusual = conditions(frame, table.metadata, every=False)
     for rows in frame.partition_by("stack", "kind", maintain_order=True):
         row = rows.row(0, named=True)
@@ -268,7 +340,9 @@ def _lines(table: DifferenceTable) -> Iterator[Any]:
                 )
     yield Text(
         "moved: norm of the difference over the norm before; symmetry and directionality are the "
-        "difference's own" + ("; unmoved: there is no difference" if "status" in headings else ""),
+        "difference's own"
+        + ("; unmoved: there is no difference" if "status" in headings else "")
+        + (f"; beside: moved, of {table.metadata.get('beside')}" if "beside" in headings else ""),
         style="dim",
     )
     yield table.result

@@ -361,6 +361,7 @@ def _cell(value: object, beside: float | None) -> Cell:
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
     from wqk.tables.score_table import ScoreTable
 
@@ -434,15 +435,22 @@ def _heads(table: ScoreTable) -> Figure:
     axes = figure.subplots(len(models), len(LABELS), squeeze=False)
     for (name, rows), row in zip(models, axes, strict=True):
         for axis, (score, label) in zip(row, LABELS.items(), strict=True):
-            layer, head = rows["layer"].to_numpy(), rows["head"].to_numpy()
-            values = np.full((layer.max() + 1, head.max() + 1), np.nan)
-            values[layer, head] = rows[score].cast(pl.Float64).fill_null(np.nan).to_numpy()
-            drawn = axis.imshow(values, cmap=SIGNS, vmin=-1, vmax=1, aspect="auto")
-            axis.set(title=label, xlabel="head")
-            axis.locator_params(integer=True, min_n_ticks=1)
+            drawn = head_map(axis, rows, score, cmap=SIGNS, vmin=-1, vmax=1)
+            axis.set_title(label)
         row[0].set_ylabel(f"{name}\nlayer")
     figure.colorbar(drawn, ax=axes, shrink=0.8, aspect=25).outline.set_visible(False)
     return figure
+
+
+def head_map(axis: Axes, rows: pl.DataFrame, column: str, **look: Any) -> AxesImage:
+    """A column of rows of heads as a map, layers down and heads across."""
+    layer, head = rows["layer"].to_numpy(), rows["head"].to_numpy()
+    values = np.full((layer.max() + 1, head.max() + 1), np.nan)
+    values[layer, head] = rows[column].cast(pl.Float64).fill_null(np.nan).to_numpy()
+    axis.set_xlabel("head")
+    drawn = axis.imshow(values, aspect="auto", interpolation="nearest", **look)
+    axis.locator_params(integer=True, min_n_ticks=1)
+    return drawn
 
 
 def _models(frame: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:
