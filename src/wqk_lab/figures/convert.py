@@ -19,29 +19,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SCHEMA = {
-    "run": pl.String(),
-    "seed": pl.Int64(),
-    "corpus": pl.String(),
-    "origin": pl.String(),
-    "loss": pl.String(),
-    "attention": pl.String(),
-    "step": pl.Int64(),
-    "layer": pl.Int64(),
-    "symmetry": pl.Float64(),
-    "directionality_excess": pl.Float64(),
-    "change_symmetry": pl.Float64(),
-    "change_norm": pl.Float64(),
-    "kept_symmetric": pl.Float64(),
-    "kept_skew": pl.Float64(),
-    "new_symmetry": pl.Float64(),
-    "held_out_loss": pl.Float64(),
-}
+CONDITION = ("origin", "loss", "attention")
 SCORES = (
     "symmetry", "directionality_excess", "change_symmetry", "change_norm", "kept_symmetric",
     "kept_skew", "new_symmetry",
 )  # fmt: skip
-CONDITION = ("origin", "loss", "attention")
+SCHEMA = {
+    "run": pl.String(), "seed": pl.Int64(), **dict.fromkeys(("corpus", *CONDITION), pl.String()),
+    "step": pl.Int64(), "layer": pl.Int64(),
+    **dict.fromkeys((*SCORES, "held_out_loss"), pl.Float64()),
+}  # fmt: skip
 
 # What is drawn, and its label.
 SHOWN = {

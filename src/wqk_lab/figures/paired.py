@@ -26,29 +26,21 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SCHEMA: dict[str, pl.DataType] = {
-    "pair": pl.String(),
-    "recipe": pl.String(),
-    "relation": pl.String(),
-    "expected": pl.Int64(),
-    "layer": pl.Int64(),
+    **dict.fromkeys(("pair", "recipe", "relation"), pl.String()),
+    **dict.fromkeys(("expected", "layer"), pl.Int64()),
     "depth": pl.Float64(),  # 0 is the first layer, 1 the last
     "head": pl.Int64(),
-    "symmetry_before": pl.Float64(),
-    "symmetry_after": pl.Float64(),
-    "symmetry": pl.Float64(),  # the difference
-    "directionality_before": pl.Float64(),
-    "directionality_after": pl.Float64(),
-    "directionality": pl.Float64(),
-    "moved": pl.Float64(),
-    "update_symmetry": pl.Float64(),
-    "update_symmetry_null": pl.Float64(),  # with random signs of its rows
-    "update_symmetry_excess": pl.Float64(),
-    "symmetric_share": pl.Float64(),
-    "skew_share": pl.Float64(),
-    "update_directionality": pl.Float64(),
-    "span": pl.Float64(),
-    "span_chance": pl.Float64(),
-}
+    **dict.fromkeys(
+        (
+            "symmetry_before", "symmetry_after", "symmetry",  # the difference
+            "directionality_before", "directionality_after", "directionality", "moved",
+            "update_symmetry", "update_symmetry_null",  # with random signs of its rows
+            "update_symmetry_excess", "symmetric_share", "skew_share", "update_directionality",
+            "span", "span_chance",
+        ),
+        pl.Float64(),
+    ),
+}  # fmt: skip
 
 # The predictions that are tested: of which pairs, and of what. Their number is the multiplicity.
 TESTED = (
@@ -147,45 +139,21 @@ def _rows(pair: Pair, survey: PairSurvey) -> pl.DataFrame:
     joined = before.join(after, on=("layer", "head"), suffix="_after", nulls_equal=True)
     if not pair.is_update:  # trained apart, whose heads do not correspond
         joined = joined.filter(pl.col("head").is_null())
-    updates = survey.updates.filter(pair=pair.title).rename(
-        {
-            "symmetry": "update_symmetry",
-            "symmetry_null": "update_symmetry_null",
-            "directionality_excess": "update_directionality",
-        }
-    )
-    names = [n for n in updates.columns if n.startswith("update_") or n in ("layer", "head")]
-    joined = joined.join(
-        updates.select(*names, "moved", "span", "span_chance"),
-        on=("layer", "head"), how="left", nulls_equal=True,
+    updates = survey.updates.filter(pair=pair.title).select(
+        "layer", "head", "moved", "span", "span_chance", update_symmetry="symmetry",
+        update_symmetry_null="symmetry_null", update_directionality="directionality_excess",
     )  # fmt: skip
-    depth = pl.col("layer") / pl.max_horizontal(pl.col("layer").max(), pl.lit(1))
-    return joined.select(
-        pl.lit(pair.title).alias("pair"),
-        pl.lit(pair.recipe).alias("recipe"),
-        pl.lit(pair.relation).alias("relation"),
-        pl.lit(pair.expected, pl.Int64()).alias("expected"),
-        "layer",
-        depth.alias("depth"),
-        "head",
-        pl.col("symmetry").alias("symmetry_before"),
-        "symmetry_after",
-        (pl.col("symmetry_after") - pl.col("symmetry")).alias("symmetry"),
-        pl.col("directionality").alias("directionality_before"),
-        "directionality_after",
-        (pl.col("directionality_after") - pl.col("directionality")).alias("directionality"),
-        "moved",
-        "update_symmetry",
-        "update_symmetry_null",
-        (pl.col("update_symmetry") - pl.col("update_symmetry_null")).alias(
-            "update_symmetry_excess"
-        ),
-        ((1 + pl.col("update_symmetry")) / 2).alias("symmetric_share"),
-        ((1 - pl.col("update_symmetry")) / 2).alias("skew_share"),
-        "update_directionality",
-        "span",
-        "span_chance",
-    )
+    joined = joined.join(updates, on=("layer", "head"), how="left", nulls_equal=True)
+    symmetry = pl.col("update_symmetry")
+    return joined.with_columns(
+        *(pl.col(score).alias(f"{score}_before") for score in ("symmetry", "directionality")),
+        *(pl.col(f"{s}_after").alias(s) - pl.col(s) for s in ("symmetry", "directionality")),
+        pair=pl.lit(pair.title), recipe=pl.lit(pair.recipe), relation=pl.lit(pair.relation),
+        expected=pl.lit(pair.expected, pl.Int64()),
+        depth=pl.col("layer") / pl.max_horizontal(pl.col("layer").max(), pl.lit(1)),
+        update_symmetry_excess=symmetry - pl.col("update_symmetry_null"),
+        symmetric_share=(1 + symmetry) / 2, skew_share=(1 - symmetry) / 2,
+    ).select(*SCHEMA)  # fmt: skip
 
 
 def _scores(survey: PairSurvey, ref: str, stack: str) -> pl.DataFrame:
