@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wqk.cli.options import FILE, FOLDER, json_output
+from wqk_lab.training.declared import documented
 
 if TYPE_CHECKING:
     import polars as pl
@@ -17,37 +18,21 @@ if TYPE_CHECKING:
     from wqk_lab.atlas import Comparison
 
 
+@documented
 @click.command()
 @click.argument("model", required=False, metavar="[MODEL]")
+@click.option("--stack", type=click.Choice(["encoder", "decoder"]))
+@click.option("--modality", type=click.Choice(["language", "vision", "audio"]))
+@click.option("--sound/--flagged", "sound", default=None)
+@click.option("--search", metavar="TEXT")
 @click.option(
-    "--stack", type=click.Choice(["encoder", "decoder"]), help="Only models of this stack."
+    "--sort",
+    type=click.Choice(["table", "name", "symmetry", "directionality", "parameters"]),
+    default="table",
 )
-@click.option(
-    "--modality",
-    type=click.Choice(["language", "vision", "audio"]),
-    help="Only models of this kind.",
-)
-@click.option(
-    "--sound/--flagged", "sound", default=None,
-    help="Only rows that are not artifacts; only rows with a flag.",
-)  # fmt: skip
-@click.option("--search", metavar="TEXT", help="Only rows with TEXT in their name or checkpoint.")
-@click.option(
-    "--sort", type=click.Choice(["table", "name", "symmetry", "directionality", "parameters"]),
-    default="table", help="Order of the rows.",
-)  # fmt: skip
-@click.option(
-    "--survey", "surveys", type=FOLDER, multiple=True, envvar="WQK_SURVEY", metavar="DIR",
-    help="Also show a survey's results; repeatable.  [default: WQK_SURVEY]",
-)  # fmt: skip
-@click.option(
-    "--from", "table_file", type=FILE, metavar="TABLE",
-    help="Compare MODEL with the scores of a saved table.",
-)  # fmt: skip
-@click.option(
-    "--scan", "scanned", is_flag=False, flag_value="", metavar="[REF]",
-    help="Scan REF and compare MODEL with it; without REF, MODEL's own checkpoint on the Hub.",
-)  # fmt: skip
+@click.option("--survey", "surveys", type=FOLDER, multiple=True, envvar="WQK_SURVEY", metavar="DIR")
+@click.option("--from", "table_file", type=FILE, metavar="TABLE")
+@click.option("--scan", "scanned", is_flag=False, flag_value="", metavar="[REF]")
 @json_output
 def atlas(
     model: str | None,
@@ -70,6 +55,25 @@ def atlas(
       wqk lab atlas --stack encoder --sound --sort symmetry
       wqk lab atlas Mistral-7B
       wqk lab atlas BERT-base --scan ./bert-base-uncased
+
+    Parameters
+    ----------
+    stack
+        Only models of this stack.
+    modality
+        Only models of this kind.
+    sound
+        Only rows that are not artifacts; only rows with a flag.
+    search
+        Only rows with TEXT in their name or checkpoint.
+    sort
+        Order of the rows.
+    surveys
+        Also show a survey's results; repeatable.  [default: WQK_SURVEY]
+    table_file
+        Compare MODEL with the scores of a saved table.
+    scanned
+        Scan REF and compare MODEL with it; without REF, MODEL's own checkpoint on the Hub.
     """
     import polars as pl
 

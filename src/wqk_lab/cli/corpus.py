@@ -11,7 +11,7 @@ import click
 
 from wqk.cli.options import COUNT, PATH, REF, Number, json_output
 from wqk_lab.training.corpus.settings import CorpusOptions
-from wqk_lab.training.declared import options_of
+from wqk_lab.training.declared import documented, options_of
 
 if TYPE_CHECKING:  # the help of all verbs imports this file
     from wqk_lab.training.corpus import CorpusProgress, TokenStore
@@ -21,14 +21,12 @@ def _size_or_file(text: str) -> int | str:
     return int(text) if text.isdecimal() else text
 
 
+@documented
 @click.command()
 @click.argument("texts", nargs=-1, required=True, metavar="TEXT...", type=REF)
-@click.option(
-    "--out", "-o", type=PATH, required=True, metavar="DIR",
-    help="Folder of the store; an interrupted build resumes.",
-)  # fmt: skip
+@click.option("--out", "-o", type=PATH, required=True, metavar="DIR")
 @options_of(CorpusOptions, types={"vocabulary": _size_or_file, "held_out": Number(min=0)})
-@click.option("--jobs", type=COUNT, metavar="N", help="Threads.  [default: all cores]")
+@click.option("--jobs", type=COUNT, metavar="N")
 @json_output
 def corpus(
     texts: tuple[str, ...],
@@ -49,6 +47,13 @@ def corpus(
       wqk lab corpus articles.jsonl.xz --text characters -o store
       wqk lab corpus comments.csv --field comment_text --vocabulary vocab.txt -o store
       wqk lab corpus book.txt --document paragraph --vocabulary 4000 -o store
+
+    Parameters
+    ----------
+    out
+        Folder of the store; an interrupted build resumes.
+    jobs
+        Threads.  [default: all cores]
     """
     from wqk.cli import display
     from wqk_lab.training.corpus import build_corpus

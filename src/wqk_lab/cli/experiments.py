@@ -10,34 +10,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wqk.cli.options import COUNT, PATH, POSITIVE
-from wqk_lab.training.declared import below
+from wqk_lab.training.declared import below, documented
 
 if TYPE_CHECKING:
     from wqk_lab.training.experiments import Trial
 
 
+@documented
 @click.command()
 @click.argument("file", type=PATH, metavar="FILE.toml")
-@click.option(
-    "--corpora", type=PATH, required=True, metavar="DIR",
-    help="Folder with the cells' token stores.",
-)  # fmt: skip
-@click.option("-o", "--out", type=PATH, required=True, metavar="DIR", help="Folder of the runs.")
-@click.option(
-    "--jobs", type=COUNT, metavar="N",
-    help="Number of simultaneous runs.  [default: one per GPU, or one]",
-)  # fmt: skip
-@click.option(
-    "--only", metavar="NAME", default="", show_default=False,
-    help="Only cells whose name contains NAME.",
-)  # fmt: skip
-@click.option(
-    "--dry-run", is_flag=True, help="Show which runs are finished and what the others will cost."
-)
-@click.option(
-    "--speed", type=POSITIVE, metavar="TFLOPS",
-    help="For the cost: 10¹² operations a second.  [default: as runs that have begun]",
-)  # fmt: skip
+@click.option("--corpora", type=PATH, required=True, metavar="DIR")
+@click.option("-o", "--out", type=PATH, required=True, metavar="DIR")
+@click.option("--jobs", type=COUNT, metavar="N")
+@click.option("--only", metavar="NAME", default="", show_default=False)
+@click.option("--dry-run", is_flag=True)
+@click.option("--speed", type=POSITIVE, metavar="TFLOPS")
 @below
 def experiments(
     file: Path,
@@ -58,6 +45,21 @@ def experiments(
     Examples:
       wqk lab experiments table1-cpu.toml --corpora corpora --out runs --dry-run
       wqk lab experiments table1-cpu.toml --corpora corpora --out runs --jobs 2
+
+    Parameters
+    ----------
+    corpora
+        Folder with the cells' token stores.
+    out
+        Folder of the runs.
+    jobs
+        Number of simultaneous runs.  [default: one per GPU, or one]
+    only
+        Only cells whose name contains NAME.
+    dry_run
+        Show which runs are finished and what the others will cost.
+    speed
+        For the cost: 10¹² operations a second.  [default: as runs that have begun]
     """
     from wqk.cli import display
     from wqk.errors import RunError

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wqk.cli.options import FILE, PATH, Number
+from wqk_lab.training.declared import documented
 
 if TYPE_CHECKING:
     from wqk_lab.figures import Sources
@@ -21,26 +22,15 @@ FIGURES = (
 TABLES = ("table1", "tableS2", "tableS3")
 
 
+@documented
 @click.command()
 @click.argument("name", type=click.Choice([*FIGURES, *TABLES]), metavar="NAME")
 @click.argument("more", nargs=-1, type=PATH, metavar="[SOURCE]...")
-@click.option(
-    "--from", "sources", type=PATH, multiple=True, metavar="SOURCE",
-    help="Same as SOURCE; repeatable.",
-)  # fmt: skip
-@click.option(
-    "--out",
-    type=FILE,
-    help="Picture: .pdf, .svg, .png; numbers: .csv; table: .md, .tex.  [default: NAME.pdf]",
-)
-@click.option(
-    "--published", is_flag=True, help="Below your runs, draw the paper's own as well (s3, s4)."
-)
-@click.option(
-    "--below", "level", type=Number(min=0), metavar="NATS",
-    help="Training loss for which dose shows when runs fall below it.",
-)  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print the numbers behind a figure as JSON.")
+@click.option("--from", "sources", type=PATH, multiple=True, metavar="SOURCE")
+@click.option("--out", type=FILE)
+@click.option("--published", is_flag=True)
+@click.option("--below", "level", type=Number(min=0), metavar="NATS")
+@click.option("--json", "as_json", is_flag=True)
 def figure(
     name: str,
     more: tuple[Path, ...],
@@ -82,6 +72,19 @@ def figure(
       wqk lab figure fig2 --from survey --out fig2.pdf
       wqk lab figure fig3 runs/wikipedia-*/
       wqk lab figure tableS2 --from survey --out tableS2.tex
+
+    Parameters
+    ----------
+    sources
+        Same as SOURCE; repeatable.
+    out
+        Picture: .pdf, .svg, .png; numbers: .csv; table: .md, .tex.  [default: NAME.pdf]
+    published
+        Below your runs, draw the paper's own as well (s3, s4).
+    level
+        Training loss for which dose shows when runs fall below it.
+    as_json
+        Print the numbers behind a figure as JSON.
     """
     from wqk_lab.figures import read_sources
 

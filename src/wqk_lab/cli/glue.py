@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wqk.cli.options import COUNT, PATH, POSITIVE, REF, json_output
-from wqk_lab.training.declared import threads
+from wqk_lab.training.declared import documented, threads
 
 if TYPE_CHECKING:
     from wqk.tables.sheet import Sheet
@@ -17,13 +17,11 @@ if TYPE_CHECKING:
     from wqk_lab.training.glue_tasks import SentenceTask
 
 
+@documented
 @click.command()
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...", type=REF)
-@click.option("--data", type=PATH, metavar="DIR", default=Path("glue"), help="Folder of the tasks.")
-@click.option(
-    "--tasks", default="cola,sst2,mrpc,stsb,rte,wnli", metavar="NAMES|FILE.jsonl",
-    help="Folders in DIR with train.jsonl and validation.jsonl, or your own files.",
-)  # fmt: skip
+@click.option("--data", type=PATH, metavar="DIR", default=Path("glue"))
+@click.option("--tasks", default="cola,sst2,mrpc,stsb,rte,wnli", metavar="NAMES|FILE.jsonl")
 @click.option("--seeds", type=COUNT, default=5)
 @click.option("--epochs", type=click.IntRange(min=0), default=3)
 @click.option("--learning-rate", type=POSITIVE, default=5e-5)
@@ -53,6 +51,13 @@ def glue(
       wqk lab glue runs/random runs/symmetric --data glue --seeds 5
       wqk lab glue runs/random-* runs/symmetric-* --data glue --seeds 3
       wqk lab glue runs/random --tasks reviews.jsonl
+
+    Parameters
+    ----------
+    data
+        Folder of the tasks.
+    tasks
+        Folders in DIR with train.jsonl and validation.jsonl, or your own files.
     """
     from wqk.cli import display
     from wqk_lab.training.glue import FineTuning, by_start, fine_tune, over_runs

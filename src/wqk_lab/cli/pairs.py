@@ -9,21 +9,18 @@ import click
 
 from wqk._console import counted
 from wqk.cli.options import COUNT, PATH, every_head, gamma, json_output
+from wqk_lab.training.declared import documented
 
 
+@documented
 @click.command()
-@click.option(
-    "--jobs", type=COUNT, metavar="N",
-    help="Number of processes.  [default: one per core, at most 8]",
-)  # fmt: skip
-@click.option("--retry", is_flag=True, help="Retry models and pairs that failed before.")
+@click.option("--jobs", type=COUNT, metavar="N")
+@click.option("--retry", is_flag=True)
 @every_head
 @gamma
 @json_output
-@click.option(
-    "--out", type=PATH, metavar="DIR", help="Folder of the survey; an interrupted one resumes."
-)
-@click.option("--dry-run", is_flag=True, help="List what would be read, and read nothing.")
+@click.option("--out", type=PATH, metavar="DIR")
+@click.option("--dry-run", is_flag=True)
 @click.pass_context
 def pairs(
     context: click.Context,
@@ -45,6 +42,17 @@ def pairs(
     Examples:
       wqk lab pairs --dry-run
       wqk lab pairs --out pairs
+
+    Parameters
+    ----------
+    jobs
+        Number of processes.  [default: one per core, at most 8]
+    retry
+        Retry models and pairs that failed before.
+    out
+        Folder of the survey; an interrupted one resumes.
+    dry_run
+        List what would be read, and read nothing.
     """
     if dry_run:
         _list(as_json)

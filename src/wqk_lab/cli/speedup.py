@@ -10,22 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from wqk.cli.options import PATH, Number, json_output
-from wqk_lab.training.declared import below
+from wqk_lab.training.declared import below, documented
 
 if TYPE_CHECKING:
     from wqk_lab.runs.speedup import Field, StartSpeedUp
 
 
+@documented
 @click.command()
 @click.argument("folders", nargs=-1, required=True, type=PATH, metavar="RUN RUN...")
-@click.option(
-    "--loss", type=click.Choice(["held-out", "training"]), default="held-out",
-    help="Compare held-out losses, or training losses.",
-)  # fmt: skip
-@click.option(
-    "--smoothing", type=Number(min=0, max=1), default=0.05,
-    help="Smooth losses over so many steps on either side, as a fraction of all steps.",
-)  # fmt: skip
+@click.option("--loss", type=click.Choice(["held-out", "training"]), default="held-out")
+@click.option("--smoothing", type=Number(min=0, max=1), default=0.05)
 @below
 @json_output
 def speedup(
@@ -48,6 +43,13 @@ def speedup(
       wqk lab speedup runs/random runs/symmetric
       wqk lab speedup runs/random-* runs/symmetric-* runs/paired-*
       wqk lab speedup runs/random-* runs/published-* --below 3.0
+
+    Parameters
+    ----------
+    loss
+        Compare held-out losses, or training losses.
+    smoothing
+        Smooth losses over so many steps on either side, as a fraction of all steps.
     """
     from wqk.cli import display
     from wqk.tables.run import open_run

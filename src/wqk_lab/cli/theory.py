@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from wqk.cli.options import COUNT, FILE, PATH, REF, Number, json_output, ranges, revision
+from wqk_lab.training.declared import documented
 
 if TYPE_CHECKING:
     from wqk_lab.theory.findings import Report
@@ -28,37 +29,24 @@ def some_steps(text: str) -> tuple[int, ...]:
     return () if text == "all" else ranges(text)
 
 
+@documented
 @click.command()
 @click.argument("refs", metavar="REF...", nargs=-1, required=True, type=REF)
+@click.option("--corpus", required=True, type=PATH, metavar="PATH")
+@click.option("--batches", type=click.IntRange(min=2), default=8)
+@click.option("--batch", type=COUNT, default=8)
 @click.option(
-    "--corpus", required=True, type=PATH, metavar="PATH",
-    help="Token store, text file, or token ids as .npy.",
-)  # fmt: skip
-@click.option("--batches", type=click.IntRange(min=2), default=8, help="How many batches.")
-@click.option("--batch", type=COUNT, default=8, help="Blocks in a batch.")
-@click.option(
-    "--block", type=click.IntRange(min=4), show_default="64, or what a run was trained on if less",
-    help="Tokens in a block.",
-)  # fmt: skip
-@click.option(
-    "--objective",
-    type=click.Choice(["masked", "each", "causal"]),
-    help="What the model predicts: some masked tokens, each token from all others (one masked at "
-    "a time), or each next token.  [default: by its architecture]",
+    "--block", type=click.IntRange(min=4), show_default="64, or what a run was trained on if less"
 )
-@click.option(
-    "--mask-share", type=Number(0, 1, min_open=True, max_open=True), default=0.15,
-    help="Fraction of masked tokens.",
-)  # fmt: skip
-@click.option("--layers", type=ranges, metavar="N,N:M", help="Only these layers.")
-@click.option("--steps", type=some_steps, metavar="all|N,N", help="Saved steps of a run.")
-@click.option("--seed", default=0, help="Seed of blocks, masks and fresh weights.")
+@click.option("--objective", type=click.Choice(["masked", "each", "causal"]))
+@click.option("--mask-share", type=Number(0, 1, min_open=True, max_open=True), default=0.15)
+@click.option("--layers", type=ranges, metavar="N,N:M")
+@click.option("--steps", type=some_steps, metavar="all|N,N")
+@click.option("--seed", default=0)
 @revision
-@click.option(
-    "-v", "--verbose", is_flag=True, help="Show what each statement assumes and predicts."
-)
-@click.option("--out", type=FILE, help="Save the findings: .json (with all numbers), .md or .csv.")
-@click.option("--figure", type=FILE, help="Draw the updates' tails by layer: .png, .pdf or .svg.")
+@click.option("-v", "--verbose", is_flag=True)
+@click.option("--out", type=FILE)
+@click.option("--figure", type=FILE)
 @json_output
 def theory(
     refs: tuple[str, ...],
@@ -83,6 +71,34 @@ def theory(
       wqk lab theory google-bert/bert-base-uncased --corpus wikitext.txt
       wqk lab theory ./run --corpus ./corpus --steps all --out findings.json
       wqk lab theory ./seed-1 ./seed-2 ./seed-3 --corpus ./corpus -v
+
+    Parameters
+    ----------
+    corpus
+        Token store, text file, or token ids as .npy.
+    batches
+        How many batches.
+    batch
+        Blocks in a batch.
+    block
+        Tokens in a block.
+    objective
+        What the model predicts: some masked tokens, each token from all others (one masked at a
+        time), or each next token.  [default: by its architecture]
+    mask_share
+        Fraction of masked tokens.
+    layers
+        Only these layers.
+    steps
+        Saved steps of a run.
+    seed
+        Seed of blocks, masks and fresh weights.
+    verbose
+        Show what each statement assumes and predicts.
+    out
+        Save the findings: .json (with all numbers), .md or .csv.
+    figure
+        Draw the updates' tails by layer: .png, .pdf or .svg.
     """
     from wqk._files import check_output
     from wqk._style import PICTURES, save_figure

@@ -14,7 +14,7 @@ import click
 
 from wqk._console import counted
 from wqk.cli.options import COUNT, FOLDER, PathArgument
-from wqk_lab.training.declared import options_of, threads
+from wqk_lab.training.declared import documented, options_of, threads
 from wqk_lab.training.recipe import PRESETS, SIZES, Recipe, make_recipe
 
 if TYPE_CHECKING:
@@ -43,43 +43,22 @@ def _penalty(text: str) -> dict[str, Any]:
         ) from None
 
 
+@documented
 @click.command()
+@click.option("--preset", type=click.Choice(list(PRESETS)))
+@click.option("--size", type=click.Choice(list(SIZES)))
+@click.option("--corpus", type=FOLDER, metavar="DIR")
+@click.option("-o", "--out", type=FOLDER, required=True, metavar="RUN")
+@click.option("--from", "parent", type=FOLDER, metavar="RUN")
+@click.option("--resume", is_flag=True)
+@click.option("--stop", type=COUNT, metavar="STEP")
 @click.option(
-    "--preset",
-    type=click.Choice(list(PRESETS)),
-    help="Source of all other defaults: fast (default), or paper.",
+    "--config", type=PathArgument(path_type=Path, dir_okay=False, exists=True), metavar="FILE.json"
 )
-@click.option("--size", type=click.Choice(list(SIZES)), help="Layers, width and heads.")
-@click.option(
-    "--corpus",
-    type=FOLDER,
-    metavar="DIR",
-    help="Token store to train on, written by wqk lab corpus.",
-)
-@click.option("-o", "--out", type=FOLDER, required=True, metavar="RUN", help="Folder of the run.")
-@click.option(
-    "--from", "parent", type=FOLDER, metavar="RUN",
-    help="Continue this finished run, whose recipe is the default of all options, in a new one.",
-)  # fmt: skip
-@click.option("--resume", is_flag=True, help="Resume from the run's last checkpoint.")
-@click.option(
-    "--stop", type=COUNT, metavar="STEP",
-    help="Stop after this step; --resume continues. The schedule remains that of all steps.",
-)  # fmt: skip
-@click.option(
-    "--config", type=PathArgument(path_type=Path, dir_okay=False, exists=True), metavar="FILE.json",
-    help="A transformers configuration instead of size and norm.",
-)  # fmt: skip
-@click.option(
-    "--penalty", type=_penalty, metavar="KIND=WEIGHT",
-    help="Add a penalty to the loss: symmetric=0.1 or skew=0.1.",
-)  # fmt: skip
+@click.option("--penalty", type=_penalty, metavar="KIND=WEIGHT")
 @options_of(Recipe, omit=SPECIAL, defaults=_presets)
 @threads
-@click.option(
-    "--report-to", multiple=True, metavar="LOGGER",
-    help="An accelerate tracker, such as tensorboard; repeatable.",
-)  # fmt: skip
+@click.option("--report-to", multiple=True, metavar="LOGGER")
 def train(
     preset: str | None,
     size: str | None,
@@ -109,6 +88,29 @@ def train(
       wqk lab train --preset paper --size mini --init symmetric --corpus wikipedia -o runs/symmetric
       wqk lab train --resume -o runs/encoder
       wqk lab train --from runs/decoder --objective masked -o runs/converted
+
+    Parameters
+    ----------
+    preset
+        Source of all other defaults: fast (default), or paper.
+    size
+        Layers, width and heads.
+    corpus
+        Token store to train on, written by wqk lab corpus.
+    out
+        Folder of the run.
+    parent
+        Continue this finished run, whose recipe is the default of all options, in a new one.
+    resume
+        Resume from the run's last checkpoint.
+    stop
+        Stop after this step; --resume continues. The schedule remains that of all steps.
+    config
+        A transformers configuration instead of size and norm.
+    penalty
+        Add a penalty to the loss: symmetric=0.1 or skew=0.1.
+    report_to
+        An accelerate tracker, such as tensorboard; repeatable.
     """
     from wqk.tables.run import SETTINGS, open_run
     from wqk_lab.training.conversion import continued, open_parent

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, field, fields
+from inspect import cleandoc
 from typing import Any
 
 import click
@@ -23,9 +25,25 @@ _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 }
 
 
-def option(description: str, *, default: Any = MISSING, **about: Any) -> Any:
-    """A field with its help text, and more about it, such as ``choices``, bounds or ``metavar``."""
-    return field(default=default, metadata={"help": description, **about})
+def option(*, default: Any = MISSING, **about: Any) -> Any:
+    """A field, and more about it, such as ``choices``, bounds or ``metavar``."""
+    return field(default=default, metadata=about)
+
+
+def described(owner: Any, section: str) -> tuple[str, dict[str, str]]:
+    """A docstring up to a section, and what that says of each attribute or parameter."""
+    text, _, rest = cleandoc(owner.__doc__ or "").partition(f"{section}\n----------\n")
+    entries = re.findall(r"^(\w+)\n((?:    .*\n?)+)", rest, re.MULTILINE)
+    return text, {name: " ".join(map(str.strip, lines.splitlines())) for name, lines in entries}
+
+
+def documented(command: click.Command) -> click.Command:
+    """A command whose options have the help that its docstring, which ends so, has for each."""
+    command.help, told = described(command.callback, "Parameters")
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            parameter.help = parameter.help or told.get(str(parameter.name))
+    return command
 
 
 def kind_of(entry: Field[Any]) -> str:
@@ -66,6 +84,7 @@ def options_of(
     ``types`` parse fields that are not plain text or numbers; with ``defaults``, which tells a
     field's default for the help, options have none themselves.
     """
+    told = described(owner, "Attributes")[1]
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         for entry in reversed(fields(owner)):
@@ -79,7 +98,7 @@ def options_of(
                 type=(types or {}).get(name, kind),
                 metavar=about.get("metavar"),
                 default=None if defaults else entry.default,
-                help=about["help"] + (defaults(name) if defaults else ""),
+                help=told[name] + (defaults(name) if defaults else ""),
             )(function)
         return function
 

@@ -65,149 +65,157 @@ class Recipe:
     own transformers configuration. Runs recorded before a field existed have its default. Each
     preset's value is one, or a formula of the fields before.
 
+    Attributes
+    ----------
+    preset
+        Source of all values that were not given.
+    mode
+        Attention to both sides, or to earlier tokens only.
+    objective
+        Predict masked tokens, each next token, or (as the published decoders) the next token where
+        it is masked.
+    config
+        Your own transformers configuration.
+    layers
+        Blocks of attention and feed-forward.
+    width
+        Width of the residual stream.
+    heads
+        Heads in each layer.
+    intermediate
+        Width of the feed-forward layers.
+    norm
+        Layer norm before each sublayer, or after it as in BERT.
+    dropout
+        Of attention and of hidden units.
+    initial_std
+        Standard deviation of initial weights.
+    vocabulary_multiple
+        Pad the vocabulary to a multiple of this; 64 suits a GPU.
+    attention
+        transformers' implementation.
+    init
+        How queries, keys and values start.
+    init_head_norm
+        Mean norm of the heads' W_qk at the start, as a multiple of the random start's; 1 keeps the
+        spread of the logits.
+    init_norm
+        The same for the norm of the heads' sum, which no model computes.
+    init_values
+        Multiply the values that init leaves by this.
+    penalty
+        What to add to the loss (S147, S148).
+    penalty_weight
+        Factor of the penalty.
+    rows
+        Rows of a batch: blocks of the stream of tokens, or single documents, cut or padded to a
+        block as in the published runs on Jigsaw.
+    block
+        Tokens in a block.
+    batch
+        Blocks in a batch, over all processes.
+    accumulation
+        Batches in a step.
+    steps
+        Updates of the weights.
+    mask_share
+        Fraction of tokens that are masked.
+    corruption
+        Corruption of masked tokens: 80:10:10 as in BERT, or the mask token for all.
+    learning_rate
+        Peak learning rate.
+    warmup
+        Number of warmup steps.
+    schedule
+        Learning-rate schedule after the warmup.
+    weight_decay
+        AdamW's weight decay; not on biases and norms.
+    clip
+        Maximum norm of the gradient.
+    qk_clip
+        After each step, rescale the queries and keys of heads whose largest attention logit exceeds
+        this (QK-clip; 100 in MuonClip).
+    logits
+        Measure attention logits with the scores.
+    precision
+        Precision on accelerators that support it; float32 elsewhere.
+    seed
+        Seed of weights, blocks, masks and dropout.
+    log_every
+        Steps between entries of metrics.jsonl.
+    held_out_every
+        Steps between held-out losses.
+    held_out_blocks
+        Number of blocks for the held-out loss.
+    score_every
+        Steps between scores.
+    save_every
+        Steps between checkpoints to resume from.
+    keep_checkpoints
+        Checkpoints to keep: spaced (step 0, and 1/512 … 1/2 and all of the steps), all, last, or a
+        list of steps such as 0,100,1000.
+    parent
+        The run that this one continues: its name (run), step and recipe.
+
     Raises
     ------
     RunError
         A value has the wrong type or range, or two values are incompatible.
     """
 
-    preset: str = option("Source of all values that were not given.")
-    mode: str = option(
-        "Attention to both sides, or to earlier tokens only.",
-        default="encoder",
-        choices=("encoder", "decoder"),
-    )
+    preset: str = option()
+    mode: str = option(default="encoder", choices=("encoder", "decoder"))
     objective: str = option(
-        "Predict masked tokens, each next token, or (as the published decoders) the next token "
-        "where it is masked.",
         formula=lambda chosen: "masked" if chosen["mode"] == "encoder" else "causal",
         choices=OBJECTIVES,
     )
-    config: Mapping[str, Any] | None = option("Your own transformers configuration.", default=None)
-    layers: int | None = option("Blocks of attention and feed-forward.", least=1)
-    width: int | None = option("Width of the residual stream.", least=1)
-    heads: int | None = option("Heads in each layer.", least=1)
-    intermediate: int | None = option(
-        "Width of the feed-forward layers.", formula=lambda chosen: 4 * chosen["width"], least=1
-    )
-    norm: str | None = option(
-        "Layer norm before each sublayer, or after it as in BERT.",
-        paper="post",
-        fast="pre",
-        choices=("pre", "post"),
-    )
-    dropout: float | None = option(
-        "Of attention and of hidden units.", paper=0.1, fast=0.0, least=0, below=1
-    )
+    config: Mapping[str, Any] | None = option(default=None)
+    layers: int | None = option(least=1)
+    width: int | None = option(least=1)
+    heads: int | None = option(least=1)
+    intermediate: int | None = option(formula=lambda chosen: 4 * chosen["width"], least=1)
+    norm: str | None = option(paper="post", fast="pre", choices=("pre", "post"))
+    dropout: float | None = option(paper=0.1, fast=0.0, least=0, below=1)
     initial_std: float | None = option(
-        "Standard deviation of initial weights.",
-        paper=0.02,
-        fast=lambda chosen: round(0.68 / math.sqrt(_stream_width(chosen)), 4),
-        above=0,
+        paper=0.02, fast=lambda chosen: round(0.68 / math.sqrt(_stream_width(chosen)), 4), above=0
     )
-    vocabulary_multiple: int | None = option(
-        "Pad the vocabulary to a multiple of this; 64 suits a GPU.", default=None, least=1
-    )
-    attention: str = option(
-        "transformers' implementation.", default="sdpa", choices=("sdpa", "eager")
-    )
-    init: str = option(
-        "How queries, keys and values start.", default="random", choices=INITIALIZATIONS
-    )
-    init_head_norm: float | None = option(
-        "Mean norm of the heads' W_qk at the start, as a multiple of the random start's; 1 keeps "
-        "the spread of the logits.",
-        default=None,
-        above=0,
-    )
-    init_norm: float | None = option(
-        "The same for the norm of the heads' sum, which no model computes.", default=None, above=0
-    )
-    init_values: float | None = option(
-        "Multiply the values that init leaves by this.", default=None, above=0
-    )
-    penalty: str = option(
-        "What to add to the loss (S147, S148).",
-        default="none",
-        choices=("none", "symmetric", "skew"),
-    )
-    penalty_weight: float = option("Factor of the penalty.", default=0.0, least=0)
-    rows: str = option(
-        "Rows of a batch: blocks of the stream of tokens, or single documents, cut or padded to a "
-        "block as in the published runs on Jigsaw.",
-        default="blocks",
-        choices=("blocks", "documents"),
-    )
-    block: int = option("Tokens in a block.", paper=512, fast=128, least=2)
-    batch: int = option("Blocks in a batch, over all processes.", paper=32, fast=64, least=1)
-    accumulation: int = option("Batches in a step.", paper=8, fast=1, least=1)
-    steps: int = option("Updates of the weights.", paper=200_000, fast=20_000, least=1)
-    mask_share: float = option(
-        "Fraction of tokens that are masked.", paper=0.15, fast=0.3, above=0, below=1
-    )
-    corruption: str = option(
-        "Corruption of masked tokens: 80:10:10 as in BERT, or the mask token for all.",
-        paper="bert",
-        fast="mask",
-        choices=("bert", "mask"),
-    )
+    vocabulary_multiple: int | None = option(default=None, least=1)
+    attention: str = option(default="sdpa", choices=("sdpa", "eager"))
+    init: str = option(default="random", choices=INITIALIZATIONS)
+    init_head_norm: float | None = option(default=None, above=0)
+    init_norm: float | None = option(default=None, above=0)
+    init_values: float | None = option(default=None, above=0)
+    penalty: str = option(default="none", choices=("none", "symmetric", "skew"))
+    penalty_weight: float = option(default=0.0, least=0)
+    rows: str = option(default="blocks", choices=("blocks", "documents"))
+    block: int = option(paper=512, fast=128, least=2)
+    batch: int = option(paper=32, fast=64, least=1)
+    accumulation: int = option(paper=8, fast=1, least=1)
+    steps: int = option(paper=200_000, fast=20_000, least=1)
+    mask_share: float = option(paper=0.15, fast=0.3, above=0, below=1)
+    corruption: str = option(paper="bert", fast="mask", choices=("bert", "mask"))
     learning_rate: float = option(
-        "Peak learning rate.",
         paper=5e-5,
         fast=lambda chosen: float(f"{2e-3 * math.sqrt(128 / _stream_width(chosen)):.2g}"),
         above=0,
     )
-    warmup: int = option(
-        "Number of warmup steps.", paper=200, fast=lambda chosen: chosen["steps"] // 20, least=0
-    )
-    schedule: str = option(
-        "Learning-rate schedule after the warmup.",
-        default="linear",
-        choices=("linear", "cosine", "constant"),
-    )
-    weight_decay: float = option(
-        "AdamW's weight decay; not on biases and norms.", paper=0.01, fast=0.1, least=0
-    )
-    clip: float = option("Maximum norm of the gradient.", default=1.0, above=0)
-    qk_clip: float | None = option(
-        "After each step, rescale the queries and keys of heads whose largest attention logit "
-        "exceeds this (QK-clip; 100 in MuonClip).",
-        default=None,
-        above=0,
-    )
-    logits: str = option(
-        "Measure attention logits with the scores.", default="no", choices=("no", "yes")
-    )
-    precision: str = option(
-        "Precision on accelerators that support it; float32 elsewhere.",
-        default="bf16",
-        choices=("float32", "bf16", "fp16"),
-    )
-    seed: int = option("Seed of weights, blocks, masks and dropout.", default=1, least=0)
-    log_every: int = option(
-        "Steps between entries of metrics.jsonl.", paper=100, fast=_times(200), least=1
-    )
-    held_out_every: int = option(
-        "Steps between held-out losses.", paper=1000, fast=_times(20), least=1
-    )
+    warmup: int = option(paper=200, fast=lambda chosen: chosen["steps"] // 20, least=0)
+    schedule: str = option(default="linear", choices=("linear", "cosine", "constant"))
+    weight_decay: float = option(paper=0.01, fast=0.1, least=0)
+    clip: float = option(default=1.0, above=0)
+    qk_clip: float | None = option(default=None, above=0)
+    logits: str = option(default="no", choices=("no", "yes"))
+    precision: str = option(default="bf16", choices=("float32", "bf16", "fp16"))
+    seed: int = option(default=1, least=0)
+    log_every: int = option(paper=100, fast=_times(200), least=1)
+    held_out_every: int = option(paper=1000, fast=_times(20), least=1)
     held_out_blocks: int = option(
-        "Number of blocks for the held-out loss.",
-        paper=256,
-        fast=lambda chosen: max(1, 32_768 // chosen["block"]),
-        least=1,
+        paper=256, fast=lambda chosen: max(1, 32_768 // chosen["block"]), least=1
     )
-    score_every: int = option("Steps between scores.", paper=1000, fast=_times(50), least=1)
-    save_every: int = option(
-        "Steps between checkpoints to resume from.", paper=10_000, fast=_times(10), least=1
-    )
-    keep_checkpoints: str = option(
-        "Checkpoints to keep: spaced (step 0, and 1/512 … 1/2 and all of the steps), all, "
-        "last, or a list of steps such as 0,100,1000.",
-        default="spaced",
-    )
-    parent: Mapping[str, Any] | None = option(
-        "The run that this one continues: its name (run), step and recipe.", default=None
-    )
+    score_every: int = option(paper=1000, fast=_times(50), least=1)
+    save_every: int = option(paper=10_000, fast=_times(10), least=1)
+    keep_checkpoints: str = option(default="spaced")
+    parent: Mapping[str, Any] | None = option(default=None)
 
     def __post_init__(self) -> None:
         for entry in fields(self):

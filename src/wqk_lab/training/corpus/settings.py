@@ -29,39 +29,51 @@ optional = partial(option, default=None)
 class CorpusOptions:
     """How text becomes tokens; the fields are the options of ``wqk lab corpus``.
 
+    Attributes
+    ----------
+    text
+        Tokens are word pieces, or characters.
+    vocabulary
+        vocab.txt, or how many word pieces to learn.  [default: 30522]
+    tokenizer
+        A tokenizer.json, or the Hub model whose tokenizer to use.
+    characters
+        Size of the alphabet.  [default: 124]
+    lower
+        Remove capitals and accents, or keep them.  [default: words lower, characters cased]
+    held_out
+        Held-out documents: a fraction or a number.  [default: 1 %]
+    field
+        Column or field with the text.  [default: text]
+    document
+        How plain text is split into documents.
+    subset
+        Configuration of a Hub data set.
+    split
+        Split of a Hub data set.  [default: train]
+    max_documents
+        Stop after this many documents.
+    max_characters
+        Stop after this many characters.
+
     Raises
     ------
     CorpusError
         A value is out of range, or two options contradict each other.
     """
 
-    text: str = option(
-        "Tokens are word pieces, or characters.", default="words", choices=("words", "characters")
-    )
-    vocabulary: str | os.PathLike[str] | int | None = optional(  # noqa: RUF009
-        "vocab.txt, or how many word pieces to learn.  [default: 30522]", metavar="FILE|SIZE"
-    )
-    tokenizer: str | os.PathLike[str] | None = optional(  # noqa: RUF009
-        "A tokenizer.json, or the Hub model whose tokenizer to use.", metavar="FILE|ID"
-    )
-    characters: int | None = optional("Size of the alphabet.  [default: 124]", least=1, metavar="N")
-    lower: bool | None = optional(
-        "Remove capitals and accents, or keep them.  [default: words lower, characters cased]",
-        flags="--lower/--cased",
-    )
-    held_out: float | None = optional(
-        "Held-out documents: a fraction or a number.  [default: 1 %]", metavar="SHARE|N"
-    )
-    field: str | None = optional("Column or field with the text.  [default: text]", metavar="NAME")
-    document: str = option(
-        "How plain text is split into documents.",
-        default="file",
-        choices=("file", "paragraph", "line"),
-    )
-    subset: str | None = optional("Configuration of a Hub data set.", metavar="NAME")
-    split: str | None = optional("Split of a Hub data set.  [default: train]", metavar="NAME")
-    max_documents: int | None = optional("Stop after this many documents.", least=1, metavar="N")
-    max_characters: int | None = optional("Stop after this many characters.", least=1, metavar="N")
+    text: str = option(default="words", choices=("words", "characters"))
+    vocabulary: str | os.PathLike[str] | int | None = optional(metavar="FILE|SIZE")  # noqa: RUF009
+    tokenizer: str | os.PathLike[str] | None = optional(metavar="FILE|ID")  # noqa: RUF009
+    characters: int | None = optional(least=1, metavar="N")
+    lower: bool | None = optional(flags="--lower/--cased")
+    held_out: float | None = optional(metavar="SHARE|N")
+    field: str | None = optional(metavar="NAME")
+    document: str = option(default="file", choices=("file", "paragraph", "line"))
+    subset: str | None = optional(metavar="NAME")
+    split: str | None = optional(metavar="NAME")
+    max_documents: int | None = optional(least=1, metavar="N")
+    max_characters: int | None = optional(least=1, metavar="N")
 
     def __post_init__(self) -> None:
         for entry in fields(self):
