@@ -1,12 +1,14 @@
 """Plant faults, one at a time, and count those that the tests notice.
 
-    python -m tools.mutating [--data N] [--code N] [--seed N] [--only PART] [--proofs] [--out FILE]
+    python -m tools.mutating [--data N] [--code N] [--seed N] [--only PART] [--proofs] [--fast]
+        [--out FILE]
 
 Mutants are drawn by the seed from all that can be changed in families' files, and in code. They
 are planted in a copy of the tree. A family's mutants meet its proofs, whose models are built once,
 then, without `--proofs`, the other tests that name the family; those of code meet the tests that
-reach their file, until one fails. A mutant that survives is printed. One that makes no difference
-by itself (a family that reads to the same rules) is not counted. What FILE has is not done again.
+reach their file, until one fails; with `--fast`, those of `make test` alone. A mutant that survives
+is printed. One that makes no difference by itself (a family that reads to the same rules) is not
+counted. What FILE has is not done again. In the end, the shares by room.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import argparse
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -30,12 +33,15 @@ from typing import TYPE_CHECKING
 from tools.mutating.mutants import code_mutants, data_mutants
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tools.mutating.mutants import Mutant
 
-SECONDS = 240  # for the tests of one mutant; what takes longer is counted as neither
+# What one call of tests may take of the processor; what takes more, or hangs, counts as neither.
+SECONDS = 120
+HANGING = 10 * SECONDS  # by the clock, for all calls of a mutant
 BROKEN = 99
+EVERY, FAST = "not campaign", "not campaign and not slow"  # the groups of tests
 DATA = Path("src/wqk/families/data")
 HEAVY = ("numpy", "scipy.stats", "torch", "transformers", "safetensors")
 
@@ -68,20 +74,20 @@ def _differs(mutant: Mutant) -> bool:
 
 
 def verdicts(
-    kind: str, mutants: Sequence[Mutant], tree: Path, models: Path, proofs_alone: bool
+    kind: str, mutants: Sequence[Mutant], tree: Path, models: Path, proofs_alone: bool, marks: str
 ) -> Iterator[tuple[Mutant, str]]:
     """Every mutant with its verdict: `killed`, `timeout`, or `survived`."""
     for path, some in groupby(mutants, key=lambda mutant: mutant.path):
         if kind == "data":
-            calls = _tests_of_data(path, tree, models, proofs_alone)
+            calls = _tests_of_data(path, tree, models, proofs_alone, marks)
         else:
-            calls = _tests_of_code(path, tree)
+            calls = _tests_of_code(path, tree, marks)
         for mutant in some:
             yield mutant, _verdict(mutant, tree, calls)
 
 
 def _tests_of_data(
-    path: Path, tree: Path, models: Path, proofs_alone: bool
+    path: Path, tree: Path, models: Path, proofs_alone: bool, marks: str
 ) -> list[Callable[[], int]]:
     """The proofs of a family, which the file as it is passes, and the further tests."""
     from tools.mutating.proofs import forget_families, proofs_of
@@ -101,22 +107,22 @@ def _tests_of_data(
                 return 1
         return 0
 
-    if _ended(proven, time.monotonic() + SECONDS) != 0:
+    if _ended(proven, time.monotonic() + HANGING) != 0:
         raise SystemExit(f"{path} is not proven as it is")
     further = tests_of_family(name) if not (proofs and proofs_alone) else []
-    return [proven, *(_pytest(call, tree) for call in further)]
+    return [proven, *(_pytest(call, tree, marks) for call in further)]
 
 
-def _tests_of_code(path: Path, tree: Path) -> list[Callable[[], int]]:
+def _tests_of_code(path: Path, tree: Path, marks: str) -> list[Callable[[], int]]:
     from tools.mutating.reach import tests_of_code
 
-    return [_pytest(call, tree) for call in tests_of_code(path)]
+    return [_pytest(call, tree, marks) for call in tests_of_code(path)]
 
 
 def _verdict(mutant: Mutant, tree: Path, calls: Sequence[Callable[[], int]]) -> str:
     planted = tree / mutant.path
     planted.write_text(mutant.text, encoding="utf-8")
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + HANGING
     try:
         for call in calls:
             status = _ended(call, deadline)
@@ -131,7 +137,7 @@ def _verdict(mutant: Mutant, tree: Path, calls: Sequence[Callable[[], int]]) -> 
         shutil.copyfile(mutant.path, planted)
 
 
-def _pytest(arguments: list[str], tree: Path) -> Callable[[], int]:
+def _pytest(arguments: list[str], tree: Path, marks: str) -> Callable[[], int]:
     """A run of pytest that imports the tree anew."""
 
     def run() -> int:
@@ -140,7 +146,7 @@ def _pytest(arguments: list[str], tree: Path) -> Callable[[], int]:
             del sys.modules[name]
         import pytest
 
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not campaign"]
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-m", marks]
         options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
         return int(pytest.main([*options, *arguments]))
 
@@ -152,6 +158,7 @@ def _ended(call: Callable[[], int], deadline: float) -> int | None:
     child = os.fork()
     if child == 0:
         os.setpgid(0, 0)
+        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))
         with Path(os.devnull).open("w") as quiet:
             os.dup2(quiet.fileno(), 1)
             os.dup2(quiet.fileno(), 2)
@@ -163,7 +170,8 @@ def _ended(call: Callable[[], int], deadline: float) -> int | None:
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
-            return os.waitstatus_to_exitcode(status)
+            code = os.waitstatus_to_exitcode(status)
+            return None if code == -signal.SIGXCPU else code
         if time.monotonic() > deadline:
             os.killpg(child, signal.SIGKILL)
             os.waitpid(child, 0)
@@ -191,6 +199,20 @@ def _known(out: Path | None) -> dict[str, str]:
     return {row["mutant"]: row["verdict"] for row in rows}
 
 
+def room_of(path: Path) -> str:
+    """The package and the room in it that hold a file."""
+    return "/".join(path.parts[1:3]).removesuffix(".py")
+
+
+def share(verdicts: Iterable[str]) -> str:
+    """How many were noticed, of those that ended in time."""
+    counts = Counter(verdicts)
+    killed, late = counts["killed"], counts["timeout"]
+    decided = counts.total() - late
+    percent = f", {100 * killed / decided:.0f} %" if decided else ""
+    return f"{killed} of {decided} noticed{percent}" + (f"; {late} took too long" if late else "")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=int, default=60)
@@ -198,6 +220,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="part of the files' paths")
     parser.add_argument("--proofs", action="store_true", help="no further tests of a family")
+    parser.add_argument("--fast", action="store_true", help="only the tests of `make test`")
     parser.add_argument("--models", type=Path, help="a folder for the models that are built")
     parser.add_argument("--out", type=Path, help="a JSON Lines file to add to, and go on from")
     given = parser.parse_args()
@@ -214,21 +237,22 @@ def main() -> None:
         os.environ["PYTHONPATH"] = f"{tree}/src"
         for kind in ("data", "code"):
             mutants = drawn(kind, getattr(given, kind), given.seed, given.only)
-            found = Counter(known[str(m)] for m in mutants if str(m) in known)
+            found = [(room_of(m.path), known[str(m)]) for m in mutants if str(m) in known]
             left = [m for m in mutants if str(m) not in known]
             started = time.monotonic()
             models = given.models or tree / "models"
-            for mutant, ended in verdicts(kind, left, tree, models, given.proofs):
-                found[ended] += 1
+            marks = FAST if given.fast else EVERY
+            for mutant, ended in verdicts(kind, left, tree, models, given.proofs, marks):
+                found.append((room_of(mutant.path), ended))
                 seconds, started = time.monotonic() - started, time.monotonic()
-                print(f"{found.total():4} {seconds:5.0f} s  {ended:8}  {mutant}", flush=True)
+                print(f"{len(found):4} {seconds:5.0f} s  {ended:8}  {mutant}", flush=True)
                 if given.out:
                     row = {"kind": kind, "mutant": str(mutant), "verdict": ended}
                     with given.out.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(row, ensure_ascii=False) + "\n")
-            decided = found["killed"] + found["survived"]
-            share = f", {100 * found['killed'] / decided:.0f} %" if decided else ""
-            print(f"{kind}: {found['killed']} of {decided} noticed{share}; {dict(found)}")
+            for room in sorted({room for room, _ in found}):
+                print(f"{room}: {share(ended for r, ended in found if r == room)}")
+            print(f"{kind}: {share(ended for _, ended in found)}")
 
 
 if __name__ == "__main__":
