@@ -93,30 +93,39 @@ def test_every_head_s_length_has_its_own_bias() -> None:
         assert length == pytest.approx(linear + np.linalg.norm(bias))
 
 
-@pytest.mark.parametrize("over", ["model", "head"])
+@pytest.mark.parametrize("over", ["model", "head", "head, shifted"])
 def test_normalized_queries_are_as_long_as_the_root_of_what_is_normalized(over: str) -> None:
     """Olmo 2 normalizes all heads together, so that one of them may hold all of the length."""
-    model_type, count = {"model": ("olmo2", 3), "head": ("qwen3", 1)}[over]
+    model_type, count, norm = {
+        "model": ("olmo2", 3, "norm"), "head": ("qwen3", 1, "norm"),
+        "head, shifted": ("phi", 1, "layernorm"),
+    }[over]  # fmt: skip
     at, gain = "model.layers.0.self_attn", np.linspace(0.5, 2, 4 * count)
     tensors = {f"{at}.{side}_proj.weight": RNG.standard_normal((12, D)) for side in "qk"}
-    tensors |= {f"{at}.{side}_norm.weight": gain for side in "qk"}
+    tensors |= {f"{at}.{side}_{norm}.weight": gain for side in "qk"}
+    shift = RNG.standard_normal(4) if "shifted" in over else np.zeros(0)
+    if len(shift):
+        tensors |= {f"{at}.{side}_{norm}.bias": shift for side in "qk"}
     config = {
         "model_type": model_type, "num_hidden_layers": 1, "num_attention_heads": 3,
         "num_key_value_heads": 3, "head_dim": 4, "hidden_size": D,
+        "qk_layernorm": True,
     }  # fmt: skip
     found = wqk.open(StateDict(tensors, config, "tiny"))[0].ceiling()
     assert found is not None
     largest = np.broadcast_to(gain.reshape(count, 4).max(1), 3)
-    np.testing.assert_allclose(found.query_norm, np.sqrt(4 * count) * largest)
+    np.testing.assert_allclose(
+        found.query_norm, np.sqrt(4 * count) * largest + np.linalg.norm(shift)
+    )
 
 
-def test_the_ceiling_of_latent_attention_is_nearly_reached() -> None:
-    # One number of content and one turning plane, from latents of one number: of two coordinates.
+def latent(rank: int) -> Block:
+    """One number of content and one turning plane, from latents: of two coordinates."""
     at = "model.layers.0.self_attn"
     tensors = {
-        f"{at}.q_a_proj.weight": RNG.standard_normal((1, 2)),
-        f"{at}.q_a_layernorm.weight": np.array([1.7]),
-        f"{at}.q_b_proj.weight": RNG.standard_normal((3, 1)),
+        f"{at}.q_a_proj.weight": RNG.standard_normal((rank, 2)),
+        f"{at}.q_a_layernorm.weight": np.linspace(1.7, 0.9, rank),
+        f"{at}.q_b_proj.weight": RNG.standard_normal((3, rank)),
         f"{at}.kv_a_proj_with_mqa.weight": RNG.standard_normal((3, 2)),
         f"{at}.kv_a_layernorm.weight": np.array([0.6]),
         f"{at}.kv_b_proj.weight": RNG.standard_normal((2, 1)),
@@ -125,17 +134,33 @@ def test_the_ceiling_of_latent_attention_is_nearly_reached() -> None:
     }
     config = {
         "model_type": "deepseek_v3", "num_hidden_layers": 1, "num_attention_heads": 1,
-        "num_key_value_heads": 1, "q_lora_rank": 1, "kv_lora_rank": 1, "qk_nope_head_dim": 1,
+        "num_key_value_heads": 1, "q_lora_rank": rank, "kv_lora_rank": 1, "qk_nope_head_dim": 1,
         "qk_rope_head_dim": 2, "v_head_dim": 1, "hidden_size": 2, "rope_theta": 50.0,
     }  # fmt: skip
-    block = wqk.open(StateDict(tensors, config, "tiny"))[0]
-    angles = np.linspace(0, 2 * np.pi, 97)
-    circle = np.sqrt(2) * np.stack([np.cos(angles), np.sin(angles)], axis=1) * gain_of(block)
-    best = max(float(block.logits(circle, circle, n).max()) for n in range(60))
+    return wqk.open(StateDict(tensors, config, "tiny"))[0]
+
+
+def circle(block: Block) -> np.ndarray:
+    """What the norm may put out, of two coordinates."""
+    angles = np.linspace(0, 2 * np.pi, 997)
+    return np.sqrt(2) * np.stack([np.cos(angles), np.sin(angles)], axis=1) * gain_of(block)
+
+
+def test_queries_from_latents_are_as_long_as_the_root_of_their_rank() -> None:
+    block = latent(rank=2)  # every latent comes from some input
+    found, longest = block.ceiling(), np.linalg.norm(block.queries(circle(block)), axis=-1).max()
+    assert found is not None
+    assert 0.99 * found.query_norm[0] < longest <= found.query_norm[0] * (1 + 1e-9)
+
+
+def test_the_ceiling_of_latent_attention_is_nearly_reached() -> None:
+    block = latent(rank=1)
+    inputs = circle(block)[::10]
+    best = max(float(block.logits(inputs, inputs, n).max()) for n in range(60))
     found = block.ceiling()
     assert found is not None
     assert best <= found.any_distance[0] * (1 + 1e-9)
     assert best > 0.98 * found.any_distance[0]
     for side, length in ((block.queries, found.query_norm), (block.keys, found.key_norm)):
-        longest = np.linalg.norm(side(circle), axis=-1).max()
+        longest = np.linalg.norm(side(inputs), axis=-1).max()
         assert 0.98 * length[0] < longest <= length[0] * (1 + 1e-9)
