@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
+import random
 import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,12 +21,10 @@ from tests.families.architectures.architecture import GROUPED, TOKENS
 from tests.families.proving import edit_config, edit_tensors, save, torch, transformers
 from tests.families.test_hybrids import GRANITE, LATENT, MAMBA, MODELS, WITHOUT_WIDTH
 from tools.deriving import building
+from tools.deriving.shrinking import small_file
 
 import wqk
 from wqk.errors import CheckpointError, UnknownFamily
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GROUPS = MAMBA | {"mamba_n_groups": 2}
 DELTA = {
@@ -150,6 +151,12 @@ def heard(
     return found
 
 
+def projected(side: Any, x: np.ndarray) -> np.ndarray:
+    """What a side of a block makes of inputs (N, D), all its heads beside each other."""
+    added = 0 if side.stored_bias is None else side.stored_bias.reshape(-1)
+    return np.concatenate([x @ np.asarray(head, float).T for head in side.weight], -1) + added
+
+
 def convolved(module: Any, sides: list[np.ndarray]) -> list[np.ndarray]:
     """Sides (N, C) after the module's own convolution over tokens, in its order, and activation."""
     if not hasattr(module, "conv1d"):
@@ -184,6 +191,83 @@ def test_so_it_is_in_derived_families(
     assert_enters(model, tmp_path, "linear", layers, monkeypatch)
 
 
+PUBLISHED = {
+    row["model"]: row["config"]
+    for row in map(
+        json.loads, Path(__file__).with_name("published.jsonl").read_text("utf-8").splitlines()
+    )
+}
+HYBRIDS = [
+    "Qwen/Qwen3.5-397B-A17B", "Qwen/Qwen3.5-27B", "Qwen/Qwen3.5-9B",
+    "Qwen/Qwen3-Next-80B-A3B-Thinking", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+    "nvidia/Nemotron-H-56B-Base-8K", "ai21labs/AI21-Jamba-1.5-Mini", "tiiuae/falcon-mamba-7b",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_so_it_is_as_they_are_published(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Widths and depths are shrunk; groups and heads without a softmax are as they are."""
+    table = small_file(PUBLISHED[name])
+    if pattern := table.get("hybrid_override_pattern"):
+        table |= {"hybrid_override_pattern": pattern[:9], "num_hidden_layers": 9, "n_groups": 4}
+    model = transformers.AutoModel.from_config(
+        transformers.CONFIG_MAPPING[table["model_type"]].from_dict(dict(table))
+    )
+    model.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(table))
+    mixers = wqk.open(tmp_path).mixers
+    assert_enters(
+        model.double().eval(), tmp_path, mixers[0].kind, [p.layer for p in mixers], monkeypatch
+    )
+
+
+# Numbers of a configuration that can be any.
+ANY = {
+    "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_head_dim": 12,
+    "linear_num_heads": 5, "linear_conv_kernel_dim": 5, "state_size": 12, "mamba_d_state": 12,
+    "ssm_state_size": 12, "conv_kernel": 5, "mamba_d_conv": 5, "mamba_dt_rank": 9,
+    "time_step_rank": 9, "chunk_size": 9, "mamba_chunk_size": 9,
+}  # fmt: skip
+# Groups, what divides into them, and how often.
+GROUPINGS = [
+    ("linear_num_key_heads", "linear_num_value_heads", None),
+    ("n_groups", "num_heads", "head_dim"), ("n_groups", "mamba_num_heads", "mamba_head_dim"),
+    ("mamba_n_groups", "mamba_n_heads", "mamba_d_head"), ("mamba_ngroups", "n_mamba_heads", None),
+]  # fmt: skip
+SWITCHES = ("use_bias", "use_conv_bias", "mamba_conv_bias", "mamba_proj_bias", "mamba_rms_norm")
+
+
+def drawn(config: dict[str, Any], known: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Other numbers and switches of what has no softmax; the width of the whole stays."""
+    rng = random.Random(seed)
+    settings: dict[str, Any] = {key: rng.randint(2, most) for key, most in ANY.items()}
+    settings |= {key: rng.random() < 0.5 for key in SWITCHES}
+    for groups, heads, width in GROUPINGS:
+        if not config.keys() >= {groups, heads}:
+            continue
+        settings[groups] = rng.choice((1, 2, 3))
+        settings[heads] = settings[groups] * rng.choice((1, 2, 4))
+        if width in config:
+            settings[width] = config[heads] * config[width] // settings[heads]
+    return config | {key: value for key, value in settings.items() if key in known}
+
+
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(n, marks=pytest.mark.campaign) for n in range(2, 20))]
+)
+@pytest.mark.parametrize("name", CASES)
+def test_so_it_is_with_other_settings(
+    name: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    architecture, kind, layers = CASES[name]
+    known = getattr(transformers, architecture.model).config_class().to_dict()
+    own = drawn(architecture.config, known, seed)
+    model = save(replace(architecture, config=own), tmp_path).double().eval()
+    assert_enters(model, tmp_path, kind, layers, monkeypatch)
+
+
 def assert_enters(
     model: Any, folder: Path, kind: str, layers: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,10 +292,7 @@ def assert_enters(
             for side, given in zip(rebuilt, kernels[number], strict=True):
                 np.testing.assert_allclose(side[:, 0], given[0], atol=1e-6, rtol=1e-6)
             continue
-        q, k, v = (
-            np.concatenate([x @ np.asarray(head, float).T for head in side], -1)
-            for side in (*block.weights(), block.weights("ov")[0])
-        )
+        q, k, v = (projected(side, x) for side in (*block.query_key, block.value_output[0]))
         if opened.family == "minimax":
             assert_lightning(model, module, x, q, k, v, heads)
             continue

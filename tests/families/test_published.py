@@ -136,6 +136,8 @@ def test_settings_are_read_as_they_are_run(line: str, tmp_path: Path) -> None:
 LINES = (Path(__file__).parent / "published.jsonl").read_text(encoding="utf-8").splitlines()
 PUBLISHED = {row["model"]: row["config"] for row in map(json.loads, LINES)}
 RUN = [name for name, config in PUBLISHED.items() if config["model_type"] in CONFIG_MAPPING_NAMES]
+# Without a softmax, there is nothing that these proofs see: tests/families/test_mixers.py.
+RUN = [name for name in RUN if PUBLISHED[name]["model_type"] != "falcon_mamba"]
 
 
 def prove_published(name: str, folder: Path) -> None:
@@ -164,8 +166,8 @@ def test_published_configurations_are_read_as_they_are_run(name: str, tmp_path: 
 def test_every_published_configuration_that_can_be_run_is_run() -> None:
     assert len(PUBLISHED) == len(LINES)
     assert {PUBLISHED[name]["model_type"] for name in PUBLISHED.keys() - set(RUN)} == {
-        "baichuan", "chatglm", "deepseek", "internlm", "minicpm", "orion", "phi-msft", "qwen",
-        "rwkv5",
+        "baichuan", "chatglm", "deepseek", "falcon_mamba", "internlm", "minicpm", "orion",
+        "phi-msft", "qwen", "rwkv5",
     }  # fmt: skip
 
 

@@ -85,7 +85,7 @@ def _values(config: Any, family: Family, has_counts: bool) -> dict[str, Any]:
         moved = {key: _moved(config, key, table, family) for key in named & set(table)}
     except Exception:  # some configurations cannot be made of nothing
         return {}
-    if not moved:
+    if not moved and not all(rule.sections for rule in family.attention):
         return {}
     if type(table.get("head_dim")) is int and _made(config, head_dim=2 * table["head_dim"]):
         moved["head_dim"] = _moved(config, "head_dim", table, family)
