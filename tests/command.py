@@ -1,10 +1,17 @@
-"""The command `wqk`, called without a process of its own."""
+"""The command `wqk`, called without a process of its own, or in a shell."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 from click.testing import CliRunner, Result
 
+import wqk
 from wqk.cli.main import command
+
+ENCODER = str(wqk.demo_model("encoder"))
 
 
 def run(
@@ -13,3 +20,10 @@ def run(
     """What the command prints, and its exit status; on a terminal as wide as said."""
     runner = CliRunner(env={"COLUMNS": str(width), **environment})
     return runner.invoke(command, [*map(str, arguments)], catch_exceptions=catch_exceptions)
+
+
+def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command line; ``wqk`` stands for this interpreter's, ENCODER for the demo model."""
+    line = line.replace("wqk ", '"$PYTHON" -m wqk ').replace("ENCODER", '"$ENCODER"')
+    known = {**os.environ, "PYTHON": sys.executable, "ENCODER": ENCODER, **environment}
+    return subprocess.run(["bash", "-c", line], env=known, capture_output=True, text=True)

@@ -12,27 +12,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.command import run
+from tests.command import ENCODER, run, shell
 
 import wqk
-
-ENCODER = str(wqk.demo_model("encoder"))
-
-
-def shell(line: str) -> subprocess.CompletedProcess[str]:
-    """A command line; ``wqk`` stands for this interpreter's."""
-    line = line.replace("wqk ", f"{sys.executable} -m wqk ")
-    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize(
     ("line", "status", "says"),
     [
-        (f"wqk scan {ENCODER} >/dev/full", 2, "No space left on device"),
+        ("wqk scan ENCODER >/dev/full", 2, "No space left on device"),
         ("wqk --help >/dev/full", 2, "No space left on device"),
-        (f"wqk scan {ENCODER} >&-", 0, ""),
-        (f"wqk explain {ENCODER} 2>&- <&-", 0, ""),
+        ("wqk scan ENCODER >&-", 0, ""),
+        ("wqk explain ENCODER 2>&- <&-", 0, ""),
         ("wqk scan /no/such/model 2>/dev/full", 2, ""),
     ],
 )
@@ -47,10 +39,10 @@ def test_streams_that_are_full_or_closed(line, status, says):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        (f"POLARS_MAX_THREADS=0 wqk scan {ENCODER}", "POLARS_MAX_THREADS='0'; expected a number"),
-        (f"COLUMNS=0 wqk scan {ENCODER}", "COLUMNS='0'; expected a width"),
-        (f"SOURCE_DATE_EPOCH=x wqk scan {ENCODER} --out /dev/null/a.parquet", "cannot be written"),
-        (f"SOURCE_DATE_EPOCH=x wqk scan {ENCODER}", "SOURCE_DATE_EPOCH='x'; expected seconds"),
+        ("POLARS_MAX_THREADS=0 wqk scan ENCODER", "POLARS_MAX_THREADS='0'; expected a number"),
+        ("COLUMNS=0 wqk scan ENCODER", "COLUMNS='0'; expected a width"),
+        ("SOURCE_DATE_EPOCH=x wqk scan ENCODER --out /dev/null/a.parquet", "cannot be written"),
+        ("SOURCE_DATE_EPOCH=x wqk scan ENCODER", "SOURCE_DATE_EPOCH='x'; expected seconds"),
         ("HF_HUB_DOWNLOAD_TIMEOUT=x wqk scan o/m", "HF_HUB_DOWNLOAD_TIMEOUT='x'; expected sec"),
         ("HTTPS_PROXY=http://me:hunter2@h:x wqk scan o/m", "HTTPS_PROXY='http://…'; expected a p"),
         ("HF_ENDPOINT=http://[ wqk scan o/m", "expected the address of a hub"),

@@ -7,20 +7,16 @@ import os
 import pickle
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.command import run
+from tests.command import ENCODER, run, shell
 
 import wqk
 from wqk.cli.main import LABORATORY, command
 from wqk.tables.schema import SCHEMA
 from wqk.tables.score_table import read_table
-
-ENCODER = str(wqk.demo_model("encoder"))
 
 
 def edited_model(folder: Path, **weights: np.ndarray) -> Path:
@@ -202,33 +198,16 @@ def test_explain_names_tensors_and_bytes() -> None:
 
 
 def test_a_pipe_that_closes_early_is_no_error() -> None:
-    done = subprocess.run(
-        f"{sys.executable} -m wqk scan {ENCODER} --heads --json | head -1",
-        shell=True,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = shell("wqk scan ENCODER --heads --json | head -1")
     assert done.stdout == "{\n"
     assert done.stderr == ""
 
 
 def test_a_pipe_gets_no_colors_and_no_progress() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "wqk", "scan", ENCODER], capture_output=True, check=True
-    )
-    assert b"\x1b" not in done.stdout
-    assert done.stderr == b""
-
-
-def test_an_ascii_terminal_is_no_error() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "wqk", "scan", ENCODER],
-        capture_output=True,
-        check=False,
-        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
-    )
-    assert done.returncode == 0, done.stderr
+    done = shell("wqk scan ENCODER")
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout
+    assert done.stderr == ""
 
 
 def test_demo_says_what_shows_and_draws_a_picture(tmp_path: Path) -> None:

@@ -18,9 +18,11 @@ from tests.command import run as run_command
 from tests.reporting.making import EVIL, rows, table, training
 
 import wqk
+from wqk._style import COLORS
 from wqk.errors import MissingPackage, OutputError, TableError
 from wqk.reporting.summary import groups, short_names
 from wqk.tables.details import Details, LayerKey, block_details
+from wqk.tables.rendering import SHADES
 from wqk.tables.schema import SCHEMA
 from wqk.tables.score_table import ScoreTable, read_table
 
@@ -408,3 +410,10 @@ def test_a_frame_read_from_csv_can_be_reported(tmp_path):
     loaded = read_table(tmp_path / "scores.csv")
     page = written(tmp_path, loaded)
     assert page.data["groups"][0]["count"] == loaded.frame.select(pl.len()).item()
+
+
+def test_encoders_are_blue_and_decoders_orange_wherever_they_are_drawn():
+    style = (ROOT / "src/wqk/reporting/page.css").read_text()
+    for kind, color in {"encoder": "#0072B2", "decoder": "#D55E00"}.items():  # Okabe and Ito's
+        assert {COLORS[kind], SHADES[kind][0]} == {color}
+        assert f"--{kind}-0: light-dark({color.lower()}, " in style

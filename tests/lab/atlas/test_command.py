@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from tests.command import run
+from tests.command import ENCODER, run, shell
 from tests.lab.atlas.making import layers
 
-import wqk
 from wqk_lab.atlas import all_published, published
-
-ENCODER = str(wqk.demo_model("encoder"))
 
 
 def names(*arguments: str) -> list[str]:
@@ -138,15 +133,10 @@ def test_wrong_input_is_one_clear_message(arguments: list[str], word: str) -> No
 
 
 def test_a_pipe_gets_plain_text() -> None:
-    done = subprocess.run(
-        f"{sys.executable} -m wqk lab atlas | head -3",
-        shell=True,
-        capture_output=True,
-        check=True,
-    )
-    assert b"\x1b" not in done.stdout
-    assert done.stderr == b""
-    assert b"BERT-tiny" in done.stdout
+    done = shell("wqk lab atlas | head -3")
+    assert "\x1b" not in done.stdout
+    assert done.stderr == ""
+    assert "BERT-tiny" in done.stdout
 
 
 def test_scan_places_what_compares_in_one_sentence() -> None:
