@@ -35,6 +35,12 @@ QUICKER = {
 # Parts that nothing is known to be given to: run layer by layer, so that positions and masks, which
 # the whole hands to its layers, are not seen.
 BY_LAYERS = {
+    "aria": "aria",
+    "emu3-vqgan": "emu3_vqgan",
+    "fun-asr-nano": "fun_asr_nano",
+    "kosmos-2": "kosmos-2",
+    "sam2-video": "edgetam_video",
+    "xclip": "xclip",
     "sam3-detr-encoder": "sam3_lite_text_detr_encoder",
     "sam3-geometry-encoder": "sam3_geometry_encoder",
     "sam3-mask-decoder": "sam3_mask_decoder",
@@ -144,6 +150,8 @@ def test_the_family_is_what_the_model_computes(name: str, tmp_path: Path) -> Non
 
 # Norms are seen to feed some of their queries or keys that no file can name, and why.
 UNFED = {
+    "bridgetower": "keys come from the other tower's norm, or from that of a link",
+    "funnel": "of layers within stages, the one before has no name",
     "blip-2-qformer": "in one sequence, learned queries and text come from a norm each",
     "glpn": "queries and keys of one attention come from a norm each",
     "informer": "between layers, what a norm puts out is pooled",

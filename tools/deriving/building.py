@@ -57,7 +57,8 @@ def model_classes(model_type: str) -> list[Any]:
 
 def _is_built_from(kind: type, config: type) -> bool:
     """Whether a class of modules takes such a configuration, and nothing else, to be made."""
-    if not issubclass(kind, torch.nn.Module) or "forward" not in vars(kind):
+    has_forward = "forward" in vars(kind) or hasattr(kind, "encode")
+    if not issubclass(kind, torch.nn.Module) or not has_forward:
         return False
     if re.search("Embedding|Rotary|Projector|MLP|Router", kind.__name__):
         return False

@@ -22,8 +22,8 @@ GRID = ((1, 4, 4), (1, 4, 6))  # frames, rows and columns of patches of two pict
 TRIES: tuple[tuple[str, ...], ...] = (
     ("MAIN", "decoder_input_ids", "decoder_input_values", "bbox", "grid_thw", "future_values",
      "future_time_features", "visual_feats", "visual_pos"),
-    ("MAIN", "input_ids", "pixel_values", "input_features", "input_values", "decoder_input_ids",
-     "bbox", "image_grid_thw"),
+    ("MAIN", "input_ids", "pixel_values", "image_attention_mask", "input_features",
+     "input_values", "decoder_input_ids", "bbox", "image_grid_thw"),
     ("MAIN",),
     ("MAIN", "MASKS"),
     ("MAIN", "pixel_values", "input_ids", "bbox", "query_embeds", "encoder_hidden_states"),
@@ -38,6 +38,7 @@ TRIES: tuple[tuple[str, ...], ...] = (
 MASKED = {"aimv2_text_model", "videoprism", "videoprism_text_model"}
 # The same for a module that is no model.
 INNER: tuple[tuple[str, ...], ...] = (
+    ("memory_posision_embeddings", "num_spatial_memory_tokens"),
     ("position_embeddings", "encoder_hidden_states", "key_value_states"),
     ("position_embeddings",),
     ("encoder_hidden_states", "key_value_states"),
@@ -106,7 +107,7 @@ def adapted(given: dict[str, Any], error: str) -> dict[str, Any] | None:
             if value.ndim == got == 2 and wanted == 5:
                 side = math.isqrt(value.shape[-1] // 3)
                 changed[name] = value.reshape(1, len(value), 3, side, side)
-            elif value.ndim == got and wanted == got + 1:
+            elif wanted == got + 1 and value.ndim in (got, wanted):  # of several, perhaps
                 changed[name] = value[:, None]
     elif "too many values to unpack (expected 4)" in error:  # the frames of a video
         changed = {n: v.flatten(0, 1) for n, v in floats.items() if v.ndim == 5}
@@ -268,6 +269,11 @@ def _makers(
         length += max(getattr(config, "lags_sequence", None) or [0])
         return normal(2, length, *([several] if several else []))
 
+    def remembered(width: int) -> Callable[[], torch.Tensor]:
+        """Of each pixel, for attention to earlier pictures."""
+        sides = getattr(config, "memory_attention_rope_feat_sizes", None) or [4, 4]
+        return lambda: normal(math.prod(sides), 2, width)
+
     def rotation() -> tuple[torch.Tensor, torch.Tensor]:
         heads = _first(config, "num_attention_heads", default=6)
         head_width = _first(config, "head_dim", default=width // heads)
@@ -348,6 +354,11 @@ def _makers(
         ),
         "future_values": lambda: normal(2, config.prediction_length),
         "past_values_padding": lambda: torch.zeros(series().shape).long(),
+        "image_attention_mask": lambda: torch.ones(2, TOKENS, 1).long(),
+        "current_vision_features": remembered(width),
+        "memory": remembered(64),
+        "memory_posision_embeddings": remembered(64),
+        "num_spatial_memory_tokens": lambda: 1,
         "freq": lambda: torch.zeros(2, 1).long(),
         "past_observed_mask": lambda: torch.ones(series().shape),
         "visual_feats": lambda: normal(2, 5, config.visual_feat_dim),

@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wqk.checkpoints import Part
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tools.deriving.records import Product, Site, Source
+    from tools.deriving.records import Product, Record, Site, Source
 
     from wqk.attention import Block
+    from wqk.checkpoints import Checkpoint
 
 
 ALIKE = 1e-4  # largest 1 − |cosine|, of single precision
@@ -90,6 +93,26 @@ def is_learned(site: Site) -> bool:
     return max(product.varies for product in site.products) < 2
 
 
+def of_channels(site: Site, record: Record, checkpoint: Checkpoint) -> bool:
+    """Whether queries and keys are channels: one output of a projection each, token by token."""
+    names = set(checkpoint.tensors())
+    for product in content_of(site):
+        tokens = product.queries.shape[-1]
+        for source in product.query_sources:
+            name = record.names.get(source.parameter, source.parameter)
+            if source.depth or name not in names or len(source.given) % tokens:
+                continue
+            weight = np.asarray(checkpoint.read([Part(name)])[0], np.float64)
+            if weight.ndim != 2 or weight.shape[1] != source.given.shape[1]:
+                continue
+            outputs = source.given.astype(np.float64) @ weight.T
+            known = outputs.reshape(-1, tokens, len(weight)).swapaxes(1, 2).reshape(-1, tokens)
+            centered = [_unit(r - r.mean(-1, keepdims=True)) for r in (known, product.queries[0])]
+            if ((centered[1] @ centered[0].T).max(axis=-1) > 1 - ALIKE).all():
+                return True
+    return False
+
+
 def head_biases(product: Product) -> list[np.ndarray]:
     """Parameters that are added to the queries of every head (H, R)."""
     return [
@@ -131,7 +154,7 @@ class Read:
             length = keys.shape[1]
             for vectors in self._vectors(product.key_sources, length, False):
                 shift = self._shift(False)
-                groups = _owners(keys, vectors, shift)
+                groups = _owners(keys, vectors, shift, least=self._least(product))
                 if groups is None or (groups >= 0).sum() == 0:
                     continue
                 if self._queries_fit(product, queries, groups):
@@ -158,6 +181,12 @@ class Read:
             if len(set(heads[heads >= 0])) == self.heads:
                 return True
         return False
+
+    def _least(self, product: Product) -> float:
+        """The least share of keys that are tokens', beside what the family says it leaves out."""
+        rule = self.attention.plan.rule
+        joined = any(s.depth == 0 and "cat" in s.operations for s in product.key_sources)
+        return 0.5 if joined and rule.partial and not rule.whole_score else 1.0
 
     def _pooled_fit(self, product: Product, queries: np.ndarray) -> bool:
         """Whether every entry of the queries is that of some token, in one head for all of them."""
@@ -270,10 +299,11 @@ def _owners(
     vectors: np.ndarray,
     shifts: Any,
     wanted: np.ndarray | None = None,
+    least: float = 1.0,
 ) -> np.ndarray | None:
     """Whose vectors (owners, T, R) the rows (n, I, R) of each n are; −1 where all rows are zero.
 
-    None where some rows are nobody's, or not those of the ``wanted`` owners.
+    None where fewer than the ``least`` share of rows are somebody's, or the ``wanted`` owners'.
     """
     owners = np.full(len(rows), -1)
     prepared = [
@@ -294,7 +324,7 @@ def _owners(
                 break
             if not len(known):
                 continue
-            if ((mine @ known.T).max(axis=-1) > 1 - ALIKE).all():
+            if ((mine @ known.T).max(axis=-1) > 1 - ALIKE).mean() >= least:
                 owners[n] = owner
                 break
         else:

@@ -18,6 +18,7 @@ from tools.deriving.judging import (
     is_learned,
     judge,
     named_alike,
+    of_channels,
 )
 
 from wqk.attention import Block
@@ -61,6 +62,8 @@ def faults(record: Record, checkpoint: Checkpoint, family: Family) -> list[str]:
     found = [
         f"{WEAK} {site.module} has learned queries"
         if is_learned(site)
+        else f"{WEAK} {site.module} scores channels, not tokens"
+        if of_channels(site, record, checkpoint)
         else f"{site.module} is not read"
         for site in (record.sites[n] for n in judged.unmatched_sites)
     ]
@@ -111,7 +114,7 @@ def _site_faults(checkpoint: Checkpoint, attention: Block, site: Site) -> Iterat
     if "tanh" in product.through and not p.softcap:
         yield "scores are capped"
     if site.reach >= 0 and p.kind == "self":
-        if site.causal != p.causal and tokens > 1:
+        if site.causal != p.causal and tokens > 1 and site.reach:  # not each token itself alone
             yield f"causal is {site.causal}"
         if site.causal and p.stack in ("encoder", "vision"):
             yield "the stack is no encoder"

@@ -135,7 +135,12 @@ class Trace(TorchDispatchMode):
         Those whose results nothing is made of are left out.
         """
         found = []
-        used = {id(source) for node in self.nodes for source in node.inputs}
+        used = {  # what is kept for a gradient is detached
+            id(source)
+            for node in self.nodes
+            if node.operation != "detach"
+            for source in node.inputs
+        }
         for node in self.nodes:
             if node.operation in SOFTMAX and id(node) in used:
                 site = Site(node.module, list(_products(node)), *_mask(node.output))

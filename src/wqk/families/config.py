@@ -385,10 +385,10 @@ class Config:
 
         Windows with two axes are written ``7x7``. Within a ``chunk of 8192`` tokens (Llama 4), the
         first sees itself alone. A list has an entry for each ``place``, by default each layer: a
-        size, or whether there is a window.
+        size, or whether there is a window. The key ``local`` stands for windows that have no size.
         """
-        if not keys:
-            return None
+        if not keys or keys[0] == "local":
+            return keys[0] if keys else None
         place = layer if place is None else place
         listed = self.get(*keys)
         if isinstance(listed, list) and place < len(listed) and type(listed[place]) is bool:

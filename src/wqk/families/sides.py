@@ -165,8 +165,7 @@ def sides_of(
     )
     key = Side(
         k,
-        # Where the query's bias has a name of its own, keys have none.
-        None if rule.query_bias else bias("k", ()),
+        bias("k", ()),
         norm(rule.key_norm, k.heads),
         input_norm(feeds_key),
         factor=config.product(rule.key_scale, {}),
@@ -209,7 +208,7 @@ def projections_of(
         shape = tensors[tensor].shape
         # Keys and values of latent attention may have an axis for the heads.
         axes = (2, 3) if rule.layout == "latent" and tensor != query else (2,)
-        axes = (3,) if rule.layout == "convolution" and shape[2:] == (1,) else axes
+        axes = (3, 4) if rule.layout == "convolution" and set(shape[2:]) == {1} else axes
         if len(shape) not in axes or 0 in shape:
             raise CheckpointError(f"{tensor} must be a matrix, got shape {shape}")
     if rule.layout == "latent":
@@ -230,15 +229,20 @@ def projections_of(
         if key_heads is None:  # a key head is as wide as a query head
             key_heads = max(1, key_rows * heads // rows) if rows else heads
         value_heads = config.optional_whole(rule.value_heads, layer) or key_heads
-        inputs = config.whole(("hidden_size",)) if rule.layout == "convolution" else None
+        inputs = None
+        if rule.layout == "convolution":  # those of pictures have no groups
+            narrow = len(tensors[query].shape) == 3
+            inputs = config.whole(("hidden_size",)) if narrow else tensors[query].shape[1]
         queries = separate(query, tensors[query].shape, heads, inputs)
         if rule.layout == "gated":
             queries = within_heads(query, tensors[query].shape, heads, 0, queries.head_width // 2)
+        down = match.weight(rule.query_inner)
+        queried = _composed(config, rule, match, queries, down, rule.query_inner_norm)
         if together:
             both = {"k": key_heads, "v": key_heads}
-            return {"q": queries, **sectioned(key, tensors[key].shape, both, "kv")}
+            return {"q": queried, **sectioned(key, tensors[key].shape, both, "kv")}
         return {
-            "q": queries,
+            "q": queried,
             "k": separate(key, tensors[key].shape, key_heads, inputs),
             **({"v": separate(value, tensors[value].shape, value_heads, inputs)} if value else {}),
         }
@@ -319,6 +323,26 @@ def _output(
     return Side(Projection(name, None, not stored_in_out, heads, inputs // heads, groups=groups))
 
 
+def _composed(
+    config: Config,
+    rule: AttentionRule,
+    match: Match,
+    outer: Projection,
+    down: str | None,
+    norm: tuple[str, ...],
+) -> Projection | Composed:
+    """A projection of the latent that ``down`` makes; of the input itself where there is none."""
+    if down is None:
+        return outer
+    gain = match.part(tuple(f"{name}.weight" for name in norm))
+    if gain is None:
+        raise CheckpointError(f"incomplete, {down!r} has no norm after it")
+    shape = match.tensors[outer.tensor].shape
+    rank = shape[1] if outer.axes is None else shape[outer.axes[2]]
+    after = Norm(rule.norm, (gain,), epsilon=_epsilon(config, rule.norm_epsilon, rule.norm))
+    return Composed(outer, Projection(down, ((0, rank),), False, 1, rank), after)
+
+
 def _latent(
     config: Config, rule: AttentionRule, match: Match, heads: int
 ) -> dict[str, Projection | Composed]:
@@ -333,7 +357,6 @@ def _latent(
     content = config.whole((rule.content_width,))
     none = config.get(rule.position_width) == 0
     position = 0 if none else config.whole((rule.position_width,))
-    epsilon = _epsilon(config, rule.norm_epsilon, rule.norm)
     query, key, tensors = match.query, match.key, match.tensors
     stacked = len(tensors[key].shape) == 3  # (heads, C, R), without values
     up, width = tensors[key].shape[0] // heads, tensors[key].shape[1]
@@ -349,29 +372,17 @@ def _latent(
         if bias in tensors:
             raise CheckpointError(f"latent attention is read without biases, got {bias!r}")
 
-    def composed(
-        outer: Projection, down: str | None, norm: tuple[str, ...]
-    ) -> Projection | Composed:
-        if down is None:
-            return outer
-        gain = match.part(tuple(f"{name}.weight" for name in norm))
-        if gain is None:
-            raise CheckpointError(f"incomplete, {down!r} has no norm after it")
-        shape = tensors[outer.tensor].shape
-        rank = shape[1] if outer.axes is None else shape[outer.axes[2]]
-        after = Norm(rule.norm, (gain,), epsilon=epsilon)
-        return Composed(outer, Projection(down, ((0, rank),), False, 1, rank), after)
-
     def of_query(start: int, stop: int) -> Projection | Composed:
         outer = within_heads(query, tensors[query].shape, heads, start, stop)
-        return composed(outer, query_down, rule.query_inner_norm)
+        return _composed(config, rule, match, outer, query_down, rule.query_inner_norm)
 
     def of_key(start: int, stop: int) -> Projection | Composed:
         outer = within_heads(key, tensors[key].shape, heads, start, stop)
-        return composed(outer, key_down, rule.key_inner_norm)
+        return _composed(config, rule, match, outer, key_down, rule.key_inner_norm)
 
     def apart(tensor: str, axes: tuple[int, int, int]) -> Projection | Composed:
-        return composed(_with_axes(match, tensor, axes), key_down, rule.key_inner_norm)
+        outer = _with_axes(match, tensor, axes)
+        return _composed(config, rule, match, outer, key_down, rule.key_inner_norm)
 
     if tensors[key_down].shape[0] != width + position:
         raise CheckpointError(
