@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tools.deriving.evidence import claims, rules_of
-from tools.deriving.judging import judge, named_alike
+from tools.deriving.judging import is_learned, judge, named_alike, of_channels
 from tools.deriving.mending import completed, mended, strong, unread
 from tools.deriving.probing import record_all
 from tools.deriving.proof import faults
@@ -220,7 +220,9 @@ def _reading(record: Record, checkpoint: Checkpoint, folder: Path) -> str:
     alike = any(named_alike(one, site) for one in unmatched for site in record.sites)
     if alike and not record.notes:
         return f"{kind}, wrong"
-    return f"{kind}, incomplete" if judged.unmatched_sites else f"{kind}, right"
+    left = (record.sites[number] for number in judged.unmatched_sites)
+    left_out = [s for s in left if not is_learned(s) and not of_channels(s, record, checkpoint)]
+    return f"{kind}, incomplete" if left_out else f"{kind}, right"
 
 
 def _too_long(*_: object) -> None:

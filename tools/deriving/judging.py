@@ -186,7 +186,7 @@ class Read:
         """The least share of keys that are tokens', beside what the family says it leaves out."""
         rule = self.attention.plan.rule
         joined = any(s.depth == 0 and "cat" in s.operations for s in product.key_sources)
-        return 0.5 if joined and rule.partial and not rule.whole_score else 1.0
+        return 0.5 if joined and not rule.whole_score else 1.0
 
     def _pooled_fit(self, product: Product, queries: np.ndarray) -> bool:
         """Whether every entry of the queries is that of some token, in one head for all of them."""

@@ -133,7 +133,8 @@ def _site_faults(checkpoint: Checkpoint, attention: Block, site: Site) -> Iterat
     if not all(Read(attention).fits(c) or c.queries.shape[0] < product.queries.shape[0]
                for c in content_of(site)) and not p.position and not p.rule.partial:  # fmt: skip
         yield "another product is added to the form's"
-    if (product.terms or others) and not (p.position or p.sinks):
+    said = p.position or p.sinks or not p.rule.whole_score
+    if (product.terms or others) and not said:
         yield f"beside the form: {', '.join(product.terms[:2]) or 'another product'}"
     shape = attention.query.weight.shape[:2]
     explained = p.rule.note or p.query.norm
