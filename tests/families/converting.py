@@ -79,6 +79,9 @@ BUILT: dict[str, dict[str, Any]] = {
     "Gemma2ForCausalLM": {"query_pre_attn_scalar": 24},
     "Gemma3ForCausalLM": {"query_pre_attn_scalar": 24},
     "Gemma3TextModel": {"query_pre_attn_scalar": 24, "use_bidirectional_attention": True},
+    # llama.cpp knows an expansion by two alone.
+    "FalconMambaForCausalLM": {"intermediate_size": 192},
+    "MambaForCausalLM": {"intermediate_size": 192},
     "NemotronForCausalLM": {"num_key_value_heads": 2, "head_dim": 16},
 }
 
@@ -163,13 +166,13 @@ def entry(name: str, path: Path) -> dict[str, Any]:
         for key, value in about.items()
         if key == "general.architecture"
         or re.search(r"\.(attention|rope|attn_|block_count|embedding_length|context_length|nextn"
-                     r"|decoder_block)", key) or key.startswith("rope_")
+                     r"|decoder_block|ssm)", key) or key.startswith("rope_")
     }  # fmt: skip
     shapes = {
         key: info.shape
         for key, info in model.checkpoint.tensors().items()
         if key.startswith(("blk.", "enc.", "dec.", "token_embd_norm"))
-        and re.search(r"attn|norm", key) and "ffn" not in key
+        and re.search(r"attn|norm|ssm_(in|out|x)\.", key) and "ffn" not in key
     }  # fmt: skip
     assert f"gguf-{architecture}" == model.checkpoint.config["model_type"]
     return {"name": name, "metadata": kept, "tensors": folded(shapes), "read": reading(model)}
@@ -203,7 +206,7 @@ def unfolded(table: dict[str, list[Any]]) -> StateDict | Any:
 def reading(model: wqk.Model) -> list[dict[str, Any]]:
     """What is read of the attention, layers that are alike together."""
     found: list[dict[str, Any]] = []
-    for plan in model.plans:
+    for plan in model.scored:
         rotary = plan.rotary or (plan.positional and plan.positional.rotary)
         told = {
             "stack": plan.stack, "kind": plan.kind, "family": plan.family,

@@ -11,6 +11,7 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.families.converting import DATA, build, convert, jobs, read_again
 
@@ -49,6 +50,17 @@ OTHERWISE = {
 }
 
 
+def assert_equal_mixers(folder: Path, path: Path) -> None:
+    """Where both are read, forms of linear attention and state spaces are equal."""
+    original, converted = wqk.open(folder), wqk.open(path)
+    places = {(plan.kind, plan.layer) for plan in converted.mixers}
+    for plan in original.mixers:
+        if (plan.kind, plan.layer) in places:
+            blocks = [m.block(plan.layer, kind=plan.kind) for m in (original, converted)]
+            forms = [b.at(fold_norm=plan.query.input_norm is not None).dense() for b in blocks]
+            np.testing.assert_allclose(*forms, atol=1e-6 * np.abs(forms[0]).max())
+
+
 @pytest.mark.campaign
 def test_conversions_are_the_same_as_their_originals(tmp_path: Path) -> None:
     """Every class that transformers has and llama.cpp's converter knows, with its variants.
@@ -67,6 +79,7 @@ def test_conversions_are_the_same_as_their_originals(tmp_path: Path) -> None:
             convert(folder, path)
         except Exception:
             continue
+        assert_equal_mixers(folder, path)
         try:
             found = wqk.same(folder, path)
         except wqk.WqkError as error:

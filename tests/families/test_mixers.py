@@ -536,3 +536,13 @@ def test_sections_that_do_not_fit_are_an_error(tmp_path: Path) -> None:
     edit_config(tmp_path, {"linear_num_key_heads": 3})
     with pytest.raises(CheckpointError, match=r"in_proj_qkvz.* do not"):
         wqk.open(tmp_path)
+
+
+def test_the_curves_over_layers_tell_kinds_apart(tmp_path: Path) -> None:
+    save(CASES["qwen3-next"][0], tmp_path / "model")
+    pytest.importorskip("matplotlib")
+    figure = wqk.scan(tmp_path / "model").plot()
+    shown = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert shown == ["model, self-attention", "model, linear attention"]
+    curves = figure.axes[0].get_lines()[::2]
+    assert [list(map(int, curve.get_xdata())) for curve in curves[:2]] == [[1], [0]]

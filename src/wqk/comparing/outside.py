@@ -51,7 +51,8 @@ def outside(
         for name, role in [*chosen[own].items()]:
             if (other := called.get(name)) in stored:
                 chosen[theirs].setdefault(str(other), role)
-    same_layout = all(names.get(one.query.tensor) == two.query.tensor for one, two in pairs)
+    beside = pairs or [*zip(models[0].mixers, models[1].mixers, strict=False)]
+    same_layout = all(names.get(one.query.tensor) == two.query.tensor for one, two in beside)
     strict = everything or same_layout
     found = compare_tensors(checkpoints, chosen, names, strict=strict)
     found = [

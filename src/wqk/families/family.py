@@ -242,10 +242,10 @@ def _mixers() -> Mapping[str, AttentionRule]:
     """The rules of attention without a softmax, by name."""
     file = resources.files("wqk.families") / "mixers.toml"
     named = _toml(file.read_text(encoding="utf-8"), file.name)
+    for name, table in named.items():  # what one is like stands before it
+        named[name] = named.get(table.pop("like", ""), {}) | table
     return {
-        name: msgspec.convert(
-            _listed(named.get(table.pop("like", ""), {}) | table, AttentionRule), AttentionRule
-        )
+        name: msgspec.convert(_listed(table, AttentionRule), AttentionRule)
         for name, table in named.items()
     }
 

@@ -55,10 +55,10 @@ RECURRENT = re.compile(
 # that is known, why it has no form.
 RECURRENCES = {
     r"\bx_proj_weight$": "Mamba by heads, each of whose forms sees a part of the inner vectors",
-    r"\bA_log$": "a state-space or linear-attention recurrence",
+    r"\b(?:A_log|ssm_a)$": "a state-space or linear-attention recurrence",
     r"\brg_lru\.recurrent_param$": "a gated linear recurrence, which scores no pairs of tokens",
     r"\bslope_rate$": "lightning attention, which is linear",
-    r"\bconv\.conv\.weight$": "a short convolution, which scores no pairs of tokens",
+    r"\b(?:short)?conv\.conv\.weight$": "a short convolution, which scores no pairs of tokens",
 }
 
 
@@ -192,7 +192,7 @@ def recurrent_layers(tensors: Mapping[str, TensorInfo]) -> dict[str, list[int]]:
     """
     layers: dict[str, list[int]] = {}
     for name in tensors:
-        match = re.fullmatch(r"(?:.*\.)?layers\.(\d+)\.(.*)", name)
+        match = re.fullmatch(r"(?:.*\.)?(?:layers|blk)\.(\d+)\.(.*)", name)
         module = match[2] if match else ""
         kind = next((k for mark, k in RECURRENCES.items() if re.search(mark, module)), None)
         if match and kind:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -458,8 +458,12 @@ def _models(frame: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:
     parts = ("checkpoint", "revision", "step", "stack", "kind", "circuit")
     models = frame.partition_by(parts, maintain_order=True)
     names = [title(rows.row(0, named=True)).rpartition("/")[2] for rows in models]
+    words: dict[str, Callable[[Any], str]] = {"kind": kind_in_words, "stack": str}
     for name, rows in zip(names, models, strict=True):
-        first = rows.row(0, named=True)
-        words = [f"{part} {first[part]}" for part in parts[2:] if first[part] is not None]
-        label = [name, *words] if names.count(name) > 1 else [name]
-        yield ", ".join(label), rows.filter(pl.col("distance") == rows["distance"].min())
+        alike = [m.row(0, named=True) for n, m in zip(names, models, strict=True) if n == name]
+        told = [
+            words.get(part, f"{part} {{}}".format)(rows[part][0])
+            for part in parts[2:]
+            if len({row[part] for row in alike}) > 1 and rows[part][0] is not None
+        ]
+        yield ", ".join([name, *told]), rows.filter(pl.col("distance") == rows["distance"].min())
