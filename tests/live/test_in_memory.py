@@ -17,6 +17,7 @@ from torch.nn import functional
 
 import wqk
 from wqk.errors import CheckpointError, UnknownFamily
+from wqk.live.scoring import Penalty
 
 TOKENS = torch.arange(16).reshape(2, 8)
 
@@ -383,6 +384,50 @@ def test_stages_that_count_their_own_heads_are_guessed_stage_by_stage() -> None:
         stage.blocks = nn.ModuleList([nn.ModuleDict({"attn": Attention(width, count)})])
     model.layers = nn.ModuleList(stages)
     assert [block.head_count for block in wqk.open(model)] == [4, 4, 8]
+
+
+class Apart(nn.Module):
+    """As torchtitan has it: one projection that is saved as three, and slots for a configuration."""
+
+    @dataclass(slots=True)
+    class Config:
+        dim: int = 32
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = self.Config()
+        self.layers = nn.ModuleList([nn.Module() for _ in range(2)])
+        for layer in self.layers:
+            layer.attention = nn.Module()
+            layer.attention.n_heads = 4
+            layer.attention.wqkv = nn.Linear(32, 96, bias=False)
+            layer.attention.register_state_dict_post_hook(self._apart)
+
+    @staticmethod
+    def _apart(module: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
+        fused = state.pop(f"{prefix}wqkv.weight").unflatten(0, (4, 3, 8))
+        for number, name in enumerate("qkv"):
+            state[f"{prefix}w{name}.weight"] = fused[:, number].flatten(0, 1).contiguous()
+
+
+def test_what_is_made_when_it_is_saved_is_made_anew_for_every_look_and_not_written_to() -> None:
+    model = Apart()
+    monitor = wqk.Monitor(model, every=1)
+    monitor(0)
+    penalty = Penalty(model, "symmetric")
+    penalty().backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            assert parameter.grad is not None and parameter.grad.any()
+            parameter.mul_(2)
+    monitor(1)
+    first, second = monitor.table.layers.frame.partition_by("step")
+    np.testing.assert_allclose(second["norm"], 4 * first["norm"])
+    opened = wqk.open(model, family="llama-original", heads_per_layer=4)
+    with pytest.raises(CheckpointError, match=r"wq\.weight is made of other weights"):
+        wqk.clip_(opened, 1.0, logits=np.full((2, 4), 2.0))
+    with pytest.raises(CheckpointError, match="is made of other weights"):
+        wqk.initialize_(opened, "symmetric")
 
 
 REFUSED = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 from weakref import ref
@@ -140,8 +140,8 @@ class StateDict(Checkpoint):
         # A state dict may hold more than arrays, such as a module's extra state.
         arrays = {key: value for key, value in tensors.items() if hasattr(value, "dtype")}
         # Of a mapping, what an adapter adds is not known: its names are left as they are.
-        names = by_plain_name(arrays) if adapted is None else _own_names(arrays)
-        self._arrays = {key: arrays[stored] for key, stored in names.items()}
+        self._stored = by_plain_name(arrays) if adapted is None else _own_names(arrays)
+        self._arrays = {key: arrays[stored] for key, stored in self._stored.items()}
         self._tensors = {key: _info(value) for key, value in self._arrays.items()}
         if is_transformer_lens(arrays):
             self.config = lens_configuration(config, self._tensors)
@@ -215,7 +215,7 @@ class LiveCheckpoint(StateDict):
         kind = type(model).__name__
         if not hasattr(model, "named_modules"):
             raise CheckpointError(f"expected an nn.Module, got {kind}")
-        tensors = model.state_dict()
+        tensors = model.state_dict(keep_vars=True)
         known = {plain_name(name): _info(t) for name, t in tensors.items() if hasattr(t, "dtype")}
         config = _configuration(model)
         if not is_transformer_lens(known):
@@ -223,25 +223,35 @@ class LiveCheckpoint(StateDict):
             if any(name.endswith(".c_q.weight") for name in known):  # speed runs' only switch
                 config = {"qk_norm": _norms_queries(model), **config}
         super().__init__(tensors, config, kind, adapted_modules(model))
-        self.model, self._wanted = model if keep else None, read
+        self.model, self._wanted, self._network = model if keep else None, read, ref(model)
         held = {
-            f"{prefix}.{name}" if prefix else name: (ref(module), name)
-            for prefix, module in model.named_modules(remove_duplicate=False)
-            for name in (*module._parameters, *module._buffers)
+            id(tensor): (ref(module), name)
+            for module in model.modules()
+            for name, tensor in (*module._parameters.items(), *module._buffers.items())
         }
-        self._owners = {name: held[stored] for name, stored in _own_names(held).items()}
-        # What no module holds as it is saved, such as a tensor made for saving, is kept.
-        self._arrays = {n: array for n, array in self._arrays.items() if n not in self._owners}
+        owners = {name: held.get(id(tensor)) for name, tensor in self._arrays.items()}
+        self._owners = {name: owner for name, owner in owners.items() if owner}
+        self._arrays = {}  # which are looked up
         if read is Read.GRADIENT:
             for name, parameter in model.named_parameters():
                 _require_values(parameter, f"{kind}: {name}")
 
     def current(self, name: str) -> Any:
-        """A parameter or buffer itself."""
+        """A parameter or buffer itself; or what is made of several when they are saved, anew."""
+        if name in self._owners:
+            owner, attribute = self._owners[name]
+            return getattr(owner(), attribute)
+        network: Any = self._network()
+        return network.state_dict(keep_vars=True)[self._stored[name]]
+
+    def writable(self, name: str) -> Any:
+        """A parameter that can be changed in place; `CheckpointError` where none is stored."""
         if name not in self._owners:
-            return self._arrays[name]
-        owner, attribute = self._owners[name]
-        return getattr(owner(), attribute)
+            raise CheckpointError(
+                f"{self.name}: {name} is made of other weights when the model is saved, so that "
+                "nothing can be written to it"
+            )
+        return self.current(name)
 
     def whole(self, name: str) -> Any:
         """A weight as passes use it, without gradients: with adapters, gathered if sharded."""
@@ -290,18 +300,20 @@ def _configuration(model: Any) -> Mapping[str, Any]:
     if config is None and hasattr(model, "children"):
         held = [child for child in model.children() if hasattr(child, "config")]
         config = held[0].config if len(held) == 1 else None
-    if hasattr(config, "to_dict"):
-        as_dict: Mapping[str, Any] = config.to_dict()
-        return as_dict
-    if config is None and (told := _told_by_modules(model)):
-        return told
     if config is None:
-        return _counted_by_modules(model)
+        return _told_by_modules(model) or _counted(model)
     plain = config if isinstance(config, dict) else getattr(config, "__dict__", {})
-    return {str(key): value for key, value in plain.items() if not str(key).startswith("_")}
+    if hasattr(config, "to_dict"):
+        plain = config.to_dict()
+    elif is_dataclass(config):  # whose attributes may be slots
+        plain = {field.name: getattr(config, field.name, None) for field in fields(config)} | plain
+    told = {str(key): value for key, value in plain.items() if not str(key).startswith("_")}
+    if {"model_type", "num_attention_heads", *HEADS} & told.keys():
+        return told
+    return {**_counted(model), **told}
 
 
-def _counted_by_modules(model: Any) -> dict[str, Any]:
+def _counted(model: Any) -> dict[str, Any]:
     """The number of heads that modules count themselves, as `nn.MultiheadAttention` does.
 
     Where stages have numbers of their own, as Swin's, those by the first number in their names.

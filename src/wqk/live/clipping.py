@@ -227,7 +227,7 @@ def clip_(
         ]
     with torch.no_grad():
         for scaling in scalings:
-            _scale(weights.current(scaling.tensor), scaling, optimizer)
+            _scale(weights.writable(scaling.tensor), scaling, optimizer)
     notes += [f"{what}: left as they are" for what in meter.left]
     return Clipping(limit, tuple(heads), tuple(notes))
 

@@ -438,7 +438,7 @@ def initialize_(
     with torch.no_grad():
         for plan, (_, copies) in zip(plans, planned, strict=True) if writes else ():
             new = open_checkpoint(copies)
-            tensors = {name: parameters.current(name) for name in copies}
+            tensors = {name: parameters.writable(name) for name in copies}
             for side in filter(None, (plan.query, plan.key, plan.value)):
                 if _is_single(side):
                     bias = None if side.bias is None else _bias(new, side)
