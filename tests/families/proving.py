@@ -19,7 +19,7 @@ from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.families import find_family
 from wqk.live.verification import verify
-from wqk.live.verification.recomputation import heads_apart, listen, require_records
+from wqk.live.verification.recomputation import Products, listen, require_records
 from wqk.live.verification.running import (
     PADDING_MASKS,
     _load_model,
@@ -176,10 +176,11 @@ def prove_norms(architecture: Architecture, folder: Path) -> None:
     """
     checkpoint = open_checkpoint(folder)
     outputs: dict[str, list[np.ndarray]] = {}
-    with double_precision(), torch.no_grad(), heads_apart():
+    products = Products()
+    with double_precision(), torch.no_grad(), products.open(flat=False):
         model = _load_model(folder, checkpoint, find_family(checkpoint), {})
         plans = wqk.open(open_checkpoint(model)).plans
-        recording = listen(model, plans, plans)
+        recording = listen(model, plans, plans, products)
         records = recording.records
         for norm in {norm for plan in plans for norm in _norms(plan).values()}:
             module = model.get_submodule(_module_of(norm))

@@ -361,12 +361,63 @@ def test_libraries_that_keep_no_configuration_are_known_by_their_modules(family:
     assert wqk.initialize_(model, "symmetric").layers[0].after.symmetry == pytest.approx(1)
 
 
-def test_a_module_that_counts_its_heads_is_guessed_and_verified() -> None:
-    model = strong(Wrapped())
+def test_a_guess_is_taken_once_the_model_s_own_pass_has_proven_it() -> None:
+    model, batch = strong(Wrapped()), torch.randn(2, 7, 32)
     assert wqk.open(model)[0].head_count == 4
-    assert wqk.verify(model, torch.randn(2, 7, 32)).verdict == "right"
-    with pytest.raises(UnknownFamily, match=r"wqk.verify\(model, batch\)"):
-        wqk.initialize_(model, "symmetric")
+    for refused in (lambda: wqk.initialize_(model, "symmetric"), lambda: wqk.logits(model, batch)):
+        with pytest.raises(UnknownFamily, match=r"wqk.verify\(model, batch\)"):
+            refused()
+    assert wqk.verify(model, batch).verdict == "right"
+    found = wqk.logits(model, batch)
+    layer = model.attn_layers[0][0]
+    q, k = (heads(side(batch), 4) for side in (layer.to_q, layer.to_k))
+    own = (q @ k.mT * 8**-0.5).amax((0, 2, 3))
+    np.testing.assert_allclose(
+        found.blocks["unknown", "self", 0].max_logit, own.detach(), rtol=1e-5
+    )
+    wqk.clip_(model, found.largest / 2, logits=found)
+    with pytest.raises(CheckpointError, match="set the values too"):
+        wqk.initialize_(model, "published", seed=0)
+    assert wqk.initialize_(model, "symmetric").layers[0].after.symmetry == pytest.approx(1)
+    other = strong(Wrapped())
+    other.attn_layers[1][0].to_q.register_forward_hook(lambda *args: 2 * args[-1])
+    assert wqk.verify(other, batch).verdict != "right"
+    with pytest.raises(UnknownFamily):
+        wqk.logits(other, batch)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_pytorch_s_own_layers_are_known_and_run_with_their_masks(batch_first: bool) -> None:
+    """In evaluation mode they would run on a path of their own, past their attention."""
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=batch_first)
+    model = strong(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
+    x, mask = torch.randn(7, 7, 32), torch.full((7, 7), -torch.inf).triu(1)
+    given = {"src": x, "mask": mask, "is_causal": True}
+    found = wqk.logits(model, given)
+    weight, bias = model.layers[0].self_attn.in_proj_weight, model.layers[0].self_attn.in_proj_bias
+    inputs = x if batch_first else x.swapaxes(0, 1)
+    q, k = (
+        heads(inputs @ weight[rows].T + bias[rows], 4) for rows in (slice(0, 32), slice(32, 64))
+    )
+    scores = q @ k.mT * 8**-0.5 + mask
+    own = found.blocks["unknown", "self", 0]
+    np.testing.assert_allclose(own.max_logit, scores.amax((0, 2, 3)).detach(), rtol=1e-5)
+    entropy = torch.distributions.Categorical(logits=scores).entropy().mean((0, 2))
+    np.testing.assert_allclose(own.attention_entropy, entropy.detach(), rtol=1e-5)
+    assert wqk.verify(model, given).verdict == "right"
+    assert wqk.clip_(model, found.largest / 2, logits=found).heads
+    adding = nn.MultiheadAttention(32, 4, add_zero_attn=True)
+    with pytest.raises(UnknownFamily):
+        wqk.logits(nn.ModuleDict({"layers": nn.ModuleList([adding])}), x)
+
+
+def test_blocks_that_do_not_run_are_named() -> None:
+    model = strong(Wrapped())
+    model.attn_layers[1][0].requires_grad_(False)
+    batch = torch.randn(2, 7, 32)
+    wqk.verify(model, batch)
+    model.forward = lambda x: model.attn_layers[0][0](x)  # type: ignore[method-assign]
+    assert wqk.logits(model, batch).missing == {("unknown", "self", 1): "it did not run"}
 
 
 def test_norms_of_queries_are_no_plain_vision_transformer() -> None:
@@ -387,7 +438,7 @@ def test_stages_that_count_their_own_heads_are_guessed_stage_by_stage() -> None:
 
 
 class Apart(nn.Module):
-    """As torchtitan has it: one projection that is saved as three, and slots for a configuration."""
+    """As torchtitan has it: one projection is saved as three; a configuration of slots."""
 
     @dataclass(slots=True)
     class Config:
@@ -418,11 +469,14 @@ def test_what_is_made_when_it_is_saved_is_made_anew_for_every_look_and_not_writt
     penalty().backward()
     with torch.no_grad():
         for parameter in model.parameters():
-            assert parameter.grad is not None and parameter.grad.any()
+            assert parameter.grad is not None
+            assert parameter.grad.any()
             parameter.mul_(2)
     monitor(1)
     first, second = monitor.table.layers.frame.partition_by("step")
     np.testing.assert_allclose(second["norm"], 4 * first["norm"])
+    with pytest.raises(UnknownFamily, match="is made of other weights"):
+        wqk.verify(model, torch.zeros(1))
     opened = wqk.open(model, family="llama-original", heads_per_layer=4)
     with pytest.raises(CheckpointError, match=r"wq\.weight is made of other weights"):
         wqk.clip_(opened, 1.0, logits=np.full((2, 4), 2.0))

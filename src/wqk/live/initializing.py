@@ -40,10 +40,11 @@ from wqk._typing import Array, Float
 from wqk.attention import Block
 from wqk.checkpoints import Checkpoint, Part, open_checkpoint
 from wqk.checkpoints.modules import LiveCheckpoint, Read
-from wqk.errors import CheckpointError, FormError, UnknownFamily, required_by
+from wqk.errors import CheckpointError, FormError, required_by
 from wqk.families import AttentionPlan, Side
 from wqk.families.layouts import Projection, put_outputs
 from wqk.forms.scores import symmetry
+from wqk.live.listening import known_plans
 from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.tables.sheet import Sheet
@@ -430,6 +431,15 @@ def initialize_(
     opened.require_softmax()
     checkpoint = opened.checkpoint
     plans = [plan for plan in opened.plans if plan.kind == "self"]
+    if writes:
+        known_plans(opened, "no weights are written based on a guess")
+    sets_values = chosen.draw is not None or value_ratio is not None
+    if sets_values and any(plan.rule.guess for plan in plans):
+        raise CheckpointError(
+            f"{opened.name}: this would set the values too, whose tensor is a guess that verify "
+            "does not compare; choose a kind that sets the keys alone, such as 'symmetric', or "
+            "describe the model in a family file, wqk.open(model, family=FILE)"
+        )
     _require_settable(plans, checkpoint.name, parameters.adapted, writes)
     # NumPy's generator, since PyTorch's with the model's own seed would repeat its embedding.
     rng = np.random.default_rng(torch.initial_seed() if seed is None else seed)
@@ -459,13 +469,6 @@ def _require_settable(
     if not plans:
         raise CheckpointError(f"{name}: has no self-attention to initialize")
     for plan in plans if writes else ():
-        if plan.rule.guess:
-            raise UnknownFamily(
-                f"{name}: the family of this model is unknown, and no weights are "
-                f"written based on a guess ({plan.rule.guess}); name the family that it has, "
-                'wqk.open(model, family="nanogpt") for one, or describe the model in a family '
-                "file, wqk.open(model, family=FILE), and check it with wqk.verify(model, batch)"
-            )
         weights = [part.name for part in (*plan.parts, *(plan.value.parts if plan.value else ()))]
         if own := next((weight for weight in weights if weight in adapted), None):
             raise CheckpointError(

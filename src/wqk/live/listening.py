@@ -17,13 +17,17 @@ import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
+
+import msgspec
 
 from wqk.checkpoints.modules import ADAPTED, plain_name
-from wqk.errors import CheckpointError
+from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families import AttentionPlan
+from wqk.model import Model
 
 # What identifies a block.
 Place = tuple[str, str, int]
@@ -178,11 +182,18 @@ class Listener:
 
 def _modules_of(plan: AttentionPlan, modules: Mapping[str, Any]) -> dict[str, Any]:
     """The modules that project a block's vectors, and the ``parent`` that runs its attention."""
-    if is_pytorch_s(own := modules[module_of(plan.query.tensor)]):
-        return {"parent": own}
     sides = {"query": plan.query, "key": plan.key} | ({"value": plan.value} if plan.value else {})
-    found = {role: modules[module_of(side.tensor)] for role, side in sides.items()}
-    return found | {"parent": modules[parent_of(plan)]}
+    try:
+        found = {role: modules[module_of(side.tensor)] for role, side in sides.items()}
+        parent = modules[parent_of(plan)]
+    except KeyError as missing:
+        raise UnknownFamily(
+            f"no module is called {missing} while the model runs, where {plan.query.tensor} is "
+            "made of other weights when it is saved; its attention cannot be followed"
+        ) from None
+    if is_pytorch_s(found["query"]):
+        return {"parent": found["query"]}
+    return found | {"parent": parent}
 
 
 def is_pytorch_s(module: Any) -> bool:
@@ -190,6 +201,44 @@ def is_pytorch_s(module: Any) -> bool:
     from torch.nn import MultiheadAttention
 
     return isinstance(module, MultiheadAttention)
+
+
+# Modules whose own attention is what was guessed of it, as their own forward pass has shown.
+PROVEN: WeakSet[Any] = WeakSet()
+
+
+def known_plans(model: Model, what: str) -> tuple[AttentionPlan, ...]:
+    """A live model's plans, of which none is a guess any longer.
+
+    A guess is proven by `wqk.verify`; PyTorch's own attention is known by its class.
+    `UnknownFamily`, which says ``what`` is needed, where something was guessed and not proven.
+    """
+    network: Any = model.ref
+    modules = dict(network.named_modules())
+    found = []
+    for plan in model.plans:
+        module = modules.get(module_of(plan.query.tensor))
+        is_own = module is not None and is_pytorch_s(module)
+        is_own = is_own and module.bias_k is None and not module.add_zero_attn
+        if plan.rule.guess and not is_own and network not in PROVEN:
+            raise UnknownFamily(
+                f"{model.name}: {what}, and its family is unknown ({plan.rule.guess}); check the "
+                "guess by the model's own forward pass, wqk.verify(model, batch): where that is "
+                "right, the guess is taken from then on; or name the family, as in wqk.open(model, "
+                'family="nanogpt"), or describe it in a family file, wqk.open(model, family=FILE)'
+            )
+        found.append(replace(plan, rule=msgspec.structs.replace(plan.rule, guess="")))
+    return tuple(found)
+
+
+def own_inputs(call: AttentionCall) -> dict[str, Any]:
+    """What queries and keys were made of, (B, N, D): of PyTorch's own attention its arguments."""
+    if not is_pytorch_s(call.module):
+        return dict(call.inputs)
+    given = {side: call.arguments[side] for side in ("query", "key") if side in call.arguments}
+    given = {name: side if side.ndim == 3 else side[None] for name, side in given.items()}
+    swaps = not call.module.batch_first and call.arguments["query"].ndim == 3
+    return {name: side.swapaxes(0, 1) if swaps else side for name, side in given.items()}
 
 
 def module_of(tensor: str) -> str:

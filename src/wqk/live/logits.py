@@ -30,9 +30,17 @@ from wqk._console import Result, counted, json_value, number
 from wqk._typing import Array, Float
 from wqk.attention import Block
 from wqk.checkpoints.modules import LiveCheckpoint, Read
-from wqk.errors import CheckpointError, NonFiniteWeights, UnknownFamily, first_line, required_by
+from wqk.errors import CheckpointError, NonFiniteWeights, first_line, required_by
 from wqk.families import AttentionPlan
-from wqk.live.listening import AttentionCall, Listener, Place, is_pytorch_s, mask_of, shown
+from wqk.live.listening import (
+    AttentionCall,
+    Listener,
+    Place,
+    known_plans,
+    mask_of,
+    own_inputs,
+    shown,
+)
 from wqk.live.verification.recomputation import alibi_slopes, allowed
 from wqk.live.verification.running import run_batch
 from wqk.model import Model
@@ -297,7 +305,9 @@ def logits(model: Any, batch: Any = None, *, sequences: int | None = None) -> Lo
     try:
         with torch.no_grad():
             run_batch(network, batch)
-        return meter.logits
+        found = meter.logits
+        silent = {plan.place for plan in meter.plans} - found.blocks.keys() - found.missing.keys()
+        return Logits(found.blocks, {**found.missing, **dict.fromkeys(silent, "it did not run")})
     finally:
         meter.stop()
 
@@ -340,9 +350,9 @@ class LogitMeter:
         if sequences < 1:
             raise CheckpointError(f"sequences must be 1 or more, got {sequences}")
         opened = open_model(model)
-        require_no_guess(opened, "logits need")
         opened.require_softmax()
-        self.plans, self.left = opened.plans, opened.without_softmax
+        self.plans = known_plans(opened, "logits need the model's scale and positions")
+        self.left = opened.without_softmax
         self._sequences, self._training = sequences, training
         self._model = weakref.ref(opened.ref)  # so that a meter keeps no model alive
         self._listener: Listener | None = None
@@ -427,10 +437,11 @@ class LogitMeter:
         """Add one application of a block."""
         import torch
 
-        plan, module, named = call.plan, call.module, call.arguments
+        plan = call.plan
         assert self._weights is not None
-        inputs = {side: call.inputs[side].detach() for side in call.inputs}
-        inputs = inputs if "query" in inputs else _own_inputs(module, named)
+        inputs = {side: given.detach() for side, given in own_inputs(call).items()}
+        if not inputs and (given := call.arguments.get("hidden_states")) is not None:
+            inputs = dict.fromkeys(("query", "key"), given.detach())
         if "query" not in inputs or "key" not in inputs:
             raise CheckpointError("the block ran without its own projections")
         x, y = (_as_sequences(plan, inputs[side]) for side in ("query", "key"))
@@ -449,17 +460,6 @@ class LogitMeter:
             own = self._tallies.setdefault(plan.place, Tally(attention.head_count, x.device))
             mask = None if mask is None else mask[: len(x)]
             tally(own, attention, x, y, mask, sinks, _position_term(call))
-
-
-def require_no_guess(model: Model, what: str) -> None:
-    """Raise `UnknownFamily` if the model's family was guessed: what it needs is not known."""
-    guess = next((plan.rule.guess for plan in model.plans if plan.rule.guess), None)
-    if guess:
-        raise UnknownFamily(
-            f"{model.name}: {what} the model's scale and positions, and its family is unknown "
-            f'({guess}); name the family that it has, wqk.open(model, family="nanogpt") for one, '
-            "or describe the model in a family file, wqk.open(model, family=FILE)"
-        )
 
 
 def _why_not(plan: AttentionPlan) -> str:
@@ -497,15 +497,6 @@ def _position_term(call: AttentionCall) -> Any:
         if isinstance(term, torch.Tensor) and term.ndim == 4 and term.shape[1] == plan.query.heads:
             return term.detach()
     return None
-
-
-def _own_inputs(module: Any, named: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs of an attention that takes its weights itself, batches first."""
-    if not is_pytorch_s(module):
-        one = named.get("hidden_states")
-        return {} if one is None else dict.fromkeys(("query", "key"), one.detach())
-    sides = {side: named[side].detach() for side in ("query", "key") if side in named}
-    return sides if module.batch_first else {k: side.swapaxes(0, 1) for k, side in sides.items()}
 
 
 def _as_sequences(plan: AttentionPlan, inputs: Any) -> Any:

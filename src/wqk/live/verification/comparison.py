@@ -26,6 +26,7 @@ from wqk.attention import Block
 from wqk.checkpoints import Checkpoint, Part, TensorInfo, steps_of
 from wqk.checkpoints.adapters import AdaptedCheckpoint, unrounded
 from wqk.checkpoints.modules import LiveCheckpoint
+from wqk.live.listening import PROVEN
 from wqk.live.verification.recomputation import form_difference, holds_whole_score, recomputed
 from wqk.live.verification.running import Run, run, run_module
 from wqk.model import Model
@@ -209,8 +210,11 @@ def verify(
 ) -> Verification:
     """Run the model and compare its attention with the forms'.
 
-    Where the family is guessed, positions, mask and scale are not known, and only the products of
-    queries and keys are compared. Needs PyTorch and transformers (``pip install '.[train]'``).
+    Where the family is guessed, positions and scale are not known: if they are not none and the
+    usual one, only the products of queries and keys are compared. A guess about a module in memory
+    that is found right is taken by all functions from then on.
+
+    Needs PyTorch and transformers (``pip install '.[train]'``).
 
     Parameters
     ----------
@@ -274,9 +278,12 @@ def _verified(opened: Model, batch: Any, tolerance: float) -> Verification:
             part.set_attn_implementation("eager")
     model = opened.on(_InDoublePrecision(LiveCheckpoint(module)))
     batch = _on_host(batch)
-    return _compared(
+    verified = _compared(
         model, lambda flat: run_module(module, opened.plans, batch, flat=flat), tolerance
     )
+    if verified.verdict == RIGHT:
+        PROVEN.add(opened.ref)
+    return verified
 
 
 def _compared(model: Model, measured: Callable[[bool], Run], tolerance: float) -> Verification:

@@ -26,10 +26,19 @@ import numpy as np
 
 from wqk._typing import Array
 from wqk.attention import Block
-from wqk.errors import UnknownFamily
+from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families import AttentionPlan
 from wqk.families.config import CHUNK
-from wqk.live.listening import HIDDEN, AttentionCall, Listener, Place, is_pytorch_s, parent_of
+from wqk.live.listening import (
+    HIDDEN,
+    AttentionCall,
+    Listener,
+    Place,
+    is_pytorch_s,
+    mask_of,
+    own_inputs,
+    parent_of,
+)
 
 # Positions added to scores that follow from the distance, or need the term that the model computed.
 FROM_DISTANCE, FROM_TERM = ("", "alibi", "scaled alibi"), ("relative", "disentangled")
@@ -71,7 +80,7 @@ def recomputed(
         scores = scores + (plan.scale * biases if plan.position == "scaled alibi" else biases)
         if plan.position == "scaled alibi" and mask is not None:
             scores = scores + mask  # Falcon, when it reports its attention, adds them twice
-    elif plan.position:
+    elif plan.position or plan.rule.guess:  # which says nothing of masks
         if term is not None and term.size not in (scores.size, scores[0].size):
             return None
         if term is not None:
@@ -169,10 +178,12 @@ class Products:
         """What the outermost running module has computed so far."""
         return tuple(product.numpy() for product in self._kept)
 
-    def shares(self, shape: tuple[int, ...]) -> Any:
+    def shares(self, shape: tuple[int, int, int, int]) -> Any:
         """What a softmax within has put out, (B, H, I, J); None if none did."""
-        found = [one for one in self._shares if one.shape == shape]
-        return found[0] if len(found) == 1 else None
+        batch, heads, *sizes = shape
+        shapes = (shape, (batch * heads, *sizes))
+        found = [one for one in self._shares if tuple(one.shape) in shapes]
+        return found[0].reshape(shape) if len(found) == 1 else None
 
     @contextmanager
     def open(self, flat: bool) -> Iterator[None]:
@@ -340,11 +351,10 @@ def listen(
     model: Any,
     plans: Sequence[AttentionPlan],
     live: Sequence[AttentionPlan],
-    products: Products | None = None,
+    products: Products,
 ) -> Recording:
-    """Empty records of the plans' blocks, which fill when the model is run in `heads_apart`.
+    """Empty records of the plans' blocks, which fill when the model is run in ``products.open``.
 
-    With ``products``, which must then be open, blocks that report no attention are recorded too.
     Raises `UnknownFamily` if the model lacks a block that the checkpoint has.
     """
     latest: list[np.ndarray] = []
@@ -371,18 +381,12 @@ def listen(
         for name in TERM_MODULES:
             if hasattr(parent, name):
                 getattr(parent, name).register_forward_hook(keep)
-        # PyTorch's own attention takes the weight itself, and leaves its module aside.
-        weight = model.get_parameter(plan.query.tensor)
-        weight.attended = records[plan.place], products
 
     def heard(call: AttentionCall) -> None:
-        if not is_pytorch_s(call.module):  # which is recorded by `heads_apart`
-            records[call.plan.place] += _applications(call, latest, products)
-        if products is not None:
-            products.leave()
+        records[call.plan.place] += _applications(call, latest, products)
+        products.leave()
 
-    entered = products.enter if products else lambda: None
-    listener = Listener(model, [in_model[place] for place in records], heard, entered)
+    listener = Listener(model, [in_model[place] for place in records], heard, products.enter)
     return Recording(listener, list(records.values()))
 
 
@@ -412,23 +416,21 @@ def _remembering(
 
 
 def _applications(
-    call: AttentionCall, latest: list[np.ndarray], products: Products | None
+    call: AttentionCall, latest: list[np.ndarray], products: Products
 ) -> Iterator[Application]:
     """What was recorded of one run of a block's attention; nothing if it told nothing."""
-    reported = call.attention
-    if reported is None and products is not None and "query" in call.inputs:
-        x, y = call.inputs["query"], call.inputs.get("key", call.inputs["query"])
-        reported = products.shares((len(x), call.plan.query.heads, x.shape[1], y.shape[1]))
-    if not {"query", "key"} <= call.inputs.keys() or (reported is None and products is None):
+    inputs, heads = own_inputs(call), call.plan.query.heads
+    if not {"query", "key"} <= inputs.keys():
         return
-    x, y = (call.inputs[side].numpy() for side in ("query", "key"))
-    computed = products.within() if products else ()
+    x, y, computed = inputs["query"], inputs["key"], products.within()
+    # PyTorch's own attention reports the mean over heads.
+    reported = None if is_pytorch_s(call.module) else call.attention
     if reported is None:
-        yield Application(x, y, None, None, None, computed)
+        reported = products.shares((len(x), heads, x.shape[1], y.shape[1]))
+    if reported is None:
+        yield Application(x.numpy(), y.numpy(), None, None, None, computed)
         return
-    attention, heads = reported.numpy(), call.plan.query.heads
-    if attention.ndim == 3:
-        attention = attention.reshape(-1, heads, *attention.shape[-2:])
+    attention = reported.reshape(-1, heads, *reported.shape[-2:])
     # ProphetNet predicts several tokens at once, in streams behind the one that attends here.
     x, y = (
         side[:, :count]
@@ -438,46 +440,19 @@ def _applications(
     )
     queries = None if call.queries is None else call.queries.numpy()
     term = _term_of(call.module, call.plan, call.arguments, queries, latest)
-    given: Any = call.arguments.get("attention_mask")
-    is_mask = getattr(given, "ndim", 0) in (3, 4) and given.is_floating_point()
-    mask = _expanded(given.numpy(), attention.shape) if is_mask else None
-    yield Application(x, y, attention, term, mask, computed)
+    mask = _added(call, x, y)
+    yield Application(x.numpy(), y.numpy(), attention.numpy(), term, mask, computed)
 
 
-@contextmanager
-def heads_apart() -> Iterator[None]:
-    """Record PyTorch's own attention, which returns the mean over heads, head by head."""
-    from torch.nn import functional
-
-    whole = functional.multi_head_attention_forward
-    running: list[bool] = []
-
-    def recorded(query: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
-        if running:  # the function passes itself to whatever overrides PyTorch's functions
-            return whole(query, key, *args, **kwargs)
-        asked = {**kwargs, "need_weights": True, "average_attn_weights": False}
-        output: Any
-        attention: Any
-        running.append(True)
-        try:
-            output, attention = whole(query, key, *args, **asked)
-        finally:
-            running.clear()
-        weight = kwargs["q_proj_weight"] if kwargs.get("use_separate_proj_weight") else args[3]
-        record, products = getattr(weight, "attended", (None, None))
-        if record is not None:
-            x, y = (side.transpose(0, 1).numpy() for side in (query, key))
-            mask = kwargs.get("attn_mask")
-            expanded = None if mask is None else _expanded(mask.numpy(), attention.shape)
-            computed = products.within() if products else ()
-            record.append(Application(x, y, attention.numpy(), None, expanded, computed))
-        return output, attention.mean(dim=1) if kwargs.get("need_weights", True) else None
-
-    functional.multi_head_attention_forward = recorded
+def _added(call: AttentionCall, x: Any, y: Any) -> np.ndarray | None:
+    """What the mask of a call adds to its scores; None without one, or if it is not known."""
     try:
-        yield
-    finally:
-        functional.multi_head_attention_forward = whole
+        mask = mask_of(call, x, y)
+    except CheckpointError:
+        return None
+    if mask is None or mask.is_floating_point():
+        return None if mask is None else np.asarray(mask.numpy())
+    return np.where(mask.numpy(), 0.0, np.finfo(np.float64).min)
 
 
 def _term_of(
@@ -499,17 +474,3 @@ def _term_of(
         known: np.ndarray = vectors.numpy()
         return np.asarray(heads.swapaxes(1, 2)[..., None, :] @ known.swapaxes(-1, -2))[..., 0, :]
     return latest[0] if latest else None
-
-
-def _expanded(mask: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """A mask with four axes, from one for all examples and heads or for a picture's windows.
-
-    True means hidden.
-    """
-    if mask.dtype == bool:
-        mask = np.where(mask, np.finfo(np.float64).min, 0.0)
-    if mask.ndim in (2, 4):  # one for all, as (I, J), or whole
-        return mask if mask.ndim == 4 else mask[None, None]
-    if mask.ndim == 3 and len(mask) == shape[0] * shape[1]:
-        return mask.reshape(shape)
-    return np.tile(mask, (shape[0] // len(mask), 1, 1))[:, None]

@@ -33,7 +33,6 @@ from wqk.families import AttentionPlan, Family, find_family, load_family
 from wqk.families.config import Config
 from wqk.live.verification.recomputation import (
     Products,
-    heads_apart,
     listen,
     require_records,
 )
@@ -344,7 +343,7 @@ def run_module(module: Any, plans: Sequence[AttentionPlan], batch: Any, flat: bo
 
     products = Products()
     seen: dict[int, np.ndarray] = {}
-    with quiet(), double_precision(), products.open(flat), torch.no_grad(), heads_apart():
+    with quiet(), double_precision(), products.open(flat), torch.no_grad():
         listener, records = listen(module, plans, plans, products)
         try:
             run_batch(module, batch)
@@ -359,6 +358,11 @@ def run_module(module: Any, plans: Sequence[AttentionPlan], batch: Any, flat: bo
 
 def run_batch(module: Any, batch: Any) -> Any:
     """A module's output for a batch: arguments by name, in order, or a single one."""
+    import torch
+
+    # PyTorch's own layers otherwise leave their attention aside in evaluation mode.
+    was_fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         if isinstance(batch, Mapping):
             return module(**batch)
@@ -367,6 +371,8 @@ def run_batch(module: Any, batch: Any) -> Any:
         raise CheckpointError(
             f"{type(module).__name__}: cannot be run on this batch ({first_line(error)})"
         ) from error
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_fast)
 
 
 def _run_all(
@@ -393,7 +399,7 @@ def _run_all(
             reports = any(
                 p.name == "output_attentions" or p.kind is p.VAR_KEYWORD for p in parameters
             )
-            with torch.no_grad(), heads_apart():
+            with torch.no_grad():
                 part(**inputs, **({"output_attentions": True} if reports else {}))
             given.append(inputs)
         except Exception as error:  # the model's own code may fail in any way
