@@ -135,7 +135,7 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rotary: RotaryRule | None = None
     position: str = ""  # what is added to the scores besides the form: alibi, relative, ...
     position_if: str = ""
-    position_uses: tuple[str, ...] = ()  # sides that this is made with: query, key
+    position_uses: tuple[str, ...] = ()  # sides that this, or a convolution, is made with
     whole_score: bool = True  # false if the score has terms that no key describes
     causal: bool = False
     causal_if: str = ""  # configuration flag of models that are either

@@ -15,7 +15,7 @@ query/key norms     gains instead of weights, which the norms would undo; gains 
                     share, by the worst head's factor
 learned factors     their logarithm, by log τ/S (Swin v2)
 shared keys         queries alone, where a key also serves another block or as a value
-position terms      keys alone, where queries also make a term for positions
+position terms      keys alone, where queries also make a term for positions, or convolutions
 ==================  ============================================================================
 
 Axes: H query heads, G key heads, R head width, L layers.

@@ -232,9 +232,10 @@ def known_plans(model: Model, what: str) -> tuple[AttentionPlan, ...]:
 
 
 def own_inputs(call: AttentionCall) -> dict[str, Any]:
-    """What queries and keys were made of, (B, N, D): of PyTorch's own attention its arguments."""
+    """What queries and keys were made of, (B, N, D); arguments, where no projection ran."""
     if not is_pytorch_s(call.module):
-        return dict(call.inputs)
+        one = call.arguments.get("hidden_states") if not call.inputs else None
+        return dict(call.inputs) if one is None else {"query": one, "key": one}
     given = {side: call.arguments[side] for side in ("query", "key") if side in call.arguments}
     given = {name: side if side.ndim == 3 else side[None] for name, side in given.items()}
     swaps = not call.module.batch_first and call.arguments["query"].ndim == 3

@@ -440,8 +440,6 @@ class LogitMeter:
         plan = call.plan
         assert self._weights is not None
         inputs = {side: given.detach() for side, given in own_inputs(call).items()}
-        if not inputs and (given := call.arguments.get("hidden_states")) is not None:
-            inputs = dict.fromkeys(("query", "key"), given.detach())
         if "query" not in inputs or "key" not in inputs:
             raise CheckpointError("the block ran without its own projections")
         x, y = (_as_sequences(plan, inputs[side]) for side in ("query", "key"))

@@ -34,7 +34,6 @@ from wqk.live.listening import (
     AttentionCall,
     Listener,
     Place,
-    is_pytorch_s,
     mask_of,
     own_inputs,
     parent_of,
@@ -327,6 +326,7 @@ LEARNED_TERMS: Mapping[str, Callable[[Any, Sequence[Any]], Any]] = {
         lambda result, args: result,
     ),
     "add_decomposed_rel_pos": lambda result, args: result - args[0],
+    "torch_multi_head_self_attention": lambda result, args: args[2],
 }  # fmt: skip
 
 # Modules within an attention module whose output is such a term.
@@ -423,14 +423,14 @@ def _applications(
     if not {"query", "key"} <= inputs.keys():
         return
     x, y, computed = inputs["query"], inputs["key"], products.within()
-    # PyTorch's own attention reports the mean over heads.
-    reported = None if is_pytorch_s(call.module) else call.attention
+    # Attention that takes its weights itself, as PyTorch's, reports the mean over heads.
+    reported = call.attention if "query" in call.inputs else None
     if reported is None:
         reported = products.shares((len(x), heads, x.shape[1], y.shape[1]))
     if reported is None:
         yield Application(x.numpy(), y.numpy(), None, None, None, computed)
         return
-    attention = reported.reshape(-1, heads, *reported.shape[-2:])
+    attention = reported.unflatten(0, (-1, heads)) if reported.ndim == 3 else reported
     # ProphetNet predicts several tokens at once, in streams behind the one that attends here.
     x, y = (
         side[:, :count]
@@ -473,4 +473,4 @@ def _term_of(
         heads = plan.scale * queries.reshape(*queries.shape[:2], plan.query.heads, -1)
         known: np.ndarray = vectors.numpy()
         return np.asarray(heads.swapaxes(1, 2)[..., None, :] @ known.swapaxes(-1, -2))[..., 0, :]
-    return latest[0] if latest else None
+    return latest[0] if latest and plan.position in FROM_TERM else None
