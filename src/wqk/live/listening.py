@@ -217,7 +217,7 @@ def known_plans(model: Model, what: str) -> tuple[AttentionPlan, ...]:
     modules = dict(network.named_modules())
     found = []
     for plan in model.plans:
-        module = modules.get(module_of(plan.query.tensor))
+        module: Any = modules.get(module_of(plan.query.tensor))
         is_own = module is not None and is_pytorch_s(module)
         is_own = is_own and module.bias_k is None and not module.add_zero_attn
         if plan.rule.guess and not is_own and network not in PROVEN:
