@@ -250,7 +250,7 @@ def _normalized(
     assert along[given.abs().amax(-1) > 0].min() > 0.999, (
         f"{norm.gain[0].name} is no {norm.kind} norm"
     )
-    outputs.setdefault(norm.gain[0].name, []).append(output.numpy())
+    outputs.setdefault(norm.gain[0].name, []).append(norm.factor * output.numpy())
 
 
 def _put_out(

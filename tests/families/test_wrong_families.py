@@ -76,7 +76,7 @@ WRONG: list[tuple[str, str, dict[str, str]]] = [
     ("no scale", "bert", added("scale = []")),
     ("no scale by layer", "gpt2", {"layer_number ** -1": "1"}),
     ("no scale by terms", "deberta-v2", {', "score_terms ** -0.5"': ""}),
-    ("no scale of its own", "granite", {'scale = "attention_multiplier"': ""}),
+    ("no scale of its own", "granite", {'scale = "attention_multiplier|head_width ** -0.5"': ""}),
     ("no stretch in the scale", "deepseek-v3-yarn", {'"rotary_stretch ** 2"': "1"}),
     ("no temperature", "swinv2", {"temperature =": "# temperature ="}),
     ("no cosine", "swinv2", {"norm_gain = false": ""}),

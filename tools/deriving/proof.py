@@ -171,7 +171,7 @@ def _input_faults(checkpoint: Checkpoint, p: AttentionPlan, product: Product) ->
             continue
         gain = np.asarray(checkpoint.read([norm.gain[0]])[0], np.float64) + norm.offset
         shift = np.asarray(checkpoint.read([norm.bias[0]])[0]) if norm.bias else 0.0
-        if norm_kind(own.given, gain, shift) not in (norm.kind, "either"):
+        if norm_kind(own.given / norm.factor, gain, shift) not in (norm.kind, "either"):
             yield f"{norm.gain[0].name} does not feed {side.tensor}, or as no {norm.kind} norm"
 
 

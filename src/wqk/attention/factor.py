@@ -230,7 +230,8 @@ class Factors:
         for part, values in zip(parts, self.read(parts), strict=True):
             _require_finite(values, f"{self.checkpoint.name}: {part.name}")
         gain, *shift = self.read(parts)
-        return gain + gain.dtype.type(norm.offset), shift[0] if shift else None
+        offset, factor = (gain.dtype.type(number) for number in (norm.offset, norm.factor))
+        return factor * (gain + offset), factor * shift[0] if shift else None
 
 
 def _joined(stored: Mapping[Part, Array], parts: tuple[Part, ...], xp: Any) -> Array | None:

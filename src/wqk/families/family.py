@@ -103,6 +103,7 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     input_norm: tuple[str, ...] = ()  # feeds the queries, and the keys of self-attention
     first_input_norm: tuple[str, ...] = ()  # the same in layer 0, where it differs
     key_input_norm: tuple[str, ...] = ()  # feeds the keys of cross-attention
+    input_scale: tuple[str | float, ...] = ()  # factors of what it puts out, as in ``scale``
     input_norm_kind: str = "rms"
     input_norm_offset: float = 0.0
     input_norm_epsilon: tuple[str, ...] = (

@@ -129,6 +129,8 @@ class Norm:
         Whether each head is normalized alone although the gains cover all heads.
     feeds
         Whether it normalizes what the weight is given, rather than what it makes.
+    factor
+        Of what it puts out.
     """
 
     kind: str
@@ -138,6 +140,7 @@ class Norm:
     epsilon: float = 0.0
     alone: bool = False
     feeds: bool = False
+    factor: float = 1.0
 
     def axes(self, gains: int, width: int) -> tuple[int, ...]:
         """The axes of (heads, R) that are normalized together: one head, or all of them."""

@@ -146,7 +146,8 @@ def sides_of(
         gain, bias = (match.norm(names, what) for what in ("weight", "bias"))
         kind, offset = rule.input_norm_kind, rule.input_norm_offset
         small = _epsilon(config, rule.input_norm_epsilon, kind)
-        return Norm(kind, gain, bias, offset, small) if gain else None
+        factor = config.product(rule.input_scale, {})
+        return Norm(kind, gain, bias, offset, small, factor=factor) if gain else None
 
     def bias(role: str, names: tuple[str, ...]) -> Part | None:
         return match.bias(projections[role], names)
