@@ -193,6 +193,9 @@ class Model(Advising, synonyms=SYNONYMS):
         """Number of blocks, of all stacks."""
         return len(self.plans)
 
+    def __bool__(self) -> bool:
+        return True  # also without a softmax in any block
+
     @property
     def layers(self) -> list[Block]:
         """The self-attention blocks of the model's stack, in order.

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from tests.families.architectures import Architecture
 from tests.families.architectures.architecture import GROUPED, TOKENS
 from tests.families.proving import edit_config, edit_tensors, save, torch, transformers
@@ -24,6 +25,7 @@ from tools.deriving import building
 from tools.deriving.shrinking import small_file
 
 import wqk
+from wqk.cli.main import command
 from wqk.errors import CheckpointError, UnknownFamily
 
 GROUPS = MAMBA | {"mamba_n_groups": 2}
@@ -485,6 +487,16 @@ def test_what_is_about_a_softmax_is_refused_without_one(measure: Any) -> None:
     reason = r"no attention with a softmax; it has decoder state space, layers 0-1"
     with pytest.raises(CheckpointError, match=reason):
         measure(model)
+
+
+def test_a_model_of_nothing_else_is_no_missing_one(tmp_path: Path) -> None:
+    save(CASES["mamba"][0], tmp_path)
+    assert wqk.open(tmp_path)
+    done = CliRunner().invoke(command, ["verify", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "no attention with a softmax; it has decoder state space" in done.output.replace(
+        "\n", " "
+    )
 
 
 def test_of_hybrids_the_layers_that_are_left_alone_are_told() -> None:
