@@ -22,9 +22,8 @@ DAY = "WQK_TEST_DAY"  # the day whose turn it is, as its ordinal number; one for
 
 # What the names of tests begin with.
 SLOW = (
-    "tests/checkpoints/test_distributed.py",
-    "tests/checkpoints/test_hub.py::test_a_405b_repository_is_planned_from_its_headers",
     "tests/checkpoints/test_hub.py::test_a_killed_scan_leaves_a_cache_that_goes_on",
+    "tests/families/test_every_family.py::test_every_rule_is_that_of_a_proven_model_or_marked",
     "tests/families/test_in_threads.py",
     "tests/forms/test_spectra.py::test_values_by_chance_are_those_of_drawn_forms[shape3]",
     "tests/lab/figures/test_command.py::test_the_papers_runs_below_ones_own",
@@ -39,7 +38,6 @@ SLOW = (
     "tests/lab/figures/test_sources.py::test_the_folder_of_a_monitor",
     "tests/lab/runs/test_claims.py::test_a_bold_sentence_without_its_contrast",
     "tests/lab/runs/test_claims.py::test_the_page_says_what_the_records_say[conversion.md",
-    "tests/lab/runs/test_speedup.py::test_what_is_detectable_is_detected",
     "tests/lab/theory/test_study.py::test_a_run_is_followed_from_save_to_save",
     "tests/lab/training/corpus/test_interruptions.py",
     "tests/lab/training/test_conversion.py",

@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from tests.families.architectures import Architecture
 from tests.families.architectures.architecture import GROUPED, TOKENS
 from tests.families.proving import edit_config, edit_tensors, save, torch, transformers
+from tests.families.test_every_family import model_types
 from tests.families.test_hybrids import GRANITE, LATENT, MAMBA, MODELS, WITHOUT_WIDTH
 from tools.deriving import building
 from tools.deriving.shrinking import small_file
@@ -27,6 +28,8 @@ from tools.deriving.shrinking import small_file
 import wqk
 from wqk.cli.main import command
 from wqk.errors import CheckpointError, UnknownFamily
+from wqk.families import families
+from wqk.families.family import _mixers
 
 GROUPS = MAMBA | {"mamba_n_groups": 2}
 DELTA = {
@@ -179,6 +182,12 @@ def test_the_forms_are_what_enters_the_kernel(
 ) -> None:
     model = save(architecture, tmp_path).double().eval()
     assert_enters(model, tmp_path, kind, layers, monkeypatch)
+
+
+def test_every_mixer_is_that_of_a_proven_model() -> None:
+    types = {*DERIVED, *(model_types()[architecture.model] for architecture, *_ in CASES.values())}
+    proven = [family for family in families().values() if types.intersection(family.model_types)]
+    assert {name for family in proven for name in family.mixers} == {*_mixers()}
 
 
 @pytest.mark.parametrize("model_type", DERIVED)
