@@ -187,7 +187,9 @@ def test_the_forms_are_what_enters_the_kernel(
 def test_every_mixer_is_that_of_a_proven_model() -> None:
     types = {*DERIVED, *(model_types()[architecture.model] for architecture, *_ in CASES.values())}
     proven = [family for family in families().values() if types.intersection(family.model_types)]
-    assert {name for family in proven for name in family.mixers} == {*_mixers()}
+    named = {name for family in proven for name in family.mixers}
+    # As llama.cpp stores them: tests/families/test_llama_cpp.py.
+    assert {name for name in _mixers() if not name.startswith("gguf-")} == named
 
 
 @pytest.mark.parametrize("model_type", DERIVED)

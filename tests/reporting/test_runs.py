@@ -16,14 +16,14 @@ from wqk.tables.run import METRICS, SCORES, Run, create_run, open_run
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Run]:
-    """Two seeds, of which the second has not come as far."""
+    """Two seeds, of which the second has not come as far; their losses rise between two steps."""
     rows = wqk.scan(wqk.demo_model("encoder"), heads=False).frame.to_dicts()
-    for seed, steps in ((1, (0, 10, 20)), (2, (0, 10))):
+    for seed, steps in ((1, (0, 5, 10, 20)), (2, (0, 5, 10))):
         recipe = {"mode": "encoder", "steps": 20, "seed": seed}
         corpus = {"folder": "text"}
         run = create_run(tmp_path / f"encoder-{seed}", {"recipe": recipe, "corpus": corpus})
         for step in steps:
-            loss = 4.0 - step / 10 - seed / 10
+            loss = {0: 4.0, 5: 2.5, 10: 3.0, 20: 2.0}[step] - seed / 10
             append_lines(run.folder / METRICS, {"step": step, "held_out_loss": loss})
             for row in rows:
                 scored = {"step": step, "checkpoint": run.name, "symmetry": step / 100}
@@ -45,14 +45,14 @@ def test_results_are_told_where_all_seeds_are(runs: list[Run], tmp_path: Path):
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
     assert found is not None
     curves = {curve["kind"]: curve for curve in json.loads(found[1])["losses"]}
-    assert curves["held-out loss"]["step"] == [0, 10]
+    assert curves["held-out loss"]["step"] == [0, 5, 10]
     spread = {name: curves["held-out loss"][name] for name in ("low", "mean", "high")}
     assert spread == {
-        "low": pytest.approx([3.8, 2.8]),
-        "mean": pytest.approx([3.85, 2.85]),
-        "high": pytest.approx([3.9, 2.9]),
+        "low": pytest.approx([3.8, 2.3, 2.8]),
+        "mean": pytest.approx([3.85, 2.35, 2.85]),
+        "high": pytest.approx([3.9, 2.4, 2.9]),
     }
-    assert curves["symmetry"]["mean"] == [0, 0.1]
+    assert curves["symmetry"]["mean"] == [0, 0.05, 0.1]
 
 
 def test_a_report_of_tables_alone_has_no_results(tmp_path: Path):
