@@ -97,7 +97,9 @@ ELSEWHERE = {
         ["llama-original", "megatron", "modded-nanogpt", "nanogpt", "transformer-lens", "zamba2"],
         "families/test_training_layouts.py",
     ),
-    **dict.fromkeys(["falcon-mamba", "mamba", "mamba2", "xlstm"], "families/test_mixers.py"),
+    **dict.fromkeys(
+        ["falcon-mamba", "mamba", "mamba2", "rwkv7", "xlstm"], "families/test_mixers.py"
+    ),
     "mistral4": "families/test_hybrids.py",
     "mobilellm": "families/test_plans.py",
 }

@@ -22,6 +22,7 @@ from tests.families.architectures.architecture import GROUPED, TOKENS
 from tests.families.proving import edit_config, edit_tensors, save, torch, transformers
 from tests.families.test_every_family import model_types
 from tests.families.test_hybrids import GRANITE, LATENT, MAMBA, MODELS, WITHOUT_WIDTH
+from tests.stand_in import Module
 from tools.deriving import building
 from tools.deriving.shrinking import small_file
 
@@ -185,7 +186,11 @@ def test_the_forms_are_what_enters_the_kernel(
 
 
 def test_every_mixer_is_that_of_a_proven_model() -> None:
-    types = {*DERIVED, *(model_types()[architecture.model] for architecture, *_ in CASES.values())}
+    types = {
+        *DERIVED,
+        "rwkv7",
+        *(model_types()[architecture.model] for architecture, *_ in CASES.values()),
+    }
     proven = [family for family in families().values() if types.intersection(family.model_types)]
     named = {name for family in proven for name in family.mixers}
     # As llama.cpp stores them: tests/families/test_llama_cpp.py.
@@ -370,6 +375,8 @@ def test_without_decay_and_gates_the_output_is_the_attention_of_the_forms(
             expected, out = scores[0] @ x, mixed
         else:
             values = np.asarray(block.at(circuit="ov").dense(), float)
+            told = getattr(model.config, "linear_num_value_heads", len(values))
+            assert len(values) == told
             scores = scores.repeat(len(values) // len(scores), 0)
             expected = np.einsum("hij,jd,hde->ie", scores, x, values)
         size = np.abs(expected).max()
@@ -569,3 +576,74 @@ def test_the_curves_over_layers_tell_kinds_apart(tmp_path: Path) -> None:
     assert shown == ["model, self-attention", "model, linear attention"]
     curves = figure.axes[0].get_lines()[::2]
     assert [list(map(int, curve.get_xdata())) for curve in curves[:2]] == [[1], [0]]
+
+
+def rwkv7(heads: int, width: int) -> dict[str, Any]:
+    """A small RWKV-7 as its authors store it, in which nothing decays and gates are open."""
+    torch.manual_seed(0)
+    d, draw = heads * width, torch.randn
+    tensors = {"emb.weight": draw(20, d), "head.weight": draw(20, d)}
+    for norm in ("blocks.0.ln0", "ln_out"):
+        tensors |= {f"{norm}.weight": torch.ones(d), f"{norm}.bias": torch.zeros(d)}
+    for n in range(2):
+        block: dict[str, Any] = {f"att.x_{side}": torch.zeros(1, 1, d) for side in "rwkvag"}
+        for side in ("receptance", "key", "value", "output"):
+            block[f"att.{side}.weight"] = draw(d, d) / d**0.5
+        for gate in "wav":  # closed, which for decay is none
+            block |= {f"att.{gate}0": torch.full((1, 1, d), -1e4)}
+            block |= {f"att.{gate}1": torch.zeros(d, 4), f"att.{gate}2": torch.zeros(4, d)}
+        block |= {"att.g1": torch.zeros(d, 4), "att.g2": torch.full((4, d), 0.5)}
+        block |= {"att.k_k": torch.ones(1, 1, d), "att.k_a": torch.zeros(1, 1, d)}
+        block |= {"att.r_k": torch.zeros(heads, width), "ffn.x_k": torch.zeros(1, 1, d)}
+        block |= {"att.ln_x.weight": torch.ones(d), "att.ln_x.bias": torch.zeros(d)}
+        for norm in ("ln1", "ln2"):
+            block |= {f"{norm}.weight": 1 + 0.3 * draw(d), f"{norm}.bias": 0.1 * draw(d)}
+        block |= {"ffn.key.weight": torch.zeros(d, d), "ffn.value.weight": torch.zeros(d, d)}
+        tensors |= {f"blocks.{n}.{name}": value for name, value in block.items()}
+    return tensors
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_rwkv_7_is_what_its_authors_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their package, which no other test needs: pip install rwkv==0.8.32."""
+    for name, value in {"V7_ON": "1", "JIT_ON": "0", "CUDA_ON": "0"}.items():
+        monkeypatch.setenv(f"RWKV_{name}", value)
+    package = pytest.importorskip("rwkv.model")
+    tensors, ids = rwkv7(3, 8), [3, 7, 1, 15, 3, 9, 11]
+    torch.save(tensors, tmp_path / "model.pth")
+    out, _ = package.RWKV(str(tmp_path / "model"), "cpu fp32").forward([*ids], None, True)
+    normed, model = (
+        torch.nn.functional.layer_norm,
+        wqk.open(tmp_path / "model.pth", family="rwkv7", heads_per_layer=3),
+    )
+    x = normed(tensors["emb.weight"][ids], (24,)).double()
+    for n in range(2):
+        block = model.block(n, kind="linear")
+        gain, shift = (tensors[f"blocks.{n}.ln1.{name}"].double() for name in ("weight", "bias"))
+        given = normed(x, (24,), gain, shift).numpy()
+        scores = np.tril(block.products(given, given).astype(float))
+        values, outputs = (np.asarray(side, float) for side in block.weights("ov"))
+        mixed = np.einsum("hij,jd,hrd->ihr", scores, given, values)
+        mixed -= mixed.mean(-1, keepdims=True)
+        mixed /= np.sqrt((mixed**2).mean(-1, keepdims=True) + 64e-5)
+        x = x + torch.from_numpy(np.einsum("ihr,hrd->id", mixed, outputs))
+    logits = normed(x, (24,)) @ tensors["head.weight"].double().T
+    torch.testing.assert_close(out.double(), logits, atol=5e-5, rtol=0)
+
+
+def test_rwkv_7_has_one_form_in_both_spellings() -> None:
+    own = {name: value.numpy() for name, value in rwkv7(3, 8).items()}
+    names = {
+        "blocks.": "model.layers.", "att.receptance": "attn.r_proj", "att.key": "attn.k_proj",
+        "att.value": "attn.v_proj", "att.output": "attn.o_proj", "ln1.": "attn_norm.",
+    }  # fmt: skip
+    other = dict(own)
+    for before, after in names.items():
+        other = {name.replace(before, after): value for name, value in other.items()}
+    config = {"model_type": "rwkv7", "num_heads": 3}
+    blocks = [wqk.open(Module(t, config)).block(1, kind="linear") for t in (own, other)]
+    for circuit in ("qk", "ov"):
+        forms = [block.at(circuit=circuit, fold_norm=True).dense() for block in blocks]
+        np.testing.assert_array_equal(*forms)
+    scores = own["blocks.1.att.receptance.weight"][:8].T @ own["blocks.1.att.key.weight"][:8]
+    np.testing.assert_allclose(blocks[1][0].dense(), scores, atol=1e-6)
