@@ -6,7 +6,9 @@ What is read of them is proven by `test_every_family.py`, which follows their op
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from tests.families.architectures import Architecture
 from tests.families.architectures.architecture import BERT, T5, TOKENS
@@ -14,6 +16,8 @@ from tests.families.proving import prove_live, prove_variety, save
 
 import wqk
 from wqk.live.verification import verify
+
+torch = pytest.importorskip("torch")
 
 XLNET = Architecture(
     "xlnet",
@@ -103,3 +107,48 @@ def test_other_keys_are_noticed(architecture: Architecture, change: str, tmp_pat
     )
     verified = verify(wqk.open(tmp_path / "model", family=wrong))
     assert [block.verdict for block in verified.blocks] == ["wrong", "wrong"]
+
+
+# Its eager attention is NaN, since it takes the mask's zeros for hidden tokens.
+NEMOTRON = Architecture(
+    "nemotron-asr",
+    "NemotronAsrStreamingEncoder",
+    {
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 2,
+        "intermediate_size": 24,
+        "num_mel_bins": 16,
+        "subsampling_conv_channels": 8,
+        "layerdrop": 0.0,
+    },
+)
+
+
+def test_what_pytorch_attends_with_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = save(NEMOTRON, tmp_path).eval()
+    given: list[Any] = []
+    heard: list[Any] = []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def recorded(query: Any, key: Any, *args: Any, **settings: Any) -> Any:
+        heard.append((query, key, settings["scale"]))
+        return attend(query, key, *args, **settings)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", recorded)
+    for layer in model.layers:
+        layer.self_attn.q_proj.register_forward_pre_hook(lambda _, args: given.append(args[0]))
+    with torch.no_grad():
+        model(input_features=torch.randn(2, 96, 16))
+    blocks = wqk.open(tmp_path)
+    assert len(blocks) == len(heard) == len(given) == 2
+    for layer, block, x, (query, key, scale) in zip(
+        model.layers, blocks, given, heard, strict=True
+    ):
+        queries = query - layer.self_attn.bias_u[None, :, None].detach()
+        keys = key.repeat_interleave(block.head_count // key.shape[1], 1)
+        np.testing.assert_allclose(block.queries(x.numpy()), queries, atol=1e-5)
+        np.testing.assert_allclose(block.keys(x.numpy()), keys, atol=1e-5)
+        assert block.plan.scale == pytest.approx(scale)
+        assert (block.plan.window, block.plan.causal) == ("local", False)

@@ -245,6 +245,8 @@ class Read:
                     vectors = np.asarray(whole(x, numbers), np.float64)
                     vectors = vectors if query else vectors[:: self.heads // self.groups]
                     yield vectors
+                    if self.attention.plan.rotary is not None:
+                        yield from (vectors[..., order] for order in _orders(self.width))
                     if self.apart:  # pairs that turned may be stored as halves
                         turned = vectors[..., -self.apart :]
                         halves = [turned[..., ::2], turned[..., 1::2]]
@@ -254,6 +256,9 @@ class Read:
             if factor.bias is not None:
                 vectors = vectors + np.asarray(factor.bias, np.float64)[:, None]
             yield vectors
+            if self.attention.plan.may_turn:  # pairs may be stored as halves, or the other way
+                for order in _orders(self.width):
+                    yield vectors[..., order]
 
     def length(self, query: bool, product: Product) -> float | None:
         """How much longer the recorded queries or keys are than those that wqk computes.
@@ -282,6 +287,14 @@ class Read:
                     alike = max(found) / min(found) < 1.01
                     return float(np.median(found)) if alike else math.nan
         return None
+
+
+def _orders(width: int) -> Iterator[np.ndarray]:
+    """Dimensions of a head with pairs as halves, and the other way; of one axis or of two."""
+    for axes in (1, 2):
+        if width % (2 * axes) == 0:
+            halves = np.arange(width).reshape(axes, -1, 2).swapaxes(1, 2).reshape(-1)
+            yield from (halves, np.argsort(halves))
 
 
 def _columns(product: Product, width: int) -> Iterator[slice]:

@@ -106,6 +106,8 @@ def _line(row: Outcome) -> dict[str, str]:
             why = "; ".join(row.faults[:2])
     else:
         outcome, why = row.outcome, "; ".join(row.faults[:1])
+        packages = dict.fromkeys(re.findall(r"requires the (\w+) library", why))
+        why = f"needs the package {', '.join(packages)}" if packages else why
     own = family_of_type(row.type)
     family = own.name if own else row.family
     return {"outcome": outcome, "family": family if row.proven else "", "why": why[:240]}
