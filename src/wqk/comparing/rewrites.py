@@ -328,6 +328,7 @@ def misquantized(unit: Unit) -> Finding | None:
     Examples
     --------
     >>> from wqk.checkpoints.checkpoint import Grid
+    >>> from wqk.comparing.permutations import Sizes
     >>> w = np.random.default_rng(0).standard_normal((8, 64))
     >>> step = np.abs(w).max() / 7.5
     >>> stored = np.rint(w / step) * step
