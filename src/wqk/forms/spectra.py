@@ -333,7 +333,7 @@ def _by_square(core: Float[Array, "... k l"]) -> Float[Array, "... k"]:
     """Singular values in descending order, from the eigenvalues of core · coreᵀ."""
     xp = array_namespace(core)
     squares = xp.linalg.eigvalsh(xp.matmul(core, xp.matrix_transpose(core)))
-    return xp.flip(xp.sqrt(xp.clip(squares, 0.0)), axis=-1)
+    return xp.flip(xp.sqrt(xp.clip(squares, 0.0, None)), axis=-1)
 
 
 def _roots(form: BilinearForm, factors: Sequence[Array], xp: Any) -> list[Array]:
@@ -359,7 +359,7 @@ def _root_of(square: Float[Array, "... r r"], xp: Any) -> Float[Array, "... r r"
         if "LinAlg" not in type(error).__name__:
             raise
     values, vectors = xp.linalg.eigh(square)
-    return xp.sqrt(xp.clip(values, 0.0))[..., None] * xp.matrix_transpose(vectors)
+    return xp.sqrt(xp.clip(values, 0.0, None))[..., None] * xp.matrix_transpose(vectors)
 
 
 def _positivity(
