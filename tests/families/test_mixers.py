@@ -532,7 +532,9 @@ def test_no_change_of_such_a_layer_passes_as_the_same(name: str, tmp_path: Path)
     """Every tensor of a layer but those of its feed-forward part, with the norm before that."""
     save(CASES[name][0], tmp_path / "one")
     shutil.copytree(tmp_path / "one", tmp_path / "other")
-    assert wqk.same(tmp_path / "one", tmp_path / "other").same
+    same = wqk.same(tmp_path / "one", tmp_path / "other")
+    assert same.same
+    assert ("The same mixers of tokens: other" in same.sentence) == (not same.blocks)
     beside = ("mlp", "moe", "feed_forward", "ffn", "post_attention_layernorm", "pre_ff_layernorm")
     tensors = wqk.open_checkpoint(tmp_path / "one").tensors()
     inside = [n for n in tensors if ".0." in n and not any(b in n for b in beside)]

@@ -209,9 +209,11 @@ class CheckpointComparison(Result):
             whole = "The same model"
         if self.quantized:
             whole += f" but for quantization ({', '.join(self.quantized)})"
+        if not sizes:  # no attention with a softmax, and so no heads
+            return f"{whole.replace('attention', 'mixers of tokens')}: {compared}."
         return (
-            f"{whole}: {compared}. Heads lie at most {max(sizes, default=0.0):.1e} apart, relative "
-            f"to their norm; {explains} {allowed:.1e}."
+            f"{whole}: {compared}. Heads lie at most {max(sizes):.1e} apart, relative to their "
+            f"norm; {explains} {allowed:.1e}."
         )
 
     def _rows(self) -> Iterator[Mapping[str, Any]]:
