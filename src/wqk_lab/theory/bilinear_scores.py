@@ -8,15 +8,12 @@ from __future__ import annotations
 import numpy as np
 
 from wqk.attention.factor import Factor
-from wqk_lab.theory.evidence import Evidence, of_layers, ratio
+from wqk_lab.theory.evidence import Evidence, Measure, of_layers, ratio
 from wqk_lab.theory.gradients import LayerGradient
-from wqk_lab.theory.verdict import Sample, Statement
+from wqk_lab.theory.verdict import Sample
 
 # How many pairs of keys estimate the share that is ordered alike, for each query.
 PAIRS = 256
-
-# The largest rounding error of numbers of size 1 in float32.
-ROUNDING = 1e-4
 
 
 def plain_scores(use: LayerGradient) -> np.ndarray:
@@ -104,57 +101,10 @@ def _with_largest(**errors: float) -> dict[str, float]:
     return {"largest": float(np.nanmax([*errors.values()])), **errors}
 
 
-STATEMENTS = (
-    Statement(
-        "Proposition 2.1, Equation 2",
-        "scores are a bilinear form of the inputs, and attention is the softmax of them",
-        "no norms of queries and keys; biases, positions and soft caps stand beside the form",
-        "largest difference from q_i · k_j and from the model's attention",
-        "identity",
-        ROUNDING,
-        of_layers(_bilinear),
-        needs="forward",
-    ),
-    Statement(
-        "Proposition 2.1, Equation S15",
-        "attention orders tokens as the bilinear form does",
-        "the form is the whole score: no biases, no positions",
-        "share of the pairs of keys ordered alike",
-        "near",
-        0.01,
-        of_layers(lambda use: {"alike": same_order(use)}),
-        null=1.0,
-        needs="forward",
-    ),
-    Statement(
-        "Proposition 2.1, Equation S16",
-        "attention is a convex combination of the values",
-        "no sinks; of the values x_j W_v, not of the x_j",
-        "largest difference of Σ_j α_ij from 1, and of the heads' output from Σ_j α_ij x_j W_v",
-        "identity",
-        ROUNDING,
-        _convex,
-        needs="forward",
-    ),
-    Statement(
-        "Remark S1.5, Equation S20",
-        "the heads' scores add up to those of one form",
-        "none",
-        "largest difference of Σ_h x_i W_h x_jᵀ from x_i W_qk x_jᵀ",
-        "identity",
-        ROUNDING,
-        of_layers(lambda use: {"largest": heads_error(use)}),
-        needs="forward",
-    ),
-    Statement(
-        "Remark S1.5, Equation S21",
-        "the layer attends by the sum of its heads' forms",
-        "one softmax for all heads; each has its own",
-        "share of the pairs of keys that W_qk orders as the heads' mean attention",
-        "near",
-        0.01,
-        of_layers(lambda use: {"alike": same_order(use, layer=True)}),
-        null=1.0,
-        needs="forward",
-    ),
-)
+MEASURES: dict[str, Measure] = {
+    "bilinear": of_layers(_bilinear),
+    "order": of_layers(lambda use: {"alike": same_order(use)}),
+    "convex": _convex,
+    "heads": of_layers(lambda use: {"largest": heads_error(use)}),
+    "order_of_layer": of_layers(lambda use: {"alike": same_order(use, layer=True)}),
+}

@@ -18,8 +18,8 @@ import numpy as np
 from wqk.forms import BilinearForm
 from wqk.forms.kernels import directionalities
 from wqk.forms.scores import directionality, symmetry
-from wqk_lab.theory.evidence import Evidence, ratio, sample_of
-from wqk_lab.theory.verdict import Sample, Statement
+from wqk_lab.theory.evidence import Evidence, Measure, ratio, sample_of
+from wqk_lab.theory.verdict import Sample
 
 if TYPE_CHECKING:
     Law = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
@@ -115,49 +115,17 @@ def _falling(evidence: Evidence) -> Sample:
         np.abs(scores.directionality).reshape(GROUPS, -1).mean(axis=1)
         for scores in evidence.once(_draws).values()
     )
-    return Sample(np.log(wide / narrow)[:, None], "draws")
+    return _drawn(np.log(wide / narrow))
 
 
-STATEMENTS = (
-    Statement(
-        "Lemma S1.16, Proposition S1.17 (1)",
-        "the parts are orthogonal, and the scores lie in [−1, 1]",
-        "none; Equation S127 would keep s below 0.5",
-        "‖M_s‖² + ‖M_n‖² − ‖M‖² over ‖M‖²",
-        "identity",
-        1e-4,
-        _parts,
-        needs="weights",
-    ),
-    Statement(
-        "Proposition S1.17 (3)",
-        "the symmetry of a random matrix tends to 0 as 8/n",
-        "independent centered entries; Equation S133 forgets the ½ in M_s (1/n is exact)",
-        f"n·s of drawn matrices, n = {WIDE}",
-        "near",
-        1.0,
-        lambda evidence: Sample(WIDE * evidence.once(_draws)[WIDE].symmetry[:, None], "draws"),
-        null=8.0,
-        needs="nothing",
-    ),
-    Statement(
-        "Proposition S1.18 (3)",
-        "the directionality of a random matrix is 0 on average",
-        "entries of one law: the transpose is as likely",
-        f"d of drawn matrices, n = {WIDE}",
-        "near",
-        0.1,
-        lambda evidence: Sample(evidence.once(_draws)[WIDE].directionality[:, None], "draws"),
-        needs="nothing",
-    ),
-    Statement(
-        "Proposition S1.18 (3), limit",
-        "the directionality of a random matrix tends to 0",
-        "entries of one law; more than the proof has",
-        f"ln of E|d| at n = {WIDE} over E|d| at n = {NARROW}",
-        "below",
-        0.1,
-        _falling,
-        needs="nothing",
-    ),
-)
+def _drawn(values: np.ndarray) -> Sample:
+    """Numbers of random matrices, each a unit."""
+    return Sample(values[:, None], "draws")
+
+
+MEASURES: dict[str, Measure] = {
+    "parts": _parts,
+    "symmetry": lambda evidence: _drawn(WIDE * evidence.once(_draws)[WIDE].symmetry),
+    "directionality": lambda evidence: _drawn(evidence.once(_draws)[WIDE].directionality),
+    "falling": _falling,
+}

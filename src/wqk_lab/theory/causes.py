@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from wqk.forms import BilinearForm
-from wqk_lab.theory.evidence import Evidence, Update
+from wqk_lab.theory.evidence import Evidence, Measure, Update
 from wqk_lab.theory.subject import Subject
-from wqk_lab.theory.tails import MORE, RATIO, in_updates, lost, tails_of
-from wqk_lab.theory.verdict import Estimate, Finding, Sample, Statement
+from wqk_lab.theory.tails import RATIO, in_updates, lost, tails_of
+from wqk_lab.theory.verdict import Estimate, Finding, Sample
 
 # Directions with less than this share of the largest variance are rounding.
 FLAT = 1e-6
@@ -98,28 +98,7 @@ def _inverse_root(covariance: np.ndarray) -> np.ndarray:
     return np.asarray(vectors[:, kept] / np.sqrt(values[kept]) @ vectors[:, kept].T)
 
 
-ORDER = Statement(
-    "Theorem S1.12, Equation S96 as a cause",
-    "the order of the text makes the update's columns dominate",
-    "the same model and tokens, each block shuffled",
-    f"how much of {RATIO} of Σ β K shuffling takes away",
-    "above",
-    MORE,
-    _order,
-    objectives=("causal",),
-)
-
-STATEMENTS = (
-    ORDER,
-    replace(
-        ORDER,
-        number="Theorem S1.12, Cov(x) ≠ σ²I as a cause",
-        says="anisotropic inputs make the update's columns dominate",
-        assumes="the same β, with inputs centered and made isotropic",
-        quantity=f"how much of {RATIO} of Σ β K isotropic inputs take away",
-        measure=_coordinates,
-    ),
-)
+MEASURES: dict[str, Measure] = {"order": _order, "coordinates": _coordinates}
 
 
 def curves(findings: Sequence[Finding]) -> list[dict[str, Any]]:

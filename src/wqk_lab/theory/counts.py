@@ -9,26 +9,23 @@ Axes: N tokens, P pieces of text that are read as a whole, C chunks of pieces, V
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
 from wqk.errors import CorpusError
-from wqk_lab.theory.verdict import Sample, Statement
+from wqk_lab.theory.verdict import Sample
 from wqk_lab.training.objectives import IGNORED
 
 if TYPE_CHECKING:
-    from wqk_lab.theory.evidence import Evidence
+    from wqk_lab.theory.evidence import Evidence, Measure
 
 Cut = Literal["stream", "documents"]
 
 # With fewer occurrences in a chunk of text, a ratio is mostly chance.
 AT_LEAST = 8
-
-# The smallest deviation of a share of the vocabulary from one half that matters.
-MOST = 0.05
 
 
 class Pieces(NamedTuple):
@@ -184,36 +181,8 @@ def _above_one(evidence: Evidence, how: Cut) -> Sample:
     return Sample(shares["entries"][:, None], "chunks", (), {"mass": shares["mass"][:, None]})
 
 
-STREAM = Statement(
-    "Theorem S1.12, Equation S96",
-    "most tokens are context more often than prediction, in blocks cut from a stream",
-    "a token's place in its block tells which token it is",
-    "share of the vocabulary with μ_c/μ_p > 1",
-    "above",
-    MOST,
-    lambda evidence: _above_one(evidence, "stream"),
-    null=0.5,
-    needs="text",
-    objectives=("causal",),
-)
-
-STATEMENTS = (
-    STREAM,
-    replace(
-        STREAM,
-        says="most tokens are context more often than prediction, in whole documents",
-        assumes="a token's place in its document tells which token it is",
-        measure=lambda evidence: _above_one(evidence, "documents"),
-    ),
-    Statement(
-        "Proposition S1.10, Equation S69",
-        "masked tokens are context as often as prediction",
-        "masks do not depend on the token, as the model's own here do not",
-        "μ_c/μ_p − 1 of all tokens, on the model's own masks",
-        "identity",
-        1e-6,
-        _in_total,
-        needs="text",
-        objectives=("masked", "each"),
-    ),
-)
+MEASURES: dict[str, Measure] = {
+    "stream": lambda evidence: _above_one(evidence, "stream"),
+    "documents": lambda evidence: _above_one(evidence, "documents"),
+    "in_total": _in_total,
+}

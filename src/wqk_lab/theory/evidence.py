@@ -168,9 +168,12 @@ class Evidence:
         )
 
 
+Measure = Callable[[Evidence], Sample]
+
+
 def of_layers(
     measure: Callable[[LayerGradient], Mapping[str, float]],
-) -> Callable[[Evidence], Sample]:
+) -> Measure:
     """A statement's measure, from that of one layer's gradient on one batch."""
     return lambda evidence: evidence.sample(lambda layer, _: measure(layer))
 

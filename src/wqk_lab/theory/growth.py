@@ -13,15 +13,14 @@ Axes: ``...`` batches, N tokens (i predicted, j context), D width.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from wqk._typing import Array, Float
-from wqk_lab.theory.evidence import Evidence, Update, of_layers, ratio
+from wqk_lab.theory.evidence import Evidence, Measure, Update, of_layers, ratio
 from wqk_lab.theory.gradients import LayerGradient
-from wqk_lab.theory.verdict import Sample, Statement
+from wqk_lab.theory.verdict import Sample
 
 
 class Contributions(NamedTuple):
@@ -171,64 +170,11 @@ def _of_updates(measure: Callable[[Update], Mapping[str, float]]) -> Callable[[E
     return of_layers(lambda layer: measure(Update.of(layer)))
 
 
-AS_CONTEXT = Statement(
-    "Proposition S1.8",
-    "as context, a token makes columns grow more than rows",
-    "centered, independent inputs, isotropic on the context side alone; here the model's own",
-    "share of the pairs of a column and a row in which a token's column is the larger",
-    "above",
-    0.05,
-    _of_updates(_growth),
-    null=0.5,
-)
-CENTERED = Statement(
-    "Proposition S1.8, assumption",
-    "inputs are centered",
-    "none",
-    "the mean's share of the mean square",
-    "near",
-    0.05,
-    lambda evidence: _inputs(evidence, "mean_share"),
-    needs="forward",
-)
-
-STATEMENTS = (
-    Statement(
-        "Proposition S1.7, Equations S42-S49",
-        "an update is a sum over context tokens, and one over predicted tokens",
-        "none",
-        "largest difference of the two sums, and of columns and rows in total",
-        "identity",
-        1e-4,
-        _of_updates(_groupings),
-    ),
-    Statement(
-        "Proposition S1.7, Equation S50",
-        "a predicted token adds (Σ_j β_ij x_j) x_iᵀ",
-        "none; the derivation S46 has its transpose",
-        "mean cosine with what it really adds",
-        "near",
-        0.1,
-        _of_updates(lambda update: {"cosine": as_printed(update)}),
-        null=1.0,
-    ),
-    AS_CONTEXT,
-    replace(
-        AS_CONTEXT,
-        number="Corollary S1.9",
-        says="as prediction, a token makes rows grow more than columns",
-        assumes="as Proposition S1.8",
-        direction="below",
-        measure=_of_updates(lambda update: dict(reversed(_growth(update).items()))),
-    ),
-    CENTERED,
-    replace(
-        CENTERED,
-        says="context tokens are isotropic",
-        assumes="that predicted tokens are not; both sides are the same tokens",
-        quantity="dimensions that the inputs of context tokens use, as a share of d",
-        matters=0.2,
-        measure=lambda evidence: _inputs(evidence, "dimensions"),
-        null=1.0,
-    ),
-)
+MEASURES: dict[str, Measure] = {
+    "groupings": _of_updates(_groupings),
+    "as_printed": _of_updates(lambda update: {"cosine": as_printed(update)}),
+    "as_context": _of_updates(_growth),
+    "as_prediction": _of_updates(lambda update: dict(reversed(_growth(update).items()))),
+    "centered": lambda evidence: _inputs(evidence, "mean_share"),
+    "isotropic": lambda evidence: _inputs(evidence, "dimensions"),
+}

@@ -10,11 +10,11 @@ Statements on a run are measured on what changed between its saved steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,9 +22,9 @@ from wqk._typing import Array, Float
 from wqk.forms import BilinearForm
 from wqk_lab.theory.evidence import Evidence, cosine, sample_of
 from wqk_lab.theory.gradients import LayerGradient
-from wqk_lab.theory.tails import ALIKE, MORE, RATIO, lost, tails_of
+from wqk_lab.theory.tails import lost, tails_of
 from wqk_lab.theory.updates import first_order
-from wqk_lab.theory.verdict import Sample, Statement
+from wqk_lab.theory.verdict import Sample
 
 Step = Literal["gradient", "descent", "signs", "centered"]
 
@@ -108,66 +108,13 @@ def _columns(evidence: Evidence, kind: Step) -> Sample:
     return tails_of(evidence.once(all_steps)[kind])
 
 
-STEP = Statement(
-    "Theorem 2.3 through Remark S1.6",
-    "a step of gradient descent on W_q and W_k makes columns dominate",
-    "plain gradient descent",
-    f"{RATIO} of the step",
-    "above",
-    MORE,
-    lambda evidence: _columns(evidence, "descent"),
-    objectives=("causal",),
-)
-SIGNS = replace(
-    STEP,
-    number="Remark S1.6 with Adam",
-    says="a step by the signs of the gradients of W_q and W_k makes columns dominate",
-    assumes="an optimizer that divides each gradient by its size; whatever the objective is",
-    measure=lambda evidence: _columns(evidence, "signs"),
-    objectives=("masked", "each", "causal"),
-)
-STATEMENTS = (
-    STEP,
-    SIGNS,
-    replace(
-        SIGNS,
-        number="Remark S1.6 with Adam, the cause",
-        says="the mean of the inputs makes columns dominate in a step by signs",
-        assumes="the same step with inputs centered in the gradient of W_q",
-        quantity=f"how much of {RATIO} of the step centering takes away",
-        measure=lambda evidence: lost(
-            {kind: _columns(evidence, kind) for kind in ("signs", "centered")}
-        ),
+MEASURES: dict[str, Callable[[Any], Sample]] = {
+    # Of a run, measured on its saved steps.
+    "changes": lambda moments: tails_of(changes(moments), "changes"),
+    "along_the_signs": along_the_signs,
+    "descent": lambda evidence: _columns(evidence, "descent"),
+    "signs": lambda evidence: _columns(evidence, "signs"),
+    "centering": lambda evidence: lost(
+        {kind: _columns(evidence, kind) for kind in ("signs", "centered")}
     ),
-)
-
-# Of a run, measured on its saved steps.
-ALONG = replace(
-    STEP,
-    number="Theorem 2.3, along training",
-    says="columns dominate in what changes between saved steps",
-    assumes="with the optimizer's own scaling of the gradients",
-    quantity=f"{RATIO} of the change",
-    measure=lambda moments: tails_of(changes(moments), "changes"),
-    needs="run",
-)
-RUN_STATEMENTS = (
-    ALONG,
-    replace(
-        ALONG,
-        number="Corollary S1.13, along training",
-        says="columns and rows vary alike in what changes between saved steps",
-        direction="near",
-        matters=ALIKE,
-        objectives=("masked", "each"),
-    ),
-    replace(
-        ALONG,
-        number="Remark S1.6 with Adam, along training",
-        says="what changes between saved steps follows the signs of the gradients",
-        assumes="the signs at the earlier step, on the batches at hand",
-        quantity="cosine of the change and the step by signs",
-        measure=along_the_signs,
-        objectives=("masked", "each", "causal"),
-    ),
-)
+}

@@ -20,13 +20,9 @@ from wqk._typing import Array, Bool, Float
 from wqk.errors import TheoryError
 from wqk.forms import BilinearForm
 from wqk.forms.scores import symmetry
-from wqk_lab.theory.evidence import Evidence, inner_product, ratio
+from wqk_lab.theory.evidence import Evidence, Measure, inner_product, ratio
 from wqk_lab.theory.gradients import LayerGradient
-from wqk_lab.theory.subject import Objective
-from wqk_lab.theory.verdict import Sample, Statement
-
-# The smallest correlation, and the smallest part of the symmetry, that matter.
-CORRELATED, SYMMETRIC = 0.5, 0.1
+from wqk_lab.theory.verdict import Sample
 
 
 class Pairs(NamedTuple):
@@ -205,48 +201,9 @@ def _common(evidence: Evidence) -> Sample:
     return Sample(np.array(values).T, "batches", tuple(evidence.updates))
 
 
-BIDIRECTIONAL: tuple[Objective, ...] = ("masked", "each")
-
-STATEMENTS = (
-    Statement(
-        "Theorem S1.14, assumption",
-        "β_ij and β_ji have one sign and about one size",
-        "predicting i from j is like predicting j from i; pairs of which both are predicted",
-        "correlation of β_ij and β_ji",
-        "above",
-        CORRELATED,
-        _of_pairs(lambda layer, pairs: correlation(pairs)),
-        objectives=BIDIRECTIONAL,
-    ),
-    Statement(
-        "Theorems 2.4 and S1.14",
-        "the update is symmetric, made so by its pairs",
-        "β_ij ≈ β_ji",
-        "part of the symmetry of Σ β K that is from pairs",
-        "above",
-        SYMMETRIC,
-        _of_pairs(parts_of_symmetry),
-        objectives=BIDIRECTIONAL,
-    ),
-    Statement(
-        "Theorem 2.4, on average",
-        "what the updates of all batches have in common is symmetric",
-        "the theorem, in expectation",
-        "symmetry of what two batches share",
-        "above",
-        SYMMETRIC,
-        _common,
-        objectives=BIDIRECTIONAL,
-    ),
-    Statement(
-        "Remark S1.15, Equation S119",
-        "p/(1−p) of the updates are symmetric, 25 % at p = 20 %",
-        "a pair of predicted tokens is symmetric, any other is not; all are of one size",
-        "size of the symmetric part of predicted pairs over that of the others, by their numbers",
-        "near",
-        0.25,
-        _of_pairs(lambda layer, pairs: share_of_predicted(pairs)),
-        null=1.0,
-        objectives=("masked",),
-    ),
-)
+MEASURES: dict[str, Measure] = {
+    "correlation": _of_pairs(lambda layer, pairs: correlation(pairs)),
+    "parts": _of_pairs(parts_of_symmetry),
+    "common": _common,
+    "share": _of_pairs(lambda layer, pairs: share_of_predicted(pairs)),
+}

@@ -15,13 +15,10 @@ from dataclasses import replace
 import numpy as np
 
 from wqk.forms.scores import symmetry
-from wqk_lab.theory.evidence import Evidence, cosine, of_layers, ratio, sample_of
+from wqk_lab.theory.evidence import Evidence, Measure, cosine, of_layers, ratio, sample_of
 from wqk_lab.theory.gradients import LayerGradient
 from wqk_lab.theory.updates import parameter_gradients
-from wqk_lab.theory.verdict import Sample, Statement
-
-# The largest relative rounding error of a gradient in float32.
-ROUNDING = 1e-3
+from wqk_lab.theory.verdict import Sample
 
 
 def softmax_effect(gradient: LayerGradient) -> dict[str, float]:
@@ -70,24 +67,7 @@ def _against_autograd(evidence: Evidence) -> Sample:
     return sample_of(errors)
 
 
-STATEMENTS = (
-    Statement(
-        "Proposition 2.2",
-        "the gradient of W_qk is Σ_ij β_ij x_iᵀ x_j",
-        "β is the gradient of the loss with respect to the scores, softmax included",
-        "relative difference of the implied gradients of W_q and W_k from autograd",
-        "identity",
-        ROUNDING,
-        _against_autograd,
-    ),
-    Statement(
-        "Proposition 2.2, Equations S33-S36",
-        "β_ij is δ_iᵀ x_j, scores being taken for attention",
-        "leaving out the softmax changes no more than the scale of β",
-        "cosine of the exact β and δ_iᵀ x_j",
-        "near",
-        0.1,
-        of_layers(softmax_effect),
-        null=1.0,
-    ),
-)
+MEASURES: dict[str, Measure] = {
+    "against_autograd": _against_autograd,
+    "effect": of_layers(softmax_effect),
+}

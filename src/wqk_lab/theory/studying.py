@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,20 +33,28 @@ from wqk_lab.theory.verdict import Finding, Sample, Statement, adjusted_together
 if TYPE_CHECKING:
     OnProgress = Callable[[str, int, int], None]
 
-# In the order of the paper.
 FILES = (
-    bilinear_scores,
-    softmax,
-    updates,
-    growth,
-    counts,
-    tails,
-    causes,
-    optimizer,
-    pairing,
-    bounds,
-)
-STATEMENTS: tuple[Statement, ...] = tuple(one for file in FILES for one in file.STATEMENTS)
+    bilinear_scores, softmax, updates, growth, counts, tails, causes, optimizer, pairing, bounds,
+)  # fmt: skip
+
+
+def _read() -> list[Statement]:
+    """The statements, in the order of the paper, each with what measures it."""
+    measures = {
+        f"{file.__name__.rpartition('.')[2]}.{name}": measure
+        for file in FILES
+        for name, measure in file.MEASURES.items()
+    }
+    content = tomllib.loads(Path(__file__).with_name("statements.toml").read_text("utf-8"))
+    return [
+        Statement(**{**entry, "measure": measures[entry["measure"]]})
+        for entry in content["statement"]
+    ]
+
+
+EVERY = _read()
+RUN_STATEMENTS = tuple(one for one in EVERY if one.needs == "run")
+STATEMENTS = tuple(one for one in EVERY if one.needs != "run")
 
 
 def examine(statement: Statement, evidence: Evidence) -> Finding:
@@ -85,7 +94,7 @@ def follow(moments: Sequence[Moment], objective: Objective, lacking: str = "") -
     """
     few = lacking or f"takes three saved steps, got {len(moments)}"
     findings = []
-    for statement in optimizer.RUN_STATEMENTS:
+    for statement in RUN_STATEMENTS:
         if objective not in statement.objectives:
             findings.append(not_tested(statement, NOT_FOR[objective]))
         elif len(moments) < 3:

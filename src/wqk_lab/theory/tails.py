@@ -18,11 +18,8 @@ import numpy as np
 
 from wqk.forms import BilinearForm
 from wqk.forms.kernels import directionalities
-from wqk_lab.theory.evidence import Evidence, Update, ratio, sample_of
-from wqk_lab.theory.verdict import Sample, Statement
-
-# Logarithms of a ratio of variances that matter: where columns should vary more, or alike.
-MORE, ALIKE = 0.1, 0.25
+from wqk_lab.theory.evidence import Evidence, Measure, Update, ratio, sample_of
+from wqk_lab.theory.verdict import Sample
 
 
 class Tails(NamedTuple):
@@ -129,68 +126,12 @@ def lemma(sample: Sample) -> Sample:
 
 
 RATIO = "ln(Var‖column‖/Var‖row‖)"
-SUM = "the weights are the sum of such updates from an even start"
 
-COLUMNS_LEAD = Statement(
-    "Theorems 2.3 and S1.12, update",
-    "the columns of the update have the longer tail",
-    "S96, S97 and Lemma S1.11",
-    f"{RATIO} of Σ β K",
-    "above",
-    MORE,
-    lambda evidence: evidence.once(in_updates),
-    objectives=("causal",),
-)
-VARY_ALIKE = replace(
-    COLUMNS_LEAD,
-    number="Corollary S1.13, update",
-    says="the columns and rows of the update vary alike",
-    assumes="μ_c = μ_p for every token",
-    direction="near",
-    matters=ALIKE,
-    objectives=("masked", "each"),
-)
-
-STATEMENTS = (
-    Statement(
-        "Theorem S1.12, Equations S97-S98",
-        "columns and rows grow by the same in total; the proof has columns grow more",
-        "none",
-        "Σ‖column‖²/Σ‖row‖² − 1",
-        "identity",
-        1e-4,
-        lambda evidence: sample_of(
-            {layer: [_in_total(u) for u in some] for layer, some in evidence.updates.items()}
-        ),
+MEASURES: dict[str, Measure] = {
+    "in_total": lambda evidence: sample_of(
+        {layer: [_in_total(u) for u in some] for layer, some in evidence.updates.items()}
     ),
-    Statement(
-        "Lemma S1.11",
-        "the side whose norms vary more holds the longest norm",
-        "equal means; the lemma is true of laws of one shape, and false in general",
-        "share of the updates in which it does",
-        "near",
-        0.1,
-        lambda evidence: lemma(evidence.once(in_updates)),
-        null=1.0,
-    ),
-    COLUMNS_LEAD,
-    replace(
-        COLUMNS_LEAD,
-        number="Theorems 2.3 and S1.12, W_qk",
-        says="the columns of W_qk have the longer tail",
-        assumes=SUM,
-        quantity=f"{RATIO} of W_qk",
-        measure=in_weights,
-        needs="weights",
-    ),
-    VARY_ALIKE,
-    replace(
-        VARY_ALIKE,
-        number="Corollary S1.13, W_qk",
-        says="the columns and rows of W_qk vary alike",
-        assumes=SUM,
-        quantity=f"{RATIO} of W_qk",
-        measure=in_weights,
-        needs="weights",
-    ),
-)
+    "lemma": lambda evidence: lemma(evidence.once(in_updates)),
+    "in_updates": lambda evidence: evidence.once(in_updates),
+    "in_weights": in_weights,
+}

@@ -24,9 +24,8 @@ from wqk.checkpoints import open_checkpoint
 from wqk.families import AttentionPlan
 from wqk.forms import BilinearForm
 from wqk.forms.scores import symmetry
-from wqk_lab.theory.evidence import cosine, of_layers
+from wqk_lab.theory.evidence import Measure, cosine, of_layers
 from wqk_lab.theory.gradients import LayerGradient
-from wqk_lab.theory.verdict import Statement
 
 
 def implicit_update(gradient: LayerGradient, rate: float) -> BilinearForm:
@@ -141,25 +140,7 @@ def _symmetry(gradient: LayerGradient) -> float:
     return float(symmetry(_descent(gradient)))
 
 
-STATEMENTS = (
-    Statement(
-        "Remark S1.6, Equation S40",
-        "W_qk is updated in proportion to Σ_ij β_ij K_ij",
-        "gradient descent on W_q and W_k, to first order in its rate",
-        "cosine of the update and the negative gradient",
-        "near",
-        0.1,
-        of_layers(lambda layer: {"cosine": alignment(layer)}),
-        null=1.0,
-    ),
-    Statement(
-        "Remark S1.6 with Theorem S1.14",
-        "a symmetric Σ β K makes a symmetric update",
-        "W_q W_qᵀ = W_k W_kᵀ for every head, which the paper does not ask for",
-        "symmetry of the update that β made symmetric would give",
-        "near",
-        0.1,
-        of_layers(passed_on),
-        null=1.0,
-    ),
-)
+MEASURES: dict[str, Measure] = {
+    "alignment": of_layers(lambda layer: {"cosine": alignment(layer)}),
+    "passed_on": of_layers(passed_on),
+}

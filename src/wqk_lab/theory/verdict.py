@@ -229,7 +229,7 @@ class Statement:
     measure: Callable[[Any], Sample]
     null: float = 0.0
     needs: Needs = "loss"
-    objectives: tuple[Objective, ...] = ("masked", "each", "causal")
+    objectives: Sequence[Objective] = ("masked", "each", "causal")
 
     @property
     def about_model(self) -> bool:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 Random = np.random.Generator
 Case = Callable[[int], Any]  # what is planted, from a seed
 
-STATEMENTS = {f"{s.number}: {s.says}": s for s in (*studying.STATEMENTS, *optimizer.RUN_STATEMENTS)}
+STATEMENTS = {f"{s.number}: {s.says}": s for s in studying.EVERY}
 
 
 def find(number: str, part: str = "") -> str:

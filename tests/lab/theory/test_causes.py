@@ -8,10 +8,11 @@ from tests.lab.theory import subjects
 
 from wqk import BilinearForm
 from wqk_lab.figures.theory import tails
-from wqk_lab.theory.causes import ORDER, curves, in_isolation, rearranged
+from wqk_lab.theory.causes import curves, in_isolation, rearranged
 from wqk_lab.theory.evidence import Evidence, Update
 from wqk_lab.theory.gradients import gradients
 from wqk_lab.theory.optimizer import steps
+from wqk_lab.theory.studying import STATEMENTS
 from wqk_lab.theory.verdict import Finding, Sample
 
 
@@ -140,7 +141,7 @@ def test_layers_of_several_stacks_are_drawn_apart() -> None:
     values = np.array([[1.0, 2.0, 3.0], [1.5, 2.5, 3.5]])
     layers = ("encoder 0", "decoder 0", "decoder 1")
     sample = Sample(values, "batches", layers, {"as it is": values, "shuffled": values - 1})
-    rows = curves([Finding(ORDER, "not tested", sample=sample)])
+    rows = curves([Finding(STATEMENTS[0], "not tested", sample=sample)])
     assert [row["layer"] for row in rows if row["change"] == "shuffled"] == list(layers)
     axis = tails(rows, "toy").axes[0]
     (line,) = [line for line in axis.lines if line.get_label() == "as it is"]
