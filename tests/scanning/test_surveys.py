@@ -193,6 +193,13 @@ def test_progress_counts_what_is_done_and_estimates_the_rest(models: list[str], 
     assert told[-1].remaining == 0
 
 
+def test_of_many_duplicates_some_are_named(tmp_path: Path):
+    copies = [shutil.copytree(wqk.demo_model("encoder"), tmp_path / f"m{n}") for n in range(1, 10)]
+    result = run("survey", *map(str, copies), "--jobs", "1", "--out", str(tmp_path / "out"))
+    (line,) = [one for one in result.stderr.splitlines() if one.startswith("same queries and keys")]
+    assert line.endswith(f"{copies[5]} and 3 more")
+
+
 def test_the_command_reports_failures_and_duplicates(models: list[str], tmp_path: Path):
     out = tmp_path / "out"
     result = run("survey", *models, "--jobs", "1", "--out", str(out))

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from wqk.scanning.surveys import SurveyProgress
     from wqk.tables.score_table import ScoreTable
 
-# Failures and groups of duplicates that are printed; the manifest has all of them.
-MOST_LINES = 20
+# Failures and groups of duplicates that are printed, and names of each group; the manifest has all.
+MOST_LINES, MOST_NAMES = 20, 6
 
 
 @click.command()
@@ -132,7 +132,10 @@ def _print(table: ScoreTable, out: Path, as_json: bool) -> None:
         display.print_json(table)
     elif len(table):
         display.output().print(*overview(table), sep="\n")
-    lines = [f"same queries and keys: {' = '.join(group)}" for group in duplicates]
+    lines = []
+    for group in duplicates:
+        more = f" and {len(group) - MOST_NAMES} more" if len(group) > MOST_NAMES else ""
+        lines.append(f"same queries and keys: {' = '.join(group[:MOST_NAMES])}{more}")
     say_some(lines, "groups of duplicates")
     lines = []
     for line in failed:
