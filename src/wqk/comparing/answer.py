@@ -47,6 +47,7 @@ class BlockComparison:
     # The same of what it does besides its scores, such as its values; without what is not known.
     beside: dict[str, float] = field(default_factory=dict)
     unequal: tuple[str, ...] = ()  # the circuits that differ by more than is allowed
+    identical: bool = False  # whether all that they store is the same, byte by byte
 
     @property
     def same(self) -> bool:

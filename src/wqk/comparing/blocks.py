@@ -73,23 +73,14 @@ class Rows:
         return np.asarray(found)
 
     def equals(self, other: Rows) -> bool:
-        """Whether every number is the same."""
-        pairs = [(self.bias, other.bias)]
-        if (self.norm is None) != (other.norm is None):
-            return False
-        if self.norm is not None and other.norm is not None:
-            if self.norm[2] != other.norm[2]:
-                return False
-            pairs += list(zip(self.norm[:2], other.norm[:2], strict=True))
-        alike = all((a is None) == (b is None) for a, b in pairs) and all(
-            np.array_equal(a, b) for a, b in pairs if a is not None and b is not None
+        """Whether every number is the same; told head by head, as most differ in the first."""
+        mine, theirs = ((some.bias, *(some.norm or ())) for some in (self, other))
+        return (
+            (self.norm is None) == (other.norm is None)
+            and self.weight.shape == other.weight.shape
+            and all(map(np.array_equal, mine, theirs))
+            and all(map(np.array_equal, self.weight, other.weight))
         )
-        return alike and _equal(self.weight, other.weight)
-
-
-def _equal(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two weights are equal; head by head, as most that differ do so in the first."""
-    return a.shape == b.shape and all(np.array_equal(*pair) for pair in zip(a, b, strict=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,14 +150,6 @@ class Scoring:
     def products(self) -> InnerProducts:
         """Of each head with itself."""
         return InnerProducts(self.heads, self.heads)
-
-    def without_biases(self) -> Scoring:
-        """The same block, biases left out."""
-        query, key = (
-            replace(rows, bias=None, norm=rows.norm and (rows.norm[0], None, rows.norm[2]))
-            for rows in (self.query, self.key)
-        )
-        return replace(self, query=query, key=key)
 
 
 class Side(NamedTuple):

@@ -15,12 +15,14 @@ import numpy as np
 
 from wqk.checkpoints import Checkpoint
 from wqk.comparing import mismatches
-from wqk.comparing.blocks import Distances, Scoring, distances
+from wqk.comparing.blocks import Distances, Scoring, distances, same_rotation
 from wqk.comparing.configured import Overlay, rotary_repaired
+from wqk.comparing.contents import equal_bytes
 from wqk.comparing.expected import Expected
 from wqk.comparing.freedoms import explained
 from wqk.comparing.mismatches import Kind, Mismatch
-from wqk.comparing.rewrites import misquantized, search
+from wqk.comparing.rewrites import search
+from wqk.comparing.scope import form_parts
 from wqk.comparing.units import Finding
 from wqk.comparing.weights import CIRCUITS, SCORES, Pair, scorings
 from wqk.families import AttentionPlan, Projection
@@ -30,7 +32,7 @@ from wqk.model import Model
 DISTANCES = (0, 1, 1024)
 
 
-def positions(a: Scoring, b: Scoring) -> tuple[int, ...]:
+def positions(a: Scoring | AttentionPlan, b: Scoring | AttentionPlan) -> tuple[int, ...]:
     """Where two circuits are compared; only at 0 without rotary positions."""
     return DISTANCES if a.rotary or b.rotary else DISTANCES[:1]
 
@@ -54,6 +56,25 @@ def compare(
             if not measured.agree:
                 found[circuit] = Apart(both, measured)
     return found
+
+
+def identical(checkpoints: Sequence[Checkpoint], pair: Pair) -> bool:
+    """Whether two blocks are planned alike and store the same bytes, which costs only reading."""
+    parts = [list(dict.fromkeys(form_parts(plan))) for plan in pair]
+    texts = []
+    for plan, own in zip(pair, parts, strict=True):
+        sides = plan.query, plan.key, plan.value, plan.output, plan.sinks, plan.scale
+        apart = plan.positional and (plan.positional.query, plan.positional.key)
+        text = repr((sides, apart))
+        for number, part in enumerate(own):
+            text = text.replace(repr(part.name), f"#{number}")
+        texts.append(text)
+    turns = [(plan.rotary, plan.axial, plan.positional and plan.positional.rotary) for plan in pair]
+    return (
+        texts[0] == texts[1]
+        and all(same_rotation(*both) for both in zip(*turns, strict=True))
+        and all(equal_bytes(checkpoints, both) for both in zip(*parts, strict=True))
+    )
 
 
 def comparable(a: Scoring, b: Scoring) -> bool:
@@ -135,12 +156,6 @@ def _attempts(
         yield layout.folded()
     if found and not settings:
         yield []
-
-
-def regrouped(checkpoints: Sequence[Checkpoint], pair: Pair) -> tuple[Mismatch, ...]:
-    """Columns of quantized weights in a wrong order that hides behind rounding."""
-    found = (misquantized(unit) for unit in Expected(checkpoints, pair).units if unit.grid)
-    return tuple(one.mismatch for one in found if one and one.kind is Kind.GROUPS)
 
 
 def _averaged(pair: Pair, checkpoints: Sequence[Checkpoint]) -> Mismatch | None:

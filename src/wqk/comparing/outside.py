@@ -103,7 +103,7 @@ def _entries(
     """Tensors of equal forms of which single entries differ, too few for the forms to show it."""
     seen: set[str] = set()
     for (plan, _), block in zip(pairs, blocks, strict=True):
-        if not block.same:
+        if block.identical or not block.same:
             continue
         changed: list[tuple[str, Found, np.ndarray]] = []
         for name in dict.fromkeys(part.name for part in form_parts(plan)):

@@ -256,8 +256,8 @@ def name_permutation(rows: np.ndarray, sizes: Sizes) -> tuple[str, str] | None:
                 f"w = w.view({axes}%s).{turn}.reshape(-1%s)",
             )
     share = sizes.heads // sizes.groups
-    periods = (sizes.width, 3 * sizes.width, (share + 2) * sizes.width, 2, 32, 64, 16, 128)
-    for length in dict.fromkeys(periods):
+    periods = {sizes.width, 3 * sizes.width, (share + 2) * sizes.width, 2, 4, 8, 16, 32, 64, 128}
+    for length in sorted(periods):
         if length < count and count % length == 0:
             table = rows.reshape(-1, length) - length * np.arange(count // length)[:, None]
             if (table == table[0]).all() and table[0].min() >= 0 and table[0].max() < length:
@@ -277,11 +277,9 @@ def _within(inner: np.ndarray, sizes: Sizes) -> tuple[str, str]:
     if heads is not None:
         words = f"lie in another order within each {len(heads)} heads"
         return words, f"w = w.view(-1, {len(heads)}, {width}%s)[:, {heads.tolist()}].reshape(-1%s)"
+    words = f"lie in another order within each {length}"
     if np.array_equal(np.roll(np.arange(length), length // 2), inner):
-        words = f"have halves of each {length} exchanged, as nibbles read in the other order"
-    else:
-        where = "of each head" if length == width else f"in each {length}"
-        words = f"{where} lie in another order"
+        words += ", as halves of bytes (nibbles) read in the other order"
     return words, f"w = w.view(-1, {length}%s)[:, {inner.tolist()}].reshape(-1%s)"
 
 

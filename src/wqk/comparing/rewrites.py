@@ -14,7 +14,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +30,6 @@ from wqk.comparing.permutations import (
 )
 from wqk.comparing.units import (
     QUANTIZED_ALIKE,
-    ROUNDED,
     SAME,
     Adapter,
     Finding,
@@ -39,7 +37,6 @@ from wqk.comparing.units import (
     alike,
     along,
     cosines,
-    matched,
     nearest,
     permutation,
     same_numbers,
@@ -49,12 +46,6 @@ from wqk.comparing.units import (
 
 # A head is another one where this share of its rows are others.
 MOST = 0.5
-# Orders in which the codes of a word can be taken for others: halves of a byte, AWQ's and its
-# inverse, all of a word reversed, or its bytes.
-WORD_ORDERS = (
-    (1, 0), (0, 2, 4, 6, 1, 3, 5, 7), (0, 4, 1, 5, 2, 6, 3, 7), (7, 6, 5, 4, 3, 2, 1, 0),
-    (3, 2, 1, 0), (6, 7, 4, 5, 2, 3, 0, 1),
-)  # fmt: skip
 # Columns belong to other groups if their squares are left with this share, on half of so many rows.
 REGROUPED, SAMPLED = 0.7, 256
 # Blocks of columns that formats give scales of their own.
@@ -105,12 +96,13 @@ def _columns(unit: Unit) -> Finding | None:
     if place is None:
         return None
     words, code = name_permutation(place, unit.sizes) or ("in another order, by no known rule", "")
-    if code:
+    if unit.grid and not code.startswith("w ="):
+        words = "lie in the order of their groups: act-order was not undone"
+        code = "w = w[:, (torch.nn.functional.normalize(w, dim=0).T @ original).argmax(0)]"
+    elif code:
         code = f"w = w.T; {code.replace('%s', ', w.shape[1]')}; w = w.T"
     words = f"columns of {unit.title} {words}"
-    return replace(
-        unit.finding(Kind.COLUMNS, words, code, unit.stored[:, place]), facts={"columns": place}
-    )
+    return unit.finding(Kind.COLUMNS, words, code, unit.stored[:, place])
 
 
 def _transposed(unit: Unit) -> Finding | None:
@@ -182,10 +174,6 @@ def _ratio(a: np.ndarray, b: np.ndarray, axis: int | None) -> np.ndarray:
     return np.asarray((a * b).sum(axis=axis, keepdims=True) / np.where(squares > 0, squares, 1))
 
 
-def _close(a: np.ndarray, b: np.ndarray, share: float = SAME) -> bool:
-    return bool(np.abs(a - b).max() <= share * np.abs(b).max())
-
-
 def _zero(unit: Unit) -> Finding | None:
     if unit.stored.any():
         return None
@@ -197,7 +185,7 @@ def _scaled(unit: Unit) -> Finding | None:
     if unit.role in ("query", "key"):
         return None
     factor = float(_ratio(unit.wanted, unit.stored, None).item())
-    if not factor or abs(factor - 1) < SAME or not _close(factor * unit.wanted, unit.stored):
+    if not factor or abs(factor - 1) < SAME or not unit.fits(unit.stored / factor):
         return None
     words, code = f"{unit.title}: scaled by {factor:.4g}", f"w = w / {factor:.6g}"
     return unit.finding(Kind.SCALED, words, code, unit.stored / factor)
@@ -209,7 +197,11 @@ def _factors(unit: Unit) -> Finding | None:
     for axis, what in ((1, "rows"), (0, "columns")):
         factors = _ratio(w, v, axis)
         flat = factors.ravel()
-        if not flat.all() or not _close(factors * w, v) or np.ptp(flat) < SAME * abs(flat[0]):
+        if (
+            not flat.all()
+            or np.isclose(flat, flat[0], rtol=SAME).all()
+            or not unit.fits(v / factors)
+        ):
             continue
         if axis and np.allclose(np.abs(flat), 1, atol=SAME):
             negative = np.flatnonzero(flat < 0)
@@ -245,18 +237,21 @@ def _signs(unit: Unit, negative: np.ndarray, words: str) -> Finding:
 def _in_blocks(unit: Unit) -> Finding | None:
     """Factors and offsets of blocks of columns: scales, zero points, integers without scales."""
     w, v = (np.asarray(some, np.float64) for some in (unit.wanted, unit.stored))
-    for size in reversed(BLOCKS):
-        if v.shape[1] % size or v.shape[1] == size:
+    for size in (unit.grid.shared,) if unit.grid else reversed(BLOCKS):
+        if v.shape[1] % size or (v.shape[1] == size and not unit.grid):
             continue
         a, b = (x.reshape(len(v), -1, size) for x in (w, v))
         means = [x.mean(axis=2, keepdims=True) for x in (a, b)]
         factors = _ratio(a - means[0], b - means[1], 2)
-        if _close(factors * a, b, 3 * SAME):
-            kind, words = Kind.BLOCK_SCALES, f"scales of other blocks of {size} columns"
+        if not (factors > 0).all():
+            continue
+        if unit.fits((b / factors).reshape(v.shape)):
+            kind = Kind.BLOCK_SCALES
+            words = f"scales of other rows or blocks of {size} columns"
             if np.array_equal(v, np.rint(v)):
                 kind = Kind.INTEGERS
                 words = f"whole numbers without their scales, of blocks of {size} columns"
-        elif _close(factors * a + means[1] - factors * means[0], b, 3 * SAME):
+        elif unit.fits(((b - means[1]) / factors + means[0]).reshape(v.shape)):
             kind = Kind.ZERO_POINT
             words = f"an offset for each block of {size} columns: a zero point is off"
         else:
@@ -318,68 +313,18 @@ def _rank(step: np.ndarray, noise: float) -> int | None:
     return rank if 0 < rank <= most and values[rank] < values[rank - 1] / 3 else None
 
 
-def misquantized(unit: Unit) -> Finding | None:
-    """What a quantized weight (n, D) was read or written with, if rounding does not explain it.
-
-    Codes in another order within their words, scales of other rows or blocks, zero points that are
-    off, or an order of columns that was forgotten (GPTQ's act-order): whichever leaves no more than
-    rounding to the grid.
-
-    Examples
-    --------
-    >>> from wqk.checkpoints.checkpoint import Grid
-    >>> from wqk.comparing.permutations import Sizes
-    >>> w = np.random.default_rng(0).standard_normal((8, 64))
-    >>> step = np.abs(w).max() / 7.5
-    >>> stored = np.rint(w / step) * step
-    >>> swapped = stored.reshape(8, 32, 2)[..., ::-1].reshape(8, 64)
-    >>> unit = Unit("q_proj", "query", w, stored, Sizes(1, 1, 8), grid=Grid(64, 1 / 7.5))
-    >>> misquantized(unit), misquantized(replace(unit, stored=swapped)).kind
-    (None, <Kind.COLUMNS: 'other order of columns'>)
-    """
-    v, w = (np.asarray(some, np.float64) for some in (unit.stored, unit.wanted))
-    title, grid, left = unit.title, unit.grid, unit.left
-    if grid is None or v.ndim != 2 or not v.any():
-        return None
-
-    rows = np.unique(np.linspace(0, len(v) - 1, SAMPLED).astype(int)).tolist()
+def regrouped(unit: Unit) -> Finding | None:
+    """Columns of a quantized weight that have the scales of other groups (GPTQ's act-order)."""
+    rows = np.unique(np.linspace(0, len(unit.stored) - 1, SAMPLED).astype(int)).tolist()
     parts = Part(unit.name, tuple((n, n + 1) for n in rows)), Part(unit.name)
-    some, every = map(unit.regrouped, parts)
-    if some and every:
-        best, words = _regrouped(w[rows], some)
-        if words and left(mended := every.values(best)) < ROUNDED:
-            return unit.finding(Kind.GROUPS, f"{title}: {words}", "w = original", mended)
-    if left(v) < ROUNDED:
+    some, every = map(unit.regrouped, parts) if unit.grid else (None, None)
+    if not some or not every:
         return None
-    for axis, order in product((1, 0), WORD_ORDERS):
-        length = len(order)
-        if v.shape[axis] % length:
-            continue
-        there = np.arange(v.shape[axis]).reshape(-1, length)[:, order].ravel()
-        mended = np.take(v, there, axis)
-        if left(mended) < ROUNDED:
-            what, kind = (("rows", Kind.ROWS), ("columns", Kind.COLUMNS))[axis]
-            view = (f"w.view(-1, {length}, D)[:, {list(order)}]" if axis == 0
-                    else f"w.view(len(w), -1, {length})[:, :, {list(order)}]")  # fmt: skip
-            words = f"{what} of {title} lie in another order within each {length}, as the codes of "
-            words += "one word read in another order"
-            return unit.finding(kind, words, f"w = {view}.reshape(w.shape)", mended)
-    size = grid.shared if v.shape[1] % grid.shared == 0 else v.shape[1]
-    a, b = (x.reshape(len(v), -1, size) for x in (w, v))
-    factors = _ratio(a, b, 2)
-    if (factors > 0).all() and left((b / factors).reshape(v.shape)) < ROUNDED:
-        words = f"{title}: scales of other rows or blocks of {size} columns"
-        return unit.finding(Kind.BLOCK_SCALES, words, "w = original", w)
-    offsets = (b - a).mean(axis=2, keepdims=True)
-    if left((b - offsets).reshape(v.shape)) < ROUNDED:
-        words = f"{title}: an offset for each block of {size} columns: a zero point is off"
-        return unit.finding(Kind.ZERO_POINT, words, "w = original", w)
-    place, found = matched(w.T, v.T)
-    if found.all() and left(v[:, place]) < ROUNDED:
-        words = f"columns of {title} lie in the order of their groups: act-order was not undone"
-        code = "w = w[:, (torch.nn.functional.normalize(w, dim=0).T @ original).argmax(0)]"
-        return unit.finding(Kind.COLUMNS, words, code, v[:, place])
-    return None
+    best, words = _regrouped(unit.wanted[rows], some)
+    mended = every.values(best) if words else unit.stored
+    if not words or not unit.fits(mended):
+        return None
+    return unit.finding(Kind.GROUPS, f"{unit.title}: {words}", "w = original", mended)
 
 
 def _regrouped(w: np.ndarray, again: Regrouping) -> tuple[np.ndarray, str]:
@@ -473,7 +418,7 @@ class Rewrite(NamedTuple):
 OF_WEIGHTS = (
     Rewrite((Kind.ZERO,), _zero),
     Rewrite((Kind.SCALED,), _scaled),
-    Rewrite((Kind.GROUPS, Kind.BLOCK_SCALES, Kind.ZERO_POINT, Kind.COLUMNS), misquantized),
+    Rewrite((Kind.GROUPS,), regrouped),
     Rewrite((Kind.ROTARY, Kind.HEADS, Kind.PAIRING, Kind.DIMENSIONS, Kind.ROWS, Kind.FUSED), _rows),
     Rewrite((Kind.COLUMNS,), _columns),
     Rewrite((Kind.TRANSPOSED,), _transposed),

@@ -13,7 +13,7 @@ from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.references import HubFolder, check_options
 from wqk.comparing import mismatches
 from wqk.comparing.answer import BlockComparison, CheckpointComparison, Place
-from wqk.comparing.blocks import Scoring, distances
+from wqk.comparing.blocks import RESOLUTION, Scoring, distances
 from wqk.comparing.configured import is_configured, other_settings
 from wqk.comparing.contents import compare_stored, paired_names
 from wqk.comparing.diagnosis import (
@@ -21,13 +21,15 @@ from wqk.comparing.diagnosis import (
     comparable,
     compare,
     diagnose,
+    identical,
     positions,
-    regrouped,
 )  # fmt: skip
+from wqk.comparing.expected import Expected
 from wqk.comparing.freedoms import explained, signature
 from wqk.comparing.mismatches import Kind, Mismatch
 from wqk.comparing.outside import absent_towers, outside
-from wqk.comparing.weights import CIRCUITS, SCORES, Pair, grid, scorings
+from wqk.comparing.rewrites import regrouped
+from wqk.comparing.weights import CIRCUITS, POSITIONS, SCORES, VALUES, Pair, grid, scorings
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families import AttentionPlan
 from wqk.model import Model
@@ -40,9 +42,6 @@ ALIKE, LEAST_ALIKE = 0.99, 0.8
 
 # From this share of what quantization explains on, columns are looked for in other groups.
 SUSPECT = 0.5
-
-# Signatures of a block's circuits, by their names.
-Marks = dict[str, np.ndarray]
 
 
 def same(
@@ -131,28 +130,26 @@ def same(
         if text := _grid(checkpoint, plan):
             notes.append(f"{checkpoint.name}: {text}")
     blocks: list[BlockComparison] = []
-    marks: list[tuple[Marks, Marks]] = []
-    for pair in pairs:
+    marks = _Marks(checkpoints, pairs)
+    for number, pair in enumerate(pairs):
         # Products of single heads are too small for several threads.
         with one_blas_thread():
-            block, mark = _compared(models, pair, tolerance)
+            block = _compared(models, pair, tolerance, marks, number)
             if "heads" in up_to and (order := _order_of_heads(checkpoints, pair, block, tolerance)):
                 notes.append(f"{_place(pair[0])}: heads in the order {mismatches.listed(order)}")
                 block = replace(block, unequal=(), heads=())
         blocks.append(block)
-        marks.append(mark)
         if on_progress:
             on_progress(len(blocks), len(pairs))
     with one_blas_thread():
-        explained_blocks = [_explained(models, pairs, blocks, marks, n, tolerance)
-                            for n in range(len(blocks))]  # fmt: skip
+        blocks = [_explained(models, pairs, blocks, marks, n, tolerance) for n in range(len(pairs))]
     tensors = [checkpoint.tensors() for checkpoint in checkpoints]
     one, two = (plan.query.tensor for plan in anchors[0])
     names = paired_names(tensors[0], tensors[1], (one, two))
-    rest = outside(models, pairs, explained_blocks, names, everything, layers, tolerance)
+    rest = outside(models, pairs, blocks, names, everything, layers, tolerance)
     notes += absent_towers(models)
     return CheckpointComparison(
-        checkpoints[0].name, checkpoints[1].name, tuple(explained_blocks), missing, added,
+        checkpoints[0].name, checkpoints[1].name, tuple(blocks), missing, added,
         tuple(notes), *rest, tolerance, _quantized(pairs),
     )  # fmt: skip
 
@@ -174,15 +171,48 @@ def _grid(checkpoint: Checkpoint, plan: AttentionPlan) -> str:
     )
 
 
+class _Marks:
+    """Signatures of both models' blocks: those that were compared, and others when first needed."""
+
+    def __init__(self, checkpoints: Sequence[Checkpoint], pairs: Sequence[Pair]) -> None:
+        self._checkpoints, self._pairs = checkpoints, pairs
+        self._known: dict[tuple[int, str], list[np.ndarray]] = {}
+
+    def add(self, number: int, circuit: str, both: Sequence[Scoring]) -> None:
+        """Note the two of a pair of blocks."""
+        marks = [signature(scoring).astype(np.float32) for scoring in both]
+        self._known[number, circuit] = marks
+
+    def alike(self, ours: int, theirs: int, circuit: str, least: float) -> bool:
+        """Whether the heads of two blocks have the same form, by their signatures."""
+        found = []
+        for which, number in enumerate((ours, theirs)):
+            if (number, circuit) not in self._known:
+                both = scorings(self._checkpoints, self._pairs[number], circuit)
+                self.add(number, circuit, both or ())
+            found += self._known[number, circuit][which : which + 1]
+        if len(found) < 2 or found[0].shape != found[1].shape:
+            return False
+        return bool((np.einsum("hp,hp->h", *found) > least).all())
+
+
 def _compared(
-    models: Sequence[Model], pair: Pair, tolerance: float
-) -> tuple[BlockComparison, tuple[Marks, Marks]]:
-    """How far two blocks are apart in each circuit, and their settings; and their signatures."""
+    models: Sequence[Model], pair: Pair, tolerance: float, marks: _Marks, number: int
+) -> BlockComparison:
+    """How far two blocks are apart in each circuit, and their settings; their marks are noted."""
     checkpoints = [model.checkpoint for model in models]
-    place, marks = _place(pair[0]), (dict[str, np.ndarray](), dict[str, np.ndarray]())
     found = [*other_settings(models, pair)]
-    block = BlockComparison(*place, {}, 0, 0.0, ())
-    heads = np.zeros(pair[0].query.heads)
+    if pair[0].sinks is not None and pair[1].sinks is not None:
+        found += _sinks(checkpoints, (pair[0].sinks, pair[1].sinks))
+    heads, beside_scores = np.zeros(pair[0].query.heads), dict[str, float]()
+    block = BlockComparison(
+        *_place(pair[0]), {}, 0, RESOLUTION, tuple(found), tuple(map(float, heads))
+    )
+    if identical(checkpoints, pair):
+        beside_scores = {VALUES: 0.0} if pair[0].value and pair[0].output else {}
+        beside_scores |= {POSITIONS: 0.0} if pair[0].positional else {}
+        far = dict.fromkeys(positions(*pair), 0.0)
+        return replace(block, distance=far, beside=beside_scores, identical=True)
     for circuit in CIRCUITS:
         both = scorings(checkpoints, pair, circuit)
         if both is None:
@@ -195,51 +225,46 @@ def _compared(
                 said = [f"{len(one.query.weight)} of width {one.width}" for one in both]
                 repair = f'config["num_attention_heads"] = {len(a.query.weight)}'
                 found.insert(0, mismatches.setting("number of heads", said[0], said[1], repair))
-                return replace(
-                    block, distance=dict.fromkeys(at, float("nan")), mismatches=tuple(found)
-                ), marks
+                far = dict.fromkeys(at, float("nan"))
+                return replace(block, distance=far, tolerance=0.0, mismatches=tuple(found))
         elif not comparable(a, b):
             reason = " against ".join(_sizes(one) for one in both)
             found.append(beside(circuit, Mismatch(Kind.SIZES, reason)))
-            block = replace(block, beside={**block.beside, circuit: float("nan")})
+            beside_scores[circuit] = float("nan")
             continue
         measured = distances(a, b, at, tolerance)
         by_head, worst = measured.relative.max(axis=0), measured.worst
-        for mark, scoring in zip(marks, both, strict=True):
-            mark[circuit] = signature(scoring).astype(np.float32)
+        marks.add(number, circuit, both)
         if circuit == SCORES:
             far = dict(zip(at, map(float, measured.relative.max(axis=1)), strict=True))
             allowed = float(measured.tolerance[worst])
             block = replace(block, distance=far, head=worst, tolerance=allowed)
             suspect = measured.agree and max(far.values()) > SUSPECT * allowed
             if suspect and checkpoints[1].regrouping(Part(pair[1].query.tensor, ((0, 1),))):
-                found[:0] = regrouped(checkpoints, pair)
+                columns = map(regrouped, Expected(checkpoints, pair).units)
+                found[:0] = [one.mismatch for one in columns if one is not None]
         else:
-            block = replace(block, beside={**block.beside, circuit: float(by_head.max())})
+            beside_scores[circuit] = float(by_head.max())
         if not measured.agree:
             block = replace(block, unequal=(*block.unequal, circuit))
             if len(heads) == len(by_head):
                 heads = np.maximum(heads, np.where(by_head > measured.tolerance, by_head, 0.0))
-    if pair[0].sinks is not None and pair[1].sinks is not None:
-        found += _sinks(checkpoints, (pair[0].sinks, pair[1].sinks))
-    return replace(block, mismatches=tuple(found), heads=tuple(map(float, heads))), marks
+    return replace(
+        block, mismatches=tuple(found), beside=beside_scores, heads=tuple(map(float, heads))
+    )
 
 
 def _require_sizes(plan: AttentionPlan, both: Sequence[Scoring]) -> None:
     """Queries and keys of two blocks must have as many rows, of the same widths."""
-    shapes = [[one.query.weight.shape, one.key.weight.shape] for one in both]
-    if any(
-        (query[0] * query[1], query[2], key[2]) != (shapes[0][0][0] * shapes[0][0][1],
-                                                    shapes[0][0][2], shapes[0][1][2])
-        for query, key in shapes
-    ):  # fmt: skip
-        sizes = [
-            f"{query[0]} heads of width {query[1]} on {query[2]} dimensions" for query, _ in shapes
-        ]
-        raise CheckpointError(
-            f"layer {plan.layer} of the {plan.stack} has {sizes[0]} in one checkpoint and "
-            f"{sizes[1]} in the other; only equal ones can be compared"
-        )
+    shapes = [(one.query.weight.shape, one.key.weight.shape) for one in both]
+    (rows, key), (others, other_key) = shapes
+    if (rows[0] * rows[1], rows[2], key[2]) == (others[0] * others[1], others[2], other_key[2]):
+        return
+    sizes = ["{} heads of width {} on {} dimensions".format(*shape) for shape, _ in shapes]
+    raise CheckpointError(
+        f"layer {plan.layer} of the {plan.stack} has {sizes[0]} in one checkpoint and {sizes[1]} "
+        "in the other; only equal ones can be compared"
+    )
 
 
 def _order_of_heads(
@@ -259,29 +284,28 @@ def _order_of_heads(
 
 def _explained(
     models: Sequence[Model], pairs: Sequence[Pair], blocks: Sequence[BlockComparison],
-    marks: Sequence[tuple[Marks, Marks]], number: int, tolerance: float,
+    marks: _Marks, number: int, tolerance: float,
 ) -> BlockComparison:  # fmt: skip
     """A block with the causes of what differs in it: another layer's weights, or changed ones."""
     block, pair = blocks[number], pairs[number]
     if not block.unequal:
         return block
-    least, here = max(LEAST_ALIKE, min(ALIKE, 1 - 2 * block.tolerance**2)), marks[number][1]
+    least = max(LEAST_ALIKE, min(ALIKE, 1 - 2 * block.tolerance**2))
     others = [n for n, (other, _) in enumerate(pairs) if other.place[:2] == pair[0].place[:2]
-              and n != number]  # fmt: skip
-    held = [n for n in others if SCORES in block.unequal
-            and _alike(marks[n][0], here, SCORES, least)][:1]  # fmt: skip
+              and n != number and SCORES in block.unequal]  # fmt: skip
     found: list[Mismatch] = []
     left: tuple[str, ...] = CIRCUITS
-    for n in held:
-        layer, other = pair[0].layer, pairs[n][0].layer
-        tied = not blocks[n].unequal or any(
-            _alike(marks[n][0], marks[m][1], SCORES, least) for m in others if m != n
+    held = next((n for n in others if marks.alike(n, number, SCORES, least)), None)
+    if held is not None:
+        layer, other = pair[0].layer, pairs[held][0].layer
+        tied = not blocks[held].unequal or any(
+            marks.alike(held, m, SCORES, least) for m in others if m != held
         )
         reason = f"{Kind.LAYER}: layer {layer} has those of layer {other}"
         repair = f"layers[{layer}] = original[{layer}]  # not [{other}]"
         reason += ", as another one does" * tied
         found.append(Mismatch(Kind.LAYER, reason, repair, facts={"other_layer": other}))
-        left = tuple(what for what in left if not _alike(marks[n][0], here, what, least))
+        left = tuple(what for what in left if not marks.alike(held, number, what, least))
     if {*left} & {*block.unequal}:
         neighbors = [p for p, _ in pairs if p is not pair[0] and p.stack == pair[0].stack]
         found += diagnose(models, pair, neighbors, tolerance, left)
@@ -435,11 +459,3 @@ def _sinks(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> Iterator
     elif np.array_equal(np.sort(ours), np.sort(theirs)):
         reason = "sinks lie in the order of other heads"
     yield Mismatch(Kind.SINKS, reason, "sinks = original", facts={"circuit": "sinks"})
-
-
-def _alike(ours: Marks, theirs: Marks, what: str, least: float) -> bool:
-    """Whether the heads of two blocks have the same form, by their signatures."""
-    first, second = ours.get(what), theirs.get(what)
-    if first is None or second is None or first.shape != second.shape:
-        return False
-    return bool((np.einsum("hp,hp->h", first, second) > least).all())

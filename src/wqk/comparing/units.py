@@ -105,18 +105,17 @@ class Unit:
     def right(self) -> bool:
         """Whether it is what it should be, up to rounding."""
         if self.grid is not None:
-            return self.left(self.stored) < ROUNDED
+            return self.fits(self.stored)
         most = float(np.abs(self.wanted).max(initial=0.0))
         return bool(np.abs(self.wanted - self.stored).max(initial=0.0) <= 8 * self.rounding * most)
 
-    def left(self, value: np.ndarray) -> float:
-        """The root mean square of what differs, in units of that of rounding to the grid."""
+    def fits(self, value: np.ndarray) -> bool:
+        """Whether a value is what it should be, up to the rounding of a quantized one."""
+        apart = value - self.wanted
         if self.grid is None:
-            return math.inf
-        size = np.sqrt(np.mean(np.square(value, dtype=np.float64)))
-        expected = rounding(self.grid, value) * size / math.sqrt(3)
-        apart = np.sqrt(np.mean(np.square(value - self.wanted, dtype=np.float64)))
-        return float(apart / expected) if expected else math.inf
+            return bool(np.abs(apart).max() <= SAME * np.abs(self.wanted).max())
+        size, left = (np.sqrt(np.mean(np.square(x, dtype=np.float64))) for x in (value, apart))
+        return bool(left < ROUNDED * rounding(self.grid, value) * size / math.sqrt(3))
 
     def finding(self, kind: Kind, words: str, code: str, repaired: Any, **more: Any) -> Finding:
         """What was found of it; ``repaired`` is the weight without it."""
