@@ -79,8 +79,8 @@ def test_conversions_are_the_same_as_their_originals(tmp_path: Path) -> None:
             convert(folder, path)
         except Exception:
             continue
-        assert_equal_mixers(folder, path)
         try:
+            assert_equal_mixers(folder, path)
             found = wqk.same(folder, path)
         except wqk.WqkError as error:
             outcomes[folder.name] = f"refused: {error!s:.200}"

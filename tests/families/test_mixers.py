@@ -649,3 +649,11 @@ def test_rwkv_7_has_one_form_in_both_spellings() -> None:
         np.testing.assert_array_equal(*forms)
     scores = own["blocks.1.att.receptance.weight"][:8].T @ own["blocks.1.att.key.weight"][:8]
     np.testing.assert_allclose(blocks[1][0].dense(), scores, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["qwen3-next", "jamba", "mamba2"])
+def test_a_scan_reads_what_explain_says(name: str, tmp_path: Path) -> None:
+    save(CASES[name][0], tmp_path)
+    seen: list[Any] = []
+    wqk.scan(tmp_path, heads=False, on_progress=seen.append)
+    assert seen[-1].bytes_read == wqk.explain(tmp_path).bytes_to_read
