@@ -326,11 +326,12 @@ def configuration(metadata: Mapping[str, Any]) -> dict[str, Any]:
     config = own | _heads(file) | _scores(file)
     config |= {"model_type": f"gguf-{architecture}", "layer_count": depth if depth else None}
     if any(windows):
-        kinds = "chunked" if file.code["window"]["kind"] == "chunked" else "sliding"
-        config["layer_types"] = [f"{kinds if size else 'full'}_attention" for size in windows]
+        chunked, symmetric = (file.code["window"]["kind"] == k for k in ("chunked", "symmetric"))
+        kind = "chunked" if chunked else "sliding"
+        config["layer_types"] = [f"{kind if size else 'full'}_attention" for size in windows]
         size = max(windows)
-        symmetric = file.code["window"]["kind"] == "symmetric"
-        config["sliding_window"] = size // 2 if symmetric else size
+        key = "attention_chunk_size" if chunked else "sliding_window"
+        config[key] = size // 2 if symmetric else size
     config["pairs"] = file.code.get("rotary") == "interleaved" or (
         file.code.get("rotary") == "by sections" and not _has_sections(file)
     )

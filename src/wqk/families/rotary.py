@@ -171,7 +171,8 @@ def _number(
     layer: int = 0,
 ) -> float:
     """A number that has keys: from the rotary parameters, where it is ``own``, or from outside."""
-    every = (own, *keys) if keys else ()
+    by_layer = any(isinstance(config.get(key), list) for key in keys)
+    every = (own, *keys) if keys and not by_layer else ()
     found = next((scaling[key] for key in every if scaling.get(key) is not None), None)
     value = config.optional_number(keys, layer) if found is None else as_number(found)
     if found is not None and value is None:
