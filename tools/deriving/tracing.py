@@ -151,7 +151,12 @@ class Trace(TorchDispatchMode):
 
 
 def _mask(weights: torch.Tensor) -> tuple[bool, int]:
-    """Whether no later key has weight; and the largest distance of one that has."""
+    """Whether no later key has weight; and the largest distance of one that has.
+
+    A sink's weights come last.
+    """
+    if weights.ndim >= 2 and weights.shape[-1] == weights.shape[-2] + 1:
+        weights = weights[..., :-1]
     if weights.ndim < 2 or weights.shape[-2] != weights.shape[-1] or weights.shape[-1] > 512:
         return False, -1
     size = weights.shape[-1]
