@@ -368,6 +368,7 @@ def test_a_guess_is_taken_once_the_model_s_own_pass_has_proven_it() -> None:
         with pytest.raises(UnknownFamily, match=r"wqk.verify\(model, batch\)"):
             refused()
     assert wqk.verify(model, batch).verdict == "right"
+    assert wqk.logits(nn.DataParallel(model), batch).blocks
     found = wqk.logits(model, batch)
     layer = model.attn_layers[0][0]
     q, k = (heads(side(batch), 4) for side in (layer.to_q, layer.to_k))
@@ -406,6 +407,7 @@ def test_pytorch_s_own_layers_are_known_and_run_with_their_masks(batch_first: bo
     np.testing.assert_allclose(own.attention_entropy, entropy.detach(), rtol=1e-5)
     assert wqk.verify(model, given).verdict == "right"
     assert wqk.clip_(model, found.largest / 2, logits=found).heads
+    assert wqk.logits(nn.DataParallel(model), given).blocks
     adding = nn.MultiheadAttention(32, 4, add_zero_attn=True)
     with pytest.raises(UnknownFamily):
         wqk.logits(nn.ModuleDict({"layers": nn.ModuleList([adding])}), x)

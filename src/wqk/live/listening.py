@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import msgspec
 
-from wqk.checkpoints.modules import ADAPTED, plain_name
+from wqk.checkpoints.modules import ADAPTED, plain_name, unwrapped
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families import AttentionPlan
 from wqk.model import Model
@@ -213,8 +213,8 @@ def known_plans(model: Model, what: str) -> tuple[AttentionPlan, ...]:
     A guess is proven by `wqk.verify`; PyTorch's own attention is known by its class.
     `UnknownFamily`, which says ``what`` is needed, where something was guessed and not proven.
     """
-    network: Any = model.ref
-    modules = dict(network.named_modules())
+    network: Any = unwrapped(model.ref)
+    modules = {_plain_module(name): module for name, module in network.named_modules()}
     found = []
     for plan in model.plans:
         module: Any = modules.get(module_of(plan.query.tensor))

@@ -25,7 +25,7 @@ from wqk._console import Result
 from wqk.attention import Block
 from wqk.checkpoints import Checkpoint, Part, TensorInfo, steps_of
 from wqk.checkpoints.adapters import AdaptedCheckpoint, unrounded
-from wqk.checkpoints.modules import LiveCheckpoint
+from wqk.checkpoints.modules import LiveCheckpoint, unwrapped
 from wqk.live.listening import PROVEN
 from wqk.live.verification.recomputation import form_difference, holds_whole_score, recomputed
 from wqk.live.verification.running import Run, run, run_module
@@ -282,7 +282,7 @@ def _verified(opened: Model, batch: Any, tolerance: float) -> Verification:
         model, lambda flat: run_module(module, opened.plans, batch, flat=flat), tolerance
     )
     if verified.verdict == RIGHT:
-        PROVEN.add(opened.ref)
+        PROVEN.add(unwrapped(opened.ref))
     return verified
 
 
