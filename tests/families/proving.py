@@ -180,8 +180,7 @@ def prove_norms(architecture: Architecture, folder: Path) -> None:
     with double_precision(), torch.no_grad(), products.open(flat=False):
         model = _load_model(folder, checkpoint, find_family(checkpoint), {})
         plans = wqk.open(open_checkpoint(model)).plans
-        recording = listen(model, plans, plans, products)
-        records = recording.records
+        _listener, records = listen(model, plans, plans, products)
         for norm in {norm for plan in plans for norm in _norms(plan).values()}:
             module = model.get_submodule(_module_of(norm))
             assert epsilon_of(module) in (None, norm.epsilon), norm.gain[0].name

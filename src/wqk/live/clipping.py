@@ -480,8 +480,8 @@ def _uses_of(weights: LiveCheckpoint, side: Side) -> list[Any]:
     outer = outer.outer if isinstance(outer, Composed) else outer
     gains = side.norm.gain if side.norm else ()
     return [
-        (id(weights.current(outer.tensor)), outer.outputs),
-        *((id(weights.current(part.name)), part.rows) for part in gains),
+        (id(weights.writable(outer.tensor)), outer.outputs),
+        *((id(weights.writable(part.name)), part.rows) for part in gains),
     ]
 
 

@@ -6,6 +6,7 @@ Axes: B blocks, N tokens, V vocabulary.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -143,7 +144,9 @@ def open_held_out(
                 f"tokens must be whole numbers (B, N) or (N,), got {ids.dtype} {ids.shape}"
             )
         mask = getattr(model.config, "mask_token_id", None)
-        mask = _mask_of(folder) if mask is None and folder else mask
+        if mask is None and folder:
+            with suppress(Exception):  # the libraries raise anything
+                mask = _tokenizer(folder).mask_token_id
     if ids.ndim == 1:
         positions = most_positions(model)
         own = BLOCK if positions is None else min(BLOCK, positions)
@@ -247,40 +250,32 @@ def fresh(model: Any, seed: int) -> Any:
 
 def _encoded(path: Path, ref: str | None, wanted: int) -> tuple[str, np.ndarray, int | None]:
     """A text file in a model's own tokens."""
-    from transformers import AutoTokenizer
-
     if ref is None:
         raise CorpusError("a text needs the tokenizer of a saved model; give tokens instead")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CorpusError(f"{path}: cannot be read as text ({first_line(error)})") from None
-    with quiet():
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(ref, trust_remote_code=False)
-            # A token has at least one character, mostly; what is not needed is not encoded.
+    try:
+        tokenizer = _tokenizer(ref)
+        # A token has at least one character, mostly; what is not needed is not encoded.
+        with quiet():
             ids = tokenizer(text[: 40 * wanted], add_special_tokens=False)["input_ids"]
-            # Where a model's files are missing, transformers may make a tokenizer without words.
-            if len(tokenizer) <= len(tokenizer.all_special_ids):
-                raise ValueError("no vocabulary")
-        except Exception as error:  # the libraries raise anything
-            raise CorpusError(
-                f"{ref}: has no tokenizer that encodes text ({first_line(error)}); give a corpus"
-            ) from None
+        # Where a model's files are missing, transformers may make a tokenizer without words.
+        if len(tokenizer) <= len(tokenizer.all_special_ids):
+            raise ValueError("no vocabulary")
+    except Exception as error:  # the libraries raise anything
+        raise CorpusError(
+            f"{ref}: has no tokenizer that encodes text ({first_line(error)}); give a corpus"
+        ) from None
     return path.name, np.asarray(ids, np.int64), tokenizer.mask_token_id
 
 
-def _mask_of(ref: str) -> int | None:
+def _tokenizer(ref: str) -> Any:
     from transformers import AutoTokenizer
 
     with quiet():
-        try:
-            found: int | None = AutoTokenizer.from_pretrained(
-                ref, trust_remote_code=False
-            ).mask_token_id
-        except Exception:  # the libraries raise anything
-            return None
-    return found
+        return AutoTokenizer.from_pretrained(ref, trust_remote_code=False)
 
 
 def _stored(folder: Path) -> tuple[str, np.ndarray, int | None]:

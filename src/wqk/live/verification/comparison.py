@@ -276,7 +276,7 @@ def _verified(opened: Model, batch: Any, tolerance: float) -> Verification:
     for part in module.modules():
         if hasattr(part, "set_attn_implementation"):
             part.set_attn_implementation("eager")
-    model = opened.on(_InDoublePrecision(LiveCheckpoint(module)))
+    model = opened.on(LiveCheckpoint(module))
     batch = _on_host(batch)
     verified = _compared(
         model, lambda flat: run_module(module, opened.plans, batch, flat=flat), tolerance

@@ -297,13 +297,6 @@ def _centered(products: np.ndarray) -> np.ndarray:
     return np.asarray(products - products.mean(axis=-2, keepdims=True))
 
 
-class Recording(NamedTuple):
-    """Records of a model's blocks, which fill while the listener is kept."""
-
-    listener: Listener
-    records: list[list[Application]]
-
-
 class Application(NamedTuple):
     """One use of one block's attention; windows of a picture count as examples."""
 
@@ -352,8 +345,8 @@ def listen(
     plans: Sequence[AttentionPlan],
     live: Sequence[AttentionPlan],
     products: Products,
-) -> Recording:
-    """Empty records of the plans' blocks, which fill when the model is run in ``products.open``.
+) -> tuple[Listener, list[list[Application]]]:
+    """A listener, and records of the plans' blocks, which fill while ``products`` is open.
 
     Raises `UnknownFamily` if the model lacks a block that the checkpoint has.
     """
@@ -387,7 +380,7 @@ def listen(
         products.leave()
 
     listener = Listener(model, [in_model[place] for place in records], heard, products.enter)
-    return Recording(listener, list(records.values()))
+    return listener, list(records.values())
 
 
 def require_records(
