@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import wqk
+from wqk._files import append_lines
+from wqk.tables.run import METRICS, SCORES, Run, create_run, open_run
 from wqk.tables.score_table import ScoreTable
 
 # A name that would end a script, open a tag, run, and be read as an entity or a template. Its last
@@ -68,3 +72,19 @@ def training(name: str, steps: tuple[int, ...], **options: Any) -> ScoreTable:
     return table(
         *(rows(f"{name}/checkpoint-{step}", step=step, seed=step, **options) for step in steps)
     )
+
+
+def trained(folder: Path, mode: str = "encoder") -> list[Run]:
+    """Two seeds, of which the second has not come as far; their losses rise between two steps."""
+    rows = wqk.scan(wqk.demo_model("encoder"), heads=False).frame.to_dicts()
+    for seed, steps in ((1, (0, 5, 10, 20)), (2, (0, 5, 10))):
+        recipe = {"mode": mode, "steps": 20, "seed": seed}
+        about = {"recipe": recipe, "corpus": {"folder": "text"}}
+        run = create_run(folder / f"{mode}-{seed}", about)
+        for step in steps:
+            loss = {0: 4.0, 5: 2.5, 10: 3.0, 20: 2.0}[step] - seed / 10
+            append_lines(run.folder / METRICS, {"step": step, "held_out_loss": loss})
+            for row in rows:
+                scored = {"step": step, "checkpoint": run.name, "symmetry": step / 100}
+                append_lines(run.folder / SCORES, {**row, **scored})
+    return [open_run(folder / f"{mode}-{seed}") for seed in (1, 2)]

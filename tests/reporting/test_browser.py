@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from tests.reporting.making import EVIL, rows, table, training
+from tests.reporting.making import EVIL, rows, table, trained, training
 
 import wqk
 from wqk.tables.details import Details
@@ -21,6 +21,11 @@ pytest.importorskip("plotly")
 
 WAIT = 60_000  # milliseconds; a machine may be busy
 MODELS = ("encoder", "decoder")
+STEPS = (0, 20, 100)  # in another order as text
+
+
+def distant() -> Any:
+    return table(*(rows("far", distance=distance, seed=distance) for distance in STEPS))
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +35,10 @@ def folder(tmp_path_factory):
     models = [wqk.demo_model(name) for name in MODELS]
     details = [wqk.scan(model, details=True).details for model in models]
     wqk.write_report([wqk.scan(m) for m in models], place / "pair.html", details=details)
-    wqk.write_report(training("run", (0, 10, 200)), place / "steps.html")
+    wqk.write_report(training("run", STEPS), place / "steps.html")
+    wqk.write_report(distant(), place / "distances.html")
+    runs = [run for mode in MODELS for run in trained(place, mode)]
+    wqk.write_report([run.scores for run in runs], place / "runs.html", runs=runs)
     wqk.write_report([table(rows(f"m{i}", seed=i)) for i in range(7)], place / "many.html")
     wqk.write_report(table(rows(EVIL, layers=2), rows("plain")), place / "evil.html", title=EVIL)
     measured = wqk.scan(wqk.demo_model("decoder"), measures=["spectrum"])
@@ -121,6 +129,8 @@ def test_curves_are_the_scores_and_dots_the_heads(browser, folder):
                 table = wqk.scan(wqk.demo_model(name))
                 np.testing.assert_allclose(shown[name]["y"], table.layers.frame[score], rtol=1e-5)
                 dots = shown[f"{name}, heads"]
+                assert shown[name]["x"] == table.layers.frame["layer"].to_list()
+                assert dots["x"] == table.heads.frame["layer"].to_list()
                 np.testing.assert_allclose(dots["y"], table.heads.frame[score], rtol=1e-5)
 
 
@@ -136,6 +146,34 @@ def test_an_encoder_and_a_decoder_have_the_colors_of_every_figure(browser, folde
     for name, color in COLORS.items():
         red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
         assert drawn[name] == f"rgba({red},{green},{blue},1)"
+
+
+def test_losses_are_means_in_the_colors_of_their_models(browser, folder):
+    with Reader(browser, folder / "runs.html", color_scheme="light") as page:
+        curves(page, "losses")
+        drawn = page.evaluate("document.querySelector('#losses .plot').data")
+    shown = {trace["name"]: trace for trace in drawn if trace.get("name")}
+    for mode in MODELS:
+        name = next(name for name in shown if mode in name)
+        assert shown[name]["x"] == [0, 5, 10]
+        assert shown[name]["y"] == pytest.approx([3.85, 2.35, 2.85])
+        red, _, blue = map(int, re.findall(r"\d+", shown[name]["line"]["color"])[:3])
+        assert (blue > red) == (mode == "encoder")
+    bands = [trace for trace in drawn if not trace.get("name")]
+    ends = [end(band["y"]) for band in bands for end in (min, max)]
+    assert ends == pytest.approx([2.3, 3.9] * len(MODELS))
+
+
+def test_distances_are_chosen_by_a_slider(browser, folder):
+    scores = distant().layers.frame
+    with Reader(browser, folder / "distances.html") as page:
+        for key, distance in (("Home", 0), ("ArrowRight", 20), ("End", 100)):
+            page.locator("#distance").press(key)
+            shown = curves(page, "layers")["far"]
+            expected = scores.filter(distance=distance)
+            assert shown["x"] == expected["layer"].to_list()
+            np.testing.assert_allclose(shown["y"], expected["symmetry"], rtol=1e-5)
+        assert curves(page, "course")["far"]["x"] == list(STEPS)
 
 
 def test_heads_obey_tabs_keyboard_and_order_and_tell_what_lies_under_the_mouse(browser, folder):
@@ -326,18 +364,18 @@ def test_scripts_that_come_later_do_not_run(browser, folder):
 
 
 def test_steps_are_chosen_by_a_slider_and_what_is_absent_is_said(browser, folder):
-    scores = training("run", (0, 10, 200)).layers.frame
+    scores = training("run", STEPS).layers.frame
     with Reader(browser, folder / "steps.html") as page:
         slider = page.locator("#step")
-        for key, step in ((None, 200), ("ArrowLeft", 10), ("Home", 0)):
+        for key, step in ((None, 100), ("ArrowLeft", 20), ("Home", 0)):
             if key:
                 slider.press(key)
             assert slider.get_attribute("aria-valuetext") == str(step)
             expected = scores.filter(step=step)["symmetry"]
             np.testing.assert_allclose(curves(page, "layers")["run"]["y"], expected, rtol=1e-5)
         course = curves(page, "course")
-        assert course["run"]["x"] == [0, 10, 200]
-        medians = [scores.filter(step=step)["symmetry"].median() for step in (0, 10, 200)]
+        assert course["run"]["x"] == list(STEPS)
+        medians = [scores.filter(step=step)["symmetry"].median() for step in STEPS]
         np.testing.assert_allclose(course["run"]["y"], medians, rtol=1e-5)
         layer = scores.filter(layer=2)["symmetry"]
         np.testing.assert_allclose(course["layer 2"]["y"], layer, rtol=1e-5)

@@ -7,28 +7,16 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.reporting.making import trained
 
 import wqk
-from wqk._files import append_lines
 from wqk.reporting.payload import training_result
-from wqk.tables.run import METRICS, SCORES, Run, create_run, open_run
+from wqk.tables.run import Run
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Run]:
-    """Two seeds, of which the second has not come as far; their losses rise between two steps."""
-    rows = wqk.scan(wqk.demo_model("encoder"), heads=False).frame.to_dicts()
-    for seed, steps in ((1, (0, 5, 10, 20)), (2, (0, 5, 10))):
-        recipe = {"mode": "encoder", "steps": 20, "seed": seed}
-        corpus = {"folder": "text"}
-        run = create_run(tmp_path / f"encoder-{seed}", {"recipe": recipe, "corpus": corpus})
-        for step in steps:
-            loss = {0: 4.0, 5: 2.5, 10: 3.0, 20: 2.0}[step] - seed / 10
-            append_lines(run.folder / METRICS, {"step": step, "held_out_loss": loss})
-            for row in rows:
-                scored = {"step": step, "checkpoint": run.name, "symmetry": step / 100}
-                append_lines(run.folder / SCORES, {**row, **scored})
-    return [open_run(tmp_path / f"encoder-{seed}") for seed in (1, 2)]
+    return trained(tmp_path)
 
 
 def test_results_are_told_where_all_seeds_are(runs: list[Run], tmp_path: Path):
