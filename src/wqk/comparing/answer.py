@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.text import Text
 
-from wqk._console import Result, counted, json_value
+from wqk._console import Result, counted, json_value, spans
 from wqk.comparing.contents import Outcome, TensorComparison
 from wqk.comparing.mismatches import Kind, Mismatch
 from wqk.comparing.scope import ATTENTION, MIXER, OTHER
@@ -301,26 +301,17 @@ class CheckpointComparison(Result):
 
 
 def _places(places: Sequence[Place]) -> str:
-    """Blocks in few words: ``decoder self, layers 0-3 5``."""
-    layers: dict[str, list[int]] = {}
-    for place in places:
-        layers.setdefault(f"{place.stack} {place.kind}", []).append(place.layer)
-    return "; ".join(f"{name}, {_runs(numbers)}" for name, numbers in layers.items())
-
-
-def _runs(numbers: Sequence[int]) -> str:
-    """Numbers with ends of runs alone.
+    """Blocks in few words, each once.
 
     Examples
     --------
-    >>> _runs([0, 1, 2, 5])
-    'layers 0-2 5'
+    >>> _places([Place("decoder", "self", layer) for layer in (0, 0, 1, 1, 2, 5)])
+    'decoder self, layers 0-2, 5'
     """
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1][1:] = [number]
-        else:
-            runs.append([number])
-    text = " ".join("-".join(map(str, run)) for run in runs)
-    return f"{'layer' if len(numbers) == 1 else 'layers'} {text}"
+    layers: dict[str, set[int]] = {}
+    for place in places:
+        layers.setdefault(f"{place.stack} {place.kind}", set()).add(place.layer)
+    return "; ".join(
+        f"{name}, layer{'s' * (len(numbers) > 1)} {spans([*numbers])}"
+        for name, numbers in layers.items()
+    )
