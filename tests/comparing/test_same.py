@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tests.command import run
 
 import wqk
 from wqk.checkpoints.modules import StateDict
@@ -410,3 +411,12 @@ def test_the_picture_shows_the_heads_that_differ_and_why(tmp_path: Path) -> None
     wrong = CliRunner().invoke(command, [demo, demo, "--picture", str(tmp_path / "a.txt")])
     assert wrong.exit_code != 0
     assert not (tmp_path / "a.txt").exists()
+
+
+def test_each_cause_is_said_once_with_its_layers() -> None:
+    done = run("same", *map(str, map(wqk.demo_model, ("encoder", "decoder"))))
+    lines = [line for line in done.stdout.splitlines() if line.endswith("layers 0-3")]
+    assert lines == [
+        "different weights, encoder self, layers 0-3",
+        "mask: none against causal, encoder self, layers 0-3",
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.text import Text
@@ -162,7 +162,12 @@ class CheckpointComparison(Result):
                 # Distances and factors differ from layer to layer.
                 reason = one.reason if one.repair else one.verdict
                 found.setdefault((one.verdict, reason, one.repair), []).append((one, place))
-        causes = [Cause(some[0][0], tuple(place for _, place in some)) for some in found.values()]
+        causes = []
+        for some in found.values():
+            first = some[0][0]
+            if any(one.reason != first.reason for one, _ in some):
+                first = replace(first, reason=str(first.verdict))
+            causes.append(Cause(first, tuple(place for _, place in some)))
         return tuple(sorted(causes, key=lambda cause: -len(cause.places)))
 
     @property
@@ -176,7 +181,8 @@ class CheckpointComparison(Result):
         ]
         if differing:
             kinds = [
-                c.mismatch.reason if c.mismatch.repair else c.mismatch.verdict for c in self.causes
+                one.reason if one.repair or one.verdict is Kind.SETTING else one.verdict
+                for one in (cause.mismatch for cause in self.causes)
             ]
             known = "; ".join(dict.fromkeys(kinds))
             sizes = [max((*b.distance.values(), *b.beside.values())) for b in differing]
