@@ -166,8 +166,8 @@ def test_published_configurations_are_read_as_they_are_run(name: str, tmp_path: 
 def test_every_published_configuration_that_can_be_run_is_run() -> None:
     assert len(PUBLISHED) == len(LINES)
     assert {PUBLISHED[name]["model_type"] for name in PUBLISHED.keys() - set(RUN)} == {
-        "baichuan", "chatglm", "deepseek", "falcon_mamba", "internlm", "minicpm", "orion",
-        "phi-msft", "qwen", "rwkv5",
+        "baichuan", "chatglm", "deepseek", "falcon_mamba", "internlm", "kimi_k2", "kimi_k3",
+        "mimo", "minicpm", "minimax_m3", "orion", "phi-msft", "qwen", "rwkv5",
     }  # fmt: skip
 
 

@@ -47,10 +47,11 @@ def configuration_faults(
     RuntimeError
         No model could be made or run.
     """
-    file = overlaid(small_file(table), settings or {})
-    sections = {k: v for k, v in file.get("rope_parameters", {}).items() if "section" in k}
-    if isinstance(file.get("rope_scaling"), dict):
-        file["rope_scaling"] = sections | file["rope_scaling"]
+    small = small_file(table)
+    file = overlaid(small, settings or {})
+    sections = {k: v for k, v in small.get("rope_parameters", {}).items() if "section" in k}
+    for key in {"rope_scaling", "rope_parameters"} & set(settings or {}):
+        file[key] = sections | file[key]
     record_type(table["model_type"], folder, file)
     record = read_record(folder)
     if record.failure or not record.sites:

@@ -179,7 +179,9 @@ def _tries(
 def _first(config: Any, *names: str, default: Any = None) -> Any:
     for part in [config, *(getattr(config, n, None) for n in PARTS)]:
         for name in names:
-            value = part.get(name) if isinstance(part, dict) else getattr(part, name, None)
+            # What differs from layer to layer is no attribute of the whole.
+            table = part if isinstance(part, dict) else getattr(part, "__dict__", {})
+            value = table[name] if name in table else getattr(part, name, None)
             if value is not None:
                 return value
     return default

@@ -80,15 +80,15 @@ def _values(config: Any, family: Family, has_counts: bool) -> dict[str, Any]:
         for key in (*rule.layers, *rule.heads, *rule.key_heads)
     }
     named = {key.partition(" ")[0] for rule in family.attention for key in rule.heads}
-    try:
-        table = _flat(config().to_dict(), family)
-        moved = {key: _moved(config, key, table, family) for key in named & set(table)}
-    except Exception:  # some configurations cannot be made of nothing
+    if not (made := _made(config)):  # some configurations cannot be made of nothing
         return {}
-    if not moved and not all(rule.sections for rule in family.attention):
+    table = _flat(made.to_dict(), family)
+    others = {key: _made(config, **{key: _more(table[key])}) for key in named & set(table)}
+    if not others and not all(rule.sections for rule in family.attention):
         return {}
-    if type(table.get("head_dim")) is int and _made(config, head_dim=2 * table["head_dim"]):
-        moved["head_dim"] = _moved(config, "head_dim", table, family)
+    if type(table.get("head_dim")) is int:
+        others["head_dim"] = _made(config, head_dim=2 * table["head_dim"])
+    moved = {key: _flat(one.to_dict(), family) for key, one in others.items() if one}
     own = {
         key: value
         for key, value in sorted(table.items())
@@ -110,9 +110,8 @@ def _values(config: Any, family: Family, has_counts: bool) -> dict[str, Any]:
         keys |= LENGTHS
     # Of latent attention, each key is named.
     told = any(rule.layout in ("separate", "gated") for rule in family.attention)
-    widths = {
-        key for key in own if told and re.fullmatch(r"((?!linear|mamba|index)\w+_)?head_dim", key)
-    }
+    pattern = r"((?!linear|mamba|index)\w+_)?head_dim"
+    widths = {key for key in own if told and own[key] and re.fullmatch(pattern, key)}
     found |= {
         key: value
         for key, value in own.items()
@@ -124,11 +123,8 @@ def _values(config: Any, family: Family, has_counts: bool) -> dict[str, Any]:
     return found | ({"global_head_dim": max(other)} if other else {})
 
 
-def _moved(config: Any, key: str, table: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """What a class says beside another value of one key."""
-    given = table[key]
-    more = [2 * n for n in given] if isinstance(given, list) else 2 * given
-    return _flat(config(**{key: more}).to_dict(), family)
+def _more(given: Any) -> Any:
+    return [2 * n for n in given] if isinstance(given, list) else 2 * given
 
 
 def _flat(table: Mapping[str, Any], family: Family) -> dict[str, Any]:
@@ -140,7 +136,8 @@ def _flat(table: Mapping[str, Any], family: Family) -> dict[str, Any]:
         windowed = parameters.get("sliding_attention") or {}
         for keys, value in (
             (rule.base, every.get("rope_theta")),
-            (rule.fraction, every.get("partial_rotary_factor")),
+            # Kinds of layers that have parameters of their own have shares of their own.
+            (rule.fraction, None if windowed else every.get("partial_rotary_factor")),
             (rule.local_base, windowed.get("rope_theta")),
         ):
             if keys and value is not None:
@@ -166,8 +163,8 @@ def _kinds(config: Any) -> dict[str, Any]:
     """The rule by which a class says the kinds of layers where the file does not.
 
     Layer n is of the kind ``first[n]``, or else ``repeat[n % len(repeat)]``; ``last`` is that of
-    the last layer, ``every`` the key that sets the length of the repetition, and ``after`` that of
-    the first layer of the kind ``then``.
+    the last layer (``forced``: whatever is said), ``every`` the key that sets the length of the
+    repetition, and ``after`` that of the first layer of the kind ``then``. Some count ``backward``.
     """
 
     def lists(**keys: Any) -> dict[int, list[str]]:
@@ -190,6 +187,9 @@ def _kinds(config: Any) -> dict[str, Any]:
         other = _repeated(lists(**{key: period + 1}))
         if other and len(other["repeat"]) == period + 1:
             rule["every"] = key
+    said = [rule["last"], *{*rule["repeat"]} - {rule["last"]}] if "last" in rule else []
+    made = _made(config, num_hidden_layers=len(said), layer_types=[*said]) if said else None
+    rule |= {"forced": True} if getattr(made, "layer_types", said)[-1:] != said[-1:] else {}
     return {"kinds": rule}
 
 
@@ -197,13 +197,15 @@ def _repeated(lists: Mapping[int, list[str]]) -> dict[str, Any] | None:
     """The shortest rule that gives these lists of so many kinds of layers."""
     if not lists:
         return None
-    deepest = lists[max(lists)]
-    for period, first, is_last in itertools.product(range(1, 9), range(4), (False, True)):
+    options = itertools.product((False, True), range(1, 9), range(4), (False, True))
+    for backward, period, first, is_last in options:
+        deepest = lists[max(lists)][:: -1 if backward else 1]
         # The repetition begins with layer 0; what comes first is an exception to it.
         repeat = [deepest[first + (n - first) % period] for n in range(period)]
         rule: dict[str, Any] = {"repeat": repeat}
         rule |= {"first": deepest[:first]} if first else {}
         rule |= {"last": deepest[-1]} if is_last else {}
+        rule |= {"backward": True} if backward else {}
         if all(
             kinds == [kind_of_layer(rule, layer, n) for layer in range(n)]
             for n, kinds in lists.items()
@@ -233,7 +235,7 @@ def _scaling(config: Any, rotary: Sequence[RotaryRule]) -> dict[str, Any]:
     if nested:
         given = _rotary(config, rope_scaling={"rope_type": "linear", "factor": 2.0})
         scaled = [kind for kind in nested if (given.get(kind) or {}).get("factor") == 2.0]
-        found |= {"scaled": scaled} if len(scaled) < len(nested) else {}
+        found["scaled"] = scaled
     return found
 
 

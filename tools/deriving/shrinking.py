@@ -30,7 +30,7 @@ NUMBERS: tuple[tuple[str, int | str], ...] = (
     (r"max_window_layers", 1),
     (r"mamba_n_heads|mamba_num_heads", 12),
     (r"mamba_d_head|mamba_head_dim", 16),
-    (r"(decoder_|cross_)?num_key_value_heads|num_kv_heads|n_head_kv|multi_query_group_num"
+    (r"(decoder_|cross_)?num_(global_)?key_value_heads|num_kv_heads|n_head_kv|multi_query_group_num"
      r"|swa_num_key_value_heads|n_kv_heads|kv_n_heads", "key heads"),
     (r"(num_)?encoder_(num_)?attention_heads|encoder_heads", "tower heads"),
     (r"(num_|n_)?(attention_)?heads?|num_attention_heads|(num_)?decoder_(num_)?attention_heads"
@@ -49,7 +49,7 @@ NUMBERS: tuple[tuple[str, int | str], ...] = (
     (r"(.*_)?(intermediate_size|ffn_dim|mlp_dim|d_ff|ffn_hidden_size|feedforward_dim|n_inner"
      r"|feed_forward_size|linear_units|intermediate_dim|ffn_size|dim_feedforward)", 40),
     (r"num_(local_|routed_)?experts|n_routed_experts|moe_num_experts", 4),
-    (r"num_experts_per_tok(en)?|moe_topk|moe_k|num_selected_experts|top_k|moe_top_k", 2),
+    (r"num_experts_per_tok(en)?|moe_topk|moe_k|num_selected_experts|top_k(_experts)?|moe_top_k", 2),
     (r"n_group|topk_group|n_groups", 1), (r"num_queries", 8),
     (r"max_position_embeddings|n_positions|max_seq_len|seq_length", 256),
     (r"(num_hidden_|num_|n_|encoder_|decoder_|text_|e_|c_|dec_|enc_)?(layers?|depth)"
@@ -103,8 +103,12 @@ def small_file(table: dict[str, Any]) -> dict[str, Any]:
             small[other] = small[key]
     for key, value in OVERRIDES.get(table["model_type"], {}).items():
         path = key.split(".")
-        inner = functools.reduce(lambda t, name: (t or {}).get(name), path[:-1], table) or {}
-        if path[-1] not in inner and "layer_types" not in path:
+        given, kept = (
+            functools.reduce(lambda t, name: (t or {}).get(name), path[:-1], one) or {}
+            for one in (table, small)
+        )
+        same = path[-1] in given and kept.get(path[-1]) == given[path[-1]]
+        if not same and "layer_types" not in path:
             _put(small, path, value)
     return small
 
@@ -117,7 +121,8 @@ def _with_large(
     for key, value in wanted.items():
         given = filled.get(key)
         if isinstance(value, dict) and isinstance(given, dict) and "rope" not in key:
-            inner = _with_large(small.get(key) or {}, given, value)
+            # A part that is left out may have other defaults than its type has.
+            inner = _with_large(small[key], given, value) if small.get(key) else value
             if inner:
                 found[key] = inner
         elif type(value) is int and type(given) is int and value < given:

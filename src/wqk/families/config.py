@@ -341,16 +341,17 @@ class Config:
         known = isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)
         if kinds is not None and not known:
             raise self.wrong(["layer_types", "attention_layers"], "a list of names", kinds)
-        if kinds is not None and layer < len(kinds):
+        rule, layers = self.default("kinds") or {}, self.optional_whole(("num_hidden_layers",))
+        forced = bool(rule.get("forced")) and layers is not None and layer == layers - 1
+        if kinds is not None and layer < len(kinds) and not forced:
             return as_text(kinds[layer])
-        rule = self.default("kinds")
-        if rule is None:
+        if not rule:
             return None
         every, after = rule.get("every", ""), rule.get("after", "")
         return kind_of_layer(
             rule,
             layer,
-            self.optional_whole(("num_hidden_layers",)),
+            layers,
             period=self.optional_whole((every,)) if every else None,
             after=self.get(after) if after else None,
         )
@@ -421,7 +422,7 @@ def kind_of_layer(
     """The kind of a layer by a rule: some come first, others repeat, and the last may be another.
 
     ``layers`` is their number, ``period`` the length of the repetition where the configuration sets
-    it, and ``after`` the first layer of the kind ``then``.
+    it, and ``after`` the first layer of the kind ``then``. Some rules count ``backward``.
 
     Examples
     --------
@@ -430,6 +431,8 @@ def kind_of_layer(
     ['sliding', 'full', 'sliding', 'full']
     """
     repeat, first = rule["repeat"], rule.get("first", [])
+    if rule.get("backward") and layers is not None:
+        layer = layers - 1 - layer
     if "last" in rule and layers is not None and layer == layers - 1:
         return str(rule["last"])
     if type(after) is int and layer >= after:

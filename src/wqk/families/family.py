@@ -302,7 +302,8 @@ def _toml(text: str, source: str) -> dict[str, Any]:
 def _inherited(table: dict[str, Any], source: str) -> dict[str, Any]:
     """The table with what it inherits from the shipped family that it is ``like``.
 
-    Its ``[change]`` replaces keys of every attention of that family.
+    Its ``[change]`` replaces keys of every attention of that family; a table ``[change.self]`` or
+    ``[change.cross]`` in it those of one kind alone.
 
     Examples
     --------
@@ -319,7 +320,13 @@ def _inherited(table: dict[str, Any], source: str) -> dict[str, Any]:
         raise UnknownFamily(f"{source}: 'change' must be a table, got {changes!r:.60}")
     base = _inherited(_toml(_shipped()[like], f"{like}.toml"), f"{like}.toml")
     own = {"model_type": next(iter(base.get("model_types", ())), "")}
-    base["attention"] = [own | _merged(rule, changes) for rule in base.get("attention", ())]
+    kinds = {kind: changes.pop(kind, {}) for kind in ("self", "cross")}
+    if odd := [kind for kind, table in kinds.items() if not isinstance(table, dict)]:
+        raise UnknownFamily(f"{source}: 'change.{odd[0]}' must be a table")
+    base["attention"] = [
+        own | _merged(rule, changes | kinds.get(rule.get("kind", "self"), {}))
+        for rule in base.get("attention", ())
+    ]
     return {**base, **table}
 
 

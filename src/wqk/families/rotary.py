@@ -104,8 +104,9 @@ def rotary_of(
         order = "half" if order == "interleaved" else "interleaved"
     share = "partial_rotary_factor"
     fraction = _number(config, scaling, rule.fraction, rule.default_fraction, share)
+    kind = as_text(scaling.get("rope_type", scaling.get("type", "default")))
     if width is None and 0 < fraction <= 1:
-        width = int(head_width * fraction)
+        width = head_width if kind == "proportional" else int(head_width * fraction)
     if width is None or not 0 < width <= head_width:
         raise CheckpointError(
             f"config.json: rotary positions rotate at most each head's "
@@ -122,8 +123,8 @@ def rotary_of(
         )
     bases = rule.local_base if windowed and rule.local_base else rule.base
     own = [key for key in bases if key not in rule.base]
-    shared = scaling is _given(config)
-    # What scales the others leaves these as they are.
+    # What scales the others leaves these as they are, where nothing else is known of a type.
+    shared = scaling is _given(config) and config.default("scaled") is None
     local = shared and config.get(*own) is not None
     base = _number(config, scaling, bases, 10_000.0, "rope_theta", layer)
     if base <= 0:
@@ -136,7 +137,6 @@ def rotary_of(
         frequencies = np.concatenate([frequencies[k :: rule.axes] for k in range(rule.axes)])
     else:
         frequencies = np.tile(frequencies, rule.axes)
-    kind = as_text(scaling.get("rope_type", scaling.get("type", "default")))
     sign = -1 if rule.reversed else 1
     if kind in ("default", "mrope", "axial") or local:
         return Rotary(sign * frequencies, order, axes=rule.axes)
@@ -224,7 +224,8 @@ def _llama3(given: _Unscaled) -> tuple[np.ndarray, float]:
     low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
     trained = float(_trained(given))
     turns = trained * frequencies / (2 * math.pi)
-    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    # Llama 4 Scout's two are the same: nothing lies in between.
+    kept = np.clip((turns - low) / (high - low), 0.0, 1.0) if high != low else turns >= low
     return frequencies * (kept + (1 - kept) / float(scaling["factor"])), 1.0
 
 
@@ -279,6 +280,13 @@ def _longrope(given: _Unscaled) -> tuple[np.ndarray, float]:
     return given.frequencies / np.asarray(scaling["short_factor"], np.float64), float(amplitude)
 
 
+def _proportional(given: _Unscaled) -> tuple[np.ndarray, float]:
+    """A share of all pairs turns, at the rates that they have among all (Gemma 4)."""
+    share = float(given.scaling.get("partial_rotary_factor") or 1.0)
+    turning = np.arange(len(given.frequencies)) < int(share * given.width // 2)
+    return given.frequencies * turning / float(given.scaling.get("factor") or 1.0), 1.0
+
+
 def _factors(given: _Unscaled) -> tuple[np.ndarray, float]:
     """A factor for each pair, as GGUF files store them."""
     factors = np.asarray(given.scaling["factors"], np.float64)
@@ -294,6 +302,7 @@ _SCALINGS: dict[str, Callable[[_Unscaled], tuple[np.ndarray, float]]] = {
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
+    "proportional": _proportional,
     "su": _longrope,
     "factors": _factors,
 }
