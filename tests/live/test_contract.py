@@ -247,8 +247,9 @@ def prove_ceilings(model: Any, feeds: Feeds) -> None:
             continue
         ran = blocks[block.plan.place]
         every = largest_scores(partial(rerun, model, ran, block.groups.widths), block.plan)
-        if learned := block.plan.query.temperature:
-            factor = model.get_parameter(learned.logarithm.name).exp().clamp(max=learned.limit)
+        learned = block.plan.query.temperature
+        if learned and learned.of_head:
+            factor = model.get_parameter(learned.stored.name).exp().clamp(max=learned.limit)
             every += [one * factor.reshape(-1).numpy() for one in every]
         tried += bool(every)
         loose = LOOSE * max(1, ran.plan.query.head_width / min(block.groups.widths))
