@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from wqk_lab.theory.growth import contributions, share_above, spread_of
+from wqk_lab.theory.growth import Update, as_printed, contributions, share_above, spread_of
 
 numbers = st.floats(-3, 3, allow_nan=False, width=32).map(float)
 
@@ -97,3 +97,13 @@ def test_few_vectors_do_not_pass_for_few_dimensions() -> None:
 def test_share_above_counts_pairs(columns: np.ndarray, rows: np.ndarray) -> None:
     larger, equal = columns[:, None] > rows, columns[:, None] == rows
     assert share_above(columns, rows) == pytest.approx((larger + equal / 2).mean())
+
+
+def test_equation_s50_is_compared_as_a_matrix() -> None:
+    random = np.random.default_rng(5)
+    x, beta = random.standard_normal((6, 4)), random.random((6, 6))
+    cosines = []
+    for token, context in zip(x, beta @ x, strict=True):
+        added, printed = np.outer(token, context), np.outer(context, token)
+        cosines.append((added * printed).sum() / np.linalg.norm(added) / np.linalg.norm(printed))
+    assert as_printed(Update(x, beta)) == pytest.approx(np.mean(cosines))

@@ -155,6 +155,11 @@ def test_layers_are_counted_beside_chance() -> None:
     doubtful = decide(statement("above"), Sample(values, "batches", layers, chance=5.0)).layers
     assert doubtful is not None
     assert doubtful.holds == doubtful.fails == 0
+    # Two units that differ decide no layer.
+    apart = np.array([[0.1, 0.1], [1.9, 1.9]])
+    two = decide(statement("above"), Sample(apart, "seeds", layers[:2]))
+    assert two.layers is not None
+    assert two.layers.holds == two.layers.fails == 0
 
 
 def test_benjamini_and_hochberg() -> None:
