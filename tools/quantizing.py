@@ -31,6 +31,7 @@ def gptq(weight: torch.Tensor) -> Iterator[Case]:
     from gptqmodel.nn_modules.qlinear.torch import TorchLinear
     from gptqmodel.utils.model import convert_gptq_v2_to_v1_format_module
 
+    O, I = weight.shape  # noqa: E741
     for bits, ordered in ((2, True), (3, False), (3, True), (4, False), (4, True), (8, True)):
         group_of = torch.arange(I) // GROUP
         group_of = group_of[torch.randperm(I)] if ordered else group_of
@@ -66,6 +67,7 @@ def awq(weight: torch.Tensor) -> Iterator[Case]:
     from awq.modules.linear.gemm import WQLinear_GEMM
     from awq.utils.packing_utils import dequantize_gemm
 
+    O, I = weight.shape  # noqa: E741
     grouped = weight.reshape(O, -1, GROUP)
     scales = (grouped.amax(-1) - grouped.amin(-1)) / 15
     zeros = (-grouped.amin(-1) / scales).round()
@@ -102,6 +104,7 @@ def compressed_tensors(weight: torch.Tensor) -> Iterator[Case]:
         name += "" if arguments.symmetric else "-zeros"
         return name, tensors, values["weight"], {"quantization_config": settings}
 
+    O, I = weight.shape  # noqa: E741
     grouped = weight.reshape(O, -1, GROUP).abs().amax(-1)
     for bits in (2, 3, 4, 8):
         for symmetric in (True, False):
@@ -121,7 +124,7 @@ def compressed_tensors(weight: torch.Tensor) -> Iterator[Case]:
     for strategy, scales, more in (
         ("channel", rows / 448, {}),
         ("tensor", rows.max().reshape(1) / 448, {}),
-        ("block", torch.rand(2, 4) / 50, {"block_structure": [16, 16]}),
+        ("block", torch.rand(O // 16, I // 16) / 50, {"block_structure": [16, 16]}),
         ("group", grouped / 448, {"group_size": GROUP}),
     ):
         yield case(
@@ -185,7 +188,7 @@ def torchao(weight: torch.Tensor) -> Iterator[Case]:
         ("int4", IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(GROUP))),
     ):
         model = torch.nn.Module()
-        model.a = torch.nn.Linear(I, O, bias=False)
+        model.a = torch.nn.Linear(*weight.shape[::-1], bias=False)
         model.a.weight.data = weight.clone()
         quantize_(model, settings)
         flat, _ = flatten_tensor_state_dict({"a.weight": model.a.weight})
