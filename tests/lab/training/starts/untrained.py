@@ -33,5 +33,5 @@ def untrained(model: Any) -> Any:
                 for part in norm.bias:
                     parameters[part.name].zero_()
             if plan.query.temperature:
-                parameters[plan.query.temperature.logarithm.name].fill_(2.0)
+                parameters[plan.query.temperature.stored.name].fill_(2.0)
     return model
