@@ -215,7 +215,7 @@ def read_all(path: Path) -> None:
 
 def test_damaged_descriptions_are_read_or_refused(tmp_path: Path) -> None:
     in_chunks(tmp_path, weights(a=torch.float32))
-    whole, found = (tmp_path / ".metadata").read_bytes(), set()
+    whole, found = (tmp_path / ".metadata").read_bytes(), {refused(read_all, tmp_path)}
     for seed in range(40):
         random, content = np.random.default_rng(seed), bytearray(whole)
         for place in random.integers(0, len(content), random.integers(1, 8)):
