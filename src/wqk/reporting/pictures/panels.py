@@ -339,7 +339,7 @@ def _layers(axes: Axes, rows: pl.DataFrame) -> None:
     axes.axhline(0, color=GRAY, linewidth=0.5)
     axes.set(xlabel="layer that is changed", ylabel="share kept")
     axes.set_xticks(sorted(rows["layer"].unique()))
-    axes.legend(loc="center")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)  # above the lines
 
 
 # Up to this many heads, the numbers are printed into the matrix.
