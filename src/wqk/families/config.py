@@ -341,7 +341,8 @@ class Config:
         known = isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)
         if kinds is not None and not known:
             raise self.wrong(["layer_types", "attention_layers"], "a list of names", kinds)
-        rule, layers = self.default("kinds") or {}, self.optional_whole(("num_hidden_layers",))
+        rule = self.default("kinds") or {}
+        layers = self.optional_whole(("num_hidden_layers",)) if rule else None
         forced = bool(rule.get("forced")) and layers is not None and layer == layers - 1
         if kinds is not None and layer < len(kinds) and not forced:
             return as_text(kinds[layer])
