@@ -206,14 +206,18 @@ def scores_and_products() -> Iterator[list[tuple[Any, list[Any]]]]:
     found: list[tuple[Any, list[Any]]] = []
     products: list[Any] = []
 
-    def seen(function: Any, is_softmax: bool) -> Any:
+    multiply = torch.bmm
+
+    def seen(function: Any, name: str) -> Any:
         def computed(*args: Any, **kwargs: Any) -> Any:
+            is_softmax = name == "softmax"
             if is_softmax and not (found and found[-1][0] is args[0]):  # which calls another
                 found.append((args[0], [*products]))
                 products.clear()
             result = function(*args, **kwargs)
-            if not is_softmax:
-                products.append(result)
+            if not is_softmax:  # before terms of position are added, at once or in place
+                is_sum = name == "baddbmm"
+                products.append(multiply(*args[1:3]) if is_sum else result.clone())
             return result
 
         return computed
@@ -230,7 +234,7 @@ def scores_and_products() -> Iterator[list[tuple[Any, list[Any]]]]:
             *((torch, name) for name in ("matmul", "bmm", "baddbmm", "einsum")),
             *((torch.Tensor, name) for name in ("matmul", "__matmul__", "bmm")),
         ):
-            instead = seen(getattr(holder, name), name == "softmax")
+            instead = seen(getattr(holder, name), name)
             patches.enter_context(patch.object(holder, name, instead))
         patches.enter_context(patch.object(functional, "scaled_dot_product_attention", fused))
         yield found
