@@ -36,6 +36,7 @@ def qwen3(**changed: Any) -> StateDict:
         "model_type": "qwen3",
         "num_attention_heads": H,
         "num_key_value_heads": H // 2,
+        "head_dim": D // H,
         "num_hidden_layers": 1,
         "rms_norm_eps": 1e-6,
     }

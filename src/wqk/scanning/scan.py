@@ -375,14 +375,16 @@ def _metadata(
     for plan in plans:
         found = (one.term for one in omissions(plan, coordinates) if one.kind != "mixing")
         terms.setdefault("" if plan.has_softmax else plan.what, {}).update(dict.fromkeys(found))
+    left_out = {model.name: list(terms.pop("", {}))}
+    others = {model.name: {kind: list(of) for kind, of in terms.items()}}
     return {
         "wqk": __version__,
         "gamma": gamma,
         "folded_norms": coordinates.fold_norm,
         "biases": coordinates.bias,
         "partial": _reasons(plans, coordinates),
-        "left_out": {model.name: list(terms.pop("", {}))},
-        "left_out_without_softmax": {model.name: {kind: list(of) for kind, of in terms.items()}},
+        "left_out": left_out,
+        **({"left_out_without_softmax": others} if terms else {}),
         "inferred": list(dict.fromkeys(p.rule.guess for p in model.plans if p.rule.guess)),
         "unread": model.unread,
         "notes": [
