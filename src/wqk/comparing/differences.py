@@ -116,10 +116,11 @@ class DifferenceTable(Table):
         if both.height:
             nearer = int((both["beside"] < both["moved"]).sum())
             what = "heads" if farthest.height else "layers"
-            ratio = float(np.median(both["beside"] / both["moved"]))
+            changed = both.filter(pl.col("moved") > 0)
+            ratio = float(np.median(changed["beside"] / changed["moved"]))
             parts += [
                 f"{self.metadata.get('beside', 'The other version')} moved less in {nearer} of "
-                f"{both.height} {what}; half of them by {ratio:.2g} times as much or less."
+                f"{both.height} {what}; in the median, {ratio:.2g} times as far."
             ]
         return " ".join(parts)
 
@@ -140,7 +141,7 @@ class DifferenceTable(Table):
         """
         rows = self.heads.frame
         if not rows.height:
-            raise TableError("the table has no rows of heads to plot; compare with heads")
+            raise TableError("a picture shows heads, and none was compared: give heads=True")
         others = rows["beside"].null_count() < rows.height
         columns = {"moved": rows["checkpoint"][0]}
         columns |= {"beside": self.metadata.get("beside", "beside")} if others else {}
