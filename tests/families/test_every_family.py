@@ -197,6 +197,7 @@ def test_every_family_is_proven_somewhere() -> None:
 UNPROVEN = {
     ("clvp-encoder", 1): "Gemma's fused weights, taken over with `like`; its files have none",
     ("d-fine", 1): "the encoder of a model with a convolutional backbone",
+    ("d-fine", 2): "PP-DocLayout v2's alone, run layer by layer",
     ("edgetam-mask-decoder", 1): "given pictures, which the part alone does not read",
     ("edgetam-mask-decoder", 2): "given pictures, which the part alone does not read",
     ("eurobert", 1): "Gemma's fused weights, taken over with `like`; its files have none",
@@ -204,6 +205,7 @@ UNPROVEN = {
     ("gemma2", 1): "fused, as its authors wrote it: tests/checkpoints/test_libraries.py",
     ("llama4-text", 1): "without norms of queries and keys, by a switch",
     ("nemotron", 1): "Gemma's fused weights, taken over with `like`; its files have none",
+    ("perceiver", 2): "of models with a decoder, which the plain model lacks",
     ("qianfan-ocr-vision", 1): "fused, as in its authors' files",
     ("timesformer", 1): "a second attention over time, of divided attention alone",
     ("videoprism-vision-model", 0): "run layer by layer",

@@ -40,6 +40,7 @@ REFUSALS = {
     ),
     "go through a latent": (
         "deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "deepseek-v3-yarn", "kimi-k2",
+        "longcat-flash",
     ),
     "clipped at ±0.7": ("mpt-clipped", "olmo-clipped"),
     "linear biases are added twice": ("falcon-alibi",),
