@@ -343,7 +343,9 @@ def _blocks(
             if (x.shape[-1], y.shape[-1]) == block.groups.widths:
                 at = np.arange(x.shape[1]), np.arange(y.shape[1])
                 products = block.products(x, y, at)
-                expected = recomputed(block, products, application, seen, sinks)
+                # Granite SWA gives sinks their share of the outputs, after what it reports.
+                later = np.allclose(reported.sum(axis=-1), 1, atol=1e-6)
+                expected = recomputed(block, products, application, seen, None if later else sinks)
             difference, contrast = _compare(expected, reported, seen)
             described = holds_whole_score(plan, application)
             if not plan.rule.guess:
