@@ -16,7 +16,7 @@ from tests.families.architectures import ALL, NAMED
 from tests.families.proving import safetensors, save
 
 import wqk
-from wqk.checkpoints import open_checkpoint
+from wqk.checkpoints import Part, open_checkpoint
 from wqk.checkpoints.modules import StateDict
 
 if TYPE_CHECKING:
@@ -83,3 +83,19 @@ def test_a_change_of_some_tensors_is_said(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [a.name for a in ALL])
 def test_a_change_of_any_tensor_is_said(name: str, tmp_path: Path) -> None:
     assert list(violations(name, tmp_path / "model")) == []
+
+
+def test_a_bias_that_is_called_like_a_mask_is_compared() -> None:
+    """SAM's ``layer_norm_final_attn.bias`` was taken for GPT-2's causal mask, ``attn.bias``."""
+    stored = wqk.open(wqk.demo_model("encoder")).checkpoint
+    names = [*stored.tensors()]
+    tensors = dict(zip(names, stored.read([Part(name) for name in names]), strict=True))
+    mask = {"layers.0.attn.bias": np.tri(4, dtype=np.float32)[None, None]}
+    for bias in ("layer_norm_final_attn.bias", "layers.0.attn.bias"):
+        some = {**mask, **tensors, bias: np.ones(8, np.float32)}
+        models = [
+            StateDict(one, stored.config, "m") for one in (some, {**some, bias: some[bias] * 2})
+        ]
+        assert not wqk.same(*models, everything=True).same
+    masked = [StateDict(one, stored.config, "m") for one in (tensors | mask, tensors)]
+    assert wqk.same(*masked, everything=True).same

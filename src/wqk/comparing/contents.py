@@ -34,11 +34,6 @@ SAFETY = 1.5
 # Ratios of two tensors that differ by less than this are one factor.
 SAME = 1e-3
 
-# What a library keeps beside weights, and makes anew: tables, masks, counters.
-BUFFERS = re.compile(
-    r"(?:^|\.)(?:inv_freq|original_inv_freq|rope_freqs(?:\.weight)?|position_ids|masked_bias|"
-    r"num_batches_tracked|token_type_ids|relative_position_index|_extra_state)$|attn\.bias$"
-)
 # What wrappers put before a name.
 WRAPPERS = re.compile(r"^(?:(?:module|model|_orig_mod|base_model)\.)+")
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from itertools import takewhile
 
 from wqk.checkpoints import Part, TensorInfo
-from wqk.comparing.contents import BUFFERS
 from wqk.families import AttentionPlan, Composed, Projection
 from wqk.families.inference import without_numbers
 from wqk.model import Model
@@ -29,6 +28,12 @@ ATTENDING = re.compile(
     r"(?<!post_)att(?:n|ention)(?!_?pool)|(?:^|[._])(?:sinks?|temperature|logit_scale|rel|relative|rpe|pos|"
     r"position|positions|alibi|slopes?|positional)(?:[._]|$)"
 )
+# What a library keeps beside weights, and makes anew: tables, counters; and masks of four axes.
+BUFFERS = re.compile(
+    r"(?:^|\.)(?:inv_freq|original_inv_freq|rope_freqs(?:\.weight)?|position_ids|masked_bias|"
+    r"num_batches_tracked|token_type_ids|relative_position_index|_extra_state)$"
+)
+MASKS = re.compile(r"(?:^|\.)attn\.bias$")
 # Scales of quantized weights, after the weight's name.
 QUANTIZED = re.compile(r"_scale(?:_inv)?$")
 FEED_FORWARD = re.compile(r"(?:^|[._])(?:mlp|ffn|ff|feed_forward|experts?|moe)(?:[._]|$)")
@@ -100,7 +105,9 @@ def roles(model: Model) -> dict[str, str]:
     found = {}
     for name in tensors:
         scaled = QUANTIZED.sub("", name)
-        if name in formed or BUFFERS.search(name) or (scaled != name and scaled in tensors):
+        is_mask = MASKS.search(name) and len(tensors[name].shape) == 4
+        made = BUFFERS.search(name) or is_mask
+        if name in formed or made or (scaled != name and scaled in tensors):
             continue  # part of a form, made anew, or a scale that reading applies
         layer = _layer(name)
         own = name.startswith(tuple(modules)) if modules else False
