@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from tests.command import run
 import wqk
 from wqk.checkpoints.modules import StateDict
 from wqk.comparing.sameness import same
+from wqk.comparing.units import Unit
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -420,3 +422,31 @@ def test_each_cause_is_said_once_with_its_layers() -> None:
         "different weights, encoder self, layers 0-3",
         "mask: none against causal, encoder self, layers 0-3",
     ]
+
+
+def test_what_is_stored_alike_is_read_once_and_all_is_let_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tensors = llama()
+    for name in [name for name in tensors if name.endswith("q_proj.weight")]:
+        tensors[name.replace("q_proj", "o_proj")] = noise((D, H * R), 1.0)
+        tensors[name.replace("q_proj", "v_proj")] = noise((G * R, D), 1.0)
+    reads: list[str] = []
+    monkeypatch.setattr(
+        StateDict,
+        "_read",
+        lambda self, part: reads.append(part.name) or np.array(self._rows(part)[0]),
+    )
+    changed = tensors | both(interleaved)
+    gc.collect()
+    gc.disable()  # what is in a circle of references stays
+    try:
+        comparison = same(opened(tensors), opened(changed))
+        kept = [one for one in gc.get_objects() if type(one) is Unit]
+    finally:
+        gc.enable()
+    assert verdicts(comparison) == ["other rotary positions"]
+    assert comparison.blocks[0].beside == {"values": 0.0}
+    for side in "vo":
+        assert sum(f"layers.0.self_attn.{side}_proj" in name for name in reads) == 1
+    assert not kept

@@ -55,6 +55,8 @@ class Overlay(Checkpoint):
             value = self._values.get(part.name)
             if value is None:
                 found += self._base.read([part])
+            elif part.rows is None:
+                found.append(value)
             else:
                 ranges = part.row_ranges(value.shape)
                 found.append(np.concatenate([value[start:stop] for start, stop in ranges]))

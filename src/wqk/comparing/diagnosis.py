@@ -22,9 +22,9 @@ from wqk.comparing.expected import Expected
 from wqk.comparing.freedoms import explained
 from wqk.comparing.mismatches import Kind, Mismatch
 from wqk.comparing.rewrites import search
-from wqk.comparing.scope import form_parts
+from wqk.comparing.scope import circuit_parts
 from wqk.comparing.units import Finding
-from wqk.comparing.weights import CIRCUITS, SCORES, Pair, scorings
+from wqk.comparing.weights import SCORES, VALUES, Pair, rotation_of, scorings, sides_of
 from wqk.families import AttentionPlan, Projection
 from wqk.model import Model
 
@@ -58,21 +58,18 @@ def compare(
     return found
 
 
-def identical(checkpoints: Sequence[Checkpoint], pair: Pair) -> bool:
-    """Whether two blocks are planned alike and store the same bytes, which costs only reading."""
-    parts = [list(dict.fromkeys(form_parts(plan))) for plan in pair]
+def identical(checkpoints: Sequence[Checkpoint], pair: Pair, circuit: str) -> bool:
+    """Whether a circuit is planned alike and stored as the same bytes, which costs only reading."""
+    parts = [list(dict.fromkeys(circuit_parts(plan, circuit))) for plan in pair]
     texts = []
     for plan, own in zip(pair, parts, strict=True):
-        sides = plan.query, plan.key, plan.value, plan.output, plan.sinks, plan.scale
-        apart = plan.positional and (plan.positional.query, plan.positional.key)
-        text = repr((sides, apart))
+        text = repr((sides_of(plan, circuit), plan.scale if circuit != VALUES else 1.0))
         for number, part in enumerate(own):
             text = text.replace(repr(part.name), f"#{number}")
         texts.append(text)
-    turns = [(plan.rotary, plan.axial, plan.positional and plan.positional.rotary) for plan in pair]
     return (
         texts[0] == texts[1]
-        and all(same_rotation(*both) for both in zip(*turns, strict=True))
+        and same_rotation(*(rotation_of(plan, circuit) for plan in pair))
         and all(equal_bytes(checkpoints, both) for both in zip(*parts, strict=True))
     )
 
@@ -86,11 +83,12 @@ def comparable(a: Scoring, b: Scoring) -> bool:
 
 def diagnose(
     models: Sequence[Model], pair: Pair, neighbors: Sequence[AttentionPlan], tolerance: float,
-    circuits: Sequence[str] = CIRCUITS,
+    circuits: Sequence[str], unequal: Sequence[str],
 ) -> tuple[Mismatch, ...]:  # fmt: skip
     """How the second of two blocks that differ was changed, in as few words as possible.
 
-    ``neighbors`` are the first model's other blocks whose weights the second may hold.
+    ``neighbors`` are the first model's other blocks whose weights the second may hold, ``circuits``
+    those to explain, of which the others than ``unequal`` are the same.
     """
     checkpoints = [model.checkpoint for model in models]
     means = _averaged(pair, checkpoints)
@@ -106,7 +104,10 @@ def diagnose(
         values = layout.added | {name: layout.stored(name, value) for one in some
                                  for name, value in one.repaired.items()}  # fmt: skip
         second = Overlay(checkpoints[1], values) if values else checkpoints[1]
-        return compare((checkpoints[0], second), (pair[0], layout.plan), tolerance, circuits)
+        parts = {what: circuit_parts(layout.plan, what) for what in circuits}
+        changed = [what for what in circuits if turned or what in unequal
+                   or any(part.name in values for part in parts[what])]  # fmt: skip
+        return compare((checkpoints[0], second), (pair[0], layout.plan), tolerance, changed)
 
     best: tuple[tuple[int, int], tuple[Mismatch, ...]] | None = None
     for some in _attempts(layout, neighbors, bool(turned)):
@@ -121,6 +122,7 @@ def diagnose(
             best = cost, found
         if not left and len(found) == 1:
             break
+    layout.units.clear()  # each holds this list, and so their weights
     return best[1] if best else ()
 
 

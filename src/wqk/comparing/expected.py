@@ -17,6 +17,7 @@ import numpy as np
 
 from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.adapters import AdaptedCheckpoint
+from wqk.comparing.contents import equal_bytes
 from wqk.comparing.permutations import Sizes, to_order
 from wqk.comparing.rewrites import search
 from wqk.comparing.units import Adapter, Finding, Unit, same_numbers, short
@@ -97,10 +98,12 @@ class Expected:
         one, other = first.projection, second.projection
         if self._same:
             for a, b in zip(one.roles.values(), other.roles.values(), strict=True):
-                is_new = b.name not in self._tensors
-                target = self._target(b.name, a.name, role, second)
-                if is_new:
-                    target.wanted = self._read(0, a.name)
+                if b.name not in self._tensors:
+                    stored = self._read(1, b.name)
+                    is_equal = equal_bytes(self._checkpoints, (Part(a.name), Part(b.name)))
+                    wanted = stored if is_equal else self._read(0, a.name)
+                    self._tensors[b.name] = _Tensor(stored, wanted, a.name)
+                self._target(b.name, a.name, role, second)
             return True
         fits = second.heads % first.heads == 0 and second.head_width == first.head_width
         if not (isinstance(one, Projection) and isinstance(other, Projection) and fits):
@@ -165,7 +168,8 @@ class Expected:
         turned = 2 * len(rotary.frequencies) if rotary is not None else query.head_width
         order = rotary.order if rotary is not None else ""
         sizes = Sizes(query.heads, key.heads, query.head_width, turned, order)
-        wanted, stored = (self._flat(name, some) for some in (one.wanted, one.stored))
+        stored = self._flat(name, one.stored)
+        wanted = stored if one.wanted is one.stored else self._flat(name, one.wanted)
         role, heads, repeated, sections = one.roles[0], 0, 1, list[int]()
         sides = tuple(s for s in ("query", "key") if any(r.endswith(s) for r in one.roles))
         if role.startswith("norm"):

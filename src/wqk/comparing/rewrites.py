@@ -37,6 +37,7 @@ from wqk.comparing.units import (
     alike,
     along,
     cosines,
+    largest,
     nearest,
     permutation,
     same_numbers,
@@ -265,8 +266,7 @@ def _adapter(unit: Unit) -> Finding | None:
     if unit.adapter is not None:
         return _merged(unit, unit.adapter)
     step = unit.stored - unit.wanted
-    most = float(np.abs(unit.wanted).max())
-    rank = _rank(step, unit.rounding * most)
+    rank = _rank(step, unit.rounding * largest(unit.wanted))
     if rank is None or not step.any(axis=1).mean() > 1 - SAME * 10:  # of some heads alone
         return None
     words = (

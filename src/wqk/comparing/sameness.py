@@ -29,7 +29,7 @@ from wqk.comparing.freedoms import explained, signature
 from wqk.comparing.mismatches import Kind, Mismatch
 from wqk.comparing.outside import absent_towers, outside
 from wqk.comparing.rewrites import regrouped
-from wqk.comparing.weights import CIRCUITS, POSITIONS, SCORES, VALUES, Pair, grid, scorings
+from wqk.comparing.weights import CIRCUITS, SCORES, Pair, grid, scorings, sides_of
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families import AttentionPlan
 from wqk.model import Model
@@ -208,13 +208,14 @@ def _compared(
     block = BlockComparison(
         *_place(pair[0]), {}, 0, RESOLUTION, tuple(found), tuple(map(float, heads))
     )
-    if identical(checkpoints, pair):
-        beside_scores = {VALUES: 0.0} if pair[0].value and pair[0].output else {}
-        beside_scores |= {POSITIONS: 0.0} if pair[0].positional else {}
-        far = dict.fromkeys(positions(*pair), 0.0)
-        return replace(block, distance=far, beside=beside_scores, identical=True)
+    equal = [circuit for circuit in CIRCUITS if identical(checkpoints, pair, circuit)]
+    if SCORES in equal:
+        block = replace(block, distance=dict.fromkeys(positions(*pair), 0.0))
+    beside_scores |= {what: 0.0 for what in equal if what != SCORES and sides_of(pair[0], what)}
+    stored_alike = len(equal) == len(CIRCUITS) and not any(plan.sinks for plan in pair)
+    block = replace(block, identical=stored_alike)
     for circuit in CIRCUITS:
-        both = scorings(checkpoints, pair, circuit)
+        both = None if circuit in equal else scorings(checkpoints, pair, circuit)
         if both is None:
             continue
         a, b = both
@@ -308,7 +309,7 @@ def _explained(
         left = tuple(what for what in left if not marks.alike(held, number, what, least))
     if {*left} & {*block.unequal}:
         neighbors = [p for p, _ in pairs if p is not pair[0] and p.stack == pair[0].stack]
-        found += diagnose(models, pair, neighbors, tolerance, left)
+        found += diagnose(models, pair, neighbors, tolerance, left, block.unequal)
     return replace(block, mismatches=(*found, *block.mismatches))
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from itertools import takewhile
 
 from wqk.checkpoints import Part, TensorInfo
+from wqk.comparing.weights import CIRCUITS, sides_of
 from wqk.families import AttentionPlan, Composed, Projection
 from wqk.families.inference import without_numbers
 from wqk.model import Model
@@ -41,16 +42,19 @@ FEED_FORWARD = re.compile(r"(?:^|[._])(?:mlp|ffn|ff|feed_forward|experts?|moe)(?
 
 def form_parts(plan: AttentionPlan) -> Iterator[Part]:
     """Everything that the forms of a block hold: its scores', its values', and norms before."""
-    yield from plan.parts
-    if plan.positional is not None:
-        yield from (*plan.positional.query.parts, *plan.positional.key.parts)
-    if plan.value is not None and plan.output is not None:
-        yield from (*plan.value.parts, *plan.output.projection.roles.values())
-    for side in (plan.query, plan.key, plan.value):
-        if side is not None and side.input_norm is not None:
-            yield from (*side.input_norm.gain, *side.input_norm.bias)
+    for circuit in CIRCUITS:
+        yield from circuit_parts(plan, circuit)
     if plan.sinks is not None:
         yield plan.sinks
+
+
+def circuit_parts(plan: AttentionPlan, circuit: str) -> Iterator[Part]:
+    """What the forms of one circuit hold, and norms before."""
+    for side in sides_of(plan, circuit):
+        is_output = side is plan.output
+        yield from side.projection.roles.values() if is_output else side.parts
+        if side.input_norm is not None and not is_output:
+            yield from (*side.input_norm.gain, *side.input_norm.bias)
 
 
 def left_in(model: Model) -> Iterator[Part]:

@@ -104,16 +104,17 @@ class Unit:
     @property
     def right(self) -> bool:
         """Whether it is what it should be, up to rounding."""
+        if self.wanted is self.stored:
+            return True
         if self.grid is not None:
             return self.fits(self.stored)
-        most = float(np.abs(self.wanted).max(initial=0.0))
-        return bool(np.abs(self.wanted - self.stored).max(initial=0.0) <= 8 * self.rounding * most)
+        return within(self.wanted, self.stored, 8 * self.rounding * largest(self.wanted))
 
     def fits(self, value: np.ndarray) -> bool:
         """Whether a value is what it should be, up to the rounding of a quantized one."""
         apart = value - self.wanted
         if self.grid is None:
-            return bool(np.abs(apart).max() <= SAME * np.abs(self.wanted).max())
+            return largest(apart) <= SAME * largest(self.wanted)
         size, left = (np.sqrt(np.mean(np.square(x, dtype=np.float64))) for x in (value, apart))
         return bool(left < ROUNDED * rounding(self.grid, value) * size / math.sqrt(3))
 
@@ -168,6 +169,17 @@ def short(name: str) -> str:
     return ".".join(parts[-2:]) if parts[-1] in ("bias", "dense") else parts[-1]
 
 
+def largest(values: np.ndarray) -> float:
+    """The largest absolute value, 0 of none."""
+    return float(max(values.max(initial=0.0), -values.min(initial=0.0)))
+
+
+def within(a: np.ndarray, b: np.ndarray, bound: float) -> bool:
+    """Whether no two numbers of two arrays are farther apart; most that differ do at once."""
+    pieces = (slice(start, start + SOME) for start in range(0, len(a), SOME))
+    return all(largest(a[piece] - b[piece]) <= bound for piece in pieces)
+
+
 # -- rows that find rows -----------------------------------------------------------------------
 
 
@@ -205,10 +217,10 @@ def cosines(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
 def matched(wanted: np.ndarray, stored: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """For each wanted row the stored one that is it, and whether there are as many of it.
 
-    Equal rows, such as those of repeated key heads or of pruned ones, are each other's in order.
+    Rows are given as sketches. Equal ones, such as those of repeated key heads or of pruned ones,
+    are each other's in order.
     """
-    marks, others = sketch(stored), sketch(wanted)
-    labels = [nearest(marks, marks), nearest(others, marks)]
+    labels = [nearest(stored, stored), nearest(wanted, stored)]
     for label, rows in zip(labels, (stored, wanted), strict=True):
         label[~rows.any(axis=1)] = -1
     order = [np.argsort(label, kind="stable") for label in labels]
@@ -220,23 +232,24 @@ def matched(wanted: np.ndarray, stored: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 def permutation(wanted: np.ndarray, stored: np.ndarray, alike: float) -> np.ndarray | None:
     """The stored rows that make the wanted ones; None unless each is there, or all are in place."""
-    if (np.abs((sketch(stored) * sketch(wanted)).sum(axis=1)) > alike).all():
+    marks, others = sketch(wanted), sketch(stored)
+    if (np.abs((marks * others).sum(axis=1)) > alike).all():
         return None
-    place, found = matched(wanted, stored)
+    place, found = matched(marks, others)
     is_found = found.all() and (cosines(wanted, stored[place]) > alike).all()
     return place if is_found and not np.array_equal(place, np.arange(len(place))) else None
 
 
 def alike(ours: np.ndarray, theirs: np.ndarray) -> bool:
     """Whether two vectors are the same, up to rounding."""
-    most = max(float(np.abs(ours).max(initial=0.0)), 1e-30)
-    return ours.shape == theirs.shape and bool(np.abs(ours - theirs).max() <= 2 * SAME * most)
+    most = max(largest(ours), 1e-30)
+    return ours.shape == theirs.shape and within(ours, theirs, 2 * SAME * most)
 
 
 def same_numbers(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether two arrays of one shape are the same, up to a share of their size."""
-    size = np.sqrt(np.mean(np.square(a, dtype=np.float64)))
-    return bool(np.abs(a - b).max(initial=0.0) <= 2 * SAME * (size + np.abs(a).max(initial=0.0)))
+    size = float(np.linalg.norm(a)) / max(1, a.size) ** 0.5
+    return within(a, b, 2 * SAME * (size + largest(a)))
 
 
 def along(ours: np.ndarray, theirs: np.ndarray) -> bool:

@@ -19,7 +19,7 @@ from wqk.attention.factor import Factor, load_factor
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.number_types import rounding
 from wqk.comparing.blocks import Rows, Scoring, as_exact_as
-from wqk.families import AttentionPlan, Composed, Projection, Side
+from wqk.families import AttentionPlan, Composed, Projection, Rotary, Side
 
 SCORES, VALUES, POSITIONS = CIRCUITS = "attention", "values", "scores of positions"
 
@@ -72,26 +72,35 @@ def scorings(
     return replace(found[0], **known[0]), replace(found[1], **known[1])
 
 
-def _scoring(block: Block, norms: bool, key_bias: bool, circuit: str) -> Scoring | None:
-    plan = block.plan
+def sides_of(plan: AttentionPlan, circuit: str) -> tuple[Side, ...]:
+    """The two sides that make a circuit; none where a block does not tell it."""
     if circuit == SCORES:
-        query, key = _rows(block, plan.query, norms), _rows(block, plan.key, norms, key_bias)
-        rotary, rounded = plan.rotary or plan.axial, max(query[1], key[1])
-        return Scoring(query[0], key[0], plan.scale, rotary, rounded)
+        return plan.query, plan.key
     if circuit == VALUES:
-        if plan.value is None or plan.output is None:
-            return None
-        output, value = _rows(block, plan.output, False), _rows(block, plan.value, norms)
-        return Scoring(output[0], value[0], 1.0, None, max(output[1], value[1]))
-    apart = plan.positional
-    if apart is None:
+        return () if plan.value is None or plan.output is None else (plan.output, plan.value)
+    return () if plan.positional is None else (plan.positional.query, plan.positional.key)
+
+
+def rotation_of(plan: AttentionPlan, circuit: str) -> Rotary | None:
+    """What turns the two sides of a circuit with positions."""
+    if circuit == SCORES:
+        return plan.rotary or plan.axial
+    apart = plan.positional.rotary if circuit == POSITIONS and plan.positional else None
+    return apart if apart is not None and len(apart.frequencies) else None
+
+
+def _scoring(block: Block, norms: bool, key_bias: bool, circuit: str) -> Scoring | None:
+    if not (sides := sides_of(block.plan, circuit)):
         return None
-    query, key = _rows(block, apart.query, False), _rows(block, apart.key, False)
-    rotary = apart.rotary if len(apart.rotary.frequencies) else None
-    return Scoring(query[0], key[0], plan.scale, rotary, 2 * max(query[1], key[1]))
+    folds = norms and circuit == SCORES, norms and circuit != POSITIONS
+    biases = True, key_bias or circuit != SCORES
+    (left, one), (right, other) = map(_rows, (block, block), sides, folds, biases)
+    scale = block.plan.scale if circuit != VALUES else 1.0
+    rounded = max(one, other) * (2 if circuit == POSITIONS else 1)
+    return Scoring(left, right, scale, rotation_of(block.plan, circuit), rounded)
 
 
-def _rows(block: Block, side: Side, norms: bool, biases: bool = True) -> tuple[Rows, float]:
+def _rows(block: Block, side: Side, norms: bool, biases: bool) -> tuple[Rows, float]:
     """A side's rows with what comes after them, and the norm before them; and its rounding."""
     parts = side.parts
     stored: Mapping[Part, Any] = dict(zip(parts, block.read(parts), strict=True))
