@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import bz2
 import contextlib
+import gzip
+import io
 import json
+import lzma
 import math
 import os
 import secrets
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from wqk.errors import OutputError, RunError, WqkError
+from wqk.errors import OutputError, RunError, WqkError, required_by
+
+Bytes = IO[bytes] | gzip.GzipFile
 
 
 def write_atomically(path: Path, *contents: bytes | bytearray, sync: bool = True) -> None:
@@ -119,6 +126,30 @@ def read_text(path: Path, error: type[WqkError], expected: str = "") -> str:
     except (OSError, ValueError) as problem:
         reason = getattr(problem, "strerror", None) or "it is not UTF-8 text"
         raise error(f"{path}: cannot be read ({reason}){expected}") from None
+
+
+def opened(path: Path) -> Bytes:
+    """A file to read bytes from, decompressed if its name has one of the endings `COMPRESSIONS`.
+
+    What is not so compressed as its name says raises one of `UNREADABLE` when it is read.
+    """
+    opener = COMPRESSIONS.get(path.suffix.lower())
+    return opener(path) if opener else path.open("rb")
+
+
+def _open_zstandard(path: Path) -> Bytes:
+    with required_by(f"{path}: .zst"):
+        import pyarrow  # type: ignore[import-untyped]
+    return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
+
+
+COMPRESSIONS: dict[str, Callable[[Path], Bytes]] = {
+    ".xz": lzma.open,
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".zst": _open_zstandard,
+}
+UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error)
 
 
 def append_lines(path: Path, *records: Mapping[str, Any]) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import lzma
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -354,3 +357,28 @@ def test_a_tokenizer_without_words_is_refused(tmp_path: Path) -> None:
     text.write_text("one fish two fish " * 40)
     with pytest.raises(CorpusError, match="no vocabulary"):
         wqk.parts(str(tmp_path / "model"), text=text, block=8, blocks=4)
+
+
+def test_a_text_is_read_as_a_corpus_is(tmp_path: Path) -> None:
+    """Compressed, and as JSON Lines of which only the texts are read."""
+    folder = tmp_path / "model"
+    made(KINDS[0], torch.float32).save_pretrained(folder)
+    text = "one fish two fish " * 40
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[MASK]", *set(text.split())]))
+    transformers.BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(folder)
+    plain, compressed, rows = (tmp_path / name for name in ("a.txt", "a.txt.gz", "a.jsonl.xz"))
+    plain.write_text(text)
+    compressed.write_bytes(gzip.compress(text.encode()))
+    lines = "".join(json.dumps({"id": 3, "text": half}) + "\n" for half in (text[:360], text[360:]))
+    rows.write_bytes(lzma.compress(lines.encode()))
+    losses = [
+        wqk.parts(str(folder), text=of, block=8, blocks=4).shares["loss"].to_list()
+        for of in (plain, compressed, rows)
+    ]
+    assert losses[0] == losses[1] == losses[2]
+    compressed.write_bytes(b"no gzip at all")
+    with pytest.raises(CorpusError, match=r"a\.txt\.gz: cannot be read as text"):
+        wqk.parts(str(folder), text=compressed, block=8, blocks=4)
+    rows.write_bytes(lzma.compress(b'{"words": "one"}\n'))
+    with pytest.raises(CorpusError, match='expected a JSON object with a "text"'):
+        wqk.parts(str(folder), text=rows, block=8, blocks=4)

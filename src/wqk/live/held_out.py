@@ -5,6 +5,7 @@ Axes: B blocks, N tokens, V vocabulary.
 
 from __future__ import annotations
 
+import io
 import json
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from wqk._console import counted
+from wqk._files import UNREADABLE, opened
 from wqk._typing import Float
 from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.references import HubOptions
@@ -252,15 +254,25 @@ def _encoded(path: Path, ref: str | None, wanted: int) -> tuple[str, np.ndarray,
     """A text file in a model's own tokens."""
     if ref is None:
         raise CorpusError("a text needs the tokenizer of a saved model; give tokens instead")
+    # A token has at least one character, mostly; what is not needed is not read.
+    enough = 40 * wanted
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        with opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig") as lines:
+            if {".jsonl", ".ndjson", ".json"} & {suffix.lower() for suffix in path.suffixes}:
+                documents: list[str] = []
+                while sum(map(len, documents)) < enough and (line := lines.readline()):
+                    documents.append(json.loads(line)["text"])
+                text = "\n".join(documents)
+            else:
+                text = lines.read(enough)
+    except (*UNREADABLE, ValueError) as error:
         raise CorpusError(f"{path}: cannot be read as text ({first_line(error)})") from None
+    except (KeyError, TypeError):
+        raise CorpusError(f'{path}: expected a JSON object with a "text" in each line') from None
     try:
         tokenizer = _tokenizer(ref)
-        # A token has at least one character, mostly; what is not needed is not encoded.
         with quiet():
-            ids = tokenizer(text[: 40 * wanted], add_special_tokens=False)["input_ids"]
+            ids = tokenizer(text[:enough], add_special_tokens=False)["input_ids"]
         # Where a model's files are missing, transformers may make a tokenizer without words.
         if len(tokenizer) <= len(tokenizer.all_special_ids):
             raise ValueError("no vocabulary")

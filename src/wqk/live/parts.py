@@ -179,7 +179,8 @@ def parts(
         A folder, the folder of a training run, a Hub id, a `transformers` model, or a `Model`
         opened from one.
     text
-        Text file, for the model's own tokenizer. One of text, corpus and tokens is needed.
+        Text file, for the model's own tokenizer; JSON Lines give the field ``text`` of each line,
+        and .xz, .gz, .bz2 and .zst are read through. One of text, corpus and tokens is needed.
     corpus
         Folder of tokens as ``wqk lab corpus`` writes it; its held-out part is read.
     tokens

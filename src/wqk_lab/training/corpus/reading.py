@@ -7,31 +7,25 @@ not invalidate the file.
 
 from __future__ import annotations
 
-import bz2
 import csv
-import gzip
 import io
 import itertools
 import json
-import lzma
 import re
 import tomllib
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from wqk._files import require_file
+from wqk._files import COMPRESSIONS, UNREADABLE, opened, require_file
 from wqk.errors import CorpusError, WqkError, all_lines, required_by
 
 # A longer document or line of JSON is more likely a mistake than a text, and the tokenizers library
 # would need 100 bytes per character of it.
 LONGEST = 10_000_000
-
-Bytes = IO[bytes] | gzip.GzipFile
 
 # Seconds until the network must have responded.
 SECONDS = 5
@@ -173,7 +167,7 @@ def read_documents(path: Path, field: str, document: str) -> Iterator[str]:
             yield text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     except UnicodeDecodeError as error:
         raise CorpusError(f"{path}: expected UTF-8 text ({error.reason}); convert it") from None
-    except (OSError, EOFError, lzma.LZMAError, zlib.error, csv.Error) as error:
+    except (*UNREADABLE, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise CorpusError(f"{path}: cannot be read completely ({reason})") from None
 
@@ -226,19 +220,8 @@ def ending(path: Path) -> str:
     return suffixes[-1] if suffixes else ""
 
 
-def _open(path: Path) -> Bytes:
-    opener = COMPRESSIONS.get(path.suffix.lower())
-    return opener(path) if opener else path.open("rb")
-
-
-def _open_zstandard(path: Path) -> Bytes:
-    with required_by(f"{path}: .zst"):
-        import pyarrow  # type: ignore[import-untyped]
-    return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
-
-
 def _plain(path: Path, field: str, document: str) -> Iterator[str]:
-    with _open(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig") as lines:
+    with opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig") as lines:
         if document == "file":
             yield lines.read(LONGEST + 1)
             return
@@ -254,7 +237,7 @@ def _plain(path: Path, field: str, document: str) -> Iterator[str]:
 
 
 def _json_lines(path: Path, field: str, document: str) -> Iterator[str]:
-    with _open(path) as file:
+    with opened(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(4 * LONGEST + 1), b""), 1):
             where = f"{path}, line {number}"
             if len(line) > 4 * LONGEST:
@@ -275,7 +258,7 @@ def _json_lines(path: Path, field: str, document: str) -> Iterator[str]:
 
 
 def _csv(path: Path, field: str, document: str) -> Iterator[str]:
-    with _open(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as lines:
+    with opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as lines:
         names = next(csv.reader(lines), [])
     if field not in names:
         raise _no_field(str(path), field, names)
@@ -332,10 +315,4 @@ FORMATS: dict[str, Callable[[Path, str, str], Iterator[str]]] = {
     ".json": _json_lines,
     ".csv": _csv,
     ".parquet": lambda path, field, _: read_rows(str(path), field, "parquet", data_files=str(path)),
-}
-COMPRESSIONS: dict[str, Callable[[Path], Bytes]] = {
-    ".xz": lzma.open,
-    ".gz": gzip.open,
-    ".bz2": bz2.open,
-    ".zst": _open_zstandard,
 }
