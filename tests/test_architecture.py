@@ -37,7 +37,6 @@ ROOMS = {
 ORDER = tuple(ROOMS)
 # Small private files without a room, which everything may import.
 SHARED = {
-    "_arrays",
     "_caching",
     "_console",
     "_files",

@@ -11,8 +11,8 @@ from tests.families.proving import save
 
 import wqk
 from wqk.checkpoints import open_checkpoint
-from wqk.live.verification.comparison import _InDoublePrecision
-from wqk.live.verification.running import run
+from wqk.live.running import run
+from wqk.live.verification import _InDoublePrecision
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ import pytest
 
 from wqk.checkpoints import Part, open_checkpoint
 from wqk.checkpoints.adapters import STORED_IN_OUT, WITHOUT_EFFECT, read_adapter
-from wqk.checkpoints.listing import local_folder
+from wqk.checkpoints.formats import local_folder
 from wqk.errors import CheckpointError
 from wqk.families import families
 

@@ -14,7 +14,7 @@ from safetensors.torch import save as save_tensors
 from tests.limits import refused, within
 
 from wqk.checkpoints.checkpoint import Part
-from wqk.checkpoints.stored import open_safetensors
+from wqk.checkpoints.files import open_safetensors
 from wqk.errors import CheckpointError, errors_about
 
 TYPES = [

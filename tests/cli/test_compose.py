@@ -12,7 +12,7 @@ from tests.command import run
 
 import wqk
 from wqk._style import GRAY
-from wqk.reporting.pictures.arcs import composition_arcs
+from wqk.reporting.pictures import composition_arcs
 
 MODEL = str(wqk.demo_model("induction"))
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from tests.comparing.conversions import edit, pairs, right
 
 import wqk
-from wqk.cli.same import same as command
+from wqk.cli.verbs import same as command
 
 if TYPE_CHECKING:
     from collections.abc import Callable

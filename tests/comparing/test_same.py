@@ -391,7 +391,7 @@ def test_the_picture_shows_the_heads_that_differ_and_why(tmp_path: Path) -> None
     pytest.importorskip("matplotlib")
     from click.testing import CliRunner
 
-    from wqk.cli.same import same as command
+    from wqk.cli.verbs import same as command
     from wqk.comparing.mismatch_map import mismatch_map
 
     faulty = edited(lambda q: np.concatenate([q[:2], -q[2:3], q[3:]]), "q", layer=1)

@@ -18,15 +18,15 @@ import wqk
 from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.families import find_family
-from wqk.live.verification import verify
-from wqk.live.verification.recomputation import Products, listen, require_records
-from wqk.live.verification.running import (
+from wqk.live.recomputation import Products, listen, require_records
+from wqk.live.running import (
     PADDING_MASKS,
     _load_model,
     _models,
     double_precision,
     inputs_of,
 )
+from wqk.live.verification import verify
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -29,8 +29,8 @@ from wqk.checkpoints import Part, open_checkpoint
 from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
 from wqk.families import find_family
+from wqk.live.recomputation import allowed
 from wqk.live.verification import verify
-from wqk.live.verification.recomputation import allowed
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,9 +15,8 @@ from tests.families.architectures.architecture import BERT
 from tests.families.proving import save
 
 import wqk
-from wqk.live.verification import verify
-from wqk.live.verification.comparison import Verification, VerifiedBlock
-from wqk.live.verification.recomputation import Application, form_difference
+from wqk.live.recomputation import Application, form_difference
+from wqk.live.verification import Verification, VerifiedBlock, verify
 
 # Rotary, causal and scaled, none of which a guess speaks of; as many key heads as query heads.
 LLAMA = Architecture("llama", "LlamaModel", BERT | {"num_hidden_layers": 1})

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from wqk.live.listening import parent_of
 from wqk.live.logits import BlockLogits, LogitMeter, Logits
-from wqk.live.verification.running import double_precision, inputs_of
+from wqk.live.running import double_precision, inputs_of
 
 if TYPE_CHECKING:
     from tests.families.architectures import Architecture

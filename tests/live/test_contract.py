@@ -35,7 +35,7 @@ import wqk
 from wqk.errors import CheckpointError
 from wqk.families import AttentionPlan
 from wqk.live.listening import parent_of
-from wqk.live.verification.running import double_precision, inputs_of
+from wqk.live.running import double_precision, inputs_of
 
 SIGNS = {"symmetric": 1, "paired": 1, "skew": -1}  # the symmetry of what starts make
 STEPS = 25  # of inputs that climb to the largest scores

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from wqk._arrays import array_namespace
 from wqk._caching import cached_property
 from wqk._names import Advising
 from wqk._typing import Array, Float
@@ -33,7 +32,7 @@ from wqk.attention.coordinates import (
 from wqk.attention.factor import Factors
 from wqk.errors import CheckpointError, FormError, UnknownFamily
 from wqk.forms import BilinearForm
-from wqk.forms.kernels import is_number
+from wqk.forms.kernels import array_namespace, is_number
 
 # What one may try on a block, and what it has.
 SYNONYMS = {

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from wqk._arrays import array_namespace
 from wqk._caching import cached_property
 from wqk._typing import Array, Float
 from wqk.attention.coordinates import with_norm
 from wqk.checkpoints import Checkpoint, Part
 from wqk.errors import CheckpointError, NonFiniteWeights
 from wqk.families import AttentionPlan, Composed, Norm, Side
+from wqk.forms.kernels import array_namespace
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,7 +26,7 @@ from wqk.checkpoints.stored import StoredCheckpoint, weight_file
 from wqk.errors import CheckpointError, errors_about, shortened, shown
 
 if TYPE_CHECKING:
-    from wqk.checkpoints.listing import Folder
+    from wqk.checkpoints.formats import Folder
 
 PREFIX, SAVED, UNUSED = "base_model.model.", ".modules_to_save.", ".original_module."
 FACTOR = re.compile(

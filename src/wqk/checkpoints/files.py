@@ -1,22 +1,26 @@
 """Files of named tensors over sources of bytes, which may be remote, or on disk.
 
-Tensors lie in one file row by row, or are put together from pieces: the chunks of a distributed
-checkpoint, or the rows and columns that tensor-parallel files hold.
+Tensors lie in one file row by row, as in those of safetensors (8 bytes little-endian header length,
+that many bytes of JSON, name → dtype, shape, data_offsets, then the data) and of llama2.c (seven
+whole numbers, then all values of one kind, layer after layer); or they are put together from
+pieces: the chunks of a distributed checkpoint, or what tensor-parallel files hold.
 
 Of the files on disk, few are open at once.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import random
 import re
+import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
@@ -108,6 +112,164 @@ class RowFile:
         info = self.tensors[part.name]
         values = widened(info.dtype, self.byte_ranges(part), self.source.read_into, part.name)
         return values.reshape(part.shape(info.shape))
+
+
+# The reference implementation's own limit.
+LARGEST_HEADER = 100_000_000
+
+
+def open_safetensors(source: ByteSource) -> RowFile:
+    """A safetensors file, of which only the header is read.
+
+    Raises `CheckpointError` if the header does not describe the file: it is too short or long, or
+    not JSON; a name occurs twice; a type or shape is invalid; offsets overlap, exceed the file or
+    contradict the shape.
+    """
+    header, data_start = _read_header(source)
+    if not isinstance(header.pop("__metadata__", {}), dict):
+        raise CheckpointError("the header's metadata must be a JSON object")
+    tensors: dict[str, TensorInfo] = {}
+    starts: dict[str, int] = {}
+    for name, entry in header.items():
+        tensors[name], start = _checked(name, entry, source.size - data_start)
+        starts[name] = data_start + start
+    end, previous = data_start, ""
+    for name in sorted(tensors, key=lambda name: (starts[name], tensors[name].nbytes)):
+        if starts[name] < end:
+            raise CheckpointError(f"the data of {name!r} and {previous!r} overlap")
+        end, previous = starts[name] + tensors[name].nbytes, name
+    return RowFile(source, tensors, starts)
+
+
+def _read_header(source: ByteSource) -> tuple[dict[str, Any], int]:
+    """The header's JSON object and the offset at which data begins."""
+    if source.size < 8:
+        raise CheckpointError(
+            "a safetensors file begins with 8 bytes of header length, "
+            f"this file has {source.size} bytes"
+        )
+    prefix = bytearray(8)
+    source.read_into(0, memoryview(prefix))
+    refuse_pointer(prefix)
+    length = int.from_bytes(prefix, "little")
+    if length > min(LARGEST_HEADER, source.size - 8):
+        raise CheckpointError(
+            f"the header claims {length} bytes, the file has {source.size - 8} "
+            "after its first 8: truncated, or not a safetensors file"
+        )
+    text = bytearray(length)
+    source.read_into(8, memoryview(text))
+    try:
+        header = json.loads(
+            text.decode("utf-8"), object_pairs_hook=_without_duplicates, parse_constant=_refuse
+        )
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"the header is not valid JSON ({error})") from None
+    if not isinstance(header, dict):
+        raise CheckpointError("the header must be a JSON object")
+    return header, 8 + length
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a name occurs more than once")
+    return result
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _checked(name: str, entry: Any, data_size: int) -> tuple[TensorInfo, int]:
+    """A tensor, and where it starts in the data, once every claim has been checked."""
+    if not is_text(name):
+        raise CheckpointError(f"{name!r} is not text, so it cannot be a tensor's name")
+    match entry:
+        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [start, stop]}:
+            check_sizes(repr(name), shape, (start, stop))
+        case _:
+            raise CheckpointError(f"{name!r} lacks a dtype, a shape or two data offsets")
+    if dtype not in ITEM_BITS:
+        raise CheckpointError(f"{name!r} has the unknown type {dtype!r}")
+    bits = math.prod(shape) * ITEM_BITS[dtype]
+    if (stop - start) * 8 != bits:
+        raise CheckpointError(
+            f"{name!r} of type {dtype} and shape {shape} needs {bits // 8} bytes, "
+            f"its offsets give {stop - start}"
+        )
+    if stop > data_size:
+        raise CheckpointError(f"{name!r} ends {stop - data_size} bytes beyond the file: truncated")
+    return TensorInfo(dtype, tuple(shape), stop - start), start
+
+
+# Of llama2.c's files; later versions, which begin with ``ak42``, are refused.
+MAGIC = b"24ka"  # 0x616b3432, little-endian
+SIZES = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "max_seq_len")
+
+# No model of this format is larger.
+LARGEST_SIZE, MOST_LAYERS = 2**20, 10_000
+
+
+def open_llama2c(source: ByteSource) -> RowFile | None:
+    """A file of llama2.c by sizes that give its length, its tensors as its Python code calls them.
+
+    ``about`` holds its sizes, ``model_args``. None for another file; raises `CheckpointError` for a
+    later version.
+    """
+    start = bytearray(min(28, source.size))
+    source.read_into(0, memoryview(start))
+    if start[:4] == MAGIC:
+        version = int.from_bytes(start[4:8], "little")
+        raise CheckpointError(
+            f"version {version} of llama2.c's files is not read; use the .pt file that it was "
+            "exported from"
+        )
+    sizes = _llama2c_sizes(start)
+    starts: dict[str, int] = {}
+    tensors: dict[str, TensorInfo] = {}
+    position = 28
+    for name, shape in _llama2c_tensors(sizes) if sizes else ():
+        starts[name], tensors[name] = position, TensorInfo("F32", shape, 4 * math.prod(shape))
+        position += tensors[name].nbytes
+    if sizes is None or position != source.size:
+        return None
+    arguments = sizes | {"vocab_size": abs(sizes["vocab_size"]), "norm_eps": 1e-5}
+    return RowFile(source, tensors, starts, {"model_args": arguments})
+
+
+def _llama2c_sizes(header: bytearray) -> dict[str, int] | None:
+    """The seven sizes; None if they are not those of a model."""
+    if len(header) < 28:
+        return None
+    sizes = dict(zip(SIZES, struct.unpack("<7i", header), strict=True))
+    positive = all(0 < abs(size) <= LARGEST_SIZE for size in sizes.values())
+    if not positive or any(size < 0 for key, size in sizes.items() if key != "vocab_size"):
+        return None
+    heads = sizes["n_heads"]
+    fits = sizes["dim"] % heads == 0 and heads % sizes["n_kv_heads"] == 0
+    return sizes if fits and sizes["n_layers"] <= MOST_LAYERS else None
+
+
+def _llama2c_tensors(sizes: Mapping[str, int]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes in the file's order; a negative vocabulary has an output matrix."""
+    dim, hidden, vocabulary = sizes["dim"], sizes["hidden_dim"], abs(sizes["vocab_size"])
+    head_width = dim // sizes["n_heads"]
+    keys, turned = head_width * sizes["n_kv_heads"], (sizes["max_seq_len"], head_width // 2)
+    layers: dict[str, tuple[int, ...]] = {
+        "attention_norm": (dim,),
+        "attention.wq": (dim, dim), "attention.wk": (keys, dim), "attention.wv": (keys, dim),
+        "attention.wo": (dim, dim), "ffn_norm": (dim,),
+        "feed_forward.w1": (hidden, dim), "feed_forward.w2": (dim, hidden),
+        "feed_forward.w3": (hidden, dim),
+    }  # fmt: skip
+    yield "tok_embeddings.weight", (vocabulary, dim)
+    for name, shape in layers.items():
+        yield from ((f"layers.{n}.{name}.weight", shape) for n in range(sizes["n_layers"]))
+    yield "norm.weight", (dim,)
+    yield from (("freqs_cos", turned), ("freqs_sin", turned))
+    if sizes["vocab_size"] < 0:
+        yield "output.weight", (vocabulary, dim)
 
 
 class Piece(NamedTuple):

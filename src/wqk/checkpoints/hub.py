@@ -22,11 +22,18 @@ from wqk._version import __version__
 from wqk.checkpoints import http
 from wqk.checkpoints.adapters import AdaptedCheckpoint, read_adapter
 from wqk.checkpoints.files import LocalFile
-from wqk.checkpoints.folders import open_local, read_folder
-from wqk.checkpoints.formats import ENDINGS, PREFERRED, Weights, format_of, unread_format
-from wqk.checkpoints.listing import Folder, local_folder
+from wqk.checkpoints.formats import (
+    ENDINGS,
+    PREFERRED,
+    Folder,
+    Weights,
+    format_of,
+    local_folder,
+    unread_format,
+)
 from wqk.checkpoints.ranged import RangedFile, Workers, open_cache
 from wqk.checkpoints.references import redacted, split_address, step_in
+from wqk.checkpoints.stored import open_local, read_folder
 from wqk.errors import CheckpointError, HubError, errors_about, first_line
 
 if TYPE_CHECKING:

@@ -1,29 +1,38 @@
-"""Checkpoints made of files: safetensors, torch archives, wherever the files' bytes come from.
-
-Of a safetensors file the header is read and checked: 8 bytes little-endian header length, that many
-bytes of JSON (name → dtype, shape, data_offsets), then the data.
-"""
+"""Checkpoints made of files, in a folder or alone, wherever the files' bytes come from."""
 
 from __future__ import annotations
 
-import json
-import math
 import re
-from collections.abc import Mapping, Sequence
-from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from wqk.checkpoints.checkpoint import Checkpoint, Part, Regrouping, TensorInfo
-from wqk.checkpoints.files import RowFile, check_sizes, is_text, refuse_pointer
-from wqk.checkpoints.formats import ARCHIVES
+from wqk.checkpoints.configurations import Opened, configured
+from wqk.checkpoints.distributed import open_distributed
+from wqk.checkpoints.files import join_files, open_llama2c, open_safetensors
+from wqk.checkpoints.formats import (
+    ARCHIVES,
+    ENDINGS,
+    Folder,
+    Weights,
+    choose_weights,
+    format_of,
+    local_folder,
+    no_weights,
+    parts_of,
+    unread_format,
+)
 from wqk.checkpoints.gguf import open_gguf
-from wqk.checkpoints.llama2c import open_llama2c
 from wqk.checkpoints.modules import by_plain_name
-from wqk.checkpoints.number_types import ITEM_BITS, is_float8, require_floats, scale_name
-from wqk.checkpoints.quantized import Source, find_quantized
-from wqk.checkpoints.ranged import RangedFile
+from wqk.checkpoints.number_types import is_float8, require_floats, scale_name
+from wqk.checkpoints.quantized import Source, find_quantized, refuse_unread
+from wqk.checkpoints.ranged import CONNECTIONS, RangedFile
+from wqk.checkpoints.references import redacted, step_in
 from wqk.checkpoints.torch_archive import TorchFile
 from wqk.errors import CheckpointError, errors_about
 
@@ -212,90 +221,111 @@ class StoredCheckpoint(Checkpoint):
         return list(wanted.items())
 
 
-# The reference implementation's own limit.
-LARGEST_HEADER = 100_000_000
+def read_folder(folder: Folder, weights: Weights | None = None) -> StoredCheckpoint:
+    """The checkpoint in a folder, or of some of its files; headers are read, weights are not.
 
-
-def open_safetensors(source: ByteSource) -> RowFile:
-    """A safetensors file, of which only the header is read.
-
-    Raises `CheckpointError` if the header does not describe the file: it is too short or long, or
-    not JSON; a name occurs twice; a type or shape is invalid; offsets overlap, exceed the file or
-    contradict the shape.
+    Raises `CheckpointError` if weights are missing, or cannot be scored.
     """
-    header, data_start = _read_header(source)
-    if not isinstance(header.pop("__metadata__", {}), dict):
-        raise CheckpointError("the header's metadata must be a JSON object")
-    tensors: dict[str, TensorInfo] = {}
-    starts: dict[str, int] = {}
-    for name, entry in header.items():
-        tensors[name], start = _checked(name, entry, source.size - data_start)
-        starts[name] = data_start + start
-    end, previous = data_start, ""
-    for name in sorted(tensors, key=lambda name: (starts[name], tensors[name].nbytes)):
-        if starts[name] < end:
-            raise CheckpointError(f"the data of {name!r} and {previous!r} overlap")
-        end, previous = starts[name] + tensors[name].nbytes, name
-    return RowFile(source, tensors, starts)
+    chosen = weights or choose_weights(folder)
+    layout = chosen.format
+    paths = layout.config if layout else ("config.json",)
+    config = next((found for path in paths if (found := folder.object(path))), {})
+    refuse_unread(config)
+    if not chosen.files:
+        raise no_weights(folder)
+
+    def open_file(name: str) -> WeightFile:
+        source = folder.source(name)
+        if source is None:
+            raise CheckpointError(
+                f"shard {name} is missing, although {chosen.listed_in} names it; "
+                "download the checkpoint again"
+            )
+        if PurePath(name).name == ".metadata":
+            beside = PurePath(name).parent
+            with errors_about(source.name):
+                return open_distributed(source, lambda file: folder.source(str(beside / file)))
+        return weight_file(source)
+
+    files = (
+        _side_by_side(open_file, chosen.files, folder.workers)
+        if folder.workers
+        else [open_file(name) for name in chosen.files]
+    )
+    abouts = [about for file in files if (about := getattr(file, "about", None))]
+    about = abouts[0] if abouts else {}
+    if layout and layout.split_axis and len(files) > 1:
+        files = [join_files(files, partial(layout.split_axis, width=config.get("dim")))]
+    tensors = {name: info for file in files for name, info in file.tensors.items()}
+    complete = configured(layout, Opened(config, about, tensors))
+    others = dict.fromkeys(key for file in files for key in getattr(file, "passed_over", ()))
+    notes = (f"passed over further weights in the archive: {', '.join(others)}",) if others else ()
+    return StoredCheckpoint(
+        folder.name, files, complete, _step(about), (*chosen.notes, *notes), folder.workers
+    )
 
 
-def _read_header(source: ByteSource) -> tuple[dict[str, Any], int]:
-    """The header's JSON object and the offset at which data begins."""
-    if source.size < 8:
-        raise CheckpointError(
-            "a safetensors file begins with 8 bytes of header length, "
-            f"this file has {source.size} bytes"
-        )
-    prefix = bytearray(8)
-    source.read_into(0, memoryview(prefix))
-    refuse_pointer(prefix)
-    length = int.from_bytes(prefix, "little")
-    if length > min(LARGEST_HEADER, source.size - 8):
-        raise CheckpointError(
-            f"the header claims {length} bytes, the file has {source.size - 8} "
-            "after its first 8: truncated, or not a safetensors file"
-        )
-    text = bytearray(length)
-    source.read_into(8, memoryview(text))
+def _side_by_side(
+    open_file: Callable[[str], WeightFile], names: Sequence[str], workers: Workers
+) -> list[WeightFile]:
+    """Open remote files at once, in threads other than the workers, for which these wait."""
+    pool = ThreadPoolExecutor(min(CONNECTIONS, len(names)))
     try:
-        header = json.loads(
-            text.decode("utf-8"), object_pairs_hook=_without_duplicates, parse_constant=_refuse
-        )
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"the header is not valid JSON ({error})") from None
-    if not isinstance(header, dict):
-        raise CheckpointError("the header must be a JSON object")
-    return header, 8 + length
+        return list(pool.map(open_file, names))
+    except BaseException:
+        workers.abandon()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("a name occurs more than once")
-    return result
+def _step(about: Mapping[str, Any]) -> int | None:
+    """The training step that a file of weights records."""
+    found = (about.get(key) for key in ("iteration", "iter_num", "global_step", "step"))
+    return next((step for step in found if type(step) is int and step >= 0), None)
 
 
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
+def open_local(path: Path) -> Checkpoint:
+    """The checkpoint in a folder or a file.
+
+    Raises `CheckpointError` without weights, or if they are of a kind that cannot be scored.
+    """
+    name = redacted(str(path))
+    with errors_about(name):
+        try:
+            folder = path if path.is_dir() else path.parent
+            checkpoint = read_folder(local_folder(path)) if path.is_dir() else _open_file(path)
+            step = step_in(folder.resolve().name)  # also where it is called "."
+        except OSError as error:
+            raise CheckpointError(f"cannot be opened ({error.strerror})") from None
+        except ValueError:  # a zero byte or a lone surrogate in the name
+            raise CheckpointError("no such file or folder") from None
+    checkpoint.name = name
+    checkpoint.step = checkpoint.step if step is None else step
+    return checkpoint
 
 
-def _checked(name: str, entry: Any, data_size: int) -> tuple[TensorInfo, int]:
-    """A tensor, and where it starts in the data, once every claim has been checked."""
-    if not is_text(name):
-        raise CheckpointError(f"{name!r} is not text, so it cannot be a tensor's name")
-    match entry:
-        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [start, stop]}:
-            check_sizes(repr(name), shape, (start, stop))
-        case _:
-            raise CheckpointError(f"{name!r} lacks a dtype, a shape or two data offsets")
-    if dtype not in ITEM_BITS:
-        raise CheckpointError(f"{name!r} has the unknown type {dtype!r}")
-    bits = math.prod(shape) * ITEM_BITS[dtype]
-    if (stop - start) * 8 != bits:
+def _open_file(path: Path) -> StoredCheckpoint:
+    """The checkpoint in one file, with the configuration beside it."""
+    if not path.exists():
+        raise CheckpointError("no such file or folder")
+    if what := unread_format(path.name):
+        raise CheckpointError(what)
+    layout = format_of(path.name)
+    if path.suffix not in ENDINGS and not layout:
         raise CheckpointError(
-            f"{name!r} of type {dtype} and shape {shape} needs {bits // 8} bytes, "
-            f"its offsets give {stop - start}"
+            "not a checkpoint file; expected .safetensors, .gguf, or a torch archive "
+            f"({', '.join(ARCHIVES)})"
         )
-    if stop > data_size:
-        raise CheckpointError(f"{name!r} ends {stop - data_size} bytes beyond the file: truncated")
-    return TensorInfo(dtype, tuple(shape), stop - start), start
+    folder = local_folder(path.parent)
+    parts = layout.files(folder.names or ()) if layout and layout.split_axis else ()
+    if len(parts) > 1:
+        raise CheckpointError(
+            f"one of {len(parts)} files that each hold some rows of every tensor; scan their folder"
+        )
+    return read_folder(folder, Weights(parts_of(path.name, folder.names or ()), format=layout))
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a folder holds weights that can be opened."""
+    return folder.is_dir() and bool(choose_weights(local_folder(folder)).files)

@@ -1,12 +1,31 @@
-"""Verbs that are a function and no more, each a declaration; and ``wqk lab``, a group of others."""
+"""Verbs that are a function and no more, each a declaration; then those with a little of their own.
+
+And ``wqk lab``, a group of others.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import click
 
 from wqk.cli.main import LABORATORY, Boundary
+from wqk.cli.options import (
+    FILE,
+    OPTIONS,
+    PATH,
+    REF,
+    Number,
+    family_file,
+    json_output,
+    layers,
+    opened,
+    reading,
+    revision_of_each,
+)
 from wqk.cli.verb import Verb
 
 explain = Verb(
@@ -15,7 +34,7 @@ explain = Verb(
 )
 
 verify = Verb(
-    "wqk.live.verification.comparison:verify",
+    "wqk.live.verification:verify",
     fails="some forms are wrong, or could not be compared",
     omit=("batch", "tokens", "length", "tolerance"),
     examples=("wqk verify google-bert/bert-base-uncased",),
@@ -62,6 +81,221 @@ diff = Verb(
     table=True,
     picture=True,
 )
+
+
+@click.command()
+@click.argument("ref", metavar="A", type=REF)
+@click.argument("other", metavar="B", type=REF)
+@revision_of_each
+@reading
+@click.option("--other-family", **OPTIONS["family"] | {"help": "The family of B, likewise."})
+@layers
+@click.option(
+    "--tolerance", type=Number(min=0), default=0.0, metavar="X",
+    help="Accept heads that lie this far apart, relative to their norm.",
+)  # fmt: skip
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Compare every other tensor too, by name or by what it holds.",
+)  # fmt: skip
+@click.option(
+    "--up-to", type=click.Choice(["heads"]), multiple=True,
+    help="Ignore this freedom: the order of heads, where values and outputs have the same.",
+)  # fmt: skip
+@click.option("--junit", type=FILE, metavar="FILE.xml", help="Write a report as JUnit's XML.")
+@click.option("--picture", type=FILE, help="Draw where they differ: .png, .pdf or .svg.")
+@json_output
+@click.pass_context
+def same(
+    context: click.Context, /, ref: str, other: str, picture: Path | None,
+    junit: Path | None, as_json: bool,
+    **options: Any,
+) -> None:  # fmt: skip
+    """Check whether B is A, converted or rewritten, and if not, find out why.
+
+    Compares what attends: scores, values and outputs, learned positions, sinks, and other mixers;
+    with --all every other tensor too. Exact, across families, layouts and number types. Changes
+    that leave attention unchanged are ignored: rotations within heads, folded norms and scales. If
+    the two differ, each row of B's queries and keys is searched for among A's, and the mistake is
+    named with the code that undoes it: rotary order not converted, converted twice or with the
+    wrong number of heads, heads regrouped, copied or left as initialized, queries and keys
+    exchanged or transposed, another layer's weights, another layout of a fused weight, biases,
+    gains of norms, a factor, rotary base, scaling or width, an adapter that was not merged.
+
+    Exit status: 0 if the two are equal up to the rounding of their number types, 1 if they differ,
+    2 if they cannot be compared.
+
+    \b
+    Examples:
+      wqk same meta-llama/Llama-3.2-1B ./my-conversion
+      wqk same meta-llama/Llama-3.2-1B model-Q8_0.gguf --layers 0,-1
+    """
+    from wqk._style import check_picture, save_figure
+    from wqk.cli import display
+    from wqk.comparing.sameness import same as compare
+
+    if picture:
+        check_picture(picture)
+
+    def changes(done: int, count: int) -> dict[str, Any]:
+        return {"completed": done, "total": count, "text": f"{done}/{count} blocks"}
+
+    with display.bar("comparing", changes) as report:
+        result = compare(ref, other, on_progress=report, **options)
+    display.show(result.to_dict(), result, as_json=as_json)
+    if junit:
+        from wqk._files import write_atomically
+        from wqk.comparing.gate import junit as report_of
+
+        write_atomically(junit, report_of(result))
+    if picture:
+        save_figure(result.plot(), picture)
+        display.say(f"picture: {picture}")
+    if not result.same:
+        context.exit(1)
+
+
+@click.command()
+@click.argument("refs", metavar="A B", type=REF, nargs=2)
+@click.option(
+    "--revision", "revisions", multiple=True, metavar="R",
+    help="Hub revision; give it once for each model, in their order.",
+)  # fmt: skip
+@click.option("--matches", is_flag=True, help="Also print which layers and heads match.")
+@family_file
+@json_output
+def kin(
+    refs: tuple[str, str], revisions: tuple[str, ...], matches: bool, as_json: bool, **options: Any
+) -> None:
+    """Test whether two models are related: by descent, or by a shared initialization.
+
+    Reads queries and keys only. The agreement of two models' forms is compared with that after
+    renumbering one model's heads, coordinates and dimensions; models that share an architecture,
+    a recipe and a text, and no weights, agree no better than by chance. Where nothing but the
+    coordinates of the residual stream agree, embeddings and norms are compared, too: models may
+    share these and no more.
+
+    \b
+    Examples:
+      wqk kin Qwen/Qwen2.5-7B ./a-model-that-hides-its-parent
+      wqk kin ./merged ./parent --matches
+    """
+    from wqk.cli import display
+    from wqk.comparing.kinship import kin as relate
+    from wqk.comparing.kinship import layer_table
+
+    if revisions and len(revisions) != len(refs):
+        raise click.UsageError(
+            f"expected --revision once for each of the two models, or not at all; got "
+            f"{len(revisions)}"
+        )
+    with display.bar(
+        "Reading", lambda done, total: {"completed": done, "total": total}
+    ) as on_progress:
+        family = options.pop("family")
+        models = [
+            opened(ref, {"family": family, "revision": revision})
+            for ref, revision in zip(refs, revisions or [None] * len(refs), strict=True)
+        ]
+        result = relate(*models, on_progress=on_progress, **options)
+    tables = (
+        (f"{result.other}, and its matches in {result.checkpoint}", layer_table(result))
+        if matches and result.related
+        else ()
+    )
+    display.show(result.to_dict(), result, *tables, as_json=as_json)
+
+
+@click.command()
+@click.argument("sources", nargs=-1, required=True, type=PATH, metavar="TABLE...")
+@click.option(
+    "--details", "details_files", type=FILE, multiple=True, metavar="FILE.npz",
+    help="Details from wqk scan --details (matrices, norms, head coupling); repeatable.",
+)  # fmt: skip
+@click.option(
+    "-o", "--out", type=FILE, required=True, metavar="FILE.html", help="Report to write (.html)."
+)
+@click.option("--title", metavar="TEXT", help="Heading.  [default: the models' names]")
+def report(
+    sources: tuple[Path, ...], details_files: tuple[Path, ...], out: Path, title: str | None
+) -> None:
+    """Write score tables as one HTML file that opens offline.
+
+    TABLE is a .parquet, .jsonl or .csv file with scores, the folder of a training run, of several
+    runs, of a callback (scores.jsonl), or of a survey. Several are shown side by side. A table of
+    wqk compose (.parquet) beside them adds a section with the heads that feed heads.
+
+    \b
+    Examples:
+      wqk report scores.parquet -o report.html
+      wqk report bert.parquet gpt2.parquet --details forms.npz -o report.html
+      wqk report scores.parquet pairs.parquet -o report.html
+      wqk report ./run -o run.html
+    """
+    from wqk.cli import display
+    from wqk.errors import TableError
+    from wqk.inspecting.composition import CompositionTable
+    from wqk.reporting import check_report, write_report
+    from wqk.tables.details import read_details
+    from wqk.tables.score_table import ScoreTable, read_one_of
+
+    check_report(out)
+    read = [
+        read_one_of(source, ScoreTable, CompositionTable) if source.is_file() else source
+        for source in sources
+    ]
+    pairs = [one for one in read if isinstance(one, CompositionTable)]
+    tables = [one for one in read if isinstance(one, ScoreTable | Path)]
+    if not tables:
+        raise TableError(
+            "a report shows scores, and these are pairs of heads only; expected a score table "
+            "beside them: wqk scan REF --out scores.parquet"
+        )
+    details = [read_details(file) for file in details_files]
+    write_report(tables, out, details=details, compositions=pairs, title=title)
+    display.say(f"report: {out}")
+
+
+@click.command()
+@click.option(
+    "--out", type=FILE, default=Path("wqk-demo.png"),
+    help="Figure to write (.png, .pdf, .svg); needs matplotlib.",
+)  # fmt: skip
+@click.option(
+    "--report", type=FILE, metavar="FILE.html", default=Path("wqk-demo.html"),
+    help="Report to write (.html); needs plotly.",
+)  # fmt: skip
+@json_output
+def demo(out: Path, report: Path, as_json: bool) -> None:
+    """Scan an encoder and a decoder trained with the same recipe, side by side.
+
+    Needs no network and no PyTorch.
+    """
+    from wqk._style import save_figure
+    from wqk.cli import display
+    from wqk.errors import MissingPackage
+    from wqk.reporting import write_report
+    from wqk.reporting.demo import demo_figure, demo_introduction, demo_table, demo_verdict
+    from wqk.tables.rendering import side_by_side
+
+    table = demo_table()
+    if as_json:
+        display.print_json(table)
+        return
+    lines = (demo_introduction(), *side_by_side(table), "", demo_verdict(table))
+    display.output().print(*lines, sep="\n")
+    files: dict[str, tuple[Path, Callable[[], None]]] = {
+        "picture": (out, lambda: save_figure(demo_figure(table), out)),
+        "report": (report, lambda: write_report(table, report)),
+    }
+    for what, (path, write) in files.items():
+        try:
+            write()
+            display.say(f"{what}: {path}")
+        except MissingPackage as missing:
+            display.say(f"no {what}: {missing}")
 
 
 @click.group(cls=Boundary, verbs=LABORATORY)

@@ -27,10 +27,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from wqk._arrays import array_namespace
 from wqk._typing import Array, Float
 from wqk.checkpoints import Part
 from wqk.errors import CheckpointError
+from wqk.forms.kernels import array_namespace
 
 LAYOUTS = (
     "separate", "gated", "convolution", "sectioned", "conv1d", "grouped", "stacked", "spread",

@@ -40,9 +40,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wqk._arrays import array_namespace
 from wqk.errors import FormError
 from wqk.forms import BilinearForm, overlaps
+from wqk.forms.kernels import array_namespace
 from wqk.forms.overlaps import End
 from wqk.forms.spectra import spectral_norm
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from array_api_compat import device, is_array_api_obj
 
-from wqk._arrays import array_namespace
 from wqk._caching import cached_property
 from wqk._names import Advising
 from wqk._typing import Array, Float, Scores
 from wqk.errors import FormError
 from wqk.forms import kernels
 from wqk.forms.kernels import (
+    array_namespace,
     as_array,
     axes_taken,
     common_stack,

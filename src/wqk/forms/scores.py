@@ -26,11 +26,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from wqk._arrays import array_namespace
 from wqk._typing import Array, Float, Scores
 from wqk.errors import FormError
 from wqk.forms.form import BilinearForm
-from wqk.forms.kernels import directionalities, quotient, root, times_power
+from wqk.forms.kernels import array_namespace, directionalities, quotient, root, times_power
 
 Weight = Literal["norm", "excess"]
 WEIGHTS: tuple[Weight, ...] = ("norm", "excess")

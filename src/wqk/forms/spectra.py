@@ -23,10 +23,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from array_api_compat import device
 
-from wqk._arrays import array_namespace
 from wqk._typing import Array, Float
 from wqk.forms import BilinearForm
-from wqk.forms.kernels import bits, gram, square_sum, times_power
+from wqk.forms.kernels import array_namespace, bits, gram, square_sum, times_power
 
 # Allowed distance between the bounds of log λ₁, and allowed residual relative to λ₁, by width of
 # the floating-point type: the relative error of σ₁ is at most a quarter of the one or half of the

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wqk._console import Result, json_value
+from wqk._style import save_figure
 from wqk.attention import Block
 from wqk.attention.bands import decay
 from wqk.attention.coordinates import Coordinates
@@ -80,7 +81,7 @@ class View(Result):
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the figure as .png, .pdf or .svg, atomically."""
-        pictures.save_figure(self.figure(), Path(path))
+        save_figure(self.figure(), Path(path))
 
 
 def form_view(block: Block, name: str, head: int | None = None, gamma: float = 2.0) -> View:

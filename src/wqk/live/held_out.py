@@ -20,7 +20,7 @@ from wqk._typing import Float
 from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.references import HubOptions
 from wqk.errors import CheckpointError, CorpusError, first_line
-from wqk.live.verification.running import load_pretrained, most_positions, quiet
+from wqk.live.running import load_pretrained, most_positions, quiet
 from wqk.model import Model
 from wqk.tables.run import checkpoints_in
 

@@ -41,8 +41,8 @@ from wqk.live.listening import (
     own_inputs,
     shown,
 )
-from wqk.live.verification.recomputation import alibi_slopes, allowed
-from wqk.live.verification.running import run_batch
+from wqk.live.recomputation import alibi_slopes, allowed
+from wqk.live.running import run_batch
 from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.tables.sheet import Sheet

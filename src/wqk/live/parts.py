@@ -142,7 +142,7 @@ class Parts(Result):
         MissingPackage
             matplotlib is not installed.
         """
-        from wqk.reporting.pictures.panels import parts_figure
+        from wqk.reporting.pictures import parts_figure
 
         return parts_figure(self.shares, self.curves, self.predicts)
 

@@ -23,7 +23,7 @@ from wqk._files import check_output, write_atomically
 from wqk._version import __version__
 from wqk.errors import MissingPackage, TableError, install
 from wqk.reporting.payload import digits, payload, training_result
-from wqk.reporting.pictures.arcs import (
+from wqk.reporting.pictures import (
     KINDS,
     LABELED,
     attention,

@@ -24,7 +24,7 @@ from wqk._style import (
 from wqk.errors import TableError
 from wqk.forms.images import MatrixImage, draw_with_norms
 from wqk.forms.scores import untrained_range
-from wqk.reporting.pictures.panels import (
+from wqk.reporting.pictures import (
     BAND,
     End,
     add_color_scale,

@@ -13,7 +13,7 @@ import polars as pl
 from wqk._files import check_output, write_atomically
 from wqk._style import PICTURES, save_figure
 from wqk.errors import RunError, TableError, UnknownName
-from wqk.reporting.pictures.arcs import composition_arcs
+from wqk.reporting.pictures import composition_arcs
 from wqk.tables.writers import without_formulas
 from wqk_lab.figures import by_layer, convert, dose, dynamics, model_sizes, paired, starts
 from wqk_lab.figures.by_layer import examples

@@ -11,7 +11,7 @@ from wqk._style import COLORS, PAGE, new_figure, style
 from wqk.errors import RunError
 from wqk.forms import BilinearForm
 from wqk.model import Model
-from wqk.reporting.pictures.panels import note
+from wqk.reporting.pictures import note
 from wqk.tables.run import Run
 from wqk_lab.figures.by_layer import finish_row
 

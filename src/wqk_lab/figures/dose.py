@@ -11,7 +11,7 @@ import polars as pl
 
 from wqk._style import PAGE, new_figure, style
 from wqk.errors import RunError
-from wqk.reporting.pictures.panels import letter, note
+from wqk.reporting.pictures import letter, note
 from wqk.tables.run import Run
 from wqk_lab.figures.by_layer import finish_row
 from wqk_lab.figures.curves import held_out_losses

@@ -9,7 +9,7 @@ import polars as pl
 
 from wqk._style import COLORS, LABELS, PAGE, new_figure, style
 from wqk.errors import RunError
-from wqk.reporting.pictures.panels import End, draw_curve, heading, letter, note
+from wqk.reporting.pictures import End, draw_curve, heading, letter, note
 from wqk.tables.run import Run
 from wqk_lab.figures.by_layer import draw_layers, finish_row, label_steps
 from wqk_lab.figures.curves import SCORES, of_cells, score_curves

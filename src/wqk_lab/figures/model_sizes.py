@@ -20,7 +20,7 @@ from wqk._style import (
 )
 from wqk.errors import TableError
 from wqk.forms.images import MatrixImage
-from wqk.reporting.pictures.panels import latest, letter
+from wqk.reporting.pictures import latest, letter
 from wqk.scanning.surveys.model_sets import model_set, model_sets
 from wqk.tables.score_table import ScoreTable
 from wqk_lab.atlas import drawn_models, flags, published, sound_models, summarize

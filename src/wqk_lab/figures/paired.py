@@ -18,7 +18,7 @@ import polars as pl
 from wqk._style import GRAY, OUTLIER, PAGE, TEAL, WINE, new_figure, style
 from wqk.errors import RunError
 from wqk.forms.scores import holm
-from wqk.reporting.pictures.panels import letter, note
+from wqk.reporting.pictures import letter, note
 from wqk_lab.figures.by_layer import finish_row
 from wqk_lab.runs.pairs import Pair, PairSurvey
 

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from wqk._style import GRAY, OLIVE, PAGE, SAND, TEAL, VIOLET, WINE, new_figure, style
-from wqk.reporting.pictures.panels import draw_curve, letter, note, panel_grid
+from wqk.reporting.pictures import draw_curve, letter, note, panel_grid
 from wqk.tables.run import Run
 from wqk_lab.figures.by_layer import draw_layers, finish_row, label_steps
 from wqk_lab.figures.curves import loss_curves, loss_differences, of_cells, score_curves

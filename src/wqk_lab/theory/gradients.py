@@ -180,7 +180,7 @@ def gradients(
 
     The model is run in evaluation mode, without dropout, and is left as it was, including the
     gradients of its parameters. Numbers are as precise as the model's; for float64 throughout,
-    build it and run this within ``wqk.live.verification.running.double_precision()``.
+    build it and run this within ``wqk.live.running.double_precision()``.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ from wqk.errors import (
     first_line,
     required_by,
 )
-from wqk.live.verification.running import load_pretrained, quiet
+from wqk.live.running import load_pretrained, quiet
 from wqk.tables.run import SETTINGS, open_run
 from wqk_lab.theory.subject import Objective, Subject
 from wqk_lab.theory.text import FAILURES, Text, open_text, vocabulary_of

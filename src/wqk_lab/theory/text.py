@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from wqk.errors import CorpusError, first_line
-from wqk.live.verification.running import quiet
+from wqk.live.running import quiet
 from wqk_lab.training.corpus import TokenStore
 from wqk_lab.training.corpus.reading import is_readable, read_documents
 from wqk_lab.training.corpus.store import HEADER, TOKENIZER

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wqk.errors import RunError, all_lines
-from wqk.live.verification.running import load_pretrained, quiet
+from wqk.live.running import load_pretrained, quiet
 from wqk.tables.run import Run, open_run
 from wqk_lab.training.corpus.store import TokenStore
 from wqk_lab.training.recipe import MODEL_FIELDS, NO_START, Recipe

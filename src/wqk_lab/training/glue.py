@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from wqk.errors import CheckpointError, RunError, all_lines, required_by
-from wqk.live.verification.running import load_pretrained, quiet
+from wqk.live.running import load_pretrained, quiet
 from wqk.model import open as open_model
 from wqk.tables.run import SETTINGS, open_run
 from wqk_lab.runs.groups import starts

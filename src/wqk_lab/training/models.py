@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from wqk._files import sync
 from wqk.errors import CorpusError, RunError, all_lines, first_line, required_by
-from wqk.live.verification.running import load_pretrained, quiet
+from wqk.live.running import load_pretrained, quiet
 from wqk.tables.run import checkpoints_in
 from wqk_lab.training.corpus.store import TokenStore
 from wqk_lab.training.recipe import MODEL_FIELDS, Recipe

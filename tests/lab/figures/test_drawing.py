@@ -19,7 +19,7 @@ from wqk._style import BLUE, LABELS
 from wqk.errors import RunError, TableError, UnknownName
 from wqk.forms.scores import untrained_range
 from wqk.reporting.demo import demo_table
-from wqk.reporting.pictures.panels import shades, spread_apart
+from wqk.reporting.pictures import shades, spread_apart
 from wqk_lab.figures import FIGURES, Sources, draw, numbers
 from wqk_lab.figures.curves import score_curves
 from wqk_lab.figures.starts import LOOKS, OTHERS

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from wqk.live.verification.running import quiet
+from wqk.live.running import quiet
 from wqk.tables.run import create_run
 from wqk_lab.theory.subject import Subject
 from wqk_lab.theory.text import Text

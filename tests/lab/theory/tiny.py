@@ -10,7 +10,7 @@ import pytest
 from tests.families.architectures import NAMED
 from tests.families.proving import build
 
-from wqk.live.verification.running import PADDING_MASKS, double_precision, inputs_of
+from wqk.live.running import PADDING_MASKS, double_precision, inputs_of
 
 torch = pytest.importorskip("torch")
 

@@ -37,9 +37,8 @@ import numpy as np
 
 from wqk._version import __version__
 from wqk.checkpoints import Checkpoint, Part, TensorInfo, open_checkpoint, steps_of
-from wqk.checkpoints.folders import has_weights
+from wqk.checkpoints.formats import exists
 from wqk.checkpoints.http import within_deadline
-from wqk.checkpoints.listing import exists
 from wqk.checkpoints.references import (
     HubAccess,
     digest_of_query,
@@ -47,6 +46,7 @@ from wqk.checkpoints.references import (
     step_in,
     without_secrets,
 )
+from wqk.checkpoints.stored import has_weights
 from wqk.errors import CheckpointError, HubError, RunError, WqkError, all_lines, required_by
 from wqk.model import open as open_model
 from wqk.scanning.cores import one_blas_thread, plan_bytes

@@ -19,7 +19,7 @@ from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError
 from wqk.families import Projection
-from wqk.live.verification.running import inputs_of
+from wqk.live.running import inputs_of
 
 if TYPE_CHECKING:
     from tests.families.architectures import Architecture

@@ -31,7 +31,7 @@ from wqk.errors import (
 )
 from wqk.families import AttentionPlan, Family, find_family, load_family
 from wqk.families.config import Config
-from wqk.live.verification.recomputation import (
+from wqk.live.recomputation import (
     Products,
     listen,
     require_records,
@@ -40,7 +40,7 @@ from wqk.model import Model
 from wqk.model import open as open_model
 
 if TYPE_CHECKING:
-    from wqk.live.verification.recomputation import Application
+    from wqk.live.recomputation import Application
 
 EXAMPLES = 2
 

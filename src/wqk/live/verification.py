@@ -27,14 +27,14 @@ from wqk.checkpoints import Checkpoint, Part, TensorInfo, steps_of
 from wqk.checkpoints.adapters import AdaptedCheckpoint, unrounded
 from wqk.checkpoints.modules import LiveCheckpoint, unwrapped
 from wqk.live.listening import PROVEN
-from wqk.live.verification.recomputation import form_difference, holds_whole_score, recomputed
-from wqk.live.verification.running import Run, run, run_module
+from wqk.live.recomputation import form_difference, holds_whole_score, recomputed
+from wqk.live.running import Run, run, run_module
 from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.tables.sheet import Cell, Sheet
 
 if TYPE_CHECKING:
-    from wqk.live.verification.recomputation import Application
+    from wqk.live.recomputation import Application
 
 # An attention this much farther from uniform than the tolerance tells right weights from wrong.
 MIN_CONTRAST = 1e3
