@@ -5,6 +5,7 @@ A goal is met if its guess gives something and no error. Those that fail must sa
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,6 +63,64 @@ what a scan reads | wqk.explain(ref) | wqk.explain(model)
 
 FIRST, ANY = 41, 43
 
+# The same for the verbs that came later, and for what their results have.
+LATER = """
+is it the same | bool(wqk.same(ref, ref)) | wqk.same(ref, ref).same
+is it another | 1 / (not wqk.same(ref, other)) | 1 / (not wqk.same(ref, other).same)
+why not the same | wqk.same(ref, other).reason | wqk.same(ref, other).causes
+same by layer | wqk.same(ref, ref).frame
+same as JSON | json.dumps(wqk.same(ref, other).to_dict())
+same, every tensor | wqk.same(ref, ref, all=True) | wqk.same(ref, ref, everything=True)
+the repair | wqk.same(ref, other).repair | wqk.same(ref, other).fix
+show a head | wqk.show(ref, layer=0, head=1) | wqk.show(ref, 0, 1)
+save what is shown | wqk.show(ref, 0, 1).save("s.png") | wqk.show(ref, 0, 1).savefig("s.png")
+show the coupling | wqk.show(ref, layer=0, coupling=True)
+are they related | bool(wqk.kin(ref, other)) | wqk.kin(ref, other).related
+what kin says | wqk.kin(ref, other).verdict | wqk.kin(ref, other).conclusion
+kin's numbers | wqk.kin(ref, other).frame
+compose's frame | wqk.compose(pair).frame
+the strongest pairs | wqk.compose(pair).top(5) | wqk.compose(pair).frame.head(5)
+compose, keys only | wqk.compose(pair, kind="K") | wqk.compose(pair, kind="k")
+draw compose | wqk.compose(pair).plot() | wqk.compose(pair).save("c.png")
+parts of a text | wqk.parts(net, tokens) | wqk.parts(net, tokens=tokens)
+diff's frame | wqk.diff(ref, ref).frame
+heads that moved most | wqk.diff(ref, ref, heads=True).heads.frame | wqk.diff(ref, ref).heads
+token pairs | wqk.tokens(net, layer=0, head=1).frame | wqk.tokens(net, 0, 1).frame
+five pairs of tokens | wqk.tokens(net, 0, 1, top=5) | wqk.tokens(net, 0, 1, k=5)
+explain as a frame | wqk.explain(ref).frame
+bytes to be read | wqk.explain(ref).bytes | wqk.explain(ref).bytes_to_read
+verify a module | wqk.verify(net, batch) | wqk.verify(net)
+was it right | bool(wqk.verify(net, batch)) | wqk.verify(net, batch).ok
+logits of a batch | wqk.logits(net, batch).frame
+the largest logit | wqk.logits(net, batch).max | wqk.logits(net, batch).largest
+scores in a loop | wqk.Monitor(net)(0) | wqk.Monitor(net, None)(0)
+clip by a batch | wqk.clip_(net, 100, wqk.logits(net, batch)) | wqk.clip_(net, 100, batch)
+a head at a distance | rotary[1, 0].at(4) | rotary[1, 0].at(distance=4)
+"""
+
+LATER_FIRST, LATER_ANY = 25, 31
+
+# Calls that cannot mean anything, and what their errors say.
+MISTAKES = """
+wqk.logits(net) | CheckpointError | wqk.logits(model, batch)
+wqk.logits(ref, batch) | CheckpointError | expected an nn.Module
+wqk.Monitor(ref) | CheckpointError | a model in memory is followed: expected an nn.Module
+wqk.Monitor(net).plot() | AttributeError | did you mean 'table.plot()'
+wqk.clip_("ckpt.pt") | CheckpointError | a model in memory is clipped
+wqk.clip_(net, "100") | FormError | limit must be a positive number, got '100'
+wqk.clip_(net, 100, batch) | FormError | logits as an array need shape
+wqk.initialize_(ref, "symmetric") | CheckpointError | a model in memory is initialized
+wqk.report("folder") | TableError | no such file or folder
+wqk.report(net) | TableError | scan it first
+wqk.report(3) | TableError | got int
+wqk.report(model) | TableError | got Model
+wqk.scan({"model": net.state_dict()}) | CheckpointError | under 'model'
+wqk.open(str(ref)[:-2] + "r") | CheckpointError | did you mean
+wqk.same(ref, other).reasons | AttributeError | did you mean 'causes'
+wqk.explain(ref).bytes | AttributeError | did you mean 'bytes_to_read'
+wqk.scan(torch.nn.Linear(3, 3)) | UnknownFamily | it names no model type
+"""
+
 
 @pytest.fixture
 def names(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -75,6 +134,8 @@ def names(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "wqk": wqk, "np": np, "ref": ref, "model": wqk.open(ref),
         "other": wqk.demo_model("decoder"), "pair": wqk.demo_model("induction"),
         "rotary": wqk.open(small.llama(sides="qkvo", name="llama")),
+        "json": json, "torch": torch, "batch": torch.arange(8)[None] % 9,
+        "tokens": torch.arange(64)[None] % 9,
         "a": random.standard_normal((8, 2)), "b": random.standard_normal((8, 2)), "x": np.ones(128),
         "net": transformers.LlamaForCausalLM(
             transformers.LlamaConfig(**sizes, num_attention_heads=2)
@@ -98,8 +159,17 @@ def tried(goals: str, names: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
 
 @pytest.mark.usefixtures("unchecked_arguments")
 def test_first_guesses_work(names):
-    found = dict(tried(GOALS, names))
-    assert len(found) == 43
-    failed = "\n".join(error for errors in found.values() for error in errors if error)
-    assert sum(not errors[0] for errors in found.values()) >= FIRST, failed
-    assert sum("" in errors for errors in found.values()) >= ANY, failed
+    for goals, first, some in ((GOALS, FIRST, ANY), (LATER, LATER_FIRST, LATER_ANY)):
+        found = dict(tried(goals, names))
+        failed = "\n".join(error for errors in found.values() for error in errors if error)
+        assert sum(not errors[0] for errors in found.values()) >= first, failed
+        assert sum("" in errors for errors in found.values()) >= some, failed
+
+
+@pytest.mark.usefixtures("unchecked_arguments")
+def test_a_mistaken_call_is_told_what_to_do(names):
+    for line in MISTAKES.strip().splitlines():
+        call, kind, words = line.split(" | ")
+        ((_, (message,)),) = tried(f"{call} | {call}", names)
+        assert f"{kind}: " in message, message or call
+        assert words in message, message

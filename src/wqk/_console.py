@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from wqk._names import Advising
 from wqk.errors import WqkError
 
 if TYPE_CHECKING:
@@ -253,7 +254,7 @@ def kind_in_words(kind: str) -> str:
     return named.get(kind, f"{kind}-attention")
 
 
-class Result(Shown):
+class Result(Shown, Advising):
     """Base of what verbs return, which are dataclasses.
 
     Each says its `sentence`, the rows of its `frame`, the lines that the command prints (`_shown`),

@@ -80,4 +80,6 @@ class Advising:
             from wqk.errors import did_you_mean
 
             advice = "" if name.startswith("_") else did_you_mean(name, dir(self), self._synonyms)
-            raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}{advice}")
+            kind = type(self).__name__
+            article = "an" if kind[0] in "AEIO" else "a"
+            raise AttributeError(f"{article} {kind} has no attribute {name!r}{advice}")

@@ -102,6 +102,21 @@ def test_equal_models_are_the_same() -> None:
     assert comparison.blocks[0].distance == pytest.approx({0: 0, 1: 0, 1024: 0}, abs=1e-7)
 
 
+def test_rounding_is_not_taken_for_scales_of_blocks() -> None:
+    """Factors for each block of columns fit any noise, and undo none of it."""
+
+    def rounded(heads: np.ndarray) -> np.ndarray:
+        step = np.abs(heads).max(axis=-1, keepdims=True) / 127
+        return np.rint(heads / step) * step
+
+    weights = {n: v for n, v in edited(rounded, "q").items() if not n.endswith("bias")}
+    plain = {n: v for n, v in llama().items() if not n.endswith("bias")}
+    comparison = same(opened(plain), opened(weights))
+    assert verdicts(comparison) == ["close"]
+    assert not comparison
+    assert comparison.reason.startswith("close")
+
+
 def turned_planes(heads: np.ndarray) -> np.ndarray:
     """Each rotary plane turned by an angle of its own, which commutes with the positions."""
     angles = np.arange(1, R // 2 + 1).reshape(-1, *[1] * (heads.ndim - 2))

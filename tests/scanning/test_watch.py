@@ -188,13 +188,15 @@ def test_what_is_no_run_or_no_place_for_scores_is_told_at_once(tmp_path: Path) -
     run, surveyed = tmp_path / "run", tmp_path / "surveyed"
     run.mkdir()
     one = checkpoint(run, 10)
+    overwritten = checkpoint(run, 20).rename(tmp_path / "overwritten")
     (tmp_path / "file").write_text("")
     with ThreadPoolExecutor(1) as threads:
         wqk.survey([wqk.demo_model("encoder")], out=surveyed, heads=False, executor=threads)
     for what, out, message in (
         (tmp_path / "file", tmp_path / "out", "is a file"),
         (surveyed, tmp_path / "out", "is the folder of a survey"),
-        (one, tmp_path / "out", "is one checkpoint"),
+        (one, tmp_path / "out", "is one checkpoint, without folders named after steps"),
+        (overwritten, tmp_path / "out", "without folders named after steps"),
         (run, surveyed, "holds a survey of other checkpoints"),
         (run, tmp_path / "file" / "out", "is no folder"),
         (tmp_path / "file" / "run", tmp_path / "file" / "run" / "out", "is no folder"),
@@ -205,6 +207,18 @@ def test_what_is_no_run_or_no_place_for_scores_is_told_at_once(tmp_path: Path) -
         with pytest.raises(WqkError, match="expected seconds"):
             watch(run, out=tmp_path / "out", every=every)
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_steps_beside_the_final_model_are_scored(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for file in checkpoint(run, 20).iterdir():  # as Trainer saves it at the end
+        (run / file.name).write_bytes(file.read_bytes())
+    with ThreadPoolExecutor(1) as threads:
+        *_, table = watch(
+            run, out=tmp_path / "out", until=20, every=0.01, heads=False, executor=threads
+        )
+    assert steps(table) == [20]
 
 
 def test_a_read_only_folder_is_told_at_once(

@@ -96,8 +96,8 @@ class Block(Factors, Advising, synonyms=SYNONYMS):
 
     def at(
         self,
-        *,
         distance: int = 0,
+        *,
         fold_norm: bool = False,
         bias: bool = False,
         circuit: Literal["qk", "ov"] = "qk",
@@ -495,6 +495,11 @@ class Head(BilinearForm):
         values = self.block.at(circuit="ov")
         each = max(1, len(values) // self.block.head_count)
         form: BilinearForm = values[self.index * each : (self.index + 1) * each].sum()
+        return form
+
+    def at(self, distance: int = 0, **coordinates: Any) -> BilinearForm:
+        """The head's form in other coordinates, as `Block.at`."""
+        form: BilinearForm = self.block.at(distance, **coordinates)[self.index]
         return form
 
     def __repr__(self) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # What trainers call the folder of a step: Trainer, torchtitan, DeepSpeed, Megatron-LM.
 STEP_FOLDERS = ("checkpoint-*", "step[-_]*", "global_step*", "iter_*")
 
-__all__ = ["Checkpoint", "Part", "TensorInfo", "open_checkpoint", "steps_of"]
+__all__ = ["Checkpoint", "Part", "TensorInfo", "open_checkpoint", "step_folders", "steps_of"]
 
 
 def open_checkpoint(
@@ -139,17 +139,18 @@ def steps_of(ref: str) -> list[str]:
 
     A folder with its own weights is a checkpoint, whatever else it contains.
     """
-    folder = Path(ref)
-    if not exists(folder):
-        return [ref]
+    steps = step_folders(Path(ref)) if exists(Path(ref)) else []
+    return steps if steps and not has_weights(Path(ref)) else [ref]
+
+
+def step_folders(run: Path) -> list[str]:
+    """The folders that are named after steps, in their order."""
     steps = {
         step: path
         for name in STEP_FOLDERS
-        for path in folder.glob(name)
+        for path in run.glob(name)
         if (step := step_in(path.name)) is not None and path.name.endswith(str(step))
     }
-    if not steps or has_weights(folder):
-        return [ref]
     return [str(steps[step]) for step in sorted(steps)]
 
 

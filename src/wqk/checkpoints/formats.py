@@ -11,12 +11,13 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wqk.checkpoints.files import LocalFile, is_text
 from wqk.checkpoints.pickles import plain
-from wqk.errors import CheckpointError, errors_about, first_line
+from wqk.errors import CheckpointError, did_you_mean, errors_about, first_line
 
 if TYPE_CHECKING:
     from wqk.checkpoints.files import ByteSource
@@ -90,6 +91,23 @@ def local_folder(folder: Path) -> Folder:
         return [str(path.relative_to(folder)) for path in folder.glob("*/*")]
 
     return Folder(str(folder), source, [path.name for path in folder.iterdir()], below)
+
+
+def beside(path: Path) -> str:
+    """The end of a message on a path that is missing: a similar one beside it.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> (folder / "original").touch()
+    >>> beside(folder / "orignal").replace(str(folder), "…")
+    "; did you mean '…/original'?"
+    """
+    try:
+        return did_you_mean(str(path), map(str, islice(path.parent.iterdir(), 1000)))
+    except (OSError, ValueError):
+        return ""
 
 
 def exists(path: Path) -> bool:

@@ -27,6 +27,7 @@ from wqk.checkpoints.formats import (
     PREFERRED,
     Folder,
     Weights,
+    beside,
     format_of,
     local_folder,
     unread_format,
@@ -293,7 +294,8 @@ def _open_offline(wanted: Wanted, why: str) -> Checkpoint:
     if incomplete:
         raise incomplete
     where = f" at revision {redacted(revision)!r}" if revision else ""
-    raise HubError(f"is not a local path, not in the cache{where}, and {why}")
+    near = beside(Path(repository))
+    raise HubError(f"is not a local path, not in the cache{where}, and {why}{near}")
 
 
 # Files that a checkpoint may lack: a server that refuses these may still provide the weights.

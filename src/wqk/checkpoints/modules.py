@@ -287,7 +287,15 @@ def open_live(model: Any) -> StateDict:
         return LiveCheckpoint(model)
     if hasattr(model, "state_dict"):
         return StateDict(model.state_dict(), _configuration(model), type(model).__name__)
-    return StateDict(model, {}, "state dict")
+    held = StateDict(model, {}, "state dict")
+    nested = {key: value for key, value in model.items() if isinstance(value, Mapping)}
+    inner = [key for key, value in nested.items() if StateDict(value, {}, "").tensors()]
+    if inner and not held.tensors():
+        raise CheckpointError(
+            f"expected a state dict, arrays by name, got a dictionary that has them under "
+            f"{inner[0]!r}; pass that entry, or the file's path"
+        )
+    return held
 
 
 def _configuration(model: Any) -> Mapping[str, Any]:

@@ -20,6 +20,7 @@ from wqk.checkpoints.formats import (
     ENDINGS,
     Folder,
     Weights,
+    beside,
     choose_weights,
     format_of,
     local_folder,
@@ -308,7 +309,7 @@ def open_local(path: Path) -> Checkpoint:
 def _open_file(path: Path) -> StoredCheckpoint:
     """The checkpoint in one file, with the configuration beside it."""
     if not path.exists():
-        raise CheckpointError("no such file or folder")
+        raise CheckpointError(f"no such file or folder{beside(path)}")
     if what := unread_format(path.name):
         raise CheckpointError(what)
     layout = format_of(path.name)

@@ -45,6 +45,8 @@ from wqk.cli.options import (
 @click.option("--state-space", "kind", flag_value="state-space", help="State spaces instead.")
 @click.option(
     "--out",
+    "--picture",
+    "out",
     type=FILE,
     help="Figure to write: .png, .pdf or .svg.  [default: named after the model and layer]",
 )

@@ -77,8 +77,15 @@ class Cause:
         return self.mismatch.to_dict() | {"blocks": [place._asdict() for place in self.places]}
 
 
+# What one may try on a comparison, and what has it.
+SYNONYMS = {
+    **dict.fromkeys(("reasons", "why", "mismatches"), "causes"),
+    **dict.fromkeys(("code", "fix", "fixes", "repairs"), "repair"),
+}
+
+
 @dataclass(frozen=True, repr=False)
-class CheckpointComparison(Result):
+class CheckpointComparison(Result, synonyms=SYNONYMS):
     """Two checkpoints, block by block.
 
     Attributes
@@ -121,6 +128,9 @@ class CheckpointComparison(Result):
         """Whether both have the same blocks, and nothing that was compared differs."""
         blocks = not (self.missing or self.added) and all(block.same for block in self.blocks)
         return blocks and not self.differing
+
+    def __bool__(self) -> bool:
+        return self.same
 
     @property
     def differing(self) -> tuple[TensorComparison, ...]:
@@ -169,6 +179,16 @@ class CheckpointComparison(Result):
                 first = replace(first, reason=str(first.verdict))
             causes.append(Cause(first, tuple(place for _, place in some)))
         return tuple(sorted(causes, key=lambda cause: -len(cause.places)))
+
+    @property
+    def reason(self) -> str:
+        """How the blocks differ, each cause once."""
+        return "; ".join(dict.fromkeys(str(cause.mismatch) for cause in self.causes))
+
+    @property
+    def repair(self) -> str:
+        """Lines that make the second checkpoint's blocks like the first, as far as known."""
+        return "\n".join(dict.fromkeys(c.mismatch.repair for c in self.causes if c.mismatch.repair))
 
     @property
     def sentence(self) -> str:

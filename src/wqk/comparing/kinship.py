@@ -116,7 +116,7 @@ class Likeness:
 
 
 @dataclass(frozen=True, repr=False)
-class Kinship(Result):
+class Kinship(Result, synonyms={"verdict": "conclusion", "pvalue": "p", "p_value": "p"}):
     """What is known of two models' relation, from their queries and keys."""
 
     told: ClassVar[tuple[str, ...]] = ("conclusion", "related", "change", "reading")
@@ -142,6 +142,9 @@ class Kinship(Result):
     def related(self) -> bool:
         """Whether p, of the weights, is at most .001."""
         return self.p is not None and self.p <= RELATED
+
+    def __bool__(self) -> bool:
+        return self.related
 
     @property
     def conclusion(self) -> str:

@@ -246,13 +246,19 @@ def _in_blocks(unit: Unit) -> Finding | None:
         factors = _ratio(a - means[0], b - means[1], 2)
         if not (factors > 0).all():
             continue
-        if unit.fits((b / factors).reshape(v.shape)):
+        scaled = (b / factors).reshape(v.shape)
+        offset = ((b - means[1]) / factors + means[0]).reshape(v.shape)
+        nearest = min(np.linalg.norm(scaled - w), np.linalg.norm(offset - w))
+        # Factors fit the noise of rounding, too, but hardly lessen it.
+        if nearest > np.linalg.norm(v - w) / 4:
+            continue
+        if unit.fits(scaled):
             kind = Kind.BLOCK_SCALES
             words = f"scales of other rows or blocks of {size} columns"
             if np.array_equal(v, np.rint(v)):
                 kind = Kind.INTEGERS
                 words = f"whole numbers without their scales, of blocks of {size} columns"
-        elif unit.fits(((b - means[1]) / factors + means[0]).reshape(v.shape)):
+        elif unit.fits(offset):
             kind = Kind.ZERO_POINT
             words = f"an offset for each block of {size} columns: a zero point is off"
         else:

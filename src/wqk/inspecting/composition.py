@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 import polars as pl
@@ -225,6 +225,7 @@ def compose(
     >>> table.frame.select("kind", "writer_head", "reader_head", "status").row(0)
     ('k', 2, 2, 'ok')
     """
+    kind = cast("Literal['q', 'k', 'v', 'all']", str(kind).lower())  # tables print Q, K and V
     if kind not in (*KINDS, "all"):
         expected = ", ".join(map(repr, (*KINDS, "all")))
         raise CheckpointError(f"kind must be one of {expected}, got {kind!r}")

@@ -55,8 +55,14 @@ class TensorUse:
     bytes: int
 
 
+# What one may try on an explanation, and what has it.
+SYNONYMS = dict.fromkeys(
+    ["bytes", "nbytes", "total_bytes", "size"], "bytes_to_read"
+) | dict.fromkeys(["tensors", "names"], "uses")
+
+
 @dataclass(frozen=True, repr=False)
-class Explanation(Result):
+class Explanation(Result, synonyms=SYNONYMS):
     """How a checkpoint is interpreted.
 
     Attributes

@@ -13,6 +13,7 @@ Axes: V tokens, D model width, R head width.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -88,7 +89,7 @@ class TokenMatches(Result):
         best = self.largest[0]
         return (
             f"{self.checkpoint}, {self.stack}, layer {self.layer}, head {self.head}: largest score "
-            f"{number(best.score, 2)}, {_query(best)} → {_key(best)}"
+            f"{_score(best.score, abs(best.score))}, {_query(best)} → {_key(best)}"
         )
 
     def _rows(self) -> Iterator[Mapping[str, Any]]:
@@ -461,10 +462,23 @@ def _side_by_side(
 ) -> Sheet:
     """Two lists of token pairs and their scores."""
     table = Sheet.of(columns[0], "score", columns[1], "score", text=columns)
+    largest = max(abs(pair.score) for pair in (*left, *right))
     for pairs in zip_longest(left, right):
-        cells = [(label(pair), number(pair.score, 2)) if pair else ("", "") for pair in pairs]
+        cells = [(label(pair), _score(pair.score, largest)) if pair else ("", "") for pair in pairs]
         table.add(*(cell for pair in cells for cell in pair))
     return table
+
+
+def _score(score: float, largest: float) -> str:
+    """A score to the digits that the largest beside it needs.
+
+    Examples
+    --------
+    >>> _score(1.234, 5.0), _score(0.00123, 0.0021), _score(-3e-9, 4e-9)
+    ('1.23', '0.0012', '-3.0e-09')
+    """
+    digits = 2 if largest == 0 else max(2, 1 - math.floor(math.log10(largest)))
+    return number(score, digits) if digits < 7 else f"{score:.1e}"
 
 
 def _query(pair: TokenPair) -> str:

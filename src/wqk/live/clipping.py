@@ -41,7 +41,7 @@ from wqk.checkpoints import Part
 from wqk.checkpoints.modules import LiveCheckpoint
 from wqk.errors import CheckpointError, FormError, RunError, required_by
 from wqk.families import AttentionPlan, Composed, Side
-from wqk.live.listening import Place
+from wqk.live.listening import Place, network_of
 from wqk.live.logits import LogitMeter, Logits
 from wqk.live.scoring import is_first_process
 from wqk.model import Model
@@ -125,8 +125,8 @@ class Scaling(NamedTuple):
 def clip_(
     model: Any,
     limit: float = 100.0,
-    *,
     logits: Logits | Monitor | Mapping[Any, float] | Any = None,
+    *,
     grouped: Literal["both", "queries"] = "both",
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Clipping:
@@ -188,7 +188,7 @@ def clip_(
     _require_limit(limit)
     if grouped not in ("both", "queries"):
         raise FormError(f"grouped must be 'both' or 'queries', got {grouped!r}")
-    weights = LiveCheckpoint(network_of(model))
+    weights = LiveCheckpoint(network_of(model, "clipped"))
     meter = _meter_of(model)
     _require_own(weights, meter.plans)
     if logits is None:
@@ -301,22 +301,9 @@ def _require_limit(limit: Any) -> None:
         raise FormError(f"limit must be a positive number, got {limit!r}")
 
 
-def network_of(model: Any) -> Any:
-    """The `nn.Module` itself, of one or of a `Model` opened from one."""
-    import torch
-
-    network = model.ref if isinstance(model, Model) else model
-    if not isinstance(network, torch.nn.Module):
-        raise CheckpointError(
-            "a model in memory is clipped: expected an nn.Module, or a Model opened from one, got "
-            f"{type(network).__name__}; load the checkpoint first, with the class of the model"
-        )
-    return network
-
-
 def _meter_of(model: Any) -> LogitMeter:
     """The model's own meter; a new one where another family is given than before."""
-    network = network_of(model)
+    network = network_of(model, "clipped")
     known = model.family_file if isinstance(model, Model) else None
     found = _METERS.get(network)
     if found is None or found[0] != known:

@@ -44,8 +44,7 @@ from wqk.errors import CheckpointError, FormError, required_by
 from wqk.families import AttentionPlan, Side
 from wqk.families.layouts import Projection, put_outputs
 from wqk.forms.scores import symmetry
-from wqk.live.listening import known_plans
-from wqk.model import Model
+from wqk.live.listening import known_plans, network_of
 from wqk.model import open as open_model
 from wqk.tables.sheet import Sheet
 
@@ -426,7 +425,7 @@ def initialize_(
     if kind == "mimetic":
         chosen = chosen._replace(draw=partial(mimetic, alpha=alpha, beta=beta))
     writes = chosen != Kind() or ratios != Ratios()
-    parameters = LiveCheckpoint(model.ref if isinstance(model, Model) else model, Read.GRADIENT)
+    parameters = LiveCheckpoint(network_of(model, "initialized"), Read.GRADIENT)
     opened = open_model(model)
     opened.require_softmax()
     checkpoint = opened.checkpoint

@@ -54,6 +54,17 @@ class AttentionCall(NamedTuple):
         return found[-1] if found else None
 
 
+def network_of(model: Any, what: str) -> Any:
+    """The `nn.Module` itself, of one or of a `Model` opened from one; ``what`` is done to it."""
+    network = model.ref if isinstance(model, Model) else model
+    if not hasattr(network, "named_modules"):
+        raise CheckpointError(
+            f"a model in memory is {what}: expected an nn.Module, or a Model opened from one, got "
+            f"{type(network).__name__}; load the checkpoint first, with the class of the model"
+        )
+    return network
+
+
 class Listener:
     """Calls a function whenever the attention of a block has run.
 

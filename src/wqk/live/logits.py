@@ -38,12 +38,12 @@ from wqk.live.listening import (
     Place,
     known_plans,
     mask_of,
+    network_of,
     own_inputs,
     shown,
 )
 from wqk.live.recomputation import alibi_slopes, allowed
 from wqk.live.running import run_batch
-from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.tables.sheet import Sheet
 
@@ -90,7 +90,7 @@ COLUMNS = BlockLogits._fields
 
 
 @dataclass(frozen=True, repr=False)
-class Logits(Result):
+class Logits(Result, synonyms={"max": "largest", "max_logit": "largest"}):
     """What one training pass showed: every block's logits, and why some have none."""
 
     blocks: Mapping[Place, BlockLogits]  #: By stack, kind and layer.
@@ -297,10 +297,10 @@ def logits(model: Any, batch: Any = None, *, sequences: int | None = None) -> Lo
             "the batch is missing, whose logits they are: wqk.logits(model, batch), with what the "
             "model is called with"
         )
-    with required_by("attention logits"):
+    with required_by("measuring logits"):
         import torch
+    network = network_of(model, "run")
     meter = LogitMeter(model, sequences or sys.maxsize, training=False)
-    network = model.ref if isinstance(model, Model) else model
     meter.start()
     try:
         with torch.no_grad():

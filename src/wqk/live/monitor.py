@@ -22,6 +22,7 @@ from wqk._files import (
     unwritable,
     write_atomically,
 )
+from wqk._names import Advising
 from wqk.errors import OutputError, RunError
 from wqk.live.logits import SEQUENCES, LogitMeter, Logits
 from wqk.live.scoring import (
@@ -136,7 +137,13 @@ class Cadence:
         return is_multiple or is_power or step in self._steps
 
 
-class Monitor:
+# What one may try on a monitor, and what has it.
+SYNONYMS = dict.fromkeys(("frame", "scores", "history", "rows"), "table") | {
+    "plot": "table.plot()", "report": "wqk.report(monitor.table, path)", "summary": "latest",
+}  # fmt: skip
+
+
+class Monitor(Advising, synonyms=SYNONYMS):
     """Score a model's query-key forms while it trains, and append them to a file.
 
     Call it with the number of optimizer steps done so far. At the first call and at the given

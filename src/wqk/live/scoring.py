@@ -44,6 +44,7 @@ from wqk.families import AttentionPlan
 from wqk.forms import BilinearForm
 from wqk.forms.chaining import change, update_measures
 from wqk.forms.scores import symmetry
+from wqk.live.listening import network_of
 from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.scanning.scan import scan_model
@@ -104,7 +105,7 @@ class Tracker:
         name: str,
         with_norms: bool = False,
     ) -> None:
-        network: Any = model.ref if isinstance(model, Model) else model
+        network = network_of(model, "followed")
         _require_whole_parameters(network)
         self.model = open_model(model)
         self._network, self._name, self._weights = network, name, LiveCheckpoint(network)

@@ -151,6 +151,9 @@ class Verification(Result):
         """Whether every form is right."""
         return all(block.ok for block in self.blocks)
 
+    def __bool__(self) -> bool:
+        return self.ok
+
     @property
     def verdict(self) -> str:
         """The worst of the blocks' verdicts."""

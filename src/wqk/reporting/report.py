@@ -105,7 +105,7 @@ def write_report(
     """
     path = Path(path)
     check_report(path)
-    sources = [tables] if isinstance(tables, ScoreTable | str | PathLike) else list(tables)
+    sources = tables if isinstance(tables, list | tuple) else [tables]
     opened = [one for source in sources for one in _opened(source)]
     runs = [*(one for one in opened if isinstance(one, Run)), *runs]
     scores = [one.scores if isinstance(one, Run) else one for one in opened]
@@ -122,7 +122,7 @@ def write_report(
     write_atomically(path, page(scores, details, title, runs, compositions).encode())
 
 
-def _opened(source: Source) -> Sequence[Run | ScoreTable]:
+def _opened(source: Any) -> Sequence[Run | ScoreTable]:
     """The runs or the table in a file or a folder; a table as it is."""
     if isinstance(source, ScoreTable):
         return [source]

@@ -12,7 +12,7 @@ from pathlib import Path
 import polars as pl
 
 from wqk._version import __version__
-from wqk.checkpoints import steps_of
+from wqk.checkpoints import step_folders
 from wqk.checkpoints.formats import exists
 from wqk.checkpoints.references import redacted, step_in
 from wqk.checkpoints.stored import has_weights
@@ -122,7 +122,7 @@ def _watched(
         on_wait(str(run), "there is no such folder")
     while True:
         ready = []
-        for folder in _steps(run):
+        for folder in step_folders(run):
             if folder in done:
                 continue
             try:
@@ -168,8 +168,11 @@ def _require_run(run: Path) -> None:
         raise RunError(f"{run}: is a file; expected the folder of a run")
     if run.is_dir() and (run / "manifest.jsonl").exists() and (run / "parts").is_dir():
         raise RunError(f"{run}: is the folder of a survey; expected that of a training run")
-    if run.is_dir() and not _steps(run) and step_in(run.name) is not None and has_weights(run):
-        raise RunError(f"{run}: is one checkpoint; expected the folder of the run around it")
+    if run.is_dir() and not step_folders(run) and has_weights(run):
+        raise RunError(
+            f"{run}: is one checkpoint, without folders named after steps; expected the folder "
+            "around them, or score it every so many steps in the loop: wqk.Monitor(model, path)"
+        )
 
 
 def _require_output(out: Path, run: Path, options: Options) -> None:
@@ -193,10 +196,6 @@ def _require_output(out: Path, run: Path, options: Options) -> None:
             f"{out}: holds a survey of other checkpoints, such as {shortened(other, 80)}; choose "
             "another folder with out="
         )
-
-
-def _steps(run: Path) -> list[str]:
-    return [folder for folder in steps_of(str(run)) if folder != str(run)] if run.is_dir() else []
 
 
 def _step(folder: str) -> int:
