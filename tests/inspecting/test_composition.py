@@ -225,6 +225,7 @@ def test_memory_for_one_writer_at_a_time_gives_the_same(tmp_path, monkeypatch):
     folder = llama(tmp_path / "model", weights())
     whole = wqk.compose(folder).frame
     monkeypatch.setattr(composition, "MEMORY", 1)
+    monkeypatch.setattr(composition, "PART", 0)
     done: list[tuple[int, int]] = []
     parts = wqk.compose(folder, on_progress=lambda *n: done.append(n)).frame
     keys = ["kind", "writer_layer", "writer_head", "reader_layer", "reader_head"]
@@ -279,6 +280,7 @@ def test_nothing_is_paired_across_an_unknown_projection(
 ):
     transformers = pytest.importorskip("transformers")
     monkeypatch.setattr(composition, "MEMORY", memory)
+    monkeypatch.setattr(composition, "PART", 0)
     size = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
     configs = (
         transformers.BertConfig(vocab_size=11, hidden_size=16, **size),

@@ -40,6 +40,9 @@ LAYOUTS = (
 # Root mean square, or with the mean taken off first.
 NORMS = ("rms", "layer")
 
+# Columns that are transposed at a time.
+CACHED = 16
+
 Ranges = tuple[tuple[int, int], ...]
 
 
@@ -242,7 +245,12 @@ def _contiguous(array: Array) -> Array:
         return array.contiguous()
     import numpy as np
 
-    return np.ascontiguousarray(array)
+    if array.ndim != 2 or array.flags.c_contiguous:
+        return np.ascontiguousarray(array)
+    out = np.empty(array.shape, array.dtype)
+    for start in range(0, array.shape[1], CACHED):  # several times as fast as all at once
+        out[:, start : start + CACHED] = array[:, start : start + CACHED]
+    return out
 
 
 def separate(

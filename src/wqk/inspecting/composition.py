@@ -15,8 +15,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
@@ -77,9 +79,10 @@ COMPOSITION_COLUMNS = (
 )
 COMPOSITION_SCHEMA = types(COMPOSITION_COLUMNS)
 
-# Bytes of a checkpoint's factors that are kept if all fit; otherwise this share of them is held of
-# blocks that write, and as much of those that read.
-MEMORY, BATCH = 800_000_000, 0.6
+# Bytes of a checkpoint's factors that are kept if all fit. Otherwise this share of them, or of a
+# part of the free memory, is held of blocks that write, and as much of those that read: what is
+# made of blocks anew for every batch takes as long as their products.
+MEMORY, BATCH, PART = 800_000_000, 0.6, 0.25
 
 # Pairs that a terminal shows.
 SHOWN = 20
@@ -437,6 +440,7 @@ def _pairs(
     it are read once, again as many at a time.
     """
     plans, begin = source.plans, 0
+    room = BATCH * max(MEMORY, PART * _free_memory())
     while begin < len(plans):
         writers: list[tuple[AttentionPlan, End]] = []
         readers: list[_Reader] = []
@@ -454,19 +458,32 @@ def _pairs(
             if writes:
                 writers.append((plan, ends.pop("write")))
                 held += writers[-1][1].columns.nbytes
-                last = place + 1 if held > BATCH * MEMORY else last
+                last = place + 1 if held > room else last
             for kind, end in ends.items():
                 # Between streams of two widths lies a projection that is not known here.
                 fed = [n for n in feeding[kind] if writers[n][1].width == end.width]
                 if fed:
                     readers.append(_Reader(kind, plan, end, fed))
                     waiting += end.columns.nbytes
-            if waiting > BATCH * MEMORY or place + 1 == len(plans):
+            if waiting > room or place + 1 == len(plans):
                 yield from _chained(writers, readers)
                 readers, waiting = [], 0
             if on_progress and place < last:
                 on_progress(place + 1, len(plans))
         begin = last
+
+
+def _free_memory() -> int:
+    """Bytes that this process may still take, in a container of its own; 0 where unknown."""
+    with suppress(OSError, ValueError, IndexError):
+        system = Path("/proc/meminfo").read_text("ascii").partition("MemAvailable:")[2]
+        free = 1024 * int(system.split()[0])
+        with suppress(OSError, ValueError):  # "max" without a limit
+            group = [Path(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current")]
+            limit, used = (int(one.read_text("ascii")) for one in group)
+            free = min(free, limit - used)
+        return free
+    return 0
 
 
 def _ends(

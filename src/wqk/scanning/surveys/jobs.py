@@ -35,6 +35,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from wqk._caching import cached_property
 from wqk._version import __version__
 from wqk.checkpoints import Checkpoint, Part, TensorInfo, open_checkpoint, steps_of
 from wqk.checkpoints.formats import exists
@@ -70,7 +71,7 @@ class Job:
         """Name and revision, readable."""
         return self.name + (f" @ {self.revision}" if self.revision else "")
 
-    @property
+    @cached_property
     def key(self) -> str:
         """A file name determined by name and revision."""
         identity = json.dumps([self.name, self.revision]).encode()
