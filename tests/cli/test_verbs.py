@@ -15,7 +15,7 @@ from tests.command import run
 import wqk
 from wqk.cli import verbs
 from wqk.cli.main import LABORATORY, SECTIONS, command
-from wqk.cli.verb import MODELS, Verb, declaration
+from wqk.cli.verb import MODELS, Verb, declaration, written
 
 VERBS = [name for names in SECTIONS.values() for name in names if name != "lab"]
 DECLARED = {n: v for n in VERBS if isinstance(v := command.verbs.declared(n), Verb)}
@@ -89,3 +89,14 @@ def test_layers_count_from_the_end_in_every_verb(layers: str) -> None:
     assert run("same", encoder, encoder, "--layers", layers).exit_code == 0
     missing = run("scan", encoder, "--layers=-5")
     assert (missing.exit_code, missing.stderr.count("no layer -5")) == (2, 1)
+
+
+def test_what_an_older_version_left_of_a_folder_is_no_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "package_of_verbs"
+    (package / "go" / "__pycache__").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "go.py").write_text('def go(ref: str) -> None:\n    """Go there. Now."""\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    assert written("package_of_verbs.go:go") == ("ref: str", "Go there. Now.")

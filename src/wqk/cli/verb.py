@@ -57,7 +57,8 @@ def written(function: str) -> tuple[str, str] | None:
     assert spec is not None
     assert spec.origin is not None
     path = Path(spec.origin).parent.joinpath(*folders)
-    source = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text("utf-8")
+    file = path.with_suffix(".py")  # a folder may be what is left of an older version's
+    source = (file if file.is_file() else path / "__init__.py").read_text("utf-8")
     found = re.search(
         rf'^def {name}\((.*?)\) -> .*?:[^\n]*\n    r?"""(.*?)"""', source, re.M | re.S
     )
