@@ -13,7 +13,8 @@ CHECKED := src tests tools benchmarks examples docs
 WORKERS ?= 2
 TESTS = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-# make train: what is trained on, and where everything about it lies.
+# make train: what is trained, what on, and where everything about it lies.
+PAIR := examples/pair.toml
 RUNS := out/pair
 TEXT := $(RUNS)/docstrings.jsonl
 
@@ -23,7 +24,7 @@ help:
 	@echo "make demo      scan two small models that come with the package"
 	@echo "make test      run the fast tests: before each commit"
 	@echo "make test-slow run the other ones: notebooks, browsers, processes, training, every family"
-	@echo "make train     train an encoder and a decoder, draw their scores and what they do; TEXT=FILE, RUNS=FOLDER"
+	@echo "make train     train an encoder and a decoder, draw their scores and what they do; PAIR, TEXT=FILE, RUNS=FOLDER"
 	@echo "make check     formatter, linter, types, documentation: what CI runs"
 	@echo "make format    let the formatter and the linter fix what they can"
 	@echo "make floors    the core's tests at the lowest versions of what it needs"
@@ -63,7 +64,7 @@ $(RUNS)/corpus/store.json: | $(READY) $(TEXT)
 	$(BIN)/wqk lab corpus $(TEXT) --text characters -o $(@D)
 
 train: $(READY) $(RUNS)/corpus/store.json
-	$(BIN)/wqk lab experiments examples/pair.toml --corpora $(RUNS) --out $(RUNS) --jobs 2
+	$(BIN)/wqk lab experiments $(PAIR) --corpora $(RUNS) --out $(RUNS) --jobs 2
 	$(BIN)/wqk lab figure fig3 $(RUNS)/encoder-1 $(RUNS)/decoder-1 --out $(RUNS)/fig3.png
 	for model in encoder decoder; do \
 		$(BIN)/wqk parts $(RUNS)/$$model-1 --corpus $(RUNS)/corpus --mask-share 0.3 --each-layer \

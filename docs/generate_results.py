@@ -42,7 +42,7 @@ SPEEDUPS = [
 # Steps of conversion that the page lists.
 DOSES = (0, 20, 40, 80, 160, 320, 800)
 
-# What the pair shows, with its numbers to be filled in.
+# What the pairs of `make train` show, with their numbers to be filled in.
 SIZED = ("random, size of symmetric", "random, size of skew")
 WORDS = (
     "> Of the loss that all attention scores explain, the encoder's symmetric part alone "
@@ -51,7 +51,7 @@ WORDS = (
     "large as its skew part {7}. So taking the symmetric part away destroys what the "
     "encoder's attention does, which random halves do not, and in the decoder neither part "
     "can be spared; but no part does the work by itself, and each keeps less than a random "
-    "part of its size. One pair of models, one text."
+    "part of its size. Means over {8} pairs of models, which differ in their seed, on one text."
 )
 
 SCHEDULE, SPACING, SMOOTHING = 3000, 100, 0.05
@@ -146,6 +146,7 @@ def causes() -> list[str]:
             if claim.quote and result is not None:
                 unit = next((u for of, u in UNITS.items() if of in result.contrast.measure), "")
                 effect = interval_of(result, *result.allowed).replace(" [", f"{unit} [")
+                effect += ", by borrowed variance" * result.borrows
                 told[OUTCOMES[verdict]].append(f"{claim.quote} (`{claim.contrast}`, {effect})")
     return [
         "> "
@@ -200,13 +201,13 @@ def _model(name: str, seed: int | None, step: int | None) -> str:
 
 
 def in_words() -> list[str]:
-    """What the pair shows, with its numbers."""
-    shown = shares().filter(pl.col("layer").is_null(), step=1600, seed=1).drop_nulls("share")
-    kept = {
-        (row["model"], row["part"]): f"{row['share']:.0%}" for row in shown.iter_rows(named=True)
-    }
+    """What the pairs show, with their numbers."""
+    shown = shares().filter(pl.col("layer").is_null(), step=1600).drop_nulls("share")
+    means = shown.group_by("model", "part").agg(pl.col("share").mean())
+    kept = {(row["model"], row["part"]): f"{row['share']:.0%}" for row in means.to_dicts()}
     said = [kept[m, p] for m in ("encoder", "decoder") for p in ("symmetric", "skew", "random")]
-    return [WORDS.format(*said, kept["encoder", SIZED[0]], kept["encoder", SIZED[1]])]
+    said += [kept["encoder", part] for part in SIZED]
+    return [WORDS.format(*said, shown.filter(model="decoder")["seed"].n_unique())]
 
 
 def models_table() -> list[str]:

@@ -133,7 +133,7 @@ def open_held_out(
         raise CorpusError("give one of text, corpus and tokens: what the model is to read")
     if blocks < 2:
         raise CorpusError(f"an interval needs at least 2 blocks; got {blocks}")
-    predicts = predicted_by(model)
+    predicts = predicted_by(type(model).__name__)
     mask: int | None = None
     if text is not None:
         name, ids, mask = _encoded(Path(text), folder, blocks * (block or BLOCK))
@@ -147,8 +147,8 @@ def open_held_out(
             )
         mask = getattr(model.config, "mask_token_id", None)
         if mask is None and folder:
-            with suppress(Exception):  # the libraries raise anything
-                mask = _tokenizer(folder).mask_token_id
+            with suppress(CorpusError):
+                mask = tokenizer_of(folder).mask_token_id
     if ids.ndim == 1:
         positions = most_positions(model)
         own = BLOCK if positions is None else min(BLOCK, positions)
@@ -180,17 +180,29 @@ def open_held_out(
         raise CorpusError(f"{name}: an encoder predicts masked tokens, and no mask token is known")
     if not 0 < mask_share < 1:
         raise CorpusError(f"the share of masked tokens lies in (0, 1), got {mask_share:g}")
-    count = min(max(1, round(mask_share * ids.shape[1])), ids.shape[1] - 1)
-    ranks = np.random.default_rng(seed).random(ids.shape).argsort(axis=1).argsort(axis=1)
-    hidden = ranks < count
+    hidden = choose(np.random.default_rng(seed), ids.shape, mask_share)
     return HeldOut(
         model, name, predicts, np.where(hidden, mask, ids), np.where(hidden, ids, IGNORED)
     )
 
 
-def predicted_by(model: Any) -> Predicts:
-    """What a model's class predicts."""
-    kinds = (kind for ending, kind in ENDINGS.items() if type(model).__name__.endswith(ending))
+def choose(random: np.random.Generator, shape: tuple[int, ...], share: float) -> np.ndarray:
+    """Draw the masked tokens, (B, N): equally many in each block, at least 1 and less than N.
+
+    Examples
+    --------
+    >>> choose(np.random.default_rng(0), (3, 20), 0.15).sum(axis=1).tolist()
+    [3, 3, 3]
+    """
+    count = min(max(1, round(share * shape[1])), shape[1] - 1)
+    ranks = random.random(shape).argsort(axis=1).argsort(axis=1)
+    chosen: np.ndarray = ranks < count
+    return chosen
+
+
+def predicted_by(name: str) -> Predicts:
+    """What a model's class predicts, by its name."""
+    kinds = (kind for ending, kind in ENDINGS.items() if name.endswith(ending))
     return next(kinds, "states")
 
 
@@ -269,25 +281,30 @@ def _encoded(path: Path, ref: str | None, wanted: int) -> tuple[str, np.ndarray,
         raise CorpusError(f"{path}: cannot be read as text ({first_line(error)})") from None
     except (KeyError, TypeError):
         raise CorpusError(f'{path}: expected a JSON object with a "text" in each line') from None
+    tokenizer = tokenizer_of(ref)
+    with quiet():
+        ids = tokenizer(text[:enough], add_special_tokens=False)["input_ids"]
+    return path.name, np.asarray(ids, np.int64), tokenizer.mask_token_id
+
+
+def tokenizer_of(ref: str, revision: str | None = None) -> Any:
+    """A model's own tokenizer; CorpusError if it has none that encodes text."""
+    from transformers import AutoTokenizer
+
     try:
-        tokenizer = _tokenizer(ref)
         with quiet():
-            ids = tokenizer(text[:enough], add_special_tokens=False)["input_ids"]
+            tokenizer = AutoTokenizer.from_pretrained(
+                ref, revision=revision, trust_remote_code=False
+            )
         # Where a model's files are missing, transformers may make a tokenizer without words.
         if len(tokenizer) <= len(tokenizer.all_special_ids):
             raise ValueError("no vocabulary")
     except Exception as error:  # the libraries raise anything
         raise CorpusError(
-            f"{ref}: has no tokenizer that encodes text ({first_line(error)}); give a corpus"
+            f"{ref}: has no tokenizer that encodes text ({first_line(error)}); give a corpus, or "
+            "token ids"
         ) from None
-    return path.name, np.asarray(ids, np.int64), tokenizer.mask_token_id
-
-
-def _tokenizer(ref: str) -> Any:
-    from transformers import AutoTokenizer
-
-    with quiet():
-        return AutoTokenizer.from_pretrained(ref, trust_remote_code=False)
+    return tokenizer
 
 
 def _stored(folder: Path) -> tuple[str, np.ndarray, int | None]:

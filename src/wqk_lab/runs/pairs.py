@@ -16,6 +16,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from io import BytesIO
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Unpack
@@ -213,8 +214,9 @@ def survey_pairs(
         except WqkError as error:
             problems[pair.title] = all_lines(error)
         else:
-            buffer = _parquet(rows)
-            write_atomically(path, buffer)
+            buffer = BytesIO()
+            rows.write_parquet(buffer)
+            write_atomically(path, buffer.getvalue())
     lines = [{**asdict(pair), "problem": problems.get(pair.title)} for pair in design]
     write_atomically(Path(out) / DESIGN, json.dumps(lines, indent=1).encode())
     return read_pairs(out)
@@ -321,11 +323,3 @@ def span_shares(before: Block, after: Block) -> np.ndarray:
     sums = np.r_[inside.sum(), inside], np.r_[total.sum(), total]
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(sums[1] > 0, sums[0] / sums[1], np.nan)
-
-
-def _parquet(frame: pl.DataFrame) -> bytes:
-    from io import BytesIO
-
-    buffer = BytesIO()
-    frame.write_parquet(buffer)
-    return buffer.getvalue()

@@ -85,10 +85,6 @@ def same_order(use: LayerGradient, *, layer: bool = False) -> float:
     return float((products > 0).sum(where=counted) / max(counted.sum(), 1))
 
 
-def _bilinear(use: LayerGradient) -> dict[str, float]:
-    return _with_largest(form=form_error(use), attention=attention_error(use))
-
-
 def _convex(evidence: Evidence) -> Sample:
     def measure(use: LayerGradient, _: int) -> dict[str, float]:
         values = evidence.values[evidence.label(use.attention.plan)]
@@ -102,7 +98,9 @@ def _with_largest(**errors: float) -> dict[str, float]:
 
 
 MEASURES: dict[str, Measure] = {
-    "bilinear": of_layers(_bilinear),
+    "bilinear": of_layers(
+        lambda use: _with_largest(form=form_error(use), attention=attention_error(use))
+    ),
     "order": of_layers(lambda use: {"alike": same_order(use)}),
     "convex": _convex,
     "heads": of_layers(lambda use: {"largest": heads_error(use)}),

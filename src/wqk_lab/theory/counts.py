@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from wqk.errors import CorpusError
+from wqk.live.held_out import IGNORED
 from wqk_lab.theory.verdict import Sample
-from wqk_lab.training.objectives import IGNORED
 
 if TYPE_CHECKING:
     from wqk_lab.theory.evidence import Evidence, Measure

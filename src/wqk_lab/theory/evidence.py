@@ -19,6 +19,7 @@ from wqk.checkpoints import open_checkpoint
 from wqk.errors import TheoryError
 from wqk.families import AttentionPlan
 from wqk.forms import BilinearForm
+from wqk.live.held_out import IGNORED
 from wqk.model import open as open_model
 from wqk_lab.theory.gradients import (
     LayerGradient,
@@ -30,7 +31,6 @@ from wqk_lab.theory.gradients import (
 from wqk_lab.theory.subject import Subject
 from wqk_lab.theory.text import Text
 from wqk_lab.theory.verdict import Sample, Statement
-from wqk_lab.training.objectives import IGNORED
 
 Kept = TypeVar("Kept")
 

@@ -19,18 +19,11 @@ from wqk.errors import (
     first_line,
     required_by,
 )
+from wqk.live.held_out import predicted_by
 from wqk.live.running import load_pretrained, quiet
 from wqk.tables.run import SETTINGS, open_run
 from wqk_lab.theory.subject import Objective, Subject
 from wqk_lab.theory.text import FAILURES, Text, open_text, vocabulary_of
-
-# How the names of architectures end, and what those predict.
-ENDINGS: dict[str, Objective] = {
-    "ForMaskedLM": "masked",
-    "ForPreTraining": "masked",
-    "ForCausalLM": "causal",
-    "LMHeadModel": "causal",
-}
 
 # Tokens in a block, by default.
 BLOCK = 64
@@ -221,10 +214,9 @@ def _config(ref: str, vocabulary_size: int | None, revision: str | None) -> Any:
 
 def _objective(config: Any) -> Objective:
     """What an architecture predicts: by its name, or by what its model type can be built as."""
-    for name in config.architectures or ():
-        for ending, objective in ENDINGS.items():
-            if name.endswith(ending):
-                return objective
+    for predicts in map(predicted_by, config.architectures or ()):
+        if predicts in ("masked", "causal"):
+            return predicts
     can_be_masked = "masked" in known_types().get(config.model_type, ())
     return "masked" if can_be_masked and not getattr(config, "is_decoder", False) else "causal"
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from wqk.errors import CorpusError
-from wqk_lab.training.objectives import IGNORED
+from wqk.live.held_out import IGNORED, choose
 
 Objective = Literal["masked", "each", "causal"]
 
@@ -100,17 +100,3 @@ class Subject:
                 "input_ids": torch.tensor(inputs, device=device),
                 "labels": torch.tensor(labels, device=device),
             }
-
-
-def choose(random: np.random.Generator, shape: tuple[int, int], share: float) -> np.ndarray:
-    """Draw the masked tokens, (B, N): equally many in each block, at least 1 and less than N.
-
-    Examples
-    --------
-    >>> choose(np.random.default_rng(0), (3, 20), 0.15).sum(axis=1).tolist()
-    [3, 3, 3]
-    """
-    count = min(max(1, round(share * shape[1])), shape[1] - 1)
-    ranks = random.random(shape).argsort(axis=1).argsort(axis=1)
-    chosen: np.ndarray = ranks < count
-    return chosen

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from wqk.errors import CorpusError, first_line
+from wqk.live.held_out import tokenizer_of
 from wqk.live.running import quiet
 from wqk_lab.training.corpus import TokenStore
 from wqk_lab.training.corpus.reading import is_readable, read_documents
@@ -125,7 +125,7 @@ def _numbers(path: Path) -> Text:
 def _tokenized(path: Path, ref: str, revision: str | None, limit: int) -> Text:
     documents, total = [np.zeros(0, np.int64)], 0
     with quiet():
-        tokenizer = _tokenizer(ref, revision)
+        tokenizer = tokenizer_of(ref, revision)
         texts = filter(str.strip, read_documents(path, "text", "paragraph"))
         while total < limit and (some := list(islice(texts, AT_ONCE))):
             for ids in tokenizer(some, add_special_tokens=False)["input_ids"]:
@@ -147,25 +147,8 @@ def vocabulary_of(source: str | Path, revision: str | None = None) -> Mapping[st
             if file.is_file():
                 found = PreTrainedTokenizerFast(tokenizer_file=str(file))
             else:
-                found = _tokenizer(str(source), revision)
+                found = tokenizer_of(str(source), revision)
         except Exception:  # the tokenizers library raises bare exceptions
             return None
     vocabulary: dict[str, int] = found.get_vocab()
     return vocabulary
-
-
-def _tokenizer(ref: str, revision: str | None) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(ref, revision=revision, trust_remote_code=False)
-        # Where a model's files are missing, transformers may make a tokenizer without words.
-        reason = "no vocabulary" if len(tokenizer) <= len(tokenizer.all_special_ids) else ""
-    except FAILURES as error:
-        reason = first_line(error)
-    if reason:
-        raise CorpusError(
-            f"{ref}: has no tokenizer that encodes text ({reason}); "
-            "give a token store, or token ids in a .npy file"
-        )
-    return tokenizer

@@ -27,16 +27,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from wqk_lab.theory.subject import Objective
 
 Verdict = Literal["holds", "fails", "undecided", "described", "not tested", "identity"]
-VERDICTS: tuple[Verdict, ...] = (
-    "holds", "fails", "undecided", "described", "not tested", "identity",
-)  # fmt: skip
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 Direction = Literal["above", "below", "near", "identity"]
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from wqk.errors import CorpusError
+from wqk.live.held_out import IGNORED
 from wqk_lab.training.corpus.store import TokenStore
 from wqk_lab.training.recipe import Recipe
 
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Generator, Tensor
     from transformers import PreTrainedModel
-
-# A target that PyTorch's cross-entropy leaves out.
-IGNORED = -100
 
 # Independent streams of random numbers of a run.
 BLOCKS, MASKS, HELD_OUT_MASKS, DROPOUT = range(4)

@@ -48,10 +48,6 @@ class Work:
         """Shards of documents that have been read, in order."""
         return sorted((self.folder / "texts").glob("[0-9]*.parquet"))
 
-    def next_shard(self) -> Path:
-        """Where the next shard belongs."""
-        return self.folder / "texts" / f"{len(self.shards()):06}.parquet"
-
     def tokens(self, shard: Path) -> Path:
         """Where the tokens of a shard belong."""
         return self.folder / "tokens" / shard.name

@@ -170,7 +170,7 @@ def _gather(
     tell(progress)
     done = [work.load(shard, *WHERE) for shard in work.shards()]
     for frame in _shards(sources, options, done):
-        work.save(work.next_shard(), frame)
+        work.save(work.folder / "texts" / f"{len(done):06}.parquet", frame)
         done.append(frame.drop("text"))
         progress = progress.plus(frame.height, int(frame["length"].sum()))
         tell(progress)

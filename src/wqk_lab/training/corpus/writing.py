@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import secrets
 import shutil
@@ -17,7 +16,15 @@ import numpy as np
 
 from wqk._files import sync
 from wqk.errors import CorpusError
-from wqk_lab.training.corpus.store import HEADER, SPLITS, TOKENIZER, Split, TokenStore, token_dtype
+from wqk_lab.training.corpus.store import (
+    HEADER,
+    SPLITS,
+    TOKENIZER,
+    Split,
+    TokenStore,
+    sha256,
+    token_dtype,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -141,5 +148,4 @@ def _write_split(folder: Path, name: str, chunks: Iterable[Chunk], vocabulary_si
 def _synced(path: Path) -> str:
     """Wait until a file is on the disk; return its SHA-256."""
     sync(path)
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256(path)
