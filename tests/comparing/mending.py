@@ -17,7 +17,11 @@ def mend(
 
     roles = mismatch.facts.get("tensors", {})
     if "config[" in mismatch.repair:
-        exec(mismatch.repair, {"config": config, "original": original_config})
+        config_code = mismatch.repair.removeprefix("w = original; ")
+        exec(config_code, {"config": config, "original": original_config})
+        return
+    if mismatch.repair.startswith("w = original"):
+        tensors.update({name: original[name] for name in roles})
         return
 
     def run(code: str, **names: str) -> None:
@@ -30,9 +34,8 @@ def mend(
             scope["original_b" if "w" in names and variable == "b" else "original"] = wanted
         weights = [value for value in scope.values() if isinstance(value, torch.Tensor)]
         scope["D"] = max((w.shape[1] for w in weights if w.ndim > 1), default=0)
-        gains = [n for n in original if n.endswith("layernorm.weight") and same_layer(n, names)]
-        if "gain" not in names and gains:
-            scope["gain"] = torch.tensor(original[gains[0]])
+        if "gain" not in names and "gain" in mismatch.facts:
+            scope["gain"] = torch.tensor(tensors[mismatch.facts["gain"]])
         exec(code, scope)
         for variable, name in names.items():
             tensors[name] = np.ascontiguousarray(scope[variable].numpy())
@@ -43,20 +46,16 @@ def mend(
         run(mismatch.repair, **{v: by_role[r] for v, r in names.items() if r in by_role})
         return
     for name, role in roles.items():
-        beside = by_role.get(f"bias of the {role}")
-        if role.startswith("bias") and by_role.get(role.removeprefix("bias of the ")):
+        beside = by_role.get(f"bias of the {role}".replace("fused", "fused weight"))
+        whole = role.removeprefix("bias of the ").replace("fused weight", "fused")
+        if role.startswith("bias") and by_role.get(whole):
             continue
         lines = [line for line in mismatch.repair.split("\n")
-                 if "# " not in line or line.endswith((f"# {role}", "rank 4"))]  # fmt: skip
-        lines = [line for line in lines if beside or not line.startswith("b")] if role else lines
-        if role.startswith("norm"):
-            run("\n".join(lines), gain=name)
-        elif role.startswith("bias"):
-            run(mismatch.repair, b=name)
-        else:
-            run("\n".join(lines), **{"w": name} | ({"b": beside} if beside else {}))
+                 if "  # " not in line or line.endswith((f"# {role}", "rank 4"))]  # fmt: skip
+        if not beside and not role.startswith("bias"):
+            lines = [line for line in lines if not line.startswith("b")]
+        variable = next((v for v, start in VARIABLES.items() if role.startswith(start)), "w")
+        run("\n".join(lines), **{variable: name} | ({"b": beside} if beside else {}))
 
 
-def same_layer(name: str, names: dict[str, str]) -> bool:
-    """Whether a norm lies in the layer of the tensors."""
-    return all(name.split(".")[:3] == other.split(".")[:3] for other in names.values())
+VARIABLES = {"gain": "norm", "b": "bias", "sinks": "sinks"}

@@ -158,7 +158,7 @@ PLANTS: tuple[Plant, ...] = (
         "llama",
         "v_proj.weight",
         lambda w: w.reshape(G, R, -1)[[1, 0, 2]].reshape(w.shape),
-        Kind.ROWS,
+        Kind.HEADS,
     ),
     Plant(
         "columns of outputs by the other grouping",

@@ -187,7 +187,7 @@ def _configured(
 
 def _type_of(scaling: Mapping[str, Any]) -> str:
     factor = f", factor {scaling['factor']:g}" if scaling.get("factor") else ""
-    return f"{scaling.get('rope_type', scaling.get('type', 'some'))}{factor}" if scaling else "none"
+    return f"{scaling.get('rope_type', scaling.get('type', 'none'))}{factor}"
 
 
 def _rotary_settings(config: Mapping[str, Any]) -> tuple[float | None, dict[str, Any]]:
@@ -195,7 +195,9 @@ def _rotary_settings(config: Mapping[str, Any]) -> tuple[float | None, dict[str,
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     given = dict(given) if isinstance(given, Mapping) else {}
     base = given.pop("rope_theta", config.get("rope_theta"))
-    return base, {} if given.get("rope_type") == "default" else given
+    if given.get("rope_type") == "default":
+        del given["rope_type"]
+    return base, given
 
 
 def _respelled(

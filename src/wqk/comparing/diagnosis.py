@@ -133,6 +133,9 @@ def _rest(left: Mapping[str, Apart], plan: AttentionPlan) -> Iterator[Mismatch]:
         by_head = apart.relative.max(axis=0)
         for one in found or (mismatches.unexplained(by_head, apart.tolerance),):
             tensors = {plan.query.tensor: "query", plan.key.tensor: "key"}
+            if plan.query.bias is not None and one.verdict is Kind.SCALED and one.repair:
+                tensors[plan.query.bias.name] = "bias of the query"
+                one = replace(one, repair=f"{one.repair}; {one.repair.replace('w_q', 'b_q')}")
             facts = {"tensors": tensors, **one.facts}
             yield replace(one, facts=facts) if circuit == SCORES else beside(circuit, one)
 
@@ -150,6 +153,8 @@ def _attempts(
     if settings:
         yield []
     found = search(layout.units, lambda unit: layout.elsewhere(unit, neighbors))
+    if not settings and found and all(one.kind is Kind.SCALED and one.unit.heads for one in found):
+        yield []  # scores tell a factor of queries and keys together
     yield found
     weights = [one for one in found if one.kind not in (Kind.BIASES, Kind.NORM)]
     if len(weights) < len(found):

@@ -9,7 +9,8 @@ Axes: n rows, D columns; H query heads, G key heads, R head width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,9 +19,10 @@ import numpy as np
 from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.adapters import AdaptedCheckpoint
 from wqk.comparing.contents import equal_bytes
+from wqk.comparing.mismatches import Kind
 from wqk.comparing.permutations import Sizes, to_order
 from wqk.comparing.rewrites import search
-from wqk.comparing.units import Adapter, Finding, Unit, same_numbers, short
+from wqk.comparing.units import Adapter, Finding, Gain, Unit, same_numbers
 from wqk.comparing.weights import Pair, rounding_in
 from wqk.families import AttentionPlan, Norm, Projection, Side
 from wqk.families.layouts import put_outputs
@@ -37,8 +39,7 @@ class _Tensor:
     source: str  # what the first one calls it, or a weight that is stored like its source
     roles: list[str] = field(default_factory=list)
     sides: list[Side] = field(default_factory=list)
-    # Of the norm before it, as it should be and as it is, with what is added when it is read.
-    gains: tuple[np.ndarray, np.ndarray] | None = None
+    gain: Gain | None = None  # of the norm before it
 
 
 class Expected:
@@ -78,6 +79,8 @@ class Expected:
             bias = units.get(named[0]) if named and unit.wanted.ndim == 2 else None
             if bias is not None and len(bias.wanted) == len(unit.wanted):
                 unit = replace(unit, bias=bias)
+            if unit.role == "fused" and not unit.right:
+                unit = replace(unit, parts=tuple(self._parts(unit)))
             self.units.append(replace(unit, block=self.units))
 
     def _read(self, which: int, part: Part | str) -> np.ndarray:
@@ -160,7 +163,8 @@ class Expected:
                 put_outputs(target.wanted, b.rows, value + value.dtype.type(offset))
             if before == "projection" and number == 0:
                 tensor = self._tensors[getattr(self.plan, role).tensor]
-                tensor.gains = target.wanted + second.offset, target.stored + second.offset
+                both = target.wanted + second.offset, target.stored + second.offset
+                tensor.gain = Gain(b.name, *both, second.offset)
 
     def _unit(self, name: str, one: _Tensor) -> Unit:
         query, key = self.plan.query, self.plan.key
@@ -170,7 +174,7 @@ class Expected:
         sizes = Sizes(query.heads, key.heads, query.head_width, turned, order)
         stored = self._flat(name, one.stored)
         wanted = stored if one.wanted is one.stored else self._flat(name, one.wanted)
-        role, heads, repeated, sections = one.roles[0], 0, 1, list[int]()
+        role, heads, repeated = one.roles[0], 0, 1
         sides = tuple(s for s in ("query", "key") if any(r.endswith(s) for r in one.roles))
         if role.startswith("norm"):
             role = role.rpartition(" of the ")[0]
@@ -180,19 +184,36 @@ class Expected:
         elif role != "output":
             role = "bias of the fused weight" if role.startswith("bias") else "fused"
             sides = ()
-        for side in one.sides if len(one.sides) > 1 else ():
-            if isinstance(side.projection, Projection):
-                sections += [start for start, _ in side.projection.outputs or ()]
         info = self._checkpoints[1].tensors().get(name)
         rounded = rounding_in(self._checkpoints[0].info(one.source), wanted)
         return Unit(
             name, role, wanted, stored, sizes, heads,
             max(rounded, rounding_in(info, stored) if info else 0.0),
-            gain=one.gains[1] if one.gains else None, sections=tuple(sorted(sections)),
+            gain=one.gain, flipped=operator.xor(*self._axes(name, one.stored.shape)),
             grid=info.grid if info else None,
             regrouped=self._checkpoints[1].regrouping, repeated=max(1, repeated),
             adapter=self._adapter(name, one.source), sides=sides,
         )  # fmt: skip
+
+    def _parts(self, unit: Unit) -> Iterator[Unit]:
+        """The rows of each side of a fused weight, and those of none, such as gates."""
+        tensor, free, bias = self._tensors[unit.name], np.ones(len(unit.stored), bool), unit.bias
+        places: list[tuple[str, int, np.ndarray]] = []
+        for role, side in zip(tensor.roles, tensor.sides, strict=True):
+            one = side.projection
+            if not isinstance(one, Projection) or one.outputs is None or role not in ROLES:
+                return
+            rows = np.concatenate([np.arange(*ends) for ends in one.outputs])
+            places.append((role, side.heads, rows))
+            free[rows] = False
+        if free.any():
+            places.append(("rest", 0, np.flatnonzero(free)))
+        for role, heads, rows in places:
+            beside = bias and replace(bias, wanted=bias.wanted[rows], stored=bias.stored[rows])
+            yield replace(
+                unit, role=role, wanted=unit.wanted[rows], stored=unit.stored[rows], heads=heads,
+                bias=beside, rows=rows, sides=(role,) if role in ROLES[:2] else (),
+            )  # fmt: skip
 
     def _adapter(self, name: str, source: str) -> Adapter | None:
         """What the adapter of one of the two does to a tensor."""
@@ -231,32 +252,36 @@ class Expected:
             return value.reshape(*shape[:-2], shape[-1], shape[-2]).swapaxes(-1, -2)
         return value.reshape(shape)
 
-    def elsewhere(self, unit: Unit, neighbors: Sequence[AttentionPlan]) -> str:
-        """Which other block's tensor of the same role a weight is; empty if none."""
-        role = "query" if unit.role == "fused" else unit.role
+    def elsewhere(self, unit: Unit, neighbors: Sequence[AttentionPlan]) -> tuple[Kind, str] | None:
+        """Which other block's tensor of the same role one is, and whether of another layer."""
+        own, role = self._plans[0], "query" if unit.role == "fused" else unit.role
+        raw = self._tensors[unit.name].stored
         for plan in neighbors if self._same and role in ROLES else ():
-            side = getattr(plan, role)
+            side: Side | None = getattr(plan, role)
             info = self._checkpoints[0].tensors().get(side.tensor if side is not None else "")
-            if info is None or info.shape != self._tensors[unit.name].stored.shape:
+            if side is None or info is None or info.shape != raw.shape:
                 continue
             first = self._read(0, Part(side.tensor, ((0, 1),)))
-            raw = self._tensors[unit.name].stored
             if same_numbers(first, raw[:1]) and same_numbers(self._read(0, side.tensor), raw):
-                return f"{short(side.tensor)} of layer {plan.layer}"
-        return ""
+                if (plan.stack, plan.kind) == (own.stack, own.kind):
+                    return Kind.LAYER, f"weights of layer {plan.layer}"
+                return Kind.TENSOR, f"weights of the {plan.stack}'s {plan.kind}-attention"
+        return None
 
     def folded(self) -> list[Finding]:
         """What is found where the norms before the weights are folded in, on both sides."""
-        gains = {name: one.gains for name, one in self._tensors.items() if one.gains is not None
-                 and len(one.gains[0]) == self._flat(name, one.stored).shape[-1]}  # fmt: skip
+        gains = {name: one.gain for name, one in self._tensors.items() if one.gain is not None
+                 and len(one.gain.wanted) == self._flat(name, one.stored).shape[-1]}  # fmt: skip
         units = [
-            replace(unit, wanted=unit.wanted * pair[0], stored=unit.stored * pair[1], block=[])
+            replace(
+                unit, wanted=unit.wanted * own.wanted, stored=unit.stored * own.stored, block=[]
+            )
             for unit in self.units
-            if (pair := gains.get(unit.name)) is not None and pair[1].all()
+            if (own := gains.get(unit.name)) is not None and own.stored.all()
         ]
         found = []
         for one in search(units):
-            raw = {n: v / gains[n][1] if n in gains else v for n, v in one.repaired.items()}
+            raw = {n: v / gains[n].stored if n in gains else v for n, v in one.repaired.items()}
             found += [replace(one, repaired=raw)] if one.rows is not None else []
         return found
 

@@ -10,7 +10,6 @@ Axes: n rows, D columns; H query heads, G key heads, R head width.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -263,7 +262,7 @@ def name_permutation(rows: np.ndarray, sizes: Sizes) -> tuple[str, str] | None:
             if (table == table[0]).all() and table[0].min() >= 0 and table[0].max() < length:
                 return _within(table[0], sizes)
     moved = np.flatnonzero(rows != start)
-    if count <= 64 or len(moved) <= 16:
+    if len(moved) <= 16:
         listed = " ".join(map(str, moved[:16]))
         code = f"w[{moved.tolist()}] = w[{rows[moved].tolist()}]"
         return f"{listed} in each other's places", code
@@ -283,66 +282,50 @@ def _within(inner: np.ndarray, sizes: Sizes) -> tuple[str, str]:
     return words, f"w = w.view(-1, {length}%s)[:, {inner.tolist()}].reshape(-1%s)"
 
 
-def name_in_fused(
-    rows: np.ndarray, sections: Sequence[int], sizes: Sizes
-) -> tuple[str, str] | None:
+def name_in_fused(rows: np.ndarray, by_group: bool, sizes: Sizes) -> tuple[str, str] | None:
     """Queries, keys and values joined in another way than they should be, or moved inside.
 
-    ``sections`` are the rows at which another part begins.
+    ``by_group`` is whether each key head's should follow each other, rather than all queries.
     """
     heads, groups, width = sizes.heads, sizes.groups, sizes.width
     for step in reorders(len(rows) // width, width, sizes.turned)[:4]:
         if step.width == width and np.array_equal(step.rows, rows):
             return f"in {_in_words((step,), step.heads, sizes)}", step.code
     lengths = [heads * width, groups * width, groups * width]
-    if sum(lengths) == len(rows) and len(sections) > 3:
-        parts = np.split(np.arange(len(rows)), np.cumsum(lengths)[:-1])
-        split = [np.split(part, groups) for part in parts]
-        if np.array_equal(rows, np.concatenate([p for some in zip(*split) for p in some])):  # noqa: B905
-            words = "lie in sections (all queries, all keys, all values), should per key head"
-            return words, (
-                f"w = torch.cat([part.chunk({groups})[group] for group in range({groups}) "
-                f"for part in w.split({lengths})])"
-            )
-    elif sum(lengths) == len(rows):
-        for shards in dict.fromkeys((groups, 2, 4, 8, 16)):
-            if any(length % shards for length in lengths):
+    shards = groups if by_group else 1
+    if sum(lengths) == len(rows):
+        wanted = _fused(lengths, shards, (0, 1, 2))
+        for count, order in product(
+            dict.fromkeys((1, groups, 2, 4, 8, 16)), permutations(range(3))
+        ):
+            if any(length % count for length in lengths) or (count, order) == (shards, (0, 1, 2)):
                 continue
-            each = [length // shards for length in lengths]
-            table = np.arange(len(rows)).reshape(shards, -1)
-            joined = [part.ravel() for part in np.split(table, np.cumsum(each)[:-1], axis=1)]
-            if np.array_equal(rows, np.concatenate(joined)):
-                words = f"lie in {shards} shards, joined without being taken apart"
-                if shards == groups:
-                    words = "lie per key head (its queries, its key, its value), should in sections"
-                return words, (
-                    f"w = torch.cat([torch.cat([shard.split({each})[part] for shard in "
-                    f"w.chunk({shards})]) for part in range(3)])"
+            if np.array_equal(np.argsort(_fused(lengths, count, order))[wanted], rows):
+                each = [lengths[part] // count for part in order]
+                code = (
+                    f"parts = [torch.cat(some) for some in zip(*(shard.split({each}) "
+                    f"for shard in w.chunk({count})))]\n"
+                    f"w = torch.cat([torch.cat(some) for some in zip(*(parts[part].chunk({shards}) "
+                    f"for part in {[order.index(part) for part in range(3)]}))])"
                 )
-        for order in permutations(range(3)):
-            there = [lengths[part] for part in order]
-            pieces = np.split(np.arange(len(rows)), np.cumsum(there)[:-1])
-            back = [order.index(part) for part in range(3)]
-            if np.array_equal(rows, np.concatenate([pieces[part] for part in back])):
-                words = f"lie in the order {' '.join('qkv'[part] for part in order)}, "
-                code = f"w = torch.cat([w.split({there})[part] for part in {back}])"
-                return words + "should as q k v", code
-    return name_permutation(rows, sizes) or _by_section(rows, sizes, sections)
+                should = _in_shards(shards, groups, (0, 1, 2))
+                return f"lie {_in_shards(count, groups, order)}, should {should}", code
+    return name_permutation(rows, sizes)
 
 
-def _by_section(rows: np.ndarray, sizes: Sizes, sections: Sequence[int]) -> tuple[str, str] | None:
-    """Permutations inside each section of a fused weight."""
-    words, code = [], []
-    for start, stop in pairwise([*sections, len(rows)]):
-        inside = rows[start:stop] - start
-        if np.array_equal(inside, np.arange(stop - start)):
-            continue
-        if inside.min() < 0 or inside.max() >= stop - start:
-            return None
-        named = name_permutation(inside, sizes)
-        if named is None or not named[1].startswith("w = "):
-            return None
-        words.append(f"{start} to {stop} {named[0]}")
-        inner = re.sub(r"\bw\b", "part", named[1])
-        code.append(f"part = w[{start}:{stop}]; {inner}; w[{start}:{stop}] = part")
-    return ("; ".join(words), "; ".join(code)) if words else None
+def _fused(lengths: Sequence[int], shards: int, order: Sequence[int]) -> np.ndarray:
+    """Rows of queries, keys and values, numbered one after the other, as shards join them."""
+    parts = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
+    split = [np.split(parts[part], shards) for part in order]
+    return np.concatenate([piece for shard in zip(*split, strict=True) for piece in shard])
+
+
+def _in_shards(shards: int, groups: int, order: Sequence[int]) -> str:
+    """How a fused weight is joined, in words."""
+    letters = " ".join("qkv"[part] for part in order)
+    ordered = "" if letters == "q k v" else f", in the order {letters}"
+    if shards == 1:
+        return f"in the order {letters}" if ordered else "in sections (all q, all k, all v)"
+    if shards == groups:
+        return f"per key head (its queries, its key, its value){ordered}"
+    return f"in {shards} shards, joined without being taken apart{ordered}"

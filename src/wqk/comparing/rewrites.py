@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -29,13 +30,13 @@ from wqk.comparing.permutations import (
     whole_heads,
 )
 from wqk.comparing.units import (
+    LEFT,
     QUANTIZED_ALIKE,
     SAME,
     Adapter,
     Finding,
     Unit,
     alike,
-    along,
     cosines,
     largest,
     nearest,
@@ -45,12 +46,20 @@ from wqk.comparing.units import (
     sketch,
 )  # fmt: skip
 
+# Of an order without a name: said, and found again by content.
+UNORDERED = "in another order, by no known rule"
+MATCHED = (
+    "normed = torch.nn.functional.normalize\n"
+    "rows = (normed(original) @ normed(w).T).abs().argmax(1)\nw = w[rows]"
+)
 # A head is another one where this share of its rows are others.
 MOST = 0.5
 # Columns belong to other groups if their squares are left with this share, on half of so many rows.
 REGROUPED, SAMPLED = 0.7, 256
 # Blocks of columns that formats give scales of their own.
 BLOCKS = (16, 32, 64, 128)
+# Whole numbers lie at most so far from what was rounded: a half, and what a fitted factor is off.
+HALF = 0.75
 # Most directions of a difference that is an adapter's.
 LARGEST_RANK = 64
 
@@ -74,21 +83,24 @@ def _rows(unit: Unit) -> Finding | None:
         code = f"w = w.view(-1, {groups}, {width}, D).transpose(0, 1).reshape(-1, D)"
     elif side is not None:
         kind, words, code = side
-    elif heads is not None and unit.role in ("query", "key"):
-        kind, words = Kind.HEADS, f"{unit.role} heads in another order"
+    elif heads is not None:
+        kind, words = Kind.HEADS, f"{unit.role} heads in another order: {listed(heads)}"
         code = f"w = w.view(-1, {width}, D)[{heads.tolist()}].reshape(-1, D)"
     else:
         kind, named = Kind.ROWS, name_permutation(rows, unit.sizes)
-        if unit.sections:
-            kind, named = Kind.FUSED, name_in_fused(rows, unit.sections, unit.sizes)
-        words, code = named or ("in another order, by no known rule", "")
-        words, code = f"rows of {unit.title} {words}", code.replace("%s", ", D")
-    repaired = {unit.name: np.ascontiguousarray(unit.stored[rows])}
-    bias = unit.bias
-    if bias is not None and not bias.right and along(bias.wanted, bias.stored[rows]):
-        repaired[bias.name] = bias.stored[rows]
-        code += f"\n{of_vector(code, 'b')}" if code else ""
-    return Finding(kind, words, code, repaired, unit, rows)
+        if len(unit.parts) > 2:
+            by_group = (
+                unit.parts[0].rows is not None and len(unit.parts[0].rows) <= unit.parts[0].rows[-1]
+            )
+            kind, named = Kind.FUSED, name_in_fused(rows, by_group, unit.sizes)
+        if named is None and _sections(unit) is not None:
+            return None
+        words, code = named or (UNORDERED, MATCHED)
+        words, code = f"rows of {{}} {words}", code.replace("%s", ", D")
+    moved = unit.bias.stored[rows] if unit.bias is not None else rows
+    return unit.finding(
+        kind, words, code, unit.stored[rows], (moved, of_vector(code, "b")), rows=rows
+    )
 
 
 def _columns(unit: Unit) -> Finding | None:
@@ -96,33 +108,42 @@ def _columns(unit: Unit) -> Finding | None:
     place = permutation(unit.wanted.T, unit.stored.T, unit.alike)
     if place is None:
         return None
-    words, code = name_permutation(place, unit.sizes) or ("in another order, by no known rule", "")
+    words, code = name_permutation(place, unit.sizes) or (UNORDERED, MATCHED)
     if unit.grid and not code.startswith("w ="):
         words = "lie in the order of their groups: act-order was not undone"
-        code = "w = w[:, (torch.nn.functional.normalize(w, dim=0).T @ original).argmax(0)]"
-    elif code:
-        code = f"w = w.T; {code.replace('%s', ', w.shape[1]')}; w = w.T"
-    words = f"columns of {unit.title} {words}"
-    return unit.finding(Kind.COLUMNS, words, code, unit.stored[:, place])
+    turned = code.replace("%s", ", w.shape[1]").replace("original", "original.T")
+    words = f"columns of {{}} {words}"
+    return unit.finding(
+        Kind.COLUMNS,
+        words,
+        f"w = w.T; {turned}; w = w.T".replace("; normed", "\nnormed"),
+        unit.stored[:, place],
+    )
 
 
 def _transposed(unit: Unit) -> Finding | None:
     """A square weight that is stored the other way."""
     if unit.stored.shape[0] != unit.stored.shape[1] or not same_numbers(unit.wanted, unit.stored.T):
         return None
-    words = f"{unit.title} is stored transposed, (in, out)"
+    words = "{} is stored transposed, (in, out)"
     return unit.finding(Kind.TRANSPOSED, words, "w = w.T", unit.stored.T)
 
 
 def _heads(unit: Unit) -> Finding | None:
     """Whole heads that are others: copies, pruned, of another weight, or left as initialized."""
-    if not unit.heads or unit.role not in ("query", "key", "value"):
+    if not unit.heads or unit.wanted.ndim < 2 or unit.role not in ("query", "key", "value"):
         return None
-    shape = (unit.heads, unit.sizes.width, -1)
+    wanted, stored = (
+        some.reshape(unit.heads, unit.sizes.width, -1) for some in (unit.wanted, unit.stored)
+    )
+    for count in (n for n in range(1, unit.heads) if unit.heads % n == 0):
+        means = wanted.reshape(count, -1, *wanted.shape[1:]).mean(axis=1)
+        if same_numbers(means.repeat(unit.heads // count, axis=0), stored):
+            words = f"{unit.heads} {unit.role} heads were averaged to {count}, which loses them"
+            return unit.finding(Kind.AVERAGED, words, "w = original", unit.wanted)
     strange = cosines(unit.wanted, unit.stored) < QUANTIZED_ALIKE
-    lost = np.flatnonzero(strange.reshape(shape[:2]).mean(axis=1) > MOST)
+    lost = np.flatnonzero(strange.reshape(stored.shape[:2]).mean(axis=1) > MOST)
     kept = np.setdiff1d(np.arange(unit.heads), lost)
-    wanted, stored = (some.reshape(shape) for some in (unit.wanted, unit.stored))
     if not len(lost) or not len(kept) or not same_numbers(wanted[kept], stored[kept]):
         return None
     place = nearest(sketch(stored[lost].reshape(-1, wanted.shape[2])), sketch(unit.wanted))
@@ -144,17 +165,16 @@ def _heads(unit: Unit) -> Finding | None:
             f"{spread:.2g}, the others' {float(stored[kept].std()):.2g})"
         )
     view = f"view(-1, {unit.sizes.width}, D)[{lost.tolist()}]"
-    code = f"w.{view} = original.{view}"
-    repaired = stored.copy()
+    repaired, bias = stored.copy(), None
     repaired[lost] = wanted[lost]
-    both = {unit.name: repaired.reshape(unit.stored.shape)}
-    bias = unit.bias
-    if bias is not None and not bias.right:
-        both[bias.name] = np.where(
-            np.isin(np.arange(unit.heads), lost).repeat(unit.sizes.width), bias.wanted, bias.stored
-        )
-        code += f"\n{of_vector(f'w.{view}', 'b')} = {of_vector(f'w.{view}', 'original_b')}"
-    return Finding(kind, words, code, both, unit, heads=tuple(map(int, lost)))
+    if unit.bias is not None:
+        rows = np.isin(np.arange(unit.heads), lost).repeat(unit.sizes.width)
+        code = f"{of_vector(f'w.{view}', 'b')} = {of_vector(f'w.{view}', 'original_b')}"
+        bias = np.where(rows, unit.bias.wanted, unit.bias.stored), code
+    return unit.finding(
+        kind, words, f"w.{view} = original.{view}", repaired.reshape(unit.stored.shape), bias,
+        heads=tuple(map(int, lost)),
+    )  # fmt: skip
 
 
 def _among(heads: np.ndarray, other: Unit) -> bool:
@@ -169,102 +189,151 @@ def _among(heads: np.ndarray, other: Unit) -> bool:
 # -- numbers -----------------------------------------------------------------------------------
 
 
-def _ratio(a: np.ndarray, b: np.ndarray, axis: int | None) -> np.ndarray:
-    """The factors that bring a closest to b, along an axis."""
-    squares = np.square(a).sum(axis=axis, keepdims=True)
-    return np.asarray((a * b).sum(axis=axis, keepdims=True) / np.where(squares > 0, squares, 1))
-
-
 def _zero(unit: Unit) -> Finding | None:
     if unit.stored.any():
         return None
-    return unit.finding(Kind.ZERO, f"{unit.title}: all zero", "w = original", unit.wanted)
+    return unit.finding(Kind.ZERO, "{}: all zero", "w = original", unit.wanted)
 
 
-def _scaled(unit: Unit) -> Finding | None:
-    """One factor for all; that of queries and keys is told from their scores."""
-    if unit.role in ("query", "key"):
+class Groups(NamedTuple):
+    """Numbers of a weight that share a factor, or an offset."""
+
+    kind: Kind
+    words: str
+    axes: tuple[int, ...]  # of the weight as (n, blocks, size)
+    size: int = 0  # columns of a block; all of them if 0
+
+    @property
+    def code(self) -> str:
+        """What divides by each group's factor."""
+        dims = {(1, 2): 1, (0,): 0}.get(self.axes)
+        return f"w = w / (w / original).nanmedian({dims}, keepdim=True).values"
+
+
+WHOLE = (Groups(Kind.SCALED, "", (0, 1, 2)),)
+FINER = (
+    Groups(Kind.COLUMN_FACTORS, "columns", (0,)),
+    Groups(Kind.ROW_FACTORS, "rows", (1, 2)),
+    *(
+        Groups(Kind.BLOCK_SCALES, f"blocks of {size} columns", (2,), size)
+        for size in reversed(BLOCKS)
+    ),
+)
+
+
+def _shared(unit: Unit, groups: Sequence[Groups], offset: bool = False) -> Finding | None:
+    """Factors that are shared by groups of numbers, and offsets of each group."""
+    for one in groups:
+        size = unit.grid.shared if unit.grid and one.size else one.size or unit.wanted[0].size
+        if unit.wanted[0].size % size or (one.size and size == unit.wanted[0].size):
+            continue
+        w, v = (
+            np.asarray(some, np.float64).reshape(len(some), -1, size)
+            for some in (unit.wanted, unit.stored)
+        )
+        means = [x.mean(axis=one.axes, keepdims=True) if offset else 0.0 for x in (w, v)]
+        a, b = w - means[0], v - means[1]
+        squares = np.square(a).sum(axis=one.axes, keepdims=True)
+        factors = (a * b).sum(axis=one.axes, keepdims=True) / np.where(squares > 0, squares, 1)
+        if not factors.all() or (offset and not (factors > 0).all()):
+            continue
+        left = (b - factors * a) / factors
+        mended = w + left
+        whole = np.array_equal(v, np.rint(v)) and not np.array_equal(w, np.rint(w))
+        if whole and unit.wanted.ndim > 1 and (np.abs(left * factors) <= HALF).all():
+            words = f"whole numbers without their scales{one.words and f', of {one.words}'}"
+            return unit.finding(Kind.INTEGERS, f"{{}}: {words}", "w = original", unit.wanted)
+        explains = np.linalg.norm(left) <= LEFT * np.linalg.norm(v - w)
+        if not explains or not unit.fits(mended.reshape(unit.wanted.shape)):
+            continue
+        if offset:
+            words = f"an offset for {one.words or 'all numbers'}: a zero point is off"
+            return unit.finding(Kind.ZERO_POINT, f"{{}}: {words}", "w = original", unit.wanted)
+        return _factors(unit, one, factors.reshape(-1), mended.reshape(unit.wanted.shape))
+    return None if offset or groups is WHOLE else _shared(unit, (*WHOLE, *FINER[1:]), offset=True)
+
+
+def _factors(unit: Unit, groups: Groups, factors: np.ndarray, mended: np.ndarray) -> Finding:
+    """What factors are: one, signs, a norm's gain, or some for each row, column or block."""
+    kind, bias = groups.kind, unit.bias
+    if kind is Kind.BLOCK_SCALES:
+        words = f"{{}}: scales of other rows or {groups.words}"
+        return unit.finding(kind, words, "w = original", unit.wanted)
+    if kind is Kind.SCALED:
+        value = (bias.stored / factors[0], f"b = b / {factors[0]:.6g}") if bias else None
+        code = f"{unit.variable} = {unit.variable} / {factors[0]:.6g}"
+        return unit.finding(kind, f"{{}}: scaled by {factors[0]:.4g}", code, mended, value)
+    is_rows = kind is Kind.ROW_FACTORS
+    if np.allclose(np.abs(factors), 1, atol=SAME):
+        negative = np.flatnonzero(factors < 0)
+        signs = np.where(factors < 0, -1, 1)
+        words = f"{{}}: other signs in {len(negative)} of {len(factors)} {groups.words}"
+        place = f"{negative.tolist()}" if is_rows else f":, {negative.tolist()}"
+        value = (bias.stored * signs, f"b[{place}] *= -1") if bias and is_rows else None
+        signs = signs[:, None] if is_rows else signs
+        return unit.finding(Kind.SIGNS, words, f"w[{place}] *= -1", unit.stored * signs, value)
+    if unit.gain is not None and not is_rows and len(unit.gain.stored) == len(factors):
+        for own, name in ((unit.gain.stored, unit.gain.code), (unit.gain.wanted, "")):
+            for power, times in ((1, "once too often"), (2, "twice too often"), (-1, "not at all")):
+                if own.all() and np.allclose(factors, own**power, rtol=SAME):
+                    words = f"{{}}: the gain of the norm before it is folded in {times}"
+                    if not name:
+                        words = "{}: the original's gain of the norm before it is folded in"
+                    code = f"w = w / {name} ** {power}" if name else groups.code
+                    return unit.finding(Kind.GAIN_FOLDED, words, code, unit.stored / own**power)
+    words = f"{{}}: each of its {groups.words} has a factor of its own"
+    value = (bias.stored / factors, "b = original_b") if bias and is_rows else None
+    return unit.finding(kind, words, groups.code, mended, value)
+
+
+def _sections(unit: Unit) -> Finding | None:
+    """What was done to the parts of a fused weight, each for itself."""
+    wrong = [part for part in unit.parts if not part.right]
+    found = [one for part in wrong if (one := _of_part(unit, part)) is not None]
+    told = {(one.kind, one.words, one.code) for one in found}
+    alike = len(told) == 1 and len(unit.parts) == len(found) > 1  # said of the whole
+    if not found or len(found) < len(wrong) or alike:
         return None
-    factor = float(_ratio(unit.wanted, unit.stored, None).item())
-    if not factor or abs(factor - 1) < SAME or not unit.fits(unit.stored / factor):
-        return None
-    words, code = f"{unit.title}: scaled by {factor:.4g}", f"w = w / {factor:.6g}"
-    return unit.finding(Kind.SCALED, words, code, unit.stored / factor)
+    both: dict[str, np.ndarray] = {}
+    words, code = [], []
+    for one in found:
+        part, inner = one.unit, re.sub(r"\b(w|b)\b", r"part_\1", one.code)
+        inner = re.sub(r"\b(original(?:_b)?)\b", r"\1[rows]", inner)
+        names = [name for name in "wb" if f"part_{name}" in inner]
+        code += [
+            f"rows = {_place(np.asarray(part.rows))}",
+            *(f"part_{name} = {name}[rows]" for name in names),
+            inner,
+            *(f"{name}[rows] = part_{name}" for name in names),
+        ]
+        words.append(one.words.replace("{}", f"the {part.role} part of {{}}"))
+        for name, value in one.repaired.items():
+            both.setdefault(name, (unit.stored if name == unit.name else unit.bias.stored).copy())  # type: ignore[union-attr]
+            both[name][part.rows] = value
+    kinds = {one.kind for one in found}
+    kind = kinds.pop() if len(kinds) == 1 else Kind.FUSED
+    heads = found[0].heads if len(found) == 1 else ()
+    return Finding(kind, "; ".join(words), "\n".join(code), both, unit, heads=heads)
 
 
-def _factors(unit: Unit) -> Finding | None:
-    """Signs or factors of rows, or factors of columns, such as gains."""
-    w, v = unit.wanted, unit.stored
-    for axis, what in ((1, "rows"), (0, "columns")):
-        factors = _ratio(w, v, axis)
-        flat = factors.ravel()
-        if (
-            not flat.all()
-            or np.isclose(flat, flat[0], rtol=SAME).all()
-            or not unit.fits(v / factors)
-        ):
-            continue
-        if axis and np.allclose(np.abs(flat), 1, atol=SAME):
-            negative = np.flatnonzero(flat < 0)
-            words = f"{unit.title}: other signs in {len(negative)} of {len(v)} rows"
-            return _signs(unit, negative, words)
-        gain = unit.gain if axis == 0 and unit.gain is not None else np.zeros(0)
-        for power, times in ((1, "once too often"), (2, "twice too often"), (-1, "out")):
-            if len(gain) == len(flat) and gain.all() and np.allclose(flat, gain**power, rtol=SAME):
-                words = f"{unit.title}: the gain of the norm before it is folded in {times}"
-                code = f"w = w / gain ** {power}"
-                return unit.finding(Kind.GAIN_FOLDED, words, code, v / factors)
-        kind = Kind.ROW_FACTORS if axis else Kind.COLUMN_FACTORS
-        words = f"{unit.title}: each of its {what} has a factor of its own"
-        code = f"w = w / (w / original).nanmedian({axis}, keepdim=True).values"
-        return unit.finding(kind, words, code, v / factors)
-    return None
+def _of_part(unit: Unit, part: Unit) -> Finding | None:
+    for other in unit.parts:
+        fits = other.role != part.role and other.wanted.shape == part.stored.shape
+        if fits and part.stored.any() and same_numbers(other.wanted, part.stored):
+            words = f"{{}} holds the {other.role} part"
+            return part.finding(Kind.TENSOR, words, "w = original", part.wanted)
+    return _first(part)
 
 
-def _signs(unit: Unit, negative: np.ndarray, words: str) -> Finding:
-    """Rows of the other sign, and entries of their bias if they have it too."""
-    signs = np.ones(len(unit.stored), unit.stored.dtype)
-    signs[negative] = -1
-    found = unit.finding(
-        Kind.SIGNS, words, f"w[{negative.tolist()}] *= -1", unit.stored * signs[:, None]
-    )
-    bias = unit.bias
-    if bias is None or bias.right or not alike(bias.wanted, bias.stored * signs):
-        return found
-    both = {**found.repaired, bias.name: bias.stored * signs}
-    return replace(found, repaired=both, code=f"{found.code}\nb[{negative.tolist()}] *= -1")
-
-
-def _in_blocks(unit: Unit) -> Finding | None:
-    """Factors and offsets of blocks of columns: scales, zero points, integers without scales."""
-    w, v = (np.asarray(some, np.float64) for some in (unit.wanted, unit.stored))
-    for size in (unit.grid.shared,) if unit.grid else reversed(BLOCKS):
-        if v.shape[1] % size or (v.shape[1] == size and not unit.grid):
-            continue
-        a, b = (x.reshape(len(v), -1, size) for x in (w, v))
-        means = [x.mean(axis=2, keepdims=True) for x in (a, b)]
-        factors = _ratio(a - means[0], b - means[1], 2)
-        if not (factors > 0).all():
-            continue
-        scaled = (b / factors).reshape(v.shape)
-        offset = ((b - means[1]) / factors + means[0]).reshape(v.shape)
-        nearest = min(np.linalg.norm(scaled - w), np.linalg.norm(offset - w))
-        # Factors fit the noise of rounding, too, but hardly lessen it.
-        if nearest > np.linalg.norm(v - w) / 4:
-            continue
-        if unit.fits(scaled):
-            kind = Kind.BLOCK_SCALES
-            words = f"scales of other rows or blocks of {size} columns"
-            if np.array_equal(v, np.rint(v)):
-                kind = Kind.INTEGERS
-                words = f"whole numbers without their scales, of blocks of {size} columns"
-        elif unit.fits(offset):
-            kind = Kind.ZERO_POINT
-            words = f"an offset for each block of {size} columns: a zero point is off"
-        else:
-            continue
-        return unit.finding(kind, f"{unit.title}: {words}", "w = original", unit.wanted)
-    return None
+def _place(rows: np.ndarray) -> str:
+    """Some rows, in code."""
+    starts = rows[[0, *np.flatnonzero(np.diff(rows) != 1) + 1]]
+    length, period = len(rows) // len(starts), int(np.diff(starts)[0]) if len(starts) > 1 else 0
+    first, last = int(starts[0]), int(starts[0]) + length
+    if not period:
+        return f"slice({first}, {last})"
+    whole = f"torch.arange({len(starts) * period}).view(-1, {period})"
+    return f"{whole}[:, {first}:{last}].reshape(-1)"
 
 
 def _adapter(unit: Unit) -> Finding | None:
@@ -279,7 +348,7 @@ def _adapter(unit: Unit) -> Finding | None:
         f"weights differ by an update of rank {rank}, as of an adapter (LoRA) that is merged in "
         "one of the two alone, or otherwise"
     )
-    code = f"w = w ± scale * (B @ A)  # A and B of rank {rank}"
+    code = f"w = original  # or merge B @ A of rank {rank}"
     return unit.finding(Kind.ADAPTER, words, code, unit.wanted, facts={"rank": rank})
 
 
@@ -330,7 +399,7 @@ def regrouped(unit: Unit) -> Finding | None:
     mended = every.values(best) if words else unit.stored
     if not words or not unit.fits(mended):
         return None
-    return unit.finding(Kind.GROUPS, f"{unit.title}: {words}", "w = original", mended)
+    return unit.finding(Kind.GROUPS, f"{{}}: {words}", "w = original", mended)
 
 
 def _regrouped(w: np.ndarray, again: Regrouping) -> tuple[np.ndarray, str]:
@@ -366,48 +435,64 @@ def of_vector(code: str, name: str) -> str:
     >>> of_vector("w = w.view(-1, 2, 4, D).transpose(1, 2).reshape(-1, D)", "b")
     'b = b.view(-1, 2, 4).transpose(1, 2).reshape(-1)'
     """
+    if code == MATCHED:
+        return f"{name} = {name}[rows]"
     return re.sub(r"\bw\b", name, code.replace(", D)", ")"))
 
 
-def _bias(unit: Unit) -> Finding | None:
-    """Biases that are missing, too many, or in another order than the rows."""
-    if not unit.role.startswith("bias"):
-        return None
-    words, code = f"other {unit.role.replace('bias', 'biases')}", "b = original"
-    if not unit.stored.any():
-        words = f"{unit.role.replace('bias', 'biases')} are missing"
-    elif not unit.wanted.any():
-        words, code = f"{unit.role.replace('bias', 'biases')} that the original lacks", "b[:] = 0"
-    else:
-        for step in reorders(unit.heads, unit.sizes.width, unit.sizes.turned) if unit.heads else ():
-            if alike(unit.wanted, unit.stored[step.rows]):
-                words = "biases were not reordered along with the weights' rows"
-                code = of_vector(step.code, "b")
-                break
-    return unit.finding(Kind.BIASES, f"same weights, {words}", code, unit.wanted)
+# What vectors are, by their name in code.
+VECTORS = {
+    "b": (Kind.BIASES, "biases"), "gain": (Kind.NORM, "gains"), "sinks": (Kind.SINKS, "sinks"),
+}  # fmt: skip
 
 
-def _gain(unit: Unit) -> Finding | None:
-    """Gains or biases of norms."""
-    if not unit.role.startswith("norm"):
+def _vector(unit: Unit) -> Finding | None:
+    """Biases, gains and sinks that are missing, in another order, or others."""
+    name = unit.variable
+    if name not in VECTORS:
         return None
-    wanted, has = unit.wanted, unit.stored
-    words, code = "other gains", "gain = original"
-    if unit.name.endswith("bias"):
-        words, code = "other biases", "norm.bias = original"
-    elif alike(wanted, has + 1):
+    (kind, plural), wanted, has, width = VECTORS[name], unit.wanted, unit.stored, unit.sizes.width
+    prefix = f"{unit.role}: " if kind is Kind.NORM else ""
+    if kind is Kind.NORM and unit.name.endswith("bias"):
+        name, plural = "norm.bias", "biases"
+    elif kind is Kind.BIASES:
+        prefix, plural = "same weights, ", unit.role.replace("bias", "biases")
+    words, code, heads = f"other {plural}", f"{name} = original", unit.heads
+    order = _order_of(wanted, has)
+    if not has.any():
+        words = f"{plural} are {'missing' if kind is Kind.BIASES else 'all zero'}"
+    elif not wanted.any():
+        words, code = f"{plural} that the original lacks", f"{name}[:] = 0"
+    elif plural == "gains" and alike(wanted, has + 1):
         words, code = "gains are read as stored, but are differences from 1", "gain = 1 + gain"
-    elif alike(wanted, has - 1):
+    elif plural == "gains" and alike(wanted, has - 1):
         words, code = "gains have 1 added that were not differences from 1", "gain = gain - 1"
-    elif np.ptp(has) == 0:
+    elif plural == "gains" and np.ptp(has) == 0:
         words = f"gains were not converted (all are {has[0]:g})"
-    elif len(has) == unit.sizes.width:
-        for step in reorders(1, unit.sizes.width, unit.sizes.width):
-            if alike(wanted, has[step.rows]):
-                words = "gains were not reordered along with the rows"
-                code = of_vector(step.code, "gain")
-                break
-    return unit.finding(Kind.NORM, f"{unit.role}: {words}", code, wanted)
+    elif kind is Kind.SINKS and order is not None:
+        words = "sinks lie in the order of other heads"
+    elif order is not None:
+        turned = unit.sizes.turned if heads else width
+        steps = reorders(heads or 1, width, turned) if heads or len(has) == width else ()
+        step = next((one for one in steps if np.array_equal(one.rows, order)), None)
+        named = name_permutation(order, unit.sizes)
+        where = " weights'" if kind is Kind.BIASES else ""
+        if step is not None:
+            words = f"{plural.split()[0]} were not reordered along with the{where} rows"
+            code = of_vector(step.code, name)
+        elif named is not None:
+            words, code = f"{plural}: {named[0]}", of_vector(named[1].replace("%s", ""), name)
+    return unit.finding(kind, prefix + words, code, wanted)
+
+
+def _order_of(wanted: np.ndarray, stored: np.ndarray) -> np.ndarray | None:
+    """The entries of one vector that make another, where all are different."""
+    ours, theirs = np.argsort(wanted), np.argsort(stored)
+    if len(np.unique(wanted)) < len(wanted) or not alike(wanted[ours], stored[theirs]):
+        return None
+    rows = np.empty_like(ours)
+    rows[ours] = theirs
+    return rows if alike(wanted, stored[rows]) and (rows != np.arange(len(rows))).any() else None
 
 
 # -- all of it ---------------------------------------------------------------------------------
@@ -423,22 +508,32 @@ class Rewrite(NamedTuple):
 # Tried in this order: shortest descriptions first.
 OF_WEIGHTS = (
     Rewrite((Kind.ZERO,), _zero),
-    Rewrite((Kind.SCALED,), _scaled),
+    Rewrite((Kind.SCALED, Kind.INTEGERS), partial(_shared, groups=WHOLE)),
     Rewrite((Kind.GROUPS,), regrouped),
     Rewrite((Kind.ROTARY, Kind.HEADS, Kind.PAIRING, Kind.DIMENSIONS, Kind.ROWS, Kind.FUSED), _rows),
     Rewrite((Kind.COLUMNS,), _columns),
     Rewrite((Kind.TRANSPOSED,), _transposed),
-    Rewrite((Kind.STRANGERS, Kind.COPIES), _heads),
-    Rewrite((Kind.SIGNS, Kind.ROW_FACTORS, Kind.COLUMN_FACTORS, Kind.GAIN_FOLDED), _factors),
-    Rewrite((Kind.BLOCK_SCALES, Kind.INTEGERS, Kind.ZERO_POINT), _in_blocks),
+    Rewrite((Kind.FUSED, Kind.TENSOR), _sections),
+    Rewrite((Kind.AVERAGED, Kind.STRANGERS, Kind.COPIES), _heads),
+    Rewrite((Kind.SIGNS, Kind.ROW_FACTORS, Kind.COLUMN_FACTORS, Kind.GAIN_FOLDED,
+             Kind.BLOCK_SCALES, Kind.INTEGERS, Kind.ZERO_POINT), partial(_shared, groups=FINER)),
     Rewrite((Kind.ADAPTER,), _adapter),
+)  # fmt: skip
+OF_VECTORS = (
+    Rewrite((Kind.SCALED,), partial(_shared, groups=WHOLE)),
+    Rewrite((Kind.BIASES, Kind.NORM, Kind.SINKS), _vector),
 )
-OF_VECTORS = (Rewrite((Kind.BIASES,), _bias), Rewrite((Kind.NORM,), _gain),
-              Rewrite((Kind.SCALED,), _scaled))  # fmt: skip
+
+
+def _first(unit: Unit) -> Finding | None:
+    """The first cause that is found."""
+    causes = OF_WEIGHTS if unit.wanted.ndim > 1 else OF_VECTORS
+    return next((one for cause in causes if (one := cause.find(unit)) is not None), None)
 
 
 def search(
-    units: Sequence[Unit], elsewhere: Callable[[Unit], str] = lambda unit: ""
+    units: Sequence[Unit],
+    elsewhere: Callable[[Unit], tuple[Kind, str] | None] = lambda unit: None,
 ) -> list[Finding]:
     """What was done to each of a block's weights that is not what it should be.
 
@@ -451,8 +546,7 @@ def search(
     for unit in sorted(wrong, key=lambda unit: -unit.wanted.ndim):
         if unit.name in done:
             continue
-        attempts = (one.find(unit) for one in (OF_WEIGHTS if unit.wanted.ndim > 1 else OF_VECTORS))
-        first = next((one for one in attempts if one is not None), None)
+        first = _first(unit)
         if first is not None:
             found.append(first)
             done |= set(first.repaired)
@@ -460,7 +554,9 @@ def search(
 
 
 def _exchanged(
-    units: Sequence[Unit], wrong: Sequence[Unit], elsewhere: Callable[[Unit], str]
+    units: Sequence[Unit],
+    wrong: Sequence[Unit],
+    elsewhere: Callable[[Unit], tuple[Kind, str] | None],
 ) -> Iterator[Finding]:
     """Weights that are another tensor's: queries and keys exchanged, with or without biases."""
     held: dict[str, Unit] = {}
@@ -482,10 +578,10 @@ def _exchanged(
         held = {name: other for name, other in held.items() if name not in repaired}
     for unit in wrong:
         there = held.get(unit.name)
-        where = short(there.name) if there else elsewhere(unit)
-        if where and unit.wanted.ndim == 2:
-            words = f"{unit.title} holds {where}"
-            yield unit.finding(Kind.TENSOR, words, "w = original", unit.wanted)
+        where = (Kind.TENSOR, f"{short(there.name)} of the original") if there else elsewhere(unit)
+        if where is not None and unit.variable in ("w", "b"):
+            words = f"{{}} holds {where[1]}"
+            yield unit.finding(where[0], words, "w = original", unit.wanted)
 
 
 def _joined(found: Sequence[Finding], units: Sequence[Unit]) -> Iterator[Finding]:
@@ -509,7 +605,8 @@ def _joined(found: Sequence[Finding], units: Sequence[Unit]) -> Iterator[Finding
         if alone and first.rows is not None and first.kind in (Kind.ROTARY, Kind.HEADS):
             words += f", in the {sides[0]} weights alone"
         repaired = {name: value for one in some for name, value in one.repaired.items()}
-        yield replace(first, words=words, repaired=repaired, sides=sides)
+        titles = tuple(dict.fromkeys(one.unit.title for one in some))
+        yield replace(first, words=words, repaired=repaired, sides=sides, titles=titles)
 
 
 def _moved_heads(moved: Mapping[str, Finding]) -> Finding:
@@ -521,17 +618,13 @@ def _moved_heads(moved: Mapping[str, Finding]) -> Finding:
         rows = np.asarray(one.rows)
         orders[side] = rows[:: sizes.width] // sizes.width
         repaired |= one.repaired
-        code.append(f"{one.code}  # {side}")
+        code += [f"{line}  # {side}" for line in one.code.split("\n")]
     queries = orders.get("query", np.arange(sizes.heads))
     keys = orders.get("key", np.arange(sizes.groups)).repeat(share)
+    said = mismatches.pairing(queries, keys, sizes.groups)
     if np.array_equal(queries // share, keys):
         said = mismatches.head_order(queries)
-    else:
-        said = replace(
-            mismatches.pairing(queries, keys, sizes.groups),
-            repair="\n".join(code),
-            sides=tuple(moved),
-        )
+    said = replace(said, repair="\n".join(code), sides=tuple(moved))
     return replace(
         first, kind=said.verdict, words=said.reason, code=said.repair, repaired=repaired,
         sides=said.sides, heads=said.heads, facts=said.facts,

@@ -308,7 +308,7 @@ def _explained(
         found.append(Mismatch(Kind.LAYER, reason, repair, facts={"other_layer": other}))
         left = tuple(what for what in left if not marks.alike(held, number, what, least))
     if {*left} & {*block.unequal}:
-        neighbors = [p for p, _ in pairs if p is not pair[0] and p.stack == pair[0].stack]
+        neighbors = [plan for plan, _ in pairs if plan is not pair[0]]
         found += diagnose(models, pair, neighbors, tolerance, left, block.unequal)
     return replace(block, mismatches=(*found, *block.mismatches))
 

@@ -21,12 +21,29 @@ from wqk.comparing.permutations import Sizes
 ALIKE, QUANTIZED_ALIKE = 0.999, 0.9
 # Numbers are the same up to this share of the largest.
 SAME = 1e-2
+# Factors and offsets of many groups leave at most this share of the distance that they explain:
+# fitted to noise, they leave nearly all of it.
+LEFT = 0.5
 # Rows are compared in so many random directions, some at a time to bound memory.
 DIRECTIONS, SOME = 64, 512
 # Equal rows are equal to this in single precision.
 TIED = 1e-6
 # By how many times the expected error of rounding a quantized weight may differ.
 ROUNDED = 1.5
+
+
+class Gain(NamedTuple):
+    """The gain of the norm before a weight, as it should be and as it is."""
+
+    name: str
+    wanted: np.ndarray
+    stored: np.ndarray
+    offset: float  # what is added when it is read
+
+    @property
+    def code(self) -> str:
+        """What multiplies the inputs, of ``gain`` as it is stored."""
+        return f"({self.offset:g} + gain)" if self.offset else "gain"
 
 
 class Adapter(NamedTuple):
@@ -60,8 +77,12 @@ class Unit:
         The vector that lies in the order of its rows.
     gain
         Of the norm before a weight.
-    sections
-        Where a fused weight's rows begin another part.
+    flipped
+        Whether it is stored the other way, (in, out).
+    rows
+        Of a part of a fused weight: its rows in the whole.
+    parts
+        Of a fused weight: those of each side, and those of none.
     grid, regrouped
         Of a quantized weight: its numbers, and what it would be with its columns in other groups.
     repeated
@@ -82,14 +103,22 @@ class Unit:
     heads: int = 0
     rounding: float = 0.0
     bias: Unit | None = None
-    gain: np.ndarray | None = None
-    sections: tuple[int, ...] = ()
+    gain: Gain | None = None
+    flipped: bool = False
+    rows: np.ndarray | None = None
+    parts: tuple[Unit, ...] = ()
     grid: Grid | None = None
     regrouped: Callable[[Part], Regrouping | None] = lambda part: None
     repeated: int = 1
     adapter: Adapter | None = None
     sides: tuple[str, ...] = ()
     block: list[Unit] = field(default_factory=list, repr=False)
+
+    @property
+    def variable(self) -> str:
+        """What it is called in code."""
+        start = self.role.partition(" ")[0]
+        return {"bias": "b", "norm": "gain", "sinks": "sinks"}.get(start, "w")
 
     @property
     def title(self) -> str:
@@ -118,10 +147,24 @@ class Unit:
         size, left = (np.sqrt(np.mean(np.square(x, dtype=np.float64))) for x in (value, apart))
         return bool(left < ROUNDED * rounding(self.grid, value) * size / math.sqrt(3))
 
-    def finding(self, kind: Kind, words: str, code: str, repaired: Any, **more: Any) -> Finding:
-        """What was found of it; ``repaired`` is the weight without it."""
-        value = np.ascontiguousarray(repaired).astype(self.stored.dtype, copy=False)
-        return Finding(kind, words, code, {self.name: value}, self, **more)
+    def finding(
+        self, kind: Kind, words: str, code: str, repaired: Any,
+        bias: tuple[np.ndarray, str] | None = None, **more: Any,
+    ) -> Finding:  # fmt: skip
+        """What was found of it; ``repaired`` is the weight without it.
+
+        ``bias`` is its bias if that was changed along, and the code for it; the bias of a weight
+        that has to be taken from the original is taken, too.
+        """
+        both = {self.name: np.ascontiguousarray(repaired).astype(self.stored.dtype, copy=False)}
+        one = self.bias
+        if one is not None and not one.right:
+            if code == "w = original":
+                words, bias = f"{words}, and its bias", (one.wanted, "b = original_b")
+            if bias is not None and alike(one.wanted, bias[0]):
+                both[one.name] = bias[0].astype(one.stored.dtype, copy=False)
+                code += f"\n{bias[1]}"
+        return Finding(kind, words, code, both, self, **more)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +174,8 @@ class Finding:
     Attributes
     ----------
     kind, words, code
-        The cause, what it is in a phrase, and PyTorch that undoes it, as of a `Mismatch`.
+        The cause, what it is in a phrase, and PyTorch that undoes it, as of a `Mismatch`; braces
+        stand for the names of the weights.
     repaired
         The weights after it, by name.
     unit
@@ -142,6 +186,8 @@ class Finding:
         Those that it concerns; empty for all.
     sides
         Which of ``query`` and ``key`` it concerns.
+    titles
+        Of the weights in which the same was found.
     """
 
     kind: Kind
@@ -153,14 +199,20 @@ class Finding:
     heads: tuple[int, ...] = ()
     sides: tuple[str, ...] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    titles: tuple[str, ...] = ()
 
     @property
     def mismatch(self) -> Mismatch:
         """The same, as it is said."""
         roles = {unit.name: unit.role for unit in self.unit.block if unit.name in self.repaired}
         facts = {"tensor": self.unit.name, "tensors": roles, **self.facts}
-        sides = self.unit.sides if self.sides is None else self.sides
-        return Mismatch(self.kind, self.words, self.code, sides, self.heads, facts)
+        if self.unit.gain is not None:
+            facts["gain"] = self.unit.gain.name
+        sides, code = self.unit.sides if self.sides is None else self.sides, self.code
+        if self.unit.flipped and code and not code.startswith("w = original"):
+            code = f"w, original = w.T, original.T; D = w.shape[1]\n{code}\nw = w.T"
+        words = self.words.replace("{}", ", ".join(self.titles or (self.unit.title,)))
+        return Mismatch(self.kind, words, code, sides, self.heads, facts)
 
 
 def short(name: str) -> str:
@@ -250,8 +302,3 @@ def same_numbers(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether two arrays of one shape are the same, up to a share of their size."""
     size = float(np.linalg.norm(a)) / max(1, a.size) ** 0.5
     return within(a, b, 2 * SAME * (size + largest(a)))
-
-
-def along(ours: np.ndarray, theirs: np.ndarray) -> bool:
-    """Whether two vectors point the same way."""
-    return bool(cosines(ours[None], theirs[None])[0] > ALIKE)
