@@ -465,3 +465,22 @@ def test_what_is_stored_alike_is_read_once_and_all_is_let_go(
     for side in "vo":
         assert sum(f"layers.0.self_attn.{side}_proj" in name for name in reads) == 1
     assert not kept
+
+
+def test_of_scalings_that_differ_the_one_key_that_matters_is_named() -> None:
+    yarn = {
+        "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64,
+        "rope_theta": 500.0, "truncate": False, "mrope_section": [2, 1, 1],
+    }  # fmt: skip
+    rounded = {key: yarn[key] for key in list(yarn)[:4]}
+    kinds = {"full_attention": rounded, "sliding_attention": {"rope_theta": 77.0}}
+    # A family whose layers have rotary positions by their kind.
+    here, there = (
+        opened(llama(), model_type="olmo3", layer_types=["full_attention"] * 2, rope_parameters=one)
+        for one in (yarn, kinds)
+    )
+    (cause,) = same(here, there).causes
+    assert "truncate False expected, truncate None found" in cause.mismatch.reason
+    assert "mrope" not in cause.mismatch.reason
+    assert cause.mismatch.repair.startswith('config["rope_parameters"]["full_attention"] = {')
+    assert "'truncate': False" in cause.mismatch.repair

@@ -68,6 +68,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "EuroBertModel": {"classifier_pooling": "mean"},
     "FalconH1ForCausalLM": {"head_dim": 16},
     "GPT2LMHeadModel": {"n_ctx": 256},
+    "GraniteMoeHybridForCausalLM": {"layer_types": ["mamba", "attention"]},
     "GPTNeoXForCausalLM": {"rotary_pct": 0.25},
     "MiniMaxM2ForCausalLM": {"rotary_dim": 12},
     "MptForCausalLM": {"architectures": ["MPTForCausalLM"]},
@@ -79,6 +80,9 @@ BUILT: dict[str, dict[str, Any]] = {
     "Gemma2ForCausalLM": {"query_pre_attn_scalar": 24},
     "Gemma3ForCausalLM": {"query_pre_attn_scalar": 24},
     "Gemma3TextModel": {"query_pre_attn_scalar": 24, "use_bidirectional_attention": True},
+    # As in published files; the converter takes both for granted.
+    "GlmForCausalLM": {"head_dim": 16},
+    "PhiForCausalLM": {"num_key_value_heads": 6},
     # llama.cpp knows an expansion by two alone.
     "FalconMambaForCausalLM": {"intermediate_size": 192},
     "MambaForCausalLM": {"intermediate_size": 192},
@@ -146,6 +150,7 @@ def convert(folder: Path, path: Path) -> None:
     base = conversion.ModelBase
     told = json.loads((folder / "config.json").read_text())
     hparams = told | base.load_hparams(folder, False)
+    hparams |= PUBLISHED.get(told["architectures"][0], {})
     hparams["architectures"] = told["architectures"]
     kind = conversion.get_model_class(told["architectures"][0])
     known = base._model_classes[conversion.ModelType.TEXT].values()

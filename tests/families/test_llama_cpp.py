@@ -34,19 +34,37 @@ def test_every_architecture_is_read_or_refused_with_its_reason() -> None:
     assert len(known) > 150
 
 
+def test_a_file_that_says_that_no_layer_has_attention_is_refused_for_that() -> None:
+    """Granite's hybrids, converted with names of kinds of layers that the converter lacks."""
+    key = "granitehybrid.attention.head_count_kv"
+    line = next(line for line in LINES if key in line["metadata"])
+    metadata = line["metadata"] | {key: [0 for _ in line["metadata"][key]]}
+    with pytest.raises(wqk.errors.CheckpointError, match=r"attn_q.weight' is there, but .* zeros"):
+        read_again(line | {"metadata": metadata})
+
+
 # What llama.cpp does otherwise than transformers, in words of the verdict.
 OTHERWISE = {
     "BambaForCausalLM": "rotated dimensions",  # the share is not converted
-    "Exaone4ForCausalLM": "setting",  # only at 64 layers
-    "Exaone4_5_ForConditionalGeneration": "setting",
-    "FalconH1ForCausalLM": "other values",  # the original's norm is not known to its family
-    "Gemma3ForConditionalGeneration": "scaled",  # query_pre_attn_scalar is not in the file
-    "Glm4vForConditionalGeneration": "rotated dimensions",
+    "Exaone4ForCausalLM": "window: 6 against none",  # it has one only at 64 layers
+    "Exaone4_5_ForConditionalGeneration": "window: 6 against none",
+    "Gemma3ForConditionalGeneration": "scaled by 3.266",  # query_pre_attn_scalar is not in the file
+    "Glm4vForConditionalGeneration": "rotated dimensions",  # half of them, where the file is silent
     "GlmOcrForConditionalGeneration": "rotated dimensions",
-    "GptOssForCausalLM": "rotary scaling",  # YaRN's bounds are always whole
-    "LagunaForCausalLM": "rotated dimensions",
-    "MistralForCausalLM": "setting",  # its window is not read
+    "GptOssForCausalLM": "truncate",  # YaRN's bounds are always whole
+    "GraniteSWAForCausalLM": "rotary base",  # that of single layers is not converted
+    "LagunaForCausalLM": "rotated dimensions",  # of the pattern of layers only its length counts
+    "Llama4ForCausalLM": "chunk of 6 against chunk of 8192",  # whatever the file says
+    "Llama4ForConditionalGeneration": "chunk of 6 against chunk of 8192",
+    "MistralForCausalLM": "window: 6 against none",  # llama.cpp's Llama has none
     "SolarOpenForCausalLM": "rotated dimensions",
+}
+# What cannot be compared, in words of the error.
+REFUSED = {
+    "HrmTextForCausalLM": "no family knows the model type 'hrm_text'",
+    "MuseGlimmerAssistantModel": "a draft model",
+    "Qwen4ExpForCausalLM": "compressed or pooled",
+    "Qwen4ExpForConditionalGeneration": "compressed or pooled",
 }
 
 
@@ -84,6 +102,7 @@ def test_conversions_are_the_same_as_their_originals(tmp_path: Path) -> None:
             found = wqk.same(folder, path)
         except wqk.WqkError as error:
             outcomes[folder.name] = f"refused: {error!s:.200}"
+            wrong += [folder.name] * (REFUSED.get(name, "\0") not in str(error))
             continue
         finally:
             shutil.rmtree(folder)
@@ -96,4 +115,4 @@ def test_conversions_are_the_same_as_their_originals(tmp_path: Path) -> None:
             wrong.append(folder.name)
     (tmp_path / "outcomes.json").write_text(json.dumps(outcomes, indent=1))
     assert wrong == []
-    assert sum(outcome == "same" for outcome in outcomes.values()) > 90, outcomes
+    assert sum(outcome == "same" for outcome in outcomes.values()) > 100, outcomes

@@ -156,7 +156,8 @@ def _configured(
 ) -> tuple[Mismatch, AttentionPlan] | None:
     """The edits of the second configuration whose plan turns as the first one."""
     configs = [_own_config(*one) for one in zip(models, pair, strict=True)]
-    bases, scalings = zip(*map(_rotary_settings, configs), strict=True)
+    kinds = [_kind_of_layer(*one) for one in zip(configs, pair, strict=True)]
+    bases, scalings = zip(*map(_rotary_settings, configs, kinds), strict=True)
     wanted = base_of(ours.frequencies) if bases[0] is None else bases[0]
     has = base_of(theirs.frequencies) if bases[1] is None else bases[1]
     if wanted is None:
@@ -164,17 +165,25 @@ def _configured(
     found = f"{has:.8g}" if has else "another"
     base = f"rotary base (rope_theta): {wanted:.8g} expected, {found} found"
     types = _type_of(scalings[0]), _type_of(scalings[1])
+    alone = []
     if types[0] == types[1]:
         unlike = [k for k in scalings[0] | scalings[1] if scalings[0].get(k) != scalings[1].get(k)]
-        first, second = (", ".join(f"{k} {some.get(k)}" for k in unlike) for some in scalings)
-        types = first, second
+        told = [[f"{k} {some.get(k)}" for k in unlike] for some in scalings]
+        types = ", ".join(told[0]), ", ".join(told[1])
+        # One of them may be all that matters.
+        alone = [
+            ((f"rotary scaling (rope_scaling): {first} expected, {second} found",),
+             (bases[1], scalings[1] | {key: scalings[0].get(key)}))
+            for key, first, second in zip(unlike, *told, strict=True)
+        ]  # fmt: skip
     scaling = f"rotary scaling (rope_scaling): {types[0]} expected, {types[1]} found"
     for words, edit in (
+        *alone,
         ((base,), (wanted, scalings[1])),
         ((scaling,), (bases[1], scalings[0])),
         ((base, scaling), (wanted, scalings[0])),
     ):
-        changed, code = _respelled(configs[1], *edit)
+        changed, code = _respelled(configs[1], kinds[1], *edit)
         plan = _replanned(models[1], pair[1], changed)
         turned = replace(ours, order=theirs.order)
         if plan is not None and same_rotation(as_exact_as(turned, plan.rotary), turned):
@@ -190,9 +199,18 @@ def _type_of(scaling: Mapping[str, Any]) -> str:
     return f"{scaling.get('rope_type', scaling.get('type', 'none'))}{factor}"
 
 
-def _rotary_settings(config: Mapping[str, Any]) -> tuple[float | None, dict[str, Any]]:
+def _kind_of_layer(config: Mapping[str, Any], plan: AttentionPlan) -> str:
+    """The kind of a block's layer, if each kind has rotary parameters of its own; else nothing."""
+    kinds, given = config.get("layer_types"), config.get("rope_parameters")
+    listed = isinstance(kinds, list) and plan.layer < len(kinds)
+    kind = str(kinds[plan.layer]) if listed and kinds else "full_attention"
+    return kind if isinstance(given, Mapping) and isinstance(given.get(kind), Mapping) else ""
+
+
+def _rotary_settings(config: Mapping[str, Any], kind: str) -> tuple[float | None, dict[str, Any]]:
     """The base, if it is said, and the scaling; in either of the spellings of transformers."""
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    given = given[kind] if kind else given
     given = dict(given) if isinstance(given, Mapping) else {}
     base = given.pop("rope_theta", config.get("rope_theta"))
     if given.get("rope_type") == "default":
@@ -201,7 +219,7 @@ def _rotary_settings(config: Mapping[str, Any]) -> tuple[float | None, dict[str,
 
 
 def _respelled(
-    config: Mapping[str, Any], base: float | None, scaling: Mapping[str, Any]
+    config: Mapping[str, Any], kind: str, base: float | None, scaling: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
     """A configuration with these settings as it spells them, and the lines that change it."""
     changed, code = dict(config), []
@@ -209,12 +227,14 @@ def _respelled(
         value = {"rope_type": "default", **scaling}
         if base is not None:
             value["rope_theta"] = base
-        unlike = {k for k in value | config["rope_parameters"]
-                  if value.get(k) != config["rope_parameters"].get(k)}  # fmt: skip
-        changed["rope_parameters"] = value
-        if unlike <= {"rope_theta"}:
-            return changed, [f'["rope_parameters"]["rope_theta"] = {base!r}']
-        return changed, [f'["rope_parameters"] = {value!r}']
+        had = config["rope_parameters"]
+        place, old = (
+            (f'["rope_parameters"]["{kind}"]', had[kind]) if kind else ('["rope_parameters"]', had)
+        )
+        changed["rope_parameters"] = {**had, kind: value} if kind else value
+        if {k for k in value | old if value.get(k) != old.get(k)} <= {"rope_theta"}:
+            return changed, [f'{place}["rope_theta"] = {base!r}']
+        return changed, [f"{place} = {value!r}"]
     for name, wanted in (("rope_theta", base), ("rope_scaling", dict(scaling) or None)):
         if wanted != config.get(name):
             changed[name] = wanted

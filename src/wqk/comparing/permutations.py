@@ -195,6 +195,8 @@ def _in_words(steps: tuple[Reorder, ...], heads: int, sizes: Sizes) -> str:
         return f"rotary order: converted to {sizes.order} once too often"
     if first.kind == last.kind and first.heads == last.heads == heads:
         return f"rotary order: converted twice to {'half' if first.kind != 'half' else 'pairs'}"
+    if (first.heads, first.width) == (last.heads, last.width) == actual:
+        return "rotary order: converted as if other dimensions of each head were rotated"
     wrong = first if (first.heads, first.width) != actual else last
     if wrong.kind == "heads":
         return "rotary order and grouping of heads"

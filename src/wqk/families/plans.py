@@ -6,6 +6,7 @@ Nothing is read here: names, shapes and the configuration decide.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -506,6 +507,13 @@ def _explain_absence(checkpoint: Checkpoint, family: Family) -> None:
         )
     rule = family.attention[0]
     expected = (rule.fused or rule.query)[0].replace("{layer}", "0")
+    shape = re.escape((rule.fused or rule.query)[0]).replace(r"\{layer\}", r"\d+")
+    bare = next((n for n in names if re.search(rf"(^|\.){shape}\.weight$", n)), None)
+    if bare:
+        raise CheckpointError(
+            f"{bare!r} is there, but the configuration says that no layer has such attention "
+            "(numbers of layers, their kinds, zeros among numbers of heads)"
+        )
     module = f".{expected.rpartition('.')[2]}."
     like = next((f", got {name!r}" for name in names if module in name), "")
     raise CheckpointError(
