@@ -193,11 +193,11 @@ class Shown(ABC):
         return plain(self)
 
     def _repr_html_(self) -> str:
-        from wqk._style import in_html
+        from wqk._style import as_image
 
         with suppress(WqkError):
             figure = self._drawn()
-            return html(self) + (in_html(figure) if figure else "")
+            return html(self) + (as_image(figure) if figure else "")
         return html(self)
 
     def _repr_png_(self) -> bytes | None:

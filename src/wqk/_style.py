@@ -104,23 +104,29 @@ def _displayed() -> type[Figure]:
             return as_png(self)
 
         def _repr_html_(self) -> str:
-            return in_html(self)
+            return as_image(self)
 
     return Picture
 
 
-def as_png(figure: Figure) -> bytes:
-    """A figure as a screen shows it."""
+def as_picture(figure: Figure, ending: str, **options: Any) -> bytes:
+    """A figure as the content of a file: ``png``, ``pdf`` or ``svg``."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=2 * DOTS)
+    figure.savefig(buffer, format=ending, **options)
     return buffer.getvalue()
 
 
-def in_html(figure: Figure) -> str:
-    """A figure as an element of a page."""
-    data = base64.b64encode(as_png(figure)).decode()
+def as_png(figure: Figure) -> bytes:
+    """A figure as a screen shows it."""
+    return as_picture(figure, "png", dpi=2 * DOTS)
+
+
+def as_image(figure: Figure, alt: str = "") -> str:
+    """A figure as an element of a page: pixels in a notebook, curves where it is described."""
+    data = as_picture(figure, "svg") if alt else as_png(figure)
+    kind, text = "svg+xml" if alt else "png", base64.b64encode(data).decode()
     width = round(figure.get_figwidth() * DOTS)
-    return f'<img alt="" width="{width}" src="data:image/png;base64,{data}">'
+    return f'<img alt="{alt}" width="{width}" src="data:image/{kind};base64,{text}">'
 
 
 @style()
@@ -149,6 +155,4 @@ def save_figure(figure: Figure, path: Path) -> None:
         The ending is unsupported, or the file cannot be written.
     """
     check_picture(path)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=path.suffix[1:])
-    write_atomically(path, buffer.getvalue())
+    write_atomically(path, as_picture(figure, path.suffix[1:]))

@@ -415,13 +415,14 @@ def composition_arcs(frame: pl.DataFrame, top: int = 30) -> Figure:
     strongest = strongest_pairs(frame, top)
     order = attentions(frame)
     column = {place: n for n, place in enumerate(order)}
-    heads = head_count(frame)
+    highest = (frame[f"{end}_head"].max() for end in ("writer", "reader"))
+    heads = 1 + max(one for one in (*highest, 0) if isinstance(one, int))
     figure = new_figure(PAGE, min(8.0, 1.6 + 0.22 * heads))
     axis = figure.subplots()
     axis.scatter(
         [n for n in range(len(order)) for _ in range(heads)],
         [head for _ in order for head in range(heads)],
-        s=6, color=GRAY, alpha=0.4, linewidths=0, zorder=1,
+        s=6, color=GRAY, alpha=0.4, linewidths=0, zorder=1, rasterized=True,
     )  # fmt: skip
     largest = float(strongest["excess"][0])
     beyond = bool((frame["p_corrected"] < SIGNIFICANT).any())
@@ -514,9 +515,3 @@ def attention_names(order: Sequence[Place]) -> list[str]:
         f"{stack + ' ' if stacks else ''}{layer}{' cross' if cross else ''}"
         for (_, stack), layer, cross in order
     ]
-
-
-def head_count(frame: pl.DataFrame) -> int:
-    """The number of heads in the widest layer; 1 where whole layers were paired."""
-    largest = [frame[f"{end}_head"].max() for end in ("writer", "reader")]
-    return 1 + max(one for one in (*largest, 0) if isinstance(one, int))
