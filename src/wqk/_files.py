@@ -243,8 +243,11 @@ def locked(path: Path, holder: str) -> Iterator[None]:
         lock.acquire()
         path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
     except Timeout:
+        holding = ""
+        with contextlib.suppress(OSError):
+            holding = path.read_bytes()[:200].decode(errors="replace")
         raise RunError(
-            f"{path.parent}: another {holder} is running here ({_holder(path)}); "
+            f"{path.parent}: another {holder} is running here ({holding or 'unknown'}); "
             "wait until it ends, or choose another folder"
         ) from None
     except OSError as error:
@@ -254,12 +257,6 @@ def locked(path: Path, holder: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def _holder(path: Path) -> str:
-    with contextlib.suppress(OSError):
-        return path.read_bytes()[:200].decode(errors="replace") or "unknown"
-    return "unknown"
 
 
 def unwritable(path: Path, error: OSError) -> OutputError:

@@ -35,7 +35,7 @@ ENCODER = wqk.demo_model("encoder")
 @pytest.fixture(autouse=True)
 def short_script(monkeypatch):
     """Tests of words and numbers need not read five megabytes of plotly again and again."""
-    monkeypatch.setattr("wqk.reporting.report._plotly", lambda: "/* plotly's place */")
+    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "/* plotly's place */")
 
 
 class Page(HTMLParser):
@@ -116,7 +116,7 @@ def test_scripts_are_allowed_by_their_hash_alone(tmp_path, monkeypatch):
 
 
 def test_a_script_that_could_end_early_does_not(tmp_path, monkeypatch):
-    monkeypatch.setattr("wqk.reporting.report._plotly", lambda: "a = '</script>';\r\nb = 1;")
+    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "a = '</script>';\r\nb = 1;")
     page = written(tmp_path, table(rows("a")))
     first = next(text for attributes, text in page.scripts if "type" not in attributes)
     assert first == "a = '<\\/script>';\nb = 1;"
@@ -166,10 +166,13 @@ def test_statuses_are_told_in_words(tmp_path):
         inferred=["guessed from q_proj"],
     )
     text = written(tmp_path, scores).text
-    assert "odd: the form of layer 1 is the zero matrix and has no scores." in text
-    assert "new: every layer's form looks as if it had never been trained" in text
-    assert "rotary: every layer's form is not the model's whole attention score" in text
-    assert "attention score (the norms are outside)." in text
+    assert "odd: the form of layer 1 is degenerate: the form is zero." in text
+    assert (
+        "new: every layer's form is random-looking: as if the weights had never been trained."
+        in text
+    )
+    assert "rotary: every layer's form is partial: not the model's whole attention score." in text
+    assert "partial (decoder): the norms are outside." in text
     assert "guessed from q_proj; check with wqk verify." in text
 
 

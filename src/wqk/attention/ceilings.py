@@ -167,16 +167,15 @@ def _by_distance(
     for distance in distances:
         best = bound
         for unit in units:
-            form = stacked(*(_with_bias(*side, unit) for side in linear))
+            # With a bias for an input of this size as one more column.
+            form = stacked(
+                *(
+                    weight if unit is None else augmented(weight, None if b is None else b / unit)
+                    for weight, b in linear
+                )
+            )
             size = math.sqrt(math.prod(w.shape[-1] + (unit or 0) ** 2 for w, _ in linear))
             largest = spectral_norm(at_distance(form, plan, distance)).ravel()
             best = np.asarray(np.minimum(best, plan.scale * size * largest))
         bounds[distance] = best
     return bounds
-
-
-def _with_bias(weight: np.ndarray, bias: np.ndarray | None, unit: float | None) -> np.ndarray:
-    """(heads, R, D), with a bias for an input of this size as one more column."""
-    if unit is None:
-        return weight
-    return augmented(weight, None if bias is None else bias / unit)

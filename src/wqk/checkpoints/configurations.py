@@ -114,12 +114,11 @@ class Nameless(NamedTuple):
         """Whether a model is its."""
         query = re.compile(rf"(.*\.)?{self.query}")
         return self.keys <= config.keys() and any(
-            query.fullmatch(name) and self._is_linear(info) for name, info in tensors.items()
+            query.fullmatch(name)
+            # GPT-2 of transformers has nanoGPT's names, and stores weights (in, out).
+            and (self.model_type != "nanogpt" or info.shape[0] == 3 * info.shape[-1])
+            for name, info in tensors.items()
         )
-
-    def _is_linear(self, info: TensorInfo) -> bool:
-        # GPT-2 of transformers has nanoGPT's names, and stores weights (in, out).
-        return self.model_type != "nanogpt" or info.shape[0] == 3 * info.shape[-1]
 
 
 NAMELESS = (

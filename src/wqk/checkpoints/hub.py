@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from wqk.checkpoints.adapters import Adapter
     from wqk.checkpoints.checkpoint import Checkpoint
     from wqk.checkpoints.files import ByteSource
-    from wqk.checkpoints.formats import Format
     from wqk.checkpoints.ranged import RangeCache
     from wqk.checkpoints.references import HubAccess
     from wqk.checkpoints.stored import StoredCheckpoint
@@ -393,15 +392,10 @@ def open_url(
 
     if offline and not is_file and not any(cache.note(_child(base, n)) for n in PREFERRED):
         raise HubError(f"{name}: {OFFLINE}")
-    return read_folder(
-        Folder(name, source, workers=workers),
-        Weights((path.name,), format=_own_format(path.name)) if is_file else None,
-    )
-
-
-def _own_format(name: str) -> Format | None:
-    """The format of a single file that holds its configuration, so that no other is looked for."""
-    return format_of(name) if name.endswith(".gguf") else None
+    # Of a single file of GGUF, which holds its configuration, no other is looked for.
+    own = format_of(path.name) if path.suffix == ".gguf" else None
+    weights = Weights((path.name,), format=own) if is_file else None
+    return read_folder(Folder(name, source, workers=workers), weights)
 
 
 def _child(url: str, name: str) -> str:

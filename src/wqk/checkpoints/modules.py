@@ -140,7 +140,9 @@ class StateDict(Checkpoint):
         # A state dict may hold more than arrays, such as a module's extra state.
         arrays = {key: value for key, value in tensors.items() if hasattr(value, "dtype")}
         # Of a mapping, what an adapter adds is not known: its names are left as they are.
-        self._stored = by_plain_name(arrays) if adapted is None else _own_names(arrays)
+        self._stored = by_plain_name(arrays)
+        if adapted is not None:
+            self._stored = {without_adapter(name): own for name, own in self._stored.items()}
         self._arrays = {key: arrays[stored] for key, stored in self._stored.items()}
         self._tensors = {key: _info(value) for key, value in self._arrays.items()}
         if is_transformer_lens(arrays):
@@ -274,11 +276,6 @@ class LiveCheckpoint(StateDict):
             rows = [tensor[start:stop] for start, stop in ranges] or [tensor]
         joined = rows[0] if len(rows) == 1 else array_namespace(*rows).concat(rows)
         return joined if joined.itemsize > 2 else joined.float()
-
-
-def _own_names(names: Iterable[str]) -> dict[str, str]:
-    """The names by what the model itself calls them, without wrappers and adapters."""
-    return {without_adapter(plain): name for plain, name in by_plain_name(names).items()}
 
 
 def open_live(model: Any) -> StateDict:

@@ -68,19 +68,6 @@ PLAIN: Mapping[tuple[str, str], Any] = {
 }
 
 
-def _tuple_of(count: int | None) -> Callable[[Any], None]:
-    return lambda reader: reader.build_tuple(count)
-
-
-_TUPLES = {
-    code[0]: _tuple_of(count)
-    for code, count in (
-        (pickle.TUPLE, None), (pickle.EMPTY_TUPLE, 0), (pickle.TUPLE1, 1), (pickle.TUPLE2, 2),
-        (pickle.TUPLE3, 3),
-    )
-}  # fmt: skip
-
-
 class DataUnpickler(pickle._Unpickler):
     """Reads one pickle.
 
@@ -180,7 +167,11 @@ class DataUnpickler(pickle._Unpickler):
         pickle.NEWOBJ_EX[0]: _construct_with_names,
         pickle.SETITEM[0]: _set_item,
         pickle.SETITEMS[0]: _set_items,
-        **_TUPLES,
+        pickle.TUPLE[0]: lambda reader: reader.build_tuple(None),
+        pickle.EMPTY_TUPLE[0]: lambda reader: reader.build_tuple(0),
+        pickle.TUPLE1[0]: lambda reader: reader.build_tuple(1),
+        pickle.TUPLE2[0]: lambda reader: reader.build_tuple(2),
+        pickle.TUPLE3[0]: lambda reader: reader.build_tuple(3),
         # Sets become lists: to hash what a file nests takes exponential time.
         pickle.EMPTY_SET[0]: _list,
         pickle.ADDITEMS[0]: _add_items,

@@ -55,7 +55,10 @@ def parsed(reference: str) -> Reference:
     >>> parsed("owner/model"), parsed("run-\udcff").identity
     (Reference(identity='owner/model', private=''), 'run-\\udcff')
     """
-    exists = _exists(reference)
+    try:
+        exists = os.path.lexists(reference)
+    except (OSError, ValueError):
+        exists = False
     reference = reference.encode("utf-8", "backslashreplace").decode()
     if exists or not set(reference) & set("@?#;&:%"):
         return Reference(reference)
@@ -110,13 +113,6 @@ def digest_of_query(reference: str) -> str:
         return ""
     private = [pair for pair in pairs if not SIGNATURES.fullmatch(pair[0])]
     return hashlib.blake2b(repr(private).encode(), digest_size=4).hexdigest() if private else ""
-
-
-def _exists(reference: str) -> bool:
-    try:
-        return os.path.lexists(reference)
-    except (OSError, ValueError):
-        return False
 
 
 def _without_users(text: str, is_address: bool) -> str:

@@ -58,7 +58,11 @@ def state_dict(content: Any) -> Held:
         tensors = {k: v for k, v in content.items() if isinstance(v, StoredTensor)}
         if usual or (len(held) == 1 and all(len(v.shape) < 2 for v in tensors.values())):
             chosen = (usual or held)[0]
-            passed_over += [key for key in held if key != chosen and _has_layers(content[key])]
+            passed_over += [
+                key
+                for key in held
+                if key != chosen and any(re.search(r"\.\d+\.", str(name)) for name in content[key])
+            ]
             content = content[chosen]
             continue
         named = {key: value for key, value in tensors.items() if isinstance(key, str)}
@@ -77,11 +81,6 @@ def _has_tensors(content: Any, depth: int = 3) -> bool:
         any(isinstance(value, StoredTensor) for value in content.values())
         or (depth > 0 and any(_has_tensors(content.get(key), depth - 1) for key in NESTED_UNDER))
     )
-
-
-def _has_layers(content: dict[Any, Any]) -> bool:
-    """Whether there are tensors of numbered layers in a dictionary."""
-    return any(isinstance(key, str) and re.search(r"\.\d+\.", key) for key in content)
 
 
 # The description of a hundred thousand tensors takes about 20 MB.

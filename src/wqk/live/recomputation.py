@@ -75,7 +75,7 @@ def recomputed(
         return None
     distance = np.arange(scores.shape[-2])[:, None] - np.arange(scores.shape[-1])
     if plan.position.endswith("alibi"):
-        biases = _alibi(scores.shape[1], distance)
+        biases = -alibi_slopes(scores.shape[1])[:, None, None] * np.abs(distance)
         scores = scores + (plan.scale * biases if plan.position == "scaled alibi" else biases)
         if plan.position == "scaled alibi" and mask is not None:
             scores = scores + mask  # Falcon, when it reports its attention, adds them twice
@@ -107,11 +107,6 @@ def alibi_slopes(heads: int) -> np.ndarray:
     slopes = [2 ** (-8 * (n + 1) / power) for n in range(power)]
     slopes += [2 ** (-4 * (2 * n + 1) / power) for n in range(heads - power)]
     return np.asarray(slopes)
-
-
-def _alibi(heads: int, distance: np.ndarray) -> np.ndarray:
-    """Linear biases (H, I, J)."""
-    return np.asarray(-alibi_slopes(heads)[:, None, None] * np.abs(distance))
 
 
 def allowed(plan: AttentionPlan, distance: Array) -> Array:

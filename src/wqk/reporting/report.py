@@ -157,10 +157,12 @@ def page(
     compositions: Sequence[Table] = (),
 ) -> str:
     """The whole document."""
+    from plotly.offline import get_plotlyjs
+
     shown = groups(tables)
     placed = placements(shown)
     rows = sum(group.rows.height for group in shown)
-    scripts = [_script(_plotly()), _script("\n".join(map(_asset, SCRIPTS)))]
+    scripts = [_script(get_plotlyjs()), _script("\n".join(map(_asset, SCRIPTS)))]
     heading = title or _heading([group.label for group in shown])
     return Template(_asset("page.html")).substitute(
         policy=_policy(scripts),
@@ -199,12 +201,6 @@ def _heading(labels: Sequence[str]) -> str:
     if len(names) > NAMED:
         names[NAMED - 1 :] = [f"and {len(names) - NAMED + 1} more"]
     return " · ".join(names)
-
-
-def _plotly() -> str:
-    from plotly.offline import get_plotlyjs
-
-    return str(get_plotlyjs())
 
 
 def _asset(name: str) -> str:

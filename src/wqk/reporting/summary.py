@@ -18,7 +18,8 @@ import polars as pl
 
 from wqk._console import count, kind_in_words, number
 from wqk.errors import TableError
-from wqk.tables.rendering import HEADLINE, label, left_out
+from wqk.tables.rendering import HEADLINE, STATUSES, label
+from wqk.tables.rendering import notes as notes_of
 from wqk.tables.schema import GROUP, KEY, statuses
 from wqk.tables.score_table import ScoreTable
 from wqk.tables.sheet import Cell, Column, Sheet
@@ -136,20 +137,7 @@ def short_names(names: Sequence[str]) -> dict[str, str]:
     return {name: shorten(name) for name in names}
 
 
-STATUSES = {
-    "degenerate": "is the zero matrix and has no scores",
-    "random-looking": "looks as if it had never been trained: its weights and its symmetry are "
-    "those of independent random entries",
-    "guessed": "was guessed from the names of tensors; its scale and positions are not known",
-    "partial": "is not the model's whole attention score",
-    "quantized": "is that of weights which are stored with few bits",
-}
-# Entries of a table's metadata that are lists, and what is said of each item.
-METADATA = {
-    "inferred": "family {}; check with wqk verify",
-    "unread": "named like attention but not read: {}",
-    "notes": "{}",
-}
+PARTIAL = {"partial": "not the model's whole attention score"}
 
 
 def summary_table(groups: Sequence[Group]) -> str:
@@ -244,20 +232,12 @@ def notes(groups: Sequence[Group], tables: Sequence[ScoreTable]) -> str:
 
 
 def _notes(groups: Sequence[Group], tables: Sequence[ScoreTable]) -> Iterator[str]:
-    reasons: dict[str, str] = {}
-    for table in reversed(tables):
-        if isinstance(partial := table.metadata.get("partial"), dict):
-            reasons |= partial
     for group in groups:
         layers = group.latest.filter(pl.col("head").is_null())
-        for status, meaning in STATUSES.items():
+        for status, meaning in {**STATUSES, **PARTIAL}.items():
             concerned = layers.filter(statuses().list.contains(status))["layer"].to_list()
             if concerned:
-                stack = group.facts["stack"]
-                reason = reasons.get(f"{group.facts['checkpoint']} {stack}", reasons.get(stack))
-                reason = reason if status == "partial" else None
-                which = _layers(concerned, layers.height)
-                yield f"{group.label}: {which} {meaning}{f' ({reason})' if reason else ''}."
+                yield f"{group.label}: {_layers(concerned, layers.height)} is {status}: {meaning}."
         if layers.height and layers["symmetry"].is_null().all():
             yield f"{group.label}: the two sides have different widths, so there is no symmetry."
         if group.rows["head"].is_null().all():
@@ -265,11 +245,7 @@ def _notes(groups: Sequence[Group], tables: Sequence[ScoreTable]) -> Iterator[st
     for table in tables:
         several = table.frame["checkpoint"].n_unique() > 1  # then each line names its own
         of = "" if several else f"{', '.join(_sources(table))}: "
-        for line in left_out(table):
-            yield f"{line[0].upper()}{line[1:]}."
-        for entry, sentence in METADATA.items():
-            for value in table.metadata.get(entry) or []:
-                yield f"{of}{sentence.format(value)}."
+        yield from (f"{of}{line}." for line in notes_of(table))
     gammas = {table.metadata.get("gamma", 2.0) for table in tables}
     if len(gammas) > 1:
         listed = ", ".join(map(str, sorted(gammas, key=str)))
