@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -241,3 +244,15 @@ def test_a_form_does_not_change_its_factors():
 )
 def test_repr(shapes, text):
     assert repr(form_of(shapes)[0]) == text
+
+
+@pytest.mark.parametrize(
+    "of", [lambda form, _: form, lambda _, matrix: BilinearForm.from_matrix(matrix)]
+)
+@SQUARE
+def test_a_form_that_was_measured_is_copied_and_pickled(shapes, of):
+    form = of(*form_of(shapes))
+    measured = form.symmetry, form.norm, form.row_norms, form.svd().S
+    for other in (pickle.loads(pickle.dumps(form)), copy.deepcopy(form)):
+        again = other.symmetry, other.norm, other.row_norms, other.svd().S
+        assert all(map(np.array_equal, measured, again))

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 from wqk.checkpoints.adapters import AdaptedCheckpoint, read_adapter
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.formats import exists, local_folder
-from wqk.checkpoints.hub import hub_page, is_hub_id, is_url, open_base, open_hub, open_url
+from wqk.checkpoints.hub import hub_page, is_hub_id, open_base, open_hub, open_url
 from wqk.checkpoints.modules import open_live
-from wqk.checkpoints.references import redacted, step_in
+from wqk.checkpoints.references import is_url, redacted, step_in
 from wqk.checkpoints.stored import has_weights, open_local
 from wqk.errors import CheckpointError, errors_about
 

@@ -311,17 +311,6 @@ class Page(NamedTuple):
     subfolder: str | None
 
 
-def is_url(ref: str) -> bool:
-    """Whether a reference is fetched over HTTP.
-
-    Examples
-    --------
-    >>> is_url("https://example.org/model.safetensors"), is_url("owner/model")
-    (True, False)
-    """
-    return ref.lower().startswith(("https://", "http://"))
-
-
 def hub_page(url: str) -> Page | None:
     """The repository that an address of the hub's pages shows; None for any other address.
 

@@ -132,6 +132,17 @@ def _without_users(text: str, is_address: bool) -> str:
     return host + re.sub(r"[^/\\?#]+", lambda part: re.split(AT, part[0])[-1], rest)
 
 
+def is_url(ref: str) -> bool:
+    """Whether a reference is fetched over HTTP.
+
+    Examples
+    --------
+    >>> is_url("https://example.org/model.safetensors"), is_url("owner/model")
+    (True, False)
+    """
+    return ref.lower().startswith(("https://", "http://"))
+
+
 def split_address(url: str) -> SplitResult:
     """The parts of an address; `CheckpointError` if it is not one."""
     try:

@@ -287,7 +287,6 @@ class Moments:
     column_norms: Float[Array, "... d_key"]
 
     def __init__(self, query: Balanced, key: Balanced) -> None:
-        self._xp = array_namespace(query.factor, key.factor)
         self.query, self.key = query.factor, key.factor
         self.exponent = query.exponent + key.exponent
         self.square_lengths = query.square_lengths, key.square_lengths
@@ -301,6 +300,10 @@ class Moments:
     def share(self, value: Array) -> Array:
         """``value / ‖M / 2**exponent‖²``; NaN for the zero matrix."""
         return quotient(value, self.square_norm, self._xp)
+
+    @property
+    def _xp(self) -> Any:
+        return array_namespace(self.query, self.key)  # a module, which no pickle can hold
 
 
 def measure(query: Float[Array, "... d_query r"], key: Float[Array, "... d_key r"]) -> Moments:
