@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from wqk._console import last_part
 from wqk._style import (
     GRAY,
     LABELS,
@@ -33,6 +32,7 @@ from wqk._style import (
 from wqk._typing import Array, Float
 from wqk.errors import TableError
 from wqk.forms.scores import SIGNIFICANT
+from wqk.tables.rendering import DISTINGUISHING, titles
 from wqk.tables.score_table import ScoreTable
 
 if TYPE_CHECKING:
@@ -41,39 +41,11 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
     from matplotlib.text import Annotation
 
-# Columns that a title adds to a model's name if models of that name differ in them.
-DISTINGUISHING = ("revision", "step", "stack", "kind", "circuit")
-
 
 def latest(table: ScoreTable) -> ScoreTable:
     """The table with only the last step of every checkpoint with several, such as a run."""
     steps = pl.col("step")
     return table.filter(steps.is_null() | (steps == steps.max().over("checkpoint", "revision")))
-
-
-def titles(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The last part of each checkpoint's name, and in what it differs from others of that name.
-
-    Examples
-    --------
-    >>> rows = [{"checkpoint": "openai/whisper-tiny", "stack": s} for s in ("encoder", "decoder")]
-    >>> titles([*rows, {"checkpoint": "openai-community/gpt2", "stack": "decoder"}])
-    ['whisper-tiny, encoder', 'whisper-tiny, decoder', 'gpt2']
-    """
-    namesakes: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        namesakes.setdefault(last_part(row["checkpoint"]), []).append(row)
-
-    def title(row: Mapping[str, Any]) -> str:
-        name = last_part(row["checkpoint"])
-        differing = [
-            str(row[column])
-            for column in DISTINGUISHING
-            if len({other.get(column) for other in namesakes[name]}) > 1 and row[column] is not None
-        ]
-        return ", ".join([name, *differing])
-
-    return [title(row) for row in rows]
 
 
 def titled(frame: pl.DataFrame) -> pl.DataFrame:
@@ -392,6 +364,7 @@ def add_color_scale(figure: Figure, drawn: AxesImage, **size: Any) -> None:
 
 # Which heads feed which: layers across, heads upward, an arc for each of the strongest pairs.
 
+ENDS = ("writer", "reader")
 KINDS = {"q": (SKY, "queries"), "k": (YELLOW, "keys"), "v": (GRAY, "values")}
 
 # Arcs that are labeled, from the strongest on.
@@ -413,9 +386,16 @@ def composition_arcs(frame: pl.DataFrame, top: int = 30) -> Figure:
         The table has no pair with a score.
     """
     strongest = strongest_pairs(frame, top)
-    order = attentions(frame)
+    told = {end: [f"{end}_{name}" for name in ("stack", "layer", "attention")] for end in ENDS}
+    order = sorted(
+        {
+            attention(row, end)
+            for end, columns in told.items()
+            for row in frame.select(columns).unique().iter_rows(named=True)
+        }
+    )
     column = {place: n for n, place in enumerate(order)}
-    highest = (frame[f"{end}_head"].max() for end in ("writer", "reader"))
+    highest = (frame[f"{end}_head"].max() for end in ENDS)
     heads = 1 + max(one for one in (*highest, 0) if isinstance(one, int))
     figure = new_figure(PAGE, min(8.0, 1.6 + 0.22 * heads))
     axis = figure.subplots()
@@ -427,9 +407,7 @@ def composition_arcs(frame: pl.DataFrame, top: int = 30) -> Figure:
     largest = float(strongest["excess"][0])
     beyond = bool((frame["p_corrected"] < SIGNIFICANT).any())
     for rank, row in enumerate(strongest.iter_rows(named=True)):
-        start, stop = (
-            (column[attention(row, end)], row[f"{end}_head"] or 0) for end in ("writer", "reader")
-        )
+        start, stop = ((column[attention(row, end)], row[f"{end}_head"] or 0) for end in ENDS)
         color = KINDS[row["kind"]][0] if beyond else GRAY
         axis.annotate(
             "", stop, start, zorder=3 if rank < LABELED else 2,
@@ -454,7 +432,12 @@ def composition_arcs(frame: pl.DataFrame, top: int = 30) -> Figure:
                     name, at, xytext=(-5 if side == "right" else 5, 0), ha=side, va="center",
                     textcoords="offset points", fontsize=7,
                 )  # fmt: skip
-    names = attention_names(order)
+    # The layer's number, with its stack where there are more.
+    stacks = len({place[0] for place in order}) > 1
+    names = [
+        f"{stack + ' ' if stacks else ''}{layer}{' cross' if cross else ''}"
+        for (_, stack), layer, cross in order
+    ]
     axis.set_xticks(range(len(order)), names, rotation=45 if any(" " in n for n in names) else 0)
     axis.set(xlabel="layer", ylabel="head", xlim=(-0.6, len(order) - 0.4), ylim=(heads - 0.4, -0.6))
     axis.locator_params(axis="y", integer=True)
@@ -493,25 +476,3 @@ def attention(row: dict[str, object], end: str) -> Place:
     layer = row[f"{end}_layer"]
     assert isinstance(layer, int)
     return (stack != "encoder", stack), layer, row[f"{end}_attention"] == "cross"
-
-
-def attentions(frame: pl.DataFrame) -> list[Place]:
-    """All attentions of a table of pairs, in the order in which they write."""
-    return sorted(
-        {
-            attention(row, end)
-            for end in ("writer", "reader")
-            for row in frame.select(f"{end}_stack", f"{end}_layer", f"{end}_attention")
-            .unique()
-            .iter_rows(named=True)
-        }
-    )
-
-
-def attention_names(order: Sequence[Place]) -> list[str]:
-    """What they are called on an axis: the layer's number, with its stack where there are more."""
-    stacks = len({place[0] for place in order}) > 1
-    return [
-        f"{stack + ' ' if stacks else ''}{layer}{' cross' if cross else ''}"
-        for (_, stack), layer, cross in order
-    ]

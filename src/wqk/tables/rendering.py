@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 from rich.text import Text
 
-from wqk._console import counted, kind_in_words, number, one_line
+from wqk._console import counted, kind_in_words, last_part, number, one_line
 from wqk._style import (
     BLUE,
     GRAY,
@@ -455,15 +455,34 @@ def head_map(axis: Axes, rows: pl.DataFrame, column: str, **look: Any) -> AxesIm
 
 def _models(frame: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:
     """Each model's attention under a distinct name, at its smallest distance only."""
-    parts = ("checkpoint", "revision", "step", "stack", "kind", "circuit")
-    models = frame.partition_by(parts, maintain_order=True)
-    names = [title(rows.row(0, named=True)).rpartition("/")[2] for rows in models]
-    words: dict[str, Callable[[Any], str]] = {"kind": kind_in_words, "stack": str}
+    models = frame.partition_by("checkpoint", *DISTINGUISHING, maintain_order=True)
+    names = titles([rows.row(0, named=True) for rows in models])
     for name, rows in zip(names, models, strict=True):
-        alike = [m.row(0, named=True) for n, m in zip(names, models, strict=True) if n == name]
-        told = [
-            words.get(part, f"{part} {{}}".format)(rows[part][0])
-            for part in parts[2:]
-            if len({row[part] for row in alike}) > 1 and rows[part][0] is not None
-        ]
-        yield ", ".join([name, *told]), rows.filter(pl.col("distance") == rows["distance"].min())
+        yield name, rows.filter(pl.col("distance") == rows["distance"].min())
+
+
+# Columns that a title adds to a model's name if models of that name differ in them.
+DISTINGUISHING = ("revision", "step", "stack", "kind", "circuit")
+
+
+def titles(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The last part of each checkpoint's name, and in what it differs from others of that name.
+
+    Examples
+    --------
+    >>> rows = [{"checkpoint": "openai/whisper-tiny", "stack": s} for s in ("encoder", "decoder")]
+    >>> titles([*rows, {"checkpoint": "openai-community/gpt2", "stack": "decoder"}])
+    ['whisper-tiny, encoder', 'whisper-tiny, decoder', 'gpt2']
+    """
+    words: dict[str, Callable[[Any], str]] = {"kind": kind_in_words, "stack": str}
+    names = [last_part(one_line(row["checkpoint"] or "unnamed")) for row in rows]
+    told = []
+    for name, row in zip(names, rows, strict=True):
+        alike = [other for own, other in zip(names, rows, strict=True) if own == name]
+        differing = (
+            words.get(column, f"{column} {{}}".format)(row[column])
+            for column in DISTINGUISHING
+            if len({other.get(column) for other in alike}) > 1 and row[column] is not None
+        )
+        told.append(", ".join([name, *differing]))
+    return told

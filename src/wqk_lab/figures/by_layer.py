@@ -40,10 +40,10 @@ from wqk.reporting.pictures import (
     sequence,
     shades,
     titled,
-    titles,
     with_room,
 )
 from wqk.tables.details import BlockDetails
+from wqk.tables.rendering import titles
 from wqk.tables.score_table import ScoreTable
 
 if TYPE_CHECKING:
