@@ -20,6 +20,8 @@ import wqk
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.live import logits as measuring
 from wqk.live.logits import KNOWN_POSITIONS, LogitMeter
+from wqk.live.scoring import logit_summary
+from wqk.tables.score_table import ScoreTable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -386,3 +388,20 @@ def test_a_model_that_is_compiled_and_checkpointed_counts_once() -> None:
         model(tokens).last_hidden_state.sum().backward()
         assert not meter.is_measuring
         np.testing.assert_allclose(as_arrays(meter.logits), expected, rtol=1e-5)
+
+
+def test_layers_of_two_stacks_are_logged_apart() -> None:
+    rest = {"attention_entropy": None, "attention_top_share": None}
+    rows = [
+        {"stack": stack, "layer": 0, "max_logit": n, "logit_std": n / 2} | rest
+        for stack, n in (("encoder", 1.0), ("decoder", 3.0))
+    ]
+    assert logit_summary(ScoreTable.from_rows(rows), layers=True) == {
+        "max_logit": 3.0,
+        "encoder/logit_std_median": 0.5,
+        "encoder/layer_00/max_logit": 1.0,
+        "encoder/layer_00/logit_std": 0.5,
+        "decoder/logit_std_median": 1.5,
+        "decoder/layer_00/max_logit": 3.0,
+        "decoder/layer_00/logit_std": 1.5,
+    }

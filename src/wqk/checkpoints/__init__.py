@@ -72,24 +72,17 @@ def open_checkpoint(
     is_named = isinstance(ref, str | os.PathLike)
     name = str(ref if is_url(str(ref)) else Path(ref)) if is_named else type(ref).__name__
     with errors_about(redacted(name)):
-        checkpoint = _open(
-            ref,
-            revision,
-            subfolder,
-            token=token,
-            cache_dir=cache_dir,
-            local_files_only=local_files_only,
-        )
+        access: HubAccess = {
+            "token": token,
+            "cache_dir": cache_dir,
+            "local_files_only": local_files_only,
+        }
+        checkpoint = _open(ref, revision, subfolder, **access)
     if is_named:
         again = Path(ref).absolute() if exists(Path(ref)) else ref
+        access["token"] = token if isinstance(token, bool) else None  # no pickle holds a secret
         checkpoint._reopen = partial(
-            open_checkpoint,
-            again,
-            revision,
-            subfolder=subfolder,
-            token=token if isinstance(token, bool) else None,  # no pickle holds a secret
-            cache_dir=cache_dir,
-            local_files_only=local_files_only,
+            open_checkpoint, again, revision, subfolder=subfolder, **access
         )
     return checkpoint
 

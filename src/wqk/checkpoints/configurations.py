@@ -81,13 +81,10 @@ def lens_configuration(
     elif not config.get("use_local_attn"):
         added["window_size"] = None
     if config.get("use_NTK_by_parts_rope"):
-        added["rope_scaling"] = {
-            "rope_type": "llama3",
-            "factor": config.get("NTK_by_parts_factor", 8.0),
-            "low_freq_factor": config.get("NTK_by_parts_low_freq_factor", 1.0),
-            "high_freq_factor": config.get("NTK_by_parts_high_freq_factor", 4.0),
-            "original_max_position_embeddings": config.get("NTK_original_ctx_len", 8192),
-        }
+        factor, length = config.get("NTK_by_parts_factor", 8.0), config.get("NTK_original_ctx_len")
+        low = config.get("NTK_by_parts_low_freq_factor", 1.0)
+        high = config.get("NTK_by_parts_high_freq_factor", 4.0)
+        added["rope_scaling"] = _llama3_scaling(factor, high, low, length or 8192)
     return {**config, **added}
 
 
@@ -205,14 +202,14 @@ def _whole(config: Mapping[str, Any], key: str) -> int | None:
     return value
 
 
-def _llama3_scaling(factor: Any, high: Any = 4) -> dict[str, Any]:
+def _llama3_scaling(factor: Any, high: Any = 4, low: Any = 1, length: Any = 8192) -> dict[str, Any]:
     """LLaMA 3.1's scaling of rotary positions, a mere switch in these configurations."""
     return {
         "rope_type": "llama3",
         "factor": factor,
-        "low_freq_factor": 1,
+        "low_freq_factor": low,
         "high_freq_factor": high,
-        "original_max_position_embeddings": 8192,
+        "original_max_position_embeddings": length,
     }
 
 

@@ -262,19 +262,19 @@ def with_logits(table: ScoreTable, logits: Logits) -> ScoreTable:
 
 
 def logit_summary(table: ScoreTable, layers: bool = False) -> dict[str, float]:
-    """What to log of measured logits: the largest, and medians over layers; by name."""
-    frame = table.layers.frame.with_columns(pl.col(pl.Float64).fill_nan(None))
-    rest = [name for name in LOGITS if name != "max_logit"]
-    found: dict[str, Any] = {"max_logit": frame["max_logit"].max()}
-    found |= {f"{name}_median": frame[name].median() for name in rest}
-    if layers:
-        for row in frame.iter_rows(named=True):
-            found |= {f"layer_{row['layer']:02d}/{name}": row[name] for name in LOGITS}
-    return {name: value for name, value in found.items() if value is not None}
+    """What to log of measured logits: the largest, and `medians` of all others; by name."""
+    largest: Any = table.layers.frame["max_logit"].fill_nan(None).max()
+    found = medians(table, layers=layers, columns=list(LOGITS))
+    rest = {name: n for name, n in found.items() if not name.endswith("max_logit_median")}
+    return rest if largest is None else {"max_logit": largest} | rest
 
 
-def medians(table: ScoreTable, prefix: str = "", layers: bool = False) -> dict[str, float]:
+def medians(
+    table: ScoreTable, prefix: str = "", layers: bool = False, columns: Sequence[str] = ()
+) -> dict[str, float]:
     """Medians over layers by name, such as ``symmetry_median``, and on request all layers' values.
+
+    Of these ``columns``; without any, of the scores, and of the sizes that were measured.
 
     With several stacks or kinds of attention, names begin with these:
     ``decoder/cross/symmetry_median``; a layer's value is ``layer_03/symmetry``.
@@ -282,7 +282,7 @@ def medians(table: ScoreTable, prefix: str = "", layers: bool = False) -> dict[s
     frame = table.layers.frame.with_columns(pl.col(pl.Float64).fill_nan(None))
     beside = ("norm", "max_logit")  # of which the first is not logged, the other later
     sizes = [name for name in SIZES if name not in beside and name in frame.columns]
-    columns = [*SUMMARIZED, *sizes]
+    columns = columns or [*SUMMARIZED, *sizes]
     leading = [name for name in ("stack", "kind") if frame[name].n_unique() > 1]
     found: dict[str, float] = {}
     for part in frame.partition_by("stack", "kind", maintain_order=True):
