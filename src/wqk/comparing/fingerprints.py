@@ -109,7 +109,7 @@ def fingerprint(block: Block, folds: bool) -> Fingerprint | None:
     if not form.is_square:
         return None
     query, key, scale = _scaled(form)
-    pairs, norms = _pairs(query, key)
+    pairs, norms, products = _pairs(query, key)
     at = np.sort(np.random.default_rng(0).permutation(form.widths[0])[:SAMPLED])
     rotary = plan.rotary or plan.axial
     units = _units(form.rank, rotary.planes if rotary else None)
@@ -121,8 +121,8 @@ def fingerprint(block: Block, folds: bool) -> Fingerprint | None:
         query[..., at] if scale == 1 else query[..., at].astype(np.float64) * scale,
         key[..., at].copy(),
         units,
-        _grams(query, key, units),
-        _spectra(query, key),
+        _grams(products, units),
+        _spectra(products[0], products[1, :: len(query) // len(key)]),
         _rounding(block),
         form.widths[0],
         "" if "alibi" not in plan.position else "its heads differ by their linear biases",
@@ -172,17 +172,19 @@ def _repeated(keys: np.ndarray, heads: int) -> np.ndarray:
     return keys.repeat(heads // len(keys), axis=0)
 
 
-def _pairs(query: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _pairs(query: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Cosines of all pairs of heads, transposed (2, H, H)[0] and straight [1], and their norms.
 
     tr(M_a M_b) = Σ_ij (B_aᵀ A_b)_ij (B_bᵀ A_a)_ji and tr(M_a M_bᵀ) = Σ_ij (A_aᵀ A_b)_ij
-    (B_aᵀ B_b)_ij, with A = query and B = key. Zero heads have cosines 0.
+    (B_aᵀ B_b)_ij, with A = query and B = key. Zero heads have cosines 0. Last come AᵀA, BᵀB and BᵀA
+    of each head, (3, H, R, R).
     """
     (heads, width, d), groups = query.shape, len(key)
     of = np.arange(heads) // (heads // groups)
     rows, key_rows = query.reshape(-1, d), key.reshape(-1, d)
     crossing = np.stack([(k @ rows.T).reshape(width, heads, width) for k in key])  # B_gᵀ A_h
     pairs = np.zeros((2, heads, heads))
+    own = np.empty((3, heads, width, width), query.dtype)
     keys: np.ndarray | None = None
     for a in range(heads):
         # No more than a few products of single heads at a time; the other half by symmetry.
@@ -196,11 +198,12 @@ def _pairs(query: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             keys = keys.reshape(width, -1, width)
         pairs[1, a, a:end] = np.einsum("ihj,ihj->h", queries, keys[:, of[a:end] - first])
         pairs[1, a, end:] = np.nan
+        own[:, a] = queries[:, 0], keys[:, of[a] - first], crossing[of[a], :, a]
     for one in pairs:
         one += np.triu(one, 1).T
     norms = np.sqrt(pairs[1].diagonal().clip(min=0))
     safe = np.where(norms > 0, norms, np.inf)
-    return (pairs / safe[:, None] / safe).astype(np.float32), norms
+    return (pairs / safe[:, None] / safe).astype(np.float32), norms, own
 
 
 def _units(width: int, planes: tuple[slice, slice] | None) -> Int[np.ndarray, " r"]:
@@ -224,27 +227,26 @@ def _compared(units: Int[np.ndarray, " r"]) -> np.ndarray:
     return np.array([dimensions for dimensions in chosen if len(dimensions) == size][:UNITS])
 
 
-def _grams(query: np.ndarray, key: np.ndarray, units: np.ndarray) -> np.ndarray:
+def _grams(products: np.ndarray, units: np.ndarray) -> np.ndarray:
     """AᵀA, BᵀB and BᵀA of each head, (H, 3, U, U, w, w), each of norm 1 off its diagonal."""
     units = _compared(units)
-    heads = len(query)
-    a, b = query[:, units.ravel()], key[:, units.ravel()]
-    of_keys = _repeated(b @ b.swapaxes(-1, -2), heads)
-    across = b[:, None] @ a.reshape(len(b), -1, *a.shape[1:]).swapaxes(-1, -2)
-    grams = np.stack([a @ a.swapaxes(-1, -2), of_keys, across.reshape(of_keys.shape)], axis=1)
-    count, within = units.shape
-    grams = grams.reshape(heads, 3, count, within, count, within).swapaxes(3, 4)
+    flat, (count, within) = units.ravel(), units.shape
+    grams = products.swapaxes(0, 1)[..., flat[:, None], flat]
+    grams = grams.reshape(len(grams), 3, count, within, count, within).swapaxes(3, 4)
     off = 1 - np.eye(count, dtype=grams.dtype)[:, :, None, None]
     size = np.sqrt(np.square(grams * off).sum(axis=(2, 3, 4, 5), keepdims=True))
     return np.asarray(grams / np.where(size > 0, size, np.inf), np.float32)
 
 
-def _spectra(query: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """The singular values of A Bᵀ: the roots of the eigenvalues of Lᵀ (AᵀA) L, L Lᵀ being BᵀB."""
-    left, right = ((x @ x.swapaxes(-1, -2)).astype(np.float64) for x in (query, key))
-    values, vectors = np.linalg.eigh(right)
-    root = _repeated(vectors * np.sqrt(values.clip(min=0))[:, None, :], len(query))
-    squares = np.linalg.eigvalsh(root.swapaxes(-1, -2) @ left @ root)[:, ::-1]
+def _spectra(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """The singular values of A Bᵀ: the roots of the eigenvalues of Lᵀ (AᵀA) L, L Lᵀ being BᵀB.
+
+    From AᵀA of each head, (H, R, R), and BᵀB of each key head, (G, R, R).
+    """
+    values, vectors = np.linalg.eigh(keys.astype(np.float64))
+    root = _repeated(vectors * np.sqrt(values.clip(min=0))[:, None, :], len(queries))
+    squares = np.linalg.eigvalsh(root.swapaxes(-1, -2) @ queries.astype(np.float64) @ root)
+    squares = squares[:, ::-1]
     spectra = np.sqrt(squares.clip(min=0))
     size = np.linalg.norm(spectra, axis=1, keepdims=True)
     return np.asarray(spectra / np.where(size > 0, size, 1.0), np.float32)
