@@ -140,8 +140,11 @@ class Checkpoint(ABC):
             A tensor or its data is missing, or its type is unsupported.
         """
 
-    def raw(self, part: Part) -> np.ndarray | None:
-        """A part's bytes as they are stored, which alone say its values; None if they do not."""
+    def raw(self, part: Part, room: np.ndarray | None = None) -> np.ndarray | None:
+        """A part's bytes as they are stored, which alone say its values; None if they do not.
+
+        They may be written to ``room``, which saves the time that fresh memory takes.
+        """
         return None
 
     def regrouping(self, part: Part) -> Regrouping | None:

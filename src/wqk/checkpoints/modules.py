@@ -156,7 +156,7 @@ class StateDict(Checkpoint):
         """The wanted rows of each part, joined: copies on the host, as training goes on."""
         return [self._read(part) for part in parts]
 
-    def raw(self, part: Part) -> np.ndarray | None:
+    def raw(self, part: Part, room: np.ndarray | None = None) -> np.ndarray | None:
         """A part's bytes, of arrays that NumPy knows and no adapter changes."""
         array = self._arrays.get(part.name)
         if part.name in self.adapted or type(array) is not np.ndarray:

@@ -137,7 +137,7 @@ class StoredCheckpoint(Checkpoint):
             source.forget(ranges)
         return [arrays[i] for i in range(len(parts))]
 
-    def raw(self, part: Part) -> np.ndarray | None:
+    def raw(self, part: Part, room: np.ndarray | None = None) -> np.ndarray | None:
         """A part's bytes; None if it is remote, compressed, in pieces, or has scales elsewhere."""
         info = self.info(part.name)
         if self._workers is not None or is_float8(info.dtype):
@@ -146,7 +146,8 @@ class StoredCheckpoint(Checkpoint):
         ranges = file.byte_ranges(own)
         if not ranges:
             return None
-        found = np.empty(sum(stop - start for start, stop in ranges), np.uint8)
+        size = sum(stop - start for start, stop in ranges)
+        found = np.empty(size, np.uint8) if room is None or len(room) < size else room[:size]
         at = 0
         for start, stop in ranges:
             file.source.read_into(start, found[at : at + stop - start].data)

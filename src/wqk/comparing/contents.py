@@ -25,6 +25,8 @@ from wqk.errors import CheckpointError, WqkError
 
 # Numbers that are read at a time; of so many it is kept which ones differ.
 CHUNK, MASKED = 1 << 22, 1 << 26
+# Numbers whose bytes alone are compared at a time, which stay in a cache.
+CACHED = 1 << 20
 # Types whose numbers are rounded one by one, the finest first.
 FLOATS = ("F64", "F32", "F16", "BF16")
 # A change of coordinates changes most of a row or of a column; a change of single entries does not.
@@ -110,12 +112,12 @@ def paired_names(
     return found
 
 
-def _chunks(part: Part, info: TensorInfo) -> Iterator[Part]:
-    """A part of a tensor in pieces of a few million numbers."""
+def _chunks(part: Part, info: TensorInfo, count: int = CHUNK) -> Iterator[Part]:
+    """A part of a tensor in pieces of so many numbers, or single rows."""
     if not info.shape:
         yield part
         return
-    step = max(1, CHUNK // max(1, math.prod(info.shape[1:])))
+    step = max(1, count // max(1, math.prod(info.shape[1:])))
     for first, last in part.row_ranges(info.shape):
         for start in range(first, last, step):
             yield Part(part.name, ((start, min(start + step, last)),))
@@ -126,13 +128,11 @@ def equal_bytes(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> boo
     infos = [c.info(part.name) for c, part in zip(checkpoints, parts, strict=True)]
     if infos[0][:2] != infos[1][:2]:
         return False
-    for pieces in zip(*(_chunks(p, i) for p, i in zip(parts, infos, strict=True)), strict=True):
-        a, b = (c.raw(piece) for c, piece in zip(checkpoints, pieces, strict=True))
-        if a is None or b is None or len(a) != len(b):
-            return False
-        whole = len(a) // 8 * 8  # eight bytes at a time
-        first, second = (some[:whole].view(np.uint64) for some in (a, b))
-        if not (np.array_equal(first, second) and np.array_equal(a[whole:], b[whole:])):
+    rooms = [np.empty(8 * CACHED, np.uint8) for _ in infos]
+    chunks = [_chunks(p, i, CACHED) for p, i in zip(parts, infos, strict=True)]
+    for pieces in zip(*chunks, strict=True):
+        a, b = (c.raw(*some) for c, *some in zip(checkpoints, pieces, rooms, strict=True))
+        if a is None or b is None or not np.array_equal(a, b):
             return False
     return True
 

@@ -246,8 +246,7 @@ def _spectra(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
     values, vectors = np.linalg.eigh(keys.astype(np.float64))
     root = _repeated(vectors * np.sqrt(values.clip(min=0))[:, None, :], len(queries))
     squares = np.linalg.eigvalsh(root.swapaxes(-1, -2) @ queries.astype(np.float64) @ root)
-    squares = squares[:, ::-1]
-    spectra = np.sqrt(squares.clip(min=0))
+    spectra = np.sqrt(squares[:, ::-1].clip(min=0))
     size = np.linalg.norm(spectra, axis=1, keepdims=True)
     return np.asarray(spectra / np.where(size > 0, size, 1.0), np.float32)
 

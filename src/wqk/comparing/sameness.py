@@ -209,11 +209,10 @@ def _compared(
         *_place(pair[0]), {}, 0, RESOLUTION, tuple(found), tuple(map(float, heads))
     )
     equal = [circuit for circuit in CIRCUITS if identical(checkpoints, pair, circuit)]
-    if SCORES in equal:
-        block = replace(block, distance=dict.fromkeys(positions(*pair), 0.0))
+    far = dict.fromkeys(positions(*pair), 0.0) if SCORES in equal else {}
     beside_scores |= {what: 0.0 for what in equal if what != SCORES and sides_of(pair[0], what)}
     stored_alike = len(equal) == len(CIRCUITS) and not any(plan.sinks for plan in pair)
-    block = replace(block, identical=stored_alike)
+    block = replace(block, distance=far, identical=stored_alike)
     for circuit in CIRCUITS:
         both = None if circuit in equal else scorings(checkpoints, pair, circuit)
         if both is None:

@@ -133,11 +133,10 @@ class Unit:
     @property
     def right(self) -> bool:
         """Whether it is what it should be, up to rounding."""
-        if self.wanted is self.stored:
-            return True
         if self.grid is not None:
             return self.fits(self.stored)
-        return within(self.wanted, self.stored, 8 * self.rounding * largest(self.wanted))
+        bound = 8 * self.rounding * largest(self.wanted)
+        return self.wanted is self.stored or within(self.wanted, self.stored, bound)
 
     def fits(self, value: np.ndarray) -> bool:
         """Whether a value is what it should be, up to the rounding of a quantized one."""
