@@ -16,22 +16,23 @@ FAMILIES = ["test_plans", "test_older_files", "test_hybrids", "test_composites",
 MOST = 5  # further files of tests
 
 
-def tests_of_family(name: str) -> list[list[str]]:
-    """Arguments of pytest, call by call, until one fails: tests beside the family's proofs."""
+def tests_of_family(name: str) -> list[str]:
+    """The files of tests, in this order, that a family has beside its proofs."""
     from tests.families.test_every_family import ELSEWHERE
 
     from wqk.families.family import families
 
-    elsewhere = [[str(TESTS / ELSEWHERE[name])]] if name in ELSEWHERE else []
+    elsewhere = [str(TESTS / ELSEWHERE[name])] if name in ELSEWHERE else []
     words = {name, *families()[name].model_types}
     quoted = re.compile(rf"""["']({"|".join(map(re.escape, words))})["']""")
     counts = {f: len(quoted.findall(text)) for f, text in _files().items()}
     named = sorted((f for f in counts if counts[f]), key=lambda f: -counts[f])[:MOST]
-    return [*elsewhere, [*map(str, named), *(f"tests/families/{file}.py" for file in FAMILIES)]]
+    every = [*elsewhere, *map(str, named), *(f"tests/families/{file}.py" for file in FAMILIES)]
+    return [*dict.fromkeys(every)]
 
 
-def tests_of_code(path: Path) -> list[list[str]]:
-    """Arguments of pytest, call by call, until one fails."""
+def tests_of_code(path: Path) -> list[str]:
+    """The files of tests that reach a file of code, in this order; first its own examples."""
     text = path.read_text(encoding="utf-8")
     package = path.parts[1]
     beside = (TESTS / "lab" if package == "wqk_lab" else TESTS).joinpath(*path.parts[2:-1])
@@ -48,7 +49,7 @@ def tests_of_code(path: Path) -> list[list[str]]:
     near = [f for f in named if counts[f] >= 100 or (counts[f] > 10 and f.is_relative_to(beside))]
     rest = [f for f in named if f not in near][:MOST]
     first = [str(path)] if ">>>" in text else []
-    return [call for call in ([*first, *map(str, near)], [*map(str, rest)]) if call]
+    return [*first, *map(str, [*near, *rest])]
 
 
 @cache
