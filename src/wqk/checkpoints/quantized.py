@@ -29,7 +29,6 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -91,7 +90,8 @@ class Quantized:
         """The wanted rows, from what was read for them."""
         ranges = wanted.row_ranges(self.info.shape)
         rows = np.concatenate([np.arange(start, stop) for start, stop in ranges])
-        return self.values(stored, rows).reshape(wanted.shape(self.info.shape))
+        with np.errstate(all="ignore"):  # whoever uses values that are not finite says so
+            return self.values(stored, rows).reshape(wanted.shape(self.info.shape))
 
 
 class Source(NamedTuple):
@@ -173,41 +173,6 @@ def refuse_unread(config: Mapping[str, Any]) -> None:
         f"quantized with {what}, whose weights are not read; use the original checkpoint, or "
         "dequantize it first"
     )
-
-
-def is_left_plain(config: Mapping[str, Any], module: str) -> bool | None:
-    """Whether a configuration says that the weight of a linear module is not quantized.
-
-    None where it does not tell: without a list, or by rules that are not read.
-
-    Examples
-    --------
-    >>> skipped = {"quant_method": "awq", "modules_to_not_convert": ["layers.0", "lm_head"]}
-    >>> is_left_plain({"quantization_config": skipped}, "model.layers.0.self_attn.q_proj")
-    True
-    """
-    match config.get("quantization_config"):
-        case {"quant_method": "awq", "modules_to_not_convert": [*listed]}:
-            pass
-        case {"quant_method": "bitsandbytes", "llm_int8_skip_modules": [*listed]}:
-            pass
-        case {"quant_method": "compressed-tensors", "ignore": [*listed], "config_groups": dict(by)}:
-            targets = [group.get("targets") for group in by.values() if isinstance(group, dict)]
-            if targets != [["Linear"]]:
-                return None
-        case _:
-            return None
-    found = []
-    for text in map(str, listed):
-        # Names in a file may begin otherwise than in the model for which the list was written.
-        pattern = f"*.{text.removeprefix('model.')}.*"
-        if text.startswith("re:"):
-            pattern = f".{text[3:].removeprefix('^').replace('.*', '*').replace(chr(92), '')}"
-            pattern = f"{pattern.removesuffix('$')}." if text.endswith("$") else f"{pattern}*"
-            if set(pattern) & set("[]()|+?{}^$"):
-                return None
-        found.append(fnmatchcase(f".{module}.", pattern))
-    return any(found)
 
 
 # Methods whose files are known and not read.
@@ -376,14 +341,15 @@ def _packed(stem: str, source: Source) -> Quantized:
     bits, scale = _bits_of(source.settings, stem), source.tensors[f"{stem}.weight_scale"]
     components = {"codes": Component(name, 1)}
     grouped = len(scale.shape) == 2 and scale.shape[0] == outputs
-    if not grouped and math.prod(scale.shape) not in (1, outputs):
-        raise CheckpointError(f"{stem}.weight_scale of shape {scale.shape} for {outputs} outputs")
     by_row = grouped or scale.shape == (outputs,)
+    if not by_row and math.prod(scale.shape) != 1:
+        raise CheckpointError(f"{stem}.weight_scale of shape {scale.shape} for {outputs} outputs")
     components["scales"] = Component(f"{stem}.weight_scale", int(by_row))
     groups = scale.shape[1] if grouped else 1
     if f"{stem}.weight_zero_point" in source.tensors:
         zeros = source.shape(f"{stem}.weight_zero_point", "I32 I8")
-        if zeros not in ((outputs, groups), (-(-outputs * bits // 32), groups)):
+        is_packed = source.tensors[f"{stem}.weight_zero_point"].dtype == "I32"
+        if zeros != (-(-outputs * bits // 32) if is_packed else outputs, groups):
             raise CheckpointError(f"{stem}.weight_zero_point has the shape {zeros}")
         components["zeros"] = Component(f"{stem}.weight_zero_point")
     if f"{stem}.weight_g_idx" in source.tensors:
@@ -496,7 +462,7 @@ def _integers(stem: str, source: Source) -> Quantized:
     zero_name = f"{stem}._weight_zero_point" if torchao else f"{stem}.weight_zero_point"
     scales = source.tensors[scales_at]
     grid = scales.shape if len(scales.shape) == 2 else (math.prod(scales.shape), 1)
-    if grid[0] not in (1, outputs):
+    if (grid[0] != 1 and scales.shape[0] != outputs) or grid[0] not in (1, outputs):
         raise CheckpointError(
             f"{scales_at} of shape {scales.shape} fits no rows of {name}, of shape "
             f"{(outputs, inputs)}; torchao's tensors for its own kernels are not read"
@@ -506,7 +472,8 @@ def _integers(stem: str, source: Source) -> Quantized:
         "codes": Component(name, 1), "scales": Component(scales_at, int(grid[0] == outputs > 1)),
     }  # fmt: skip
     if zero_name in source.tensors:
-        if math.prod(source.tensors[zero_name].shape) != math.prod(grid):
+        zeros_as = source.tensors[zero_name].shape
+        if math.prod(zeros_as) != math.prod(grid) or zeros_as[:1] != scales.shape[:1]:
             raise CheckpointError(f"{zero_name} must have one entry for each scale")
         components["zeros"] = components["scales"]._replace(name=zero_name)
 
@@ -616,10 +583,11 @@ def _mlx(stem: str, source: Source) -> Quantized:
     said = chosen.get("group_size")
     shared = said if type(said) is int and said > 0 else 0
     bits = 32 * words // max(1, scales[1] * shared)
-    if not 1 <= bits <= 8 or bits * scales[1] * shared != 32 * words:
+    told = chosen.get("bits", bits)
+    if not 1 <= bits <= 8 or bits * scales[1] * shared != 32 * words or told != bits:
         raise CheckpointError(
-            f"{stem}.weight: {words} words and {scales[1]} groups of {said!s:.20} are no whole "
-            "number of bits (config.json, quantization.group_size)"
+            f"{stem}.weight: {words} words are not {scales[1]} groups of {said!s:.20} codes of "
+            f"{told!s:.20} bits (config.json, quantization.group_size and bits)"
         )
     components = {role: Component(f"{stem}.{role}", 1) for role in ("weight", "scales", "biases")}
 
@@ -630,6 +598,13 @@ def _mlx(stem: str, source: Source) -> Quantized:
 
     return source.matrix(
         f"MLX {bits}-bit", (outputs, shared * scales[1]), _uniform(bits, shared), components, values
+    )
+
+
+def _hqq(stem: str, _: Source) -> Quantized:
+    raise CheckpointError(
+        f"{stem}.W_q: quantized with HQQ, whose bytes hold codes of rows far apart, "
+        "which are not read; use the original checkpoint, or dequantize it first"
     )
 
 
@@ -695,5 +670,6 @@ SCHEMES = (
     Scheme("._weight_qdata", "I8 F8_E4M3", ("._weight_scale",), _integers),
     Scheme(".weight", "U32", (".scales",), _mlx),
     Scheme("_blocks", "U8", ("_scales",), _mxfp4, ""),
+    Scheme(".W_q", "U8 I32 F16 BF16 F32", (".packing", ".nbits"), _hqq),
     Scheme("", "F8_E4M3 F8_E5M2", ("_scale_inv", "_scale"), _float8, ""),
 )

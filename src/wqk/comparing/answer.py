@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -48,6 +49,7 @@ class BlockComparison:
     beside: dict[str, float] = field(default_factory=dict)
     unequal: tuple[str, ...] = ()  # the circuits that differ by more than is allowed
     identical: bool = False  # whether all that they store is the same, byte by byte
+    moved: tuple[float, ...] = ()  # each head's largest distance of scores, explained or not
 
     @property
     def same(self) -> bool:
@@ -224,7 +226,7 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
             compared += f" · {counted(len(self.not_compared), 'other tensor')} not compared"
         if parts:
             beyond = ", beyond what quantization explains" if self.quantized else ""
-            return f"Not the same{beyond}: {'; '.join(parts)}. Equal: {compared}."
+            return f"Not the same{beyond}: {'; '.join(parts)}. Equal: {compared}.{self._farthest}"
         sizes = [max((*b.distance.values(), *b.beside.values()), default=0.0) for b in self.blocks]
         allowed = max((b.tolerance for b in self.blocks), default=0.0)
         explains = "the rounding of stored numbers explains"
@@ -240,8 +242,23 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
             return f"{whole.replace('attention', 'mixers of tokens')}: {compared}."
         return (
             f"{whole}: {compared}. Heads lie at most {max(sizes):.1e} apart, relative to their "
-            f"norm; {explains} {allowed:.1e}."
+            f"norm; {explains} {allowed:.1e}.{self._farthest}"
         )
+
+    @property
+    def _farthest(self) -> str:
+        """Of quantized weights, the heads that moved most."""
+        if not self.quantized:
+            return ""
+        several = len({(b.stack, b.kind) for b in self.blocks}) > 1
+        far = [
+            (moved, f"{b.stack} {b.kind} " * several + f"{b.layer}.{head}")
+            for b in self.blocks
+            for head, moved in enumerate(b.moved)
+            if math.isfinite(moved)
+        ]
+        named = ", ".join(f"{head} ({moved:.2g})" for moved, head in sorted(far)[:-6:-1])
+        return f" Heads that moved most, as layer.head: {named}." if named else ""
 
     def _rows(self) -> Iterator[Mapping[str, Any]]:
         """One for each block."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
-from wqk.checkpoints.quantized import is_left_plain
 from wqk.comparing.blocks import as_exact_as, same_rotation
 from wqk.comparing.mismatches import Kind, Mismatch, setting
 from wqk.comparing.units import short
@@ -369,13 +369,42 @@ def is_configured(config: Mapping[str, Any]) -> bool:
     return any(value is not None for key, value in config.items() if key != "model_type")
 
 
+def _is_left_plain(config: Mapping[str, Any], module: str) -> bool | None:
+    """Whether a configuration says that the weight of a linear module is not quantized.
+
+    None where it does not tell: without a list, or by rules that are not read.
+    """
+    match config.get("quantization_config"):
+        case {"quant_method": "awq", "modules_to_not_convert": [*listed]}:
+            pass
+        case {"quant_method": "bitsandbytes", "llm_int8_skip_modules": [*listed]}:
+            pass
+        case {"quant_method": "compressed-tensors", "ignore": [*listed], "config_groups": dict(by)}:
+            targets = [group.get("targets") for group in by.values() if isinstance(group, dict)]
+            if targets != [["Linear"]]:
+                return None
+        case _:
+            return None
+    found = []
+    for text in map(str, listed):
+        # Names in a file may begin otherwise than in the model for which the list was written.
+        pattern = f"*.{text.removeprefix('model.')}.*"
+        if text.startswith("re:"):
+            pattern = f".{text[3:].removeprefix('^').replace('.*', '*').replace(chr(92), '')}"
+            pattern = f"{pattern.removesuffix('$')}." if text.endswith("$") else f"{pattern}*"
+            if set(pattern) & set("[]()|+?{}^$"):
+                return None
+        found.append(fnmatchcase(f".{module}.", pattern))
+    return any(found)
+
+
 def _misplaced(checkpoint: Checkpoint, plan: AttentionPlan) -> Iterator[Mismatch]:
     """Weights that are quantized where the configuration leaves them plain, or the reverse."""
     found: dict[str, set[str]] = {}
     for side in (plan.query, plan.key, plan.value, plan.output):
         for part in side.projection.roles.values() if side is not None else ():
             kind = checkpoint.info(part.name).quantized
-            if is_left_plain(checkpoint.config, part.name.removesuffix(".weight")) is bool(kind):
+            if _is_left_plain(checkpoint.config, part.name.removesuffix(".weight")) is bool(kind):
                 found.setdefault(kind, set()).add(short(part.name))
     for kind, names in found.items():
         name, which = "the wrong layers are quantized", ", ".join(sorted(names))

@@ -238,7 +238,9 @@ def _compared(
         if circuit == SCORES:
             far = dict(zip(at, map(float, measured.relative.max(axis=1)), strict=True))
             allowed = float(measured.tolerance[worst])
-            block = replace(block, distance=far, head=worst, tolerance=allowed)
+            block = replace(
+                block, distance=far, head=worst, tolerance=allowed, moved=tuple(map(float, by_head))
+            )
             suspect = measured.agree and max(far.values()) > SUSPECT * allowed
             if suspect and checkpoints[1].regrouping(Part(pair[1].query.tensor, ((0, 1),))):
                 columns = map(regrouped, Expected(checkpoints, pair).units)
