@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner
-from tests.test_printed import OPEN, commands
+from tests.command import shell
+from tests.test_printed import OPEN, PAGES, ROOT, commands
 
 import wqk
 from wqk.cli.main import command
@@ -104,3 +107,195 @@ def test_printed_commands_run(desk: Path) -> None:
             wrong.append(f"wqk {' '.join(words)}: {result.exit_code} {result.output[-300:]}")
     assert not wrong, "\n".join(wrong)
     assert len(some) > 50
+
+
+# -- transcripts: commands with what they print -------------------------------------------------
+
+FENCED = re.compile(
+    r"^```console\n(?P<console>.*?)^```\n(?:\n?^```text\n(?P<text>.*?)^```)?", re.M | re.S
+)
+NUMBER = re.compile(r"[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]\d+)?|[-+]?\.\d+")
+
+
+def transcripts() -> Iterator[tuple[str, str, str]]:
+    """Commands that are shown with their output, and where: the output is in the same fence, or in
+    one of text that follows."""
+    for page in PAGES:
+        for found in FENCED.finditer(page.read_text("utf-8")):
+            *_, last = re.split(r"^\$ ", found["console"], flags=re.M)
+            line, _, below = last.partition("\n")
+            shown = below.strip("\n") or (found["text"] or "").strip("\n")
+            if line.startswith("wqk ") and shown:
+                yield str(page.relative_to(ROOT)), line.split("  #")[0], shown
+
+
+def alike(shown: str, printed: str) -> bool:
+    """Whether two lines are the same, numbers up to two of their last digit, and up to a quarter
+    where they have an exponent, as the distances of a random model; what is below 1e-6 is zero."""
+    a, b = (" ".join(text.split()) for text in (shown, printed))
+    if NUMBER.sub("#", a) != NUMBER.sub("#", b):
+        return False
+    for one, other in zip(NUMBER.findall(a), NUMBER.findall(b), strict=True):
+        x, y = (float(number.replace(",", "")) for number in (one, other))
+        last = 2.01 * 10.0 ** -len(one.partition(".")[2])
+        if "e" in one:
+            last = max(1e-6, max(abs(x), abs(y)) / 4)
+        if abs(x - y) > (last if "." in one else 0):
+            return False
+    return True
+
+
+def first_difference(shown: str, printed: str) -> str:
+    """The first line of a transcript that is not printed in its place; ``…`` stands for any
+    lines."""
+    lines = [line for line in printed.splitlines() if line.strip()]
+    at, skips = 0, False
+    for line in (line for line in shown.splitlines() if line.strip()):
+        if line.strip() == "…":
+            skips = True
+            continue
+        places = range(at, len(lines)) if skips else range(at, min(at + 1, len(lines)))
+        found = next((n for n in places if alike(line, lines[n])), None)
+        if found is None:
+            return f"shown: {line}\n  printed: {lines[at] if at < len(lines) else 'nothing'}"
+        at, skips = found + 1, False
+    return "" if skips or at == len(lines) else f"not shown: {lines[at]}"
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "same"),
+    [
+        ("a 0.539 │██", "a  0.540 │██", True),
+        ("a 0.539 │██", "a  0.549 │██", False),
+        ("a\n…\nd", "a\nb\nc\nd", True),
+        ("a\nd", "a\nb\nc\nd", False),
+        ("a", "a\nb", False),
+        ("far 5.4e-01, 1.7e-08", "far 5.0e-01, 0.0e+00", True),
+        ("far 5.4e-01", "far 8.0e-01", False),
+        ("3 of 3 blocks", "2 of 3 blocks", False),
+    ],
+)
+def test_a_stale_transcript_would_be_told(shown: str, printed: str, same: bool) -> None:
+    assert (first_difference(shown, printed) == "") == same
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: Path) -> Path:
+    """A folder with what the transcripts' commands name."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 64}
+    config = transformers.LlamaConfig(
+        **sizes, num_key_value_heads=2, intermediate_size=128, vocab_size=65
+    )
+    model = transformers.LlamaForCausalLM(config)
+    model.save_pretrained("original")
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "q_proj" in name or "k_proj" in name:
+                pairs = weight.view(-1, 2, 8, weight.shape[1]).transpose(1, 2)
+                weight.copy_(pairs.reshape(weight.shape).clone())
+    model.save_pretrained("converted")
+    for place in ("path/to", "google-bert", "."):
+        Path(place).mkdir(exist_ok=True, parents=True)
+        real = shared / "checkpoints" / "bert-base-uncased"
+        Path(place, "bert-base-uncased").symlink_to(real, target_is_directory=True)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_transcripts_show_what_is_printed(models: Path) -> None:
+    some, wrong = list(transcripts()), []
+    for place, line, shown in some:
+        result = shell(line, COLUMNS="80")
+        printed = result.stdout + result.stderr
+        if why := first_difference(shown, printed):
+            wrong.append(f"{place}: {line}\n  {why}")
+    assert not wrong, "\n".join(wrong)
+    assert len(some) > 8
+
+
+# -- the laboratory's commands ------------------------------------------------------------------
+
+# Smaller, at the end of commands that train; a paper's size or another's configuration stays out.
+SMALLER = (
+    "--steps 4 --layers 1 --width 16 --heads 2 --intermediate 16 --block 16 --batch 8 --warmup 1 "
+    "--held-out-blocks 2 --held-out-every 4 --score-every 2 --save-every 4 --log-every 2"
+)
+RUNS = {
+    "encoder": "encoder-1 random random-1 random-2 wikipedia-encoder-1",
+    "decoder": "decoder-1 decoder-2 decoder-3 wikipedia-decoder-1",
+    "symmetric": "symmetric-1 symmetric-2 paired-1 published-1 wikipedia-encoder-symmetric-1",
+}
+# Networks, other people's data, the paper's sizes, and runs that only a whole experiment leaves.
+LABORATORY_ELSEWHERE = re.compile(
+    r"glue|lab (train|theory|pairs|corpus|speedup|experiments|figure|glue|atlas)$|wqk lab$"
+    r"|lab corpus "
+    r"|--survey|--from survey|--from scores|figure (dose|convert|pairs|compose|fig2)"
+    r"|figure (table|NAME|losses)"
+    r"|pairs --|--preset|--config|--resume|--report-to|--qk-clip|--figure$|--published"
+    r"|--scan$|--from$"
+    r"|path/to/|google-bert|MODEL|table1-cpu|RUN|experiments |--below|--steps 800|lab train --from"
+    r"|\./run |seed-|--sound$|--scan"
+)
+
+
+@pytest.fixture(scope="module")
+def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a corpus and runs of the names that the laboratory's commands have."""
+    desk = tmp_path_factory.mktemp("laboratory")
+    words = [f"word{n}" for n in range(30)]
+    texts = [" ".join(words[(k * n) % 30] for n in range(60)) + "." for k in range(1, 40)]
+    (desk / "book.txt").write_text("\n\n".join(texts), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(desk)
+        for line in (
+            "lab corpus book.txt --document paragraph --text characters -o wikipedia",
+            "lab train --corpus wikipedia -o runs/encoder --keep-checkpoints all",
+            "lab train --corpus wikipedia -o runs/decoder --mode decoder --keep-checkpoints all",
+            "lab train --corpus wikipedia -o runs/symmetric --init symmetric --init-head-norm 1",
+        ):
+            more = SMALLER.split() if "train" in line else []
+            result = CliRunner().invoke(command, [*line.split(), *more])
+            assert result.exit_code == 0, result.output
+    for kind, names in RUNS.items():
+        for name in (kind, *names.split()):
+            for place in (f"runs/{name}", name, f"pair/{name}"):
+                if not (desk / place).exists():
+                    shutil.copytree(desk / "runs" / kind, desk / place)
+    for name in ("store", "corpora/wikipedia"):
+        shutil.copytree(desk / "wikipedia", desk / name)
+    return desk
+
+
+def laboratory_commands() -> list[str]:
+    texts = (text.strip().rstrip(".,:") for _, text in commands())
+    some = [text.split("  #")[0].split(" # ")[0] for text in texts if text.startswith("wqk lab")]
+    return [
+        t for t in dict.fromkeys(some) if not (OPEN.search(t) or LABORATORY_ELSEWHERE.search(t))
+    ]
+
+
+@pytest.mark.slow
+def test_printed_commands_of_the_laboratory_run(
+    laboratory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(laboratory)
+    some, wrong = laboratory_commands(), []
+    for text in some:
+        words = []
+        for word in shlex.split(text)[1:]:
+            found = sorted(str(p) for p in Path().glob(word)) if "*" in word else []
+            words += found or [word]
+        if "train" in words:
+            at = words.index("-o") + 1
+            words[at] = f"again/{some.index(text)}"
+            words += SMALLER.split()
+        if "theory" in words:  # steps and blocks that the small runs have
+            words = ["all" if re.fullmatch(r"0,[\d,]+", w) else w for w in words]
+            words = ["16" if w in ("32", "64") else w for w in words]
+        result = CliRunner().invoke(command, words)
+        if result.exit_code or not result.output.strip():
+            wrong.append(f"{text}: {result.exit_code} {result.output[-300:]} {result.exception!r}")
+    assert not wrong, "\n".join(wrong)
+    assert len(some) > 20

@@ -502,5 +502,10 @@ class Head(BilinearForm):
         form: BilinearForm = self.block.at(distance, **coordinates)[self.index]
         return form
 
+    @property
+    def _title(self) -> str:
+        plan = self.block.plan
+        return f"{plan.stack} {plan.what}, layer {self.layer}, head {self.index}"
+
     def __repr__(self) -> str:
         return f"Head({self.index} of {self.block!r})"

@@ -263,6 +263,10 @@ class BilinearForm(Advising, synonyms=SYNONYMS):
         return f"BilinearForm({stack}{self._size}, rank {self.rank})"
 
     @property
+    def _title(self) -> str:
+        return repr(self)
+
+    @property
     def _size(self) -> str:
         return "{} × {}".format(*self.widths)
 
@@ -338,7 +342,7 @@ class BilinearForm(Advising, synonyms=SYNONYMS):
         said = f"directionality (excess) {float(self.directionality_excess):.2f}"
         if self.is_square:
             said = f"symmetry {float(self.symmetry):.2f}, {said}"
-        return matrix(image, title or repr(self), said)
+        return matrix(image, title or self._title, said)
 
     def dense(self) -> Float[Array, "... d_query d_key"]:
         """M itself, (..., d_query, d_key), as an array of the factors' library, with gradients."""
