@@ -384,7 +384,7 @@ def test_a_family_of_ones_own(tmp_path: Path):
 def test_what_cannot_be_set_is_refused():
     with pytest.raises(FormError, match=r"one of random, symmetric, .*, got 'orthogonal'"):
         wqk.initialize_(bert(), "orthogonal")
-    with pytest.raises(CheckpointError, match=r"expected an nn\.Module, got dict"):
+    with pytest.raises(CheckpointError, match=r"expected an nn\.Module, .*got dict"):
         wqk.initialize_({}, "symmetric")
     with torch.device("meta"), pytest.raises(CheckpointError, match="on the meta device"):
         wqk.initialize_(bert(), "symmetric")
