@@ -49,8 +49,6 @@ ROTARY: tuple[dict[str, Any] | None, ...] = (
     {"order": "half", "layers": "no_rope_layers"},
     {"order": "interleaved", "layers": "no_rope_layers"},
     {"order": "interleaved", "windowed_only": True},
-    {"order": "half", "default_fraction": 0.5},
-    {"order": "interleaved", "default_fraction": 0.5},
     {"order": "half", "fraction": "rotary_pct"},
     {"order": "half", "width": "qk_rope_head_dim"},
 )

@@ -160,6 +160,8 @@ def _shrunk(
             )
         elif key == "decoder_in_channels" and isinstance(value, list):
             small[key] = [min(n, WIDTH) for n in value]
+        elif key == "num_attention_heads_per_layer" and isinstance(value, list):
+            small[key] = [HEADS if n == min(value) else HEADS + 2 for n in value[:layers]]
         elif key in STAGES and isinstance(value, list):
             small[key] = [min(n, 1 if i % 2 else 2) for i, n in enumerate(value)]
         elif isinstance(value, list) and (

@@ -51,7 +51,6 @@ class RotaryRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layers: str = ""  # list with an entry for each layer: whether it is rotary
     none_every: str = ""  # without a list: every how many layers one is not
     windowed_only: bool = False  # layers with full attention have no positions
-    default_fraction: float = 1.0
 
 
 class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -121,8 +120,7 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     heads: tuple[str, ...] = ("num_attention_heads",)
     key_heads: tuple[str, ...] = ("num_key_value_heads",)
     value_heads: tuple[str, ...] = ()  # where values have other heads than keys
-    applied_in_total: str = ""  # applications of shared layers, all together
-    applied_twice_if: str = ""
+    applied_in_total: tuple[str | float, ...] = ()  # applications of shared layers, as in ``scale``
     content_width: str = ""  # "latent": width of a head without positions, and with them alone
     position_width: str = ""
 

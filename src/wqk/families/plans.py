@@ -491,10 +491,11 @@ def _applications(config: Config, rule: AttentionRule, group: int, groups: int) 
 
     Shared layers come in groups (the first index), among which the passes are divided in order.
     """
-    if rule.applied_in_total:
-        total = config.whole((rule.applied_in_total,))
-        return [number * groups // total for number in range(total)].count(group)
-    return 2 if rule.applied_twice_if and config.holds(rule.applied_twice_if) else 1
+    if not rule.applied_in_total:
+        return 1
+    total = round(config.product(rule.applied_in_total, {}))
+    first, last = (-(-place * total // groups) for place in (group, group + 1))
+    return last - first
 
 
 def _explain_absence(checkpoint: Checkpoint, family: Family) -> None:

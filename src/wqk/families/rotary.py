@@ -103,7 +103,7 @@ def rotary_of(
     if rule.other_order_if and config.holds(rule.other_order_if):
         order = "half" if order == "interleaved" else "interleaved"
     share = "partial_rotary_factor"
-    fraction = _number(config, scaling, rule.fraction, rule.default_fraction, share)
+    fraction = _number(config, scaling, rule.fraction, 1.0, share)
     kind = as_text(scaling.get("rope_type", scaling.get("type", "default")))
     if width is None and 0 < fraction <= 1:
         width = head_width if kind == "proportional" else int(head_width * fraction)
