@@ -51,7 +51,8 @@ WORDS = (
     "large as its skew part {7}. So taking the symmetric part away destroys what the "
     "encoder's attention does, which random halves do not, and in the decoder neither part "
     "can be spared; but no part does the work by itself, and each keeps less than a random "
-    "part of its size. Means over {8} pairs of models, which differ in their seed, on one text."
+    "part of its size. Means over {8} encoders and {9} decoders that differ in their seed, on one "
+    "text."
 )
 
 SCHEDULE, SPACING, SMOOTHING = 3000, 100, 0.05
@@ -207,7 +208,8 @@ def in_words() -> list[str]:
     kept = {(row["model"], row["part"]): f"{row['share']:.0%}" for row in means.to_dicts()}
     said = [kept[m, p] for m in ("encoder", "decoder") for p in ("symmetric", "skew", "random")]
     said += [kept["encoder", part] for part in SIZED]
-    return [WORDS.format(*said, shown.filter(model="decoder")["seed"].n_unique())]
+    seeds = (shown.filter(model=mode)["seed"].n_unique() for mode in ("encoder", "decoder"))
+    return [WORDS.format(*said, *seeds)]
 
 
 def models_table() -> list[str]:
