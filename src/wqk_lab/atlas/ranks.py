@@ -153,11 +153,11 @@ def summarize(table: ScoreTable) -> pl.DataFrame:
     if any(table.metadata.get(key, value) != value for key, value in PLAIN.items()):
         return pl.DataFrame(schema=COLUMNS)
     plain = plain_layers(table)
-    about = plain.frame.group_by(
-        "checkpoint", "revision", "step", "stack", maintain_order=True
-    ).agg(pl.col("parameters").first(), flags=statuses().explode().unique(maintain_order=True))
-    # Both keep the order in which the stacks first appear.
-    rows = pl.concat([about, plain.summary().select(_spreads())], how="horizontal")
+    rows = plain.frame.group_by("checkpoint", "revision", "step", "stack", maintain_order=True).agg(
+        pl.col("parameters").first(),
+        *(each for name, column in SCORES.items() for each in spread_of(name, column)),
+        flags=statuses().explode().unique(maintain_order=True),
+    )
     return with_flags(
         rows.with_columns(
             pl.Series("name", [_name(row) for row in rows.iter_rows(named=True)], pl.String()),
@@ -176,13 +176,13 @@ def plain_layers(table: ScoreTable) -> ScoreTable:
     )
 
 
-def _spreads() -> Iterator[pl.Expr]:
-    """Medians and distances to the quartiles, named as in the published rows."""
-    for score, column in SCORES.items():
-        median, low, high = (pl.col(f"{column}_{part}") for part in ("median", "q25", "q75"))
-        yield median.alias(score)
-        yield (median - low).alias(f"{score}_below")
-        yield (high - median).alias(f"{score}_above")
+def spread_of(score: str, column: str) -> Iterator[pl.Expr]:
+    """Median of a column over layers, and the distances to the quartiles, as in published rows."""
+    values = pl.col(column).cast(pl.Float64).fill_nan(None)
+    low, median, high = (values.quantile(q, "linear") for q in (0.25, 0.5, 0.75))
+    yield median.alias(score)
+    yield (median - low).alias(f"{score}_below")
+    yield (high - median).alias(f"{score}_above")
 
 
 def _name(row: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ import polars as pl
 
 from wqk._console import last_part
 from wqk.scanning.surveys.model_sets import model_set, model_sets
-from wqk_lab.atlas.ranks import flags, published, with_flags
+from wqk_lab.atlas.ranks import SCORES, flags, published, spread_of, with_flags
 
 DATA = Path(__file__).parent / "data"
 
@@ -101,8 +101,7 @@ def drawn_models() -> pl.DataFrame:
         .group_by("modality", "file", "model", "stack", maintain_order=True)
         .agg(
             pl.col("parameters").first(),
-            *_spread("symmetry"),
-            *_spread("directionality"),
+            *(each for score in SCORES for each in spread_of(score, score)),
             untrained=pl.col("symmetry").abs().max() < UNTRAINED,
         )
         .unique(["model", "stack"], keep="last", maintain_order=True)
@@ -114,17 +113,6 @@ def drawn_models() -> pl.DataFrame:
             source=pl.lit("published"),
         )
     )
-
-
-def _spread(score: str) -> list[pl.Expr]:
-    """Median over layers, and the distances to the quartiles."""
-    column = pl.col(score).cast(pl.Float64)
-    median = column.median()
-    return [
-        median.alias(score),
-        (median - column.quantile(0.25, "linear")).alias(f"{score}_below"),
-        (column.quantile(0.75, "linear") - median).alias(f"{score}_above"),
-    ]
 
 
 def _flags(row: Mapping[str, Any]) -> list[str]:

@@ -80,10 +80,7 @@ FIGURES = {
     "fig3": Entry(partial(_pairs, "fig3"), dynamics.medians_and_layers),
     "s3": Entry(partial(_pairs, "s3"), dynamics.medians_by_comparison),
     "s4": Entry(partial(_pairs, "s4"), dynamics.layers_by_comparison),
-    "s5": Entry(
-        _starts,
-        starts.loss_and_symmetry,
-    ),
+    "s5": Entry(_starts, starts.loss_and_symmetry),
     "losses": Entry(
         lambda given: starts.losses_by_start(given.runs), starts.losses_and_differences
     ),
