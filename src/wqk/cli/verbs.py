@@ -101,8 +101,9 @@ diff = Verb(
     help="Compare every other tensor too, by name or by what it holds.",
 )  # fmt: skip
 @click.option(
-    "--up-to", type=click.Choice(["heads"]), multiple=True,
-    help="Ignore this freedom: the order of heads, where values and outputs have the same.",
+    "--up-to", type=click.Choice(["stream", "heads"]), multiple=True,
+    help="Ignore a freedom: the coordinates of the residual stream, if one rotation turns "
+    "everything (QuaRot, SpinQuant; implies --all); or the order of heads.",
 )  # fmt: skip
 @click.option("--junit", type=FILE, metavar="FILE.xml", help="Write a report as JUnit's XML.")
 @click.option("--picture", type=FILE, help="Draw where they differ: .png, .pdf or .svg.")

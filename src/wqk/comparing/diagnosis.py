@@ -153,7 +153,11 @@ def _attempts(
     if settings:
         yield []
     found = search(layout.units, lambda unit: layout.elsewhere(unit, neighbors))
-    if not settings and found and all(one.kind is Kind.SCALED and one.unit.heads for one in found):
+    if (
+        not settings
+        and found
+        and all(one.kind is Kind.SCALED and one.unit.role in ("query", "key") for one in found)
+    ):
         yield []  # scores tell a factor of queries and keys together
     yield found
     weights = [one for one in found if one.kind not in (Kind.BIASES, Kind.NORM)]

@@ -207,7 +207,8 @@ class Expected:
             places.append((role, side.heads, rows))
             free[rows] = False
         if free.any():
-            places.append(("rest", 0, np.flatnonzero(free)))
+            heads, more = divmod(int(free.sum()), unit.sizes.width)
+            places.append(("rest", 0 if more else heads, np.flatnonzero(free)))
         for role, heads, rows in places:
             beside = bias and replace(bias, wanted=bias.wanted[rows], stored=bias.stored[rows])
             yield replace(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -33,6 +33,7 @@ from wqk.comparing.randomization import (
     gather,
     layer_shares,
 )
+from wqk.comparing.sameness import same
 from wqk.errors import CheckpointError
 from wqk.families import AttentionPlan
 from wqk.families.naming import embedding_table
@@ -417,11 +418,22 @@ def kin(ref: Any, other: Any, *, on_progress: Callable[[int, int], None] | None 
         bounds = name not in SAME_STREAM
         matches = tuple(_matches(a, b, evidence.agreements[name], bounds))
         kind = _kind(a, b, matches, bounds)
+        if bounds and in_place(matches) and _is_turned(ref, other):
+            kind = "rotated copy"
+            matches = tuple(replace(m, changes=(0.0,) * len(m.heads)) for m in matches)
     return Kinship(
         a.name, b.name, evidence.weights, evidence.coordinates, evidence.floor, evidence.outcomes,
         tuple(_likenesses(a, b)) if coordinates else (), matches, kind, bounds,
         spectral_closeness(a.prints, b.prints),
     )  # fmt: skip
+
+
+def _is_turned(ref: Any, other: Any) -> bool:
+    """Whether one rotation of the residual stream makes one model the other."""
+    try:
+        return same(ref, other, up_to=("stream",)).same
+    except CheckpointError:
+        return False
 
 
 def _shape(model: _Model) -> str:

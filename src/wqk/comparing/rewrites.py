@@ -46,11 +46,13 @@ from wqk.comparing.units import (
     sketch,
 )  # fmt: skip
 
+# Weights whose rows make heads; the rest of a fused one may be gates.
+HEADED = ("query", "key", "value", "rest")
 # Of an order without a name: said, and found again by content.
 UNORDERED = "in another order, by no known rule"
 MATCHED = (
     "normed = torch.nn.functional.normalize\n"
-    "rows = (normed(original) @ normed(w).T).abs().argmax(1)\nw = w[rows]"
+    "order = (normed(original) @ normed(w).T).abs().argmax(1)\nw = w[order]"
 )
 # A head is another one where this share of its rows are others.
 MOST = 0.5
@@ -131,7 +133,7 @@ def _transposed(unit: Unit) -> Finding | None:
 
 def _heads(unit: Unit) -> Finding | None:
     """Whole heads that are others: copies, pruned, of another weight, or left as initialized."""
-    if not unit.heads or unit.wanted.ndim < 2 or unit.role not in ("query", "key", "value"):
+    if not unit.heads or unit.wanted.ndim < 2 or unit.role not in HEADED:
         return None
     wanted, stored = (
         some.reshape(unit.heads, unit.sizes.width, -1) for some in (unit.wanted, unit.stored)
@@ -436,7 +438,7 @@ def of_vector(code: str, name: str) -> str:
     'b = b.view(-1, 2, 4).transpose(1, 2).reshape(-1)'
     """
     if code == MATCHED:
-        return f"{name} = {name}[rows]"
+        return f"{name} = {name}[order]"
     return re.sub(r"\bw\b", name, code.replace(", D)", ")"))
 
 

@@ -29,6 +29,7 @@ from wqk.comparing.freedoms import explained, signature
 from wqk.comparing.mismatches import Kind, Mismatch
 from wqk.comparing.outside import absent_towers, outside
 from wqk.comparing.rewrites import regrouped
+from wqk.comparing.stream import TURNED, turned
 from wqk.comparing.weights import CIRCUITS, SCORES, Pair, grid, scorings, sides_of
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families import AttentionPlan
@@ -89,7 +90,9 @@ def same(
         Whether every other tensor is compared too: under its name, or found by what it holds.
     up_to
         Freedoms of the model that do not count: ``heads``, their order, where scores, values and
-        outputs agree on it.
+        outputs agree on it; ``stream``, the coordinates of the residual stream, where one
+        orthogonal matrix turns embeddings, attention, feed-forward networks and outputs (QuaRot,
+        SpinQuant). It implies ``everything``.
     on_progress
         Called after every block with the number done and the number of all.
     **hub
@@ -108,13 +111,21 @@ def same(
     True
     """
     check_options("same", hub, HubFolder)
-    if unknown := sorted(set(up_to) - {"heads"}):
-        raise CheckpointError(f"up_to: expected heads, got {', '.join(unknown)}")
+    if unknown := sorted(set(up_to) - {"heads", "stream"}):
+        raise CheckpointError(f"up_to: expected heads or stream, got {', '.join(unknown)}")
     openings: list[dict[str, Any]] = [
         {"ref": one, "family": file, "revision": revision, **hub}
         for one, file, revision in zip((ref, other), (family, other_family), revisions, strict=True)
     ]
     models, notes = _opened(openings, heads_per_layer, key_heads)
+    accepted = tolerance
+    if "stream" in up_to:
+        everything = True  # one rotation has to turn all of the model
+        ours, theirs = (model.checkpoint.tensors() for model in models)
+        there, words = turned(models, paired_names(ours, theirs))
+        notes.append(f"the residual stream {words}" if there else f"up to the stream: {words}")
+        if there is not None:
+            models[0], tolerance = there, max(tolerance, TURNED)
     checkpoints = [model.checkpoint for model in models]
     pairs, missing, added = _paired(*(model.plans for model in models))
     anchors = pairs or _paired(*(model.mixers for model in models))[0]
@@ -143,14 +154,13 @@ def same(
             on_progress(len(blocks), len(pairs))
     with one_blas_thread():
         blocks = [_explained(models, pairs, blocks, marks, n, tolerance) for n in range(len(pairs))]
-    tensors = [checkpoint.tensors() for checkpoint in checkpoints]
     one, two = (plan.query.tensor for plan in anchors[0])
-    names = paired_names(tensors[0], tensors[1], (one, two))
+    names = paired_names(checkpoints[0].tensors(), checkpoints[1].tensors(), (one, two))
     rest = outside(models, pairs, blocks, names, everything, layers, tolerance)
     notes += absent_towers(models)
     return CheckpointComparison(
         checkpoints[0].name, checkpoints[1].name, tuple(blocks), missing, added,
-        tuple(notes), *rest, tolerance, _quantized(pairs),
+        tuple(notes), *rest, accepted, _quantized(pairs),
     )  # fmt: skip
 
 
