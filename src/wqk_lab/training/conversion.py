@@ -12,16 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from wqk.errors import RunError, all_lines
-from wqk.live.running import load_pretrained, quiet
+from wqk.errors import RunError
 from wqk.tables.run import Run, open_run
 from wqk_lab.training.corpus.store import TokenStore
 from wqk_lab.training.recipe import MODEL_FIELDS, NO_START, Recipe
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 # Fields that weights are made for.
 FIXED = (*MODEL_FIELDS, "preset", "config", "vocabulary_multiple", "block")
@@ -115,22 +111,3 @@ def require_same_tokenizer(parent: Parent, store: TokenStore) -> None:
             f"{store.folder}: its tokenizer is not that of {parent.run.folder}, whose weights are "
             "continued; build the corpus with that run's vocabulary, or continue on its own corpus"
         )
-
-
-def load_parent(parent: Parent, model: PreTrainedModel) -> None:
-    """Load a parent's weights into a model, in place; RunError unless they are all there."""
-    import torch
-
-    try:
-        with quiet():
-            saved, report = load_pretrained(type(model), parent.checkpoint, dtype=torch.float32)
-        wrong = [*report["missing_keys"], *report["unexpected_keys"], *report["mismatched_keys"]]
-        if not wrong:
-            model.load_state_dict(saved.state_dict())
-            return
-        reason = f"{len(wrong)} tensors do not fit, {wrong[0]} for one"
-    except Exception as error:  # the libraries raise anything for a damaged file
-        reason = all_lines(error, 160)
-    raise RunError(
-        f"{parent.checkpoint}: its weights cannot be those of a {type(model).__name__} ({reason})"
-    )

@@ -202,23 +202,29 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: Path, model: PreTrainedModel) -> dict[str, Any]:
-    """Load a checkpoint's weights into a model, in place; return the other states by file name."""
+    """Load a checkpoint's weights into a model, in place; return the other states by file name.
+
+    RunError if its files are damaged, or hold other tensors than the model's.
+    """
     import torch
 
-    files = [path / name for name in (OPTIMIZER, SCALER)]
     try:
         with quiet():
-            saved, _ = load_pretrained(type(model), path, dtype=torch.float32)
+            saved, report = load_pretrained(type(model), path, dtype=torch.float32)
+        wrong = [*report["missing_keys"], *report["unexpected_keys"], *report["mismatched_keys"]]
+        if wrong:  # what is missing was drawn at random
+            raise ValueError(f"{len(wrong)} tensors do not fit, {wrong[0]} for one")
         model.load_state_dict(saved.state_dict())
         return {
-            file.name: torch.load(file, map_location="cpu", weights_only=True)
-            for file in files
-            if file.exists()
+            name: torch.load(path / name, map_location="cpu", weights_only=True)
+            for name in (OPTIMIZER, SCALER)
+            if (path / name).exists()
         }
     except Exception as error:  # the libraries raise anything for a damaged file
         reason = all_lines(error, 160)
         raise RunError(
-            f"{path}: cannot be resumed from ({reason}); delete it to resume from an earlier one"
+            f"{path}: a {type(model).__name__} cannot go on from it ({reason}); a run that is "
+            "resumed takes the checkpoint before it once this one is moved away"
         ) from None
 
 

@@ -116,8 +116,8 @@ def train(
 
         from wqk_lab.training.loop import make_accelerator, run_loop
     from wqk.live.initializing import initialize_
-    from wqk_lab.training.conversion import load_parent, require_same_tokenizer
-    from wqk_lab.training.models import build_model, tokenizer_files
+    from wqk_lab.training.conversion import require_same_tokenizer
+    from wqk_lab.training.models import build_model, load_checkpoint, tokenizer_files
     from wqk_lab.training.objectives import Rows
 
     folder = Path(folder)
@@ -145,7 +145,7 @@ def train(
     model = build_model(recipe, store.vocabulary_size, store.special)
     if before is not None:
         require_same_tokenizer(before, store)
-        load_parent(before, model)
+        load_checkpoint(before.checkpoint, model)
     start = initialize_(
         model,
         recipe.init,

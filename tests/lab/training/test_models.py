@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import wqk
 from wqk.errors import RunError
 from wqk.live.initializing import KINDS
-from wqk_lab.training.models import build_model
+from wqk_lab.training.models import build_model, load_checkpoint
 
 VOCABULARY = 40
 SPECIAL = {"padding": 0, "mask": 1, "unknown": 2, "separator": 3}
@@ -109,3 +111,19 @@ def test_configurations_that_make_no_model(
 ) -> None:
     with pytest.raises(RunError, match=message):
         build_model(tiny(mode=mode, config=config), VOCABULARY, SPECIAL)
+
+
+def test_a_checkpoint_without_a_tensor_is_not_gone_on_from(tiny: Any, tmp_path: Path) -> None:
+    """transformers draws what is missing at random: the run would go on as another one."""
+    model = build_model(tiny(), VOCABULARY, SPECIAL)
+    model.save_pretrained(tmp_path)
+    assert load_checkpoint(tmp_path, model) == {}
+    tensors = load_file(tmp_path / "model.safetensors")
+    gone = next(name for name in tensors if name.endswith("query.weight"))
+    save_file(
+        {n: t for n, t in tensors.items() if n != gone},
+        tmp_path / "model.safetensors",
+        {"format": "pt"},
+    )
+    with pytest.raises(RunError, match=f"1 tensors do not fit, {gone} for one"):
+        load_checkpoint(tmp_path, model)
