@@ -140,7 +140,7 @@ def made(name: str, text: str) -> str:
 
 
 def causes() -> list[str]:
-    """What of the paper's picture holds as a cause, and what does not, in a paragraph to quote."""
+    """What of the paper's picture holds as a cause, and what does not, in lists to quote."""
     told: dict[str, list[str]] = {title: [] for title in dict.fromkeys(OUTCOMES.values())}
     for folder, _ in PAGES.values():
         for claim, verdict, result in verdicts(folder):
@@ -149,11 +149,11 @@ def causes() -> list[str]:
                 effect = interval_of(result, *result.allowed).replace(" [", f"{unit} [")
                 effect += ", by borrowed variance" * result.borrows
                 told[OUTCOMES[verdict]].append(f"{claim.quote} (`{claim.contrast}`, {effect})")
-    return [
-        "> "
-        + " ".join(f"{title}: {'; '.join(some)}." for title, some in told.items() if some)
-        + " All of it in models of two to four layers; intervals allow for all contrasts of a page."
-    ]
+    lines = []
+    for title, some in told.items():
+        lines += [f"> {title}:", ">", *(f"> - {one}" for one in some), ">"] if some else []
+    note = "All of it in models of two to four layers; intervals allow for all contrasts of a page."
+    return [*lines, f"> {note}"]
 
 
 def shares() -> pl.DataFrame:
@@ -255,7 +255,7 @@ PAGES: dict[str, tuple[Path, dict[str, Callable[[], list[str]]]]] = {
     "linear.md": (FOLDER / "linear", {"models": models_table}),
 }
 
-# How the verdicts are told to somebody who reads one paragraph.
+# How the verdicts are told to somebody who reads no tables.
 OUTCOMES = {
     "reproduced": "What holds as a cause",
     "not reproduced": "What does not",
