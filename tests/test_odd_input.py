@@ -44,6 +44,7 @@ ODD: dict[str, dict[str, Any]] = {
     "narrow outputs": {"lm_head.weight": np.zeros((V, D // 2))},
     "embeddings in one dimension": {"model.embed_tokens.weight": np.zeros(D)},
     "gains in two dimensions": {GAIN: np.ones((D, D))},
+    "gains in a grid": {GAIN: np.ones((2, D // 2))},
     "gains that are NaN": {GAIN: np.full(D, np.nan)},
     "no gains": {GAIN: np.zeros(0)},
     "few gains": {GAIN: np.ones(D - 1)},

@@ -70,9 +70,11 @@ def awq(weight: torch.Tensor) -> Iterator[Case]:
     O, I = weight.shape  # noqa: E741
     grouped = weight.reshape(O, -1, GROUP)
     scales = (grouped.amax(-1) - grouped.amin(-1)) / 15
-    zeros = (-grouped.amin(-1) / scales).round()
+    zeros = (-grouped.amin(-1) / scales).round().clamp(0, 15)
+    # As its quantizer rounds; packing expects codes of 4 bits.
+    codes = ((grouped / scales[..., None]).round() + zeros[..., None]).clamp(0, 15)
     linear = torch.nn.Linear(I, O, bias=False)
-    linear.weight.data = weight.clone()
+    linear.weight.data = ((codes - zeros[..., None]) * scales[..., None]).reshape(O, I)
     module = WQLinear_GEMM.from_linear(
         linear.half(), 4, GROUP, scales=scales.T.contiguous(), zeros=zeros.T.contiguous()
     )

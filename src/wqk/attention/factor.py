@@ -224,11 +224,17 @@ class Factors:
     def gain(self, norm: Norm) -> tuple[Array, Array | None]:
         """A norm's gain, and its bias if it has one.
 
-        `NonFiniteWeights` if they have NaN or infinite entries.
+        `NonFiniteWeights` if they have NaN or infinite entries, `CheckpointError` if they are no
+        vectors.
         """
         parts = [*norm.gain, *norm.bias]
         for part, values in zip(parts, self.read(parts), strict=True):
             _require_finite(values, f"{self.checkpoint.name}: {part.name}")
+            if values.ndim != 1:
+                raise CheckpointError(
+                    f"{self.checkpoint.name}: {part.name} must be a vector, a number for each "
+                    f"dimension; got the shape {tuple(values.shape)}"
+                )
         gain, *shift = self.read(parts)
         offset, factor = (gain.dtype.type(number) for number in (norm.offset, norm.factor))
         return factor * (gain + offset), factor * shift[0] if shift else None
