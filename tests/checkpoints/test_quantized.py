@@ -359,6 +359,15 @@ def test_hostile_files_give_an_error_or_values(name: str, count: int, tmp_path: 
         survive(name, seed, tmp_path)
 
 
+def test_scales_of_rows_may_be_a_vector(tmp_path: Path) -> None:
+    tensors, values, config = case("pack-quantized-4-channel")
+    tensors["a.weight_scale"] = tensors["a.weight_scale"].reshape(-1)
+    checkpoint = open_checkpoint(write(tmp_path, tensors, config))
+    found = checkpoint.read([Part("a.weight"), Part("a.weight", ((3, 4),))])
+    for read, expected in zip(found, (values, values[3:4]), strict=True):
+        np.testing.assert_array_equal(read, expected)
+
+
 def test_hqqs_own_files_are_refused_by_name(tmp_path: Path) -> None:
     stored = {"a.W_q": torch.zeros(16, 64, dtype=torch.uint8), "a.scale": torch.ones(32, 1)}
     stored |= {"a.nbits": torch.tensor(4), "a.packing": torch.zeros(8, dtype=torch.uint8)}
