@@ -368,6 +368,13 @@ def test_scales_of_rows_may_be_a_vector(tmp_path: Path) -> None:
         np.testing.assert_array_equal(read, expected)
 
 
+def test_scales_of_float8_are_floats(tmp_path: Path) -> None:
+    tensors, _, config = case("float-quantized-8-channel")
+    tensors["a.weight_scale"] = torch.ones(tensors["a.weight_scale"].shape, dtype=torch.int32)
+    with pytest.raises(CheckpointError, match="weight_scale"):
+        open_checkpoint(write(tmp_path, tensors, config)).tensors()
+
+
 def test_hqqs_own_files_are_refused_by_name(tmp_path: Path) -> None:
     stored = {"a.W_q": torch.zeros(16, 64, dtype=torch.uint8), "a.scale": torch.ones(32, 1)}
     stored |= {"a.nbits": torch.tensor(4), "a.packing": torch.zeros(8, dtype=torch.uint8)}
