@@ -1,9 +1,8 @@
-"""`same` as a gate: the assertion, the fixture, JUnit's report, and the README's first lines."""
+"""`same` as a gate: the assertion, the fixture, and JUnit's report."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -18,8 +17,6 @@ from wqk.cli.verbs import same as command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-README = Path(__file__).parents[2] / "README.md"
 
 
 def save(folder: Path, tensors: Any, config: dict[str, Any]) -> Path:
@@ -40,18 +37,6 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     edit("qk", pairs)(tensors, config)
     save(Path("converted"), tensors, config)
     return "original", "converted"
-
-
-def test_the_readme_opens_with_what_is_printed(folders: tuple[str, str]) -> None:
-    shown = re.search(
-        r"```console\n\$ wqk same original converted\n(.*?)```", README.read_text(), re.S
-    )
-    done = CliRunner().invoke(command, [*folders])
-    assert done.exit_code == 1
-    assert shown
-    # The last places of what rounding leaves are the processor's.
-    texts = [re.sub(r"\d\.\de-0[789]", "0", text) for text in (done.output, shown[1])]
-    assert texts[0].split() == texts[1].split()
 
 
 def test_an_assertion_says_the_cause_and_its_repair(

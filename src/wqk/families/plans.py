@@ -509,7 +509,7 @@ def _explain_absence(checkpoint: Checkpoint, family: Family) -> None:
     rule = family.attention[0]
     expected = (rule.fused or rule.query)[0].replace("{layer}", "0")
     shape = re.escape((rule.fused or rule.query)[0]).replace(r"\{layer\}", r"\d+")
-    bare = next((n for n in names if re.search(rf"(^|\.){shape}\.weight$", n)), None)
+    bare = next((n for n in names if re.search(rf"^(\D+\.)?{shape}\.weight$", n)), None)
     if bare:
         raise CheckpointError(
             f"{bare!r} is there, but the configuration says that no layer has such attention "
