@@ -245,7 +245,8 @@ def _scores(
     if not re.search(
         r"create_tensor_qkv|LLM_TENSOR_(DEC_|ENC_)?ATTN_(Q|QKV|K|KV_A_MQA|Q_A)\b", tensors
     ):
-        made["unread"] = "no attention"
+        convolved = "POS_NET_ATTN_Q" in tensors
+        made["unread"] = "attention made of convolutions" if convolved else "no attention"
     return made
 
 

@@ -484,3 +484,21 @@ def test_of_scalings_that_differ_the_one_key_that_matters_is_named() -> None:
     assert "mrope" not in cause.mismatch.reason
     assert cause.mismatch.repair.startswith('config["rope_parameters"]["full_attention"] = {')
     assert "'truncate': False" in cause.mismatch.repair
+
+
+@pytest.mark.parametrize("where", ["input norms", "query and key norms"])
+def test_another_epsilon_is_told_and_put_back(where: str) -> None:
+    tensors, config = llama(), {**CONFIG, "model_type": "qwen3", "rms_norm_eps": 1e-6}
+    for layer in range(LAYERS):
+        for side in "qk":
+            gain = 1 + np.arange(R, dtype=np.float32) / R
+            tensors[f"model.layers.{layer}.self_attn.{side}_norm.weight"] = gain
+    first = StateDict(tensors, config, "original")
+    other = StateDict(tensors, config | {"rms_norm_eps": 1e-3}, "converted")
+    found = same(first, other)
+    assert not found
+    assert f"epsilon of {where}: 1e-06 against 0.001" in found.sentence
+    assert found.repair == 'config["rms_norm_eps"] = original["rms_norm_eps"]'
+    # Rounded to float32, as GGUF stores it, it is the same.
+    rounded = config | {"rms_norm_eps": float(np.float32(1e-6))}
+    assert same(first, StateDict(tensors, rounded, "rounded"))

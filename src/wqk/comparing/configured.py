@@ -21,7 +21,7 @@ from wqk.comparing.mismatches import Kind, Mismatch, setting
 from wqk.comparing.units import short
 from wqk.comparing.weights import Pair
 from wqk.errors import WqkError
-from wqk.families import AttentionPlan, Rotary
+from wqk.families import AttentionPlan, Norm, Rotary
 from wqk.families.config import Config
 from wqk.model import Model
 from wqk.model import open as open_model
@@ -250,8 +250,12 @@ def other_settings(models: Sequence[Model], pair: Pair) -> Iterator[Mismatch]:
     ours, theirs = pair
     if not any(plan.rule.guess for plan in pair):
         known = _terms(theirs)
+        unknown: set[Any] = {None}
+        if ours.family != theirs.family:
+            unknown.add(_epsilons(Norm("layer", epsilon=1e-5)))  # what a silent layout is taken for
         for name, value in _terms(ours).items():
-            if value != known[name]:
+            silent = name.startswith("epsilon") and not unknown.isdisjoint((value, known[name]))
+            if value != known[name] and not silent:
                 repair = _term_repaired(models, pair, name)
                 yield setting(name, value, known[name], repair)
     yield from _untold([model.checkpoint for model in models], pair)
@@ -270,7 +274,18 @@ def _terms(plan: AttentionPlan) -> dict[str, Any]:
         "norm of queries": plan.query.norm.kind if plan.query.norm else None,
         "norm of keys": plan.key.norm.kind if plan.key.norm else None,
         "sinks": "learned" if plan.sinks else None,
+        "epsilon of input norms": _epsilons(plan.query.input_norm, plan.key.input_norm),
+        "epsilon of query and key norms": _epsilons(plan.query.norm, plan.key.norm),
     }
+
+
+def _epsilons(*norms: Norm | None) -> str | None:
+    """What norms add to a mean square or to a variance; None if that is not known of each."""
+    if not all(norm is not None and norm.epsilon for norm in norms):
+        return None
+    to = {"rms": "", "layer": " added to the variance"}
+    each = (f"{norm.epsilon:.3g}{to[norm.kind]}" for norm in norms if norm is not None)
+    return ", ".join(dict.fromkeys(each))
 
 
 def _term_repaired(models: Sequence[Model], pair: Pair, name: str) -> str:
@@ -284,6 +299,8 @@ def _term_repaired(models: Sequence[Model], pair: Pair, name: str) -> str:
         "window": (*rule.window, "layer_types"),
         "softcap": (rule.softcap,),
         "limit of queries and keys": (rule.clip,),
+        "epsilon of input norms": rule.input_norm_epsilon,
+        "epsilon of query and key norms": rule.norm_epsilon,
     }
     if name not in keys or rule.config != theirs.rule.config:
         return ""
