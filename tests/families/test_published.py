@@ -184,6 +184,32 @@ def test_a_share_of_drawn_settings_is_read_as_it_is_run(model_type: str, tmp_pat
     assert configuration_faults({"model_type": model_type}, tmp_path / "model", drawn) == [], drawn
 
 
+KINDS = {"sliding_attention": {"rope_theta": 77.0}, "full_attention": {"rope_theta": 77.0}}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "drawn"),
+    [
+        ("gemma3_text", {"rope_scaling": YARN | {"attention_factor": 1.3, "truncate": False}}),
+        ("olmo3", {"rope_parameters": KINDS, "rope_scaling": YARN}),
+        ("modernbert-decoder", {"rope_scaling": {"type": "linear", "factor": 2.0}}),
+        ("moonshine_streaming", {"rope_scaling": YARN}),
+        ("evolla", {"rope_parameters": YARN | {"rope_theta": 3000.0}}),
+        ("layoutlmv3", {"has_relative_attention_bias": False}),
+        ("gemma3n_audio", {"rms_norm_eps": 3e-07}),
+        ("gemma4_audio", {"rms_norm_eps": 3e-07}),
+        ("muse_spark_vision", {"layer_norm_eps": 3e-07}),
+        ("llama4_vision_model", {"norm_eps": 3e-07}),
+        ("bridgetower", {"text_config": {"layer_norm_eps": 3e-07}}),
+    ],
+)
+def test_settings_that_were_read_wrongly(
+    model_type: str, drawn: dict[str, Any], tmp_path: Path
+) -> None:
+    assert configuration_faults({"model_type": model_type}, tmp_path / "model", drawn) == []
+
+
 OUTCOMES = Path(__file__).parents[2] / "docs" / "model-types.jsonl"
 
 

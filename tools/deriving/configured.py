@@ -61,6 +61,9 @@ def configuration_faults(
         with np.errstate(all="ignore"):
             found = faults(record, checkpoint, find_family(checkpoint))
         found = [f for f in found if not (f.startswith(WEAK) or f.endswith(UNSEEN))]
+        stopped = [note for note in record.notes if note.startswith("whole:")]
+        if stopped and found and all("everywhere" in fault for fault in found):
+            raise RuntimeError(stopped[0])  # its parts were run without their masks
         # Classes of parts alone are not among those that a file is loaded with.
         loaded = MODEL_MAPPING_NAMES.get(table["model_type"])
         return found + (_verified(folder) if loaded else [])

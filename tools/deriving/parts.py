@@ -66,6 +66,11 @@ def main() -> None:
         has_kinds = any(r.window and "window" not in r.rotary_only for r in listed[kind].attention)
         kinds = _kinds(classes[kind]) if has_kinds else {}
         values[kind] = table | kinds | (_scaling(classes[kind], rotary) if rotary else {})
+        # A share that parameters of a file's own drop is no key of its own.
+        scaled = _rotary(classes[kind], rope_scaling={"rope_type": "linear", "factor": 2.0})
+        share = "partial_rotary_factor"
+        if share in values[kind].get("rope_parameters", {}) and share not in scaled:
+            values[kind].pop(share, None)
     _write(DEFAULTS, {kind: table for kind, table in values.items() if table})
 
 

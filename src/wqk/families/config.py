@@ -121,14 +121,14 @@ class Config:
         return next((value for value in found if value is not None), None)
 
     def _value(self, table: Mapping[str, Any], key: str) -> Any:
-        """What a key holds, or a number made of it: ``size // 2 + 1 if is_decoder``."""
+        """What a key holds, a number, or one made of it: ``size // 2 + 1 if is_decoder``."""
         key, _, condition = key.partition(" if ")
         key, _, more = key.partition(" + ")
         key, _, divisor = key.partition(" // ")
         if not self.holds(condition):
             return None
-        if key.isdecimal():
-            return int(key)
+        if (number := _read_number(key)) is not None:
+            return int(key) if key.isdecimal() else number
         value: Any = table
         for name in key.split("."):
             value = value.get(name) if isinstance(value, dict) else None

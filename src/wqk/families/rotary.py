@@ -191,14 +191,26 @@ def _parameters(config: Config, layer: int, windowed: bool) -> dict[str, Any]:
     if not isinstance(parameters, dict):
         raise config.wrong(("rope_parameters", "rope_scaling"), "a table", parameters)
     kind = config.layer_type(layer) or ("sliding_attention" if windowed else "full_attention")
-    if any(isinstance(one, dict) for one in parameters.values()):
-        own = parameters.get(kind)
-        return own if isinstance(own, dict) else {}
     scaled = config.default("scaled")  # where kinds of layers have parameters of their own
-    if not isinstance(scaled, list):
+    own = config.told("rope_parameters") if isinstance(scaled, list) else parameters
+    if _is_by_kind(own):
+        chosen = own.get(kind)
+        found = chosen if isinstance(chosen, dict) else {}
+    elif isinstance(scaled, list):
+        plain: dict[str, Any] = (config.default("rope_parameters") or {}).get(kind, {})
+        found = {"rope_type": "default", **plain}
+    else:
         return parameters
-    plain: dict[str, Any] = (config.default("rope_parameters") or {}).get(kind, {})
-    return plain | (parameters if kind in scaled else {})
+    if isinstance(scaled, list) and kind in scaled and not _is_by_kind(parameters):
+        found = found | parameters  # scaling as older files have it joins them
+    # Where kinds have their own, transformers looks for `truncate` beside them, and finds none.
+    return {key: value for key, value in found.items() if key != "truncate"}
+
+
+def _is_by_kind(parameters: Any) -> bool:
+    """Whether rotary parameters are told for each kind of layer."""
+    known = parameters.values() if isinstance(parameters, dict) else ()
+    return any(isinstance(one, dict) for one in known)
 
 
 class _Unscaled(NamedTuple):
