@@ -51,6 +51,7 @@ OTHERWISE = {
     "Gemma3ForConditionalGeneration": "scaled by 3.266",  # query_pre_attn_scalar is not in the file
     "Glm4vForConditionalGeneration": "rotated dimensions",  # half of them, where the file is silent
     "GlmOcrForConditionalGeneration": "rotated dimensions",
+    "GlmForCausalLM": "epsilon of input norms",  # the converter looks for another key
     "GptOssForCausalLM": "truncate",  # YaRN's bounds are always whole
     "GraniteSWAForCausalLM": "rotary base",  # that of single layers is not converted
     "LagunaForCausalLM": "rotated dimensions",  # of the pattern of layers only its length counts

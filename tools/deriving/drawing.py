@@ -102,7 +102,7 @@ def _values(key: str, value: Any, fields: dict[str, Any], heads: int) -> list[An
             sections = {name: size for name, size in value.items() if "section" in name}
             return [theta | sections | one for one in SCALINGS if "rope_type" in one]
         case "rope_parameters", dict():
-            return [{kind: one | {"rope_theta": 77.0} for kind, one in value.items()}]
+            return [{kind: one and one | {"rope_theta": 77.0} for kind, one in value.items()}]
         case "partial_rotary_factor" | "rotary_pct", _:
             return [0.5, 1.0]
         case "position_embedding_type", "absolute":

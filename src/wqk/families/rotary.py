@@ -201,9 +201,11 @@ def _parameters(config: Config, layer: int, windowed: bool) -> dict[str, Any]:
         found = {"rope_type": "default", **plain}
     else:
         return parameters
-    if isinstance(scaled, list) and kind in scaled and not _is_by_kind(parameters):
+    if not isinstance(scaled, list):
+        return found
+    if kind in scaled and not _is_by_kind(parameters):
         found = found | parameters  # scaling as older files have it joins them
-    # Where kinds have their own, transformers looks for `truncate` beside them, and finds none.
+    # Where a class has kinds, transformers looks for `truncate` beside them, and finds none.
     return {key: value for key, value in found.items() if key != "truncate"}
 
 
