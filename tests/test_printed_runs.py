@@ -14,7 +14,7 @@ import torch
 import transformers
 from click.testing import CliRunner
 from tests.command import shell
-from tests.test_printed import OPEN, PAGES, ROOT, commands
+from tests.test_printed import OPEN, PAGES, ROOT, commands, fences
 
 import wqk
 from wqk.cli.main import command
@@ -299,3 +299,42 @@ def test_printed_commands_of_the_laboratory_run(
             wrong.append(f"{text}: {result.exit_code} {result.output[-300:]} {result.exception!r}")
     assert not wrong, "\n".join(wrong)
     assert len(some) > 20
+
+
+# -- snippets of Python that are no sessions ----------------------------------------------------
+
+# Other libraries, networks and texts that are not here, and what a page has defined elsewhere.
+SNIPPETS_ELSEWHERE = re.compile(
+    r"lightning|wandb|wqk_lab|paper:|store/|openai-community|org/pr|penalty\(\)|PenalizedTrainer"
+    r"|path/to/wiki|path/to/bert|wqk\.kin\(|run\.parquet"
+)
+
+
+@pytest.mark.slow
+def test_snippets_of_python_run(desk: Path) -> None:
+    config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=60, n_positions=32)
+    ids = torch.arange(16)[None] % 60
+    some = [
+        (place, text) for place, text in fences("python") if not SNIPPETS_ELSEWHERE.search(text)
+    ]
+    for number, (place, text) in enumerate(some):
+        model = transformers.GPT2LMHeadModel(config)
+        batch = {"input_ids": ids, "labels": ids}
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        arguments = transformers.TrainingArguments(
+            f"trained-{number}", max_steps=1, report_to=[], use_cpu=True
+        )
+        names = {
+            "wqk": wqk, "model": model, "batch": batch, "batches": [batch], "loader": [batch],
+            "optimizer": optimizer, "step": 0,
+            "train_step": lambda *_: None,
+            "trainer": transformers.Trainer(model, arguments),
+        }  # fmt: skip
+        shutil.rmtree("run", ignore_errors=True)
+        for run in ("run", "healthy"):
+            wqk.Monitor(model, f"{run}/scores.jsonl")(0)
+        try:
+            exec(text, names)
+        except Exception as error:
+            pytest.fail(f"{place}: {text}\n{type(error).__name__}: {error}")
+    assert len(some) > 8
