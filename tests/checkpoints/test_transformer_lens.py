@@ -22,6 +22,7 @@ LAYERS, D, H, G, R = 2, 24, 4, 2, 6
 LLAMA = {
     "model_type": "llama", "hidden_size": D, "num_hidden_layers": LAYERS, "num_attention_heads": H,
     "num_key_value_heads": G, "head_dim": R, "rope_theta": 5e5, "attention_bias": True,
+    "rms_norm_eps": 1e-5,
 }  # fmt: skip
 LENS = {
     "n_layers": LAYERS, "d_model": D, "n_heads": H, "n_key_value_heads": G, "d_head": R,

@@ -470,7 +470,7 @@ def test_what_is_stored_alike_is_read_once_and_all_is_let_go(
 def test_of_scalings_that_differ_the_one_key_that_matters_is_named() -> None:
     yarn = {
         "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64,
-        "rope_theta": 500.0, "truncate": False, "mrope_section": [2, 1, 1],
+        "rope_theta": 500.0, "beta_fast": 2, "mrope_section": [2, 1, 1],
     }  # fmt: skip
     rounded = {key: yarn[key] for key in list(yarn)[:4]}
     kinds = {"full_attention": rounded, "sliding_attention": {"rope_theta": 77.0}}
@@ -480,10 +480,10 @@ def test_of_scalings_that_differ_the_one_key_that_matters_is_named() -> None:
         for one in (yarn, kinds)
     )
     (cause,) = same(here, there).causes
-    assert "truncate False expected, truncate None found" in cause.mismatch.reason
+    assert "beta_fast 2 expected, beta_fast None found" in cause.mismatch.reason
     assert "mrope" not in cause.mismatch.reason
     assert cause.mismatch.repair.startswith('config["rope_parameters"]["full_attention"] = {')
-    assert "'truncate': False" in cause.mismatch.repair
+    assert "'beta_fast': 2" in cause.mismatch.repair
 
 
 @pytest.mark.parametrize("where", ["input norms", "query and key norms"])
