@@ -148,11 +148,15 @@ def causes() -> list[str]:
                 unit = next((u for of, u in UNITS.items() if of in result.contrast.measure), "")
                 effect = interval_of(result, *result.allowed).replace(" [", f"{unit} [")
                 effect += ", by borrowed variance" * result.borrows
-                told[OUTCOMES[verdict]].append(f"{claim.quote} (`{claim.contrast}`, {effect})")
+                said = f"{claim.quote}{'°' * claim.foretold} (`{claim.contrast}`, {effect})"
+                told[OUTCOMES[verdict]].append(said)
     lines = []
     for title, some in told.items():
         lines += [f"> {title}:", ">", *(f"> - {one}" for one in some), ">"] if some else []
-    note = "All of it in models of two to four layers; intervals allow for all contrasts of a page."
+    note = (
+        "All of it in models of two to four layers; intervals allow for all contrasts of a page. "
+        "Sentences with ° were chosen before their runs, the others after some of them."
+    )
     return [*lines, f"> {note}"]
 
 

@@ -98,6 +98,7 @@ class Claim:
     note: str = ""
     interaction: str = ""  #: Of a main effect: the contrast that must be too small to matter.
     quote: str = ""  #: The same in a sentence that lists what holds and what does not.
+    foretold: bool = False  #: Whether that sentence was chosen before its runs.
 
 
 @dataclass(frozen=True)
