@@ -1,6 +1,6 @@
 """What a type checker must refuse, and accept: mypy reports an ignored error that is none."""
 
-from typing import TYPE_CHECKING, assert_type
+from typing import TYPE_CHECKING, Any, assert_type
 
 import wqk
 
@@ -25,7 +25,9 @@ if TYPE_CHECKING:  # never run
     assert_type(head.ov, wqk.BilinearForm)
     assert_type(model[:, 0], list[wqk.Head])
     assert_type([one.norm for one in model[1].heads], list[float])
-    ratio: float = head.norm / model[1].form.symmetry
+    assert_type(model[1].form.symmetry, float)
+    assert_type(wqk.BilinearForm([[1.0]], [[1.0]]).directionality, float)
+    assert_type(model[1].heads.symmetry, Any)  # an array
     _ = head.q  # type: ignore[attr-defined]
     _ = model.heads  # type: ignore[attr-defined]
     _ = model[1].head  # type: ignore[attr-defined]

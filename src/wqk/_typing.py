@@ -11,15 +11,18 @@ import sys
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 Array: TypeAlias = Any
-# The score of each form of a stack; a number if NumPy holds a single one.
-Scores: TypeAlias = Any
 
-if TYPE_CHECKING or "jaxtyping" in sys.modules:
+if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-    if not TYPE_CHECKING:
-        Scores = float | Float[Array, "*stack"]
+    # The score of each form of a stack; of a single one, which type checkers assume, a number.
+    Scores: TypeAlias = float
+elif "jaxtyping" in sys.modules:
+    from jaxtyping import Bool, Float, Int
+
+    Scores = float | Float[Array, "*stack"]
 else:
+    Scores = Any
 
     class _AnyShape:
         """In place of a jaxtyping type: accepts every subscript and checks nothing."""

@@ -368,6 +368,14 @@ class Heads(BilinearForm):
     block: Block
     _others: BilinearForm | None  # in other coordinates
 
+    if TYPE_CHECKING:  # where a single form has numbers
+        norm: Array
+        symmetry: Array
+        symmetry_null: Array
+        directionality: Array
+        directionality_excess: Array
+        trace: Array
+
     def __init__(self, block: Block, groups: BilinearForm | None = None) -> None:
         self.__dict__.update(block=block, _others=groups)
 
@@ -448,14 +456,6 @@ class Head(BilinearForm):
 
     block: Block
     index: int
-
-    if TYPE_CHECKING:  # the scores of a single form are numbers
-        norm: float
-        symmetry: float
-        symmetry_null: float
-        directionality: float
-        directionality_excess: float
-        trace: float
 
     def __init__(self, block: Block, index: int) -> None:
         if not isinstance(block, Block):

@@ -574,11 +574,11 @@ class BilinearForm(Advising, synonyms=SYNONYMS):
         return self.number(directionalities(self.moments).directionality_excess)
 
     @staticmethod
-    def number(score: Array) -> Any:
+    def number(score: Array) -> Scores:
         """A score as it is returned: of a single NumPy form, a plain number."""
-        return (
-            float(score) if isinstance(score, np.ndarray | np.generic) and not score.ndim else score
-        )
+        is_single = isinstance(score, np.ndarray | np.generic) and not score.ndim
+        shown: Scores = float(score) if is_single else score
+        return shown
 
     def svd(self) -> kernels.SVD:
         """The singular value decomposition, from that of a rank × rank core; computed once.
