@@ -53,7 +53,6 @@ SLOW = (
     "tests/live/test_callback.py::test_a_resumed_run_goes_on_in_the_same_files",
     "tests/live/test_distributed.py",
     "tests/live/test_logits.py::test_compiled_models_are_measured",
-    "tests/live/test_measures.py::test_growing_ceilings_raise_an_alarm",
     "tests/reporting/test_browser.py",
     "tests/reporting/test_notebooks.py",
     "tests/scanning/test_scan.py::test_memory_does_not_grow_with_the_number_of_layers",

@@ -238,3 +238,8 @@ def test_norms_and_soft_caps_outside_the_form_are_told() -> None:
     assert "softly capped at ±3" in explained
     assert "the gains of the norms" in explained
     assert "the soft cap of scores at ±3" in scan(checkpoint).metadata["left_out"]["capped"]
+
+
+def test_no_family_has_the_name_of_another() -> None:
+    others = {file: family.name for file, family in families().items() if family.name != file}
+    assert not others, "the name of a family is that of its file in families/data"

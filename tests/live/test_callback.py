@@ -119,22 +119,6 @@ def test_tensorboard_shows_the_medians(tmp_path: Path) -> None:
     assert all(0 < event.value < 1 for event in shares)
 
 
-def test_scores_in_the_background_are_all_written_and_logged_by_the_end(tmp_path: Path) -> None:
-    tables = []
-    for name, background in (("plain", False), ("behind", True)):
-        run = trainer(tmp_path / name)
-        callback = wqk.ScoreCallback(tmp_path / name, every=4, name="run", background=background)
-        callback.attach(run)
-        run.train()
-        tables.append(wqk.read_table(tmp_path / name / "scores.jsonl"))
-        history = [log for log in run.state.log_history if "wqk/symmetry_median" in log]
-        summary = tables[-1].summary().filter(over="layers")
-        assert [log["wqk/symmetry_median"] for log in history] == (
-            summary["symmetry_median"].to_list()
-        )
-    assert tables[0].frame.equals(tables[1].frame, null_equal=True)
-
-
 def test_a_callback_that_is_only_added_writes_files_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

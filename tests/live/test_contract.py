@@ -36,6 +36,7 @@ from wqk.errors import CheckpointError
 from wqk.families import AttentionPlan
 from wqk.live.listening import parent_of
 from wqk.live.running import double_precision, inputs_of
+from wqk_lab.training.initializations import STARTS
 
 SIGNS = {"symmetric": 1, "paired": 1, "skew": -1}  # the symmetry of what starts make
 STEPS = 25  # of inputs that climb to the largest scores
@@ -364,7 +365,7 @@ def prove_start(model: Any, feeds: Feeds) -> None:
     for kind, sign in SIGNS.items():
         model.load_state_dict(state)
         try:
-            report = wqk.initialize_(model, kind)
+            report = wqk.initialize_(model, STARTS[kind])
         except CheckpointError as error:
             pytest.skip(str(error))
         started = own_scores(model, feeds)

@@ -18,6 +18,7 @@ from torch.nn import functional
 import wqk
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.live.scoring import Penalty
+from wqk_lab.training.initializations import STARTS
 
 TOKENS = torch.arange(16).reshape(2, 8)
 
@@ -378,7 +379,7 @@ def test_a_guess_is_taken_once_the_model_s_own_pass_has_proven_it() -> None:
     )
     wqk.clip_(model, found.largest / 2, logits=found)
     with pytest.raises(CheckpointError, match="set the values too"):
-        wqk.initialize_(model, "published", seed=0)
+        wqk.initialize_(model, STARTS["published"], seed=0)
     assert wqk.initialize_(model, "symmetric").layers[0].after.symmetry == pytest.approx(1)
     other = strong(Wrapped())
     other.attn_layers[1][0].to_q.register_forward_hook(lambda *args: 2 * args[-1])

@@ -5,21 +5,19 @@ Imported only when `ScoreCallback` is used, since it needs `transformers`.
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Callable, Collection, Iterable
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any
 
 from wqk._typing import FilePath
-from wqk.checkpoints.references import check_options
 from wqk.errors import MissingPackage, install
 from wqk.live.clipping import Clipper
 from wqk.live.monitor import Monitor
-from wqk.live.scoring import Alarm, Tracker
+from wqk.live.scoring import Tracker
 from wqk.model import open as open_model
 from wqk.tables.run import CLIPS
-from wqk.tables.score_table import ScoreTable
 
 try:
     from transformers.trainer_callback import TrainerCallback
@@ -32,25 +30,6 @@ if TYPE_CHECKING:
     from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
 LOG = logging.getLogger("wqk.live")
-
-
-class MonitorOptions(TypedDict, total=False):
-    """What `Monitor` takes besides the model and the file."""
-
-    every: int | None
-    steps: Iterable[int] | Literal["log"]
-    gamma: float
-    heads: bool
-    name: str | None
-    measures: Collection[str]
-    per_layer: bool
-    on_alarm: Callable[[Alarm], object] | None
-    growth: float | None
-    reference: ScoreTable | str | PathLike[str] | None
-    deviation: float
-    background: bool
-    logits: bool
-    sequences: int
 
 
 class ScoreCallback(TrainerCallback):  # type: ignore[misc]
@@ -93,9 +72,9 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
         clip_every: int = 1,
         family: FilePath | None = None,
         heads_per_layer: int | None = None,
-        **options: Unpack[MonitorOptions],
+        **options: Any,
     ) -> None:
-        check_options("ScoreCallback", options, MonitorOptions)
+        inspect.signature(Monitor).bind(None, **options)  # a TypeError for what it does not take
         self.folder = Path(folder)
         self._clip, self._clip_every = clip, clip_every
         self._clipper: Clipper | None = None
@@ -149,8 +128,6 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
         is_last = state.global_step >= state.max_steps or control.should_training_stop
         look = self.monitor.look if is_last else self.monitor
         self._log(look(state.global_step), control)
-        if is_last:
-            self._log(self.monitor.flush(), control)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -13,14 +13,13 @@ the same variance, its norm is larger by √(1 + ((tr T)² + tr T²)/(r D)).
 turn            T                                                  symmetry    tr T  norm
 ==============  =================================================  ==========  ====  =============
 ``symmetric``   keeps every dimension                              1           r     √(1 + (r+1)/D)
-``negated``     turns every sign                                   1           −r    √(1 + (r+1)/D)
 ``indefinite``  turns the sign of every other plane                1           0     √(1 + 1/D)
-``paired``      lets heads 2i and 2i + 1 change places             1           0     √(1 + 1/D)
 ``skew``        turns every plane by 90°                           −1          0     √(1 − 1/D)
 ==============  =================================================  ==========  ====  =============
 
 A plane is a pair of dimensions of a head: the two that turn together where positions are rotary, so
-that T commutes with their rotation.
+that T commutes with their rotation. Starts that only the paper's experiments need are in
+`wqk_lab.training.initializations`.
 
 Axes: H query heads, G key heads, R head width, D model width, r = G R.
 """
@@ -30,7 +29,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -82,11 +80,6 @@ def symmetric(shared: Shared, order: np.ndarray) -> Shared:
     return shared
 
 
-def negated(shared: Shared, order: np.ndarray) -> Shared:
-    """Keys that are the negated queries: every head's form is negative semidefinite."""
-    return -shared
-
-
 def indefinite(shared: Shared, order: np.ndarray) -> Shared:
     """Keys that are the queries with half of the signs flipped; heads start with + and − in turn.
 
@@ -100,21 +93,6 @@ def indefinite(shared: Shared, order: np.ndarray) -> Shared:
     signs = np.empty((heads, width, 1), shared.dtype)
     signs[:, order, 0] = (-1) ** (np.arange(width) // 2 + np.arange(heads)[:, None])
     return shared * signs
-
-
-def paired(shared: Shared, order: np.ndarray) -> Shared:
-    """Each head's keys are its neighbor's queries; an odd last head is `indefinite`.
-
-    Examples
-    --------
-    >>> paired(np.array([[[1.0]], [[2.0]], [[3.0]]]), np.arange(1)).ravel()
-    array([2., 1., 3.])
-    """
-    even = len(shared) // 2 * 2
-    neighbors = shared[:even].reshape(-1, 2, *shared.shape[1:])[:, ::-1]
-    return np.concatenate(
-        [neighbors.reshape(even, *shared.shape[1:]), indefinite(shared[even:], order)]
-    )
 
 
 def skew(shared: Shared, order: np.ndarray) -> Shared:
@@ -140,9 +118,7 @@ class Turn(NamedTuple):
 
 TURNS: Mapping[str, Turn] = {
     "symmetric": Turn(symmetric, 1.0),
-    "negated": Turn(negated, 1.0),
     "indefinite": Turn(indefinite, 1.0),
-    "paired": Turn(paired, 1.0),
     "skew": Turn(skew, -1.0),
 }
 
@@ -151,80 +127,18 @@ Shapes = dict[str, tuple[int, int, int]]
 Weights = dict[str, np.ndarray]
 
 
-def uniform(shapes: Shapes, rng: np.random.Generator, *, roles: tuple[str, ...]) -> Weights:
-    """Weights between ±1/√D, as a new ``nn.Linear`` draws them.
-
-    All roles are drawn and the given ones returned, so that starts of one seed draw equal values.
-
-    Examples
-    --------
-    >>> shapes = {"query": (2, 3, 16), "key": (2, 3, 16), "value": (2, 3, 16)}
-    >>> one, other = (
-    ...     uniform(shapes, np.random.default_rng(0), roles=roles)["value"]
-    ...     for roles in (("value",), ("query", "key", "value"))
-    ... )
-    >>> bool((one == other).all()), bool(abs(one).max() < 0.25)
-    (True, True)
-    """
-    drawn = {}
-    for role, shape in shapes.items():
-        bound = shape[-1] ** -0.5
-        drawn[role] = rng.uniform(-bound, bound, shape)
-    return {role: drawn[role] for role in roles}
-
-
-def mimetic(
-    shapes: Shapes, rng: np.random.Generator, *, alpha: float = 0.7, beta: float = 0.7
-) -> Weights:
-    """Queries and keys whose product is nearly α Z + β I (Trockman & Kolter, 2023).
-
-    Of each head's D × D target, with entries of Z drawn from N(0, 1/D), the R largest singular
-    values are kept; each side takes their roots. Query heads that share a key head have different
-    targets: the first determines the key, and the other queries approximate theirs with that key.
-
-    Raises
-    ------
-    CheckpointError
-        A head is wider than the model, so that the target has too few singular values.
-    """
-    (heads, width, d), (key_heads, _, _) = shapes["query"], shapes["key"]
-    if width > d:
-        raise CheckpointError(
-            f"mimetic initialization needs heads no wider than the model, got {width} of {d}"
-        )
-    query, key = [], []
-    for _ in range(key_heads):
-        noise = rng.standard_normal((heads // key_heads, d, d)) / d**0.5
-        targets = alpha * noise + beta * np.eye(d)
-        values, vectors = np.linalg.eigh(targets[0].T @ targets[0])
-        right, root = vectors[:, -width:], values[-width:] ** 0.25
-        key.append((right * root).T)
-        query.append((targets @ (right / root)).swapaxes(-1, -2))
-    return {"query": np.concatenate(query), "key": np.stack(key)}
-
-
 class Kind(NamedTuple):
     """A start: which weights it draws, and how it computes keys from queries."""
 
+    name: str
     draw: Callable[[Shapes, np.random.Generator], Weights] | None = None  # None: keeps all
     turn: Turn | None = None  # None: independent keys
     biases: bool = True  # whether the keys' biases are computed in the same way
 
 
-def _published(*roles: str, turn: str = "") -> Kind:
-    return Kind(partial(uniform, roles=roles), TURNS.get(turn), biases=False)
-
-
 KINDS: Mapping[str, Kind] = {
-    "random": Kind(),
-    **{name: Kind(turn=turn) for name, turn in TURNS.items()},
-    "mimetic": Kind(mimetic),
-    "published": _published("query", "value", turn="symmetric"),
-    "published-independent": _published("query", "key", "value"),
-    "published-indefinite": _published("query", "value", turn="indefinite"),
-    "published-negated": _published("query", "value", turn="negated"),
-    "published-values": _published("value"),
-    "published-queries-keys": _published("query", "key"),
+    "random": Kind("random"),
+    **{name: Kind(name, turn=turn) for name, turn in TURNS.items()},
 }
 
 # By how much a start's symmetry may differ from its kind's, in float32.
@@ -345,21 +259,19 @@ def _cells(change: LayerChange) -> Iterator[str]:
 
 def initialize_(
     model: Any,
-    kind: str,
+    kind: str | Kind,
     *,
     seed: int | None = None,
     head_norm_ratio: float | None = None,
     norm_ratio: float | None = None,
     value_ratio: float | None = None,
-    alpha: float = 0.7,
-    beta: float = 0.7,
 ) -> Initialization:
     """Set the queries, keys and values of every self-attention of a model, in place.
 
     Everything else is unchanged, including cross-attention and other parts of fused tensors;
-    parameters keep their identity, type and device. All kinds but ``mimetic`` and ``published``
-    keep the queries and compute the keys from them, so that models from one seed differ only in
-    their keys; where both have biases, the key's is computed in the same way.
+    parameters keep their identity, type and device. The queries are kept and the keys computed from
+    them, so that models from one seed differ only in their keys; where both have biases, the key's
+    is computed in the same way.
 
     Parameters
     ----------
@@ -367,12 +279,9 @@ def initialize_(
         An `nn.Module` of `transformers`, of a family that wqk knows, or a `Model` opened from one.
     kind
         ``random``: the model is only measured. ``symmetric``: W_k = W_q (paper, S2.1).
-        ``negated``: W_k = −W_q. ``indefinite``: W_q with half of the signs flipped. ``paired``:
-        every other head is its neighbor's transpose. ``skew``: rotated by 90°, for symmetry −1.
-        ``mimetic``: W_q W_kᵀ ≈ α Z + β I. ``published``: as the paper's code did, queries and
-        values drawn anew, uniform in ±1/√D, W_k = W_q, biases left; and its controls
-        ``published-independent``, ``-indefinite``, ``-negated``, ``-values`` and
-        ``-queries-keys``. The documentation's page on initialization defines each of them.
+        ``indefinite``: W_q with half of the signs flipped. ``skew``: rotated by 90°, for symmetry
+        −1. Or a record, such as those of `wqk_lab.training.initializations.STARTS`, which may draw
+        weights anew: what the paper's code did, and its controls.
     seed
         For newly drawn weights; PyTorch's own generators are not used. None for the seed that
         PyTorch was last given.
@@ -384,8 +293,6 @@ def initialize_(
         add up where those of random ones cancel, so that this makes them smaller.
     value_ratio
         Multiply the values by this factor, after the kind has set them.
-    alpha, beta
-        Parameters of ``mimetic``.
 
     Returns
     -------
@@ -410,8 +317,12 @@ def initialize_(
     >>> round(report.layers[0].after.symmetry, 6)
     1.0
     """
-    if kind not in KINDS:
-        raise FormError(f"an initialization must be one of {', '.join(KINDS)}, got {kind!r}")
+    chosen = KINDS.get(kind) if isinstance(kind, str) else kind
+    if chosen is None:
+        raise FormError(
+            f"an initialization must be one of {', '.join(KINDS)}, got {kind!r}; the paper's other "
+            "starts are records: wqk_lab.training.initializations.STARTS['published']"
+        )
     ratios = Ratios(head_norm_ratio, norm_ratio, value_ratio)
     for name, ratio in ratios._asdict().items():
         if ratio is not None and not 0 < ratio < float("inf"):
@@ -421,10 +332,7 @@ def initialize_(
     with required_by("an initialization"):
         import torch
 
-    chosen = KINDS[kind]
-    if kind == "mimetic":
-        chosen = chosen._replace(draw=partial(mimetic, alpha=alpha, beta=beta))
-    writes = chosen != Kind() or ratios != Ratios()
+    writes = chosen != KINDS["random"] or ratios != Ratios()
     parameters = LiveCheckpoint(network_of(model, "initialized"), Read.GRADIENT)
     opened = open_model(model)
     opened.require_softmax()
@@ -453,7 +361,7 @@ def initialize_(
                     bias = None if side.bias is None else _bias(new, side)
                     _put(tensors, side, _weight(new, side), bias)
     return Initialization(
-        kind,
+        chosen.name,
         tuple(
             LayerChange(plan.stack, plan.layer, before, _measured(checkpoint, plan))
             for plan, (before, _) in zip(plans, planned, strict=True)

@@ -6,9 +6,7 @@ import logging
 import shutil
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from collections.abc import Collection, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from tempfile import mkdtemp
@@ -26,9 +24,6 @@ from wqk._names import Advising
 from wqk.errors import OutputError, RunError
 from wqk.live.logits import SEQUENCES, LogitMeter, Logits
 from wqk.live.scoring import (
-    SIZES,
-    Alarm,
-    Bounds,
     Snapshot,
     Tracker,
     is_first_process,
@@ -172,19 +167,9 @@ class Monitor(Advising, synonyms=SYNONYMS):
         The run's name in the column ``checkpoint``; the folder's name by default.
     measures
         What to add to the rows, from ``"spectral_norm"``, ``"spectrum"``, ``"ceiling"``,
-        ``"bands"``: see `wqk.tables.columns`. With one of the first two, changes also get the
-        terms of first and second order in the factors.
+        ``"bands"``: see `wqk.tables.columns`. The first two also apply to the changes.
     per_layer
         Whether to return the numbers of every layer for logging, besides the medians.
-    on_alarm
-        Called with an `Alarm`, once for each layer and column, when a norm or a ceiling of a layer
-        grows or deviates by too much.
-    growth
-        The factor by which it may grow within 1000 steps.
-    reference
-        The scores of another run, with which it is compared at equal steps.
-    deviation
-        The factor by which it may differ from the reference.
     logits
         Whether to measure attention logits as well: in the training pass that follows each look,
         which uses the weights of the look, for every head the largest logit, the logits' standard
@@ -193,10 +178,6 @@ class Monitor(Advising, synonyms=SYNONYMS):
         called again; that call returns what there is to log.
     sequences
         How many sequences of the pass's batch are measured, each in full.
-    background
-        Whether to score in a thread while training continues. A step then waits only for the copies
-        of queries and keys, and for the previous scores if they are not ready; its numbers for
-        logging are returned by the next `look`, or by `flush`. The table is the same, bit for bit.
 
     Attributes
     ----------
@@ -244,11 +225,6 @@ class Monitor(Advising, synonyms=SYNONYMS):
         name: str | None = None,
         measures: Collection[str] = (),
         per_layer: bool = False,
-        on_alarm: Callable[[Alarm], object] | None = None,
-        growth: float | None = None,
-        reference: ScoreTable | str | PathLike[str] | None = None,
-        deviation: float = 2.0,
-        background: bool = False,
         logits: bool = False,
         sequences: int = SEQUENCES,
     ) -> None:
@@ -258,13 +234,9 @@ class Monitor(Advising, synonyms=SYNONYMS):
             weakref.finalize(self, shutil.rmtree, path.parent, ignore_errors=True)
         path = Path(path)
         chosen(measures)
-        if on_alarm is None and (growth, reference) != (None, None):
-            raise RunError("growth and reference say when to call on_alarm; give it as well")
         self._cadence = Cadence(every, steps)
         self._gamma, self._heads = gamma, heads
-        self._measures, self._per_layer, self._on_alarm = measures, per_layer, on_alarm
-        self._bounds = partial(Bounds, growth, reference, deviation)
-        self._watch = self._bounds() if on_alarm else None
+        self._measures, self._per_layer = measures, per_layer
         self._tracker = Tracker(
             model,
             name or path.resolve().parent.name,
@@ -284,8 +256,6 @@ class Monitor(Advising, synonyms=SYNONYMS):
         self._has_begun = False
         self._before: Snapshot | None = None
         self._warned: set[str] = set()
-        self._thread = ThreadPoolExecutor(1, "wqk-monitor") if background else None
-        self._pending: Future[dict[str, float]] | None = None
         self._returned: float | None = None
         self.latest: ScoreTable | None = None
         self.costs: list[LookCost] = []
@@ -312,26 +282,21 @@ class Monitor(Advising, synonyms=SYNONYMS):
         -------
         dict
             Medians over layers, to be logged: ``wqk/symmetry_median`` and so on, and
-            ``wqk/update_symmetry_median`` and so on for the change; of the previous look with
-            ``background``. Empty in all processes of a distributed run but the first.
+            ``wqk/update_symmetry_median`` and so on for the change. Empty in all processes of a
+            distributed run but the first.
         """
         if step == self._step:
             return {}
         start = time.perf_counter()
         found: dict[str, float] = {}
         if self._step is not None and step < self._step:
-            self.flush()
             self._has_begun, self._before = False, None
-            self._watch = self._bounds() if self._on_alarm else None
         found |= self._measured()
         self._step = step
         try:
             snapshot = self._tracker.snapshot(step)
-            if snapshot is not None and self._thread:
-                found |= self.flush()
-                self._pending = self._thread.submit(self._score_safely, snapshot, step)
-            elif snapshot is not None:
-                found |= self._score_safely(snapshot, step)
+            if snapshot is not None:
+                found |= self._score(snapshot, step)
             if self._meter is not None:
                 self._meter.start()
                 self._awaits_pass = True
@@ -342,11 +307,6 @@ class Monitor(Advising, synonyms=SYNONYMS):
         self.costs.append(LookCost(step, now - start, (now - start) / since))
         self._returned = now
         return found
-
-    def flush(self) -> dict[str, float]:
-        """Wait for scores that are being computed in the background; return their medians."""
-        pending, self._pending = self._pending, None
-        return pending.result() if pending else {}
 
     @property
     def logits(self) -> Logits | None:
@@ -372,32 +332,17 @@ class Monitor(Advising, synonyms=SYNONYMS):
     @property
     def table(self) -> ScoreTable:
         """All scores so far, including those of earlier sessions of the run."""
-        self.wait()
         return read_table(self._scores)
 
     @property
     def updates(self) -> ScoreTable:
         """The scores of all changes between consecutive scored steps; ``step`` is the later one."""
-        self.wait()
         return read_table(self._updates)
 
-    def wait(self) -> None:
-        """Wait for scores that are being computed in the background; `flush` returns them."""
-        if self._pending:
-            self._pending.result()
-
     def close(self) -> None:
-        """Wait likewise, and no longer for a pass whose logits would be measured: after a run."""
-        self.wait()
+        """Wait no longer for a pass whose logits would be measured: after a run."""
         if self._meter is not None:
             self._meter.stop()
-
-    def _score_safely(self, snapshot: Snapshot, step: int) -> dict[str, float]:
-        try:
-            return self._score(snapshot, step)
-        except Exception as error:  # as in `look`
-            self._warn(type(error).__name__, f"step {step} has no scores: {error}")
-            return {}
 
     def _score(self, snapshot: Snapshot, step: int) -> dict[str, float]:
         """Score a snapshot and its change, and write both."""
@@ -423,9 +368,6 @@ class Monitor(Advising, synonyms=SYNONYMS):
                 f"{names[0]} for one: the loss has probably diverged; their rows have the status "
                 "'non-finite'",
             )
-        if self._watch and self._on_alarm:
-            for alarm in self._watch.look(table):
-                self._on_alarm(alarm)
         return {f"wqk/{name}": value for name, value in found.items()}
 
     def _measured(self) -> dict[str, float]:
@@ -442,7 +384,6 @@ class Monitor(Advising, synonyms=SYNONYMS):
         self._awaits_pass = False
         meter.stop()
         try:
-            self.wait()
             self._logits = meter.logits
             for place, reason in self._logits.missing.items():
                 self._warn(f"logits {place}", f"no logits of {' '.join(map(str, place))}: {reason}")
@@ -454,11 +395,6 @@ class Monitor(Advising, synonyms=SYNONYMS):
             self.latest = table
             found = logit_summary(table, self._per_layer)
             self._unlogged = {f"wqk/{name}": value for name, value in found.items()}
-            if self._watch and self._on_alarm:
-                others = [name for name in SIZES if name not in ("norm", "max_logit")]
-                rest = table.frame.drop(others, strict=False).with_columns(norm=None)
-                for alarm in self._watch.look(ScoreTable(rest, table.metadata)):
-                    self._on_alarm(alarm)
         except Exception as error:  # as in `look`
             self._warn(type(error).__name__, f"step {self._step} has no logits: {error}")
 

@@ -16,24 +16,16 @@ kind           ratio                        in s         least, at
 (The paper says that S148 leads to s = 0.) Each has a pole at the other end, where the denominator
 vanishes. `FLOOR` is added to it, 2/(1 ± s + FLOOR), so that value and gradient stay finite: the
 value is at most 2/FLOOR, and the gradient vanishes only at the two ends.
-
-An alarm is raised by a norm or a ceiling that grows too fast, or strays from a reference run: no
-size is too large in itself, and a run is compared with its own past, or with another run.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
-from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import polars as pl
 
-from wqk._console import kind_in_words
 from wqk._typing import Array, Float
 from wqk.attention import Block
 from wqk.attention.ceilings import ceiling_parts
@@ -42,16 +34,17 @@ from wqk.checkpoints.modules import LiveCheckpoint, Read, require_plain_lora
 from wqk.errors import CheckpointError, FormError, RunError
 from wqk.families import AttentionPlan
 from wqk.forms import BilinearForm
-from wqk.forms.chaining import change, update_measures
+from wqk.forms.chaining import change
 from wqk.forms.scores import symmetry
 from wqk.live.listening import network_of
 from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.scanning.scan import scan_model
-from wqk.tables.schema import LOGITS, SCHEMA, SUMMARIZED, UPDATE_TERMS
-from wqk.tables.score_table import ScoreTable, read_table
+from wqk.tables.schema import LOGITS, SUMMARIZED
+from wqk.tables.score_table import ScoreTable
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from wqk.live.logits import Logits
@@ -206,44 +199,20 @@ def score_update(
     """Scores of the forms after minus the forms before, ΔW_qk (paper, Remark S1.6), of rank 2r.
 
     ``symmetry_within_random`` is null: it assigns dimensions to heads at random, and those of a
-    difference are not the model's. Measures of the spectrum apply to the change as well, and add
-    the columns of `wqk.forms.chaining.update_measures`.
+    difference are not the model's. Measures of the spectrum apply to the change as well.
     """
     measures = [name for name in measures if name in ("spectral_norm", "spectrum")]
-    terms: list[dict[str, Any]] = []
 
     def moved(new: Block) -> BilinearForm:
-        old = Block(before, new.plan)
-        if measures:
-            terms.extend(_term_rows(old, new, heads))
-        return change(old.groups, new.groups)
+        return change(Block(before, new.plan).groups, new.groups)
 
     table = scan_model(model.on(after), gamma=gamma, heads=heads, measures=measures, forms=moved)
-    if terms:
-        columns = {**{name: SCHEMA[name] for name in ROW}, **UPDATE_TERMS}
-        more = pl.DataFrame(terms, schema=columns, strict=False)
-        frame = table.frame.join(more, on=ROW, how="left", nulls_equal=True)
-        table = ScoreTable(frame, table.metadata)
     unknown = pl.lit(None, pl.Float64).alias("symmetry_within_random")
     broken = [
         plan for plan in model.scored if not (before.is_finite(plan) and after.is_finite(plan))
     ]
     frame = _blanked(table, broken).frame.with_columns(unknown)
     return ScoreTable(frame, {**table.metadata, "form": "update"})
-
-
-def _term_rows(old: Block, new: Block, heads: bool) -> Iterator[dict[str, Any]]:
-    """Measures of the first- and second-order terms, of a layer and of its heads."""
-    numbered: list[tuple[BilinearForm, BilinearForm, Sequence[int | None]]] = [
-        (old.form, new.form, [None])
-    ]
-    if heads:
-        numbered.append((old.groups, new.groups, range(old.head_count)))
-    for before, after, numbers in numbered:
-        columns = {name: np.ravel(v) for name, v in update_measures(before, after).items()}
-        for index, head in enumerate(numbers):
-            values = {name: float(column[index]) for name, column in columns.items()}
-            yield dict(zip(ROW, (new.stack, new.kind, new.layer, head), strict=True)) | values
 
 
 def with_logits(table: ScoreTable, logits: Logits) -> ScoreTable:
@@ -402,7 +371,7 @@ class Penalty:
         return scores.nan_to_num(0.0).reshape(-1)
 
 
-# The columns to compare, if a table has them.
+# The sizes that are logged, if a table has them.
 SIZES = (
     "norm",
     "spectral_norm",
@@ -412,113 +381,3 @@ SIZES = (
     "score_ceiling_any_distance",
     "max_logit",
 )
-
-# Growth is measured over this many steps.
-SPAN = 1000
-
-
-@dataclass(frozen=True)
-class Alarm:
-    """A norm or a ceiling of one layer that is out of bounds."""
-
-    step: int
-    stack: str
-    kind: str
-    layer: int
-    column: str
-    value: float
-    compared: float  # the size at an earlier step, or that of the reference
-    reason: Literal["growth", "deviation"]
-
-    def __str__(self) -> str:
-        """One sentence.
-
-        Examples
-        --------
-        >>> print(Alarm(900, "decoder", "self", 3, "norm", 8.0, 2.0, "growth"))
-        step 900: norm of decoder self-attention, layer 3, is 8, which was 2 within 1000 steps
-        """
-        beside = {
-            "growth": f"which was {self.compared:.3g} within {SPAN} steps",
-            "deviation": f"and {self.compared:.3g} in the reference run",
-        }[self.reason]
-        return (
-            f"step {self.step}: {self.column.replace('_', ' ')} of {self.stack} "
-            f"{kind_in_words(self.kind)}, layer {self.layer}, is {self.value:.3g}, {beside}"
-        )
-
-
-class Bounds:
-    """What a run's sizes are compared with; a column of a layer gives one alarm for each reason.
-
-    A size may grow by the factor ``growth`` within 1000 steps, and differ by the factor
-    ``deviation`` from the reference's at the same step, which is interpolated between steps and
-    constant after the last one.
-    """
-
-    def __init__(
-        self,
-        growth: float | None,
-        reference: ScoreTable | str | PathLike[str] | None,
-        deviation: float,
-    ) -> None:
-        if growth is None and reference is None:
-            raise RunError(
-                "on_alarm compares with the run's own past or with another run; give growth=, the "
-                "factor by which a size may grow within 1000 steps, or reference=, its scores"
-            )
-        for name, factor in (("growth", growth), ("deviation", deviation)):
-            if factor is not None and not factor > 1:
-                raise RunError(f"{name} must be a factor above 1, got {factor}")
-        self._growth, self._deviation = growth, deviation
-        self._past: dict[Any, list[tuple[int, float]]] = {}
-        self._raised: set[Any] = set()
-        self._reference: dict[Any, list[tuple[int, float]]] = {}
-        if reference is not None:
-            table = reference if isinstance(reference, ScoreTable) else read_table(reference)
-            for step, key, value in _sizes(table):
-                self._reference.setdefault(key, []).append((step, value))
-
-    def look(self, table: ScoreTable) -> Iterator[Alarm]:
-        """The alarms of one step's scores."""
-        for step, key, value in _sizes(table):
-            for reason, compared in (
-                ("growth", self._before(key, step, value)),
-                ("deviation", self._beside(key, step, value)),
-            ):
-                if compared is not None and (key, reason) not in self._raised:
-                    self._raised.add((key, reason))
-                    yield Alarm(step, *key, value, compared, reason)  # type: ignore[arg-type]
-
-    def _before(self, key: Any, step: int, value: float) -> float | None:
-        """The smallest earlier size from which this one has grown too fast."""
-        if self._growth is None:
-            return None
-        past = self._past.setdefault(key, [])
-        while len(past) > 1 and past[1][0] <= step - SPAN:
-            del past[0]
-        beyond = [
-            old for at, old in past if value > old * self._growth ** max(1.0, (step - at) / SPAN)
-        ]
-        past.append((step, value))
-        return min(beyond, default=None)
-
-    def _beside(self, key: Any, step: int, value: float) -> float | None:
-        """The reference's size, if this one differs too much."""
-        if key not in self._reference:
-            return None
-        steps, sizes = np.asarray(self._reference[key]).T
-        expected = float(np.interp(step, steps, sizes))
-        low, high = expected / self._deviation, expected * self._deviation
-        return None if low <= value <= high else expected
-
-
-def _sizes(table: ScoreTable) -> Iterator[tuple[int, tuple[str, str, int, str], float]]:
-    """Step, key (stack, kind, layer, column) and value of every size of every layer."""
-    frame = table.layers.frame.sort("step")
-    columns = [name for name in SIZES if name in frame.columns]
-    for row in frame.iter_rows(named=True):
-        for column in columns:
-            value = row[column]
-            if value is not None and not math.isnan(value):
-                yield row["step"], (row["stack"], row["kind"], row["layer"], column), value

@@ -117,6 +117,7 @@ def train(
         from wqk_lab.training.loop import make_accelerator, run_loop
     from wqk.live.initializing import initialize_
     from wqk_lab.training.conversion import require_same_tokenizer
+    from wqk_lab.training.initializations import STARTS
     from wqk_lab.training.models import build_model, load_checkpoint, tokenizer_files
     from wqk_lab.training.objectives import Rows
 
@@ -148,7 +149,7 @@ def train(
         load_checkpoint(before.checkpoint, model)
     start = initialize_(
         model,
-        recipe.init,
+        STARTS[recipe.init],
         seed=recipe.seed,
         head_norm_ratio=recipe.init_head_norm,
         norm_ratio=recipe.init_norm,

@@ -7,6 +7,7 @@ from tests.families.architectures.audio import AUDIO
 from tests.families.architectures.language import LANGUAGE
 from tests.families.architectures.paper import PAPER
 from tests.families.architectures.vision import VISION
+from tests.families.inputs import MODEL_INPUTS as MODEL_INPUTS  # with those of rare models
 
 ALL: tuple[Architecture, ...] = (*PAPER, *LANGUAGE, *VISION, *AUDIO)
 NAMED: dict[str, Architecture] = {architecture.name: architecture for architecture in ALL}

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import wqk
 from wqk.errors import RunError
-from wqk.live.initializing import KINDS
+from wqk_lab.training.initializations import STARTS
 from wqk_lab.training.models import build_model, load_checkpoint
 
 VOCABULARY = 40
@@ -56,14 +56,14 @@ def test_building_leaves_the_random_numbers_of_others_alone(tiny: Any) -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STARTS)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("architecture", ["pre", "post", *CAUSAL_CONFIGS])
 def test_no_later_token_moves_an_earlier_logit(
     architecture: str, attention: str, kind: str, tiny: Any
 ) -> None:
     model = decoder(tiny, architecture, attention=attention).eval()
-    wqk.initialize_(model, kind, seed=1)
+    wqk.initialize_(model, STARTS[kind], seed=1)
     torch.manual_seed(0)
     tokens = torch.randint(4, VOCABULARY, (2, 16))
     changed = tokens.clone()

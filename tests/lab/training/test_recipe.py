@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wqk.errors import RunError
-from wqk.live.initializing import KINDS
+from wqk_lab.training.initializations import STARTS
 from wqk_lab.training.recipe import (
     INITIALIZATIONS,
     PRESETS,
@@ -162,4 +162,4 @@ def test_whatever_a_file_holds_is_a_recipe_or_an_error(field: Any, value: Any) -
 
 
 def test_initializations_are_those_there_are() -> None:
-    assert set(INITIALIZATIONS) == set(KINDS)
+    assert set(INITIALIZATIONS) == set(STARTS)

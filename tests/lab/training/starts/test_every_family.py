@@ -20,6 +20,7 @@ from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError
 from wqk.families import Projection
 from wqk.live.running import inputs_of
+from wqk_lab.training.initializations import STARTS
 
 if TYPE_CHECKING:
     from tests.families.architectures import Architecture
@@ -59,7 +60,7 @@ def test_a_family(architecture: Architecture, kinds: list[str]) -> None:
     drawn = {name: value.clone() for name, value in model.state_dict().items()}
     for kind in kinds:
         symmetry = SYMMETRY[kind]
-        report = wqk.initialize_(model, kind)
+        report = wqk.initialize_(model, STARTS[kind])
         held = model.state_dict()
         assert all(torch.equal(held[name], drawn[name]) for name in drawn.keys() - keys)
         for plan, change in zip(plans, report.layers, strict=True):
@@ -73,7 +74,7 @@ def test_a_family(architecture: Architecture, kinds: list[str]) -> None:
             np.testing.assert_allclose(told.trace, np.trace(layer), atol=1e-5 * told.norm)
     layers = wqk.scan(model, heads=False).frame.filter(kind="self")
     assert [*layers["symmetry"]] == [change.after.symmetry for change in report.layers]
-    wqk.initialize_(model, "mimetic", seed=0)
+    wqk.initialize_(model, STARTS["mimetic"], seed=0)
     run(model)
 
 
@@ -135,6 +136,6 @@ def test_what_cannot_be_set_is_refused_and_left_alone(name: str, reason: str) ->
     drawn = {key: value.clone() for key, value in model.state_dict().items()}
     for kind in (*SYMMETRY, "mimetic"):
         with pytest.raises(CheckpointError, match=reason):
-            wqk.initialize_(model, kind)
+            wqk.initialize_(model, STARTS[kind])
     assert all(torch.equal(value, drawn[key]) for key, value in model.state_dict().items())
     assert len(wqk.initialize_(model, "random").layers) == 2

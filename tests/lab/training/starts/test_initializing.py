@@ -18,13 +18,13 @@ import wqk
 from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError, FormError, UnknownFamily
-from wqk.live.initializing import KINDS
+from wqk_lab.training.initializations import STARTS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 KEYS = ["symmetric", "negated", "indefinite", "paired", "skew"]
-PUBLISHED = [kind for kind in KINDS if kind.startswith("published")]
+PUBLISHED = [kind for kind in STARTS if kind.startswith("published")]
 
 
 bert = partial(small.bert, "BertForMaskedLM", hidden_size=64)
@@ -54,7 +54,7 @@ def test_parameters_stay_the_objects_that_they_are(kind):
         name: (id(p), p.data_ptr(), p.dtype, p.device, p.requires_grad, p.is_leaf)
         for name, p in model.named_parameters()
     }
-    wqk.initialize_(model, kind)
+    wqk.initialize_(model, STARTS[kind])
     assert before == {
         name: (id(p), p.data_ptr(), p.dtype, p.device, p.requires_grad, p.is_leaf)
         for name, p in model.named_parameters()
@@ -62,11 +62,11 @@ def test_parameters_stay_the_objects_that_they_are(kind):
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STARTS)
 def test_the_generators_of_others_are_left_alone(kind):
     model = bert()
     states = torch.get_rng_state(), np.random.get_state()[1].copy()
-    wqk.initialize_(model, kind, seed=5)
+    wqk.initialize_(model, STARTS[kind], seed=5)
     assert torch.equal(states[0], torch.get_rng_state())
     assert np.array_equal(states[1], np.random.get_state()[1])
 
@@ -74,7 +74,7 @@ def test_the_generators_of_others_are_left_alone(kind):
 def test_draws_are_those_of_the_seed():
     def drawn(**seed: int) -> torch.Tensor:
         model = bert()
-        wqk.initialize_(model, "mimetic", **seed)
+        wqk.initialize_(model, STARTS["mimetic"], **seed)
         return attention_of(model, 1).query.weight
 
     assert torch.equal(drawn(seed=1), drawn(seed=1))
@@ -108,7 +108,7 @@ def test_with_biases_the_scores_of_pairs_are_symmetric(kind):
     with torch.no_grad():
         query.bias.normal_()
         key.bias.normal_()
-    wqk.initialize_(model, kind)
+    wqk.initialize_(model, STARTS[kind])
     tokens = torch.randn(9, 64)
     scores = query(tokens) @ key(tokens).T  # of all heads: they add up
     torch.testing.assert_close(scores, -scores.T if kind == "skew" else scores.T)
@@ -118,7 +118,7 @@ def test_with_biases_the_scores_of_pairs_are_symmetric(kind):
 @pytest.mark.parametrize("kind", KEYS)
 def test_with_rotary_positions_the_scores_of_every_pair_are_symmetric(name, kind):
     model, plans = build_untrained(NAMED[name])
-    wqk.initialize_(model, kind)
+    wqk.initialize_(model, STARTS[kind])
     attention = Block(open_checkpoint(model), plans[1])
     rng, positions = np.random.default_rng(0), np.arange(9)
     tokens = rng.standard_normal((9, attention.form.shape[0]))
@@ -137,11 +137,11 @@ def test_with_rotary_positions_the_scores_of_every_pair_are_symmetric(name, kind
     np.testing.assert_allclose(scores, expected, atol=1e-5 * np.abs(scores).max())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STARTS)
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
 def test_the_norm_can_be_chosen(name, kind):
     model, _ = build_untrained(NAMED[name])
-    report = wqk.initialize_(model, kind, norm_ratio=1.7)
+    report = wqk.initialize_(model, STARTS[kind], norm_ratio=1.7)
     assert [layer.norm_ratio for layer in report.layers] == pytest.approx([1.7] * 2, rel=1e-5)
     if kind in ("symmetric", "published"):  # both sides are scaled, so that they stay equal
         for plan in wqk.open(open_checkpoint(model)).plans:
@@ -150,12 +150,12 @@ def test_the_norm_can_be_chosen(name, kind):
                 assert np.array_equal(attention.query.weight, attention.key.weight)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STARTS)
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
 def test_the_mean_norm_of_the_heads_can_be_chosen(name, kind):
     model, plans = build_untrained(NAMED[name])
     before = [np.mean(np.linalg.norm(heads_of(model, plan), axis=(-2, -1))) for plan in plans]
-    report = wqk.initialize_(model, kind, head_norm_ratio=1.7)
+    report = wqk.initialize_(model, STARTS[kind], head_norm_ratio=1.7)
     after = [np.mean(np.linalg.norm(heads_of(model, plan), axis=(-2, -1))) for plan in plans]
     assert np.divide(after, before) == pytest.approx([1.7] * len(plans), rel=1e-5)
     told = [layer.head_norm_ratio for layer in report.layers]
@@ -176,7 +176,7 @@ def test_logits_spread_alike_at_equal_norms_of_the_heads(kind):
 
     def spread(kind: str, **ratios: float) -> float:
         model = bert(hidden_size=128, num_hidden_layers=1)
-        wqk.initialize_(model, kind, **ratios)
+        wqk.initialize_(model, STARTS[kind], **ratios)
         query, key = (side(x).view(-1, 4, 32) for side, x in zip(
             sides_of(model), (tokens, others), strict=True
         ))  # fmt: skip
@@ -224,7 +224,7 @@ def test_ratios_are_positive_numbers(ratio):
 def test_the_published_start_is_what_the_papers_code_did():
     model = bert(hidden_size=256, num_hidden_layers=1)
     before = copied(model)
-    layer = wqk.initialize_(model, "published", seed=1).layers[0]
+    layer = wqk.initialize_(model, STARTS["published"], seed=1).layers[0]
     attention = attention_of(model)
     assert torch.equal(attention.key.weight, attention.query.weight)
     for side in (attention.query, attention.value):
@@ -242,7 +242,7 @@ def test_the_published_start_is_what_the_papers_code_did():
 def test_controls_of_one_seed_share_what_they_draw():
     def weights(kind: str) -> Any:
         model = bert()
-        wqk.initialize_(model, kind, seed=3)
+        wqk.initialize_(model, STARTS[kind], seed=3)
         attention = attention_of(model, 1)
         return [side.weight.detach() for side in (attention.query, attention.key, attention.value)]
 
@@ -274,7 +274,7 @@ def test_controls_of_one_seed_share_what_they_draw():
 def test_what_is_drawn_does_not_repeat_the_models_own_draws():
     """A generator with the model's seed would give the embedding's numbers again."""
     model = bert(vocab_size=400)
-    wqk.initialize_(model, "published", seed=0)  # the seed that the model was built with
+    wqk.initialize_(model, STARTS["published"], seed=0)  # the seed that the model was built with
     queries = attention_of(model).query.weight.detach().ravel()
     for weight in model.parameters():
         if weight.numel() >= queries.numel():
@@ -286,7 +286,7 @@ def test_what_is_drawn_does_not_repeat_the_models_own_draws():
 def test_the_norm_grows_as_it_is_told_to():
     model = bert(hidden_size=128, num_hidden_layers=4)
     ratios = {
-        kind: np.mean([layer.norm_ratio for layer in wqk.initialize_(model, kind).layers])
+        kind: np.mean([layer.norm_ratio for layer in wqk.initialize_(model, STARTS[kind]).layers])
         for kind in ("random", "symmetric")
     }
     assert ratios["random"] == 1
@@ -347,7 +347,7 @@ def test_zero_forms_are_measured_all_the_same():
     report = wqk.initialize_(model, "random")
     assert math.isnan(report.layers[0].norm_ratio)
     assert "nan" in repr(report)
-    wqk.initialize_(model, "mimetic", norm_ratio=1.0)
+    wqk.initialize_(model, STARTS["mimetic"], norm_ratio=1.0)
     assert not attention_of(model).key.weight.any()
 
 
@@ -389,7 +389,7 @@ def test_what_cannot_be_set_is_refused():
     with torch.device("meta"), pytest.raises(CheckpointError, match="on the meta device"):
         wqk.initialize_(bert(), "symmetric")
     with pytest.raises(CheckpointError, match="heads no wider than the model, got 256 of 48"):
-        wqk.initialize_(build(NAMED["gemma3-hub"]), "mimetic")
+        wqk.initialize_(build(NAMED["gemma3-hub"]), STARTS["mimetic"])
 
 
 def test_sharded_parameters_are_refused():

@@ -17,7 +17,9 @@ from tests.families.proving import build
 
 import wqk
 from wqk.checkpoints import open_checkpoint
-from wqk.live.initializing import TURNS, mimetic, planes, shared_queries
+from wqk.live.initializing import planes, shared_queries
+from wqk_lab.training.initializations import FURTHER_TURNS as TURNS
+from wqk_lab.training.initializations import mimetic
 
 KINDS = pytest.mark.parametrize("kind", TURNS)
 

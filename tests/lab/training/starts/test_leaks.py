@@ -10,7 +10,7 @@ import transformers
 from tests.families.architectures.architecture import BERT, GROUPED, TOKENS
 
 import wqk
-from wqk.live.initializing import KINDS
+from wqk_lab.training.initializations import STARTS
 
 GPT2 = TOKENS | {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64}
 DECODERS = {
@@ -38,8 +38,8 @@ def test_no_future_token_moves_an_earlier_logit(name: str, implementation: str) 
     tokens = torch.randint(3, 61, (2, 16))
     changed = tokens.clone()
     changed[:, 9:] = (tokens[:, 9:] - 3 + 7) % 58 + 3
-    for kind in KINDS:
-        wqk.initialize_(model, kind, seed=0)
+    for kind in STARTS:
+        wqk.initialize_(model, STARTS[kind], seed=0)
         with torch.no_grad():
             logits, others = (model(input_ids=ids).logits for ids in (tokens, changed))
         assert (logits[:, :9] - others[:, :9]).abs().max() == 0, kind

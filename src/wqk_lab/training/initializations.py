@@ -1,0 +1,129 @@
+"""Starts that only the paper's experiments need: what its code did, its controls, and peers.
+
+`wqk.initialize_` takes any record of `STARTS`. Two turn the queries into keys otherwise than those
+of the instrument do, and the published ones draw weights anew:
+
+============  ==========================================  ==========  ====  ===============
+turn          T                                           symmetry    tr T  norm
+============  ==========================================  ==========  ====  ===============
+``negated``   turns every sign                            1           −r    √(1 + (r+1)/D)
+``paired``    lets heads 2i and 2i + 1 change places      1           0     √(1 + 1/D)
+============  ==========================================  ==========  ====  ===============
+
+Axes: H query heads, G key heads, R head width, D model width, r = G R.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+
+from wqk.errors import CheckpointError
+from wqk.live.initializing import (
+    KINDS,
+    TURNS,
+    Kind,
+    Shapes,
+    Shared,
+    Turn,
+    Weights,
+    indefinite,
+)
+
+
+def negated(shared: Shared, order: np.ndarray) -> Shared:
+    """Keys that are the negated queries: every head's form is negative semidefinite."""
+    return -shared
+
+
+def paired(shared: Shared, order: np.ndarray) -> Shared:
+    """Each head's keys are its neighbor's queries; an odd last head is `indefinite`.
+
+    Examples
+    --------
+    >>> paired(np.array([[[1.0]], [[2.0]], [[3.0]]]), np.arange(1)).ravel()
+    array([2., 1., 3.])
+    """
+    even = len(shared) // 2 * 2
+    neighbors = shared[:even].reshape(-1, 2, *shared.shape[1:])[:, ::-1]
+    return np.concatenate(
+        [neighbors.reshape(even, *shared.shape[1:]), indefinite(shared[even:], order)]
+    )
+
+
+def uniform(shapes: Shapes, rng: np.random.Generator, *, roles: tuple[str, ...]) -> Weights:
+    """Weights between ±1/√D, as a new ``nn.Linear`` draws them.
+
+    All roles are drawn and the given ones returned, so that starts of one seed draw equal values.
+
+    Examples
+    --------
+    >>> shapes = {"query": (2, 3, 16), "key": (2, 3, 16), "value": (2, 3, 16)}
+    >>> one, other = (
+    ...     uniform(shapes, np.random.default_rng(0), roles=roles)["value"]
+    ...     for roles in (("value",), ("query", "key", "value"))
+    ... )
+    >>> bool((one == other).all()), bool(abs(one).max() < 0.25)
+    (True, True)
+    """
+    drawn = {}
+    for role, shape in shapes.items():
+        bound = shape[-1] ** -0.5
+        drawn[role] = rng.uniform(-bound, bound, shape)
+    return {role: drawn[role] for role in roles}
+
+
+def mimetic(
+    shapes: Shapes, rng: np.random.Generator, *, alpha: float = 0.7, beta: float = 0.7
+) -> Weights:
+    """Queries and keys whose product is nearly α Z + β I (Trockman & Kolter, 2023).
+
+    Of each head's D × D target, with entries of Z drawn from N(0, 1/D), the R largest singular
+    values are kept; each side takes their roots. Query heads that share a key head have different
+    targets: the first determines the key, and the other queries approximate theirs with that key.
+
+    Raises
+    ------
+    CheckpointError
+        A head is wider than the model, so that the target has too few singular values.
+    """
+    (heads, width, d), (key_heads, _, _) = shapes["query"], shapes["key"]
+    if width > d:
+        raise CheckpointError(
+            f"mimetic initialization needs heads no wider than the model, got {width} of {d}"
+        )
+    query, key = [], []
+    for _ in range(key_heads):
+        noise = rng.standard_normal((heads // key_heads, d, d)) / d**0.5
+        targets = alpha * noise + beta * np.eye(d)
+        values, vectors = np.linalg.eigh(targets[0].T @ targets[0])
+        right, root = vectors[:, -width:], values[-width:] ** 0.25
+        key.append((right * root).T)
+        query.append((targets @ (right / root)).swapaxes(-1, -2))
+    return {"query": np.concatenate(query), "key": np.stack(key)}
+
+
+FURTHER_TURNS = {**TURNS, "negated": Turn(negated, 1.0), "paired": Turn(paired, 1.0)}
+
+
+def _published(name: str, *roles: str, turn: str = "") -> Kind:
+    return Kind(name, partial(uniform, roles=roles), FURTHER_TURNS.get(turn), biases=False)
+
+
+STARTS: Mapping[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        *KINDS.values(),
+        Kind("negated", turn=FURTHER_TURNS["negated"]),
+        Kind("paired", turn=FURTHER_TURNS["paired"]),
+        Kind("mimetic", mimetic),
+        _published("published", "query", "value", turn="symmetric"),
+        _published("published-independent", "query", "key", "value"),
+        _published("published-indefinite", "query", "value", turn="indefinite"),
+        _published("published-negated", "query", "value", turn="negated"),
+        _published("published-values", "value"),
+        _published("published-queries-keys", "query", "key"),
+    )
+}
