@@ -7,13 +7,15 @@ import ast
 import json
 import re
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 import wqk
 from wqk.checkpoints import Part, open_checkpoint
@@ -168,73 +170,28 @@ def test_parts_that_are_missing_are_noticed(folder: Path) -> None:
         wqk.scan(folder)
 
 
-# llama2.c
+@pytest.mark.parametrize("content", [struct.pack("<7i", 64, 172, 5, 8, 4, -512, 512), b"24ka"])
+def test_files_of_llama2c_are_refused_by_name(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.bin").write_bytes(content + bytes(4096))
+    with pytest.raises(CheckpointError, match=r"a file of llama2\.c.*use the \.pt file"):
+        open_checkpoint(tmp_path / "model.bin")
 
 
-def llama2c(tensors: Tensors, own_output: bool) -> bytes:
-    """The model as llama2.c's export writes it."""
-    sizes = struct.pack("<7i", D, 64, LAYERS, H, G, -V if own_output else V, 16)
-    order = ["attention_norm", *(f"attention.w{side}" for side in "qkvo"), "ffn_norm"]
-    order += [f"feed_forward.w{number}" for number in (1, 2, 3)]
-    layers = [tensors[f"layers.{n}.{kind}.weight"] for kind in order for n in range(LAYERS)]
-    values = [tensors["tok_embeddings.weight"], *layers, tensors["norm.weight"]]
-    values += [torch.ones(16, R // 2)] * 2 + [tensors["output.weight"]] * own_output
-    return sizes + b"".join(value.numpy().astype("<f4").tobytes() for value in values)
+@pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed")
+def test_a_distributed_checkpoint_is_refused_until_pytorch_has_joined_it(tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
 
-
-@pytest.mark.parametrize("own_output", [False, True])
-def test_llama2c_files_are_their_twin(tmp_path: Path, own_output: bool) -> None:
-    file = tmp_path / "model.bin"
-    file.write_bytes(llama2c(original(), own_output))
-    checkpoint = open_checkpoint(file)
-    for name, info in checkpoint.tensors().items():
-        if not name.startswith("freqs_"):
-            assert info.shape == original()[name].shape
-            np.testing.assert_array_equal(
-                checkpoint.read([Part(name)])[0], original()[name].numpy()
-            )
-    assert ("output.weight" in checkpoint.tensors()) == own_output
-    rows = checkpoint.read([Part("layers.1.attention.wk.weight", ((9, 12), (2, 3)))])[0]
-    expected = original()["layers.1.attention.wk.weight"][[9, 10, 11, 2]]
-    np.testing.assert_array_equal(rows, expected.numpy())
-    assert wqk.same(twin(tmp_path / "twin"), file).same
-
-
-def test_a_real_model_of_llama2c(tmp_path: Path, shared: Path) -> None:
-    stored = load_file(shared / "checkpoints" / "stories260k" / "model.safetensors")
-    layers, dim, heads, keys, hidden = 5, 64, 8, 4, 172
-
-    def interleaved(weight: torch.Tensor) -> torch.Tensor:
-        return weight.reshape(-1, 2, 4, dim).transpose(1, 2).reshape(-1, dim)
-
-    def every(kind: str) -> bytes:
-        values = [stored[f"model.layers.{n}.{kind}.weight"].float() for n in range(layers)]
-        turned = kind.endswith(("q_proj", "k_proj"))
-        return b"".join((interleaved(v) if turned else v).numpy().tobytes() for v in values)
-
-    order = ["attention_norm", *(f"attention.w{s}" for s in "qkvo"), "ffn_norm"]
-    order += [f"feed_forward.w{n}" for n in (1, 2, 3)]
-    content = struct.pack("<7i", dim, hidden, layers, heads, keys, 512, 512)
-    content += stored["model.embed_tokens.weight"].float().numpy().tobytes()
-    content += b"".join(every(NAMES[kind]) for kind in order)
-    content += stored["model.norm.weight"].float().numpy().tobytes() + bytes(4 * 512 * 8)
-    (tmp_path / "stories260K.bin").write_bytes(content)
-    assert wqk.same(shared / "checkpoints" / "stories260k", tmp_path / "stories260K.bin").same
-
-
-def test_llama2c_files_that_lie_are_refused(tmp_path: Path) -> None:
-    file, content = tmp_path / "model.bin", llama2c(original(), False)
-    for wrong, message in {
-        content[:-1]: "not a readable torch archive",
-        content + b"\0": "not a readable torch archive",
-        struct.pack("<i", 0) + content[4:]: "not a readable torch archive",
-        struct.pack("<7i", *[2**30] * 7) + content[28:]: "not a readable torch archive",
-        content[:20]: "not a readable torch archive",
-        b"24ka" + struct.pack("<i", 2) + content: r"version 2 .* use the \.pt file",
-    }.items():
-        file.write_bytes(wrong)
-        with pytest.raises(CheckpointError, match=message):
-            open_checkpoint(file)
+    dcp.save({"model": original()}, checkpoint_id=tmp_path / "step-1", no_dist=True)
+    with pytest.raises(
+        CheckpointError, match=r"format_utils dcp_to_torch FOLDER model\.pt"
+    ) as told:
+        open_checkpoint(tmp_path / "step-1")
+    joined = tmp_path / "model.pt"
+    words = re.search(r"python (-m \S+ dcp_to_torch) FOLDER model\.pt", str(told.value))
+    command = [sys.executable, *words[1].split(), str(tmp_path / "step-1"), str(joined)]
+    subprocess.run(command, check=True, capture_output=True)
+    (read,) = open_checkpoint(joined).read([Part("layers.1.attention.wk.weight")])
+    np.testing.assert_array_equal(read, original()["layers.1.attention.wk.weight"].numpy())
 
 
 # Training scripts: the configuration is in the archive, next to the weights.

@@ -30,14 +30,15 @@ VARIANTS: list[tuple[dict[str, Any], bool]] = [
     ({}, True),
     ({"use_rslora": True}, True),
     ({"fan_in_fan_out": True}, True),
-    ({"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"q_proj": 3, "v_proj": 5}}, True),
+    ({"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"q_proj": 3, "v_proj": 5}}, False),
     ({"alpha_pattern": {r"layers\.[0-9]+\.self_attn\.(q|k)_proj": 3}}, False),
-    ({"alpha_pattern": {"^model.layers.0.self_attn.q_proj": 3}}, True),
-    ({"bias": "all"}, True),
-    ({"bias": "lora_only"}, True),
-    ({"modules_to_save": ["k_proj"], "target_modules": ["q_proj"]}, True),
-    ({"modules_to_save": ["self_attn"], "target_modules": ["down_proj"]}, True),
-    ({"modules_to_save": ["embed_tokens", "lm_head"]}, True),
+    ({"alpha_pattern": {"^model.layers.0.self_attn.q_proj": 3}}, False),
+    ({"rank_pattern": {"q_proj": 2}}, True),
+    ({"bias": "all"}, False),
+    ({"bias": "lora_only"}, False),
+    ({"modules_to_save": ["k_proj"], "target_modules": ["q_proj"]}, False),
+    ({"modules_to_save": ["self_attn"], "target_modules": ["down_proj"]}, False),
+    ({"modules_to_save": ["embed_tokens", "lm_head"]}, False),
     ({"target_modules": ["q_proj", "embed_tokens"]}, False),
     ({"target_modules": "all-linear"}, True),
     ({"trainable_token_indices": [1, 5]}, False),
@@ -124,16 +125,6 @@ def test_what_peft_saves_is_read_as_it_merges_or_refused(
         np.testing.assert_allclose(read, merged[name].numpy(), rtol=1e-4, atol=1e-5, err_msg=name)
         changed += not np.allclose(read, plain.read([Part(name)])[0])
     assert changed
-
-
-def test_tables_may_be_saved_with_more_tokens(base: Path, tmp_path: Path):
-    model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    model.resize_token_embeddings(48)
-    config = peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"])
-    peft.get_peft_model(model, config).save_pretrained(tmp_path)
-    checkpoint = open_checkpoint(tmp_path)
-    assert checkpoint.info("model.embed_tokens.weight").shape == (48, 32)
-    assert checkpoint.read([Part("model.embed_tokens.weight", ((40, 48),))])[0].shape == (8, 32)
 
 
 @pytest.mark.parametrize("kind", [str(kind.value) for kind in peft.PeftType])

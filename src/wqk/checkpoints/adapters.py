@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from wqk._caching import cached_property
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.configurations import as_number
 from wqk.checkpoints.modules import without_adapter
@@ -28,43 +27,13 @@ from wqk.errors import CheckpointError, errors_about, shortened, shown
 if TYPE_CHECKING:
     from wqk.checkpoints.formats import Folder
 
-PREFIX, SAVED, UNUSED = "base_model.model.", ".modules_to_save.", ".original_module."
+PREFIX = "base_model.model."
 FACTOR = re.compile(
     r"(?P<module>.+?)\.lora_(?P<side>[AB])(?:\.(?!weight$)(?P<adapter>\w+))?(?:\.weight)?"
 )
 
-# Names in a configuration times modules: more are no adapter's.
-MOST_COMPARED = 1_000_000
-
-# A module inside a numbered layer.
-NUMBERED = re.compile(r"(?:^|\.)\d+(?:\.|$)")
 # By how many words the names of a base model and of an adapter's tensors may begin differently.
 PREFIX_WORDS = 4
-
-
-class Named(NamedTuple):
-    """What a tensor of an adapter is."""
-
-    side: str  # "A" or "B", a factor; "" for what replaces a tensor
-    tensor: str  # the base model's, as the adapter calls it
-    adapter: str = ""  # the adapter's own name, where the file has one
-
-
-def adapter_name(stored: str) -> Named:
-    """What a tensor is, by its name.
-
-    Examples
-    --------
-    >>> adapter_name("base_model.model.layers.0.q_proj.lora_A.default.weight")
-    Named(side='A', tensor='layers.0.q_proj.weight', adapter='default')
-    >>> adapter_name("base_model.model.score.modules_to_save.weight")
-    Named(side='', tensor='score.weight', adapter='')
-    """
-    name = stored.removeprefix(PREFIX)
-    if match := FACTOR.fullmatch(name):
-        tensor = without_adapter(f"{match['module']}.weight")
-        return Named(match["side"], tensor, match["adapter"] or "")
-    return Named("", without_adapter(name.replace(SAVED, ".")))
 
 
 def module_of(tensor: str) -> str:
@@ -77,26 +46,10 @@ class BaseNames:
 
     def __init__(self, tensors: Collection[str]) -> None:
         self.tensors = tensors
-
-    @cached_property
-    def _by_end(self) -> Mapping[str, list[str]]:
-        """The names by what is left of them without their first words."""
-        found: dict[str, list[str]] = defaultdict(list)
+        self._by_end: dict[str, list[str]] = defaultdict(list)  # without their first words
         for name in self.tensors:
             for end in _ends(name):
-                found[end].append(name)
-        return found
-
-    @cached_property
-    def _inside(self) -> set[str]:
-        """Modules with weights of their own, and all in a numbered layer."""
-        inside = {name.rpartition(".")[0] for name in self.tensors}
-        for module in tuple(inside):
-            while (module := module.rpartition(".")[0]) and NUMBERED.search(module):
-                if module in inside:
-                    break
-                inside.add(module)
-        return {*inside, *(end for module in inside for end in _ends(module))} - {""}
+                self._by_end[end].append(name)
 
     def own(self, name: str) -> str | None:
         """The base model's name for a tensor; None if there is none, or several might be meant."""
@@ -105,13 +58,6 @@ class BaseNames:
         shorter = (end for end in _ends(name) if end in self.tensors)
         found = {*self._by_end.get(name, ()), *shorter}
         return found.pop() if len(found) == 1 else None
-
-    def touches(self, name: str) -> bool:
-        """Whether a tensor would lie in a module or in a layer of the base model."""
-        while name := name.rpartition(".")[0]:
-            if not self._inside.isdisjoint((name, *_ends(name))):
-                return True
-        return False
 
 
 def _ends(name: str) -> Iterator[str]:
@@ -135,16 +81,14 @@ WITHOUT_EFFECT = {
     "modules_to_save", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
     "runtime_config", "target_modules", "task_type",
     # Read here, or decided by the tensors.
-    "alpha_pattern", "fan_in_fan_out", "init_lora_weights", "lora_alpha", "peft_type", "use_rslora",
+    "fan_in_fan_out", "init_lora_weights", "lora_alpha", "peft_type", "use_rslora",
 }  # fmt: skip
-OFF: tuple[Any, ...] = (None, False, [])
+OFF: tuple[Any, ...] = (None, False, [], {})
 # Initializations that do not change the base model.
 PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 
 # Models whose modules store their weights (in, out).
 STORED_IN_OUT = {"decision_transformer", "gpt-sw3", "gpt2", "imagegpt", "openai-gpt"}
-# Tables that are saved whole when tokens are added to them.
-RESIZED = ("embed_tokens.weight", "lm_head.weight")
 
 
 class Adapter(NamedTuple):
@@ -211,8 +155,7 @@ def _require_plain(config: Mapping[str, Any]) -> None:
         what = f"start {start}"
     if what:
         raise CheckpointError(
-            f"an adapter ({shortened(str(what), 80)}) other than W + s B A; merge it into its base "
-            "model first (peft: model.merge_and_unload().save_pretrained(...))"
+            f"an adapter ({shortened(str(what), 80)}) other than W + s B A; {MERGE}"
         )
 
 
@@ -230,10 +173,8 @@ class AdaptedCheckpoint(Checkpoint):
         self.name, self.config = adapter.tensors.name, {**base.config, **classes}
         self.adapter, self._base, self._adapter = adapter, base, adapter.tensors
         with errors_about(self.name):
-            self._changes = _changes(base, adapter)
-        replaced = {n: self._adapter.info(own) for n, own in self._changes.replaced.items()}
-        self._tensors = {**base.tensors(), **replaced}
-        count = len(self._changes.updates)
+            self._updates = _updates(base, adapter)
+        count = len(self._updates)
         layers = f"{count} of its tensors" if count else "none of its tensors"
         self.notes = (*base.notes, f"{base.name} with a LoRA adapter on {layers}")
 
@@ -244,7 +185,7 @@ class AdaptedCheckpoint(Checkpoint):
 
     def scale_of(self, tensor: str) -> float | None:
         """The factor of what the adapter adds to a tensor; None if it adds nothing."""
-        update = self._changes.updates.get(tensor)
+        update = self._updates.get(tensor)
         return None if update is None else update.scale
 
     @property
@@ -259,24 +200,17 @@ class AdaptedCheckpoint(Checkpoint):
         return None if fetched == (None, None) else sum(filter(None, fetched))
 
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """The base model's tensors, or the adapter's own where it replaces them."""
-        return self._tensors
+        """The base model's tensors."""
+        return self._base.tensors()
 
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
         """The wanted rows of each part with what the adapter adds to them."""
-        replaced = self._changes.replaced
-        arrays = iter(self._base.read([part for part in parts if part.name not in replaced]))
-        own = [part._replace(name=replaced[part.name]) for part in parts if part.name in replaced]
-        others = iter(self._adapter.read(own))
-        return [
-            self._adapted(part, next(others if part.name in replaced else arrays)) for part in parts
-        ]
+        return list(map(self._adapted, parts, self._base.read(parts)))
 
     def prefetch(self, parts: Sequence[Part]) -> None:
         """Announce a later read."""
-        changes = self._changes
-        self._base.prefetch([part for part in parts if part.name not in changes.replaced])
-        updates = [changes.updates[part.name] for part in parts if part.name in changes.updates]
+        self._base.prefetch(parts)
+        updates = [self._updates[part.name] for part in parts if part.name in self._updates]
         self._adapter.prefetch([Part(name) for one in updates for name in (one.down, one.up)])
 
     def abandon(self) -> None:
@@ -285,7 +219,7 @@ class AdaptedCheckpoint(Checkpoint):
         self._adapter.abandon()
 
     def _adapted(self, part: Part, array: np.ndarray) -> np.ndarray:
-        update = self._changes.updates.get(part.name)
+        update = self._updates.get(part.name)
         if update is None:
             return array
         down, up = self._adapter.read([Part(update.down), Part(update.up)])
@@ -305,41 +239,34 @@ def unrounded(checkpoint: AdaptedCheckpoint) -> AdaptedCheckpoint:
     return other
 
 
-class Changes(NamedTuple):
-    """What an adapter does to its base model, by the names of the base model's tensors."""
-
-    updates: dict[str, Update]
-    replaced: dict[str, str]  # by these tensors of the adapter
+MERGE = "merge it into its base model first (peft: model.merge_and_unload().save_pretrained(...))"
 
 
-def _changes(base: Checkpoint, adapter: Adapter) -> Changes:
-    """What becomes of the base model's tensors.
+def _updates(base: Checkpoint, adapter: Adapter) -> dict[str, Update]:
+    """What is added to the base model's tensors, by their names.
 
-    Raises `CheckpointError` for a tensor that is none of those that are read.
+    Raises `CheckpointError` for a tensor that is no factor of one adapter.
     """
     names = BaseNames(base.tensors())
-    found: dict[str, dict[str, str]] = {"": {}, "A": {}, "B": {}}  # the base's name → the adapter's
-    adapters: set[str] = set()
-    # Tables with more tokens are saved twice, with the mark of modules_to_save and without.
-    for stored in sorted(adapter.tensors.tensors(), key=lambda name: SAVED in name):
-        named = adapter_name(stored)
-        if UNUSED in stored:
-            continue
-        if named.tensor in found[named.side] and SAVED not in stored:
-            raise CheckpointError(f"holds {shortened(named.tensor, 120)} of several adapters")
-        found[named.side][named.tensor] = stored
-        adapters |= {named.adapter} - {""}
-    if len(adapters) > 1:
-        several = shortened(", ".join(sorted(adapters)), 80)
-        raise CheckpointError(f"holds several adapters ({several}); save one of them alone")
-    replaced = {
-        own: stored for name, stored in found[""].items() if (own := _replaced(names, name))
-    }
-    for own, stored in replaced.items():
-        _require_shape(own, base.info(own).shape, adapter.tensors.info(stored).shape)
+    found: dict[str, dict[str, str]] = {"A": {}, "B": {}}  # the base's name → the adapter's
+    for stored in adapter.tensors.tensors():
+        match = FACTOR.fullmatch(stored.removeprefix(PREFIX))
+        if match is None:
+            raise CheckpointError(
+                f"holds {shortened(stored, 120)!r}, none of the factors of W + s B A but a bias, a "
+                f"module or a table of tokens that was saved whole (modules_to_save); {MERGE}"
+            )
+        tensor = without_adapter(f"{match['module']}.weight")
+        if tensor in found[match["side"]]:
+            raise CheckpointError(
+                f"holds {shortened(tensor, 120)} of several adapters; save one of them alone"
+            )
+        found[match["side"]][tensor] = stored
+    alpha = adapter.config.get("lora_alpha", 8)
+    if as_number(alpha) is None:
+        raise CheckpointError(f"lora_alpha must be a number, got {shown(alpha)}")
     updates = {}
     down, up = found["A"], found["B"]
-    alphas = _alphas(adapter.config, {module_of(name) for name in down})
     for name in down | up:
         own = names.own(name)
         if own is None or name not in down or name not in up:
@@ -347,53 +274,8 @@ def _changes(base: Checkpoint, adapter: Adapter) -> Changes:
                 f"adapts {shortened(module_of(name), 120)}, which {base.name} does not hold, "
                 "or lacks one of its two factors"
             )
-        factors = (down[name], up[name])
-        updates[own] = _update(base, adapter, own, factors, alphas[module_of(name)])
-    return Changes(updates, replaced)
-
-
-def _replaced(names: BaseNames, name: str) -> str | None:
-    """The base model's tensor that one of the adapter's replaces; None for a module of its own."""
-    own = names.own(name)
-    if own is None and names.touches(name):
-        raise CheckpointError(
-            f"holds {shortened(name, 120)!r}, which is no part of the base model and none of the "
-            "factors of W + s B A; merge it into its base model first"
-        )
-    return own
-
-
-def _require_shape(name: str, expected: tuple[int, ...], got: tuple[int, ...]) -> None:
-    """Check that what replaces a tensor has its shape; tables of tokens may have other rows."""
-    if name.endswith(RESIZED) and len(got) == len(expected) == 2 and got[1] == expected[1]:
-        return
-    if got != expected:
-        raise CheckpointError(f"replaces {name}, of shape {expected}, with a tensor of {got}")
-
-
-def _alphas(config: Mapping[str, Any], modules: Collection[str]) -> dict[str, float]:
-    """Each module's alpha: the value of the first name that it has or ends with, as in PEFT."""
-    default, patterns = config.get("lora_alpha", 8), config.get("alpha_pattern") or {}
-    if not isinstance(patterns, dict):
-        raise CheckpointError(f"alpha_pattern must be a table, got {shown(patterns)}")
-    if len(patterns) * len(modules) > MOST_COMPARED:
-        raise CheckpointError(
-            f"{len(patterns)} names in alpha_pattern for {len(modules)} modules are too many"
-        )
-    alphas = dict.fromkeys(modules, default)
-    for name, value in reversed(patterns.items()):
-        if not re.fullmatch(r"\^?[\w.-]{1,500}", name):
-            raise CheckpointError(
-                f"alpha_pattern holds the expression {shortened(name, 80)!r}, where only names of "
-                "modules are read; merge it into its base model first"
-            )
-        # To PEFT it is an expression nevertheless: its dots are any character.
-        whole = re.compile(name if name[0] == "^" else rf"(?:.*\.)?{name}", re.DOTALL)
-        alphas |= {module: value for module in modules if whole.fullmatch(module)}
-    for alpha in alphas.values():
-        if as_number(alpha) is None:
-            raise CheckpointError(f"lora_alpha must be a number, got {shown(alpha)}")
-    return alphas
+        updates[own] = _update(base, adapter, own, (down[name], up[name]), alpha)
+    return updates
 
 
 def _update(

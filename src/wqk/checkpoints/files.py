@@ -1,9 +1,8 @@
 """Files of named tensors over sources of bytes, which may be remote, or on disk.
 
 Tensors lie in one file row by row, as in those of safetensors (8 bytes little-endian header length,
-that many bytes of JSON, name → dtype, shape, data_offsets, then the data) and of llama2.c (seven
-whole numbers, then all values of one kind, layer after layer); or they are put together from
-pieces: the chunks of a distributed checkpoint, or what tensor-parallel files hold.
+that many bytes of JSON, name → dtype, shape, data_offsets, then the data); or they are put together
+from the rows or columns that tensor-parallel files hold.
 
 Of the files on disk, few are open at once.
 """
@@ -13,12 +12,9 @@ from __future__ import annotations
 import json
 import math
 import os
-import random
 import re
-import struct
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Protocol
 from weakref import WeakKeyDictionary, finalize
@@ -27,7 +23,7 @@ import numpy as np
 
 from wqk._caching import in_children
 from wqk.checkpoints.checkpoint import Part, TensorInfo
-from wqk.checkpoints.number_types import ITEM_BITS, widened, widened_type
+from wqk.checkpoints.number_types import ITEM_BITS, widened
 from wqk.errors import CheckpointError
 
 # NumPy's own limits: axes of an array, and values that it may seem to have next to an empty axis.
@@ -203,93 +199,38 @@ def _checked(name: str, entry: Any, data_size: int) -> tuple[TensorInfo, int]:
     return TensorInfo(dtype, tuple(shape), stop - start), start
 
 
-# Of llama2.c's files; later versions, which begin with ``ak42``, are refused.
-MAGIC = b"24ka"  # 0x616b3432, little-endian
-SIZES = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "max_seq_len")
+class JoinedFiles:
+    """Files that each hold some rows or columns of a model's tensors, in order, as one file.
 
-# No model of this format is larger.
-LARGEST_SIZE, MOST_LAYERS = 2**20, 10_000
-
-
-def open_llama2c(source: ByteSource) -> RowFile | None:
-    """A file of llama2.c by sizes that give its length, its tensors as its Python code calls them.
-
-    ``about`` holds its sizes, ``model_args``. None for another file; raises `CheckpointError` for a
-    later version.
+    ``axis`` gives the axis along which a tensor of some name and shape is split; None if every file
+    has all of it. Raises `CheckpointError` if pieces of a tensor differ in type, or along an axis
+    that is not split.
     """
-    start = bytearray(min(28, source.size))
-    source.read_into(0, memoryview(start))
-    if start[:4] == MAGIC:
-        version = int.from_bytes(start[4:8], "little")
-        raise CheckpointError(
-            f"version {version} of llama2.c's files is not read; use the .pt file that it was "
-            "exported from"
-        )
-    sizes = _llama2c_sizes(start)
-    starts: dict[str, int] = {}
-    tensors: dict[str, TensorInfo] = {}
-    position = 28
-    for name, shape in _llama2c_tensors(sizes) if sizes else ():
-        starts[name], tensors[name] = position, TensorInfo("F32", shape, 4 * math.prod(shape))
-        position += tensors[name].nbytes
-    if sizes is None or position != source.size:
-        return None
-    arguments = sizes | {"vocab_size": abs(sizes["vocab_size"]), "norm_eps": 1e-5}
-    return RowFile(source, tensors, starts, {"model_args": arguments})
-
-
-def _llama2c_sizes(header: bytearray) -> dict[str, int] | None:
-    """The seven sizes; None if they are not those of a model."""
-    if len(header) < 28:
-        return None
-    sizes = dict(zip(SIZES, struct.unpack("<7i", header), strict=True))
-    positive = all(0 < abs(size) <= LARGEST_SIZE for size in sizes.values())
-    if not positive or any(size < 0 for key, size in sizes.items() if key != "vocab_size"):
-        return None
-    heads = sizes["n_heads"]
-    fits = sizes["dim"] % heads == 0 and heads % sizes["n_kv_heads"] == 0
-    return sizes if fits and sizes["n_layers"] <= MOST_LAYERS else None
-
-
-def _llama2c_tensors(sizes: Mapping[str, int]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes in the file's order; a negative vocabulary has an output matrix."""
-    dim, hidden, vocabulary = sizes["dim"], sizes["hidden_dim"], abs(sizes["vocab_size"])
-    head_width = dim // sizes["n_heads"]
-    keys, turned = head_width * sizes["n_kv_heads"], (sizes["max_seq_len"], head_width // 2)
-    layers: dict[str, tuple[int, ...]] = {
-        "attention_norm": (dim,),
-        "attention.wq": (dim, dim), "attention.wk": (keys, dim), "attention.wv": (keys, dim),
-        "attention.wo": (dim, dim), "ffn_norm": (dim,),
-        "feed_forward.w1": (hidden, dim), "feed_forward.w2": (dim, hidden),
-        "feed_forward.w3": (hidden, dim),
-    }  # fmt: skip
-    yield "tok_embeddings.weight", (vocabulary, dim)
-    for name, shape in layers.items():
-        yield from ((f"layers.{n}.{name}.weight", shape) for n in range(sizes["n_layers"]))
-    yield "norm.weight", (dim,)
-    yield from (("freqs_cos", turned), ("freqs_sin", turned))
-    if sizes["vocab_size"] < 0:
-        yield "output.weight", (vocabulary, dim)
-
-
-class Piece(NamedTuple):
-    """A box of a tensor."""
-
-    begin: tuple[int, ...]
-    shape: tuple[int, ...]
-    read: Callable[[Part], np.ndarray]  # reads rows of the box; the part's name is empty
-
-
-class PiecedFile:
-    """A file whose tensors are put together from pieces, which may be in other files."""
 
     def __init__(
-        self,
-        source: ByteSource,
-        tensors: Mapping[str, TensorInfo],
-        pieces: Mapping[str, Sequence[Piece]],
+        self, files: Sequence[WeightFile], axis: Callable[[str, tuple[int, ...]], int | None]
     ) -> None:
-        self.source, self.tensors, self._pieces = source, tensors, pieces
+        self.source = files[0].source
+        tensors: dict[str, TensorInfo] = {}
+        self._pieces: dict[str, tuple[int, list[WeightFile]]] = {}  # where they are split
+        for name in dict.fromkeys(name for file in files for name in file.tensors):
+            holding = [file for file in files if name in file.tensors]
+            first = holding[0].tensors[name]
+            along = axis(name, first.shape) if len(holding) > 1 else None
+            if along is None:
+                holding, along = holding[:1], 0
+            infos = [file.tensors[name] for file in holding]
+            if len({(i.dtype, *i.shape[:along], *i.shape[along + 1 :]) for i in infos}) > 1:
+                raise CheckpointError(
+                    f"{self.source.name}: the pieces of {name!r} in {len(infos)} files do not fit "
+                    "together"
+                )
+            shape = list(first.shape)
+            shape[along : along + 1] = [sum(i.shape[along] for i in infos)] if shape else []
+            nbytes = sum(info.nbytes for info in infos)
+            tensors[name] = TensorInfo(first.dtype, tuple(shape), nbytes)
+            self._pieces[name] = along, holding
+        self.tensors: Mapping[str, TensorInfo] = tensors
 
     def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
         """None here: they may be in other files."""
@@ -297,84 +238,21 @@ class PiecedFile:
 
     def read(self, part: Part) -> np.ndarray:
         """The part's rows, joined, widened to float32 (float64 stays)."""
-        info = self.tensors[part.name]
-        # Pieces that overlap could leave a gap, which must not pass for weights.
-        out: np.ndarray = np.full(
-            part.shape(info.shape), np.nan, widened_type(info.dtype, part.name)
-        )
-        ranges = part.row_ranges(info.shape)
-        for piece in self._pieces[part.name]:
-            if not info.shape:
-                return piece.read(Part(""))
-            runs = list(_overlaps(ranges, piece.begin[0], piece.shape[0]))
-            if not runs or 0 in piece.shape:
-                continue
-            rows = piece.read(Part("", tuple((low, low + count) for _, low, count in runs)))
-            across = [
-                slice(a, a + n) for a, n in zip(piece.begin[1:], piece.shape[1:], strict=True)
-            ]
-            taken = 0
-            for to, _, count in runs:
-                out[(slice(to, to + count), *across)] = rows[taken : taken + count]
-                taken += count
-        return out
-
-
-def _overlaps(
-    ranges: tuple[tuple[int, int], ...], begin: int, count: int
-) -> Iterator[tuple[int, int, int]]:
-    """Runs of rows in both: where they go, where they are in the piece, and how many."""
-    to = 0
-    for start, stop in ranges:
-        low, high = max(start, begin), min(stop, begin + count)
-        if low < high:
-            yield to + low - start, low - begin, high - low
-        to += stop - start
-
-
-def join_files(
-    files: Sequence[WeightFile], axis: Callable[[str, tuple[int, ...]], int | None]
-) -> PiecedFile:
-    """Files that each hold some rows or columns of a model's tensors, in order, as one file.
-
-    ``axis`` gives the axis along which a tensor of some name and shape is split; None if every file
-    has all of it. Raises `CheckpointError` if pieces of a tensor differ in type, or along an axis
-    that is not split.
-    """
-    tensors: dict[str, TensorInfo] = {}
-    pieces: dict[str, list[Piece]] = {}
-    for name in dict.fromkeys(name for file in files for name in file.tensors):
-        holding = [file for file in files if name in file.tensors]
-        first = holding[0].tensors[name]
-        along = axis(name, first.shape) if len(holding) > 1 else None
-        if along is None:
-            holding, along = holding[:1], 0
-        infos = [file.tensors[name] for file in holding]
-        if len({(i.dtype, *i.shape[:along], *i.shape[along + 1 :]) for i in infos}) > 1:
-            raise CheckpointError(
-                f"{files[0].source.name}: the pieces of {name!r} in {len(infos)} files do not fit "
-                "together"
-            )
-        shape, begin, pieces[name] = list(first.shape), [0] * len(first.shape), []
-        for file, info in zip(holding, infos, strict=True):
-            pieces[name].append(Piece(tuple(begin), info.shape, partial(_read_as, file, name)))
-            if shape:
-                begin[along] += info.shape[along]
-                shape[along] = begin[along]
-        tensors[name] = TensorInfo(first.dtype, tuple(shape), sum(info.nbytes for info in infos))
-    return PiecedFile(files[0].source, tensors, pieces)
-
-
-def _read_as(file: WeightFile, name: str, part: Part) -> np.ndarray:
-    return file.read(part._replace(name=name))
+        along, files = self._pieces[part.name]
+        if along or len(files) == 1 or part.rows is None:
+            return np.concatenate([file.read(part) for file in files], axis=along)
+        ends = np.cumsum([file.tensors[part.name].shape[0] for file in files]).tolist()
+        found = []
+        for start, stop in part.row_ranges(self.tensors[part.name].shape):
+            for begin, end, file in zip([0, *ends], ends, files, strict=False):
+                low, high = max(start, begin), min(stop, end)
+                if low < high:
+                    found.append(file.read(Part(part.name, ((low - begin, high - begin),))))
+        return np.concatenate(found)
 
 
 # Files that are open at once.
 MOST_OPEN = 64
-
-# Bytes of a read that are kept, to see whether they change, and of how many reads.
-SEEN, MOST_SEEN = 64, 4096
-CHOICE = random.Random(0)
 
 
 class Identity(NamedTuple):
@@ -420,10 +298,8 @@ class LocalFile:
     """A file's bytes by position.
 
     Positional reads rather than a memory map: a file that shrinks while it is read gives an error,
-    not a signal that kills the process. So does one that is written to. Writes through a memory map
-    do not show in a file's time: after each read, some of what was read before is read again, and
-    must be the same. What a writer has not reached by the last read, or changes elsewhere, is not
-    noticed: scan files that nobody writes to.
+    not a signal that kills the process. So does one that is written to, by its time; writes through
+    a memory map may not show in it: scan files that nobody writes to.
 
     The last `MOST_OPEN` files that were read are open; others are opened again by their path, and
     must be the same file. A file that is replaced keeps its old content while it is open. Copies
@@ -433,7 +309,6 @@ class LocalFile:
     def __init__(self, path: str | Path, identity: Identity | None = None) -> None:
         self.name, self._path = str(path), Path(path).absolute()
         self._handle: Handle | None = None
-        self._seen: list[tuple[int, bytes]] = []
         if identity is None:
             self._handle = Handle(self._path, self.name)
             identity = self._handle.identity
@@ -451,11 +326,15 @@ class LocalFile:
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill the buffer from this offset."""
         handle = self._opened()
-        self._fill(handle, offset, buffer)
-        self._seen.append((offset, bytes(buffer[:SEEN])))
-        if len(self._seen) > MOST_SEEN:
-            del self._seen[CHOICE.randrange(4, MOST_SEEN)]
-        if handle.identity != self._identity or not self._is_as_before(handle):
+        while buffer:
+            try:
+                count = handle.read_into(offset, buffer)
+            except OSError as error:
+                raise CheckpointError(f"{self.name}: cannot be read ({error.strerror})") from None
+            if count == 0:
+                raise CheckpointError(f"{self.name}: ended at byte {offset}, during the read")
+            buffer, offset = buffer[count:], offset + count
+        if handle.identity != self._identity:
             raise CheckpointError(
                 f"{self.name}: changed during the read; scan it again once it is no longer "
                 "written to"
@@ -473,26 +352,6 @@ class LocalFile:
             self._handle = handle
         _keep_open(self)
         return handle
-
-    def _fill(self, handle: Handle, offset: int, buffer: memoryview) -> None:
-        while buffer:
-            try:
-                count = handle.read_into(offset, buffer)
-            except OSError as error:
-                raise CheckpointError(f"{self.name}: cannot be read ({error.strerror})") from None
-            if count == 0:
-                raise CheckpointError(f"{self.name}: ended at byte {offset}, during the read")
-            buffer, offset = buffer[count:], offset + count
-
-    def _is_as_before(self, handle: Handle) -> bool:
-        """Whether the first reads, the last and some between would give the same again."""
-        seen = list(self._seen)  # other threads read as well
-        for offset, content in {*seen[:4], seen[-1], *CHOICE.choices(seen, k=4)}:
-            again = bytearray(len(content))
-            self._fill(handle, offset, memoryview(again))
-            if again != content:
-                return False
-        return True
 
     def close(self) -> None:
         """Let go of the handle; who reads at this moment keeps it until the end of the read."""

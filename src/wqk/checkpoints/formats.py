@@ -172,11 +172,6 @@ FORMATS = (
         model_type="open_clip",
     ),
     Format(
-        "a distributed checkpoint of PyTorch",
-        r"(pytorch_model_fsdp_\d+/|model/)?\.metadata",
-        ("config.json", "../config.json", "params.json", "../params.json"),
-    ),
-    Format(
         "Megatron-LM",
         r"mp_rank_\d+/(model_optim_rng|model_rng)\.pt",
         model_type="megatron",
@@ -233,9 +228,10 @@ UNREAD_FORMATS: tuple[tuple[str, str, str], ...] = (
         "join them with its own zero_to_fp32.py",
     ),
     (
-        r".*\.distcp",
-        "a distributed checkpoint of PyTorch",
-        "scan its folder, which has a .metadata file",
+        r".*\.distcp|\.metadata",
+        "of a distributed checkpoint of PyTorch",
+        "make it one file, python -m torch.distributed.checkpoint.format_utils dcp_to_torch "
+        "FOLDER model.pt, and scan that",
     ),
     (r"flax_model.*|.*\.msgpack|_CHECKPOINT_METADATA", "Flax", SAFETENSORS),
     (r"tf_model.*|.*\.h5|.*\.keras|saved_model\.pb", "TensorFlow", SAFETENSORS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -13,8 +14,7 @@ import numpy as np
 
 from wqk.checkpoints.checkpoint import Checkpoint, Part, Regrouping, TensorInfo
 from wqk.checkpoints.configurations import Opened, configured
-from wqk.checkpoints.distributed import open_distributed
-from wqk.checkpoints.files import join_files, open_llama2c, open_safetensors
+from wqk.checkpoints.files import JoinedFiles, open_safetensors
 from wqk.checkpoints.formats import (
     ARCHIVES,
     ENDINGS,
@@ -43,22 +43,29 @@ if TYPE_CHECKING:
 
 
 def weight_file(source: ByteSource) -> WeightFile:
-    """A file of weights, by its ending; of those called ``.bin`` some are llama2.c's."""
+    """A file of weights, by its ending."""
     ending = PurePath(source.name).suffix
     with errors_about(source.name):
         if ending == ".bin":
-            _refuse_ctranslate2(source)
-            if (file := open_llama2c(source)) is not None:
-                return file
+            _refuse_others(source)
         if ending == ".gguf":
             return open_gguf(source)
         return TorchFile(source) if ending in ARCHIVES else open_safetensors(source)
 
 
-def _refuse_ctranslate2(source: ByteSource) -> None:
-    """Refuse a model of CTranslate2: a version, and the name of a specification with its length."""
+def _refuse_others(source: ByteSource) -> None:
+    """Refuse what others call .bin.
+
+    A model of CTranslate2: a version, and the name of a specification with its length. One of
+    llama2.c: seven sizes, the largest of which gives the file's length, or a mark.
+    """
     start = bytearray(min(64, source.size))
     source.read_into(0, memoryview(start))
+    sizes = struct.unpack("<7i", start[:28]) if len(start) == 64 else (0,)
+    if start[:4] == b"24ka" or all(0 < abs(size) < 2**20 for size in sizes):
+        raise CheckpointError(
+            "a file of llama2.c, which is not read; use the .pt file that it was exported from"
+        )
     name = re.match(rb"[\x01-\x20]\0\0\0(.)\0(\w+Spec)\0", start, re.DOTALL)
     if name and name[1][0] == len(name[2]) + 1:
         raise CheckpointError(
@@ -243,10 +250,6 @@ def read_folder(folder: Folder, weights: Weights | None = None) -> StoredCheckpo
                 f"shard {name} is missing, although {chosen.listed_in} names it; "
                 "download the checkpoint again"
             )
-        if PurePath(name).name == ".metadata":
-            beside = PurePath(name).parent
-            with errors_about(source.name):
-                return open_distributed(source, lambda file: folder.source(str(beside / file)))
         return weight_file(source)
 
     files = (
@@ -257,7 +260,7 @@ def read_folder(folder: Folder, weights: Weights | None = None) -> StoredCheckpo
     abouts = [about for file in files if (about := getattr(file, "about", None))]
     about = abouts[0] if abouts else {}
     if layout and layout.split_axis and len(files) > 1:
-        files = [join_files(files, partial(layout.split_axis, width=config.get("dim")))]
+        files = [JoinedFiles(files, partial(layout.split_axis, width=config.get("dim")))]
     tensors = {name: info for file in files for name, info in file.tensors.items()}
     complete = configured(layout, Opened(config, about, tensors))
     others = dict.fromkeys(key for file in files for key in getattr(file, "passed_over", ()))

@@ -93,13 +93,12 @@ MAGIC = 0x1950A86A20F9469CFC6C
 class TorchFile:
     """One torch archive: its tensors' places, and their rows on request.
 
-    ``about`` has the plain values that are stored with the weights, such as a configuration. A
-    ``bare`` archive holds one tensor instead of a dictionary, whose name is then empty. Raises
+    ``about`` has the plain values that are stored with the weights, such as a configuration. Raises
     `CheckpointError` for a file that is not a torch archive, is truncated, or holds anything but
     weights and plain values.
     """
 
-    def __init__(self, source: ByteSource, bare: bool = False) -> None:
+    def __init__(self, source: ByteSource) -> None:
         self.source = source
         self._stream = _Stream(source)
         self._lock = threading.Lock()
@@ -126,8 +125,6 @@ class TorchFile:
             raise CheckpointError("not a readable torch archive") from None
         except Exception as error:  # a damaged archive may fail in any way
             raise CheckpointError(f"not a readable torch archive ({first_line(error)})") from None
-        if bare and isinstance(content, StoredTensor):
-            content = {"": content}
         self._stored, self.passed_over = state_dict(content)
         self.about: Mapping[str, Any] = plain(content) if isinstance(content, dict) else {}
         self.tensors: Mapping[str, TensorInfo] = {
