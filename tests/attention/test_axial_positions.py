@@ -12,7 +12,6 @@ import torch
 
 import wqk
 from wqk import same, scan
-from wqk.attention.bands import decay
 from wqk.checkpoints import Part
 from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
@@ -96,13 +95,6 @@ def test_energies_bound_what_each_plane_adds() -> None:
     for plane in range(4):
         norms = [np.linalg.norm(w[[plane, plane + 4]]) for w in (query, key)]
         assert bands.energies[0, plane] == pytest.approx(np.prod(norms))
-    # One patch down and one to the right.
-    axial = attention.plan.axial
-    assert axial is not None
-    far = axial.rotate(query.T, np.full(WIDTH, 1)) @ key
-    near = query.T @ key
-    along = decay(attention, [1])
-    assert along.norm[0, 0] == pytest.approx(np.linalg.norm(far) / np.linalg.norm(near))
 
 
 def test_bands_in_a_table_and_no_distance() -> None:

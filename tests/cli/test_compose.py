@@ -62,13 +62,6 @@ def test_a_picture_says_that_nothing_is_beyond_chance():
         assert (colors == {to_rgb(GRAY)}) == said
 
 
-def test_a_head_lists_its_neighbors():
-    result = run("show", MODEL, "--layer", "-1", "--head", "2", "--reads")
-    assert result.exit_code == 0
-    assert result.stdout.count("1.2") == 12
-    assert run("show", MODEL, "--layer", "1", "--reads").exit_code == 2
-
-
 def test_a_virtual_head_has_token_pairs():
     arguments = ("tokens", MODEL, "--layer", "1", "--head", "2", "--through", "0.2", "--json")
     assert json.loads(run(*arguments).stdout)["through"] == [0, 2]

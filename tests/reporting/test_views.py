@@ -16,7 +16,7 @@ from tests.small import llama
 import wqk
 from wqk.checkpoints import Part
 from wqk.checkpoints.modules import StateDict
-from wqk.errors import CheckpointError, FormError, TableError
+from wqk.errors import FormError, TableError
 from wqk.forms.images import matrix_image
 from wqk.inspecting.showing import coupling_view
 from wqk_lab.figures.by_layer import distance_rows
@@ -53,27 +53,6 @@ def test_an_image_keeps_the_largest_entry_of_each_pixel() -> None:
     np.testing.assert_allclose(matrix_image(form, side=99).pixels, dense)
 
 
-def test_bands_of_all_layers_and_of_one_layer_s_heads() -> None:
-    layers, heads = wqk.show(llama(), bands=True), wqk.show(llama(), 1, bands=True)
-    assert (layers.values["rows"], layers.values["numbers"]) == ("layer", [0, 1])
-    assert (heads.values["rows"], heads.values["numbers"]) == ("head", [0, 1, 2, 3])
-    energies = wqk.open(llama())[1].bands().energies
-    np.testing.assert_allclose(heads.values["shares"], energies / energies.sum(1, keepdims=True))
-    np.testing.assert_allclose(layers.values["shares"][1], energies.sum(0) / energies.sum())
-    np.testing.assert_allclose(np.asarray(heads.values["norm"])[:, 0], 1)
-    np.testing.assert_allclose(
-        np.median(heads.values["cosine"], axis=0), layers.values["cosine"][1]
-    )
-    assert len(layers.figure().axes) == 4
-    with pytest.raises(CheckpointError, match="has no bands: its positions are not rotary"):
-        wqk.show(ENCODER, bands=True)
-    with pytest.raises(FormError, match="a view shows one layer"):
-        wqk.show(llama())
-    refused = run("show", ENCODER)
-    assert refused.exit_code == 2
-    assert "Missing option '--layer'" in refused.output
-
-
 def test_bands_leave_out_pruned_heads() -> None:
     """Head 1 of layer 0 and all of layer 1 score nothing."""
     whole = llama()
@@ -83,18 +62,6 @@ def test_bands_leave_out_pruned_heads() -> None:
     tensors["model.layers.0.self_attn.q_proj.weight"][6:12] = 0
     tensors["model.layers.1.self_attn.k_proj.weight"][:] = 0
     pruned = StateDict(tensors, whole.config, "pruned")
-    heads, before = (wqk.show(model, 0, bands=True).values for model in (pruned, whole))
-    alive = [0, 2, 3]
-    for name in ("shares", "norm", "cosine", "low_share"):
-        assert np.isnan(heads[name][1]).all()
-        np.testing.assert_allclose(np.take(heads[name], alive, 0), np.take(before[name], alive, 0))
-    layers = wqk.show(pruned, bands=True)
-    np.testing.assert_allclose(
-        layers.values["norm"][0], np.median(np.take(heads["norm"], alive, 0), 0)
-    )
-    assert np.isnan(layers.values["norm"][1]).all()
-    assert layers.subtitle.startswith("share of the slower half 0.")
-    assert wqk.show(pruned, 1, bands=True).subtitle == "every form is zero"
     rows = wqk.scan(pruned, measures=["bands"]).frame
     assert (
         rows["rotary_low_share"].is_finite().to_list()
@@ -208,23 +175,6 @@ def test_pictures_are_written(
     result = run(*arguments, "--out", str(path))
     assert result.exit_code == 0, result.output
     assert path.read_bytes().startswith(start)
-
-
-def test_distances_are_drawn_for_rotary_models_only(tmp_path: Path, shared: Path) -> None:
-    pytest.importorskip("matplotlib")
-    rotary = str(shared / "checkpoints" / "stories260k")
-    path = tmp_path / "curve.png"
-    assert (
-        run("show", rotary, "--layer", "1", "--distance", "0:9", "--out", str(path)).exit_code == 0
-    )
-    assert path.exists()
-    told = json.loads(run("show", rotary, "--layer", "1", "--distance", "0,5", "--json").stdout)
-    table = wqk.scan(rotary, distances=(0, 5))
-    expected = table.layers.frame.filter(layer=1)["symmetry"].to_list()
-    assert told["symmetry"] == pytest.approx(expected)
-    refused = run("show", ENCODER, "--layer", "0", "--distance", "0:9")
-    assert refused.exit_code == 2
-    assert "no rotary positions" in refused.stderr
 
 
 @pytest.mark.parametrize(

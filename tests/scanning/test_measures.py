@@ -11,7 +11,6 @@ from tests import small
 from tests.command import run
 
 import wqk
-from wqk.attention.bands import decay
 from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
 from wqk.tables.columns import MEASURES, Measure
@@ -67,9 +66,9 @@ def test_no_input_scores_above_the_ceiling_and_some_come_near(table: wqk.ScoreTa
                 assert largest > 0.5 * row["score_ceiling"]
 
 
-def test_bands_and_decay_are_those_of_dense_matrices(table: wqk.ScoreTable) -> None:
+def test_bands_are_those_of_dense_matrices(table: wqk.ScoreTable) -> None:
     attention = wqk.open(model())[0]
-    bands, along = attention.bands(), decay(attention, [0, 5])
+    bands = attention.bands()
     for head in range(H):
         form = attention[head]
         energies = [
@@ -78,12 +77,6 @@ def test_bands_and_decay_are_those_of_dense_matrices(table: wqk.ScoreTable) -> N
             for k in range(R // 2)
         ]
         assert bands.energies[head] == pytest.approx(energies)
-        turned = attention.plan.rotary.rotate(form.query, np.full(D, 5)) @ form.key.T
-        plain = form.dense()
-        size = np.linalg.norm(plain)
-        assert along.norm[head, 1] == pytest.approx(np.linalg.norm(turned) / size)
-        cosine = (turned * plain).sum() / size / np.linalg.norm(turned)
-        assert along.cosine[head] == pytest.approx([1, cosine])
         row = table.frame.filter(layer=0, head=head, distance=0).row(0, named=True)
         # Of three planes, the slowest one is the slower half.
         assert row["rotary_low_share"] == pytest.approx(energies[2] / sum(energies))
@@ -137,11 +130,11 @@ def test_an_attention_factor_is_no_change_with_distance() -> None:
     config = {"model_type": "llama", "num_hidden_layers": 1, "num_attention_heads": 2}
     stretched = {"rope_type": "yarn", "factor": 1.0, "original_max_position_embeddings": 16}
     plain, with_factor = (
-        decay(wqk.open(StateDict(weights, config | more, "toy"))[0], [0, 1, 5])
+        wqk.scan(StateDict(weights, config | more, "toy"), distances=[0, 1, 5]).frame
         for more in (
             {"rope_parameters": stretched},
             {"rope_parameters": stretched | {"attention_factor": 1.5}},
         )
     )
-    np.testing.assert_allclose(with_factor.norm, plain.norm)
-    np.testing.assert_allclose(with_factor.cosine, plain.cosine)
+    for score in ("norm", "symmetry"):
+        np.testing.assert_allclose(with_factor[score], plain[score])

@@ -1,8 +1,8 @@
-"""Views of a checkpoint: one form, the coupling of heads, scores by distance, or rotary planes."""
+"""Views of a checkpoint: one form, or the coupling of heads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -13,24 +13,17 @@ import numpy as np
 from wqk._console import Result, json_value
 from wqk._style import save_figure
 from wqk.attention import Block
-from wqk.attention.bands import decay
-from wqk.attention.coordinates import Coordinates
-from wqk.errors import CheckpointError, FormError
+from wqk.errors import FormError
 from wqk.forms import images
 from wqk.forms.images import matrix_image
 from wqk.forms.kernels import directionalities
-from wqk.forms.scores import coupling, symmetry, untrained_range
+from wqk.forms.scores import coupling, symmetry
 from wqk.model import open as open_model
 from wqk.reporting import pictures
-from wqk.scanning.scan import score_heads
 from wqk.tables.rendering import HEADLINE, label
-from wqk.tables.schema import SUMMARIZED
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-# Distances at which forms are compared: 0, and four per doubling up to 4096.
-DISTANCES = [0, *sorted({round(2 ** (k / 4)) for k in range(49)})]
 
 
 @dataclass(frozen=True, repr=False)
@@ -115,71 +108,6 @@ def form_view(block: Block, name: str, head: int | None = None, gamma: float = 2
     return View(title, subtitle, values, lambda: images.matrix(image, title, subtitle))
 
 
-def distance_view(block: Block, name: str, distances: Sequence[int], gamma: float = 2.0) -> View:
-    """A layer's scores, and its heads', as functions of the relative distance (rotary models)."""
-    forms = block.forms(Coordinates(distances=tuple(distances)))
-    scored = [score_heads(form, gamma=gamma) for _, form in forms]
-    values: dict[str, Any] = {
-        "layer": block.layer,
-        "distance": list(distances),
-        **{score: [rows[0][score] for rows in scored] for score in SUMMARIZED},
-        "heads": {
-            score: [[row[score] for row in rows[1:]] for rows in scored] for score in SUMMARIZED
-        },
-        "untrained": untrained_range(block.groups.widths[0], block.form.rank, gamma),
-    }
-    first, last = (scored[end][0]["symmetry"] for end in (0, -1))
-    title = f"{name}, by distance"
-    subtitle = f"symmetry {first:.2f} at distance {distances[0]}, {last:.2f} at {distances[-1]}"
-    return View(title, subtitle, values, lambda: pictures.distance_curves(values, title))
-
-
-def bands_view(blocks: Iterable[Block], name: str, by_head: bool) -> View:
-    """How weight is distributed over rotary planes, and how forms change with the distance.
-
-    Rows are one layer's heads, or layers: sums (planes) and medians (curves) over their heads.
-    CheckpointError without rotary positions; FormError if layers differ in the number of planes.
-    """
-    parts: list[tuple[np.ndarray, ...]] = []
-    numbers: list[int] = []
-    for block in blocks:
-        bands, along = block.bands(), decay(block, DISTANCES)
-        norm, cosine = along.norm, along.cosine
-        if not by_head:
-            bands = bands._replace(energies=bands.energies.sum(axis=0, keepdims=True))
-            alive = np.isfinite(norm).all(axis=1)
-            norm, cosine = (_medians(curves[alive]) for curves in (norm, cosine))
-        if parts and parts[0][0].shape[1] != bands.shares.shape[1]:
-            raise FormError(f"{name}: layers differ in their rotary planes; choose a layer")
-        parts.append((bands.shares, bands.low_share, norm, cosine))
-        numbers += range(len(bands.energies)) if by_head else [block.layer]
-    shares, low, norms, cosines = map(np.concatenate, zip(*parts, strict=True))
-    values = {
-        "rows": "head" if by_head else "layer",
-        "numbers": numbers,
-        "frequencies": bands.frequencies.tolist(),
-        "axes": bands.axes.tolist(),
-        "shares": shares.tolist(),
-        "low_share": low.tolist(),
-        "distance": DISTANCES,
-        "norm": norms.tolist(),
-        "cosine": cosines.tolist(),
-    }
-    title = f"{name}, rotary planes"
-    subtitle = "every form is zero"
-    if np.isfinite(low).any():
-        least, most = np.nanmin(low), np.nanmax(low)
-        subtitle = f"share of the slower half {least:.2f} to {most:.2f} (by chance 0.50)"
-    return View(title, subtitle, values, lambda: pictures.rotary_planes(values, title))
-
-
-def _medians(curves: np.ndarray) -> np.ndarray:
-    """The median (1, N) of curves (H, N); NaN without curves."""
-    if not len(curves):
-        return np.full((1, curves.shape[1]), np.nan)
-    return np.asarray(np.median(curves, axis=0, keepdims=True))
-
-
 def coupling_view(block: Block, name: str) -> View:
     """How far each pair of a layer's heads are each other's transposes."""
     matrix = np.asarray(coupling(block.groups))
@@ -201,17 +129,15 @@ def coupling_view(block: Block, name: str) -> View:
 
 def show(
     ref: Any,
-    layer: int | None = None,
+    layer: int,
     head: int | None = None,
     *,
     coupling: bool = False,
-    distances: Sequence[int] | None = None,
-    bands: bool = False,
     stack: str | None = None,
     kind: str = "self",
     gamma: float = 2.0,
 ) -> View:
-    """Show a layer's or a head's form, the coupling of heads, or the effect of positions.
+    """Show a layer's or a head's form, or the coupling of its heads.
 
     Parameters
     ----------
@@ -223,11 +149,6 @@ def show(
         One head instead of the layer.
     coupling
         How far each pair of heads are each other's transposes.
-    distances
-        Scores at these relative distances (rotary models).
-    bands
-        How weight is distributed over rotary planes, and how forms change with the distance: of one
-        layer's heads, or without ``layer`` of all layers.
     gamma
         Threshold of outlying norms, in standard deviations above the mean.
 
@@ -248,27 +169,12 @@ def show(
     >>> view.title
     'encoder, layer 2, head 1'
     """
-    if sum((coupling, head is not None, distances is not None, bands)) > 1:
-        raise FormError(
-            "head, coupling, distances and bands are mutually exclusive; give one of them"
-        )
+    if coupling and head is not None:
+        raise FormError("head and coupling are mutually exclusive; give one of them")
     model = open_model(ref)
     file = Path(model.name).name
-    if layer is None:
-        if not bands:
-            raise FormError("a view shows one layer; give its number (only bands show all layers)")
-        asked = [b for b in model if b.kind == kind and stack in (None, b.stack)]
-        chosen = [b for b in asked if b.plan.rotary or b.plan.axial] or asked
-        if len({b.stack for b in chosen}) != 1:
-            stacks = " or ".join(sorted({b.stack for b in chosen or model}))
-            raise CheckpointError(f"{model.name}: bands are of one stack; choose from {stacks}")
-        return bands_view(chosen, file, by_head=False)
     block = model.block(layer, stack=stack, kind=kind)
     several = len({(p.stack, p.kind) for p in model.plans}) > 1
     which = f"{block.stack} {block.kind}, " if several else ""
     name = f"{file}, {which}layer {block.layer}"
-    if distances is not None:
-        return distance_view(block, name, distances, gamma)
-    if bands:
-        return bands_view([block], name, by_head=True)
     return coupling_view(block, name) if coupling else form_view(block, name, head, gamma)

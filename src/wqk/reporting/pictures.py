@@ -1,14 +1,13 @@
 """Pictures of matrices, tables and pairs of heads, and what figures share (extra ``report``).
 
-Rows and names of models, curves with bands, labels, letters; the coupling of heads; scores, rotary
-planes and forms by relative distance; what the parts of the scores do to the loss; which heads feed
-which.
+Rows and names of models, curves with bands, labels, letters; the coupling of heads; what the parts
+of the scores do to the loss; which heads feed which.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +15,6 @@ import polars as pl
 
 from wqk._style import (
     GRAY,
-    LABELS,
     OLIVE,
     OUTLIER,
     PAGE,
@@ -198,63 +196,9 @@ def spread_apart(heights: Sequence[float], gap: float) -> list[float]:
 BAND = "Band: where 95 % of layers of this size with untrained weights lie."
 
 
-@style()
-def distance_curves(values: Mapping[str, Any], title: str) -> Figure:
-    """Draw the values of `wqk.inspecting.showing.distance_view`: the layer bold, its heads thin."""
-    figure = new_figure(5.2, 2.4)
-    axes = figure.subplots(1, len(LABELS))
-    for axis, (score, label) in zip(axes, LABELS.items(), strict=True):
-        axis.plot(values["distance"], values["heads"][score], color=GRAY, linewidth=0.5)
-        axis.plot(values["distance"], values[score], color="black", label="layer")
-        axis.axhline(0, color="black", linewidth=0.4, zorder=0)
-        band(axis, *values["untrained"][score])
-        axis.set(title=label, xlabel="distance i − j (tokens)", ylim=(-1.02, 1.02))
-    axes[0].plot([], [], color=GRAY, linewidth=0.5, label="heads")
-    axes[0].legend(loc="upper right")
-    figure.suptitle(title, fontsize=8)
-    note(figure, BAND)
-    return figure
-
-
 def band(axis: Axes, low: float, high: float) -> None:
     """Where a score lies by chance."""
     axis.axhspan(low, high, color=GRAY, alpha=0.25, linewidth=0, zorder=0)
-
-
-@style()
-def rotary_planes(values: Mapping[str, Any], title: str) -> Figure:
-    """Draw the values of `wqk.inspecting.showing.bands_view`.
-
-    A map of rows × planes, and norm and cosine of the forms against the distance.
-    """
-    rows, numbers = values["rows"], values["numbers"]
-    unit, order = ("patches", ": rows, columns") if any(values["axes"]) else ("tokens", "")
-    shares = np.asarray(values["shares"])
-    figure = new_figure(PAGE, 2.6)
-    planes, norm, cosine = figure.subplots(1, 3, width_ratios=(1.6, 1, 1))
-    image = planes.imshow(
-        shares * shares.shape[1], aspect="auto", cmap="Blues", vmin=0, interpolation="nearest"
-    )
-    figure.colorbar(image, ax=planes, label="share of $E_k$ × planes")
-    at = np.unique(np.linspace(0, shares.shape[1] - 1, 5).round().astype(int))
-    turns = [2 * math.pi / values["frequencies"][k] for k in at]
-    planes.set_xticks(at, [f"{t:.0f}" if t < 1e4 else f"{t / 1000:.0f}k" for t in turns])
-    shown = np.unique(np.linspace(0, len(numbers) - 1, 8).round().astype(int))
-    planes.set_yticks(shown, [str(numbers[i]) for i in shown])
-    planes.set(xlabel=f"{unit} per turn of the plane{order}", ylabel=rows, title=title)
-    for axis, name, label in (
-        (norm, "norm", r"$\|M(N)\| / \|M(0)\|$"),
-        (cosine, "cosine", "cosine of $M(N)$ and $M(0)$"),
-    ):
-        for number, curve, shade in zip(numbers, values[name], sequence(len(numbers)), strict=True):
-            entry = f"{rows} {number}" if number in (numbers[0], numbers[-1]) else None
-            axis.plot(values["distance"], curve, color=shade, linewidth=0.8, label=entry)
-        axis.set_xscale("symlog", linthresh=1)
-        axis.set(xlabel=f"distance $N$ ({unit})", ylabel=label)
-    norm.set_ylim(bottom=0)
-    cosine.axhline(0, color="black", linewidth=0.4, zorder=0)
-    norm.legend()
-    return figure
 
 
 # Every part has one color, and the zeros are gray.
