@@ -81,9 +81,9 @@ WITHOUT_EFFECT = {
     "modules_to_save", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
     "runtime_config", "target_modules", "task_type",
     # Read here, or decided by the tensors.
-    "fan_in_fan_out", "init_lora_weights", "lora_alpha", "peft_type", "use_rslora",
+    "alpha_pattern", "fan_in_fan_out", "init_lora_weights", "lora_alpha", "peft_type", "use_rslora",
 }  # fmt: skip
-OFF: tuple[Any, ...] = (None, False, [], {})
+OFF: tuple[Any, ...] = (None, False, [])
 # Initializations that do not change the base model.
 PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 
@@ -150,6 +150,7 @@ def _require_plain(config: Mapping[str, Any]) -> None:
         for key, value in config.items()
         if key not in WITHOUT_EFFECT and not any(value is off or value == off for off in OFF)
     ]
+    more += ["alpha_pattern"] if config.get("alpha_pattern") else []
     what = kind if kind != "LORA" else ", ".join(more)
     if not what and not any(start is plain or start == plain for plain in PLAIN_STARTS):
         what = f"start {start}"
