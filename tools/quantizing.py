@@ -3,7 +3,7 @@
 ``python -m tools.quantizing FILE`` writes the data of the tests: each case has the tensors of one
 module ``a``, what the library itself dequantizes them to (``values``), and the configuration that
 stands beside them. Needs what no test does: autoawq, bitsandbytes, compressed-tensors, gptqmodel,
-mlx, torchao, transformers.
+hqq, mlx, torchao, transformers.
 
 Axes: O outputs, I inputs, G groups of columns.
 """
@@ -27,10 +27,7 @@ Case = tuple[str, dict[str, torch.Tensor], torch.Tensor, dict[str, Any]]
 
 
 def gptq(weight: torch.Tensor) -> Iterator[Case]:
-    """GPTQModel's own module packs and dequantizes; its first version by its own conversion."""
-    from gptqmodel.nn_modules.qlinear.torch import TorchLinear
-    from gptqmodel.utils.model import convert_gptq_v2_to_v1_format_module
-
+    """Rounded to the nearest, as GPTQModel's own module stores it."""
     O, I = weight.shape  # noqa: E741
     for bits, ordered in ((2, True), (3, False), (3, True), (4, False), (4, True), (8, True)):
         group_of = torch.arange(I) // GROUP
@@ -42,25 +39,38 @@ def gptq(weight: torch.Tensor) -> Iterator[Case]:
             scales[:, group] = ((high - low) / (2**bits - 1)).half().float()
             zeros[:, group] = (-low / scales[:, group]).round().clamp(1, 2**bits - 1)
         each, shift = scales[:, group_of], zeros[:, group_of]
-        linear = torch.nn.Linear(I, O, bias=False)
-        linear.weight.data = ((weight / each + shift).round().clamp(0, 2**bits - 1) - shift) * each
-        module = TorchLinear(
-            bits=bits, group_size=GROUP, sym=False, desc_act=ordered, in_features=I,
-            out_features=O, bias=False, register_buffers=True,
-        )  # fmt: skip
-        module.pack(linear, scales, zeros, group_of.to(torch.int32))
-        module.post_init()
-        module.scales, module.dequant_dtype = module.scales.float(), torch.int32
-        values = module.dequantize_weight().T
-        for version in ("gptq_v2", "gptq"):
-            if version == "gptq":
-                about = types.SimpleNamespace(bits=bits, pack_dtype=torch.int32)
-                convert_gptq_v2_to_v1_format_module(module, about)
-            names = ("qweight", "qzeros", "scales", "g_idx")
-            tensors = {name: getattr(module, name).clone() for name in names}
-            settings = {"quant_method": "gptq", "checkpoint_format": version, "bits": bits}
-            order = "-ordered" if ordered else ""
-            yield f"{version}-{bits}{order}", tensors, values, {"quantization_config": settings}
+        rounded = ((weight / each + shift).round().clamp(0, 2**bits - 1) - shift) * each
+        for version, *stored in gptq_stored(rounded, scales, zeros, group_of, bits, ordered):
+            yield f"{version}-{bits}{'-ordered' * ordered}", *stored
+
+
+def gptq_stored(
+    rounded: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, group_of: torch.Tensor,
+    bits: int, ordered: bool,
+) -> Iterator[Case]:  # fmt: skip
+    """GPTQModel's own module packs and dequantizes; its first version by its own conversion."""
+    from gptqmodel.nn_modules.qlinear.torch import TorchLinear
+    from gptqmodel.utils.model import convert_gptq_v2_to_v1_format_module
+
+    O, I = rounded.shape  # noqa: E741
+    linear = torch.nn.Linear(I, O, bias=False)
+    linear.weight.data = rounded
+    module = TorchLinear(
+        bits=bits, group_size=GROUP, sym=False, desc_act=ordered, in_features=I,
+        out_features=O, bias=False, register_buffers=True,
+    )  # fmt: skip
+    module.pack(linear, scales, zeros, group_of.to(torch.int32))
+    module.post_init()
+    module.scales, module.dequant_dtype = module.scales.float(), torch.int32
+    values = module.dequantize_weight().T
+    for version in ("gptq_v2", "gptq"):
+        if version == "gptq":
+            about = types.SimpleNamespace(bits=bits, pack_dtype=torch.int32)
+            convert_gptq_v2_to_v1_format_module(module, about)
+        names = ("qweight", "qzeros", "scales", "g_idx")
+        tensors = {name: getattr(module, name).clone() for name in names}
+        settings = {"quant_method": "gptq", "checkpoint_format": version, "bits": bits}
+        yield version, tensors, values, {"quantization_config": settings}
 
 
 def awq(weight: torch.Tensor) -> Iterator[Case]:
@@ -209,7 +219,24 @@ def gpt_oss(weight: torch.Tensor) -> Iterator[Case]:
     yield "gpt-oss", tensors, values, {"quantization_config": {"quant_method": "mxfp4"}}
 
 
-LIBRARIES = (gptq, awq, compressed_tensors, bitsandbytes, mlx, torchao, gpt_oss)
+def hqq(weight: torch.Tensor) -> Iterator[Case]:
+    """Its own quantizer, with and without its search, and its own encoding as tensors."""
+    from hqq.core.quantize import BaseQuantizeConfig, HQQLinear
+
+    about = {"quantization_config": {"quant_method": "hqq"}}
+    for bits, axis, group in (
+        (8, 1, GROUP), (6, 1, GROUP), (4, 1, GROUP), (4, 0, GROUP), (3, 1, GROUP), (3, 0, GROUP),
+        (2, 1, 16), (1.58, 1, GROUP), (1, 0, GROUP), (4, 1, None),
+    ):  # fmt: skip
+        settings = BaseQuantizeConfig(nbits=bits, group_size=group, axis=axis)
+        linear = torch.nn.Linear(*weight.T.shape, bias=False)
+        linear.weight.data = weight.clone()
+        module = HQQLinear(linear, settings, compute_dtype=torch.float32, device="cpu")
+        name = f"hqq-{bits}-axis{axis}" + "-whole" * (group is None)
+        yield name, dict(module.state_dict()), module.dequantize(), about
+
+
+LIBRARIES = (gptq, awq, compressed_tensors, bitsandbytes, mlx, torchao, gpt_oss, hqq)
 
 
 def main(path: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.limits import refused
+from tests.limits import counts, refused
 
 import wqk
 from wqk.checkpoints import open_checkpoint
@@ -237,6 +237,47 @@ def test_hostile_headers_are_refused(tmp_path: Path) -> None:
         path.write_bytes(content[:at] + b"\xff" + content[at + 1 :])
         found.add(refused(lambda: open_checkpoint(path).tensors()))
     assert found == {True, False}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # some bytes are an infinite scale
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", *QUANTIZED])
+@counts(12, 200)
+def test_hostile_tensors_give_an_error_or_values(tmp_path: Path, kind: str, count: int) -> None:
+    """One byte of a tensor's description set, or the file cut: an error, or what ggml reads."""
+    shape, path = (8, 512), tmp_path / "model.gguf"
+    size = gguf.GGML_QUANT_SIZES[named(kind)]
+    numbers = np.random.default_rng(list(QUANTIZED).index(kind) if kind in QUANTIZED else 0)
+    writer = gguf.GGUFWriter(str(path), "llama")
+    for name in ("a.weight", "b.weight"):
+        stored = numbers.integers(0, 256, (shape[0], shape[1] // size[0] * size[1]), np.uint8)
+        writer.add_tensor(name, stored, raw_dtype=named(kind))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file):
+        write()
+    writer.write_tensors_to_file()
+    writer.close()
+    content = path.read_bytes()
+    start = content.index(b"a.weight") + len(b"a.weight")
+    found = set()
+    for number in range(count):
+        changed = bytearray(content)
+        if number % 10 == 9:
+            del changed[numbers.integers(len(content)) :]
+        elif number:
+            changed[start + numbers.integers(32)] = numbers.choice([0, 1, 2, 39, 64, 128, 255])
+        path.write_bytes(changed)
+        try:
+            (read,) = open_checkpoint(path).read([Part("a.weight")])
+        except CheckpointError:
+            found.add("error")
+            continue
+        (theirs,) = (t for t in gguf.GGUFReader(path).tensors if t.name == "a.weight")
+        empty = np.zeros(0)  # of which ggml's own package makes nothing
+        expected = (
+            gguf.quants.dequantize(theirs.data, theirs.tensor_type) if theirs.data.size else empty
+        )
+        np.testing.assert_array_equal(read.reshape(expected.shape), expected)
+        found.add("values")
+    assert found == {"error", "values"}
 
 
 def retyped(path: Path, kind: str) -> Path:

@@ -15,6 +15,7 @@ bitsandbytes        ``weight`` uint8, two codes in a byte, row after row; int8 w
 torchao             ``_weight_qdata`` int8 or float8 with ``_weight_scale``
 MLX                 ``weight`` uint32, bits in a row along each row; ``scales``, ``biases``
 MXFP4 (gpt-oss)     ``X_blocks`` uint8, two 4-bit floats, with an exponent for 32: ``X_scales``
+HQQ                 ``W_q`` uint8 or int32, codes of rows far apart in a word; ``scale``, ``zero``
 float8              ``weight`` float8 with ``weight_scale_inv`` or ``weight_scale``
 ==================  ==============================================================================
 
@@ -177,7 +178,7 @@ def refuse_unread(config: Mapping[str, Any]) -> None:
 
 # Methods whose files are known and not read.
 UNREAD_METHODS = {
-    "aqlm", "auto-round", "eetq", "fp_quant", "higgs", "hqq", "marlin", "quanto", "quark", "spqr",
+    "aqlm", "auto-round", "eetq", "fp_quant", "higgs", "marlin", "quanto", "quark", "spqr",
     "vptq",
 }  # fmt: skip
 
@@ -280,8 +281,10 @@ def _gptq(
     components = {role: Component(f"{stem}.{role}") for role in ("qweight", "qzeros", "scales")}
     if ordered:
         components["group_of"] = Component(f"{stem}.g_idx")
-    # The first version stores zeros less one, subtracted from all bits of a row at once.
-    is_first = source.settings.get("checkpoint_format", "gptq") != "gptq_v2"
+    # The first version stores zeros less one, subtracted from all bits of a row at once. Codes do
+    # not tell it: as for the library, it is the first where nothing is said.
+    version = source.settings.get("checkpoint_format")
+    is_first = version != "gptq_v2"
 
     def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
         codes = unpacked(stored["qweight"].T[rows], bits, inputs)
@@ -290,8 +293,9 @@ def _gptq(
         return scaled(codes, stored["scales"].T[rows], zero.T[rows], stored.get("group_of"))
 
     return source.matrix(
-        f"GPTQ {bits}-bit", (outputs, inputs), _uniform(bits, shared), components, values, groups
-    )
+        f"GPTQ {bits}-bit" + ("" if version else " (version not said: taken for the first)"),
+        (outputs, inputs), _uniform(bits, shared), components, values, groups,
+    )  # fmt: skip
 
 
 def _one_more(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
@@ -411,7 +415,8 @@ def _packed_floats(stem: str, source: Source) -> Quantized:
     }
     is_nvidia = source.tensors[f"{stem}.weight_scale"].dtype == "F8_E4M3"
     if is_nvidia:
-        source.shape(f"{stem}.weight_global_scale", "F32", axes=1)
+        if source.shape(f"{stem}.weight_global_scale", "F32", axes=1) != (1,):
+            raise CheckpointError(f"{stem}.weight_global_scale must be one number")
         components["whole"] = Component(f"{stem}.weight_global_scale")
 
     def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
@@ -601,11 +606,56 @@ def _mlx(stem: str, source: Source) -> Quantized:
     )
 
 
-def _hqq(stem: str, _: Source) -> Quantized:
-    raise CheckpointError(
-        f"{stem}.W_q: quantized with HQQ, whose bytes hold codes of rows far apart, "
-        "which are not read; use the original checkpoint, or dequantize it first"
-    )
+def _hqq(stem: str, source: Source) -> Quantized:
+    """HQQ: groups are the rows or the columns of (C, S); a word holds codes of far rows."""
+    about = [f"{stem}.{word}" for word in ("packing", "shape", "nbits")]
+    for name in about:
+        if name not in source.tensors or source.tensors[name].nbytes > LARGEST_STATE:
+            raise CheckpointError(f"{name} must be there, and small")
+    packing, shape, said = (found.reshape(-1) for found in source.read([*map(Part, about)]))
+    bits, held, dtype = HQQ_PACKING.get(packing.astype(np.uint8).tobytes(), (0, 1, ""))
+    steps, width = source.shape(f"{stem}.W_q", dtype or "U8")
+    scales = source.shape(f"{stem}.scale", FLOATS)
+    outputs, inputs = map(int, shape) if shape.dtype.kind == "i" and len(shape) == 2 else (0, 0)
+    used = float(said[0]) if len(said) == 1 else 0.0
+    count, rest = divmod(outputs * inputs, width)
+    if (
+        not (1 <= used <= bits and outputs > 0 and inputs > 0)
+        or rest
+        or steps != -(-count // held)
+        or scales not in ((count, 1), (1, width))
+        or source.shape(f"{stem}.zero", FLOATS) != scales
+    ):
+        raise CheckpointError(
+            f"{stem}: HQQ's W_q of shape {(steps, width)}, scales of shape {scales}, zeros, nbits, "
+            f"packing, and the shape {(outputs, inputs)} do not fit together"
+        )
+    along = scales[0] == count
+
+    def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
+        row, column = np.divmod(rows[:, None] * inputs + np.arange(inputs), width)
+        place, at = np.divmod(row, steps)
+        codes = stored["W_q"][at, column] >> bits * (held - 1 - place) & (2**bits - 1)
+        scale, zero = (stored[role].reshape(-1) for role in ("scale", "zero"))
+        group = row if along else column
+        return np.asarray((codes.astype(np.float32) - zero[group]) * scale[group])
+
+    names = {word: f"{stem}.{word}" for word in HQQ if f"{stem}.{word}" in source.tensors}
+    components = {word: Component(name) for word, name in names.items()}
+    grid = Grid(width if along else count, 2 / max(1, round(2**used - 1)))
+    return source.matrix(f"HQQ {used:.3g}-bit", (outputs, inputs), grid, components, values)
+
+
+# What lies beside a matrix of HQQ, and bits of a code and codes in a word, the first one highest.
+HQQ = (
+    "W_q", "scale", "zero", "packing", "shape", "nbits", "axis", "group_size", "channel_wise",
+    "optimize", "round_zero", "view_as_float", "unpack_view_dtype", "compute_dtype", "quant_scale",
+    "quant_zero", "offload_meta", "encoded_state_dict", "stores_quant_config",
+)  # fmt: skip
+HQQ_PACKING = {
+    b"8bit_u8": (8, 1, "U8"), b"4bit_u8": (4, 2, "U8"), b"3bit_32": (3, 10, "I32"),
+    b"2bit_u8": (2, 4, "U8"), b"1bit_u8": (1, 8, "U8"),
+}  # fmt: skip
 
 
 def _float8(name: str, source: Source) -> Quantized:
@@ -670,6 +720,6 @@ SCHEMES = (
     Scheme("._weight_qdata", "I8 F8_E4M3", ("._weight_scale",), _integers),
     Scheme(".weight", "U32", (".scales",), _mlx),
     Scheme("_blocks", "U8", ("_scales",), _mxfp4, ""),
-    Scheme(".W_q", "U8 I32 F16 BF16 F32", (".packing", ".nbits"), _hqq),
+    Scheme(".W_q", "U8 I32 F16 BF16 F32", (".scale", ".nbits"), _hqq),
     Scheme("", "F8_E4M3 F8_E5M2", ("_scale_inv", "_scale"), _float8, ""),
 )
