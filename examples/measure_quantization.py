@@ -1,12 +1,15 @@
 """How far quantization moves the forms and the scores of small models: what docs/formats.md shows.
 
-    python examples/measure_quantization.py stories260k llama2xs-260k all-MiniLM-L6-v2
+    python examples/measure_quantization.py stories260k llama2xs-260k all-MiniLM-L6-v2 RXNMapper
 
-prints, for each model folder (LLaMA's or BERT's layout) and each way to round, the bits that are
-stored for a weight, scales included, the median and the largest relative change of
+prints, for each model folder (LLaMA's, BERT's or ALBERT's layout) and each way to round, the bits
+that are stored for a weight, scales included, the median and the largest relative change of
 heads' forms (``wqk diff``), those of the running model's scores where the queries and keys of one
-layer are what the library dequantizes, and the rank correlation of the two over heads. Needs the
-libraries of ``tools/quantizing.py``; its ways to round are those of the tests.
+layer are what the library dequantizes, the rank correlation of the two over heads, how far forms
+move in units of what rounding to the format explains, and whether ``wqk same`` calls the file
+quantized and nothing else. Two ways are calibrated: GPTQ makes up for the rounding of a column in
+those that follow it, and AWQ gives the columns that matter a finer grid, both for what the running
+model feeds into queries and keys on other texts. Needs the libraries of ``tools/quantizing.py``.
 """
 
 from __future__ import annotations
@@ -23,13 +26,14 @@ import gguf
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from tools.quantizing import LIBRARIES
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+from tools.quantizing import GROUP, LIBRARIES, awq, gptq_stored
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import wqk
 
-TEXTS, TOKENS = 4, 128
+# Texts that are measured, as many times more that calibrate, and their length.
+TEXTS, MORE, TOKENS = 4, 4, 128
 PROJECTIONS = re.compile(r"\.(\d+)\..*(q_proj|k_proj|query|key)\.weight$")
 # How a library stores a weight (or in how many bits), what it makes of it again, and what the
 # configuration says.
@@ -47,6 +51,60 @@ def ways(weight: torch.Tensor) -> Iterator[tuple[str, Rounded]]:
         again = gguf.quants.dequantize(gguf.quants.quantize(weight.numpy(), kind), kind)
         entries, size = gguf.GGML_QUANT_SIZES[kind]
         yield name, (8 * size / entries, torch.tensor(again), {})
+
+
+def compensated(weight: torch.Tensor, inputs: torch.Tensor, bits: int) -> Rounded:
+    """GPTQ (Frantar et al. 2023): the error of each column is made up for in those after it.
+
+    ``inputs`` (N, I) are what the weight (O, I) is applied to.
+    """
+    second = inputs.T.double() @ inputs.double()
+    second += 0.01 * second.diagonal().mean() * torch.eye(len(second))
+    upper = torch.linalg.cholesky(torch.linalg.inv(second), upper=True)
+    left, values = weight.double().clone(), torch.zeros_like(weight)
+    scales, zeros = torch.zeros(2, len(weight), weight.shape[1] // GROUP).double()
+    for at in range(weight.shape[1]):
+        group = at // GROUP
+        if at % GROUP == 0:
+            own = left[:, at : at + GROUP]
+            low, high = own.amin(1).clamp(max=0), own.amax(1).clamp(min=0)
+            scales[:, group] = ((high - low) / (2**bits - 1)).half().double()
+            zeros[:, group] = (-low / scales[:, group]).round().clamp(1, 2**bits - 1)
+        step, zero = scales[:, group], zeros[:, group]
+        values[:, at] = ((left[:, at] / step + zero).round().clamp(0, 2**bits - 1) - zero) * step
+        error = (left[:, at] - values[:, at]) / upper[at, at]
+        left[:, at + 1 :] -= error[:, None] * upper[at, at + 1 :]
+    group_of = torch.arange(weight.shape[1]) // GROUP
+    _, (_, stored, again, configuration) = gptq_stored(
+        values, scales.float(), zeros.float(), group_of, bits, False
+    )
+    return stored, again.float(), configuration
+
+
+def finer(
+    weights: dict[str, torch.Tensor], inputs: torch.Tensor
+) -> tuple[dict[str, Rounded], torch.Tensor]:
+    """AWQ (Lin et al. 2024): columns times a power of the size of their inputs, then rounded.
+
+    Of the powers, the one that moves the weights' outputs least. Returned with the factors, by
+    which whatever makes the inputs has to be divided.
+    """
+    size = inputs.abs().mean(0)
+    found = []
+    for power in torch.linspace(0, 1, 21):
+        factors = size**power
+        factors = factors / (factors.max() * factors.min()).sqrt()
+        rounded = {}
+        for name, weight in weights.items():
+            ((_, *one),) = awq(weight * factors)
+            rounded[name] = (one[0], one[1].float(), one[2])
+        errors = (
+            (inputs @ (one[1] / factors - weights[n]).T).square().sum()
+            for n, one in rounded.items()
+        )
+        found.append((float(sum(errors)), rounded, factors))
+    _, rounded, factors = min(found, key=lambda one: one[0])
+    return rounded, factors
 
 
 def scores_of(model: Any, tokens: torch.Tensor) -> list[torch.Tensor]:
@@ -72,23 +130,60 @@ def scores_of(model: Any, tokens: torch.Tensor) -> list[torch.Tensor]:
     return found
 
 
-def texts(folder: Path) -> torch.Tensor:
-    """Texts that a decoder draws itself, token by token; of an encoder, those of the README."""
-    if json.loads((folder / "config.json").read_text())["model_type"] != "llama":
-        text = (Path(__file__).parents[1] / "README.md").read_text()
+def texts(folder: Path, count: int) -> torch.Tensor:
+    """Texts (count, TOKENS) that a model draws itself, token by token; without a head, our pages.
+
+    A masked model starts from masks alone, and fills them from left to right.
+    """
+    about = json.loads((folder / "config.json").read_text())
+    causal = about["model_type"] == "llama"
+    if not causal and not about["architectures"][0].endswith("MaskedLM"):
+        pages = [Path(__file__).parents[1] / name for name in ("README.md", "docs/log.md")]
+        text = "\n".join(page.read_text() for page in pages)
         found = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")["input_ids"]
-        return found[0, : TEXTS * TOKENS].reshape(TEXTS, TOKENS)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    tokens = torch.ones(TEXTS, 1, dtype=torch.long)
+        return found[0, : count * TOKENS].reshape(count, TOKENS)
+    kind = AutoModelForCausalLM if causal else AutoModelForMaskedLM
+    model = kind.from_pretrained(folder, dtype=torch.float32).eval()
+    if causal:
+        start, tokens, barred = 1, torch.ones(count, TOKENS, dtype=torch.long), []
+    else:
+        words = (folder / "vocab.txt").read_text().split("\n")
+        start, mask, barred = (words.index(f"[{one}]") for one in ("CLS", "MASK", "PAD"))
+        tokens, barred = torch.full((count, TOKENS), mask), [start, mask, barred]
+        tokens[:, 0] = start
     with torch.no_grad():
-        while tokens.shape[1] < TOKENS:
-            shares = model(tokens).logits[:, -1].softmax(-1)
-            tokens = torch.cat([tokens, torch.multinomial(shares, 1)], 1)
+        for at in range(1, TOKENS):
+            seen = model(tokens[:, :at] if causal else tokens).logits[:, at - causal]
+            seen[:, barred] = -torch.inf
+            tokens[:, at] = torch.multinomial(seen.softmax(-1), 1)[:, 0]
     return tokens
 
 
-def forms_moved(folder: Path, weights: dict[str, torch.Tensor], of: dict[str, Rounded]) -> Any:
-    """The relative change of every head's form, read by wqk from the file as it is stored."""
+def inputs_of(model: Any, names: dict[str, str], tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What the running model first feeds into each module, (N, I), under the weights' names."""
+    found: dict[str, torch.Tensor] = {}
+
+    def hook(name: str) -> Any:
+        def keep(_: Any, given: Any) -> None:
+            found.setdefault(name, given[0].flatten(0, -2))
+
+        return keep
+
+    handles = [
+        model.get_submodule(module).register_forward_pre_hook(hook(name))
+        for name, module in names.items()
+    ]
+    with torch.no_grad():
+        model(tokens)
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+def written(
+    folder: Path, weights: dict[str, torch.Tensor], of: dict[str, Rounded], copy: Path
+) -> Path:
+    """The model with some weights as they are stored quantized."""
     stored, config = {}, json.loads((folder / "config.json").read_text())
     for name, weight in weights.items():
         parts, values, configuration = of.get(name, (0.0, weight.float(), {}))
@@ -97,30 +192,53 @@ def forms_moved(folder: Path, weights: dict[str, torch.Tensor], of: dict[str, Ro
         plain = isinstance(parts, float)
         under = {name: values} if plain else {stem + part: one for part, one in parts.items()}
         stored |= {key: one.contiguous() for key, one in under.items()}
-    with tempfile.TemporaryDirectory() as copy:
-        save_file(stored, Path(copy) / "model.safetensors")
-        (Path(copy) / "config.json").write_text(json.dumps(config))
-        return wqk.diff(folder, copy).heads.frame["moved"].to_numpy()
+    save_file(stored, copy / "model.safetensors")
+    (copy / "config.json").write_text(json.dumps(config))
+    return copy
 
 
 def main(folder: Path) -> None:
     """Print a line for each way to round."""
     torch.manual_seed(0)
     weights = load_file(folder / "model.safetensors")
+    projections = [name for name in weights if PROJECTIONS.search(name)]
     rounded: dict[str, dict[str, Rounded]] = {}
-    for tensor in weights:
-        if PROJECTIONS.search(tensor):
-            for way, one in ways(weights[tensor].float()):
-                rounded.setdefault(way, {})[tensor] = one
+    for tensor in projections:
+        for way, one in ways(weights[tensor].float()):
+            rounded.setdefault(way, {})[tensor] = one
     model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
-    parameters = {f"{model.base_model_prefix}.{n}": p.data for n, p in model.named_parameters()}
+    prefix = f"{model.base_model_prefix}."
+    parameters = {prefix + name: p.data for name, p in model.named_parameters()}
     parameters |= {name: p.data for name, p in model.named_parameters()}
-    tokens = texts(folder)
-    before = scores_of(model, tokens)
+    drawn = texts(folder, TEXTS * (1 + MORE))
+    tokens, others = drawn[:TEXTS], drawn[TEXTS:]
+    modules = {name: name.removeprefix(prefix).removesuffix(".weight") for name in projections}
+    before, inputs = scores_of(model, tokens), inputs_of(model, modules, others)
+    # Of AWQ: what else is changed in the file, and weights that do the same without that.
+    beside: dict[str, dict[str, torch.Tensor]] = {}
+    plain_of: dict[str, torch.Tensor] = {}
+    for bits in (4, 8):
+        rounded[f"GPTQ, calibrated, {bits} bits"] = {
+            name: compensated(weights[name].float(), inputs[name], bits) for name in projections
+        }
+    way = "AWQ, calibrated"
+    for name in projections if "q_proj" in projections[0] + projections[1] else ():
+        if "q_proj" in name:
+            own = {one: weights[one].float() for one in (name, name.replace("q_proj", "k_proj"))}
+            found, factors = finer(own, inputs[name])
+            rounded.setdefault(way, {}).update(found)
+            norm = name.replace("self_attn.q_proj", "input_layernorm")
+            values = name.replace("q_proj", "v_proj")
+            changed = {norm: weights[norm] / factors, values: weights[values] * factors}
+            beside.setdefault(way, {}).update(changed)
+            parts = {one: values / factors for one, (_, values, _) in found.items()}
+            plain_of.update(parts)
     for way, of in rounded.items():
         errors = []
-        for layer, right in enumerate(before):
+        for layer in sorted({int(PROJECTIONS.search(name)[1]) for name in of}):
+            right = before[layer]
             own = {n: one[1] for n, one in of.items() if PROJECTIONS.search(n)[1] == str(layer)}
+            own |= {n: plain_of[n] for n in own if way in beside}
             kept = {name: parameters[name].clone() for name in own}
             for name, values in own.items():
                 parameters[name].copy_(values)
@@ -128,7 +246,11 @@ def main(folder: Path) -> None:
             errors.append((change / right.square().sum((0, 2, 3))).sqrt())
             for name, values in kept.items():
                 parameters[name].copy_(values)
-        moved, errors = forms_moved(folder, weights, of), torch.cat(errors).numpy()
+        with tempfile.TemporaryDirectory() as copy:
+            there = written(folder, weights | beside.get(way, {}), of, Path(copy))
+            frame, verdict = wqk.diff(folder, there).heads.frame, wqk.same(folder, there)
+        moved, errors = frame["moved"].to_numpy(), torch.cat(errors).numpy()
+        units = (frame["moved"] / frame["rounding"]).drop_nulls().to_numpy()
         parts, values, _ = next(iter(of.values()))
         bits = (
             parts
@@ -139,7 +261,9 @@ def main(folder: Path) -> None:
         print(
             f"{folder.name} {way}: {bits:.3g} bits, forms {np.median(moved):.2g} "
             f"({moved.max():.2g}), scores {np.median(errors):.2g} ({errors.max():.2g}), "
-            f"rank correlation {np.corrcoef(*ranks)[0, 1]:.2f}",
+            f"rank correlation {np.corrcoef(*ranks)[0, 1]:.2f}, "
+            f"units {units.min() if units.size else 0:.2g} to {units.max(initial=0):.2g}, "
+            f"same: {verdict.same}",
             flush=True,
         )
 

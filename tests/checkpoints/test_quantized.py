@@ -100,15 +100,26 @@ def test_a_scan_scores_what_is_stored(name: str, tmp_path: Path) -> None:
     assert note == f"queries and keys are stored as {kind}"
 
 
-def packed(weight: np.ndarray, bits: int, order: Any = None, group: int = 32) -> tuple[Any, Any]:
+def packed(
+    weight: np.ndarray, bits: int, order: Any = None, group: int = 32, inputs: Any = None
+) -> tuple[Any, Any]:
     """Codes and scales of compressed-tensors' packed whole numbers, rounded to the nearest.
 
-    Columns that share a scale are neighbors in ``order``.
+    Columns that share a scale are neighbors in ``order``. With ``inputs`` (N, I) the error of each
+    column is made up for in those after it (GPTQ).
     """
     half = 2 ** (bits - 1)
     order = np.arange(weight.shape[1]) if order is None else order
     grouped = weight[:, order].reshape(len(weight), -1, group)
     scales = np.abs(grouped).max(axis=-1) / (half - 0.5)
+    if inputs is not None:
+        left, each = weight.copy(), np.repeat(scales, group, axis=1)
+        second = inputs.T @ inputs + 0.01 * np.square(inputs).sum(0).mean() * np.eye(left.shape[1])
+        upper = np.linalg.cholesky(np.linalg.inv(second)).T
+        for at, step in enumerate(each.T):
+            error = left[:, at] - step * np.clip(np.rint(left[:, at] / step), -half, half - 1)
+            left[:, at + 1 :] -= np.outer(error / upper[at, at], upper[at, at + 1 :])
+        grouped = left.reshape(grouped.shape)
     codes = np.clip(np.rint(grouped / scales[..., None]), -half, half - 1).astype(np.int64) + half
     codes = codes.reshape(weight.shape)[:, np.argsort(order)].reshape(len(weight), -1, 32 // bits)
     words = (codes << np.arange(0, 32, bits)).sum(axis=-1).astype(np.uint32).view(np.int32)
@@ -160,6 +171,56 @@ def test_what_quantization_alone_moves_is_expected_and_a_mistake_is_not(
     wrong = stored | {k: v.flip(0) for k, v in stored.items() if k.endswith("q_proj.weight_scale")}
     moved = wqk.diff(original, write(tmp_path / "wrong", wrong, config)).frame
     assert (moved["moved"] / moved["rounding"]).min() > 1.6
+
+
+@pytest.mark.parametrize("kind", ["GPTQ", "AWQ"])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_calibrated_rounding_is_quantization_alone(kind: str, bits: int, tmp_path: Path) -> None:
+    original, stored, config = both(tmp_path / "original", bits)
+    plain = safetensors.load_file(original / "model.safetensors")
+    rng = np.random.default_rng(3)
+    inputs = rng.standard_normal((256, 8)) @ rng.standard_normal((8, 64))
+    inputs += 0.3 * rng.standard_normal(inputs.shape)
+    factors = np.sqrt(np.abs(inputs).mean(0)) if kind == "AWQ" else np.ones(64)
+    divided = torch.tensor(factors).float()
+    gains = {f"model.layers.{n}.input_layernorm.weight": torch.rand(64) + 1 for n in (0, 1)}
+    write(tmp_path / "original", plain | gains, {k: config[k] for k in config if "quant" not in k})
+    stored |= {name: gain / divided for name, gain in gains.items()}
+    for name, weight in plain.items():
+        wide = weight.numpy().astype(np.float64) * factors
+        codes, scales = packed(wide, bits, inputs=inputs if kind == "GPTQ" else None)
+        stored |= {f"{name}_packed": codes, f"{name}_scale": scales}
+        half = 2 ** (bits - 1)
+        values = unpacked(codes.numpy(), bits, 64).astype(np.float64) - half
+        values *= np.repeat(scales.numpy(), 32, axis=1)
+        nearest = np.clip(np.rint(wide / np.repeat(scales.numpy(), 32, axis=1)), -half, half - 1)
+        nearest *= np.repeat(scales.numpy(), 32, axis=1)
+        apart = [np.linalg.norm(inputs @ (one - wide).T) for one in (values, nearest)]
+        assert kind == "AWQ" or apart[0] < 0.7 * apart[1]  # it is calibrated
+    quantized = write(tmp_path / "quantized", stored, config)
+    found, table = wqk.same(original, quantized), wqk.diff(original, quantized)
+    assert found.same, found.sentence
+    share = table.frame["moved"] / table.frame["rounding"]
+    assert 0.7 < share.min() < share.max() < 1.6
+    assert table.metadata["folded_norms"]
+    if kind == "AWQ":  # the mistake of leaving the norm as it was
+        wrong = wqk.same(original, write(tmp_path / "wrong", stored | gains, config))
+        assert not wrong.same
+
+
+@pytest.mark.parametrize("name", ["torchao-int4", "torchao-float8", "float-quantized-8-channel"])
+def test_rounding_is_told_of_formats_whose_bits_are_not_their_types(
+    name: str, tmp_path: Path
+) -> None:
+    stored, plain, about, config = llama(lambda at: case(name, at))
+    quantized = write(tmp_path / "quantized", stored, about | config)
+    rounding = wqk.diff(write(tmp_path / "plain", plain, about), quantized).frame["rounding"]
+    assert (rounding > 0.02).all()
+    for factor in (1, 4):  # of the error that is expected of each of two weights
+        moved = {k: v + factor * rounding[0] / 2**0.5 * v.std() * torch.randn(v.shape)
+                 for k, v in plain.items()}  # fmt: skip
+        original = write(tmp_path / f"original{factor}", moved, about)
+        assert wqk.same(original, quantized).same == (factor == 1)
 
 
 def swapped(codes: Any) -> Any:

@@ -55,7 +55,7 @@ class Coordinates:
             )
 
 
-PLAIN = Coordinates()
+PLAIN, FOLDED = Coordinates(), Coordinates(fold_norm=True)
 
 
 def stacked(

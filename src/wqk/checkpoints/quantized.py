@@ -459,15 +459,19 @@ def _mxfp4(stem: str, source: Source) -> Quantized:
 
 
 def _integers(stem: str, source: Source) -> Quantized:
-    """One int8 for each entry: compressed-tensors, and torchao's plain tensors."""
-    torchao = f"{stem}._weight_qdata" in source.tensors
-    name = f"{stem}._weight_qdata" if torchao else f"{stem}.weight"
+    """One int8 for each entry (compressed-tensors, torchao, bitsandbytes), or a float8 (torchao).
+
+    In each row of bitsandbytes, the largest entry is 127, and its scale what that stands for.
+    """
+    torchao, largest = f"{stem}._weight_qdata" in source.tensors, f"{stem}.SCB" in source.tensors
+    start = f"{stem}._weight" if torchao else f"{stem}.weight"
+    name = f"{start}_qdata" if torchao else start
     outputs, inputs = source.shape(name, "I8 F8_E4M3")
-    scales_at = f"{stem}._weight_scale" if torchao else f"{stem}.weight_scale"
-    zero_name = f"{stem}._weight_zero_point" if torchao else f"{stem}.weight_zero_point"
+    scales_at, zero_name = f"{stem}.SCB" if largest else f"{start}_scale", f"{start}_zero_point"
     scales = source.tensors[scales_at]
     grid = scales.shape if len(scales.shape) == 2 else (math.prod(scales.shape), 1)
-    if (grid[0] != 1 and scales.shape[0] != outputs) or grid[0] not in (1, outputs):
+    several = grid[0] != 1 or largest
+    if (several and scales.shape[0] != outputs) or grid[0] not in (1, outputs):
         raise CheckpointError(
             f"{scales_at} of shape {scales.shape} fits no rows of {name}, of shape "
             f"{(outputs, inputs)}; torchao's tensors for its own kernels are not read"
@@ -481,31 +485,26 @@ def _integers(stem: str, source: Source) -> Quantized:
         if math.prod(zeros_as) != math.prod(grid) or zeros_as[:1] != scales.shape[:1]:
             raise CheckpointError(f"{zero_name} must have one entry for each scale")
         components["zeros"] = components["scales"]._replace(name=zero_name)
-
-    def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
-        zeros = stored.get("zeros")
-        zeros = None if zeros is None else zeros.reshape(-1, grid[1])
-        return scaled(stored["codes"], stored["scales"].reshape(-1, grid[1]), zeros)
-
-    kind = "INT 8-bit" if source.tensors[name].dtype == "I8" else "F8_E4M3"
-    return source.matrix(kind, (outputs, inputs), Grid(shared, 1 / 127), components, values)
-
-
-def _int8(stem: str, source: Source) -> Quantized:
-    """Bitsandbytes' int8, of which each row's largest entry is 127."""
-    outputs, inputs = source.shape(f"{stem}.weight", "I8")
-    if source.shape(f"{stem}.SCB", "F32", axes=1) != (outputs,):
-        raise CheckpointError(f"{stem}.SCB must have one entry for each of {outputs} outputs")
-    components = {"codes": Component(f"{stem}.weight", 1), "scales": Component(f"{stem}.SCB", 1)}
-    if f"{stem}.weight_format" in source.tensors:
-        components["format"] = Component(f"{stem}.weight_format")
+    if f"{start}_format" in source.tensors:
+        components["format"] = Component(f"{start}_format")
 
     def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
         if stored.get("format", np.zeros(1)).any():
-            raise CheckpointError(f"{stem}.weight is laid out for a kernel, not row by row")
-        return scaled(stored["codes"], stored["scales"][:, None] * np.float32(1 / 127))
+            raise CheckpointError(f"{name} is laid out for a kernel, not row by row")
+        zeros = stored.get("zeros")
+        zeros = None if zeros is None else zeros.reshape(-1, grid[1])
+        steps = stored["scales"].reshape(-1, grid[1]) * np.float32(1 / 127 if largest else 1)
+        return scaled(stored["codes"], steps, zeros)
 
-    return source.matrix("INT 8-bit", (outputs, inputs), Grid(inputs, 1 / 127), components, values)
+    if source.tensors[name].dtype != "I8":
+        return source.matrix("F8_E4M3", (outputs, inputs), None, components, values)
+    bits = 8
+    if torchao:  # which keeps fewer bits in whole bytes
+        (first,) = source.read([Part(name, ((0, 1),))])
+        bits = min(8, 1 + int(max(first.max(), -1 - first.min(), 1)).bit_length())
+    return source.matrix(
+        f"INT {bits}-bit", (outputs, inputs), _uniform(bits, shared), components, values
+    )
 
 
 def _four_bits(stem: str, source: Source) -> Quantized:
@@ -715,8 +714,7 @@ SCHEMES = (
     Scheme(".qweight", "I32", (".scales",), _gptq_or_awq),
     Scheme(".weight_packed", "I32 U8", (".weight_scale",), _packed),
     Scheme(".weight.absmax", "F32 U8", (".weight.quant_map",), _four_bits),
-    Scheme(".weight", "I8", (".SCB",), _int8),
-    Scheme(".weight", "I8", (".weight_scale",), _integers),
+    Scheme(".weight", "I8", (".SCB", ".weight_scale"), _integers),
     Scheme("._weight_qdata", "I8 F8_E4M3", ("._weight_scale",), _integers),
     Scheme(".weight", "U32", (".scales",), _mlx),
     Scheme("_blocks", "U8", ("_scales",), _mxfp4, ""),

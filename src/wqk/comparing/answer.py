@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 LISTED = 8
 
 
+def farthest(moved: Sequence[tuple[float, str]]) -> str:
+    """The heads that moved most, in a sentence; nothing without any."""
+    named = ", ".join(f"{head} ({far:.2g})" for far, head in sorted(moved)[:-6:-1])
+    return f"Heads that moved most, as layer.head: {named}." if named else ""
+
+
 class Place(NamedTuple):
     """Where a block is."""
 
@@ -248,17 +254,15 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
     @property
     def _farthest(self) -> str:
         """Of quantized weights, the heads that moved most."""
-        if not self.quantized:
-            return ""
         several = len({(b.stack, b.kind) for b in self.blocks}) > 1
         far = [
             (moved, f"{b.stack} {b.kind} " * several + f"{b.layer}.{head}")
             for b in self.blocks
+            if self.quantized
             for head, moved in enumerate(b.moved)
             if math.isfinite(moved)
         ]
-        named = ", ".join(f"{head} ({moved:.2g})" for moved, head in sorted(far)[:-6:-1])
-        return f" Heads that moved most, as layer.head: {named}." if named else ""
+        return " " * bool(far) + farthest(far)
 
     def _rows(self) -> Iterator[Mapping[str, Any]]:
         """One for each block."""

@@ -16,8 +16,9 @@ from wqk._console import counted, kind_in_words, number
 from wqk._style import PAGE, new_figure, style
 from wqk._version import __version__
 from wqk.attention import Block
-from wqk.attention.coordinates import PLAIN
-from wqk.comparing.weights import rounding_of
+from wqk.attention.coordinates import FOLDED, PLAIN, lacks_norm
+from wqk.comparing.answer import farthest
+from wqk.comparing.weights import ROUNDING, rounding_of
 from wqk.errors import CheckpointError, TableError
 from wqk.forms import BilinearForm
 from wqk.forms.chaining import update_measures
@@ -57,9 +58,6 @@ DIFFERENCE_COLUMNS = (
 )  # fmt: skip
 DIFFERENCE_SCHEMA = types(DIFFERENCE_COLUMNS)
 
-# The heads that moved most are named up to so many.
-FARTHEST = 5
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DifferenceTable(Table):
@@ -68,8 +66,9 @@ class DifferenceTable(Table):
     ``norm`` is that of the form before, ``moved`` the norm of the difference over it, ``cosine``
     that between the two forms; symmetry and directionality are the difference's own, and null if
     nothing has moved. Of quantized weights, ``rounding`` is what ``moved`` is expected to be where
-    rounding to the format's values is all that happened. ``beside`` is ``moved`` of another version
-    that was asked for, and the terms of first and second order in the factors follow on request.
+    rounding to the format's values is all that happened; norms that feed them are folded in, since
+    AWQ moves factors between the two. ``beside`` is ``moved`` of another version that was asked
+    for, and the terms of first and second order in the factors follow on request.
     """
 
     declared = DIFFERENCE_COLUMNS
@@ -104,18 +103,14 @@ class DifferenceTable(Table):
         ]
         if shares.size:
             parts += [f"That is at most {shares.max():.2g} times what quantization alone moves."]
-        farthest = self.heads.frame.filter(pl.col("moved").is_finite()).sort("moved")[-FARTHEST:]
-        if farthest.height:
-            named = (
-                f"{one['stack']} {one['kind']} " * others
-                + f"{one['layer']}.{one['head']} ({one['moved']:.2g})"
-                for one in farthest.reverse().iter_rows(named=True)
-            )
-            parts += [f"Heads that moved most, as layer.head: {', '.join(named)}."]
-        both = (self.heads if farthest.height else self.layers).frame.drop_nulls("beside")
+        heads = self.heads.frame.filter(pl.col("moved").is_finite())
+        named = pl.format("{} {} " * others + "{}.{}", *["stack", "kind"] * others, "layer", "head")
+        far = [*zip(heads["moved"], heads.select(named).to_series(), strict=True)]
+        parts += [farthest(far)] if far else []
+        both = (self.heads if far else self.layers).frame.drop_nulls("beside")
         if both.height:
             nearer = int((both["beside"] < both["moved"]).sum())
-            what = "heads" if farthest.height else "layers"
+            what = "heads" if far else "layers"
             changed = both.filter(pl.col("moved") > 0)
             ratio = float(np.median(changed["beside"] / changed["moved"]))
             parts += [
@@ -225,15 +220,19 @@ def diff(
         "before_step": old.checkpoint.step,
         **checkpoint_columns(new.checkpoint),
     }
+    plans = [*old.scored, *new.scored]
+    folds = any(plan.quantized for plan in plans) and not any(lacks_norm(p, FOLDED) for p in plans)
     rows = [
         {**shared, **row}
         for a, b in zip(old.scored, new.scored, strict=True)
-        for row in block_rows(Block(old.checkpoint, a), Block(new.checkpoint, b), gamma, terms)
+        for row in block_rows(
+            Block(old.checkpoint, a), Block(new.checkpoint, b), gamma, terms, folds
+        )
         if heads or row["head"] is None
     ]
     columns = {**DIFFERENCE_SCHEMA, **(UPDATE_TERMS if terms else {})}
     frame = pl.DataFrame(rows, schema=columns, strict=False)
-    metadata = {"wqk": __version__, "gamma": gamma}
+    metadata = {"wqk": __version__, "gamma": gamma, "folded_norms": folds}
     if beside is not None:
         third = open_model(beside)
         other = diff(old, third, gamma=gamma, heads=heads)
@@ -243,7 +242,7 @@ def diff(
 
 
 def block_rows(
-    old: Block, new: Block, gamma: float, terms: bool = False
+    old: Block, new: Block, gamma: float, terms: bool = False, folds: bool = False
 ) -> Iterator[dict[str, Any]]:
     """The rows of one block: its layer's, then its heads'."""
     if (old.groups.shape, old.groups.stack, old.groups.rank) != (
@@ -256,17 +255,18 @@ def block_rows(
         )
     _, sharing = new.groups.stack
     # Half a step is the largest error of rounding; evenly spread, its root mean square is that over
-    # the root of 3.
+    # the root of 3. What rounding to bfloat16 explains is not shown.
     roundings = [
-        rounding_of(block, *side)
+        rounded
         for block in (old, new)
-        if block.plan.quantized
         for side in zip(block.query_key, (block.plan.query, block.plan.key), strict=True)
+        if (rounded := rounding_of(block, *side)) > ROUNDING["BF16"]
     ]
+    before, after = (next(block.forms(FOLDED if folds else PLAIN))[1] for block in (old, new))
     shared = block_columns(new.groups, new.plan, PLAIN, distance=0)
     for numbers, columns in (
-        ([None], _columns(old.form, new.form, gamma, terms)),
-        (range(old.head_count), _columns(old.groups, new.groups, gamma, terms)),
+        ([None], _columns(before.sum(), after.sum(), gamma, terms)),
+        (range(old.head_count), _columns(before, after, gamma, terms)),
     ):
         for index, head in enumerate(numbers):
             found = {name: float(column[index]) for name, column in columns.items()}

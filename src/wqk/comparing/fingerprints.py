@@ -27,7 +27,7 @@ import numpy as np
 
 from wqk._typing import Float, Int
 from wqk.attention import Block
-from wqk.attention.coordinates import Coordinates, lacks_norm
+from wqk.attention.coordinates import FOLDED, PLAIN, lacks_norm
 from wqk.comparing.weights import ROUNDING, grid
 from wqk.families import AttentionPlan
 from wqk.forms import BilinearForm
@@ -41,7 +41,6 @@ SAMPLED, UNITS = 64, 32
 # the products of all queries with each other would take most of the time.
 WIDE = 2048
 
-FOLDED, UNFOLDED = Coordinates(fold_norm=True), Coordinates()
 
 # Families whose residual stream holds sinusoids by design, so that its coordinates have meanings.
 SINUSOIDAL = {
@@ -105,7 +104,7 @@ def fingerprint(block: Block, folds: bool) -> Fingerprint | None:
     With ``folds`` the gains of the norms that feed it are folded in.
     """
     plan = block.plan
-    ((_, form),) = block.forms(FOLDED if folds else UNFOLDED)
+    ((_, form),) = block.forms(FOLDED if folds else PLAIN)
     if not form.is_square:
         return None
     query, key, scale = _scaled(form)
