@@ -16,7 +16,7 @@ from tests.checkpoints.attacking import mutated
 
 import wqk
 from wqk.checkpoints import Part, open_checkpoint
-from wqk.checkpoints.quantized import unpacked
+from wqk.checkpoints.number_types import unpacked
 from wqk.errors import CheckpointError
 
 torch = pytest.importorskip("torch")

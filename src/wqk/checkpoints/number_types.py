@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wqk._typing import Float
+from wqk._typing import Float, Int
 from wqk.checkpoints.checkpoint import Grid
 from wqk.errors import CheckpointError
 
@@ -201,6 +201,29 @@ def rounding(grid: Grid, values: Float[np.ndarray, ...]) -> float:
     size = float(np.mean(np.square(values, dtype=np.float64))) if values.size else 0.0
     half = grid.steps / 2
     return half * float(np.sqrt(np.mean(largest**2) / size)) if size else 0.0
+
+
+def unpacked(words: np.ndarray, bits: int, count: int) -> Int[np.ndarray, "rows count"]:
+    """Codes that lie in words of 32 bits one after the other, the lowest bits first.
+
+    ``words`` (rows, W) are 32-bit integers; of what they hold, the first ``count`` codes of each
+    row are returned, as int32.
+
+    Examples
+    --------
+    >>> unpacked(np.array([[0x87654321]], np.uint32), bits=4, count=8)
+    array([[1, 2, 3, 4, 5, 6, 7, 8]], dtype=int32)
+    """
+    words = np.ascontiguousarray(words)
+    if bits == 8:
+        return words.view(np.uint8)[:, :count].astype(np.int32)
+    if 8 % bits == 0:
+        shifts = np.arange(0, 8, bits, dtype=np.uint8)
+        codes = (words.view(np.uint8)[..., None] >> shifts) & np.uint8(2**bits - 1)
+        return codes.reshape(len(words), -1)[:, :count].astype(np.int32)
+    single = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
+    codes = single[:, : count * bits].reshape(len(words), count, bits).astype(np.int32)
+    return np.asarray(codes @ (1 << np.arange(bits, dtype=np.int32)))
 
 
 def _half(blocks: np.ndarray, at: int) -> np.ndarray:
