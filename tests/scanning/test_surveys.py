@@ -38,6 +38,7 @@ from wqk.scanning.surveys import SurveyProgress, dask_executor
 from wqk.scanning.surveys import jobs as survey_jobs
 from wqk.scanning.surveys.jobs import Job, Outcome, expand, run_in_processes
 from wqk.scanning.surveys.model_sets import model_set, model_sets
+from wqk.tables.schema import SCHEMA_VERSION
 from wqk.tables.score_table import ScoreTable, read_table
 
 LAYERS, WIDTH, HEADS = 3, 64, 4
@@ -371,6 +372,14 @@ def test_nothing_that_one_checkpoint_holds_stops_the_others(models: list[str], t
     assert table.frame["checkpoint"].n_unique() == 4
     assert len(table.metadata["failed"]) == 4
     assert again.frame.equals(table.frame)
+
+
+def test_workers_keep_their_tables_and_send_none(models: list[str], tmp_path: Path):
+    options = survey_jobs.Options(2.0, True, wqk.__version__, SCHEMA_VERSION)
+    (job,) = expand([models[0]])
+    outcome = survey_jobs.run_job(options, job, parts=tmp_path)
+    assert outcome.table is None
+    assert outcome.rows == len(read_table(tmp_path / f"{job.key}.parquet")) > 0
 
 
 def die_on_the_second(job: Job) -> Outcome:

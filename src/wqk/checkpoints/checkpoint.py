@@ -174,6 +174,26 @@ class Checkpoint(ABC):
         return f"{type(self).__name__}({self.name!r}{revision}: {len(self.tensors())} tensors)"
 
 
+class Around(Checkpoint):
+    """Another checkpoint's weights, read in another way."""
+
+    def __init__(self, inner: Checkpoint) -> None:
+        self.name, self.revision, self.step = inner.name, inner.revision, inner.step
+        self.config, self.notes, self.inner = inner.config, inner.notes, inner
+
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Every tensor's type, shape and size by name."""
+        return self.inner.tensors()
+
+    def prefetch(self, parts: Sequence[Part]) -> None:
+        """Announce a later read."""
+        self.inner.prefetch(parts)
+
+    def abandon(self) -> None:
+        """Cancel what was announced."""
+        self.inner.abandon()
+
+
 def _reopened(
     reopen: Callable[[], Checkpoint], identity: tuple[Any, ...], about: Mapping[str, Any]
 ) -> Checkpoint:

@@ -23,8 +23,9 @@ import numpy as np
 
 from wqk._console import Result
 from wqk.attention import Block
-from wqk.checkpoints import Checkpoint, Part, TensorInfo, steps_of
+from wqk.checkpoints import Part, steps_of
 from wqk.checkpoints.adapters import AdaptedCheckpoint, unrounded
+from wqk.checkpoints.checkpoint import Around
 from wqk.checkpoints.modules import LiveCheckpoint, unwrapped
 from wqk.live.listening import PROVEN
 from wqk.live.recomputation import form_difference, holds_whole_score, recomputed
@@ -360,18 +361,11 @@ def _blocks(
         )  # fmt: skip
 
 
-class _InDoublePrecision(Checkpoint):
+class _InDoublePrecision(Around):
     """A checkpoint read as float64, so that folding a norm does not round."""
 
-    def __init__(self, stored: Checkpoint) -> None:
-        self._stored = stored
-        self.name, self.config = stored.name, stored.config
-
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        return self._stored.tensors()
-
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
-        return [array.astype(np.float64) for array in self._stored.read(parts)]
+        return [array.astype(np.float64) for array in self.inner.read(parts)]
 
 
 def _compare(

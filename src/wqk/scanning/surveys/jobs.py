@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
@@ -37,7 +37,8 @@ import numpy as np
 
 from wqk._caching import cached_property
 from wqk._version import __version__
-from wqk.checkpoints import Checkpoint, Part, TensorInfo, open_checkpoint, steps_of
+from wqk.checkpoints import Checkpoint, Part, open_checkpoint, steps_of
+from wqk.checkpoints.checkpoint import Around
 from wqk.checkpoints.formats import exists
 from wqk.checkpoints.http import within_deadline
 from wqk.checkpoints.references import (
@@ -209,7 +210,8 @@ class Options:
 class Outcome:
     """The outcome of a job: a table, or an error's class and reason."""
 
-    table: ScoreTable | None = field(default=None, repr=False)
+    table: ScoreTable | None = field(default=None, repr=False)  # unless the worker kept it
+    rows: int = 0
     weights: str | None = None  # hash of all query and key values that were read, in order
     files: str | None = None  # hash of names, sizes and times of a local checkpoint's files
     bytes_read: int = 0
@@ -219,17 +221,12 @@ class Outcome:
     trace: str | None = None  # traceback of an unexpected error
 
 
-class Hashed(Checkpoint):
+class Hashed(Around):
     """A checkpoint that keeps a hash of each part that is read from it."""
 
     def __init__(self, inner: Checkpoint) -> None:
-        self.name, self.revision, self.step = inner.name, inner.revision, inner.step
-        self.config, self.notes, self.inner = inner.config, inner.notes, inner
+        super().__init__(inner)
         self.digests: dict[Part, bytes] = {}
-
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """Every tensor's type, shape and size by name."""
-        return self.inner.tensors()
 
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
         """The wanted rows of each part, joined."""
@@ -237,17 +234,14 @@ class Hashed(Checkpoint):
         self.digests.update(zip(parts, map(_digest, arrays), strict=True))
         return arrays
 
-    def prefetch(self, parts: Sequence[Part]) -> None:
-        """Announce a later read."""
-        self.inner.prefetch(parts)
 
-    def abandon(self) -> None:
-        """Cancel what was announced."""
-        self.inner.abandon()
+def run_job(
+    options: Options, job: Job, parts: Path | None = None, **hub: Unpack[HubAccess]
+) -> Outcome:
+    """Score one checkpoint; errors are outcomes, too.
 
-
-def run_job(options: Options, job: Job, **hub: Unpack[HubAccess]) -> Outcome:
-    """Score one checkpoint; errors are outcomes, too."""
+    With ``parts``, a folder, the table is kept there, and no one has to send and write it.
+    """
     start = time.perf_counter()
     try:
         # One BLAS thread: parallel scans that each use all cores are slower than a single one, and
@@ -262,7 +256,10 @@ def run_job(options: Options, job: Job, **hub: Unpack[HubAccess]) -> Outcome:
             for text in (failed.reason or "", trace)
         )
         return replace(failed, reason=reason, seconds=seconds, trace=trace)
-    return Outcome(table, weights, files, bytes_read, time.perf_counter() - start)
+    if parts is not None:
+        table.write(parts / f"{job.key}.parquet")
+    sent, seconds = None if parts else table, time.perf_counter() - start
+    return Outcome(sent, len(table), weights, files, bytes_read, seconds)
 
 
 def failure(error: BaseException) -> Outcome:
@@ -427,7 +424,8 @@ def _start_worker() -> None:
     assert parent is not None
 
     def follow() -> None:
-        parent.join()
+        with one_blas_thread():  # once: it takes a tenth of a small scan
+            parent.join()
         os._exit(1)
 
     threading.Thread(target=follow, daemon=True).start()

@@ -88,13 +88,14 @@ class SurveyFolder:
         """Keep a job's table, then a line about the job."""
         about = {"key": job.key, "checkpoint": job.name, "revision": job.revision}
         seconds = round(outcome.seconds, 3)
-        if outcome.table is None:
+        if outcome.error is not None:
             result = {"error": outcome.error, "reason": outcome.reason, "seconds": seconds}
             result |= {"trace": outcome.trace} if outcome.trace else {}
             self.note({"event": "failed", **about, **result})
             return
-        outcome.table.write(self.part(job.key))
-        result = {"step": job.step, "rows": len(outcome.table), "bytes": outcome.bytes_read}
+        if outcome.table is not None:
+            outcome.table.write(self.part(job.key))
+        result = {"step": job.step, "rows": outcome.rows, "bytes": outcome.bytes_read}
         result |= {"seconds": seconds, "weights": outcome.weights, "files": outcome.files}
         self.note({"event": "done", **about, **result})
 
@@ -271,7 +272,8 @@ def survey(
         chosen = expand([os.fspath(name) for name in names], revisions, listing)
         pending = [job for job in chosen if _is_pending(folder, job, retry)]
         runnable = [job for job in pending if job.problem is None]
-        work = partial(run_job, options, **hub)
+        # Other machines may not see the folder.
+        work = partial(run_job, options, parts=None if executor else folder.folder / "parts", **hub)
         running = (
             run_in_processes(work, runnable, jobs or min(MOST_JOBS, usable_cores()))
             if executor is None
@@ -355,11 +357,9 @@ def _finish(folder: SurveyFolder, chosen: Sequence[Job], options: Options) -> Sc
         "gamma": options.gamma,
         "folded_norms": False,
         "biases": False,
-        **{kind: whole.metadata.get(kind, []) for kind in ("inferred", "unread", "notes")},
-        **{
-            kind: whole.metadata.get(kind, {})
-            for kind in ("partial", "left_out", "left_out_without_softmax")
-        },
+        **{key: [] for key in ("inferred", "unread", "notes")},
+        **{key: {} for key in ("partial", "left_out", "left_out_without_softmax")},
+        **whole.metadata,
         "failed": failed,
         "duplicates": duplicates,
     }
