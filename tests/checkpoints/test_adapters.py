@@ -32,6 +32,7 @@ def base(tmp_path: Path) -> Path:
     (folder / "config.json").write_text(json.dumps(config))
     weights = {f"{QUERY}.weight": draw(16, 16, seed=0), f"{KEY}.weight": draw(16, 16, seed=1)}
     weights[f"{QUERY}.bias"] = draw(16, seed=4)
+    weights["model.embed_tokens.weight"] = draw(8, 16, seed=5)
     save_file(weights, folder / "model.safetensors")
     return folder
 
@@ -102,8 +103,9 @@ def test_other_adapters_are_refused(base: Path, config: dict[str, Any], message:
     [
         ({f"{KEY}.weight": draw(16, 16, seed=7)}, "k_proj.weight', none of the factors"),
         ({f"{QUERY}.lora_diag": draw(3, seed=7)}, "lora_diag', none of the factors"),
-        ({f"{QUERY}.base_layer.bias": draw(16, seed=7)}, "none of the factors .* but a bias"),
-        ({"score.modules_to_save.default.weight": draw(3, seed=7)}, "saved whole .*merge it"),
+        ({f"{QUERY}.base_layer.bias": draw(16, seed=7)}, "none of the factors .*merge it"),
+        ({"model.embed_tokens.token_adapter.delta": draw(2, 16, seed=7)}, "none of the factors"),
+        ({"model.embed_tokens.weight": draw(9, 12, seed=7)}, "none of the factors"),
         ({f"{QUERY}.lora_A.other.weight": draw(3, 16, seed=7)}, "of several adapters"),
     ],
 )
@@ -112,6 +114,24 @@ def test_tensors_that_are_not_understood_are_refused(
 ):
     with pytest.raises(CheckpointError, match=message):
         open_checkpoint(adapter(base, factors(QUERY) | tensors))
+
+
+def test_a_head_saved_whole_is_the_adapters_own_and_a_table_replaces_the_base_models(base: Path):
+    table = draw(11, 16, seed=7)
+    saved = {
+        "score.modules_to_save.default.weight": draw(3, 16, seed=8),
+        "score.original_module.weight": draw(3, 16, seed=9),
+        "model.embed_tokens.weight": draw(10, 16, seed=6),
+        "model.embed_tokens.modules_to_save.weight": table,
+    }
+    checkpoint = open_checkpoint(adapter(base, factors(QUERY) | saved))
+    alone = open_checkpoint(adapter(base, factors(QUERY)))
+    assert set(checkpoint.tensors()) == set(alone.tensors())
+    assert checkpoint.info("model.embed_tokens.weight").shape == table.shape
+    wanted = [Part(f"{QUERY}.weight"), Part("model.embed_tokens.weight", ((9, 11),))]
+    query, rows = checkpoint.read(wanted)
+    np.testing.assert_array_equal(query, alone.read(wanted[:1])[0])
+    np.testing.assert_array_equal(rows, table[9:11])
 
 
 def test_two_adapters_in_one_file_are_refused(base: Path):

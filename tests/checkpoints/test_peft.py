@@ -38,7 +38,7 @@ VARIANTS: list[tuple[dict[str, Any], bool]] = [
     ({"bias": "lora_only"}, False),
     ({"modules_to_save": ["k_proj"], "target_modules": ["q_proj"]}, False),
     ({"modules_to_save": ["self_attn"], "target_modules": ["down_proj"]}, False),
-    ({"modules_to_save": ["embed_tokens", "lm_head"]}, False),
+    ({"modules_to_save": ["embed_tokens", "lm_head"]}, True),
     ({"target_modules": ["q_proj", "embed_tokens"]}, False),
     ({"target_modules": "all-linear"}, True),
     ({"trainable_token_indices": [1, 5]}, False),

@@ -32,6 +32,10 @@ FACTOR = re.compile(
     r"(?P<module>.+?)\.lora_(?P<side>[AB])(?:\.(?!weight$)(?P<adapter>\w+))?(?:\.weight)?"
 )
 
+# What PEFT puts into the name of a tensor that is saved whole, and the start of one never used.
+SAVED, UNUSED = re.compile(r"\.modules_to_save(\.\w+(?=\.\w+$))?"), ".original_module."
+NUMBERED = re.compile(r"(^|\.)\d+\.")
+
 # By how many words the names of a base model and of an adapter's tensors may begin differently.
 PREFIX_WORDS = 4
 
@@ -174,7 +178,7 @@ class AdaptedCheckpoint(Checkpoint):
         self.name, self.config = adapter.tensors.name, {**base.config, **classes}
         self.adapter, self._base, self._adapter = adapter, base, adapter.tensors
         with errors_about(self.name):
-            self._updates = _updates(base, adapter)
+            self._updates, self._whole = _changes(base, adapter)
         count = len(self._updates)
         layers = f"{count} of its tensors" if count else "none of its tensors"
         self.notes = (*base.notes, f"{base.name} with a LoRA adapter on {layers}")
@@ -201,16 +205,23 @@ class AdaptedCheckpoint(Checkpoint):
         return None if fetched == (None, None) else sum(filter(None, fetched))
 
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """The base model's tensors."""
-        return self._base.tensors()
+        """The base model's tensors, or the adapter's own where it was saved whole."""
+        whole = {name: self._adapter.info(stored) for name, stored in self._whole.items()}
+        return {**self._base.tensors(), **whole}
 
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
         """The wanted rows of each part with what the adapter adds to them."""
-        return list(map(self._adapted, parts, self._base.read(parts)))
+        base = iter(self._base.read([part for part in parts if part.name not in self._whole]))
+        return [
+            self._adapter.read([part._replace(name=self._whole[part.name])])[0]
+            if part.name in self._whole
+            else self._adapted(part, next(base))
+            for part in parts
+        ]
 
     def prefetch(self, parts: Sequence[Part]) -> None:
         """Announce a later read."""
-        self._base.prefetch(parts)
+        self._base.prefetch([part for part in parts if part.name not in self._whole])
         updates = [self._updates[part.name] for part in parts if part.name in self._updates]
         self._adapter.prefetch([Part(name) for one in updates for name in (one.down, one.up)])
 
@@ -243,20 +254,22 @@ def unrounded(checkpoint: AdaptedCheckpoint) -> AdaptedCheckpoint:
 MERGE = "merge it into its base model first (peft: model.merge_and_unload().save_pretrained(...))"
 
 
-def _updates(base: Checkpoint, adapter: Adapter) -> dict[str, Update]:
-    """What is added to the base model's tensors, by their names.
+def _changes(base: Checkpoint, adapter: Adapter) -> tuple[dict[str, Update], dict[str, str]]:
+    """What is added to tensors of the base model, and which of the adapter's stand for others.
 
-    Raises `CheckpointError` for a tensor that is no factor of one adapter.
+    Raises `CheckpointError` for a tensor that is no factor of one adapter, nor a head or a table of
+    tokens that was saved whole.
     """
     names = BaseNames(base.tensors())
     found: dict[str, dict[str, str]] = {"A": {}, "B": {}}  # the base's name → the adapter's
-    for stored in adapter.tensors.tensors():
+    whole: dict[str, str] = {}
+    # Tables with more tokens are saved twice, with the mark of modules_to_save and without.
+    for stored in sorted(adapter.tensors.tensors(), key=lambda name: bool(SAVED.search(name))):
         match = FACTOR.fullmatch(stored.removeprefix(PREFIX))
         if match is None:
-            raise CheckpointError(
-                f"holds {shortened(stored, 120)!r}, none of the factors of W + s B A but a bias, a "
-                f"module or a table of tokens that was saved whole (modules_to_save); {MERGE}"
-            )
+            own = _saved_whole(base, adapter, names, stored)
+            whole |= {own: stored} if own else {}
+            continue
         tensor = without_adapter(f"{match['module']}.weight")
         if tensor in found[match["side"]]:
             raise CheckpointError(
@@ -276,7 +289,28 @@ def _updates(base: Checkpoint, adapter: Adapter) -> dict[str, Update]:
                 "or lacks one of its two factors"
             )
         updates[own] = _update(base, adapter, own, (down[name], up[name]), alpha)
-    return updates
+    return updates, whole
+
+
+def _saved_whole(base: Checkpoint, adapter: Adapter, names: BaseNames, stored: str) -> str | None:
+    """The base model's tensor that stands outside its layers and is replaced; None for a new head.
+
+    Raises `CheckpointError` for anything else.
+    """
+    name = SAVED.sub("", stored.removeprefix(PREFIX))
+    if UNUSED in name:
+        return None
+    own = names.own(name)
+    words = module_of(name).split(".")
+    modules = [".".join(words[:count]) for count in range(1, len(words) + 1)]
+    inside = own is None and any(names.own(f"{module}.weight") for module in modules)
+    shapes = [adapter.tensors.info(stored).shape, base.info(own).shape] if own else []
+    if NUMBERED.search(name) or inside or len({shape[1:] for shape in shapes}) > 1:
+        raise CheckpointError(
+            f"holds {shortened(stored, 120)!r}, none of the factors of W + s B A, and no head or "
+            f"table of tokens that was saved whole; {MERGE}"
+        )
+    return own
 
 
 def _update(
