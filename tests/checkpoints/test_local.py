@@ -293,7 +293,7 @@ def test_a_pointer_to_a_large_file_is_named(folder, name):
         open_checkpoint(folder)
 
 
-METHODS = ["AQLM", "hqq", "quanto"]
+METHODS = ["AQLM", "SpQR", "quanto"]
 
 
 @pytest.mark.parametrize("method", METHODS)

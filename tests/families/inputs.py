@@ -49,11 +49,6 @@ def pointed_image_input(config: Any, wanted: Wanted) -> Inputs:
     }
 
 
-def spectrogram_input(config: Any, wanted: Wanted) -> Inputs:
-    """Random spectrograms of the one size that the model sees as a picture."""
-    return {"input_values": wanted.normal(config.max_length, config.num_mel_bins)}
-
-
 def codebook_input(config: Any, wanted: Wanted) -> Inputs:
     """Sound, the codes of each example's codebooks in a row, that follows a text or vectors."""
     decoder, length = getattr(config, "decoder", config), wanted.length
@@ -72,7 +67,6 @@ MODEL_INPUTS |= {
     "mllama": tiled_image_input,
     "seggpt": prompted_image_input,
     "sam": pointed_image_input,
-    "audio-spectrogram-transformer": spectrogram_input,
     **dict.fromkeys(
         ("musicgen", "musicgen_melody", "musicgen_decoder", "musicgen_melody_decoder"),
         codebook_input,

@@ -239,7 +239,9 @@ class JoinedFiles:
     def read(self, part: Part) -> np.ndarray:
         """The part's rows, joined, widened to float32 (float64 stays)."""
         along, files = self._pieces[part.name]
-        if along or len(files) == 1 or part.rows is None:
+        if len(files) == 1:
+            return files[0].read(part)
+        if along or part.rows is None:
             return np.concatenate([file.read(part) for file in files], axis=along)
         ends = np.cumsum([file.tensors[part.name].shape[0] for file in files]).tolist()
         found = []

@@ -180,6 +180,11 @@ def sound_input(config: Any, wanted: Wanted) -> Inputs:
     return {"input_values": wanted.normal(samples)}
 
 
+def spectrogram_input(config: Any, wanted: Wanted) -> Inputs:
+    """Random spectrograms of the one size that the model sees as a picture."""
+    return {"input_values": wanted.normal(config.max_length, config.num_mel_bins)}
+
+
 def spectrum_input(config: Any, wanted: Wanted) -> Inputs:
     """Random spectra: all that Whisper hears at once, or four frames for each of ``length``."""
     part = getattr(config, "audio_config", config)
@@ -200,6 +205,7 @@ MAIN_INPUTS: dict[str, Callable[..., Inputs]] = {
 
 # Models that need more than their main input, by their model type.
 MODEL_INPUTS: dict[str, Callable[..., Inputs]] = {
+    "audio-spectrogram-transformer": spectrogram_input,
     "clip": text_and_image_input,
     "siglip": text_and_image_input,
     "git": text_and_image_input,
