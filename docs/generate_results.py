@@ -5,6 +5,7 @@ python docs/generate_results.py
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,12 @@ import polars as pl
 
 from wqk.errors import RunError
 from wqk_lab.figures.convert import SCHEMA, over_seeds
-from wqk_lab.runs.claims import (
+from wqk_lab.runs.descent import descent
+from wqk_lab.runs.seeds import by_seed, interval, paired
+from wqk_lab.runs.speedup import saved_share
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tools.claims import (
     Records,
     claims_table,
     contrasts_table,
@@ -23,9 +29,6 @@ from wqk_lab.runs.claims import (
     unnamed,
     verdicts,
 )
-from wqk_lab.runs.descent import descent
-from wqk_lab.runs.seeds import by_seed, interval, paired
-from wqk_lab.runs.speedup import saved_share
 
 FOLDER = Path(__file__).parent / "results"
 

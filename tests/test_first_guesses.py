@@ -108,7 +108,7 @@ wqk.Monitor(ref) | CheckpointError | a model in memory is followed: expected an 
 wqk.Monitor(net).plot() | AttributeError | did you mean 'table.plot()'
 wqk.clip_("ckpt.pt") | CheckpointError | a model in memory is clipped
 wqk.clip_(net, "100") | FormError | limit must be a positive number, got '100'
-wqk.clip_(net, 100, batch) | FormError | logits as an array need shape
+wqk.clip_(net, 100, batch) | FormError | logits must be wqk.logits(model, batch)
 wqk.initialize_(ref, "symmetric") | CheckpointError | a model in memory is initialized
 wqk.report("folder") | TableError | no such file or folder
 wqk.report(net) | TableError | scan it first

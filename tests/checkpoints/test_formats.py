@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import json
 import re
@@ -261,91 +260,6 @@ def test_speed_runs_of_nanogpt_tell_their_heads_in_their_code(
     np.testing.assert_allclose(products, expected.numpy(), rtol=1e-5, atol=1e-5)
 
 
-# Megatron-LM
-
-
-def megatron(folder: Path, parts: int = 1, legacy: bool = False, **changes: Any) -> Tensors:
-    """A folder as Megatron-LM writes it, tensor-parallel; and its whole tensors."""
-    rows = (H + 2 * G) * R
-    whole: Tensors = {}
-    stem = "self_attention.query_key_value" if legacy else "self_attention.linear_qkv"
-    norm = "input_norm.weight" if legacy else "self_attention.linear_qkv.layer_norm_weight"
-    for layer in range(LAYERS):
-        whole |= {
-            f"layers.{layer}.{stem}.weight": draw(rows, D, seed=layer),
-            f"layers.{layer}.{stem}.bias": draw(rows, seed=9 + layer),
-            f"layers.{layer}.{norm}": 1 + draw(D, seed=5 + layer),
-        }
-    arguments = {
-        "num_layers": LAYERS, "hidden_size": D, "num_attention_heads": H, "kv_channels": R,
-        "group_query_attention": True, "num_query_groups": G, "normalization": "RMSNorm",
-        "position_embedding_type": "rope", "rotary_base": 5000, "rotary_percent": 1.0,
-        "tensor_model_parallel_size": parts, "pipeline_model_parallel_size": 1,
-        "params_dtype": torch.float32,
-    }  # fmt: skip
-    for part in range(parts):
-        own = {n: v if norm in n else v.chunk(parts)[part].clone() for n, v in whole.items()}
-        model = (
-            {"language_model": {"encoder": own}}
-            if legacy
-            else {f"decoder.{n}": v for n, v in own.items()}
-        )
-        place = folder / f"mp_rank_{part:02d}"
-        place.mkdir(parents=True)
-        about = argparse.Namespace(**(arguments | changes))
-        content = {"args": about, "checkpoint_version": 3.0, "iteration": 40, "model": model}
-        torch.save(content, place / "model_optim_rng.pt")
-    return whole
-
-
-@pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize("legacy", [False, True])
-def test_megatron_attends_as_it_splits_its_fused_projection(
-    tmp_path: Path, parts: int, legacy: bool
-) -> None:
-    whole = megatron(tmp_path / "iter_0000040", parts, legacy)
-    assert open_checkpoint(tmp_path / "iter_0000040").step == 40
-    table = wqk.scan(tmp_path)  # the run's last step
-    assert set(table.frame["family"]) == {"megatron"}
-    x = draw(5, D, seed=77).double()
-    weight, bias, gain = (whole[name].double() for name in list(whole)[3:])
-    groups = (x @ weight.T + bias).reshape(5, G, H // G + 2, R)  # queries, their key, its value
-    query = turned(groups[:, :, :-2].reshape(5, H, R), 5000)
-    key = turned(groups[:, :, -2], 5000).repeat_interleave(H // G, dim=1)
-    expected = torch.einsum("ihr,jhr->hij", query, key) / R**0.5
-    attention = wqk.open(tmp_path / "iter_0000040")[1]
-    np.testing.assert_allclose(
-        attention.logits(x.numpy(), x.numpy()), expected.numpy(), rtol=1e-5, atol=1e-5
-    )
-    folded = wqk.open(tmp_path / "iter_0000040")[1].plan.query.input_norm
-    assert folded is not None
-    stored = open_checkpoint(tmp_path / "iter_0000040").read(list(folded.gain))[0]
-    np.testing.assert_array_equal(stored, gain.float().numpy())
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"pipeline_model_parallel_size": 2}, "pipeline parts"),
-        ({"rotary_interleaved": True}, "rotary_interleaved is not read"),
-        ({"position_embedding_type": "relative"}, "positions 'relative'"),
-        ({"num_query_groups": 3}, "rows of queries, keys and values"),
-    ],
-)
-def test_megatrons_other_settings_are_refused(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    megatron(tmp_path, **changes)
-    with pytest.raises(CheckpointError, match=message):
-        wqk.scan(tmp_path)
-
-
-def test_a_part_of_megatron_alone_is_refused(tmp_path: Path) -> None:
-    megatron(tmp_path, 2)
-    with pytest.raises(CheckpointError, match="one of 2 tensor-parallel parts"):
-        wqk.scan(tmp_path / "mp_rank_00")
-
-
 # Formats that are not read.
 
 
@@ -356,6 +270,7 @@ def test_a_part_of_megatron_alone_is_refused(tmp_path: Path) -> None:
         "zero_pp_rank_0_mp_rank_00_optim_states.pt": "DeepSpeed",
         "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt": "DeepSpeed",
         "mp_rank_00_model_states.pt": "DeepSpeed", "zero_to_fp32.py": "DeepSpeed",
+        "model_optim_rng.pt": "Megatron-LM",
         "tf_model.h5": "TensorFlow", "model.ckpt.index": "TensorFlow",
         "model.ckpt-1000.data-00000-of-00001": "TensorFlow", "saved_model.pb": "TensorFlow",
         "flax_model.msgpack": "Flax", "flax_model-00001-of-00002.msgpack": "Flax",

@@ -34,9 +34,6 @@ from tests.checkpoints.serving import (
     status,
     wait_until,
 )
-from tests.checkpoints.test_distributed import in_chunks
-from tests.checkpoints.test_distributed import weights as distributed_weights
-from tests.checkpoints.test_formats import megatron
 from tests.command import run
 from tests.limits import within
 
@@ -139,31 +136,6 @@ def test_an_adapter_is_read_on_its_base_from_the_hub(hub, tmp_path, monkeypatch,
     assert fetched >= (len(files["adapter_model.safetensors"]) if kept == "on the hub" else 1)
     offline(monkeypatch)  # all of it is in the cache now
     assert wqk.scan(ref).frame.equals(table.frame)
-
-
-def test_files_of_other_libraries_are_read_from_the_hub(hub, tmp_path):
-    here = tmp_path / "iter_0000040"
-    weights = megatron(here, parts=2)
-    files = {str(p.relative_to(here)): p.read_bytes() for p in here.glob("*/*.pt")}
-    for place, content in files.items():  # both in a folder, as original files often are
-        hub.repositories.setdefault("owner/megatron", {"main": {}})["main"][f"deep/{place}"] = (
-            content
-        )
-    checkpoint = open_checkpoint("owner/megatron", subfolder="deep")
-    for name, value in weights.items():
-        read = checkpoint.read([Part(f"decoder.{name}")])[0]
-        np.testing.assert_array_equal(read, value.numpy())
-    assert wqk.same(here, checkpoint).same
-
-
-def test_a_distributed_checkpoint_is_read_from_the_hub(hub, tmp_path):
-    tensors = distributed_weights(a=torch.float32, b=torch.bfloat16)
-    in_chunks(tmp_path / "dcp", tensors)
-    files = {path.name: path.read_bytes() for path in (tmp_path / "dcp").iterdir()}
-    hub.repositories["owner/dcp"] = {"main": files}
-    checkpoint = open_checkpoint("owner/dcp")
-    rows = checkpoint.read([Part("b", ((1, 4),))])[0]
-    np.testing.assert_array_equal(rows, tensors["b"][1:4].float().numpy())
 
 
 def test_an_adapter_on_the_hub_is_no_way_to_files_here(hub, tmp_path):
@@ -550,10 +522,10 @@ def test_subfolders(hub):
         (
             {
                 "model.safetensors": b"",
-                "config.json": b'{"quantization_config": {"quant_method": "hqq"}}',
+                "config.json": b'{"quantization_config": {"quant_method": "aqlm"}}',
             },
             CheckpointError,
-            "quantized with hqq",
+            "quantized with aqlm",
         ),
     ],
 )  # fmt: skip

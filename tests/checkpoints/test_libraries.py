@@ -5,7 +5,6 @@ The libraries are no dependency of this project; where one is not installed, its
 
 from __future__ import annotations
 
-import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -280,64 +279,3 @@ def test_lightning(tmp_path: Path, nested: bool) -> None:
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     module.model.save_pretrained(tmp_path / "plain")
     assert wqk.same(tmp_path / "plain", tmp_path / "last.ckpt").same
-
-
-@pytest.mark.parametrize("norm", ["RMSNorm", "LayerNorm"])
-def test_megatron_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, norm: str) -> None:
-    pytest.importorskip("megatron.core")
-    from megatron.core import parallel_state
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-    from megatron.core.models.gpt.gpt_model import GPTModel
-    from megatron.core.transformer.transformer_config import TransformerConfig
-
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    parallel_state.initialize_model_parallel(1, 1)
-    sizes = {
-        "num_layers": 2, "hidden_size": 48, "num_attention_heads": 6, "num_query_groups": 2,
-        "kv_channels": 8, "normalization": norm,
-    }  # fmt: skip
-    model = randomized(
-        GPTModel(
-            TransformerConfig(
-                **sizes, ffn_hidden_size=64, add_qkv_bias=True, use_cpu_initialization=True,
-                masked_softmax_fusion=False, bias_dropout_fusion=False, apply_rope_fusion=False,
-                pipeline_dtype=torch.float32,
-            ),
-            get_gpt_layer_local_spec(normalization=norm),
-            vocab_size=32, max_sequence_length=16, position_embedding_type="rope",
-            rotary_base=5000,
-        )
-    )  # fmt: skip
-    arguments = sizes | {
-        "group_query_attention": True, "position_embedding_type": "rope", "rotary_base": 5000,
-        "rotary_percent": 1.0, "tensor_model_parallel_size": 1, "norm_epsilon": 1e-5,
-    }  # fmt: skip
-    (tmp_path / "mp_rank_00").mkdir()
-    content = {"args": argparse.Namespace(**arguments), "iteration": 3, "model": model.state_dict()}
-    torch.save(content, tmp_path / "mp_rank_00" / "model_optim_rng.pt")
-    heard: dict[str, tuple[Any, ...]] = {}
-    attention = model.decoder.layers[0].self_attention
-    for name in ("linear_qkv", "core_attention"):
-
-        def hear(module: Any, args: Any, name: str = name) -> None:
-            heard[name] = tuple(
-                arg.detach().double().numpy() for arg in args[:2] if arg is not None
-            )
-
-        getattr(attention, name).register_forward_pre_hook(hear)
-    mask = torch.ones(1, 1, 7, 7).triu(1).bool()
-    # The model itself ends at its first dropout, which wants a GPU, after queries met keys.
-    with torch.no_grad(), pytest.raises(Exception, match="cuda rng state"):
-        model(torch.randint(0, 32, (1, 7)), torch.arange(7)[None], mask)
-    parallel_state.destroy_model_parallel()
-    torch.distributed.destroy_process_group()
-    (x,) = heard["linear_qkv"]
-    query, key = (vectors[:, 0].swapaxes(0, 1) for vectors in heard["core_attention"])
-    read = wqk.open(tmp_path)[0]
-    np.testing.assert_allclose(read.queries(x[:, 0]), query, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(read.keys(x[:, 0]), key.repeat(3, axis=0), rtol=1e-5, atol=1e-5)
-    fed_by = read.plan.query.input_norm
-    assert fed_by is not None
-    assert fed_by.kind == {"RMSNorm": "rms", "LayerNorm": "layer"}[norm]

@@ -94,7 +94,7 @@ ELSEWHERE = {
         ["bailing-moe-v2", "llada", "llada2", "t5gemma2-decoder"], "families/test_converted.py"
     ),
     **dict.fromkeys(
-        ["llama-original", "megatron", "modded-nanogpt", "nanogpt", "transformer-lens", "zamba2"],
+        ["llama-original", "modded-nanogpt", "nanogpt", "transformer-lens", "zamba2"],
         "families/test_training_layouts.py",
     ),
     **dict.fromkeys(

@@ -17,10 +17,8 @@ from tests.families.computing import (
     assert_circuit,
     assert_read,
     block_of,
-    by_key_head,
     gain,
     linear,
-    normalized,
     rms,
     sections,
     split,
@@ -100,67 +98,6 @@ def test_gemma_original(generation: str) -> None:
             circuit=(value, tensors[f"layers.{n}.self_attn.o_proj.weight"]), causal=True,
             window="4" if windowed else None, **told,
         )  # fmt: skip
-
-
-# Megatron's names: the fused projection, the output, and the norm before them.
-MEGATRON = {
-    "core": (
-        "decoder.layers.{}.self_attention.linear_qkv",
-        "decoder.layers.{}.self_attention.linear_proj",
-        "decoder.layers.{}.self_attention.linear_qkv.layer_norm_weight",
-    ),
-    "core, local": (
-        "decoder.layers.{}.self_attention.linear_qkv",
-        "decoder.layers.{}.self_attention.linear_proj",
-        "decoder.layers.{}.input_layernorm.weight",
-    ),
-    "legacy": (
-        "language_model.encoder.layers.{}.self_attention.query_key_value",
-        "language_model.encoder.layers.{}.self_attention.dense",
-        "language_model.encoder.layers.{}.input_norm.weight",
-    ),
-    "oldest": (
-        "language_model.transformer.layers.{}.attention.query_key_value",
-        "language_model.transformer.layers.{}.attention.dense",
-        "language_model.transformer.layers.{}.input_layernorm.weight",
-    ),
-}
-
-
-@pytest.mark.parametrize("rotary", [True, False])
-@pytest.mark.parametrize("kind", ["rms", "layer"])
-@pytest.mark.parametrize("names", MEGATRON)
-def test_megatron(names: str, kind: str, rotary: bool) -> None:
-    tensors, shifted = Tensors(), kind == "layer"
-    with_norms = names.startswith("core") and rotary
-    for n in range(2):
-        fused, output, norm = (name.format(n) for name in MEGATRON[names])
-        linear(tensors, fused, (H + 2 * G) * R, WIDTH)
-        linear(tensors, output, WIDTH, H * R)
-        tensors[norm] = RNG.uniform(0.5, 2, WIDTH)
-        if shifted:
-            tensors[f"{norm.removesuffix('weight')}bias"] = RNG.standard_normal(WIDTH)
-        for side in "qk" if with_norms else "":
-            gain(tensors, f"decoder.layers.{n}.self_attention.{side}_layernorm", R, shifted)
-    arguments = {
-        "model_type": "megatron", "num_layers": 2, "hidden_size": WIDTH, "kv_channels": R,
-        "num_attention_heads": H, "group_query_attention": True, "num_query_groups": G,
-        "position_embedding_type": "rope" if rotary else "learned_absolute", "rotary_base": 500,
-        "rotary_percent": 0.5, "norm_epsilon": EPSILON,
-    } | ({} if shifted else {"normalization": "RMSNorm"})  # fmt: skip
-    x = RNG.standard_normal((N, WIDTH))
-    query, key, value = by_key_head(applied(tensors, fused, x), G)
-    if with_norms:
-        at = "decoder.layers.1.self_attention"
-        query = normalized(tensors, f"{at}.q_layernorm", query, EPSILON)
-        key = normalized(tensors, f"{at}.k_layernorm", key, EPSILON)
-    if rotary:
-        query, key = turned(query, 4, 500.0), turned(key, 4, 500.0)
-    assert_read(
-        block_of(tensors, completed(tensors, arguments), "decoder", "self", 1), x, query, key,
-        fed=Fed(kind, norm, EPSILON), circuit=(value, tensors[f"{output}.weight"]), causal=True,
-        statuses=PARTIAL if with_norms else (),
-    )  # fmt: skip
 
 
 def test_nanogpt() -> None:

@@ -165,7 +165,7 @@ def test_keys_of_two_layers_are_left_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.SGD])
-def test_momentum_is_rescaled_or_left(make: Any) -> None:
+def test_momentum_is_left(make: Any) -> None:
     options = {"momentum": 0.9} if make is torch.optim.SGD else {}
     model = llama().train()
     optimizer = make(model.parameters(), lr=1e-3, **options)
@@ -175,13 +175,6 @@ def test_momentum_is_rescaled_or_left(make: Any) -> None:
     wqk.clip_(model, 1.0, logits={(0, 1): 4.0}, grouped="queries")
     name = "exp_avg" if make is torch.optim.AdamW else "momentum_buffer"
     assert torch.equal(optimizer.state[query][name], state[name])
-    wqk.clip_(model, 1.0, logits={(0, 1): 4.0}, grouped="queries", optimizer=optimizer)
-    rows = torch.ones(32, 1)
-    rows[8:16] = 0.25
-    torch.testing.assert_close(optimizer.state[query][name], state[name] * rows)
-    if make is torch.optim.AdamW:
-        found, old = optimizer.state[query]["exp_avg_sq"], state["exp_avg_sq"]
-        torch.testing.assert_close(found, old * rows**2)
 
 
 def test_half_precision_is_rescaled_within_its_rounding() -> None:
@@ -204,7 +197,6 @@ def test_logits_have_to_fit() -> None:
     for wrong in ({(0, 4): 1.0}, {(2, 0): 1.0}, {0: 1.0}, np.ones((4, 2)), np.ones(4)):
         with pytest.raises(FormError, match="logits"):
             wqk.clip_(model, 1.0, logits=wrong)
-    assert len(wqk.clip_(model, 1.0, logits=np.full((2, 4), 2.0))) == 8
     report = wqk.clip_(model, 1.0, logits={(0, 0): math.nan, (0, 1): math.inf})
     assert not report.heads
     assert "without a finite maximum" in repr(report)

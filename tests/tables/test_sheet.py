@@ -30,15 +30,6 @@ def test_no_number_is_broken_and_no_line_longer_than_needed(width: int):
     assert max(map(cell_len, text.splitlines())) <= max(width, 78)
 
 
-def test_columns_are_left_out_before_text_is_wrapped():
-    sheet = Sheet([Column("name", text=True), Column("stored", text=True, spare=1), Column("n")])
-    sheet.add("a.rather.long.name.of.a.tensor", "F16 128×128", "3")
-    assert "F16" in plain(sheet, width=80)
-    narrow = plain(sheet, width=40)
-    assert "F16" not in narrow
-    assert "a.rather.long.name.of.a.tensor" in narrow
-
-
 def test_many_rows_stay_rows():
     sheet = Sheet.of("a", "b", "c")
     for _ in range(60):
@@ -49,7 +40,7 @@ def test_many_rows_stay_rows():
 
 
 def test_bars_take_what_is_left_and_are_in_no_file():
-    sheet = Sheet([Column("layer"), Column("symmetry"), Column("", text=True, spare=1)])
+    sheet = Sheet([Column("layer"), Column("symmetry"), Column("", text=True)])
     sheet.add("0", "0.900", Bar(0.9))
     assert plain(sheet, width=120).count("█") > plain(sheet, width=40).count("█") > 0
     assert "█" not in plain(sheet, width=20)

@@ -92,7 +92,6 @@ def lens_configuration(
 EMBEDDED: tuple[tuple[str, set[str], str], ...] = (
     ("model_args", {"n_layer", "n_head", "n_embd"}, "nanogpt"),
     ("model_args", {"dim", "n_layers", "n_heads"}, "llama-original"),
-    ("args", {"num_layers", "tensor_model_parallel_size"}, "megatron"),
     ("dims", {"n_audio_head", "n_text_head"}, ""),  # Whisper's own files
     ("hyper_parameters", set(), ""),
     ("model_args", set(), ""),
@@ -266,48 +265,6 @@ def _litgpt(opened: Opened) -> dict[str, Any]:
     return added
 
 
-def _megatron(opened: Opened) -> dict[str, Any]:
-    """Megatron-LM's arguments, as they lie in each of its files."""
-    config = opened.config
-    if config.get("pipeline_model_parallel_size", 1) != 1:
-        raise CheckpointError(
-            "Megatron's pipeline parts are not read; convert the checkpoint to one stage"
-        )
-    unread = (
-        "multi_latent_attention", "attention_output_gate", "rotary_interleaved", "qk_l2_norm",
-        "apply_layernorm_1p", "experimental_attention_variant",
-    )  # fmt: skip
-    used = [key for key in unread if config.get(key)]
-    position = config.get("position_embedding_type", "learned_absolute")
-    version = opened.about.get("checkpoint_version", 3.0)
-    if position not in ("learned_absolute", "rope", "none") or used:
-        raise CheckpointError(
-            f"Megatron's {used[0] if used else f'positions {shown(position)}'} is not read"
-        )
-    if isinstance(version, int | float) and version < 2:
-        raise CheckpointError(
-            f"Megatron's checkpoint version {shown(version)} orders queries, keys and values "
-            "otherwise; load and save it with a newer Megatron"
-        )
-    heads, width = _whole(config, "num_attention_heads"), _whole(config, "kv_channels")
-    groups = _whole(config, "num_query_groups") if config.get("group_query_attention") else heads
-    fused = re.compile(r"(linear_qkv|value)\.weight$")
-    shape = next((info.shape or (0,) for n, info in opened.tensors.items() if fused.search(n)), ())
-    if shape and heads and groups and width and shape[0] != (heads + 2 * groups) * width:
-        parts = shown(config.get("tensor_model_parallel_size", 1))
-        raise CheckpointError(
-            f"{shape[0]} of the {(heads + 2 * groups) * width} rows of queries, keys and values: "
-            f"it is one of {parts} tensor-parallel parts; scan the folder that holds mp_rank_00, "
-            "mp_rank_01…"
-        )
-    added: dict[str, Any] = {"num_query_groups": groups, "is_rotary": position == "rope"}
-    if config.get("use_rope_scaling"):
-        added["rope_scaling"] = _llama3_scaling(config.get("rope_scaling_factor", 8.0))
-    elif factor := config.get("rotary_seq_len_interpolation_factor"):
-        added["rope_scaling"] = {"rope_type": "linear", "factor": factor}
-    return added
-
-
 def _open_clip(opened: Opened) -> dict[str, Any]:
     """OpenCLIP's ``model_cfg``; heads of its vision tower are 64 wide by default."""
     vision = opened.config.get("vision_cfg")
@@ -352,7 +309,6 @@ def _modded_nanogpt(opened: Opened) -> dict[str, Any]:
 _COMPLETIONS: Mapping[str, Callable[[Opened], dict[str, Any]]] = {
     "llama-original": _llama,
     "litgpt": _litgpt,
-    "megatron": _megatron,
     "open_clip": _open_clip,
     "timm": lambda opened: _timm_numbers(opened.config),
     "modded-nanogpt": _modded_nanogpt,

@@ -146,15 +146,6 @@ def _llama_axis(name: str, shape: tuple[int, ...], width: object) -> int | None:
     return 1 if re.search(r"\b(wo|w2)\.weight$", name) else 0
 
 
-def _megatron_axis(name: str, shape: tuple[int, ...], width: object) -> int | None:
-    """As in Megatron's column-parallel and row-parallel layers; biases go with their rows."""
-    if re.search(r"(linear_proj|linear_fc2|attention\.dense|dense_4h_to_h)\.", name):
-        return 1 if len(shape) == 2 else None
-    if re.search(r"norm|router|position_embeddings", name):
-        return None
-    return 0
-
-
 FORMATS = (
     Format(
         "the original files of LLaMA or Mistral",
@@ -170,12 +161,6 @@ FORMATS = (
         ("open_clip_config.json",),
         section="model_cfg",
         model_type="open_clip",
-    ),
-    Format(
-        "Megatron-LM",
-        r"mp_rank_\d+/(model_optim_rng|model_rng)\.pt",
-        model_type="megatron",
-        split_axis=_megatron_axis,
     ),
     Format("GGUF", r"[^/]*\.gguf", ()),
 )
@@ -233,6 +218,11 @@ UNREAD_FORMATS: tuple[tuple[str, str, str], ...] = (
         "make it one file, python -m torch.distributed.checkpoint.format_utils dcp_to_torch "
         "FOLDER model.pt, and scan that",
     ),
+    (
+        r"model_(optim_)?rng\.pt",
+        "a part of Megatron-LM",
+        "convert it with Megatron's tools/checkpoint/convert.py or Megatron-Bridge",
+    ),
     (r"flax_model.*|.*\.msgpack|_CHECKPOINT_METADATA", "Flax", SAFETENSORS),
     (r"tf_model.*|.*\.h5|.*\.keras|saved_model\.pb", "TensorFlow", SAFETENSORS),
     (r".*\.ckpt(-\d+)?\.(index|meta|data-.*)", "TensorFlow", SAFETENSORS),
@@ -268,9 +258,8 @@ def choose_weights(folder: Folder) -> Weights:
     exists = set(names).__contains__ if folder.names is not None else folder.holds
     first = next((name for name in PREFERRED if exists(name)), None)
     if first is None:
-        paths = [*names, *folder.below()]
         for one in FORMATS:
-            if own := one.files(paths):
+            if own := one.files(names):
                 return Weights(own if one.split_axis else _one_model(own), format=one)
         found = sorted(n for n in names if not n.startswith(NOT_WEIGHTS))
         safetensors = tuple(name for name in found if name.endswith(".safetensors"))

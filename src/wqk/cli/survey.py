@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from wqk.scanning.surveys import SurveyProgress
     from wqk.tables.score_table import ScoreTable
 
-# Failures and groups of duplicates that are printed, and names of each group; the manifest has all.
-MOST_LINES, MOST_NAMES = 20, 6
+# Failures that are printed; the manifest has all.
+MOST_LINES = 20
 
 
 @click.command()
@@ -123,38 +123,23 @@ def survey_progress(done: SurveyProgress) -> dict[str, Any]:
 
 
 def _print(table: ScoreTable, out: Path, as_json: bool) -> None:
-    """The survey's results, duplicates and failures."""
+    """The survey's results and failures."""
     from wqk.cli import display
     from wqk.tables.rendering import overview
 
-    failed, duplicates = table.metadata["failed"], table.metadata["duplicates"]
+    failed = table.metadata["failed"]
     if as_json:
         display.print_json(table)
     elif len(table):
         display.output().print(*overview(table), sep="\n")
-    lines = []
-    for group in duplicates:
-        more = f" and {len(group) - MOST_NAMES} more" if len(group) > MOST_NAMES else ""
-        lines.append(f"same queries and keys: {' = '.join(group[:MOST_NAMES])}{more}")
-    say_some(lines, "groups of duplicates")
-    lines = []
-    for line in failed:
+    for line in failed[:MOST_LINES]:
         title = line["checkpoint"] + (f" @ {line['revision']}" if line["revision"] else "")
         # Most reasons begin with the checkpoint's name.
-        lines.append(f"failed: {title}: {line['reason'].removeprefix(line['checkpoint'] + ': ')}")
-    say_some(lines, "failures")
+        display.say(f"failed: {title}: {line['reason'].removeprefix(line['checkpoint'] + ': ')}")
+    if len(failed) > MOST_LINES:
+        display.say(f"and {len(failed) - MOST_LINES} more failures, in manifest.jsonl")
     done = table.frame.select("checkpoint", "revision").unique().height
     display.say(
         f"{out / 'scores.parquet'}: {counted(len(table), 'row')} of {counted(done, 'checkpoint')}"
         + (f"; {len(failed)} failed, --retry tries them again" if failed else "")
     )
-
-
-def say_some(lines: list[str], what: str) -> None:
-    """The first of some lines on standard error, and how many there are more."""
-    from wqk.cli import display
-
-    for line in lines[:MOST_LINES]:
-        display.say(line)
-    if len(lines) > MOST_LINES:
-        display.say(f"and {len(lines) - MOST_LINES} more {what}, in manifest.jsonl")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wqk.cli.options import FOLDER, PATH, POSITIVE, REF, every_head, gamma
+from wqk.cli.options import PATH, POSITIVE, REF, every_head, gamma
 
 if TYPE_CHECKING:
     from wqk.tables.score_table import ScoreTable
@@ -22,12 +22,8 @@ if TYPE_CHECKING:
     help="Seconds between looks at the folder.",
 )  # fmt: skip
 @every_head
-@click.option(
-    "--tensorboard", type=FOLDER, metavar="DIR",
-    help="Also write medians for TensorBoard to this folder.",
-)  # fmt: skip
 @gamma
-def watch(run: str, out: Path | None, tensorboard: Path | None, **options: Any) -> None:
+def watch(run: str, out: Path | None, **options: Any) -> None:
     """Score each checkpoint of a training run as soon as it is complete.
 
     Works with any trainer that names folders after steps (checkpoint-100, step-100): it only
@@ -41,7 +37,6 @@ def watch(run: str, out: Path | None, tensorboard: Path | None, **options: Any) 
     from wqk.scanning.surveys.watch import watch as watch_run
     from wqk.tables.rendering import HEADLINE, label
 
-    writer: Any = _writer(tensorboard) if tensorboard else None
     folder = out or Path(run) / "wqk-scores"
 
     def tell(rows: ScoreTable) -> None:
@@ -50,11 +45,6 @@ def watch(run: str, out: Path | None, tensorboard: Path | None, **options: Any) 
         step = rows.frame["step"][0]
         texts = (f"{label(n)} {value:.3f}" for n, value in medians.items() if value is not None)
         click.echo(f"step {step}: {', '.join(texts)}")
-        for name, value in medians.items():
-            if writer and value is not None:
-                writer.add_scalar(f"wqk/{name}_median", value, step)
-        if writer:
-            writer.flush()
 
     def wait(folder: str, reason: str) -> None:
         display.say(f"{folder} is not complete yet: {reason}")
@@ -74,19 +64,3 @@ def watch(run: str, out: Path | None, tensorboard: Path | None, **options: Any) 
         raise KeyboardInterrupt(
             f"the scores are in {written}" if written.exists() else "no checkpoint was scored"
         ) from None
-    finally:
-        if writer:
-            writer.close()
-
-
-def _writer(folder: Path) -> Any:
-    from wqk.errors import MissingPackage, install
-
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise MissingPackage(
-            "--tensorboard needs the extra train and tensorboard: "
-            f"{install('train')}; pip install tensorboard"
-        ) from None
-    return SummaryWriter(str(folder))

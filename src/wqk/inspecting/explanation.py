@@ -96,8 +96,8 @@ class Explanation(Result, synonyms=SYNONYMS):
             self.uses, key=lambda use: (use.stack, use.kind, use.layers)
         ):
             yield Text(f"{stack} {kind_in_words(kind)}, layers {layers}")
-            headings = {"role": 0, "tensor": 0, "layout": 1, "heads": 0, "stored": 2, "bytes": 0}
-            table = Sheet([Column(name, True, spare=spare) for name, spare in headings.items()])
+            headings = ("role", "tensor", "layout", "heads", "stored", "bytes")
+            table = Sheet([Column(name, text=True) for name in headings])
             for use in uses:
                 stored = f"{use.dtype} {'×'.join(map(str, use.shape))}"
                 table.add(use.role, use.tensor, use.layout, use.heads, stored, size(use.bytes))

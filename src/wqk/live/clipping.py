@@ -53,10 +53,6 @@ if TYPE_CHECKING:
 
     from wqk.live.monitor import Monitor
 
-# What an optimizer keeps of a weight: its gradient's mean, and the mean of its square.
-FIRST_MOMENTS = ("exp_avg", "momentum_buffer")
-SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq")
-
 # The meters of models that are clipped, with the family files that they were opened with.
 _METERS: WeakKeyDictionary[Any, tuple[Any, LogitMeter]] = WeakKeyDictionary()
 
@@ -125,16 +121,16 @@ class Scaling(NamedTuple):
 def clip_(
     model: Any,
     limit: float = 100.0,
-    logits: Logits | Monitor | Mapping[Any, float] | Any = None,
+    logits: Logits | Monitor | Mapping[Any, float] | None = None,
     *,
     grouped: Literal["both", "queries"] = "both",
-    optimizer: torch.optim.Optimizer | None = None,
 ) -> Clipping:
     """Rescale the queries and keys of the heads whose logits exceed a limit, in place.
 
-    To be called after the optimizer's step. The form W_qk of every named head changes by exactly
-    its factor, limit/maximum, and nothing else in the model changes. In a distributed run all
-    processes call it; measured maxima are those over all processes.
+    To be called after the optimizer's step, whose momentum is left, as in MuonClip. The form W_qk
+    of every named head changes by exactly its factor, limit/maximum, and nothing else in the model
+    changes. In a distributed run all processes call it; measured maxima are those over all
+    processes.
 
     Parameters
     ----------
@@ -145,15 +141,12 @@ def clip_(
         The largest logit that is left alone.
     logits
         The largest logit of each head: measured by a `Monitor` with ``logits=True``, each
-        measurement used once; a mapping {(layer, head): value} or {(stack, kind, layer, head):
-        value}; or an array (L, H). Without it, each call measures the next training pass, and
-        clips by what the pass before it has shown; the first call only begins.
+        measurement used once; or a mapping {(layer, head): value} or {(stack, kind, layer, head):
+        value}. Without it, each call measures the next training pass, and clips by what the pass
+        before it has shown; the first call only begins.
     grouped
         Where query heads share a key head: ``both`` multiplies the key by the √ of its worst
         head's factor and each query by what is left; ``queries`` leaves the key.
-    optimizer
-        Its momentum is rescaled with the weights: first moments by the factor, second ones by its
-        square. By default it is left, as in MuonClip.
 
     Returns
     -------
@@ -227,7 +220,7 @@ def clip_(
         ]
     with torch.no_grad():
         for scaling in scalings:
-            _scale(weights.writable(scaling.tensor), scaling, optimizer)
+            _scale(weights.writable(scaling.tensor), scaling)
     notes += [f"{what}: left as they are" for what in meter.left]
     return Clipping(limit, tuple(heads), tuple(notes))
 
@@ -404,8 +397,8 @@ def _of_side(weights: LiveCheckpoint, side: Side, factors: np.ndarray) -> list[S
     return found
 
 
-def _scale(tensor: torch.Tensor, scaling: Scaling, optimizer: torch.optim.Optimizer | None) -> None:
-    """Multiply a parameter's rows in place, and what an optimizer keeps of them."""
+def _scale(tensor: torch.Tensor, scaling: Scaling) -> None:
+    """Multiply a parameter's rows in place."""
     import torch
 
     axis = 1 if scaling.transposed else 0
@@ -421,14 +414,9 @@ def _scale(tensor: torch.Tensor, scaling: Scaling, optimizer: torch.optim.Optimi
         whole[rows] = values
         return _beside(tensor, torch.from_numpy(whole.reshape(shape)))
 
-    along = along_rows(scaling.factors, 1.0)
-    tensor.detach().mul_(along)
+    tensor.detach().mul_(along_rows(scaling.factors, 1.0))
     if scaling.added is not None:
         tensor.detach().add_(along_rows(scaling.added, 0.0))
-    state = {} if optimizer is None else optimizer.state.get(tensor, {})
-    for name in (*FIRST_MOMENTS, *SECOND_MOMENTS):
-        if getattr(state.get(name), "shape", None) == tensor.shape:
-            state[name].mul_(along if name in FIRST_MOMENTS else along * along)
 
 
 def _beside(tensor: Any, factors: torch.Tensor) -> Any:
@@ -509,33 +497,31 @@ def _over_processes(
 
 
 def _given(logits: Any, plans: Sequence[AttentionPlan]) -> dict[Place, np.ndarray]:
-    """The maxima of every block's heads, from a mapping or an array; −∞ where none is given."""
+    """The maxima of every block's heads, from a mapping; −∞ where none is given."""
+    if not isinstance(logits, Mapping):
+        raise FormError(
+            "logits must be wqk.logits(model, batch), or {(layer, head): value}; got "
+            f"{type(logits).__name__}"
+        )
     places = {plan.place: np.full(plan.query.heads, -math.inf) for plan in plans}
     own = [place for place in places if place[1] == "self"]
     several = len({place[:2] for place in own}) != 1
-    if isinstance(logits, Mapping):
-        for key, value in logits.items():
-            match key:
-                case (stack, kind, layer, head):
-                    place = (stack, kind, layer)
-                case (layer, head) if not several:
-                    place = (*own[0][:2], layer)
-                case _:
-                    kinds = sorted({place[:2] for place in places})
-                    raise FormError(
-                        "logits must have keys (layer, head), or (stack, kind, layer, head) in "
-                        f"models with several of {kinds}; got {key!r}"
-                    )
-            if place not in places or not 0 <= head < len(places[place]):
-                raise FormError(f"logits name layer and head {key!r}, which the model lacks")
-            places[place][head] = value
-        return places
-    array = np.asarray(logits.detach().cpu() if hasattr(logits, "detach") else logits, np.float64)
-    shape = (len(own), len(places[own[0]]) if own else 0)
-    if several or array.shape != shape:
-        wanted = "a mapping for a model with several attentions" if several else f"shape {shape}"
-        raise FormError(f"logits as an array need {wanted}, got shape {array.shape}")
-    return places | dict(zip(own, array.copy(), strict=True))
+    for key, value in logits.items():
+        match key:
+            case (stack, kind, layer, head):
+                place = (stack, kind, layer)
+            case (layer, head) if not several:
+                place = (*own[0][:2], layer)
+            case _:
+                kinds = sorted({place[:2] for place in places})
+                raise FormError(
+                    "logits must have keys (layer, head), or (stack, kind, layer, head) in "
+                    f"models with several of {kinds}; got {key!r}"
+                )
+        if place not in places or not 0 <= head < len(places[place]):
+            raise FormError(f"logits name layer and head {key!r}, which the model lacks")
+        places[place][head] = value
+    return places
 
 
 def _named(plan: AttentionPlan) -> str:

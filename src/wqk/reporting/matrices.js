@@ -105,7 +105,6 @@ function couplingFigure({group, block}, width) {
 function outlyingFigure({group, blocks}) {
   return {
     caption: group.label,
-    said: group.recurring.find((part) => part.step === blocks[0].step && part.distance === blocks[0].distance).said,
     traces: [outlyingMarks(blocks, 'column', 'line-ns'), outlyingMarks(blocks, 'row', 'line-ew')],
     layout: layout(
       axis('dimension', {zeroline: false}),

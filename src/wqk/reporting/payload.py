@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import chain
@@ -27,9 +26,6 @@ from wqk.tables.schema import SCHEMA
 
 if TYPE_CHECKING:
     from wqk.reporting.summary import Group
-
-# At most this many dimensions are named.
-NAMED = 6
 
 
 def outliers(rows: int, columns: int) -> str:
@@ -72,41 +68,6 @@ def strongest_pair(coupling: np.ndarray) -> str:
         f"Strongest pair: heads {first[best]} and {second[best]}, {strength}; "
         f"{round(100 * float(np.mean(values > 0)))} % of pairs are positive."
     )
-
-
-def recurring(layers: Sequence[tuple[Sequence[int], Sequence[int]]]) -> str:
-    """The dimensions whose row or column is an outlier in more than half of the layers.
-
-    Parameters
-    ----------
-    layers
-        Of each layer, its outlying rows and its outlying columns.
-
-    Examples
-    --------
-    >>> recurring([([46], []), ([46], [7]), ([], [7, 46])])
-    'In most of the 3 layers: dimension 46 (row in 2, column in 1), 7 (column in 2).'
-    >>> recurring([([46], []), ([46], []), ([], [7]), ([], [8])])
-    'No dimension is an outlier in most of the 4 layers.'
-    >>> recurring([([], [3])])
-    'In the only layer: dimension 3 (column).'
-    """
-    rows = Counter(place for outlying, _ in layers for place in set(outlying))
-    columns = Counter(place for _, outlying in layers for place in set(outlying))
-    either = Counter(place for a, b in layers for place in {*a, *b})
-    ordered = sorted(either, key=lambda place: (-either[place], place))
-    often = [place for place in ordered if 2 * either[place] > len(layers)]
-    where = "the only layer" if len(layers) == 1 else f"most of the {len(layers)} layers"
-    if not often:
-        return f"No dimension is an outlier in {where}."
-    named = []
-    for place in often[:NAMED]:
-        sides = [("row", rows[place]), ("column", columns[place])]
-        told = (f"{side} in {n}" if len(layers) > 1 else side for side, n in sides if n)
-        named.append(f"{place} ({', '.join(told)})")
-    more = len(often) - len(named)
-    rest = f", and {more} more" if more else ""
-    return f"In {where}: dimension {', '.join(named)}{rest}."
 
 
 def training_result(
@@ -175,11 +136,10 @@ def payload(
             {
                 "label": group.label,
                 "color": color,
-                "recurring": _recurring(owned, number),
                 "rows": {name: _column(group.rows[name]) for name in group.rows.columns},
                 "count": group.rows.height,
             }
-            for number, (group, color) in enumerate(zip(groups, colors(groups), strict=True))
+            for group, color in zip(groups, colors(groups), strict=True)
         ],
         "details": [
             {"group": number, **asdict(block.key), **_pictures(block, side)}
@@ -241,24 +201,6 @@ def _owned(groups: Sequence[Group], details: Sequence[Details]) -> list[tuple[in
         if key in owner:
             layers.setdefault(key, block)
     return [(owner[key], block) for key, block in layers.items()]
-
-
-def _recurring(owned: Sequence[tuple[int, BlockDetails]], group: int) -> list[dict[str, Any]]:
-    """What is said of a group's outlying dimensions, at each of its steps and distances."""
-    parts: dict[tuple[Any, Any], list[BlockDetails]] = {}
-    for owner, block in owned:
-        if owner == group:
-            parts.setdefault((block.key.step, block.key.distance), []).append(block)
-    return [
-        {
-            "step": step,
-            "distance": distance,
-            "said": recurring(
-                [(b.outlying_rows.tolist(), b.outlying_columns.tolist()) for b in blocks]
-            ),
-        }
-        for (step, distance), blocks in parts.items()
-    ]
 
 
 def _pictures(block: BlockDetails, side: int) -> dict[str, Any]:

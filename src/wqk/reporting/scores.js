@@ -32,7 +32,6 @@ const GROUPS = DATA.groups.map((group, index) => {
     index,
     label: group.label,
     color: group.color,
-    recurring: group.recurring,
     rows,
     steps: distinct(rows.map((row) => row.step)),
     distances: distinct(rows.map((row) => row.distance)),

@@ -23,11 +23,12 @@ import io
 import json
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from wqk._console import counted
@@ -201,12 +202,7 @@ def _packed(block: BlockDetails) -> tuple[dict[str, Any], dict[str, np.ndarray]]
 
 def _unpacked(entry: Mapping[str, Any], file: Mapping[str, np.ndarray], at: str) -> BlockDetails:
     """A block from an untrusted file."""
-    key = LayerKey(**{field.name: entry[field.name] for field in fields(LayerKey)})
-    for field in fields(LayerKey):  # names are strings and numbers whole, as in a table's row
-        kind, _, missing = str(field.type).partition(" | ")
-        allowed = ["NoneType", kind] if missing else [kind]
-        if type(getattr(key, field.name)).__name__ not in allowed:
-            raise ValueError("a block lacks its checkpoint or its layer")
+    key = msgspec.convert(entry, LayerKey)
     unit, image_unit = float(entry["norm_unit"]), float(entry["image_unit"])
     rows, columns = (
         _array(file, f"{at}{side}_norms", np.float16, 1).astype(np.float32) * np.float32(unit)

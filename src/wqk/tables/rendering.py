@@ -40,9 +40,6 @@ HEADLINE = ("symmetry", "directionality_excess")
 # Cells of the shorter half of a bar, where lines are short.
 SHORTEST = 4
 
-# Columns that are left out where lines are short: the highest number first.
-SPARE = {"symmetry_null": 1, "symmetry_within_heads": 3, "symmetry_within_random": 3}
-
 # Most heads that are listed instead of summarized, and most lines of an overview.
 MOST_HEADS = 5000
 MOST_LINES = 200
@@ -151,14 +148,14 @@ def _columns(frame: pl.DataFrame, full: bool) -> list[Column]:
 
 
 def _layers(layers: pl.DataFrame, full: bool) -> Sheet:
-    """One line per layer; what is least needed is left out first where lines are too short."""
+    """One line per layer."""
     shown = _columns(layers, full)
     lines = Sheet([sheet.Column("layer")])
     for column in shown:
         heading = column.heading if full else label(column.name)
-        lines.columns.append(sheet.Column(heading, spare=SPARE.get(column.name, 0)))
+        lines.columns.append(sheet.Column(heading))
         if column.name in HEADLINE:
-            lines.columns.append(sheet.Column("", text=True, spare=2))
+            lines.columns.append(sheet.Column("", text=True))
     for row in layers.iter_rows(named=True):
         cells: list[Any] = [str(row["layer"])]
         for column in shown:
@@ -303,7 +300,7 @@ def side_by_side(table: ScoreTable) -> Iterator[Any]:
     for score in HEADLINE:
         lines = Sheet([sheet.Column("layer")])
         for name in names:
-            lines.columns += [sheet.Column(name), sheet.Column("", text=True, spare=1)]
+            lines.columns += [sheet.Column(name), sheet.Column("", text=True)]
         for layer in layers.partition_by("layer", maintain_order=True):
             values = dict(zip(layer["checkpoint"], layer[score], strict=True))
             cells: list[Any] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -41,7 +40,9 @@ SYNONYMS = {
     "report": "wqk.report(table, path)",
     "rows": "frame.rows()",
     "save": "write(path)",
+    "to_csv": 'write("table.csv")',
     "to_html": "wqk.report(table, path)",
+    "to_json": 'write("table.jsonl")',
     "to_latex": 'write("table.tex")',
     "to_markdown": 'write("table.md")',
     "to_parquet": 'write("table.parquet")',
@@ -163,32 +164,6 @@ class Table(Shown):
             names = ({name: frame} if hasattr(pl.DataFrame, name) else {}) | SYNONYMS
             advice = "" if name.startswith("_") else did_you_mean(name, dir(self), names)
             raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}{advice}")
-
-    def to_csv(self, path: str | PathLike[str] | None = None) -> str | None:
-        """The table as CSV, which `read_table` reads: written to a file, or returned.
-
-        Examples
-        --------
-        >>> import wqk
-        >>> wqk.scan(wqk.demo_model("encoder")).to_csv()[:19]
-        'checkpoint,revision'
-        """
-        from wqk.tables.writers import WRITERS
-
-        return _saved(WRITERS[".csv"](self).decode(), path)
-
-    def to_json(self, path: str | PathLike[str] | None = None) -> str | None:
-        """The rows as a JSON array of objects, NaN as null: written to a file, or returned.
-
-        `write` has JSON Lines, which keep the metadata and which `read_table` reads.
-
-        Examples
-        --------
-        >>> import json, wqk
-        >>> json.loads(wqk.scan(wqk.demo_model("encoder")).to_json())[0]["rank"]
-        128
-        """
-        return _saved(json.dumps(records(self.frame), ensure_ascii=False), path)
 
     def to_dict(self) -> dict[str, Any]:
         """The metadata and the rows, as ``--json`` prints them."""
@@ -364,14 +339,6 @@ def _pair(key: Any) -> tuple[Any, ...]:
             f"a table takes a column's name, a layer, or a layer and a head; got {key!r}"
         )
     return pair
-
-
-def _saved(text: str, path: str | PathLike[str] | None) -> str | None:
-    """The text, or None once it is in a file."""
-    if path is None:
-        return text
-    write_atomically(Path(path), text.encode())
-    return None
 
 
 def check_table_output(path: Path) -> None:

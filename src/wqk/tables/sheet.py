@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -130,15 +130,11 @@ class Column:
         Whether the column has text, which is left-aligned and may be wrapped, or numbers.
     latex
         The heading in LaTeX, if it is a formula there.
-    spare
-        Where lines are too short, columns with the highest number are left out first; those with 0
-        never.
     """
 
     heading: str
     text: bool = False
     latex: str = ""
-    spare: int = 0
 
 
 @dataclass
@@ -279,15 +275,12 @@ class Sheet:
     # On a terminal.
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for spare in sorted({column.spare for column in self.columns} | {0}, reverse=True):
-            places = [i for i, column in enumerate(self.columns) if column.spare <= spare]
-            # Columns are left out before text is wrapped.
-            least = self._least(places, NARROWEST if spare == 0 else None)
-            if least <= options.max_width:
-                yield self._grid(places, options.max_width)
-                return
+        places = list(range(len(self.columns)))
+        if self._least(places) > options.max_width:  # bars are left out before text is wrapped
+            places = self._worded()
         # Wider than the terminal rather than with a number cut short.
-        yield from console.render(self._grid(places, least), options.update(width=least))
+        width = max(options.max_width, self._least(places, NARROWEST))
+        yield from console.render(self._grid(places, width), options.update(width=width))
 
     def _widths(self, place: int) -> Iterator[int]:
         yield cell_len(self.columns[place].heading)
@@ -296,14 +289,11 @@ class Sheet:
                 cell = row[place]
                 yield cell.width if isinstance(cell, Bar) else cell_len(_words(cell))
 
-    def _least(self, places: Iterable[int], narrowest: int | None) -> int:
+    def _least(self, places: Sequence[int], narrowest: int = 10**6) -> int:
         """The cells that these columns need, of text at most ``narrowest``."""
-        widths = {place: max(self._widths(place)) for place in places}
-        if narrowest is not None:
-            widths = {
-                p: min(w, narrowest) if self.columns[p].text else w for p, w in widths.items()
-            }
-        return sum(widths.values()) + GAP * len(widths)
+        widths = ((max(self._widths(place)), self.columns[place].text) for place in places)
+        needed = sum(min(width, narrowest) if text else width for width, text in widths)
+        return needed + GAP * len(places)
 
     def _grid(self, places: list[int], width: int) -> Table:
         """The columns side by side; bars take what is left of the width."""

@@ -1,7 +1,6 @@
 """The atlas: the paper's published scores, and how a scan ranks among them."""
 
 from wqk.scanning.surveys.surveying import survey_table
-from wqk_lab.atlas.agreement import Comparison, compare
 from wqk_lab.atlas.paper_tables import TrainingResult, paper_table
 from wqk_lab.atlas.ranks import (
     Flag,
@@ -21,12 +20,10 @@ from wqk_lab.atlas.reference import (
 from wqk_lab.atlas.search import all_published, lookup
 
 __all__ = [
-    "Comparison",
     "Flag",
     "Placement",
     "TrainingResult",
     "all_published",
-    "compare",
     "drawn_models",
     "flags",
     "lookup",

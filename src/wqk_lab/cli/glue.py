@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.option("--data", type=PATH, metavar="DIR", default=Path("glue"))
 @click.option("--tasks", default="cola,sst2,mrpc,stsb,rte,wnli", metavar="NAMES|FILE.jsonl")
 @click.option("--seeds", type=COUNT, default=5)
-@click.option("--epochs", type=click.IntRange(min=0), default=3)
+@click.option("--epochs", type=COUNT, default=3)
 @click.option("--learning-rate", type=POSITIVE, default=5e-5)
 @click.option("--batch", type=COUNT, default=32)
 @click.option("--length", type=click.IntRange(min=2), default=128)
@@ -40,10 +40,9 @@ def glue(
     """Fine-tune encoders on GLUE or your own tasks and compare two of them over seeds.
 
     MODEL is a training run (its last checkpoint), a checkpoint with its tokenizer, or a Hub id.
-    With --epochs 0 it is evaluated without fine-tuning. Metrics are those of each task: Matthews
-    correlation, F1 and accuracy, Pearson and Spearman correlation. Two models are compared over
-    seeds of fine-tuning. More than two must be training runs from two initializations, which are
-    compared over seeds of pre-training.
+    Metrics are those of each task: Matthews correlation, F1 and accuracy, Pearson and Spearman
+    correlation. Two models are compared over seeds of fine-tuning. More than two must be training
+    runs from two initializations, which are compared over seeds of pre-training.
 
     \b
     Examples:

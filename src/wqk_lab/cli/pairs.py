@@ -60,7 +60,7 @@ def pairs(
     if out is None:
         raise click.UsageError("a survey needs --out DIR, the folder that it is kept in")
     from wqk.cli import display
-    from wqk.cli.survey import say_some, survey_progress
+    from wqk.cli.survey import survey_progress
     from wqk_lab.runs.pairs import survey_pairs
 
     try:
@@ -73,7 +73,8 @@ def pairs(
     if as_json:
         display.print_json(found.scores)
     lines = [f"skipped: {title}: {reason}" for title, reason in found.problems.items()]
-    say_some(lines, "pairs that were skipped")
+    for line in lines:
+        display.say(line)
     read = len(found.pairs) - len(found.problems)
     display.say(
         f"{out}: {read} of {counted(len(found.pairs), 'pair')}"

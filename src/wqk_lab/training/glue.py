@@ -17,15 +17,12 @@ from wqk.model import open as open_model
 from wqk.tables.run import SETTINGS, open_run
 from wqk_lab.runs.groups import starts
 from wqk_lab.runs.seeds import Paired, by_seed, paired
-from wqk_lab.training.glue_tasks import CLASSES, SentenceTask, judge
+from wqk_lab.training.glue_tasks import SentenceTask, judge
 
 
 @dataclass(frozen=True)
 class FineTuning:
-    """Fine-tuning with AdamW; the learning rate falls linearly after a warmup of 6 % of the steps.
-
-    With zero epochs, the model and its classifier are evaluated without training.
-    """
+    """Fine-tuning with AdamW; the learning rate falls linearly after 6 % of warmup."""
 
     epochs: int = 3
     learning_rate: float = 5e-5
@@ -58,7 +55,7 @@ def fine_tune(
     """Fine-tune a model once per seed, and evaluate it on the validation split.
 
     Texts are encoded as the tokenizer does or, if it adds no special tokens, between separators,
-    so that no two pairs are one input. Without training, classes are matched by their names.
+    so that no two pairs are one input.
 
     A seed determines the new classifier's weights and the order of the rows. With one CPU thread,
     model, task, seed and software determine the result.
@@ -80,8 +77,7 @@ def fine_tune(
     Raises
     ------
     CheckpointError
-        The model or its tokenizer cannot be loaded, the model is causal, or, without training,
-        there is no classifier or its classes are not the task's.
+        The model or its tokenizer cannot be loaded, or the model is causal.
     RunError
         The run has no checkpoint, or the loss is not finite.
     MissingPackage
@@ -100,10 +96,10 @@ def fine_tune(
     for seed in seeds:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            tokenizer, network, classes = _load(folder, task, how)
+            tokenizer, network = _load(folder, task)
             network.to(device)
             _train(network, tokenizer, task, how, seed)
-            results.append(judge(task, _predict(network, tokenizer, task, how, classes)))
+            results.append(judge(task, _predict(network, tokenizer, task, how)))
         if on_seed:
             on_seed(seed, results[-1])
     values = {name: tuple(result[name] for result in results) for name in task.metrics}
@@ -174,11 +170,8 @@ def by_start(models: Sequence[str | PathLike[str]]) -> dict[str, dict[int, str]]
     return {start: dict(group) for start, group in groups.items()}
 
 
-def _load(folder: str, task: SentenceTask, how: FineTuning) -> tuple[Any, Any, list[int]]:
-    """Tokenizer, classifier, and the task's class of each of its outputs.
-
-    A new head where the checkpoint has none for this task.
-    """
+def _load(folder: str, task: SentenceTask) -> tuple[Any, Any]:
+    """Tokenizer and classifier: a new head where the checkpoint has none for this task."""
     import transformers
 
     # An unknown name ends here at once, and not after many attempts.
@@ -187,29 +180,23 @@ def _load(folder: str, task: SentenceTask, how: FineTuning) -> tuple[Any, Any, l
             f"{folder}: is causal, so that its first token sees none of the text; fine-tuning "
             "needs an encoder"
         )
-    wanted = {"num_labels": task.classes or 1} if how.epochs else {}
     try:
         with quiet():
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-            network, loading = load_pretrained(
-                transformers.AutoModelForSequenceClassification, folder, **wanted
+            network, _ = load_pretrained(
+                transformers.AutoModelForSequenceClassification,
+                folder,
+                num_labels=task.classes or 1,
             )
     except Exception as error:  # every model class has its own
         reason = all_lines(error, 300)
         raise CheckpointError(f"{folder}: not an encoder with a tokenizer ({reason})") from None
-    if missing := sorted(loading["missing_keys"]) if not how.epochs else []:
-        raise CheckpointError(
-            f"{folder}: without training, all weights must be present; {', '.join(missing[:3])} "
-            f"{'are' if len(missing) > 1 else 'is'} missing"
-        )
     if tokenizer.pad_token is None:
         raise CheckpointError(f"{folder}: fine-tuning needs a tokenizer with a padding token")
     _mark_texts(tokenizer, folder)
     network.config.pad_token_id = tokenizer.pad_token_id
     network.config.problem_type = "regression" if task.classes is None else None
-    named = not how.epochs and task.classes is not None
-    classes = _matched(network.config, task, folder) if named else [*range(task.classes or 1)]
-    return tokenizer, network, classes
+    return tokenizer, network
 
 
 def _mark_texts(tokenizer: Any, folder: str) -> None:
@@ -233,33 +220,12 @@ def _mark_texts(tokenizer: Any, folder: str) -> None:
     )
 
 
-def _matched(config: Any, task: SentenceTask, folder: str) -> list[int]:
-    """The task's class of each class of a trained classifier, by its name if it has names."""
-    own = [str(config.id2label[k]) for k in range(config.num_labels)]
-    if len(own) != task.classes:
-        raise CheckpointError(
-            f"{folder}: has {len(own)} classes, and {task.name} has {task.classes}"
-        )
-    if own == [f"LABEL_{k}" for k in range(len(own))]:
-        return [*range(len(own))]
-    known = task.names or CLASSES.get(task.name, ())
-    names = [name.casefold() for name in known]
-    if sorted(names) != sorted(name.casefold() for name in own):
-        shown = ", ".join(known) or "numbers only: name its labels"
-        raise CheckpointError(
-            f"{folder}: has the classes {', '.join(own)}, and those of {task.name} are {shown}"
-        )
-    return [names.index(name.casefold()) for name in own]
-
-
 def _train(network: Any, tokenizer: Any, task: SentenceTask, how: FineTuning, seed: int) -> None:
     import torch
     from transformers import get_linear_schedule_with_warmup
 
     rows, rng = len(task.train.labels), np.random.default_rng(seed)
     steps = how.epochs * -(-rows // how.batch)
-    if not steps:
-        return
     optimizer = torch.optim.AdamW(network.parameters(), how.learning_rate, weight_decay=0.01)
     schedule = get_linear_schedule_with_warmup(optimizer, int(0.06 * steps), steps)
     labels = torch.tensor(
@@ -281,9 +247,7 @@ def _train(network: Any, tokenizer: Any, task: SentenceTask, how: FineTuning, se
             optimizer.zero_grad()
 
 
-def _predict(
-    network: Any, tokenizer: Any, task: SentenceTask, how: FineTuning, classes: Sequence[int]
-) -> list[float]:
+def _predict(network: Any, tokenizer: Any, task: SentenceTask, how: FineTuning) -> list[float]:
     import torch
 
     texts = task.validation.texts
@@ -293,10 +257,8 @@ def _predict(
         for start in range(0, len(texts), how.batch):
             batch = _encode(tokenizer, texts[start : start + how.batch], network, how)
             logits = network(**batch).logits
-            if task.classes is None:
-                predictions += logits[:, 0].tolist()
-            else:
-                predictions += [classes[best] for best in logits.argmax(-1).tolist()]
+            best = logits[:, 0] if task.classes is None else logits.argmax(-1)
+            predictions += best.tolist()
     return predictions
 
 

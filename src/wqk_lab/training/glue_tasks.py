@@ -24,15 +24,6 @@ METRICS: Mapping[str, tuple[str, ...]] = {
     "stsb": ("pearson", "spearman"),
 }
 
-# Names of GLUE's classes, by number.
-CLASSES: Mapping[str, tuple[str, ...]] = {
-    "cola": ("unacceptable", "acceptable"),
-    "mrpc": ("not_equivalent", "equivalent"),
-    "rte": ("entailment", "not_entailment"),
-    "sst2": ("negative", "positive"),
-    "wnli": ("not_entailment", "entailment"),
-}
-
 
 @dataclass(frozen=True)
 class Split:
@@ -50,7 +41,6 @@ class SentenceTask:
     train: Split
     validation: Split
     classes: int | None  #: None if the labels are numbers to be predicted.
-    names: tuple[str, ...] = ()  #: Of the classes, by number; empty if the rows have numbers.
     shared: int = 0  #: How many training rows were left out because validation has their texts.
 
     @property
@@ -89,7 +79,7 @@ def read_task(path: Path) -> SentenceTask:
     if not all(rows):
         raise CorpusError(f"{path}: a task needs training rows and validation rows; got too few")
     own = path.name.removesuffix(".jsonl")
-    labels, classes, names = _classes([label for some in rows for _, label in some], path)
+    labels, classes = _classes([label for some in rows for _, label in some], path)
     train, validation = (
         Split([texts for texts, _ in some], each)
         for some, each in zip(rows, (labels[: len(rows[0])], labels[len(rows[0]) :]), strict=True)
@@ -105,21 +95,19 @@ def read_task(path: Path) -> SentenceTask:
             f"rows that validation does not have; got {set(train.labels) or 'no row'}"
         )
     shared = len(rows[0]) - len(new)
-    return SentenceTask(own, train, validation, classes, names, shared)
+    return SentenceTask(own, train, validation, classes, shared)
 
 
-def _classes(
-    labels: Sequence[float | str], path: Path
-) -> tuple[list[float], int | None, tuple[str, ...]]:
-    """Labels as numbers, the number of classes (None for numbers to predict), and their names."""
+def _classes(labels: Sequence[float | str], path: Path) -> tuple[list[float], int | None]:
+    """Labels as numbers, and the number of classes: None for numbers to predict."""
     if any(isinstance(label, str) for label in labels):
         if not all(isinstance(label, str) for label in labels):
             raise CorpusError(f"{path}: labels must all be names, or all numbers; got both")
         names = tuple(sorted({str(label) for label in labels}))
-        return [names.index(str(label)) for label in labels], len(names), names
+        return [names.index(str(label)) for label in labels], len(names)
     numbers = [float(label) for label in labels]
     if any(number % 1 for number in numbers):
-        return numbers, None, ()
+        return numbers, None
     found = sorted({int(number) for number in numbers})
     if len(found) > 1 and found != [*range(len(found))]:
         raise CorpusError(
@@ -127,7 +115,7 @@ def _classes(
             f"{', '.join(map(str, found[:6]))}: number them so, name them, or, if they are "
             "quantities to predict, scale them so that some have a fraction"
         )
-    return [int(number) for number in numbers], max(len(found), 2), ()
+    return [int(number) for number in numbers], max(len(found), 2)
 
 
 def _rows(path: Path) -> list[tuple[tuple[str, ...], float | str]]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from tests.command import ENCODER, run, shell
-from tests.lab.atlas.making import layers
 
 from wqk_lab.atlas import all_published, published
 
@@ -16,30 +14,6 @@ def names(*arguments: str) -> list[str]:
     return [
         row["name"] for row in json.loads(run("lab", "atlas", *arguments, "--json").stdout)["rows"]
     ]
-
-
-@pytest.fixture
-def survey(tmp_path: Path) -> Path:
-    """A survey's folder with the scores of one published model and of one other."""
-    (tmp_path / "parts").mkdir()
-    tables = [
-        layers([0.5, 0.52], [-0.1, -0.1], checkpoint="google-bert/bert-base-uncased"),
-        layers([0.01], [0.0], checkpoint="/mine/grown", status="random-looking"),
-    ]
-    for index, table in enumerate(tables):
-        table.write(tmp_path / "parts" / f"{index}.parquet")
-    return tmp_path
-
-
-@pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 160])
-def test_lists_fit_the_terminal(width: int) -> None:
-    for arguments in (["--stack", "encoder"], ["LLaMA3-8B"], ["BERT-base", "--scan", ENCODER]):
-        result = run("lab", "atlas", *arguments, width=width)
-        assert result.exit_code == 0, result.output
-        assert max(map(len, result.output.splitlines())) <= max(width, 60)
-    listed = run("lab", "atlas", width=width).output
-    assert ("google-bert/bert-base-uncased" in listed) == (width >= 120)
-    assert ("0.51 ± [0.09, 0.07]" in listed) == (width >= 140)
 
 
 def test_filters_and_orders() -> None:
@@ -73,53 +47,11 @@ def test_flags_are_marked_in_lists_and_explained_for_a_model() -> None:
     assert "key head h mod G instead of h // (H/G)" in shown
 
 
-def test_a_scan_stands_beside_the_row() -> None:
-    result = run("lab", "atlas", "bert-mini", "--scan", ENCODER)
-    assert result.exit_code == 0, result.output
-    assert "differs from the published row, by more than" in result.output
-    told = json.loads(run("lab", "atlas", "bert-mini", "--scan", ENCODER, "--json").stdout)
-    (row,) = told["rows"]
-    assert row["comparison"]["verdict"] == "differs"
-    assert row["comparison"]["scan"]["name"] == "encoder"
-    assert set(row["comparison"]["differences"]) == {"symmetry", "directionality"}
-
-
-def test_a_saved_table_stands_beside_the_row(tmp_path: Path) -> None:
-    table = tmp_path / "scores.parquet"
-    layers([0.51], [-0.08]).write(table)
-    agreed = run("lab", "atlas", "BERT-base", "--from", str(table))
-    assert "agrees with the published row, within 0.01 of symmetry" in agreed.output
-    artifact = run("lab", "atlas", "ModernBERT-base", "--from", str(table))
-    assert "is an artifact; the scan need not agree" in artifact.output
-
-
-def test_a_survey_extends_the_atlas(survey: Path) -> None:
-    listed = run("lab", "atlas", "--survey", str(survey), width=120).output
-    assert "/mine/grown" in listed
-    assert "looks untrained" in listed
-    told = json.loads(run("lab", "atlas", "BERT-base", "--json", WQK_SURVEY=str(survey)).stdout)
-    assert told["rows"][0]["comparison"]["verdict"] == "agrees"
-    told = json.loads(run("lab", "atlas", "BERT-large", "--json", WQK_SURVEY=str(survey)).stdout)
-    assert told["rows"][0]["comparison"] is None
-    own = run("lab", "atlas", "grown", "--survey", str(survey))
-    assert "own" in own.output
-    assert "published" not in own.output
-    assert names("--survey", str(survey))[198:] == ["bert-base-uncased", "grown"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
         (["BERT-bass"], "did you mean BERT-base"),
         (["EleutherAI/pythia-70mm"], "did you mean"),
-        (["--scan", ENCODER], "compare with one MODEL"),
-        (["--from", "x.parquet"], "compare with one MODEL"),
-        (["BERT-base", "--from", "x.parquet", "--scan", ENCODER], "got both"),
-        (["BERT-base", "--from", "/no/such.parquet"], "cannot be read"),
-        (["BERT-base", "--from", "scores.tex"], "expected a table in"),
-        (["BERT-base", "--scan", "/no/such/model"], "no such file"),
-        (["BEiT-base", "--scan"], "matches microsoft/beit"),
-        (["--survey", "/no/such/folder"], "contains no survey"),
         (["BERT-base", "--stack", "decoder"], "no model with this name"),
         (["--sort", "color"], "color"),
     ],

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-
-from wqk.errors import RunError
-from wqk_lab.runs.claims import (
+from tools.claims import (
     Claim,
     Contrast,
     claims_table,
@@ -24,8 +22,10 @@ from wqk_lab.runs.claims import (
     results,
 )
 
+from wqk.errors import RunError
+
 if TYPE_CHECKING:
-    from wqk_lab.runs.claims import Records, Result
+    from tools.claims import Records, Result
 
 DOCS = Path(__file__).parents[3] / "docs"
 RESULTS = DOCS / "results"

@@ -33,12 +33,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Unpack
 
-import numpy as np
-
 from wqk._caching import cached_property
 from wqk._version import __version__
-from wqk.checkpoints import Checkpoint, Part, open_checkpoint, steps_of
-from wqk.checkpoints.checkpoint import Around
+from wqk.checkpoints import open_checkpoint, steps_of
 from wqk.checkpoints.formats import exists
 from wqk.checkpoints.http import within_deadline
 from wqk.checkpoints.references import (
@@ -212,27 +209,12 @@ class Outcome:
 
     table: ScoreTable | None = field(default=None, repr=False)  # unless the worker kept it
     rows: int = 0
-    weights: str | None = None  # hash of all query and key values that were read, in order
     files: str | None = None  # hash of names, sizes and times of a local checkpoint's files
     bytes_read: int = 0
     seconds: float = 0.0
     error: str | None = None
     reason: str | None = None
     trace: str | None = None  # traceback of an unexpected error
-
-
-class Hashed(Around):
-    """A checkpoint that keeps a hash of each part that is read from it."""
-
-    def __init__(self, inner: Checkpoint) -> None:
-        super().__init__(inner)
-        self.digests: dict[Part, bytes] = {}
-
-    def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
-        """The wanted rows of each part, joined."""
-        arrays = self.inner.read(parts)
-        self.digests.update(zip(parts, map(_digest, arrays), strict=True))
-        return arrays
 
 
 def run_job(
@@ -247,7 +229,7 @@ def run_job(
         # One BLAS thread: parallel scans that each use all cores are slower than a single one, and
         # the last digits of a product depend on the number of threads.
         with one_blas_thread():
-            table, weights, files, bytes_read = _score(options, job, hub)
+            table, files, bytes_read = _score(options, job, hub)
     except Exception as error:  # one model must not end a survey of hundreds
         expected, seconds = isinstance(error, WqkError), time.perf_counter() - start
         failed, trace = failure(error), None if expected else traceback.format_exc()
@@ -259,7 +241,7 @@ def run_job(
     if parts is not None:
         table.write(parts / f"{job.key}.parquet")
     sent, seconds = None if parts else table, time.perf_counter() - start
-    return Outcome(sent, len(table), weights, files, bytes_read, seconds)
+    return Outcome(sent, len(table), files, bytes_read, seconds)
 
 
 def failure(error: BaseException) -> Outcome:
@@ -282,7 +264,7 @@ def files_of(location: str) -> str | None:
     return hashlib.blake2b(repr(stats).encode(), digest_size=16).hexdigest()
 
 
-def _score(options: Options, job: Job, hub: HubAccess) -> tuple[ScoreTable, str, str | None, int]:
+def _score(options: Options, job: Job, hub: HubAccess) -> tuple[ScoreTable, str | None, int]:
     if options.wqk != __version__:
         raise RunError(
             f"the worker runs wqk {__version__}, the survey {options.wqk}; install one version"
@@ -292,25 +274,14 @@ def _score(options: Options, job: Job, hub: HubAccess) -> tuple[ScoreTable, str,
     checkpoint.name, checkpoint.revision = job.name, job.revision
     if checkpoint.step is None:
         checkpoint.step = job.step
-    hashed = Hashed(checkpoint)
-    model = open_model(hashed)
+    model = open_model(checkpoint)
     table = scan(model, gamma=options.gamma, heads=options.heads)
     if files_of(job.location) != files:
         raise CheckpointError(
             f"{job.name}: its files changed during the read; survey it again with retry=True"
         )
-    weights = hashlib.blake2b(digest_size=16)
-    for plan in model.scored:
-        for part in plan.parts:
-            weights.update(hashed.digests.get(part, b""))
     bytes_read = sum(plan_bytes(checkpoint, plan) for plan in model.scored)
-    return table, weights.hexdigest(), files, bytes_read
-
-
-def _digest(array: np.ndarray) -> bytes:
-    hashed = hashlib.blake2b(f"{array.dtype} {array.shape}".encode(), digest_size=16)
-    hashed.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return hashed.digest()
+    return table, files, bytes_read
 
 
 # Seconds to wait for a Dask scheduler's answer.

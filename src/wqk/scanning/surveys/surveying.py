@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "settings": {},
     "revisions": {"checkpoint": str, "revisions": list},
-    "done": {"key": str, "weights": str, "files": (str, type(None))},
+    "done": {"key": str, "files": (str, type(None))},
     "failed": {"key": str, "reason": str},
     "finished": {},
 }
@@ -96,7 +96,7 @@ class SurveyFolder:
         if outcome.table is not None:
             outcome.table.write(self.part(job.key))
         result = {"step": job.step, "rows": outcome.rows, "bytes": outcome.bytes_read}
-        result |= {"seconds": seconds, "weights": outcome.weights, "files": outcome.files}
+        result |= {"seconds": seconds, "files": outcome.files}
         self.note({"event": "done", **about, **result})
 
     def part(self, key: str) -> Path:
@@ -187,12 +187,6 @@ class SurveyProgress:
     bytes_read: int  # by this run
     seconds: float  # of this run
 
-    @property
-    def remaining(self) -> float | None:
-        """Remaining seconds, at this run's rate."""
-        left = self.jobs - self.done - self.failed
-        return self.seconds / self.now * left if self.now else None
-
 
 def survey(
     refs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
@@ -236,8 +230,7 @@ def survey(
     -------
     ScoreTable
         As in ``scores.parquet``, in the order of the refs. Its metadata lists ``failed``
-        checkpoints with their reasons, and ``duplicates``: checkpoints whose queries and keys are
-        equal to the last bit.
+        checkpoints with their reasons.
 
     Raises
     ------
@@ -345,10 +338,6 @@ def _finish(folder: SurveyFolder, chosen: Sequence[Job], options: Options) -> Sc
         for job in chosen
         if (line := folder.failed.get(job.key))
     ]
-    by_weights: dict[str, list[str]] = {}  # equal queries and keys
-    for job in done:
-        by_weights.setdefault(folder.done[job.key]["weights"], []).append(job.title)
-    duplicates = [titles for titles in by_weights.values() if len(titles) > 1]
     tables = {job: folder.load_part(job.key) for job in done}
     whole = join([*tables.values()]) if tables else ScoreTable.from_rows([])
     metadata = {
@@ -361,12 +350,10 @@ def _finish(folder: SurveyFolder, chosen: Sequence[Job], options: Options) -> Sc
         **{key: {} for key in ("partial", "left_out", "left_out_without_softmax")},
         **whole.metadata,
         "failed": failed,
-        "duplicates": duplicates,
     }
     table = ScoreTable(whole.frame.rechunk(), metadata)
     table.write(folder.scores)
-    finished: dict[str, Any] = {"done": len(done), "failed": len(failed), "duplicates": duplicates}
-    folder.note({"event": "finished", **finished})
+    folder.note({"event": "finished", "done": len(done), "failed": len(failed)})
     return table
 
 
