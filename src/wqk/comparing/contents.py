@@ -25,8 +25,8 @@ from wqk.errors import CheckpointError, WqkError
 
 # Numbers that are read at a time; of so many it is kept which ones differ.
 CHUNK, MASKED = 1 << 22, 1 << 26
-# Numbers whose bytes alone are compared at a time, which stay in a cache.
-CACHED = 1 << 20
+# Bytes that are compared at a time, which stay in a cache.
+CACHED = 1 << 22
 # Types whose numbers are rounded one by one, the finest first.
 FLOATS = ("F64", "F32", "F16", "BF16")
 # A change of coordinates changes most of a row or of a column; a change of single entries does not.
@@ -128,11 +128,19 @@ def equal_bytes(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> boo
     infos = [c.info(part.name) for c, part in zip(checkpoints, parts, strict=True)]
     if infos[0][:2] != infos[1][:2]:
         return False
-    rooms = [np.empty(8 * CACHED, np.uint8) for _ in infos]
-    chunks = [_chunks(p, i, CACHED) for p, i in zip(parts, infos, strict=True)]
+    shape, size = infos[0].shape or (1,), infos[0].nbytes
+    if not size:
+        return True
+    step = max(1, min(shape[0], CACHED * shape[0] // max(1, size)))  # rows at a time
+    rooms = [bytearray(step * size // max(1, shape[0])) for _ in infos]  # compared by memcmp
+    arrays = [np.frombuffer(room, np.uint8) for room in rooms]
+    chunks = [_chunks(p, i, step * math.prod(shape[1:])) for p, i in zip(parts, infos, strict=True)]
     for pieces in zip(*chunks, strict=True):
-        a, b = (c.raw(*some) for c, *some in zip(checkpoints, pieces, rooms, strict=True))
-        if a is None or b is None or not np.array_equal(a, b):
+        a, b = (c.raw(*some) for c, *some in zip(checkpoints, pieces, arrays, strict=True))
+        if a is None or b is None or len(a) != len(b):
+            return False
+        filled = len(a) == len(rooms[0]) and all(map(np.may_share_memory, (a, b), arrays))
+        if not (rooms[0] == rooms[1] if filled else np.array_equal(a, b)):
             return False
     return True
 
