@@ -19,7 +19,7 @@ from wqk.checkpoints.modules import StateDict
 from wqk.comparing import fingerprints
 from wqk.comparing.fingerprints import fingerprint
 from wqk.comparing.kinship import LayerMatch
-from wqk.comparing.randomization import gather, permute_heads
+from wqk.comparing.randomization import TESTS, gather, renumber
 from wqk.errors import CheckpointError, NonFiniteWeights
 
 if TYPE_CHECKING:
@@ -281,10 +281,10 @@ def test_grouped_heads_are_permuted_with_their_key_head() -> None:
     # With a key head for two query heads, a shuffle of all would tear pairs that share a key apart,
     # whose cosines are large in any model: two unrelated ones would seem to agree.
     a, b = ([prints(weights(seed, groups=3))[0]] for seed in (0, 1))
-    found = permute_heads(a, b, 999, np.random.default_rng(0))
+    found = renumber(TESTS["heads"], a, b, 999, np.random.default_rng(0))
     assert not isinstance(found, str)
     # 3! orders of groups times 2 within each of three: no smaller p than 1 in 48 by this test.
-    own = permute_heads(a, a, 4999, np.random.default_rng(0))
+    own = renumber(TESTS["heads"], a, a, 4999, np.random.default_rng(0))
     assert not isinstance(own, str)
     share = float(np.mean(own.layers[:, 0] >= own.layers[0, 0] * (1 - 1e-5)))
     assert abs(share - 1 / 48) < 0.008

@@ -89,3 +89,57 @@ def test_models_of_one_stream_are_compared_as_ever() -> None:
     comparison = wqk.same(model("llama3"), model("llama3"), up_to=["stream"])
     assert comparison.same
     assert comparison.notes[-1] == "up to the stream: the streams have the same coordinates"
+
+
+def renumbered(original: Any, also: bool = True) -> Any:
+    """Key heads with their queries, values and outputs, and neurons, in another order."""
+    other = copy.deepcopy(original)
+    dice = np.random.default_rng(3)
+    config = other.config
+    heads = np.arange(config.num_attention_heads).reshape(config.num_key_value_heads, -1)[::-1]
+    width = config.head_dim
+    rows = {n: torch.tensor((np.ravel(some)[:, None] * width + np.arange(width)).ravel())
+            for n, some in (("q", heads), ("k", np.arange(len(heads))[::-1]))}  # fmt: skip
+    with torch.no_grad():
+        for layer in other.model.layers:
+            attention, fed = layer.self_attn, layer.mlp
+            for side, order in (("q", "q"), ("k", "k"), ("v", "k")):
+                projection = getattr(attention, f"{side}_proj")
+                projection.weight.copy_(projection.weight[rows[order]].clone())
+                if projection.bias is not None:
+                    projection.bias.copy_(projection.bias[rows[order]].clone())
+            out = attention.o_proj.weight
+            out.copy_(out[:, rows["q"]].clone())
+            order = torch.tensor(dice.permutation(config.intermediate_size))
+            for weight in (fed.gate_proj.weight, fed.up_proj.weight):
+                weight.copy_(weight[order].clone())
+            if also:
+                fed.down_proj.weight.copy_(fed.down_proj.weight[:, order].clone())
+    return other
+
+
+@pytest.mark.parametrize("name", ["llama3", "qwen2"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_heads_and_neurons_are_freedoms_with_the_stream_and_without(
+    name: str, stream: bool
+) -> None:
+    other = renumbered(turned(model(name)) if stream else model(name))
+    tokens = torch.arange(1, 40)[None] % 60
+    with torch.no_grad():
+        logits = [one(tokens).logits for one in (model(name), other)]
+    assert float((logits[0] - logits[1]).abs().max()) < 1e-3 * float(logits[0].abs().max())
+    freedoms = ["heads", "neurons", *["stream"] * stream]
+    comparison = wqk.same(model(name), other, up_to=freedoms)
+    assert comparison.same, (comparison.sentence, comparison.notes)
+    assert "neurons in another order in 2 modules" in " ".join(comparison.notes)
+    for left_out in freedoms:
+        assert not wqk.same(
+            model(name), other, up_to={*freedoms} - {left_out}, everything=True
+        ).same
+    broken = renumbered(turned(model(name)) if stream else model(name), also=False)
+    assert not wqk.same(model(name), broken, up_to=freedoms).same
+
+
+def test_a_norm_that_subtracts_a_mean_is_refused_with_the_reason() -> None:
+    comparison = wqk.same(*[wqk.open(wqk.demo_model("decoder"))] * 2, up_to=["stream"])
+    assert "vector of ones" in " ".join(comparison.notes)

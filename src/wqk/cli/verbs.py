@@ -101,9 +101,9 @@ diff = Verb(
     help="Compare every other tensor too, by name or by what it holds.",
 )  # fmt: skip
 @click.option(
-    "--up-to", type=click.Choice(["stream", "heads"]), multiple=True,
+    "--up-to", type=click.Choice(["stream", "heads", "neurons"]), multiple=True,
     help="Ignore a freedom: the coordinates of the residual stream, if one rotation turns "
-    "everything (QuaRot, SpinQuant; implies --all); or the order of heads.",
+    "everything (QuaRot, SpinQuant); the order of neurons (both imply --all); or that of heads.",
 )  # fmt: skip
 @click.option("--junit", type=FILE, metavar="FILE.xml", help="Write a report as JUnit's XML.")
 @click.option("--picture", type=FILE, help="Draw where they differ: .png, .pdf or .svg.")

@@ -8,6 +8,7 @@ said.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -15,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from wqk.checkpoints import Checkpoint, Part, TensorInfo
+from wqk.checkpoints import Checkpoint
 from wqk.comparing.blocks import as_exact_as, same_rotation
 from wqk.comparing.mismatches import Kind, Mismatch, setting
 from wqk.comparing.units import short
+from wqk.comparing.views import Overlay
 from wqk.comparing.weights import Pair
 from wqk.errors import WqkError
 from wqk.families import AttentionPlan, Norm, Rotary
@@ -26,41 +28,8 @@ from wqk.families.config import Config
 from wqk.model import Model
 from wqk.model import open as open_model
 
-
-class Overlay(Checkpoint):
-    """A checkpoint in which some tensors have other values, or with another configuration."""
-
-    def __init__(
-        self,
-        base: Checkpoint,
-        values: Mapping[str, np.ndarray],
-        config: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.name, self._base, self._values = base.name, base, values
-        self.config = base.config if config is None else config
-
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """The base's, and those that it lacks."""
-        known = self._base.tensors()
-        return {
-            name: TensorInfo("F32", value.shape, 4 * value.size)
-            for name, value in self._values.items()
-            if name not in known
-        } | dict(known)
-
-    def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
-        """The other values where there are some."""
-        found = []
-        for part in parts:
-            value = self._values.get(part.name)
-            if value is None:
-                found += self._base.read([part])
-            elif part.rows is None:
-                found.append(value)
-            else:
-                ranges = part.row_ranges(value.shape)
-                found.append(np.concatenate([value[start:stop] for start, stop in ranges]))
-        return found
+# Keys of what norms add to a mean square or a variance.
+EPSILON = re.compile(r"(?:^|_)(?:eps|epsilon)$")
 
 
 # -- rotary positions --------------------------------------------------------------------------
@@ -248,16 +217,24 @@ def _respelled(
 def other_settings(models: Sequence[Model], pair: Pair) -> Iterator[Mismatch]:
     """The settings besides the form and its rotation that differ, as far as both are known."""
     ours, theirs = pair
+    configs = [_own_config(*one) for one in zip(models, pair, strict=True)]
     if not any(plan.rule.guess for plan in pair):
         known = _terms(theirs)
         unknown: set[Any] = {None}
-        if ours.family != theirs.family:
+        if ours.family != theirs.family and not all(map(is_configured, configs)):
             unknown.add(_epsilons(Norm("layer", epsilon=1e-5)))  # what a silent layout is taken for
         for name, value in _terms(ours).items():
             silent = name.startswith("epsilon") and not unknown.isdisjoint((value, known[name]))
             if value != known[name] and not silent:
                 repair = _term_repaired(models, pair, name)
                 yield setting(name, value, known[name], repair)
+    if configs[0].get("model_type") == configs[1].get("model_type"):
+        read = {*ours.rule.input_norm_epsilon, *ours.rule.norm_epsilon}
+        for key in configs[0].keys() & configs[1].keys() - read:
+            wanted, has = (config[key] for config in configs)
+            if EPSILON.search(key) and wanted != has:
+                repair = f'{_named("config", theirs)}["{key}"] = {wanted!r}'
+                yield setting(f"epsilon of other norms ({key})", wanted, has, repair)
     yield from _untold([model.checkpoint for model in models], pair)
     yield from _misplaced(models[1].checkpoint, theirs)
 

@@ -16,7 +16,7 @@ import numpy as np
 from wqk.checkpoints import Checkpoint
 from wqk.comparing import mismatches
 from wqk.comparing.blocks import Distances, Scoring, distances, same_rotation
-from wqk.comparing.configured import Overlay, rotary_repaired
+from wqk.comparing.configured import rotary_repaired
 from wqk.comparing.contents import equal_bytes
 from wqk.comparing.expected import Expected
 from wqk.comparing.freedoms import explained
@@ -24,6 +24,7 @@ from wqk.comparing.mismatches import Kind, Mismatch
 from wqk.comparing.rewrites import search
 from wqk.comparing.scope import circuit_parts
 from wqk.comparing.units import Finding
+from wqk.comparing.views import Overlay
 from wqk.comparing.weights import SCORES, VALUES, Pair, rotation_of, scorings, sides_of
 from wqk.families import AttentionPlan, Projection
 from wqk.model import Model
@@ -157,6 +158,7 @@ def _attempts(
         not settings
         and found
         and all(one.kind is Kind.SCALED and one.unit.role in ("query", "key") for one in found)
+        and any(unit.role == "query" for unit in layout.units)  # in a tensor of their own
     ):
         yield []  # scores tell a factor of queries and keys together
     yield found

@@ -24,7 +24,7 @@ from wqk.comparing.permutations import Sizes, to_order
 from wqk.comparing.rewrites import search
 from wqk.comparing.units import Adapter, Finding, Gain, Unit, same_numbers
 from wqk.comparing.weights import Pair, rounding_in
-from wqk.families import AttentionPlan, Norm, Projection, Side
+from wqk.families import AttentionPlan, Composed, Norm, Projection, Side
 from wqk.families.layouts import put_outputs
 
 ROLES = ("query", "key", "value", "output")
@@ -171,16 +171,20 @@ class Expected:
         rotary = self.plan.rotary or self.plan.axial
         turned = 2 * len(rotary.frequencies) if rotary is not None else query.head_width
         order = rotary.order if rotary is not None else ""
-        sizes = Sizes(query.heads, key.heads, query.head_width, turned, order)
+        role, heads, repeated = one.roles[0], 0, 1
+        pieces = [_piece(side, side.tensor if role.startswith("bias") else name)
+                  for side in one.sides]  # fmt: skip
+        own = pieces[0] if len(pieces) == 1 else None
+        width = own.head_width if own is not None else query.head_width
+        sizes = Sizes(query.heads, key.heads, width, min(turned, width), order)
         stored = self._flat(name, one.stored)
         wanted = stored if one.wanted is one.stored else self._flat(name, one.wanted)
-        role, heads, repeated = one.roles[0], 0, 1
         sides = tuple(s for s in ("query", "key") if any(r.endswith(s) for r in one.roles))
         if role.startswith("norm"):
             role = role.rpartition(" of the ")[0]
-        elif len(one.sides) == 1 and len(stored) == one.sides[0].heads * one.sides[0].head_width:
+        elif own is not None and len(stored) == own.heads * own.head_width and role != "output":
             first = getattr(self._plans[0], role.removeprefix("bias of the "), one.sides[0])
-            heads, repeated = one.sides[0].heads, one.sides[0].heads // first.heads
+            heads, repeated = own.heads, one.sides[0].heads // first.heads
         elif role != "output":
             role = "bias of the fused weight" if role.startswith("bias") else "fused"
             sides = ()
@@ -200,20 +204,22 @@ class Expected:
         tensor, free, bias = self._tensors[unit.name], np.ones(len(unit.stored), bool), unit.bias
         places: list[tuple[str, int, np.ndarray]] = []
         for role, side in zip(tensor.roles, tensor.sides, strict=True):
-            one = side.projection
-            if not isinstance(one, Projection) or one.outputs is None or role not in ROLES:
+            one = _piece(side, unit.name)
+            if one is None or one.outputs is None:
                 return
             rows = np.concatenate([np.arange(*ends) for ends in one.outputs])
-            places.append((role, side.heads, rows))
+            if free[rows].all():  # what keys and values share comes once
+                places.append((role, one.heads, rows))
             free[rows] = False
         if free.any():
             heads, more = divmod(int(free.sum()), unit.sizes.width)
             places.append(("rest", 0 if more else heads, np.flatnonzero(free)))
         for role, heads, rows in places:
             beside = bias and replace(bias, wanted=bias.wanted[rows], stored=bias.stored[rows])
+            sizes = replace(unit.sizes, width=len(rows) // (heads or 1))
             yield replace(
                 unit, role=role, wanted=unit.wanted[rows], stored=unit.stored[rows], heads=heads,
-                bias=beside, rows=rows, sides=(role,) if role in ROLES[:2] else (),
+                bias=beside, rows=rows, sides=(role,) if role in ROLES[:2] else (), sizes=sizes,
             )  # fmt: skip
 
     def _adapter(self, name: str, source: str) -> Adapter | None:
@@ -255,15 +261,18 @@ class Expected:
 
     def elsewhere(self, unit: Unit, neighbors: Sequence[AttentionPlan]) -> tuple[Kind, str] | None:
         """Which other block's tensor of the same role one is, and whether of another layer."""
-        own, role = self._plans[0], "query" if unit.role == "fused" else unit.role
-        raw = self._tensors[unit.name].stored
+        own, raw = self._plans[0], self._tensors[unit.name].stored
+        role, source = self._tensors[unit.name].roles[0], self._tensors[unit.name].source
         for plan in neighbors if self._same and role in ROLES else ():
-            side: Side | None = getattr(plan, role)
-            info = self._checkpoints[0].tensors().get(side.tensor if side is not None else "")
-            if side is None or info is None or info.shape != raw.shape:
+            of = [getattr(one, role) for one in (own, plan)]
+            names = [[part.name for part in side.projection.roles.values()] if side else []
+                     for side in of]  # fmt: skip
+            name = dict(zip(*names, strict=False)).get(source, "")
+            info = self._checkpoints[0].tensors().get(name)
+            if info is None or info.shape != raw.shape:
                 continue
-            first = self._read(0, Part(side.tensor, ((0, 1),)))
-            if same_numbers(first, raw[:1]) and same_numbers(self._read(0, side.tensor), raw):
+            first = self._read(0, Part(name, ((0, 1),)))
+            if same_numbers(first, raw[:1]) and same_numbers(self._read(0, name), raw):
                 if (plan.stack, plan.kind) == (own.stack, own.kind):
                     return Kind.LAYER, f"weights of layer {plan.layer}"
                 return Kind.TENSOR, f"weights of the {plan.stack}'s {plan.kind}-attention"
@@ -285,6 +294,13 @@ class Expected:
             raw = {n: v / gains[n].stored if n in gains else v for n, v in one.repaired.items()}
             found += [replace(one, repaired=raw)] if one.rows is not None else []
         return found
+
+
+def _piece(side: Side, name: str) -> Projection | None:
+    """The part of a side that a tensor holds: of a product, one of its two factors."""
+    one = side.projection
+    halves = (one.outer, one.inner) if isinstance(one, Composed) else (one,)
+    return next((h for h in halves if isinstance(h, Projection) and h.tensor == name), None)
 
 
 def _same_layout(ours: AttentionPlan, theirs: AttentionPlan) -> bool:

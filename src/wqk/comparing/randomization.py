@@ -25,11 +25,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from wqk._typing import Bool, Float, Int
+from wqk._typing import Float, Int
 
 if TYPE_CHECKING:
     from wqk.comparing.fingerprints import Fingerprint
@@ -84,7 +84,7 @@ def gather(
     agreements: dict[str, Agreement] = {}
     reasons: dict[str, str] = {}
     for place, (name, test) in enumerate(TESTS.items()):
-        found = test(a, b, count, np.random.default_rng([seed, place]))
+        found = renumber(test, a, b, count, np.random.default_rng([seed, place]))
         if isinstance(found, str):
             reasons[name] = found
         else:
@@ -123,166 +123,146 @@ def layer_shares(agreement: Agreement) -> Float[np.ndarray, " layers"]:
     return np.asarray((1 + exceeding) / (1 + len(best)))
 
 
-def permute_heads(
-    a: Sequence[Fingerprint], b: Sequence[Fingerprint], count: int, random: np.random.Generator
-) -> Agreement | str:
-    """Agreement of how pairs of heads are related, under permutations of each layer's heads."""
-    differ = next((block.heads_differ for block in (*a, *b) if block.heads_differ), "")
+class Found(NamedTuple):
+    """The best agreement of one layer of the second model with some of the first."""
+
+    layer: Float[np.ndarray, " n"]
+    best: int  # which of them
+    heads: np.ndarray  # of that one, for each own head
+    copy: float
+
+
+class Randomization(NamedTuple):
+    """One numbering, and how a layer agrees when it is drawn anew."""
+
+    meaning: str  # where a fingerprint says why the numbering is no matter of chance
+    shape: Callable[[Fingerprint], Any]  # of layers that can be compared
+    prepare: Callable[[Fingerprint], Any]  # once for each layer
+    # Of the first's layers of one shape, with what was prepared of them; of a layer, with the same.
+    compare: Callable[..., Found]
+    least: Callable[[Fingerprint], int]  # how many are numbered, of which one is no order
+    refusal: str
+
+
+def renumber(
+    test: Randomization, a: Sequence[Fingerprint], b: Sequence[Fingerprint], count: int,
+    random: np.random.Generator,
+) -> Agreement | str:  # fmt: skip
+    """The agreement of every layer of the second model, or why the test does not apply."""
+    differ = next((text for f in (*a, *b) if (text := getattr(f, test.meaning))), "")
     if differ:
         return differ
-
-    def shape(block: Fingerprint) -> tuple[int, int]:
-        return block.head_count, block.key_heads
-
-    comparable = _comparable(a, b, shape)
-    if not comparable.any() or max(map(shape, b))[0] < 2:
-        return "the two have different numbers of heads, or a single one"
-    layers = np.zeros((count + 1, len(b)), np.float32)
-    match = np.full(len(b), -1)
-    copy = 0.0
-    relations = [_relations(block).ravel() for block in a]
-    for j, block in enumerate(b):
-        rows = comparable[:, j].nonzero()[0].tolist()
-        if not rows or block.head_count < 2:
-            continue
-        theirs = np.stack([relations[i] for i in rows], axis=1)
-        theirs /= np.sqrt(len(theirs))
-        own = _relations(block)
-        copy += float(np.square(own).sum() / np.sqrt(own.size))
-        orders = _head_orders(count, block.head_count, block.key_heads, random)
-        match[j] = rows[(own.ravel() @ theirs).argmax()]
-        for part in _chunks(count + 1, own.size):
-            renumbered = _renumbered(own, orders[part]).swapaxes(0, 1)
-            flat = renumbered.reshape(len(renumbered), -1)
-            layers[part, j] = (flat @ theirs).max(axis=1)
-    heads = tuple(np.arange(block.head_count) for block in b)
-    return Agreement(layers, match, heads, copy)
+    comparable = [[i for i, one in enumerate(a) if test.shape(one) == test.shape(f)] for f in b]
+    if not any(comparable) or max(map(test.least, b)) < 2:
+        return test.refusal
+    layers, match = np.zeros((count + 1, len(b)), np.float32), np.full(len(b), -1)
+    heads, copy, drawn = [np.full(f.head_count, -1) for f in b], 0.0, dict[int, np.ndarray]()
+    prepared = [test.prepare(block) for block in a]
+    for j, (block, rows) in enumerate(zip(b, comparable, strict=True)):
+        if rows and test.least(block) > 1:
+            others = [(a[i], prepared[i]) for i in rows]
+            found = test.compare(others, block, test.prepare(block), count, random, drawn)
+            layers[:, j], match[j], heads[j] = found.layer, rows[found.best], found.heads
+            copy += found.copy
+    return Agreement(layers, match, tuple(heads), copy)
 
 
-def permute_coordinates(
-    a: Sequence[Fingerprint], b: Sequence[Fingerprint], count: int, random: np.random.Generator
-) -> Agreement | str:
-    """Agreement of the layers' forms entry by entry, under permutations of the stream."""
-    differ = next((f.coordinates_differ for f in (*a, *b) if f.coordinates_differ), "")
-    if differ:
-        return differ
-    comparable = _comparable(a, b, lambda block: block.width)
-    if not comparable.any():
-        return "the two have different widths"
-    theirs = np.stack([_entries(block).ravel() for block in a], axis=1)
+Others = Sequence[tuple["Fingerprint", Any]]
+
+
+def _reordered(
+    others: Others, own: np.ndarray, orders: np.ndarray
+) -> tuple[np.ndarray, int, float]:
+    """Agreement with the best of others in each order, which it is as it stands, and a copy's."""
+    theirs = np.stack([one.ravel() for _, one in others], axis=1)
     theirs /= np.sqrt(len(theirs))
-    layers = np.zeros((count + 1, len(b)), np.float32)
-    match = np.full(len(b), -1)
-    copy = 0.0
-    for width in sorted({block.width for block in b} & {block.width for block in a}):
-        rows = [i for i, block in enumerate(a) if block.width == width]
-        places = [j for j, block in enumerate(b) if block.width == width]
-        own = np.stack([_entries(b[j]) for j in places])
-        copy += float(np.square(own).sum() / own.shape[-1])
-        size = own.shape[-1]
-        orders = random.random((count + 1, size)).argsort(axis=1)
-        orders[0] = np.arange(size)
-        for part in _chunks(count + 1, own.size):
-            found = _renumbered(own, orders[part]) @ theirs[:, rows]  # (layers, N, K)
-            layers[part, places] = found.max(axis=-1).T
-            if part.start == 0:
-                match[places] = np.array(rows)[found[:, 0].argmax(axis=-1)]
-    heads = tuple(
-        _best_heads(a[i], block) if i >= 0 else np.full(block.head_count, -1)
-        for i, block in zip(match, b, strict=True)
-    )
-    return Agreement(layers, match, heads, copy)
+    layer, best = np.zeros(len(orders), np.float32), int((own.ravel() @ theirs).argmax())
+    for part in _chunks(len(orders), own.size):
+        renumbered = _renumbered(own, orders[part]).swapaxes(0, 1)
+        layer[part] = (renumbered.reshape(len(renumbered), -1) @ theirs).max(axis=1)
+    return layer, best, float(np.square(own).sum() / np.sqrt(own.size))
 
 
-def flip_dimensions(
-    a: Sequence[Fingerprint], b: Sequence[Fingerprint], count: int, random: np.random.Generator
-) -> Agreement | str:
+def permuted_heads(
+    others: Others, block: Fingerprint, own: np.ndarray, count: int, random: np.random.Generator,
+    drawn: dict[int, np.ndarray],
+) -> Found:  # fmt: skip
+    """Agreement of how pairs of heads are related, under permutations of each layer's heads."""
+    orders = _head_orders(count, block.head_count, block.key_heads, random)
+    layer, best, copy = _reordered(others, own, orders)
+    return Found(layer, best, np.arange(block.head_count), copy)
+
+
+def permuted_coordinates(
+    others: Others, block: Fingerprint, own: np.ndarray, count: int, random: np.random.Generator,
+    drawn: dict[int, np.ndarray],
+) -> Found:  # fmt: skip
+    """Agreement of the layers' forms entry by entry, under permutations of the stream."""
+    if block.width not in drawn:  # one for all layers
+        drawn[block.width] = random.random((count + 1, own.shape[-1])).argsort(axis=1)
+        drawn[block.width][0] = np.arange(own.shape[-1])
+    layer, best, copy = _reordered(others, own, drawn[block.width])
+    return Found(layer, best, _best_heads(others[best][0], block), copy)
+
+
+def flipped_dimensions(
+    others: Others, block: Fingerprint, own: np.ndarray, count: int, random: np.random.Generator,
+    drawn: dict[int, np.ndarray],
+) -> Found:  # fmt: skip
     """Agreement of heads with their closest, under changes of the signs of their units.
 
     The closest layer, and in it the closest head of each head, are found by the sizes of the units'
     products, which signs do not change.
     """
-    differ = next((f.dimensions_differ for f in (*a, *b) if f.dimensions_differ), "")
-    if differ:
-        return differ
-
-    def shape(block: Fingerprint) -> tuple[int, ...]:
-        return block.head_width, *block.grams.shape[2:]
-
-    comparable = _comparable(a, b, shape)
-    if not comparable.any() or max(block.grams.shape[2] for block in b) < 2:
-        return "the two have heads of different widths, or positions that turn them differently"
-    layers = np.zeros((count + 1, len(b)), np.float32)
-    match = np.full(len(b), -1)
-    closest = [np.full(block.head_count, -1) for block in b]
-    copy = 0.0
-    sizes = [_sizes(block) for block in a]
-    for j, block in enumerate(b):
-        rows = comparable[:, j].nonzero()[0].tolist()
-        if not rows:
-            continue
-        own = _sizes(block)
-        likeness = [own @ sizes[i].T for i in rows]
-        best = int(np.argmax([one.max(axis=1).sum() for one in likeness]))
-        match[j] = rows[best]
-        closest[j] = likeness[best].argmax(axis=1)
-        others = a[rows[best]].grams[closest[j]]
-        products = _products(others, block)
-        signs = random.integers(0, 2, (count + 1, *products.shape[:2])).astype(np.float32) * 2 - 1
-        signs[0] = 1
-        turned = np.matmul(signs.swapaxes(0, 1), products).swapaxes(0, 1)
-        layers[:, j] = (turned * signs).sum(axis=(1, 2))
-        copy += float(_products(block.grams, block).sum())
-    return Agreement(layers, match, tuple(closest), copy)
+    likeness = [own @ sizes.T for _, sizes in others]
+    best = int(np.argmax([one.max(axis=1).sum() for one in likeness]))
+    closest = likeness[best].argmax(axis=1)
+    products = _products(others[best][0].grams[closest], block)
+    signs = _signs(count, products.shape[:2], random)
+    turned = np.matmul(signs.swapaxes(0, 1), products).swapaxes(0, 1)
+    copy = float(_products(block.grams, block).sum())
+    return Found((turned * signs).sum(axis=(1, 2)), best, closest, copy)
 
 
-def flip_weights(
-    a: Sequence[Fingerprint], b: Sequence[Fingerprint], count: int, random: np.random.Generator
-) -> Agreement | str:
+def flipped_weights(
+    others: Others, block: Fingerprint, own: Sequence[np.ndarray], count: int,
+    random: np.random.Generator, drawn: dict[int, np.ndarray],
+) -> Found:  # fmt: skip
     """Agreement of weights, dimension by dimension, under changes of the signs of units."""
-    differ = next((f.dimensions_differ for f in (*a, *b) if f.dimensions_differ), "")
-    if differ:
-        return differ
-
-    def shape(block: Fingerprint) -> tuple[object, ...]:
-        return block.head_count, block.key_heads, block.width, tuple(block.units)
-
-    comparable = _comparable(a, b, shape)
-    if not comparable.any():
-        return "the two have weights of different shapes"
-    layers = np.zeros((count + 1, len(b)), np.float32)
-    match = np.full(len(b), -1)
-    copy = 0.0
-    directions = [_directions(block) for block in a]
-    for j, block in enumerate(b):
-        rows = comparable[:, j].nonzero()[0].tolist()
-        if not rows:
-            continue
-        own = _directions(block)
-        cosines = np.stack([_cosines(directions[i], own, block) for i in rows], axis=1)
-        signs = random.integers(0, 2, (count + 1, len(cosines))).astype(np.float32) * 2 - 1
-        signs[0] = 1
-        found = signs @ cosines
-        match[j] = rows[found[0].argmax()]
-        layers[:, j] = found.max(axis=1)
-        copy += float(_cosines(own, own, block).sum())
-    heads = tuple(np.arange(block.head_count) for block in b)
-    return Agreement(layers, match, heads, copy)
+    cosines = np.stack([_cosines(theirs, own, block) for _, theirs in others], axis=1)
+    found = _signs(count, cosines.shape[:1], random) @ cosines
+    copy = float(_cosines(own, own, block).sum())
+    return Found(found.max(axis=1), int(found[0].argmax()), np.arange(block.head_count), copy)
 
 
-TESTS: dict[str, Callable[..., Agreement | str]] = {
-    "heads": permute_heads,
-    "coordinates": permute_coordinates,
-    "dimensions": flip_dimensions,
-    "weights": flip_weights,
-}
+def _signs(count: int, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
+    """Random signs; row 0 changes none."""
+    signs = random.integers(0, 2, (count + 1, *shape)).astype(np.float32) * 2 - 1
+    signs[0] = 1
+    return signs
 
 
-def _comparable(
-    a: Sequence[Fingerprint], b: Sequence[Fingerprint], of: Callable[[Fingerprint], object]
-) -> Bool[np.ndarray, "k layers"]:
-    """Which layers of the first have the same shape as which of the second."""
-    return np.array([[of(one) == of(other) for other in b] for one in a])
+TESTS = {
+    "heads": Randomization(
+        "heads_differ", lambda f: (f.head_count, f.key_heads), lambda f: _relations(f),
+        permuted_heads, lambda f: f.head_count,
+        "the two have different numbers of heads, or a single one",
+    ),
+    "coordinates": Randomization(
+        "coordinates_differ", lambda f: f.width, lambda f: _entries(f)[None],
+        permuted_coordinates, lambda f: f.width, "the two have different widths",
+    ),
+    "dimensions": Randomization(
+        "dimensions_differ", lambda f: (f.head_width, *f.grams.shape[2:]), lambda f: _sizes(f),
+        flipped_dimensions, lambda f: f.grams.shape[2],
+        "the two have heads of different widths, or positions that turn them differently",
+    ),
+    "weights": Randomization(
+        "dimensions_differ", lambda f: (f.head_count, f.key_heads, f.width, tuple(f.units)),
+        lambda f: _directions(f), flipped_weights, lambda f: len(f.units) + 1,
+        "the two have weights of different shapes",
+    ),
+}  # fmt: skip
 
 
 def _relations(block: Fingerprint) -> Float[np.ndarray, "two heads heads"]:

@@ -36,6 +36,7 @@ from wqk.comparing.units import (
     Adapter,
     Finding,
     Unit,
+    across,
     alike,
     cosines,
     largest,
@@ -46,8 +47,6 @@ from wqk.comparing.units import (
     sketch,
 )  # fmt: skip
 
-# Weights whose rows make heads; the rest of a fused one may be gates.
-HEADED = ("query", "key", "value", "rest")
 # Of an order without a name: said, and found again by content.
 UNORDERED = "in another order, by no known rule"
 MATCHED = (
@@ -69,14 +68,15 @@ LARGEST_RANK = 64
 # -- rows that find rows -----------------------------------------------------------------------
 
 
-def _rows(unit: Unit) -> Finding | None:
-    """Rows in another order, of a weight and of its bias if that moved along."""
+def _rows(unit: Unit, columns: bool = False) -> Finding | None:
+    """Rows in another order, of a weight and of its bias if that moved along; or columns."""
     rows = permutation(unit.wanted, unit.stored, unit.alike)
     if rows is None:
         return None
     width, groups = unit.sizes.width, unit.heads // unit.repeated
     heads = whole_heads(rows, width) if unit.heads else None
-    side = name_of_side(rows, unit.heads, unit.sizes) if unit.role in ("query", "key") else None
+    is_side = unit.role in ("query", "key") and not columns
+    side = name_of_side(rows, unit.heads, unit.sizes) if is_side else None
     tiled = np.arange(unit.heads).reshape(-1, groups or 1).T.ravel()
     if unit.repeated > 1 and heads is not None and np.array_equal(heads, tiled):
         kind = Kind.PAIRING
@@ -89,38 +89,34 @@ def _rows(unit: Unit) -> Finding | None:
         kind, words = Kind.HEADS, f"{unit.role} heads in another order: {listed(heads)}"
         code = f"w = w.view(-1, {width}, D)[{heads.tolist()}].reshape(-1, D)"
     else:
-        kind, named = Kind.ROWS, name_permutation(rows, unit.sizes)
+        kind, named = Kind.COLUMNS if columns else Kind.ROWS, name_permutation(rows, unit.sizes)
         if len(unit.parts) > 2:
             by_group = (
                 unit.parts[0].rows is not None and len(unit.parts[0].rows) <= unit.parts[0].rows[-1]
             )
             kind, named = Kind.FUSED, name_in_fused(rows, by_group, unit.sizes)
-        if named is None and _sections(unit) is not None:
+        if named is None and _sections(unit, strangers=False) is not None:
             return None
         words, code = named or (UNORDERED, MATCHED)
-        words, code = f"rows of {{}} {words}", code.replace("%s", ", D")
+        if columns and unit.grid and not code.startswith("w ="):
+            words = "lie in the order of their groups: act-order was not undone"
+        words = f"{'columns' if columns else 'rows'} of {{}} {words}"
+        code = code.replace("%s", ", D")
     moved = unit.bias.stored[rows] if unit.bias is not None else rows
     return unit.finding(
         kind, words, code, unit.stored[rows], (moved, of_vector(code, "b")), rows=rows
     )
 
 
-def _columns(unit: Unit) -> Finding | None:
-    """Columns in another order."""
-    place = permutation(unit.wanted.T, unit.stored.T, unit.alike)
-    if place is None:
-        return None
-    words, code = name_permutation(place, unit.sizes) or (UNORDERED, MATCHED)
-    if unit.grid and not code.startswith("w ="):
-        words = "lie in the order of their groups: act-order was not undone"
-    turned = code.replace("%s", ", w.shape[1]").replace("original", "original.T")
-    words = f"columns of {{}} {words}"
-    return unit.finding(
-        Kind.COLUMNS,
-        words,
-        f"w = w.T; {turned}; w = w.T".replace("; normed", "\nnormed"),
-        unit.stored[:, place],
-    )
+def _across(unit: Unit, find: Callable[[Unit], Finding | None]) -> Finding | None:
+    """What is found of columns, as of rows; those of outputs make heads."""
+    turned = replace(
+        unit, wanted=unit.wanted.T, stored=unit.stored.T, flipped=not unit.flipped,
+        heads=unit.sizes.heads if unit.role == "output" else 0, bias=None, gain=None, parts=(),
+        repeated=1,
+    )  # fmt: skip
+    found = find(turned)
+    return found and replace(found, rows=None, repaired={n: v.T for n, v in found.repaired.items()})
 
 
 def _transposed(unit: Unit) -> Finding | None:
@@ -133,7 +129,7 @@ def _transposed(unit: Unit) -> Finding | None:
 
 def _heads(unit: Unit) -> Finding | None:
     """Whole heads that are others: copies, pruned, of another weight, or left as initialized."""
-    if not unit.heads or unit.wanted.ndim < 2 or unit.role not in HEADED:
+    if not unit.heads or unit.wanted.ndim < 2:
         return None
     wanted, stored = (
         some.reshape(unit.heads, unit.sizes.width, -1) for some in (unit.wanted, unit.stored)
@@ -288,25 +284,32 @@ def _factors(unit: Unit, groups: Groups, factors: np.ndarray, mended: np.ndarray
     return unit.finding(kind, words, groups.code, mended, value)
 
 
-def _sections(unit: Unit) -> Finding | None:
-    """What was done to the parts of a fused weight, each for itself."""
+def _sections(unit: Unit, strangers: bool = True) -> Finding | None:
+    """What was done to the parts of a fused weight, each for itself.
+
+    Without ``strangers`` all of their rows are known to be the original's.
+    """
     wrong = [part for part in unit.parts if not part.right]
     found = [one for part in wrong if (one := _of_part(unit, part)) is not None]
     told = {(one.kind, one.words, one.code) for one in found}
     alike = len(told) == 1 and len(unit.parts) == len(found) > 1  # said of the whole
     if not found or len(found) < len(wrong) or alike:
         return None
+    if not strangers and any(one.kind is Kind.STRANGERS for one in found):
+        return None
     both: dict[str, np.ndarray] = {}
     words, code = [], []
     for one in found:
-        part, inner = one.unit, re.sub(r"\b(w|b)\b", r"part_\1", one.code)
-        inner = re.sub(r"\b(original(?:_b)?)\b", r"\1[rows]", inner)
-        names = [name for name in "wb" if f"part_{name}" in inner]
+        part, inner = one.unit, one.code if one.unit.flipped == unit.flipped else across(one.code)
+        inner = re.sub(r"\b(w|b|original|original_b)\b", r"part_\1", inner)
+        names = [
+            n for n in ("w", "b", "original", "original_b") if re.search(rf"part_{n}\b", inner)
+        ]
         code += [
             f"rows = {_place(np.asarray(part.rows))}",
             *(f"part_{name} = {name}[rows]" for name in names),
             inner,
-            *(f"{name}[rows] = part_{name}" for name in names),
+            *(f"{name}[rows] = part_{name}" for name in names if len(name) == 1),
         ]
         words.append(one.words.replace("{}", f"the {part.role} part of {{}}"))
         for name, value in one.repaired.items():
@@ -346,6 +349,10 @@ def _adapter(unit: Unit) -> Finding | None:
     rank = _rank(step, unit.rounding * largest(unit.wanted))
     if rank is None or not step.any(axis=1).mean() > 1 - SAME * 10:  # of some heads alone
         return None
+    steps = (np.abs(np.diff(step, axis=1)) > SAME * largest(step)).any(axis=0)
+    if steps.sum() < step.shape[1] // 8:  # alike in blocks of columns, whatever their size
+        words = "{}: an offset for blocks of columns: a zero point is off"
+        return unit.finding(Kind.ZERO_POINT, words, "w = original", unit.wanted)
     words = (
         f"weights differ by an update of rank {rank}, as of an adapter (LoRA) that is merged in "
         "one of the two alone, or otherwise"
@@ -513,10 +520,11 @@ OF_WEIGHTS = (
     Rewrite((Kind.ROTARY, Kind.HEADS, Kind.PAIRING, Kind.DIMENSIONS, Kind.ROWS, Kind.FUSED), _rows),
     Rewrite((Kind.SCALED, Kind.INTEGERS), partial(_shared, groups=WHOLE)),
     Rewrite((Kind.GROUPS,), regrouped),
-    Rewrite((Kind.COLUMNS,), _columns),
+    Rewrite((Kind.COLUMNS, Kind.HEADS), partial(_across, find=partial(_rows, columns=True))),
     Rewrite((Kind.TRANSPOSED,), _transposed),
     Rewrite((Kind.FUSED, Kind.TENSOR), _sections),
     Rewrite((Kind.AVERAGED, Kind.STRANGERS, Kind.COPIES), _heads),
+    Rewrite((Kind.AVERAGED, Kind.STRANGERS, Kind.COPIES), partial(_across, find=_heads)),
     Rewrite((Kind.SIGNS, Kind.ROW_FACTORS, Kind.COLUMN_FACTORS, Kind.GAIN_FOLDED,
              Kind.BLOCK_SCALES, Kind.INTEGERS, Kind.ZERO_POINT), partial(_shared, groups=FINER)),
     Rewrite((Kind.ADAPTER,), _adapter),

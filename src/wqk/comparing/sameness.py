@@ -28,6 +28,7 @@ from wqk.comparing.expected import Expected
 from wqk.comparing.freedoms import explained, signature
 from wqk.comparing.mismatches import Kind, Mismatch
 from wqk.comparing.outside import absent_towers, outside
+from wqk.comparing.renumbering import renumbered
 from wqk.comparing.rewrites import regrouped
 from wqk.comparing.stream import TURNED, turned
 from wqk.comparing.weights import CIRCUITS, SCORES, Pair, grid, scorings, sides_of
@@ -87,12 +88,13 @@ def same(
     tolerance
         Relative distance of heads that is accepted although rounding does not explain it.
     everything
-        Whether every other tensor is compared too: under its name, or found by what it holds.
+        Whether every other tensor is compared too: under its name, or found by what it holds;
+        experts in any order that their router has as well.
     up_to
         Freedoms of the model that do not count: ``heads``, their order, where scores, values and
-        outputs agree on it; ``stream``, the coordinates of the residual stream, where one
-        orthogonal matrix turns embeddings, attention, feed-forward networks and outputs (QuaRot,
-        SpinQuant). It implies ``everything``.
+        outputs agree on it; ``neurons``, their order in each feed-forward network; ``stream``, the
+        coordinates of the residual stream, where one orthogonal matrix turns embeddings, attention,
+        feed-forward networks and outputs (QuaRot, SpinQuant). The last two imply ``everything``.
     on_progress
         Called after every block with the number done and the number of all.
     **hub
@@ -111,21 +113,26 @@ def same(
     True
     """
     check_options("same", hub, HubFolder)
-    if unknown := sorted(set(up_to) - {"heads", "stream"}):
-        raise CheckpointError(f"up_to: expected heads or stream, got {', '.join(unknown)}")
+    if unknown := sorted(set(up_to) - {"heads", "neurons", "stream"}):
+        expected = "expected heads, neurons or stream"
+        raise CheckpointError(f"up_to: {expected}, got {', '.join(unknown)}")
     openings: list[dict[str, Any]] = [
         {"ref": one, "family": file, "revision": revision, **hub}
         for one, file, revision in zip((ref, other), (family, other_family), revisions, strict=True)
     ]
     models, notes = _opened(openings, heads_per_layer, key_heads)
     accepted = tolerance
+    # One rotation has to turn all of the model, and neurons move with all that belongs to them.
+    everything = everything or bool({"neurons", "stream"} & {*up_to})
+    own = paired_names(models[0].checkpoint.tensors(), models[1].checkpoint.tensors())
     if "stream" in up_to:
-        everything = True  # one rotation has to turn all of the model
-        ours, theirs = (model.checkpoint.tensors() for model in models)
-        there, words = turned(models, paired_names(ours, theirs))
+        there, words = turned(models, own)
         notes.append(f"the residual stream {words}" if there else f"up to the stream: {words}")
         if there is not None:
             models[0], tolerance = there, max(tolerance, TURNED)
+    if everything and layers is None:
+        there, said = renumbered(models, own, "neurons" in up_to)
+        models[0], notes = there or models[0], notes + said
     checkpoints = [model.checkpoint for model in models]
     pairs, missing, added = _paired(*(model.plans for model in models))
     anchors = pairs or _paired(*(model.mixers for model in models))[0]

@@ -11,11 +11,13 @@ Axes: n vectors, D model width.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from wqk.checkpoints import Checkpoint, Part, TensorInfo
+from wqk.checkpoints import Part, TensorInfo
 from wqk.comparing.scope import form_parts
+from wqk.comparing.views import View
 from wqk.comparing.weights import ROUNDING
 from wqk.errors import CheckpointError
 from wqk.families import Projection
@@ -25,11 +27,9 @@ from wqk.model import open as open_model
 
 # How far vectors may lie from the turned ones, beside their rounding: what sums in float32 lose.
 TURNED = 1e-5
-# Numbers of a tensor from which it is told how it turns.
-TRIED = 1 << 22
 
 
-class Turned(Checkpoint):
+class Turned(View):
     """The first checkpoint with its stream turned, its gains moved to where the second has them.
 
     Attributes
@@ -42,7 +42,7 @@ class Turned(Checkpoint):
         self, models: Sequence[Model], names: Mapping[str, str], rotation: np.ndarray, table: str
     ) -> None:
         self._first, self._second = (model.checkpoint for model in models)
-        self.name, self.config = self._first.name, self._first.config
+        super().__init__(self._first)
         self._rotation, self._names, self.straight = rotation, dict(names), list[str]()
         tensors, others = self._first.tensors(), self._second.tensors()
         # A head that was tied before gains were folded into it.
@@ -77,22 +77,15 @@ class Turned(Checkpoint):
         known = self._first.tensors()
         return {**known, **{name: known[table] for name, table in self._copies.items()}}
 
-    def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
-        """Values as the second should have them."""
-        found = []
-        for part in parts:
-            value = self._whole(part.name)
-            ends = part.row_ranges(value.shape) if part.rows is not None else ()
-            pieces = [value[start:stop] for start, stop in ends]
-            found.append(np.concatenate(pieces) if pieces else value)
-        return found
-
     def _there(self, name: str) -> np.ndarray:
         return self._second.read([Part(self._names[name])])[0]
 
-    def _whole(self, name: str) -> np.ndarray:
+    def value(self, name: str) -> np.ndarray | None:
+        """Values as the second should have them."""
         if any(gain == name for _, gain in self._how.values()):
             return self._there(name)
+        if name not in self._how and name not in self._copies:
+            return None
         value = self._first.read([Part(self._copies.get(name, name))])[0]
         return self._turn(value, *self._how[name]) if name in self._how else value
 
@@ -104,29 +97,35 @@ class Turned(Checkpoint):
         if not axes or info.shape != other.shape:
             return
         value, wanted = self._first.read([Part(self._copies.get(name, name))])[0], self._there(name)
+        probe = np.random.default_rng(0).standard_normal(width)
         for axis in axes:
             ours, goal = (
                 np.moveaxis(some, axis, -1).reshape(-1, width) for some in (value, wanted)
             )
-            step = max(1, ours.size // TRIED)
+            probed, bound = goal @ probe, allowed(info, other) * np.linalg.norm(goal)
             for gain in ("", *(self._gains if len(info.shape) > 1 else ())):
-                apart = np.linalg.norm(self._turn(ours[::step], 1, gain) - goal[::step])
-                if apart <= allowed(info, other) * np.linalg.norm(goal[::step]):
+                before, after = self._around(gain)
+                turned = ours @ (before * (self._rotation @ (probe / after)))
+                # Rows may lie in another order, as neurons do.
+                pairs = (turned, probed), (np.sort(turned), np.sort(probed))
+                if min(np.linalg.norm(one - two) for one, two in pairs) <= bound:
                     self._how[name] = axis, gain
                     return
         self.straight.append(name)
         self._how[name] = axes[-1], ""
 
+    def _around(self, gain: str) -> tuple[Any, Any]:
+        """What multiplies values before they turn, and divides them after."""
+        if not gain:
+            return 1.0, 1.0
+        there = self._there(gain) + self._gains[gain]
+        return self._first.read([Part(gain)])[0] + self._gains[gain], np.where(there == 0, 1, there)
+
     def _turn(self, value: np.ndarray, axis: int, gain: str) -> np.ndarray:
         """Values times the gain of the first, turned, without the gain of the second."""
-        turning = np.moveaxis(value, axis, -1)
-        if gain:
-            turning = turning * (self._first.read([Part(gain)])[0] + self._gains[gain])
-        turning = turning @ self._rotation.astype(value.dtype)
-        if gain:
-            there = self._there(gain) + self._gains[gain]
-            turning = turning / np.where(there == 0, 1, there)
-        return np.ascontiguousarray(np.moveaxis(turning, -1, axis))
+        before, after = self._around(gain)
+        turning = (np.moveaxis(value, axis, -1) * before) @ self._rotation / after
+        return np.ascontiguousarray(np.moveaxis(turning, -1, axis), value.dtype)
 
 
 def allowed(*infos: TensorInfo) -> float:
@@ -141,7 +140,10 @@ def turned(models: Sequence[Model], names: Mapping[str, str]) -> tuple[Model | N
     norms = [side.input_norm for side in sides]
     gains = [norm.gain[0].name for norm in norms if norm is not None and norm.gain]
     if not gains or any(norm is None or norm.kind != "rms" for norm in norms):
-        return None, "norms are not known, or subtract a mean, which no rotation leaves"
+        return None, (
+            "a norm is not known, or subtracts a mean: of all rotations, only those that leave the "
+            "vector of ones commute with it, so that means have to be folded into weights first"
+        )
     first, second = (model.checkpoint for model in models)
     (width,) = first.info(gains[0]).shape
     try:

@@ -208,10 +208,18 @@ class Finding:
         if self.unit.gain is not None:
             facts["gain"] = self.unit.gain.name
         sides, code = self.unit.sides if self.sides is None else self.sides, self.code
-        if self.unit.flipped and code and not code.startswith("w = original"):
-            code = f"w, original = w.T, original.T; D = w.shape[1]\n{code}\nw = w.T"
+        if self.unit.flipped:
+            code = across(code)
         words = self.words.replace("{}", ", ".join(self.titles or (self.unit.title,)))
         return Mismatch(self.kind, words, code, sides, self.heads, facts)
+
+
+def across(code: str) -> str:
+    """The code of rows for columns, or of ``nn.Linear`` for weights that are stored (in, out)."""
+    if not code or code.startswith("w = original"):
+        return code
+    start = "w, original = w.T, original.T; D = w.shape[1]"
+    return f"{start}\n{code}\nw, original = w.T, original.T; D = w.shape[1]"
 
 
 def short(name: str) -> str:

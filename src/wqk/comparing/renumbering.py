@@ -1,0 +1,137 @@
+"""Experts and neurons in another order, which change nothing where all that belongs to them moves.
+
+Experts are chosen by the rows of a router, neurons lie between rows of one weight and columns of
+the next. Their order is read from one tensor, and the first model is given it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from wqk.checkpoints import Checkpoint, Part
+from wqk.comparing.contents import FLOATS
+from wqk.comparing.scope import FEED_FORWARD
+from wqk.comparing.units import ALIKE, permutation, same_numbers
+from wqk.comparing.views import Renumbered
+from wqk.model import Model
+from wqk.model import open as open_model
+
+# A tensor of experts: of one, which has a number, or of all, along its first axis.
+EXPERTS = re.compile(r"^(?P<module>(?:.*?\.)?)(?:experts|\w+_exps)\.(?:(?P<number>\d+)\.)?")
+# What chooses among them, below the same module: weights, biases of the choice.
+ROUTER = re.compile(r"(?:^|\.)(?:gate|router|wg|ffn_gate_inp|exp_probs_b)(?:\.|$)")
+# How many rows tell whether experts lie in an order.
+SAMPLED = 8
+
+
+class _Order:
+    """The order of the first model's tensors in the second, as far as names agree."""
+
+    def __init__(self, checkpoints: Sequence[Checkpoint], names: Mapping[str, str]) -> None:
+        tensors, others = (checkpoint.tensors() for checkpoint in checkpoints)
+        self.checkpoints, self.names = checkpoints, names
+        self.shapes = {
+            name: info.shape for name, info in tensors.items()
+            if name in names and others[names[name]].shape == info.shape and info.dtype in FLOATS
+        }  # fmt: skip
+        self.orders: dict[str, tuple[int, np.ndarray]] = {}
+        self.places: dict[str, str] = {}
+
+    def both(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """A tensor of either."""
+        given = zip(self.checkpoints, (name, self.names[name]), strict=True)
+        ours, theirs = (checkpoint.read([Part(own)])[0] for checkpoint, own in given)
+        return ours, theirs
+
+    def of_rows(self, name: str) -> np.ndarray | None:
+        """The first's rows that make the second's, where they lie in another order."""
+        ours, theirs = self.both(name)
+        return permutation(theirs, ours, ALIKE)
+
+    def experts(self) -> Iterator[str]:
+        """Note the order of experts; modules in which it is another one."""
+        modules: dict[str, list[re.Match[str]]] = {}
+        for match in filter(None, map(EXPERTS.match, self.shapes)):
+            modules.setdefault(match["module"], []).append(match)
+        for module, own in modules.items():
+            numbers = {int(match["number"]) for match in own if match["number"]}
+            count = max(numbers) + 1 if numbers else self.shapes[own[0].string][0]
+            routers = [name for name, shape in self.shapes.items() if name.startswith(module)
+                       and ROUTER.search(name) and shape[:1] == (count,)]  # fmt: skip
+            weight = next((name for name in routers if len(self.shapes[name]) == 2), None)
+            order = None if weight is None else self.of_rows(weight)
+            groups = self.checkpoints[0].config.get("n_group") or 1
+            if order is None or count % groups:
+                continue
+            group = order.reshape(groups, -1) // (count // groups)  # chosen before their experts
+            places = {match.string: f"{match.string[: match.start('number')]}"
+                      f"{order[int(match['number'])]}{match.string[match.end('number') :]}"
+                      for match in own if match["number"]}  # fmt: skip
+            fused = [match.string for match in own if not match["number"]]
+            known = all(self.shapes.get(one) == self.shapes[name] for name, one in places.items())
+            if known and (group == group[:, :1]).all() and self._fits(places, fused, order):
+                self.orders |= dict.fromkeys((*routers, *fused), (0, order))
+                self.places |= places
+                yield module
+
+    def _fits(self, places: Mapping[str, str], fused: Sequence[str], order: np.ndarray) -> bool:
+        """Whether some experts lie in an order, too."""
+        for name in fused[:1]:
+            ours, theirs = self.both(name)
+            return same_numbers(ours[order], theirs)
+        some = [*places.items()][:SAMPLED]
+        return all(same_numbers(self.both(one)[0], self.both(name)[1]) for name, one in some)
+
+    def _is_moved(self, vector: str, order: np.ndarray) -> bool:
+        """Whether a vector lies in an order, as biases of neurons do."""
+        if len(self.shapes[vector]) > 1:
+            return False
+        ours, theirs = self.both(vector)
+        return same_numbers(ours[order], theirs)
+
+    def neurons(self) -> Iterator[str]:
+        """Note the order of neurons; modules in which it is another one."""
+        modules: dict[str, list[str]] = {}
+        for name in self.shapes:
+            if FEED_FORWARD.search(name):
+                module = re.sub(r"\.[^.]+(?:\.(?:weight|bias))?$", "", name)
+                modules.setdefault(module, []).append(name)
+        for module, own in modules.items():
+            matrices = [name for name in own if len(self.shapes[name]) == 2]
+            found = {name: order for name in matrices if (order := self.of_rows(name)) is not None}
+            if not found:
+                continue
+            name, order = min(found.items(), key=lambda one: len(one[1]))
+            if (
+                len(found) == 1
+                and (half := len(order) // 2)
+                and len(order) % 2 == 0
+                and (np.array_equal(order[:half] + half, order[half:]))
+            ):
+                order = order[:half]  # gates and their neurons in one weight
+            count = len(order)
+            for name in own:
+                shape = self.shapes[name]
+                many = np.concatenate([order, order + count])[: shape[0]]
+                if len(many) == shape[0] and (name in found or self._is_moved(name, many)):
+                    self.orders[name] = 0, many
+                elif len(shape) == 2 and shape[1] == count:
+                    self.orders[name] = 1, order
+            yield module
+
+
+def renumbered(
+    models: Sequence[Model], names: Mapping[str, str], neurons: bool
+) -> tuple[Model | None, list[str]]:
+    """The first model with the second's order of experts, and of neurons; and what it says."""
+    order = _Order([model.checkpoint for model in models], names)
+    moved = {"experts": [*order.experts()], "neurons": [*order.neurons()] if neurons else []}
+    if not order.orders:
+        return None, []
+    view = Renumbered(models[0].checkpoint, order.orders, order.places)
+    notes = [f"{what} in another order in {len(some)} modules: {some[0].rstrip('.')}, …"
+             for what, some in moved.items() if some]  # fmt: skip
+    return open_model(view, family=models[0].family_file), notes

@@ -1,0 +1,69 @@
+"""Experts in another order are the same experts, if their router has them in that order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from tests.families.architectures import NAMED
+from tests.families.proving import build
+
+import wqk
+from wqk.checkpoints.modules import StateDict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Tensors = dict[str, np.ndarray]
+ORDER = [2, 0, 3, 1]
+
+
+def moved(tensors: Tensors, which: Callable[[str], bool]) -> Tensors:
+    """Experts, or their routers, in another order."""
+    return {name: value[ORDER] if which(name) and value.shape[0] == 4 else value
+            for name, value in tensors.items()}  # fmt: skip
+
+
+def by_number(tensors: Tensors) -> Tensors:
+    """Each expert's weights apart, as older files have them."""
+    found = {}
+    for name, value in tensors.items():
+        start, _, end = name.partition("experts.")
+        parts = {f"{start}experts.{n}.{end}.weight": one for n, one in enumerate(value)}
+        found |= parts if end in ("gate_up_proj", "down_proj") else {name: value}
+    return found
+
+
+@pytest.mark.parametrize("name", ["mixtral", "gpt-oss", "deepseek-v3"])
+def test_experts_in_any_order(name: str) -> None:
+    config = NAMED[name].config | {"num_local_experts": 4}
+    model = build(replace(NAMED[name], config=config))
+    tensors = {n: v.float().numpy() for n, v in model.state_dict().items()}
+    config = model.config.to_dict()
+
+    def compared(other: Tensors, **settings: int) -> wqk.CheckpointComparison:
+        pair = (StateDict(some, config | settings, "m") for some in (original, other))
+        return wqk.same(*pair, everything=True)
+
+    for original in (tensors, by_number(tensors)):
+        numbered = original is not tensors
+        order = {f"experts.{new}.": f"experts.{old}." for new, old in enumerate(ORDER)}
+
+        def source(tensor: str, order: dict[str, str] = order) -> str:
+            key = next((one for one in order if one in tensor), "")
+            return tensor.replace(key, order[key]) if key else tensor
+
+        renumbered = {n: original[source(n)] for n in original} if numbered else original
+        experts = moved(renumbered, lambda n: ".experts." in n and "shared" not in n)
+        router = moved(original, lambda n: ".experts." not in n and (".mlp." in n))
+        both = moved(experts, lambda n: ".experts." not in n and (".mlp." in n))
+        assert any(not np.array_equal(router[n], original[n]) for n in original)
+        assert compared(both).same, compared(both).sentence
+        assert not compared(experts).same
+        alone = compared(router)
+        assert not alone.same
+        assert all("experts" not in one.name for one in alone.differing)
+        if "n_group" in config:
+            assert not compared(both, n_group=2).same  # experts change their group
