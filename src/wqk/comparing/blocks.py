@@ -72,16 +72,6 @@ class Rows:
             found += 0.0 if extra is None else extra * last
         return np.asarray(found)
 
-    def equals(self, other: Rows) -> bool:
-        """Whether every number is the same; told head by head, as most differ in the first."""
-        mine, theirs = ((some.bias, *(some.norm or ())) for some in (self, other))
-        return (
-            (self.norm is None) == (other.norm is None)
-            and self.weight.shape == other.weight.shape
-            and all(map(np.array_equal, mine, theirs))
-            and all(map(np.array_equal, self.weight, other.weight))
-        )
-
 
 @dataclass(frozen=True, eq=False)
 class Scoring:
@@ -212,12 +202,8 @@ def distances(a: Scoring, b: Scoring, at: Sequence[int], tolerance: float = 0.0)
 
     ``tolerance`` is a relative distance that is accepted anyway.
     """
-    if _identical(a, b):
-        count = len(a.query.weight)
-        found = Distances(np.zeros((len(at), count)), np.full(count, RESOLUTION))
-    else:
-        products = InnerProducts(a.heads, b.heads), b.products
-        found = _apart(a, *products, 1.0, at, (a.rounding, b.rounding))
+    products = InnerProducts(a.heads, b.heads), b.products
+    found = _apart(a, *products, 1.0, at, (a.rounding, b.rounding))
     return found._replace(tolerance=np.maximum(found.tolerance, tolerance))
 
 
@@ -275,16 +261,6 @@ def far_apart(a: Heads, b: Heads, at: Sequence[int], allowed: np.ndarray) -> boo
         if (apart > (FAR * allowed + SINGLE) * np.where(sizes > 0, sizes, np.inf)).any():
             return True
     return False
-
-
-def _identical(a: Scoring, b: Scoring) -> bool:
-    """Whether every number is the same, as in most conversions, which saves all products."""
-    return (
-        a.scale == b.scale
-        and same_rotation(a.rotary, b.rotary)
-        and a.query.equals(b.query)
-        and a.key.equals(b.key)
-    )
 
 
 def same_rotation(a: Rotary | None, b: Rotary | None) -> bool:

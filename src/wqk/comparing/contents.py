@@ -20,8 +20,8 @@ import numpy as np
 
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.number_types import rounding
-from wqk.comparing.weights import AT_ZERO, ROUNDING
-from wqk.errors import CheckpointError, WqkError
+from wqk.comparing.weights import AT_ZERO, ROUNDING, lies_on
+from wqk.errors import WqkError
 
 # Numbers that are read at a time; of so many it is kept which ones differ.
 CHUNK, MASKED = 1 << 22, 1 << 26
@@ -207,7 +207,7 @@ def compare_stored(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> 
             apart.largest = max(apart.largest, float(relative.max()))
         for kind in list(apart.narrower):
             near = step <= 2 * ROUNDING[kind] * high + 2 * AT_ZERO.get(kind, 0.0)
-            if not near.all() or not any(_lies_on(v, kind) for v in (x, y)):
+            if not near.all() or not any(lies_on(v, kind) for v in (x, y)):
                 apart.narrower.discard(kind)
     distance = apart.relative
     if not apart.changed:
@@ -219,15 +219,6 @@ def compare_stored(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> 
     columns = first.shape[-1] if len(first.shape) > 1 else 1
     mask = np.concatenate(masks).reshape(-1, columns) if size <= MASKED else None
     return Found(Outcome.DIFFERS, _reason(apart, mask), distance, mask)
-
-
-def _lies_on(values: np.ndarray, kind: str) -> bool:
-    """Whether a narrower type holds all of these values."""
-    single = values.astype(np.float32)
-    if kind == "BF16":
-        return not (single.view(np.uint32) & 0xFFFF).any()
-    with np.errstate(over="ignore"):
-        return bool(np.array_equal(single, single.astype(np.float16)))
 
 
 def _reason(apart: _Apart, mask: np.ndarray | None) -> str:
@@ -457,17 +448,12 @@ def compare_tensors(
 
 def _copy_of(checkpoint: Checkpoint, name: str, others: Iterable[str]) -> str | None:
     """A tensor of the same checkpoint that holds the same, as tied weights do."""
-    info = checkpoint.info(name)
-    if len(info.shape) < 2:
-        return None
-    for other in others:
-        if checkpoint.info(other).shape != info.shape:
-            continue
-        pieces = zip(_chunks(Part(name), info), _chunks(Part(other), info), strict=True)
-        try:
-            pairs = (checkpoint.read(list(pair)) for pair in pieces)
-            if all(np.array_equal(one, two) for one, two in pairs):
-                return other
-        except CheckpointError:
-            return None
+    shape, twice = checkpoint.info(name).shape, (checkpoint, checkpoint)
+    alike = (other for other in others if checkpoint.info(other).shape == shape)
+    told = len(shape) > 1 and checkpoint.raw(Part(name, ((0, 1),))) is not None
+    for parts in ((Part(name), Part(other)) for other in alike if len(shape) > 1):
+        if equal_bytes(twice, parts) or (
+            not told and compare_stored(twice, parts).outcome is Outcome.EQUAL
+        ):
+            return parts[1].name
     return None

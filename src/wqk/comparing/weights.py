@@ -149,21 +149,22 @@ def grid(dtype: str, values: np.ndarray) -> str:
     """
     if dtype not in ("F64", "F32", "F16") or values.dtype not in (np.float32, np.float64):
         return dtype
-    flat = values.reshape(-1)
+    flat, found = values.reshape(-1), dtype
     for some in (flat[:4096], flat):  # most weights fail at once
-        single = some.astype(np.float32)
-        with np.errstate(over="ignore"):
-            fits = {
-                "BF16": not (single.view(np.uint32) & 0xFFFF).any(),
-                "F16": dtype != "F16" and np.array_equal(single, single.astype(np.float16)),
-                "F32": dtype == "F64",
-            }
-        if dtype == "F64" and not np.array_equal(some, single):
-            return dtype
-        found = next((name for name, holds in fits.items() if holds), dtype)
+        kinds = ("BF16", *(("F16",) * (dtype != "F16")), *(("F32",) * (dtype == "F64")))
+        found = next((kind for kind in kinds if lies_on(some, kind)), dtype)
         if found == dtype:
             return dtype
     return found if flat.any() else dtype
+
+
+def lies_on(values: np.ndarray, kind: str) -> bool:
+    """Whether a narrower type holds all of these values."""
+    single = values.astype(np.float32)
+    with np.errstate(over="ignore"):
+        narrow = single.astype(np.float16) if kind == "F16" else single
+    coarse = kind == "BF16" and (single.view(np.uint32) & 0xFFFF).any()
+    return not coarse and np.array_equal(values, narrow)
 
 
 def rounding_in(info: TensorInfo, values: np.ndarray) -> float:
