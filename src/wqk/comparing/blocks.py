@@ -109,26 +109,14 @@ class Scoring:
         factors = np.full(len(self.query.weight), self.scale)
         stretch = self.rotary if self.rotary is not None and self.rotary.amplitude != 1 else None
         own = np.arange(len(factors))
-        left, right = self._random
-        probes = self.query.probed(left), self.key.probed(right)[self.pairing]
-        sides = Side(self.query, own), Side(self.key, self.pairing)
-        return Heads(*sides, factors, self.turning, stretch, probes)
-
-    @cached_property
-    def _random(self) -> tuple[np.ndarray, np.ndarray]:
-        """Probes of either side."""
         random = np.random.default_rng(0)
         left, right = (
             random.standard_normal((PROBES, rows.weight.shape[-1] + 1))
             for rows in (self.query, self.key)
         )
-        return left, right
-
-    @cached_property
-    def exchanged(self) -> tuple[np.ndarray, np.ndarray]:
-        """Either side's heads times the probes of the other, (H, R, P) and (G, R, P)."""
-        left, right = self._random
-        return self.query.probed(right), self.key.probed(left)
+        probes = self.query.probed(left), self.key.probed(right)[self.pairing]
+        sides = Side(self.query, own), Side(self.key, self.pairing)
+        return Heads(*sides, factors, self.turning, stretch, probes)
 
     @cached_property
     def key_probes(self) -> np.ndarray:

@@ -1,8 +1,8 @@
 """Heads found by their forms alone, whatever each head's own coordinates.
 
 The heads of one block are searched for among the other's: every query head with every key head,
-unchanged and transposed, up to a factor. A match is confirmed by the exact distance. So an order of
-heads, a pairing, an exchange, a factor or a rotation is found even where heads were also turned.
+up to a factor. A match is confirmed by the exact distance. So an order of heads, a pairing, a
+factor or a rotation is found even where heads were also turned.
 
 Axes: H query heads, G key heads, R head width, P probes.
 """
@@ -44,17 +44,10 @@ def explained(
     match = _match(a, b)
     if match is None:
         return None
-    query_heads, key_heads, flipped = match
-    heads = (key_heads, query_heads) if flipped else (query_heads, key_heads)
-    stored = (b.key, b.query) if flipped else (b.query, b.key)
-    probes = _probes(b)[flipped]
-    if flipped:
-        probes = probes[::-1]
-    sides = [Side(*side) for side in zip(stored, heads, strict=True)]
-    chosen = probes[0][heads[0]], probes[1][heads[1]]
+    sides = Side(b.query, match.query_heads), Side(b.key, match.key_heads)
+    chosen = b.heads.probes[0][match.query_heads], b.key_probes[match.key_heads]
     for rotary in _rotations(a.turning, b.turning):
-        stretch = None if flipped else b.heads.stretch
-        view = Heads(sides[0], sides[1], b.heads.factor, rotary, stretch, chosen)
+        view = Heads(*sides, b.heads.factor, rotary, b.heads.stretch, chosen)
         if far_apart(a.heads, view, at, apart.tolerance):
             continue
         factors, left = fitted(a, view, at, (a.rounding, b.rounding))
@@ -72,13 +65,11 @@ def signature(scoring: Scoring) -> np.ndarray:
 def _named(
     a: Scoring, b: Scoring, match: Match, rotary: Rotary | None, factors: np.ndarray
 ) -> Iterator[Mismatch]:
-    query_heads, key_heads, flipped = match
+    query_heads, key_heads = match
     if not np.array_equal(b.pairing[query_heads], key_heads):
         yield mismatches.pairing(query_heads, key_heads, len(b.key.weight))
     elif not np.array_equal(query_heads, np.arange(len(query_heads))):
         yield mismatches.head_order(query_heads)
-    if flipped:
-        yield mismatches.exchanged()
     if not same_rotation(rotary, b.turning):
         yield other_rotary(rotary, b.turning)
     if (factors != 1).any():
@@ -86,44 +77,27 @@ def _named(
 
 
 class Match(NamedTuple):
-    """Which of b's query and key heads make each of a's heads, (H,), and whether transposed."""
+    """Which of b's query and key heads make each of a's heads, (H,)."""
 
     query_heads: np.ndarray
     key_heads: np.ndarray
-    flipped: bool
-
-
-def _probes(
-    b: Scoring,
-) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Probes of b's queries and keys, (H, R, P) and (G, R, P); and those of exchanged sides."""
-    straight = b.heads.probes[0], b.key_probes
-    square = b.query.weight.shape[-1] == b.key.weight.shape[-1]
-    return straight, b.exchanged if square else straight
 
 
 def _match(a: Scoring, b: Scoring) -> Match | None:
     """The pair of b's heads most like each of a's heads at distance 0, by random probes."""
-    ours = _probed(*a.heads.probes)
-    straight, exchanged = _probes(b)
-    candidates = [(False, _probed(straight[0][:, None], straight[1][None]))]
-    if a.query.weight.shape[-1] == a.key.weight.shape[-1]:
-        flipped = _probed(exchanged[0][:, None], exchanged[1][None])
-        candidates.append((True, flipped.swapaxes(-1, -2)))
-    heads = np.arange(len(ours))
-    for is_flipped, theirs in candidates:
-        cosines = np.abs(np.einsum("hij,qkij->hqk", ours, theirs))
-        # Pruned heads, whose scores are zero, are alike.
-        silent, theirs_silent = ((some == 0).all(axis=(-2, -1)) for some in (ours, theirs))
-        cosines[silent[:, None, None] & theirs_silent] = 1
-        # Among equal heads, each is its own best match and keeps its own key.
-        cosines[heads, heads] += 1e-6
-        cosines[:, heads, b.pairing] += 2e-6
-        best = cosines.reshape(len(heads), -1).argmax(axis=1)
-        if (cosines.reshape(len(heads), -1).max(axis=1) > ALIKE).all():
-            query_heads, key_heads = np.divmod(best, len(b.key.weight))
-            return Match(query_heads, key_heads, is_flipped)
-    return None
+    ours, heads = _probed(*a.heads.probes), np.arange(len(a.query.weight))
+    theirs = _probed(b.heads.probes[0][:, None], b.key_probes[None])
+    cosines = np.abs(np.einsum("hij,qkij->hqk", ours, theirs))
+    # Pruned heads, whose scores are zero, are alike.
+    silent, theirs_silent = ((some == 0).all(axis=(-2, -1)) for some in (ours, theirs))
+    cosines[silent[:, None, None] & theirs_silent] = 1
+    # Among equal heads, each is its own best match and keeps its own key.
+    cosines[heads, heads] += 1e-6
+    cosines[:, heads, b.pairing] += 2e-6
+    flat = cosines.reshape(len(heads), -1)
+    if (flat.max(axis=1) <= ALIKE).any():
+        return None
+    return Match(*np.divmod(flat.argmax(axis=1), len(b.key.weight)))
 
 
 def _probed(query: np.ndarray, key: np.ndarray) -> np.ndarray:
