@@ -35,50 +35,36 @@ EPSILON = re.compile(r"(?:^|_)(?:eps|epsilon)$")
 # -- rotary positions --------------------------------------------------------------------------
 
 
-def other_rotary(wanted: Rotary | None, has: Rotary | None, width: int = 0) -> Mismatch:
-    """A block that would be the same with another rotation: order, width, base or scaling."""
-    same_form = "same at distance 0"
+def other_rotary(wanted: Rotary | None, has: Rotary | None) -> str:
+    """What a block has that would be the same with another rotation, in words."""
     if wanted is None or has is None:
         here, there = (r.order if r else none for r, none in ((wanted, "no"), (has, "none")))
-        reason = f"{same_form}; {here} rotary positions expected, {there} found"
-        return Mismatch(Kind.ROTARY, reason)
-    reasons, repair = [], ""
+        return f"same at distance 0; {here} rotary positions expected, {there} found"
+    found = []
     if wanted.order != has.order:
-        reasons.append(f"rotary order: stored {wanted.order}, read as {has.order}")
+        found.append(f"rotary order: stored {wanted.order}, read as {has.order}")
     pairs, other_pairs = len(wanted.frequencies), len(has.frequencies)
     if pairs != other_pairs:
-        reasons.append(
+        found.append(
             f"share of rotated dimensions (partial_rotary_factor): {2 * pairs} of each head's "
             f"expected, {2 * other_pairs} found"
         )
-        if width:
-            repair = f'config["partial_rotary_factor"] = {2 * pairs / width:.6g}'
     elif np.allclose(wanted.frequencies, -has.frequencies, rtol=1e-6):
-        reasons.append("direction of rotation: the sine has the other sign")
-        repair = "sin = -sin"
+        found.append("direction of rotation: the sine has the other sign")
     elif not np.allclose(wanted.frequencies, has.frequencies, rtol=1e-6):
+        name, texts = "rotary scaling (rope_scaling)", []
         bases = base_of(wanted.frequencies), base_of(has.frequencies)
-        if bases[0] and bases[1]:
-            reasons.append(
-                f"rotary base (rope_theta): {bases[0]:.8g} expected, {bases[1]:.8g} found"
-            )
-            repair = f'config["rope_theta"] = {bases[0]:.8g}'
-        else:
-            slowest = [float(np.abs(one.frequencies).min()) for one in (wanted, has)]
-            missing = "not scaled" if bases[0] else "scaled" if bases[1] else "scaled otherwise"
-            reasons.append(
-                f"rotary scaling (rope_scaling): {missing} expected, slowest frequency "
-                f"{slowest[0]:.3g} expected, {slowest[1]:.3g} found"
-            )
-            wanted_scaling = "None" if bases[0] else 'original["rope_scaling"]'
-            repair = f'config["rope_scaling"] = {wanted_scaling}'
+        for one, base in zip((wanted, has), bases, strict=True):
+            slowest = f"slowest frequency {float(np.abs(one.frequencies).min()):.3g}"
+            texts.append(f"{base:.8g}" if all(bases) else f"{slowest}, {'not ' * bool(base)}scaled")
+        name = "rotary base (rope_theta)" if all(bases) else name
+        found.append(f"{name}: {texts[0]} expected, {texts[1]} found")
     if wanted.amplitude != has.amplitude:
-        reasons.append(
+        found.append(
             f"attention factor of rotary positions: {wanted.amplitude:.4g} expected, "
             f"{has.amplitude:.4g} found"
         )
-    reason = f"{same_form}, other {'; '.join(reasons) or 'rotary positions'}"
-    return Mismatch(Kind.ROTARY, reason, repair)
+    return f"same at distance 0, other {'; '.join(found) or 'rotary positions'}"
 
 
 def base_of(frequencies: np.ndarray) -> float | None:
@@ -115,9 +101,17 @@ def rotary_repaired(models: Sequence[Model], pair: Pair) -> tuple[Mismatch, Atte
     found = ours.rotary and theirs.rotary and _configured(models, pair, ours.rotary, theirs.rotary)
     if found:
         return found
+    reason, config = other_rotary(wanted, has), _own_config(models[1], theirs)
+    turns, rule = 2 * len(wanted.frequencies) if wanted is not None else 0, theirs.rule.rotary
+    for key in rule.fraction if wanted is not None and rule is not None else ():
+        share = turns / theirs.query.head_width
+        plan = _replanned(models[1], theirs, config | {key: share})
+        if plan is not None and same_rotation(as_exact_as(wanted, plan.rotary), wanted):
+            repair = f'{_named("config", theirs)}["{key}"] = {share:.6g}'
+            return Mismatch(Kind.ROTARY, reason, repair), plan
     axial = wanted is not None and wanted.axes > 1
     plan = replace(theirs, rotary=None if axial else wanted, axial=wanted if axial else None)
-    return other_rotary(wanted, has, theirs.query.head_width), plan
+    return Mismatch(Kind.ROTARY, reason), plan
 
 
 def _configured(

@@ -27,7 +27,7 @@ from wqk.comparing.blocks import (
     same_rotation,
 )
 from wqk.comparing.configured import other_rotary
-from wqk.comparing.mismatches import Mismatch
+from wqk.comparing.mismatches import Kind, Mismatch
 from wqk.families.rotary import Rotary
 
 # Smallest cosine of two heads' probes that is worth an exact comparison.
@@ -71,7 +71,7 @@ def _named(
     elif not np.array_equal(query_heads, np.arange(len(query_heads))):
         yield mismatches.head_order(query_heads)
     if not same_rotation(rotary, b.turning):
-        yield other_rotary(rotary, b.turning)
+        yield Mismatch(Kind.ROTARY, other_rotary(rotary, b.turning))
     if (factors != 1).any():
         yield mismatches.scaled([float(f) for f in 1 / factors], a.width)
 
