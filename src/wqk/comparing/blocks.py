@@ -21,21 +21,11 @@ import numpy as np
 from wqk._caching import cached_property
 from wqk._typing import Float
 from wqk.attention.coordinates import augmented, with_norm
+from wqk.comparing.tolerances import FAR, RESOLUTION, SAFETY, SAME_FREQUENCY, SINGLE, TINY
 from wqk.families.rotary import Rotary
-
-# By how many times the expected rounding two equal forms may differ.
-SAFETY = 1.5
-
-# Products of float64 Gram matrices resolve no smaller distance, relative to ‖A‖ ‖B‖.
-RESOLUTION = 1e-7
 
 # Probe vectors on either side; their P² scores tell heads apart, and how far apart blocks are.
 PROBES = 8
-# How far probes of equal forms may differ: times what is allowed, and by so much in float32.
-FAR, SINGLE = 5.0, 1e-4
-
-# Far below any tolerance.
-TINY = 1e-30
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,7 +257,7 @@ def as_exact_as(a: Rotary | None, b: Rotary | None) -> Rotary | None:
     if a is None or b is None or len(a.frequencies) != len(b.frequencies):
         return b
     far = np.abs(np.append(a.frequencies, a.amplitude) / np.append(b.frequencies, b.amplitude) - 1)
-    near = bool((far <= 1e-6).all())
+    near = bool((far <= SAME_FREQUENCY).all())
     return replace(b, frequencies=a.frequencies, amplitude=a.amplitude) if near else b
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from wqk.checkpoints import Checkpoint
 from wqk.comparing.blocks import as_exact_as, same_rotation
 from wqk.comparing.mismatches import Kind, Mismatch, setting
+from wqk.comparing.tolerances import SAME_FREQUENCY
 from wqk.comparing.units import short
 from wqk.comparing.views import Overlay
 from wqk.comparing.weights import Pair
@@ -49,9 +50,9 @@ def other_rotary(wanted: Rotary | None, has: Rotary | None) -> str:
             f"share of rotated dimensions (partial_rotary_factor): {2 * pairs} of each head's "
             f"expected, {2 * other_pairs} found"
         )
-    elif np.allclose(wanted.frequencies, -has.frequencies, rtol=1e-6):
+    elif np.allclose(wanted.frequencies, -has.frequencies, rtol=SAME_FREQUENCY):
         found.append("direction of rotation: the sine has the other sign")
-    elif not np.allclose(wanted.frequencies, has.frequencies, rtol=1e-6):
+    elif not np.allclose(wanted.frequencies, has.frequencies, rtol=SAME_FREQUENCY):
         name, texts = "rotary scaling (rope_scaling)", []
         bases = base_of(wanted.frequencies), base_of(has.frequencies)
         for one, base in zip((wanted, has), bases, strict=True):
@@ -76,7 +77,7 @@ def base_of(frequencies: np.ndarray) -> float | None:
     500
     """
     pairs = len(frequencies)
-    if pairs < 2 or not (frequencies > 0).all() or abs(frequencies[0] - 1) > 1e-6:
+    if pairs < 2 or not (frequencies > 0).all() or abs(frequencies[0] - 1) > SAME_FREQUENCY:
         return None
     logarithms = np.log(frequencies)
     base = math.exp(-logarithms[1] * pairs)

@@ -20,7 +20,8 @@ import numpy as np
 
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.number_types import rounding
-from wqk.comparing.weights import AT_ZERO, ROUNDING, lies_on
+from wqk.comparing.tolerances import AT_ZERO, MOST, ROUNDING, SAFETY, SAME_FACTOR
+from wqk.comparing.weights import lies_on
 from wqk.errors import WqkError
 
 # Numbers that are read at a time; of so many it is kept which ones differ.
@@ -29,13 +30,6 @@ CHUNK, MASKED = 1 << 22, 1 << 26
 CACHED = 1 << 22
 # Types whose numbers are rounded one by one, the finest first.
 FLOATS = ("F64", "F32", "F16", "BF16")
-# A change of coordinates changes most of a row or of a column; a change of single entries does not.
-MOST = 0.5
-# Quantized weights may differ by so many times their expected rounding.
-SAFETY = 1.5
-# Ratios of two tensors that differ by less than this are one factor.
-SAME = 1e-3
-
 # What wrappers put before a name.
 WRAPPERS = re.compile(r"^(?:(?:module|model|_orig_mod|base_model)\.)+")
 
@@ -227,7 +221,7 @@ def _reason(apart: _Apart, mask: np.ndarray | None) -> str:
     if not yy:
         return "all zero"
     factor = yy / xy if xy else math.nan
-    if xx * yy - xy**2 <= (SAME * xy) ** 2 and abs(factor - 1) > SAME:
+    if xx * yy - xy**2 <= (SAME_FACTOR * xy) ** 2 and abs(factor - 1) > SAME_FACTOR:
         return f"scaled by {factor:.4g}"
     if apart.changed < MOST * apart.total:
         where = "" if mask is None else f", the first in row {int(mask.any(axis=1).argmax())}"

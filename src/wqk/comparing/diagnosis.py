@@ -23,6 +23,7 @@ from wqk.comparing.freedoms import explained
 from wqk.comparing.mismatches import Kind, Mismatch
 from wqk.comparing.rewrites import search
 from wqk.comparing.scope import circuit_parts
+from wqk.comparing.tolerances import SAME
 from wqk.comparing.units import Finding
 from wqk.comparing.views import Overlay
 from wqk.comparing.weights import SCORES, VALUES, Pair, rotation_of, scorings, sides_of
@@ -184,7 +185,7 @@ def _averaged(pair: Pair, checkpoints: Sequence[Checkpoint]) -> Mismatch | None:
             for side, checkpoint in zip(sides, checkpoints, strict=True)
         )
         means = first.reshape(len(second), -1, *first.shape[1:]).mean(axis=1)
-        if means.shape != second.shape or not np.allclose(means, second, atol=1e-2 * means.std()):
+        if means.shape != second.shape or not np.allclose(means, second, atol=SAME * means.std()):
             return None
     counts = pair[0].key.heads, pair[1].key.heads
     reason = f"{counts[0]} key and value heads were averaged to {counts[1]}, which loses them"

@@ -18,7 +18,8 @@ from wqk._version import __version__
 from wqk.attention import Block
 from wqk.attention.coordinates import FOLDED, PLAIN, lacks_norm
 from wqk.comparing.answer import farthest
-from wqk.comparing.weights import ROUNDING, rounding_of
+from wqk.comparing.tolerances import ROUNDING
+from wqk.comparing.weights import rounding_of
 from wqk.errors import CheckpointError, TableError
 from wqk.forms import BilinearForm
 from wqk.forms.chaining import update_measures

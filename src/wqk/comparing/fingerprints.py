@@ -28,7 +28,8 @@ import numpy as np
 from wqk._typing import Float, Int
 from wqk.attention import Block
 from wqk.attention.coordinates import FOLDED, PLAIN, lacks_norm
-from wqk.comparing.weights import ROUNDING, grid
+from wqk.comparing.tolerances import ROUNDING
+from wqk.comparing.weights import grid
 from wqk.families import AttentionPlan
 from wqk.forms import BilinearForm
 from wqk.forms.kernels import balance

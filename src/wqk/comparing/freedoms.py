@@ -28,10 +28,8 @@ from wqk.comparing.blocks import (
 )
 from wqk.comparing.configured import other_rotary
 from wqk.comparing.mismatches import Kind, Mismatch
+from wqk.comparing.tolerances import ALIKE_FORMS
 from wqk.families.rotary import Rotary
-
-# Smallest cosine of two heads' probes that is worth an exact comparison.
-ALIKE = 0.99
 
 
 def explained(
@@ -95,7 +93,7 @@ def _match(a: Scoring, b: Scoring) -> Match | None:
     cosines[heads, heads] += 1e-6
     cosines[:, heads, b.pairing] += 2e-6
     flat = cosines.reshape(len(heads), -1)
-    if (flat.max(axis=1) <= ALIKE).any():
+    if (flat.max(axis=1) <= ALIKE_FORMS).any():
         return None
     return Match(*np.divmod(flat.argmax(axis=1), len(b.key.weight)))
 

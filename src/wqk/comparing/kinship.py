@@ -34,24 +34,13 @@ from wqk.comparing.randomization import (
     layer_shares,
 )
 from wqk.comparing.sameness import same
+from wqk.comparing.tolerances import CLOSE_SPECTRA, CORRELATED, MATCHED, RELATED, START
 from wqk.errors import CheckpointError
 from wqk.families import AttentionPlan
 from wqk.families.naming import embedding_table
 from wqk.model import open as open_model
 from wqk.scanning.cores import one_blas_thread, usable_cores
 from wqk.tables.sheet import Cell, Sheet
-
-# Singular values this much closer than usual are pointed out.
-CLOSE = 0.2
-
-# Models are called related up to this p.
-RELATED = 0.001
-
-# Forms that have changed by more than their own size may share no more than their start.
-START = 1.0
-
-# Embeddings or gains that correlate so far are alike; those of unrelated models do by .02.
-ALIKE = 0.2
 
 KINDS = {
     "copy": "their forms are equal",
@@ -106,7 +95,7 @@ class Likeness:
     @property
     def alike(self) -> bool:
         """Whether they agree by more than chance."""
-        return self.equal > 0.5 or (self.correlation or 0.0) > ALIKE
+        return self.equal > 0.5 or (self.correlation or 0.0) > CORRELATED
 
     def __str__(self) -> str:
         if self.equal > 0.5:
@@ -193,7 +182,7 @@ class Kinship(Result, synonyms={"verdict": "conclusion", "pvalue": "p", "p_value
 
 def _reading(kinship: Kinship) -> Iterator[str]:
     near = ""
-    if kinship.closeness is not None and kinship.closeness < CLOSE:
+    if kinship.closeness is not None and kinship.closeness < CLOSE_SPECTRA:
         near = (
             f"But singular values of heads lie {1 / max(kinship.closeness, 1e-6):,.0f} times "
             "closer to the other model's than to each other"
@@ -345,9 +334,6 @@ def probability(p: float) -> str:
 
 # How often the second model is renumbered; p cannot be smaller than 1 in this many and one.
 RENUMBERINGS = 4999
-
-# A layer counts as matched up to this p of its own.
-MATCHED = 0.01
 
 # Tests that only agree if the coordinates of the residual stream do.
 SAME_STREAM = ("coordinates", "weights")

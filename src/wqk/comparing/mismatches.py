@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from wqk.comparing.tolerances import CLOSE, DIFFERENT, NEARLY, SAME, SAME_FACTOR
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -144,13 +146,15 @@ def scaled(factors: Sequence[float], width: int) -> Mismatch:
     """Each head's scores times a factor; the root of the width is forgotten most often."""
     low, high = min(factors), max(factors)
     facts = {"factors": tuple(map(float, factors)), "width": width}
-    if high - low > 1e-2 * abs(high):
+    if high - low > SAME * abs(high):
         reason = f"scaled, each head otherwise, by {low:.4g} to {high:.4g}"
         return Mismatch(Kind.SCALED, reason, facts=facts)
     known = {1 / math.sqrt(width): "1/√", math.sqrt(width): "√"}
-    near = [text for value, text in known.items() if math.isclose(high, value, rel_tol=1e-2)]
+    near = [text for value, text in known.items() if math.isclose(high, value, rel_tol=SAME)]
     named = f" = {near[0]}{width}, of the score's scale" if near else ""
-    repair = "w_q = -w_q" if math.isclose(high, -1, rel_tol=1e-3) else f"w_q = w_q / {high:.6g}"
+    repair = (
+        "w_q = -w_q" if math.isclose(high, -1, rel_tol=SAME_FACTOR) else f"w_q = w_q / {high:.6g}"
+    )
     return Mismatch(Kind.SCALED, f"scaled by {high:.4g}{named}", repair, facts=facts)
 
 
@@ -159,13 +163,6 @@ def setting(name: str, value: Any, other: Any, repair: str = "") -> Mismatch:
     texts = str(value or "none"), str(other or "none")
     facts = {"name": name, "value": texts[0], "other_value": texts[1]}
     return Mismatch(Kind.SETTING, f"{name}: {texts[0]} against {texts[1]}", repair, facts=facts)
-
-
-# Distances of two heads, relative to the first: of a copy that was trained on, and of heads that
-# share next to nothing.
-CLOSE, DIFFERENT = 0.3, 0.9
-# The share of the tolerance beyond which a head is not said to be equal beside heads that differ.
-NEARLY = 0.5
 
 
 def unexplained(distances: Numbers, tolerances: Numbers) -> Mismatch:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from wqk.checkpoints import Checkpoint, Part
 from wqk.comparing.contents import (
     FLOATS,
-    MOST,
     Found,
     Outcome,
     TensorComparison,
@@ -18,6 +17,7 @@ from wqk.comparing.contents import (
     stray_entries,
 )
 from wqk.comparing.scope import ATTENTION, OTHER, form_parts, left_in, roles
+from wqk.comparing.tolerances import MOST
 from wqk.comparing.weights import VALUES
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ import numpy as np
 from wqk.checkpoints import Checkpoint, Part
 from wqk.comparing.contents import FLOATS
 from wqk.comparing.scope import FEED_FORWARD
-from wqk.comparing.units import ALIKE, permutation, same_numbers
+from wqk.comparing.tolerances import ALIKE
+from wqk.comparing.units import permutation, same_numbers
 from wqk.comparing.views import Renumbered
 from wqk.model import Model
 from wqk.model import open as open_model

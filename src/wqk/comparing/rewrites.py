@@ -29,10 +29,8 @@ from wqk.comparing.permutations import (
     reorders,
     whole_heads,
 )
+from wqk.comparing.tolerances import HALF, LEFT, MOST, QUANTIZED_ALIKE, RANK, REGROUPED, SAME
 from wqk.comparing.units import (
-    LEFT,
-    QUANTIZED_ALIKE,
-    SAME,
     Adapter,
     Finding,
     Unit,
@@ -53,14 +51,10 @@ MATCHED = (
     "normed = torch.nn.functional.normalize\n"
     "order = (normed(original) @ normed(w).T).abs().argmax(1)\nw = w[order]"
 )
-# A head is another one where this share of its rows are others.
-MOST = 0.5
-# Columns belong to other groups if their squares are left with this share, on half of so many rows.
-REGROUPED, SAMPLED = 0.7, 256
+# So many rows tell to which group a column belongs.
+SAMPLED = 256
 # Blocks of columns that formats give scales of their own.
 BLOCKS = (16, 32, 64, 128)
-# Whole numbers lie at most so far from what was rounded: a half, and what a fitted factor is off.
-HALF = 0.75
 # Most directions of a difference that is an adapter's.
 LARGEST_RANK = 64
 
@@ -392,7 +386,7 @@ def _rank(step: np.ndarray, noise: float) -> int | None:
     random = np.random.default_rng(0)
     some = step @ random.standard_normal((step.shape[1], most + 8)).astype(step.dtype)
     values = np.linalg.svd(some, compute_uv=False).astype(np.float64)
-    floor = max(values[0] * 1e-4, noise * np.sqrt(step.size))
+    floor = max(values[0] * RANK, noise * np.sqrt(step.size))
     rank = int((values > floor).sum())
     return rank if 0 < rank <= most and values[rank] < values[rank - 1] / 3 else None
 

@@ -13,7 +13,7 @@ from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.references import HubFolder, check_options
 from wqk.comparing import mismatches
 from wqk.comparing.answer import BlockComparison, CheckpointComparison, Place
-from wqk.comparing.blocks import RESOLUTION, Scoring, distances
+from wqk.comparing.blocks import Scoring, distances
 from wqk.comparing.configured import is_configured, other_settings
 from wqk.comparing.contents import compare_stored, paired_names
 from wqk.comparing.diagnosis import (
@@ -30,20 +30,14 @@ from wqk.comparing.mismatches import Kind, Mismatch
 from wqk.comparing.outside import absent_towers, outside
 from wqk.comparing.renumbering import renumbered
 from wqk.comparing.rewrites import regrouped
-from wqk.comparing.stream import TURNED, turned
+from wqk.comparing.stream import turned
+from wqk.comparing.tolerances import ALIKE_FORMS, LEAST_ALIKE, RESOLUTION, SUSPECT, TURNED
 from wqk.comparing.weights import CIRCUITS, SCORES, Pair, grid, scorings, sides_of
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families import AttentionPlan
 from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.scanning.cores import one_blas_thread
-
-# Signatures of the same heads have at least this cosine; those of quantized ones less, by twice the
-# square of what rounding explains of their distance, but never less than the second.
-ALIKE, LEAST_ALIKE = 0.99, 0.8
-
-# From this share of what quantization explains on, columns are looked for in other groups.
-SUSPECT = 0.5
 
 
 def same(
@@ -309,7 +303,7 @@ def _explained(
     block, pair = blocks[number], pairs[number]
     if not block.unequal:
         return block
-    least = max(LEAST_ALIKE, min(ALIKE, 1 - 2 * block.tolerance**2))
+    least = max(LEAST_ALIKE, min(ALIKE_FORMS, 1 - 2 * block.tolerance**2))
     others = [n for n, (other, _) in enumerate(pairs) if other.place[:2] == pair[0].place[:2]
               and n != number and SCORES in block.unequal]  # fmt: skip
     found: list[Mismatch] = []

@@ -17,16 +17,13 @@ import numpy as np
 
 from wqk.checkpoints import Part, TensorInfo
 from wqk.comparing.scope import form_parts
+from wqk.comparing.tolerances import ROUNDING, TURNED
 from wqk.comparing.views import View
-from wqk.comparing.weights import ROUNDING
 from wqk.errors import CheckpointError
 from wqk.families import Projection
 from wqk.families.naming import embedding_table
 from wqk.model import Model
 from wqk.model import open as open_model
-
-# How far vectors may lie from the turned ones, beside their rounding: what sums in float32 lose.
-TURNED = 1e-5
 
 
 class Turned(View):

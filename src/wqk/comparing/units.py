@@ -16,20 +16,10 @@ from wqk.checkpoints.checkpoint import Grid, Part, Regrouping
 from wqk.checkpoints.number_types import rounding
 from wqk.comparing.mismatches import Kind, Mismatch
 from wqk.comparing.permutations import Sizes
+from wqk.comparing.tolerances import ALIKE, QUANTIZED_ALIKE, SAFETY, SAME, TIED
 
-# Rows and columns are the same above this cosine; those of quantized weights above the second.
-ALIKE, QUANTIZED_ALIKE = 0.999, 0.9
-# Numbers are the same up to this share of the largest.
-SAME = 1e-2
-# Factors and offsets of many groups leave at most this share of the distance that they explain:
-# fitted to noise, they leave nearly all of it.
-LEFT = 0.5
 # Rows are compared in so many random directions, some at a time to bound memory.
 DIRECTIONS, SOME = 64, 512
-# Equal rows are equal to this in single precision.
-TIED = 1e-6
-# By how many times the expected error of rounding a quantized weight may differ.
-ROUNDED = 1.5
 
 
 class Gain(NamedTuple):
@@ -144,7 +134,7 @@ class Unit:
         if self.grid is None:
             return largest(apart) <= SAME * largest(self.wanted)
         size, left = (np.sqrt(np.mean(np.square(x, dtype=np.float64))) for x in (value, apart))
-        return bool(left < ROUNDED * rounding(self.grid, value) * size / math.sqrt(3))
+        return bool(left < SAFETY * rounding(self.grid, value) * size / math.sqrt(3))
 
     def finding(
         self, kind: Kind, words: str, code: str, repaired: Any,

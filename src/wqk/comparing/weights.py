@@ -19,21 +19,10 @@ from wqk.attention.factor import Factor, load_factor
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.number_types import rounding
 from wqk.comparing.blocks import Rows, Scoring, as_exact_as
+from wqk.comparing.tolerances import AT_ZERO, ROUNDING
 from wqk.families import AttentionPlan, Composed, Projection, Rotary, Side
 
 SCORES, VALUES, POSITIONS = CIRCUITS = "attention", "values", "scores of positions"
-
-# Of each floating type: half the distance of neighboring numbers, relative to them.
-ROUNDING = {
-    "F64": 2.0**-53,
-    "F32": 2.0**-24,
-    "F16": 2.0**-11,
-    "BF16": 2.0**-8,
-    "F8_E4M3": 2.0**-4,
-    "F8_E5M2": 2.0**-3,
-}
-# The same at zero, where it is not relative.
-AT_ZERO = {"F16": 2.0**-25}
 
 Pair = tuple[AttentionPlan, AttentionPlan]
 
