@@ -3,22 +3,31 @@
 Two layers of three shapes, with queries, keys, values and outputs, from disk to result, each in a
 process of its own. The exponents are of processor time and of memory against what is
 stored, by least squares through the logarithms.
+
+``--deep LLaMA-3-70B --layers 24`` measures so many layers of one shape instead, beside the same
+model with the queries and keys of every layer in the other rotary order, for which `same` has the
+most to do. Each layer has the random rows of the first in another order.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from benchmarks.composition import write_whole
 from benchmarks.generate import BERT_BASE, LLAMA_3_8B
+
+if TYPE_CHECKING:
+    from benchmarks.generate import Shape
 
 SHAPES = tuple(
     replace(like, name=name, layers=2, width=width, heads=heads, key_heads=key_heads)
@@ -48,6 +57,68 @@ print(json.dumps([*seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss /
 """
 
 
+# Beside the model with its queries and keys in the other rotary order.
+DEEP = {
+    "`scan`": "wqk.scan(a)",
+    "`same`, other rotary order": "assert wqk.same(a, b).repair",
+    "`same --all`": "assert wqk.same(a, b, everything=True).repair",
+    "`kin`": "wqk.kin(a, b)",
+}
+
+
+def write_deep(place: Path, shape: Shape) -> list[Path]:
+    """A checkpoint of many layers, and one whose queries and keys are in the other rotary order."""
+    folders = [write_whole(place / name, replace(shape, layers=1)) for name in "ab"]
+    for folder, other in zip(folders, (False, True), strict=True):
+        with (folder / "model.safetensors").open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            tensors = {
+                name: np.frombuffer(file.read(2 * math.prod(about["shape"])), np.float16).reshape(
+                    about["shape"]
+                )
+                for name, about in header.items()
+            }
+        size = sum(value.nbytes for value in tensors.values())
+        every = {
+            name.replace(".0.", f".{layer}."): {
+                **about,
+                "data_offsets": [layer * size + end for end in about["data_offsets"]],
+            }
+            for layer in range(shape.layers)
+            for name, about in header.items()
+        }
+        text = json.dumps(every).encode()
+        with (folder / "model.safetensors").open("wb") as file:
+            file.writelines([len(text).to_bytes(8, "little"), text])
+            for layer in range(shape.layers):
+                for name, value in tensors.items():
+                    rolled = np.roll(value, layer, axis=0)
+                    if other and ("q_proj" in name or "k_proj" in name):
+                        pairs = rolled.reshape(-1, 2, shape.head_width // 2, shape.width)
+                        rolled = pairs.swapaxes(1, 2)
+                    file.write(rolled.tobytes())
+        config = json.loads((folder / "config.json").read_text()) | {
+            "num_hidden_layers": shape.layers
+        }
+        (folder / "config.json").write_text(json.dumps(config))
+    return folders
+
+
+def print_deep(shape: Shape) -> None:
+    """One line for each function."""
+    with tempfile.TemporaryDirectory() as place:
+        folders = write_deep(Path(place), shape)
+        stored = (folders[0] / "model.safetensors").stat().st_size
+        found = {name: measure(call, folders, 1) for name, call in DEEP.items()}
+    print(
+        f"| {shape.layers} layers of {shape.name}, {stored / 1e9:.1f} GB | processor time | "
+        "by the clock | processor time / scan | peak memory |\n|:--|--:|--:|--:|--:|"
+    )
+    for name, (clock, busy, peak) in found.items():
+        ratio = busy / found["`scan`"][1]
+        print(f"| {name} | {busy:.1f} s | {clock:.1f} s | {ratio:.1f} | {peak:.0f} MB |")
+
+
 def measure(call: str, folders: list[Path], calls: int) -> list[float]:
     """Seconds by the clock and of the processor of the last call, and peak megabytes."""
     command = [sys.executable, "-c", RUN.format(call=call), *map(str, folders), str(calls)]
@@ -60,8 +131,14 @@ def main() -> None:
     """Print one table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--largest", default=SHAPES[-1].name, help="last shape (%(default)s)")
+    parser.add_argument("--deep", choices=[shape.name for shape in SHAPES])
+    parser.add_argument("--layers", type=int, default=8, help="with --deep (%(default)s)")
     options = parser.parse_args()
     names = [shape.name for shape in SHAPES]
+    if options.deep:
+        shape = SHAPES[names.index(options.deep)]
+        print_deep(replace(shape, layers=options.layers))
+        return
     shapes = SHAPES[: names.index(options.largest) + 1]
     stored: list[int] = []
     found: dict[str, list[list[float]]] = {name: [] for name in CALLS}
