@@ -47,16 +47,33 @@ DOSES = (0, 20, 40, 80, 160, 320, 800)
 
 # What the pairs of `make train` show, with their numbers to be filled in.
 SIZED = ("random, size of symmetric", "random, size of skew")
+TEXTS = {"Python's docstrings": "", "Wikipedia": "wikipedia-"}
 WORDS = (
-    "> Of the loss that all attention scores explain, the encoder's symmetric part alone "
-    "keeps {0}, its skew part {1}, and halves chosen at random {2}; the decoder's keep {3}, "
-    "{4} and {5}. A random part as large as the encoder's symmetric part keeps {6}, one as "
-    "large as its skew part {7}. So taking the symmetric part away destroys what the "
-    "encoder's attention does, which random halves do not, and in the decoder neither part "
-    "can be spared; but no part does the work by itself, and each keeps less than a random "
-    "part of its size. Means over {8} encoders and {9} decoders that differ in their seed, on one "
-    "text."
+    "On {text}, of the loss that all attention scores explain, an encoder's symmetric part alone "
+    "keeps {0}, its skew part {1}, and halves chosen at random {2}; a decoder's keep {3}, {4} and "
+    "{5}. A random part as large as the encoder's symmetric part keeps {6}, one as large as its "
+    "skew part {7} (means over {8} encoders and {9} decoders)."
 )
+# What follows, and the verdicts that it follows from: with others the page is not written.
+FOLLOWS = (
+    "So on both texts an encoder and a decoder do worse with either part alone than with a random "
+    "half ({without}): neither part can be spared, and none does the work by itself. In decoders "
+    "the symmetric part is the one that keeps more ({ahead}). That encoders rest on symmetry and "
+    "decoders on direction does not follow: the symmetric part is ahead by more in encoders on the "
+    "docstrings, by borrowed variance alone (`interaction`), by less on Wikipedia "
+    "(`wikipedia-interaction`), and no more on both together (`both-interaction`)."
+)
+WITHOUT = [
+    f"{prefix}{model}-{part}"
+    for prefix in TEXTS.values()
+    for model in ("encoder", "decoder")
+    for part in ("symmetric", "skew")
+]
+AHEAD = ["decoder-parts", "wikipedia-decoder-parts"]
+VERDICTS = {
+    **dict.fromkeys([*WITHOUT, *AHEAD, "interaction"], "reproduced"),
+    **dict.fromkeys(["wikipedia-interaction", "both-interaction"], "not reproduced"),
+}
 
 SCHEDULE, SPACING, SMOOTHING = 3000, 100, 0.05
 
@@ -163,6 +180,9 @@ def causes() -> list[str]:
     return [*lines, f"> {note}"]
 
 
+RUN = ("model", "step", "seed")
+
+
 def shares() -> pl.DataFrame:
     """The records of parts of the scores."""
     return pl.read_csv(FOLDER / "parts" / "shares.csv")
@@ -170,10 +190,10 @@ def shares() -> pl.DataFrame:
 
 def shares_table() -> list[str]:
     """The share that each part keeps, with its 95 % interval over blocks, by model."""
-    shown = shares().filter(pl.col("layer").is_null()).drop_nulls("share")
+    shown = shares().filter(pl.col("layer").is_null()).drop_nulls("share").sort(RUN)
     names = ["symmetric", "skew", "random", "half", *SIZED, "next head"]
     lines = [f"| model | explained | {' | '.join(names)} |", f"|:--|--:|{'--:|' * len(names)}"]
-    for model, group in shown.group_by("model", "seed", "step", maintain_order=True):
+    for model, group in shown.group_by(RUN, maintain_order=True):
         parts = {row["part"]: row for row in group.iter_rows(named=True)}
         explained = parts["none"]["loss"] - parts["whole"]["loss"]
         cells = [
@@ -192,8 +212,8 @@ def curvatures_table() -> list[str]:
         f"{' | '.join(f'curvature, {n}' for n in names)} |",
         f"|:--|{'--:|' * 2 * len(names)}",
     ]
-    shown = shares().drop_nulls("curvature")
-    for model, group in shown.group_by("model", "seed", "step", maintain_order=True):
+    shown = shares().drop_nulls("curvature").sort(RUN)
+    for model, group in shown.group_by(RUN, maintain_order=True):
         by_part = {row["part"]: row for row in group.iter_rows(named=True)}
         cells = [
             f"{by_part[name][what]:+.{digits}f}".replace("-", "−")
@@ -204,19 +224,28 @@ def curvatures_table() -> list[str]:
     return lines
 
 
-def _model(name: str, seed: int | None, step: int | None) -> str:
+def _model(name: str, step: int | None, seed: int | None) -> str:
     return name if step is None else f"{name}-{seed}, step {step:,}"
 
 
 def in_words() -> list[str]:
-    """What the pairs show, with their numbers."""
+    """What the pairs show, with their numbers; RunError if it no longer follows from them."""
+    found = {claim.contrast: verdict for claim, verdict, _ in verdicts(FOLDER / "parts")}
+    if wrong := [name for name, verdict in VERDICTS.items() if found[name] != verdict]:
+        raise RunError(f"the paragraph in words says otherwise than {', '.join(wrong)}")
     shown = shares().filter(pl.col("layer").is_null(), step=1600).drop_nulls("share")
     means = shown.group_by("model", "part").agg(pl.col("share").mean())
     kept = {(row["model"], row["part"]): f"{row['share']:.0%}" for row in means.to_dicts()}
-    said = [kept[m, p] for m in ("encoder", "decoder") for p in ("symmetric", "skew", "random")]
-    said += [kept["encoder", part] for part in SIZED]
-    seeds = (shown.filter(model=mode)["seed"].n_unique() for mode in ("encoder", "decoder"))
-    return [WORDS.format(*said, *seeds)]
+    sentences = []
+    for text, prefix in TEXTS.items():
+        encoder, decoder = (f"{prefix}{mode}" for mode in ("encoder", "decoder"))
+        said = [kept[m, p] for m in (encoder, decoder) for p in ("symmetric", "skew", "random")]
+        said += [kept[encoder, part] for part in SIZED]
+        seeds = (shown.filter(model=model)["seed"].n_unique() for model in (encoder, decoder))
+        sentences.append(WORDS.format(*said, *seeds, text=text))
+    named = ({"without": WITHOUT, "ahead": AHEAD}).items()
+    lists = {key: ", ".join(f"`{name}`" for name in names) for key, names in named}
+    return ["> " + " ".join([*sentences, FOLLOWS.format(**lists)])]
 
 
 def models_table() -> list[str]:
