@@ -91,6 +91,14 @@ GRAPHS = {
         "gemma3", order=HALVES, norms="head", base=10_000.0,
         metadata={"attention.sliding_window": 4, "block_count": 6}, told={"window": "4"}, last={},
     ),
+    "gemma3, whose widest divides the model's width by its heads": Graph(
+        "gemma3", order=HALVES, norms="head", metadata={"block_count": 62},
+        told={"scale": (WIDTH // H) ** -0.5},
+    ),
+    "jais": Graph(
+        "jais", H, kind="layer", fused=True, metadata={"attention.max_alibi_bias": 8.0},
+        told={"position": "alibi", "scale": 1 / R},
+    ),
     "command-r": Graph("command-r", kind="layer", order=PAIRS, norms="each head"),
     "stablelm": Graph("stablelm", kind="layer", order=HALVES, norms="each head"),
     "gptneox": Graph("gptneox", H, kind="layer", order=HALVES, fused=True),

@@ -102,7 +102,8 @@ LANGUAGE = [
     Architecture(
         "mpt-clipped", "MptModel", MPT | {"attn_config": {"clip_qkv": 0.7, "softmax_scale": 0.5}}
     ),
-    Architecture("gpt-bigcode", "GPTBigCodeForCausalLM", GPT2),
+    # Its publishers' files say that there is one key head, and not how many.
+    Architecture("gpt-bigcode", "GPTBigCodeForCausalLM", GPT2, hub={"num_key_value_heads": None}),
     Architecture(
         "gpt-bigcode-multi-head",
         "GPTBigCodeModel",
