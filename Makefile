@@ -106,6 +106,9 @@ SECTIONS ?=
 performance: $(READY)
 	$(BIN)/python -m benchmarks $(SECTIONS) --page docs/performance.md
 
+# Of what is repeated for hundreds of cases, one in SHARE is run, others each day; 1 is all, for hours.
+SHARE ?= 10
+campaign: export WQK_CAMPAIGN_SHARE = $(SHARE)
 campaign: $(READY)
 	$(BIN)/python -m pytest -m campaign
 	$(BIN)/python -m pytest -m "hypothesis and not campaign" --hypothesis-profile campaign

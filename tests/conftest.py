@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import resource
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,22 +68,33 @@ def pytest_configure() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marked before they are selected by their marks."""
     groups.mark(items)
+    if left := set(groups.left_to_other_days(items)):
+        config.hook.pytest_deselected(items=[*left])
+        items[:] = [item for item in items if item not in left]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """The processor time of the test itself goes with its report."""
     before = processor_time()
+    if item.get_closest_marker("campaign"):
+        signal.signal(signal.SIGALRM, too_long)
+        signal.alarm(groups.LONGEST)
     try:
         return (yield)
     finally:
+        signal.alarm(0)
         item.user_properties.append((SECONDS, processor_time() - before))
 
 
 SECONDS = "seconds of processor time"
+
+
+def too_long(*_: object) -> None:
+    raise TimeoutError(f"took longer than {groups.LONGEST} s by the clock")
 
 
 def processor_time() -> float:

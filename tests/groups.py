@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import zlib
+from collections import Counter
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 MOST = 2.0  # seconds of processor time of a fast test, its children among them
 DAY = "WQK_TEST_DAY"  # the day whose turn it is, as its ordinal number; one for all workers
+# Of what the campaign repeats for many cases, one in so many is run, others each day.
+SHARE = "WQK_CAMPAIGN_SHARE"
+MANY = 40
+LONGEST = 600  # seconds by the clock of a test of the campaign
 
 # What the names of tests begin with.
 SLOW = (
@@ -102,6 +107,23 @@ def has_turn(case: str, day: int, changed: frozenset[str]) -> bool:
     """Whether a case, named after its family, is run on a day."""
     named = any(case == family or case.startswith(f"{family}-") for family in changed)
     return named or zlib.crc32(case.encode()) % 10 == day % 10
+
+
+def has_share(case: str) -> bool:
+    """Whether a case of the campaign is run today."""
+    share = int(os.environ.get(SHARE, "1"))
+    return (zlib.crc32(case.encode()) + int(os.environ[DAY])) % share == 0
+
+
+def left_to_other_days(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Tests of the campaign that are repeated for many cases, without those of today."""
+    repeated = [item for item in items if item.get_closest_marker("campaign")]
+    counts = Counter(item.nodeid.partition("[")[0] for item in repeated)
+    return [
+        item
+        for item in repeated
+        if counts[item.nodeid.partition("[")[0]] > MANY and not has_share(item.nodeid)
+    ]
 
 
 @cache
