@@ -185,17 +185,6 @@ def test_an_attribute_that_a_model_lacks_is_told_the_one_that_does_it(name, mean
         getattr(model, name)
 
 
-def test_every_command_has_its_name_in_python():
-    import wqk_lab
-    from wqk.cli.main import command
-
-    modules = {"figure": "figures", "demo": "demo_model"}
-    for name in {*command.commands} - {"lab"}:
-        assert any(hasattr(home, modules.get(name, name)) for home in (wqk, wqk_lab)), name
-    assert wqk.tokens is wqk.match_tokens
-    assert wqk_lab.speedup is wqk_lab.speedups
-
-
 def test_torchs_own_encoder_knows_its_heads():
     torch = pytest.importorskip("torch")
     layer = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True)
@@ -213,11 +202,6 @@ def test_attentions_that_differ_in_heads_are_read_with_their_own():
         forms = query.swapaxes(1, 2) @ key
         expected = np.einsum("hij,hji->h", forms, forms) / np.sum(forms**2, axis=(1, 2))
         assert table[layer, :]["symmetry"].to_numpy() == pytest.approx(expected, abs=1e-6)
-
-
-def test_a_view_is_saved_under_a_name(tmp_path):
-    wqk.show(wqk.demo_model("encoder"), layer=1).save(str(tmp_path / "form.png"))
-    assert (tmp_path / "form.png").stat().st_size > 1000
 
 
 def test_layers_that_are_stored_but_not_counted_are_said(tmp_path: Path):

@@ -1,6 +1,6 @@
 """Other libraries' configurations with any value replaced by nonsense: read, or refused in a line.
 
-What honest ones say is proven in `test_formats` and `test_libraries`.
+What honest ones say is proven in `test_formats` and `tests/families`.
 """
 
 from __future__ import annotations

@@ -322,24 +322,6 @@ def test_other_configurations_are_not(folder, config):
     assert open_checkpoint(folder).config == config
 
 
-UNREAD_FORMATS = {
-    "model.onnx": "ONNX",
-    "tf_model.h5": "TensorFlow",
-    "flax_model.msgpack": "Flax",
-    "model.pkl": "bare pickle",
-}
-
-
-@pytest.mark.parametrize(("name", "what"), UNREAD_FORMATS.items())
-@pytest.mark.parametrize("as_file", [False, True])
-def test_other_formats_are_refused_by_name(folder, name, what, as_file):
-    (folder / name).write_bytes(b"GGUF")
-    with pytest.raises(CheckpointError, match=what) as caught:
-        open_checkpoint(folder / name if as_file else folder)
-    assert name in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize("weights_name", ["adapter_model.safetensors", "adapter_model.bin"])
 def test_an_adapter_alone_is_refused(folder, weights_name):
     write_json(folder / "adapter_config.json", {"peft_type": "LORA"})

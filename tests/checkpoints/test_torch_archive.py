@@ -159,12 +159,6 @@ def test_code_in_an_archive_is_never_run(tmp_path, save, with_weights, as_file):
     assert trap.exists()
 
 
-def test_a_pickled_module_is_refused(tmp_path):
-    torch.save(torch.nn.Linear(2, 2), tmp_path / "model.pt")
-    with pytest.raises(CheckpointError, match="contains more than weights"):
-        open_checkpoint(tmp_path)
-
-
 def test_an_archive_is_read_without_pytorch(tmp_path):
     torch.save(weights(0, "a"), tmp_path / "pytorch_model.bin")
     code = (

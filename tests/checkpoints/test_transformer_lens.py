@@ -69,14 +69,6 @@ def lensed(folded: bool = False) -> Arrays:
     return {name: np.ascontiguousarray(value) for name, value in tensors.items()}
 
 
-def attention(tensors: Arrays, block: int, x: np.ndarray, y: np.ndarray) -> tuple[Any, Any]:
-    """TransformerLens' `calculate_qkv_matrices`: "pos d_model, head d_model d_head"."""
-    q = np.einsum("pd,hdr->hpr", x, tensors[f"blocks.{block}.attn.W_Q"])
-    k = np.einsum("pd,hdr->hpr", y, tensors[f"blocks.{block}.attn._W_K"])
-    q += tensors[f"blocks.{block}.attn.b_Q"][:, None]
-    return q, k + tensors[f"blocks.{block}.attn._b_K"][:, None]
-
-
 @pytest.mark.parametrize("folded", [False, True])
 @pytest.mark.parametrize("known", [False, True])
 def test_it_is_the_same_as_its_original(folded: bool, known: bool) -> None:
@@ -88,28 +80,6 @@ def test_it_is_the_same_as_its_original(folded: bool, known: bool) -> None:
         assert comparison.same, (comparison.sentence, comparison.causes)
         assert len(comparison.blocks) == LAYERS
         assert bool(comparison.notes) == (not known)
-
-
-def test_queries_keys_and_outputs_are_those_that_it_computes() -> None:
-    tensors = lensed()
-    model = wqk.open(StateDict(tensors, LENS, "lens"))
-    random = np.random.default_rng(1)
-    x, y = random.standard_normal((2, 5, D))
-    for layer in range(LAYERS):
-        block = model[layer]
-        query, key = attention(tensors, layer, x, y)
-        np.testing.assert_allclose(block.queries(x, np.zeros(5)), query, rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(
-            block.keys(y, np.zeros(5)), key.repeat(H // G, 0), rtol=1e-5, atol=1e-5
-        )
-        value = tensors[f"blocks.{layer}.attn._W_V"].repeat(H // G, 0)
-        circuit = np.einsum("hdr,hre->hde", value, tensors[f"blocks.{layer}.attn.W_O"])
-        for head in range(H):
-            np.testing.assert_allclose(block[head].ov.numpy(), circuit[head], rtol=1e-4, atol=1e-5)
-        assert block.plan.scale == pytest.approx(R**-0.5)
-        assert block.plan.stack == "decoder"
-        assert block.plan.causal
-        assert block.plan.family == "transformer-lens"
 
 
 @pytest.mark.parametrize("ending", ["pt", "safetensors"])
@@ -127,15 +97,6 @@ def test_saved_state_dicts_are_read(tmp_path: Any, ending: str) -> None:
     assert len(frame) == LAYERS * (1 + H)
     expected = wqk.scan(StateDict(original(), LLAMA, "llama")).frame
     np.testing.assert_allclose(frame["symmetry"], expected["symmetry"], rtol=1e-5)
-
-
-def test_adjacent_pairs_are_interleaved() -> None:
-    config = LENS | {"rotary_adjacent_pairs": True}
-    rotary = wqk.open(StateDict(lensed(), config, "lens"))[0].plan.rotary
-    assert rotary is not None
-    assert rotary.order == "interleaved"
-    wrong = same(StateDict(original(), LLAMA, "llama"), StateDict(lensed(), config, "lens"))
-    assert wrong.causes[0].mismatch.verdict == "other rotary positions"
 
 
 def test_a_module_tells_its_configuration() -> None:

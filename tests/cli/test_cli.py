@@ -184,11 +184,6 @@ def test_a_bad_ending_is_told_before_the_work() -> None:
     assert result.stdout == ""
 
 
-def test_debug_shows_the_traceback() -> None:
-    result = run("--debug", "scan", "no/such/folder/here")
-    assert isinstance(result.exception, wqk.WqkError)
-
-
 def test_explain_names_tensors_and_bytes() -> None:
     result = run("explain", ENCODER, width=120)
     assert "attention.self.query.weight" in result.output

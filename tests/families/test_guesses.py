@@ -215,21 +215,6 @@ def test_attention_that_no_family_describes_is_said_to_be_left_out() -> None:
     assert any("crossattention" in note for note in explain(lilt).notes)
 
 
-def test_cross_attention_of_bert_is_read() -> None:
-    plans = wqk.open(open_checkpoint(_crossing("bert"))).plans
-    assert [(plan.stack, plan.kind) for plan in plans] == [
-        ("encoder", "self"),
-        ("decoder", "cross"),
-    ]
-
-
-def test_the_command_says_that_it_guessed_in_its_summary() -> None:
-    from wqk.tables.rendering import HEADLINE, _medians
-
-    lines = [line.plain for line in _medians(wqk.scan(model({})), HEADLINE)]
-    assert all("(guessed)" in line for line in lines)
-
-
 def test_modules_that_are_no_transformers_models_are_read() -> None:
     torch = pytest.importorskip("torch")
     single = torch.nn.MultiheadAttention(D, 4)

@@ -80,10 +80,6 @@ MODELS: dict[str, tuple[Architecture, list[int], tuple[str, ...]]] = {
         ), [1, 2], ()),
         (Architecture("granite-hybrid", "GraniteMoeHybridModel", GRANITE), [1, 2], ()),
         (Architecture(
-            "granite-hybrid-rotary", "GraniteMoeHybridModel",
-            GRANITE | {"position_embedding_type": "rope"},
-        ), [1, 2], ()),
-        (Architecture(
             "lfm2-moe", "Lfm2MoeModel",
             WITHOUT_WIDTH | {
                 "num_hidden_layers": 2, "layer_types": ["conv", "full_attention"],

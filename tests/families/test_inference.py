@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from tests.command import run
 from tests.stand_in import Module
 
 import wqk
@@ -115,15 +112,6 @@ def test_what_cannot_be_guessed_is_refused(names: list[str]) -> None:
         wqk.scan(Module({name: draw(D, D) for name in names}, CONFIG))
 
 
-def test_the_command_says_that_it_guessed(shared: Path) -> None:
-
-    folder = str(shared / "checkpoints" / "gpt-nano-sort")
-    result = run("scan", folder)
-    assert "guessed from" in result.output
-    told = json.loads(run("scan", folder, "--json").stdout)
-    assert told["metadata"]["inferred"]
-
-
 def test_a_guessed_family_gives_a_real_models_own_attention(shared: Path, tmp_path: Path) -> None:
     # minGPT is no transformers model, but computes what GPT-2 does: the same weights, transposed
     # and renamed, are verified as GPT-2, and must have the same forms as the guess.
@@ -154,13 +142,6 @@ def test_a_guessed_family_gives_a_real_models_own_attention(shared: Path, tmp_pa
     columns = ["layer", "head", "norm", "symmetry", "directionality"]
     guessed, proven = (wqk.scan(ref).frame.select(columns) for ref in (source, tmp_path))
     assert guessed.equals(proven)
-
-
-def test_pytorch_s_own_decoder_has_cross_attention() -> None:
-    model = torch.nn.Transformer(D, 4, 2, 2, 32, batch_first=True)
-    plans = wqk.open(open_checkpoint(model), heads_per_layer=4).plans
-    told = {(plan.stack, plan.kind) for plan in plans}
-    assert told == {("encoder", "self"), ("decoder", "self"), ("decoder", "cross")}
 
 
 def test_layers_whose_weights_are_in_another_form_are_not_left_out() -> None:

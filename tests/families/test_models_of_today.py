@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.command import run
 from tests.families.architectures import Architecture
-from tests.families.architectures.architecture import GROUPED, TOKENS
+from tests.families.architectures.architecture import GROUPED
 from tests.families.proving import edit_config, save
 from tests.stand_in import Module
 
@@ -79,12 +79,6 @@ MODELS: dict[str, tuple[Architecture, dict[str, tuple[int, int, int]], str, str]
         "right",
         "kimi_k2",
     ),
-    "MiniCPM3": (
-        Architecture("minicpm3", "MiniCPM3Model", LATENT),
-        {"decoder": (6, 6, 2)},
-        "right",
-        "",
-    ),
     "Jamba": (
         Architecture(
             "jamba",
@@ -94,47 +88,6 @@ MODELS: dict[str, tuple[Architecture, dict[str, tuple[int, int, int]], str, str]
                 "num_experts": 1, "use_mamba_kernels": False},
         ),
         {"decoder": (6, 2, 2)},
-        "right",
-        "",
-    ),
-    "Qwen3-Next": (
-        Architecture(
-            "qwen3-next",
-            "Qwen3NextModel",
-            GROUPED | {"layer_types": ["linear_attention", "full_attention"], "num_experts": 0,
-                       "linear_key_head_dim": 4, "linear_value_head_dim": 4,
-                       "linear_num_key_heads": 2, "linear_num_value_heads": 4},
-        ),
-        {"decoder": (6, 2, 1)},
-        "right",
-        "",
-    ),
-    "Zamba2": (
-        Architecture(
-            "zamba2",
-            "Zamba2Model",
-            TOKENS | {
-                "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4,
-                "num_key_value_heads": 2, "layers_block_type": ["mamba", "hybrid", "hybrid"],
-                "mamba_d_state": 4, "mamba_d_conv": 2, "mamba_headdim": 12, "n_mamba_heads": 4,
-                "mamba_ngroups": 1, "num_mem_blocks": 1, "adapter_rank": 3,
-                "intermediate_size": 16, "use_mem_rope": True, "chunk_size": 8},
-        ),
-        {"decoder": (4, 2, 1)},
-        "right",
-        "",
-    ),
-    "Whisper": (
-        Architecture(
-            "whisper",
-            "WhisperForConditionalGeneration",
-            TOKENS | {
-                "d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 4,
-                "encoder_ffn_dim": 24, "decoder_layers": 2, "decoder_attention_heads": 8,
-                "decoder_ffn_dim": 40, "num_mel_bins": 8, "max_source_positions": 20,
-                "max_target_positions": 32, "decoder_start_token_id": 1},
-        ),
-        {"encoder": (4, 4, 1), "decoder": (8, 8, 2)},
         "right",
         "",
     ),
@@ -171,26 +124,6 @@ def test_a_model_is_scanned_and_verified(
 
 def draw(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng([seed, *shape]).standard_normal(shape)
-
-
-def test_half_of_a_gated_query_is_a_gate(tmp_path: Path) -> None:
-    path = tmp_path / "wrong.toml"
-    path.write_text(
-        'name = "toy"\nlike = "qwen3-next"\nmodel_types = ["toy"]\n[change]\nlayout = "separate"\n'
-    )
-    weights = {
-        f"layers.0.self_attn.{side}_proj.weight": draw(rows, 48)
-        for side, rows in {"q": 2 * 72, "k": 24}.items()
-    }
-    config = {"model_type": "qwen3_next", "num_attention_heads": 6, "num_key_value_heads": 2,
-              "head_dim": 12, "num_hidden_layers": 1}  # fmt: skip
-    model = Module(weights, config)
-    attention = wqk.open(model)[0]
-    queries = weights["layers.0.self_attn.q_proj.weight"].reshape(6, 2, 12, 48)[:, 0]
-    np.testing.assert_array_equal(attention.query.weight, queries)
-    # Read as queries alone, heads would be twice as wide as those of the keys.
-    with pytest.raises(wqk.errors.CheckpointError, match="do not fit"):
-        wqk.open(model, family=path)[0]
 
 
 def hybrid(beside: dict[str, np.ndarray], module: str) -> Module:
@@ -269,46 +202,8 @@ def test_layers_that_share_keys_are_read_with_those_they_use() -> None:
     assert any("keys of layer 1" in note for note in explain(model).notes)
 
 
-@pytest.mark.parametrize("adapted", [False, True])
-def test_a_shared_block_with_adapters_is_partial(adapted: bool) -> None:
-    weights = {
-        f"layers.6.shared_transformer.self_attn.{side}_proj.weight": draw(24, 48) for side in "qk"
-    }
-    config = {"model_type": "zamba2", "num_attention_heads": 4, "hidden_size": 24,
-              "use_shared_attention_adapter": adapted}  # fmt: skip
-    table = wqk.scan(Module(weights, config))
-    assert set(table.frame["status"]) == {"partial" if adapted else "ok"}
-    assert set(table.frame["layer"]) == {6}
-
-
 def test_a_part_without_forms_refuses_the_whole() -> None:
     tensors = {f"model.layers.0.self_attn.{side}_proj.weight": draw(24, 24) for side in "qk"}
     config = {"model_type": "of-tomorrow", "text_config": {"model_type": "zaya"}}
     with pytest.raises(UnknownFamily, match=r"text_config: .* more than two tokens"):
         wqk.scan(Module(tensors, config))
-
-
-def test_a_flux_block_attends_with_its_two_streams() -> None:
-    width, heads, tokens = 6, 4, 5
-    d = width * heads
-    path = "transformer_blocks.0.attn."
-    sides = {"to_": "norm_", "add_": "norm_added_"}
-    tensors = {}
-    for stream, norm in sides.items():
-        for side in "qk":
-            name = f"{stream}{side}" + ("_proj" if stream == "add_" else "")
-            tensors[f"{path}{name}.weight"] = draw(d, d, seed=ord(side) + len(stream))
-            tensors[f"{path}{norm}{side}.weight"] = draw(width, seed=ord(side) + len(stream))
-    model = Module(tensors, {"num_attention_heads": heads, "attention_head_dim": width})
-    for stream, norm in sides.items():
-        x = draw(tokens, d, seed=9)
-        vectors = []
-        for side in "qk":
-            name = f"{stream}{side}" + ("_proj" if stream == "add_" else "")
-            projected = (x @ tensors[f"{path}{name}.weight"].T).reshape(tokens, heads, width)
-            size = np.sqrt((projected**2).mean(-1, keepdims=True))
-            vectors.append(projected / size * tensors[f"{path}{norm}{side}.weight"])
-        expected = np.einsum("ihr,jhr->hij", *vectors)
-        name = f"{stream}q" + ("_proj" if stream == "add_" else "")
-        attention = wqk.open(model).block(0, stack=name)
-        np.testing.assert_allclose(attention.products(x, x), expected, atol=1e-12)

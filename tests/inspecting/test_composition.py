@@ -146,14 +146,6 @@ def test_a_planted_composition_is_found(kind: str, tmp_path: Path):
     assert others["p_corrected"].min() > 0.01
 
 
-def test_a_scale_is_not_left_out_of_scores_that_it_does_not_change(tmp_path: Path):
-    table = wqk.compose(llama(tmp_path / "model", weights()))
-    assert table.metadata["left_out"] == [
-        "rotary positions, which change it at every distance but 0",
-        "the gains of the norms that feed it",
-    ]
-
-
 def test_nothing_is_found_in_random_models(tmp_path: Path):
     tables = [wqk.compose(llama(tmp_path / str(seed), weights(seed))).frame for seed in range(6)]
     everything = pl.concat(tables)
@@ -358,35 +350,6 @@ def test_the_first_pair_is_the_previous_token_head_and_an_induction_head():
     assert to_following[first["reader_head"]] > 0.95
 
 
-def test_scores_equal_those_of_transformer_lens(tmp_path: Path):
-    """Its own function on its own factors, where it is installed."""
-    torch = pytest.importorskip("torch")
-    lens = pytest.importorskip("transformer_lens")
-    made = weights()
-    for name in made:
-        if "k_proj" in name or "v_proj" in name:  # without shared key heads
-            made[name] = np.random.default_rng(len(name)).standard_normal((HEADS * RANK, WIDTH))
-            made[name] = made[name].astype(np.float32) * (1 + int(name.split(".")[2]))
-    folder = llama(tmp_path / "model", made, num_key_value_heads=HEADS)
-
-    def factored(circuit: str) -> Any:
-        checkpoint = open_checkpoint(folder)
-        sides = []
-        for plan in wqk.open(checkpoint).plans:
-            ((_, form),) = Block(checkpoint, plan).forms(Coordinates(circuit))
-            sides.append([torch.from_numpy(np.array(f[:, 0])) for f in (form.query, form.key)])
-        left, right = (torch.stack(side) for side in zip(*sides, strict=True))
-        return lens.FactoredMatrix(left, right.transpose(-1, -2))
-
-    qk, ov = factored("qk"), factored("ov")
-    found = scores_of(wqk.compose(folder))
-    for kind, reader in (("q", qk), ("k", qk.T), ("v", ov)):
-        theirs = lens.utilities.composition_scores(ov, reader, broadcast_dims=True).numpy()
-        for (one, earlier, h, later, k), score in found.items():
-            if one == kind:
-                assert score == pytest.approx(theirs[earlier, h, later, k], abs=1e-5)
-
-
 def test_the_neighbors_of_a_head_are_listed(tmp_path: Path):
     folder = llama(tmp_path / "model", weights())
     table = wqk.compose(folder)
@@ -422,14 +385,6 @@ def test_token_pairs_of_a_virtual_head_are_those_of_its_matrix(circuit: Any, thr
     )
     values = [pair.score for pair in matches.largest]
     np.testing.assert_allclose(values, -np.sort(-scores.ravel())[:5], rtol=1e-4)
-
-
-def test_the_virtual_head_of_the_pair_matches_every_token_with_itself():
-    model = wqk.demo_model("induction")
-    pair = wqk.match_tokens(model, 1, 2, through=(0, 2), top=32)
-    assert len(pair.least_alike) == 32
-    assert min(match.score for match in pair.least_alike) > 0
-    assert sum(match.query == match.key for match in pair.largest[:12]) >= 8
 
 
 def test_a_virtual_head_goes_from_earlier_to_later():

@@ -119,17 +119,6 @@ def test_tensorboard_shows_the_medians(tmp_path: Path) -> None:
     assert all(0 < event.value < 1 for event in shares)
 
 
-def test_a_callback_that_is_only_added_writes_files_and_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = trainer(tmp_path, report_to=["tensorboard"], max_steps=2)
-    run.add_callback(wqk.ScoreCallback(tmp_path / "run", every=1))
-    run.train()
-    assert steps(tmp_path / "run") == [0, 1, 2]
-    assert not any("wqk/symmetry_median" in log for log in run.state.log_history)
-    assert "no logger gets the medians without attach(trainer)" in caplog.text
-
-
 def test_a_resumed_run_goes_on_in_the_same_files(tmp_path: Path) -> None:
     settings = {"save_strategy": "steps", "save_steps": 6, "max_steps": 12}
     whole = trainer(tmp_path / "whole", **settings)
@@ -250,32 +239,6 @@ def by_hand(folder: Path, **options: Any) -> tuple[wqk.ScoreCallback, Any, Any, 
     callback = wqk.ScoreCallback(folder, **options)
     callback._trainer = Loud(control)
     return callback, args, SimpleNamespace(global_step=0, max_steps=9), control, callback._trainer
-
-
-def test_medians_are_logged_when_due_and_after_the_last_step(tmp_path: Path) -> None:
-    callback, args, state, control, heard = by_hand(tmp_path, every=4)
-    callback.on_train_begin(args, state, control, model=bert())
-    for step in range(1, 8):
-        state.global_step = step
-        control.should_training_stop = step == 7
-        control.should_log = step % 2 == 0
-        callback.on_step_end(args, state, control)
-        assert control.should_log == (step % 2 == 0)  # as the Trainer wants it
-    assert len(heard.logged) == 3
-    assert "wqk/clipped_heads" not in heard.logged[0]
-    callback.on_train_end(args, state, control)
-    assert steps(tmp_path) == [0, 4, 7]
-
-
-@pytest.mark.parametrize(("best", "seen"), [(False, [0, 3]), (True, [0])])
-def test_a_run_that_ends_early_is_scored_unless_its_best_model_is_back(
-    best: bool, seen: list[int], tmp_path: Path
-) -> None:
-    callback, args, state, control, _ = by_hand(tmp_path, every=100)
-    callback.on_train_begin(args, state, control, model=bert())
-    state.global_step, args.load_best_model_at_end = 3, best
-    callback.on_train_end(args, state, control)
-    assert steps(tmp_path) == seen
 
 
 def test_clipped_heads_are_counted_between_entries_of_the_log(tmp_path: Path) -> None:

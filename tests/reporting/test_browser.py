@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from typing import Any
 
@@ -491,9 +490,3 @@ def test_the_largest_model_opens_soon(browser, tmp_path):
     assert next(one["value"] for one in metrics if one["name"] == "TaskDuration") < 8
     assert page.locator("#count").inner_text().startswith("16,254 of 16,254 rows")
     context.close()
-
-
-def test_the_data_are_json_that_other_programs_read(folder):
-    text = (folder / "evil.html").read_text(encoding="utf-8")
-    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
-    assert json.loads(data)["groups"][0]["count"] == 6

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pytest
 from tests.command import run as run_command
 from tests.reporting.making import EVIL, rows, table, training
 
 import wqk
 from wqk._style import COLORS
-from wqk.errors import MissingPackage, OutputError, TableError
+from wqk.errors import MissingPackage, TableError
 from wqk.reporting.summary import groups, short_names
 from wqk.tables.details import Details, LayerKey, block_details
 from wqk.tables.rendering import SHADES
@@ -312,11 +311,6 @@ def test_a_report_of_nothing(count, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_another_ending(tmp_path):
-    with pytest.raises(OutputError, match=r"written as \.html"):
-        wqk.write_report(table(rows("a")), tmp_path / "report.pdf")
-
-
 def test_without_plotly(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly", None)
     with pytest.raises(MissingPackage, match=r"pip install '\.\[report\]'"):
@@ -406,13 +400,6 @@ def test_the_demo_writes_a_report_with_matrices(run, tmp_path):
     assert [(one["group"], one["layer"]) for one in data["details"]] == [
         (group, layer) for group in (0, 1) for layer in range(4)
     ]
-
-
-def test_a_frame_read_from_csv_can_be_reported(tmp_path):
-    table(rows("a")).write(tmp_path / "scores.csv")
-    loaded = read_table(tmp_path / "scores.csv")
-    page = written(tmp_path, loaded)
-    assert page.data["groups"][0]["count"] == loaded.frame.select(pl.len()).item()
 
 
 def test_encoders_are_blue_and_decoders_orange_wherever_they_are_drawn():

@@ -218,48 +218,12 @@ def test_damaged_parquet_files_do_not_take_the_process_down(tmp_path):
             wqk.read_table(path)
 
 
-def test_parquet_files_of_others_are_read(tmp_path):
-    path = tmp_path / "t.parquet"
-    table = wqk.scan(ENCODER)
-    table.frame.write_parquet(path, metadata={"wqk": '{"gamma": 3.0}'})
-    read = wqk.read_table(path)
-    assert_frame_equal(read.frame, table.frame)
-    assert read.metadata == {"gamma": 3.0}
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2 :] = bytes(len(content) - len(content) // 2 - 8) + content[-8:]
-    path.write_bytes(content)
-    with pytest.raises(TableError, match="contains no score table"):
-        wqk.read_table(path)
-
-
 @pytest.mark.parametrize("missing", ["pandas", "pyarrow"])
 def test_to_pandas_names_the_package_that_is_missing(monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(MissingPackage, match=f"{missing} is not installed") as raised:
         wqk.scan(ENCODER, heads=False).to_pandas()
     assert raised.value.package == missing
-
-
-def test_views_of_a_layer():
-    assert wqk.show(ENCODER, 1, head=2).title == "encoder, layer 1, head 2"
-    assert wqk.show(ENCODER, -1, coupling=True).values["layer"] == 3
-    with pytest.raises(wqk.errors.FormError, match="give one of them"):
-        wqk.show(ENCODER, 0, head=1, coupling=True)
-
-
-def test_other_forms_say_so_wherever_they_are_shown(tmp_path):
-    table = wqk.scan(ENCODER, bias=True, gamma=1.5)
-    for ending in (".md", ".tex", ".csv"):
-        table.write(tmp_path / f"t{ending}")
-    words = "norms not folded in, biases included, gamma 1.5"
-    assert words in (tmp_path / "t.md").read_text()
-    assert words in (tmp_path / "t.tex").read_text()
-    assert wqk.read_table(tmp_path / "t.csv").metadata == {
-        "gamma": 1.5, "folded_norms": False, "biases": True,
-    }  # fmt: skip
-    assert "biases included · gamma 1.5" in " ".join(repr(table).split())
-    values = wqk.ScoreTable(table.frame.with_columns(circuit=pl.lit("ov")), table.metadata)
-    assert "circuit ov" in repr(values)
 
 
 def test_what_a_form_leaves_out_is_said_under_it():

@@ -496,18 +496,6 @@ def test_wide_labels_leave_room_for_fewer_of_them(monkeypatch):
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_one_layer_is_not_called_layers():
-    text = repr(ScoreTable.from_rows([row(head=None, heads=1, key_heads=1)]))
-    assert "1 layer · 1 head · " in text
-
-
-def test_a_hundred_thousand_heads_are_summarized():
-    rows = [row(layer=layer, head=h) for layer in range(100) for h in [None, *range(1000)]]
-    text = repr(ScoreTable.from_rows(rows))
-    assert "100,000 heads" in text
-    assert len(text.splitlines()) < 130
-
-
 # Whole or not at all
 
 
@@ -524,17 +512,6 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch, before):
     with pytest.raises(OutputError, match=r"t\.parquet: cannot be written \(No space left"):
         some_table().write(path)
     assert [p.read_bytes() for p in tmp_path.iterdir()] == ([] if before is None else [before])
-
-
-def test_an_interruption_leaves_what_was_there(tmp_path, monkeypatch):
-    def interrupt(_: int) -> None:
-        raise KeyboardInterrupt
-
-    (tmp_path / "t.csv").write_bytes(b"old")
-    monkeypatch.setattr(os, "fsync", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        some_table().write(tmp_path / "t.csv")
-    assert [p.read_bytes() for p in tmp_path.iterdir()] == [b"old"]
 
 
 def test_a_folder_in_the_way(tmp_path):

@@ -194,18 +194,6 @@ def test_a_name_without_a_row_says_what_to_do(name: str, words: list[str]) -> No
     assert "\n" not in str(raised.value)
 
 
-def test_table_1_is_as_printed() -> None:
-    rows = pl.read_csv(DATA / "table1.csv", comment_prefix="#")
-    assert rows.filter(initialization="symmetric")["speed_up"].to_list() == [
-        *(0.26, 0.73, 0.69),
-        *(0.0, 0.2, 0.35),
-    ]
-    assert rows["loss"].to_list() == [
-        *(2.782, 2.758, 0.984, 0.812, 1.106, 0.907),
-        *(1.419, 1.430, 0.256, 0.247, 0.297, 0.274),
-    ]
-
-
 def test_table_1_is_how_the_published_runs_end(shared: Path) -> None:
     losses = pl.read_csv(shared / "reference" / "published_loss.csv").filter(mode="encoder")
     models = {"4-layer": "bert_small", "12-layer": "bert"}

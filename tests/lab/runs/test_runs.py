@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wqk
-from wqk._files import append_lines, locked, read_lines
+from wqk._files import append_lines, read_lines
 from wqk.errors import RunError
 from wqk.tables.run import (
     METRICS,
@@ -144,26 +142,6 @@ def test_a_run_cannot_be_made_under_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot be created"):
         create_run(tmp_path / "file" / "run", {})
-
-
-def test_one_process_writes(run: Run) -> None:
-    code = (
-        "import sys, pathlib\nfrom wqk._files import locked\n"
-        "with locked(pathlib.Path(sys.argv[1], '.lock'), 'training run'): pass"
-    )
-    command = [sys.executable, "-c", code, str(run.folder)]
-    with locked(run.folder / ".lock", "training run"):
-        refused = subprocess.run(command, capture_output=True, text=True)
-    assert "another training run is running here" in refused.stderr
-    assert subprocess.run(command).returncode == 0
-
-
-def test_runs_are_read_without_torch(run: Run) -> None:
-    code = (
-        f"import sys\nfrom wqk.tables.run import open_run\nopen_run({str(run.folder)!r}).metrics\n"
-        "assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("number", ["1" + "0" * 30, "1" * 5_000, "1e999", '"one"'])

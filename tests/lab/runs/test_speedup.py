@@ -17,7 +17,7 @@ from wqk.errors import RunError
 from wqk.tables.run import METRICS, Run, create_run, open_run
 from wqk_lab.runs.descent import descent, smoothed
 from wqk_lab.runs.seeds import paired
-from wqk_lab.runs.speedup import SpeedUp, StartSpeedUp, first_below, saved_share, speedups
+from wqk_lab.runs.speedup import first_below, saved_share, speedups
 
 STEPS = 100
 
@@ -59,32 +59,6 @@ def test_losses_are_smoothed_over_a_twentieth_of_the_steps_by_default(tmp_path: 
     [one] = comparison.runs
     assert (one.baseline_loss, one.loss) == pytest.approx(tuple(expected), rel=1e-9)
     assert one.loss != curves[1, -1]  # what was logged last
-
-
-def test_a_slower_start_is_negative_by_the_same_rule(tmp_path: Path) -> None:
-    better = train(tmp_path, [5, 3, 2, 1, 1])
-    worse = train(tmp_path, [5, 4, 3, 2.5, 2], init="paired")
-    [comparison] = speedups([better, worse], smoothing=0)
-    [run] = comparison.runs
-    assert (run.saved, run.difference) == (-0.5, 1.0)
-
-
-@given(
-    losses=st.lists(
-        st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)), min_size=2, max_size=12, unique=True
-    )
-)
-def test_exchanging_the_two_changes_the_sign(
-    tmp_path_factory: pytest.TempPathFactory, losses: list[tuple[float, float]]
-) -> None:
-    folder = tmp_path_factory.mktemp("pair")
-    one, other = (
-        train(folder, [5, *(pair[side] for pair in losses)], init=init)
-        for side, init in enumerate(("random", "symmetric"))
-    )
-    [there], [back] = (speedups(pair, smoothing=0)[0].runs for pair in ((one, other), (other, one)))
-    assert there.saved == -back.saved
-    assert there.difference == -back.difference
 
 
 def test_intervals_against_scipys_paired_test(tmp_path: Path) -> None:
@@ -147,17 +121,6 @@ def test_steps_to_a_level_are_paired_by_seed(tmp_path: Path) -> None:
     assert comparison.steps_later == paired([-100, -120])
     [never] = speedups(runs, level=0.5)
     assert never.steps_later is None
-
-
-def test_a_mean_over_seeds_leaves_out_no_slow_one() -> None:
-    def compared(*steps: tuple[int | None, int | None]) -> StartSpeedUp:
-        runs = (SpeedUp(seed, 2, 1, 0, *both) for seed, both in enumerate(steps))
-        return StartSpeedUp("paired", "random", 900, 900, tuple(runs))
-
-    later = compared((500, 450), (600, 500)).steps_later
-    assert later is not None
-    assert later == paired([-50, -100])
-    assert compared((500, 450), (None, 500)).steps_later is None
 
 
 def test_the_baseline_is_the_start_of_the_first_run(tmp_path: Path) -> None:

@@ -64,14 +64,6 @@ def test_findings_are_printed_saved_and_drawn(place: Path) -> None:
     assert all(f["numbers"] or f["verdict"] == "not tested" for f in report["findings"])
 
 
-def test_details_on_request(place: Path) -> None:
-    result = run(place, "llama", "-v", "--layers", "1")
-    assert result.exit_code == 0, result.output
-    assert "quantity:" in result.stdout
-    assert "assumes:" in result.stdout
-    assert "over: 2 batches × layer 1" in result.stdout
-
-
 def test_files_hold_every_finding(tmp_path: Path) -> None:
     statement = Statement(
         "A | b", "x,\n2 grows", "none", "x", "above", 0.1, lambda _: sample, needs="text"

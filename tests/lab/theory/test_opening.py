@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from tests.lab.theory.subjects import MASK, VOCABULARY, torch
 from wqk.errors import (
     CheckpointError,
     CorpusError,
-    MissingPackage,
     RunError,
     UnknownFamily,
     WqkError,
@@ -301,14 +299,6 @@ def test_a_folder_named_like_a_model_type_is_a_checkpoint(
     weight = subject.model.bert.encoder.layer[0].attention.self.query.weight
     expected = subjects.bert().bert.encoder.layer[0].attention.self.query.weight
     assert (weight == expected).all()
-
-
-def test_without_pytorch_it_is_said_what_to_install(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingPackage, match=r"pip install '\.\[train\]'"):
-        open_subjects(str(place / "bert"), place / "store", **SMALL)
 
 
 def test_a_vocabulary_is_that_of_the_text_for_a_bare_type() -> None:

@@ -198,15 +198,6 @@ def test_what_is_not_defined_is_left_out() -> None:
 SKEWED = np.array([0.1, 0.12, 0.15, 0.2, 0.22, 0.3, 0.9])[:, None]  # a long tail above
 
 
-def test_each_end_of_an_interval_is_a_tail_of_the_skewed_mean() -> None:
-    one = Estimate.of(Sample(SKEWED, "batches"))
-    assert one.skewness > 0.3
-    below, above = ((one.value - one.low) / one.error, (one.high - one.value) / one.error)
-    assert tail(below, one.degrees, one.skewness) == pytest.approx(0.025, abs=1e-6)
-    assert tail(above, one.degrees, -one.skewness) == pytest.approx(0.025, abs=1e-6)
-    assert above > below  # where the long tail may hide a larger mean
-
-
 @pytest.mark.parametrize(
     ("direction", "other"), [("above", "below"), ("below", "above"), ("near", "near")]
 )

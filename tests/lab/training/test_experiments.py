@@ -186,20 +186,6 @@ def own_model(given: str) -> str:
     return recipe.replace("steps = 6", f"steps = 1\nconfig = {given}") + "[[cell]]\nname = 'a'"
 
 
-def test_a_configuration_reaches_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experiments, "subprocess", SimpleNamespace(Popen=Here, STDOUT=STDOUT))
-    config = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2}
-    (tmp_path / "own.json").write_text(json.dumps(config))
-    (tmp_path / "text.txt").write_text("a rose is a rose\nis a rose is a rose\n" * 20)
-    options = CorpusOptions(text="characters", document="line", held_out=1)
-    build_corpus([tmp_path / "text.txt"], tmp_path / "text", options)
-    trials = read_experiments(written(tmp_path, own_model('"own.json"')), tmp_path, tmp_path)
-    assert not run_experiments(trials), trials[0].log.read_text()
-    run = open_run(tmp_path / "a-1")
-    assert run.recipe["config"] == config
-    assert run.settings["model"]["config"]["n_embd"] == 16
-
-
 def test_operations_of_a_step() -> None:
     recipe = make_recipe("fast", layers=2, width=16, heads=2, block=8, batch=4)
     weights, scores = 2 * (4 * 16**2 + 8 * 16**2), 2 * 2 * 8 * 16

@@ -87,18 +87,6 @@ def test_killed_several_times_a_run_ends_in_the_same_bits(
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("mode", ["encoder", "decoder"])
-def test_killed_at_many_moments(
-    mode: str, seed: int, order: Order, corpus: TokenStore, tiny: Any, tmp_path: Path
-) -> None:
-    recipe = with_dropout(tiny, mode=mode, penalty="symmetric", penalty_weight=0.1)
-    whole = train(recipe, corpus.folder, tmp_path / "whole")
-    interrupt_and_finish(order, recipe, tmp_path / "killed", 25, seed)
-    assert result(open_run(tmp_path / "killed")) == result(whole)
-
-
-@pytest.mark.campaign
 def test_killed_at_every_single_touch(
     order: Order, corpus: TokenStore, tiny: Any, tmp_path: Path
 ) -> None:

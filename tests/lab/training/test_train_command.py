@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -126,29 +124,6 @@ def test_a_corpus_is_needed(tmp_path: Path) -> None:
     assert "--corpus" in done.stderr
 
 
-def test_a_run_that_exists(where: list[str], tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "run.json").write_text("{}")
-    done = wqk_train(*flags(**SMALL), *where)
-    assert done.exit_code == 2
-    assert "already contains a run" in done.stderr
-    empty = wqk_train("--resume", "-o", str(tmp_path / "run"))
-    assert empty.exit_code == 2
-    assert "expected an object 'recipe', got None" in empty.stderr
-
-
-def test_without_torch_it_says_what_to_install(where: list[str]) -> None:
-    code = (
-        "import sys\nsys.modules['torch'] = sys.modules['transformers'] = None\n"
-        "from wqk.cli.main import main\nmain()"
-    )
-    command = [sys.executable, "-c", code, "lab", "train", *where]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "pip install '.[train]'" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 @pytest.mark.parametrize("begun", [True, False])
 def test_interrupted_it_promises_what_there_is(
     begun: bool, where: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -165,13 +140,6 @@ def test_interrupted_it_promises_what_there_is(
     assert done.exit_code == 130
     promise = f"wqk lab train --resume -o {tmp_path / 'run'} resumes it"
     assert done.stderr.strip() == f"wqk: interrupted; {promise if begun else 'no run was begun'}"
-
-
-def test_defaults_are_those_of_the_presets() -> None:
-    text = " ".join(wqk_train("--help").output.split())
-    assert "Tokens in a block. [default: 128; paper: 512]" in text
-    assert "Maximum norm of the gradient. [default: 1.0]" in text
-    assert "float32 elsewhere. [default: bf16]" in text
 
 
 def test_idle_gpus_are_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -379,23 +376,6 @@ def test_a_run_on_a_gpu(corpus: TokenStore, tiny: Any, tmp_path: Path) -> None:
     assert again.metrics.equals(run.metrics)
 
 
-BOTH = """
-import sys
-from wqk.errors import RunError
-from wqk_lab.training.recipe import make_recipe
-from wqk_lab.training.training import train
-import wqk_lab.training.loop
-small = {"layers": 1, "width": 16, "heads": 2, "block": 8, "batch": 4, "held_out_blocks": 4}
-print("ready", flush=True)
-sys.stdin.readline()
-try:
-    train(make_recipe(seed=int(sys.argv[1]), steps=60, **small), sys.argv[2], sys.argv[3])
-    print("trained", sys.argv[1])
-except RunError as error:
-    print(error)
-"""
-
-
 def test_a_run_is_created_by_the_holder_of_its_lock(
     corpus: TokenStore, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,33 +398,6 @@ def test_of_several_gpus_one_trains(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.nn.DataParallel, "__init__", lambda *_: pytest.fail("wrapped"))
     assert train(tiny(steps=1, warmup=0), corpus.folder, tmp_path / "run").metrics["step"][-1] == 1
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("trial", range(10))
-def test_of_two_that_begin_together_one_trains(
-    trial: int, corpus: TokenStore, tmp_path: Path
-) -> None:
-    starting = [
-        subprocess.Popen(
-            [sys.executable, "-c", BOTH, str(seed), str(corpus.folder), str(tmp_path / "run")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        for seed in (1, 2)
-    ]
-    for process in starting:
-        assert process.stdout
-        assert process.stdout.readline() == "ready\n"
-    ended = [process.communicate("go\n")[0].strip() for process in starting]
-    (winner,) = (seed for seed in (1, 2) if f"trained {seed}" in ended)
-    (refusal,) = (line for line in ended if not line.startswith("trained"))
-    assert "another training run is running here" in refusal or "already contains a run" in refusal
-    run = open_run(tmp_path / "run")
-    assert run.recipe["seed"] == winner
-    assert run.metrics["step"][-1] == 60
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.lab.training.corpus.samples import content
 
 from wqk.errors import CorpusError
 from wqk_lab.training.corpus import Chunk, TokenStore, write_store
@@ -266,7 +265,3 @@ def test_decoding_names_wrong_ids_and_a_wrong_tokenizer(copy: Path) -> None:
 def test_a_folder_without_a_store_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="make one with wqk lab corpus"):
         TokenStore.open(tmp_path / "nothing")
-
-
-def test_the_samples_are_what_they_say(store: TokenStore, copy: Path) -> None:
-    assert content(store.folder) == content(copy)
