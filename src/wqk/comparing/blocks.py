@@ -5,7 +5,7 @@ at a few relative distances N. They are invariant to changes that leave attentio
 rotations within a head, a factor moved from queries to keys, norms or the scale folded into
 weights. Distances come from R × R Gram matrices, ⟨M_a, M_b⟩ = Σ (A_aᵀA_b) ∘ (B_aᵀB_b), head by head
 in float64, so that no more than one head is ever wider than stored; norms and biases, too, are
-folded in head by head. Before these products, random probes tell blocks that are far apart.
+folded in head by head.
 
 Axes: H query heads, G key heads, D model width and 1 for the biases, R head width.
 """
@@ -13,6 +13,7 @@ Axes: H query heads, G key heads, D model width and 1 for the biases, R head wid
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ import numpy as np
 from wqk._caching import cached_property
 from wqk._typing import Float
 from wqk.attention.coordinates import augmented, with_norm
-from wqk.comparing.tolerances import FAR, RESOLUTION, SAFETY, SAME_FREQUENCY, SINGLE, TINY
+from wqk.comparing.tolerances import RESOLUTION, SAFETY, SAME_FREQUENCY, TINY
 from wqk.families.rotary import Rotary
 
 # Probe vectors on either side; their P² scores tell heads apart, and how far apart blocks are.
@@ -148,15 +149,6 @@ class Heads(NamedTuple):
         query = self.query.of(head)
         return query if self.stretch is None else np.asarray(self.stretch.stretch(query.T).T)
 
-    def probed(self, distance: int) -> Float[np.ndarray, "heads probes probes"]:
-        """Scores of probes at a distance."""
-        query, key = (side.swapaxes(-1, -2) for side in self.probes)  # (H, P, R)
-        if self.stretch is not None:
-            query = self.stretch.stretch(query)
-        if distance:
-            query = _turned(query, self.rotary, distance)
-        return np.asarray(self.factor[:, None, None] * (query @ key.swapaxes(-1, -2)))
-
 
 class Distances(NamedTuple):
     """How far apart two blocks are."""
@@ -186,14 +178,16 @@ def distances(a: Scoring, b: Scoring, at: Sequence[int], tolerance: float = 0.0)
 
 
 def fitted(
-    a: Scoring, b: Heads, at: Sequence[int], roundings: tuple[float, float]
-) -> tuple[np.ndarray, Distances]:
+    a: Scoring, both: InnerProducts, own: InnerProducts, at: Sequence[int],
+    roundings: tuple[float, float],
+) -> tuple[np.ndarray, Distances]:  # fmt: skip
     """Each head's factor that brings b closest to a at distance 0, and how far apart they then are.
+
+    Given are the products of a with b, and of b with itself.
 
     A factor is 1 if rounding explains it. A pruned head, which any factor fits, gets the median of
     the others. ``roundings`` are those of the two blocks.
     """
-    both, own = InnerProducts(a.heads, b), InnerProducts(b, b)
     across, squares = both.at(0), own.at(0)
     pruned = squares == 0
     factors = across / np.where(pruned, 1.0, squares)
@@ -221,24 +215,6 @@ def _apart(
         np.sqrt(across.clip(min=0)) / norms,
         (rounding * columns + RESOLUTION * reach) / norms[0],
     )
-
-
-def far_apart(a: Heads, b: Heads, at: Sequence[int], allowed: np.ndarray) -> bool:
-    """Whether some head lies beyond any doubt farther apart than allowed, whatever its factor.
-
-    From scores of random probes, whose mean square is that of the forms' entries. It saves the
-    products that would tell the same exactly; what is not far apart is not yet near.
-    """
-    ours, theirs = a.probed(0), b.probed(0)
-    squares = np.square(theirs).sum(axis=(-2, -1))
-    factors = (ours * theirs).sum(axis=(-2, -1)) / np.where(squares > 0, squares, 1.0)
-    for n in at:
-        ours, theirs = (heads.probed(n) for heads in (a, b))
-        sizes = np.linalg.norm(ours, axis=(-2, -1))
-        apart = np.linalg.norm(ours - factors[:, None, None] * theirs, axis=(-2, -1))
-        if (apart > (FAR * allowed + SINGLE) * np.where(sizes > 0, sizes, np.inf)).any():
-            return True
-    return False
 
 
 def same_rotation(a: Rotary | None, b: Rotary | None) -> bool:
@@ -285,6 +261,12 @@ class InnerProducts:
         self.sizes = tuple(
             np.diagonal(some, axis1=-2, axis2=-1) for some in (self._queries, self._keys)
         )
+
+    def turning(self, *rotary: Rotary | None) -> InnerProducts:
+        """The same with other rotations of the two, of which the Gram matrices know nothing."""
+        other = copy(self)
+        other._rotary = rotary[0], rotary[1]
+        return other
 
     def at(self, distance: int) -> Float[np.ndarray, " heads"]:
         """The products at one distance, (H,)."""

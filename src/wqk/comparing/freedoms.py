@@ -20,9 +20,9 @@ from wqk.comparing import mismatches
 from wqk.comparing.blocks import (
     Distances,
     Heads,
+    InnerProducts,
     Scoring,
     Side,
-    far_apart,
     fitted,
     same_rotation,
 )
@@ -44,11 +44,11 @@ def explained(
         return None
     sides = Side(b.query, match.query_heads), Side(b.key, match.key_heads)
     chosen = b.heads.probes[0][match.query_heads], b.key_probes[match.key_heads]
+    view = Heads(*sides, b.heads.factor, None, b.heads.stretch, chosen)
+    both, own = InnerProducts(a.heads, view), InnerProducts(view, view)
     for rotary in _rotations(a.turning, b.turning):
-        view = Heads(*sides, b.heads.factor, rotary, b.heads.stretch, chosen)
-        if far_apart(a.heads, view, at, apart.tolerance):
-            continue
-        factors, left = fitted(a, view, at, (a.rounding, b.rounding))
+        products = both.turning(a.turning, rotary), own.turning(rotary, rotary)
+        factors, left = fitted(a, *products, at, (a.rounding, b.rounding))
         if factors.all() and (left.relative <= np.maximum(left.tolerance, apart.tolerance)).all():
             return tuple(_named(a, b, match, rotary, factors))
     return None

@@ -489,41 +489,29 @@ def _matches(a: _Model, b: _Model, agreement: Agreement, bounds: bool) -> Iterat
             continue
         own = a.prints[i]
         heads = [int(h) if h >= 0 else None for h in agreement.heads[j]]
-        change = _least_changes(own, block, heads) if bounds else _changes(own, block, heads)
+        change = _changes(own, block, heads, bounds)
         yield LayerMatch(
             block.stack, block.layer, own.stack, own.layer, float(shares[j]), tuple(heads), change
         )
 
 
 def _changes(
-    a: Fingerprint, b: Fingerprint, heads: Sequence[int | None]
+    a: Fingerprint, b: Fingerprint, heads: Sequence[int | None], bounds: bool
 ) -> tuple[float | None, ...]:
-    """‖M_b − M_a‖ / ‖M_a‖ of each head, on the sampled coordinates."""
-    own, theirs = a.forms, b.forms
-    return tuple(
-        None if h is None else _relative(theirs[k] - own[h], own[h]) for k, h in enumerate(heads)
-    )
+    """‖M_b − M_a‖ / ‖M_a‖ of each head, on the sampled coordinates.
 
-
-def _least_changes(
-    a: Fingerprint, b: Fingerprint, heads: Sequence[int | None]
-) -> tuple[float | None, ...]:
-    """The smallest ‖M_b − R M_a S‖ / ‖M_a‖ that any rotations R and S allow (Mirsky).
-
-    It is the distance of the singular values.
+    With ``bounds`` the smallest that any rotations R and S allow, ‖M_b − R M_a S‖, which is the
+    distance of the singular values (Mirsky).
     """
-    first, second = (one.spectra * one.norms[:, None] for one in (a, b))
-    if first.shape[-1] != second.shape[-1]:
-        return (None,) * len(heads)
+    own, theirs = (one.spectra * one.norms[:, None] if bounds else one.forms for one in (a, b))
+    sizes = [float(np.linalg.norm(form)) for form in own]
+    known = own.shape[-1] == theirs.shape[-1]
     return tuple(
-        None if h is None else _relative(second[k] - first[h], first[h])
+        float(np.linalg.norm(theirs[k] - own[h])) / sizes[h]
+        if h is not None and known and sizes[h] > 0
+        else None
         for k, h in enumerate(heads)
     )
-
-
-def _relative(difference: np.ndarray, form: np.ndarray) -> float | None:
-    size = float(np.linalg.norm(form))
-    return float(np.linalg.norm(difference)) / size if size > 0 else None
 
 
 def _kind(a: _Model, b: _Model, matches: Sequence[LayerMatch], bounds: bool) -> str | None:

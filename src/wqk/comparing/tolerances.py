@@ -24,8 +24,6 @@ SAFETY = 1.5
 # Products of float64 Gram matrices resolve no smaller distance, relative to ‖A‖ ‖B‖: the root of
 # float64's rounding, as distances are roots of differences, and what many sums add.
 RESOLUTION = 1e-7
-# How far probes of equal forms may differ: times what is allowed, and by so much in float32.
-FAR, SINGLE = 5.0, 1e-4
 # Signatures of the same heads have at least this cosine; those of quantized ones less, by twice the
 # square of what rounding explains of their distance, but never less than the second.
 ALIKE_FORMS, LEAST_ALIKE = 0.99, 0.8
