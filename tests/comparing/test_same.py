@@ -502,3 +502,26 @@ def test_another_epsilon_is_told_and_put_back(where: str) -> None:
     # Rounded to float32, as GGUF stores it, it is the same.
     rounded = config | {"rms_norm_eps": float(np.float32(1e-6))}
     assert same(first, StateDict(tensors, rounded, "rounded"))
+
+
+def test_epsilons_of_other_norms_are_compared() -> None:
+    """Those of norms that no block names."""
+    config = {**CONFIG, "model_type": "llama", "final_norm_eps": 1e-5}
+    other = same(
+        StateDict(llama(), config, "a"), StateDict(llama(), config | {"final_norm_eps": 1e-3}, "b")
+    )
+    assert "epsilon of other norms (final_norm_eps): 1e-05 against 0.001" in other.sentence
+    assert other.repair == 'config["final_norm_eps"] = 1e-05'
+
+
+def test_layer_norms_of_two_families_have_one_epsilon() -> None:
+    pytest.importorskip("transformers")
+    from tests.comparing.plants import right as plain
+
+    tensors, config, _ = plain("BERT")
+    for epsilon, told in ((1e-12, False), (1e-5, True)):
+        electra = config | {"model_type": "electra", "layer_norm_eps": epsilon}
+        pair = StateDict(tensors, config, "a"), StateDict(tensors, electra, "b")
+        found = same(*pair, everything=True)
+        assert ("epsilon of input norms: 1e-12 added to" in found.sentence) == told
+        assert found.notes[-1].startswith("not compared: epsilons of norms outside attention")

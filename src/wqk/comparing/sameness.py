@@ -138,6 +138,10 @@ def same(
         )
     pairs, missing, added = _chosen(pairs, missing, added, layers)
     notes += _unknown(pairs)
+    if everything and any(one.family != other.family for one, other in pairs):
+        notes.append(
+            "not compared: epsilons of norms outside attention, as the families are not one"
+        )
     for checkpoint, plan in zip(checkpoints, anchors[0], strict=True):
         if text := _grid(checkpoint, plan):
             notes.append(f"{checkpoint.name}: {text}")
