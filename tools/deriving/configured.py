@@ -25,6 +25,8 @@ from wqk.live.verification import verify
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tools.deriving.records import Record
+
 # Largest difference of a probability: some models look up angles in tables of single precision.
 ROUNDING = 1e-6
 # Why `verify` cannot compare a model that was recorded: by its inputs, or names that it has live.
@@ -66,9 +68,22 @@ def configuration_faults(
             raise RuntimeError(stopped[0])  # its parts were run without their masks
         # Classes of parts alone are not among those that a file is loaded with.
         loaded = MODEL_MAPPING_NAMES.get(table["model_type"])
-        return found + (_verified(folder) if loaded else [])
+        found += _verified(folder) if loaded else []
     except WqkError as error:
-        return [f"refused: {error}".replace(str(folder), "")]
+        found = [f"refused: {error}".replace(str(folder), "")]
+    if found and settings and (stopped := _stopped(record)):
+        record_type(table["model_type"], folder, small)
+        if new := [
+            why for part, why in stopped.items() if part not in _stopped(read_record(folder))
+        ]:
+            raise RuntimeError(f"with these settings, {new[0]}")
+    return found
+
+
+def _stopped(record: Record) -> dict[str, str]:
+    """The parts that could not be run, and why; projections that were not reached."""
+    notes = {note.partition(":")[0]: note for note in record.notes if "Error" in note}
+    return notes | {name: f"{name} was not run" for name in record.unreached}
 
 
 def overlaid(table: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:

@@ -215,10 +215,11 @@ class Read:
 
     @property
     def _is_stretched(self) -> bool:
-        """Whether some dimensions of a head have an attention factor, and others none."""
+        """Whether an attention factor turns a head's vectors: some dimensions or terms lack it."""
         rotary = self.attention.plan.rotary
-        partial = rotary is not None and 2 * len(rotary.frequencies) < self.width
-        return rotary is not None and partial and rotary.amplitude != 1
+        if rotary is None or rotary.amplitude == 1:
+            return False
+        return 2 * len(rotary.frequencies) < self.width or self.attention.query.shift is not None
 
     def _shift(self, query: bool) -> Any:
         factor = self.attention.query if query else self.attention.key

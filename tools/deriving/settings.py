@@ -1,6 +1,6 @@
 """Keys that a model's code does not read.
 
-    python -m tools.deriving.settings
+    python -m tools.deriving.settings [TYPE ...]
 
 A key counts for a type only if its model computes something else with it. Where a family reads a
 key that the code for a type ignores, the key is listed under that type in ``unread.toml``.
@@ -9,17 +9,19 @@ key that the code for a type ignores, the key is listed under that type in ``unr
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tools.deriving.configured import small_file
+from tools.deriving.configured import overlaid, small_file
 from tools.deriving.probing import in_a_process, record_type
 from tools.deriving.records import Record, read_record
 
 import wqk
 import wqk.families
+from wqk.errors import WqkError
 from wqk.families import config, families
 from wqk.families.family import family_of_type
 
@@ -32,32 +34,47 @@ UNREAD = Path(wqk.families.__file__).parent / "unread.toml"
 HEAD = "# Written by tools/deriving/settings.py: keys that transformers does not read, by type.\n"
 
 
-def unread_keys(model_type: str) -> list[str]:
-    """The keys that a family reads of a file, and the code for this type does not."""
-    family = family_of_type(model_type)
+def unread_keys(model_type: str, path: str = "") -> list[str]:
+    """The keys that a family reads of a file, and the code for this type does not.
+
+    ``path`` is that of a part, whose family reads its keys; empty for the model's own.
+    """
+    family = family_of_type(config.part_types(model_type)[path] if path else model_type)
     if family is None:
         return []
-    wanted = dict(pair for rule in family.attention for pair in _read(rule))
-    return sorted(key for key, values in wanted.items() if _is_unread(model_type, key, values))
+    wanted = dict(pair for rule in family.attention for pair in _read(rule, bool(path)))
+    return sorted(key for key, two in wanted.items() if _is_unread(model_type, path, key, two))
 
 
 # Settings beside which a window may count: that it is used, and layers that have one.
 USED = {"use_sliding_window": True, "max_window_layers": 0}
 KINDS = ["full_attention", "sliding_attention"]
-BESIDE: tuple[dict[str, Any], ...] = ({}, USED, {"layer_types": KINDS} | USED)
+BESIDE_WINDOWS: tuple[dict[str, Any], ...] = ({}, USED, {"layer_types": KINDS} | USED)
+BESIDE_OTHERS: tuple[dict[str, Any], ...] = ({}, {"use_bidirectional_attention": False})
+# Keys that are read of every file. Masks have to be causal only where a window is looked for.
+EVERYWHERE = {
+    "head_dim": (16, 32),
+    "is_causal": (True, False),
+    "rope_scaling": (None, {"rope_type": "linear", "factor": 3.0}),
+}
 
 
-def _is_unread(model_type: str, key: str, values: tuple[Any, Any]) -> bool:
+def _is_unread(model_type: str, path: str, key: str, values: tuple[Any, Any]) -> bool:
     """Whether two values of a key are read as different attention, and computed as the same.
 
     What is read is read as if nothing were known to be unread.
     """
     told = False
-    for beside in BESIDE:
-        tables = [{"model_type": model_type, **beside, key: value} for value in values]
-        (one, its), (other, theirs) = map(_record, tables)
+    for beside in BESIDE_WINDOWS if "window" in key else BESIDE_OTHERS:
+        parts = [{**beside, key: value} for value in values]
+        tables = [{path: part} if path else part for part in parts]
+        (one, its), (other, theirs) = (_record({"model_type": model_type} | t) for t in tables)
         # Masks that are not what families say were not given, rather than not read.
-        seen = one and other and all(site.causal and site.reach >= 0 for site in one.sites)
+        seen = (
+            one
+            and other
+            and ("window" not in key or all(site.causal and site.reach >= 0 for site in one.sites))
+        )
         if one and other and one.sites and seen and its != theirs:
             told = True
             if not _alike(one, other):
@@ -65,11 +82,7 @@ def _is_unread(model_type: str, key: str, values: tuple[Any, Any]) -> bool:
     return told
 
 
-def _read_any(rule: AttentionRule) -> bool:
-    return bool(rule.window or rule.softcap or rule.clip)
-
-
-def _read(rule: AttentionRule) -> Iterator[tuple[str, tuple[Any, Any]]]:
+def _read(rule: AttentionRule, is_part: bool) -> Iterator[tuple[str, tuple[Any, Any]]]:
     """Keys of a rule, and two values with which it should compute something else."""
     for key in rule.window:
         yield key, (4, 6)
@@ -78,65 +91,85 @@ def _read(rule: AttentionRule) -> Iterator[tuple[str, tuple[Any, Any]]]:
         yield rule.softcap, (0.3, 3.0)
     if rule.clip and "." not in rule.clip:
         yield rule.clip, (0.1, 1.0)
+    if is_part and rule.causal_if == "is_decoder":
+        yield rule.causal_if, (True, False)
+    for key, values in EVERYWHERE.items():
+        if key != "rope_scaling" or rule.rotary:
+            yield key, values
 
 
 def _record(table: dict[str, Any]) -> tuple[Record | None, list[Any]]:
-    """What a model with these settings computes, and windows and limits that are read of it."""
+    """What a model with these settings computes, and what is read of it."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
         try:
-            file = small_file(table)
-            record_type(table["model_type"], folder, file | table)
-            plans = wqk.open(folder).plans
+            file = overlaid(small_file({"model_type": table["model_type"]}), table)
+            record_type(table["model_type"], folder, file)
+            record = read_record(folder)
         except Exception:  # of the model's own code
             return None, []
-        return read_record(folder), [(plan.window, plan.softcap, plan.clip) for plan in plans]
+        try:
+            read: list[Any] = [
+                (p.window, p.softcap, p.clip, p.causal, p.query.head_width,
+                 p.rotary and p.rotary.frequencies.tolist())
+                for p in wqk.open(folder).plans
+            ]  # fmt: skip
+        except WqkError as error:
+            read = [str(error)]
+        return record, read
 
 
 def _alike(one: Record, other: Record) -> bool:
     """Whether two models computed the same."""
     if len(one.sites) != len(other.sites) or other.failure:
         return False
+    if len(one.turned) != len(other.turned):
+        return False
     return all(
         (a.causal, a.reach, len(a.products)) == (b.causal, b.reach, len(b.products))
         and all(
-            np.array_equal(p.queries, q.queries)
-            and np.array_equal(p.keys, q.keys)
-            and p.through == q.through
+            p.through == q.through
+            and p.queries.shape == q.queries.shape
+            and np.allclose(p.queries, q.queries, atol=1e-4)
+            and np.allclose(p.keys, q.keys, atol=1e-4)
             for p, q in zip(a.products, b.products, strict=True)
         )
-        for a, b in zip(one.sites, other.sites, strict=True)
+        for a, b in zip((*one.sites, *one.turned), (*other.sites, *other.turned), strict=True)
     )
 
 
 def main() -> None:
-    """Find the unread keys of every type that a family lists."""
+    """Find the unread keys of every type that a family lists; or of those that are named.
+
+    A part is named after its model: ``pi0.dit_config``.
+    """
     import torch
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
-    UNREAD.write_text(HEAD, encoding="utf-8")
-    config._tables.cache_clear()
+    named = sys.argv[1:]
+    found: dict[str, list[str]] = dict(config._tables(UNREAD.name)) if named else {}  # type: ignore[arg-type]
+    config.unread_keys = lambda model_type: ()
     unread_keys("llama")  # what is loaded late is loaded once, for all processes
-    found: dict[str, list[str]] = {}
-    types = {
-        kind
-        for family in families().values()
-        for kind in family.model_types
-        if any(map(_read_any, family.attention))
-    }
-    for kind in sorted(types & set(CONFIG_MAPPING_NAMES)):
+    known = {kind for family in families().values() for kind in family.model_types}
+    parts = [f"{whole}.{path}" for whole, types in config._tables("parts.toml").items()
+             for path, kind in types.items() if kind in known]  # fmt: skip
+    for kind in named or [*sorted(known & set(CONFIG_MAPPING_NAMES)), *sorted(parts)]:
+        whole, _, path = kind.partition(".")
         with tempfile.TemporaryDirectory() as scratch:
-            path = Path(scratch) / "keys.json"
+            file = Path(scratch) / "keys.json"
             ended = in_a_process(
-                lambda kind=kind, path=path: path.write_text(json.dumps(unread_keys(kind)))
+                lambda whole=whole, path=path, file=file: file.write_text(
+                    json.dumps(unread_keys(whole, path))
+                )
             )
-            keys = json.loads(path.read_text()) if path.exists() else []
+            keys = json.loads(file.read_text()) if file.exists() else []
         print(f"{kind:40} {', '.join(keys)} {ended}", flush=True)
+        found.pop(kind, None)
         if keys:
             found[kind] = keys
-    lines = [f"{json.dumps(kind)} = {json.dumps(keys)}\n" for kind, keys in found.items()]
+    lines = [f"{json.dumps(kind)} = {json.dumps(found[kind])}\n" for kind in sorted(found)]
     UNREAD.write_text(HEAD + "".join(lines), encoding="utf-8")
 
 

@@ -90,7 +90,7 @@ class Config:
         named = part.get("model_type") if isinstance(part, dict) else None
         own = named or part_types(whole).get(nested, whole)
         left_out = default_values(own) or default_values(model_type)
-        unread = unread_keys(own)
+        unread = {*unread_keys(own), *unread_keys(f"{whole}.{nested}")}
         names = left_out.get("names", {})
         chosen = {
             names.get(k, k) if names.get(k) not in chosen else k: v for k, v in chosen.items()

@@ -75,8 +75,15 @@ def compose_family(checkpoint: Checkpoint, beside: Family | None = None) -> Fami
     names = [beside.name] if beside else []
     taken: set[str] = set()
     parts = list(_parts(checkpoint.config, checkpoint.config.get("model_type")))
+
     # Parts that names identify come first, so that no other part takes their tensors.
-    for part in sorted(parts, key=lambda part: part.words[:1] in ((), ("text",), ("decoder",))):
+    def order(part: Part) -> tuple[bool, bool]:
+        found = (prefix for rule in part.family.attention for prefix in prefixes(tensors, rule))
+        return part.words[:1] in ((), ("text",), ("decoder",)), not any(
+            _has_its_first_word(prefix, part, tensors) for prefix in found
+        )
+
+    for part in sorted(parts, key=order):
         if part.family.refusal:
             raise UnknownFamily(f"{part.path}: {part.family.refusal}")
         prefix = _prefix(tensors, part, taken)
@@ -134,7 +141,13 @@ def _prefix(tensors: Mapping[str, TensorInfo], part: Part, taken: set[str]) -> s
         if prefix not in taken
     }
     found = {prefix for prefix in found if not _names_another_modality(prefix, part)}
-    for fits in (_names_its_configuration, _names_its_modality, _has_width, _has_depth):
+    for fits in (
+        _names_its_configuration,
+        _has_its_first_word,
+        _names_its_modality,
+        _has_width,
+        _has_depth,
+    ):
         if len(found) > 1:
             fitting = {prefix for prefix in found if fits(prefix, part, tensors)}
             found = fitting or found
@@ -169,6 +182,12 @@ def _names_its_configuration(prefix: str, part: Part, tensors: Mapping[str, Tens
     """Whether the prefix has the name of the part's configuration, as in ``geometry_encoder``."""
     name = part.path.rpartition(".")[2].removesuffix("_config")
     return any(word == name or word.startswith(f"{name}_") for word in prefix.split("."))
+
+
+def _has_its_first_word(prefix: str, part: Part, tensors: Mapping[str, TensorInfo]) -> bool:
+    """Whether one of its words starts as that name: ``patch_encoder``, ``patch_model_config``."""
+    name = part.path.rpartition(".")[2].split("_")[0]
+    return any(word.split("_")[0] == name for word in prefix.split("."))
 
 
 def _names_its_modality(prefix: str, part: Part, tensors: Mapping[str, TensorInfo]) -> bool:

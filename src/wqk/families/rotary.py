@@ -93,7 +93,8 @@ def rotary_of(
     period = config.optional_whole((rule.none_every,)) if rule.none_every and not kinds else None
     if period and (layer + 1) % period == 0:
         return None
-    unseen = rule.windowed_only and not windowed and config.get("sliding_window") is not None
+    by_window = rule.windowed_only and not isinstance(kinds, list)
+    unseen = by_window and not windowed and config.get("sliding_window") is not None
     if unseen or not config.holds(rule.only_if):
         return None
     scaling = _parameters(config, layer, windowed)

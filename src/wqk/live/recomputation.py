@@ -461,4 +461,6 @@ def _term_of(
         heads = plan.scale * queries.reshape(*queries.shape[:2], plan.query.heads, -1)
         known: np.ndarray = vectors.numpy()
         return np.asarray(heads.swapaxes(1, 2)[..., None, :] @ known.swapaxes(-1, -2))[..., 0, :]
-    return latest[0] if latest and plan.position in FROM_TERM else None
+    term = latest[0] if latest and plan.position in FROM_TERM else None
+    shared = given.get("relative_position_bias")  # by all layers, beside one of their own
+    return term if term is None or shared is None else term + np.asarray(shared.numpy())
