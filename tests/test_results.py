@@ -42,7 +42,7 @@ def running() -> Any:
 
 
 def clipped() -> Any:
-    return wqk.clip_(running(), 1.0, logits=np.array([[3.0, np.inf]]))
+    return wqk.clip_(running(), 1.0, logits={(0, 0): 3.0, (0, 1): np.inf})
 
 
 def measured() -> Any:

@@ -105,18 +105,6 @@ def test_scores_are_those_of_dense_products(fold_norm: bool, tmp_path: Path):
         assert found[key] == pytest.approx(score, rel=1e-5)
 
 
-def test_whole_layers_are_sums_of_heads(tmp_path: Path):
-    folder = llama(tmp_path / "model", weights())
-    qk, ov = (matrices(folder, circuit) for circuit in ("qk", "ov"))
-    table = wqk.compose(folder, whole_layers=True)
-    assert len(table) == 9
-    assert table.frame["writer_head"].null_count() == 9
-    row = table.frame.filter(kind="k", writer_layer=0, reader_layer=2).row(0, named=True)
-    writer, reader = ov[0].sum(0), qk[2].sum(0).T
-    norms = np.linalg.norm(writer) * np.linalg.norm(reader)
-    assert row["score"] == pytest.approx(np.linalg.norm(writer @ reader) / norms, rel=1e-5)
-
-
 def planted(seed: int, kind: str) -> dict[str, np.ndarray]:
     """Head 2 of layer 2 reads, with its queries or values, what head 1 of layer 0 writes."""
     made = weights(seed)
@@ -359,8 +347,6 @@ def test_the_neighbors_of_a_head_are_listed(tmp_path: Path):
     assert set(around.filter(pl.col("writer_layer") == 1)["writer_head"]) == {3}
     with pytest.raises(wqk.errors.TableError, match=r"head 4 of layer 1 .*last head 3$"):
         table.around(1, 4)
-    with pytest.raises(wqk.errors.TableError, match="pairs whole layers"):
-        wqk.compose(folder, whole_layers=True).around(1, 0)
 
 
 def copier(name: str) -> np.ndarray:

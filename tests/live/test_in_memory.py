@@ -213,7 +213,7 @@ def test_a_family_is_named_or_the_refusal_says_how() -> None:
         wqk.clip_(wqk.open(model, heads_per_layer=4))
     opened = wqk.open(model, family="nanogpt", heads_per_layer=4)
     assert wqk.verify(opened, TOKENS).verdict == "right"
-    assert len(wqk.clip_(opened, 1.0, logits=np.full((2, 4), 2.0))) == 8
+    assert len(wqk.clip_(opened, 1.0, logits=dict.fromkeys(np.ndindex(2, 4), 2.0))) == 8
     with pytest.raises(CheckpointError, match=r"wqk.verify\(model, batch\)"):
         wqk.verify(opened)
     with pytest.raises(CheckpointError, match="cannot be run on this batch"):
@@ -228,7 +228,7 @@ def test_norms_without_gains_are_read_from_the_code() -> None:
     model = Mine(numbers, "transformer", "h", "norm", "attn", Normed)
     opened = wqk.open(model, family="modded-nanogpt")
     assert wqk.verify(opened, TOKENS).verdict == "form right"
-    assert "no effect" in repr(wqk.clip_(opened, 1e-3, logits=np.full((2, 4), 2.0)))
+    assert "no effect" in repr(wqk.clip_(opened, 1e-3, logits=dict.fromkeys(np.ndindex(2, 4), 2.0)))
 
 
 class Attention(nn.Module):
@@ -482,7 +482,7 @@ def test_what_is_made_when_it_is_saved_is_made_anew_for_every_look_and_not_writt
         wqk.verify(model, torch.zeros(1))
     opened = wqk.open(model, family="llama-original", heads_per_layer=4)
     with pytest.raises(CheckpointError, match=r"wq\.weight is made of other weights"):
-        wqk.clip_(opened, 1.0, logits=np.full((2, 4), 2.0))
+        wqk.clip_(opened, 1.0, logits=dict.fromkeys(np.ndindex(2, 4), 2.0))
     with pytest.raises(CheckpointError, match="is made of other weights"):
         wqk.initialize_(opened, "symmetric")
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from wqk.checkpoints.adapters import AdaptedCheckpoint, read_adapter
+from wqk.checkpoints.adapters import CONFIG, AdaptedCheckpoint, read_adapter
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.formats import exists, local_folder
 from wqk.checkpoints.hub import hub_page, is_hub_id, open_base, open_hub, open_url
@@ -116,8 +116,7 @@ def _open(
     elif exists(path) or not is_hub_id(name):
         _refuse_revision(revision, name)
         folder = path / subfolder if subfolder else Path(steps_of(name)[-1])
-        is_folder = exists(folder) and folder.is_dir()
-        adapter = read_adapter(local_folder(folder)) if is_folder else None
+        adapter = read_adapter(local_folder(folder)) if exists(folder / CONFIG) else None
         if adapter is None:
             return open_local(folder)
         # Not by way of this function: an adapter on an adapter might name itself.

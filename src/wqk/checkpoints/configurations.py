@@ -53,6 +53,40 @@ def linear_name(name: str) -> str:
     )
 
 
+# Names that wrappers give to the module within: parallel ones, compilation, FSDP 1, activation
+# checkpointing.
+WRAPPED = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+
+
+def plain_name(name: str) -> str:
+    """A tensor's name as the model itself has it, without wrappers.
+
+    Examples
+    --------
+    >>> plain_name("module.layer.0._orig_mod.query.weight")
+    'layer.0.query.weight'
+    """
+    words = name.split(".")
+    if WRAPPED.isdisjoint(words):  # as of most of the many tensors of a mixture of experts
+        return name
+    return ".".join(word for word in words if word not in WRAPPED)
+
+
+def by_plain_name(names: Iterable[str]) -> Mapping[str, str]:
+    """The names by their plain ones, or by themselves if two have the same plain one.
+
+    Examples
+    --------
+    >>> by_plain_name(["module.q.weight"]), by_plain_name(["module.q", "q"])
+    ({'q.weight': 'module.q.weight'}, {'module.q': 'module.q', 'q': 'q'})
+    """
+    names = list(names)
+    plain = {plain_name(name): name for name in names}
+    if is_transformer_lens(plain):
+        plain = {linear_name(name): stored for name, stored in plain.items()}
+    return plain if len(plain) == len(names) else {name: name for name in names}
+
+
 def lens_configuration(
     config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]
 ) -> Mapping[str, Any]:

@@ -16,7 +16,6 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wqk.checkpoints.files import LocalFile, is_text
-from wqk.checkpoints.pickles import plain
 from wqk.errors import CheckpointError, did_you_mean, errors_about, first_line
 
 if TYPE_CHECKING:
@@ -69,6 +68,8 @@ def _parse_json(text: bytearray) -> dict[str, Any]:
 
 def _parse_yaml(text: bytearray) -> dict[str, Any]:
     import yaml
+
+    from wqk.checkpoints.pickles import plain
 
     try:
         if len(text) > LARGEST_YAML:

@@ -7,7 +7,7 @@ those of the tensors, also once they are saved. PEFT replaces a module by one th
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
@@ -18,52 +18,22 @@ from array_api_compat import array_namespace
 
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.configurations import (
+    WRAPPED,
     Opened,
+    by_plain_name,
     configured,
     is_transformer_lens,
     lens_configuration,
-    linear_name,
+    plain_name,
 )
 from wqk.errors import CheckpointError
 
-# Names that wrappers give to the module within: parallel ones, compilation, FSDP 1, activation
-# checkpointing.
-WRAPPED = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 # What authors of modules call their configuration.
 CONFIGURATIONS = ("config", "cfg", "model_args", "args", "params", "hparams")
 # What modules call the number of their heads.
 HEADS = ("num_heads", "heads", "n_heads", "n_head", "nhead")
 # The name that an adapter gives to the module that it adapts.
 ADAPTED = "base_layer"
-
-
-def plain_name(name: str) -> str:
-    """A tensor's name as the model itself has it, without wrappers.
-
-    Examples
-    --------
-    >>> plain_name("module.layer.0._orig_mod.query.weight")
-    'layer.0.query.weight'
-    """
-    words = name.split(".")
-    if WRAPPED.isdisjoint(words):  # as of most of the many tensors of a mixture of experts
-        return name
-    return ".".join(word for word in words if word not in WRAPPED)
-
-
-def by_plain_name(names: Iterable[str]) -> Mapping[str, str]:
-    """The names by their plain ones, or by themselves if two have the same plain one.
-
-    Examples
-    --------
-    >>> by_plain_name(["module.q.weight"]), by_plain_name(["module.q", "q"])
-    ({'q.weight': 'module.q.weight'}, {'module.q': 'module.q', 'q': 'q'})
-    """
-    names = list(names)
-    plain = {plain_name(name): name for name in names}
-    if is_transformer_lens(plain):
-        plain = {linear_name(name): stored for name, stored in plain.items()}
-    return plain if len(plain) == len(names) else {name: name for name in names}
 
 
 def without_adapter(name: str) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wqk.checkpoints.checkpoint import Checkpoint, Part, Regrouping, TensorInfo
-from wqk.checkpoints.configurations import Opened, configured
+from wqk.checkpoints.configurations import Opened, by_plain_name, configured
 from wqk.checkpoints.files import JoinedFiles, open_safetensors
 from wqk.checkpoints.formats import (
     ARCHIVES,
@@ -29,12 +29,10 @@ from wqk.checkpoints.formats import (
     unread_format,
 )
 from wqk.checkpoints.gguf import open_gguf
-from wqk.checkpoints.modules import by_plain_name
 from wqk.checkpoints.number_types import is_float8, require_floats, scale_name
 from wqk.checkpoints.quantized import Source, find_quantized, refuse_unread
 from wqk.checkpoints.ranged import CONNECTIONS, RangedFile
 from wqk.checkpoints.references import redacted, step_in
-from wqk.checkpoints.torch_archive import TorchFile
 from wqk.errors import CheckpointError, errors_about
 
 if TYPE_CHECKING:
@@ -50,7 +48,11 @@ def weight_file(source: ByteSource) -> WeightFile:
             _refuse_others(source)
         if ending == ".gguf":
             return open_gguf(source)
-        return TorchFile(source) if ending in ARCHIVES else open_safetensors(source)
+        if ending in ARCHIVES:
+            from wqk.checkpoints.torch_archive import TorchFile
+
+            return TorchFile(source)
+        return open_safetensors(source)
 
 
 def _refuse_others(source: ByteSource) -> None:

@@ -95,8 +95,8 @@ class CompositionTable(Table):
     ``score`` is ‖W R‖ / (‖W‖ ‖R‖), ``expected`` its root mean square by chance, ``excess`` the
     difference of the two. ``z`` is how many standard deviations the squared score lies above its
     mean, ``p`` the probability that chance gives as much, and ``p_corrected`` the same among all
-    pairs of the table, by Holm's method. Heads are null where whole layers were paired. Scores of
-    pruned heads, whose form is zero, are null, and their status is ``degenerate``.
+    pairs of the table, by Holm's method. Scores of pruned heads, whose form is zero, are null, and
+    their status is ``degenerate``.
     """
 
     declared = COMPOSITION_COLUMNS
@@ -143,14 +143,10 @@ class CompositionTable(Table):
 
         around = self.filter(has("writer") | has("reader"))
         if not len(around):
-            heads: Any = self.frame.select(pl.max_horizontal("writer_head", "reader_head").max())
-            there = (
-                "the table pairs whole layers"
-                if heads.item() is None
-                else f"its last layer is {largest.item()}, its last head {heads.item()}"
-            )
+            last: Any = self.frame.select(pl.max_horizontal("writer_head", "reader_head").max())
             raise TableError(
-                f"no pair has head {head} of layer {layer} ({kind}-attention); {there}"
+                f"no pair has head {head} of layer {layer} ({kind}-attention); its last layer is "
+                f"{largest.item()}, its last head {last.item()}"
             )
         return around
 
@@ -186,7 +182,6 @@ def compose(
     ref: Any,
     *,
     kind: Literal["q", "k", "v", "all"] = "all",
-    whole_layers: bool = False,
     gamma: float = 2.0,
     fold_norm: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
@@ -205,8 +200,6 @@ def compose(
         A `Model`, or what `wqk.open` takes.
     kind
         How the later head reads: with its queries, keys or values.
-    whole_layers
-        Whether to pair whole layers, summed over their heads, instead of heads.
     gamma
         Dimensions are outlying if more is written to and read from them than the mean plus this
         many standard deviations.
@@ -236,7 +229,7 @@ def compose(
     checkpoint = model.checkpoint
     kinds = KINDS if kind == "all" else (kind,)
     with errors_about(checkpoint.name), one_blas_thread():
-        source = Source(model, fold_norm, whole_layers)
+        source = Source(model, fold_norm)
         fixed = outlying_dimensions(source, gamma)
         pairs = list(_pairs(source, kinds, fixed, on_progress))
         if not pairs:
@@ -256,7 +249,7 @@ def compose(
         ],
     }
     columns = {n: v for n, v in checkpoint_columns(checkpoint).items() if n in COMPOSITION_SCHEMA}
-    frame = _frame(pairs, whole_layers).with_columns(
+    frame = _frame(pairs).with_columns(
         pl.lit(value, COMPOSITION_SCHEMA[name]).alias(name) for name, value in columns.items()
     )
     return CompositionTable(_ranked(frame), metadata)
@@ -265,15 +258,10 @@ def compose(
 class Source:
     """The blocks of a checkpoint, in the order in which they write to their streams."""
 
-    def __init__(
-        self,
-        model: Model,
-        fold_norm: bool = False,
-        layers: bool = False,
-    ) -> None:
+    def __init__(self, model: Model, fold_norm: bool = False) -> None:
         model.require_softmax()
         checkpoint, plans = model.checkpoint, model.plans
-        self._checkpoint, self.layers = checkpoint, layers
+        self._checkpoint = checkpoint
         self._coordinates = {name: Coordinates(name, fold_norm) for name in CIRCUITS}
         self.plans = sorted(
             plans, key=lambda plan: (plan.stack != ENCODER, plan.layer, plan.kind == "cross")
@@ -310,7 +298,7 @@ class Source:
         return np.asarray(norms, np.float64)
 
     def _read(self, plan: AttentionPlan, circuit: Literal["qk", "ov"]) -> BilinearForm:
-        """One circuit of a block, a stack (G, H/G) or its sum.
+        """One circuit of a block, a stack (G, H/G).
 
         Kept are those of all blocks if they fit in memory, otherwise those of the last one.
         """
@@ -320,7 +308,7 @@ class Source:
         key = (*block, circuit)
         if key not in self._kept:
             ((_, form),) = Block(self._checkpoint, plan).forms(self._coordinates[circuit])
-            self._kept[key] = form.sum() if self.layers else form
+            self._kept[key] = form
         return self._kept[key]
 
     def stream(self, plan: AttentionPlan, end: str) -> str | None:
@@ -545,15 +533,14 @@ class _Pair(NamedTuple):
             "status_if_zero": joined_statuses(counting | {"degenerate"}),
         }
 
-    def numbers(self, layers: bool) -> dict[str, np.ndarray]:
+    @property
+    def numbers(self) -> dict[str, np.ndarray]:
         """The columns of single rows: every writing head with every reading head."""
         scores = self.scores
         writers, readers = scores.score.shape
-        heads = {
+        return {
             "writer_head": np.repeat(np.arange(writers), readers),
             "reader_head": np.tile(np.arange(readers), writers),
-        }
-        return ({} if layers else heads) | {
             "score": scores.score.ravel(),
             "expected": scores.expected.ravel(),
             "excess": (scores.score - scores.expected).ravel(),
@@ -562,9 +549,9 @@ class _Pair(NamedTuple):
         }
 
 
-def _frame(pairs: Sequence[_Pair], layers: bool) -> pl.DataFrame:
+def _frame(pairs: Sequence[_Pair]) -> pl.DataFrame:
     """All rows, with the columns of the schema that follow from the pairs."""
-    parts = [pair.numbers(layers) for pair in pairs]
+    parts = [pair.numbers for pair in pairs]
     numbers = pl.DataFrame(
         {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     )
@@ -572,10 +559,6 @@ def _frame(pairs: Sequence[_Pair], layers: bool) -> pl.DataFrame:
     frame = pl.concat(
         [pl.DataFrame([pair.places for pair in pairs])[each], numbers], how="horizontal"
     )
-    if layers:
-        frame = frame.with_columns(
-            pl.lit(None, pl.Int64()).alias(f"{end}_head") for end in ("writer", "reader")
-        )
     zero = pl.col("score").is_null()
     return frame.with_columns(pl.col(pl.Float64).fill_nan(None)).with_columns(
         pl.when(zero).then("status_if_zero").otherwise("status").alias("status")
@@ -636,8 +619,7 @@ def _median(rows: pl.DataFrame) -> float | None:
 
 def place(row: Mapping[str, Any], end: str) -> str:
     """A writing or reading head as LAYER.HEAD, with what distinguishes its attention."""
-    head = row[f"{end}_head"]
-    name = f"{row[f'{end}_layer']}" + ("" if head is None else f".{head}")
+    name = f"{row[f'{end}_layer']}.{row[f'{end}_head']}"
     crossing = row["writer_stack"] != row["reader_stack"]
     words = [row[f"{end}_stack"]] if crossing else []
     words += ["cross"] if row[f"{end}_attention"] == "cross" else []

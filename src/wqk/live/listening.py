@@ -24,7 +24,8 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import msgspec
 
-from wqk.checkpoints.modules import ADAPTED, plain_name, unwrapped
+from wqk.checkpoints.configurations import plain_name
+from wqk.checkpoints.modules import ADAPTED, unwrapped
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families import AttentionPlan
 from wqk.model import Model

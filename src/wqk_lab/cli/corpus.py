@@ -39,7 +39,7 @@ def corpus(
 
     TEXT is a file (.txt, .jsonl, .csv, .parquet; also .xz, .gz, .bz2, .zst), a folder of them, a
     Hub data set (owner/name), or wikipedia, jigsaw or redpajama. The same text and options
-    give the same store, byte for byte. After an interruption, the same command resumes.
+    give the same store, byte for byte. An interrupted build leaves nothing.
 
     \b
     Examples:
@@ -51,7 +51,7 @@ def corpus(
     Parameters
     ----------
     out
-        Folder of the store; an interrupted build resumes.
+        Folder of the store.
     jobs
         Threads.  [default: all cores]
     """
@@ -59,12 +59,9 @@ def corpus(
     from wqk_lab.training.corpus import build_corpus
 
     with display.bar("reading", _progress()) as on_progress:
-        try:
-            store = build_corpus(
-                texts, out, CorpusOptions(**options), jobs=jobs, on_progress=on_progress
-            )
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"repeat the command to resume in {out}") from None
+        store = build_corpus(
+            texts, out, CorpusOptions(**options), jobs=jobs, on_progress=on_progress
+        )
     _print(store, as_json)
 
 

@@ -1,32 +1,33 @@
 """Building a token store from text: read, hold out, learn, tokenize, write.
 
-Documents are copied into shards of about equal size, and each shard is tokenized on its own, so
-that a build uses all cores and can resume.
+Documents are copied into shards of about equal size, in a folder beside the store that is removed
+in the end, and each shard is tokenized on its own, so that a build uses all cores.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
+import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
 from wqk._console import counted
+from wqk._files import unwritable, write_atomically
 from wqk._version import __version__
 from wqk.errors import CorpusError
 from wqk.scanning.cores import usable_cores
-from wqk_lab.training.corpus.build_folder import Work, open_work
 from wqk_lab.training.corpus.reading import Source, find_source
 from wqk_lab.training.corpus.settings import ALPHABET, VOCABULARY_SIZE, CorpusOptions
-from wqk_lab.training.corpus.store import SPLITS, TokenStore, sha256
+from wqk_lab.training.corpus.store import SPLITS, TokenStore
 from wqk_lab.training.corpus.tokenizing import (
     Encoder,
     learn_characters,
@@ -40,19 +41,17 @@ from wqk_lab.training.corpus.writing import Chunk, write_store
 if TYPE_CHECKING:
     Tell = Callable[["CorpusProgress"], None]
 
-# Characters of a shard: what a thread takes at a time, and what an interruption can cost.
+# Characters of a shard: what a thread takes at a time.
 SHARD = 4_000_000
 
-# A shard's columns: the source, the document's row in it (empty documents are counted but left
-# out), 64 bits of the text's BLAKE2, which decide whether it is held out, and its length.
+# A shard's columns: the source, 64 bits of the text's BLAKE2, which decide whether it is held out,
+# and its length.
 SCHEMA = {
     "source": pl.UInt32(),
-    "row": pl.UInt64(),
     "hash": pl.UInt64(),
     "length": pl.UInt64(),
     "text": pl.String(),
 }
-WHERE = ("source", "row", "hash", "length")
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class CorpusProgress:
     documents: int = 0
     characters: int = 0
     tokens: int = 0
-    #: Completed share of the stage, from 0 to 1, earlier calls included; None if unknown.
+    #: Completed share of the stage, from 0 to 1; None if unknown.
     share: float | None = None
 
     def plus(self, documents: int, characters: int, tokens: int = 0) -> CorpusProgress:
@@ -84,7 +83,7 @@ def build_corpus(
     jobs: int | None = None,
     on_progress: Callable[[CorpusProgress], None] | None = None,
 ) -> TokenStore:
-    r"""Make a token store from text; after an interruption, the same call resumes.
+    r"""Make a token store from text.
 
     Parameters
     ----------
@@ -105,8 +104,6 @@ def build_corpus(
     CorpusError
         The text cannot be read, there are too few documents to hold some out, or the folder exists
         already or cannot be written.
-    RunError
-        Another process is building this store.
     MissingPackage
         The tokenizers library, or another that a format needs, is not installed.
     OutputError
@@ -130,19 +127,18 @@ def build_corpus(
         raise CorpusError("no text: expected files, folders, data sets or named corpora")
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise CorpusError(f"{target}: already exists; choose another folder, or remove it")
-    file = options.vocabulary_file
-    plan = {
-        "options": vars(options) | {"content": sha256(file) if file else None},
-        "sources": [source.state() for source in sources],
-        "wqk": __version__,
-    }
     tell = on_progress or (lambda _: None)
-    with open_work(target, plan) as work:
-        read = work.once("read.json", lambda: json.dumps(_gather(work, sources, options, tell)))
+    parent = target.resolve().parent
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        building = TemporaryDirectory(prefix=f".{target.name}.", dir=parent)
+    except OSError as error:
+        raise unwritable(parent, error) from None
+    with building as place:
+        work = Work(Path(place))
+        read = _gather(work, sources, options, tell)
         held_out = _held_out(work, options)
-        tokenizer = work.once(
-            "tokenizer.json", lambda: _make_tokenizer(work, options, held_out, jobs != 1, tell)
-        )
+        tokenizer = _make_tokenizer(work, options, held_out, jobs != 1, tell)
         encoder = Encoder(tokenizer, options.unit)
         _tokenize(work, encoder, jobs or usable_cores(), tell)
         tell(CorpusProgress("writing"))
@@ -154,23 +150,43 @@ def build_corpus(
             special=encoder.special,
             tokenizer=tokenizer.encode(),
             about={
-                "sources": json.loads(read),
+                "sources": read,
                 "options": options.about(),
                 "wqk": __version__,
             },
-            beside=work.folder,
         )
+
+
+@dataclass(frozen=True)
+class Work:
+    """The folder of a build: shards of documents, and the tokens of each."""
+
+    folder: Path
+
+    def shards(self) -> list[Path]:
+        """Shards of documents, in order."""
+        return sorted(self.folder.glob("*.texts"))
+
+    def load(self, path: Path, *columns: str) -> pl.DataFrame:
+        """Columns of a shard, or of its tokens, by default all."""
+        return pl.read_parquet(io.BytesIO(path.read_bytes()), columns=list(columns) or None)
+
+    def save(self, path: Path, frame: pl.DataFrame) -> None:
+        """Write a shard, or its tokens."""
+        content = io.BytesIO()
+        frame.write_parquet(content, compression="zstd", compression_level=1)
+        write_atomically(path, content.getvalue(), sync=False)
 
 
 def _gather(
     work: Work, sources: Sequence[Source], options: CorpusOptions, tell: Tell
 ) -> list[dict[str, Any]]:
-    """Copy the remaining documents into shards; return each source's name and counts."""
+    """Copy the documents into shards; return each source's name and counts."""
     progress = CorpusProgress("reading")
     tell(progress)
-    done = [work.load(shard, *WHERE) for shard in work.shards()]
-    for frame in _shards(sources, options, done):
-        work.save(work.folder / "texts" / f"{len(done):06}.parquet", frame)
+    done: list[pl.DataFrame] = []
+    for frame in _shards(sources, options):
+        work.save(work.folder / f"{len(done):06}.texts", frame)
         done.append(frame.drop("text"))
         progress = progress.plus(frame.height, int(frame["length"].sum()))
         tell(progress)
@@ -188,26 +204,21 @@ def _gather(
     ]
 
 
-def _shards(
-    sources: Sequence[Source], options: CorpusOptions, done: Sequence[pl.DataFrame]
-) -> Iterator[pl.DataFrame]:
-    """Shards of the documents after the last finished one, up to the limits."""
-    documents = sum(frame.height for frame in done)
-    characters = sum(int(frame["length"].sum()) for frame in done)
-    first, after = (done[-1]["source"][-1], done[-1]["row"][-1] + 1) if done else (0, 0)
+def _shards(sources: Sequence[Source], options: CorpusOptions) -> Iterator[pl.DataFrame]:
+    """Shards of the documents, up to the limits."""
+    documents = characters = 0
     most_documents = options.max_documents or float("inf")
     most_characters = options.max_characters or float("inf")
     shard: list[tuple[Any, ...]] = []
-    end = characters + SHARD
-    for number, source in enumerate(sources[first:], first):
-        skip = after if number == first else 0
-        for row, text in enumerate(source.documents(options.field, options.document, skip), skip):
+    end = SHARD
+    for number, source in enumerate(sources):
+        for text in source.documents(options.field, options.document):
             if documents >= most_documents or characters >= most_characters:
                 break
             if not text.strip():
                 continue
             digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-            shard.append((number, row, int.from_bytes(digest, "little"), len(text), text))
+            shard.append((number, int.from_bytes(digest, "little"), len(text), text))
             documents += 1
             characters += len(text)
             if characters >= end:
@@ -253,25 +264,22 @@ def _make_tokenizer(
 
 
 def _tokenize(work: Work, encoder: Encoder, jobs: int, tell: Tell) -> None:
-    """Tokenize all remaining shards."""
+    """Tokenize all shards."""
     progress = CorpusProgress("tokenizing")
     tell(progress)
     shards = work.shards()
-    missing = [shard for shard in shards if not work.tokens(shard).exists()]
 
     def tokenize(shard: Path) -> tuple[int, int, int]:
         texts = work.load(shard, "text")["text"].to_list()
         chunk = encoder(texts)
         ids = np.split(chunk.tokens, np.cumsum(chunk.lengths)[:-1])
-        work.save(
-            work.tokens(shard), pl.DataFrame({"tokens": ids}, schema={"tokens": pl.List(pl.UInt32)})
-        )
+        tokens = pl.DataFrame({"tokens": ids}, schema={"tokens": pl.List(pl.UInt32)})
+        work.save(shard.with_suffix(".tokens"), tokens)
         return len(texts), chunk.characters, len(chunk.tokens)
 
     # Threads suffice: the library releases the interpreter's lock while it works.
     with library_threads(False), ThreadPoolExecutor(jobs) as pool:
-        before = len(shards) - len(missing)
-        for number, counts in enumerate(pool.map(tokenize, missing), before + 1):
+        for number, counts in enumerate(pool.map(tokenize, shards), 1):
             progress = replace(progress.plus(*counts), share=number / len(shards))
             tell(progress)
 
@@ -280,7 +288,7 @@ def _chunks(work: Work, is_held_out: bool, held_out: int) -> Iterator[Chunk]:
     """All tokens of a split, shard by shard."""
     own = pl.col("hash") < held_out if is_held_out else pl.col("hash") >= held_out
     for shard in work.shards():
-        frame = work.load(shard, "hash", "length").hstack(work.load(work.tokens(shard)))
+        frame = work.load(shard, "hash", "length").hstack(work.load(shard.with_suffix(".tokens")))
         frame = frame.filter(own)
         yield Chunk(
             frame["tokens"].explode().drop_nulls().to_numpy(),

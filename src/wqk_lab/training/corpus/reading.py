@@ -47,19 +47,12 @@ class Source:
         """Size of the files."""
         return sum(path.stat().st_size for path in self.files)
 
-    def state(self) -> dict[str, Any]:
-        """What identifies the text without reading it: names, sizes and times of files."""
-        stats = [(str(path.resolve()), path.stat()) for path in self.files]
-        files = [[path, stat.st_size, stat.st_mtime_ns] for path, stat in stats]
-        return {"name": self.name, "files": files, "hub": dict(self.hub)}
-
-    def documents(self, field: str | None, document: str, skip: int) -> Iterator[str]:
-        """All texts in order, without the first ``skip``."""
+    def documents(self, field: str | None, document: str) -> Iterator[str]:
+        """All texts in order."""
+        if self.hub:
+            return _from_hub(self.name, self.hub, field)
         texts = (read_documents(path, field or "text", document) for path in self.files)
-        texts_of_files = itertools.chain.from_iterable(texts)
-        return itertools.islice(
-            _from_hub(self.name, self.hub, field) if self.hub else texts_of_files, skip, None
-        )
+        return itertools.chain.from_iterable(texts)
 
 
 def find_source(text: str, subset: str | None, split: str | None) -> Source:

@@ -48,7 +48,6 @@ def write_store(
     special: Mapping[str, int],
     tokenizer: bytes,
     about: Mapping[str, Any] | None = None,
-    beside: Path | None = None,
 ) -> TokenStore:
     """Write a token store from tokens.
 
@@ -62,8 +61,6 @@ def write_store(
         As in `TokenStore`.
     tokenizer
         Content of ``tokenizer.json``.
-    beside
-        Folder on the same disk in which to build the store; by default next to ``folder``.
 
     Raises
     ------
@@ -86,7 +83,7 @@ def write_store(
     """
     path = Path(folder)
     target = path.resolve()
-    growing = (beside or target.parent) / f".{target.name}.{secrets.token_hex(4)}"
+    growing = target.parent / f".{target.name}.{secrets.token_hex(4)}"
     try:
         growing.mkdir(parents=True)
         try:

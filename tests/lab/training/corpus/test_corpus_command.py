@@ -83,22 +83,6 @@ def test_errors_are_one_line(
     assert not Path("store").exists()
 
 
-def test_an_interrupted_build_says_that_it_goes_on(
-    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from wqk_lab.training.corpus import building
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(building, "write_store", lambda *_, **__: interrupt())
-        result = run(text_file, "-o", tmp_path / "store")
-    assert result.exit_code == 130
-    assert "repeat the command to resume" in result.stderr
-    assert run(text_file, "-o", tmp_path / "store").exit_code == 0
-
-
 def test_real_text(shared: Path, tmp_path: Path) -> None:
     result = run(
         *(shared / "data/toxic_comments.jsonl.xz", "-o", tmp_path / "store"),

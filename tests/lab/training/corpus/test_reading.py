@@ -12,7 +12,7 @@ from unittest.mock import Mock
 
 import polars as pl
 import pytest
-from tests.lab.training.corpus.samples import sentences, write_jsonl
+from tests.lab.training.corpus.samples import write_jsonl
 
 from wqk.errors import CorpusError
 from wqk_lab.training.corpus import reading
@@ -135,8 +135,7 @@ def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
     found = find_source(str(tmp_path), None, None)
-    assert list(found.documents(None, "file", 0)) == ["a/9.txt", "b/10.txt", "b/2.txt"]
-    assert list(found.documents(None, "file", 2)) == ["b/2.txt"]
+    assert list(found.documents(None, "file")) == ["a/9.txt", "b/10.txt", "b/2.txt"]
     assert found.name == tmp_path.name
 
 
@@ -180,15 +179,15 @@ class Hub:
 def test_data_sets_of_the_hub_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     hub = Hub([{"body": text} for text in ("a", None, "b")], monkeypatch)
     found = find_source("owner/name", "en", "test")
-    assert list(found.documents("body", "file", 1)) == ["", "b"]
+    assert list(found.documents("body", "file")) == ["a", "", "b"]
     assert hub.asked == [("owner/name", "en", {"split": "test", "streaming": True})]
     with pytest.raises(
         CorpusError, match=r"owner/name, row 1: has no .text.; set field=NAME to one of body"
     ):
-        list(found.documents(None, "file", 0))
+        list(found.documents(None, "file"))
     hub.rows = [{"body": 3}]
     with pytest.raises(CorpusError, match="expected text in 'body', got int"):
-        list(found.documents("body", "file", 0))
+        list(found.documents("body", "file"))
 
 
 @pytest.mark.parametrize(
@@ -199,7 +198,7 @@ def test_named_corpora_are_the_papers(
     name: str, field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub = Hub([{field: "a"}], monkeypatch)
-    assert list(find_source(name, None, None).documents(None, "file", 0)) == ["a"]
+    assert list(find_source(name, None, None).documents(None, "file")) == ["a"]
     if name == "wikipedia":
         assert hub.asked[0][1] == "20220301.en"
     if name == "redpajama":
@@ -228,21 +227,14 @@ def test_without_a_network_one_line_says_what_to_fetch(
     with pytest.raises(
         CorpusError, match=f"{name}: no response from the network .*no route to host.*{advice}"
     ):
-        list(find_source(name, None, None).documents(None, "file", 0))
+        list(find_source(name, None, None).documents(None, "file"))
 
 
 def test_what_the_hub_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     hub = Hub([], monkeypatch)
     monkeypatch.setattr(hub, "rows", property())
     with pytest.raises(CorpusError, match=r"owner/name: cannot be read .*pass their folder"):
-        list(find_source("owner/name", None, None).documents(None, "file", 0))
-
-
-def test_skipping_is_reading_on(tmp_path: Path) -> None:
-    texts = sentences(50)
-    found = find_source(str(write_jsonl(tmp_path / "a.jsonl", texts)), None, None)
-    for skip in (0, 1, 49, 50, 60):
-        assert list(found.documents(None, "file", skip)) == texts[skip:]
+        list(find_source("owner/name", None, None).documents(None, "file"))
 
 
 def test_json_is_not_read_as_a_list(tmp_path: Path) -> None:
