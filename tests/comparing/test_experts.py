@@ -65,5 +65,32 @@ def test_experts_in_any_order(name: str) -> None:
         alone = compared(router)
         assert not alone.same
         assert all("experts" not in one.name for one in alone.differing)
-        if "n_group" in config:
-            assert not compared(both, n_group=2).same  # experts change their group
+        if "n_group" in config:  # experts change their group
+            assert not compared(both, n_group=2).same
+            assert not compared(both, n_group=None, text_config={"n_group": 2}).same
+            assert not compared(both, n_group=None).same  # the class has a number of its own
+
+
+@pytest.mark.parametrize("name", ["bert", "opt", "gpt2", "phi3", "gpt-neox"])
+def test_neurons_in_any_order(name: str) -> None:
+    """Rows of one weight and its bias, of gates as of what they gate, and columns of the next."""
+    model = build(NAMED[name])
+    tensors = {n: v.float().numpy() for n, v in model.state_dict().items()}
+    (config, dice), count = (model.config.to_dict(), np.random.default_rng(0)), 0
+    both, rows = dict(tensors), dict(tensors)
+    width = config.get("intermediate_size") or config.get("ffn_dim") or 4 * config["n_embd"]
+    order = dice.permutation(width)
+    many = np.concatenate([order, order + width])
+    for tensor, value in tensors.items():
+        if "layer" in tensor or "h." in tensor:
+            for axis, size in enumerate(value.shape):
+                gated = size == 2 * width and "gate_up" in tensor and axis == 0
+                if (size == width and "attn" not in tensor) or gated:
+                    both[tensor] = np.take(value, many[:size], axis)
+                    rows[tensor] = both[tensor] if axis == 0 else value
+                    count += 1
+    assert count >= 4
+    pairs = [[StateDict(some, config, "m") for some in (tensors, other)] for other in (both, rows)]
+    assert not wqk.same(*pairs[0], everything=True).same
+    assert wqk.same(*pairs[0], up_to=["neurons"]).same
+    assert not wqk.same(*pairs[1], up_to=["neurons"]).same

@@ -7,13 +7,14 @@ the next. Their order is read from one tensor, and the first model is given it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from wqk.checkpoints import Checkpoint, Part
 from wqk.comparing.contents import FLOATS
-from wqk.comparing.scope import FEED_FORWARD
+from wqk.comparing.scope import FEED_FORWARD, OTHER, roles
 from wqk.comparing.tolerances import ALIKE
 from wqk.comparing.units import permutation, same_numbers
 from wqk.comparing.views import Renumbered
@@ -24,6 +25,9 @@ from wqk.model import open as open_model
 EXPERTS = re.compile(r"^(?P<module>(?:.*?\.)?)(?:experts|\w+_exps)\.(?:(?P<number>\d+)\.)?")
 # What chooses among them, below the same module: weights, biases of the choice.
 ROUTER = re.compile(r"(?:^|\.)(?:gate|router|wg|ffn_gate_inp|exp_probs_b)(?:\.|$)")
+# How many groups experts are chosen by, and the bias of such a choice.
+GROUPS = re.compile(r"(?:^|[._])(?:n_groups?|num_expert_groups?|expert_group_count)$")
+CORRECTED = re.compile(r"correction_bias|exp_probs_b")
 # How many rows tell whether experts lie in an order.
 SAMPLED = 8
 
@@ -64,8 +68,10 @@ class _Order:
                        and ROUTER.search(name) and shape[:1] == (count,)]  # fmt: skip
             weight = next((name for name in routers if len(self.shapes[name]) == 2), None)
             order = None if weight is None else self.of_rows(weight)
-            groups = self.checkpoints[0].config.get("n_group") or 1
-            if order is None or count % groups:
+            groups = _groups(self.checkpoints[0].config)
+            if groups is None:  # older files leave it out where the class has a number of its own
+                groups = 0 if any(CORRECTED.search(name) for name in routers) else 1
+            if order is None or not groups or count % groups:
                 continue
             group = order.reshape(groups, -1) // (count // groups)  # chosen before their experts
             places = {match.string: f"{match.string[: match.start('number')]}"
@@ -93,12 +99,14 @@ class _Order:
         ours, theirs = self.both(vector)
         return same_numbers(ours[order], theirs)
 
-    def neurons(self) -> Iterator[str]:
-        """Note the order of neurons; modules in which it is another one."""
+    def neurons(self, others: Collection[str]) -> Iterator[str]:
+        """Note the order of neurons; modules, or layers without any, in which it is another one."""
         modules: dict[str, list[str]] = {}
         for name in self.shapes:
-            if FEED_FORWARD.search(name):
-                module = re.sub(r"\.[^.]+(?:\.(?:weight|bias))?$", "", name)
+            module = re.sub(r"\.[^.]+(?:\.(?:weight|bias))?$", "", name)
+            if not FEED_FORWARD.search(name):
+                module = (re.match(r".*?\.\d+(?=\.)", name) or [""])[0]
+            if name in others and module and not EXPERTS.match(name):
                 modules.setdefault(module, []).append(name)
         for module, own in modules.items():
             matrices = [name for name in own if len(self.shapes[name]) == 2]
@@ -117,11 +125,21 @@ class _Order:
             for name in own:
                 shape = self.shapes[name]
                 many = np.concatenate([order, order + count])[: shape[0]]
-                if len(many) == shape[0] and (name in found or self._is_moved(name, many)):
+                fits = shape[0] in (count, 2 * count)
+                if fits and (name in found or self._is_moved(name, many)):
                     self.orders[name] = 0, many
                 elif len(shape) == 2 and shape[1] == count:
                     self.orders[name] = 1, order
             yield module
+
+
+def _groups(config: Mapping[str, Any]) -> int | None:
+    """How many groups of experts a configuration names, of all its parts the most."""
+    found = [
+        _groups(value) if isinstance(value, Mapping) else value if GROUPS.search(str(key)) else None
+        for key, value in config.items()
+    ]
+    return max((number for number in found if isinstance(number, int)), default=None)
 
 
 def renumbered(
@@ -129,7 +147,8 @@ def renumbered(
 ) -> tuple[Model | None, list[str]]:
     """The first model with the second's order of experts, and of neurons; and what it says."""
     order = _Order([model.checkpoint for model in models], names)
-    moved = {"experts": [*order.experts()], "neurons": [*order.neurons()] if neurons else []}
+    others = {name for name, role in roles(models[0]).items() if role == OTHER and neurons}
+    moved = {"experts": [*order.experts()], "neurons": [*order.neurons(others)]}
     if not order.orders:
         return None, []
     view = Renumbered(models[0].checkpoint, order.orders, order.places)
