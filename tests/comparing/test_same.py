@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from tests.command import run
 
 import wqk
 from wqk.checkpoints.modules import StateDict
+from wqk.comparing.answer import CheckpointComparison, Place
 from wqk.comparing.sameness import same
 from wqk.comparing.units import Unit
 from wqk.errors import CheckpointError
@@ -525,3 +527,9 @@ def test_layer_norms_of_two_families_have_one_epsilon() -> None:
         found = same(*pair, everything=True)
         assert ("epsilon of input norms: 1e-12 added to" in found.sentence) == told
         assert found.notes[-1].startswith("not compared: epsilons of norms outside attention")
+
+
+def test_where_a_gguf_file_s_tower_may_be_is_said() -> None:
+    found = CheckpointComparison("a", "b.gguf", (), missing=(Place("vision", "self", 0),))
+    assert "mmproj" in found.sentence
+    assert "mmproj" not in replace(found, other="b").sentence

@@ -96,3 +96,12 @@ def test_rotary_scaling_that_divides_by_zero_is_named() -> None:
     scaling = {"rope_type": "yarn", "original_max_position_embeddings": 64, "factor": 0}
     with pytest.raises(CheckpointError, match=r"'yarn' has a number that is zero or too large"):
         wqk.open(Module(LLAMA, {"model_type": "llama", **COUNTS, "rope_parameters": scaling}))
+
+
+def test_keys_of_a_part_that_its_model_ignores_are_not_read_and_told() -> None:
+    table = {"model_type": "pi0", "dit_config": {"model_type": "gemma", "is_causal": False}}
+    part = Config(table, "dit_config")
+    assert (part.unread, part.lifts_mask) == (["is_causal"], False)
+    config = {"model_type": "llama", **COUNTS, "sliding_window": 4}
+    notes = wqk.explain(Module(LLAMA, config)).notes
+    assert any(note.startswith("sliding_window stands in config.json") for note in notes)

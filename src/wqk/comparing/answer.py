@@ -39,6 +39,10 @@ class Place(NamedTuple):
         return f"{self.stack} {self.kind} {self.layer}"
 
 
+# Where what a GGUF file lacks may be.
+MMPROJ = " (llama.cpp keeps towers in a file of their own, mmproj)"
+
+
 @dataclass(frozen=True)
 class BlockComparison:
     """One block of two checkpoints, under its name in the first."""
@@ -204,7 +208,11 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
         differing = [block for block in self.blocks if not block.same]
         parts = [
             f"{counted(len(places), 'block')} only in {name}"
-            for places, name in ((self.missing, self.checkpoint), (self.added, self.other))
+            + MMPROJ * (to.endswith(".gguf") and places[0].stack.startswith(("vision", "audio")))
+            for places, name, to in (
+                (self.missing, self.checkpoint, self.other),
+                (self.added, self.other, self.checkpoint),
+            )
             if places
         ]
         if differing:

@@ -102,6 +102,7 @@ class Config:
         self._left_out = {k: v for k, v in left_out.items() if k not in chosen}
         self._left_out["is_part"] = bool(nested)
         self._nulls = {k for k, v in chosen.items() if v is None}
+        self.unread = [k for k in chosen if k in unread and k not in self._nulls]
 
     def get(self, *keys: str) -> Any:
         """The value of the first key that is not null; a dot leads into a nested part."""

@@ -12,7 +12,7 @@ from wqk._console import Result, kind_in_words, size, spans
 from wqk.attention.coordinates import omissions
 from wqk.checkpoints import Checkpoint
 from wqk.families import AttentionPlan
-from wqk.families.config import unread_keys
+from wqk.families.config import Config
 from wqk.families.inference import layers_beyond, recurrent_layers
 from wqk.model import Model
 from wqk.model import open as open_model
@@ -155,9 +155,10 @@ def explain(ref: Any) -> Explanation:
         notes=(
             *dict.fromkeys(note for plan in plans for note in _notes(plan)),
             *(
-                f"{key} stands in config.json, and is not read in models of this type."
-                for key in unread_keys(model_type)
-                if checkpoint.config.get(key) not in (None, False)
+                f"{path}{'.' * bool(path)}{key} stands in config.json, and is not read in models "
+                "of this type."
+                for path in dict.fromkeys(["", *(plan.rule.config for plan in plans)])
+                for key in Config(checkpoint.config, path).unread
             ),
             *_without_form(model),
             *(f"{name}: looks like further attention, and is not read." for name in model.unread),
