@@ -84,3 +84,10 @@ def test_marks_and_headings_across():
     assert r"5 \%" in latex
     assert 'colspan="2"' in page
     assert "<small>2.4 to 2.6</small>" in page
+
+
+def test_columns_that_one_can_do_without_are_left_out_where_lines_are_too_short():
+    sheet = Sheet([Column("name", text=True), *(Column(h, optional=True) for h in "ab")])
+    sheet.add("weight", "1", "2")
+    shown = [plain(sheet, width=width).splitlines()[0].split() for width in (20, 12, 9)]
+    assert shown == [["name", "a", "b"], ["name", "a"], ["name"]]

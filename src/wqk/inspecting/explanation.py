@@ -97,7 +97,12 @@ class Explanation(Result, synonyms=SYNONYMS):
         ):
             yield Text(f"{stack} {kind_in_words(kind)}, layers {layers}")
             headings = ("role", "tensor", "layout", "heads", "stored", "bytes")
-            table = Sheet([Column(name, text=True) for name in headings])
+            table = Sheet(
+                [
+                    Column(name, text=True, optional=name in ("layout", "stored"))
+                    for name in headings
+                ]
+            )
             for use in uses:
                 stored = f"{use.dtype} {'×'.join(map(str, use.shape))}"
                 table.add(use.role, use.tensor, use.layout, use.heads, stored, size(use.bytes))

@@ -130,11 +130,14 @@ class Column:
         Whether the column has text, which is left-aligned and may be wrapped, or numbers.
     latex
         The heading in LaTeX, if it is a formula there.
+    optional
+        Whether the column is left out where lines are too short, the last one first.
     """
 
     heading: str
     text: bool = False
     latex: str = ""
+    optional: bool = False
 
 
 @dataclass
@@ -276,8 +279,11 @@ class Sheet:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         places = list(range(len(self.columns)))
-        if self._least(places) > options.max_width:  # bars are left out before text is wrapped
+        if self._least(places) > options.max_width:  # before text is wrapped
             places = self._worded()
+        optional = [place for place in places if self.columns[place].optional]
+        while optional and self._least(places) > options.max_width:
+            places.remove(optional.pop())
         # Wider than the terminal rather than with a number cut short.
         width = max(options.max_width, self._least(places, NARROWEST))
         yield from console.render(self._grid(places, width), options.update(width=width))
