@@ -43,8 +43,8 @@ def fences(language: str) -> Iterator[tuple[str, str]]:
                 yield str(page.relative_to(ROOT)), found[3]
 
 
-def commands() -> Iterator[tuple[str, str]]:
-    """Every command of wqk that is printed, and where."""
+def commands(spoken: bool = True) -> Iterator[tuple[str, str]]:
+    """Every command of wqk that is printed, and where; also those within a text."""
     for language in ("sh", "console"):
         for place, text in fences(language):
             for line in text.replace("\\\n", " ").splitlines():
@@ -54,7 +54,7 @@ def commands() -> Iterator[tuple[str, str]]:
                         yield place, word
     for path in [*PAGES, *CODE]:
         text = path.read_text("utf-8")
-        found = INLINE.findall(text)
+        found = INLINE.findall(text) if spoken else []
         found += EXAMPLE.findall(text) if path.suffix == ".py" and "cli" in path.parts else []
         yield from (
             (str(path.relative_to(ROOT)), one.split("  ")[0].split("#")[0]) for one in found

@@ -208,6 +208,22 @@ def test_calibrated_rounding_is_quantization_alone(kind: str, bits: int, tmp_pat
         assert not wrong.same
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_model_whose_forms_shrink_with_distance_is_quantized_alone(
+    bits: int, shared: Path, tmp_path: Path
+) -> None:
+    original = shared / "checkpoints" / "llama2xs-260k"
+    config = json.loads((original / "config.json").read_text())
+    groups = {"g": {"weights": {"num_bits": bits}, "targets": ["Linear"]}}
+    config["quantization_config"] = {"quant_method": "compressed-tensors", "config_groups": groups}
+    tensors = safetensors.load_file(original / "model.safetensors")
+    for name in [n for n in tensors if re.search("[qk]_proj", n)]:
+        codes, scales = packed(tensors.pop(name).double().numpy(), bits)
+        tensors |= {f"{name}_packed": codes, f"{name}_scale": scales}
+    found = wqk.same(original, write(tmp_path / "quantized", tensors, config))
+    assert found.same, found.sentence
+
+
 @pytest.mark.parametrize("name", ["torchao-int4", "torchao-float8", "float-quantized-8-channel"])
 def test_rounding_is_told_of_formats_whose_bits_are_not_their_types(
     name: str, tmp_path: Path

@@ -213,7 +213,8 @@ def _apart(
     rounding = SAFETY * np.hypot(*roundings)
     return Distances(
         np.sqrt(across.clip(min=0)) / norms,
-        (rounding * columns + RESOLUTION * reach) / norms[0],
+        # Of the distance at which the form is smallest: rounding moves it by as much at each.
+        (rounding * columns + RESOLUTION * reach) / norms.min(axis=0),
     )
 
 
