@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import json
 import lzma
+import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
 import transformers
+import yaml
 from click.testing import CliRunner
 from tests.checkpoints import test_gguf
 from tests.checkpoints.serving import own_hub
@@ -34,8 +39,9 @@ from wqk.cli.main import command
 # The stand-in of a model's name: the first whose pattern is all of it.
 STAND_INS = {r"(.*/)?gpt2": "gpt2", r".*(bert|MiniLM).*": "bert", r".*": "llama"}
 FOLDERS = (
-    "REF", "ID", "A", "B", "MODEL", "HF_FOLDER", "ORIGINAL_FOLDER", "ORIGINAL", "QUANTIZED",
-    "original", "converted", "merged", "parent", "my-model", "my-conversion", "base-with-adapter",
+    "REF", "ID", "A", "B", "a", "b", "MODEL", "HF_FOLDER", "ORIGINAL_FOLDER", "ORIGINAL",
+    "QUANTIZED", "original", "converted", "merged", "parent", "my-model", "my-conversion",
+    "base-with-adapter",
     "a-model-that-hides-its-parent", "gpt2", "bert-base-uncased", "path/to/model",
     "path/to/bert-base", "path/to/bert-base-uncased", "all-MiniLM-L6-v2",
 )  # fmt: skip
@@ -43,14 +49,14 @@ RUNS = "runs/{0} {0} pair/{0} runs/{0}-1 runs/{0}-2 runs/{0}-3 runs/wikipedia-{0
 # What stands for a number or a file.
 VALUES = {
     r"\bL\b|\bH\b": "1", r"\b(RUN|DIR)\b": "run", r"TABLE\.\.\.": "scores.parquet",
-    r"FILE\.": "plain.", r"huggingface\.co/": "huggingface.co/",
+    r"FILE\.": "plain.", r"\bNAME\b": "fig2",
 }  # fmt: skip
 # Smaller, at the end of commands that train.
 SMALLER = shlex.split(
-    "--steps 4 --layers 1 --width 16 --heads 2 --intermediate 16 --block 32 --batch 8 --warmup 1 "
+    "--layers 1 --width 16 --heads 2 --intermediate 16 --steps 4 --block 32 --batch 8 --warmup 1 "
     "--held-out-blocks 2 --held-out-every 4 --score-every 2 --save-every 4 --log-every 2"
 )
-STEPS = (0, 10, 100, 200, 400, 1600)
+STEPS = (100, 200, 400, 1000, 1600, 2000, 20_000, 100_000)
 # Of differences, and of models in a survey that could not be read.
 FAILS = {"same", "verify", "survey", "diff"}
 # What a verb says of which a text only speaks.
@@ -61,8 +67,10 @@ EXCEPTIONS = {
     r"example\.org|owner/adapter": "places that do not exist",
     r"lab corpus wikipedia ": "a download of Wikipedia",
     r"--data glue": "the data of GLUE",
-    r"lab experiments (?!.*--dry-run)|lab pairs (?!--dry-run)": "hours",
+    r"lab experiments (?!.*--dry-run)|lab pairs (?!--dry-run)|figure pairs": "hours",
+    r"https://huggingface": "the public hub",
     r"SET": "a choice of two words",
+    r"watch DIR$": "a run that goes on",
 }
 
 
@@ -78,7 +86,9 @@ class Every(dict[str, Any]):
 
     def __missing__(self, name: str) -> dict[str, Any]:
         found = next(kind for pattern, kind in STAND_INS.items() if re.fullmatch(pattern, name))
-        return dict.fromkeys(("main", "step1000", "step2000"), saved(Path("models", found)))
+        return dict.fromkeys(
+            ("main", "step1000", "step2000", "step-1000"), saved(Path("models", found))
+        )
 
 
 def make_models() -> None:
@@ -86,14 +96,22 @@ def make_models() -> None:
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"vocab_size": 60, "num_hidden_layers": 6, "num_attention_heads": 4}
     wide = sizes | {"hidden_size": 64, "intermediate_size": 64}
+    bert = wide | {"hidden_size": 96, "num_attention_heads": 12}  # as many as BERT-base has
     llama = transformers.LlamaConfig(**wide, num_key_value_heads=2, head_dim=32)
     models = {
         "gpt2": transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=64, **sizes)),
-        "bert": transformers.BertForMaskedLM(transformers.BertConfig(**wide)),
+        "bert": transformers.BertForMaskedLM(transformers.BertConfig(**bert)),
         "llama": transformers.LlamaForCausalLM(llama),
     }
+    letters = [f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz0123456789"]
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", "w"]
+    unused = [f"[unused{n}]" for n in range(60 - len(letters + special))]
+    Path("vocab.txt").write_text("\n".join(special + letters + unused), encoding="utf-8")
+    tokenizer = transformers.BertTokenizerFast(vocab="vocab.txt")
     for kind, model in models.items():
         model.save_pretrained(f"models/{kind}")
+        tokenizer.save_pretrained(f"models/{kind}")
+    shutil.copy("models/bert/tokenizer.json", "tokenizer.json")
     for name in FOLDERS:
         kind = next(kind for pattern, kind in STAND_INS.items() if re.fullmatch(pattern, name))
         Path(name).parent.mkdir(parents=True, exist_ok=True)
@@ -104,13 +122,9 @@ def make_models() -> None:
     test_gguf.write(Path("model-Q8_0.gguf"), StateDict(part, config, "llama"), "Q8_0")
     adapter, _ = adapter_on(Path(), part, {k: config[k] for k in sorted(config)})
     adapter.rename("path/to/adapter")
-    for step in (1000, 2000, 100_000):
-        models["gpt2"].save_pretrained(f"run/checkpoint-{step}")
-        with torch.no_grad():
-            models["gpt2"].transformer.h[0].attn.c_attn.weight.mul_(1.1)
-    wqk.Monitor(models["gpt2"], "run/scores.jsonl")(0)
-    for name in ("bert", "gpt2", "scores", "run", "mine"):
+    for name in ("bert", "gpt2", "run", "mine"):
         wqk.scan(f"models/{name if name == 'bert' else 'gpt2'}").write(f"{name}.parquet")
+    wqk.scan("models/llama", distances=(0, 8, 64)).write("scores.parquet")
     wqk.compose("models/gpt2").write("pairs.parquet")
     shutil.copy(Path(wqk.__file__).parent / "families" / "data" / "llama.toml", "plain.toml")
     for name in ("models.txt", "part-1.txt"):
@@ -120,7 +134,7 @@ def make_models() -> None:
 def make_runs() -> None:
     """Texts in every form, a corpus, and runs with the steps that the pages name."""
     words = [f"word{n}" for n in range(30)]
-    texts = [" ".join(words[(k * n) % 30] for n in range(60)) + "." for k in range(1, 40)]
+    texts = [" ".join(words[(k * n) % 30] for n in range(60)) + "." for k in range(1, 90)]
     lines = "\n".join(json.dumps({"text": text}) for text in texts)
     Path("texts").mkdir()
     for name in ("book.txt", "wikitext.txt", "texts/one.txt"):
@@ -129,11 +143,6 @@ def make_runs() -> None:
     Path("articles.jsonl.xz").write_bytes(lzma.compress(lines.encode()))
     pl.DataFrame({"comment_text": texts}).write_csv("comments.csv")
     pl.DataFrame({"text": texts}).write_parquet("more.parquet")
-    letters = [f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz0123456789"]
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", "w"]
-    Path("vocab.txt").write_text("\n".join(special + letters), encoding="utf-8")
-    transformers.BertTokenizerFast(vocab="vocab.txt").save_pretrained("tokenizer")
-    shutil.copy("tokenizer/tokenizer.json", "tokenizer.json")
     some = [{"sentence": text, "label": n % 2} for n, text in enumerate(texts)]
     Path("reviews.jsonl").write_text("\n".join(map(json.dumps, some)), encoding="utf-8")
     for file in ROOT.glob("examples/*.toml"):
@@ -149,16 +158,22 @@ def make_runs() -> None:
     ):
         result = CliRunner().invoke(command, [*line.split(), *SMALLER * ("train" in line)])
         assert result.exit_code == 0, result.output
-    for kind in ("encoder", "decoder", "symmetric"):
-        also = {"encoder": ("random", "published"), "symmetric": ("paired",)}.get(kind, ())
-        for place in (RUNS.format(name) for name in (kind, *also)):
-            for name in place.split():
-                if not Path(name).exists():
-                    shutil.copytree(f"runs/{kind}", name)
-    for name in ("store", "corpus", "corpora/wikipedia", "path/to/tokens"):
+    line = "lab corpus book.txt --document paragraph --tokenizer tokenizer.json -o path/to/tokens"
+    assert CliRunner().invoke(command, line.split()).exit_code == 0
+    for run in Path("runs").iterdir():
+        for step in STEPS:
+            shutil.copytree(run / "checkpoint-4", run / f"checkpoint-{step}")
+    for kind, more in {
+        "encoder": ["random"], "decoder": [],
+        "symmetric": ["paired", "published", "wikipedia-encoder-symmetric"],
+    }.items():  # fmt: skip
+        for name in " ".join(RUNS.format(name) for name in (kind, *more)).split():
+            if not Path(name).exists():
+                shutil.copytree(f"runs/{kind}", name)
+    for name in ("run", "seed-1", "seed-2", "seed-3"):
+        shutil.copytree("runs/decoder", name)
+    for name in ("store", "corpus", "corpora/wikipedia"):
         shutil.copytree("wikipedia", name)
-    for seed in (1, 2, 3):
-        shutil.copytree("runs/decoder", f"seed-{seed}")
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +191,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         make_runs()
         with own_hub(folder, patch) as hub:
             hub.repositories = Every()
+            patch.setenv("HF_ENDPOINT", hub.url)  # of processes
             yield folder
 
 
@@ -186,11 +202,13 @@ def outcome(number: int, text: str) -> str:
     line = f"shopt -s nullglob; printf '%s\\0' {text.split(' | ')[0]}"
     expanded = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
     words = expanded.stdout.split("\0")[1:-1]
+    if len(words) - (words[:1] == ["lab"]) < 2:  # a verb that is only named
+        words.append("--help")
     if words[:2] == ["lab", "train"] and not {"--resume", "--help"} & {*words}:
-        words += SMALLER
-        if "-o" in words:
-            words[words.index("-o") + 1] = f"again/{number}"
-    print("RUN", words, flush=True)
+        words += SMALLER[8 * ("--config" in words) :]
+    if words[:1] == ["lab"] and words[1] in ("train", "corpus") and "--resume" not in words:
+        words = [f"again/{number}" if before == "-o" else word
+                 for before, word in zip(["", *words], words, strict=False)]  # fmt: skip
     result = CliRunner().invoke(command, words)
     usual = (0, 1) if FAILS & {*words[:1]} else (0,)
     if result.exit_code in usual and result.output.strip():
@@ -202,10 +220,10 @@ def outcome(number: int, text: str) -> str:
 def test_every_printed_command_runs(desk: Path) -> None:
     """Twice, if it fails: it may read what another one writes. A verb that a text only names is
     asked for its help."""
-    lines = {text.strip().rstrip(".,:").split(" # ")[0] for _, text in commands()}
-    lines = {t for t in lines if not (OPEN.search(t) or any(re.search(e, t) for e in EXCEPTIONS))}
+    lines = [text.strip().rstrip(".,:").split(" # ")[0] for _, text in commands()]
+    lines = [t for t in lines if not (OPEN.search(t) or any(re.search(e, t) for e in EXCEPTIONS))]
     shown = {text.strip().split(" # ")[0] for _, text in commands(spoken=False)}
-    left = dict.fromkeys(sorted(lines), "")
+    left = dict.fromkeys(lines, "")
     for _ in range(2):
         left = {t: why for n, t in enumerate(left) if (why := outcome(n, t))}
     wrong = [why for text, why in left.items() if text in shown or not SPOKEN_OF.search(why)]
@@ -319,40 +337,81 @@ def test_transcripts_show_what_is_printed(models: Path) -> None:
     assert len(some) > 8
 
 
+# -- the workflow ---------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_workflow_runs_as_it_is_printed(models: Path, wrong: bool) -> None:
+    """Its steps in order, in a folder that has what its environment names, without a network."""
+    text = (ROOT / "examples" / "wqk-check.yml").read_text("utf-8")
+    (job,) = yaml.safe_load(text)["jobs"].values()
+    steps = [step["run"] for step in job["steps"] if "run" in step]
+    assert len(steps) == 3
+    Path("models").mkdir()
+    Path("original").rename(job["env"]["ORIGINAL"])
+    source = "converted" if wrong else job["env"]["ORIGINAL"]
+    shutil.copytree(source, job["env"]["CONVERTED"])
+    subprocess.run(["git", "clone", "-q", "--depth", "1", f"file://{ROOT}", "wqk"], check=True)
+    offline = {"PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0"}
+    place = {"PIP_TARGET": str(models / "site"), "PYTHONPATH": str(models / "site")}
+    known = os.environ | job["env"] | offline | place | {"COLUMNS": "80", "HF_HUB_OFFLINE": "1"}
+    known["PATH"] = f"{models / 'site' / 'bin'}:{Path(sys.executable).parent}:{known['PATH']}"
+    ended = []
+    for step in steps:
+        ended.append(subprocess.run(["bash", "-ec", step], env=known, capture_output=True))
+        if ended[-1].returncode:
+            break
+    assert [one.returncode for one in ended] == ([0, 1] if wrong else [0, 0, 0]), ended[-1]
+    assert wrong or Path("scores.parquet").stat().st_size
+
+
 # -- snippets of Python that are no sessions ----------------------------------------------------
 
-# Other libraries, networks and texts that are not here, and what a page has defined elsewhere.
-SNIPPETS_ELSEWHERE = re.compile(
-    r"lightning|wandb|wqk_lab|paper:|store/|openai-community|org/pr|penalty\(\)|PenalizedTrainer"
-    r"|path/to/wiki|path/to/bert|wqk\.kin\(|run\.parquet"
-)
+# What does not run here, and why.
+SNIPPETS_EXCEPTED = {
+    r"survey_pairs": "hours",
+    r"steps=4000": "an hour",
+}
 
 
 @pytest.mark.slow
 def test_snippets_of_python_run(desk: Path) -> None:
-    config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=60, n_positions=32)
+    """One after the other on each page, with what a page takes for granted."""
+    config = transformers.GPT2Config(n_embd=32, n_layer=4, n_head=4, vocab_size=60, n_positions=32)
     ids = torch.arange(16)[None] % 60
     some = [
-        (place, text) for place, text in fences("python") if not SNIPPETS_ELSEWHERE.search(text)
-    ]
+        (place, text) for place, text in fences("python")
+        if not any(re.search(pattern, text) for pattern in SNIPPETS_EXCEPTED)
+    ]  # fmt: skip
+    wrong, pages = [], dict[str, dict[str, Any]]()
+    Path("path/to/wikipedia.txt").write_text("some words " * 99, encoding="utf-8")
     for number, (place, text) in enumerate(some):
         model = transformers.GPT2LMHeadModel(config)
         batch = {"input_ids": ids, "labels": ids}
-        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
         arguments = transformers.TrainingArguments(
             f"trained-{number}", max_steps=1, report_to=[], use_cpu=True
         )
-        names = {
-            "wqk": wqk, "model": model, "batch": batch, "batches": [batch], "loader": [batch],
-            "optimizer": optimizer, "step": 0,
-            "train_step": lambda *_: None,
+        names = pages.setdefault(place, {})
+        names |= {
+            "wqk": wqk, "np": np, "Path": Path, "transformers": transformers, "model": model,
+            "batch": batch,
+            "batches": [batch], "loader": [batch], "step": 0, "token": None,
+            "optimizer": torch.optim.AdamW(model.parameters(), 1e-3),
+            "train_step": lambda *_: None, "inputs": torch.randn(8, 16, 32).numpy(),
             "trainer": transformers.Trainer(model, arguments),
+            "wandb": SimpleNamespace(log=lambda *_, **__: None),
+            "lightning": SimpleNamespace(Callback=object),
+            "penalty": lambda: torch.zeros(()), "usual": 1.0,
         }  # fmt: skip
         shutil.rmtree("run", ignore_errors=True)
+        if "build_corpus" in text:
+            shutil.rmtree("store")
         for run in ("run", "healthy"):
             wqk.Monitor(model, f"{run}/scores.jsonl")(0)
         try:
             exec(text, names)
         except Exception as error:
-            pytest.fail(f"{place}: {text}\n{type(error).__name__}: {error}")
-    assert len(some) > 8
+            wrong.append(f"{place}: {text}\n{type(error).__name__}: {error}")
+    assert not wrong, "\n".join(wrong)
+    assert len(some) > 24

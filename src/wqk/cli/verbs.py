@@ -287,7 +287,7 @@ def demo(out: Path, report: Path, as_json: bool) -> None:
         return
     lines = (demo_introduction(), *side_by_side(table), "", demo_verdict(table))
     display.output().print(*lines, sep="\n")
-    files: dict[str, tuple[Path, Callable[[], None]]] = {
+    files: dict[str, tuple[Path, Callable[[], object]]] = {
         "picture": (out, lambda: save_figure(demo_figure(table), out)),
         "report": (report, lambda: write_report(table, report)),
     }

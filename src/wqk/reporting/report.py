@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date
 from html import escape
 from importlib.metadata import entry_points
@@ -18,7 +19,7 @@ from typing import Any, TypeAlias
 
 import polars as pl
 
-from wqk._console import counted, number
+from wqk._console import Shown, counted, number
 from wqk._files import check_output, write_atomically
 from wqk._style import as_image
 from wqk._version import __version__
@@ -51,6 +52,23 @@ Source: TypeAlias = ScoreTable | str | PathLike[str]
 NAMED = 12
 
 
+@dataclass(frozen=True, repr=False)
+class Report(Shown):
+    """A report that was written: the path of its file, whose page it is in a notebook."""
+
+    path: Path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def _shown(self, width: int) -> Iterable[Any]:
+        yield f"{self.path} ({self.path.stat().st_size / 1e6:.1f} MB)"
+
+    def _repr_html_(self) -> str:
+        shown = escape(self.path.read_text("utf-8"))
+        return f'<iframe srcdoc="{shown}" style="width:100%;height:45em;border:0"></iframe>'
+
+
 def write_report(
     tables: Source | Sequence[Source],
     path: str | PathLike[str] = "report.html",
@@ -59,8 +77,8 @@ def write_report(
     runs: Sequence[Run] = (),
     compositions: Sequence[Table] = (),
     title: str | None = None,
-) -> None:
-    """Write score tables as one interactive HTML file that needs no network.
+) -> Report:
+    """Write score tables as one interactive HTML file that needs no network; a notebook shows it.
 
     Parameters
     ----------
@@ -92,7 +110,7 @@ def write_report(
     --------
     >>> import tempfile, wqk
     >>> path = Path(tempfile.mkdtemp()) / "encoder.html"
-    >>> wqk.write_report(wqk.scan(wqk.demo_model("encoder")), path)
+    >>> report = wqk.write_report(wqk.scan(wqk.demo_model("encoder")), path)
     >>> path.read_text(encoding="utf-8")[:15]
     '<!doctype html>'
     """
@@ -113,6 +131,7 @@ def write_report(
             )
     details += [table.details for table in scores if table.details is not None]
     write_atomically(path, page(scores, details, title, runs, compositions).encode())
+    return Report(path)
 
 
 def _opened(source: Any) -> Sequence[Run | ScoreTable]:
