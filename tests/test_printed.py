@@ -138,6 +138,36 @@ def test_every_snippet_is_python_and_calls_what_there_is() -> None:
     assert calls > 20
 
 
+CALL = re.compile(r"wqk\.\w+\((?:[^()]|\([^()]*\))*\)")
+
+
+def messages() -> Iterator[tuple[str, str]]:
+    """Calls and commands that errors and hints of the code tell to make, and where."""
+    for path in CODE:
+        tree = ast.parse(path.read_text("utf-8")) if path.suffix == ".py" else ast.Module([], [])
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Raise) and node.exc is not None:
+                said = [one.value for one in ast.walk(node.exc) if isinstance(one, ast.Constant)]
+                text = "…".join(one for one in said if isinstance(one, str))
+                for found in CALL.findall(text) + re.findall(
+                    r"\bwqk (?!reads)[a-z]+ [^;:,…)]+", text
+                ):
+                    yield str(path.relative_to(ROOT)), found
+
+
+def test_what_errors_tell_to_do_can_be_done() -> None:
+    some, wrong = list(dict.fromkeys(messages())), []
+    for place, text in some:
+        if text.startswith("wqk "):
+            why = read(text.split(" (")[0])
+        else:
+            ((name, call), *_) = called(ast.parse(text.replace("…", "x")))
+            why = bound(name, call)
+        wrong += [f"{place}: {text}: {why}"] * bool(why)
+    assert not wrong, "\n".join(wrong)
+    assert len(some) > 10
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [("wqk.sacn(x)", "does not exist"), ("wqk.symmetry(x, haeds=True)", "unexpected keyword")],

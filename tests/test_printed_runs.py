@@ -37,13 +37,14 @@ from wqk.checkpoints.modules import StateDict
 from wqk.cli.main import command
 
 # The stand-in of a model's name: the first whose pattern is all of it.
-STAND_INS = {r"(.*/)?gpt2": "gpt2", r".*(bert|MiniLM).*": "bert", r".*": "llama"}
+STAND_INS = {r"(.*/)?gpt2": "gpt2", r".*(bert|MiniLM|to/model).*": "bert", r".*": "llama"}
 FOLDERS = (
     "REF", "ID", "A", "B", "a", "b", "MODEL", "HF_FOLDER", "ORIGINAL_FOLDER", "ORIGINAL",
     "QUANTIZED", "original", "converted", "merged", "parent", "my-model", "my-conversion",
     "base-with-adapter",
     "a-model-that-hides-its-parent", "gpt2", "bert-base-uncased", "path/to/model",
-    "path/to/bert-base", "path/to/bert-base-uncased", "all-MiniLM-L6-v2",
+    "path/to/bert-base", "path/to/bert-base-uncased", "google-bert/bert-base-uncased",
+    "all-MiniLM-L6-v2",
 )  # fmt: skip
 RUNS = "runs/{0} {0} pair/{0} runs/{0}-1 runs/{0}-2 runs/{0}-3 runs/wikipedia-{0}-1"
 # What stands for a number or a file.
@@ -123,7 +124,7 @@ def make_models() -> None:
     adapter, _ = adapter_on(Path(), part, {k: config[k] for k in sorted(config)})
     adapter.rename("path/to/adapter")
     for name in ("bert", "gpt2", "run", "mine"):
-        wqk.scan(f"models/{name if name == 'bert' else 'gpt2'}").write(f"{name}.parquet")
+        wqk.scan("./bert-base-uncased" if name == "bert" else "gpt2").write(f"{name}.parquet")
     wqk.scan("models/llama", distances=(0, 8, 64)).write("scores.parquet")
     wqk.compose("models/gpt2").write("pairs.parquet")
     shutil.copy(Path(wqk.__file__).parent / "families" / "data" / "llama.toml", "plain.toml")
