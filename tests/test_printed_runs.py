@@ -68,6 +68,7 @@ EXCEPTIONS = {
     r"example\.org|owner/adapter": "places that do not exist",
     r"lab corpus wikipedia ": "a download of Wikipedia",
     r"--data glue": "the data of GLUE",
+    r"--epochs 0": "a model with a trained head",
     r"lab experiments (?!.*--dry-run)|lab pairs (?!--dry-run)|figure pairs": "hours",
     r"https://huggingface": "the public hub",
     r"SET": "a choice of two words",
@@ -229,7 +230,7 @@ def test_every_printed_command_runs(desk: Path) -> None:
         left = {t: why for n, t in enumerate(left) if (why := outcome(n, t))}
     wrong = [why for text, why in left.items() if text in shown or not SPOKEN_OF.search(why)]
     assert not wrong, "\n".join(wrong)
-    print(len(lines), len(left))
+    assert len({*lines}) > 200
 
 
 # -- transcripts: commands with what they print -------------------------------------------------
