@@ -115,15 +115,6 @@ def test_a_scan_fetches_the_queries_and_keys_and_a_second_one_nothing(site, addr
     assert again.frame.equals(table.frame)
 
 
-def test_a_scan_is_the_same_as_of_the_folder(site, tmp_path):
-    folder = tmp_path / "m"
-    folder.mkdir()
-    for path, content in site.files.items():
-        (folder / Path(path).name).write_bytes(content)
-    local, remote = wqk.scan(folder).frame, wqk.scan(f"{site.url}/m").frame
-    assert local.drop("checkpoint").equals(remote.drop("checkpoint"))
-
-
 def test_shards_under_an_address(site):
     site.files = {f"/s/{name}": content for name, content in sharded_folder().items()}
     checkpoint = open_checkpoint(f"{site.url}/s")

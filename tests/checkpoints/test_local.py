@@ -360,10 +360,13 @@ def test_a_path_that_is_not_there(tmp_path, name, message):
         open_checkpoint(tmp_path / name)
 
 
-def test_a_file_of_another_kind(tmp_path):
-    (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(CheckpointError, match="not a checkpoint file"):
-        open_checkpoint(tmp_path / "notes.txt")
+@pytest.mark.parametrize(
+    ("name", "message"), [("notes.txt", "not a checkpoint file"), ("model.onnx", "ONNX")]
+)
+def test_a_file_of_another_kind(tmp_path, name, message):
+    (tmp_path / name).write_text("hello")
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(tmp_path / name)
 
 
 def test_one_tensor_in_two_files(folder):

@@ -226,6 +226,21 @@ def test_to_pandas_names_the_package_that_is_missing(monkeypatch, missing):
     assert raised.value.package == missing
 
 
+def test_other_forms_say_so_wherever_they_are_shown(tmp_path):
+    table = wqk.scan(ENCODER, bias=True, gamma=1.5)
+    for ending in (".md", ".tex", ".csv"):
+        table.write(tmp_path / f"t{ending}")
+    words = "norms not folded in, biases included, gamma 1.5"
+    assert words in (tmp_path / "t.md").read_text()
+    assert words in (tmp_path / "t.tex").read_text()
+    assert wqk.read_table(tmp_path / "t.csv").metadata == {
+        "gamma": 1.5, "folded_norms": False, "biases": True,
+    }  # fmt: skip
+    assert "biases included · gamma 1.5" in " ".join(repr(table).split())
+    values = wqk.ScoreTable(table.frame.with_columns(circuit=pl.lit("ov")), table.metadata)
+    assert "circuit ov" in repr(values)
+
+
 def test_what_a_form_leaves_out_is_said_under_it():
     assert "ignored: biases" in repr(wqk.scan(ENCODER))
     assert "biases" not in repr(wqk.scan(ENCODER, bias=True)).split("ignored")[-1][:60]

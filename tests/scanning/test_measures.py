@@ -14,10 +14,9 @@ import wqk
 from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
 from wqk.tables.columns import MEASURES, Measure
-from wqk.tables.score_table import read_table
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    pass
 
 D, H, G, R = 24, 4, 2, 6
 model = partial(small.llama, biases="q", norms=True)
@@ -80,22 +79,6 @@ def test_bands_are_those_of_dense_matrices(table: wqk.ScoreTable) -> None:
         row = table.frame.filter(layer=0, head=head, distance=0).row(0, named=True)
         # Of three planes, the slowest one is the slower half.
         assert row["rotary_low_share"] == pytest.approx(energies[2] / sum(energies))
-
-
-@pytest.mark.parametrize("ending", ["parquet", "jsonl", "csv"])
-def test_files_keep_the_columns_and_older_ones_are_read(
-    table: wqk.ScoreTable, ending: str, tmp_path: Path
-) -> None:
-    table.write(tmp_path / f"new.{ending}")
-    assert read_table(tmp_path / f"new.{ending}").frame.equals(table.frame)
-    plain = wqk.scan(model())
-    added = {column.name for measure in MEASURES for column in measure.columns}
-    assert not added & set(plain.frame.columns)
-    plain.write(tmp_path / f"old.{ending}")
-    old = read_table(tmp_path / f"old.{ending}")
-    assert old.frame.equals(plain.frame)
-    both = wqk.join([old, table])
-    assert both.frame["spectral_norm"].null_count() == len(plain)
 
 
 @pytest.mark.parametrize("measure", MEASURES, ids=lambda one: one.name)

@@ -496,6 +496,13 @@ def test_wide_labels_leave_room_for_fewer_of_them(monkeypatch):
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_a_hundred_thousand_heads_are_summarized():
+    rows = [row(layer=layer, head=h) for layer in range(100) for h in [None, *range(1000)]]
+    text = repr(ScoreTable.from_rows(rows))
+    assert "100,000 heads" in text
+    assert len(text.splitlines()) < 130
+
+
 # Whole or not at all
 
 
