@@ -8,7 +8,6 @@ import gzip
 import io
 import json
 import lzma
-import math
 import os
 import secrets
 import socket
@@ -94,21 +93,6 @@ def json_line(record: Mapping[str, Any]) -> bytes:
         return json.dumps(dict(record), ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError:  # a lone surrogate, which has no UTF-8 and is escaped
         return json.dumps(dict(record)).encode() + b"\n"
-
-
-def finite(value: Any) -> Any:
-    """A value for JSON, with None in place of NaN and infinity.
-
-    Examples
-    --------
-    >>> finite({"p": float("nan"), "values": (1.0, float("inf"))})
-    {'p': None, 'values': [1.0, None]}
-    """
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def require_file(path: Path, error: type[WqkError]) -> None:

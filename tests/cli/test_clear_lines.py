@@ -89,13 +89,6 @@ def test_too_little_memory_is_told(monkeypatch: pytest.MonkeyPatch):
     assert "out of memory" in result.output
 
 
-@pytest.mark.parametrize("line", [["\0"], ["x", "--family", "\0"], ["x", "--out", "a\0.csv"]])
-def test_a_path_with_a_null_byte_is_refused(line: list[str]):
-    done = run("scan", *line)
-    assert done.exit_code == 2
-    assert "expected a path, got" in done.stderr
-
-
 def test_a_family_of_a_users_own_that_refuses_says_why(tmp_path: Path):
     path = tmp_path / "x.toml"
     path.write_text('name = "x"\nmodel_types = []\nrefusal = "none has one form"\n')

@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from wqk._console import UNPRINTABLE, cleaning, printable, size
-from wqk._files import finite
+from wqk._console import UNPRINTABLE, cleaning, json_value, printable, size
 from wqk.checkpoints.references import without_secrets
 
 if TYPE_CHECKING:
@@ -125,5 +124,5 @@ def show(value: Mapping[str, Any], *lines: Any, as_json: bool) -> None:
 
 def print_object(value: Mapping[str, Any]) -> None:
     """One JSON object on standard output, with null for NaN and infinity, which JSON lacks."""
-    text = json.dumps(finite(value), ensure_ascii=False, indent=2, allow_nan=False)
+    text = json.dumps(json_value(value), ensure_ascii=False, indent=2, allow_nan=False)
     sys.stdout.write(UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")

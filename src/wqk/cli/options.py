@@ -17,21 +17,11 @@ if TYPE_CHECKING:
     from wqk.model import Model
 
 
-class PathArgument(click.Path):
-    """A path; click's own type fails in its own way where one holds a null byte."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse what was typed."""
-        if "\0" in str(value):
-            self.fail(f"expected a path, got {value!r}", param, ctx)
-        return super().convert(value, param, ctx)
-
-
 # A checkpoint: a path, which a shell completes, or the name of something else.
-REF = PathArgument(readable=False)
-PATH = PathArgument(path_type=Path)
-FILE = PathArgument(path_type=Path, dir_okay=False)
-FOLDER = PathArgument(path_type=Path, file_okay=False)
+REF = click.Path(readable=False)
+PATH = click.Path(path_type=Path)
+FILE = click.Path(path_type=Path, dir_okay=False)
+FOLDER = click.Path(path_type=Path, file_okay=False)
 COUNT = click.IntRange(1, 2**40)
 
 
@@ -137,7 +127,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "revision": {"metavar": "R", "help": "Revision of a Hub repository."},
     "family": {
-        "type": PathArgument(dir_okay=False), "metavar": "NAME|FILE.toml",
+        "type": click.Path(dir_okay=False), "metavar": "NAME|FILE.toml",
         "help": "A known family, or a file that describes which tensors are queries and keys.",
     },
     "heads_per_layer": {

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import polars as pl
 
-from wqk._console import Shown
-from wqk._files import check_output, finite, require_file, write_atomically
+from wqk._console import Shown, json_value
+from wqk._files import check_output, require_file, write_atomically
 from wqk.errors import MissingPackage, TableError, did_you_mean, first_line
 from wqk.tables.columns import COLUMNS, Column
 from wqk.tables.details import Details
@@ -167,7 +167,7 @@ class Table(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """The metadata and the rows, as ``--json`` prints them."""
-        return {"metadata": finite(dict(self.metadata)), "rows": records(self.frame)}
+        return {"metadata": json_value(self.metadata), "rows": records(self.frame)}
 
     def to_pandas(self) -> pandas.DataFrame:
         """The frame as a pandas frame.

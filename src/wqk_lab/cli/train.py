@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wqk._console import counted
-from wqk.cli.options import COUNT, FOLDER, PathArgument
+from wqk.cli.options import COUNT, FOLDER
 from wqk_lab.training.declared import documented, options_of, threads
 from wqk_lab.training.recipe import PRESETS, SIZES, Recipe, make_recipe
 
@@ -53,7 +53,7 @@ def _penalty(text: str) -> dict[str, Any]:
 @click.option("--resume", is_flag=True)
 @click.option("--stop", type=COUNT, metavar="STEP")
 @click.option(
-    "--config", type=PathArgument(path_type=Path, dir_okay=False, exists=True), metavar="FILE.json"
+    "--config", type=click.Path(path_type=Path, dir_okay=False, exists=True), metavar="FILE.json"
 )
 @click.option("--penalty", type=_penalty, metavar="KIND=WEIGHT")
 @options_of(Recipe, omit=SPECIAL, defaults=_presets)

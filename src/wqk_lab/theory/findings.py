@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from wqk._console import counted
-from wqk._files import check_output, finite, write_atomically
+from wqk._console import counted, json_value
+from wqk._files import check_output, write_atomically
 from wqk.tables.sheet import Sheet
 from wqk.tables.writers import without_formulas
 from wqk_lab.theory.subject import Objective, Subject
@@ -194,7 +194,7 @@ def as_objects(reports: Sequence[Report]) -> dict[str, Any]:
 
 
 def _json(reports: Sequence[Report]) -> str:
-    objects = finite(as_objects(reports))
+    objects = json_value(as_objects(reports))
     return json.dumps(objects, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
 
 
