@@ -48,8 +48,9 @@ class RotaryRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reversed: bool = False  # rotates in the opposite direction
     stretched: bool = True  # false where a norm follows, which undoes an attention factor
     only_if: str = ""  # switches of models that are rotary or not
-    layers: str = ""  # list with an entry for each layer: whether it is rotary
-    none_every: str = ""  # without a list: every how many layers one is not
+    layers: tuple[
+        str, ...
+    ] = ()  # which layers are rotary: a list, or a number n: every n-th is not
     windowed_only: bool = False  # layers with full attention have no positions
 
 

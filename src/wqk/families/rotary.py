@@ -87,10 +87,10 @@ def rotary_of(
 
     Raises `CheckpointError` if the configuration is wrong or scales frequencies in an unknown way.
     """
-    kinds = config.get(rule.layers) if rule.layers else None
+    kinds = next(filter(None, map(config.get, rule.layers)), None)
+    period = None if isinstance(kinds, list) else config.optional_whole(rule.layers[-1:])
     if isinstance(kinds, list) and layer < len(kinds) and not kinds[layer]:
         return None
-    period = config.optional_whole((rule.none_every,)) if rule.none_every and not kinds else None
     if period and (layer + 1) % period == 0:
         return None
     by_window = rule.windowed_only and not isinstance(kinds, list)
