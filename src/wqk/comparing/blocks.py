@@ -99,21 +99,18 @@ class Scoring:
         """Every head's two factors."""
         factors = np.full(len(self.query.weight), self.scale)
         stretch = self.rotary if self.rotary is not None and self.rotary.amplitude != 1 else None
-        own = np.arange(len(factors))
-        random = np.random.default_rng(0)
-        left, right = (
-            random.standard_normal((PROBES, rows.weight.shape[-1] + 1))
-            for rows in (self.query, self.key)
-        )
-        probes = self.query.probed(left), self.key.probed(right)[self.pairing]
-        sides = Side(self.query, own), Side(self.key, self.pairing)
-        return Heads(*sides, factors, self.turning, stretch, probes)
+        sides = Side(self.query, np.arange(len(factors))), Side(self.key, self.pairing)
+        return Heads(*sides, factors, self.turning, stretch)
 
     @cached_property
-    def key_probes(self) -> np.ndarray:
-        """Each key head once, (G, R, P)."""
-        share = len(self.query.weight) // len(self.key.weight)
-        return self.heads.probes[1][::share]
+    def probes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Query heads and key heads times random vectors, (H, R, P) and (G, R, P)."""
+        random = np.random.default_rng(0)
+        left, right = (
+            rows.probed(random.standard_normal((PROBES, rows.weight.shape[-1] + 1)))
+            for rows in (self.query, self.key)
+        )
+        return left, right
 
     @cached_property
     def products(self) -> InnerProducts:
@@ -122,16 +119,14 @@ class Scoring:
 
 
 class Side(NamedTuple):
-    """One side of every head: whose rows it has, and in which order."""
+    """One side of every head: whose rows it has."""
 
     stored: Rows
     head: np.ndarray  # of each query head, (H,)
-    order: np.ndarray | None = None  # of each head's rows, (R,)
 
     def of(self, head: int) -> np.ndarray:
         """One head's in float64, (R, D + 1)."""
-        rows = self.stored.of(self.head[head])
-        return rows if self.order is None else rows[self.order]
+        return self.stored.of(self.head[head])
 
 
 class Heads(NamedTuple):
@@ -142,7 +137,6 @@ class Heads(NamedTuple):
     factor: np.ndarray  # (H,)
     rotary: Rotary | None
     stretch: Rotary | None  # what multiplies the rotated dimensions at every distance
-    probes: tuple[np.ndarray, np.ndarray]  # both factors times probes, (H, R, P)
 
     def query_of(self, head: int) -> np.ndarray:
         """One head's queries in float64, (R, D + 1)."""

@@ -43,8 +43,7 @@ def explained(
     if match is None:
         return None
     sides = Side(b.query, match.query_heads), Side(b.key, match.key_heads)
-    chosen = b.heads.probes[0][match.query_heads], b.key_probes[match.key_heads]
-    view = Heads(*sides, b.heads.factor, None, b.heads.stretch, chosen)
+    view = Heads(*sides, b.heads.factor, None, b.heads.stretch)
     both, own = InnerProducts(a.heads, view), InnerProducts(view, view)
     for rotary in _rotations(a.turning, b.turning):
         products = both.turning(a.turning, rotary), own.turning(rotary, rotary)
@@ -56,7 +55,8 @@ def explained(
 
 def signature(scoring: Scoring) -> np.ndarray:
     """Scores of random probes by every head, (H, P²) of norm 1: a short mark of its form."""
-    probed = _probed(*scoring.heads.probes)
+    query, key = scoring.probes
+    probed = _probed(query, key[scoring.pairing])
     return probed.reshape(len(probed), -1)
 
 
@@ -83,8 +83,9 @@ class Match(NamedTuple):
 
 def _match(a: Scoring, b: Scoring) -> Match | None:
     """The pair of b's heads most like each of a's heads at distance 0, by random probes."""
-    ours, heads = _probed(*a.heads.probes), np.arange(len(a.query.weight))
-    theirs = _probed(b.heads.probes[0][:, None], b.key_probes[None])
+    heads = np.arange(len(a.query.weight))
+    ours, theirs = signature(a), _probed(b.probes[0][:, None], b.probes[1][None])
+    ours = ours.reshape(len(heads), *theirs.shape[2:])
     cosines = np.abs(np.einsum("hij,qkij->hqk", ours, theirs))
     # Pruned heads, whose scores are zero, are alike.
     silent, theirs_silent = ((some == 0).all(axis=(-2, -1)) for some in (ours, theirs))
