@@ -245,8 +245,8 @@ def run(
         raise CheckpointError(
             f"verify takes a folder or a Hub id, got "
             f"{ref if isinstance(ref, str | os.PathLike) else type(ref).__name__}; pass the folder "
-            "with its config.json, or a module and a batch for it: wqk.verify(model, batch); a file "
-            "of llama.cpp's is checked against its original: wqk same ORIGINAL FILE.gguf"
+            "with its config.json, or a module and a batch for it: wqk.verify(model, batch); a "
+            "GGUF file is checked against its original: wqk same ORIGINAL FILE.gguf"
         )
     with required_by("running the model"):
         import torch  # noqa: F401
