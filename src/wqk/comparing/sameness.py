@@ -475,4 +475,5 @@ def _sinks(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> Iterator
         reason = "sinks are all zero"
     elif np.array_equal(np.sort(ours), np.sort(theirs)):
         reason = "sinks lie in the order of other heads"
-    yield Mismatch(Kind.SINKS, reason, "sinks = original", facts={"circuit": "sinks"})
+    facts = {"circuit": "sinks", "tensors": {parts[1].name: "sinks"}}
+    yield Mismatch(Kind.SINKS, reason, "sinks = original", facts=facts)
