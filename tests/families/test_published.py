@@ -147,7 +147,8 @@ def prove_published(name: str, folder: Path) -> None:
     config = PUBLISHED[name]
     assert configuration_faults(config, folder) == []
     small = [plan.window for plan in wqk.open(folder).plans]
-    edit_config(folder, {key: value for key, value in config.items() if "window" in key})
+    windows = {key: value for key, value in config.items() if "window" in key}
+    edit_config(folder, {key: value for key, value in windows.items() if value is not None})
     large = [plan.window for plan in wqk.open(folder).plans]
     assert [window is None for window in large] == [window is None for window in small]
 
