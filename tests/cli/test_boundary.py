@@ -39,10 +39,16 @@ def test_streams_that_are_full_or_closed(line, status, says):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
+        ("POLARS_MAX_THREADS=0 wqk scan ENCODER", "POLARS_MAX_THREADS='0'; expected a number"),
+        ("COLUMNS=0 wqk scan ENCODER", "COLUMNS='0'; expected a width"),
         ("SOURCE_DATE_EPOCH=x wqk scan ENCODER --out /dev/null/a.parquet", "cannot be written"),
-        ("HF_HUB_DOWNLOAD_TIMEOUT=x wqk scan o/m", "wqk: unexpected ValueError"),
-        ("HTTPS_PROXY=http://me:hunter2@h:x wqk scan o/m", "wqk: "),
-        ("HF_ENDPOINT=http://[ wqk scan o/m", "wqk: "),
+        (
+            "SOURCE_DATE_EPOCH=x wqk show ENCODER --layer 0 --out /dev/shm/form.pdf",
+            "SOURCE_DATE_EPOCH='x'; expected seconds",
+        ),
+        ("HF_HUB_DOWNLOAD_TIMEOUT=x wqk scan o/m", "HF_HUB_DOWNLOAD_TIMEOUT='x'; expected sec"),
+        ("HTTPS_PROXY=http://me:hunter2@h:x wqk scan o/m", "HTTPS_PROXY='http://…'; expected a p"),
+        ("HF_ENDPOINT=http://[ wqk scan o/m", "expected the address of a hub"),
         ("wqk explain 'owner/model?token=hunter2'", "wqk: owner/model: "),
     ],
 )

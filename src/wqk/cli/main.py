@@ -17,7 +17,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -31,6 +31,36 @@ from wqk.errors import WqkError, shortened
 
 # Names of verbs by the title of their section in the help.
 Sections = Mapping[str, Sequence[str]]
+
+
+# Variables of the environment that libraries fail on, and what they take. The first two end or
+# silence the process without an error, the others do if something else has gone wrong.
+ENVIRONMENT = {
+    "POLARS_MAX_THREADS": (r"0*[1-9]\d*|.*\D.*", "a number of threads"),
+    "COLUMNS": (r"0*[1-9]\d*|.*\D.*", "a width in characters"),
+    **dict.fromkeys(("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"), (r"\d{1,9}", "seconds")),
+    "HF_ENDPOINT": (r"https?://[^/\[\]]+/?", "the address of a hub"),
+    **dict.fromkeys(
+        ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"),
+        (r"(\w+://)?([^@/]*@)?([^:/\[\]]+|\[[\da-fA-F:]+\])(:\d{1,5})?/?", "a proxy's address"),
+    ),
+    "MPLBACKEND": (
+        r"(?i)agg|\w+(agg|cairo)|pdf|pgf|ps|svg|module://.+|.*inline",
+        "a backend such as agg",
+    ),
+    "SOURCE_DATE_EPOCH": (r"\d{1,11}", "seconds since 1970"),
+}
+AT_ONCE = ("POLARS_MAX_THREADS", "COLUMNS")
+
+
+def wrong_variable(names: Iterable[str] = ENVIRONMENT) -> str | None:
+    """What is wrong with the first of these variables that has a value it cannot have."""
+    for name in names:
+        pattern, expected = ENVIRONMENT[name]
+        value = os.environ.get(name) or ""
+        if value and not re.fullmatch(pattern, value, re.DOTALL):
+            return f"the environment has {name}={value!r}; expected {expected}, or nothing"
+    return None
 
 
 class Verbs(Mapping[str, click.Command]):
@@ -106,6 +136,9 @@ class Boundary(click.Group):
 
     def invoke(self, context: click.Context) -> Any:
         """Run a verb."""
+        if wrong := wrong_variable(AT_ONCE):
+            tell(wrong)
+            context.exit(2)
         try:
             return super().invoke(context)
         except KeyboardInterrupt as stopped:
@@ -136,6 +169,8 @@ class Boundary(click.Group):
             return (
                 "out of memory: give the process more, or score fewer layers at a time (--layers)"
             )
+        if wrong := wrong_variable():
+            return wrong
         message = f": {error}" if str(error) else ""
         return f"unexpected {type(error).__name__}{message} (wqk --debug shows where)"
 
