@@ -17,7 +17,7 @@ from wqk.errors import RunError
 from wqk.tables.run import METRICS, Run, create_run, open_run
 from wqk_lab.runs.descent import descent, smoothed
 from wqk_lab.runs.seeds import paired
-from wqk_lab.runs.speedup import first_below, saved_share, speedups
+from wqk_lab.runs.speedup import SpeedUp, StartSpeedUp, first_below, saved_share, speedups
 
 STEPS = 100
 
@@ -121,6 +121,17 @@ def test_steps_to_a_level_are_paired_by_seed(tmp_path: Path) -> None:
     assert comparison.steps_later == paired([-100, -120])
     [never] = speedups(runs, level=0.5)
     assert never.steps_later is None
+
+
+def test_a_mean_over_seeds_leaves_out_no_slow_one() -> None:
+    def compared(*steps: tuple[int | None, int | None]) -> StartSpeedUp:
+        runs = (SpeedUp(seed, 2, 1, 0, *both) for seed, both in enumerate(steps))
+        return StartSpeedUp("paired", "random", 900, 900, tuple(runs))
+
+    later = compared((500, 450), (600, 500)).steps_later
+    assert later is not None
+    assert later == paired([-50, -100])
+    assert compared((500, 450), (None, 500)).steps_later is None
 
 
 def test_the_baseline_is_the_start_of_the_first_run(tmp_path: Path) -> None:
