@@ -111,7 +111,10 @@ def write(
         writer.add_rope_freq_base(config.get("rope_theta", 10_000.0))
     elif architecture == "gptneox":
         writer.add_rope_dimension_count(D // H // 4)
-    writer.add_layer_norm_rms_eps(1e-6)
+    if separate:
+        writer.add_layer_norm_rms_eps(1e-6)
+    else:
+        writer.add_layer_norm_eps(1e-5)
     writer.add_array("tokenizer.ggml.tokens", [f"token {n}" for n in range(5000)])
     for name, array in model._arrays.items():
         new, array = _converted(name, np.asarray(array), architecture, key_heads)
