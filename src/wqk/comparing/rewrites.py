@@ -29,7 +29,17 @@ from wqk.comparing.permutations import (
     reorders,
     whole_heads,
 )
-from wqk.comparing.tolerances import HALF, LEFT, MOST, QUANTIZED_ALIKE, RANK, REGROUPED, SAME
+from wqk.comparing.tolerances import (
+    FITS,
+    HALF,
+    LEFT,
+    MOST,
+    QUANTIZED_ALIKE,
+    RANK,
+    REGROUPED,
+    SAME,
+    SCREENED,
+)
 from wqk.comparing.units import (
     Adapter,
     Finding,
@@ -219,17 +229,16 @@ def _shared(unit: Unit, groups: Sequence[Groups], offset: bool = False) -> Findi
         size = unit.grid.shared if unit.grid and one.size else one.size or unit.wanted[0].size
         if unit.wanted[0].size % size or (one.size and size == unit.wanted[0].size):
             continue
-        w, v = (
-            np.asarray(some, np.float64).reshape(len(some), -1, size)
-            for some in (unit.wanted, unit.stored)
-        )
-        means = [x.mean(axis=one.axes, keepdims=True) if offset else 0.0 for x in (w, v)]
-        a, b = w - means[0], v - means[1]
-        squares = np.square(a).sum(axis=one.axes, keepdims=True)
-        factors = (a * b).sum(axis=one.axes, keepdims=True) / np.where(squares > 0, squares, 1)
+        some = slice(None, None, max(1, len(unit.wanted) // SCREENED))
+        w, v = unit.wanted[some], unit.stored[some]
+        left, _ = _fitted(w, v, size, one.axes, offset)
+        if np.linalg.norm(left) > FITS * np.linalg.norm(v - w):  # as of unrelated weights
+            continue
+        w, v = (x.reshape(len(x), -1, size) for x in (unit.wanted, unit.stored))
+        left, factors = _fitted(w, v, size, one.axes, offset)
         if not factors.all() or (offset and not (factors > 0).all()):
             continue
-        left = (b - factors * a) / factors
+        left = left / factors
         mended = w + left
         whole = np.array_equal(v, np.rint(v)) and not np.array_equal(w, np.rint(w))
         if whole and unit.wanted.ndim > 1 and (np.abs(left * factors) <= HALF).all():
@@ -243,6 +252,18 @@ def _shared(unit: Unit, groups: Sequence[Groups], offset: bool = False) -> Findi
             return unit.finding(Kind.ZERO_POINT, f"{{}}: {words}", "w = original", unit.wanted)
         return _factors(unit, one, factors.reshape(-1), mended.reshape(unit.wanted.shape))
     return None if offset or groups is WHOLE else _shared(unit, (*WHOLE, *FINER[1:]), offset=True)
+
+
+def _fitted(
+    wanted: np.ndarray, stored: np.ndarray, size: int, axes: tuple[int, ...], offset: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """What is left of stored numbers without each group's factor, and offset; and the factors."""
+    w, v = (np.asarray(some, np.float64).reshape(len(some), -1, size) for some in (wanted, stored))
+    if offset:
+        w, v = (x - x.mean(axis=axes, keepdims=True) for x in (w, v))
+    squares = np.square(w).sum(axis=axes, keepdims=True)
+    factors = (w * v).sum(axis=axes, keepdims=True) / np.where(squares > 0, squares, 1)
+    return v - factors * w, factors
 
 
 def _factors(unit: Unit, groups: Groups, factors: np.ndarray, mended: np.ndarray) -> Finding:

@@ -56,6 +56,9 @@ TIED = 1e-6
 # Factors and offsets of many groups leave at most this share of the distance that they explain:
 # fitted to noise, they leave nearly all of it.
 LEFT = 0.5
+# So many rows are fitted first, and all of them where those are left with at most this share: of
+# unrelated weights of one size, .7 is left.
+SCREENED, FITS = 64, 0.6
 # A change of coordinates, or of a head, changes most of its entries or rows; one of single entries
 # does not.
 MOST = 0.5
