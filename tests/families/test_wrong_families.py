@@ -69,7 +69,11 @@ WRONG: list[tuple[str, str, dict[str, str]]] = [
     ("global base in windows", "gemma3-text-hub", {"local_base": "base"}),
     ("turning the usual way", "nanochat", {"reversed = true": ""}),
     ("positions without windows", "cohere2", {"windowed_only = true": ""}),
-    ("positions in all layers", "smollm3", {'layers = "no_rope_layers"': ""}),
+    (
+        "positions in all layers",
+        "smollm3",
+        {'layers = ["no_rope_layers", "no_rope_layer_interval"]': ""},
+    ),
     ("rotary positions beside linear biases", "falcon-alibi", {'only_if = "not alibi"': ""}),
     # What multiplies a score, and what cuts it off.
     ("a scale where there is none", "t5", {"scale = []": ""}),

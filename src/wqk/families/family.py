@@ -48,9 +48,8 @@ class RotaryRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reversed: bool = False  # rotates in the opposite direction
     stretched: bool = True  # false where a norm follows, which undoes an attention factor
     only_if: str = ""  # switches of models that are rotary or not
-    layers: tuple[
-        str, ...
-    ] = ()  # which layers are rotary: a list, or a number n: every n-th is not
+    # Which layers are rotary: a list; or by the second key a number n, and every n-th is not.
+    layers: tuple[str, ...] = ()
     windowed_only: bool = False  # layers with full attention have no positions
 
 
