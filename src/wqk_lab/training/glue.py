@@ -224,6 +224,8 @@ def _train(network: Any, tokenizer: Any, task: SentenceTask, how: FineTuning, se
     import torch
     from transformers import get_linear_schedule_with_warmup
 
+    if how.epochs < 1:
+        raise RunError(f"epochs must be at least 1, got {how.epochs}: a new head answers at random")
     rows, rng = len(task.train.labels), np.random.default_rng(seed)
     steps = how.epochs * -(-rows // how.batch)
     optimizer = torch.optim.AdamW(network.parameters(), how.learning_rate, weight_decay=0.01)

@@ -76,6 +76,11 @@ def test_what_a_word_decides_is_learned(encoder: Path) -> None:
     assert numbers.metrics["pearson"][0] > 0.9
 
 
+def test_a_head_that_was_never_trained_is_not_judged(encoder: Path) -> None:
+    with pytest.raises(RunError, match="epochs must be at least 1, got 0"):
+        fine_tune(encoder, task(), (1,), FineTuning(epochs=0))
+
+
 @pytest.fixture
 def trained(encoder: Path, tmp_path: Path) -> Path:
     """The encoder with a tokenizer as `wqk lab train` saves it, which adds no special tokens."""
@@ -90,7 +95,7 @@ def trained(encoder: Path, tmp_path: Path) -> Path:
 
 def encoded(folder: Path, *texts: tuple[str, ...]) -> list[dict[str, list[int]]]:
     pair = SentenceTask("p", Split([("w1", "w2")] * 2, [0, 1]), Split([("w1", "w2")], [0]), 2)
-    tokenizer, network, _ = glue._load(str(folder), pair, HOW)
+    tokenizer, network = glue._load(str(folder), pair)
     return [
         {k: v[0].tolist() for k, v in glue._encode(tokenizer, [each], network, HOW).items()}
         for each in texts
