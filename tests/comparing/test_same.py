@@ -341,6 +341,21 @@ def test_what_the_reasons_say() -> None:
     assert reason("sign") == "scaled by -1"
 
 
+@pytest.mark.parametrize(
+    ("order", "belong"), [([3, 1, 2, 0, 4, 5], "1 0 0 0 1 1"), ([5, 1, 0, 3, 2, 4], "1 0 0 1 0 1")]
+)
+def test_a_pairing_without_a_rule_is_told_head_by_head(order: list[int], belong: str) -> None:
+    mended = np.argsort(order).tolist()
+    stored = edited(lambda q: q[order], "q")
+    (mismatch,) = same(opened(llama()), opened(stored)).blocks[0].mismatches
+    assert f"query heads 0 1 2 3 4 5 belong to key heads {belong}, is read" in mismatch.reason
+    assert f"w.view(-1, 8, D)[{mended}]" in mismatch.repair
+    facts = mismatch.facts
+    assert (facts["query_heads"], facts["key_heads"], facts["groups"]) == (
+        tuple(mended), (0, 0, 0, 1, 1, 1), 2,
+    )  # fmt: skip
+
+
 def test_queries_and_keys_exchanged() -> None:
     """Possible only where there are as many key heads as query heads."""
     tensors = {n: v for n, v in llama().items() if ".k_proj." not in n}
