@@ -103,4 +103,5 @@ def test_an_adapter_that_is_known_says_how_it_was_merged(tmp_path: Any) -> None:
     [(9e-5, "0 1 2; just within the tolerance in head 3 (9e-05)"), (1e-5, "alone")],
 )
 def test_heads_that_nearly_differ_are_not_left_out(last: float, said: str) -> None:
-    assert unexplained([0.2, 0.3, 0.25, last], [1e-4] * 4).reason.endswith(said)
+    distances = np.array([0.2, 0.3, 0.25, last])
+    assert unexplained(distances, distances / 1e-4).reason.endswith(said)

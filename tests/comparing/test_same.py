@@ -548,3 +548,24 @@ def test_where_a_gguf_file_s_tower_may_be_is_said() -> None:
     found = CheckpointComparison("a", "b.gguf", (), missing=(Place("vision", "self", 0),))
     assert "mmproj" in found.sentence
     assert "mmproj" not in replace(found, other="b").sentence
+
+
+def test_a_form_that_is_small_at_one_distance_excuses_nothing_at_the_others() -> None:
+    # One rotated plane, whose form is (2 cos N θ) u vᵀ: 20 times as small at the last distance.
+    base = ((np.pi / 2 - 0.05) / 1024) ** (-R / (R - 2))
+    random = np.random.default_rng(0)
+    tensors = {
+        name: value.astype(np.float16) for name, value in llama().items() if "bias" not in name
+    }
+    for side, heads in (("q", H), ("k", G)):
+        name = f"model.layers.0.self_attn.{side}_proj.weight"
+        weight = np.zeros((heads, R, D))
+        weight[:, [R // 2 - 1, R - 1]] = random.standard_normal((heads, 1, D))
+        tensors[name] = weight.reshape(heads * R, D).astype(np.float16)
+    changed = dict(tensors)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    changed[name] = (1.01 * tensors[name].astype(np.float64)).astype(np.float16)
+    assert same(opened(tensors, rope_theta=base), opened(tensors, rope_theta=base)).same
+    comparison = same(opened(tensors, rope_theta=base), opened(changed, rope_theta=base))
+    assert not comparison.same
+    assert comparison.blocks[0].distance[0] > comparison.blocks[0].tolerance

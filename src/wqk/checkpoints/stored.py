@@ -59,7 +59,7 @@ def _refuse_others(source: ByteSource) -> None:
     """Refuse what others call .bin.
 
     A model of CTranslate2: a version, and the name of a specification with its length. One of
-    llama2.c: seven sizes, the largest of which gives the file's length, or a mark.
+    llama2.c: seven sizes of a model, or a mark.
     """
     start = bytearray(min(64, source.size))
     source.read_into(0, memoryview(start))

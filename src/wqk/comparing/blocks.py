@@ -148,7 +148,7 @@ class Distances(NamedTuple):
     """How far apart two blocks are."""
 
     relative: Float[np.ndarray, "distances heads"]  # ‖M_a(N) − M_b(N)‖ / ‖M_a(N)‖
-    tolerance: Float[np.ndarray, " heads"]  # what rounding explains of it
+    tolerance: Float[np.ndarray, "distances heads"]  # what rounding explains of it
 
     @property
     def agree(self) -> bool:
@@ -156,9 +156,15 @@ class Distances(NamedTuple):
         return bool((self.relative <= self.tolerance).all())
 
     @property
-    def worst(self) -> int:
-        """The head that exceeds its tolerance (0 for a pruned one) by the largest factor."""
-        return int((self.relative.max(axis=0) / (self.tolerance + TINY)).argmax())
+    def shares(self) -> Float[np.ndarray, "distances heads"]:
+        """How many times its tolerance (0 for a pruned head) each one is."""
+        return self.relative / (self.tolerance + TINY)
+
+    @property
+    def allowed(self) -> float:
+        """The tolerance of the largest distance, or of what exceeds its own by most."""
+        which = self.relative if self.agree else self.shares
+        return float(self.tolerance.flat[which.argmax()])
 
 
 def distances(a: Scoring, b: Scoring, at: Sequence[int], tolerance: float = 0.0) -> Distances:
@@ -207,8 +213,7 @@ def _apart(
     rounding = SAFETY * np.hypot(*roundings)
     return Distances(
         np.sqrt(across.clip(min=0)) / norms,
-        # Of the distance at which the form is smallest: rounding moves it by as much at each.
-        (rounding * columns + RESOLUTION * reach) / norms.min(axis=0),
+        (rounding * columns + RESOLUTION * reach) / norms,
     )
 
 

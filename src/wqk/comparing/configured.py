@@ -225,7 +225,7 @@ def other_settings(models: Sequence[Model], pair: Pair) -> Iterator[Mismatch]:
                 yield setting(name, value, known[name], repair)
     if configs[0].get("model_type") == configs[1].get("model_type"):
         read = {*ours.rule.input_norm_epsilon, *ours.rule.norm_epsilon}
-        for key in configs[0].keys() & configs[1].keys() - read:
+        for key in sorted(configs[0].keys() & configs[1].keys() - read):
             wanted, has = (config[key] for config in configs)
             if EPSILON.search(key) and wanted != has:
                 repair = f'{_named("config", theirs)}["{key}"] = {wanted!r}'

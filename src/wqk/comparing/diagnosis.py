@@ -133,7 +133,7 @@ def _rest(left: Mapping[str, Apart], plan: AttentionPlan) -> Iterator[Mismatch]:
     for circuit, (pair, apart) in left.items():
         found = explained(*pair, positions(*pair), apart)
         by_head = apart.relative.max(axis=0)
-        for one in found or (mismatches.unexplained(by_head, apart.tolerance),):
+        for one in found or (mismatches.unexplained(by_head, apart.shares.max(axis=0)),):
             tensors = {plan.query.tensor: "query", plan.key.tensor: "key"}
             if plan.query.bias is not None and one.verdict is Kind.SCALED and one.repair:
                 tensors[plan.query.bias.name] = "bias of the query"

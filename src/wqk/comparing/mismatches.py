@@ -165,15 +165,17 @@ def setting(name: str, value: Any, other: Any, repair: str = "") -> Mismatch:
     return Mismatch(Kind.SETTING, f"{name}: {texts[0]} against {texts[1]}", repair, facts=facts)
 
 
-def unexplained(distances: Numbers, tolerances: Numbers) -> Mismatch:
-    """No known change makes the blocks equal: how far apart they are, and in which heads."""
-    far = [head for head, pair in enumerate(zip(distances, tolerances, strict=True)) if
-           pair[0] > pair[1]]  # fmt: skip
+def unexplained(distances: Numbers, shares: Numbers) -> Mismatch:
+    """No known change makes the blocks equal: how far apart they are, and in which heads.
+
+    ``shares`` are those distances over their tolerances.
+    """
+    far = [head for head, share in enumerate(shares) if share > 1]
     low, high = (pick(distances[head] for head in far) for pick in (min, max))
     size = f"{high:.2g}" if low > high / 2 else f"{low:.2g} to {high:.2g}"
     if len(far) < len(distances):
         rest = [h for h in range(len(distances)) if h not in far]
-        near = [h for h in rest if distances[h] > NEARLY * tolerances[h]]
+        near = [h for h in rest if shares[h] > NEARLY]
         most = max((distances[h] for h in near), default=0.0)
         beside = (
             f"; just within the tolerance in {_counted(near)} ({most:.2g})" if near else " alone"

@@ -248,16 +248,17 @@ def _compared(
             beside_scores[circuit] = float("nan")
             continue
         measured = distances(a, b, at, tolerance)
-        by_head, worst = measured.relative.max(axis=0), measured.worst
+        by_head, shares = measured.relative.max(axis=0), measured.shares.max(axis=0)
         marks.add(number, circuit, both)
         if circuit == SCORES:
             far = dict(zip(at, map(float, measured.relative.max(axis=1)), strict=True))
-            allowed = float(measured.tolerance[worst])
             block = replace(
-                block, distance=far, head=worst, tolerance=allowed, moved=tuple(map(float, by_head))
-            )
-            suspect = measured.agree and max(far.values()) > SUSPECT * allowed
-            if suspect and checkpoints[1].regrouping(Part(pair[1].query.tensor, ((0, 1),))):
+                block, distance=far, head=int(shares.argmax()), tolerance=measured.allowed,
+                moved=tuple(map(float, by_head)),
+            )  # fmt: skip
+            if SUSPECT < shares.max() <= 1 and checkpoints[1].regrouping(
+                Part(pair[1].query.tensor, ((0, 1),))
+            ):
                 columns = map(regrouped, Expected(checkpoints, pair).units)
                 found[:0] = [one.mismatch for one in columns if one is not None]
         else:
@@ -265,7 +266,7 @@ def _compared(
         if not measured.agree:
             block = replace(block, unequal=(*block.unequal, circuit))
             if len(heads) == len(by_head):
-                heads = np.maximum(heads, np.where(by_head > measured.tolerance, by_head, 0.0))
+                heads = np.maximum(heads, np.where(shares > 1, by_head, 0.0))
     return replace(
         block, mismatches=tuple(found), beside=beside_scores, heads=tuple(map(float, heads))
     )

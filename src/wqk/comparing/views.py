@@ -30,9 +30,10 @@ class View(Checkpoint):
         """The computed values where there are some."""
         found = []
         for part in parts:
-            if self._last[0] != part.name:
-                self._last = part.name, self.value(part.name)
-            value = self._last[1]
+            last = self._last  # which another thread may change
+            if last[0] != part.name:
+                last = self._last = part.name, self.value(part.name)
+            value = last[1]
             if value is None:
                 found += self.base.read([part])
             elif part.rows is None:
