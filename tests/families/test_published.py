@@ -233,7 +233,9 @@ def test_at_most_one_in_a_hundred_drawn_settings_is_read_wrongly() -> None:
         for kind in kinds
         if time.monotonic() < end and outcome(kind, {}).get("faults") == []
     ]
-    run = [row for row in found if "faults" in row and not str(row["faults"]).startswith("['ref")]
+    run = [
+        row for row in found if not "".join(row.get("faults", ["refused"])).startswith("refused")
+    ]
     wrong = [row for row in run if row["faults"]]
     assert run, f"seed {seed}"
     assert len(wrong) <= max(1, len(run) / 100), f"seed {seed}: {wrong}"

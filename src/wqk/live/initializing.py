@@ -317,7 +317,7 @@ def initialize_(
     >>> round(report.layers[0].after.symmetry, 6)
     1.0
     """
-    chosen = KINDS.get(kind) if isinstance(kind, str) else kind
+    chosen = kind if isinstance(kind, Kind) else KINDS.get(str(kind))
     if chosen is None:
         raise FormError(
             f"an initialization must be one of {', '.join(KINDS)}, got {kind!r}; the paper's other "
