@@ -72,14 +72,15 @@ class Table(Shown):
         there = frame.columns
         if lacking := [name for name in self.needed if name not in there]:
             raise TableError(f"a {type(self).__name__} needs the columns {', '.join(lacking)}")
+        columns = [*self.declared, *(column for column in self.further if column.name in there)]
         try:
-            frame = frame.select(
-                pl.col(column.name).cast(TYPES[column.type])
-                if column.name in there
-                else pl.lit(column.missing, TYPES[column.type]).alias(column.name)
-                for column in (*self.declared, *self.further)
-                if column.name in there or column in self.declared
-            )
+            if [*frame.schema.items()] != [*types(columns).items()]:
+                frame = frame.select(
+                    pl.col(column.name).cast(TYPES[column.type])
+                    if column.name in there
+                    else pl.lit(column.missing, TYPES[column.type]).alias(column.name)
+                    for column in columns
+                )
         except pl.exceptions.PolarsError as error:
             raise TableError(
                 f"a column has the wrong type for a score table: {first_line(error)}"
