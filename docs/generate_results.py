@@ -6,7 +6,7 @@ python docs/generate_results.py
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -180,52 +180,57 @@ def causes() -> list[str]:
     return [*lines, f"> {note}"]
 
 
-RUN = ("model", "step", "seed")
-
-
 def shares() -> pl.DataFrame:
     """The records of parts of the scores."""
     return pl.read_csv(FOLDER / "parts" / "shares.csv")
 
 
 def shares_table() -> list[str]:
-    """The share that each part keeps, with its 95 % interval over blocks, by model."""
-    shown = shares().filter(pl.col("layer").is_null()).drop_nulls("share").sort(RUN)
+    """The share that each part keeps: means over seeds, and their ends; a lone model's interval."""
     names = ["symmetric", "skew", "random", "half", *SIZED, "next head"]
-    lines = [f"| model | explained | {' | '.join(names)} |", f"|:--|--:|{'--:|' * len(names)}"]
-    for model, group in shown.group_by(RUN, maintain_order=True):
-        parts = {row["part"]: row for row in group.iter_rows(named=True)}
-        explained = parts["none"]["loss"] - parts["whole"]["loss"]
+    lines = [
+        f"| models, step | seeds | explained | {' | '.join(names)} |",
+        f"|:--|--:|--:|{'--:|' * len(names)}",
+    ]
+    for title, group in _cells(shares().filter(pl.col("layer").is_null()).drop_nulls("share")):
+        parts = {part: rows for (part,), rows in group.group_by("part")}
+        explained = parts["none"]["loss"].mean() - parts["whole"]["loss"].mean()
+        ends = ("share", "share") if title[1] > 1 else ("low", "high")
         cells = [
-            "{share:.0%} [{low:.0%}, {high:.0%}]".format(**parts[name]).replace("-", "−")
-            for name in names
+            f"{rows['share'].mean():.0%} [{rows[ends[0]].min():.0%}, {rows[ends[1]].max():.0%}]"
+            for rows in (parts[name] for name in names)
         ]
-        lines.append(f"| {_model(*model)} | {explained:.3f} | {' | '.join(cells)} |")
+        shown = " | ".join([f"{explained:.3f}", *cells]).replace("-", "−")
+        lines.append(f"| {title[0]} | {title[1]} | {shown} |")
     return lines
 
 
 def curvatures_table() -> list[str]:
-    """Derivatives and curvatures along a factor of a half, over the explained loss."""
+    """Derivatives and curvatures along a factor of a half, over the explained loss: means."""
     names = ["symmetric", "skew", "random", "all"]
+    columns = [f"{what}, {name}" for what in ("slope", "curvature") for name in names]
     lines = [
-        f"| model | {' | '.join(f'slope, {n}' for n in names)} | "
-        f"{' | '.join(f'curvature, {n}' for n in names)} |",
-        f"|:--|{'--:|' * 2 * len(names)}",
+        f"| models, step | seeds | {' | '.join(columns)} |",
+        f"|:--|--:|{'--:|' * len(columns)}",
     ]
-    shown = shares().drop_nulls("curvature").sort(RUN)
-    for model, group in shown.group_by(RUN, maintain_order=True):
-        by_part = {row["part"]: row for row in group.iter_rows(named=True)}
+    for title, group in _cells(shares().drop_nulls("curvature")):
+        by_part = {part: rows for (part,), rows in group.group_by("part")}
         cells = [
-            f"{by_part[name][what]:+.{digits}f}".replace("-", "−")
+            f"{by_part[name][what].mean():+.{digits}f}".replace("-", "−")
             for what, digits in (("derivative", 3), ("curvature", 2))
             for name in names
         ]
-        lines.append(f"| {_model(*model)} | {' | '.join(cells)} |")
+        lines.append(f"| {title[0]} | {title[1]} | {' | '.join(cells)} |")
     return lines
 
 
-def _model(name: str, step: int | None, seed: int | None) -> str:
-    return name if step is None else f"{name}-{seed}, step {step:,}"
+def _cells(rows: pl.DataFrame) -> Iterator[tuple[tuple[str, int], pl.DataFrame]]:
+    """The records of each cell and step, with its title and number of seeds."""
+    for (name, step), group in rows.sort("model", "step").group_by(
+        "model", "step", maintain_order=True
+    ):
+        title = str(name) if step is None else f"{name}, {step:,}"
+        yield (title, group["seed"].n_unique()), group
 
 
 def in_words() -> list[str]:
