@@ -9,6 +9,7 @@ Of the files on disk, few are open at once.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -29,6 +30,43 @@ from wqk.errors import CheckpointError
 # NumPy's own limits: axes of an array, and values that it may seem to have next to an empty axis.
 MOST_AXES = 64
 MOST_VALUES = 2**59
+
+
+def bytes_at(source: ByteSource, offset: int, count: int) -> bytearray:
+    """So many bytes of a source from an offset on."""
+    content = bytearray(count)
+    source.read_into(offset, memoryview(content))
+    return content
+
+
+class Raw(io.RawIOBase):
+    """A source of bytes as one of Python's raw files, to be read ahead by `io.BufferedReader`."""
+
+    def __init__(self, source: ByteSource) -> None:
+        self._source, self._position = source, 0
+
+    def readable(self) -> bool:
+        """Whether it can be read."""
+        return True
+
+    def seekable(self) -> bool:
+        """Whether it can be read from any byte on."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a byte, which may lie behind the end."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._source.size}[whence]
+        if base + offset < 0:
+            raise OSError("before the beginning")
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer, as far as there are bytes."""
+        count = max(0, min(len(buffer), self._source.size - self._position))
+        self._source.read_into(self._position, memoryview(buffer)[:count])
+        self._position += count
+        return count
 
 
 def refuse_pointer(start: bytes | bytearray) -> None:
@@ -97,9 +135,9 @@ class RowFile:
     def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
         """Where the part's rows lie in the file: half-open ranges of bytes, in the part's order."""
         info, start = self.tensors[part.name], self._starts[part.name]
-        row_bits = math.prod(info.shape[1:]) * ITEM_BITS[info.dtype]
+        rows = max(1, info.shape[0]) if info.shape else 1
         return [
-            (start + first * row_bits // 8, start + last * row_bits // 8)
+            (start + first * info.nbytes // rows, start + last * info.nbytes // rows)
             for first, last in part.row_ranges(info.shape)
         ]
 
@@ -144,8 +182,7 @@ def _read_header(source: ByteSource) -> tuple[dict[str, Any], int]:
             "a safetensors file begins with 8 bytes of header length, "
             f"this file has {source.size} bytes"
         )
-    prefix = bytearray(8)
-    source.read_into(0, memoryview(prefix))
+    prefix = bytes_at(source, 0, 8)
     refuse_pointer(prefix)
     length = int.from_bytes(prefix, "little")
     if length > min(LARGEST_HEADER, source.size - 8):
@@ -153,12 +190,9 @@ def _read_header(source: ByteSource) -> tuple[dict[str, Any], int]:
             f"the header claims {length} bytes, the file has {source.size - 8} "
             "after its first 8: truncated, or not a safetensors file"
         )
-    text = bytearray(length)
-    source.read_into(8, memoryview(text))
     try:
-        header = json.loads(
-            text.decode("utf-8"), object_pairs_hook=_without_duplicates, parse_constant=_refuse
-        )
+        text = bytes_at(source, 8, length).decode("utf-8")
+        header = json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"the header is not valid JSON ({error})") from None
     if not isinstance(header, dict):

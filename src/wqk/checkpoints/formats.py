@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wqk.checkpoints.files import LocalFile, is_text
+from wqk.checkpoints.files import LocalFile, bytes_at, is_text
 from wqk.errors import CheckpointError, did_you_mean, errors_about, first_line
 
 if TYPE_CHECKING:
@@ -46,8 +46,7 @@ class Folder(NamedTuple):
             return {}
         if source.size > LARGEST_CONFIGURATION:
             raise CheckpointError(f"{source.name}: too large for a configuration file")
-        content = bytearray(source.size)
-        source.read_into(0, memoryview(content))
+        content = bytes_at(source, 0, source.size)
         parse = _parse_yaml if file.endswith((".yaml", ".yml")) else _parse_json
         with errors_about(source.name):
             return parse(content)

@@ -13,6 +13,7 @@ every architecture; `tools/llama_cpp.py` writes that file from llama.cpp's sourc
 
 from __future__ import annotations
 
+import io
 import math
 import struct
 import tomllib
@@ -24,8 +25,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from wqk.checkpoints.checkpoint import Grid, Part, TensorInfo
-from wqk.checkpoints.files import RowFile, check_sizes, refuse_pointer
-from wqk.checkpoints.number_types import ITEM_BITS, PIECE, QUANTIZED
+from wqk.checkpoints.files import Raw, RowFile, check_sizes, refuse_pointer
+from wqk.checkpoints.number_types import ITEM_BITS, QUANTIZED
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -55,35 +56,7 @@ MOST_ENTRIES = 1_000_000
 AHEAD = 2**18
 
 
-class GGUFFile(RowFile):
-    """A GGUF file, whose quantized rows are unpacked when they are read."""
-
-    def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
-        """Where the part's rows lie in the file: half-open ranges of bytes, in the part's order."""
-        info, start = self.tensors[part.name], self._starts[part.name]
-        row = info.nbytes // info.shape[0] if info.shape and info.shape[0] else info.nbytes
-        return [(start + a * row, start + b * row) for a, b in part.row_ranges(info.shape)]
-
-    def read(self, part: Part) -> np.ndarray:
-        """The part's rows, joined, in float32 (float64 stays)."""
-        info = self.tensors[part.name]
-        if info.dtype not in QUANTIZED:
-            return super().read(part)
-        kind = QUANTIZED[info.dtype]
-        out: np.ndarray = np.empty(part.shape(info.shape), np.float32)
-        flat, filled = out.reshape(-1), 0
-        most = PIECE // kind.values * kind.nbytes
-        for start, stop in self.byte_ranges(part):
-            for at in range(start, stop, most):
-                stored = np.empty((min(most, stop - at) // kind.nbytes, kind.nbytes), np.uint8)
-                self.source.read_into(at, stored.reshape(-1).data)
-                values = kind.unpack(stored).reshape(-1)
-                flat[filled : filled + values.size] = values
-                filled += values.size
-        return out
-
-
-def open_gguf(source: ByteSource) -> GGUFFile:
+def open_gguf(source: ByteSource) -> RowFile:
     """A GGUF file, of which only the header is read; ``about`` holds its metadata, ``gguf``.
 
     Raises `CheckpointError` if the header does not describe the file.
@@ -118,7 +91,7 @@ def open_gguf(source: ByteSource) -> GGUFFile:
             beyond = data + offset + info.nbytes - source.size
             raise CheckpointError(f"{name!r} ends {beyond} bytes beyond the file: truncated")
         tensors[name], starts[name] = info, data + offset
-    file = GGUFFile(source, tensors, starts, {"gguf": metadata})
+    file = RowFile(source, tensors, starts, {"gguf": metadata})
     for name in ROTARY_FACTORS:
         if name in tensors and tensors[name].nbytes <= LONGEST:
             metadata[name] = [float(str(value)) for value in file.read(Part(name))]
@@ -151,21 +124,25 @@ class _Cursor:
     """Reads a header from its start, some bytes ahead."""
 
     def __init__(self, source: ByteSource) -> None:
-        self.position = 0
-        self._source, self._start, self._held = source, 0, b""
+        self.position, self._size = 0, source.size
+        self._stream = io.BufferedReader(Raw(source), AHEAD)
 
     def take(self, count: int) -> bytes:
         """The next bytes."""
-        if count > self._source.size - self.position:
+        self._advance(count)
+        return self._stream.read(count)
+
+    def _pass_over(self, count: int) -> None:
+        self._advance(count)
+        self._stream.seek(count, io.SEEK_CUR)
+
+    def _advance(self, count: int) -> None:
+        self._require(count)
+        self.position += count
+
+    def _require(self, count: int) -> None:
+        if count > self._size - self.position:
             raise CheckpointError("ends within its header: truncated, or not a GGUF file")
-        end = self.position + count
-        if end > self._start + len(self._held):
-            held = bytearray(min(max(count, AHEAD), self._source.size - self.position))
-            self._source.read_into(self.position, memoryview(held))
-            self._start, self._held = self.position, bytes(held)
-        taken = self._held[self.position - self._start : end - self._start]
-        self.position = end
-        return taken
 
     def number(self, code: str) -> Any:
         """The next number, by its code in `struct`."""
@@ -194,20 +171,12 @@ class _Cursor:
         if inner in SCALARS and count > LONGEST:
             self._pass_over(count * SCALARS[inner][1])
             return None
-        if count > self._source.size:
-            raise CheckpointError("ends within its header: truncated, or not a GGUF file")
+        self._require(count)
         if inner == STRING and count > LONGEST:
             for _ in range(count):
                 self._pass_over(self.number("<Q"))
             return None
         return [self.value(inner, depth + 1) for _ in range(count)]
-
-    def _pass_over(self, count: int) -> None:
-        if count > self._source.size - self.position:
-            raise CheckpointError("ends within its header: truncated, or not a GGUF file")
-        self.position += count
-        if self.position > self._start + len(self._held):
-            self._start, self._held = self.position, b""
 
 
 # More layers than this are a broken file.

@@ -87,21 +87,29 @@ def _copy(stored: np.ndarray, out: np.ndarray) -> None:
     out[...] = stored
 
 
-# safetensors' name -> stored type, widened type, conversion of one piece.
-_READERS: dict[str, tuple[str, type, Callable[[np.ndarray, np.ndarray], None]]] = {
-    "F64": ("<f8", np.float64, _copy),
-    "F32": ("<f4", np.float32, _copy),
-    "F16": ("<u2", np.float32, _from_float16),
-    "BF16": ("<u2", np.float32, _from_bfloat16),
-    "F8_E4M3": ("u1", np.float32, _look_up("F8_E4M3")),
-    "F8_E5M2": ("u1", np.float32, _look_up("F8_E5M2")),
+class Stored(NamedTuple):
+    """How values lie in a file, and how a piece of them is widened."""
+
+    item: str  # one value, or one block of them, as NumPy names it
+    wide: type
+    convert: Callable[[np.ndarray, np.ndarray], None]  # from items to values
+    values: int = 1  # in an item
+
+
+STORED: dict[str, Stored] = {
+    "F64": Stored("<f8", np.float64, _copy),
+    "F32": Stored("<f4", np.float32, _copy),
+    "F16": Stored("<u2", np.float32, _from_float16),
+    "BF16": Stored("<u2", np.float32, _from_bfloat16),
+    "F8_E4M3": Stored("u1", np.float32, _look_up("F8_E4M3")),
+    "F8_E5M2": Stored("u1", np.float32, _look_up("F8_E5M2")),
     # What quantized matrices are stored in.
-    "U8": ("u1", np.uint8, _copy),
-    "F8_E8M0": ("u1", np.uint8, _copy),
-    "I8": ("i1", np.int8, _copy),
-    "I32": ("<i4", np.int32, _copy),
-    "U32": ("<u4", np.uint32, _copy),
-    "I64": ("<i8", np.int64, _copy),
+    "U8": Stored("u1", np.uint8, _copy),
+    "F8_E8M0": Stored("u1", np.uint8, _copy),
+    "I8": Stored("i1", np.int8, _copy),
+    "I32": Stored("<i4", np.int32, _copy),
+    "U32": Stored("<u4", np.uint32, _copy),
+    "I64": Stored("<i8", np.int64, _copy),
 }
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 
@@ -123,9 +131,9 @@ def require_floats(dtype: str, tensor: str) -> None:
 
 def widened_type(dtype: str, tensor: str) -> type:
     """float64 stays, other floating types become float32; whole numbers stay what they are."""
-    if dtype not in _READERS:
+    if dtype not in STORED:
         require_floats(dtype, tensor)
-    return _READERS[dtype][1]
+    return STORED[dtype].wide
 
 
 def widened(
@@ -139,29 +147,32 @@ def widened(
     ``read(offset, buffer)`` fills a buffer from this byte on.
     """
     ranges, wide = list(ranges), widened_type(dtype, tensor)
-    code, _, convert = _READERS[dtype]
-    stored = np.dtype(code)
-    out: np.ndarray = np.empty(sum(b - a for a, b in ranges) // stored.itemsize, wide)
-    buffer = np.empty(0 if stored == out.dtype else min(READ, out.size), stored)
+    item, _, convert, each = STORED[dtype]
+    stored = np.dtype(item)
+    count = sum(b - a for a, b in ranges) // stored.itemsize
+    out: np.ndarray = np.empty(count * each, wide)
+    at_once, in_a_piece = READ // each, PIECE // each
+    buffer = np.empty(0 if stored == out.dtype else min(at_once, count), stored)
     filled = 0
     for start, stop in ranges:
-        values = out[filled : filled + (stop - start) // stored.itemsize]
+        items = (stop - start) // stored.itemsize
+        values = out[filled : filled + items * each]
         filled += values.size
         if stored == out.dtype:
             read(start, _bytes_of(values))
             continue
-        for done in range(0, values.size, READ):
-            codes = buffer[: values.size - done]
+        for done in range(0, items, at_once):
+            codes = buffer[: items - done]
             read(start + done * stored.itemsize, _bytes_of(codes))
-            for first in range(0, codes.size, PIECE):
-                piece = codes[first : first + PIECE]
-                convert(piece, values[done + first : done + first + piece.size])
+            for first in range(0, len(codes), in_a_piece):
+                piece, at = codes[first : first + in_a_piece], (done + first) * each
+                convert(piece, values[at : at + len(piece) * each])
     return out
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
     """The memory of a contiguous array, to be read into."""
-    return array.view(np.uint8).data
+    return array.reshape(-1).view(np.uint8).data
 
 
 def scale_name(name: str, tensors: Mapping[str, object]) -> str:
@@ -362,3 +373,13 @@ QUANTIZED: dict[str, Quantization] = {
     "IQ1_S": Quantization(256, 50, _by_gguf("IQ1_S"), 32, 2.0),
     "IQ1_M": Quantization(256, 56, _by_gguf("IQ1_M"), 16, 2.0),
 }
+
+
+def _as_stored(kind: Quantization) -> Stored:
+    def convert(blocks: np.ndarray, out: np.ndarray) -> None:
+        out[...] = kind.unpack(blocks).reshape(-1)
+
+    return Stored(f"({kind.nbytes},)u1", np.float32, convert, kind.values)
+
+
+STORED |= {name: _as_stored(kind) for name, kind in QUANTIZED.items()}

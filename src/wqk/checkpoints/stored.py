@@ -14,7 +14,7 @@ import numpy as np
 
 from wqk.checkpoints.checkpoint import Checkpoint, Part, Regrouping, TensorInfo
 from wqk.checkpoints.configurations import Opened, by_plain_name, configured
-from wqk.checkpoints.files import JoinedFiles, open_safetensors
+from wqk.checkpoints.files import JoinedFiles, bytes_at, open_safetensors
 from wqk.checkpoints.formats import (
     ARCHIVES,
     ENDINGS,
@@ -61,8 +61,7 @@ def _refuse_others(source: ByteSource) -> None:
     A model of CTranslate2: a version, and the name of a specification with its length. One of
     llama2.c: seven sizes of a model, or a mark.
     """
-    start = bytearray(min(64, source.size))
-    source.read_into(0, memoryview(start))
+    start = bytes_at(source, 0, min(64, source.size))
     sizes = struct.unpack("<7i", start[:28]) if len(start) == 64 else (0,)
     if start[:4] == b"24ka" or all(0 < abs(size) < 2**20 for size in sizes):
         raise CheckpointError(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from wqk.checkpoints.checkpoint import TensorInfo
-from wqk.checkpoints.files import is_text, refuse_pointer
+from wqk.checkpoints.files import Raw, bytes_at, is_text, refuse_pointer
 from wqk.checkpoints.number_types import ITEM_BITS, widened
 from wqk.checkpoints.pickles import Refused, Storage, StoredTensor, load, plain
 from wqk.errors import CheckpointError, WqkError, errors_about, first_line, shortened
@@ -106,9 +106,8 @@ class TorchFile:
         self._starts: dict[str, int] = {}  # of storages, by their keys
         # For a remote archive: all small reads of its directory lie within these two.
         for position in (0, max(0, source.size - 2**16)):
-            source.read_into(position, memoryview(bytearray(min(2**16, source.size - position))))
-        start = bytearray(min(8, source.size))
-        source.read_into(0, memoryview(start))
+            bytes_at(source, position, min(2**16, source.size - position))
+        start = bytes_at(source, 0, min(8, source.size))
         if not start:
             raise CheckpointError("not a readable torch archive (it is empty)")
         refuse_pointer(start)
@@ -248,8 +247,7 @@ class TorchFile:
         """Where the bytes of a storage begin in the file, after a check that they exist."""
         if storage.key not in self._starts:
             info = self._member_of(storage, name)
-            header = bytearray(30)
-            self.source.read_into(info.header_offset, memoryview(header))
+            header = bytes_at(self.source, info.header_offset, 30)
             signature, name_length, extra_length = struct.unpack("<4s22xHH", header)
             start = info.header_offset + 30 + name_length + extra_length
             if signature != b"PK\3\4" or start + storage.nbytes > self.source.size:
@@ -276,7 +274,7 @@ class _Stream(io.BufferedReader):
     """A source of bytes as a file that never allocates more than there is to read."""
 
     def __init__(self, source: ByteSource) -> None:
-        super().__init__(_Raw(source), 2**16)
+        super().__init__(Raw(source), 2**16)
         self._size = source.size
 
     def read(self, size: int | None = -1) -> bytes:
@@ -285,27 +283,3 @@ class _Stream(io.BufferedReader):
 
     def readline(self, size: int | None = -1) -> bytes:
         return super().readline(2**16)
-
-
-class _Raw(io.RawIOBase):
-    def __init__(self, source: ByteSource) -> None:
-        self._source, self._position = source, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._source.size}[whence]
-        if base + offset < 0:
-            raise OSError("before the beginning")
-        self._position = base + offset
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        count = max(0, min(len(buffer), self._source.size - self._position))
-        self._source.read_into(self._position, memoryview(buffer)[:count])
-        self._position += count
-        return count
