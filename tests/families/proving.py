@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ import wqk
 from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.families import find_family
-from wqk.live.recomputation import Products, listen, require_records
+from wqk.live.recomputation import Products, recording, require_records
 from wqk.live.running import (
     PADDING_MASKS,
     _load_model,
@@ -177,10 +178,10 @@ def prove_norms(architecture: Architecture, folder: Path) -> None:
     checkpoint = open_checkpoint(folder)
     outputs: dict[str, list[np.ndarray]] = {}
     products = Products()
-    with double_precision(), torch.no_grad(), products.open(flat=False):
+    with double_precision(), torch.no_grad(), products.open(flat=False), ExitStack() as stack:
         model = _load_model(folder, checkpoint, find_family(checkpoint), {})
         plans = wqk.open(open_checkpoint(model)).plans
-        _listener, records = listen(model, plans, plans, products)
+        records = stack.enter_context(recording(model, plans, plans, products))
         for norm in {norm for plan in plans for norm in _norms(plan).values()}:
             module = model.get_submodule(_module_of(norm))
             assert epsilon_of(module) in (None, norm.epsilon), norm.gain[0].name

@@ -10,7 +10,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from importlib import resources
 from itertools import islice
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -193,52 +196,6 @@ PREFERRED = (
 # Other files with the endings of weights: adapters, and the Trainer's own state.
 NOT_WEIGHTS = ("adapter_", "training_args.", "optimizer.", "scheduler.", "scaler.", "rng_state")
 
-SAFETENSORS = "use the model's safetensors version"
-
-# Formats that are not read, by a file's name: what it is, and what to do.
-UNREAD_FORMATS: tuple[tuple[str, str, str], ...] = (
-    (
-        r"adapter_config\.json",
-        "an adapter alone",
-        "merge it into its base model first (peft: model.merge_and_unload().save_pretrained(...))",
-    ),
-    (
-        r".*\.onnx([._]data)?",
-        "ONNX",
-        "a graph whose weights may be folded and renamed; use the checkpoint it was exported from",
-    ),
-    (
-        r"(bf16_|fp16_)?zero_pp_rank_.*\.pt|mp_rank_\d+_model_states\.pt|zero_to_fp32\.py",
-        "a DeepSpeed checkpoint, in parts",
-        "join them with its own zero_to_fp32.py",
-    ),
-    (
-        r".*\.distcp|\.metadata",
-        "of a distributed checkpoint of PyTorch",
-        "make it one file, python -m torch.distributed.checkpoint.format_utils dcp_to_torch "
-        "FOLDER model.pt, and scan that",
-    ),
-    (
-        r"model_(optim_)?rng\.pt",
-        "a part of Megatron-LM",
-        "convert it with Megatron's tools/checkpoint/convert.py or Megatron-Bridge",
-    ),
-    (r"flax_model.*|.*\.msgpack|_CHECKPOINT_METADATA", "Flax", SAFETENSORS),
-    (r"tf_model.*|.*\.h5|.*\.keras|saved_model\.pb", "TensorFlow", SAFETENSORS),
-    (r".*\.ckpt(-\d+)?\.(index|meta|data-.*)", "TensorFlow", SAFETENSORS),
-    (r".*\.tflite", "TensorFlow Lite", SAFETENSORS),
-    (r"openvino_model\..*", "OpenVINO", SAFETENSORS),
-    (r".*\.(mlmodel|mlpackage)", "Core ML", SAFETENSORS),
-    (r".*\.nemo", "a NeMo archive", "unpack it (tar xf), and scan the weights inside"),
-    (r"weights.*\.npz", "MLX weights", SAFETENSORS),
-    (r".*\.engine", "TensorRT", "use the original safetensors checkpoint"),
-    (
-        r".*\.(pkl|pickle)",
-        "a bare pickle, which could run code when read; wqk never reads one",
-        "save the model as safetensors",
-    ),
-)
-
 
 class Weights(NamedTuple):
     """A folder's weights."""
@@ -336,10 +293,15 @@ def unread_format(name: str) -> str | None:
     >>> unread_format("model.onnx")
     'ONNX; a graph whose weights may be folded and renamed; use the checkpoint it was exported from'
     """
-    for pattern, what, remedy in UNREAD_FORMATS:
-        if re.fullmatch(pattern, name):
-            return f"{what}; {remedy}"
-    return None
+    found = (one for one in _unread_formats() if re.fullmatch(one["name"], name))
+    return next((f"{one['is']}; {one['remedy']}" for one in found), None)
+
+
+@cache
+def _unread_formats() -> list[dict[str, str]]:
+    text = resources.files("wqk.checkpoints").joinpath("formats.toml").read_text("utf-8")
+    formats: list[dict[str, str]] = tomllib.loads(text)["format"]
+    return formats
 
 
 def no_weights(folder: Folder) -> CheckpointError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,16 +17,25 @@ from wqk.cli.options import (
     FILE,
     OPTIONS,
     PATH,
+    POSITIVE,
     REF,
     Number,
+    every_head,
     family_file,
+    gamma,
     json_output,
     layers,
     opened,
+    option,
     reading,
+    revision,
     revision_of_each,
+    stack,
 )
 from wqk.cli.verb import Verb
+
+if TYPE_CHECKING:
+    from wqk.tables.score_table import ScoreTable
 
 explain = Verb(
     "wqk.inspecting.explanation:explain",
@@ -81,6 +90,52 @@ diff = Verb(
     table=True,
     picture=True,
 )
+
+
+@click.command()
+@click.argument("ref", type=REF)
+@option("layer", required=True)
+@option("head", help="Show one head instead of the whole layer.")
+@click.option("--coupling", is_flag=True, help="Show how the layer's heads transpose each other.")
+@stack
+@click.option(
+    "--cross", "kind", flag_value="cross", default="self", show_default=False,
+    help="Cross-attention instead of self-attention.",
+)  # fmt: skip
+@click.option("--linear", "kind", flag_value="linear", help="Linear attention instead.")
+@click.option("--state-space", "kind", flag_value="state-space", help="State spaces instead.")
+@click.option(
+    "--out",
+    "--picture",
+    "out",
+    type=FILE,
+    help="Figure to write: .png, .pdf or .svg.  [default: named after the model and layer]",
+)
+@gamma
+@revision
+@reading
+@json_output
+def show(ref: str, layer: int, out: Path | None, as_json: bool, **options: Any) -> None:
+    """Draw a form with its norms, or the coupling of heads.
+
+    \b
+    Examples:
+      wqk show google-bert/bert-base-uncased --layer 3
+      wqk show google-bert/bert-base-uncased --layer 3 --coupling --out coupling.pdf
+    """
+    from wqk._style import check_picture
+    from wqk.cli import display
+    from wqk.inspecting.showing import show as show_checkpoint
+
+    if out and not as_json:
+        check_picture(out)
+    view = show_checkpoint(opened(ref, options), layer, **options)
+    if as_json:
+        display.print_object(view.values)
+        return
+    path = out or Path(f"{view.title.replace(', ', '-').replace(' ', '')}.png")
+    view.save(path)
+    display.say(f"{view.title}: {view.subtitle}\npicture: {path}")
 
 
 @click.command()
@@ -207,6 +262,59 @@ def kin(
         else ()
     )
     display.show(result.to_dict(), result, *tables, as_json=as_json)
+
+
+@click.command()
+@click.argument("run", metavar="DIR", type=REF)
+@click.option("--out", type=PATH, metavar="DIR", help="[default: DIR/wqk-scores]")
+@click.option("--until", type=click.IntRange(min=0), metavar="STEP", help="Stop after this step.")
+@click.option(
+    "--every", type=POSITIVE, default=10.0, metavar="SECONDS",
+    help="Seconds between looks at the folder.",
+)  # fmt: skip
+@every_head
+@gamma
+def watch(run: str, out: Path | None, **options: Any) -> None:
+    """Score each checkpoint of a training run as soon as it is complete.
+
+    Works with any trainer that names folders after steps (checkpoint-100, step-100): it only
+    looks at files, and reads only queries and keys. Ctrl-C ends it; the same command resumes.
+
+    \b
+    Example:
+      wqk watch ./run --until 100000
+    """
+    from wqk.cli import display
+    from wqk.scanning.surveys.watch import watch as watch_run
+    from wqk.tables.rendering import HEADLINE, label
+
+    folder = out or Path(run) / "wqk-scores"
+
+    def tell(rows: ScoreTable) -> None:
+        summary = rows.layers.summary().row(0, named=True)
+        medians = {name: summary[f"{name}_median"] for name in HEADLINE}
+        step = rows.frame["step"][0]
+        texts = (f"{label(n)} {value:.3f}" for n, value in medians.items() if value is not None)
+        click.echo(f"step {step}: {', '.join(texts)}")
+
+    def wait(folder: str, reason: str) -> None:
+        display.say(f"{folder} is not complete yet: {reason}")
+
+    def fail(folder: str, reason: str) -> None:
+        display.say(f"{folder} cannot be scored, and is tried again once it changes: {reason}")
+
+    every = f"{options['every']:g} seconds"
+    display.say(f"{run}: waiting for folders named after steps, with a look every {every}")
+    try:
+        for _ in watch_run(
+            run, out=folder, on_scores=tell, on_wait=wait, on_failure=fail, **options
+        ):
+            pass
+    except KeyboardInterrupt:
+        written = folder / "scores.parquet"
+        raise KeyboardInterrupt(
+            f"the scores are in {written}" if written.exists() else "no checkpoint was scored"
+        ) from None
 
 
 @click.command()

@@ -42,7 +42,7 @@ from wqk.live.listening import (
     own_inputs,
     shown,
 )
-from wqk.live.recomputation import alibi_slopes, allowed
+from wqk.live.recomputation import alibi, allowed
 from wqk.live.running import run_batch
 from wqk.model import open as open_model
 from wqk.tables.sheet import Sheet
@@ -227,7 +227,6 @@ def tally(
     (count, _, size, _), others = queries.shape, keys.shape[-2]
     at, to = (torch.arange(n, device=x.device) for n in (size, others))
     whole = plan.position in KNOWN_POSITIONS or term is not None
-    slopes = alibi_slopes(heads) if plan.position.endswith("alibi") else None
     step = max(1, TILE // (heads * others))
     for b in range(count):
         own = None if mask is None else mask[b % len(mask)]
@@ -241,10 +240,8 @@ def tally(
             visible = allowed(plan, distance)[None]
             logits = plan.scale * (queries[b, :, rows] @ keys[b].swapaxes(-1, -2))
             scores = plan.softcap * (logits / plan.softcap).tanh() if plan.softcap else logits
-            if slopes is not None:
-                scale = plan.scale if plan.position == "scaled alibi" else 1.0
-                biases = scale * torch.as_tensor(slopes).to(logits)
-                scores = scores - biases[:, None, None] * distance.abs()
+            if plan.position.endswith("alibi"):
+                scores = scores + alibi(plan, heads, distance).to(logits)
             if own is not None:
                 tile = own if own.shape[-2] == 1 else own[:, rows]
                 visible = visible & shown(tile)

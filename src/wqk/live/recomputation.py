@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
+from array_api_compat import array_namespace, device
 
 from wqk._typing import Array
 from wqk.attention import Block
@@ -36,7 +37,6 @@ from wqk.live.listening import (
     Place,
     mask_of,
     own_inputs,
-    parent_of,
 )
 
 # Positions added to scores that follow from the distance, or need the term that the model computed.
@@ -75,8 +75,7 @@ def recomputed(
         return None
     distance = np.arange(scores.shape[-2])[:, None] - np.arange(scores.shape[-1])
     if plan.position.endswith("alibi"):
-        biases = -alibi_slopes(scores.shape[1])[:, None, None] * np.abs(distance)
-        scores = scores + (plan.scale * biases if plan.position == "scaled alibi" else biases)
+        scores = scores + alibi(plan, scores.shape[1], distance)
         if plan.position == "scaled alibi" and mask is not None:
             scores = scores + mask  # Falcon, when it reports its attention, adds them twice
     elif plan.position or plan.rule.guess:  # which says nothing of masks
@@ -93,6 +92,13 @@ def recomputed(
         shown = shown & (mask > HIDDEN).any(axis=-2, keepdims=True)
     # A finite number, as in models: a padded query may have no key in its window.
     return _softmax(np.where(shown, scores, np.finfo(np.float64).min), sinks)
+
+
+def alibi(plan: AttentionPlan, heads: int, distance: Array) -> Array:
+    """What distances (I, J) add to the scores of each head, (H, I, J), in NumPy or PyTorch."""
+    slopes = alibi_slopes(heads) * (plan.scale if plan.position == "scaled alibi" else 1.0)
+    xp = array_namespace(distance)
+    return -xp.asarray(slopes, device=device(distance))[:, None, None] * abs(distance)
 
 
 def alibi_slopes(heads: int) -> np.ndarray:
@@ -303,8 +309,8 @@ class Application(NamedTuple):
     products: tuple[np.ndarray, ...] = ()  # of batches of matrices, computed by the module
 
 
-# Methods of attention modules that compute a learned term of the score besides the form, and the
-# term as a function of their result and arguments. Later layers may reuse it.
+# Methods of attention modules, or of modules in them, that compute a learned term of the score
+# besides the form, and the term as a function of result and arguments. Later layers may reuse it.
 LEARNED_TERMS: Mapping[str, Callable[[Any, Sequence[Any]], Any]] = {
     **dict.fromkeys(
         (
@@ -313,12 +319,10 @@ LEARNED_TERMS: Mapping[str, Callable[[Any, Sequence[Any]], Any]] = {
         ),
         lambda result, args: result,
     ),
+    "relative_position_bias.forward": lambda result, args: result,
     "add_decomposed_rel_pos": lambda result, args: result - args[0],
     "torch_multi_head_self_attention": lambda result, args: args[2],
 }  # fmt: skip
-
-# Modules within an attention module whose output is such a term.
-TERM_MODULES = ("relative_position_bias",)
 
 
 def _continuous_bias(module: Any) -> Any:
@@ -335,22 +339,24 @@ COMPUTED_TERMS: Mapping[str, Callable[[Any], Any]] = {
 }
 
 
-def listen(
+@contextmanager
+def recording(
     model: Any,
     plans: Sequence[AttentionPlan],
     live: Sequence[AttentionPlan],
     products: Products,
-) -> tuple[Listener, list[list[Application]]]:
-    """A listener, and records of the plans' blocks, which fill while ``products`` is open.
+) -> Iterator[list[list[Application]]]:
+    """Records of the plans' blocks, which fill while the model runs and ``products`` is open.
 
     Raises `UnknownFamily` if the model lacks a block that the checkpoint has.
     """
     latest: list[np.ndarray] = []
-    for module in model.modules():
-        for method in LEARNED_TERMS:
-            if hasattr(module, method):
-                term = LEARNED_TERMS[method]
-                setattr(module, method, _remembering(getattr(module, method), term, latest))
+    for module in [*model.modules()]:
+        for path, term in LEARNED_TERMS.items():
+            inner, _, method = path.rpartition(".")
+            owner = getattr(module, inner, None) if inner else module
+            if hasattr(owner, method):
+                setattr(owner, method, _remembering(getattr(owner, method), term, latest))
     in_model = {plan.place: plan for plan in live}
     records: dict[Place, list[Application]] = {}
     for plan in plans:
@@ -361,21 +367,15 @@ def listen(
             )
         records[plan.place] = []
 
-    def keep(module: Any, args: Any, output: Any) -> None:
-        latest[:] = [output.numpy()]
-
-    for plan in (in_model[place] for place in records):
-        parent = model.get_submodule(parent_of(plan))
-        for name in TERM_MODULES:
-            if hasattr(parent, name):
-                getattr(parent, name).register_forward_hook(keep)
-
     def heard(call: AttentionCall) -> None:
         records[call.plan.place] += _applications(call, latest, products)
         products.leave()
 
     listener = Listener(model, [in_model[place] for place in records], heard, products.enter)
-    return listener, list(records.values())
+    try:
+        yield list(records.values())
+    finally:
+        listener.stop()
 
 
 def require_records(

@@ -33,7 +33,7 @@ from wqk.families import AttentionPlan, Family, find_family, load_family
 from wqk.families.config import Config
 from wqk.live.recomputation import (
     Products,
-    listen,
+    recording,
     require_records,
 )
 from wqk.model import Model
@@ -254,21 +254,17 @@ def run(
     checkpoint, plans, hub = stored.checkpoint, stored.plans, stored.hub
     family = stored.family_file
     known = load_family(family) if family else find_family(checkpoint)
-    products = Products()
-    with quiet(), double_precision(), products.open(flat):
+    with observed(flat) as products:
         try:
             model = _load_model(ref, checkpoint, known, hub, adapter)
             if text is not None and tokens is None:
                 tokenizer = AutoTokenizer.from_pretrained(ref, trust_remote_code=False, **hub)
                 tokens = tokenizer(text)["input_ids"]
             live = open_model(model, family=family).plans
-            listener, records = listen(model, plans, live, products)
             tensors = {plan.place: plan.query.tensor for plan in live}
-            blocks = [(tensors[p.place], r) for p, r in zip(plans, records, strict=True)]
-            try:
+            with recording(model, plans, live, products) as records:
+                blocks = [(tensors[p.place], r) for p, r in zip(plans, records, strict=True)]
                 given, failures = _run_all(model, blocks, (tokens, length, seed))
-            finally:
-                listener.stop()
             if not any(records):
                 require_records(model, plans, records)
         except WqkError:
@@ -276,27 +272,35 @@ def run(
         except Exception as error:  # the model's own code may fail in any way
             reason = first_line(error)
             raise CheckpointError(f"{checkpoint.name}: cannot be run ({reason})") from error
-    masks = [inputs[name].numpy() for inputs in given for name in PADDING_MASKS if name in inputs]
-    return Run(records, {mask.shape[1]: mask.astype(bool) for mask in masks}, failures)
+    return Run(records, _seen(given), failures)
 
 
 def run_module(module: Any, plans: Sequence[AttentionPlan], batch: Any, flat: bool = False) -> Run:
     """Run a module once in float64 with its own batch, and record its blocks."""
     import torch
 
+    with (
+        observed(flat) as products,
+        torch.no_grad(),
+        recording(module, plans, plans, products) as records,
+    ):
+        run_batch(module, batch)
+    return Run(records, _seen([batch] if isinstance(batch, Mapping) else []), [])
+
+
+def _seen(given: Sequence[Mapping[str, Any]]) -> dict[int, np.ndarray]:
+    """Which tokens of what models were given are no padding, (B, N) by N."""
+    masks = (inputs.get(name) for inputs in given for name in PADDING_MASKS)
+    seen = (np.asarray(mask).astype(bool) for mask in masks if getattr(mask, "ndim", 0) == 2)
+    return {mask.shape[1]: mask for mask in seen}
+
+
+@contextmanager
+def observed(flat: bool) -> Iterator[Products]:
+    """What attention computes while models run in double precision; for ``flat`` see `run`."""
     products = Products()
-    seen: dict[int, np.ndarray] = {}
-    with quiet(), double_precision(), products.open(flat), torch.no_grad():
-        listener, records = listen(module, plans, plans, products)
-        try:
-            run_batch(module, batch)
-        finally:
-            listener.stop()
-    for name in PADDING_MASKS if isinstance(batch, Mapping) else ():
-        if getattr(batch.get(name), "ndim", 0) == 2:
-            mask = np.asarray(batch[name]).astype(bool)
-            seen[mask.shape[1]] = mask
-    return Run(records, seen, [])
+    with quiet(), double_precision(), products.open(flat):
+        yield products
 
 
 def run_batch(module: Any, batch: Any) -> Any:
