@@ -34,6 +34,7 @@ from wqk.errors import (
     TableError,
     UnknownName,
 )
+from wqk.scanning.cores import usable_cores
 from wqk.scanning.surveys import SurveyProgress, dask_executor
 from wqk.scanning.surveys import jobs as survey_jobs
 from wqk.scanning.surveys.jobs import Job, Outcome, expand, run_in_processes
@@ -383,6 +384,16 @@ def test_a_worker_that_dies_fails_its_job_and_no_other(processes: int):
     assert sorted(outcomes) == ["0", "1", "2", "3"]
     assert outcomes["1"].error == "WorkerDied"
     assert [outcomes[i].reason for i in "023"] == ["0", "2", "3"]
+
+
+def cores_of(job: Job) -> Outcome:
+    return Outcome(rows=usable_cores(), reason=job.name)
+
+
+def test_workers_share_the_cores():
+    jobs = [Job(str(i), None, None, str(i)) for i in range(2)]
+    outcomes = run_in_processes(cores_of, jobs, 2)
+    assert {outcome.rows for _, outcome in outcomes} == {max(1, usable_cores() // 2)}
 
 
 def test_a_script_without_a_guard_is_told(tmp_path: Path):

@@ -72,11 +72,23 @@ _alone = False  # whether a large block is being scored
 _confined: ContextVar[bool] = ContextVar("confined", default=False)
 
 
+# Worker processes of a survey that share the cores with this one, itself among them.
+_sharers = 1
+
+
+def share_cores(processes: int) -> None:
+    """Take this process for one of so many that compute side by side."""
+    global _sharers
+    _sharers = processes
+
+
 def usable_cores() -> int:
     """Cores that this process may use, fewer than there are under Slurm and in containers."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        count = len(os.sched_getaffinity(0))
+    else:
+        count = os.cpu_count() or 1
+    return max(1, count // _sharers)
 
 
 def is_confined() -> bool:

@@ -48,7 +48,7 @@ from wqk.checkpoints.references import (
 from wqk.checkpoints.stored import has_weights
 from wqk.errors import CheckpointError, HubError, RunError, WqkError, all_lines, required_by
 from wqk.model import open as open_model
-from wqk.scanning.cores import one_blas_thread, plan_bytes
+from wqk.scanning.cores import one_blas_thread, plan_bytes, share_cores
 from wqk.scanning.scan import scan
 from wqk.scanning.surveys.model_sets import PREFIX, model_set, read_list
 from wqk.tables.score_table import ScoreTable
@@ -369,7 +369,9 @@ def run_in_processes(
 def _pool(processes: int) -> Iterator[ProcessPoolExecutor]:
     """Fresh processes, not forked, since forks would inherit threads and locks."""
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_start_worker)
+    pool = ProcessPoolExecutor(
+        processes, mp_context=context, initializer=_start_worker, initargs=(processes,)
+    )
     try:
         try:
             pool.submit(os.getpid).result()
@@ -388,8 +390,9 @@ def _pool(processes: int) -> Iterator[ProcessPoolExecutor]:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _start_worker() -> None:
+def _start_worker(processes: int) -> None:
     """Leave interrupts to the parent, and exit when the parent exits, for any reason."""
+    share_cores(processes)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -217,7 +217,7 @@ def survey(
     executor
         Any `concurrent.futures.Executor`; without one, worker processes are started.
     jobs
-        Number of worker processes; by default one for each core, at most 8.
+        Number of worker processes, which share the cores; by default one for each core, at most 8.
     retry
         Whether checkpoints that have failed before are tried again.
     on_progress
@@ -268,7 +268,9 @@ def survey(
         # Other machines may not see the folder.
         work = partial(run_job, options, parts=None if executor else folder.folder / "parts", **hub)
         running = (
-            run_in_processes(work, runnable, jobs or min(MOST_JOBS, usable_cores()))
+            run_in_processes(
+                work, runnable, min(len(runnable), jobs or min(MOST_JOBS, usable_cores()))
+            )
             if executor is None
             else run_on(executor, work, runnable)
         )
