@@ -6,6 +6,7 @@ as their authors describe it, in nothing but the mask and the names of tensors.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,9 @@ from tests.families.proving import (
     torch,
     transformers,
 )
+from tools.deriving.probing import record_type
+from tools.deriving.proof import WEAK, faults
+from tools.deriving.records import read_record
 
 import wqk
 from wqk.checkpoints import Part, open_checkpoint
@@ -188,3 +192,30 @@ def test_the_decoder_of_t5gemma2_shares_a_softmax_with_the_encoder(tmp_path: Pat
         assert reported.sum(-1).max() < 0.99
         assert np.abs(own - expected).max() < 1e-4
         assert np.abs(own - 1 / own.shape[-1]).max() > 0.02
+
+
+def test_kimi_k2_5_as_its_publisher_names_its_tensors(tmp_path: Path) -> None:
+    """Transformers reads these names and writes others."""
+
+    def published(name: str) -> str:
+        for ours, theirs in (
+            (r"^language_model\.blocks", "language_model.model.layers"),
+            (r"^vision_tower\.", "vision_tower.encoder."),
+            (r"\.attn\.proj", ".wo"),
+            (r"\.norm1\.", ".norm0."),
+            (r"\.norm2\.", ".norm1."),
+        ):
+            name = re.sub(ours, theirs, name)
+        return name
+
+    record_type("kimi_k25", tmp_path)
+    edit_tensors(tmp_path, lambda tensors: {published(k): v for k, v in tensors.items()})
+    record = read_record(tmp_path)
+    for site in (*record.sites, *record.turned):
+        for source in (s for p in site.products for s in (*p.query_sources, *p.key_sources)):
+            source.parameter = published(source.parameter)
+            source.norm = tuple(map(published, source.norm))
+    family = find_family(open_checkpoint(tmp_path))
+    assert family.name == "kimi-k25-vision + deepseek"
+    found = faults(record, open_checkpoint(tmp_path), family)
+    assert [fault for fault in found if not fault.startswith(WEAK)] == []

@@ -32,6 +32,9 @@ from wqk.families import AttentionRule, families, find_family
 
 # Where the type named like the family, or else the first of its types, is not the quickest.
 QUICKER = {
+    "blt-global-transformer": "blt",  # whose masks the parts alone lack
+    "blt-local-decoder": "blt",
+    "blt-local-encoder": "blt",
     "d-fine": "rt_detr",  # of several, with an encoder
     "deepseek-ocr2-sam-vision-model": "sam_vision_model",
     "mimi": "pocket_tts_audio_tokenizer",
@@ -169,6 +172,7 @@ UNFED = {
     "bridgetower": "keys come from the other tower's norm, or from that of a link",
     "funnel": "of layers within stages, the one before has no name",
     "blip-2-qformer": "in one sequence, learned queries and text come from a norm each",
+    "hrm-text": "its norms have no gains",
     "glpn": "queries and keys of one attention come from a norm each",
     "informer": "between layers, what a norm puts out is pooled",
     "instructblip-qformer": "in one sequence, learned queries and text come from a norm each",
@@ -204,6 +208,7 @@ UNPROVEN = {
     ("eurobert", 1): "Gemma's fused weights, taken over with `like`; its files have none",
     ("gemma", 1): "fused, as its authors wrote it: test_training_layouts.py",
     ("gemma2", 1): "fused, as its authors wrote it: test_training_layouts.py",
+    ("kimi-k25-vision", 1): "as its publisher has it: test_converted.py",
     ("imagegpt", 1): "GPT-2's cross-attention, taken over with `like`; no file has it",
     ("llama4-text", 1): "without norms of queries and keys, by a switch",
     ("longformer", 1): "BERT's cross-attention, taken over with `like`; its code has none",
@@ -218,7 +223,7 @@ UNPROVEN = {
 
 
 # Types that have other tensors where they run than in their files.
-OTHER_IN_MEMORY = ("molmo2_text", "nomic_bert")
+OTHER_IN_MEMORY = ("hrm_text", "molmo2_text", "nomic_bert")
 
 
 @pytest.mark.parametrize("model_type", OTHER_IN_MEMORY)

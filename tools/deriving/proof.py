@@ -54,7 +54,7 @@ def faults(record: Record, checkpoint: Checkpoint, family: Family) -> list[str]:
     if at_once:
         return at_once
     first = Block(checkpoint, plans[0])
-    alike = [site for site in record.sites if named_alike(first, site)]
+    alike = [site for site in record.sites if named_alike(first, site) and _own(first, site)]
     if alike and not any(map(Read(first).fits_some, alike)):
         return [f"{plans[0].query.tensor} is read wrongly"]
     attentions = [Block(checkpoint, p) for p in plans]
@@ -85,6 +85,13 @@ def faults(record: Record, checkpoint: Checkpoint, family: Family) -> list[str]:
                 attention = Block(checkpoint, plans[number])
             found += _turned_faults(record.turned, attention, record, judged.matched[number])
     return list(dict.fromkeys(found))
+
+
+def _own(attention: Block, site: Site) -> bool:
+    """Whether no other tower has tensors of these names: saving only adds or drops prefixes."""
+    name = attention.plan.query.tensor
+    known = {s.parameter for product in site.products for s in product.query_sources}
+    return any(other and (other.endswith(name) or name.endswith(other)) for other in known)
 
 
 def _plain_faults(record: Record, plans: Sequence[AttentionPlan], alone: bool) -> Iterator[str]:

@@ -86,23 +86,21 @@ def compose_family(checkpoint: Checkpoint, beside: Family | None = None) -> Fami
     for part in sorted(parts, key=order):
         if part.family.refusal:
             raise UnknownFamily(f"{part.path}: {part.family.refusal}")
-        prefix = _prefix(tensors, part, taken)
-        if prefix is None:
-            continue
-        taken.add(prefix)
-        found = [rule for rule in part.family.attention if prefix in prefixes(tensors, rule)]
-        stacks = {rule.stack for rule in found}
-        rules += [
-            replace(
-                rule,
-                prefix=prefix,
-                config=".".join(filter(None, (part.path, rule.config))),
-                stack=_stack(part, rule, stacks),
-                model_type=part.model_type,
-            )
-            for rule in found
-        ]
-        names.append(part.family.name)
+        for prefix in _prefixes(tensors, part, taken):
+            taken.add(prefix)
+            found = [rule for rule in part.family.attention if prefix in prefixes(tensors, rule)]
+            stacks = {rule.stack for rule in found}
+            rules += [
+                replace(
+                    rule,
+                    prefix=prefix,
+                    config=".".join(filter(None, (part.path, rule.config))),
+                    stack=_stack(part, rule, stacks),
+                    model_type=part.model_type,
+                )
+                for rule in found
+            ]
+            names.append(part.family.name)
     if not rules:
         return None
     return Family(
@@ -132,8 +130,8 @@ def _parts(config: Mapping[str, Any], model_type: object, path: str = "") -> Ite
             yield from _parts(value, kinds[0] if kinds else None, where)
 
 
-def _prefix(tensors: Mapping[str, TensorInfo], part: Part, taken: set[str]) -> str | None:
-    """The prefix of the part's tensors."""
+def _prefixes(tensors: Mapping[str, TensorInfo], part: Part, taken: set[str]) -> list[str]:
+    """The prefix of the part's tensors; several where modules called like it share its numbers."""
     found = {
         prefix
         for rule in part.family.attention
@@ -151,13 +149,13 @@ def _prefix(tensors: Mapping[str, TensorInfo], part: Part, taken: set[str]) -> s
         if len(found) > 1:
             fitting = {prefix for prefix in found if fits(prefix, part, tensors)}
             found = fitting or found
-    if len(found) > 1:
-        shown = sorted(found)
+    shown = sorted(found)
+    if len(found) > 1 and not all(_names_its_configuration(p, part, tensors) for p in found):
         raise CheckpointError(
             f"the tensors of {part.path} may be under {shown[0]!r} or {shown[1]!r}; "
             "name one with a family file"
         )
-    return found.pop() if found else None
+    return shown
 
 
 def _name_words(prefix: str) -> list[str]:

@@ -297,12 +297,12 @@ def _distinct(by_rule: list[list[AttentionPlan]]) -> list[AttentionPlan]:
     for plans, taken in zip(by_rule, places, strict=True):
         rivals = [other for other, theirs in zip(by_rule, places, strict=True) if theirs & taken]
         if len(rivals) > 1:
-            names = [without_numbers(rival[0].query.tensor).split(".") for rival in rivals]
-            distinctive = [
-                word
-                for word in without_numbers(plans[0].query.tensor).split(".")
-                if not all(word in name for name in names)
-            ]
+            names = [rival[0].query.tensor.split(".") for rival in rivals]
+            plain = [without_numbers(".".join(name)).split(".") for name in names]
+            # Modules that are counted have nothing but their numbers to tell them apart.
+            names = plain if len(set(map(tuple, plain))) == len(plain) else names
+            own = names[[rival is plans for rival in rivals].index(True)]
+            distinctive = [word for word in own if not all(word in name for name in names)]
             words = [] if plans[0].stack == "unknown" else [plans[0].stack]
             stack = "-".join(
                 [*words, *(w for w in distinctive if w not in ("weight", plans[0].stack))]
@@ -471,7 +471,7 @@ def _plan_layer(
         window=window,
         applications=_applications(config, rule, match.group, groups),
         position=rule.position if config.holds(rule.position_if) else "",
-        rotary=rotary if rotary and rotary.axes == 1 and not positional else None,
+        rotary=rotary if rotary and rotary.axes == 1 and rule.layout != "latent" else None,
         axial=rotary if rotary and rotary.axes > 1 else None,
         positional=positional,
     )

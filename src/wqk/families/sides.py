@@ -385,6 +385,8 @@ def _latent(
         outer = _with_axes(match, tensor, axes)
         return _composed(config, rule, match, outer, key_down, rule.key_inner_norm)
 
+    if position and tensors[key_down].shape[0] == width:  # a layer without positions
+        content, position = content + position, 0
     if tensors[key_down].shape[0] != width + position:
         raise CheckpointError(
             f"{key_down} must have {width} outputs for the latent and {position} "
