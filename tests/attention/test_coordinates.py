@@ -27,6 +27,13 @@ LLAMA_LIKE = {
     "head_dim": 8,
 }
 
+LLAMA_MODULES = {
+    "norm": "layers.1.input_layernorm",
+    "query": "layers.1.self_attn.q_proj",
+    "key": "layers.1.self_attn.k_proj",
+    "output": "layers.1.self_attn.o_proj",
+}
+
 # Model and configuration; the modules of layer 1: norm before, projections, W_o; how they are read.
 MODELS: dict[str, dict[str, Any]] = {
     "post-norm, biases": {
@@ -50,14 +57,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "fused": "h.1.attn.c_attn",
         "output": "h.1.attn.c_proj",
     },
-    "RMS norm, grouped, rotary": {
-        "model": "LlamaModel",
-        "config": LLAMA_LIKE,
-        "norm": "layers.1.input_layernorm",
-        "query": "layers.1.self_attn.q_proj",
-        "key": "layers.1.self_attn.k_proj",
-        "output": "layers.1.self_attn.o_proj",
-    },
+    "RMS norm, grouped, rotary": {"model": "LlamaModel", "config": LLAMA_LIKE, **LLAMA_MODULES},
     "attention factor of YaRN": {
         "model": "LlamaModel",
         "config": LLAMA_LIKE
@@ -69,27 +69,10 @@ MODELS: dict[str, dict[str, Any]] = {
                 "original_max_position_embeddings": 16,
             }
         },
-        "norm": "layers.1.input_layernorm",
-        "query": "layers.1.self_attn.q_proj",
-        "key": "layers.1.self_attn.k_proj",
-        "output": "layers.1.self_attn.o_proj",
+        **LLAMA_MODULES,
     },
-    "biases with rotary positions": {
-        "model": "Qwen2Model",
-        "config": LLAMA_LIKE,
-        "norm": "layers.1.input_layernorm",
-        "query": "layers.1.self_attn.q_proj",
-        "key": "layers.1.self_attn.k_proj",
-        "output": "layers.1.self_attn.o_proj",
-    },
-    "gain stored less one": {
-        "model": "GemmaModel",
-        "config": LLAMA_LIKE,
-        "norm": "layers.1.input_layernorm",
-        "query": "layers.1.self_attn.q_proj",
-        "key": "layers.1.self_attn.k_proj",
-        "output": "layers.1.self_attn.o_proj",
-    },
+    "biases with rotary positions": {"model": "Qwen2Model", "config": LLAMA_LIKE, **LLAMA_MODULES},
+    "gain stored less one": {"model": "GemmaModel", "config": LLAMA_LIKE, **LLAMA_MODULES},
 }
 
 

@@ -7,8 +7,6 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from wqk import BilinearForm
 from wqk.errors import FormError
@@ -151,26 +149,6 @@ def test_scores_of_a_batch_for_one_form():
     form, matrix = form_of(SHAPES["not square"])
     x, y = np.ones((2, 4, 5)), np.arange(2 * 6 * 3.0).reshape(2, 6, 3)
     np.testing.assert_allclose(form(x, y), x @ matrix @ y.swapaxes(-1, -2))
-
-
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    d=st.integers(1, 12),
-    rank=st.integers(1, 15),
-    stack=st.lists(st.integers(1, 3), max_size=3),
-    shared=st.lists(st.booleans(), min_size=3, max_size=3),
-)
-def test_sums_and_norms_of_any_stack(seed, d, rank, stack, shared):
-    rng = np.random.default_rng(seed)
-    key_stack = [1 if one else n for n, one in zip(stack, shared, strict=False)]
-    form = BilinearForm.from_factors(
-        rng.standard_normal((*stack, d, rank)), rng.standard_normal((*key_stack, d, rank))
-    )
-    matrix = form.query @ form.key.swapaxes(-1, -2)
-    assert form.stack == tuple(stack)
-    assert_is(form.sum(), matrix.reshape(-1, d, d).sum(0))
-    norms = np.linalg.norm(matrix, axis=(-2, -1))
-    np.testing.assert_allclose(form.norm, norms, rtol=1e-10, atol=1e-12)
 
 
 BAD_FACTORS = {

@@ -104,6 +104,7 @@ def test_scans_in_threads_are_the_same_and_leave_blas_as_it_was(monkeypatch):
     with ThreadPoolExecutor(4) as pool:
         frames = [table.frame for table in pool.map(wqk.scan, [DECODER] * 4)]
     assert all(frame.equals(frames[0]) for frame in frames)
+    assert_frame_equal(frames[0], alone, rel_tol=1e-5, abs_tol=1e-6)
     assert blas_threads() == before
 
 
