@@ -84,12 +84,17 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [str(folder) for folder in folders]
 
 
+def survey(refs: Any, out: Path | str, **options: Any) -> ScoreTable:
+    """In a thread of this process, which nobody has to start."""
+    with ThreadPoolExecutor(1) as threads:
+        return wqk.survey(refs, out=out, executor=threads, **options)
+
+
 @pytest.fixture(scope="module")
 def whole(models: list[str], tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The table's file after a run that nothing interrupts."""
     out = tmp_path_factory.mktemp("whole") / "out"
-    with ThreadPoolExecutor(2) as threads:
-        wqk.survey(models, out=out, executor=threads)
+    survey(models, out=out)
     return (out / "scores.parquet").read_bytes()
 
 
@@ -133,7 +138,7 @@ def test_a_failure_is_told_under_the_name_that_was_given(
     (tmp_path / "many" / "one" / "model.safetensors").touch()
     monkeypatch.chdir(tmp_path)
     for ref in ("many/", "./many", "many"):
-        (failed,) = wqk.survey(ref, out=f"survey {ref.strip('/.')}").metadata["failed"]
+        (failed,) = survey(ref, out=f"survey {ref.strip('/.')}").metadata["failed"]
         assert failed["reason"].startswith(f"{ref}: no weights here, but in its folders one;")
         with pytest.raises(CheckpointError, match=r"^many: no weights here"):
             wqk.scan(ref)
@@ -184,9 +189,8 @@ def test_no_scheduler_and_no_distributed(monkeypatch: pytest.MonkeyPatch):
 
 def test_progress_counts_what_is_done(models: list[str], tmp_path: Path):
     told: list[SurveyProgress] = []
-    with ThreadPoolExecutor(1) as threads:
-        wqk.survey(models[:6], out=tmp_path, executor=threads)
-        wqk.survey(models[:9], out=tmp_path, executor=threads, on_progress=told.append)
+    survey(models[:6], out=tmp_path)
+    survey(models[:9], out=tmp_path, on_progress=told.append)
     assert [(p.done, p.failed, p.now) for p in told] == [(6, 0, 0), (7, 0, 1), (7, 1, 2), (8, 1, 3)]
     assert told[-1].bytes_read == 2 * LAYERS * 2 * WIDTH * WIDTH * 4
 
@@ -272,8 +276,7 @@ def test_an_interrupt_is_one_line_and_resumable(models: list[str], whole: bytes,
         assert errors.decode() == f"wqk: interrupted; repeat the command to resume in {out}\n"
     else:  # it was faster than the signal
         assert process.returncode == 1
-    with ThreadPoolExecutor(1) as threads:
-        wqk.survey(models, out=out, executor=threads)
+    survey(models, out=out)
     assert (out / "scores.parquet").read_bytes() == whole
 
 
@@ -303,20 +306,19 @@ def is_running(process: str) -> bool:
 
 
 def test_a_torn_last_line_is_forgotten_a_damaged_one_is_not(models: list[str], tmp_path: Path):
-    with ThreadPoolExecutor(1) as threads:
-        wqk.survey(models[:2], out=tmp_path, executor=threads)
-        expected = (tmp_path / "scores.parquet").read_bytes()
-        path = tmp_path / "manifest.jsonl"
-        lines = path.read_bytes().splitlines(keepends=True)
-        for length in (1, 30, len(lines[0]) + 5, sum(map(len, lines)) - 1):
-            path.write_bytes(b"".join(lines)[:length])
-            wqk.survey(models[:2], out=tmp_path, executor=threads)
-            assert (tmp_path / "scores.parquet").read_bytes() == expected
-            assert manifest(tmp_path)[0]["event"] == "settings"
-        for damaged in (b"{}\n", lines[1].replace(b'"files"', b'"filez"')):
-            path.write_bytes(lines[0] + damaged + lines[1])
-            with pytest.raises(RunError, match="line 2 was not written by a survey"):
-                wqk.survey(models[:2], out=tmp_path, executor=threads)
+    survey(models[:2], out=tmp_path)
+    expected = (tmp_path / "scores.parquet").read_bytes()
+    path = tmp_path / "manifest.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    for length in (1, 30, len(lines[0]) + 5, sum(map(len, lines)) - 1):
+        path.write_bytes(b"".join(lines)[:length])
+        survey(models[:2], out=tmp_path)
+        assert (tmp_path / "scores.parquet").read_bytes() == expected
+        assert manifest(tmp_path)[0]["event"] == "settings"
+    for damaged in (b"{}\n", lines[1].replace(b'"files"', b'"filez"')):
+        path.write_bytes(lines[0] + damaged + lines[1])
+        with pytest.raises(RunError, match="line 2 was not written by a survey"):
+            survey(models[:2], out=tmp_path)
 
 
 @counts(6, 500)
@@ -324,17 +326,16 @@ def test_a_flipped_byte_in_the_manifest_is_read_around_or_named(
     models: list[str], tmp_path: Path, count: int
 ):
     dice = random.Random(count)
-    with ThreadPoolExecutor(1) as threads:
-        wqk.survey(models[:2], out=tmp_path, executor=threads)
-        whole = (tmp_path / "scores.parquet").read_bytes()
-        path = tmp_path / "manifest.jsonl"
-        content = path.read_bytes()
-        for _ in range(count):
-            flipped = bytearray(content)
-            flipped[dice.randrange(len(flipped))] ^= 1 << dice.randrange(8)
-            path.write_bytes(flipped)
-            if not refused(lambda: wqk.survey(models[:2], out=tmp_path, executor=threads)):
-                assert (tmp_path / "scores.parquet").read_bytes() == whole
+    survey(models[:2], out=tmp_path)
+    whole = (tmp_path / "scores.parquet").read_bytes()
+    path = tmp_path / "manifest.jsonl"
+    content = path.read_bytes()
+    for _ in range(count):
+        flipped = bytearray(content)
+        flipped[dice.randrange(len(flipped))] ^= 1 << dice.randrange(8)
+        path.write_bytes(flipped)
+        if not refused(lambda: survey(models[:2], out=tmp_path)):
+            assert (tmp_path / "scores.parquet").read_bytes() == whole
 
 
 def test_nothing_that_one_checkpoint_holds_stops_the_others(models: list[str], tmp_path: Path):
@@ -354,10 +355,9 @@ def test_nothing_that_one_checkpoint_holds_stops_the_others(models: list[str], t
     index = Path(bad[3], "model.safetensors.index.json")
     index.write_text(json.dumps({"weight_map": {"a\ud800": "b\ud800.safetensors"}}))
     Path(bad[3], "model.safetensors").unlink()
-    with ThreadPoolExecutor(1) as threads:
-        refs = [*bad, os.fsdecode(b"\xff/\xfe"), "a" * 5000, "http://[::1", models[0]]
-        table = wqk.survey(refs, out=tmp_path / "out", executor=threads)
-        again = wqk.survey(refs, out=tmp_path / "out", executor=threads)
+    refs = [*bad, os.fsdecode(b"\xff/\xfe"), "a" * 5000, "http://[::1", models[0]]
+    table = survey(refs, out=tmp_path / "out")
+    again = survey(refs, out=tmp_path / "out")
     assert table.frame["checkpoint"].n_unique() == 4
     assert len(table.metadata["failed"]) == 4
     assert again.frame.equals(table.frame)
@@ -411,12 +411,11 @@ def test_a_script_without_a_guard_is_told(tmp_path: Path):
 def test_failures_are_tried_again_only_on_request(models: list[str], tmp_path: Path):
     model, out = tmp_path / "model", tmp_path / "out"
     shutil.copytree(models[7], model)
-    with ThreadPoolExecutor(1) as threads:
-        assert len(wqk.survey(model, out=out, executor=threads)) == 0
-        shutil.copy(Path(models[1]) / "model.safetensors", model)
-        assert wqk.survey(model, out=out, executor=threads).metadata["failed"]
-        assert sum(line["event"] == "failed" for line in manifest(out)) == 1
-        table = wqk.survey(model, out=out, executor=threads, retry=True)
+    assert len(survey(model, out=out)) == 0
+    shutil.copy(Path(models[1]) / "model.safetensors", model)
+    assert survey(model, out=out).metadata["failed"]
+    assert sum(line["event"] == "failed" for line in manifest(out)) == 1
+    table = survey(model, out=out, retry=True)
     assert len(table) == LAYERS * (1 + HEADS)
     assert table.metadata["failed"] == []
 
@@ -424,22 +423,20 @@ def test_failures_are_tried_again_only_on_request(models: list[str], tmp_path: P
 def test_a_checkpoint_that_changes_between_runs_is_scored_anew(models: list[str], tmp_path: Path):
     model, out = tmp_path / "model", tmp_path / "out"
     shutil.copytree(models[1], model)
-    with ThreadPoolExecutor(1) as threads:
-        before = wqk.survey(model, out=out, executor=threads)
-        shutil.copy(Path(models[3]) / "model.safetensors", model)
-        after = wqk.survey(model, out=out, executor=threads)
+    before = survey(model, out=out)
+    shutil.copy(Path(models[3]) / "model.safetensors", model)
+    after = survey(model, out=out)
     expected = wqk.scan(models[3]).frame["symmetry"]
     assert after.frame["symmetry"].equals(expected)
     assert not before.frame["symmetry"].equals(expected)
 
 
 def test_other_settings_are_an_error_more_refs_are_not(models: list[str], tmp_path: Path):
-    with ThreadPoolExecutor(1) as threads:
-        wqk.survey(models[:1], out=tmp_path, executor=threads)
-        with pytest.raises(RunError, match=r"different options \(gamma was 2.0, is now 3.0\)"):
-            wqk.survey(models[:1], out=tmp_path, executor=threads, gamma=3)
-        table = wqk.survey(models[:2], out=tmp_path, executor=threads)
-        assert table.frame["checkpoint"].n_unique() == 2
+    survey(models[:1], out=tmp_path)
+    with pytest.raises(RunError, match=r"different options \(gamma was 2.0, is now 3.0\)"):
+        survey(models[:1], out=tmp_path, gamma=3)
+    table = survey(models[:2], out=tmp_path)
+    assert table.frame["checkpoint"].n_unique() == 2
     result = run("survey", models[0], "--out", str(tmp_path))
     assert result.exit_code == 2
     assert "heads was True, is now False" in result.stderr
@@ -455,10 +452,7 @@ def test_the_hubs_keywords_reach_the_workers_and_not_the_manifest(
         return wqk.open_checkpoint(ref)
 
     monkeypatch.setattr(survey_jobs, "open_checkpoint", opened)
-    with ThreadPoolExecutor(1) as threads:
-        wqk.survey(
-            models[:1], out=tmp_path, executor=threads, token="secret", local_files_only=True
-        )
+    survey(models[:1], out=tmp_path, token="secret", local_files_only=True)
     assert seen == [{"revision": None, "token": "secret", "local_files_only": True}]
     assert "secret" not in (tmp_path / "manifest.jsonl").read_text()
 
@@ -478,12 +472,11 @@ def test_two_surveys_at_once(models: list[str], tmp_path: Path):
     def meanwhile(_: SurveyProgress) -> None:
         if not refused:
             with pytest.raises(RunError, match="another survey is running here"):
-                wqk.survey(models[:1], out=out)
+                survey(models[:1], out=out)
             process = start("survey", models[0], "--out", str(out))
             refused.append((process.communicate()[1].decode(), process.returncode))
 
-    with ThreadPoolExecutor(1) as threads:
-        wqk.survey(models[:1], out=out, executor=threads, on_progress=meanwhile)
+    survey(models[:1], out=out, on_progress=meanwhile)
     ((errors, status),) = refused
     assert status == 2
     assert f"another survey is running here (process {os.getpid()} on " in errors
@@ -494,24 +487,23 @@ def test_a_full_disk_is_named_and_nothing_is_half_written(
     models: list[str], whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     written = os.fsync
-    with ThreadPoolExecutor(1) as threads:
-        # The disk fills up at every one of the first places in turn.
-        for room in range(7):
-            left = iter(range(room))
+    # The disk fills up at every one of the first places in turn.
+    for room in range(7):
+        left = iter(range(room))
 
-            def fsync(descriptor: int, left: Any = left) -> None:
-                if next(left, None) is None:
-                    raise OSError(errno.ENOSPC, "No space left on device")
-                written(descriptor)
+        def fsync(descriptor: int, left: Any = left) -> None:
+            if next(left, None) is None:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            written(descriptor)
 
-            monkeypatch.setattr(os, "fsync", fsync)
-            with pytest.raises(OutputError, match=r"cannot be written \(No space left on device\)"):
-                wqk.survey(models, out=tmp_path, executor=threads)
-            content = (tmp_path / "manifest.jsonl").read_bytes()
-            assert not content or content.endswith(b"\n")
-            assert not [p for p in tmp_path.rglob(".*") if p.name != ".lock"]
-        monkeypatch.setattr(os, "fsync", written)
-        wqk.survey(models, out=tmp_path, executor=threads)
+        monkeypatch.setattr(os, "fsync", fsync)
+        with pytest.raises(OutputError, match=r"cannot be written \(No space left on device\)"):
+            survey(models, out=tmp_path)
+        content = (tmp_path / "manifest.jsonl").read_bytes()
+        assert not content or content.endswith(b"\n")
+        assert not [p for p in tmp_path.rglob(".*") if p.name != ".lock"]
+    monkeypatch.setattr(os, "fsync", written)
+    survey(models, out=tmp_path)
     assert (tmp_path / "scores.parquet").read_bytes() == whole
 
 
@@ -519,15 +511,15 @@ def test_places_where_nothing_can_be_written(models: list[str], tmp_path: Path):
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(OutputError, match="is a file; a survey needs a folder"):
-        wqk.survey(models[:1], out=file)
+        survey(models[:1], out=file)
     for place in (file / "out", Path("/sys/wqk"), Path("/proc/wqk")):
         with pytest.raises(OutputError, match="cannot be written"):
-            wqk.survey(models[:1], out=place)
+            survey(models[:1], out=place)
     other = tmp_path / "other"
     other.mkdir()
     (other / "scores.parquet").touch()
     with pytest.raises(TableError, match="that no survey wrote"):
-        wqk.survey(models[:1], out=other)
+        survey(models[:1], out=other)
 
 
 @pytest.mark.parametrize("how", ["replaced", "rewritten", "removed"])
@@ -551,8 +543,7 @@ def test_files_that_change_during_the_scan(
         return table
 
     monkeypatch.setattr(survey_jobs, "scan", scan_and_change)
-    with ThreadPoolExecutor(1) as threads:
-        table = wqk.survey(model, out=tmp_path / "out", executor=threads)
+    table = survey(model, out=tmp_path / "out")
     (failed,) = table.metadata["failed"]
     assert "changed during the read" in failed["reason"]
     assert len(table) == 0
@@ -565,8 +556,7 @@ def test_an_unexpected_error_is_recorded_with_its_traceback(
         raise MemoryError
 
     monkeypatch.setattr(survey_jobs, "scan", stumble)
-    with ThreadPoolExecutor(1) as threads:
-        table = wqk.survey(models[:1], out=tmp_path, executor=threads)
+    table = survey(models[:1], out=tmp_path)
     assert table.metadata["failed"][0]["reason"] == "MemoryError"
     assert "in stumble" in next(line for line in manifest(tmp_path) if "trace" in line)["trace"]
 
@@ -612,10 +602,7 @@ def test_steps_of_a_local_run(models: list[str], tmp_path: Path):
     assert [job.step for job in expand([ref], ["*1000", "step200"])] == [1000, 1000, 200]
     (problem,) = expand([ref], ["epoch*"])
     assert "no revision or step matches 'epoch*'; it has 4: checkpoint-50" in str(problem.problem)
-    with ThreadPoolExecutor(1) as threads:
-        table = wqk.survey(
-            ref, out=tmp_path / "out", revisions=["step*"], heads=False, executor=threads
-        )
+    table = survey(ref, out=tmp_path / "out", revisions=["step*"], heads=False)
     assert table.frame["step"].unique(maintain_order=True).to_list() == [200, 1000]
 
 
@@ -648,9 +635,8 @@ def test_patterns_of_hub_revisions(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return wqk.open_checkpoint(wqk.demo_model("encoder"))
 
     monkeypatch.setattr(survey_jobs, "open_checkpoint", open_checkpoint)
-    with ThreadPoolExecutor(1) as threads:
-        for _ in range(2):
-            table = wqk.survey("o/m", out=tmp_path, revisions=["step*"], executor=threads)
+    for _ in range(2):
+        table = survey("o/m", out=tmp_path, revisions=["step*"])
     assert asked == ["o/m", "o/m"]
     assert opened == [("o/m", "step2"), ("o/m", "step16"), ("o/m", "step1000")]
     found = table.frame.select("checkpoint", "revision", "step").unique(maintain_order=True)
@@ -668,10 +654,7 @@ def test_a_hub_that_does_not_answer_is_a_failure_of_that_ref(
     monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_refs", refuse)
     run_folder = tmp_path / "run"
     shutil.copytree(models[1], run_folder / "step1")
-    with ThreadPoolExecutor(1) as threads:
-        table = wqk.survey(
-            ["o/m", run_folder], out=tmp_path / "out", revisions=["step*"], executor=threads
-        )
+    table = survey(["o/m", run_folder], out=tmp_path / "out", revisions=["step*"])
     (failed,) = table.metadata["failed"]
     assert failed["checkpoint"] == "o/m"
     assert failed["reason"] == "o/m: its revisions cannot be listed (no network)"
@@ -691,7 +674,7 @@ def test_a_hub_that_never_stops_listing_is_given_up(monkeypatch: pytest.MonkeyPa
 
 def test_only_refs_with_a_name_can_be_surveyed(tmp_path: Path):
     with pytest.raises(CheckpointError, match="named sets, got dict"):
-        wqk.survey([{}], out=tmp_path)  # type: ignore[list-item]
+        survey([{}], out=tmp_path)  # type: ignore[list-item]
     assert survey_jobs.step_in("main") is None
 
 

@@ -20,6 +20,7 @@ from wqk.scanning.surveys.watch import watch
 from wqk.tables.score_table import read_table
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -29,13 +30,23 @@ def checkpoint(run: Path, step: int) -> Path:
     return folder
 
 
+def begun(folder: Path) -> tuple[Path, Path]:
+    """The folder of a run without checkpoints, and where its scores go."""
+    (folder / "run").mkdir()
+    return folder / "run", folder / "out"
+
+
+def watched(run: Path, out: Path, **options: Any) -> Iterator[wqk.ScoreTable]:
+    with ThreadPoolExecutor(1) as threads:
+        yield from watch(run, out=out, every=0.01, heads=False, executor=threads, **options)
+
+
 def steps(table: wqk.ScoreTable) -> list[int]:
     return sorted(table.frame["step"].unique())
 
 
 def test_checkpoints_are_scored_as_they_become_whole(tmp_path: Path) -> None:
-    run, out = tmp_path / "run", tmp_path / "out"
-    run.mkdir()
+    run, out = begun(tmp_path)
     checkpoint(run, 10)
     torn = checkpoint(run, 20) / "model.safetensors"
     content = torn.read_bytes()
@@ -47,30 +58,22 @@ def test_checkpoints_are_scored_as_they_become_whole(tmp_path: Path) -> None:
         torn.write_bytes(content)
         shutil.rmtree(run / "checkpoint-10", ignore_errors=True)  # as trainers do
 
-    with ThreadPoolExecutor(1) as threads:
-        tables = list(
-            watch(run, out=out, until=20, every=0.01, heads=False, executor=threads, on_wait=mend)
-        )
+    tables = list(watched(run, out, until=20, on_wait=mend))
     assert waited == [str(run / "checkpoint-20")]
     assert steps(tables[-1]) in ([10, 20], [20])
     assert steps(read_table(out / "scores.parquet")) == steps(tables[-1])
 
 
 def test_a_watch_resumes_and_keeps_what_the_trainer_has_deleted(tmp_path: Path) -> None:
-    run, out = tmp_path / "run", tmp_path / "out"
-    run.mkdir()
+    run, out = begun(tmp_path)
     seen: list[int] = []
-    with ThreadPoolExecutor(1) as threads:
-        for step in (5, 9, 100):
-            checkpoint(run, step)
-            if step > 5:
-                shutil.rmtree(run / "checkpoint-5", ignore_errors=True)
-            tables = list(
-                watch(
-                    run, out=out, until=step, every=0.01, heads=False, executor=threads,
-                    on_scores=lambda rows: seen.append(rows.frame["step"][0]),
-                )
-            )  # fmt: skip
+    for step in (5, 9, 100):
+        checkpoint(run, step)
+        if step > 5:
+            shutil.rmtree(run / "checkpoint-5", ignore_errors=True)
+        tables = list(
+            watched(run, out, until=step, on_scores=lambda rows: seen.append(rows.frame["step"][0]))
+        )
     assert seen == steps(tables[-1]) == [5, 9, 100]
 
 
@@ -82,10 +85,7 @@ def test_a_run_that_does_not_exist_yet_is_waited_for(tmp_path: Path) -> None:
         run.mkdir()
         checkpoint(run, 5)
 
-    with ThreadPoolExecutor(1) as threads:
-        *_, table = watch(
-            run, out=tmp_path / "out", until=5, every=0.01, executor=threads, on_wait=wait
-        )
+    *_, table = watched(run, tmp_path / "out", until=5, on_wait=wait)
     assert waits == [(str(run), "there is no such folder")]
     assert steps(table) == [5]
 
@@ -102,8 +102,7 @@ def broken(folder: Path) -> bytes:
 
 
 def test_a_checkpoint_that_fails_is_told_kept_and_tried_again(tmp_path: Path) -> None:
-    run, out = tmp_path / "run", tmp_path / "out"
-    run.mkdir()
+    run, out = begun(tmp_path)
     checkpoint(run, 10)
     content = broken(checkpoint(run, 20))
     failures: list[tuple[str, str]] = []
@@ -116,32 +115,26 @@ def test_a_checkpoint_that_fails_is_told_kept_and_tried_again(tmp_path: Path) ->
             assert [entry["checkpoint"] for entry in failed] == [str(run / "checkpoint-20")]
             (run / "checkpoint-20" / "model.safetensors").write_bytes(content)
 
-    with ThreadPoolExecutor(1) as threads:
-        tables = []
-        for table in watch(
-            run, out=out, every=0.01, heads=False, executor=threads, on_failure=mend
-        ):
-            tables.append(table)
-            if steps(table) == [10, 20, 30]:
-                break
+    tables = []
+    for table in watched(run, out, on_failure=mend):
+        tables.append(table)
+        if steps(table) == [10, 20, 30]:
+            break
     assert len(failures) == 1
     assert "NaN" in failures[0][1]
     assert tables[-1].metadata["failed"] == []
 
 
 def test_the_last_checkpoint_may_be_one_that_fails(tmp_path: Path) -> None:
-    run, out = tmp_path / "run", tmp_path / "out"
-    run.mkdir()
+    run, out = begun(tmp_path)
     broken(checkpoint(run, 20))
     for _ in range(2):  # the second watch tries it again, and ends as well
-        with ThreadPoolExecutor(1) as threads:
-            *_, table = watch(run, out=out, until=20, every=0.01, heads=False, executor=threads)
+        *_, table = watched(run, out, until=20)
         assert len(table.metadata["failed"]) == 1
 
 
 def test_a_failed_checkpoint_is_not_tried_again_before_it_changes(tmp_path: Path) -> None:
-    run, out = tmp_path / "run", tmp_path / "out"
-    run.mkdir()
+    run, out = begun(tmp_path)
     broken(checkpoint(run, 20))
     failures: list[str] = []
 
@@ -149,10 +142,7 @@ def test_a_failed_checkpoint_is_not_tried_again_before_it_changes(tmp_path: Path
         failures.append(folder)
         checkpoint(run, 30)
 
-    with ThreadPoolExecutor(1) as threads:
-        *_, table = watch(
-            run, out=out, until=30, every=0.01, heads=False, executor=threads, on_failure=fail
-        )
+    *_, table = watched(run, out, until=30, on_failure=fail)
     assert failures == [str(run / "checkpoint-20")]
     assert steps(table) == [30]
     assert len(table.metadata["failed"]) == 1
@@ -175,11 +165,9 @@ def test_an_unexpected_error_does_not_end_a_watch(
         return plain(folder)
 
     monkeypatch.setattr(module, "open_model", surprising)
-    with ThreadPoolExecutor(1) as threads:
-        *_, table = watch(
-            run, out=tmp_path / "out", until=20, every=0.01, heads=False, executor=threads,
-            on_wait=lambda folder, reason: told.append((folder, reason)),
-        )  # fmt: skip
+    *_, table = watched(run, tmp_path / "out", until=20,
+        on_wait=lambda folder, reason: told.append((folder, reason)),
+    )  # fmt: skip
     assert told == [(str(run / "checkpoint-10"), "unexpected surprise")]
     assert steps(table) == [20]
 
@@ -190,8 +178,7 @@ def test_what_is_no_run_or_no_place_for_scores_is_told_at_once(tmp_path: Path) -
     one = checkpoint(run, 10)
     overwritten = checkpoint(run, 20).rename(tmp_path / "overwritten")
     (tmp_path / "file").write_text("")
-    with ThreadPoolExecutor(1) as threads:
-        wqk.survey([wqk.demo_model("encoder")], out=surveyed, heads=False, executor=threads)
+    wqk.survey([wqk.demo_model("encoder")], out=surveyed, heads=False)
     for what, out, message in (
         (tmp_path / "file", tmp_path / "out", "is a file"),
         (surveyed, tmp_path / "out", "is the folder of a survey"),
@@ -214,10 +201,7 @@ def test_steps_beside_the_final_model_are_scored(tmp_path: Path) -> None:
     run.mkdir()
     for file in checkpoint(run, 20).iterdir():  # as Trainer saves it at the end
         (run / file.name).write_bytes(file.read_bytes())
-    with ThreadPoolExecutor(1) as threads:
-        *_, table = watch(
-            run, out=tmp_path / "out", until=20, every=0.01, heads=False, executor=threads
-        )
+    *_, table = watched(run, tmp_path / "out", until=20)
     assert steps(table) == [20]
 
 
@@ -232,8 +216,7 @@ def test_a_read_only_folder_is_told_at_once(
 
 
 def test_a_killed_watch_loses_nothing(tmp_path: Path) -> None:
-    run, out = tmp_path / "run", tmp_path / "out"
-    run.mkdir()
+    run, out = begun(tmp_path)
     for step in range(1, 6):
         checkpoint(run, step)
     command = [
@@ -247,7 +230,6 @@ def test_a_killed_watch_loses_nothing(tmp_path: Path) -> None:
         process.kill()
         timer.cancel()
     checkpoint(run, 6)
-    with ThreadPoolExecutor(1) as threads:
-        *_, table = watch(run, out=out, until=6, every=0.01, heads=False, executor=threads)
+    *_, table = watched(run, out, until=6)
     assert steps(table) == [1, 2, 3, 4, 5, 6]
     assert len(table) == 6 * 4
