@@ -19,7 +19,7 @@ import torch
 
 import wqk
 from wqk.attention.block import Block
-from wqk.attention.ceilings import ceilings
+from wqk.attention.measures import ceilings
 from wqk.live.listening import module_of
 from wqk_lab.theory.likely import Moments, likely_ceilings
 

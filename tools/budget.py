@@ -27,9 +27,10 @@ def profile(frame, event, argument):
         seen.add(frame.f_code.co_filename)
 import wqk
 from wqk.cli.main import command
+ref = str(wqk.demo_model("encoder"))
 threading.setprofile(profile)
 sys.setprofile(profile)
-command(["scan", str(wqk.demo_model("encoder"))], standalone_mode=False)
+command(["scan", ref], standalone_mode=False)
 sys.setprofile(None)
 print(sum("/wqk/" in name for name in seen))
 """

@@ -17,8 +17,6 @@ import numpy as np
 from wqk._caching import cached_property
 from wqk._names import Advising
 from wqk._typing import Array, Float
-from wqk.attention.bands import Bands, rotary_bands
-from wqk.attention.ceilings import Ceilings, ceilings
 from wqk.attention.coordinates import (
     PLAIN,
     Coordinates,
@@ -30,6 +28,7 @@ from wqk.attention.coordinates import (
     stacked,
 )
 from wqk.attention.factor import Factors
+from wqk.attention.measures import Bands, Ceilings, ceilings, rotary_bands
 from wqk.errors import CheckpointError, FormError, UnknownFamily
 from wqk.forms import BilinearForm
 from wqk.forms.kernels import array_namespace, is_number
@@ -177,7 +176,7 @@ class Block(Factors, Advising, synonyms=SYNONYMS):
     def ceiling(self, distances: Sequence[int] = (0,)) -> Ceilings | None:
         """The largest scores that any input can produce; None if they have no bound.
 
-        See `wqk.attention.ceilings`.
+        See `wqk.attention.measures`.
         """
         return ceilings(self, distances)
 

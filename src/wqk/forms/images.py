@@ -54,7 +54,9 @@ def matrix_image(form: BilinearForm, side: int = 1024, gamma: float = 2.0) -> Ma
     if form.stack:
         raise FormError(f"an image shows one form, got a stack of {form.stack}")
     query, key = on_host(form.moments.query), on_host(form.moments.key)
-    row_edges, column_edges = (_edges(length, side) for length in form.widths)
+    row_edges, column_edges = (  # the first row or column of each pixel, and the end of the last
+        np.linspace(0, length, min(length, side) + 1).round().astype(int) for length in form.widths
+    )
     strips = []
     for start, stop in pairwise(row_edges):
         strip = query[start:stop] @ key.T
@@ -64,11 +66,6 @@ def matrix_image(form: BilinearForm, side: int = 1024, gamma: float = 2.0) -> Ma
     rows, columns = on_host(form.row_norms), on_host(form.column_norms)
     pixels = restore(np.stack(strips), on_host(form.moments.exponent))
     return MatrixImage(pixels, rows, columns, outliers(rows, gamma), outliers(columns, gamma))
-
-
-def _edges(length: int, side: int) -> np.ndarray:
-    """The first row or column of each pixel, and the end of the last."""
-    return np.linspace(0, length, min(length, side) + 1).round().astype(int)
 
 
 # The color scale ends at this quantile of the magnitudes.

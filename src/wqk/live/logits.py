@@ -383,7 +383,11 @@ class LogitMeter:
         model = self._model()
         if model is None:
             return
-        self._missing = {plan.place: why for plan in self.plans if (why := _why_not(plan))}
+        self._missing = {
+            plan.place: f"its positions ({plan.position or 'rotary, on two axes'}) are not computed"
+            for plan in self.plans
+            if plan.position.startswith("rotary") or plan.axial is not None
+        }
         plans = [plan for plan in self.plans if plan.place not in self._missing]
         held = weakref.ref(self)  # a listener does not keep its meter alive
 
@@ -455,13 +459,6 @@ class LogitMeter:
             own = self._tallies.setdefault(plan.place, Tally(attention.head_count, x.device))
             mask = None if mask is None else mask[: len(x)]
             tally(own, attention, x, y, mask, sinks, _position_term(call))
-
-
-def _why_not(plan: AttentionPlan) -> str:
-    """Why a block's logits cannot be formed; empty if they can."""
-    if plan.position.startswith("rotary") or plan.axial is not None:
-        return f"its positions ({plan.position or 'rotary, on two axes'}) are not computed"
-    return ""
 
 
 def _run_uncompiled(wanted: bool) -> bool:

@@ -205,8 +205,11 @@ class Products:
             ) -> Any:
                 output = func(*args, **(kwargs or {}))
                 name = func._schema.name
-                if name in BATCHED and products._depth and not _are_shares(args[-2]):
-                    products._kept.append(torch.bmm(*args[-2:]))
+                if name in BATCHED and products._depth:
+                    rows = args[-2]
+                    sums_to_one = ((rows.sum(-1) - 1).abs() < ROUNDED).all()
+                    if not ((rows >= 0).all() and sums_to_one):  # else with values
+                        products._kept.append(torch.bmm(*args[-2:]))
                 if name in SOFTMAXES and products._depth:
                     products._shares.append(output)
                 return flattened[name](output) if flat and name in flattened else output
@@ -214,11 +217,6 @@ class Products:
         self._depth = 0
         with sdpa_kernel(SDPBackend.MATH), Recording():
             yield
-
-
-def _are_shares(rows: Any) -> bool:
-    """Whether these are probabilities, whose products are with values."""
-    return bool((rows >= 0).all() and ((rows.sum(-1) - 1).abs() < ROUNDED).all())
 
 
 def form_difference(block: Block, application: Application | None) -> float | None:

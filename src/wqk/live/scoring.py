@@ -28,7 +28,7 @@ import polars as pl
 
 from wqk._typing import Array, Float
 from wqk.attention import Block
-from wqk.attention.ceilings import ceiling_parts
+from wqk.attention.measures import ceiling_parts
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.modules import LiveCheckpoint, Read, require_plain_lora
 from wqk.errors import CheckpointError, FormError, RunError

@@ -182,7 +182,10 @@ def page(
     placed = placements(shown)
     rows = sum(group.rows.height for group in shown)
     scripts = [_script(get_plotlyjs()), _script("\n".join(map(_asset, SCRIPTS)))]
-    heading = title or _heading([group.label for group in shown])
+    names = list(dict.fromkeys(group.label for group in shown))
+    if len(names) > NAMED:
+        names[NAMED - 1 :] = [f"and {len(names) - NAMED + 1} more"]
+    heading = title or " · ".join(names)
     return Template(_asset("page.html")).substitute(
         policy=_policy(scripts),
         title=escape(heading),
@@ -212,14 +215,6 @@ def _dates(runs: Sequence[Run]) -> str:
         return ""
     first, last = min(days).isoformat(), max(days).isoformat()
     return f" · trained {first if first == last else f'{first} to {last}'}"
-
-
-def _heading(labels: Sequence[str]) -> str:
-    """The names of all models, or of the first and the number of the others."""
-    names = list(dict.fromkeys(labels))
-    if len(names) > NAMED:
-        names[NAMED - 1 :] = [f"and {len(names) - NAMED + 1} more"]
-    return " · ".join(names)
 
 
 def _asset(name: str) -> str:

@@ -191,7 +191,7 @@ def _ceiling(block: Block, distances: Sequence[int]) -> dict[int, dict[str, ndar
 
 
 def _without_ceiling(plan: AttentionPlan) -> str:
-    from wqk.attention.ceilings import lacks_ceiling
+    from wqk.attention.measures import lacks_ceiling
 
     return lacks_ceiling(plan)
 

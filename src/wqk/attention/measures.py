@@ -1,14 +1,19 @@
-"""The largest scores that a block can produce for any input: bounds from the weights alone.
+"""Measures of a block on request: the largest scores it can produce, and its rotary planes.
 
-A norm feeds the projections: its output before the gain, x̂, has length at most √D. With gains
-and biases folded in, q = Ã x̂ + a has length at most √D σ₁(Ã) + ‖a‖, which rotary positions do not
-change, and no score is larger than scale · ‖q‖ ‖k‖ at any distance. At distance N it is at most
-scale · D σ₁(Ã R(−N) B̃ᵀ), with biases as one more row and column.
+The largest scores are bounds from the weights alone. A norm feeds the projections: its output
+before the gain, x̂, has length at most √D. With gains and biases folded in, q = Ã x̂ + a has length
+at most √D σ₁(Ã) + ‖a‖, which rotary positions do not change, and no score is larger than
+scale · ‖q‖ ‖k‖ at any distance. At distance N it is at most scale · D σ₁(Ã R(−N) B̃ᵀ), with biases
+as one more row and column.
 
 Queries or keys that are themselves normalized, with gains g, have length at most √R max|g|,
 whatever feeds them; those from a normalized latent of width C, at most √C σ₁ of what follows it.
 
-Axes: H query heads, G key heads, R head width, D model width, C latent width.
+Rotary positions rotate a head's dimensions plane by plane: fast planes distinguish nearby
+positions, slow ones hardly rotate and match content at any distance. A plane's contribution to the
+score is bounded by E_k = ‖A_k‖ ‖B_k‖, the norms of its two columns in each factor.
+
+Axes: H query heads, G key heads, R head width, D model width, C latent width, P rotary planes.
 """
 
 from __future__ import annotations
@@ -16,13 +21,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
-from wqk._typing import Float
+from wqk._typing import Float, Int
 from wqk.attention.coordinates import at_distance, augmented, stacked
 from wqk.attention.factor import Factor, Factors
 from wqk.checkpoints import Part
+from wqk.errors import CheckpointError
 from wqk.families import AttentionPlan, Composed, Norm, Side
 from wqk.forms.spectra import spectral_norm
 
@@ -179,3 +186,61 @@ def _by_distance(
             best = np.asarray(np.minimum(best, plan.scale * size * largest))
         bounds[distance] = best
     return bounds
+
+
+class Bands(NamedTuple):
+    """One block's rotary planes."""
+
+    frequencies: Float[np.ndarray, " planes"]  # |radians per token|, after any scaling
+    axes: Int[np.ndarray, " planes"]  # 0; for a picture's patches, 1 where the column turns planes
+    energies: Float[np.ndarray, "heads planes"]  # E_k of each query head
+
+    @property
+    def shares(self) -> Float[np.ndarray, "heads planes"]:
+        """E_k / Σ E_k, (H, P); NaN of a head whose form is zero."""
+        size = self.energies.sum(axis=1, keepdims=True)
+        return self.energies / np.where(size == 0, np.nan, size)
+
+    @property
+    def low_share(self) -> Float[np.ndarray, " heads"]:
+        """The share of the slower half of all planes in Σ E_k, (H,); 1/2 by chance."""
+        slow = np.argsort(self.frequencies, kind="stable")[: len(self.frequencies) // 2]
+        return np.asarray(self.shares[:, slow].sum(axis=1))
+
+
+def rotary_bands(block: Factors) -> Bands:
+    """The rotary planes of one block.
+
+    Raises
+    ------
+    CheckpointError
+        The block's positions are not rotary.
+
+    Examples
+    --------
+    >>> import numpy as np, wqk
+    >>> weights = {f"layers.0.self_attn.{s}_proj.weight": np.eye(8) for s in "qk"}
+    >>> from wqk.checkpoints.modules import StateDict
+    >>> config = {"model_type": "llama", "num_hidden_layers": 1, "num_attention_heads": 2}
+    >>> bands = wqk.open(StateDict(weights, config, "toy"))[0].bands()
+    >>> bands.energies.round(6).tolist(), bands.low_share.round(6).tolist()
+    ([[2.0, 2.0], [2.0, 2.0]], [0.5, 0.5])
+    """
+    rotary = block.plan.rotary or block.plan.axial
+    if rotary is None:
+        raise CheckpointError(
+            f"layer {block.layer} of the {block.plan.stack} has no bands: its positions "
+            f"are {block.plan.position or 'not rotary'}"
+        )
+    first, second = rotary.planes
+    planes = []
+    for factor in (block.query, block.key):
+        squares = np.square(factor.weight.astype(np.float64)).sum(axis=-1)
+        planes.append(np.sqrt(squares[:, first] + squares[:, second]))
+    sharing = block.head_count // block.key_head_count
+    count = len(rotary.frequencies)
+    return Bands(
+        np.abs(np.asarray(rotary.frequencies, np.float64)),
+        np.arange(count) * rotary.axes // count,
+        planes[0] * planes[1].repeat(sharing, axis=0),
+    )
