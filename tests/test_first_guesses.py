@@ -112,12 +112,23 @@ wqk.clip_(net, 100, batch) | FormError | logits must be wqk.logits(model, batch)
 wqk.initialize_(ref, "symmetric") | CheckpointError | a model in memory is initialized
 wqk.report("folder") | TableError | no such file or folder
 wqk.report(net) | TableError | scan it first
+wqk.report(ref) | TableError | wqk scan REF --report FILE.html
 wqk.report(3) | TableError | got int
 wqk.report(model) | TableError | got Model
 wqk.scan({"model": net.state_dict()}) | CheckpointError | under 'model'
 wqk.open(str(ref)[:-2] + "r") | CheckpointError | did you mean
 wqk.same(ref, other).reasons | AttributeError | did you mean 'causes'
 wqk.explain(ref).bytes | AttributeError | did you mean 'bytes_to_read'
+wqk.scan(ref, layers=0) | CheckpointError | such as layers=[0, -1]; got 0
+wqk.scan(ref, distances="0,5") | CheckpointError | such as distances=[0, 64]; got '0,5'
+wqk.scan(ref, measures="ceiling") | CheckpointError | such as measures=["ceiling"]
+wqk.same(ref, ref, layers="1") | CheckpointError | such as layers=[0, -1]; got '1'
+wqk.same(ref, ref, up_to="heads") | CheckpointError | such as up_to=["heads"]
+wqk.same(ref, ref, tolerance=-1.0) | CheckpointError | at least 0, got -1.0
+wqk.tokens(net, 0, 1, top=0) | CheckpointError | 1 or more; got 0
+wqk.verify(ref, batch) | CheckpointError | a batch is for a module in memory
+wqk.demo_model("enc") | CheckpointError | one of encoder, decoder, induction
+wqk.scan("") | CheckpointError | got an empty name
 wqk.scan(torch.nn.Linear(3, 3)) | UnknownFamily | it names no model type
 """
 

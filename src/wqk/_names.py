@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import lazy_loader  # type: ignore[import-untyped]
@@ -60,6 +61,22 @@ def public(
         raise AttributeError(f"module {package!r} has no attribute {name!r}{advice}")
 
     return get, lambda: listed, listed
+
+
+def require_list(name: str, value: Any, like: str) -> None:
+    """Raise `CheckpointError` if an argument is no list of names, or of numbers, as ``like`` is.
+
+    Examples
+    --------
+    >>> require_list("layers", (0, -1), "[0, -1]")
+    """
+    from wqk.errors import CheckpointError
+
+    kind = str if '"' in like else Integral
+    if isinstance(value, str | bytes) or not (
+        isinstance(value, Iterable) and all(isinstance(one, kind) for one in value)
+    ):
+        raise CheckpointError(f"{name}: expected a list, such as {name}={like}; got {value!r}")
 
 
 class Advising:

@@ -256,7 +256,8 @@ def first_line(error: BaseException) -> str:
     >>> first_line(ValueError("one\ntwo")), first_line(MemoryError())
     ('one', 'MemoryError')
     """
-    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    text = str(getattr(error, "strerror", None) or error)
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return shortened(line) or type(error).__name__
 
 

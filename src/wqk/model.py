@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Unpack, overload
 
 from wqk._console import kind_in_words, spans
-from wqk._names import Advising
+from wqk._names import Advising, require_list
 from wqk._typing import FilePath
 from wqk.attention import Block, Head
 from wqk.checkpoints import Checkpoint, open_checkpoint
@@ -291,6 +291,7 @@ class Model(Advising, synonyms=SYNONYMS):
                 f"{self.name}: no {' '.join(filter(None, (stack, kind)))}-attention; it has {there}"
             )
         if layers is not None:
+            require_list("layers", layers, "[0, -1]")
             there_are = {p.layer for p in plans}
             count = 1 + max(there_are)
             places = {layer: layer + count if layer < 0 else layer for layer in layers}

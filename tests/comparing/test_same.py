@@ -13,6 +13,7 @@ from tests.command import run
 import wqk
 from wqk.checkpoints.modules import StateDict
 from wqk.comparing.answer import CheckpointComparison, Place
+from wqk.comparing.configured import other_rotary
 from wqk.comparing.sameness import same
 from wqk.comparing.units import Unit
 from wqk.errors import CheckpointError
@@ -336,7 +337,9 @@ def test_what_the_reasons_say() -> None:
         "query head h belongs to key head h mod 2, is read with h // 3"
     )
     assert reason("order of heads") == "same heads in another order: 3 4 5 0 1 2"
-    assert reason("rotary base") == ("other rotary base (rope_theta): 10000 expected, 500000 found")
+    assert reason("rotary base") == "other rotary base (rope_theta): 10000 expected, 500000 found"
+    rotary = wqk.open(opened(llama())).plans[0].rotary
+    assert other_rotary(rotary, None) == "rotary positions: half order expected, none found"
     assert reason("factor").startswith("scaled by 2.828 = √8")
     assert reason("sign") == "scaled by -1"
 

@@ -181,6 +181,7 @@ def test_it_is_read_run_and_written_as_its_checkpoint_would_be(family: str) -> N
     assert wqk.open(model).family == family
     verified = wqk.verify(model, TOKENS)
     assert verified.verdict == "right", verified
+    assert wqk.verify(nn.DataParallel(model), TOKENS).verdict == "right"
     found = wqk.logits(model.eval(), TOKENS)
     assert not found.missing
     monitor = wqk.Monitor(model.train(), logits=True)

@@ -23,6 +23,8 @@ def test_layers_and_heads_are_chosen_by_number(table):
     assert places(table[1]) == [(1, None), *((1, h) for h in range(4))]
     assert places(table[-1, 2]) == [(3, 2)]
     assert places(table[:2, :2]) == [(layer, head) for layer in (0, 1) for head in (0, 1)]
+    assert "4 layers" in str(table)
+    assert "layers" not in str(table.heads).split("\n")[1]
     assert places(table[2, :]) == places(table[2].heads) == [(2, h) for h in range(4)]
     assert table[1].metadata == table.metadata
     assert isinstance(table[1], wqk.ScoreTable)

@@ -93,10 +93,10 @@ def _open(
     if hasattr(ref, "state_dict") or isinstance(ref, Mapping):
         _refuse_revision(revision, type(ref).__name__)
         return open_live(ref)
-    if not isinstance(ref, str | os.PathLike):
+    if not isinstance(ref, str | os.PathLike) or ref == "":
+        got = "an empty name" if ref == "" else type(ref).__name__
         raise CheckpointError(
-            "a checkpoint must be a path, a Hub id, an nn.Module or a state "
-            f"dict, got {type(ref).__name__}"
+            f"a checkpoint must be a path, a Hub id, an nn.Module or a state dict, got {got}"
         )
     path, name = Path(ref), str(ref)
     repository, at, named = name.partition("@")

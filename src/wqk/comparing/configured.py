@@ -39,8 +39,8 @@ EPSILON = re.compile(r"(?:^|_)(?:eps|epsilon)$")
 def other_rotary(wanted: Rotary | None, has: Rotary | None) -> str:
     """What a block has that would be the same with another rotation, in words."""
     if wanted is None or has is None:
-        here, there = (r.order if r else none for r, none in ((wanted, "no"), (has, "none")))
-        return f"same at distance 0; {here} rotary positions expected, {there} found"
+        here, there = (f"{r.order} order" if r else "none" for r in (wanted, has))
+        return f"rotary positions: {here} expected, {there} found"
     found = []
     if wanted.order != has.order:
         found.append(f"rotary order: stored {wanted.order}, read as {has.order}")
@@ -65,7 +65,7 @@ def other_rotary(wanted: Rotary | None, has: Rotary | None) -> str:
             f"attention factor of rotary positions: {wanted.amplitude:.4g} expected, "
             f"{has.amplitude:.4g} found"
         )
-    return f"same at distance 0, other {'; '.join(found) or 'rotary positions'}"
+    return "; ".join(found) or "other rotary positions"
 
 
 def base_of(frequencies: np.ndarray) -> float | None:

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from wqk._names import require_list
 from wqk._typing import FilePath
 from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.references import HubFolder, check_options
@@ -107,9 +108,11 @@ def same(
     True
     """
     check_options("same", hub, HubFolder)
+    require_list("up_to", up_to, '["heads"]')
     if unknown := sorted(set(up_to) - {"heads", "neurons", "stream"}):
-        expected = "expected heads, neurons or stream"
-        raise CheckpointError(f"up_to: {expected}, got {', '.join(unknown)}")
+        raise CheckpointError(f"up_to: expected heads, neurons or stream, got {unknown}")
+    if not tolerance >= 0:
+        raise CheckpointError(f"a tolerance is a number of at least 0, got {tolerance!r}")
     openings: list[dict[str, Any]] = [
         {"ref": one, "family": file, "revision": revision, **hub}
         for one, file, revision in zip((ref, other), (family, other_family), revisions, strict=True)
@@ -427,6 +430,7 @@ def _chosen(
     """The blocks of these layers; negative numbers count from a stack's last one."""
     if layers is None:
         return pairs, missing, added
+    require_list("layers", layers, "[0, -1]")
     last: dict[tuple[str, str], int] = {}
     for place in (*(_place(ours) for ours, _ in pairs), *missing, *added):
         key = place.stack, place.kind

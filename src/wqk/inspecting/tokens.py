@@ -170,6 +170,8 @@ def match_tokens(
     A vocabulary of 128,000 tokens takes 140 MB for heads of width 128, and as much for the scores
     in progress: embeddings are read in blocks of rows.
     """
+    if top < 1:
+        raise CheckpointError(f"top is a number of pairs, 1 or more; got {top}")
     model = open_model(ref)
     checkpoint, block = model.checkpoint, model.block(layer, stack=stack)
     plan = block.plan

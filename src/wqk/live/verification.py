@@ -27,6 +27,7 @@ from wqk.checkpoints import Part, steps_of
 from wqk.checkpoints.adapters import AdaptedCheckpoint, unrounded
 from wqk.checkpoints.checkpoint import Around
 from wqk.checkpoints.modules import LiveCheckpoint, unwrapped
+from wqk.errors import CheckpointError
 from wqk.live.listening import PROVEN
 from wqk.live.recomputation import form_difference, holds_whole_score, recomputed
 from wqk.live.running import Run, run, run_module
@@ -259,6 +260,11 @@ def verify(
     opened.require_softmax()
     if hasattr(opened.ref, "named_modules") and batch is not None:
         return _verified(opened, batch, 1e-5 if tolerance is None else tolerance)
+    if batch is not None:
+        raise CheckpointError(
+            f"{opened.name}: a batch is for a module in memory; a model that is stored reads text= "
+            "or tokens="
+        )
     tolerance = 1e-9 if tolerance is None else tolerance
     ref = opened.ref
     if isinstance(ref, str | os.PathLike):
@@ -275,7 +281,7 @@ def verify(
 
 def _verified(opened: Model, batch: Any, tolerance: float) -> Verification:
     """A module in memory, run on a batch."""
-    module: Any = deepcopy(opened.ref)
+    module: Any = deepcopy(unwrapped(opened.ref))
     module = module.cpu().double().eval()
     for part in module.modules():
         if hasattr(part, "set_attn_implementation"):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
 from wqk._style import LABELS, new_figure, style
+from wqk.errors import CheckpointError
 from wqk.forms.images import matrix_image
 from wqk.model import open as open_model
 from wqk.scanning.scan import scan
@@ -43,6 +44,8 @@ def demo_model(name: Name) -> Path:
     >>> sorted(path.name for path in demo_model("decoder").iterdir())
     ['config.json', 'model.safetensors']
     """
+    if name not in get_args(Name):
+        raise CheckpointError(f"a demo model is one of {', '.join(get_args(Name))}, got {name!r}")
     return FOLDER / name
 
 

@@ -155,7 +155,8 @@ def _opened(source: Any) -> Sequence[Run | ScoreTable]:
     except TableError:
         raise TableError(
             f"{place}: expected a score table, or the folder of a run, a callback or a survey; "
-            "of a model, scan it first: wqk.report(wqk.scan(model), path)"
+            "a model is scanned first: wqk scan REF --report FILE.html, or "
+            "wqk.report(wqk.scan(model), path)"
         ) from None
 
 

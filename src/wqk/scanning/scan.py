@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from wqk._caching import require_threads
+from wqk._names import require_list
 from wqk._typing import Array
 from wqk._version import __version__
 from wqk.attention import Block
@@ -243,6 +244,7 @@ def scan(
     """
     require_threads()
     chosen(measures, circuit)  # before anything is read
+    require_list("distances", distances, "[0, 64]")
     move = mover(device) if device else None
     coordinates = Coordinates(circuit, fold_norm, bias, tuple(dict.fromkeys(distances)))
 

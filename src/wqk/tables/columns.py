@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from wqk._names import require_list
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -273,6 +274,7 @@ def chosen(names: Collection[str], circuit: str = "qk") -> list[Measure]:
     ['form', 'block']
     """
     known = [measure.name for measure in MEASURES]
+    require_list("measures", names, '["ceiling"]')
     for name in names:
         if name not in known:
             listed = ", ".join(map(repr, known))

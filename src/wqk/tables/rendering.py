@@ -119,7 +119,7 @@ def _title(
     facts = [
         str(row["family"]),
         f"{row['stack']} {kind_in_words(row['kind'])}",
-        counted(layers, "layer"),
+        counted(layers, "layer") if layers else "",
         heads,
         f"d {size}",
         *conditions(frame, metadata, every=False),
