@@ -357,7 +357,8 @@ MISTAKES: tuple[Conversion, ...] = (
     Conversion(
         "the scale of the scores left out",
         ("ml-explore/mlx-swift-examples#99",),
-        "gemma2", configure(query_pre_attn_scalar=256), "scaled", "scaled by 0.25",
+        "gemma2", configure(query_pre_attn_scalar=256), "other setting",
+        "query_pre_attn_scalar: 16 against 256",
     ),
     Conversion(
         "the soft cap of the scores lost",

@@ -52,9 +52,10 @@ def mend(
             continue
         lines = [line for line in mismatch.repair.split("\n")
                  if "  # " not in line or line.endswith((f"# {role}", "rank 4"))]  # fmt: skip
-        if not beside and not role.startswith("bias"):
-            lines = [line for line in lines if not line.startswith("b")]
         variable = next((v for v, start in VARIABLES.items() if role.startswith(start)), "w")
+        variable = "b" if variable == "gain" and name.endswith("bias") else variable
+        if not beside and variable != "b":
+            lines = [line for line in lines if not line.startswith("b")]
         run("\n".join(lines), **{variable: name} | ({"b": beside} if beside else {}))
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tests.comparing.plants import right
 from tests.families.architectures import ALL, NAMED
 from tests.families.proving import safetensors, save
 
@@ -99,3 +100,16 @@ def test_a_bias_that_is_called_like_a_mask_is_compared() -> None:
         assert not wqk.same(*models, everything=True).same
     masked = [StateDict(one, stored.config, "m") for one in (tensors | mask, tensors)]
     assert wqk.same(*masked, everything=True).same
+
+
+def test_an_infinity_is_no_rounding() -> None:
+    """Its distance of any number was within its own rounding; and float16 rounds to it."""
+    tensors, config, _ = right("LLaMA")
+    name = "model.layers.0.mlp.up_proj.weight"
+    for value in (np.inf, -np.inf, np.nan):
+        broken = tensors[name].copy()
+        broken.reshape(-1)[3] = value
+        pair = [StateDict({**tensors, name: one}, config, "m")
+                for one in (tensors[name], broken)]  # fmt: skip
+        assert not wqk.same(*pair, everything=True).same
+        assert wqk.same(pair[1], pair[1], everything=True).same

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import Counter
 
@@ -11,7 +12,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from tests.comparing.conversions import MISTAKES
-from tests.comparing.plants import LAYOUTS, PLANTS, Case, cases, right, tried
+from tests.comparing.plants import LAYOUTS, PLANTS, SETTINGS, Case, Setting, cases, right, tried
 
 import wqk
 from wqk.checkpoints.modules import StateDict
@@ -72,3 +73,41 @@ def test_the_order_of_heads_is_a_freedom_if_values_and_outputs_share_it(outputs:
     pair = StateDict(original, config, "a"), StateDict(tensors, config, "b")
     assert not wqk.same(*pair).same
     assert wqk.same(*pair, up_to=["heads"]).same == outputs
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_a_setting_that_was_lost_is_said_and_put_back(setting: Setting) -> None:
+    """With everything, any; without, those of attention, and others are listed."""
+    tensors, config, _ = right(setting.layout)
+    lost = copy.deepcopy(config)
+    for path, value in setting.changes.items():
+        *parts, key = path.split(".")
+        part = lost
+        for name in parts:
+            part = part[name]
+        assert part[key] != value
+        part[key] = value
+    pair = StateDict(tensors, config, "a"), StateDict(tensors, lost, "b")
+    found, usual = wqk.same(*pair, everything=True), wqk.same(*pair)
+    assert not found.same
+    assert usual.same == (not setting.of_attention)
+    assert not usual.same or "not compared" in usual.sentence
+    for path in setting.changes:
+        assert path.rpartition(".")[2] in str(found.causes) + found.repair, found.sentence
+        assert not usual.same or f"config.{path}" in usual.not_compared
+    exec(found.repair, {"config": lost, "original": config})
+    again = wqk.same(pair[0], StateDict(tensors, lost, "b"), everything=True)
+    assert again.same, again.sentence
+
+
+@pytest.mark.parametrize("changes", [
+    {"eos_token_id": 5, "use_cache": False, "dtype": "float16", "attention_dropout": 0.5},
+    {"rms_norm_eps": float(np.float32(1e-6)), "hidden_act": "swish", "rope_theta": 5e4},
+    {"max_position_embeddings": 4096, "initializer_range": 1.0, "vocab_size": 64},
+])  # fmt: skip
+def test_what_no_forward_pass_reads_is_no_difference(changes: dict[str, object]) -> None:
+    tensors, config, _ = right("LLaMA")
+    pair = StateDict(tensors, config, "a"), StateDict(tensors, config | changes, "b")
+    found = wqk.same(*pair, everything=True)
+    assert found.same, found.sentence
+    assert not wqk.same(*pair).settings

@@ -116,11 +116,13 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
         What of attention could not be compared: values that a family does not name, tensors that
         the other lacks or stores in another layout.
     not_compared
-        Names of the other tensors that were not compared.
+        Names of the other tensors that were not compared; and other settings, as ``config.name``.
     accepted
         The tolerance that was given.
     quantized
         How the weights of the forms are stored in either, where it is with few bits.
+    settings
+        Settings of the configurations that differ, beside those of blocks; with ``everything`` all.
     """
 
     checkpoint: str
@@ -134,12 +136,13 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
     not_compared: tuple[str, ...] = ()
     accepted: float = 0.0
     quantized: tuple[str, ...] = ()
+    settings: tuple[Mismatch, ...] = ()
 
     @property
     def same(self) -> bool:
         """Whether both have the same blocks, and nothing that was compared differs."""
         blocks = not (self.missing or self.added) and all(block.same for block in self.blocks)
-        return blocks and not self.differing
+        return blocks and not self.differing and not self.settings
 
     def __bool__(self) -> bool:
         return self.same
@@ -190,6 +193,7 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
             if any(one.reason != first.reason for one, _ in some):
                 first = replace(first, reason=str(first.verdict))
             causes.append(Cause(first, tuple(place for _, place in some)))
+        causes += [Cause(one, ()) for one in self.settings]
         return tuple(sorted(causes, key=lambda cause: -len(cause.places)))
 
     @property
@@ -218,7 +222,7 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
         if differing:
             kinds = [
                 one.reason if one.repair or one.verdict is Kind.SETTING else one.verdict
-                for one in (cause.mismatch for cause in self.causes)
+                for one in (cause.mismatch for cause in self.causes if cause.places)
             ]
             known = "; ".join(dict.fromkeys(kinds))
             sizes = [max((*b.distance.values(), *b.beside.values())) for b in differing]
@@ -232,12 +236,22 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
             more = f" and {count - 1} more" if count > 1 else ""
             differ = "differs" if count == 1 else "differ"
             parts.append(f"{counted(count, 'tensor')} {differ} ({first}{more})")
+        if self.settings:
+            told = "; ".join(map(str, self.settings[:3])) + " …" * (len(self.settings) > 3)
+            many = len(self.settings) > 1
+            parts.append(
+                f"{counted(len(self.settings), 'setting')} differ{'s' * (not many)} ({told})"
+            )
         compared = " · ".join(f"{name} {same}/{n}" for name, (same, n) in self.counts.items() if n)
         if self.unknown:
             compared += f" · not compared: {', '.join(self.unknown[:3])}"
             compared += f" and {len(self.unknown) - 3} more" * (len(self.unknown) > 3)
-        if self.not_compared:
-            compared += f" · {counted(len(self.not_compared), 'other tensor')} not compared"
+        settings = [name for name in self.not_compared if name.startswith("config.")]
+        if tensors := len(self.not_compared) - len(settings):
+            compared += f" · {counted(tensors, 'other tensor')} not compared"
+        if settings:
+            compared += f" · other settings, not compared: {', '.join(settings[:3])}"
+            compared += f" and {len(settings) - 3} more" * (len(settings) > 3)
         if parts:
             beyond = ", beyond what quantization explains" if self.quantized else ""
             return f"Not the same{beyond}: {'; '.join(parts)}. Equal: {compared}.{self._farthest}"
@@ -317,12 +331,13 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
                 "‖M_A(N) − M_B(N)‖ / ‖M_A(N)‖ of the head farthest off; N tokens from query to key"
             )
             yield Text(note, style="dim")
-            for cause in self.causes:
-                one = cause.mismatch
-                sides = f" ({' and '.join(one.sides)})" if one.sides else ""
-                yield Text.assemble((one.reason, "bold"), f"{sides}, {_places(cause.places)}")
-                if one.repair:
-                    yield Text(f"  {one.repair}")
+        for cause in self.causes:
+            one = cause.mismatch
+            sides = f" ({' and '.join(one.sides)})" if one.sides else ""
+            where = _places(cause.places) or "in the configuration"
+            yield Text.assemble((one.reason, "bold"), f"{sides}, {where}")
+            if one.repair:
+                yield Text(f"  {one.repair}")
         for tensor in self.differing[:LISTED]:
             title = tensor.name or tensor.other
             yield Text.assemble((title, "bold"), f"  {tensor.reason or tensor.outcome}")

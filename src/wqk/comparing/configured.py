@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,18 +19,23 @@ import numpy as np
 from wqk.checkpoints import Checkpoint
 from wqk.comparing.blocks import as_exact_as, same_rotation
 from wqk.comparing.mismatches import Kind, Mismatch, setting
+from wqk.comparing.scope import ATTENDING, MIXERS
 from wqk.comparing.tolerances import SAME_FREQUENCY
 from wqk.comparing.units import short
 from wqk.comparing.views import Overlay
 from wqk.comparing.weights import Pair
 from wqk.errors import WqkError
 from wqk.families import AttentionPlan, Norm, Rotary
-from wqk.families.config import Config
+from wqk.families.config import Config, keys_of, unread_settings
 from wqk.model import Model
 from wqk.model import open as open_model
 
-# Keys of what norms add to a mean square or a variance.
-EPSILON = re.compile(r"(?:^|_)(?:eps|epsilon)$")
+# Of the mixing of tokens, as far as plans do not read them, and of norms anywhere.
+OF_ATTENTION = re.compile(
+    rf"(?i)(?:^|_)(?:eps|epsilon)$|head|qkv|mrope|{ATTENDING.pattern}|{MIXERS.pattern}"
+)
+# Of one function, or so near that no one tells them apart.
+SPELLINGS = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
 
 
 # -- rotary positions --------------------------------------------------------------------------
@@ -102,60 +107,65 @@ def rotary_repaired(models: Sequence[Model], pair: Pair) -> tuple[Mismatch, Atte
     found = ours.rotary and theirs.rotary and _configured(models, pair, ours.rotary, theirs.rotary)
     if found:
         return found
-    reason, config = other_rotary(wanted, has), _own_config(models[1], theirs)
-    turns, rule = 2 * len(wanted.frequencies) if wanted is not None else 0, theirs.rule.rotary
-    for key in rule.fraction if wanted is not None and rule is not None else ():
-        share = turns / theirs.query.head_width
-        plan = _replanned(models[1], theirs, config | {key: share})
-        if plan is not None and same_rotation(as_exact_as(wanted, plan.rotary), wanted):
-            repair = f'{_named("config", theirs)}["{key}"] = {share:.6g}'
-            return Mismatch(Kind.ROTARY, reason, repair), plan
+    reason = other_rotary(wanted, has)
     axial = wanted is not None and wanted.axes > 1
     plan = replace(theirs, rotary=None if axial else wanted, axial=wanted if axial else None)
-    return Mismatch(Kind.ROTARY, reason), plan
+    same = _restored(models, pair, lambda one: one.rotary and one.rotary.frequencies.tobytes())
+    return Mismatch(Kind.ROTARY, reason, same[1] if same else ""), plan
 
 
 def _configured(
     models: Sequence[Model], pair: Pair, ours: Rotary, theirs: Rotary
 ) -> tuple[Mismatch, AttentionPlan] | None:
-    """The edits of the second configuration whose plan turns as the first one."""
+    """The fewest edits of the second configuration whose plan turns as the first one."""
     configs = [_own_config(*one) for one in zip(models, pair, strict=True)]
     kinds = [_kind_of_layer(*one) for one in zip(configs, pair, strict=True)]
-    bases, scalings = zip(*map(_rotary_settings, configs, kinds), strict=True)
-    wanted = base_of(ours.frequencies) if bases[0] is None else bases[0]
-    has = base_of(theirs.frequencies) if bases[1] is None else bases[1]
-    if wanted is None:
+    wanted, has = map(_rotary_settings, configs, kinds)
+    for some, rotary in ((wanted, ours), (has, theirs)):
+        if some.get("rope_theta") is None:
+            some["rope_theta"] = base_of(rotary.frequencies)
+    if wanted["rope_theta"] is None:
         return None
-    found = f"{has:.8g}" if has else "another"
-    base = f"rotary base (rope_theta): {wanted:.8g} expected, {found} found"
-    types = _type_of(scalings[0]), _type_of(scalings[1])
-    alone = []
-    if types[0] == types[1]:
-        unlike = [k for k in scalings[0] | scalings[1] if scalings[0].get(k) != scalings[1].get(k)]
-        told = [[f"{k} {some.get(k)}" for k in unlike] for some in scalings]
-        types = ", ".join(told[0]), ", ".join(told[1])
-        # One of them may be all that matters.
-        alone = [
-            ((f"rotary scaling (rope_scaling): {first} expected, {second} found",),
-             (bases[1], scalings[1] | {key: scalings[0].get(key)}))
-            for key, first, second in zip(unlike, *told, strict=True)
-        ]  # fmt: skip
-    scaling = f"rotary scaling (rope_scaling): {types[0]} expected, {types[1]} found"
-    for words, edit in (
-        *alone,
-        ((base,), (wanted, scalings[1])),
-        ((scaling,), (bases[1], scalings[0])),
-        ((base, scaling), (wanted, scalings[0])),
-    ):
-        changed, code = _respelled(configs[1], kinds[1], *edit)
+    turned = replace(ours, order=theirs.order)
+
+    def edited(keys: Sequence[str]) -> tuple[list[str], AttentionPlan] | None:
+        settings = has | {key: wanted.get(key) for key in keys}
+        told = {key: value for key, value in settings.items() if value is not None}
+        changed, code = _respelled(configs[1], kinds[1], told)
         plan = _replanned(models[1], pair[1], changed)
-        turned = replace(ours, order=theirs.order)
-        if plan is not None and same_rotation(as_exact_as(turned, plan.rotary), turned):
-            repair = "; ".join(f"{_named('config', pair[1])}{line}" for line in code)
-            facts = {"base": wanted, "other_base": has}
-            reason = f"other {'; '.join(words)}"
-            return Mismatch(Kind.ROTARY, reason, repair, facts=facts), plan
-    return None
+        fits = plan is not None and same_rotation(as_exact_as(turned, plan.rotary), turned)
+        return (code, plan) if plan is not None and fits else None
+
+    unlike = [key for key in wanted | has if wanted.get(key) != has.get(key)]
+    found = _fewest(unlike, edited)
+    if found is None:
+        return None
+    keys, (code, plan) = found
+    words, base = [], has["rope_theta"]
+    if "rope_theta" in keys:
+        other = f"{base:.8g}" if base else "another"
+        words += [f"rotary base (rope_theta): {wanted['rope_theta']:.8g} expected, {other} found"]
+    if scaled := [key for key in keys if key != "rope_theta"]:
+        types = _type_of(wanted), _type_of(has)
+        if types[0] == types[1]:
+            one, two = (", ".join(f"{k} {some.get(k)}" for k in scaled) for some in (wanted, has))
+            types = one, two
+        words += [f"rotary scaling (rope_scaling): {types[0]} expected, {types[1]} found"]
+    repair = "; ".join(f"{_named('config', pair[1])}{line}" for line in code)
+    facts = {"base": wanted["rope_theta"], "other_base": base}
+    return Mismatch(Kind.ROTARY, f"other {'; '.join(words)}", repair, facts=facts), plan
+
+
+def _fewest(
+    keys: Sequence[str], planned: Callable[[Sequence[str]], Any]
+) -> tuple[Sequence[str], Any] | None:
+    """The fewest keys that give what is wanted, and what they give; None where all do not."""
+    found = planned(keys)
+    for key in list(keys) if found is not None else ():
+        fewer = [one for one in keys if one != key]
+        if (other := planned(fewer)) is not None:
+            keys, found = fewer, other
+    return None if found is None else (keys, found)
 
 
 def _type_of(scaling: Mapping[str, Any]) -> str:
@@ -171,39 +181,34 @@ def _kind_of_layer(config: Mapping[str, Any], plan: AttentionPlan) -> str:
     return kind if isinstance(given, Mapping) and isinstance(given.get(kind), Mapping) else ""
 
 
-def _rotary_settings(config: Mapping[str, Any], kind: str) -> tuple[float | None, dict[str, Any]]:
-    """The base, if it is said, and the scaling; in either of the spellings of transformers."""
+def _rotary_settings(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """The scaling, and the base if it is said; in either of the spellings of transformers."""
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     given = given[kind] if kind else given
     given = dict(given) if isinstance(given, Mapping) else {}
-    base = given.pop("rope_theta", config.get("rope_theta"))
+    given.setdefault("rope_theta", config.get("rope_theta"))
     if given.get("rope_type") == "default":
         del given["rope_type"]
-    return base, given
+    return given
 
 
 def _respelled(
-    config: Mapping[str, Any], kind: str, base: float | None, scaling: Mapping[str, Any]
+    config: Mapping[str, Any], kind: str, settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
     """A configuration with these settings as it spells them, and the lines that change it."""
-    changed, code = dict(config), []
     if isinstance(config.get("rope_parameters"), Mapping):
-        value = {"rope_type": "default", **scaling}
-        if base is not None:
-            value["rope_theta"] = base
-        had = config["rope_parameters"]
+        value, had = {"rope_type": "default", **settings}, config["rope_parameters"]
         place, old = (
             (f'["rope_parameters"]["{kind}"]', had[kind]) if kind else ('["rope_parameters"]', had)
         )
-        changed["rope_parameters"] = {**had, kind: value} if kind else value
+        changed = {**config, "rope_parameters": {**had, kind: value} if kind else value}
         if {k for k in value | old if value.get(k) != old.get(k)} <= {"rope_theta"}:
-            return changed, [f'{place}["rope_theta"] = {base!r}']
+            return changed, [f'{place}["rope_theta"] = {settings["rope_theta"]!r}']
         return changed, [f"{place} = {value!r}"]
-    for name, wanted in (("rope_theta", base), ("rope_scaling", dict(scaling) or None)):
-        if wanted != config.get(name):
-            changed[name] = wanted
-            code.append(f'["{name}"] = {wanted!r}')
-    return changed, code
+    scaling = {key: value for key, value in settings.items() if key != "rope_theta"}
+    edits = {"rope_theta": settings.get("rope_theta"), "rope_scaling": scaling or None}
+    code = [f'["{key}"] = {value!r}' for key, value in edits.items() if value != config.get(key)]
+    return {**config, **edits}, code
 
 
 # -- other settings ----------------------------------------------------------------------------
@@ -221,17 +226,29 @@ def other_settings(models: Sequence[Model], pair: Pair) -> Iterator[Mismatch]:
         for name, value in _terms(ours).items():
             silent = name.startswith("epsilon") and not unknown.isdisjoint((value, known[name]))
             if value != known[name] and not silent:
-                repair = _term_repaired(models, pair, name)
-                yield setting(name, value, known[name], repair)
-    if configs[0].get("model_type") == configs[1].get("model_type"):
-        read = {*ours.rule.input_norm_epsilon, *ours.rule.norm_epsilon}
-        for key in sorted(configs[0].keys() & configs[1].keys() - read):
-            wanted, has = (config[key] for config in configs)
-            if EPSILON.search(key) and wanted != has:
-                repair = f'{_named("config", theirs)}["{key}"] = {wanted!r}'
-                yield setting(f"epsilon of other norms ({key})", wanted, has, repair)
+                found = _restored(models, pair, partial(_term, name=name))
+                yield setting(name, value, known[name], found[1] if found else "")
     yield from _untold([model.checkpoint for model in models], pair)
     yield from _misplaced(models[1].checkpoint, theirs)
+
+
+def further_settings(models: Sequence[Model]) -> Iterator[Mismatch]:
+    """What both configurations say, otherwise, and what no plan reads."""
+    rules = {repr(plan.rule) for model in models for plan in model.plans}
+    ours, theirs = (unread_settings(model.checkpoint.config, rules) for model in models)
+    for path in sorted(ours.keys() & theirs.keys()):
+        one, other = ours[path], theirs[path]
+        numbers = isinstance(one, int | float) and isinstance(other, int | float)
+        close = math.isclose(one, other, rel_tol=SAME_FREQUENCY) if numbers else one == other
+        # A whole number or a name that is null is the class's own.
+        told = None not in (one, other) or isinstance(one or other, float)
+        if told and not close and SPELLINGS.get(str(one), one) != SPELLINGS.get(str(other), other):
+            place = "".join(f'["{key}"]' for key in path)
+            yield setting(".".join(path), one, other, f"config{place} = {one!r}")
+
+
+def _term(plan: AttentionPlan, name: str) -> Any:
+    return _terms(plan)[name]
 
 
 def _terms(plan: AttentionPlan) -> dict[str, Any]:
@@ -260,40 +277,58 @@ def _epsilons(*norms: Norm | None) -> str | None:
     return ", ".join(dict.fromkeys(each))
 
 
-def _term_repaired(models: Sequence[Model], pair: Pair, name: str) -> str:
-    """The lines that give the second model the first one's term; empty where none do.
+def _form(plan: AttentionPlan) -> object:
+    """What settings say of a form: factors, heads, and the norms of its sides."""
+    sides = [side for side in (plan.query, plan.key, plan.value, plan.output) if side is not None]
+    norms = [
+        (norm.kind, norm.offset, [short(part.name) for part in norm.gain]) if norm else None
+        for side in sides for norm in (side.norm, side.input_norm)
+    ]  # fmt: skip
+    return plan.scale, norms, [(one.heads, one.head_width, one.factor) for one in sides]
+
+
+def form_restored(models: Sequence[Model], pair: Pair) -> tuple[Mismatch, AttentionPlan] | None:
+    """The settings after which the second block's form is planned as the first one's."""
+    found = None if _form(pair[0]) == _form(pair[1]) else _restored(models, pair, _form)
+    if found is None:
+        return None
+    keys, repair, plan = found
+    configs = [_own_config(*one) for one in zip(models, pair, strict=True)]
+    one, other = (", ".join(str(config.get(key)) for key in keys) for config in configs)
+    said = setting(", ".join(keys), one, other, repair)
+    return said, replace(plan, rotary=pair[1].rotary, axial=pair[1].axial)
+
+
+def _restored(
+    models: Sequence[Model], pair: Pair, view: Callable[[AttentionPlan], Any]
+) -> tuple[Sequence[str], str, AttentionPlan] | None:
+    """The fewest settings of the first model that give the second one's plan this of the first's.
 
     A model whose type does not use a setting needs the type of the original, too.
     """
     ours, theirs = pair
-    rule = ours.rule
-    keys = {
-        "window": (*rule.window, "layer_types"),
-        "softcap": (rule.softcap,),
-        "limit of queries and keys": (rule.clip,),
-        "epsilon of input norms": rule.input_norm_epsilon,
-        "epsilon of query and key norms": rule.norm_epsilon,
-    }
-    if name not in keys or rule.config != theirs.rule.config:
-        return ""
+    if ours.rule.config != theirs.rule.config:
+        return None
     original, config = (_own_config(*given) for given in zip(models, pair, strict=True))
-    own = [key for key in keys[name] if key and key in original | config]
+    read = keys_of(ours.rule)
+    own = [key for key in original | config if key in read and original.get(key) != config.get(key)]
+
+    def planned(keys: Sequence[str]) -> AttentionPlan | None:
+        changed = {key: value for key, value in config.items() if key not in keys}
+        changed |= {key: original[key] for key in keys if key in original}
+        plan = _replanned(models[1], theirs, changed, whole)
+        return plan if plan is not None and view(plan) == view(ours) else None
+
     for also in ((), ("model_type", "architectures")):
         whole = dict(models[1].checkpoint.config)
         whole |= {key: models[0].checkpoint.config.get(key) for key in also}
-        changed = {key: value for key, value in config.items() if key not in own}
-        changed |= {key: original[key] for key in own if key in original}
-        plan = _replanned(models[1], theirs, changed, whole)
-        if plan is not None and _terms(plan)[name] == _terms(ours)[name]:
+        if found := _fewest(own, planned):
             left, right = _named("config", theirs), _named("original", theirs)
             lines = [f'config["{key}"] = original["{key}"]' for key in also]
-            for key in own:
-                if key in original and original[key] != config.get(key):
-                    lines.append(f'{left}["{key}"] = {right}["{key}"]')
-                elif key not in original:
-                    lines.append(f'{left}.pop("{key}")')
-            return "; ".join(lines)
-    return ""
+            lines += [f'{left}["{key}"] = {right}["{key}"]' if key in original
+                      else f'{left}.pop("{key}")' for key in found[0]]  # fmt: skip
+            return found[0], "; ".join(lines), found[1]
+    return None
 
 
 def _own_config(model: Model, plan: AttentionPlan) -> dict[str, Any]:
@@ -335,9 +370,8 @@ def _untold(checkpoints: Sequence[Checkpoint], pair: Pair) -> Iterator[Mismatch]
     The shapes of the weights still tell them here; other programs may take a default. A file
     without any configuration lacks nothing of one.
     """
-    if not all(is_configured(checkpoint.config) for checkpoint in checkpoints):
-        return
-    if pair[0].family != pair[1].family or any(plan.rule.guess for plan in pair):
+    alike = pair[0].family == pair[1].family and not any(plan.rule.guess for plan in pair)
+    if not (alike and all(is_configured(checkpoint.config) for checkpoint in checkpoints)):
         return
     configs = [
         Config(c.config, plan.rule.config) for c, plan in zip(checkpoints, pair, strict=True)
@@ -377,13 +411,12 @@ def _is_left_plain(config: Mapping[str, Any], module: str) -> bool | None:
     found = []
     for text in map(str, listed):
         # Names in a file may begin otherwise than in the model for which the list was written.
-        pattern = f"*.{text.removeprefix('model.')}.*"
-        if text.startswith("re:"):
-            pattern = f".{text[3:].removeprefix('^').replace('.*', '*').replace(chr(92), '')}"
-            pattern = f"{pattern.removesuffix('$')}." if text.endswith("$") else f"{pattern}*"
-            if set(pattern) & set("[]()|+?{}^$"):
-                return None
-        found.append(fnmatchcase(f".{module}.", pattern))
+        whole = rf"{re.escape(text.removeprefix('model.'))}(?:\.|$)"
+        named = text[3:].removeprefix("^") if text.startswith("re:") else whole
+        try:
+            found.append(re.search(rf"(?:^|\.)(?:{named})", module) is not None)
+        except re.error:
+            return None
     return any(found)
 
 

@@ -167,6 +167,7 @@ class _Apart:
         return math.sqrt(step / xx) if xx else math.inf if yy else 0.0
 
 
+@np.errstate(divide="ignore", invalid="ignore", over="ignore")
 def compare_stored(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> Found:
     """Two parts of one shape, entry by entry."""
     first, second = infos = [c.info(p.name) for c, p in zip(checkpoints, parts, strict=True)]
@@ -184,8 +185,9 @@ def compare_stored(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> 
         except WqkError as error:
             return Found(Outcome.UNKNOWN, str(error))
         step, high = np.abs(x - y), np.maximum(np.abs(x), np.abs(y))
-        floor = max(smallest, 8 * ROUNDING["F32"] * float(high.max(initial=0)))
-        wrong = ~(step <= unit * high + floor) & ~(np.isnan(x) & np.isnan(y)) & (x != y)
+        most = float(high.max(initial=0, where=np.isfinite(high)))
+        near = (step <= unit * high + max(smallest, 8 * ROUNDING["F32"] * most)) & (step < np.inf)
+        wrong = ~near & ~(np.isnan(x) & np.isnan(y)) & (x != y)
         apart.total += x.size
         pairs = ((x, x), (x, y), (y, y), (step, step))
         apart.products += [float(np.vdot(*pair)) for pair in pairs]
@@ -196,12 +198,11 @@ def compare_stored(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> 
         masks.append(np.atleast_1d(wrong))
         if wrong.any():
             apart.changed += int(wrong.sum())
-            with np.errstate(divide="ignore", invalid="ignore"):
-                relative = step[wrong] / np.where(x[wrong] == 0, np.inf, np.abs(x[wrong]))
+            relative = step[wrong] / np.where(x[wrong] == 0, np.inf, np.abs(x[wrong]))
             apart.largest = max(apart.largest, float(relative.max()))
         for kind in list(apart.narrower):
-            near = step <= 2 * ROUNDING[kind] * high + 2 * AT_ZERO.get(kind, 0.0)
-            if not near.all() or not any(lies_on(v, kind) for v in (x, y)):
+            close = step <= 2 * ROUNDING[kind] * high + 2 * AT_ZERO.get(kind, 0.0)
+            if not (close & (step < np.inf)).all() or not any(lies_on(v, kind) for v in (x, y)):
                 apart.narrower.discard(kind)
     distance = apart.relative
     if not apart.changed:

@@ -16,7 +16,7 @@ import numpy as np
 from wqk.checkpoints import Checkpoint
 from wqk.comparing import mismatches
 from wqk.comparing.blocks import Distances, Scoring, distances, same_rotation
-from wqk.comparing.configured import rotary_repaired
+from wqk.comparing.configured import form_restored, rotary_repaired
 from wqk.comparing.contents import equal_bytes
 from wqk.comparing.expected import Expected
 from wqk.comparing.freedoms import explained
@@ -96,23 +96,39 @@ def diagnose(
     means = _averaged(pair, checkpoints)
     if means is not None:
         return (means,)
-    turned = rotary_repaired(models, pair)
-    plan = turned[1] if turned else pair[1]
-    settings = (turned[0],) if turned else ()
+    best: tuple[tuple[int, int], tuple[Mismatch, ...]] | None = None
+    plain, form = (), form_restored(models, pair)
+    for known in ((form,), plain) if form else (plain,):
+        plan = known[0][1] if known else pair[1]
+        turned = rotary_repaired(models, (pair[0], plan))
+        plan = replace(plan, rotary=turned[1].rotary, axial=turned[1].axial) if turned else plan
+        settings = [one[0] for one in (*known, turned) if one]
+        found = _best(models, (pair[0], plan), neighbors, tolerance, circuits, unequal, settings)
+        best = found if best is None else min(best, found, key=lambda one: one[0])
+        if best[0] == (0, len(settings)):
+            break
+    return best[1] if best else ()
 
-    layout = Expected(checkpoints, (pair[0], plan))
+
+def _best(
+    models: Sequence[Model], pair: Pair, neighbors: Sequence[AttentionPlan], tolerance: float,
+    circuits: Sequence[str], unequal: Sequence[str], settings: Sequence[Mismatch],
+) -> tuple[tuple[int, int], tuple[Mismatch, ...]]:  # fmt: skip
+    """The shortest of all that may be said once these settings are right, and how long it is."""
+    checkpoints = [model.checkpoint for model in models]
+    layout = Expected(checkpoints, pair)
 
     def left_after(some: Sequence[Finding]) -> dict[str, Apart]:
         values = layout.added | {name: layout.stored(name, value) for one in some
                                  for name, value in one.repaired.items()}  # fmt: skip
         second = Overlay(checkpoints[1], values) if values else checkpoints[1]
         parts = {what: circuit_parts(layout.plan, what) for what in circuits}
-        changed = [what for what in circuits if turned or what in unequal
+        changed = [what for what in circuits if settings or what in unequal
                    or any(part.name in values for part in parts[what])]  # fmt: skip
         return compare((checkpoints[0], second), (pair[0], layout.plan), tolerance, changed)
 
     best: tuple[tuple[int, int], tuple[Mismatch, ...]] | None = None
-    for some in _attempts(layout, neighbors, bool(turned)):
+    for some in _attempts(layout, neighbors, bool(settings)):
         left = left_after(some)
         for one in some if len(some) > 1 else ():
             fewer = [each for each in some if each is not one]
@@ -125,7 +141,7 @@ def diagnose(
         if not left and len(found) == 1:
             break
     layout.units.clear()  # each holds this list, and so their weights
-    return best[1] if best else ()
+    return best or ((0, 0), ())
 
 
 def _rest(left: Mapping[str, Apart], plan: AttentionPlan) -> Iterator[Mismatch]:

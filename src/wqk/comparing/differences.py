@@ -13,7 +13,7 @@ import polars as pl
 from rich.text import Text
 
 from wqk._console import counted, kind_in_words, number
-from wqk._style import PAGE, new_figure, style
+from wqk._style import style
 from wqk._version import __version__
 from wqk.attention import Block
 from wqk.attention.coordinates import FOLDED, PLAIN, lacks_norm
@@ -28,7 +28,7 @@ from wqk.forms.scores import symmetry
 from wqk.model import open as open_model
 from wqk.scanning.scan import block_columns, checkpoint_columns
 from wqk.tables.columns import COLUMNS, UPDATE_COLUMNS, Column
-from wqk.tables.rendering import head_map, label, title
+from wqk.tables.rendering import head_maps, label, title
 from wqk.tables.schema import UPDATE_TERMS, conditions, joined_statuses, types
 from wqk.tables.score_table import Table
 from wqk.tables.sheet import Sheet
@@ -141,21 +141,16 @@ class DifferenceTable(Table):
         others = rows["beside"].null_count() < rows.height
         columns = {"moved": rows["checkpoint"][0]}
         columns |= {"beside": self.metadata.get("beside", "beside")} if others else {}
-        kinds = rows.partition_by("stack", "kind", maintain_order=True)
+        kinds = [
+            (f"{part['stack'][0]}, {kind_in_words(part['kind'][0])}", part)
+            for part in rows.partition_by("stack", "kind", maintain_order=True)
+        ]
         values = np.concatenate([rows[name].drop_nulls() for name in columns])
         most = float(np.nanmax(values, initial=0)) or 1.0
+        titles = {name: str(model).rpartition("/")[2] for name, model in columns.items()}
         with style():
-            figure = new_figure(PAGE * 0.45 * len(columns) + 1, 0.6 + 1.9 * len(kinds))
-            axes = figure.subplots(len(kinds), len(columns), squeeze=False)
-            for part, line in zip(kinds, axes, strict=True):
-                for axis, (name, model) in zip(line, columns.items(), strict=True):
-                    drawn = head_map(axis, part, name, cmap="magma_r", vmin=0, vmax=most)
-                    axis.set_title(str(model).rpartition("/")[2])
-                line[0].set_ylabel(f"{part['stack'][0]}, {kind_in_words(part['kind'][0])}\nlayer")
-            bar = figure.colorbar(drawn, ax=axes, shrink=0.8, aspect=25)
-            bar.outline.set_visible(False)
-            bar.set_label("moved, relative to the form before", fontsize=7)
-        return figure
+            bar = "moved, relative to the form before"
+            return head_maps(kinds, titles, bar, vmin=0, vmax=most)
 
     def _shown(self, width: int) -> Iterator[Any]:
         return _lines(self)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -45,7 +44,9 @@ def explained(
     sides = Side(b.query, match.query_heads), Side(b.key, match.key_heads)
     view = Heads(*sides, b.heads.factor, None, b.heads.stretch)
     both, own = InnerProducts(a.heads, view), InnerProducts(view, view)
-    for rotary in _rotations(a.turning, b.turning):
+    other = {"half": "interleaved", "interleaved": "half"}
+    for order in ("", other[b.turning.order]) if b.turning else ("",):
+        rotary = replace(b.turning, order=order) if b.turning and order else b.turning
         products = both.turning(a.turning, rotary), own.turning(rotary, rotary)
         factors, left = fitted(a, *products, at, (a.rounding, b.rounding))
         if factors.all() and (left.relative <= np.maximum(left.tolerance, apart.tolerance)).all():
@@ -104,13 +105,3 @@ def _probed(query: np.ndarray, key: np.ndarray) -> np.ndarray:
     scores = query.swapaxes(-1, -2).astype(np.float64) @ key
     norms = np.linalg.norm(scores, axis=(-2, -1), keepdims=True)
     return np.asarray(scores / np.where(norms > 0, norms, 1.0))
-
-
-def _rotations(a: Rotary | None, b: Rotary | None) -> Iterator[Rotary | None]:
-    """The rotation of b, and those that it might have had."""
-    yield b
-    for order, frequencies in product(("half", "interleaved"), (b, a)):
-        if frequencies is not None and (order, frequencies) != (getattr(b, "order", None), b):
-            yield replace(frequencies, order=order)
-    if a is None:
-        yield None

@@ -50,7 +50,7 @@ def failure(comparison: CheckpointComparison) -> Iterator[str]:
     """What is wrong, line by line: the sentence, then each cause with its repair, and tensors."""
     yield comparison.sentence
     for cause in comparison.causes:
-        yield f"{', '.join(map(str, cause.places))}: {cause.mismatch.reason}"
+        yield f"{', '.join(map(str, cause.places)) or 'configuration'}: {cause.mismatch.reason}"
         yield from (f"    {line}" for line in cause.mismatch.repair.splitlines())
     yield from map(str, comparison.differing)
 
@@ -78,6 +78,8 @@ def junit(comparison: CheckpointComparison) -> bytes:
     ):
         for place in places:
             case(str(place), f"only in {name}")
+    for setting in comparison.settings:
+        case(f"config.{setting.facts['name']}", f"{setting.reason}\n{setting.repair}")
     unlike = {id(one) for one in comparison.differing}
     for tensor in comparison.tensors:
         case(tensor.name or tensor.other, str(tensor) if id(tensor) in unlike else "")

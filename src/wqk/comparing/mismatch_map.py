@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
-import numpy as np
+import polars as pl
 
 from wqk._console import last_part
-from wqk._style import CATEGORIES, PAGE, new_figure, style
+from wqk._style import CATEGORIES, style
 from wqk.comparing.answer import BlockComparison, CheckpointComparison
 from wqk.errors import TableError
+from wqk.tables.rendering import head_maps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,36 +44,26 @@ def mismatch_map(comparison: CheckpointComparison) -> Figure:
         raise TableError("no attention block was compared, so there is nothing to draw")
     verdicts = list(dict.fromkeys(cause.mismatch.verdict for cause in comparison.causes))
     color_of = {name: CATEGORIES[min(n, len(CATEGORIES) - 1)] for n, name in enumerate(verdicts)}
-    depths = [len(blocks) for blocks in attentions.values()]
-    height = sum(max(0.55, 0.13 * depth) + 0.45 for depth in depths)
-    figure = new_figure(PAGE * 0.8, min(10.0, 0.9 + height + 0.16 * len(verdicts)))
-    axes = figure.subplots(len(attentions), 1, squeeze=False, height_ratios=depths)[:, 0]
-    for axis, (name, blocks) in zip(axes, attentions.items(), strict=True):
+    schema = {"layer": pl.Int64, "head": pl.Int64, "distance": pl.Float64}
+    kinds = [
+        (name, pl.DataFrame([(block.layer, head, far if far > 0 else None) for block in blocks
+                             for head, far in enumerate(block.heads)], schema, orient="row"))
+        for name, blocks in attentions.items()
+    ]  # fmt: skip
+    scale = LogNorm(LEAST, MOST, clip=True)
+    figure = head_maps(kinds, {"distance": ""}, "relative distance of a head", norm=scale)
+    for axis, blocks in zip(figure.axes, attentions.values(), strict=False):
         axis.set_facecolor(SAME)
-        values = _distances(blocks)
-        drawn = axis.imshow(
-            np.ma.masked_less_equal(values, 0).clip(LEAST, MOST), cmap="magma_r", aspect="auto",
-            norm=LogNorm(LEAST, MOST), interpolation="nearest",
-        )  # fmt: skip
-        heads = values.shape[1]
-        for row, block in enumerate(blocks):
+        left, right = axis.get_xlim()
+        for block in blocks:
             for mismatch in block.mismatches[:1]:
                 axis.barh(
-                    row, 0.025 * heads, left=-0.5 - 0.035 * heads, height=1.0, linewidth=0,
-                    color=color_of[mismatch.verdict], clip_on=False,
+                    block.layer, 0.025 * (right - left), left=left - 0.035 * (right - left),
+                    height=1.0, linewidth=0, color=color_of[mismatch.verdict], clip_on=False,
                 )  # fmt: skip
-        axis.set_xlim(-0.5, heads - 0.5)
-        every = math.ceil(len(blocks) / 12)
-        axis.set_yticks(range(0, len(blocks), every), [b.layer for b in blocks[::every]])
-        axis.set_xticks(range(0, heads, math.ceil(heads / 16)))
-        axis.tick_params(length=0)
-        axis.tick_params(axis="y", pad=12)
+        axis.set_xlim(left, right)
+        axis.tick_params(axis="y", length=0, pad=12)
         axis.spines[:].set_visible(False)
-        axis.set(ylabel=f"{name}\nlayer")
-    axes[-1].set_xlabel("head")
-    bar = figure.colorbar(drawn, ax=list(axes), shrink=min(1.0, 1.6 / figure.get_figheight() * 1.4))
-    bar.outline.set_visible(False)
-    bar.set_label("relative distance of a head", fontsize=7)
     names = [comparison.checkpoint, comparison.other]
     if len({last_part(name) for name in names}) == 2:
         names = [last_part(name) for name in names]
@@ -83,12 +73,3 @@ def mismatch_map(comparison: CheckpointComparison) -> Figure:
     causes = [Patch(color=color_of[name], label=name) for name in verdicts]
     figure.legend(handles=[*causes, *same], loc="outside lower left", ncols=2)
     return figure
-
-
-def _distances(blocks: list[BlockComparison]) -> np.ndarray:
-    """Each block's distances by head (blocks, H); 0 within its tolerance."""
-    heads = max((len(block.heads) for block in blocks), default=0)
-    values = np.zeros((len(blocks), max(heads, 1)))
-    for row, block in enumerate(blocks):
-        values[row, : len(block.heads)] = block.heads
-    return np.nan_to_num(values)

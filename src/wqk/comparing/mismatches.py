@@ -153,14 +153,14 @@ def scaled(factors: Sequence[float], width: int) -> Mismatch:
     near = [text for value, text in known.items() if math.isclose(high, value, rel_tol=SAME)]
     named = f" = {near[0]}{width}, of the score's scale" if near else ""
     repair = (
-        "w_q = -w_q" if math.isclose(high, -1, rel_tol=SAME_FACTOR) else f"w_q = w_q / {high:.6g}"
+        "w_q = -w_q" if math.isclose(high, -1, rel_tol=SAME_FACTOR) else f"w_q = w_q / {high:.9g}"
     )
     return Mismatch(Kind.SCALED, f"scaled by {high:.4g}{named}", repair, facts=facts)
 
 
 def setting(name: str, value: Any, other: Any, repair: str = "") -> Mismatch:
     """A setting outside the form that differs."""
-    texts = str(value or "none"), str(other or "none")
+    texts = ["none" if one is None else str(one) for one in (value, other)]
     facts = {"name": name, "value": texts[0], "other_value": texts[1]}
     return Mismatch(Kind.SETTING, f"{name}: {texts[0]} against {texts[1]}", repair, facts=facts)
 

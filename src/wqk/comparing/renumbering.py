@@ -86,11 +86,16 @@ class _Order:
 
     def _fits(self, places: Mapping[str, str], fused: Sequence[str], order: np.ndarray) -> bool:
         """Whether some experts lie in an order, too."""
-        for name in fused[:1]:
-            ours, theirs = self.both(name)
-            return same_numbers(ours[order], theirs)
-        some = [*places.items()][:SAMPLED]
-        return all(same_numbers(self.both(one)[0], self.both(name)[1]) for name, one in some)
+        some = [(Part(self.names[name]), Part(one)) for name, one in places.items()]
+        some += [
+            (Part(self.names[name], ((n, n + 1),)), Part(name, ((row, row + 1),)))
+            for name in fused[:1] for n, row in enumerate(order.tolist())
+        ]  # fmt: skip
+        first, second = self.checkpoints
+        return all(
+            same_numbers(first.read([ours])[0], second.read([theirs])[0])
+            for theirs, ours in some[:SAMPLED]
+        )
 
     def _is_moved(self, vector: str, order: np.ndarray) -> bool:
         """Whether a vector lies in an order, as biases of neurons do."""

@@ -465,20 +465,18 @@ def of_vector(code: str, name: str) -> str:
 
 
 # What vectors are, by their name in code.
-VECTORS = {
-    "b": (Kind.BIASES, "biases"), "gain": (Kind.NORM, "gains"), "sinks": (Kind.SINKS, "sinks"),
-}  # fmt: skip
+VECTORS = {"b": (Kind.BIASES, "biases"), "gain": (Kind.NORM, "gains")}
 
 
 def _vector(unit: Unit) -> Finding | None:
-    """Biases, gains and sinks that are missing, in another order, or others."""
+    """Biases and gains that are missing, in another order, or others."""
     name = unit.variable
     if name not in VECTORS:
         return None
     (kind, plural), wanted, has, width = VECTORS[name], unit.wanted, unit.stored, unit.sizes.width
     prefix = f"{unit.role}: " if kind is Kind.NORM else ""
     if kind is Kind.NORM and unit.name.endswith("bias"):
-        name, plural = "norm.bias", "biases"
+        name, plural = "b", "biases"
     elif kind is Kind.BIASES:
         prefix, plural = "same weights, ", unit.role.replace("bias", "biases")
     words, code, heads = f"other {plural}", f"{name} = original", unit.heads
@@ -493,8 +491,6 @@ def _vector(unit: Unit) -> Finding | None:
         words, code = "gains have 1 added that were not differences from 1", "gain = gain - 1"
     elif plural == "gains" and np.ptp(has) == 0:
         words = f"gains were not converted (all are {has[0]:g})"
-    elif kind is Kind.SINKS and order is not None:
-        words = "sinks lie in the order of other heads"
     elif order is not None:
         turned = unit.sizes.turned if heads else width
         steps = reorders(heads or 1, width, turned) if heads or len(has) == width else ()
@@ -546,7 +542,7 @@ OF_WEIGHTS = (
 )  # fmt: skip
 OF_VECTORS = (
     Rewrite((Kind.SCALED,), partial(_shared, groups=WHOLE)),
-    Rewrite((Kind.BIASES, Kind.NORM, Kind.SINKS), _vector),
+    Rewrite((Kind.BIASES, Kind.NORM), _vector),
 )
 
 

@@ -12,10 +12,9 @@ from wqk._names import require_list
 from wqk._typing import FilePath
 from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.references import HubFolder, check_options
-from wqk.comparing import mismatches
+from wqk.comparing import configured, mismatches
 from wqk.comparing.answer import BlockComparison, CheckpointComparison, Place
 from wqk.comparing.blocks import Scoring, distances
-from wqk.comparing.configured import is_configured, other_settings
 from wqk.comparing.contents import compare_stored, paired_names
 from wqk.comparing.diagnosis import (
     beside,
@@ -141,10 +140,6 @@ def same(
         )
     pairs, missing, added = _chosen(pairs, missing, added, layers)
     notes += _unknown(pairs)
-    if everything and any(one.family != other.family for one, other in pairs):
-        notes.append(
-            "not compared: epsilons of norms outside attention, as the families are not one"
-        )
     for checkpoint, plan in zip(checkpoints, anchors[0], strict=True):
         if text := _grid(checkpoint, plan):
             notes.append(f"{checkpoint.name}: {text}")
@@ -166,9 +161,13 @@ def same(
     names = paired_names(checkpoints[0].tensors(), checkpoints[1].tensors(), (one, two))
     rest = outside(models, pairs, blocks, names, everything, layers, tolerance)
     notes += absent_towers(models)
+    settings = {one.facts["name"]: one for one in configured.further_settings(models)}
+    left = [name for name in settings if not (everything or configured.OF_ATTENTION.search(name))]
+    rest = (*rest[:2], (*rest[2], *(f"config.{name}" for name in left)))
+    settings = {name: one for name, one in settings.items() if name not in left}
     return CheckpointComparison(
         checkpoints[0].name, checkpoints[1].name, tuple(blocks), missing, added,
-        tuple(notes), *rest, accepted, _quantized(pairs),
+        tuple(notes), *rest, accepted, _quantized(pairs), tuple(settings.values()),
     )  # fmt: skip
 
 
@@ -219,7 +218,7 @@ def _compared(
 ) -> BlockComparison:
     """How far two blocks are apart in each circuit, and their settings; their marks are noted."""
     checkpoints = [model.checkpoint for model in models]
-    found = [*other_settings(models, pair)]
+    found = [*configured.other_settings(models, pair)]
     if pair[0].sinks is not None and pair[1].sinks is not None:
         found += _sinks(checkpoints, (pair[0].sinks, pair[1].sinks))
     heads, beside_scores = np.zeros(pair[0].query.heads), dict[str, float]()
@@ -241,7 +240,8 @@ def _compared(
             _require_sizes(pair[0], both)
             if len(a.query.weight) != len(b.query.weight):
                 said = [f"{len(one.query.weight)} of width {one.width}" for one in both]
-                repair = f'config["num_attention_heads"] = {len(a.query.weight)}'
+                restored = configured.form_restored(models, pair)
+                repair = restored[0].repair if restored else ""
                 found.insert(0, mismatches.setting("number of heads", said[0], said[1], repair))
                 far = dict.fromkeys(at, float("nan"))
                 return replace(block, distance=far, tolerance=0.0, mismatches=tuple(found))
@@ -363,7 +363,7 @@ def _opened(
         except (CheckpointError, UnknownFamily):
             raise failed[0] from None
         config = model.checkpoint.config
-        if heads is None and "model_type" in config and is_configured(config):
+        if heads is None and "model_type" in config and configured.is_configured(config):
             raise failed[0]  # transformers would fill in a number, and it is the wrong one
         models[number] = model
         notes.append(

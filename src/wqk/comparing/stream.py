@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from wqk.checkpoints import Part, TensorInfo
+from wqk.checkpoints.checkpoint import Around
 from wqk.comparing.scope import form_parts
 from wqk.comparing.tolerances import ROUNDING, TURNED
-from wqk.comparing.views import View
 from wqk.errors import CheckpointError
 from wqk.families import Projection
 from wqk.families.naming import embedding_table
@@ -26,7 +26,7 @@ from wqk.model import Model
 from wqk.model import open as open_model
 
 
-class Turned(View):
+class Turned(Around):
     """The first checkpoint with its stream turned, its gains moved to where the second has them.
 
     Attributes

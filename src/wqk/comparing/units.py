@@ -108,7 +108,7 @@ class Unit:
     def variable(self) -> str:
         """What it is called in code."""
         start = self.role.partition(" ")[0]
-        return {"bias": "b", "norm": "gain", "sinks": "sinks"}.get(start, "w")
+        return {"bias": "b", "norm": "gain"}.get(start, "w")
 
     @property
     def title(self) -> str:

@@ -8,43 +8,10 @@ from typing import Any
 import numpy as np
 
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
+from wqk.checkpoints.checkpoint import Around
 
 
-class View(Checkpoint):
-    """A checkpoint of which some tensors are computed; the last of them is kept."""
-
-    def __init__(self, base: Checkpoint, config: Mapping[str, Any] | None = None) -> None:
-        self.name, self.base = base.name, base
-        self.config = base.config if config is None else config
-        self._last: tuple[str, np.ndarray | None] = ("", None)
-
-    def value(self, name: str) -> np.ndarray | None:
-        """A tensor's values; None where they are the base's."""
-        return None
-
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """The base's."""
-        return self.base.tensors()
-
-    def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
-        """The computed values where there are some."""
-        found = []
-        for part in parts:
-            last = self._last  # which another thread may change
-            if last[0] != part.name:
-                last = self._last = part.name, self.value(part.name)
-            value = last[1]
-            if value is None:
-                found += self.base.read([part])
-            elif part.rows is None:
-                found.append(value)
-            else:
-                ends = part.row_ranges(value.shape)
-                found.append(np.concatenate([value[start:stop] for start, stop in ends]))
-        return found
-
-
-class Overlay(View):
+class Overlay(Around):
     """A checkpoint in which some tensors have other values, or with another configuration."""
 
     def __init__(
@@ -62,7 +29,7 @@ class Overlay(View):
 
     def tensors(self) -> Mapping[str, TensorInfo]:
         """The base's, and those that it lacks."""
-        known = self.base.tensors()
+        known = self.inner.tensors()
         return {
             name: TensorInfo("F32", value.shape, 4 * value.size)
             for name, value in self._values.items()
@@ -70,7 +37,7 @@ class Overlay(View):
         } | dict(known)
 
 
-class Renumbered(View):
+class Renumbered(Around):
     """A checkpoint with tensors along an axis in another order, or in the place of others.
 
     ``orders`` has an axis and the indices along it for some names, ``places`` the tensor that
@@ -84,15 +51,19 @@ class Renumbered(View):
         super().__init__(base)
         self._orders, self._places = orders, places
 
-    def value(self, name: str) -> np.ndarray | None:
-        """The values in their new order."""
-        if name not in self._orders and name not in self._places:
-            return None
-        found = self.base.read([Part(self._places.get(name, name))])[0]
-        axis, order = self._orders.get(name, (0, None))
-        return found if order is None else np.take(found, order, axis)
+    def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
+        """The rows and columns that stand for those wanted, and no others."""
+        found = []
+        for name, rows in parts:
+            axis, order = self._orders.get(name, (1, None))
+            if order is not None and axis == 0:
+                wanted = [order[slice(*ends)] for ends in Part(name, rows).row_ranges(order.shape)]
+                rows = tuple((int(row), int(row) + 1) for row in np.concatenate(wanted))
+            (value,) = self.inner.read([Part(self._places.get(name, name), rows)])
+            found.append(value if order is None or axis == 0 else np.take(value, order, axis))
+        return found
 
     def raw(self, part: Part, room: np.ndarray | None = None) -> np.ndarray | None:
         """The base's bytes of what is as it was."""
         moved = part.name in self._orders or part.name in self._places
-        return None if moved else self.base.raw(part, room)
+        return None if moved else self.inner.raw(part, room)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from itertools import accumulate
@@ -24,6 +24,22 @@ LARGEST_COUNT = 100_000
 UNMASKED = re.compile(
     r"(Llama|Mistral|Qwen2|Gemma2?)(Encoder|Bi)(Model|For(MaskedLM|MNTP))|DiscreteDiffusionModel"
 )
+
+# Keys of what no forward pass depends on: names, sizes that tensors tell, training, generation.
+IDLE = re.compile(
+    r"^_|name|version|dtype|drop|init|_std$|cache|output_(?:att|hid|rou|sc|past)|return_|checkpoint|"
+    r"token|label|problem_type|architectures|auto_map|task|_loss|loss_|attn_implementation|pretrain|"
+    r"quanti|compress|torchscript|chunk_size|model_type|noise|kernel|vocab|(?:max|min)_length|seq_len|"
+    r"(?:max|n)_position|n_ctx|noise|jitter|mask_(?:time|feat)|specaug|beam|penalty|prefix|do_sample|"
+    r"^(?:temperature|top_[kp]|typical_p|num_return_sequences|embedding_size)$"
+)
+# What is read besides the keys that rules name.
+TURNING = {"rope_parameters", "rope_scaling", "per_layer_config"}
+READ = frozenset({
+    "attention_layers", "attention_types", "global_attention_blocks", "global_attn_indexes",
+    "head_dim", "is_causal", "layer_types", "max_window_layers", "num_kv_shared_layers",
+    "pos_att_type", "rope_theta", "sliding_window", "use_sliding_window", "windowed_kind",
+})  # fmt: skip
 
 
 @cache
@@ -63,6 +79,33 @@ def unread_keys(model_type: object) -> Sequence[str]:
     ['sliding_window']
     """
     found: Sequence[str] = _tables("unread.toml").get(str(model_type), [])  # type: ignore[assignment]
+    return found
+
+
+def keys_of(*rules: object) -> set[str]:
+    """The keys that rules read, among the names of tensors and other words in them."""
+    return {*READ, *re.findall(r"\w+", repr(rules))}
+
+
+def unread_settings(
+    config: Mapping[str, Any], rules: Iterable[object]
+) -> dict[tuple[str, ...], Any]:
+    """What a model computes with besides what rules read: values of its configuration, by keys.
+
+    Examples
+    --------
+    >>> unread_settings({"hidden_act": "silu", "rope_theta": 1e4, "text_config": {"k": 2}}, [])
+    {('hidden_act',): 'silu', ('text_config', 'k'): 2}
+    """
+    read = keys_of(*rules).union(unread_keys(config.get("model_type")))
+    found: dict[tuple[str, ...], Any] = {}
+    left: list[tuple[tuple[str, ...], Any]] = [((), config)]
+    while left:
+        path, value = left.pop(0)
+        if isinstance(value, Mapping):
+            left += [((*path, key), one) for key, one in value.items() if not IDLE.search(key)]
+        elif "mrope" in path[-1] or not (TURNING.intersection(path) or path[-1] in read):
+            found[path] = value
     return found
 
 

@@ -16,6 +16,7 @@ from wqk._style import (
     GRAY,
     LABELS,
     ORANGE,
+    PAGE,
     SIGNS,
     SKY,
     TEAL,
@@ -448,6 +449,23 @@ def head_map(axis: Axes, rows: pl.DataFrame, column: str, **look: Any) -> AxesIm
     drawn = axis.imshow(values, aspect="auto", interpolation="nearest", **look)
     axis.locator_params(integer=True, min_n_ticks=1)
     return drawn
+
+
+def head_maps(
+    kinds: Sequence[tuple[str, pl.DataFrame]], columns: Mapping[str, str], label: str, **look: Any
+) -> Figure:
+    """Columns of heads as maps with one scale: titled columns across, named attentions down."""
+    figure = new_figure(PAGE * 0.45 * len(columns) + 1, 0.6 + 1.9 * len(kinds))
+    axes = figure.subplots(len(kinds), len(columns), squeeze=False)
+    for (name, part), line in zip(kinds, axes, strict=True):
+        for axis, (column, title) in zip(line, columns.items(), strict=True):
+            drawn = head_map(axis, part, column, cmap="magma_r", **look)
+            axis.set_title(title)
+        line[0].set_ylabel(f"{name}\nlayer")
+    bar = figure.colorbar(drawn, ax=axes, shrink=0.8, aspect=25)
+    bar.outline.set_visible(False)
+    bar.set_label(label, fontsize=7)
+    return figure
 
 
 def _models(frame: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:
