@@ -20,7 +20,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -34,11 +34,13 @@ if TYPE_CHECKING:
 
 MAGIC = b"GGUF"
 
-# Types of metadata by number: how `struct` reads them, and their size.
-SCALARS = {
-    0: ("<B", 1), 1: ("<b", 1), 2: ("<H", 2), 3: ("<h", 2), 4: ("<I", 4), 5: ("<i", 4),
-    6: ("<f", 4), 7: ("<?", 1), 10: ("<Q", 8), 11: ("<q", 8), 12: ("<d", 8),
+# Types of metadata by number.
+CODES = {
+    0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q",
+    12: "<d",
 }  # fmt: skip
+SCALARS = {number: struct.Struct(code) for number, code in CODES.items()}
+U32, U64 = SCALARS[4], SCALARS[10]
 FLOAT32, STRING, ARRAY = 6, 8, 9
 
 # Types of tensors by number, as ggml counts them. Those that are not read are named in errors.
@@ -66,17 +68,17 @@ def open_gguf(source: ByteSource) -> RowFile:
     refuse_pointer(start)
     if start != MAGIC:
         raise CheckpointError(f"a GGUF file begins with 'GGUF', this one with {start!r}")
-    version = at.number("<I")
+    version = at.number(U32)
     if version not in (2, 3):
         what = "big-endian" if version > 2**16 else f"version {version}"
         raise CheckpointError(f"GGUF files of versions 2 and 3 are read, got {what}")
-    count, entries = at.number("<Q"), at.number("<Q")
+    count, entries = at.number(U64), at.number(U64)
     if max(count, entries) > MOST_ENTRIES:
         raise CheckpointError(f"the header claims {max(count, entries)} entries: not a GGUF file")
     metadata: dict[str, Any] = {}
     for _ in range(entries):
         key = at.text()
-        metadata[key] = at.value(at.number("<I"))
+        metadata[key] = at.value(at.number(U32))
     listed = [_listed(at) for _ in range(count)]
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or not 0 < alignment <= 2**20:
@@ -100,11 +102,11 @@ def open_gguf(source: ByteSource) -> RowFile:
 
 def _listed(at: _Cursor) -> tuple[str, TensorInfo, int]:
     """A tensor of the header, and where it starts in the data."""
-    name, axes = at.text(), at.number("<I")
+    name, axes = at.text(), at.number(U32)
     if axes > 8:
         raise CheckpointError(f"{name!r} has {axes} axes: not a GGUF file")
-    shape = tuple(at.number("<Q") for _ in range(axes))[::-1]
-    kind, offset = at.number("<I"), at.number("<Q")
+    shape = tuple(at.number(U64) for _ in range(axes))[::-1]
+    kind, offset = at.number(U32), at.number(U64)
     check_sizes(repr(name), shape, (offset,))
     dtype, size = TYPES.get(kind, f"ggml type {kind}"), math.prod(shape)
     if dtype in QUANTIZED:
@@ -129,52 +131,52 @@ class _Cursor:
 
     def take(self, count: int) -> bytes:
         """The next bytes."""
-        self._advance(count)
+        self.position += count
+        if self.position > self._size:
+            self._refuse()
         return self._stream.read(count)
 
     def _pass_over(self, count: int) -> None:
-        self._advance(count)
+        self.position += count
+        if self.position > self._size:
+            self._refuse()
         self._stream.seek(count, io.SEEK_CUR)
 
-    def _advance(self, count: int) -> None:
-        self._require(count)
-        self.position += count
+    def _refuse(self) -> NoReturn:
+        raise CheckpointError("ends within its header: truncated, or not a GGUF file")
 
-    def _require(self, count: int) -> None:
-        if count > self._size - self.position:
-            raise CheckpointError("ends within its header: truncated, or not a GGUF file")
-
-    def number(self, code: str) -> Any:
-        """The next number, by its code in `struct`."""
-        return struct.unpack(code, self.take(struct.calcsize(code)))[0]
+    def number(self, kind: struct.Struct) -> Any:
+        """The next number of this type."""
+        return kind.unpack(self.take(kind.size))[0]
 
     def text(self) -> str:
         """The next string."""
-        length = self.number("<Q")
+        length = self.number(U64)
         return self.take(length).decode("utf-8", "replace")
 
     def value(self, kind: int, depth: int = 0) -> Any:
         """The next value of this type; of long arrays and strings, None."""
         if kind in SCALARS:
-            number = self.number(SCALARS[kind][0])
+            number = self.number(SCALARS[kind])
             # The shortest decimal that is this float32: what was written as 1e-6 is not 9.99…e-7.
             return float(str(np.float32(number))) if kind == FLOAT32 else number
         if kind == STRING:
-            length = self.number("<Q")
+            length = self.number(U64)
             if length <= LONGEST:
                 return self.take(length).decode("utf-8", "replace")
             self._pass_over(length)
             return None
         if kind != ARRAY or depth > 4:
             raise CheckpointError(f"metadata of the unknown type {kind}: not a GGUF file")
-        inner, count = self.number("<I"), self.number("<Q")
+        inner, count = self.number(U32), self.number(U64)
         if inner in SCALARS and count > LONGEST:
-            self._pass_over(count * SCALARS[inner][1])
+            self._pass_over(count * SCALARS[inner].size)
             return None
-        self._require(count)
+        if self.position + count > self._size:
+            self._refuse()
         if inner == STRING and count > LONGEST:
             for _ in range(count):
-                self._pass_over(self.number("<Q"))
+                self._pass_over(self.number(U64))
             return None
         return [self.value(inner, depth + 1) for _ in range(count)]
 
