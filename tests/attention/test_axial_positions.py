@@ -37,6 +37,19 @@ def tower(config: dict[str, Any]) -> StateDict:
     return StateDict(weights, config, "tower")
 
 
+PATCHES = torch.tensor([[0, 0], [3, 0], [0, 5], [7, 7]])  # rows and columns
+
+
+def at_patches(attention: wqk.Block, vectors: np.ndarray) -> np.ndarray:
+    """Vectors (4, R), turned along both axes."""
+    bands, axial = attention.bands(), attention.plan.axial
+    assert axial is not None
+    for axis in range(2):
+        along = replace(axial, frequencies=axial.frequencies * (bands.axes == axis))
+        vectors = along.rotate(vectors, PATCHES[:, axis].numpy())
+    return vectors
+
+
 def configuration(model: str) -> Any:
     module = import_module(f"transformers.models.{model}.configuration_{model}")
     sizes = {"depth": 2, "num_heads": 2, "hidden_size": WIDTH, "embed_dim": WIDTH}
@@ -49,17 +62,11 @@ def test_planes_turn_with_rows_and_columns(model: str) -> None:
     config = configuration(model)
     module = import_module(f"transformers.models.{model}.modeling_{model}")
     angles = getattr(module, f"{MODELS[model]}VisionRotaryEmbedding")(config)
-    patches = torch.tensor([[0, 0], [3, 0], [0, 5], [7, 7]])
     queries = torch.randn(4, 1, WIDTH // 2)
-    turned, _ = module.apply_rotary_pos_emb_vision(queries, queries, *angles(queries, patches))
+    turned, _ = module.apply_rotary_pos_emb_vision(queries, queries, *angles(queries, PATCHES))
     attention = wqk.open(tower(config.to_dict()))[1]
-    bands, axial = attention.bands(), attention.plan.axial
     assert attention.plan.rotary is None
-    assert axial is not None
-    ours = queries[:, 0].numpy()
-    for axis in range(2):
-        along = replace(axial, frequencies=axial.frequencies * (bands.axes == axis))
-        ours = along.rotate(ours, patches[:, axis].numpy())
+    ours = at_patches(attention, queries[:, 0].numpy())
     np.testing.assert_allclose(ours, turned[:, 0].numpy(), atol=1e-5)
 
 
@@ -72,17 +79,13 @@ def test_rows_and_columns_with_frequencies_of_their_own() -> None:
     )
     model = module.PixtralVisionModel(config)
     attention = wqk.open(model)[0]
-    bands, axial = attention.bands(), attention.plan.axial
-    assert axial is not None
-    assert bands.frequencies == pytest.approx(1e4 ** -(np.array([0, 2, 4, 6, 1, 3, 5, 7]) / 8))
-    patches = torch.tensor([[0, 0], [3, 0], [0, 5], [7, 7]])
+    assert attention.bands().frequencies == pytest.approx(
+        1e4 ** -(np.array([0, 2, 4, 6, 1, 3, 5, 7]) / 8)
+    )
     queries = torch.randn(1, 1, 4, WIDTH)
-    angles = model.patch_positional_embedding(queries, patches)
+    angles = model.patch_positional_embedding(queries, PATCHES)
     turned, _ = module.apply_rotary_pos_emb(queries, queries, *angles, unsqueeze_dim=0)
-    ours = queries[0, 0].numpy()
-    for axis in range(2):
-        along = replace(axial, frequencies=axial.frequencies * (bands.axes == axis))
-        ours = along.rotate(ours, patches[:, axis].numpy())
+    ours = at_patches(attention, queries[0, 0].numpy())
     np.testing.assert_allclose(ours, turned[0, 0].numpy(), atol=1e-5)
 
 

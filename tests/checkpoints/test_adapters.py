@@ -79,17 +79,12 @@ def test_an_adapter_adds_its_product(base: Path, config: dict[str, Any], scale: 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"peft_type": "IA3"}, r"\(IA3\) other than W"),
-        ({"use_dora": True}, "use_dora"),
-        ({"init_lora_weights": "pissa"}, "start pissa"),
         ({"base_model_name_or_path": "https://example.org/x"}, "names no base model"),
         ({"base_model_name_or_path": None}, "names no base model"),
         ({"lora_alpha": "six"}, "lora_alpha must be a number"),
         ({"lora_alpha": 10**400}, "lora_alpha must be a number"),
         ({"lora_alpha": float("inf")}, "lora_alpha must be a number"),
         ({"use_rslora": "no"}, "use_rslora must be true or false"),
-        ({"trainable_token_indices": [1, 5]}, "trainable_token_indices"),
-        ({"alpha_pattern": {"q_proj": 3}}, "alpha_pattern"),
         ({"a_variant_of_tomorrow": {}}, "a_variant_of_tomorrow"),
     ],
 )
@@ -132,16 +127,6 @@ def test_a_head_saved_whole_is_the_adapters_own_and_a_table_replaces_the_base_mo
     query, rows = checkpoint.read(wanted)
     np.testing.assert_array_equal(query, alone.read(wanted[:1])[0])
     np.testing.assert_array_equal(rows, table[9:11])
-
-
-def test_two_adapters_in_one_file_are_refused(base: Path):
-    named = {
-        name.replace(".weight", f".{which}.weight"): value
-        for name, value in factors(QUERY).items()
-        for which in ("first", "second")
-    }
-    with pytest.raises(CheckpointError, match="of several adapters"):
-        open_checkpoint(adapter(base, named))
 
 
 @pytest.mark.parametrize("module", ["model.layers.7.self_attn.q_proj", "q_proj.q_proj"])

@@ -20,6 +20,7 @@ from wqk.forms.kernels import directionalities
 from wqk.forms.scores import coupling, symmetry
 from wqk.model import open as open_model
 from wqk.reporting import pictures
+from wqk.reporting.payload import strongest_pair
 from wqk.tables.rendering import HEADLINE, label
 
 if TYPE_CHECKING:
@@ -111,18 +112,7 @@ def form_view(block: Block, name: str, head: int | None = None, gamma: float = 2
 def coupling_view(block: Block, name: str) -> View:
     """How far each pair of a layer's heads are each other's transposes."""
     matrix = np.asarray(coupling(block.groups))
-    a, b = np.triu_indices(len(matrix), 1)
-    finite = np.isfinite(matrix[a, b])  # the coupling of a head that is zero is NaN
-    a, b = a[finite], b[finite]
-    subtitle = "no two heads to compare"
-    if len(a):
-        pairs = matrix[a, b]
-        strongest = np.argmax(np.abs(pairs))
-        subtitle = (
-            f"strongest pair {a[strongest]} and {b[strongest]}: {pairs[strongest]:.2f}; "
-            f"{np.mean(pairs > 0):.0%} of pairs positive"
-        )
-    title = f"{name}, coupling of heads"
+    title, subtitle = f"{name}, coupling of heads", strongest_pair(matrix)
     values = {"layer": block.layer, "coupling": matrix.tolist()}
     return View(title, subtitle, values, lambda: pictures.coupling(matrix, title))
 

@@ -40,7 +40,7 @@ def outliers(rows: int, columns: int) -> str:
 
 
 def strongest_pair(coupling: np.ndarray) -> str:
-    """The two heads closest to being each other's transposes, and the share of positive pairs.
+    """The two heads closest to being each other's transposes, up to their sign.
 
     Parameters
     ----------
@@ -49,24 +49,21 @@ def strongest_pair(coupling: np.ndarray) -> str:
 
     Examples
     --------
-    >>> strongest_pair(np.array([[1.0, 0.4, -0.2], [0.4, 1.0, 0.9], [-0.2, 0.9, 1.0]]))
-    'Strongest pair: heads 1 and 2, 0.90; 67 % of pairs are positive.'
+    >>> strongest_pair(np.array([[1.0, 0.4, -0.2], [0.4, 1.0, -0.9], [-0.2, -0.9, 1.0]]))
+    'strongest pair 1 and 2: -0.90; 33% of pairs positive'
     >>> strongest_pair(np.ones((1, 1)))
-    'A single head.'
+    'no two heads to compare'
     """
-    if len(coupling) < 2:
-        return "A single head."
     first, second = np.triu_indices(len(coupling), 1)
+    known = np.isfinite(coupling[first, second])
+    first, second = first[known], second[known]
     values = coupling[first, second]
-    known = np.isfinite(values)
-    if not known.any():
-        return "No two heads to compare: the others are zero."
-    first, second, values = first[known], second[known], values[known]
-    best = int(np.argmax(values))
-    strength = number(float(values[best]), 2).replace("-", "−")
+    if not len(values):
+        return "no two heads to compare"
+    best = np.argmax(np.abs(values))
     return (
-        f"Strongest pair: heads {first[best]} and {second[best]}, {strength}; "
-        f"{round(100 * float(np.mean(values > 0)))} % of pairs are positive."
+        f"strongest pair {first[best]} and {second[best]}: {values[best]:.2f}; "
+        f"{np.mean(values > 0):.0%} of pairs positive"
     )
 
 
@@ -220,7 +217,7 @@ def _pictures(block: BlockDetails, side: int) -> dict[str, Any]:
         "row_mean": digits(block.row_norms.mean()),
         "column_mean": digits(block.column_norms.mean()),
         "said": outliers(len(block.outlying_rows), len(block.outlying_columns)),
-        "pair": "" if coupling is None else strongest_pair(coupling),
+        "pair": "" if coupling is None else f"{strongest_pair(coupling).capitalize()}.",
         "coupling": None
         if coupling is None
         else [[digits(round(value, 3)) for value in row] for row in coupling.tolist()],

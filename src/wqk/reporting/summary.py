@@ -6,7 +6,6 @@ Installed packages may know the place of scores among those of other models.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -18,7 +17,7 @@ import polars as pl
 
 from wqk._console import count, kind_in_words, number
 from wqk.errors import TableError
-from wqk.tables.rendering import HEADLINE, STATUSES, label
+from wqk.tables.rendering import HEADLINE, STATUSES, label, shades_of
 from wqk.tables.rendering import notes as notes_of
 from wqk.tables.schema import GROUP, KEY, statuses
 from wqk.tables.score_table import ScoreTable
@@ -81,11 +80,6 @@ def groups(tables: Sequence[ScoreTable]) -> list[Group]:
     return found
 
 
-# Stacks by the color that they have in every figure; colors that a report has for each.
-KINDS = {"encoder": "encoder", "vision": "encoder", "decoder": "decoder"}
-SHADES = 3
-
-
 def colors(groups: Sequence[Group]) -> list[str]:
     """The names of the groups' colors: a shade of their stack's.
 
@@ -97,13 +91,8 @@ def colors(groups: Sequence[Group]) -> list[str]:
     >>> colors(globals()["groups"]([ScoreTable.from_rows(rows)]))
     ['encoder-0', 'decoder-0', 'encoder-1']
     """
-    seen: Counter[str] = Counter()
-    names = []
-    for group in groups:
-        kind = KINDS.get(str(group.facts["stack"]), "other")
-        names.append(f"{kind}-{seen[kind] % SHADES}")
-        seen[kind] += 1
-    return names
+    stacks = (str(group.facts["stack"]) for group in groups)
+    return [f"{kind}-{shade}" for kind, shade in shades_of(stacks)]
 
 
 def model_name() -> pl.Expr:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -401,13 +401,29 @@ def _layer_curves(table: ScoreTable) -> Figure:
     return figure
 
 
+def shades_of(stacks: Iterable[str]) -> list[tuple[str, int]]:
+    """The color of each model, by its stack, and which of its shades.
+
+    Examples
+    --------
+    >>> shades_of(["encoder", "decoder", "vision"])
+    [('encoder', 0), ('decoder', 0), ('encoder', 1)]
+    """
+    seen: Counter[str] = Counter()
+    found = []
+    for stack in stacks:
+        kind = STACKS.get(stack, "other")
+        found.append((kind, seen[kind] % len(SHADES[kind])))
+        seen[kind] += 1
+    return found
+
+
 def layer_curves(axis: Axes, table: ScoreTable, score: str, label: str) -> None:
     """One score over the layers, a curve for each model, with zero and the null."""
-    seen: Counter[str] = Counter()
-    for index, (name, rows) in enumerate(_models(table.layers.frame)):
-        stack = STACKS.get(rows["stack"][0], "other")
-        color, line = SHADES[stack][seen[stack] % len(SHADES[stack])], LINES[index % len(LINES)]
-        seen[stack] += 1
+    models = list(_models(table.layers.frame))
+    shades = shades_of(rows["stack"][0] for _, rows in models)
+    for index, ((name, rows), (kind, shade)) in enumerate(zip(models, shades, strict=True)):
+        color, line = SHADES[kind][shade], LINES[index % len(LINES)]
         axis.plot(rows["layer"], rows[score], line, color=color, label=name, clip_on=False)
         if score == "symmetry":
             axis.plot(rows["layer"], rows["symmetry_null"], ":", color=color, linewidth=0.8)
