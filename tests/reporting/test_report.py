@@ -359,7 +359,7 @@ def test_a_report_has_the_heads_that_the_terminal_does_not_show(run, tmp_path):
     [
         (("report", "absent.parquet", "-o", "r.html"), "cannot be read"),
         (("report", "bad.jsonl", "-o", "r.html"), "contains no score table"),
-        (("report", ".", "-o", "r.html"), "of a model, scan it first"),
+        (("report", ".", "-o", "r.html"), "a model is scanned first"),
         (("report", "good.csv", "-o", "r.docx"), "written as .html"),
         (("report", "good.csv", "-o", "absent/r.html"), "cannot be written"),
         (("report", "good.csv", "--details", "good.csv", "-o", "r.html"), "holds no details"),
