@@ -239,6 +239,7 @@ def _in_html(renderable: Any) -> str:
     if not text:
         return ""
     tag = "b" if "bold" in str(getattr(renderable, "style", "")) else "span"
+    tag = "code" if text.startswith("  ") else tag  # of a repair
     return f"<div><{tag}>{text}</{tag}></div>"
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from html import unescape
+from pathlib import Path
+
+from tests import small
 from tests.reporting.making import EVIL, rows, table
 
 import wqk
@@ -20,6 +25,23 @@ def test_names_are_escaped():
     assert "<script" not in shown
     assert shown.count("<img") == shown.count("<img alt") == 1  # the picture
     assert "&lt;/script&gt;" in shown
+
+
+def test_a_report_is_its_own_page(tmp_path):
+    report = wqk.report(table(rows(EVIL)), tmp_path / "r.html")
+    assert Path(report).read_text("utf-8").startswith("<!doctype html>")
+    (frame,) = re.findall(r'<iframe srcdoc="([^"]*)"[^>]*></iframe>', report._repr_html_())
+    assert unescape(frame) == Path(report).read_text("utf-8")
+    assert re.fullmatch(r".*r\.html \(\d\.\d MB\)", repr(report))
+    assert "parameters stored" in unescape(frame)
+
+
+def test_numbers_are_not_broken_and_a_repair_is_code():
+    one, other = (small.llama(sides="qkvo") for _ in range(2))
+    other._arrays["model.layers.1.self_attn.q_proj.weight"] *= 2
+    shown = wqk.same(one, other)._repr_html_()
+    assert 'style="text-align: right; white-space: nowrap"' in shown
+    assert re.search("<code>  .*</code>", shown)
 
 
 def test_attention_says_what_it_is():

@@ -339,9 +339,9 @@ class BilinearForm(Advising, synonyms=SYNONYMS):
         from wqk.forms.images import matrix, matrix_image
 
         image = matrix_image(self)
-        said = f"directionality (excess) {float(self.directionality_excess):.2f}"
+        said = f"directionality (excess) {float(self.directionality_excess):z.2f}"
         if self.is_square:
-            said = f"symmetry {float(self.symmetry):.2f}, {said}"
+            said = f"symmetry {float(self.symmetry):z.2f}, {said}"
         return matrix(image, title or self._title, said)
 
     def dense(self) -> Float[Array, "... d_query d_key"]:

@@ -328,7 +328,7 @@ def untrained_range(width: int, rank: int, gamma: float = 2.0) -> dict[str, tupl
     rng = np.random.default_rng(0)
     drawn = []
     for _ in range(DRAWS):
-        form = BilinearForm(rng.standard_normal(shape), rng.standard_normal(shape))
+        form = BilinearForm.from_factors(*rng.standard_normal((2, *shape)))
         drawn.append((symmetry(form), directionality(form, gamma=gamma, weight="excess")))
     columns = zip(("symmetry", "directionality_excess"), np.array(drawn).T, strict=True)
     return {name: (float(values.min()), float(values.max())) for name, values in columns}

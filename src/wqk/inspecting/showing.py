@@ -95,7 +95,7 @@ def form_view(block: Block, name: str, head: int | None = None, gamma: float = 2
     subtitle = "the form is zero"
     if image.row_norms.any():
         subtitle = ", ".join(
-            f"{label(score)} {scores[score] + 0.0:.2f}" for score in HEADLINE if score in scores
+            f"{label(score)} {scores[score]:z.2f}" for score in HEADLINE if score in scores
         )
     values = {
         "layer": block.layer,

@@ -133,7 +133,7 @@ def summary_table(groups: Sequence[Group]) -> str:
     """A table with a row for each group: what it is, medians and quartiles over its layers."""
     sheet = Sheet(
         [Column(name, text=True) for name in ("model", "attention")]
-        + [Column(name) for name in ("parameters", "layers", "heads", "width")]
+        + [Column(name) for name in ("parameters stored", "layers", "heads", "width")]
         + [Column(label(score)) for score in HEADLINE]
     )
     for group, color in zip(groups, colors(groups), strict=True):

@@ -63,7 +63,7 @@ COLUMNS = (
     Column("step", int, "the training step, where the checkpoint is one of several"),
     Column("model_type", str, "as in the configuration"),
     Column("family", str, "the family that says which tensors are queries and keys"),
-    Column("parameters", int, "number of all parameters"),
+    Column("parameters", int, "number of parameters that the checkpoint holds"),
     Column("stack", str, "encoder, decoder, vision, …"),
     Column("kind", str, "self- or cross-attention", missing="self"),
     Column("window", str, "tokens that local attention reaches", "window"),

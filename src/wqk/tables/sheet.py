@@ -390,4 +390,5 @@ def _paged(cell: Cell | Bar) -> str:
 
 
 def _side(column: Column) -> str:
-    return f' style="text-align: {"left" if column.text else "right"}"'
+    # A number is one word, whatever hyphens it has.
+    return f' style="text-align: {"left" if column.text else "right; white-space: nowrap"}"'
