@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,22 @@ def llama(
         "num_attention_heads": heads, "num_key_value_heads": key_heads, "head_dim": head_width,
     }  # fmt: skip
     return StateDict(tensors, about | config, name)
+
+
+def save(folder: Path, tensors: dict[str, Any], config: dict[str, Any]) -> Path:
+    """A folder with these tensors, of NumPy in float32 or of PyTorch, and their configuration."""
+    from safetensors import numpy, torch
+
+    folder.mkdir(parents=True, exist_ok=True)
+    ours = {name: t for name, t in tensors.items() if isinstance(t, np.ndarray)}
+    if ours:
+        single = {name: np.asarray(t, np.float32, order="C") for name, t in ours.items()}
+        numpy.save_file(single, folder / "model.safetensors")
+    else:
+        kept = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        torch.save_file(kept, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 def bert(kind: str = "BertModel", *, seed: int = 0, **changes: Any) -> Any:

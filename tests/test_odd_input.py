@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from tests import small
 from tests.command import run
 
 import wqk
@@ -31,11 +30,7 @@ def folder(path: Path, tensors: Mapping[str, np.ndarray] | None = None, **config
         shapes |= {f"model.layers.{layer}.self_attn.{n}_proj": (D, D) for n in "qkvo"}
     weights = {f"{n}.weight": random.standard_normal(s) for n, s in shapes.items()}
     weights |= {f"model.layers.{n}.input_layernorm.weight": np.ones(D) for n in range(L)}
-    path.mkdir()
-    whole = {n: np.asarray(w, np.float32) for n, w in {**weights, **(tensors or {})}.items()}
-    save_file(whole, path / "model.safetensors")
-    (path / "config.json").write_text(json.dumps(CONFIG | config))
-    return path
+    return small.save(path, {**weights, **(tensors or {})}, CONFIG | config)
 
 
 ODD: dict[str, dict[str, Any]] = {

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
+from tests import small
 
 import wqk
 from wqk.checkpoints import Part, open_checkpoint
@@ -26,15 +27,11 @@ def draw(*shape: int, seed: int) -> np.ndarray:
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    folder = tmp_path / "base"
-    folder.mkdir()
     config = {"model_type": "llama", "num_attention_heads": 4, "hidden_size": 16}
-    (folder / "config.json").write_text(json.dumps(config))
     weights = {f"{QUERY}.weight": draw(16, 16, seed=0), f"{KEY}.weight": draw(16, 16, seed=1)}
     weights[f"{QUERY}.bias"] = draw(16, seed=4)
     weights["model.embed_tokens.weight"] = draw(8, 16, seed=5)
-    save_file(weights, folder / "model.safetensors")
-    return folder
+    return small.save(tmp_path / "base", weights, config)
 
 
 def adapter(base: Path, tensors: dict[str, np.ndarray], **config: Any) -> Path:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests import small
 
 import wqk
 from wqk.checkpoints import Part, open_checkpoint
@@ -67,20 +68,17 @@ def halved(weight: torch.Tensor) -> torch.Tensor:
 
 def twin(folder: Path, turn: Any = halved, tensors: Tensors | None = None, **config: Any) -> Path:
     """The same model as transformers saves it."""
-    folder.mkdir(exist_ok=True)
     named = {}
     for name, value in (tensors or original()).items():
         for theirs, ours in NAMES.items():
             if theirs in name:
                 value = turn(value) if theirs in ("attention.wq", "attention.wk") else value
                 named[f"model.{name.replace(theirs, ours)}"] = value
-    save_file(named, folder / "model.safetensors")
     about = {
         "model_type": "llama", "hidden_size": D, "num_hidden_layers": LAYERS,
         "num_attention_heads": H, "num_key_value_heads": G, "rms_norm_eps": 1e-5,
     }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(about | config))
-    return folder
+    return small.save(folder, named, about | config)
 
 
 def split(tensors: Tensors, parts: int, embeddings: int) -> list[Tensors]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from tests.checkpoints.attacking import mutated
+from tests.small import save as write
 
 import wqk
 from wqk.checkpoints import Part, open_checkpoint
@@ -40,14 +41,6 @@ def case(name: str, at: str = "a") -> tuple[dict[str, Any], np.ndarray, dict[str
     own = {k.removeprefix(f"{name}/"): v for k, v in every.items() if k.startswith(f"{name}/")}
     values = own.pop("values").numpy()
     return {f"{at}.{key}": value for key, value in own.items()}, values, json.loads(CONFIGS[name])
-
-
-def write(folder: Path, tensors: dict[str, Any], config: dict[str, Any]) -> Path:
-    folder.mkdir(exist_ok=True)
-    kept = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    safetensors.save_file(kept, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
+from tests import small
 
 import wqk
 from wqk.attention import Block
@@ -19,6 +19,9 @@ from wqk.inspecting import composition
 
 LAYERS, HEADS, KEY_HEADS, WIDTH, RANK = 3, 4, 2, 48, 6
 PAIRS = 3 * HEADS**2  # of three layers
+SIZES = {
+    "layers": LAYERS, "heads": HEADS, "key_heads": KEY_HEADS, "head_width": RANK, "width": WIDTH,
+}  # fmt: skip
 
 
 # With such a threshold, chance is a rotation of the whole stream.
@@ -27,35 +30,12 @@ NO_OUTLIERS = 1e6
 
 def weights(seed: int = 0) -> dict[str, np.ndarray]:
     """Random weights with the names of Llama's, in three layers with grouped heads."""
-    dice = np.random.default_rng(seed)
-    shapes = {"q": (HEADS, 0), "k": (KEY_HEADS, 0), "v": (KEY_HEADS, 0), "o": (HEADS, 1)}
-    made = {}
-    for layer in range(LAYERS):
-        for role, (heads, turned) in shapes.items():
-            weight = dice.standard_normal((heads * RANK, WIDTH)).astype(np.float32)
-            name = f"model.layers.{layer}.self_attn.{role}_proj.weight"
-            made[name] = np.ascontiguousarray(weight.T) if turned else weight
-        gain = dice.uniform(0.5, 2, WIDTH).astype(np.float32)
-        made[f"model.layers.{layer}.input_layernorm.weight"] = gain
-    return made
+    return small.llama(**SIZES, sides="qkvo", norms=True, seed=seed)._arrays
 
 
 def llama(folder: Path, tensors: dict[str, np.ndarray], **changes: Any) -> Path:
     """A folder with these weights."""
-    safetensors = pytest.importorskip("safetensors.numpy")
-    config = {
-        "model_type": "llama",
-        "hidden_size": WIDTH,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KEY_HEADS,
-        "head_dim": RANK,
-        "rope_theta": 10000.0,
-    } | changes
-    folder.mkdir(exist_ok=True)
-    safetensors.save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    return small.save(folder, tensors, {**small.llama(**SIZES).config, **changes})
 
 
 def matrices(ref: Any, circuit: str, **coordinates: Any) -> list[np.ndarray]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
+from tests import small
 from tests.stand_in import Module
 
 import wqk
@@ -128,8 +128,6 @@ def test_progress_is_reported_for_every_block() -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 def test_memory_does_not_grow_with_the_number_of_layers(tmp_path: Path) -> None:
-    save_file = pytest.importorskip("safetensors.numpy").save_file
-
     rng, d, peaks = np.random.default_rng(3), 1024, []
     code = (
         "import sys, wqk\nwqk.scan(sys.argv[1])\n"
@@ -137,18 +135,13 @@ def test_memory_does_not_grow_with_the_number_of_layers(tmp_path: Path) -> None:
     )
     for layers in (4, 24):
         folder = tmp_path / str(layers)
-        folder.mkdir()
         names = [
             f"encoder.layer.{n}.attention.self.{role}.weight"
             for n in range(layers)
             for role in ("query", "key")
         ]
-        save_file(
-            {name: rng.standard_normal((d, d)).astype(np.float32) for name in names},
-            folder / "model.safetensors",
-        )
         config = {"model_type": "bert", "num_attention_heads": 16, "num_hidden_layers": layers}
-        (folder / "config.json").write_text(json.dumps(config))
+        small.save(folder, {name: rng.standard_normal((d, d)) for name in names}, config)
         told = subprocess.check_output([sys.executable, "-c", code, str(folder)], text=True)
         peaks.append(int(told) / 1024)
     # Twenty more layers are 168 MB of weights; none of them may stay.

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from tests import small
 from tests.command import run as run_command
 from tests.limits import counts, refused
 
@@ -65,10 +66,7 @@ def make_checkpoint(folder: Path, seed: int, *, llama: bool = False) -> Path:
         "num_hidden_layers": LAYERS,
         "num_attention_heads": HEADS,
     }
-    folder.mkdir(parents=True)
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    return small.save(folder, tensors, config)
 
 
 @pytest.fixture(scope="module")
@@ -346,12 +344,8 @@ def test_nothing_that_one_checkpoint_holds_stops_the_others(models: list[str], t
     }
     bad = []
     for number, name in enumerate((b"a", b"b\xff", b"c", b"d")):
-        folder = tmp_path / os.fsdecode(name)
-        folder.mkdir()
-        save_file(weights, folder / "model.safetensors")
         config = {"model_type": "x\ud800" if number == 2 else "x", "num_attention_heads": 2}
-        (folder / "config.json").write_text(json.dumps(config))
-        bad.append(str(folder))
+        bad.append(str(small.save(tmp_path / os.fsdecode(name), weights, config)))
     index = Path(bad[3], "model.safetensors.index.json")
     index.write_text(json.dumps({"weight_map": {"a\ud800": "b\ud800.safetensors"}}))
     Path(bad[3], "model.safetensors").unlink()
