@@ -182,15 +182,6 @@ def test_a_missing_tensor_is_named(folder):
 # 8-bit floats
 
 
-def write_float8(
-    folder: Path, weight: torch.Tensor, scale: torch.Tensor | None, suffix: str = "_scale_inv"
-) -> None:
-    tensors = {"w": weight}
-    if scale is not None:
-        tensors[f"w{suffix}"] = scale
-    save_file(tensors, folder / "model.safetensors")
-
-
 def float8_weight(*shape: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     return (100 * torch.randn(shape, generator=generator)).to(torch.float8_e4m3fn)
@@ -208,62 +199,42 @@ def spread(scales: torch.Tensor, side: int, shape: tuple[int, int]) -> torch.Ten
 
 
 ROWS = [None, ((0, 300),), ((100, 160),), ((250, 300), (0, 3)), ((127, 129), (127, 128))]
+# A matrix's shape, its scales and the end of their name, and the side of the blocks that share one;
+# 0 if they broadcast.
+SCALED = {
+    **{
+        f"blocks of 128 in {shape}": (shape, "_scale_inv", block_scales(shape, 128), 128)
+        for shape in ((300, 200), (300, 256), (384, 128), (300, 70))
+    },
+    "blocks of a configured size": ((300, 90), "_scale_inv", block_scales((300, 90), 64), 64),
+    "one for the tensor": ((300, 200), "_scale", torch.tensor(0.25), 0),
+    "one in a list": ((300, 200), "_scale", torch.tensor([0.25]), 0),
+    "one for each row": ((300, 200), "_scale", torch.linspace(0.5, 2, 300), 0),
+    "a column": ((300, 200), "_scale", torch.linspace(0.5, 2, 300)[:, None], 0),
+    "half precision": ((300, 200), "_scale", torch.linspace(0.5, 2, 300).bfloat16(), 0),
+    "blocks of 50": ((300, 200), "_scale", block_scales((300, 200), 50), 50),
+}
 
 
 @pytest.mark.parametrize("rows", ROWS, ids=str)
-@pytest.mark.parametrize("shape", [(300, 200), (300, 256), (384, 128), (300, 70)], ids=str)
-def test_float8_in_blocks_of_128(folder, shape, rows):
-    weight, scales = float8_weight(*shape), block_scales(shape, 128)
-    write_float8(folder, weight, scales)
-    expected = (weight.float() * spread(scales, 128, shape)).numpy()
+@pytest.mark.parametrize("case", SCALED)
+@pytest.mark.parametrize("files", [1, 2])
+def test_float8_is_multiplied_by_its_scales(folder, case, rows, files):
+    shape, ending, scales, side = SCALED[case]
+    weight = float8_weight(*shape)
+    tensors = {"w": weight, f"w{ending}": scales}
+    for number, some in enumerate([tensors] if files == 1 else [{n: tensors[n]} for n in tensors]):
+        save_file(some, folder / f"{number}.safetensors")
+    if side == 64:
+        write_json(folder / "config.json", {"quantization_config": {"weight_block_size": [64, 64]}})
+    by_row = scales.float()[:, None] if scales.shape == (300,) else scales.float()
+    wide = spread(scales.float(), side, shape) if side else by_row
+    expected = (weight.float() * wide).numpy()
     (result,) = open_checkpoint(folder).read([Part("w", rows)])
     if rows:
         expected = np.concatenate([expected[start:stop] for start, stop in rows])
     assert result.dtype == np.float32
     np.testing.assert_allclose(result, expected, rtol=1e-6)
-
-
-SCALES = {
-    "one for the tensor": torch.tensor(0.25),
-    "one in a list": torch.tensor([0.25]),
-    "one for each row": torch.linspace(0.5, 2, 300),
-    "one for each row, as a column": torch.linspace(0.5, 2, 300)[:, None],
-    "half precision": torch.linspace(0.5, 2, 300).bfloat16(),
-    "blocks of 50": block_scales((300, 200), 50),
-}
-
-
-@pytest.mark.parametrize("rows", ROWS, ids=str)
-@pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
-def test_float8_with_other_scales(folder, scale, rows):
-    weight = float8_weight(300, 200)
-    write_float8(folder, weight, scale, "_scale")
-    by_row = scale.float()[:, None] if scale.shape == (300,) else scale.float()
-    wide = spread(by_row, 50, (300, 200)) if scale.shape == (6, 4) else by_row
-    expected = (weight.float() * wide).numpy()
-    (result,) = open_checkpoint(folder).read([Part("w", rows)])
-    if rows:
-        expected = np.concatenate([expected[start:stop] for start, stop in rows])
-    np.testing.assert_allclose(result, expected, rtol=1e-6)
-
-
-def test_float8_and_its_scales_in_two_files(folder):
-    weight, scales = float8_weight(300, 200), block_scales((300, 200), 128)
-    save_file({"w": weight}, folder / "one.safetensors")
-    save_file({"w_scale_inv": scales}, folder / "two.safetensors")
-    expected = weight.float() * spread(scales, 128, (300, 200))
-    (result,) = read(open_checkpoint(folder), "w")
-    np.testing.assert_allclose(result, expected.numpy(), rtol=1e-6)
-
-
-def test_float8_in_blocks_of_the_configured_size(folder):
-    shape = 300, 90
-    weight, scales = float8_weight(*shape), block_scales(shape, 64)
-    write_float8(folder, weight, scales)
-    write_json(folder / "config.json", {"quantization_config": {"weight_block_size": [64, 64]}})
-    (result,) = read(open_checkpoint(folder), "w")
-    expected = weight.float() * spread(scales, 64, shape)
-    np.testing.assert_allclose(result, expected.numpy(), rtol=1e-6)
 
 
 BAD_SCALES = {
@@ -278,7 +249,8 @@ BAD_SCALES = {
 
 @pytest.mark.parametrize(("scale", "message"), BAD_SCALES.values(), ids=BAD_SCALES)
 def test_float8_that_means_nothing_is_refused(folder, scale, message):
-    write_float8(folder, float8_weight(300, 200), scale)
+    scales = {} if scale is None else {"w_scale_inv": scale}
+    save_file({"w": float8_weight(300, 200), **scales}, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=message):
         read(open_checkpoint(folder), "w")
 
