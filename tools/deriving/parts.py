@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 PARTS = Path(wqk.families.__file__).parent / "parts.toml"
 DEFAULTS = Path(wqk.families.__file__).parent / "defaults.toml"
 # Keys that are read for every family; see Config.window and families/rotary.py.
-SWITCHES = {"use_sliding_window", "max_window_layers", "global_attention_blocks"}
+SWITCHES = {
+    "use_sliding_window", "max_window_layers", "global_attention_blocks", "pos_att_type",
+}  # fmt: skip
 LENGTHS = {"max_position_embeddings", "original_max_position_embeddings"}
 # Configuration keys of how many layers it takes until one is of another kind.
 PERIODS = ("sliding_window_pattern", "global_attn_every_n_layers", "full_attention_interval")
@@ -110,7 +112,11 @@ def _values(config: Any, family: Family, has_counts: bool) -> dict[str, Any]:
     names = {other: key for other, key in others.items() if key in _named(family) | counts}
     found |= {"names": names} if names else {}
     keys = _named(family) - counts
-    lists = {"global_attention_blocks", *(key for rule in family.attention for key in rule.window)}
+    lists = {
+        "global_attention_blocks",
+        "pos_att_type",
+        *(key for rule in family.attention for key in rule.window),
+    }
     if any(rule.rotary for rule in family.attention):
         keys |= LENGTHS
     # Of latent attention, each key is named.
@@ -121,7 +127,7 @@ def _values(config: Any, family: Family, has_counts: bool) -> dict[str, Any]:
         key: value
         for key, value in own.items()
         if key in keys | widths
-        and isinstance(value, (int, float, list) if key in lists else (int, float))
+        and isinstance(value, (int, float, list, tuple) if key in lists else (int, float))
     }
     layers = table.get("per_layer_config") or {}
     other = {one["head_dim"] for one in layers.values() if "head_dim" in one}

@@ -141,10 +141,12 @@ def _site_faults(checkpoint: Checkpoint, attention: Block, site: Site) -> Iterat
                for c in content_of(site)) and not p.position and not p.rule.partial:  # fmt: skip
         yield "another product is added to the form's"
     said = p.position or p.sinks or not p.rule.whole_score
+    stored = checkpoint.tensors()
+    terms = [term for term in product.terms if term in stored or not site.causal]  # or its mask
     if not p.sinks and any("sink" in term for term in product.terms):
         yield "a sink is beside the keys"
-    if (product.terms or others) and not said:
-        yield f"beside the form: {', '.join(product.terms[:2]) or 'another product'}"
+    if (terms or others) and not said:
+        yield f"beside the form: {', '.join(terms[:2]) or 'another product'}"
     shape = attention.query.weight.shape[:2]
     explained = p.rule.note or p.query.norm
     if any(bias.shape == shape for bias in head_biases(product)) and not explained:

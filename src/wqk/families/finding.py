@@ -124,9 +124,10 @@ def _parts(config: Mapping[str, Any], model_type: object, path: str = "") -> Ite
         named = value.get("model_type") if value is not config else None
         kinds = [kind for kind in (named, types.get(key)) if isinstance(kind, str)]
         known = next((kind for kind in kinds if family_of_type(kind)), None)
-        if known:
-            yield Part(where, value, family_of_type(known) or Family(known, ()), known)
-        elif value is not config:
+        family = family_of_type(known)
+        if known and family:
+            yield Part(where, value, family, known)
+        if value is not config and (family is None or family.with_parts):
             yield from _parts(value, kinds[0] if kinds else None, where)
 
 

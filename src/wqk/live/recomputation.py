@@ -72,7 +72,9 @@ def recomputed(
     scores = block.scores(products)
     sizes = () if mask is None else zip(mask.shape, scores.shape, strict=True)
     if any(given not in (1, size) for given, size in sizes):
-        return None
+        if plan.position:
+            return None
+        mask = None  # what it hides is said by the plan, or the comparison fails
     distance = np.arange(scores.shape[-2])[:, None] - np.arange(scores.shape[-1])
     if plan.position.endswith("alibi"):
         scores = scores + alibi(plan, scores.shape[1], distance)
@@ -232,7 +234,7 @@ def form_difference(block: Block, application: Application | None) -> float | No
         _difference(expected, product)
         for last in {product.shape[-1] for product in application.products}
         for expected in _expected(block, x, y, last)
-        for product in _of_size(application.products, expected)
+        for product in _of_size(application.products, expected, len(x))
     ]
     if block.plan.rule.partial and not block.plan.rule.whole_score:
         found = [one for one in found if one < ALIKE]
@@ -247,7 +249,7 @@ def _expected(block: Block, x: np.ndarray, y: np.ndarray, keys: int) -> Iterator
     """The forms' products (B, H, I, J) of inputs with this many keys; tokens may come first."""
     # Convolutions are given the tokens last.
     x, y = (
-        side.swapaxes(1, 2) if side.ndim == 3 and width in side.shape[1:2] else side
+        side.swapaxes(1, 2) if side.ndim == 3 and side.shape[-1] != width == side.shape[1] else side
         for side, width in zip((x, y), block.groups.widths, strict=True)
     )
     if (x.shape[-1], y.shape[-1]) != block.groups.widths or (y.size // y.shape[-1]) % keys:
@@ -262,9 +264,11 @@ def _expected(block: Block, x: np.ndarray, y: np.ndarray, keys: int) -> Iterator
         yield block.products(left, right)
 
 
-def _of_size(products: tuple[np.ndarray, ...], expected: np.ndarray) -> Iterator[np.ndarray]:
+def _of_size(
+    products: tuple[np.ndarray, ...], expected: np.ndarray, batch: int
+) -> Iterator[np.ndarray]:
     """Products of the expected size, in its shape; several texts may have one product each."""
-    texts, keys = len(expected), expected.shape[-1]
+    texts, heads, _, keys = expected.shape
     # Heads may stand among the queries.
     alike = [
         product
@@ -274,6 +278,9 @@ def _of_size(products: tuple[np.ndarray, ...], expected: np.ndarray) -> Iterator
     for product in alike:
         if product.size == expected.size:
             yield product.reshape(expected.shape)
+            if texts % batch == 0:  # windows of a text may come after its heads
+                windows = product.reshape(batch, heads, -1, *expected.shape[2:])
+                yield windows.swapaxes(1, 2).reshape(expected.shape)
     apart = [product for product in alike if product.size * texts == expected.size]
     if texts > 1:
         for start in range(len(apart) - texts + 1):
@@ -421,6 +428,8 @@ def _applications(
     x, y = (
         side[:, :count]
         if side.ndim == 3 and len(side) == len(attention)
+        else side.swapaxes(0, 1)  # tokens come first
+        if side.shape[:-1] == (count, len(attention))
         else side.reshape(-1, count, side.shape[-1])
         for side, count in zip((x, y), attention.shape[-2:], strict=True)
     )
