@@ -205,6 +205,8 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ("pegasus_x", {}),
         ("wav2vec2-bert", {}),
         ("imagegpt", {}),
+        ("qwen4_exp_text", {}),
+        ("olmo_hybrid", {}),
         ("moonshine_streaming", {"rope_scaling": YARN}),
         ("evolla", {"rope_parameters": YARN | {"rope_theta": 3000.0}}),
         ("layoutlmv3", {"has_relative_attention_bias": False}),
