@@ -85,6 +85,18 @@ def test_two_towers_that_nothing_tells_apart_are_refused() -> None:
         wqk.open(Named(config, tensors))
 
 
+def test_modules_that_are_called_like_their_part_share_its_configuration() -> None:
+    config = {"model_type": "of-tomorrow", "qformer_config": TEXT}
+    tensors = pair("near.0.qformer.layers", 2, (48, 48), (16, 48))
+    tensors |= pair("near.1.qformer.layers", 2, (48, 48), (16, 48))
+    tensors |= pair("far.0.qformer.layers", 2, (48, 48), (16, 48))
+    plans = wqk.open(Named(config, tensors)).plans
+    assert {(p.stack, p.query.heads) for p in plans} == {
+        ("qformer-far", 6), ("qformer-near", 6), ("qformer-near-1", 6)
+    }  # fmt: skip
+    assert len(plans) == 6
+
+
 def test_attention_beside_the_parts_is_read_with_them() -> None:
     config = {"model_type": "moonshine_streaming", "encoder_config": TEXT, "num_attention_heads": 3}
     tensors = pair("encoder.layers", 2, (48, 48), (16, 48))
