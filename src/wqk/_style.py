@@ -142,8 +142,10 @@ def written(text: str) -> Figure:
 
 
 def check_picture(path: Path) -> None:
-    """Raise `OutputError` if no figure can be written to this path."""
+    """Raise if no figure can be written to this path, or matplotlib is missing."""
     check_output(path, "a picture", PICTURES)
+    with required_by("drawing", "report"):
+        import matplotlib as _  # noqa: F401
 
 
 def save_figure(figure: Figure, path: Path) -> None:

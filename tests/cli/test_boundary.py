@@ -232,3 +232,11 @@ def test_without_torch_it_is_said_what_to_install(monkeypatch, tmp_path, argumen
     told = run(*(str(tmp_path / "e.toml") if word == "FILE" else word for word in arguments))
     assert told.exit_code == 2
     assert "needs torch: pip install '.[train]'" in told.stderr
+
+
+def test_without_matplotlib_no_picture_is_promised(monkeypatch, tmp_path):
+    """What would not be drawn in the end is not computed first."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    told = run("same", ENCODER, ENCODER, "--picture", str(tmp_path / "p.png"))
+    assert (told.exit_code, told.stdout) == (2, "")
+    assert "needs matplotlib: pip install '.[report]'" in told.stderr
