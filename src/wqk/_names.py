@@ -72,11 +72,13 @@ def require_list(name: str, value: Any, like: str) -> None:
     """
     from wqk.errors import CheckpointError
 
-    kind = str if '"' in like else Integral
+    kind, kinds = (str, "names") if '"' in like else (Integral, "whole numbers")
     if isinstance(value, str | bytes) or not (
         isinstance(value, Iterable) and all(isinstance(one, kind) for one in value)
     ):
-        raise CheckpointError(f"{name}: expected a list, such as {name}={like}; got {value!r}")
+        raise CheckpointError(
+            f"{name}: expected a list of {kinds}, such as {name}={like}; got {value!r}"
+        )
 
 
 class Advising:

@@ -37,6 +37,7 @@ from wqk.live.listening import (
     Place,
     mask_of,
     own_inputs,
+    parent_of,
 )
 
 # Positions added to scores that follow from the distance, or need the term that the model computed.
@@ -314,8 +315,8 @@ class Application(NamedTuple):
     products: tuple[np.ndarray, ...] = ()  # of batches of matrices, computed by the module
 
 
-# Methods of attention modules, or of modules in them, that compute a learned term of the score
-# besides the form, and the term as a function of result and arguments. Later layers may reuse it.
+# Methods that compute a learned term of the score besides the form, and the term as a function of
+# result and arguments; those of a part are of attention modules alone. Later layers may reuse it.
 LEARNED_TERMS: Mapping[str, Callable[[Any, Sequence[Any]], Any]] = {
     **dict.fromkeys(
         (
@@ -356,11 +357,12 @@ def recording(
     Raises `UnknownFamily` if the model lacks a block that the checkpoint has.
     """
     latest: list[np.ndarray] = []
-    for module in [*model.modules()]:
+    attending = {parent_of(plan) for plan in live}
+    for name, module in [*model.named_modules()]:
         for path, term in LEARNED_TERMS.items():
-            inner, _, method = path.rpartition(".")
-            owner = getattr(module, inner, None) if inner else module
-            if hasattr(owner, method):
+            part, _, method = path.rpartition(".")
+            owner = getattr(module, part, None) if part else module
+            if hasattr(owner, method) and (not part or name in attending):
                 setattr(owner, method, _remembering(getattr(owner, method), term, latest))
     in_model = {plan.place: plan for plan in live}
     records: dict[Place, list[Application]] = {}
