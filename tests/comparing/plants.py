@@ -212,6 +212,11 @@ PLANTS: tuple[Plant, ...] = (
           (K.ZERO_POINT,)),
     Plant("stored the other way", "q! k! v! o!",
           lambda w, n: w.T if w.shape[0] == w.shape[1] else None, (K.TRANSPOSED,)),
+    Plant("its parts stored the other way", "q!",
+          lambda w, n: np.concatenate([part.T for part in n.parts])
+          if n.parts and all(len(part) == w.shape[1] for part in n.parts)
+        and np.array_equal(np.concatenate(n.parts), w) else None,
+          (K.TRANSPOSED,)),
     *(Plant(f"fused {what}", "q!", change, (K.FUSED,)) for what, change in (
         ("in sections", lambda w, n: joined(n, "qkv", 1)),
         ("in the order k q v", lambda w, n: joined(n, "kqv", 1)),
@@ -268,6 +273,7 @@ SETTINGS = (
     Setting("Gemma 2", {"final_logit_softcapping": 10.0}),
     Setting("Gemma 2", {"final_logit_softcapping": None}),
     Setting("Gemma 2", {"query_pre_attn_scalar": 32}, True),
+    Setting("DeepSeek", {"rope_parameters.rope_theta": 7e3}, True),
     Setting("Mistral", {"sliding_window": None}, True),
     Setting("DeepSeek", {"routed_scaling_factor": 2.5}),
     Setting("gpt-oss", {"num_experts_per_tok": 1}),
@@ -374,7 +380,8 @@ def places(plan: AttentionPlan, on: str) -> Iterator[Side]:
         if side is None or (on == "kb" and not turns):
             continue  # without positions a key's bias adds the same to all scores of a query
         one = side.projection.outer if isinstance(side.projection, Composed) else side.projection
-        norms = {"n": side.input_norm, "#": side.norm}
+        inner = side.projection.norm if isinstance(side.projection, Composed) else None
+        norms = {"n": side.input_norm, "#": side.norm or inner}
         if on[-1] in "bn#":
             norm = norms.get(on[-1])
             vector = side.bias if on[-1] == "b" else norm and norm.gain and norm.gain[0]

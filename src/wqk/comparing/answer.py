@@ -238,10 +238,8 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
             parts.append(f"{counted(count, 'tensor')} {differ} ({first}{more})")
         if self.settings:
             told = "; ".join(map(str, self.settings[:3])) + " …" * (len(self.settings) > 3)
-            many = len(self.settings) > 1
-            parts.append(
-                f"{counted(len(self.settings), 'setting')} differ{'s' * (not many)} ({told})"
-            )
+            many = counted(len(self.settings), "setting")
+            parts.append(f"{many} differ{'s' * (len(self.settings) == 1)} ({told})")
         compared = " · ".join(f"{name} {same}/{n}" for name, (same, n) in self.counts.items() if n)
         if self.unknown:
             compared += f" · not compared: {', '.join(self.unknown[:3])}"

@@ -284,7 +284,9 @@ def _form(plan: AttentionPlan) -> object:
         (norm.kind, norm.offset, [short(part.name) for part in norm.gain]) if norm else None
         for side in sides for norm in (side.norm, side.input_norm)
     ]  # fmt: skip
-    return plan.scale, norms, [(one.heads, one.head_width, one.factor) for one in sides]
+    turns = [one.rotary.order for one in (plan, plan.positional) if one and one.rotary]
+    turns += [plan.positional.rotary.frequencies.tobytes()] if plan.positional else []
+    return plan.scale, turns, norms, [(one.heads, one.head_width, one.factor) for one in sides]
 
 
 def form_restored(models: Sequence[Model], pair: Pair) -> tuple[Mismatch, AttentionPlan] | None:

@@ -97,12 +97,11 @@ def diagnose(
     if means is not None:
         return (means,)
     best: tuple[tuple[int, int], tuple[Mismatch, ...]] | None = None
-    plain, form = (), form_restored(models, pair)
-    for known in ((form,), plain) if form else (plain,):
-        plan = known[0][1] if known else pair[1]
+    for form in [*filter(None, [form_restored(models, pair)]), None]:
+        plan = form[1] if form else pair[1]
         turned = rotary_repaired(models, (pair[0], plan))
         plan = replace(plan, rotary=turned[1].rotary, axial=turned[1].axial) if turned else plan
-        settings = [one[0] for one in (*known, turned) if one]
+        settings = [one[0] for one in (form, turned) if one]
         found = _best(models, (pair[0], plan), neighbors, tolerance, circuits, unequal, settings)
         best = found if best is None else min(best, found, key=lambda one: one[0])
         if best[0] == (0, len(settings)):

@@ -100,13 +100,14 @@ class Expected:
         """Whether what a side should be is known."""
         one, other = first.projection, second.projection
         if self._same:
-            for a, b in zip(one.roles.values(), other.roles.values(), strict=True):
+            for (what, a), b in zip(one.roles.items(), other.roles.values(), strict=True):
                 if b.name not in self._tensors:
                     stored = self._read(1, b.name)
                     is_equal = equal_bytes(self._checkpoints, (Part(a.name), Part(b.name)))
                     wanted = stored if is_equal else self._read(0, a.name)
                     self._tensors[b.name] = _Tensor(stored, wanted, a.name)
-                self._target(b.name, a.name, role, second)
+                latent = ("norm of the latent of the " + role,)
+                self._target(b.name, a.name, *(latent if what == "inner_norm" else (role, second)))
             return True
         fits = second.heads % first.heads == 0 and second.head_width == first.head_width
         if not (isinstance(one, Projection) and isinstance(other, Projection) and fits):

@@ -65,9 +65,8 @@ def mismatch_map(comparison: CheckpointComparison) -> Figure:
         axis.tick_params(axis="y", length=0, pad=12)
         axis.spines[:].set_visible(False)
     names = [comparison.checkpoint, comparison.other]
-    if len({last_part(name) for name in names}) == 2:
-        names = [last_part(name) for name in names]
-    names = [shorten(name, 40) for name in names]
+    last = [last_part(name) for name in names]
+    names = [shorten(name, 40) for name in (names if last[0] == last[1] else last)]
     figure.suptitle(f"{names[1]} against {names[0]}", fontsize=8)
     same = [Patch(color=SAME, label="the same, up to rounding")]
     causes = [Patch(color=color_of[name], label=name) for name in verdicts]

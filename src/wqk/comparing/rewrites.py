@@ -45,7 +45,6 @@ from wqk.comparing.units import (
     Finding,
     Unit,
     across,
-    alike,
     cosines,
     largest,
     nearest,
@@ -139,8 +138,9 @@ def _heads(unit: Unit) -> Finding | None:
         some.reshape(unit.heads, unit.sizes.width, -1) for some in (unit.wanted, unit.stored)
     )
     for count in (n for n in range(1, unit.heads) if unit.heads % n == 0):
-        means = wanted.reshape(count, -1, *wanted.shape[1:]).mean(axis=1)
-        if same_numbers(means.repeat(unit.heads // count, axis=0), stored):
+        groups, share = wanted.reshape(count, -1, *wanted.shape[1:]), unit.heads // count
+        if all(same_numbers(groups[:, :, some].mean(axis=1).repeat(share, axis=0), stored[:, some])
+               for some in (slice(1), slice(None))):  # fmt: skip
             words = f"{unit.heads} {unit.role} heads were averaged to {count}, which loses them"
             return unit.finding(Kind.AVERAGED, words, "w = original", unit.wanted)
     strange = cosines(unit.wanted, unit.stored) < QUANTIZED_ALIKE
@@ -306,7 +306,7 @@ def _sections(unit: Unit, strangers: bool = True) -> Finding | None:
     """
     wrong = [part for part in unit.parts if not part.right]
     found = [one for part in wrong if (one := _of_part(unit, part)) is not None]
-    told = {(one.kind, one.words, one.code) for one in found}
+    told = {(o.kind, o.words, o.code) for o in found if o.kind is not Kind.TRANSPOSED}
     alike = len(told) == 1 and len(unit.parts) == len(found) > 1  # said of the whole
     if not found or len(found) < len(wrong) or alike:
         return None
@@ -322,7 +322,7 @@ def _sections(unit: Unit, strangers: bool = True) -> Finding | None:
         ]
         code += [
             f"rows = {_place(np.asarray(part.rows))}",
-            *(f"part_{name} = {name}[rows]" for name in names),
+            *(f"part_{name} = {name}[rows].clone()" for name in names),
             inner,
             *(f"{name}[rows] = part_{name}" for name in names if len(name) == 1),
         ]
@@ -485,9 +485,9 @@ def _vector(unit: Unit) -> Finding | None:
         words = f"{plural} are {'missing' if kind is Kind.BIASES else 'all zero'}"
     elif not wanted.any():
         words, code = f"{plural} that the original lacks", f"{name}[:] = 0"
-    elif plural == "gains" and alike(wanted, has + 1):
+    elif plural == "gains" and same_numbers(wanted, has + 1):
         words, code = "gains are read as stored, but are differences from 1", "gain = 1 + gain"
-    elif plural == "gains" and alike(wanted, has - 1):
+    elif plural == "gains" and same_numbers(wanted, has - 1):
         words, code = "gains have 1 added that were not differences from 1", "gain = gain - 1"
     elif plural == "gains" and np.ptp(has) == 0:
         words = f"gains were not converted (all are {has[0]:g})"
@@ -508,11 +508,12 @@ def _vector(unit: Unit) -> Finding | None:
 def _order_of(wanted: np.ndarray, stored: np.ndarray) -> np.ndarray | None:
     """The entries of one vector that make another, where all are different."""
     ours, theirs = np.argsort(wanted), np.argsort(stored)
-    if len(np.unique(wanted)) < len(wanted) or not alike(wanted[ours], stored[theirs]):
+    if len(np.unique(wanted)) < len(wanted) or not same_numbers(wanted[ours], stored[theirs]):
         return None
     rows = np.empty_like(ours)
     rows[ours] = theirs
-    return rows if alike(wanted, stored[rows]) and (rows != np.arange(len(rows))).any() else None
+    moved = bool((rows != np.arange(len(rows))).any())
+    return rows if moved and same_numbers(wanted, stored[rows]) else None
 
 
 # -- all of it ---------------------------------------------------------------------------------

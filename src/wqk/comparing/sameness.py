@@ -159,15 +159,15 @@ def same(
         blocks = [_explained(models, pairs, blocks, marks, n, tolerance) for n in range(len(pairs))]
     one, two = (plan.query.tensor for plan in anchors[0])
     names = paired_names(checkpoints[0].tensors(), checkpoints[1].tensors(), (one, two))
-    rest = outside(models, pairs, blocks, names, everything, layers, tolerance)
+    tensors, unsure, skipped = outside(models, pairs, blocks, names, everything, layers, tolerance)
     notes += absent_towers(models)
     settings = {one.facts["name"]: one for one in configured.further_settings(models)}
     left = [name for name in settings if not (everything or configured.OF_ATTENTION.search(name))]
-    rest = (*rest[:2], (*rest[2], *(f"config.{name}" for name in left)))
-    settings = {name: one for name, one in settings.items() if name not in left}
+    skipped = (*skipped, *(f"config.{name}" for name in left))
+    told = tuple(one for name, one in settings.items() if name not in left)
     return CheckpointComparison(
         checkpoints[0].name, checkpoints[1].name, tuple(blocks), missing, added,
-        tuple(notes), *rest, accepted, _quantized(pairs), tuple(settings.values()),
+        tuple(notes), tensors, unsure, skipped, accepted, _quantized(pairs), told,
     )  # fmt: skip
 
 

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from wqk._caching import cached_property
 from wqk.checkpoints.checkpoint import Grid, Part, Regrouping
 from wqk.checkpoints.number_types import rounding
 from wqk.comparing.mismatches import Kind, Mismatch
 from wqk.comparing.permutations import Sizes
-from wqk.comparing.tolerances import ALIKE, QUANTIZED_ALIKE, SAFETY, SAME, TIED
+from wqk.comparing.tolerances import ALIKE, QUANTIZED_ALIKE, SAFETY, SAME, SCREENED, TIED
 
 # Rows are compared in so many random directions, some at a time to bound memory.
 DIRECTIONS, SOME = 64, 512
@@ -120,7 +121,7 @@ class Unit:
         """The cosine of rows that are the same."""
         return QUANTIZED_ALIKE if self.grid else ALIKE
 
-    @property
+    @cached_property
     def right(self) -> bool:
         """Whether it is what it should be, up to rounding."""
         if self.grid is not None:
@@ -150,7 +151,7 @@ class Unit:
         if one is not None and not one.right:
             if code == "w = original":
                 words, bias = f"{words}, and its bias", (one.wanted, "b = original_b")
-            if bias is not None and alike(one.wanted, bias[0]):
+            if bias is not None and same_numbers(one.wanted, bias[0]):
                 both[one.name] = bias[0].astype(one.stored.dtype, copy=False)
                 code += f"\n{bias[1]}"
         return Finding(kind, words, code, both, self, **more)
@@ -235,9 +236,8 @@ def within(a: np.ndarray, b: np.ndarray, bound: float) -> bool:
 def sketch(rows: np.ndarray) -> np.ndarray:
     """Rows in a few random directions, of norm 1; all of narrow ones."""
     if rows.shape[1] > DIRECTIONS:
-        random = np.random.default_rng(0)
-        directions = random.standard_normal((rows.shape[1], DIRECTIONS)).astype(np.float32)
-        rows = rows.astype(np.float32, copy=False) @ directions
+        random, shape = np.random.default_rng(0), (rows.shape[1], DIRECTIONS)
+        rows = rows.astype(np.float32, copy=False) @ random.standard_normal(shape, np.float32)
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     return np.asarray(rows / np.where(norms > 0, norms, 1), np.float32)
 
@@ -284,18 +284,17 @@ def permutation(wanted: np.ndarray, stored: np.ndarray, alike: float) -> np.ndar
     marks, others = sketch(wanted), sketch(stored)
     if (np.abs((marks * others).sum(axis=1)) > alike).all():
         return None
+    # Of unrelated rows, some tell it for all.
+    some = marks[:: max(1, len(marks) // SCREENED)]
+    near = np.abs((some * others[nearest(some, others)]).sum(axis=1))
+    if (near[some.any(axis=1)] < 2 * alike - 1).any():
+        return None
     place, found = matched(marks, others)
     is_found = found.all() and (cosines(wanted, stored[place]) > alike).all()
     return place if is_found and not np.array_equal(place, np.arange(len(place))) else None
 
 
-def alike(ours: np.ndarray, theirs: np.ndarray) -> bool:
-    """Whether two vectors are the same, up to rounding."""
-    most = max(largest(ours), 1e-30)
-    return ours.shape == theirs.shape and within(ours, theirs, 2 * SAME * most)
-
-
 def same_numbers(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two arrays of one shape are the same, up to a share of their size."""
+    """Whether two arrays are the same, up to a share of their size."""
     size = float(np.linalg.norm(a)) / max(1, a.size) ** 0.5
-    return within(a, b, 2 * SAME * (size + largest(a)))
+    return a.shape == b.shape and within(a, b, 2 * SAME * (size + largest(a)))

@@ -84,7 +84,7 @@ def unread_keys(model_type: object) -> Sequence[str]:
 
 def keys_of(*rules: object) -> set[str]:
     """The keys that rules read, among the names of tensors and other words in them."""
-    return {*READ, *re.findall(r"\w+", repr(rules))}
+    return {*READ, *TURNING, *re.findall(r"\w+", repr(rules))}
 
 
 def unread_settings(
