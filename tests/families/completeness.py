@@ -43,6 +43,7 @@ def omissions(checkpoint: Checkpoint, family: Family) -> list[str]:
     plans = plan_attention(checkpoint, family)
     return [
         *_circuit(checkpoint, plans),
+        *_norms(checkpoint, plans),
         *_stacks(plans, family),
         *_misnamed(checkpoint, plans),
         *_strays(checkpoint, family, plans),
@@ -61,6 +62,22 @@ def _circuit(checkpoint: Checkpoint, plans: list[AttentionPlan]) -> Iterator[str
             yield f"{beside['value']} is no value"
         if plan.output is None and "output" in beside:
             yield f"{beside['output']} is no output"
+
+
+def _norms(checkpoint: Checkpoint, plans: list[AttentionPlan]) -> Iterator[str]:
+    """Gains of norms that lie beside the queries, but are not named."""
+    named = {
+        part.name
+        for plan in plans
+        for side in (plan.query, plan.key, plan.value, plan.output)
+        for norm in ((side.norm, side.input_norm) if side else ())
+        for part in (norm.gain if norm else ())
+    } | {part.name for plan in plans for part in plan.parts}
+    for module in {plan.query.tensor.removesuffix(".weight").rpartition(".")[0] for plan in plans}:
+        beside = rf"{re.escape(module)}\.(?!layer_norm)[^.]+_(layernorm|norm|ln)\.weight"
+        for name in checkpoint.tensors():
+            if re.fullmatch(beside, name) and name not in named:
+                yield f"{name} is no norm"
 
 
 def _stacks(plans: list[AttentionPlan], family: Family) -> Iterator[str]:

@@ -58,7 +58,6 @@ BY_LAYERS = {
     "sam3-detr-encoder": "sam3_lite_text_detr_encoder",
     "sam3-geometry-encoder": "sam3_geometry_encoder",
     "sam3-mask-decoder": "sam3_mask_decoder",
-    "seggpt": "seggpt",
     "unlimited-ocr-vision-encoder": "unlimited_ocr_vision_encoder",
 }
 
@@ -214,6 +213,7 @@ UNPROVEN = {
     ("longformer", 1): "BERT's cross-attention, taken over with `like`; its code has none",
     ("nemotron", 1): "Gemma's fused weights, taken over with `like`; its files have none",
     ("perceiver", 2): "of models with a decoder, which the plain model lacks",
+    ("pixtral", 1): "Mistral Large 4's, proven within the whole: found.jsonl",
     ("qianfan-ocr-vision", 1): "fused, as in its authors' files",
     ("timesformer", 1): "a second attention over time, of divided attention alone",
     ("videoprism-vision-model", 0): "run layer by layer",

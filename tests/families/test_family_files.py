@@ -64,3 +64,15 @@ def test_shipped_families_are_what_their_files_say():
     llama = families()["llama"].attention[0]
     assert llama.rotary is not None
     assert (llama.rotary.order, llama.causal) == ("half", True)
+
+
+def test_alternatives_of_one_attention_say_the_same_of_its_score() -> None:
+    """Tables that a switch chooses between, and that name the same queries."""
+    for family in families().values():
+        said: dict[object, set[object]] = {}
+        for rule in family.attention:
+            if rule.only_if and rule.query:
+                key = (rule.stack, rule.kind, rule.query)
+                said.setdefault(key, set()).add((rule.partial, rule.position, rule.output))
+        # Zamba 2's switch adds something to the score.
+        assert family.name == "zamba2" or all(len(one) == 1 for one in said.values()), family.name

@@ -198,6 +198,8 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ("olmo3", {"rope_parameters": KINDS, "rope_scaling": YARN}),
         ("modernbert-decoder", {"rope_scaling": {"type": "linear", "factor": 2.0}}),
         ("sew-d", {}),
+        ("clvp_encoder", {"use_rotary_embedding": False}),
+        ("seggpt", {}),
         ("sam2_video", {}),
         ("edgetam_video", {}),
         ("sam3_tracker_video", {}),

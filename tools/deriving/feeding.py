@@ -239,6 +239,8 @@ def _makers(
         if isinstance(size, dict):
             size = [size.get("height", 64), size.get("width", 64)]
         sides = [*size][-2:] if isinstance(size, list | tuple) else [size, size]
+        if "prompt_masks" in accepted:  # one picture below the other
+            sides[0] //= 2
         frames = _first(vision, "num_frames", "frames_per_clip")
         if isinstance(frames, int) and config.model_type in VIDEO:
             return normal(2, frames, channels, *sides)
@@ -298,6 +300,8 @@ def _makers(
         "input_ids": lambda: (heard if config.model_type == "dia_decoder" else tokens)(TOKENS),
         "decoder_input_ids": lambda: heard(TOKENS + 2),
         "pixel_values": picture,
+        "prompt_pixel_values": picture,
+        "prompt_masks": picture,
         "pixel_values_videos": video,
         "input_features": features,
         "input_values": lambda: normal(2, 3840),
