@@ -213,7 +213,7 @@ def _attention_rows(known: Mapping[str, Family]) -> Iterator[tuple[str, ...]]:
 
 
 def _layout(rule: AttentionRule) -> str:
-    fused = f" {'|'.join(rule.order)}" if rule.fused else ""
+    fused = f" {'|'.join(role for role, *_ in rule.sections) or 'q|k|v'}" if rule.fused else ""
     return rule.layout + fused
 
 

@@ -165,8 +165,11 @@ def _candidates(
     shared = query == key
     bodies: list[dict[str, Any]] = []
     if shared:
-        for order in ("qkv", "kqv", "vqk", "qvk", "qk"):
-            bodies.append({"layout": "sectioned", "fused": spelled, "order": order})
+        bodies.append({"layout": "sectioned", "fused": spelled})
+        heads = rule.get("heads", "num_attention_heads")
+        for order in ("kqv", "vqk", "qvk", "qk"):
+            sections = [[role, heads, "*"] for role in order]
+            bodies.append({"layout": "sectioned", "fused": spelled, "sections": sections})
         bodies.append({"layout": "grouped", "fused": spelled})
         bodies.append({"layout": "conv1d", "fused": spelled})
         counts = _keys(config, HEADS, None, rule["stack"])

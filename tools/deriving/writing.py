@@ -37,8 +37,6 @@ def family_text(
         for key, value in rule.items():
             if key == "rotary" or (key == "layout" and value == "separate"):
                 continue
-            if key == "order" and value == "qkv":
-                continue
             lines.append(f"{key} = {_toml(value)}")
         if rotary:
             lines += ["", "[attention.rotary]"]

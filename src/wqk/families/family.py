@@ -78,9 +78,8 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     query_bias: tuple[str, ...] = ()
     value_bias: tuple[str, ...] = ()
     fused: tuple[str, ...] = ()  # the tensor that holds several sides
-    order: str = "qkv"  # order of the sides in it
-    blocks: int = 1  # "sectioned": how often that order repeats
-    sections: tuple[tuple[str, ...], ...] = ()  # of a fused tensor whose roles differ in width
+    # What it holds, where that is not queries, keys and values: a role, its heads, its width.
+    sections: tuple[tuple[str, ...], ...] = ()
     section_blocks: str = ""  # how often these repeat
     query_inner: tuple[str, ...] = ()  # "latent": from the input to the latent
     key_inner: tuple[str, ...] = ()

@@ -249,13 +249,13 @@ def projections_of(
         }
     key_heads = key_heads or heads
     fused: dict[str, Projection | Composed] = {}
-    for tensor, order in [(query, rule.order)] if rule.fused else [(query, "q"), (key, "kv")]:
+    for tensor, order in [(query, "qkv")] if rule.fused else [(query, "q"), (key, "kv")]:
         fused |= sectioned(
             tensor,
             tensors[tensor].shape,
             {"q": heads, "k": key_heads, "v": key_heads},
             order,
-            blocks=key_heads if rule.layout == "grouped" else rule.blocks,
+            blocks=key_heads if rule.layout == "grouped" else 1,
             transposed=rule.layout == "conv1d",
         )
     return fused
@@ -298,7 +298,7 @@ def _sized(config: Config, rule: AttentionRule, match: Match) -> dict[str, Proje
         (role, number(factors[0]) or 1, math.prod(map(number, factors)))
         for role, *factors in rule.sections
     ]
-    blocks = config.whole((rule.section_blocks,)) if rule.section_blocks else 1
+    blocks = number(rule.section_blocks or "1")
     found = sized(match.query, shape, sections, blocks)
     return {role: found[role] for role in "qkv" if role in found}
 
