@@ -116,15 +116,16 @@ def write(
     else:
         writer.add_layer_norm_eps(1e-5)
     writer.add_array("tokenizer.ggml.tokens", [f"token {n}" for n in range(5000)])
-    for name, array in model._arrays.items():
-        new, array = _converted(name, np.asarray(array), architecture, key_heads)
+    tensors = [
+        _converted(name, np.asarray(array), architecture, key_heads)
+        for name, array in model._arrays.items()
+    ]
+    for new, array in (*tensors, *((name.replace("__", "."), v) for name, v in facts.items())):
         if array.ndim < 2 or kind == "F32":
             writer.add_tensor(new, array.astype(np.float32))
         else:
             stored = gguf.quants.quantize(array.astype(np.float32), named(kind))
             writer.add_tensor(new, stored, raw_dtype=named(kind))
-    for name, array in facts.items():
-        writer.add_tensor(name.replace("__", "."), array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -310,3 +311,29 @@ def test_types_of_ggmls_own_package_need_it(
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(CheckpointError, match=rf"{kind} .* pip install gguf"):
         open_checkpoint(path).read([part])
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_0"])
+def test_all_tensors_of_a_conversion_are_found_whatever_they_are_called(
+    tmp_path: Path, kind: str
+) -> None:
+    """Gains that were never trained are equal; quantized weights are only nearly what they were."""
+    attention, random = hf("llama"), np.random.default_rng(0)
+    others = {"post_attention_layernorm": "ffn_norm", "mlp.up_proj": "ffn_up"}
+    rest = {
+        f"{layer}.{name}": random.standard_normal((64, D)) if "mlp" in name else np.ones(D)
+        for layer in range(LAYERS) for name in others
+    }  # fmt: skip
+    tensors = {f"model.layers.{name}.weight": v.astype(np.float32) for name, v in rest.items()}
+    whole = StateDict(attention._arrays | tensors, attention.config, "llama")
+    facts = {}
+    for name, value in tensors.items():
+        layer, _, own = name.removeprefix("model.layers.").removesuffix(".weight").partition(".")
+        facts[f"blk__{layer}__{others[own]}__weight"] = value.copy()
+    found = wqk.same(whole, write(tmp_path / "a.gguf", attention, kind, **facts), everything=True)
+    assert found.same, found
+    assert found.unknown == ("values",)
+    facts["blk__1__ffn_up__weight"][3] *= -1
+    wrong = wqk.same(whole, write(tmp_path / "b.gguf", attention, kind, **facts), everything=True)
+    assert not wrong.same
+    assert "mlp.up_proj" in str(wrong)

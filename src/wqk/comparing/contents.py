@@ -20,7 +20,7 @@ import numpy as np
 
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.number_types import rounding
-from wqk.comparing.tolerances import AT_ZERO, MOST, ROUNDING, SAFETY, SAME_FACTOR
+from wqk.comparing.tolerances import AT_ZERO, DIFFERENT, MOST, ROUNDING, SAFETY, SAME_FACTOR
 from wqk.comparing.weights import lies_on
 from wqk.errors import WqkError
 
@@ -341,25 +341,28 @@ class _Index:
         row = np.concatenate([np.arange(count) for count in counts])
         order = np.argsort(keys, kind="stable")
         self._keys, self._tensor, self._row = keys[order], tensor[order], row[order]
+        self._taken = np.zeros(len(keys), bool)
 
     def origins(self, keys: np.ndarray) -> dict[str, np.ndarray] | None:
         """Which rows of which tensors these are; None if some are none, or are out of order."""
         low, high = (np.searchsorted(self._keys, keys, side) for side in ("left", "right"))
         if (low == high).any():
             return None
-        tensor, row = self._tensor[low].copy(), self._row[low].copy()
+        place = low.copy()
         for at in np.flatnonzero(high - low > 1):
-            options = list(
-                zip(self._tensor[low[at] : high[at]], self._row[low[at] : high[at]], strict=True)
-            )
-            following = (tensor[at - 1], row[at - 1] + 1) if at else options[0]
-            tensor[at], row[at] = following if following in options else options[0]
-        found = {}
+            # Of equal rows the next one, or one that is nothing else yet.
+            options = np.arange(low[at], high[at])
+            after = place[at - 1] if at else -1
+            follows = (self._tensor[options] == self._tensor[after]) & (at > 0)
+            follows &= self._row[options] == self._row[after] + 1
+            place[at] = options[np.argmax(2 * follows + ~self._taken[options])]
+        tensor, row, found = self._tensor[place], self._row[place], {}
         for number in np.unique(tensor):
             rows = row[tensor == number]
             if (np.diff(rows) <= 0).any():
                 return None
             found[self._names[number]] = rows
+        self._taken[place] = True
         return found
 
 
@@ -398,7 +401,6 @@ def compare_tensors(
     names: Mapping[str, str],
     *,
     strict: bool,
-    on_tensor: Callable[[], None] = lambda: None,
 ) -> list[TensorComparison]:
     """Every tensor that has a role in either checkpoint, by its name, then by what it holds.
 
@@ -412,6 +414,7 @@ def compare_tensors(
         Whether a tensor that is not found is a difference; otherwise it is not compared.
     """
     first, second = checkpoints
+    names = dict(names) | _alike(checkpoints, roles, names)
     done: list[TensorComparison] = []
     left: tuple[list[str], list[str]] = ([], [])
     for name, role in roles[0].items():
@@ -422,7 +425,6 @@ def compare_tensors(
             parts = (Part(name), Part(other))
             one = compare_stored(checkpoints, parts)
             done.append(TensorComparison(name, other, *one[:2], role, one.distance))
-        on_tensor()
     matched = {one.other for one in done}
     left[1].extend(name for name in roles[1] if name not in matched)
     places = find_by_content(checkpoints, *left) if all(left) else ({}, {})
@@ -439,6 +441,34 @@ def compare_tensors(
             pair = ("", name) if number else (name, "")
             done.append(TensorComparison(*pair, outcome, reason, roles[number][name]))
     return done
+
+
+def _alike(
+    checkpoints: Sequence[Checkpoint], roles: Sequence[Iterable[str]], names: Mapping[str, str]
+) -> dict[str, str]:
+    """Tensors under other names whose first rows agree, up to what quantization leaves."""
+    named = names.keys(), {*names.values()}
+    infos = [
+        [(name, c.info(name)) for name in some if name not in known]
+        for c, some, known in zip(checkpoints, roles, named, strict=True)
+    ]
+    shapes = {info.shape for some in infos for _, info in some if info.grid}
+    ours, theirs = (
+        {
+            n: (i.shape, c.read([Part(n, ((0, 1),))])[0].ravel())
+            for n, i in some
+            if i.shape in shapes
+        }
+        for c, some in zip(checkpoints, infos, strict=True)
+    )
+    found: dict[str, str] = {}
+    for name, (shape, row) in ours.items():
+        apart = {o: np.linalg.norm(row - there) for o, (s, there) in theirs.items() if s == shape}
+        nearest = min(apart, key=apart.__getitem__, default="")
+        if nearest and apart[nearest] <= DIFFERENT * np.linalg.norm(row):
+            found[name] = nearest
+            del theirs[nearest]
+    return found
 
 
 def _copy_of(checkpoint: Checkpoint, name: str, others: Iterable[str]) -> str | None:
