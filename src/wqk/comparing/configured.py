@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -226,7 +225,7 @@ def other_settings(models: Sequence[Model], pair: Pair) -> Iterator[Mismatch]:
         for name, value in _terms(ours).items():
             silent = name.startswith("epsilon") and not unknown.isdisjoint((value, known[name]))
             if value != known[name] and not silent:
-                found = _restored(models, pair, partial(_term, name=name))
+                found = _restored(models, pair, lambda one: _terms(one)[name])  # noqa: B023
                 yield setting(name, value, known[name], found[1] if found else "")
     yield from _untold([model.checkpoint for model in models], pair)
     yield from _misplaced(models[1].checkpoint, theirs)
@@ -245,10 +244,6 @@ def further_settings(models: Sequence[Model]) -> Iterator[Mismatch]:
         if told and not close and SPELLINGS.get(str(one), one) != SPELLINGS.get(str(other), other):
             place = "".join(f'["{key}"]' for key in path)
             yield setting(".".join(path), one, other, f"config{place} = {one!r}")
-
-
-def _term(plan: AttentionPlan, name: str) -> Any:
-    return _terms(plan)[name]
 
 
 def _terms(plan: AttentionPlan) -> dict[str, Any]:

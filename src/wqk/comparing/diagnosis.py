@@ -47,16 +47,17 @@ class Apart(NamedTuple):
 
 
 def compare(
-    checkpoints: Sequence[Checkpoint], pair: Pair, tolerance: float, circuits: Sequence[str]
-) -> dict[str, Apart]:
-    """The circuits of two blocks that differ, by name."""
+    checkpoints: Sequence[Checkpoint], pair: Pair, tolerance: float, circuits: Sequence[str],
+    measured: Mapping[str, Distances],
+) -> dict[str, Apart]:  # fmt: skip
+    """The circuits of two blocks that differ, by name; some are ``measured`` already."""
     found = {}
     for circuit in circuits:
         both = scorings(checkpoints, pair, circuit)
         if both is not None and comparable(*both):
-            measured = distances(*both, positions(*both), tolerance)
-            if not measured.agree:
-                found[circuit] = Apart(both, measured)
+            far = measured.get(circuit) or distances(*both, positions(*both), tolerance)
+            if not far.agree:
+                found[circuit] = Apart(both, far)
     return found
 
 
@@ -85,12 +86,12 @@ def comparable(a: Scoring, b: Scoring) -> bool:
 
 def diagnose(
     models: Sequence[Model], pair: Pair, neighbors: Sequence[AttentionPlan], tolerance: float,
-    circuits: Sequence[str], unequal: Sequence[str],
+    circuits: Sequence[str], measured: Mapping[str, Distances],
 ) -> tuple[Mismatch, ...]:  # fmt: skip
     """How the second of two blocks that differ was changed, in as few words as possible.
 
     ``neighbors`` are the first model's other blocks whose weights the second may hold, ``circuits``
-    those to explain, of which the others than ``unequal`` are the same.
+    those to explain, of which the others than those ``measured`` are the same.
     """
     checkpoints = [model.checkpoint for model in models]
     means = _averaged(pair, checkpoints)
@@ -102,7 +103,7 @@ def diagnose(
         turned = rotary_repaired(models, (pair[0], plan))
         plan = replace(plan, rotary=turned[1].rotary, axial=turned[1].axial) if turned else plan
         settings = [one[0] for one in (form, turned) if one]
-        found = _best(models, (pair[0], plan), neighbors, tolerance, circuits, unequal, settings)
+        found = _best(models, (pair[0], plan), neighbors, tolerance, circuits, measured, settings)
         best = found if best is None else min(best, found, key=lambda one: one[0])
         if best[0] == (0, len(settings)):
             break
@@ -111,7 +112,7 @@ def diagnose(
 
 def _best(
     models: Sequence[Model], pair: Pair, neighbors: Sequence[AttentionPlan], tolerance: float,
-    circuits: Sequence[str], unequal: Sequence[str], settings: Sequence[Mismatch],
+    circuits: Sequence[str], measured: Mapping[str, Distances], settings: Sequence[Mismatch],
 ) -> tuple[tuple[int, int], tuple[Mismatch, ...]]:  # fmt: skip
     """The shortest of all that may be said once these settings are right, and how long it is."""
     checkpoints = [model.checkpoint for model in models]
@@ -122,9 +123,10 @@ def _best(
                                  for name, value in one.repaired.items()}  # fmt: skip
         second = Overlay(checkpoints[1], values) if values else checkpoints[1]
         parts = {what: circuit_parts(layout.plan, what) for what in circuits}
-        changed = [what for what in circuits if settings or what in unequal
+        changed = [what for what in circuits if settings or what in measured
                    or any(part.name in values for part in parts[what])]  # fmt: skip
-        return compare((checkpoints[0], second), (pair[0], layout.plan), tolerance, changed)
+        known = {} if values or settings else measured
+        return compare((checkpoints[0], second), (pair[0], layout.plan), tolerance, changed, known)
 
     best: tuple[tuple[int, int], tuple[Mismatch, ...]] | None = None
     for some in _attempts(layout, neighbors, bool(settings)):

@@ -14,7 +14,7 @@ from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.references import HubFolder, check_options
 from wqk.comparing import configured, mismatches
 from wqk.comparing.answer import BlockComparison, CheckpointComparison, Place
-from wqk.comparing.blocks import Scoring, distances
+from wqk.comparing.blocks import Distances, Scoring, distances
 from wqk.comparing.contents import compare_stored, paired_names
 from wqk.comparing.diagnosis import (
     beside,
@@ -164,17 +164,13 @@ def same(
     settings = {one.facts["name"]: one for one in configured.further_settings(models)}
     left = [name for name in settings if not (everything or configured.OF_ATTENTION.search(name))]
     skipped = (*skipped, *(f"config.{name}" for name in left))
+    # How forms are stored with few bits in one of the two, and not in the other.
+    few = [{kind for pair in pairs for kind in pair[n].quantized} for n in (0, 1)]
     told = tuple(one for name, one in settings.items() if name not in left)
     return CheckpointComparison(
         checkpoints[0].name, checkpoints[1].name, tuple(blocks), missing, added,
-        tuple(notes), tensors, unsure, skipped, accepted, _quantized(pairs), told,
+        tuple(notes), tensors, unsure, skipped, accepted, tuple(sorted(few[0] ^ few[1])), told,
     )  # fmt: skip
-
-
-def _quantized(pairs: Sequence[Pair]) -> tuple[str, ...]:
-    """How forms are stored with few bits in one of two models, and not in the other."""
-    stored = [{kind for pair in pairs for kind in pair[n].quantized} for n in (0, 1)]
-    return tuple(sorted(stored[0] ^ stored[1]))
 
 
 def _grid(checkpoint: Checkpoint, plan: AttentionPlan) -> str:
@@ -194,6 +190,7 @@ class _Marks:
     def __init__(self, checkpoints: Sequence[Checkpoint], pairs: Sequence[Pair]) -> None:
         self._checkpoints, self._pairs = checkpoints, pairs
         self._known: dict[tuple[int, str], list[np.ndarray]] = {}
+        self.unequal: dict[int, dict[str, Distances]] = {}
 
     def add(self, number: int, circuit: str, both: Sequence[Scoring]) -> None:
         """Note the two of a pair of blocks."""
@@ -267,6 +264,7 @@ def _compared(
         else:
             beside_scores[circuit] = float(by_head.max())
         if not measured.agree:
+            marks.unequal.setdefault(number, {})[circuit] = measured
             block = replace(block, unequal=(*block.unequal, circuit))
             if len(heads) == len(by_head):
                 heads = np.maximum(heads, np.where(shares > 1, by_head, 0.0))
@@ -294,7 +292,7 @@ def _order_of_heads(
     """The one order of heads in which scores, values and outputs are the same; () without one."""
     if {*block.unequal} != {SCORES, *block.beside}:
         return ()
-    apart = compare(checkpoints, pair, tolerance, block.unequal)
+    apart = compare(checkpoints, pair, tolerance, block.unequal, {})
     found = [explained(*one.pair, positions(*one.pair), one.distances) for one in apart.values()]
     orders = {
         one[0].heads if one and len(one) == 1 and one[0].verdict == Kind.HEADS else ()
@@ -329,7 +327,7 @@ def _explained(
         left = tuple(what for what in left if not marks.alike(held, number, what, least))
     if {*left} & {*block.unequal}:
         neighbors = [plan for plan, _ in pairs if plan is not pair[0]]
-        found += diagnose(models, pair, neighbors, tolerance, left, block.unequal)
+        found += diagnose(models, pair, neighbors, tolerance, left, marks.unequal[number])
     return replace(block, mismatches=(*found, *block.mismatches))
 
 
