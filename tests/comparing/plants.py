@@ -258,7 +258,6 @@ class Setting(NamedTuple):
 
 SETTINGS = (
     Setting("LLaMA", {"hidden_act": "gelu"}),
-    Setting("LLaMA", {"tie_word_embeddings": True}),
     Setting("LLaMA", {"num_attention_heads": 12, "num_key_value_heads": 6, "head_dim": 16}, True),
     Setting("BERT", {"hidden_act": "relu"}),
     Setting("GPT-2", {"activation_function": "relu"}),

@@ -28,9 +28,10 @@ UNMASKED = re.compile(
 # Keys of what no forward pass depends on: names, sizes that tensors tell, training, generation.
 IDLE = re.compile(
     r"^_|name|version|dtype|drop|init|_std$|cache|output_(?:att|hid|rou|sc|past)|return_|checkpoint|"
-    r"token|label|problem_type|architectures|auto_map|task|_loss|loss_|attn_implementation|pretrain|"
-    r"quanti|compress|torchscript|chunk_size|model_type|noise|kernel|vocab|(?:max|min)_length|seq_len|"
-    r"(?:max|n)_position|n_ctx|noise|jitter|mask_(?:time|feat)|specaug|beam|penalty|prefix|do_sample|"
+    r"token|label|problem_type|architectures|auto_map|task|_loss|loss_|attn_impl|pretrain|quanti|"
+    r"compress|torchscript|chunk_size|model_type|noise|kernel|vocab|(?:max|min)_length|seq_len|"
+    r"(?:max|n)_position|n_ctx|jitter|mask_(?:time|feat)|specaug|beam|penalty|prefix|do_sample|"
+    r"^tie_|flash|sdpa|xformers|mambapy|fp?\d+$|float\d+$|gradient|seed|aux|^ep_|tp_size|rescale_pre|"
     r"^(?:temperature|top_[kp]|typical_p|num_return_sequences|embedding_size)$"
 )
 # What is read besides the keys that rules name.
