@@ -79,6 +79,8 @@ def check_output(path: Path, what: str, endings: Iterable[str]) -> None:
         )
     if path.is_dir():
         raise OutputError(f"{path}: is a folder; expected a file", path=path, reason="is a folder")
+    if "\0" in path.name:
+        raise OutputError(f"{str(path)!r}: no file's name can contain a null character", path=path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         temporary.touch(exist_ok=False)

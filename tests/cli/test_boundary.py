@@ -74,6 +74,7 @@ def assert_one_line(done, says):
         (("scan", ENCODER, "--family", "a?token=hunter2"), "wqk: a: "),
         (("report", "a.csv", "-o", "b?token=hunter2"), "b: "),
         (("explain", "a", "b?token=hunter2"), "extra argument (b)"),
+        (("diff", ENCODER, "--beside", "\0"), "contains a null character"),
     ],
 )
 def test_what_is_wrong_with_arguments_is_one_line_without_secrets(arguments, says):

@@ -81,6 +81,8 @@ class RanBlock(NamedTuple):
             heads, sizes = self.plan.query.heads, seen.scores.shape
             if sizes[-3] != heads if len(sizes) == 4 else sizes[0] % heads:
                 pytest.skip("its scores are not of all heads, queries and keys")
+            if not seen.values:
+                pytest.skip("it does not multiply its probabilities with its values")
             scores = seen.scores.reshape(-1, heads, *sizes[-2:])
             if cap := self.plan.softcap:
                 scores = cap * np.arctanh(np.where(np.abs(scores) < cap, scores / cap, np.nan))

@@ -521,8 +521,10 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch, before):
     assert [p.read_bytes() for p in tmp_path.iterdir()] == ([] if before is None else [before])
 
 
-def test_a_folder_in_the_way(tmp_path):
+def test_a_folder_or_a_null_character_in_the_way(tmp_path):
     (tmp_path / "t.csv").mkdir()
+    with pytest.raises(OutputError, match="can contain a null character"):
+        some_table().write("\0.csv")
     with pytest.raises(OutputError, match="is a folder; expected a file"):
         some_table().write(tmp_path / "t.csv")
     assert [p.name for p in tmp_path.iterdir()] == ["t.csv"]

@@ -130,6 +130,8 @@ class Boundary(click.Group):
         self, context: click.Context, words: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find a verb; who asks for one of the laboratory's is told where it is."""
+        if any("\0" in word for word in words):
+            raise click.UsageError("an argument contains a null character, which no path can have")
         if words[0] not in self.verbs and words[0] in LABORATORY:
             raise click.UsageError(f"wqk {words[0]} is now wqk lab {words[0]}")
         return super().resolve_command(context, words)
