@@ -11,10 +11,13 @@ from tests.families.architectures import NAMED
 from tests.families.proving import build
 
 import wqk
+from wqk.checkpoints import Part
+from wqk.checkpoints.checkpoint import Around
 from wqk.checkpoints.modules import StateDict
+from wqk.comparing.views import Renumbered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 Tensors = dict[str, np.ndarray]
 ORDER = [2, 0, 3, 1]
@@ -94,3 +97,23 @@ def test_neurons_in_any_order(name: str) -> None:
     assert not wqk.same(*pairs[0], everything=True).same
     assert wqk.same(*pairs[0], up_to=["neurons"]).same
     assert not wqk.same(*pairs[1], up_to=["neurons"]).same
+
+
+def test_what_lies_in_another_order_is_read_row_by_row() -> None:
+    asked: list[Part] = []
+
+    class Recorded(Around):
+        def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
+            asked.extend(parts)
+            return self.inner.read(parts)
+
+    tensors = {name: np.random.default_rng(0).random((3, 3, 2)) for name in "efg"}
+    order = np.array([2, 0, 1])
+    base = Recorded(StateDict(tensors, {}, "m"))
+    view = Renumbered(base, {"e": (0, order), "f": (1, order)}, {"g": "e"})
+    parts = [Part("e", ((1, 3),)), Part("f", ((0, 2),)), Part("g"), Part("e")]
+    expected = [tensors["e"][[0, 1]], tensors["f"][:2, order], tensors["e"], tensors["e"][order]]
+    for found, wanted in zip(view.read(parts), expected, strict=True):
+        assert np.array_equal(found, wanted)
+    assert asked[:3] == [Part("e", ((0, 1), (1, 2))), parts[1], Part("e")]
+    assert view.raw(parts[0]) is None
