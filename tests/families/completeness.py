@@ -66,13 +66,18 @@ def _circuit(checkpoint: Checkpoint, plans: list[AttentionPlan]) -> Iterator[str
 
 def _norms(checkpoint: Checkpoint, plans: list[AttentionPlan]) -> Iterator[str]:
     """Gains of norms that lie beside the queries, but are not named."""
-    named = {
-        part.name
+    norms = [
+        norm
         for plan in plans
-        for side in (plan.query, plan.key, plan.value, plan.output)
-        for norm in ((side.norm, side.input_norm) if side else ())
-        for part in (norm.gain if norm else ())
-    } | {part.name for plan in plans for part in plan.parts}
+        for side in filter(None, (plan.query, plan.key, plan.value, plan.output))
+        for norm in filter(None, (side.norm, side.input_norm))
+    ]
+    for norm in norms:
+        for part in norm.gain if norm.kind == "rms" else ():
+            if part.name.removesuffix("weight") + "bias" in checkpoint.tensors():
+                yield f"{part.name} has a bias, as no root mean square's norm has"
+    named = {part.name for norm in norms for part in norm.gain}
+    named |= {part.name for plan in plans for part in plan.parts}
     for module in {plan.query.tensor.removesuffix(".weight").rpartition(".")[0] for plan in plans}:
         beside = rf"{re.escape(module)}\.(?!layer_norm)[^.]+_(layernorm|norm|ln)\.weight"
         for name in checkpoint.tensors():

@@ -37,6 +37,7 @@ QUICKER = {
     "blt-local-encoder": "blt",
     "d-fine": "rt_detr",  # of several, with an encoder
     "deepseek-ocr2-sam-vision-model": "sam_vision_model",
+    "kosmos-text": "kosmos_2_text_model",  # with norms of what heads put out
     "mimi": "pocket_tts_audio_tokenizer",
     "siglip-text": "siglip_text_model",
 }
