@@ -193,7 +193,8 @@ def test_arguments_are_named_as_they_were_given(tmp_path):
 
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
-    assert "--heads-per-layer N" in run("explain", str(tmp_path)).stderr
+    told = run("explain", str(tmp_path)).stderr
+    assert "wqk.open(ref, heads_per_layer=N), or with --heads-per-layer N" in told
 
 
 def test_a_runs_folder_is_read_by_every_verb(tmp_path):

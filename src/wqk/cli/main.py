@@ -186,7 +186,9 @@ class Boundary(click.Group):
             if isinstance(option, click.Option):
                 value = "=True" if option.is_flag else "="
                 after = "" if option.is_flag else " "
-                message = re.sub(rf"\b{option.name}{value}", option.opts[-1] + after, message)
+                # But not within a call of Python, such as wqk.open(ref, heads_per_layer=4).
+                own = rf"(?<!, )\b{option.name}{value}"
+                message = re.sub(own, option.opts[-1] + after, message)
         return message
 
 
