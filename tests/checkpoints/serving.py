@@ -225,7 +225,6 @@ class Hub(Site):
         self.repositories: dict[str, dict[str, dict[str, bytes | Path]]] = {}
         self.private: dict[str, str] = {}  # repository → token
         self.gated: dict[str, str] = {}
-        self.proposals: dict[str, list[tuple[int, str, str]]] = {}  # number, author, status
         self.resolved = 0
 
     def close(self) -> None:
@@ -238,9 +237,7 @@ class Hub(Site):
     def respond(self, handler: Handler) -> None:
         parts = urlsplit(handler.path)
         path = unquote(parts.path)
-        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/discussions", path):
-            self._discussions(handler, match[1])
-        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/(.+))?", path):
+        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/(.+))?", path):
             found = self._revision(handler, match[1], match[3] or "main")
             if found is not None and match[2] == "tree":
                 handler.answer(200, {"Content-Type": "application/json"}, self._tree(found[1]))
@@ -305,22 +302,6 @@ class Hub(Site):
                 entry["lfs"] = {"oid": digest, "size": size, "pointerSize": 130}
             entries.append(entry)
         return json.dumps(entries).encode()
-
-    def _discussions(self, handler: Handler, repository: str) -> None:
-        found = [
-            {
-                "title": "Adding `safetensors` variant of this model",
-                "num": number,
-                "author": {"name": author},
-                "createdAt": "2024-01-01T00:00:00.000Z",
-                "status": state,
-                "repo": {"name": repository, "type": "model"},
-                "isPullRequest": True,
-            }
-            for number, author, state in self.proposals.get(repository, [])
-        ]
-        body = json.dumps({"count": len(found), "start": 0, "discussions": found}).encode()
-        handler.answer(200, {"Content-Type": "application/json"}, body)
 
     def _resolve(self, handler: Handler, repository: str, revision: str, path: str) -> None:
         found = self._revision(handler, repository, revision)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 from tests.limits import within
 
 from wqk.checkpoints import Part, open_checkpoint, steps_of
@@ -258,11 +258,46 @@ def test_float8_that_means_nothing_is_refused(folder, scale, message):
 # What is refused, and by which name
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
-def test_a_pointer_to_a_large_file_is_named(folder, name):
-    (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
-    with pytest.raises(CheckpointError, match=rf"{name}: a Git LFS pointer, not the weights"):
-        open_checkpoint(folder)
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+ADAPTER = b'{"peft_type": "LORA"}'
+NO_WEIGHTS = r"no weights here; expected model\.safetensors"
+REFUSED = [  # the files of a folder, what of it is opened, and why not
+    ({"model.safetensors": POINTER}, "", r"model\.safetensors: a Git LFS pointer, not the weights"),
+    ({"pytorch_model.bin": POINTER}, "", r"pytorch_model\.bin: a Git LFS pointer, not the weights"),
+    (
+        {"adapter_config.json": ADAPTER, "adapter_model.safetensors": save(weights(0, "lora_A"))},
+        "",
+        "names no base model",
+    ),
+    (
+        {"adapter_config.json": ADAPTER, "adapter_model.bin": save(weights(0, "lora_A"))},
+        "",
+        "not a readable torch archive",
+    ),
+    ({"optimizer.pt": b""}, "", NO_WEIGHTS),
+    ({"rng_state.pth": b""}, "", NO_WEIGHTS),
+    ({"rng_state_0.pth": b""}, "", NO_WEIGHTS),
+    ({"notes.txt": b""}, "", NO_WEIGHTS),
+    ({"notes.txt": b"hello"}, "notes.txt", "not a checkpoint file"),
+    ({"model.onnx": b"hello"}, "model.onnx", "ONNX"),
+    ({}, "missing.safetensors", "no such file or folder"),
+    ({}, "missing/folder", "no such file or folder"),
+    ({}, "x" * 300 + ".safetensors", "cannot be opened|no such file"),
+    ({}, "nul\0.safetensors", "no such file or folder"),
+    (
+        {"one.safetensors": save(weights(1, "a")), "two.safetensors": save(weights(2, "a"))},
+        "",
+        "tensor 'a' occurs in two files",
+    ),
+]
+
+
+@pytest.mark.parametrize(("files", "opened", "message"), REFUSED)
+def test_what_is_refused(folder, files, opened, message):
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(folder / opened)
 
 
 METHODS = ["AQLM", "SpQR", "quanto"]
@@ -294,21 +329,6 @@ def test_other_configurations_are_not(folder, config):
     assert open_checkpoint(folder).config == config
 
 
-@pytest.mark.parametrize("weights_name", ["adapter_model.safetensors", "adapter_model.bin"])
-def test_an_adapter_alone_is_refused(folder, weights_name):
-    write_json(folder / "adapter_config.json", {"peft_type": "LORA"})
-    save_file(weights(0, "lora_A"), folder / weights_name)
-    with pytest.raises(CheckpointError, match=r"names no base model|not a readable torch archive"):
-        open_checkpoint(folder)
-
-
-@pytest.mark.parametrize("name", ["optimizer.pt", "rng_state.pth", "rng_state_0.pth", "notes.txt"])
-def test_a_folder_without_weights(folder, name):
-    (folder / name).write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"no weights here; expected model\.safetensors"):
-        open_checkpoint(folder)
-
-
 def test_an_error_begins_with_a_name_that_its_message_also_contains(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("model").mkdir()
@@ -316,36 +336,6 @@ def test_an_error_begins_with_a_name_that_its_message_also_contains(tmp_path, mo
         CheckpointError, match=r"^model: no weights here; expected model\.safetensors"
     ):
         open_checkpoint("model")
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("missing.safetensors", "no such file or folder"),
-        ("missing/folder", "no such file or folder"),
-        ("x" * 300 + ".safetensors", "cannot be opened|no such file"),
-        ("nul\0.safetensors", "no such file or folder"),
-    ],
-)
-def test_a_path_that_is_not_there(tmp_path, name, message):
-    with pytest.raises(CheckpointError, match=message):
-        open_checkpoint(tmp_path / name)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"), [("notes.txt", "not a checkpoint file"), ("model.onnx", "ONNX")]
-)
-def test_a_file_of_another_kind(tmp_path, name, message):
-    (tmp_path / name).write_text("hello")
-    with pytest.raises(CheckpointError, match=message):
-        open_checkpoint(tmp_path / name)
-
-
-def test_one_tensor_in_two_files(folder):
-    save_file(weights(1, "a"), folder / "one.safetensors")
-    save_file(weights(2, "a"), folder / "two.safetensors")
-    with pytest.raises(CheckpointError, match="tensor 'a' occurs in two files"):
-        open_checkpoint(folder)
 
 
 BAD_INDEXES = {
