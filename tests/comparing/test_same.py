@@ -571,3 +571,13 @@ def test_a_form_that_is_small_at_one_distance_excuses_nothing_at_the_others() ->
     comparison = same(opened(tensors, rope_theta=base), opened(changed, rope_theta=base))
     assert not comparison.same
     assert comparison.blocks[0].distance[0] > comparison.blocks[0].tolerance
+
+
+@pytest.mark.parametrize(
+    ("layers", "says"), [([0, 9], "no layer 9"), ([-5], "no layer -5"), ([], "no")]
+)
+def test_layers_that_are_not_there_are_refused(layers: list[int], says: str) -> None:
+    demo = wqk.demo_model("encoder")
+    with pytest.raises(CheckpointError, match=f"{says}.*; layers are numbered from 0 to 3"):
+        wqk.same(demo, demo, layers=layers)
+    assert len(wqk.same(demo, demo, layers=[0, -1]).blocks) == 2

@@ -429,21 +429,22 @@ def _chosen(
     if layers is None:
         return pairs, missing, added
     require_list("layers", layers, "[0, -1]")
+    places = [*(_place(ours) for ours, _ in pairs), *missing, *added]
     last: dict[tuple[str, str], int] = {}
-    for place in (*(_place(ours) for ours, _ in pairs), *missing, *added):
-        key = place.stack, place.kind
-        last[key] = max(last.get(key, 0), place.layer)
+    for one in places:
+        last[one.stack, one.kind] = max(last.get((one.stack, one.kind), 0), one.layer)
+
+    def numbers(place: Place) -> set[int]:
+        return {place.layer, place.layer - last[place.stack, place.kind] - 1}
 
     def wanted(place: Place) -> bool:
-        depth = last[place.stack, place.kind] + 1
-        return any(place.layer == (n if n >= 0 else n + depth) for n in layers)
+        return not numbers(place).isdisjoint(layers)
 
     chosen = [pair for pair in pairs if wanted(_place(pair[0]))]
-    if not chosen:
-        raise CheckpointError(
-            f"no layer {', '.join(map(str, layers))}; layers are numbered from 0 to "
-            f"{max(last.values())}"
-        )
+    absent = set(layers).difference(*map(numbers, places))
+    if absent or not chosen:
+        what = f"no layer {min(absent)}" if absent else "no layer was chosen"
+        raise CheckpointError(f"{what}; layers are numbered from 0 to {max(last.values())}")
     return chosen, tuple(filter(wanted, missing)), tuple(filter(wanted, added))
 
 
