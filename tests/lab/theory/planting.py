@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -107,8 +106,3 @@ def spread_form(
 
 def log_normal(random: np.random.Generator, width: int = 60) -> np.ndarray:
     return np.exp(0.7 * random.standard_normal(width))
-
-
-def without_pairs(pairs: np.ndarray, layer: LayerGradient) -> LayerGradient:
-    """β kept where ``pairs`` (B, N, N) holds."""
-    return replace(layer, beta=np.where(pairs[:, None], layer.beta, 0))
