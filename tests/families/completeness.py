@@ -79,7 +79,9 @@ def _norms(checkpoint: Checkpoint, plans: list[AttentionPlan]) -> Iterator[str]:
     named = {part.name for norm in norms for part in norm.gain}
     named |= {part.name for plan in plans for part in plan.parts}
     for module in {plan.query.tensor.removesuffix(".weight").rpartition(".")[0] for plan in plans}:
-        beside = rf"{re.escape(module)}\.(?!layer_norm)[^.]+_(layernorm|norm|ln)\.weight"
+        # In a GGUF file all norms of a layer lie beside its queries.
+        whose = r"attn_[qk]\w*" if module.startswith("blk.") else r"(?!layer_norm)[^.]+"
+        beside = rf"{re.escape(module)}\.{whose}_(layernorm|norm|ln)\.weight"
         for name in checkpoint.tensors():
             if re.fullmatch(beside, name) and name not in named:
                 yield f"{name} is no norm"
