@@ -110,8 +110,8 @@ performance: $(READY)
 SHARE ?= 10
 campaign: export WQK_CAMPAIGN_SHARE = $(SHARE)
 campaign: $(READY)
-	$(BIN)/python -m pytest -m campaign
-	$(BIN)/python -m pytest -m "hypothesis and not campaign" --hypothesis-profile campaign
+	failed=; $(BIN)/python -m pytest -m campaign || failed=1; \
+	$(BIN)/python -m pytest -m "hypothesis and not campaign" --hypothesis-profile campaign && [ -z "$$failed" ]
 
 DATA ?= 60
 CODE ?= 60
