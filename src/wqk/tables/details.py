@@ -144,7 +144,7 @@ def read_details(path: str | PathLike[str]) -> Details:
     try:
         if not zipfile.is_zipfile(path) and Path(path).exists():
             raise ValueError("it is not an .npz file")
-        with np.load(path, allow_pickle=False) as file:
+        with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             contents = json.loads(_array(file, "contents", np.uint8, 1).tobytes())
             if contents["format"] != FORMAT or contents["version"] != VERSION:
                 raise ValueError(f"its format is not {FORMAT!r}, version {VERSION}")
