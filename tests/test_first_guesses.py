@@ -121,9 +121,9 @@ wqk.same(ref, other).reasons | AttributeError | did you mean 'causes'
 wqk.explain(ref).bytes | AttributeError | did you mean 'bytes_to_read'
 wqk.scan(ref, layers=0) | CheckpointError | such as layers=[0, -1]; got 0
 wqk.scan(ref, distances="0,5") | CheckpointError | such as distances=[0, 64]; got '0,5'
-wqk.scan(ref, measures="ceiling") | CheckpointError | such as measures=["ceiling"]
+wqk.scan(ref, measures="ceiling") | CheckpointError | such as measures=['ceiling']
 wqk.same(ref, ref, layers="1") | CheckpointError | such as layers=[0, -1]; got '1'
-wqk.same(ref, ref, up_to="heads") | CheckpointError | such as up_to=["heads"]
+wqk.same(ref, ref, up_to="heads") | CheckpointError | such as up_to=['heads']
 wqk.same(ref, ref, tolerance=-1.0) | CheckpointError | at least 0, got -1.0
 wqk.tokens(net, 0, 1, top=0) | CheckpointError | 1 or more; got 0
 wqk.verify(ref, batch) | CheckpointError | a batch is for a module in memory

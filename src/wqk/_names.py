@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -63,16 +63,16 @@ def public(
     return get, lambda: listed, listed
 
 
-def require_list(name: str, value: Any, like: str) -> None:
+def require_list(name: str, value: Any, like: Sequence[str] | Sequence[int]) -> None:
     """Raise `CheckpointError` if an argument is no list of names, or of numbers, as ``like`` is.
 
     Examples
     --------
-    >>> require_list("layers", (0, -1), "[0, -1]")
+    >>> require_list("layers", (0, -1), [0, -1])
     """
     from wqk.errors import CheckpointError
 
-    kind, kinds = (str, "names") if '"' in like else (Integral, "whole numbers")
+    kind, kinds = (str, "names") if isinstance(like[0], str) else (Integral, "whole numbers")
     if isinstance(value, str | bytes) or not (
         isinstance(value, Iterable) and all(isinstance(one, kind) for one in value)
     ):

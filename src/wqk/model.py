@@ -291,7 +291,7 @@ class Model(Advising, synonyms=SYNONYMS):
                 f"{self.name}: no {' '.join(filter(None, (stack, kind)))}-attention; it has {there}"
             )
         if layers is not None:
-            require_list("layers", layers, "[0, -1]")
+            require_list("layers", layers, [0, -1])
             there_are = {p.layer for p in plans}
             count = 1 + max(there_are)
             places = {layer: layer + count if layer < 0 else layer for layer in layers}

@@ -116,13 +116,15 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
         What of attention could not be compared: values that a family does not name, tensors that
         the other lacks or stores in another layout.
     not_compared
-        Names of the other tensors that were not compared; and other settings, as ``config.name``.
+        Names of the other tensors that were not compared.
     accepted
         The tolerance that was given.
     quantized
         How the weights of the forms are stored in either, where it is with few bits.
     settings
         Settings of the configurations that differ, beside those of blocks; with ``everything`` all.
+    settings_not_compared
+        Keys of the other settings that differ, with dots for nested parts.
     """
 
     checkpoint: str
@@ -137,6 +139,7 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
     accepted: float = 0.0
     quantized: tuple[str, ...] = ()
     settings: tuple[Mismatch, ...] = ()
+    settings_not_compared: tuple[str, ...] = ()
 
     @property
     def same(self) -> bool:
@@ -244,12 +247,11 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
         if self.unknown:
             compared += f" · not compared: {', '.join(self.unknown[:3])}"
             compared += f" and {len(self.unknown) - 3} more" * (len(self.unknown) > 3)
-        settings = [name for name in self.not_compared if name.startswith("config.")]
-        if tensors := len(self.not_compared) - len(settings):
-            compared += f" · {counted(tensors, 'other tensor')} not compared"
-        if settings:
-            compared += f" · other settings, not compared: {', '.join(settings[:3])}"
-            compared += f" and {len(settings) - 3} more" * (len(settings) > 3)
+        if self.not_compared:
+            compared += f" · {counted(len(self.not_compared), 'other tensor')} not compared"
+        if keys := self.settings_not_compared:
+            compared += f" · other settings, not compared: {', '.join(keys[:3])}"
+            compared += f" and {len(keys) - 3} more" * (len(keys) > 3)
         if parts:
             beyond = ", beyond what quantization explains" if self.quantized else ""
             return f"Not the same{beyond}: {'; '.join(parts)}. Equal: {compared}.{self._farthest}"
@@ -260,7 +262,7 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
             explains = "the tolerance that was given accepts"
             allowed = max(allowed, self.accepted)
         whole = "The same attention" + ", as far as it was compared" * bool(self.unknown)
-        if not (self.unknown or self.not_compared):
+        if not (self.unknown or self.not_compared or self.settings_not_compared):
             whole = "The same model"
         if self.quantized:
             whole += f" but for quantization ({', '.join(self.quantized)})"
@@ -363,6 +365,7 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
             "tensors": [asdict(one) for one in self.tensors if one.outcome is not Outcome.EQUAL],
             "unknown": list(self.unknown),
             "not_compared": list(self.not_compared),
+            "settings_not_compared": list(self.settings_not_compared),
             "blocks": blocks,
         }
         return {name: json_value(value) for name, value in said.items()}

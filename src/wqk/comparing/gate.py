@@ -83,7 +83,8 @@ def junit(comparison: CheckpointComparison) -> bytes:
     unlike = {id(one) for one in comparison.differing}
     for tensor in comparison.tensors:
         case(tensor.name or tensor.other, str(tensor) if id(tensor) in unlike else "")
-    for name in (*comparison.unknown, *comparison.not_compared):
+    keys = (f"config.{name}" for name in comparison.settings_not_compared)
+    for name in (*comparison.unknown, *comparison.not_compared, *keys):
         case(name, skipped=True)
     cases = list(suite)
     suite.set("tests", str(len(cases)))

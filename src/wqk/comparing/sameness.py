@@ -107,7 +107,7 @@ def same(
     True
     """
     check_options("same", hub, HubFolder)
-    require_list("up_to", up_to, '["heads"]')
+    require_list("up_to", up_to, ["heads"])
     if unknown := sorted(set(up_to) - {"heads", "neurons", "stream"}):
         raise CheckpointError(f"up_to: expected heads, neurons or stream, got {unknown}")
     if not tolerance >= 0:
@@ -163,13 +163,13 @@ def same(
     notes += absent_towers(models)
     settings = {one.facts["name"]: one for one in configured.further_settings(models)}
     left = [name for name in settings if not (everything or configured.OF_ATTENTION.search(name))]
-    skipped = (*skipped, *(f"config.{name}" for name in left))
     # How forms are stored with few bits in one of the two, and not in the other.
     few = [{kind for pair in pairs for kind in pair[n].quantized} for n in (0, 1)]
     told = tuple(one for name, one in settings.items() if name not in left)
     return CheckpointComparison(
         checkpoints[0].name, checkpoints[1].name, tuple(blocks), missing, added,
         tuple(notes), tensors, unsure, skipped, accepted, tuple(sorted(few[0] ^ few[1])), told,
+        tuple(left),
     )  # fmt: skip
 
 
@@ -428,7 +428,7 @@ def _chosen(
     """The blocks of these layers; negative numbers count from a stack's last one."""
     if layers is None:
         return pairs, missing, added
-    require_list("layers", layers, "[0, -1]")
+    require_list("layers", layers, [0, -1])
     places = [*(_place(ours) for ours, _ in pairs), *missing, *added]
     last: dict[tuple[str, str], int] = {}
     for one in places:

@@ -28,9 +28,10 @@ UNMASKED = re.compile(
 # Keys of what no forward pass depends on: names, sizes that tensors tell, training, generation.
 IDLE = re.compile(
     r"^_|name|version|dtype|drop|init|_std$|cache|output_(?:att|hid|rou|sc|past)|return_|checkpoint|"
-    r"token|label|problem_type|architectures|auto_map|task|_loss|loss_|attn_impl|pretrain|quanti|"
-    r"compress|torchscript|chunk_size|model_type|noise|kernel|vocab|(?:max|min)_length|seq_len|"
-    r"(?:max|n)_position|n_ctx|jitter|mask_(?:time|feat)|specaug|beam|penalty|prefix|do_sample|"
+    r"(?<!per_)(?<!global_)token(?!s_per)|label|problem_type|architectures|auto_map|task|_loss|loss_|"
+    r"attn_impl|pretrain|quanti|compression_config|torchscript|(?<!attention_)chunk_size|model_type|"
+    r"noise|kernel|vocab|(?:max|min)_length|seq_len|(?:max|n)_position|n_ctx|jitter|"
+    r"mask_(?:time|feat)|specaug|beam|penalty|^prefix$|do_sample|"
     r"^tie_|flash|sdpa|xformers|mambapy|fp?\d+$|float\d+$|gradient|seed|aux|^ep_|tp_size|rescale_pre|"
     r"^(?:temperature|top_[kp]|typical_p|num_return_sequences|embedding_size)$"
 )
@@ -93,10 +94,15 @@ def unread_settings(
 ) -> dict[tuple[str, ...], Any]:
     """What a model computes with besides what rules read: values of its configuration, by keys.
 
+    Keys of a model in memory may be numbers, as in ``pruned_heads``.
+
     Examples
     --------
     >>> unread_settings({"hidden_act": "silu", "rope_theta": 1e4, "text_config": {"k": 2}}, [])
     {('hidden_act',): 'silu', ('text_config', 'k'): 2}
+    >>> said = {"pruned_heads": {0: [1]}, "num_experts_per_token": 2, "bos_token_id": 1}
+    >>> unread_settings(said, [])
+    {('num_experts_per_token',): 2, ('pruned_heads', '0'): [1]}
     """
     read = keys_of(*rules).union(unread_keys(config.get("model_type")))
     found: dict[tuple[str, ...], Any] = {}
@@ -104,7 +110,9 @@ def unread_settings(
     while left:
         path, value = left.pop(0)
         if isinstance(value, Mapping):
-            left += [((*path, key), one) for key, one in value.items() if not IDLE.search(key)]
+            left += [
+                ((*path, str(key)), one) for key, one in value.items() if not IDLE.search(str(key))
+            ]
         elif "mrope" in path[-1] or not (TURNING.intersection(path) or path[-1] in read):
             found[path] = value
     return found

@@ -244,7 +244,7 @@ def scan(
     """
     require_threads()
     chosen(measures, circuit)  # before anything is read
-    require_list("distances", distances, "[0, 64]")
+    require_list("distances", distances, [0, 64])
     move = mover(device) if device else None
     coordinates = Coordinates(circuit, fold_norm, bias, tuple(dict.fromkeys(distances)))
 

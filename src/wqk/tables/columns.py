@@ -274,7 +274,7 @@ def chosen(names: Collection[str], circuit: str = "qk") -> list[Measure]:
     ['form', 'block']
     """
     known = [measure.name for measure in MEASURES]
-    require_list("measures", names, '["ceiling"]')
+    require_list("measures", names, ["ceiling"])
     for name in names:
         if name not in known:
             listed = ", ".join(map(repr, known))
