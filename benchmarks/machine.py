@@ -50,7 +50,8 @@ def reading(path: Path, count: int) -> Callable[[], object]:
 def own_products(folder: Path) -> Callable[[], object]:
     """A call that repeats the matrix products of a scan of this checkpoint, and nothing else.
 
-    Their operands are kept as the scan had them, in the same layout of memory.
+    Their operands are kept as the scan had them, in the same layout of memory; but they are made in
+    this thread, since they would take the memory that a scan's own threads use again.
     """
     operands: list[tuple[np.ndarray, np.ndarray]] = []
     multiply = np.matmul
@@ -59,7 +60,12 @@ def own_products(folder: Path) -> Callable[[], object]:
         operands.append((a, b))
         return multiply(a, b)
 
-    with mock.patch.object(np, "matmul", recorded):
+    pool = mock.MagicMock()
+    pool.return_value.__enter__.return_value.map = map
+    with (
+        mock.patch.object(np, "matmul", recorded),
+        mock.patch("wqk.scanning.scan.ThreadPoolExecutor", pool),
+    ):
         wqk.scan(folder)
 
     def repeat() -> None:

@@ -20,6 +20,7 @@ from contextvars import ContextVar
 from threading import Condition
 from typing import Any
 
+import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from wqk.attention.coordinates import PLAIN, Coordinates
@@ -30,6 +31,10 @@ from wqk.forms import BilinearForm
 
 # Memory, in bytes, that may be spent on scoring several blocks at once.
 SPARE_MEMORY = 512 * 2**20
+
+# The GNU C library hands freed memory back, to be cleared again page by page for the next block,
+# until an array this large was freed; then it keeps twice as much. No page of this one is touched.
+np.empty(2**25 - 2**16, np.uint8)
 
 
 def wanted_parts(plan: AttentionPlan, coordinates: Coordinates) -> list[Part]:
