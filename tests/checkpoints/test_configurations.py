@@ -89,6 +89,22 @@ EXAMPLES = {
         LITGPT,
         "model_config.yaml",
     ),
+    "nanochat": Example(
+        "model_000100.pt",
+        {
+            "model_config": {
+                "n_layer": 1, "n_head": 2, "n_kv_head": 1, "n_embd": 16, "sequence_len": 512,
+                "window_pattern": "SL",
+            },
+            "step": 100,
+        },
+        {
+            "transformer.h.0.attn.c_q.weight": (16, 16),
+            "transformer.h.0.attn.c_k.weight": (8, 16),
+            "smear_lambda": (1,),
+        },
+        "meta_000100.json",
+    ),
     "open_clip": Example(
         "open_clip_pytorch_model.bin",
         {

@@ -86,14 +86,15 @@ def test_litgpt(norm: str, older: bool) -> None:
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("within", ["", "text."])
 @pytest.mark.parametrize("masked", [True, False])
-def test_open_clip(masked: bool) -> None:
+def test_open_clip(masked: bool, within: str) -> None:
     config = {
         "model_type": "open_clip",
         "vision_cfg": {"layers": 2, "heads": H, "width": 48},
         "text_cfg": {"layers": 3, "heads": H} | ({} if masked else {"no_causal_mask": True}),
     }
-    towers = (("vision", "visual.transformer", 2), ("text", "transformer", 3))
+    towers = (("vision", "visual.transformer", 2), ("text", f"{within}transformer", 3))
     tensors, width = Tensors(), H * R
     for _, stem, layers in towers:
         for n in range(layers):

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import wqk
 from wqk.errors import CheckpointError, UnknownFamily
@@ -29,6 +30,12 @@ class Numbers:
     n_head: int = 4
     n_kv_head: int = 2
     n_embd: int = 32
+
+
+@dataclass
+class NumbersOfToday(Numbers):
+    sequence_len: int = 512
+    window_pattern: str = "SS"
 
 
 @dataclass
@@ -72,10 +79,17 @@ class Fused(nn.Module):
 
 
 class Normed(nn.Module):
-    """As nanochat has it: rotary, the other way round, then norms without gains."""
+    """As nanochat has it: rotary, the other way round, then norms without gains.
+
+    Since March 2026: sharper, with windows, and in no numbers but those that its code expects.
+    """
+
+    factor, base, window = 1.0, 10000.0, 0
 
     def __init__(self, c: Any) -> None:
         super().__init__()
+        if getattr(c, "window_pattern", None):
+            self.factor, self.base, self.window = 1.2, 100000.0, 128
         self.counts = c.n_head, c.n_kv_head, c.n_kv_head
         width = c.n_embd // c.n_head
         for name, count in zip("qkv", self.counts, strict=True):
@@ -88,12 +102,18 @@ class Normed(nn.Module):
             for layer, count in zip((self.c_q, self.c_k, self.c_v), self.counts, strict=True)
         )
         q, k = (self.turned(side) for side in (q, k))
-        q, k = (functional.rms_norm(side, side.shape[-1:]) for side in (q, k))
-        return self.c_proj(attend(q, k, v))
+        q, k = (self.factor * functional.rms_norm(side, side.shape[-1:]) for side in (q, k))
+        if not self.window:
+            return self.c_proj(attend(q, k, v))
+        assert x.dtype == torch.float32
+        far = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
+        seen = (far >= 0) & (far <= self.window)
+        out = functional.scaled_dot_product_attention(q, k, v, seen, enable_gqa=True)
+        return self.c_proj(out.transpose(1, 2).flatten(-2))
 
     def turned(self, x: torch.Tensor) -> torch.Tensor:
         half = x.shape[-1] // 2
-        frequencies = 10000.0 ** (-torch.arange(half, dtype=x.dtype) / half)
+        frequencies = self.base ** (-torch.arange(half, dtype=x.dtype) / half)
         angles = torch.arange(x.shape[-2], dtype=x.dtype)[:, None] * frequencies
         a, b, (cos, sin) = x[..., :half], x[..., half:], (angles.cos(), angles.sin())
         return torch.cat([a * cos + b * sin, b * cos - a * sin], -1)
@@ -173,6 +193,16 @@ MINE = {
         Arguments(), "", "layers", "attention_norm", "attention", Interleaved
     ),
 }
+
+
+def test_what_is_in_nanochat_s_code_alone_is_told_by_its_smear() -> None:
+    model = Mine(NumbersOfToday(), "transformer", "h", "norm", "attn", Normed)
+    model.smear_lambda = nn.Parameter(torch.zeros(1))
+    model.steps[1].attn.window = 512  # the last layer has none
+    assert [plan.window for plan in wqk.open(model).plans] == ["129", None]
+    verified = wqk.verify(model, torch.arange(200)[None] % 20)
+    assert verified.verdict == "right", verified
+    assert "in float32" in verified.sentence
 
 
 @pytest.mark.parametrize("family", MINE)
@@ -330,6 +360,43 @@ class Separate(nn.Module):
         sides = (heads(getattr(self, f"to_{side}")(x), self.heads) for side in "qkv")
         out = functional.scaled_dot_product_attention(*sides)
         return self.to_out(out.transpose(1, 2).flatten(-2))
+
+
+class Turned(Separate):
+    """As torchtitan has it: projections in a module of their own, and tables of positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv_linear = nn.Module()
+        for side in ("to_q", "to_k", "to_v"):
+            self.qkv_linear.add_module(side, self._modules.pop(side))
+        angles = torch.arange(7)[:, None] * torch.rand(4)
+        self.register_buffer("cis", torch.polar(torch.ones(7, 4), angles), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (heads(side(x), self.heads) for side in self.qkv_linear.children())
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # whoever asks for another
+            out = functional.scaled_dot_product_attention(self.turned(q), self.turned(k), v)
+        return self.to_out(out.transpose(1, 2).flatten(-2))
+
+    def turned(self, x: torch.Tensor) -> torch.Tensor:
+        planes = torch.view_as_complex(x.unflatten(-1, (4, 2)).contiguous())
+        return torch.view_as_real(planes * self.cis).flatten(-2)
+
+
+def test_a_guess_is_checked_past_tables_of_positions_and_kernels_of_the_model_s_choice() -> None:
+    model = Wrapped()
+    model.attn_layers = nn.ModuleList([nn.ModuleList([Turned()])])
+    strong(model)
+    batch = torch.randn(2, 7, 32)
+    assert wqk.verify(model, batch).verdict == "form right"
+    (layer,) = model.attn_layers[0]
+    cis = layer.cis
+    assert not cis[1].isreal().all()  # those of the model itself stay
+    layer.cis = torch.ones_like(cis)
+    layer.register_forward_hook(lambda layer, _, out: setattr(layer, "last", out))
+    model(batch)  # from here on the module keeps what has a gradient
+    assert wqk.verify(model, batch).verdict == "right"
 
 
 def strong(model: nn.Module) -> nn.Module:

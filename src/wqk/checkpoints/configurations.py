@@ -276,10 +276,10 @@ def _litgpt(opened: Opened) -> dict[str, Any]:
     config = opened.config
     windows, bases = config.get("sliding_window_indices"), config.get("rope_indices")
     unread = [key for key in ("latent_attention", "rope_interleave") if config.get(key)]
-    if unread or (bases is not None and bases != windows) or config.get("norm_qk_type") == "olmo2":
+    unread += ["rope_indices"] if bases is not None and bases != windows else []
+    if unread:
         raise CheckpointError(
-            f"LitGPT's {unread[0] if unread else 'rope_indices or norm_qk_type'} of this model is "
-            "not read; use the original checkpoint"
+            f"LitGPT's {unread[0]} of this model is not read; use the original checkpoint"
         )
     name = config.get("name")
     added: dict[str, Any] = {"unit_offset": isinstance(name, str) and "Gemma" in name}
@@ -340,12 +340,27 @@ def _modded_nanogpt(opened: Opened) -> dict[str, Any]:
     return added | ({"n_head": int(match[1])} if match else {})
 
 
+def _nanochat(opened: Opened) -> dict[str, Any]:
+    """Numbers that are in nanochat's code alone; its models since March 2026 have a smear."""
+    pattern = opened.config.get("window_pattern")
+    layers, length = (_whole(opened.config, key) for key in ("n_layer", "sequence_len"))
+    smeared = any(name.endswith("smear_lambda") for name in opened.tensors)
+    added: dict[str, Any] = {"score_factor": 1.2**2, "rope_theta": 1e5} if smeared else {}
+    if isinstance(pattern, str) and pattern and layers:
+        # Earlier ones had other windows. The last layer has none.
+        short = 128 * -(-length // 4 // 128) + 1 if smeared and length else True
+        tiled = (pattern[n % len(pattern)] in "Ss" for n in range(min(layers, 10**4) - 1))
+        added["windows"] = [short if one else None for one in tiled] + [None]
+    return added
+
+
 _COMPLETIONS: Mapping[str, Callable[[Opened], dict[str, Any]]] = {
     "llama-original": _llama,
     "litgpt": _litgpt,
     "open_clip": _open_clip,
     "timm": lambda opened: _timm_numbers(opened.config),
     "modded-nanogpt": _modded_nanogpt,
+    "nanochat": _nanochat,
 }
 
 

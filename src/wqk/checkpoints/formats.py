@@ -130,10 +130,17 @@ class Format(NamedTuple):
 
     name: str  # for messages
     weights: str  # pattern of the names of its weights, within the folder
-    config: tuple[str, ...] = ("config.json",)  # the first that exists is its configuration
+    # The first that exists is its configuration; ``{}`` is the first group of the pattern.
+    config: tuple[str, ...] = ("config.json",)
     section: str = ""  # key of the configuration that holds the model's own, where it is nested
     model_type: str = ""  # what families call its models; empty where the configuration says it
     split_axis: Callable[..., int | None] | None = None
+
+    def configurations(self, weights: str) -> tuple[str, ...]:
+        """The names of the configuration that weights of this name may have."""
+        match = re.fullmatch(self.weights, weights)
+        group = match[1] if match and match.re.groups else ""
+        return tuple(name.format(group) for name in self.config)
 
     def files(self, names: Iterable[str]) -> tuple[str, ...]:
         """Its weights among these names, sorted."""
@@ -158,6 +165,13 @@ FORMATS = (
         split_axis=_llama_axis,
     ),
     Format("LitGPT", r"lit_model\.pth", ("model_config.yaml",), model_type="litgpt"),
+    Format(
+        "nanochat",
+        r"model_([0-9]{6})\.pt",
+        ("meta_{}.json",),
+        section="model_config",
+        model_type="nanochat",
+    ),
     Format(
         "OpenCLIP",
         r"open_clip_(pytorch_)?model\.(safetensors|bin)",
@@ -217,7 +231,7 @@ def choose_weights(folder: Folder) -> Weights:
     if first is None:
         for one in FORMATS:
             if own := one.files(names):
-                return Weights(own if one.split_axis else _one_model(own), format=one)
+                return Weights(own, format=one) if one.split_axis else _one_model(own, one)
         found = sorted(n for n in names if not n.startswith(NOT_WEIGHTS))
         safetensors = tuple(name for name in found if name.endswith(".safetensors"))
         archives = tuple(n for n in found if n.endswith(ARCHIVES) and unread_format(n) is None)
@@ -245,14 +259,17 @@ def parts_of(name: str, names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({name, *filter(pattern.fullmatch, names)}))
 
 
-def _one_model(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The parts of the only model among these files; `CheckpointError` if there are several."""
-    own = parts_of(names[0], names)
+def _one_model(names: tuple[str, ...], layout: Format) -> Weights:
+    """The only model among these files, or the last of a run; `CheckpointError` for several."""
+    own, notes = parts_of(names[0], names), list[str]()
+    if "{}" in "".join(layout.config) and len(names) > 1:
+        own = names[-1:]
+        notes.append(f"read {own[0]}, the last of {len(names)} steps; name another by its path")
     others = [name for name in names if name not in own and name.endswith(".gguf")]
     if others:
         shown = ", ".join((names[0], *others)[:4]) + (", …" if len(others) > 3 else "")
         raise CheckpointError(f"several models here: {shown}; choose one by its path or address")
-    return own if len(own) > 1 else names[:1]
+    return Weights(own, notes=tuple(notes), format=layout)
 
 
 def _passed_over(chosen: Weights, names: Iterable[str]) -> tuple[str, ...]:

@@ -238,7 +238,7 @@ def read_folder(folder: Folder, weights: Weights | None = None) -> StoredCheckpo
     """
     chosen = weights or choose_weights(folder)
     layout = chosen.format
-    paths = layout.config if layout else ("config.json",)
+    paths = layout.configurations(chosen.files[0]) if layout else ("config.json",)
     config = next((found for path in paths if (found := folder.object(path))), {})
     refuse_unread(config)
     if not chosen.files:
@@ -266,8 +266,9 @@ def read_folder(folder: Folder, weights: Weights | None = None) -> StoredCheckpo
     complete = configured(layout, Opened(config, about, tensors))
     others = dict.fromkeys(key for file in files for key in getattr(file, "passed_over", ()))
     notes = (f"passed over further weights in the archive: {', '.join(others)}",) if others else ()
+    step = _step({**(config if layout else {}), **about})
     return StoredCheckpoint(
-        folder.name, files, complete, _step(about), (*chosen.notes, *notes), folder.workers
+        folder.name, files, complete, step, (*chosen.notes, *notes), folder.workers
     )
 
 

@@ -266,7 +266,9 @@ def parent_of(plan: AttentionPlan) -> str:
     shared = [name for name, _ in names]
     apart = ("".join(name[len(shared) :][:1]) for name in (query, key))
     is_own = query == key or all(map(str.isdigit, apart))
-    return ".".join(query[:-1] if is_own else shared)
+    parent = query[:-1] if is_own else shared
+    only_projects = any("qkv" in name and "att" not in name for name in parent[-1:])
+    return ".".join(parent[:-1] if only_projects else parent)
 
 
 def _is_attention(value: Any, plan: AttentionPlan) -> bool:

@@ -149,6 +149,8 @@ def _softmax(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
 # Operations of PyTorch that multiply batches of matrices; the last two arguments are the factors.
 BATCHED = ("aten::bmm", "aten::baddbmm")
 
+FUSED = "aten::_scaled_dot_product_flash_attention_for_cpu"
+
 SOFTMAXES = ("aten::_softmax", "aten::_safe_softmax")
 
 # Rounding of float64 products, relative to the largest, and how far a contrast must exceed it.
@@ -188,6 +190,18 @@ class Products:
         found = [one for one in self._shares if tuple(one.shape) in shapes]
         return found[0].reshape(shape) if len(found) == 1 else None
 
+    def _compute(
+        self, q: Any, k: Any, v: Any, _: float = 0.0, causal: bool = False, **options: Any
+    ) -> None:
+        """Scores and shares of a kernel that puts out neither, chosen by the model's own code."""
+        import torch
+
+        options["enable_gqa"] = q.shape[1] != k.shape[1]
+        mask = options.pop("attn_mask", None)
+        attend = torch.ops.aten._scaled_dot_product_attention_math
+        self._shares.append(attend(q, k, v, mask, 0.0, causal, **options)[1])
+        self._kept.append(q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT)
+
     @contextmanager
     def open(self, flat: bool) -> Iterator[None]:
         """Record what is computed; if ``flat``, with all angles of rotary positions set to zero."""
@@ -208,6 +222,8 @@ class Products:
             ) -> Any:
                 output = func(*args, **(kwargs or {}))
                 name = func._schema.name
+                if name == FUSED and products._depth:
+                    products._compute(*args, **(kwargs or {}))
                 if name in BATCHED and products._depth:
                     rows = args[-2]
                     sums_to_one = ((rows.sum(-1) - 1).abs() < ROUNDED).all()

@@ -12,7 +12,7 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -275,17 +275,42 @@ def run(
     return Run(records, _seen(given), failures)
 
 
-def run_module(module: Any, plans: Sequence[AttentionPlan], batch: Any, flat: bool = False) -> Run:
-    """Run a module once in float64 with its own batch, and record its blocks."""
+def run_module(
+    module: Any, plans: Sequence[AttentionPlan], batch: Any, flat: bool = False, exact: bool = True
+) -> Run:
+    """Run a module once with its own batch, in float64 where it is ``exact``; record its blocks.
+
+    One that is run ``flat`` loses its tables of rotary positions.
+    """
     import torch
 
+    for part in module.modules() if flat else ():
+        for held in (part._buffers, vars(part)):
+            for name, value in held.items():
+                if isinstance(value, torch.Tensor):
+                    held[name] = _unturned(name, value, type(part).__name__)
     with (
-        observed(flat) as products,
+        observed(flat, exact) as products,
         torch.no_grad(),
         recording(module, plans, plans, products) as records,
     ):
         run_batch(module, batch)
     return Run(records, _seen([batch] if isinstance(batch, Mapping) else []), [])
+
+
+def _unturned(name: str, table: Any, kind: str) -> Any:
+    """A table of sines and cosines with all angles zero; any other tensor of a module as it is."""
+    import torch
+
+    words = {"cos", "sin"}.intersection(name.split("_"))
+    if table.is_complex():
+        return torch.complex(table.abs(), torch.zeros_like(table.abs()))
+    if words:
+        return torch.full_like(table, float("cos" in words))
+    if "Rotary" in kind and name.startswith("pos_embed"):  # timm's: sines, then cosines
+        sines, cosines = table.chunk(2, -1)
+        return torch.cat([torch.zeros_like(sines), torch.ones_like(cosines)], -1)
+    return table
 
 
 def _seen(given: Sequence[Mapping[str, Any]]) -> dict[int, np.ndarray]:
@@ -296,10 +321,10 @@ def _seen(given: Sequence[Mapping[str, Any]]) -> dict[int, np.ndarray]:
 
 
 @contextmanager
-def observed(flat: bool) -> Iterator[Products]:
+def observed(flat: bool, exact: bool = True) -> Iterator[Products]:
     """What attention computes while models run in double precision; for ``flat`` see `run`."""
     products = Products()
-    with quiet(), double_precision(), products.open(flat):
+    with quiet(), double_precision() if exact else nullcontext(), products.open(flat):
         yield products
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
+from unittest.mock import patch
 
 import numpy as np
 
@@ -77,7 +78,7 @@ VERDICTS = {
     RIGHT: (
         "",
         "The forms give the model's own attention: largest difference of a probability "
-        "{difference:.1e}, in float64.",
+        "{difference:.1e}, in {precision}.",
     ),
 }
 
@@ -139,6 +140,8 @@ class Verification(Result):
         One for each application of each block.
     failures
         Parts of the model that were not measured, and why.
+    precision
+        Of the model's pass.
     """
 
     told: ClassVar = ("ok", "verdict", "result", "difference")
@@ -147,6 +150,7 @@ class Verification(Result):
     family: str
     blocks: tuple[VerifiedBlock, ...]
     failures: tuple[str, ...] = ()
+    precision: str = "float64"
 
     @property
     def ok(self) -> bool:
@@ -170,7 +174,9 @@ class Verification(Result):
     @property
     def result(self) -> str:
         """What was found, in a sentence: that of the worst verdict."""
-        return VERDICTS[self.verdict][1].format(difference=self.difference)
+        return VERDICTS[self.verdict][1].format(
+            difference=self.difference, precision=self.precision
+        )
 
     @property
     def sentence(self) -> str:
@@ -280,20 +286,37 @@ def verify(
 
 
 def _verified(opened: Model, batch: Any, tolerance: float) -> Verification:
-    """A module in memory, run on a batch."""
-    module: Any = deepcopy(unwrapped(opened.ref))
-    module = module.cpu().double().eval()
-    for part in module.modules():
-        if hasattr(part, "set_attn_implementation"):
-            part.set_attn_implementation("eager")
-    model = opened.on(LiveCheckpoint(module))
-    batch = _on_host(batch)
-    verified = _compared(
-        model, lambda flat: run_module(module, opened.plans, batch, flat=flat), tolerance
-    )
+    """A module in memory, run on a batch; in float32 where its code takes no other numbers."""
+    try:
+        verified = _run_copy(opened, batch, tolerance)
+    except CheckpointError as refused:
+        try:
+            verified = _run_copy(opened, batch, tolerance, exact=False)
+        except CheckpointError:
+            raise refused from None
     if verified.verdict == RIGHT:
         PROVEN.add(unwrapped(opened.ref))
     return verified
+
+
+def _run_copy(opened: Model, batch: Any, tolerance: float, exact: bool = True) -> Verification:
+    import torch
+
+    copied = torch.Tensor.__deepcopy__
+    # What a module keeps of its last pass may have a gradient, and PyTorch copies no such tensors.
+    with patch.object(
+        torch.Tensor, "__deepcopy__", lambda t, memo: copied(t if t.is_leaf else t.detach(), memo)
+    ):
+        module: Any = deepcopy(unwrapped(opened.ref)).cpu().eval()
+    module = module.double() if exact else module.float()
+    for part in module.modules():
+        if hasattr(part, "set_attn_implementation"):
+            part.set_attn_implementation("eager")
+    model, batch = opened.on(LiveCheckpoint(module)), _on_host(batch, exact)
+    verified = _compared(
+        model, lambda flat: run_module(module, opened.plans, batch, flat, exact), tolerance
+    )
+    return replace(verified, precision="float64" if exact else "float32")
 
 
 def _compared(model: Model, measured: Callable[[bool], Run], tolerance: float) -> Verification:
@@ -325,15 +348,18 @@ def _compared(model: Model, measured: Callable[[bool], Run], tolerance: float) -
     return Verification(model.name, model.family, tuple(blocks), (*failures, *without))
 
 
-def _on_host(batch: Any) -> Any:
-    """A batch's tensors on the host, its numbers in float64."""
+def _on_host(batch: Any, exact: bool) -> Any:
+    """A batch's tensors on the host, its numbers in float64 or float32."""
     if isinstance(batch, Mapping):
-        return {name: _on_host(value) for name, value in batch.items()}
+        return {name: _on_host(value, exact) for name, value in batch.items()}
     if isinstance(batch, tuple | list):
-        return tuple(map(_on_host, batch))
+        return tuple(_on_host(value, exact) for value in batch)
     if not hasattr(batch, "is_floating_point"):
         return batch
-    return batch.cpu().double() if batch.is_floating_point() else batch.cpu()
+    batch = batch.cpu()
+    if not batch.is_floating_point():
+        return batch
+    return batch.double() if exact else batch.float()
 
 
 def _blocks(
