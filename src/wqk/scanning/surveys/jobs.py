@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from wqk._caching import cached_property
+from wqk._files import write_atomically
 from wqk._version import __version__
 from wqk.checkpoints import open_checkpoint, steps_of
 from wqk.checkpoints.formats import exists
@@ -52,6 +53,7 @@ from wqk.scanning.cores import one_blas_thread, plan_bytes, share_cores
 from wqk.scanning.scan import scan
 from wqk.scanning.surveys.model_sets import PREFIX, model_set, read_list
 from wqk.tables.score_table import ScoreTable
+from wqk.tables.writers import to_parquet
 
 
 @dataclass(frozen=True)
@@ -239,7 +241,8 @@ def run_job(
         )
         return replace(failed, reason=reason, seconds=seconds, trace=trace)
     if parts is not None:
-        table.write(parts / f"{job.key}.parquet")
+        # Nobody waits for the disk: after a loss of power an empty part is made again.
+        write_atomically(parts / f"{job.key}.parquet", to_parquet(table), sync=False)
     sent, seconds = None if parts else table, time.perf_counter() - start
     return Outcome(sent, len(table), files, bytes_read, seconds)
 
@@ -294,8 +297,8 @@ class WorkerDied(Exception):
 
 def run_on(
     executor: Executor, work: Callable[[Job], Outcome], jobs: Iterable[Job]
-) -> Generator[tuple[Job, Outcome], None, None]:
-    """Outcomes from any executor, as they complete.
+) -> Generator[list[tuple[Job, Outcome]], None, None]:
+    """Outcomes from any executor, one by one as they complete.
 
     Raises `RunError` if the executor fails, or forks its processes, which would wait forever for
     locks of threads that they do not have.
@@ -319,7 +322,7 @@ def run_on(
                 ) from None
             except Exception as error:  # the executor's own: a worker that died, no way to send
                 outcome = failure(error)
-            yield job, outcome
+            yield [(job, outcome)]
     finally:
         for future in running:
             future.cancel()
@@ -327,8 +330,8 @@ def run_on(
 
 def run_in_processes(
     work: Callable[[Job], Outcome], jobs: Iterable[Job], processes: int
-) -> Generator[tuple[Job, Outcome], None, None]:
-    """Outcomes from worker processes, as they complete; `RunError` if none can be started.
+) -> Generator[list[tuple[Job, Outcome]], None, None]:
+    """Outcomes from worker processes, all that are complete; `RunError` if none can be started.
 
     A process that dies breaks the whole pool, without telling which job it ran. The jobs in
     progress then run again one by one; a job during which a process dies has failed.
@@ -337,8 +340,8 @@ def run_in_processes(
     suspects: deque[Job] = deque()
     while waiting or suspects:
         queue, at_once = (suspects, 1) if suspects else (waiting, processes)
-        # One more than the number of processes, so that none is idle; a suspect runs alone.
-        limit = 1 if suspects else at_once + 1
+        # Twice the number of processes, so that none is idle; a suspect runs alone.
+        limit = 1 if suspects else 2 * at_once
         running: dict[Future[Outcome], Job] = {}
         with _pool(at_once) as pool:
             broken: list[Job] = []
@@ -349,18 +352,18 @@ def run_in_processes(
                     except BrokenExecutor:
                         break
                     queue.popleft()
+                complete: list[tuple[Job, Outcome]] = []
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     job = running.pop(future)
                     try:
-                        outcome = future.result()
+                        complete.append((job, future.result()))
                     except BrokenExecutor:
                         broken.append(job)
-                        continue
-                    yield job, outcome
+                yield complete
             broken += running.values()
         if limit == 1 and broken:
             died = WorkerDied("the process at work on it was killed, or ran out of memory")
-            yield broken[0], failure(died)
+            yield [(broken[0], failure(died))]
         else:
             suspects.extend(broken)
 

@@ -79,25 +79,25 @@ class SurveyFolder:
                 self.failed[line["key"]] = line
                 self.done.pop(line["key"], None)
 
-    def note(self, line: dict[str, Any]) -> None:
-        """Append one line to the manifest; it is on the disk on return."""
-        append_lines(self.manifest, line)
-        self.apply(line)
+    def note(self, *lines: dict[str, Any]) -> None:
+        """Append lines to the manifest; they are on the disk on return."""
+        append_lines(self.manifest, *lines)
+        for line in lines:
+            self.apply(line)
 
-    def note_outcome(self, job: Job, outcome: Outcome) -> None:
-        """Keep a job's table, then a line about the job."""
+    def keep(self, job: Job, outcome: Outcome) -> dict[str, Any]:
+        """Keep a job's table, and say what is to be noted of the job."""
         about = {"key": job.key, "checkpoint": job.name, "revision": job.revision}
         seconds = round(outcome.seconds, 3)
         if outcome.error is not None:
             result = {"error": outcome.error, "reason": outcome.reason, "seconds": seconds}
             result |= {"trace": outcome.trace} if outcome.trace else {}
-            self.note({"event": "failed", **about, **result})
-            return
+            return {"event": "failed", **about, **result}
         if outcome.table is not None:
             outcome.table.write(self.part(job.key))
         result = {"step": job.step, "rows": outcome.rows, "bytes": outcome.bytes_read}
         result |= {"seconds": seconds, "files": outcome.files}
-        self.note({"event": "done", **about, **result})
+        return {"event": "done", **about, **result}
 
     def part(self, key: str) -> Path:
         """The file with a job's table."""
@@ -293,7 +293,8 @@ def _is_pending(folder: SurveyFolder, job: Job, retry: bool) -> bool:
     """Whether a job is new, its files have changed, or it failed and should be retried."""
     if job.key in folder.failed:
         return retry
-    if job.key not in folder.done or not folder.part(job.key).exists():
+    part = folder.part(job.key)
+    if job.key not in folder.done or not part.exists() or not part.stat().st_size:
         return True
     try:
         files = files_of(job.location)
@@ -306,30 +307,28 @@ def _collect(
     folder: SurveyFolder,
     chosen: Sequence[Job],
     pending: Sequence[Job],
-    running: Iterator[tuple[Job, Outcome]],
+    running: Iterator[list[tuple[Job, Outcome]]],
     on_progress: Callable[[SurveyProgress], None] | None,
 ) -> None:
     """Store every outcome as it completes."""
     start, bytes_read, now = time.perf_counter(), 0, 0
     unfinished = {job.key for job in pending}
+    failed = sum(job.key in folder.failed for job in chosen if job.key not in unfinished)
+    done = len(chosen) - len(unfinished) - failed
 
     def report() -> None:
-        if on_progress is None:
-            return
-        finished = [job.key for job in chosen if job.key not in unfinished]
-        failed = sum(key in folder.failed for key in finished)
-        seconds = time.perf_counter() - start
-        on_progress(
-            SurveyProgress(len(chosen), len(finished) - failed, failed, now, bytes_read, seconds)
-        )
+        if on_progress is not None:
+            seconds = time.perf_counter() - start
+            on_progress(SurveyProgress(len(chosen), done, failed, now, bytes_read, seconds))
 
     report()
-    problems = ((job, failure(job.problem)) for job in pending if job.problem)
-    for job, outcome in chain(problems, running):
-        folder.note_outcome(job, outcome)
-        unfinished.discard(job.key)
-        now, bytes_read = now + 1, bytes_read + outcome.bytes_read
-        report()
+    problems = ([(job, failure(job.problem))] for job in pending if job.problem)
+    for complete in chain(problems, running):
+        folder.note(*(folder.keep(job, outcome) for job, outcome in complete))
+        for _, outcome in complete:
+            failed, done = failed + bool(outcome.error), done + (not outcome.error)
+            now, bytes_read = now + 1, bytes_read + outcome.bytes_read
+            report()
 
 
 def _finish(folder: SurveyFolder, chosen: Sequence[Job], options: Options) -> ScoreTable:
