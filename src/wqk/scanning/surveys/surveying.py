@@ -128,9 +128,6 @@ def open_folder(folder: Path, options: Options) -> Iterator[SurveyFolder]:
             )
         try:
             (folder / "parts").mkdir(exist_ok=True)
-            # Unfinished files of a survey that was killed.
-            for temporary in folder.glob("**/.*.parquet.*"):
-                temporary.unlink()
         except OSError as error:
             raise unwritable(folder, error) from None
         lines = _read_manifest(survey.manifest)
@@ -339,6 +336,9 @@ def _finish(folder: SurveyFolder, chosen: Sequence[Job], options: Options) -> Sc
         for job in chosen
         if (line := folder.failed.get(job.key))
     ]
+    # Unfinished files of a survey that was killed, whose workers may outlive it for a moment.
+    for temporary in folder.folder.glob("**/.*.parquet.*"):
+        temporary.unlink(missing_ok=True)
     tables = {job: folder.load_part(job.key) for job in done}
     whole = join([*tables.values()]) if tables else ScoreTable.from_rows([])
     metadata = {
