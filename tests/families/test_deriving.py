@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import time
+import tomllib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,17 +17,19 @@ import torch
 from tools.deriving import probing
 from tools.deriving.feeding import adapted
 from tools.deriving.mending import mended, strong
+from tools.deriving.parts import DEFAULTS, PARTS, defaults_of, line, parts_of
 from tools.deriving.probing import record_type
 from tools.deriving.proof import faults
 from tools.deriving.records import read_record
 from tools.deriving.writing import family_text, rule_table
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
 from wqk.checkpoints import open_checkpoint
 from wqk.families import families
 from wqk.families.family import parse_family
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from tools.deriving.records import Record
@@ -111,3 +115,36 @@ def test_positions_apart_from_the_content_are_compared(tmp_path: Path) -> None:
     record, checkpoint = read_record(tmp_path / "model"), open_checkpoint(tmp_path / "model")
     assert strong(faults(record, checkpoint, families()["minicpm3"])) == []
     assert strong(faults(record, checkpoint, families()["deepseek"])) == ["positions are rotary"]
+
+
+def written_lines(kinds: Iterable[str]) -> tuple[set[str], set[str]]:
+    """The lines of defaults and of parts that the tool writes for types; empty tables have none."""
+    used = {part for table in tomllib.loads(PARTS.read_text()).values() for part in table.values()}
+    listed = {kind: family for family in families().values() for kind in family.model_types}
+    defaults, parts = set[str](), set[str]()
+    for kind in kinds:
+        config = CONFIG_MAPPING[kind]
+        parts |= {line(kind, table)} if (table := parts_of(config)) else set()
+        if kind in listed and (found := defaults_of(config, listed[kind], kind in used)):
+            defaults.add(line(kind, found))
+    return defaults, parts
+
+
+# Among them those whose lines were once written by hand.
+BY_HAND = ("EvollaModel", "evolla", "layoutlmv3", "nemotron3_5_transcribe_word_timestamp")
+
+
+def test_generated_lines_are_what_the_tool_writes() -> None:
+    """Of a few types; of all in the campaign."""
+    defaults, parts = written_lines(
+        [*BY_HAND, *random.Random(7).sample([*CONFIG_MAPPING_NAMES], 20)]
+    )
+    assert defaults <= {*DEFAULTS.read_text().splitlines(keepends=True)}
+    assert parts <= {*PARTS.read_text().splitlines(keepends=True)}
+
+
+@pytest.mark.campaign
+def test_all_generated_lines_are_what_the_tool_writes() -> None:
+    written = written_lines(CONFIG_MAPPING_NAMES)
+    for path, lines in zip((DEFAULTS, PARTS), written, strict=True):
+        assert sorted(lines) == sorted(path.read_text().splitlines(keepends=True)[1:])

@@ -41,39 +41,46 @@ def main() -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
     classes = {kind: CONFIG_MAPPING[kind] for kind in CONFIG_MAPPING_NAMES}
-    parts = {
-        kind: {
-            key: named
-            for key, part in sorted((getattr(config, "sub_configs_defaults", None) or {}).items())
-            if (named := part.model_type or getattr(part.config_class, "model_type", ""))
-        }
-        for kind, config in classes.items()
-    }
-    _write(PARTS, {kind: part for kind, part in parts.items() if part})
+    parts = {kind: part for kind, config in classes.items() if (part := parts_of(config))}
+    _write(PARTS, parts)
     used = {part for table in parts.values() for part in table.values()}
     listed = {kind: family for family in families().values() for kind in family.model_types}
-    # Parts of no fixed type, such as backbones, stand beside attention of the model's own.
-    whole = {
-        kind
-        for kind, config in classes.items()
-        if any(getattr(part, "model_type", "") for part in (config.sub_configs or {}).values())
-    }
     values = {
-        kind: _values(classes[kind], family, kind in used or kind not in whole)
+        kind: defaults_of(classes[kind], family, kind in used)
         for kind, family in listed.items()
         if kind in classes
     }
-    for kind, table in values.items():
-        rotary = [rule.rotary for rule in listed[kind].attention if rule.rotary]
-        has_kinds = any(r.window and "window" not in r.rotary_only for r in listed[kind].attention)
-        kinds = _kinds(classes[kind]) if has_kinds else {}
-        values[kind] = table | kinds | (_scaling(classes[kind], rotary) if rotary else {})
-        # A share that parameters of a file's own drop is no key of its own.
-        scaled = _rotary(classes[kind], rope_scaling={"rope_type": "linear", "factor": 2.0})
-        share = "partial_rotary_factor"
-        if share in values[kind].get("rope_parameters", {}) and share not in scaled:
-            values[kind].pop(share, None)
     _write(DEFAULTS, {kind: table for kind, table in values.items() if table})
+
+
+def parts_of(config: Any) -> dict[str, str]:
+    """The model types of a class's parts, by their keys."""
+    return {
+        key: named
+        for key, part in sorted((getattr(config, "sub_configs_defaults", None) or {}).items())
+        if (named := part.model_type or getattr(part.config_class, "model_type", ""))
+    }
+
+
+def defaults_of(config: Any, family: Family, is_part: bool) -> dict[str, Any]:
+    """What a class fills in under the keys of its family; ``is_part`` if it is one of others."""
+    # Parts of no fixed type, such as backbones, stand beside attention of the model's own.
+    whole = any(getattr(part, "model_type", "") for part in (config.sub_configs or {}).values())
+    rules = family.attention
+    rotary = [rule.rotary for rule in rules if rule.rotary]
+    has_kinds = any(r.window and "window" not in r.rotary_only for r in rules)
+    found = _values(config, family, is_part or not whole) | (_kinds(config) if has_kinds else {})
+    found |= _scaling(config, rotary) if rotary else {}
+    # A share that parameters of a file's own drop is no key of its own.
+    scaled = _rotary(config, rope_scaling={"rope_type": "linear", "factor": 2.0})
+    share = "partial_rotary_factor"
+    if share in found.get("rope_parameters", {}) and share not in scaled:
+        found.pop(share, None)
+    # A part of no type has no values but the whole's: where it turns, too, its family says all.
+    parts = parts_of(config)
+    if any(rule.rotary and rule.config and rule.config not in parts for rule in rules):
+        found = {key: one for key, one in found.items() if key not in {*LENGTHS, "rope_theta"}}
+    return found
 
 
 def _values(config: Any, family: Family, has_counts: bool) -> dict[str, Any]:
@@ -269,10 +276,13 @@ def _own(table: Mapping[str, Any], moved: Sequence[Mapping[str, Any]]) -> dict[s
 
 
 def _write(path: Path, tables: Mapping[str, Mapping[str, Any]]) -> None:
-    text = HEAD
-    for kind, table in sorted(tables.items()):
-        text += f"{json.dumps(kind)} = {_inline(table)}\n"
-    path.write_text(text, encoding="utf-8")
+    lines = (line(kind, table) for kind, table in sorted(tables.items()))
+    path.write_text(HEAD + "".join(lines), encoding="utf-8")
+
+
+def line(kind: str, table: Mapping[str, Any]) -> str:
+    """A line of either file."""
+    return f"{json.dumps(kind)} = {_inline(table)}\n"
 
 
 def _inline(value: Any) -> str:

@@ -167,13 +167,14 @@ def record_all(types: Iterable[str], folder: Path) -> None:
         print(f"{model_type:40} {time.monotonic() - started:6.1f} s {ended}", flush=True)
 
 
-def in_a_process(work: Callable[[], None]) -> str:
+def in_a_process(work: Callable[[], None], seconds: int = 0) -> str:
     """Do work in a forked process within the limits; say how it ended, unless well."""
+    seconds = seconds or SECONDS
     child = os.fork()
     if child == 0:
         os.setpgid(0, 0)
         resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
-        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
         with Path(os.devnull).open("w") as quiet:
             os.dup2(quiet.fileno(), 1)
             os.dup2(quiet.fileno(), 2)
@@ -182,16 +183,16 @@ def in_a_process(work: Callable[[], None]) -> str:
         except BaseException:
             os._exit(1)
         os._exit(0)
-    deadline = time.monotonic() + WALL * SECONDS
+    deadline = time.monotonic() + WALL * seconds
     while not (status := os.waitpid(child, os.WNOHANG))[0]:
         if time.monotonic() > deadline:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            return f"hung for {WALL * SECONDS} seconds"
+            return f"hung for {WALL * seconds} seconds"
         time.sleep(0.05)
     code = os.waitstatus_to_exitcode(status[1])
     if code in (-signal.SIGXCPU, -signal.SIGKILL):
-        return f"took more than {SECONDS} seconds of a processor"
+        return f"took more than {seconds} seconds of a processor"
     return f"ended with {code}" if code else ""
 
 
