@@ -12,8 +12,9 @@ from tests.command import run
 
 import wqk
 from wqk.checkpoints.modules import StateDict
-from wqk.comparing.answer import CheckpointComparison, Place
+from wqk.comparing.answer import BlockComparison, CheckpointComparison, Place
 from wqk.comparing.configured import other_rotary
+from wqk.comparing.mismatches import Kind, Mismatch
 from wqk.comparing.sameness import same
 from wqk.comparing.units import Unit
 from wqk.errors import CheckpointError
@@ -550,6 +551,12 @@ def test_where_a_gguf_file_s_tower_may_be_is_said() -> None:
     found = CheckpointComparison("a", "b.gguf", (), missing=(Place("vision", "self", 0),))
     assert "mmproj" in found.sentence
     assert "mmproj" not in replace(found, other="b").sentence
+
+
+def test_what_positions_lack_is_said_without_a_repair() -> None:
+    lacking = Mismatch(Kind.ROTARY, "share of rotated dimensions: 16 expected, 8 found")
+    block = BlockComparison("decoder", "self", 0, {0: 0.0, 1024: 1.3}, 0, 1e-7, (lacking,))
+    assert lacking.reason in CheckpointComparison("a", "b", (block,)).sentence
 
 
 def test_a_form_that_is_small_at_one_distance_excuses_nothing_at_the_others() -> None:

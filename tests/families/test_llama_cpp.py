@@ -62,7 +62,7 @@ OTHERWISE = {
 }
 # What cannot be compared, in words of the error.
 REFUSED = {
-    "HrmTextForCausalLM": "no family knows the model type 'hrm_text'",
+    "HrmTextForCausalLM": "layers are applied in turns (HRM)",
     "MuseGlimmerAssistantModel": "a draft model",
     "Qwen4ExpForCausalLM": "compressed or pooled",
     "Qwen4ExpForConditionalGeneration": "compressed or pooled",

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # Tensors that differ are printed up to so many.
 LISTED = 8
+# Kinds whose reasons are said without a repair, too: they are no numbers of single layers.
+TOLD = (Kind.SETTING, Kind.ROTARY)
 
 
 def farthest(moved: Sequence[tuple[float, str]]) -> str:
@@ -224,7 +226,7 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
         ]
         if differing:
             kinds = [
-                one.reason if one.repair or one.verdict is Kind.SETTING else one.verdict
+                one.reason if one.repair or one.verdict in TOLD else one.verdict
                 for one in (cause.mismatch for cause in self.causes if cause.places)
             ]
             known = "; ".join(dict.fromkeys(kinds))
