@@ -40,6 +40,7 @@ class Run:
         self.sites: list[Site] = []
         self.turned: list[Site] = []
         self.notes: list[str] = []
+        self.fed: list[tuple[str, dict[str, Any]]] = []  # what ran, and what it was given
         self.entered: set[int] = set()
         self._run_model(model)
         if self.notes or self.unreached:
@@ -125,6 +126,7 @@ class Run:
         if best is None:
             return reasons or ["nothing to give"]
         self.sites += best[0]
+        self.fed.append((self.names[id(part)], best[2]))
         with contextlib.suppress(Exception):
             if best[0] and (part is self.model or isinstance(part, transformers.PreTrainedModel)):
                 alike = self.turned_model is self.model
