@@ -31,6 +31,16 @@ NOT_ABOUT = re.compile(
     r"output_|mlp_|drop|type_vocab|std|_ids?$|range|layer_scale|max_position|loss|scale_fmt"
 )
 
+# Settings with which a class contradicts itself: whether BigBird's self-attention sees an encoder's
+# outputs depends on its inputs; whether BridgeTower's text is masked, on how attention is computed;
+# a mask of Grounding DINO's own, of true and false, is added to its text's scores as 1 and 0.
+CONTRADICTORY = {
+    "big_bird": "add_cross_attention",
+    "bridgetower": "text_config.is_decoder",
+    "grounding-dino": "text_config.is_decoder",
+    "mm-grounding-dino": "text_config.is_decoder",
+}
+
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 SCALINGS: tuple[dict[str, Any], ...] = (
     {"rope_type": "linear", "factor": 3.0},
@@ -50,7 +60,8 @@ def settings(model_type: str) -> list[tuple[str, list[Any]]]:
     """Keys of a type, with dots for those of its parts, and other values that they may take."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    return [*_settings(CONFIG_MAPPING[model_type]().to_dict())]
+    found = _settings(CONFIG_MAPPING[model_type]().to_dict())
+    return [one for one in found if one[0] != CONTRADICTORY.get(model_type)]
 
 
 def draw(model_type: str, number: int, seed: int) -> dict[str, Any]:

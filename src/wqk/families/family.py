@@ -53,6 +53,17 @@ class RotaryRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     windowed_only: bool = False  # layers with full attention have no positions
 
 
+# Keys of what norms on the residual stream add to a mean square.
+EPSILON = (
+    "rms_norm_eps",
+    "layer_norm_eps",
+    "layer_norm_epsilon",
+    "layernorm_epsilon",
+    "norm_epsilon",
+    "norm_eps",
+)
+
+
 class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One attention of a model: where its tensors are in every layer, and what its score is.
 
@@ -104,14 +115,7 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     input_scale: tuple[str | float, ...] = ()  # factors of what it puts out, as in ``scale``
     input_norm_kind: str = "rms"
     input_norm_offset: float = 0.0
-    input_norm_epsilon: tuple[str, ...] = (
-        "rms_norm_eps",
-        "layer_norm_eps",
-        "layer_norm_epsilon",
-        "layernorm_epsilon",
-        "norm_epsilon",
-        "norm_eps",
-    )
+    input_norm_epsilon: tuple[str, ...] = EPSILON  # of the first one always these
 
     # Numbers.
     layers: tuple[str, ...] = ("num_hidden_layers",)

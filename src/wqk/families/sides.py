@@ -12,6 +12,7 @@ from array_api_compat import array_namespace
 from wqk._typing import Array
 from wqk.checkpoints import Part
 from wqk.errors import CheckpointError
+from wqk.families.family import EPSILON
 from wqk.families.layouts import (
     Composed,
     Norm,
@@ -145,7 +146,7 @@ def sides_of(
     def input_norm(names: tuple[str, ...]) -> Norm | None:
         gain, bias = (match.norm(names, what) for what in ("weight", "bias"))
         kind, offset = rule.input_norm_kind, rule.input_norm_offset
-        small = _epsilon(config, rule.input_norm_epsilon, kind)
+        small = _epsilon(config, EPSILON if is_first else rule.input_norm_epsilon, kind)
         factor = config.product(rule.input_scale, {})
         return Norm(kind, gain, bias, offset, small, factor=factor) if gain else None
 
