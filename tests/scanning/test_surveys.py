@@ -395,13 +395,17 @@ def test_workers_share_the_cores():
     assert {outcome.rows for _, outcome in outcomes} == {max(1, usable_cores() // 2)}
 
 
-def test_a_script_without_a_guard_is_told(tmp_path: Path):
+def test_a_script_needs_no_guard_and_is_run_once(tmp_path: Path):
     script = tmp_path / "script.py"
-    script.write_text(f"import wqk\nwqk.survey({str(wqk.demo_model('encoder'))!r}, out='out')\n")
+    script.write_text(
+        "import wqk\nprint('run')\n"
+        f"print(len(wqk.survey({[str(wqk.demo_model('encoder'))] * 2!r}, out='out', jobs=2).frame))"
+    )
     done = subprocess.run(
         [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert "if __name__ == '__main__'" in done.stderr.splitlines()[-1]
+    assert done.stderr == "" and done.stdout.split()[0] == "run", done
+    assert len(done.stdout.split()) == 2
 
 
 # Resuming

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import re
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -30,7 +31,9 @@ from concurrent.futures import (
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Unpack
 
 from wqk._caching import cached_property
@@ -368,20 +371,32 @@ def run_in_processes(
             suspects.extend(broken)
 
 
+class _Worker(SpawnProcess):
+    """A process that does not run the user's script again, of which it needs nothing."""
+
+    def start(self) -> None:
+        script, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+        try:
+            super().start()
+        finally:
+            sys.modules["__main__"] = script
+
+
+class _Fresh(SpawnContext):
+    Process = _Worker  # not forked, since forks would inherit threads and locks
+
+
 @contextmanager
 def _pool(processes: int) -> Iterator[ProcessPoolExecutor]:
-    """Fresh processes, not forked, since forks would inherit threads and locks."""
-    context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(
-        processes, mp_context=context, initializer=_start_worker, initargs=(processes,)
+        processes, mp_context=_Fresh(), initializer=_start_worker, initargs=(processes,)
     )
     try:
         try:
             pool.submit(os.getpid).result()
         except BrokenExecutor:
             raise RunError(
-                "no worker process can be started; in a script, survey under `if __name__ == "
-                "'__main__':`, or give an executor such as ThreadPoolExecutor()"
+                "no worker process can be started; give an executor such as ThreadPoolExecutor()"
             ) from None
         yield pool
     except BaseException:
