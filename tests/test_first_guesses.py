@@ -105,6 +105,11 @@ MISTAKES = """
 wqk.logits(net) | CheckpointError | wqk.logits(model, batch)
 wqk.logits(ref, batch) | CheckpointError | expected an nn.Module
 wqk.Monitor(ref) | CheckpointError | a model in memory is followed: expected an nn.Module
+wqk.Monitor(net)(-1) | RunError | number of optimizer steps done so far, got -1
+wqk.Monitor(net).look(2.5) | RunError | number of optimizer steps done so far, got 2.5
+wqk.Monitor(net, steps=3) | RunError | steps must be numbers, or 'log' for 1, 2, 4, 8, ...; got 3
+wqk.Monitor(net, steps=[-3]) | RunError | number of optimizer steps done so far, got -3
+wqk.Monitor(net, every="9") | RunError | every N steps with N at least 1, got every=9
 wqk.Monitor(net).plot() | AttributeError | did you mean 'table.plot()'
 wqk.clip_("ckpt.pt") | CheckpointError | a model in memory is clipped
 wqk.clip_(net, "100") | FormError | limit must be a positive number, got '100'

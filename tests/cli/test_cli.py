@@ -38,6 +38,28 @@ def test_who_asks_for_a_verb_of_the_laboratory_is_told_where_it_is(verb: str) ->
     assert run("lab", verb, "--help").exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("logits MODEL", "no such command; in Python it is wqk.logits: see help(wqk.logits)"),
+        ("Clip MODEL", "no such command; in Python it is wqk.clip_: see help(wqk.clip_)"),
+        ("nonsense MODEL", "No such command 'nonsense'."),
+        ("survey --out DIR", "an earlier survey goes on with the names that it had"),
+        ("show MODEL", "Missing option '--layer'. Which layer; negative: from the end."),
+        ("lab theory MODEL", "'--corpus'. Token store, text file, or token ids as .npy."),
+    ],
+)
+def test_what_is_missing_is_told(words: str, told: str) -> None:
+    result = run(*words.split())
+    assert (result.exit_code, told in result.stderr.splitlines()[-1]) == (2, True), result.stderr
+
+
+def test_a_picture_of_a_difference_needs_no_word_about_heads(tmp_path: Path) -> None:
+    out = tmp_path / "moved.png"
+    assert run("diff", ENCODER, ENCODER, "--picture", out).exit_code == 0
+    assert out.stat().st_size > 1000
+
+
 def test_errors_of_the_laboratory_are_one_line_and_name_its_options(tmp_path: Path) -> None:
     result = run("lab", "theory", tmp_path, "--corpus", tmp_path / "no.txt")
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 DECODER = """
 name = "own"
-model_types = ["own"]
 [[attention]]
 stack = "decoder"
 causal = true

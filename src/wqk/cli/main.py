@@ -134,6 +134,13 @@ class Boundary(click.Group):
             raise click.UsageError("an argument contains a null character, which no path can have")
         if words[0] not in self.verbs and words[0] in LABORATORY:
             raise click.UsageError(f"wqk {words[0]} is now wqk lab {words[0]}")
+        if words[0] not in self.verbs and context.parent is None:
+            public: list[str] = import_module("wqk").__all__
+            names = {name.strip("_").lower(): name for name in public}
+            if name := names.get(words[0].strip("_").lower()):
+                raise click.UsageError(
+                    f"no such command; in Python it is wqk.{name}: see help(wqk.{name})"
+                )
         return super().resolve_command(context, words)
 
     def invoke(self, context: click.Context) -> Any:
@@ -150,6 +157,9 @@ class Boundary(click.Group):
         except click.ClickException as error:
             from wqk.checkpoints.references import without_secrets
 
+            if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Option):
+                told = first_sentence(error.param.help or "")
+                error.message = told  # type: ignore[misc]
             error.message = without_secrets(error.message)  # type: ignore[misc]
             raise
         except (click.exceptions.Exit, click.Abort, BrokenPipeError):

@@ -96,7 +96,7 @@ ranges = Numbers()
 # What an argument of a function is called on the command line, and what it means: the same for all
 # verbs. Arguments that are not on the list are options of one verb, which its function describes.
 OPTIONS: dict[str, dict[str, Any]] = {
-    "layer": {"type": int, "metavar": "L", "help": "Negative: from the end."},
+    "layer": {"type": int, "metavar": "L", "help": "Which layer; negative: from the end."},
     "layers": {
         "type": Numbers(from_end=True), "metavar": "L,L:M",
         "help": "Only these layers, such as 3,10:20; negative ones count from the end.",

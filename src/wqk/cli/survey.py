@@ -20,7 +20,7 @@ MOST_LINES = 20
 
 
 @click.command()
-@click.argument("refs", nargs=-1, required=True, metavar="SET|REF...", type=REF)
+@click.argument("refs", nargs=-1, metavar="SET|REF...", type=REF)
 @click.option(
     "--revision", "revisions", multiple=True, metavar="R",
     help="Hub revision, or a pattern of revisions or steps such as 'step*'; repeatable.",
@@ -63,6 +63,11 @@ def survey(
       wqk survey ./run --revision 'checkpoint-*000' --out run-scores
       wqk survey paper:vision --dry-run
     """
+    if not refs:
+        raise click.UsageError(
+            "Missing argument 'SET|REF...': what to survey; an earlier survey goes on with the "
+            "names that it had"
+        )
     if dry_run:
         _list(refs, options["revisions"], as_json)
         return

@@ -149,6 +149,8 @@ class Verb:
     table, picture
         Whether the result can be written with ``--out``, or drawn, by its ``plot`` of the
         command's own options, with ``--picture``.
+    drawn
+        Options without which there is nothing to draw: a picture implies them.
     progress
         From what ``on_progress`` is told to what the bar shows: a function of `wqk.cli.display`.
     omit
@@ -163,6 +165,7 @@ class Verb:
     show: Callable[..., Any] | None = None
     table: bool = False
     picture: bool = False
+    drawn: tuple[str, ...] = ()
     progress: str = "blocks_progress"
     omit: tuple[str, ...] = ()
     fails: str = ""
@@ -233,6 +236,7 @@ class Verb:
             check_table_output(out)
         if picture:
             check_picture(picture)
+            options |= dict.fromkeys(self.drawn, True)
         own = {name: options.pop(name) for name in self.own or {}}
         module, _, name = self.function.partition(":")
         function = getattr(import_module(module), name)

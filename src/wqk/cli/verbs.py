@@ -85,10 +85,11 @@ diff = Verb(
     examples=(
         "wqk diff EleutherAI/pythia-160m ./my-finetuned-pythia",
         "wqk diff ./run/checkpoint-1000 ./run/checkpoint-2000 --terms",
-        "wqk diff ./model ./model-int4 --beside ./model-nf4 --heads --picture heads.png",
+        "wqk diff ./model ./model-int4 --beside ./model-nf4 --picture heads.png",
     ),
     table=True,
     picture=True,
+    drawn=("heads",),
 )
 
 

@@ -194,7 +194,7 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The attentions of the models that share one naming of tensors."""
 
     name: str
-    model_types: tuple[str, ...]
+    model_types: tuple[str, ...] = ()  # none for one that is given by its file
     attention: tuple[AttentionRule, ...] = ()
     refusal: str = ""  # why the attention of these models is not one form per head
     mixers: tuple[

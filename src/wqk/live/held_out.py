@@ -300,9 +300,10 @@ def tokenizer_of(ref: str, revision: str | None = None) -> Any:
         if len(tokenizer) <= len(tokenizer.all_special_ids):
             raise ValueError("no vocabulary")
     except Exception as error:  # the libraries raise anything
+        reason = first_line(error)
+        shown = "" if reason.endswith(":") else f" ({reason})"  # whose list would be cut off
         raise CorpusError(
-            f"{ref}: has no tokenizer that encodes text ({first_line(error)}); give a corpus, or "
-            "token ids"
+            f"{ref}: has no tokenizer that encodes text{shown}; give a corpus, or token ids"
         ) from None
     return tokenizer
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import shutil
 import time
 import weakref
@@ -107,16 +108,27 @@ class LookCost(NamedTuple):
     share: float  # of the time since the previous scores; NaN for the first
 
 
+def step_of(value: Any) -> int:
+    """A number of optimizer steps; `RunError` for anything else."""
+    try:
+        step = operator.index(value)
+    except TypeError:
+        step = -1
+    if step < 0:
+        raise RunError(f"a step is the number of optimizer steps done so far, got {value!r}")
+    return step
+
+
 class Cadence:
     """Multiples of ``every`` and single ``steps``, or 1, 2, 4, 8, ... if these are ``"log"``."""
 
     def __init__(self, every: int | None = None, steps: Iterable[int] | str = ()) -> None:
-        if every is not None and every < 1:
+        if every is not None and not (isinstance(every, int) and every >= 1):
             raise RunError(f"a monitor scores every N steps with N at least 1, got every={every}")
         self._powers = isinstance(steps, str)
-        if self._powers and steps != "log":
+        if steps != "log" and (self._powers or not isinstance(steps, Iterable)):
             raise RunError(f"steps must be numbers, or 'log' for 1, 2, 4, 8, ...; got {steps!r}")
-        self._every, self._steps = every, frozenset(() if self._powers else steps)
+        self._every, self._steps = every, frozenset(() if self._powers else map(step_of, steps))
 
     def is_due(self, step: int) -> bool:
         """Whether scores are due after this many optimizer steps.
@@ -268,6 +280,7 @@ class Monitor(Advising, synonyms=SYNONYMS):
         dict
             As returned by `look`; empty if no scores were due.
         """
+        step = step_of(step)
         is_first = self._step is None or step < self._step
         if is_first or self._cadence.is_due(step):
             return self.look(step)
@@ -285,6 +298,7 @@ class Monitor(Advising, synonyms=SYNONYMS):
             ``wqk/update_symmetry_median`` and so on for the change. Empty in all processes of a
             distributed run but the first.
         """
+        step = step_of(step)
         if step == self._step:
             return {}
         start = time.perf_counter()

@@ -458,7 +458,8 @@ def _load_model(
     if code not in CONFIG_MAPPING:
         raise UnknownFamily(
             f"{checkpoint.name}: the installed transformers has no code for model type "
-            f"{model_type!r}, so its attention cannot be run and compared"
+            f"{model_type!r}, so its attention cannot be run and compared; load it with its own "
+            "class, and compare the module: wqk.verify(model, batch)"
         )
     source = {"pretrained_model_name_or_path": ref, **hub}
     if adapter:

@@ -229,8 +229,10 @@ def _notes(groups: Sequence[Group], tables: Sequence[ScoreTable]) -> Iterator[st
                 yield f"{group.label}: {_layers(concerned, layers.height)} is {status}: {meaning}."
         if layers.height and layers["symmetry"].is_null().all():
             yield f"{group.label}: the two sides have different widths, so there is no symmetry."
-        if group.rows["head"].is_null().all():
-            yield f"{group.label}: the table has no rows of single heads; scan with --heads."
+    headless = [group.label for group in groups if group.rows["head"].is_null().all()]
+    if headless:
+        whose = "" if len(headless) == len(groups) > 1 else f"{', '.join(headless)}: "
+        yield f"{whose}no rows of single heads; scan with --heads."
     for table in tables:
         several = table.frame["checkpoint"].n_unique() > 1  # then each line names its own
         of = "" if several else f"{', '.join(_sources(table))}: "

@@ -50,8 +50,9 @@ def figure(
       fig2       symmetry and directionality against parameters, language
       s1         the same, vision and audio
       s2         the same, models with an encoder and a decoder
-      table1, tableS2, tableS3
+      tableS2, tableS3
     From training runs:
+      table1     initializations: losses and the paper's
       fig3       an encoder and a decoder during training, medians and layers
       s3, s4     the same for several corpora: medians; layers
       s5         initializations: loss, symmetry, gap between layers, layers
