@@ -357,7 +357,7 @@ def test_a_tokenizer_without_words_is_refused(tmp_path: Path) -> None:
     text.write_text("one fish two fish " * 40)
     with pytest.raises(CorpusError, match="no vocabulary"):
         wqk.parts(str(tmp_path / "model"), text=text, block=8, blocks=4)
-    made(KINDS[1], torch.float32).save_pretrained(tmp_path / "none")
+    made(KINDS[2], torch.float32).save_pretrained(tmp_path / "none")
     with pytest.raises(CorpusError, match="encodes text; give a corpus"):
         wqk.parts(str(tmp_path / "none"), text=text, block=8, blocks=4)
 
