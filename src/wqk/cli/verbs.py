@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from wqk.tables.score_table import ScoreTable
 
 explain = Verb(
-    "wqk.inspecting.explanation:explain",
-    examples=("wqk explain google-bert/bert-base-uncased",),
+    "wqk.inspecting.explanation:explain", examples=("wqk explain google-bert/bert-base-uncased",)
 )
 
 verify = Verb(

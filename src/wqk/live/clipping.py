@@ -250,13 +250,7 @@ class Clipper:
     8
     """
 
-    def __init__(
-        self,
-        model: Any,
-        limit: float,
-        path: Path,
-        every: int = 1,
-    ) -> None:
+    def __init__(self, model: Any, limit: float, path: Path, every: int = 1) -> None:
         if every < 1:
             raise RunError(f"clipping happens every N steps with N at least 1, got {every}")
         _require_limit(limit)

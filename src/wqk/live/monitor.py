@@ -250,9 +250,7 @@ class Monitor(Advising, synonyms=SYNONYMS):
         self._gamma, self._heads = gamma, heads
         self._measures, self._per_layer = measures, per_layer
         self._tracker = Tracker(
-            model,
-            name or path.resolve().parent.name,
-            with_norms="ceiling" in measures,
+            model, name or path.resolve().parent.name, with_norms="ceiling" in measures
         )
         self._scores, self._updates = journals(path)
         if is_first_process():

@@ -357,16 +357,13 @@ def _continuous_bias(module: Any) -> Any:
 
 # Terms that attention modules compute in their own code, by an attribute of such modules.
 COMPUTED_TERMS: Mapping[str, Callable[[Any], Any]] = {
-    "continuous_position_bias_mlp": _continuous_bias,
+    "continuous_position_bias_mlp": _continuous_bias
 }
 
 
 @contextmanager
 def recording(
-    model: Any,
-    plans: Sequence[AttentionPlan],
-    live: Sequence[AttentionPlan],
-    products: Products,
+    model: Any, plans: Sequence[AttentionPlan], live: Sequence[AttentionPlan], products: Products
 ) -> Iterator[list[list[Application]]]:
     """Records of the plans' blocks, which fill while the model runs and ``products`` is open.
 

@@ -31,11 +31,7 @@ from wqk.errors import (
 )
 from wqk.families import AttentionPlan, Family, find_family, load_family
 from wqk.families.config import Config
-from wqk.live.recomputation import (
-    Products,
-    recording,
-    require_records,
-)
+from wqk.live.recomputation import Products, recording, require_records
 from wqk.model import Model
 from wqk.model import open as open_model
 

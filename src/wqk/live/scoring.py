@@ -92,12 +92,7 @@ class Tracker:
     `RunError` if the parameters are flattened (FSDP 1) or partitioned between steps (ZeRO stage 3).
     """
 
-    def __init__(
-        self,
-        model: Any,
-        name: str,
-        with_norms: bool = False,
-    ) -> None:
+    def __init__(self, model: Any, name: str, with_norms: bool = False) -> None:
         network = network_of(model, "followed")
         _require_whole_parameters(network)
         self.model = open_model(model)
@@ -177,11 +172,7 @@ ROW = ["stack", "kind", "layer", "head"]
 
 
 def score_look(
-    model: Model,
-    snapshot: Snapshot,
-    gamma: float,
-    heads: bool,
-    measures: Collection[str] = (),
+    model: Model, snapshot: Snapshot, gamma: float, heads: bool, measures: Collection[str] = ()
 ) -> ScoreTable:
     """The table that `wqk.scan` returns for the model; non-finite blocks are marked."""
     table = scan_model(model.on(snapshot), gamma=gamma, heads=heads, measures=measures)
@@ -271,9 +262,7 @@ def _blanked(table: ScoreTable, broken: Sequence[AttentionPlan]) -> ScoreTable:
     if not broken:
         return table
     blocks = pl.DataFrame(
-        [plan.place for plan in broken],
-        schema=["stack", "kind", "layer"],
-        orient="row",
+        [plan.place for plan in broken], schema=["stack", "kind", "layer"], orient="row"
     ).with_columns(is_broken=True)
     is_broken = pl.col("is_broken").fill_null(False)
     scores = [name for name, kind in table.frame.schema.items() if kind == pl.Float64]
@@ -331,11 +320,7 @@ class Penalty:
     """
 
     def __init__(
-        self,
-        model: Any,
-        kind: str,
-        layers: Sequence[int] | None = None,
-        heads: bool = False,
+        self, model: Any, kind: str, layers: Sequence[int] | None = None, heads: bool = False
     ) -> None:
         if kind not in SIGNS:
             raise FormError(f"a penalty must be one of {', '.join(SIGNS)}, got {kind!r}")
