@@ -226,11 +226,7 @@ def match_tokens(
 
 
 def _head(
-    block: Block,
-    head: int,
-    circuit: Literal["qk", "ov"],
-    fold_norm: bool,
-    distance: int = 0,
+    block: Block, head: int, circuit: Literal["qk", "ov"], fold_norm: bool, distance: int = 0
 ) -> BilinearForm:
     """One head's form of [x, 1], scaled and with biases.
 

@@ -118,10 +118,7 @@ MARKED = 32
 
 
 def payload(
-    groups: Sequence[Group],
-    details: Sequence[Details],
-    published: Any,
-    losses: Sequence[Any] = (),
+    groups: Sequence[Group], details: Sequence[Details], published: Any, losses: Sequence[Any] = ()
 ) -> str:
     """The JSON object, safe inside a script element, without details of layers in no group."""
     owned = _owned(groups, details)

@@ -342,10 +342,7 @@ def scan_model(
 
     rows: list[dict[str, Any]] = []
     pictured: list[BlockDetails] = []
-    with (
-        one_blas_thread() if side_by_side else nullcontext(),
-        ThreadPoolExecutor(at_once) as pool,
-    ):
+    with one_blas_thread() if side_by_side else nullcontext(), ThreadPoolExecutor(at_once) as pool:
         prefetch(fitting)
         try:
             for done, (plan, scored) in enumerate(

@@ -121,12 +121,7 @@ class Details:
             entry, packed = _packed(block)
             described.append(entry)
             arrays |= {f"{number}/{name}": array for name, array in packed.items()}
-        contents = {
-            "format": FORMAT,
-            "version": VERSION,
-            "gamma": self.gamma,
-            "blocks": described,
-        }
+        contents = {"format": FORMAT, "version": VERSION, "gamma": self.gamma, "blocks": described}
         buffer = io.BytesIO()
         text = np.frombuffer(json.dumps(contents).encode(), np.uint8)
         np.savez_compressed(buffer, contents=text, **arrays)  # type: ignore[arg-type]
