@@ -1,9 +1,12 @@
 """What each key of a configuration changes: perturbed one by one, with the same weights.
 
     python -m tools.deriving.perturbing OUT.jsonl [--share N/M] [TYPE...]
+    python -m tools.deriving.perturbing OUT.jsonl --write
 
 Every type gets a line, with an outcome of each of its keys. Types that have a line are left out;
-a process that is ended leaves those that it had finished.
+a process that is ended leaves those that it had finished. Of the lines, ``switches.toml`` is made:
+keys that are taken for idle by their names and are not, and those that change attention and that
+no family reads.
 """
 
 from __future__ import annotations
@@ -22,17 +25,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 from tools.deriving.building import _made, _randomize, build
+from tools.deriving.parts import line
 from tools.deriving.probing import in_a_process
 from tools.deriving.running import PROJECTIONS, Run
 from transformers.initialization import no_init_weights
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from wqk.families.config import IDLE
+import wqk.families
+from wqk.families.config import IDLE, keys_of
+from wqk.families.family import family_of_type
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+SWITCHES = Path(wqk.families.__file__).parent / "switches.toml"
+HEAD = "# Written by tools/deriving/perturbing.py: what types compute with, and no family reads.\n"
+# What is put out, kept or lost beside what is computed; rounding, where all is double; and what
+# tensors tell.
+BESIDE = re.compile("^output_|^return_|^use_cache$|loss|upcast|fp32|float32|^tie_")
 SECONDS = 60  # of one processor, for a type
 CLOSE = 1e-9  # of double precision, as a share of the largest number
 ATTENTION, OUTPUT, NOTHING = "attention", "output", "nothing"
@@ -176,7 +187,7 @@ class Perturbed:
             return REFUSED
         if same(self.base, found):
             return NOTHING
-        if any(map(UPSTREAM.search, map(_last, changes))):
+        if not self.owners or any(map(UPSTREAM.search, map(_last, changes))):
             return OUTPUT
         try:
             found = self._computed(model, forced=True)
@@ -307,10 +318,10 @@ def others(path: str, value: Any, known: Mapping[str, Sequence[Any]]) -> list[An
     return [{"0": [1]}, {"a": 1}]
 
 
-def known_values() -> dict[str, list[Any]]:
+def known_values(types: Iterable[str] = CONFIG_MAPPING_NAMES) -> dict[str, list[Any]]:
     """Values that types have by default, by key."""
     found: dict[str, list[Any]] = {}
-    for model_type in CONFIG_MAPPING_NAMES:
+    for model_type in types:
         try:
             pairs = list(keys(CONFIG_MAPPING[model_type]().to_dict()))
         except Exception:  # some cannot be made of nothing
@@ -344,6 +355,36 @@ def perturbed(model_type: str, known: Mapping[str, Sequence[Any]]) -> dict[str, 
     return row | ({"ended": told} if told else {}) | {"keys": keys}
 
 
+def switches_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept of a type's outcomes: keys that `wqk` would otherwise pass over."""
+    family = family_of_type(row["type"])
+    read = keys_of(*family.attention) if family else set()
+    found = {path: how for path, how in row["keys"].items() if not BESIDE.search(_last(path))}
+    idle = (path for path, how in found.items() if how in (ATTENTION, OUTPUT))
+    computed = sorted({_last(path) for path in idle if IDLE.search(_last(path))})
+    told = sorted(path for path, how in found.items() if how == ATTENTION and family)
+    attention = {
+        _last(path): value
+        for path in told
+        if _last(path) not in read and (value := _default(row["type"], path)) is not None
+    }
+    kept = {"attention": attention, "computed": computed}
+    return {name: some for name, some in kept.items() if some}
+
+
+def _default(model_type: str, path: str) -> Any:
+    """What a class takes for granted: ``null`` for nothing, None where that is no plain value."""
+    try:
+        value = CONFIG_MAPPING[model_type]().to_dict()
+    except Exception:  # some cannot be made of nothing
+        return "null"
+    for key in path.split("/"):
+        value = value.get(key) if isinstance(value, dict) else None
+    if value is None:
+        return "null"
+    return None if re.search("{|Infinity", json.dumps(value)) else value
+
+
 def main() -> None:
     """Perturb every key of every type, or of those that are named."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -351,7 +392,14 @@ def main() -> None:
     parser.add_argument("types", nargs="*")
     parser.add_argument("--share", default="0/1", help="one of so many processes")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no type after these")
+    parser.add_argument("--write", action="store_true", help="write switches.toml of the lines")
     given = parser.parse_args()
+    if given.write:
+        rows = map(json.loads, given.out.read_text(encoding="utf-8").splitlines())
+        tables = {row["type"]: table for row in rows if (table := switches_of(row))}
+        lines = (line(kind, table) for kind, table in sorted(tables.items()))
+        SWITCHES.write_text(HEAD + "".join(lines), encoding="utf-8")
+        return
     part, parts = map(int, given.share.split("/"))
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
@@ -359,8 +407,8 @@ def main() -> None:
     perturbed("llama", known)
     done = given.out.read_text(encoding="utf-8").splitlines() if given.out.exists() else []
     left = dict.fromkeys(given.types or [*CONFIG_MAPPING_NAMES][part::parts])
-    for line in done:
-        left.pop(json.loads(line)["type"], None)
+    for text in done:
+        left.pop(json.loads(text)["type"], None)
     with given.out.open("a", encoding="utf-8") as out:
         end = time.monotonic() + given.seconds
         for model_type in left:

@@ -246,6 +246,13 @@ def further_settings(models: Sequence[Model]) -> Iterator[Mismatch]:
             yield setting(".".join(path), one, other, f"config{place} = {one!r}")
 
 
+def of_attention(name: str, models: Sequence[Model]) -> bool:
+    """Whether attention may depend on a setting: by its name, or as seen in the models' types."""
+    path, _, key = name.rpartition(".")
+    parts = (Config(model.checkpoint.config, path) for model in models)
+    return bool(OF_ATTENTION.search(name)) or any(key in part.switched for part in parts)
+
+
 def _terms(plan: AttentionPlan) -> dict[str, Any]:
     """The terms of a score besides the form and its rotation."""
     position = None if plan.position.startswith("rotary") else plan.position or None

@@ -31,8 +31,8 @@ IDLE = re.compile(
     r"(?<!per_)(?<!global_)token(?!s_per)|label|problem_type|architectures|auto_map|task|_loss|loss_|"
     r"attn_impl|pretrain|quanti|compression_config|torchscript|(?<!attention_)chunk_size|model_type|"
     r"noise|kernel|vocab|(?:max|min)_length|seq_len|(?:max|n)_position|n_ctx|jitter|"
-    r"mask_(?:time|feat)|specaug|beam|penalty|^prefix$|do_sample|"
-    r"^tie_|flash|sdpa|xformers|mambapy|fp?\d+$|float\d+$|gradient|seed|aux|^ep_|tp_size|rescale_pre|"
+    r"mask_(?:time|feat)|specaug|beam|penalty|^prefix$|do_sample|ngram|early_stop|remove_invalid|"
+    r"^summary_|logits_to_keep|unsloth|^tie_|flash|sdpa|xformers|mambapy|fp?\d+$|float\d+$|gradient|seed|aux|^ep_|tp_size|rescale_pre|"
     r"^(?:temperature|top_[kp]|typical_p|num_return_sequences|embedding_size)$"
 )
 # What is read besides the keys that rules name.
@@ -84,6 +84,20 @@ def unread_keys(model_type: object) -> Sequence[str]:
     return found
 
 
+def switches(model_type: object) -> Mapping[str, Any]:
+    """What models of this type compute with, though no family reads it, or its name tells nothing.
+
+    ``attention`` are keys that change it, and their defaults (``null`` where there is none);
+    ``computed`` are those that otherwise no forward pass depends on.
+
+    Examples
+    --------
+    >>> switches("bros"), switches("camembert")
+    ({'attention': {'bbox_scale': 100.0}}, {'computed': ['pad_token_id']})
+    """
+    return _tables("switches.toml").get(str(model_type), {})
+
+
 def keys_of(*rules: object) -> set[str]:
     """The keys that rules read, among the names of tensors and other words in them."""
     return {*READ, *TURNING, *re.findall(r"\w+", repr(rules))}
@@ -106,12 +120,15 @@ def unread_settings(
     """
     read = keys_of(*rules).union(unread_keys(config.get("model_type")))
     found: dict[tuple[str, ...], Any] = {}
-    left: list[tuple[tuple[str, ...], Any]] = [((), config)]
+    left: list[tuple[tuple[str, ...], Any, object]] = [((), config, None)]
     while left:
-        path, value = left.pop(0)
+        path, value, kind = left.pop(0)
         if isinstance(value, Mapping):
+            kind = value.get("model_type", kind)
             left += [
-                ((*path, str(key)), one) for key, one in value.items() if not IDLE.search(str(key))
+                ((*path, str(key)), one, kind)
+                for key, one in value.items()
+                if not IDLE.search(str(key)) or key in switches(kind).get("computed", ())
             ]
         elif "mrope" in path[-1] or not (TURNING.intersection(path) or path[-1] in read):
             found[path] = value
@@ -155,6 +172,9 @@ class Config:
         self._left_out["is_part"] = bool(nested)
         self._nulls = {k for k, v in chosen.items() if v is None}
         self.unread = [k for k in chosen if k in unread and k not in self._nulls]
+        # What changes attention and is not read, where it is not as by default.
+        known = switches(own).get("attention", {})
+        self.switched = [k for k, v in known.items() if chosen.get(k) not in (None, v)]
 
     def get(self, *keys: str) -> Any:
         """The value of the first key that is not null; a dot leads into a nested part."""

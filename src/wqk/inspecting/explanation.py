@@ -160,10 +160,14 @@ def explain(ref: Any) -> Explanation:
         notes=(
             *dict.fromkeys(note for plan in plans for note in _notes(plan)),
             *(
-                f"{path}{'.' * bool(path)}{key} stands in config.json, and is not read in models "
-                "of this type."
+                f"{path}{'.' * bool(path)}{key} stands in config.json, {told} of this type."
                 for path in dict.fromkeys(["", *(plan.rule.config for plan in plans)])
-                for key in Config(checkpoint.config, path).unread
+                for part in [Config(checkpoint.config, path)]
+                for keys, told in (
+                    (part.unread, "and is not read in models"),
+                    (part.switched, "is not read, and changes attention in models"),
+                )
+                for key in keys
             ),
             *_without_form(model),
             *(f"{name}: looks like further attention, and is not read." for name in model.unread),

@@ -1,0 +1,97 @@
+"""What keys of a configuration change: perturbed in transformers' models, and what is said of them.
+
+Keys that `same` passes over when they differ change nothing; those that change attention are read,
+or `explain` says that they are not.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from tests.families.proving import edit_config
+from tools.deriving.building import build
+from tools.deriving.perturbing import known_values, perturbed, switches_of
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+import wqk
+from wqk.families.config import switches, unread_settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Positions counted from the padding, a scale of positions, and a plain decoder.
+FEW = ("camembert", "bros", "llama")
+
+
+def assert_as_perturbed(model_type: str, known: dict[str, list[Any]]) -> None:
+    row = perturbed(model_type, known)
+    if not row["keys"]:
+        pytest.skip(row["ended"])
+    assert switches_of(row) == switches(model_type)
+
+
+@pytest.mark.parametrize("model_type", FEW)
+def test_keys_that_are_passed_over_change_nothing(model_type: str) -> None:
+    assert_as_perturbed(model_type, known_values(FEW))
+
+
+@cache
+def all_values() -> dict[str, list[Any]]:
+    return known_values()
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("model_type", CONFIG_MAPPING_NAMES)
+def test_keys_of_every_type_that_are_passed_over_change_nothing(model_type: str) -> None:
+    assert_as_perturbed(model_type, all_values())
+
+
+def test_a_switch_of_attention_that_is_not_read_is_said(tmp_path: Path) -> None:
+    model, _ = build("bros", 0, flat=False)
+    for name in ("plain", "other"):
+        model.save_pretrained(tmp_path / name)
+    edit_config(tmp_path / "other", {"bbox_scale": 10.0})
+    told = "bbox_scale stands in config.json, is not read, and changes attention"
+    for name, count in (("plain", 0), ("other", 1)):
+        assert str(wqk.explain(tmp_path / name).notes).count(told) == count
+    found = wqk.same(tmp_path / "plain", tmp_path / "other")
+    assert [str(one) for one in found.settings] == ["bbox_scale: 100.0 against 10.0"]
+
+
+# What two exports of one model may say otherwise: training, generation, names, kernels.
+HARMLESS: dict[str, Any] = {
+    "architectures": ["OtherModel"], "attention_dropout": 0.2, "hidden_dropout_prob": 0.3,
+    "bos_token_id": 7, "eos_token_id": [8, 9], "decoder_start_token_id": 6, "dtype": "bfloat16",
+    "early_stopping": True, "id2label": {"0": "no", "1": "yes"}, "initializer_range": 0.5,
+    "no_repeat_ngram_size": 3, "num_logits_to_keep": 7, "output_attentions": True,
+    "pretraining_tp": 2, "problem_type": "regression", "router_aux_loss_coef": 0.5,
+    "summary_type": "mean", "torch_dtype": "float16", "transformers_version": "4.40.0",
+    "unsloth_fixed": True, "use_cache": False, "use_flash_attn": True, "_name_or_path": "there",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "model_type", ["llama", "gpt2", "bert", "t5", "mixtral", "gemma3_text", "vit", "whisper"]
+)
+def test_settings_of_other_things_are_no_difference(model_type: str, tmp_path: Path) -> None:
+    model, _ = build(model_type, 0, flat=False)
+    for name in ("one", "other"):
+        model.save_pretrained(tmp_path / name)
+    told = json.loads((tmp_path / "one" / "config.json").read_text())
+    edit_config(
+        tmp_path / "one", {key: [value] for key, value in HARMLESS.items() if key not in told}
+    )
+    edit_config(tmp_path / "other", HARMLESS)
+    found = wqk.same(tmp_path / "one", tmp_path / "other", everything=True)
+    assert found, found.sentence
+
+
+def test_a_key_is_idle_in_the_types_that_do_not_use_it() -> None:
+    for model_type, told in (("bert", {}), ("camembert", {("pad_token_id",): 1})):
+        assert unread_settings({"model_type": model_type, "pad_token_id": 1}, []) == told
