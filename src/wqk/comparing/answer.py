@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 # Tensors that differ are printed up to so many.
 LISTED = 8
-# Kinds whose reasons are said without a repair, too: they are no numbers of single layers.
-TOLD = (Kind.SETTING, Kind.ROTARY)
 
 
 def farthest(moved: Sequence[tuple[float, str]]) -> str:
@@ -226,8 +224,8 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
         ]
         if differing:
             kinds = [
-                one.reason if one.repair or one.verdict in TOLD else one.verdict
-                for one in (cause.mismatch for cause in self.causes if cause.places)
+                m.reason if m.repair or m.verdict in (Kind.SETTING, Kind.ROTARY) else m.verdict
+                for m in (cause.mismatch for cause in self.causes if cause.places)
             ]
             known = "; ".join(dict.fromkeys(kinds))
             sizes = [max((*b.distance.values(), *b.beside.values())) for b in differing]

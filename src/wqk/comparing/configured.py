@@ -356,11 +356,8 @@ def _replanned(
     ``own`` is the part that describes this attention; ``whole`` replaces what is around it.
     """
     around = dict(model.checkpoint.config if whole is None else whole)
-    if plan.rule.config:
-        config = {**around, plan.rule.config: own}
-    else:
-        config = dict(own)
-        config |= {key: around[key] for key in ("model_type", "architectures") if key in around}
+    beside = {key: around[key] for key in ("model_type", "architectures") if key in around}
+    config = {**around, plan.rule.config: own} if plan.rule.config else {**own, **beside}
     try:
         plans = open_model(Overlay(model.checkpoint, {}, config), family=model.family_file).plans
     except WqkError:
