@@ -356,7 +356,7 @@ def _replanned(
     ``own`` is the part that describes this attention; ``whole`` replaces what is around it.
     """
     around = dict(model.checkpoint.config if whole is None else whole)
-    beside = {key: around[key] for key in ("model_type", "architectures") if key in around}
+    beside = {k: v for k, v in around.items() if k in ("model_type", "architectures")}
     config = {**around, plan.rule.config: own} if plan.rule.config else {**own, **beside}
     try:
         plans = open_model(Overlay(model.checkpoint, {}, config), family=model.family_file).plans
