@@ -124,9 +124,9 @@ def unread_settings(
     while left:
         path, value, kind = left.pop(0)
         if isinstance(value, Mapping):
-            kind = value.get("model_type", kind)
+            kind = value.get("model_type") or kind
             left += [
-                ((*path, str(key)), one, kind)
+                ((*path, str(key)), one, part_types(kind).get(str(key), kind))
                 for key, one in value.items()
                 if not IDLE.search(str(key)) or key in switches(kind).get("computed", ())
             ]
