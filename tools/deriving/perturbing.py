@@ -192,9 +192,9 @@ class Perturbed:
         try:
             found = self._computed(model, forced=True)
         except Exception:  # of the shapes of what was forced
-            return OUTPUT
-        if self.reshaped:  # it attends over something else
-            return OUTPUT
+            self.reshaped = True
+        if self.reshaped:  # it attends over something else, which may be its windows
+            return ATTENTION if any("window" in path for path in changes) else OUTPUT
         owned = [{k: v for k, v in one.items() if k in self.owners} for one in (self.base, found)]
         return OUTPUT if owned[0].keys() == owned[1].keys() and same(*owned) else ATTENTION
 
