@@ -21,12 +21,18 @@ import numpy as np
 
 from wqk._caching import cached_property
 from wqk._typing import Float
-from wqk.attention.coordinates import augmented, with_norm
+from wqk.attention.coordinates import with_norm
 from wqk.comparing.tolerances import RESOLUTION, SAFETY, SAME_FREQUENCY, TINY
+from wqk.families import AttentionPlan
 from wqk.families.rotary import Rotary
+from wqk.scanning.cores import side_by_side
 
 # Probe vectors on either side; their P² scores tell heads apart, and how far apart blocks are.
 PROBES = 8
+# Tokens between query and key at which rotary positions are compared: none, one, many.
+DISTANCES = (0, 1, 1024)
+# From so many numbers on, products are computed on several cores.
+MANY = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,11 +45,12 @@ class Rows:
 
     def of(self, head: int) -> Float[np.ndarray, "width d"]:
         """One head in float64, its bias last, (R, D + 1)."""
-        weight = self.weight[head : head + 1].astype(np.float64)
-        bias = None if self.bias is None else self.bias[head : head + 1]
+        weight, bias = self.weight[head], None if self.bias is None else self.bias[head]
         if self.norm is not None:
-            weight, bias = with_norm(weight, bias, *self.norm)
-        return np.asarray(augmented(weight, bias)[0])
+            weight, bias = with_norm(weight.astype(np.float64), bias, *self.norm)
+        found = np.empty((len(weight), weight.shape[1] + 1))
+        found[:, :-1], found[:, -1] = weight, 0 if bias is None else bias
+        return found
 
     def probed(self, probes: Float[np.ndarray, "probes d"]) -> Float[np.ndarray, "heads width p"]:
         """All heads times probes, without copying them."""
@@ -112,11 +119,6 @@ class Scoring:
         )
         return left, right
 
-    @cached_property
-    def products(self) -> InnerProducts:
-        """Of each head with itself."""
-        return InnerProducts(self.heads, self.heads)
-
 
 class Side(NamedTuple):
     """One side of every head: whose rows it has."""
@@ -142,6 +144,11 @@ class Heads(NamedTuple):
         """One head's queries in float64, (R, D + 1)."""
         query = self.query.of(head)
         return query if self.stretch is None else np.asarray(self.stretch.stretch(query.T).T)
+
+
+def positions(a: Scoring | AttentionPlan, b: Scoring | AttentionPlan) -> tuple[int, ...]:
+    """Where two circuits are compared; only at 0 without rotary positions."""
+    return DISTANCES if a.rotary or b.rotary else DISTANCES[:1]
 
 
 class Distances(NamedTuple):
@@ -172,41 +179,42 @@ def distances(a: Scoring, b: Scoring, at: Sequence[int], tolerance: float = 0.0)
 
     ``tolerance`` is a relative distance that is accepted anyway.
     """
-    products = InnerProducts(a.heads, b.heads), b.products
-    found = _apart(a, *products, 1.0, at, (a.rounding, b.rounding))
+    products = inner_products(a.heads, b.heads)
+    found = _apart(a, products, 1.0, at, (a.rounding, b.rounding))
     return found._replace(tolerance=np.maximum(found.tolerance, tolerance))
 
 
 def fitted(
-    a: Scoring, both: InnerProducts, own: InnerProducts, at: Sequence[int],
+    a: Scoring, products: Sequence[InnerProducts], at: Sequence[int],
     roundings: tuple[float, float],
 ) -> tuple[np.ndarray, Distances]:  # fmt: skip
     """Each head's factor that brings b closest to a at distance 0, and how far apart they then are.
 
-    Given are the products of a with b, and of b with itself.
+    Given are the products of a with itself, of a with b, and of b with itself.
 
     A factor is 1 if rounding explains it. A pruned head, which any factor fits, gets the median of
     the others. ``roundings`` are those of the two blocks.
     """
-    across, squares = both.at(0), own.at(0)
+    across, squares = (one.at(0) for one in products[1:])
     pruned = squares == 0
     factors = across / np.where(pruned, 1.0, squares)
     factors[pruned] = 1.0 if pruned.all() else np.median(factors[~pruned])
     near = np.abs(factors - 1) <= SAFETY * sum(roundings) + RESOLUTION
     factors = np.where(near, 1.0, factors)
-    return factors, _apart(a, both, own, factors, at, roundings)
+    return factors, _apart(a, products, factors, at, roundings)
 
 
 def _apart(
-    a: Scoring, both: InnerProducts, other: InnerProducts, factors: np.ndarray | float,
+    a: Scoring, products: Sequence[InnerProducts], factors: np.ndarray | float,
     at: Sequence[int], roundings: tuple[float, float],
 ) -> Distances:  # fmt: skip
     """Distances of a's heads to b's times these factors."""
-    squares = np.stack([a.products.at(n) for n in at])
+    own, both, other = products
+    squares = np.stack([own.at(n) for n in at])
     across = squares + np.stack([factors * (factors * other.at(n) - 2 * both.at(n)) for n in at])
     norms = np.sqrt(np.where(squares > 0, squares, 1.0))
     # Independent roundings of entries move M by the norms of the columns' products.
-    sizes = a.products.sizes
+    sizes = own.sizes
     factor = np.abs(a.heads.factor)
     columns = factor * np.sqrt((sizes[0] * sizes[1]).sum(axis=-1))
     reach = factor * np.sqrt(sizes[0].sum(axis=-1) * sizes[1].sum(axis=-1))
@@ -237,6 +245,19 @@ def as_exact_as(a: Rotary | None, b: Rotary | None) -> Rotary | None:
     return replace(b, frequencies=a.frequencies, amplitude=a.amplitude) if near else b
 
 
+def equal(a: Scoring, b: Scoring) -> bool:
+    """Whether two are made of the same numbers."""
+    if a.scale != b.scale or not same_rotation(a.rotary, b.rotary):
+        return False
+    for one, other in ((a.query, b.query), (a.key, b.key)):
+        both = [[side.bias, *(side.norm or (None,) * 3)] for side in (one, other)]
+        if not all(map(np.array_equal, *both)) or len(one.weight) != len(other.weight):
+            return False
+        if not all(map(np.array_equal, one.weight, other.weight)):  # the first head tells most
+            return False
+    return True
+
+
 class InnerProducts:
     """⟨M_a(N), M_b(N)⟩ of each head, at any N from the same Gram matrices.
 
@@ -244,19 +265,8 @@ class InnerProducts:
     a and b are the same.
     """
 
-    def __init__(self, a: Heads, b: Heads) -> None:
-        queries: list[np.ndarray] = []
-        keys: dict[tuple[int, int], np.ndarray] = {}
-        heads = range(len(a.factor))
-        for head in heads:
-            ours = a.query_of(head)
-            queries.append(ours @ (ours if a is b else b.query_of(head)).T)
-        pairs = list(zip(a.key.head.tolist(), b.key.head.tolist(), strict=True))
-        for head in heads:
-            if pairs[head] not in keys:
-                ours = a.key.of(head)
-                keys[pairs[head]] = ours @ (ours if a is b else b.key.of(head)).T
-        self._queries, self._keys = np.stack(queries), np.stack([keys[pair] for pair in pairs])
+    def __init__(self, a: Heads, b: Heads, queries: np.ndarray, keys: np.ndarray) -> None:
+        self._queries, self._keys = queries, keys
         self._rotary, self._factor = (a.rotary, b.rotary), a.factor * b.factor
         self.sizes = tuple(
             np.diagonal(some, axis1=-2, axis2=-1) for some in (self._queries, self._keys)
@@ -275,6 +285,28 @@ class InnerProducts:
             queries = _turned(queries, self._rotary[1], distance).swapaxes(-1, -2)
             queries = _turned(queries, self._rotary[0], distance).swapaxes(-1, -2)
         return np.asarray(self._factor * (queries * self._keys).sum(axis=(-2, -1)))
+
+
+def inner_products(a: Heads, b: Heads) -> tuple[InnerProducts, InnerProducts, InnerProducts]:
+    """Of a with itself, of a with b, and of b with itself; each head is made once."""
+    met = [*zip(a.key.head.tolist(), b.key.head.tolist(), strict=True)]
+    pairs, count = list(dict.fromkeys(met)), len(a.factor)
+
+    def grams(number: int) -> np.ndarray:
+        """Of a head's queries; behind all of them, of each two heads of keys that meet."""
+        if number < count:
+            ours, theirs = a.query_of(number), b.query_of(number)
+        else:
+            first = met.index(pairs[number - count])
+            ours, theirs = a.key.of(first), b.key.of(first)
+        return np.stack([ours @ ours.T, ours @ theirs.T, theirs @ theirs.T])
+
+    made = side_by_side(grams, range(count + len(pairs)), many=a.query.stored.weight.size > MANY)
+    queries = np.stack(made[:count], axis=1)
+    keys = np.stack([made[count + pairs.index(pair)] for pair in met], axis=1)
+    both = ((a, a), (a, b), (b, b))
+    one, two, three = (InnerProducts(*both[n], queries[n], keys[n]) for n in range(3))
+    return one, two, three
 
 
 def _turned(vectors: np.ndarray, rotary: Rotary | None, distance: int) -> np.ndarray:

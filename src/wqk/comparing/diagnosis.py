@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
 
 import numpy as np
 
 from wqk.checkpoints import Checkpoint
 from wqk.comparing import mismatches
-from wqk.comparing.blocks import Distances, Scoring, distances, same_rotation
+from wqk.comparing.blocks import Scoring, distances, equal, positions, same_rotation
 from wqk.comparing.configured import form_restored, rotary_repaired
 from wqk.comparing.contents import equal_bytes
 from wqk.comparing.expected import Expected
-from wqk.comparing.freedoms import explained
+from wqk.comparing.freedoms import Apart, matched
 from wqk.comparing.mismatches import Kind, Mismatch
 from wqk.comparing.rewrites import search
 from wqk.comparing.scope import circuit_parts
@@ -30,34 +30,19 @@ from wqk.comparing.weights import SCORES, VALUES, Pair, rotation_of, scorings, s
 from wqk.families import AttentionPlan, Projection
 from wqk.model import Model
 
-# Tokens between query and key at which rotary positions are compared: none, one, many.
-DISTANCES = (0, 1, 1024)
-
-
-def positions(a: Scoring | AttentionPlan, b: Scoring | AttentionPlan) -> tuple[int, ...]:
-    """Where two circuits are compared; only at 0 without rotary positions."""
-    return DISTANCES if a.rotary or b.rotary else DISTANCES[:1]
-
-
-class Apart(NamedTuple):
-    """A circuit of two blocks that differs."""
-
-    pair: tuple[Scoring, Scoring]
-    distances: Distances
-
 
 def compare(
-    checkpoints: Sequence[Checkpoint], pair: Pair, tolerance: float, circuits: Sequence[str],
-    measured: Mapping[str, Distances],
-) -> dict[str, Apart]:  # fmt: skip
-    """The circuits of two blocks that differ, by name; some are ``measured`` already."""
+    checkpoints: Sequence[Checkpoint], pair: Pair, tolerance: float, circuits: Sequence[str]
+) -> dict[str, Apart]:
+    """The circuits of two blocks that differ, by name."""
     found = {}
     for circuit in circuits:
         both = scorings(checkpoints, pair, circuit)
-        if both is not None and comparable(*both):
-            far = measured.get(circuit) or distances(*both, positions(*both), tolerance)
+        if both is not None and comparable(*both) and not equal(*both):
+            far = distances(*both, positions(*both), tolerance)
             if not far.agree:
-                found[circuit] = Apart(both, far)
+                read = partial(scorings, checkpoints, pair, circuit)
+                found[circuit] = Apart(read, far, matched(*both))
     return found
 
 
@@ -86,7 +71,7 @@ def comparable(a: Scoring, b: Scoring) -> bool:
 
 def diagnose(
     models: Sequence[Model], pair: Pair, neighbors: Sequence[AttentionPlan], tolerance: float,
-    circuits: Sequence[str], measured: Mapping[str, Distances],
+    circuits: Sequence[str], measured: Mapping[str, Apart],
 ) -> tuple[Mismatch, ...]:  # fmt: skip
     """How the second of two blocks that differ was changed, in as few words as possible.
 
@@ -112,7 +97,7 @@ def diagnose(
 
 def _best(
     models: Sequence[Model], pair: Pair, neighbors: Sequence[AttentionPlan], tolerance: float,
-    circuits: Sequence[str], measured: Mapping[str, Distances], settings: Sequence[Mismatch],
+    circuits: Sequence[str], measured: Mapping[str, Apart], settings: Sequence[Mismatch],
 ) -> tuple[tuple[int, int], tuple[Mismatch, ...]]:  # fmt: skip
     """The shortest of all that may be said once these settings are right, and how long it is."""
     checkpoints = [model.checkpoint for model in models]
@@ -125,8 +110,9 @@ def _best(
         parts = {what: circuit_parts(layout.plan, what) for what in circuits}
         changed = [what for what in circuits if settings or what in measured
                    or any(part.name in values for part in parts[what])]  # fmt: skip
-        known = {} if values or settings else measured
-        return compare((checkpoints[0], second), (pair[0], layout.plan), tolerance, changed, known)
+        if not (values or settings):
+            return {what: measured[what] for what in changed}
+        return compare((checkpoints[0], second), (pair[0], layout.plan), tolerance, changed)
 
     best: tuple[tuple[int, int], tuple[Mismatch, ...]] | None = None
     for some in _attempts(layout, neighbors, bool(settings)):
@@ -147,10 +133,9 @@ def _best(
 
 def _rest(left: Mapping[str, Apart], plan: AttentionPlan) -> Iterator[Mismatch]:
     """What the forms alone tell of circuits that differ, or how far apart they are."""
-    for circuit, (pair, apart) in left.items():
-        found = explained(*pair, positions(*pair), apart)
-        by_head = apart.relative.max(axis=0)
-        for one in found or (mismatches.unexplained(by_head, apart.shares.max(axis=0)),):
+    for circuit, apart in left.items():
+        far = [some.max(axis=0) for some in (apart.distances.relative, apart.distances.shares)]
+        for one in apart.explained or (mismatches.unexplained(*far),):
             tensors = {plan.query.tensor: "query", plan.key.tensor: "key"}
             if plan.query.bias is not None and one.verdict is Kind.SCALED and one.repair:
                 tensors[plan.query.bias.name] = "bias of the query"

@@ -9,7 +9,7 @@ Axes: H query heads, G key heads, R head width, P probes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,10 +19,11 @@ from wqk.comparing import mismatches
 from wqk.comparing.blocks import (
     Distances,
     Heads,
-    InnerProducts,
     Scoring,
     Side,
     fitted,
+    inner_products,
+    positions,
     same_rotation,
 )
 from wqk.comparing.configured import other_rotary
@@ -31,24 +32,32 @@ from wqk.comparing.tolerances import ALIKE_FORMS
 from wqk.families.rotary import Rotary
 
 
-def explained(
-    a: Scoring, b: Scoring, at: Sequence[int], apart: Distances
-) -> tuple[Mismatch, ...] | None:
-    """The changes after which b is a; None if some head is not among b's.
+class Apart(NamedTuple):
+    """A circuit of two blocks that differs: how far, and which heads may be which."""
 
-    ``apart`` is how far apart the two are.
-    """
-    match = _match(a, b)
-    if match is None:
-        return None
+    read: Callable[[], tuple[Scoring, Scoring] | None]
+    distances: Distances
+    match: Match | None
+
+    @property
+    def explained(self) -> tuple[Mismatch, ...] | None:
+        """The changes after which the second is the first; None if some head is not among its."""
+        both = self.match and self.read()
+        return _explained(*both, self.match, self.distances) if self.match and both else None
+
+
+def _explained(
+    a: Scoring, b: Scoring, match: Match, apart: Distances
+) -> tuple[Mismatch, ...] | None:
+    at = positions(a, b)
     sides = Side(b.query, match.query_heads), Side(b.key, match.key_heads)
     view = Heads(*sides, b.heads.factor, None, b.heads.stretch)
-    both, own = InnerProducts(a.heads, view), InnerProducts(view, view)
+    own, both, theirs = inner_products(a.heads, view)
     other = {"half": "interleaved", "interleaved": "half"}
     for order in ("", other[b.turning.order]) if b.turning else ("",):
         rotary = replace(b.turning, order=order) if b.turning and order else b.turning
-        products = both.turning(a.turning, rotary), own.turning(rotary, rotary)
-        factors, left = fitted(a, *products, at, (a.rounding, b.rounding))
+        products = own, both.turning(a.turning, rotary), theirs.turning(rotary, rotary)
+        factors, left = fitted(a, products, at, (a.rounding, b.rounding))
         if factors.all() and (left.relative <= np.maximum(left.tolerance, apart.tolerance)).all():
             return tuple(_named(a, b, match, rotary, factors))
     return None
@@ -82,7 +91,7 @@ class Match(NamedTuple):
     key_heads: np.ndarray
 
 
-def _match(a: Scoring, b: Scoring) -> Match | None:
+def matched(a: Scoring, b: Scoring) -> Match | None:
     """The pair of b's heads most like each of a's heads at distance 0, by random probes."""
     heads = np.arange(len(a.query.weight))
     ours, theirs = signature(a), _probed(b.probes[0][:, None], b.probes[1][None])

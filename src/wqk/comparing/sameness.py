@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -14,18 +15,11 @@ from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.references import HubFolder, check_options
 from wqk.comparing import configured, mismatches
 from wqk.comparing.answer import BlockComparison, CheckpointComparison, Place
-from wqk.comparing.blocks import Distances, Scoring, distances
+from wqk.comparing.blocks import Scoring, distances, positions
 from wqk.comparing.contents import compare_stored, paired_names
-from wqk.comparing.diagnosis import (
-    beside,
-    comparable,
-    compare,
-    diagnose,
-    identical,
-    positions,
-)  # fmt: skip
+from wqk.comparing.diagnosis import beside, comparable, diagnose, identical
 from wqk.comparing.expected import Expected
-from wqk.comparing.freedoms import explained, signature
+from wqk.comparing.freedoms import Apart, matched, signature
 from wqk.comparing.mismatches import Kind, Mismatch
 from wqk.comparing.outside import absent_towers, outside
 from wqk.comparing.renumbering import renumbered
@@ -144,19 +138,21 @@ def same(
         if text := _grid(checkpoint, plan):
             notes.append(f"{checkpoint.name}: {text}")
     blocks: list[BlockComparison] = []
-    marks = _Marks(checkpoints, pairs)
-    for number, pair in enumerate(pairs):
-        # Products of single heads are too small for several threads.
-        with one_blas_thread():
-            block = _compared(models, pair, tolerance, marks, number)
-            if "heads" in up_to and (order := _order_of_heads(checkpoints, pair, block, tolerance)):
+    marks, apart = _Marks(checkpoints, pairs), list[dict[str, Apart]]()
+    with one_blas_thread():  # products of single heads are too small for several threads
+        for number, pair in enumerate(pairs):
+            block, unequal = _compared(models, pair, tolerance, marks, number)
+            if "heads" in up_to and (order := _order_of_heads(block, unequal)):
                 notes.append(f"{_place(pair[0])}: heads in the order {mismatches.listed(order)}")
-                block = replace(block, unequal=(), heads=())
-        blocks.append(block)
-        if on_progress:
-            on_progress(len(blocks), len(pairs))
-    with one_blas_thread():
-        blocks = [_explained(models, pairs, blocks, marks, n, tolerance) for n in range(len(pairs))]
+                block, unequal = replace(block, unequal=(), heads=()), {}
+            blocks.append(block)
+            apart.append(unequal)
+            if on_progress:
+                on_progress(len(blocks), len(pairs))
+        blocks = [
+            _explained(models, pairs, blocks, marks, number, apart[number], tolerance)
+            for number in range(len(pairs))
+        ]
     one, two = (plan.query.tensor for plan in anchors[0])
     names = paired_names(checkpoints[0].tensors(), checkpoints[1].tensors(), (one, two))
     tensors, unsure, skipped = outside(models, pairs, blocks, names, everything, layers, tolerance)
@@ -190,12 +186,10 @@ class _Marks:
     def __init__(self, checkpoints: Sequence[Checkpoint], pairs: Sequence[Pair]) -> None:
         self._checkpoints, self._pairs = checkpoints, pairs
         self._known: dict[tuple[int, str], list[np.ndarray]] = {}
-        self.unequal: dict[int, dict[str, Distances]] = {}
 
     def add(self, number: int, circuit: str, both: Sequence[Scoring]) -> None:
         """Note the two of a pair of blocks."""
-        marks = [signature(scoring).astype(np.float32) for scoring in both]
-        self._known[number, circuit] = marks
+        self._known[number, circuit] = [signature(one).astype(np.float32) for one in both]
 
     def alike(self, ours: int, theirs: int, circuit: str, least: float) -> bool:
         """Whether the heads of two blocks have the same form, by their signatures."""
@@ -212,8 +206,9 @@ class _Marks:
 
 def _compared(
     models: Sequence[Model], pair: Pair, tolerance: float, marks: _Marks, number: int
-) -> BlockComparison:
+) -> tuple[BlockComparison, dict[str, Apart]]:
     """How far two blocks are apart in each circuit, and their settings; their marks are noted."""
+    apart: dict[str, Apart] = {}
     checkpoints = [model.checkpoint for model in models]
     found = [*configured.other_settings(models, pair)]
     if pair[0].sinks is not None and pair[1].sinks is not None:
@@ -241,7 +236,7 @@ def _compared(
                 repair = restored[0].repair if restored else ""
                 found.insert(0, mismatches.setting("number of heads", said[0], said[1], repair))
                 far = dict.fromkeys(at, float("nan"))
-                return replace(block, distance=far, tolerance=0.0, mismatches=tuple(found))
+                return replace(block, distance=far, tolerance=0.0, mismatches=tuple(found)), {}
         elif not comparable(a, b):
             reason = " against ".join(_sizes(one) for one in both)
             found.append(beside(circuit, Mismatch(Kind.SIZES, reason)))
@@ -264,13 +259,14 @@ def _compared(
         else:
             beside_scores[circuit] = float(by_head.max())
         if not measured.agree:
-            marks.unequal.setdefault(number, {})[circuit] = measured
-            block = replace(block, unequal=(*block.unequal, circuit))
+            read = partial(scorings, checkpoints, pair, circuit)
+            apart[circuit] = Apart(read, measured, matched(*both))
             if len(heads) == len(by_head):
                 heads = np.maximum(heads, np.where(shares > 1, by_head, 0.0))
     return replace(
-        block, mismatches=tuple(found), beside=beside_scores, heads=tuple(map(float, heads))
-    )
+        block, mismatches=tuple(found), beside=beside_scores, heads=tuple(map(float, heads)),
+        unequal=tuple(apart),
+    ), apart  # fmt: skip
 
 
 def _require_sizes(plan: AttentionPlan, both: Sequence[Scoring]) -> None:
@@ -286,24 +282,20 @@ def _require_sizes(plan: AttentionPlan, both: Sequence[Scoring]) -> None:
     )
 
 
-def _order_of_heads(
-    checkpoints: Sequence[Checkpoint], pair: Pair, block: BlockComparison, tolerance: float
-) -> tuple[int, ...]:
+def _order_of_heads(block: BlockComparison, apart: Mapping[str, Apart]) -> tuple[int, ...]:
     """The one order of heads in which scores, values and outputs are the same; () without one."""
-    if {*block.unequal} != {SCORES, *block.beside}:
+    if {*apart} != {SCORES, *block.beside}:
         return ()
-    apart = compare(checkpoints, pair, tolerance, block.unequal, {})
-    found = [explained(*one.pair, positions(*one.pair), one.distances) for one in apart.values()]
     orders = {
         one[0].heads if one and len(one) == 1 and one[0].verdict == Kind.HEADS else ()
-        for one in found
+        for one in (circuit.explained for circuit in apart.values())
     }
     return orders.pop() if len(orders) == 1 else ()
 
 
 def _explained(
     models: Sequence[Model], pairs: Sequence[Pair], blocks: Sequence[BlockComparison],
-    marks: _Marks, number: int, tolerance: float,
+    marks: _Marks, number: int, apart: Mapping[str, Apart], tolerance: float,
 ) -> BlockComparison:  # fmt: skip
     """A block with the causes of what differs in it: another layer's weights, or changed ones."""
     block, pair = blocks[number], pairs[number]
@@ -325,9 +317,9 @@ def _explained(
         reason += ", as another one does" * tied
         found.append(Mismatch(Kind.LAYER, reason, repair, facts={"other_layer": other}))
         left = tuple(what for what in left if not marks.alike(held, number, what, least))
-    if {*left} & {*block.unequal}:
+    if {*left} & {*apart}:
         neighbors = [plan for plan, _ in pairs if plan is not pair[0]]
-        found += diagnose(models, pair, neighbors, tolerance, left, marks.unequal[number])
+        found += diagnose(models, pair, neighbors, tolerance, left, apart)
     return replace(block, mismatches=(*found, *block.mismatches))
 
 

@@ -8,6 +8,7 @@ Axes: H query heads, G key heads, R head width, D model width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,9 +19,10 @@ from wqk.attention import Block
 from wqk.attention.factor import Factor, load_factor
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.number_types import rounding
-from wqk.comparing.blocks import Rows, Scoring, as_exact_as
+from wqk.comparing.blocks import MANY, Rows, Scoring, as_exact_as
 from wqk.comparing.tolerances import AT_ZERO, ROUNDING
 from wqk.families import AttentionPlan, Composed, Projection, Rotary, Side
+from wqk.scanning.cores import side_by_side
 
 SCORES, VALUES, POSITIONS = CIRCUITS = "attention", "values", "scores of positions"
 
@@ -42,10 +44,9 @@ def scorings(
     # Without rotary positions a key's bias adds the same to all scores of a query.
     turns = [plan.rotary is not None for plan in pair]
     turns = [any(turns)] * 2 if unknown else turns
-    found = [
-        _scoring(Block(checkpoint, plan), fold, biases, circuit)
-        for checkpoint, plan, fold, biases in zip(checkpoints, pair, norms, turns, strict=True)
-    ]
+    many = math.prod(checkpoints[0].info(pair[0].query.tensor).shape) > MANY
+    blocks, circuits = map(Block, checkpoints, pair), (circuit, circuit)
+    found = side_by_side(_scoring, blocks, norms, turns, circuits, many=many)
     if found[0] is None or found[1] is None:
         return None
     known: list[dict[str, Any]] = [{}, {}]

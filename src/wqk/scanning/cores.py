@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from threading import Condition
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
@@ -28,6 +29,8 @@ from wqk.checkpoints import Checkpoint, Part
 from wqk.errors import MissingPackage, first_line, required_by
 from wqk.families import AttentionPlan
 from wqk.forms import BilinearForm
+
+Found = TypeVar("Found")
 
 # Memory, in bytes, that may be spent on scoring several blocks at once.
 SPARE_MEMORY = 512 * 2**20
@@ -122,6 +125,17 @@ def one_blas_thread() -> Iterator[None]:
                 with _control():
                     _limit.restore_original_limits()
                 _changed.notify_all()
+
+
+def side_by_side(do: Callable[..., Found], *items: Iterable[Any], many: bool = True) -> list[Found]:
+    """What a function gives for each item, one on each core, each with one BLAS thread.
+
+    What is not ``many`` is done in this thread: others take longer to start.
+    """
+    if not many or usable_cores() == 1:
+        return list(map(do, *items))
+    with one_blas_thread(), ThreadPoolExecutor(usable_cores()) as pool:
+        return list(pool.map(do, *items))
 
 
 @contextmanager
