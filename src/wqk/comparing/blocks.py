@@ -45,11 +45,12 @@ class Rows:
 
     def of(self, head: int) -> Float[np.ndarray, "width d"]:
         """One head in float64, its bias last, (R, D + 1)."""
-        weight, bias = self.weight[head], None if self.bias is None else self.bias[head]
+        weight = self.weight[head : head + 1]
+        bias = None if self.bias is None else self.bias[head : head + 1]
         if self.norm is not None:
             weight, bias = with_norm(weight.astype(np.float64), bias, *self.norm)
-        found = np.empty((len(weight), weight.shape[1] + 1))
-        found[:, :-1], found[:, -1] = weight, 0 if bias is None else bias
+        found = np.empty((weight.shape[1], weight.shape[2] + 1))
+        found[:, :-1], found[:, -1] = weight[0], 0 if bias is None else bias[0]
         return found
 
     def probed(self, probes: Float[np.ndarray, "probes d"]) -> Float[np.ndarray, "heads width p"]:

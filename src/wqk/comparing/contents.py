@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,11 +24,12 @@ from wqk.checkpoints.number_types import rounding
 from wqk.comparing.tolerances import AT_ZERO, DIFFERENT, MOST, ROUNDING, SAFETY, SAME_FACTOR
 from wqk.comparing.weights import lies_on
 from wqk.errors import WqkError
+from wqk.scanning.cores import side_by_side, usable_cores
 
 # Numbers that are read at a time; of so many it is kept which ones differ.
 CHUNK, MASKED = 1 << 22, 1 << 26
-# Bytes that are compared at a time, which stay in a cache.
-CACHED = 1 << 22
+# Bytes that are compared at a time, which stay in a cache; more pieces are shared by all cores.
+CACHED, MANY = 1 << 21, 8
 # Types whose numbers are rounded one by one, the finest first.
 FLOATS = ("F64", "F32", "F16", "BF16")
 # What wrappers put before a name.
@@ -106,7 +108,7 @@ def paired_names(
     return found
 
 
-def _chunks(part: Part, info: TensorInfo, count: int = CHUNK) -> Iterator[Part]:
+def chunks(part: Part, info: TensorInfo, count: int = CHUNK) -> Iterator[Part]:
     """A part of a tensor in pieces of so many numbers, or single rows."""
     if not info.shape:
         yield part
@@ -125,15 +127,27 @@ def equal_bytes(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> boo
     shape, size = infos[0].shape or (1,), infos[0].nbytes
     if not size:
         return True
-    step = max(1, min(shape[0], CACHED * shape[0] // max(1, size)))  # rows at a time
-    rooms = [bytearray(step * size // max(1, shape[0])) for _ in infos]  # compared by memcmp
+    step = max(1, min(shape[0], CACHED * shape[0] // size))  # rows at a time
+    count, room = step * math.prod(shape[1:]), step * size // shape[0]
+    pieces = list(
+        zip(*(chunks(p, i, count) for p, i in zip(parts, infos, strict=True)), strict=True)
+    )
+    many, cores = len(pieces) > MANY, usable_cores()
+    shares = [pieces[n::cores] for n in range(cores)] if many else [pieces]
+    return all(side_by_side(partial(_equal_pieces, checkpoints, room), shares, many=many))
+
+
+def _equal_pieces(
+    checkpoints: Sequence[Checkpoint], size: int, pieces: Iterable[tuple[Part, Part]]
+) -> bool:
+    """Whether parts of at most so many bytes are stored as the same ones."""
+    rooms = [bytearray(size) for _ in checkpoints]  # compared by memcmp
     arrays = [np.frombuffer(room, np.uint8) for room in rooms]
-    chunks = [_chunks(p, i, step * math.prod(shape[1:])) for p, i in zip(parts, infos, strict=True)]
-    for pieces in zip(*chunks, strict=True):
-        a, b = (c.raw(*some) for c, *some in zip(checkpoints, pieces, arrays, strict=True))
+    for both in pieces:
+        a, b = (c.raw(part, room) for c, part, room in zip(checkpoints, both, arrays, strict=True))
         if a is None or b is None or len(a) != len(b):
             return False
-        filled = len(a) == len(rooms[0]) and all(map(np.may_share_memory, (a, b), arrays))
+        filled = len(a) == size and all(map(np.may_share_memory, (a, b), arrays))
         if not (rooms[0] == rooms[1] if filled else np.array_equal(a, b)):
             return False
     return True
@@ -179,7 +193,7 @@ def compare_stored(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> 
     # The last place may differ, as after sums in another order; small sums by what float32 loses.
     unit = 2 * max(ROUNDING.get(kind, 0.0) for kind in types)
     smallest = 2 * max(AT_ZERO.get(kind, 0.0) for kind in types)
-    for pieces in zip(*(_chunks(p, i) for p, i in zip(parts, infos, strict=True)), strict=True):
+    for pieces in zip(*(chunks(p, i) for p, i in zip(parts, infos, strict=True)), strict=True):
         try:
             x, y = (c.read([p])[0] for c, p in zip(checkpoints, pieces, strict=True))
         except WqkError as error:
@@ -277,7 +291,7 @@ class _Keys:
         if (name, columns) not in self._known:
             info, keys, start = self.checkpoint.info(name), [], 0
             sums: Any = np.uint64(0)
-            for piece in _chunks(Part(name), info):
+            for piece in chunks(Part(name), info):
                 values = self.checkpoint.read([piece])[0]
                 flat = values.reshape(-1, info.shape[-1] if len(info.shape) > 1 else values.size)
                 codes = _codes(flat, self.kind)
