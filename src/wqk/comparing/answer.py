@@ -289,16 +289,10 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
     def _rows(self) -> Iterator[Mapping[str, Any]]:
         """One for each block."""
         for one in self.blocks:
-            place = {"stack": one.stack, "kind": one.kind, "layer": one.layer}
-            far = max((*one.distance.values(), *one.beside.values()), default=0.0)
-            yield (
-                place
-                | {"same": one.same, "distance": far, "tolerance": one.tolerance}
-                | {
-                    "reason": one.reason or None,
-                    "repair": one.repair or None,
-                }
-            )
+            names = ("stack", "kind", "layer", "same", "distance", "tolerance", "reason", "repair")
+            row = {name: getattr(one, name) for name in names}
+            row["distance"] = max((*one.distance.values(), *one.beside.values()), default=0.0)
+            yield row | {name: row[name] or None for name in names[-2:]}
 
     def plot(self) -> Figure:
         """Draw every head's distance from the same head of the other (needs matplotlib)."""

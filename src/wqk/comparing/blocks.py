@@ -13,7 +13,6 @@ Axes: H query heads, G key heads, D model width and 1 for the biases, R head wid
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -215,7 +214,7 @@ def _apart(
     across = squares + np.stack([factors * (factors * other.at(n) - 2 * both.at(n)) for n in at])
     norms = np.sqrt(np.where(squares > 0, squares, 1.0))
     # Independent roundings of entries move M by the norms of the columns' products.
-    sizes = own.sizes
+    sizes = [np.diagonal(one, axis1=-2, axis2=-1) for one in (own.queries, own.keys)]
     factor = np.abs(a.heads.factor)
     columns = factor * np.sqrt((sizes[0] * sizes[1]).sum(axis=-1))
     reach = factor * np.sqrt(sizes[0].sum(axis=-1) * sizes[1].sum(axis=-1))
@@ -246,73 +245,41 @@ def as_exact_as(a: Rotary | None, b: Rotary | None) -> Rotary | None:
     return replace(b, frequencies=a.frequencies, amplitude=a.amplitude) if near else b
 
 
-def equal(a: Scoring, b: Scoring) -> bool:
-    """Whether two are made of the same numbers."""
-    if a.scale != b.scale or not same_rotation(a.rotary, b.rotary):
-        return False
-    for one, other in ((a.query, b.query), (a.key, b.key)):
-        both = [[side.bias, *(side.norm or (None,) * 3)] for side in (one, other)]
-        if not all(map(np.array_equal, *both)) or len(one.weight) != len(other.weight):
-            return False
-        if not all(map(np.array_equal, one.weight, other.weight)):  # the first head tells most
-            return False
-    return True
+class InnerProducts(NamedTuple):
+    """⟨M_a(N), M_b(N)⟩ of each head, at any N from the same Gram matrices."""
 
-
-class InnerProducts:
-    """⟨M_a(N), M_b(N)⟩ of each head, at any N from the same Gram matrices.
-
-    ``sizes`` are the squared norms of the rows of both factors of a, (H, R) each, known only where
-    a and b are the same.
-    """
-
-    def __init__(self, a: Heads, b: Heads, queries: np.ndarray, keys: np.ndarray) -> None:
-        self._queries, self._keys = queries, keys
-        self._rotary, self._factor = (a.rotary, b.rotary), a.factor * b.factor
-        self.sizes = tuple(
-            np.diagonal(some, axis1=-2, axis2=-1) for some in (self._queries, self._keys)
-        )
-
-    def turning(self, *rotary: Rotary | None) -> InnerProducts:
-        """The same with other rotations of the two, of which the Gram matrices know nothing."""
-        other = copy(self)
-        other._rotary = rotary[0], rotary[1]
-        return other
+    queries: Float[np.ndarray, "heads r r"]
+    keys: Float[np.ndarray, "heads r r"]
+    factor: Float[np.ndarray, " heads"]
+    rotary: tuple[Rotary | None, Rotary | None]  # of which the matrices know nothing
 
     def at(self, distance: int) -> Float[np.ndarray, " heads"]:
         """The products at one distance, (H,)."""
-        queries = self._queries
-        if distance:
-            queries = _turned(queries, self._rotary[1], distance).swapaxes(-1, -2)
-            queries = _turned(queries, self._rotary[0], distance).swapaxes(-1, -2)
-        return np.asarray(self._factor * (queries * self._keys).sum(axis=(-2, -1)))
+        queries = self.queries
+        for rotary in reversed(self.rotary) if distance else ():
+            if rotary is not None:
+                queries = rotary.rotate(queries, np.full(queries.shape[-2], distance))
+            queries = queries.swapaxes(-1, -2)
+        return np.asarray(self.factor * (queries * self.keys).sum(axis=(-2, -1)))
 
 
-def inner_products(a: Heads, b: Heads) -> tuple[InnerProducts, InnerProducts, InnerProducts]:
+def inner_products(a: Heads, b: Heads) -> list[InnerProducts]:
     """Of a with itself, of a with b, and of b with itself; each head is made once."""
     met = [*zip(a.key.head.tolist(), b.key.head.tolist(), strict=True)]
     pairs, count = list(dict.fromkeys(met)), len(a.factor)
 
     def grams(number: int) -> np.ndarray:
         """Of a head's queries; behind all of them, of each two heads of keys that meet."""
-        if number < count:
-            ours, theirs = a.query_of(number), b.query_of(number)
-        else:
-            first = met.index(pairs[number - count])
-            ours, theirs = a.key.of(first), b.key.of(first)
+        head = number if number < count else met.index(pairs[number - count])
+        ours, theirs = (
+            one.query_of(head) if number < count else one.key.of(head) for one in (a, b)
+        )
         return np.stack([ours @ ours.T, ours @ theirs.T, theirs @ theirs.T])
 
     made = side_by_side(grams, range(count + len(pairs)), many=a.query.stored.weight.size > MANY)
     queries = np.stack(made[:count], axis=1)
     keys = np.stack([made[count + pairs.index(pair)] for pair in met], axis=1)
-    both = ((a, a), (a, b), (b, b))
-    one, two, three = (InnerProducts(*both[n], queries[n], keys[n]) for n in range(3))
-    return one, two, three
-
-
-def _turned(vectors: np.ndarray, rotary: Rotary | None, distance: int) -> np.ndarray:
-    """Vectors (..., N, R), all turned to one position."""
-    if rotary is None:
-        return vectors
-    turned: np.ndarray = rotary.rotate(vectors, np.full(vectors.shape[-2], distance))
-    return turned
+    return [
+        InnerProducts(queries[n], keys[n], one.factor * two.factor, (one.rotary, two.rotary))
+        for n, (one, two) in enumerate(((a, a), (a, b), (b, b)))
+    ]

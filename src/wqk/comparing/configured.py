@@ -197,9 +197,8 @@ def _respelled(
     """A configuration with these settings as it spells them, and the lines that change it."""
     if isinstance(config.get("rope_parameters"), Mapping):
         value, had = {"rope_type": "default", **settings}, config["rope_parameters"]
-        place, old = (
-            (f'["rope_parameters"]["{kind}"]', had[kind]) if kind else ('["rope_parameters"]', had)
-        )
+        place = '["rope_parameters"]' + f'["{kind}"]' * bool(kind)
+        old = had[kind] if kind else had
         changed = {**config, "rope_parameters": {**had, kind: value} if kind else value}
         if {k for k in value | old if value.get(k) != old.get(k)} <= {"rope_theta"}:
             return changed, [f'{place}["rope_theta"] = {settings["rope_theta"]!r}']

@@ -119,8 +119,13 @@ def chunks(part: Part, info: TensorInfo, count: int = CHUNK) -> Iterator[Part]:
             yield Part(part.name, ((start, min(start + step, last)),))
 
 
-def equal_bytes(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> bool:
-    """Whether two parts are of one type and shape, and stored as the same bytes."""
+def equal_parts(
+    checkpoints: Sequence[Checkpoint], parts: Sequence[Part], numbers: bool = False
+) -> bool:
+    """Whether two parts are of one type and shape, and stored as the same bytes.
+
+    With ``numbers``, or as the same numbers.
+    """
     infos = [c.info(part.name) for c, part in zip(checkpoints, parts, strict=True)]
     if infos[0][:2] != infos[1][:2]:
         return False
@@ -134,17 +139,19 @@ def equal_bytes(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> boo
     )
     many, cores = len(pieces) > MANY, usable_cores()
     shares = [pieces[n::cores] for n in range(cores)] if many else [pieces]
-    return all(side_by_side(partial(_equal_pieces, checkpoints, room), shares, many=many))
+    return all(side_by_side(partial(_equal_pieces, checkpoints, room, numbers), shares, many=many))
 
 
 def _equal_pieces(
-    checkpoints: Sequence[Checkpoint], size: int, pieces: Iterable[tuple[Part, Part]]
+    checkpoints: Sequence[Checkpoint], size: int, numbers: bool, pieces: Iterable[Sequence[Part]]
 ) -> bool:
     """Whether parts of at most so many bytes are stored as the same ones."""
     rooms = [bytearray(size) for _ in checkpoints]  # compared by memcmp
     arrays = [np.frombuffer(room, np.uint8) for room in rooms]
     for both in pieces:
         a, b = (c.raw(part, room) for c, part, room in zip(checkpoints, both, arrays, strict=True))
+        if numbers and (a is None or b is None):
+            a, b = (c.read([part])[0] for c, part in zip(checkpoints, both, strict=True))
         if a is None or b is None or len(a) != len(b):
             return False
         filled = len(a) == size and all(map(np.may_share_memory, (a, b), arrays))
@@ -186,7 +193,7 @@ def compare_stored(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> 
     """Two parts of one shape, entry by entry."""
     first, second = infos = [c.info(p.name) for c, p in zip(checkpoints, parts, strict=True)]
     types = first.dtype, second.dtype
-    if equal_bytes(checkpoints, parts):
+    if equal_parts(checkpoints, parts):
         return Found(Outcome.EQUAL, "", 0.0)
     size = math.prod(parts[0].shape(first.shape))
     apart, masks, floats = _Apart(), [], all(kind in FLOATS for kind in types)
@@ -491,7 +498,7 @@ def _copy_of(checkpoint: Checkpoint, name: str, others: Iterable[str]) -> str | 
     alike = (other for other in others if checkpoint.info(other).shape == shape)
     told = len(shape) > 1 and checkpoint.raw(Part(name, ((0, 1),))) is not None
     for parts in ((Part(name), Part(other)) for other in alike if len(shape) > 1):
-        if equal_bytes(twice, parts) or (
+        if equal_parts(twice, parts) or (
             not told and compare_stored(twice, parts).outcome is Outcome.EQUAL
         ):
             return parts[1].name

@@ -15,9 +15,9 @@ import numpy as np
 
 from wqk.checkpoints import Checkpoint
 from wqk.comparing import mismatches
-from wqk.comparing.blocks import Scoring, distances, equal, positions, same_rotation
+from wqk.comparing.blocks import Scoring, distances, positions, same_rotation
 from wqk.comparing.configured import form_restored, rotary_repaired
-from wqk.comparing.contents import equal_bytes
+from wqk.comparing.contents import equal_parts
 from wqk.comparing.expected import Expected
 from wqk.comparing.freedoms import Apart, matched
 from wqk.comparing.mismatches import Kind, Mismatch
@@ -37,8 +37,9 @@ def compare(
     """The circuits of two blocks that differ, by name."""
     found = {}
     for circuit in circuits:
-        both = scorings(checkpoints, pair, circuit)
-        if both is not None and comparable(*both) and not equal(*both):
+        same = identical(checkpoints, pair, circuit, numbers=True)
+        both = None if same else scorings(checkpoints, pair, circuit)
+        if both is not None and comparable(*both):
             far = distances(*both, positions(*both), tolerance)
             if not far.agree:
                 read = partial(scorings, checkpoints, pair, circuit)
@@ -46,8 +47,13 @@ def compare(
     return found
 
 
-def identical(checkpoints: Sequence[Checkpoint], pair: Pair, circuit: str) -> bool:
-    """Whether a circuit is planned alike and stored as the same bytes, which costs only reading."""
+def identical(
+    checkpoints: Sequence[Checkpoint], pair: Pair, circuit: str, *, numbers: bool = False
+) -> bool:
+    """Whether a circuit is planned alike and stored as the same bytes, which costs only reading.
+
+    With ``numbers``, or as the same numbers.
+    """
     parts = [list(dict.fromkeys(circuit_parts(plan, circuit))) for plan in pair]
     texts = []
     for plan, own in zip(pair, parts, strict=True):
@@ -58,7 +64,7 @@ def identical(checkpoints: Sequence[Checkpoint], pair: Pair, circuit: str) -> bo
     return (
         texts[0] == texts[1]
         and same_rotation(*(rotation_of(plan, circuit) for plan in pair))
-        and all(equal_bytes(checkpoints, both) for both in zip(*parts, strict=True))
+        and all(equal_parts(checkpoints, both, numbers) for both in zip(*parts, strict=True))
     )
 
 

@@ -241,11 +241,8 @@ def block_rows(
     old: Block, new: Block, gamma: float, terms: bool = False, folds: bool = False
 ) -> Iterator[dict[str, Any]]:
     """The rows of one block: its layer's, then its heads'."""
-    if (old.groups.shape, old.groups.stack, old.groups.rank) != (
-        new.groups.shape,
-        new.groups.stack,
-        new.groups.rank,
-    ):
+    first, second = ((one.shape, one.stack, one.rank) for one in (old.groups, new.groups))
+    if first != second:
         raise CheckpointError(
             f"layer {old.layer} has {old!r} before and {new!r} after; only equal shapes compare"
         )
@@ -270,15 +267,12 @@ def block_rows(
             statuses = {*old.plan.statuses, *new.plan.statuses}
             statuses |= {"unmoved"} if values["directionality"] is None else set()
             statuses |= {"degenerate"} if values["norm"] == 0 else set()
-            key_head = None if head is None else head // sharing
-            yield {
-                **shared,
+            yield shared | values | {
                 "head": head,
-                "key_head": key_head,
-                **values,
+                "key_head": None if head is None else head // sharing,
                 "status": joined_statuses(statuses),
                 "rounding": math.hypot(*roundings) / 3**0.5 if roundings else None,
-            }
+            }  # fmt: skip
 
 
 def _columns(

@@ -18,7 +18,7 @@ import numpy as np
 
 from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.adapters import AdaptedCheckpoint
-from wqk.comparing.contents import equal_bytes
+from wqk.comparing.contents import equal_parts
 from wqk.comparing.mismatches import Kind
 from wqk.comparing.permutations import Sizes, to_order
 from wqk.comparing.rewrites import search
@@ -103,7 +103,7 @@ class Expected:
             for (what, a), b in zip(one.roles.items(), other.roles.values(), strict=True):
                 if b.name not in self._tensors:
                     stored = self._read(1, b.name)
-                    is_equal = equal_bytes(self._checkpoints, (Part(a.name), Part(b.name)))
+                    is_equal = equal_parts(self._checkpoints, (Part(a.name), Part(b.name)))
                     wanted = stored if is_equal else self._read(0, a.name)
                     self._tensors[b.name] = _Tensor(stored, wanted, a.name)
                 latent = ("norm of the latent of the " + role,)

@@ -113,17 +113,11 @@ def fingerprint(block: Block, folds: bool) -> Fingerprint | None:
     at = np.sort(np.random.default_rng(0).permutation(form.widths[0])[:SAMPLED])
     rotary = plan.rotary or plan.axial
     units = _units(form.rank, rotary.planes if rotary else None)
+    spectra = _spectra(products[0], products[1, :: len(query) // len(key)])
     return Fingerprint(
-        plan.stack,
-        plan.layer,
-        pairs,
-        norms * scale,
+        plan.stack, plan.layer, pairs, norms * scale,
         query[..., at] if scale == 1 else query[..., at].astype(np.float64) * scale,
-        key[..., at].copy(),
-        units,
-        _grams(products, units),
-        _spectra(products[0], products[1, :: len(query) // len(key)]),
-        _rounding(block),
+        key[..., at].copy(), units, _grams(products, units), spectra, _rounding(block),
         form.widths[0],
         "" if "alibi" not in plan.position else "its heads differ by their linear biases",
         "" if plan.family not in SINUSOIDAL and block.checkpoint.config.get("model_type")

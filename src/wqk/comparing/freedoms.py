@@ -56,8 +56,8 @@ def _explained(
     other = {"half": "interleaved", "interleaved": "half"}
     for order in ("", other[b.turning.order]) if b.turning else ("",):
         rotary = replace(b.turning, order=order) if b.turning and order else b.turning
-        products = own, both.turning(a.turning, rotary), theirs.turning(rotary, rotary)
-        factors, left = fitted(a, products, at, (a.rounding, b.rounding))
+        turned = both._replace(rotary=(a.turning, rotary)), theirs._replace(rotary=(rotary, rotary))
+        factors, left = fitted(a, (own, *turned), at, (a.rounding, b.rounding))
         if factors.all() and (left.relative <= np.maximum(left.tolerance, apart.tolerance)).all():
             return tuple(_named(a, b, match, rotary, factors))
     return None

@@ -295,9 +295,7 @@ def in_place(matches: Sequence[LayerMatch]) -> bool:
 def layer_table(kinship: Kinship) -> Sheet:
     """A line for each layer of the second model: its match, that of its heads, and the change."""
     table = Sheet.of("layer", "of", "heads", "change", text=["of", "heads"])
-    stacks = {match.stack for match in kinship.matches} | {
-        match.of_stack for match in kinship.matches
-    }
+    stacks = {stack for match in kinship.matches for stack in (match.stack, match.of_stack)}
     several = len(stacks - {None}) > 1
     for match in kinship.matches:
         own = f"{match.stack} {match.layer}" if several else str(match.layer)
@@ -305,10 +303,8 @@ def layer_table(kinship: Kinship) -> Sheet:
             table.add(own, "–", "–", "–")
             continue
         of = f"{match.of_stack} {match.of_layer}" if several else str(match.of_layer)
-        in_order = list(match.heads) == list(range(len(match.heads)))
-        heads = (
-            "in order" if in_order else " ".join("–" if h is None else str(h) for h in match.heads)
-        )
+        heads = " ".join("–" if h is None else str(h) for h in match.heads)
+        heads = "in order" if match.heads == tuple(range(len(match.heads))) else heads
         table.add(own, of, heads, shown_change(match.change, kinship.bounds))
     return table
 
@@ -445,7 +441,8 @@ def _read(
         kept = []
         # Not kept: the weights of all blocks together would not fit into memory.
         with one_blas_thread(), ThreadPoolExecutor(min(usable_cores(), AT_ONCE)) as pool:
-            read = pool.map(partial(_fingerprint, model.checkpoint, folds), plans)
+            blocks = map(partial(Block, model.checkpoint), plans)  # each reads when it is needed
+            read = pool.map(partial(fingerprint, folds=folds), blocks)
             for plan, found in zip(plans, read, strict=True):
                 if found is not None:
                     kept.append((plan, found))
@@ -462,10 +459,6 @@ def _read(
     return read_models
 
 
-def _fingerprint(checkpoint: Checkpoint, folds: bool, plan: AttentionPlan) -> Fingerprint | None:
-    return fingerprint(Block(checkpoint, plan), folds)
-
-
 def _matching(evidence: Evidence) -> str:
     """The test that layers and heads are matched by: the first that sees the relation.
 
@@ -480,19 +473,15 @@ def _matching(evidence: Evidence) -> str:
 def _matches(a: _Model, b: _Model, agreement: Agreement, bounds: bool) -> Iterator[LayerMatch]:
     shares = layer_shares(agreement)
     for j, block in enumerate(b.prints):
-        i = int(agreement.match[j])
+        i, place = int(agreement.match[j]), (block.stack, block.layer)
         if i < 0 or shares[j] > MATCHED:
             nothing = (None,) * block.head_count
-            yield LayerMatch(
-                block.stack, block.layer, None, None, float(shares[j]), nothing, nothing
-            )
+            yield LayerMatch(*place, None, None, float(shares[j]), nothing, nothing)
             continue
         own = a.prints[i]
         heads = [int(h) if h >= 0 else None for h in agreement.heads[j]]
         change = _changes(own, block, heads, bounds)
-        yield LayerMatch(
-            block.stack, block.layer, own.stack, own.layer, float(shares[j]), tuple(heads), change
-        )
+        yield LayerMatch(*place, own.stack, own.layer, float(shares[j]), tuple(heads), change)
 
 
 def _changes(

@@ -79,19 +79,15 @@ def _rest(
 ) -> tuple[list[TensorComparison], list[str]]:
     """Rows beside those of forms, such as gates beside queries."""
     ours, theirs = ({part.name: part for part in left_in(model)} for model in models)
-    found, unknown = [], []
+    found, unknown, (here, there) = [], [], [model.checkpoint for model in models]
     for name, part in ours.items():
         other = theirs.get(names.get(name, ""))
-        shape = models[0].checkpoint.info(name).shape
-        if (
-            other is None
-            or models[1].checkpoint.info(other.name).shape != shape
-            or (other.rows != part.rows)
-        ):
+        shape = here.info(name).shape
+        alike = other is not None and other.rows == part.rows
+        if other is None or not alike or there.info(other.name).shape != shape:
             unknown.append(f"rows of {name} outside the forms")
             continue
-        checkpoints = [model.checkpoint for model in models]
-        one = compare_stored(checkpoints, (part, other))
+        one = compare_stored((here, there), (part, other))
         found.append(TensorComparison(name, other.name, *one[:2], ATTENTION, one.distance))
     return found, unknown
 

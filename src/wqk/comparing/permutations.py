@@ -163,11 +163,8 @@ def name_of_side(rows: np.ndarray, heads: int, sizes: Sizes) -> tuple[Kind, str,
         if others:
             words += f" (or {others[0].removeprefix('rotary order: ')}, which is the same here)"
         regrouped = any(step.kind == "heads" for step in steps[0])
-        return (
-            Kind.HEADS if regrouped else Kind.ROTARY,
-            words,
-            "; ".join(step.code for step in steps[0]),
-        )
+        kind = Kind.HEADS if regrouped else Kind.ROTARY
+        return kind, words, "; ".join(step.code for step in steps[0])
     table = rows.reshape(heads, width) - width * np.arange(heads)[:, None]
     if (table == table[0]).all():
         listed = ", ".join(map(str, table[0]))
@@ -252,10 +249,8 @@ def name_permutation(rows: np.ndarray, sizes: Sizes) -> tuple[str, str] | None:
             if len(changed) == 2:
                 turn = f"transpose({changed[0]}, {changed[1]})"
             axes = ", ".join(map(str, shape))
-            return (
-                f"lie as {lies}, should as {should}",
-                f"w = w.view({axes}%s).{turn}.reshape(-1%s)",
-            )
+            code = f"w = w.view({axes}%s).{turn}.reshape(-1%s)"
+            return f"lie as {lies}, should as {should}", code
     share = sizes.heads // sizes.groups
     periods = {sizes.width, 3 * sizes.width, (share + 2) * sizes.width, 2, 4, 8, 16, 32, 64, 128}
     for length in sorted(periods):
@@ -297,9 +292,8 @@ def name_in_fused(rows: np.ndarray, by_group: bool, sizes: Sizes) -> tuple[str, 
     shards = groups if by_group else 1
     if sum(lengths) == len(rows):
         wanted = _fused(lengths, shards, (0, 1, 2))
-        for count, order in product(
-            dict.fromkeys((1, groups, 2, 4, 8, 16)), permutations(range(3))
-        ):
+        counts = dict.fromkeys((1, groups, 2, 4, 8, 16))
+        for count, order in product(counts, permutations(range(3))):
             if any(length % count for length in lengths) or (count, order) == (shards, (0, 1, 2)):
                 continue
             if np.array_equal(np.argsort(_fused(lengths, count, order))[wanted], rows):

@@ -91,23 +91,16 @@ def gather(
             agreements[name] = found
     totals = {name: found.layers.sum(axis=1) for name, found in agreements.items()}
     shares = {name: _shares(total) for name, total in totals.items()}
-    outcomes = tuple(
-        Outcome(
-            name,
-            float(shares[name][0]),
-            _deviation(totals[name]),
-            _visible(totals[name], agreements[name].copy),
-        )
-        if name in totals
-        else Outcome(name, None, None, None, reasons[name])
-        for name in TESTS
-    )
-    applied = [name for name in OF_WEIGHTS if name in totals]
-    of_weights = (
-        _joined(np.stack([shares[n] for n in applied]), np.stack([totals[n] for n in applied]))
-        if applied
-        else None
-    )
+
+    def outcome(name: str) -> Outcome:
+        if name in reasons:
+            return Outcome(name, None, None, None, reasons[name])
+        total, share = totals[name], float(shares[name][0])
+        return Outcome(name, share, _deviation(total), _visible(total, agreements[name].copy))
+
+    outcomes, applied = tuple(map(outcome, TESTS)), [name for name in OF_WEIGHTS if name in totals]
+    both = [np.stack([some[n] for n in applied]) for some in (shares, totals)] if applied else []
+    of_weights = _joined(*both) if both else None
     of_coordinates = float(shares["coordinates"][0]) if "coordinates" in shares else None
     return Evidence(of_weights, of_coordinates, 1 / (count + 1), outcomes, agreements)
 
@@ -156,18 +149,26 @@ def renumber(
     if not any(comparable) or max(map(test.least, b)) < 2:
         return test.refusal
     layers, match = np.zeros((count + 1, len(b)), np.float32), np.full(len(b), -1)
-    heads, copy, drawn = [np.full(f.head_count, -1) for f in b], 0.0, dict[int, np.ndarray]()
+    heads, copy, draw = [np.full(f.head_count, -1) for f in b], 0.0, Draw(count + 1, random, {})
     prepared = [test.prepare(block) for block in a]
     for j, (block, rows) in enumerate(zip(b, comparable, strict=True)):
         if rows and test.least(block) > 1:
             others = [(a[i], prepared[i]) for i in rows]
-            found = test.compare(others, block, test.prepare(block), count, random, drawn)
+            found = test.compare(others, block, test.prepare(block), draw)
             layers[:, j], match[j], heads[j] = found.layer, rows[found.best], found.heads
             copy += found.copy
     return Agreement(layers, match, tuple(heads), copy)
 
 
 Others = Sequence[tuple["Fingerprint", Any]]
+
+
+class Draw(NamedTuple):
+    """What renumberings are drawn with."""
+
+    size: int  # how many there are, the observed numbering included
+    random: np.random.Generator
+    known: dict[int, np.ndarray]  # orders of the stream, by its width
 
 
 def _reordered(
@@ -177,38 +178,32 @@ def _reordered(
     theirs = np.stack([one.ravel() for _, one in others], axis=1)
     theirs /= np.sqrt(len(theirs))
     layer, best = np.zeros(len(orders), np.float32), int((own.ravel() @ theirs).argmax())
-    for part in _chunks(len(orders), own.size):
-        renumbered = _renumbered(own, orders[part]).swapaxes(0, 1)
-        layer[part] = (renumbered.reshape(len(renumbered), -1) @ theirs).max(axis=1)
+    step = max(1, CHUNK // own.size)
+    for some in (slice(start, start + step) for start in range(0, len(orders), step)):
+        at = orders[some, :, None] * own.shape[-1] + orders[some, None, :]
+        renumbered = np.take(own.reshape(len(own), -1), at.ravel(), axis=1)
+        renumbered = renumbered.reshape(len(own), len(at), -1).swapaxes(0, 1)
+        layer[some] = (renumbered.reshape(len(at), -1) @ theirs).max(axis=1)
     return layer, best, float(np.square(own).sum() / np.sqrt(own.size))
 
 
-def permuted_heads(
-    others: Others, block: Fingerprint, own: np.ndarray, count: int, random: np.random.Generator,
-    drawn: dict[int, np.ndarray],
-) -> Found:  # fmt: skip
+def permuted_heads(others: Others, block: Fingerprint, own: np.ndarray, draw: Draw) -> Found:
     """Agreement of how pairs of heads are related, under permutations of each layer's heads."""
-    orders = _head_orders(count, block.head_count, block.key_heads, random)
+    orders = _head_orders(draw, block.head_count, block.key_heads)
     layer, best, copy = _reordered(others, own, orders)
     return Found(layer, best, np.arange(block.head_count), copy)
 
 
-def permuted_coordinates(
-    others: Others, block: Fingerprint, own: np.ndarray, count: int, random: np.random.Generator,
-    drawn: dict[int, np.ndarray],
-) -> Found:  # fmt: skip
+def permuted_coordinates(others: Others, block: Fingerprint, own: np.ndarray, draw: Draw) -> Found:
     """Agreement of the layers' forms entry by entry, under permutations of the stream."""
-    if block.width not in drawn:  # one for all layers
-        drawn[block.width] = random.random((count + 1, own.shape[-1])).argsort(axis=1)
-        drawn[block.width][0] = np.arange(own.shape[-1])
-    layer, best, copy = _reordered(others, own, drawn[block.width])
+    if block.width not in draw.known:  # one for all layers
+        draw.known[block.width] = draw.random.random((draw.size, own.shape[-1])).argsort(axis=1)
+        draw.known[block.width][0] = np.arange(own.shape[-1])
+    layer, best, copy = _reordered(others, own, draw.known[block.width])
     return Found(layer, best, _best_heads(others[best][0], block), copy)
 
 
-def flipped_dimensions(
-    others: Others, block: Fingerprint, own: np.ndarray, count: int, random: np.random.Generator,
-    drawn: dict[int, np.ndarray],
-) -> Found:  # fmt: skip
+def flipped_dimensions(others: Others, block: Fingerprint, own: np.ndarray, draw: Draw) -> Found:
     """Agreement of heads with their closest, under changes of the signs of their units.
 
     The closest layer, and in it the closest head of each head, are found by the sizes of the units'
@@ -218,26 +213,25 @@ def flipped_dimensions(
     best = int(np.argmax([one.max(axis=1).sum() for one in likeness]))
     closest = likeness[best].argmax(axis=1)
     products = _products(others[best][0].grams[closest], block)
-    signs = _signs(count, products.shape[:2], random)
+    signs = _signs(draw, products.shape[:2])
     turned = np.matmul(signs.swapaxes(0, 1), products).swapaxes(0, 1)
     copy = float(_products(block.grams, block).sum())
     return Found((turned * signs).sum(axis=(1, 2)), best, closest, copy)
 
 
 def flipped_weights(
-    others: Others, block: Fingerprint, own: Sequence[np.ndarray], count: int,
-    random: np.random.Generator, drawn: dict[int, np.ndarray],
-) -> Found:  # fmt: skip
+    others: Others, block: Fingerprint, own: Sequence[np.ndarray], draw: Draw
+) -> Found:
     """Agreement of weights, dimension by dimension, under changes of the signs of units."""
     cosines = np.stack([_cosines(theirs, own, block) for _, theirs in others], axis=1)
-    found = _signs(count, cosines.shape[:1], random) @ cosines
+    found = _signs(draw, cosines.shape[:1]) @ cosines
     copy = float(_cosines(own, own, block).sum())
     return Found(found.max(axis=1), int(found[0].argmax()), np.arange(block.head_count), copy)
 
 
-def _signs(count: int, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
+def _signs(draw: Draw, shape: tuple[int, ...]) -> np.ndarray:
     """Random signs; row 0 changes none."""
-    signs = random.integers(0, 2, (count + 1, *shape)).astype(np.float32) * 2 - 1
+    signs = draw.random.integers(0, 2, (draw.size, *shape)).astype(np.float32) * 2 - 1
     signs[0] = 1
     return signs
 
@@ -308,26 +302,14 @@ def _standardized(values: np.ndarray) -> np.ndarray:
     return np.asarray(centered / spread)
 
 
-def _head_orders(
-    count: int, heads: int, key_heads: int, random: np.random.Generator
-) -> Int[np.ndarray, "n heads"]:
+def _head_orders(draw: Draw, heads: int, key_heads: int) -> Int[np.ndarray, "n heads"]:
     """Random orders of heads that keep those of a key head together; row 0 is the model's own."""
     sharing = heads // key_heads
-    outer = random.random((count + 1, key_heads)).argsort(axis=1)
-    inner = random.random((count + 1, key_heads, sharing)).argsort(axis=2)
-    orders = (outer[:, :, None] * sharing + inner).reshape(count + 1, heads)
+    outer = draw.random.random((draw.size, key_heads)).argsort(axis=1)
+    inner = draw.random.random((draw.size, key_heads, sharing)).argsort(axis=2)
+    orders = (outer[:, :, None] * sharing + inner).reshape(draw.size, heads)
     orders[0] = np.arange(heads)
     return orders
-
-
-def _renumbered(
-    matrices: Float[np.ndarray, "k s s"], orders: Int[np.ndarray, "n s"]
-) -> Float[np.ndarray, "k n s_squared"]:
-    """Rows and columns of each matrix in each order."""
-    size = matrices.shape[-1]
-    at = orders[:, :, None] * size + orders[:, None, :]
-    flat = np.take(matrices.reshape(len(matrices), -1), at.ravel(), axis=1)
-    return np.asarray(flat.reshape(len(matrices), len(orders), -1))
 
 
 def _best_heads(a: Fingerprint, b: Fingerprint) -> Int[np.ndarray, " heads"]:
@@ -380,12 +362,6 @@ def _unit_rows(rows: np.ndarray) -> np.ndarray:
     """Rows of norm 1, but for those that are 0."""
     size = np.linalg.norm(rows, axis=1, keepdims=True)
     return np.asarray(rows / np.where(size > 0, size, 1.0))
-
-
-def _chunks(count: int, size: int) -> list[slice]:
-    """Cut ``range(count)`` so that that many arrays of this size fit into a chunk."""
-    step = max(1, CHUNK // size)
-    return [slice(start, min(start + step, count)) for start in range(0, count, step)]
 
 
 def _slack(values: np.ndarray) -> float:

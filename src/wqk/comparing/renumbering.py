@@ -119,13 +119,9 @@ class _Order:
             if not found:
                 continue
             name, order = min(found.items(), key=lambda one: len(one[1]))
-            if (
-                len(found) == 1
-                and (half := len(order) // 2)
-                and len(order) % 2 == 0
-                and (np.array_equal(order[:half] + half, order[half:]))
-            ):
-                order = order[:half]  # gates and their neurons in one weight
+            gates, neurons = np.array_split(order, 2)
+            if len(found) == 1 and np.array_equal(gates + len(gates), neurons):
+                order = gates  # and their neurons lie in one weight
             count = len(order)
             for name in own:
                 shape = self.shapes[name]

@@ -410,12 +410,9 @@ def _renamed(
     first, second = groups(ours), groups(theirs)
     left = {key: size for key, size in first.items() if key not in second}
     right = {key: size for key, size in second.items() if key not in first}
-    renamed = {}
-    for key, size in left.items():
-        fitting = [other for other, same in right.items() if same == size]
-        if len(fitting) == 1 and list(left.values()).count(size) == 1:
-            renamed[key] = fitting[0][0]
-    return renamed
+    fitting = {key: [o for o, same in right.items() if same == size] for key, size in left.items()}
+    alone = [key for key, size in left.items() if list(left.values()).count(size) == 1]
+    return {key: fitting[key][0][0] for key in alone if len(fitting[key]) == 1}
 
 
 def _chosen(

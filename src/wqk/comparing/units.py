@@ -15,9 +15,11 @@ import numpy as np
 from wqk._caching import cached_property
 from wqk.checkpoints.checkpoint import Grid, Part, Regrouping
 from wqk.checkpoints.number_types import rounding
+from wqk.comparing.blocks import MANY
 from wqk.comparing.mismatches import Kind, Mismatch
 from wqk.comparing.permutations import Sizes
 from wqk.comparing.tolerances import ALIKE, QUANTIZED_ALIKE, SAFETY, SAME, SCREENED, TIED
+from wqk.scanning.cores import side_by_side
 
 # Rows are compared in so many random directions, some at a time to bound memory.
 DIRECTIONS, SOME = 64, 512
@@ -244,23 +246,40 @@ def sketch(rows: np.ndarray) -> np.ndarray:
 
 def nearest(ours: np.ndarray, others: np.ndarray) -> np.ndarray:
     """For each row the first of the most similar other ones, whatever the sign, by sketches."""
-    found = [np.zeros(0, int)]
-    for start in range(0, len(ours), SOME):
-        products = np.abs(ours[start : start + SOME] @ others.T)
-        found.append((products >= products.max(axis=1, keepdims=True) - TIED).argmax(axis=1))
-    return np.concatenate(found)
+
+    def of(some: slice) -> np.ndarray:
+        products = np.abs(ours[some] @ others.T)
+        return np.asarray((products >= products.max(axis=1, keepdims=True) - TIED).argmax(axis=1))
+
+    return _by_rows(of, ours, len(ours) * len(others), int)
 
 
-def cosines(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Of each row and the other in its place, whatever the sign; 1 for two of zeros."""
-    found = np.empty(len(rows))
-    for start in range(0, len(rows), SOME):
-        a, b = (side[start : start + SOME] for side in (rows, others))
+def cosines(
+    rows: np.ndarray, others: np.ndarray, place: np.ndarray | slice = slice(None)
+) -> np.ndarray:
+    """Of each row and the other in its place, whatever the sign; 1 for two of zeros.
+
+    ``place`` are the others' rows, where these are not all in order.
+    """
+    at = np.arange(len(others))[place]
+
+    def of(some: slice) -> np.ndarray:
+        a, b = rows[some], others[at[some]]
         norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
         silent = ~(a.any(axis=1) | b.any(axis=1))
         products = np.abs(np.einsum("nd,nd->n", a, b))
-        found[start : start + SOME] = np.where(silent, 1, products / np.where(norms > 0, norms, 1))
-    return found
+        return np.where(silent, 1, products / np.where(norms > 0, norms, 1))
+
+    return _by_rows(of, rows, rows.size, float)
+
+
+def _by_rows(
+    of: Callable[[slice], np.ndarray], rows: np.ndarray, numbers: int, dtype: type
+) -> np.ndarray:
+    """What a function gives for some rows at a time, joined."""
+    pieces = [slice(start, start + SOME) for start in range(0, len(rows), SOME)]
+    found = side_by_side(of, pieces, many=numbers > MANY)
+    return np.concatenate([np.zeros(0, dtype), *found])
 
 
 def matched(wanted: np.ndarray, stored: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -281,7 +300,7 @@ def matched(wanted: np.ndarray, stored: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 def permutation(wanted: np.ndarray, stored: np.ndarray, alike: float) -> np.ndarray | None:
     """The stored rows that make the wanted ones; None unless each is there, or all are in place."""
-    marks, others = sketch(wanted), sketch(stored)
+    marks, others = side_by_side(sketch, (wanted, stored), many=wanted.size > MANY)
     if (np.abs((marks * others).sum(axis=1)) > alike).all():
         return None
     # Of unrelated rows, some tell it for all.
@@ -290,7 +309,7 @@ def permutation(wanted: np.ndarray, stored: np.ndarray, alike: float) -> np.ndar
     if (near[some.any(axis=1)] < 2 * alike - 1).any():
         return None
     place, found = matched(marks, others)
-    is_found = found.all() and (cosines(wanted, stored[place]) > alike).all()
+    is_found = found.all() and (cosines(wanted, stored, place) > alike).all()
     return place if is_found and not np.array_equal(place, np.arange(len(place))) else None
 
 

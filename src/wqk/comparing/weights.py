@@ -9,7 +9,7 @@ Axes: H query heads, G key heads, R head width, D model width.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +27,9 @@ from wqk.scanning.cores import side_by_side
 SCORES, VALUES, POSITIONS = CIRCUITS = "attention", "values", "scores of positions"
 
 Pair = tuple[AttentionPlan, AttentionPlan]
+
+# Rows that are transposed at a time, which a cache holds.
+SOME = 64
 
 
 def scorings(
@@ -92,8 +95,16 @@ def _scoring(block: Block, norms: bool, key_bias: bool, circuit: str) -> Scoring
 
 def _rows(block: Block, side: Side, norms: bool, biases: bool) -> tuple[Rows, float]:
     """A side's rows with what comes after them, and the norm before them; and its rounding."""
-    parts = side.parts
-    stored: Mapping[Part, Any] = dict(zip(parts, block.read(parts), strict=True))
+    parts, one = list(side.parts), side.projection
+    stored: dict[Part, Any] = {}
+    if isinstance(one, Projection):  # held once, and not kept by the block
+        parts.remove(one.part)
+        if one.transposed and one.outputs is None and one.axes is None and not one.groups:
+            stored[one.part] = _turned(block.checkpoint, one.part)
+            side = replace(side, projection=replace(one, transposed=False))
+        else:
+            stored[one.part] = block.checkpoint.read([one.part])[0]
+    stored |= zip(parts, block.read(parts), strict=True)
     factor = load_factor(stored, side, block.checkpoint.name)
     norm = None
     if norms and side.input_norm is not None:
@@ -107,6 +118,18 @@ def _rows(block: Block, side: Side, norms: bool, biases: bool) -> tuple[Rows, fl
         count += 3 * float(np.square(np.log(factor.temperature)).max())
     bias = factor.bias if biases else None
     return Rows(factor.weight, bias, norm), rounding_of(block, factor, side, count)
+
+
+def _turned(checkpoint: Checkpoint, part: Part) -> np.ndarray:
+    """A weight that is stored (in, out) as (out, in); a few of its rows are read at a time."""
+    count, width = checkpoint.info(part.name).shape
+    found = np.empty((width, count), np.float32)
+    for start in range(0, count, SOME):
+        rows = slice(start, min(start + SOME, count))
+        (values,) = checkpoint.read([Part(part.name, ((rows.start, rows.stop),))])
+        found = found.astype(values.dtype, copy=False)
+        found[:, rows] = values.T
+    return found
 
 
 def rounding_of(block: Block, factor: Factor, side: Side, roundings: float = 1.0) -> float:
