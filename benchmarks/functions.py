@@ -7,6 +7,9 @@ stored, by least squares through the logarithms.
 ``--deep LLaMA-3-70B --layers 24`` measures so many layers of one shape instead, beside the same
 model with the queries and keys of every layer in the other rotary order, for which `same` has the
 most to do. Each layer has the random rows of the first in another order.
+
+``--equal LLaMA-3-8B --layers 8`` measures `same --all` of equal files beside reading both, once and
+in two threads, into memory that is used again; with ``--cold`` from the disk (as root, on Linux).
 """
 
 from __future__ import annotations
@@ -14,19 +17,26 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+import wqk
 from benchmarks.composition import write_whole
 from benchmarks.generate import BERT_BASE, LLAMA_3_8B
+from benchmarks.machine import reading
+from benchmarks.rounds import alternate, estimate
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from benchmarks.generate import Shape
 
 SHAPES = tuple(
@@ -119,6 +129,42 @@ def print_deep(shape: Shape) -> None:
         print(f"| {name} | {busy:.1f} s | {clock:.1f} s | {ratio:.1f} | {peak:.0f} MB |")
 
 
+def print_equal(shape: Shape, rounds: int, cold: bool) -> None:
+    """One line by the clock, and one of processor time."""
+    with tempfile.TemporaryDirectory() as place:
+        folders = [write_whole(Path(place) / name, shape) for name in "ab"]
+        files = [folder / "model.safetensors" for folder in folders]
+        size = files[0].stat().st_size
+        reads = [reading(file, size) for file in files]
+
+        def dropped(call: Callable[[], object]) -> Callable[[], object]:
+            def from_disk() -> None:
+                os.sync()
+                Path("/proc/sys/vm/drop_caches").write_text("1", "ascii")
+                call()
+
+            return from_disk if cold else call
+
+        def read() -> None:
+            with ThreadPoolExecutor(2) as pool:
+                list(pool.map(lambda one: one(), reads))
+
+        found = alternate(
+            {
+                "reading": dropped(read),
+                "same": dropped(lambda: wqk.same(*folders, everything=True)),
+            },
+            rounds,
+        )
+    layers = f"{shape.layers} layers of {shape.name}, {size / 1e9:.1f} GB a file"
+    print(f"| {layers} | reading both | `same --all` | ratio | aim 1.3 |\n|:--|--:|--:|--:|:--|")
+    for field in ("clock", "processor"):
+        both, same = (getattr(found[name], field) for name in ("reading", "same"))
+        ratio = estimate(same / both)
+        seconds = " | ".join(f"{np.median(one):.3f} s" for one in (both, same))
+        print(f"| {field} | {seconds} | {ratio} | {ratio.against(1.3)} |")
+
+
 def measure(call: str, folders: list[Path], calls: int) -> list[float]:
     """Seconds by the clock and of the processor of the last call, and peak megabytes."""
     command = [sys.executable, "-c", RUN.format(call=call), *map(str, folders), str(calls)]
@@ -132,12 +178,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--largest", default=SHAPES[-1].name, help="last shape (%(default)s)")
     parser.add_argument("--deep", choices=[shape.name for shape in SHAPES])
-    parser.add_argument("--layers", type=int, default=8, help="with --deep (%(default)s)")
+    parser.add_argument("--equal", choices=[shape.name for shape in SHAPES])
+    parser.add_argument("--cold", action="store_true", help="with --equal: files from the disk")
+    parser.add_argument("--rounds", type=int, default=9, help="with --equal (%(default)s)")
+    parser.add_argument("--layers", type=int, default=8, help="with the two (%(default)s)")
     options = parser.parse_args()
     names = [shape.name for shape in SHAPES]
     if options.deep:
         shape = SHAPES[names.index(options.deep)]
         print_deep(replace(shape, layers=options.layers))
+        return
+    if options.equal:
+        shape = replace(SHAPES[names.index(options.equal)], layers=options.layers)
+        print_equal(shape, options.rounds, options.cold)
         return
     shapes = SHAPES[: names.index(options.largest) + 1]
     stored: list[int] = []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +14,14 @@ from tests.command import run
 
 import wqk
 from wqk.checkpoints.modules import StateDict
+from wqk.comparing import blocks, contents, units, weights
 from wqk.comparing.answer import BlockComparison, CheckpointComparison, Place
 from wqk.comparing.configured import other_rotary
 from wqk.comparing.mismatches import Kind, Mismatch
 from wqk.comparing.sameness import same
 from wqk.comparing.units import Unit
 from wqk.errors import CheckpointError
+from wqk.scanning import cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -486,6 +490,39 @@ def test_what_is_stored_alike_is_read_once_and_all_is_let_go(
     for side in "vo":
         assert sum(f"layers.0.self_attn.{side}_proj" in name for name in reads) == 1
     assert not kept
+
+
+@pytest.mark.parametrize("change", [interleaved, lambda heads: heads[::-1], np.negative])
+def test_threads_find_what_one_finds(
+    change: Callable[[np.ndarray], np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = llama("float16") | both(change)
+    alone = same(opened(llama("float16")), opened(changed), everything=True).to_dict()
+    for module in (blocks, units, weights):
+        monkeypatch.setattr(module, "MANY", -1)
+    for name, value in (("MANY", 0), ("CACHED", 64)):
+        monkeypatch.setattr(contents, name, value)
+    monkeypatch.setattr(units, "SOME", 8)
+    monkeypatch.setattr(cores, "usable_cores", lambda: 3)
+    monkeypatch.setattr(contents, "usable_cores", lambda: 3)
+    beside = same(opened(llama("float16")), opened(changed), everything=True).to_dict()
+    assert repr(beside) == repr(alone)
+    assert threading.active_count() == 1
+
+
+def test_an_interruption_ends_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "usable_cores", lambda: 2)
+    done: list[int] = []
+
+    def work(number: int) -> None:
+        if number == 3:
+            raise KeyboardInterrupt
+        time.sleep(0.002)
+        done.append(number)
+
+    with pytest.raises(KeyboardInterrupt):
+        cores.side_by_side(work, range(1000))
+    assert len(done) < 500
 
 
 def test_of_scalings_that_differ_the_one_key_that_matters_is_named() -> None:

@@ -475,12 +475,8 @@ def _alike(
     ]
     shapes = {info.shape for some in infos for _, info in some if info.grid}
     ours, theirs = (
-        {
-            n: (i.shape, c.read([Part(n, ((0, 1),))])[0].ravel())
-            for n, i in some
-            if i.shape in shapes
-        }
-        for c, some in zip(checkpoints, infos, strict=True)
+        {n: (i.shape, c.read([Part(n, ((0, 1),))])[0].ravel()) for n, i in own if i.shape in shapes}
+        for c, own in zip(checkpoints, infos, strict=True)
     )
     found: dict[str, str] = {}
     for name, (shape, row) in ours.items():

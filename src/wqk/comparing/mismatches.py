@@ -127,9 +127,8 @@ def pairing(query_heads: Numbers, key_heads: Numbers, groups: int) -> Mismatch:
         repair = f"w_q = w_q.view({share}, {groups}, -1, D).transpose(0, 1).reshape(-1, D)"
     else:
         heads = sorted(pairs)
-        rule = f"query heads {listed(heads)} belong to key heads " + listed(
-            [pairs[head] for head in heads]
-        )
+        met = listed([pairs[head] for head in heads])
+        rule = f"query heads {listed(heads)} belong to key heads {met}"
     facts = {"query_heads": tuple(pairs), "key_heads": tuple(pairs.values()), "groups": groups}
     reason = f"{Kind.PAIRING}: {rule}, is read with h // {share}"
     return Mismatch(Kind.PAIRING, reason, repair, ("query",), facts=facts)
@@ -152,9 +151,8 @@ def scaled(factors: Sequence[float], width: int) -> Mismatch:
     known = {1 / math.sqrt(width): "1/√", math.sqrt(width): "√"}
     near = [text for value, text in known.items() if math.isclose(high, value, rel_tol=SAME)]
     named = f" = {near[0]}{width}, of the score's scale" if near else ""
-    repair = (
-        "w_q = -w_q" if math.isclose(high, -1, rel_tol=SAME_FACTOR) else f"w_q = w_q / {high:.9g}"
-    )
+    signs = math.isclose(high, -1, rel_tol=SAME_FACTOR)
+    repair = "w_q = -w_q" if signs else f"w_q = w_q / {high:.9g}"
     return Mismatch(Kind.SCALED, f"scaled by {high:.4g}{named}", repair, facts=facts)
 
 
@@ -177,10 +175,8 @@ def unexplained(distances: Numbers, shares: Numbers) -> Mismatch:
         rest = [h for h in range(len(distances)) if h not in far]
         near = [h for h in rest if shares[h] > NEARLY]
         most = max((distances[h] for h in near), default=0.0)
-        beside = (
-            f"; just within the tolerance in {_counted(near)} ({most:.2g})" if near else " alone"
-        )
-        reason = f"{Kind.UNKNOWN}: relative distance {size} in {_counted(far)}{beside}"
+        within = f"; just within the tolerance in {_counted(near)} ({most:.2g})" if near else ""
+        reason = f"{Kind.UNKNOWN}: relative distance {size} in {_counted(far)}{within or ' alone'}"
         return Mismatch(Kind.UNKNOWN, reason, heads=tuple(far), facts={"size": high})
     kind = Kind.DIFFERENT if low > DIFFERENT else Kind.CLOSE if high < CLOSE else Kind.UNKNOWN
     words = f"{Kind.CLOSE}, but {Kind.UNKNOWN}" if kind is Kind.CLOSE else str(kind)

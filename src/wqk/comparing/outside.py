@@ -39,9 +39,7 @@ def outside(
     infos = [checkpoint.tensors() for checkpoint in checkpoints]
     by_role = [roles(model) for model in models]
     chosen = [
-        {n: role for n, role in some.items() if everything or role != OTHER}
-        if layers is None
-        else {}
+        {n: role for n, role in some.items() if layers is None and (everything or role != OTHER)}
         for some in by_role
     ]
     # What one family takes for an output's weight may be any tensor to the other, a guessed one: it
@@ -55,12 +53,9 @@ def outside(
     same_layout = all(names.get(one.query.tensor) == two.query.tensor for one, two in beside)
     strict = everything or same_layout
     found = compare_tensors(checkpoints, chosen, names, strict=strict)
-    found = [
-        replace(one, outcome=Outcome.ROUNDED)
-        if one.outcome is Outcome.DIFFERS and tolerance and one.distance <= tolerance
-        else one
-        for one in found
-    ]
+    for number, one in enumerate(found):
+        if one.outcome is Outcome.DIFFERS and tolerance and one.distance <= tolerance:
+            found[number] = replace(one, outcome=Outcome.ROUNDED)
     left_out = [
         n for some, rest in zip(chosen, by_role, strict=True) for n in rest if n not in some
     ]
