@@ -29,7 +29,7 @@ SCORES, VALUES, POSITIONS = CIRCUITS = "attention", "values", "scores of positio
 Pair = tuple[AttentionPlan, AttentionPlan]
 
 # Rows that are transposed at a time, which a cache holds.
-SOME = 64
+SOME = 32
 
 
 def scorings(
