@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -507,7 +506,6 @@ def test_threads_find_what_one_finds(
     monkeypatch.setattr(contents, "usable_cores", lambda: 3)
     beside = same(opened(llama("float16")), opened(changed), everything=True).to_dict()
     assert repr(beside) == repr(alone)
-    assert threading.active_count() == 1
 
 
 def test_an_interruption_ends_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -517,7 +515,7 @@ def test_an_interruption_ends_what_waits(monkeypatch: pytest.MonkeyPatch) -> Non
     def work(number: int) -> None:
         if number == 3:
             raise KeyboardInterrupt
-        time.sleep(0.002)
+        time.sleep(0.02)
         done.append(number)
 
     with pytest.raises(KeyboardInterrupt):
