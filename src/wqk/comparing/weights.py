@@ -121,14 +121,16 @@ def _rows(block: Block, side: Side, norms: bool, biases: bool) -> tuple[Rows, fl
 
 
 def _turned(checkpoint: Checkpoint, part: Part) -> np.ndarray:
-    """A weight that is stored (in, out) as (out, in); a few of its rows are read at a time."""
+    """A weight that is stored (in, out) as (out, in), held once where it is not remote."""
     count, width = checkpoint.info(part.name).shape
+    step = max(1, MANY // width) if checkpoint.bytes_fetched is None else count
     found = np.empty((width, count), np.float32)
-    for start in range(0, count, SOME):
-        rows = slice(start, min(start + SOME, count))
-        (values,) = checkpoint.read([Part(part.name, ((rows.start, rows.stop),))])
+    for first in range(0, count, step):
+        (values,) = checkpoint.read([Part(part.name, ((first, min(first + step, count)),))])
         found = found.astype(values.dtype, copy=False)
-        found[:, rows] = values.T
+        for start in range(0, len(values), SOME):
+            some = values[start : start + SOME]
+            found[:, first + start : first + start + len(some)] = some.T
     return found
 
 
