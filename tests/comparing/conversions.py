@@ -288,13 +288,11 @@ MISTAKES: tuple[Conversion, ...] = (
         "llama", edit("qk", pairs), ROTARY, "stored interleaved, read as half",
     ),
     Conversion(
-        "permuted although the rows lay in halves already",
-        ("AI-Hypercomputer/maxtext#1774",),
+        "permuted although the rows lay in halves already", ("AI-Hypercomputer/maxtext#1774",),
         "llama", edit("qk", halves), ROTARY, "converted to half once too often",
     ),
     Conversion(
-        "the conversion run twice",
-        ("huggingface/nanotron#427",),
+        "the conversion run twice", ("huggingface/nanotron#427",),
         "llama", edit("qk", lambda w, n: pairs(pairs(w, n), n)), ROTARY, "converted twice",
     ),
     Conversion(
@@ -311,19 +309,16 @@ MISTAKES: tuple[Conversion, ...] = (
         "converted with 4 heads of width 8 instead of 2 of 16",
     ),
     Conversion(
-        "queries permuted as one head",
-        ("huggingface/transformers#30755",),
+        "queries permuted as one head", ("huggingface/transformers#30755",),
         "llama", edit("q", lambda w, n: halves(pairs(w, n), 1)), ROTARY,
         "converted with 1 head of width 128 instead of 8 of 16",
     ),
     Conversion(
-        "queries permuted, keys forgotten",
-        ("ggml-org/llama.cpp#3018",),
+        "queries permuted, keys forgotten", ("ggml-org/llama.cpp#3018",),
         "llama", edit("k", pairs), ROTARY, "in the key weights alone",
     ),
     Conversion(
-        "weights permuted, biases not",
-        ("nurl-lang/nurl#584",),
+        "weights permuted, biases not", ("nurl-lang/nurl#584",),
         "qwen2", edit("qk", pairs, "proj.bias"), BIASES, "biases were not reordered",
     ),
     Conversion(
@@ -338,25 +333,21 @@ MISTAKES: tuple[Conversion, ...] = (
         "rotary base (rope_theta): 1000000 expected, 10000 found",
     ),
     Conversion(
-        "the rotary scaling lost",
-        ("Open-Athena/MarinFold#184", "deepspeedai/DeepSpeed#8345"),
+        "the rotary scaling lost", ("Open-Athena/MarinFold#184", "deepspeedai/DeepSpeed#8345"),
         "llama", configure(rope_scaling=None), ROTARY,
         "(rope_scaling): llama3, factor 8 expected, none found",
     ),
     Conversion(
-        "linear scaling in place of none",
-        ("deepspeedai/DeepSpeed#8345",),
+        "linear scaling in place of none", ("deepspeedai/DeepSpeed#8345",),
         "qwen2", configure(rope_scaling={"rope_type": "linear", "factor": 4.0}), ROTARY,
         "(rope_scaling): none expected, linear, factor 4 found",
     ),
     Conversion(
-        "all dimensions rotated, where only some are",
-        ("vllm-project/vllm#43770",),
+        "all dimensions rotated, where only some are", ("vllm-project/vllm#43770",),
         "phi", configure(partial_rotary_factor=1.0), ROTARY, "share of rotated dimensions",
     ),
     Conversion(
-        "the scale of the scores left out",
-        ("ml-explore/mlx-swift-examples#99",),
+        "the scale of the scores left out", ("ml-explore/mlx-swift-examples#99",),
         "gemma2", configure(query_pre_attn_scalar=256), "other setting",
         "query_pre_attn_scalar: 16 against 256",
     ),
@@ -366,8 +357,7 @@ MISTAKES: tuple[Conversion, ...] = (
         "gemma2", configure(attn_logit_softcapping=0.0), SETTING, "softcap",
     ),
     Conversion(
-        "the sliding window lost",
-        ("vllm-project/vllm#5908", "huggingface/blog#2168"),
+        "the sliding window lost", ("vllm-project/vllm#5908", "huggingface/blog#2168"),
         "gemma2", configure(layer_types=["full_attention"] * 4), SETTING, "window: 8 against none",
         layers=(0, 2),
     ),
@@ -379,8 +369,7 @@ MISTAKES: tuple[Conversion, ...] = (
         BIASES, "biases of the query are missing",
     ),
     Conversion(
-        "gains folded with 1 added, and 1 added again when they are read",
-        ("utensils/mold#1078",),
+        "gains folded with 1 added, and 1 added again when they are read", ("utensils/mold#1078",),
         "gemma", renamed("layernorm.weight", lambda g: g + 1), NORM, "gains have 1 added",
     ),
     Conversion(
@@ -389,13 +378,11 @@ MISTAKES: tuple[Conversion, ...] = (
         "llama", renamed("layernorm.weight", lambda g: g - 1), NORM, "are differences from 1",
     ),
     Conversion(
-        "the norm before attention left at its start",
-        ("JIA-Lab-research/LISA#177",),
+        "the norm before attention left at its start", ("JIA-Lab-research/LISA#177",),
         "llama", renamed("layernorm.weight", np.ones_like), NORM, "gains were not converted",
     ),
     Conversion(
-        "query heads in the order of tiled key heads",
-        ("nntile/nntile#347",),
+        "query heads in the order of tiled key heads", ("nntile/nntile#347",),
         "llama", edit("q", regrouped), "other pairing of query and key heads", "h mod 2",
     ),
     Conversion(
@@ -404,41 +391,34 @@ MISTAKES: tuple[Conversion, ...] = (
         "llama", tile_keys, "other pairing of query and key heads", "not one by one",
     ),
     Conversion(
-        "tensor-parallel parts joined in the wrong order",
-        ("tenstorrent/tt-metal#52818",),
+        "tensor-parallel parts joined in the wrong order", ("tenstorrent/tt-metal#52818",),
         "llama", edit("q", reversed_heads), "other pairing of query and key heads", "query heads",
     ),
     Conversion(
-        "one tensor-parallel part loaded twice",
-        ("vllm-project/vllm-gguf-plugin#103",),
+        "one tensor-parallel part loaded twice", ("vllm-project/vllm-gguf-plugin#103",),
         "llama", edit("q", copied), "heads copied from others", "4 is a copy of 0",
     ),
     Conversion(
-        "some heads left as initialized",
-        ("vllm-project/vllm#11802",),
+        "some heads left as initialized", ("vllm-project/vllm#11802",),
         "llama", edit("q", initialized), "heads of other weights", "query heads 3 4",
     ),
     Conversion(
-        "queries and keys exchanged",
-        (),
+        "queries and keys exchanged", (),
         "bert",
         both(swap("query.weight", "key.weight"), swap("query.bias", "key.bias")),
         "transposed", "queries and keys have changed places",
     ),
     Conversion(
-        "queries and keys exchanged, their biases not",
-        (),
+        "queries and keys exchanged, their biases not", (),
         "phi", swap("q_proj.weight", "k_proj.weight"), "transposed", "changed places",
     ),
     Conversion(
-        "a square weight stored the other way round, as in Conv1D",
-        ("AutoGPTQ/AutoGPTQ#139",),
+        "a square weight stored the other way round, as in Conv1D", ("AutoGPTQ/AutoGPTQ#139",),
         "bert", both(renamed("query.weight", np.transpose), renamed("key.weight", np.transpose)),
         "stored transposed", "stored transposed",
     ),
     Conversion(
-        "layers off by one",
-        (),
+        "layers off by one", (),
         "llama", shift_layers, "another layer's weights", "has those of layer", layers=(1, 2),
     ),
     Conversion(
@@ -448,8 +428,7 @@ MISTAKES: tuple[Conversion, ...] = (
         layers=(2,),
     ),
     Conversion(
-        "every layer loaded from the first",
-        (),
+        "every layer loaded from the first", (),
         "llama", tie_layers, "another layer's weights", "has those of layer 0", layers=(1, 2),
     ),
     Conversion(
@@ -469,8 +448,7 @@ MISTAKES: tuple[Conversion, ...] = (
         FUSED, "lie per key head",
     ),
     Conversion(
-        "the sections of the fused weight in another order",
-        ("vllm-project/vllm#53114",),
+        "the sections of the fused weight in another order", ("vllm-project/vllm#53114",),
         "phi3", renamed("qkv_proj.weight", lambda w: np.concatenate(
             [w[H * R : (H + G) * R], w[: H * R], w[(H + G) * R :]])),
         FUSED, "lie in the order k q v",
@@ -481,8 +459,7 @@ MISTAKES: tuple[Conversion, ...] = (
         "llama", adapted(0), ADAPTER, "update of rank 4",
     ),
     Conversion(
-        "an adapter merged twice",
-        ("jingyaogong/minimind#598", "EricLBuehler/candle-lora#26"),
+        "an adapter merged twice", ("jingyaogong/minimind#598", "EricLBuehler/candle-lora#26"),
         "llama", adapted(2), ADAPTER, "update of rank 4",
     ),
     Conversion(

@@ -28,14 +28,9 @@ if TYPE_CHECKING:
 
 LAYERS, D, H, G, R = 2, 48, 6, 2, 8
 CONFIG = {
-    "model_type": "llama",
-    "hidden_size": D,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": H,
-    "num_key_value_heads": G,
-    "head_dim": R,
-    "rope_theta": 10_000.0,
-}
+    "model_type": "llama", "hidden_size": D, "num_hidden_layers": LAYERS, "num_attention_heads": H,
+    "num_key_value_heads": G, "head_dim": R, "rope_theta": 10_000.0,
+}  # fmt: skip
 # The same model as its authors wrote it: other names, pairs of dimensions side by side.
 ORIGINAL = """
 name = "original"
