@@ -3,47 +3,52 @@
     python -m tools.mutating [--data N] [--code N] [--seed N] [--only PART] [--proofs] [--fast]
         [--out FILE]
 
-Mutants are drawn by the seed from all that can be changed in families' files, and in code. They
-are planted in a copy of the tree. A family's mutants meet its proofs, whose models are built once,
-then, without `--proofs`, the other tests that name the family; those of code meet the tests that
-reach their file, until one fails; with `--fast`, those of `make test` alone. Every file of tests
-first meets the tree as it is: one that is red or takes too long is left out, and named. A mutant
-that survives is printed. One that makes no difference by itself (a family that reads to the same
-rules) is not counted. What FILE has is not done again. In the end, the shares by room.
+Mutants are drawn by the seed from all that can be changed in families' files, and in code, where
+each room has its share. They are planted in a copy of the tree, and each is printed with its
+processor time and what became of it: `killed` by a fast test, which is named; with `--fast` it else
+`survived`; without, it meets the slow tests of its file, and is `slow` or `unseen`. What takes too
+long is a `timeout`, and counts as neither. What FILE has is not done again. In the end, the shares
+by room.
+
+A family's mutants meet its proofs, whose models are built once, then, without `--proofs`, the
+other tests that name the family; files of tests that are red in the tree as it is, or take too
+long, are left out, and named. A mutant that makes no difference by itself (a family that reads to
+the same rules) is not counted.
+
+Those of code meet the fast tests that run their statement, the cheapest first, and then the others
+that name what its file defines. Which those are is recorded once for a state of the tree, in
+`--record` (a quarter of an hour on two cores).
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import random
-import resource
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
-import traceback
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import cache
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tools.mutating.mutants import code_mutants, data_mutants
+from tools.mutating.processes import BROKEN, SECONDS, ended, tell
+from tools.mutating.reach import tests_of_code, tests_of_family
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tools.mutating.mutants import Mutant
 
-# What one call of tests may take of the processor; what takes more, or hangs, counts as neither.
-SECONDS = 120
-HANGING = 10 * SECONDS  # by the clock, for all calls of a mutant
-BROKEN = 99
-EVERY, FAST = "not campaign", "not campaign and not slow"  # the groups of tests
+SLOW, FAST = "slow and not campaign", "not campaign and not slow"  # the groups of tests
+Call = tuple["Callable[[], int]", float]  # with its limit
+FEWEST = 6  # mutants of a room
 DATA = Path("src/wqk/families/data")
 HEAVY = ("numpy", "scipy.stats", "torch", "transformers", "safetensors")
 
@@ -54,12 +59,14 @@ def drawn(kind: str, count: int, seed: int, only: str) -> list[Mutant]:
     make = data_mutants if kind == "data" else code_mutants
     every = [m for f in files if only in str(f) for m in make(f, f.read_text(encoding="utf-8"))]
     random.Random(seed).shuffle(every)
-    found: list[Mutant] = []
-    for mutant in every:
-        if len(found) == count:
-            break
-        if kind == "code" or _differs(mutant):
-            found.append(mutant)
+    if kind == "data":
+        found = [*islice(filter(_differs, every), count)]
+    else:  # from each room its share, and no less than a few
+        rooms = defaultdict(list)
+        for mutant in every:
+            rooms[room_of(mutant.path)].append(mutant)
+        shares = {r: max(FEWEST, round(count * len(m) / len(every))) for r, m in rooms.items()}
+        found = [m for room, some in rooms.items() for m in some[: shares[room] if count else 0]]
     return sorted(found, key=lambda mutant: mutant.path)
 
 
@@ -75,125 +82,153 @@ def _differs(mutant: Mutant) -> bool:
     return changed != parse_family(mutant.path.read_text(encoding="utf-8"), mutant.path.name)
 
 
-def verdicts(
-    kind: str, mutants: Sequence[Mutant], tree: Path, models: Path, proofs_alone: bool, marks: str
-) -> Iterator[tuple[Mutant, str]]:
-    """Every mutant with its verdict: `killed`, `timeout`, or `survived`."""
-    for path, some in groupby(mutants, key=lambda mutant: mutant.path):
-        if kind == "data":
-            calls = _tests_of_data(path, tree, models, proofs_alone, marks)
-        else:
-            calls = _tests_of_code(path, tree, marks)
-        for mutant in some:
-            yield mutant, _verdict(mutant, tree, calls)
+class Run:
+    """Plants mutants in a copy of the tree, and says and keeps what becomes of each."""
 
+    def __init__(self, tree: Path, out: Path) -> None:
+        self.checkout, self.tree, self.out = Path.cwd(), tree, out.resolve()
+        self.known = _known(out)
+        self.stdout = os.dup(1)  # pytest captures the other
 
-def _tests_of_data(
-    path: Path, tree: Path, models: Path, proofs_alone: bool, marks: str
-) -> list[Callable[[], int]]:
-    """The proofs of a family, which the file as it is passes, and the further tests."""
-    from tools.mutating.proofs import forget_families, proofs_of
-    from tools.mutating.reach import tests_of_family
+    def say(self, line: str) -> None:
+        os.write(self.stdout, f"{line}\n".encode())
 
-    from wqk.families.family import parse_family
+    def plant(self, mutant: Mutant, calls: Sequence[Call], noticed: str, otherwise: str) -> None:
+        """Let a mutant meet calls of tests, until one fails; a limit goes with each."""
+        planted = self.tree / mutant.path
+        planted.write_text(mutant.text, encoding="utf-8")
+        verdict, told, seconds = otherwise, "", 0.0
+        try:
+            for call, limit in calls:
+                one = ended(call, limit)
+                seconds += one.seconds
+                if one.status == BROKEN:
+                    raise SystemExit(f"the tests could not be run: {one.told}")
+                if one.status in (0, 5):  # 5: nothing to run
+                    continue
+                verdict = "timeout" if one.status is None else noticed
+                told = one.told
+                break
+        finally:
+            shutil.copyfile(self.checkout / mutant.path, planted)
+        row = {"mutant": str(mutant), "verdict": verdict, "by": told}
+        with self.out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        self.known[str(mutant)] = verdict
+        self.say(f"{len(self.known):4} {seconds:5.1f} s  {verdict:8}  {mutant}  {told[:100]}")
 
-    name = parse_family(path.read_text(encoding="utf-8"), path.name).name
-    proofs = proofs_of(name, models)
+    def pytest(self, file: str, marks: str) -> Callable[[], int]:
+        """A run of a file of tests that imports the tree anew."""
+        return lambda: self.session([file], [], marks)
 
-    def proven() -> int:
-        forget_families()
-        for proof in proofs:
-            try:
-                proof()
-            except Exception:
-                return 1
-        return 0
-
-    if _ended(proven, time.monotonic() + HANGING) != 0:
-        raise SystemExit(f"{path} is not proven as it is")
-    further = tests_of_family(name) if not (proofs and proofs_alone) else []
-    return [proven, *_green(further, tree, marks)]
-
-
-def _tests_of_code(path: Path, tree: Path, marks: str) -> list[Callable[[], int]]:
-    from tools.mutating.reach import tests_of_code
-
-    return _green(tests_of_code(path), tree, marks)
-
-
-def _green(files: Sequence[str], tree: Path, marks: str) -> list[Callable[[], int]]:
-    """Runs of those files of tests that the tree passes as it is, in time."""
-    return [_pytest(file, tree, marks) for file in files if _is_green(file, tree, marks)]
-
-
-@cache
-def _is_green(file: str, tree: Path, marks: str) -> bool:
-    status = _ended(_pytest(file, tree, marks), time.monotonic() + HANGING)
-    if status in (0, 5):  # 5: nothing to run
-        return status == 0
-    why = f"takes over {SECONDS} s" if status is None else "fails in the tree as it is"
-    print(f"left out, as it {why}: {file}", flush=True)
-    return False
-
-
-def _verdict(mutant: Mutant, tree: Path, calls: Sequence[Callable[[], int]]) -> str:
-    planted = tree / mutant.path
-    planted.write_text(mutant.text, encoding="utf-8")
-    deadline = time.monotonic() + HANGING
-    try:
-        for call in calls:
-            status = _ended(call, deadline)
-            if status == BROKEN:
-                raise SystemExit("the tests could not be run")
-            if status is None:
-                return "timeout"
-            if status != 0:
-                return "killed"
-        return "survived"
-    finally:
-        shutil.copyfile(mutant.path, planted)
-
-
-def _pytest(file: str, tree: Path, marks: str) -> Callable[[], int]:
-    """A run of a file of tests that imports the tree anew."""
-
-    def run() -> int:
-        os.chdir(tree)
+    def session(self, files: Sequence[str], plugins: Sequence[object], marks: str) -> int:
+        os.chdir(self.tree)
+        sys.dont_write_bytecode = True  # which a change within a second, of the same size, escapes
         for name in [n for n in sys.modules if n.split(".")[0] in ("wqk", "wqk_lab", "tests")]:
             del sys.modules[name]
         import pytest
 
         options = ["-x", "-q", "-p", "no:cacheprovider", "-m", marks]
         options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
-        return int(pytest.main([*options, file]))
+        return int(pytest.main([*options, *files], plugins=[*plugins]))
 
-    return run
+    @cache  # noqa: B019
+    def green(self, file: str, marks: str) -> bool:
+        """Whether the tree as it is passes a file of tests, in time."""
+        one = ended(self.pytest(file, marks))
+        if one.status in (0, 5):
+            return one.status == 0
+        why = f"takes over {SECONDS} s" if one.status is None else "fails in the tree as it is"
+        self.say(f"left out, as it {why}: {file}")
+        return False
+
+    def files(self, files: Sequence[str], marks: str) -> list[Call]:
+        """Runs of these files of tests, those that are green."""
+        return [(self.pytest(file, marks), SECONDS) for file in files if self.green(file, marks)]
+
+    def data(self, mutants: Sequence[Mutant], models: Path, proofs_alone: bool) -> None:
+        for path, some in groupby(mutants, key=lambda mutant: mutant.path):
+            calls = [*self._tests_of_data(path, models, proofs_alone)]
+            for mutant in some:
+                self.plant(mutant, calls, "killed", "survived")
+
+    def _tests_of_data(self, path: Path, models: Path, proofs_alone: bool) -> Iterator[Call]:
+        """The proofs of a family, which the file as it is passes, and the further tests."""
+        from tools.mutating.proofs import forget_families, proofs_of
+
+        name = name_of(path)
+        proofs = proofs_of(name, models)
+
+        def proven() -> int:
+            forget_families()
+            for proof in proofs:
+                try:
+                    proof()
+                except Exception:
+                    tell("its proofs")
+                    return 1
+            return 0
+
+        if ended(proven).status != 0:
+            raise SystemExit(f"{path} is not proven as it is")
+        yield proven, SECONDS
+        if not (proofs and proofs_alone):
+            yield from self.files(tests_of_family(name), FAST)
+
+    def code(self, mutants: Sequence[Mutant], folder: Path) -> None:
+        """First those whose functions can be exchanged after all tests are collected."""
+        from tools.mutating.recording import read_record
+        from tools.mutating.session import Chosen, Session, choose
+
+        record = read_record(recorded(folder, self.tree))
+        cost = dict(zip(record.tests, record.seconds, strict=True))
+
+        def meets(mutant: Mutant, run: Callable[[], int], tests: Sequence[str]) -> None:
+            limit = 30 + 2 * sum(cost[test] for test in tests)
+            self.plant(mutant, [(run, limit)], "killed", "survived")
+
+        chosen = {mutant: choose(mutant, record) for mutant in mutants}
+        session = Session([(m, tests) for m, (tests, anew) in chosen.items() if not anew], meets)
+        one = ended(lambda: self.session([], [session], FAST), len(mutants) * 10 * SECONDS)
+        if one.status not in (0, 5):
+            self.say(f"the session ended early: {one.told}")
+        self.known = _known(self.out)
+        for mutant, (tests, _) in chosen.items():
+            if str(mutant) not in self.known:
+                files = [*dict.fromkeys(test.partition("::")[0] for test in tests)]
+                meets(mutant, lambda f=files, t=tests: self.session(f, [Chosen(t)], FAST), tests)
+
+    def all(self, mutants: Sequence[Mutant]) -> None:
+        """Those that the fast tests do not notice meet the slow ones."""
+        for mutant in mutants:
+            if self.known[str(mutant)] == "survived":
+                is_data = mutant.path.suffix == ".toml"
+                files = (
+                    tests_of_family(name_of(mutant.path)) if is_data else tests_of_code(mutant.path)
+                )
+                self.plant(mutant, self.files(files, SLOW), "slow", "unseen")
 
 
-def _ended(call: Callable[[], int], deadline: float) -> int | None:
-    """What a call returns, in a process forked from here, where the heavy libraries are loaded."""
-    child = os.fork()
-    if child == 0:
-        os.setpgid(0, 0)
-        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))
-        with Path(os.devnull).open("w") as quiet:
-            os.dup2(quiet.fileno(), 1)
-            os.dup2(quiet.fileno(), 2)
-        try:
-            os._exit(call())
-        except BaseException:
-            traceback.print_exc(file=sys.__stderr__)
-            os._exit(BROKEN)
-    while True:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            code = os.waitstatus_to_exitcode(status)
-            return None if code == -signal.SIGXCPU else code
-        if time.monotonic() > deadline:
-            os.killpg(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return None
-        time.sleep(0.05)
+def name_of(path: Path) -> str:
+    """The family of a file."""
+    from wqk.families.family import parse_family
+
+    return parse_family(path.read_text(encoding="utf-8"), path.name).name
+
+
+def recorded(folder: Path, tree: Path) -> Path:
+    """The folder of the record of which fast tests run which lines; made, if it is not there."""
+    every = sorted([*tree.glob("src/**/*.py"), *tree.glob("tests/**/*.py")])
+    state = hashlib.sha256(b"".join(f.read_bytes() for f in every)).hexdigest()[:12]
+    if not (folder / state).is_dir():
+        with tempfile.TemporaryDirectory(dir=folder.parent) as making:
+            command = [sys.executable, "-m", "pytest", "-p", "tools.mutating.recording", "-q"]
+            command += ["-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile", "-m", FAST]
+            environment = os.environ | {"WQK_RECORD": making}
+            environment["PYTHONPATH"] = os.pathsep.join([str(tree / "src"), str(tree)])
+            subprocess.run(command, cwd=tree, env=environment, check=False)
+            shutil.copytree(making, folder / state)
+    return folder / state
 
 
 def copied(folder: Path) -> Path:
@@ -208,26 +243,31 @@ def copied(folder: Path) -> Path:
     return folder
 
 
-def _known(out: Path | None) -> dict[str, str]:
+def _known(out: Path) -> dict[str, str]:
     """What was found before, by mutant."""
-    if out is None or not out.exists():
+    if not out.exists():
         return {}
     rows = map(json.loads, out.read_text(encoding="utf-8").splitlines())
     return {row["mutant"]: row["verdict"] for row in rows}
 
 
 def room_of(path: Path) -> str:
-    """The package and the room in it that hold a file."""
-    return "/".join(path.parts[1:3]).removesuffix(".py")
+    """The package and the room in it that hold a file; small private files are in none."""
+    package, room = path.parts[1:3]
+    return f"{package}/{'shared' if room.startswith('_') else room.removesuffix('.py')}"
 
 
-def share(verdicts: Iterable[str]) -> str:
+def share(verdicts: Iterable[str], every: bool) -> str:
     """How many were noticed, of those that ended in time."""
     counts = Counter(verdicts)
-    killed, late = counts["killed"], counts["timeout"]
+    late = counts["timeout"]
     decided = counts.total() - late
-    percent = f", {100 * killed / decided:.0f} %" if decided else ""
-    return f"{killed} of {decided} noticed{percent}" + (f"; {late} took too long" if late else "")
+    told = []
+    groups = [counts["killed"], *([counts["killed"] + counts["slow"]] if every else [])]
+    for noticed, name in zip(groups, ("fast tests", "all"), strict=False):
+        percent = f", {100 * noticed / decided:.0f} %" if decided else ""
+        told.append(f"{noticed} of {decided} noticed by {name}{percent}")
+    return "; ".join([*told, *([f"{late} took too long"] if late else [])])
 
 
 def main() -> None:
@@ -240,6 +280,9 @@ def main() -> None:
     parser.add_argument("--fast", action="store_true", help="only the tests of `make test`")
     parser.add_argument("--models", type=Path, help="a folder for the models that are built")
     parser.add_argument("--out", type=Path, help="a JSON Lines file to add to, and go on from")
+    parser.add_argument(
+        "--record", type=Path, default=Path("out/mutants"), help="where records are"
+    )
     given = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"}
     default = Path("../shared").resolve()
@@ -247,29 +290,24 @@ def main() -> None:
     for name in HEAVY:
         __import__(name)
     sys.modules["torch"].set_num_threads(1)
-    known = _known(given.out)
     with tempfile.TemporaryDirectory() as folder:
         tree = copied(Path(folder))
         sys.path[:] = [str(tree), str(tree / "src"), *(p for p in sys.path if p)]
         os.environ["PYTHONPATH"] = f"{tree}/src"
+        run = Run(tree, given.out or tree / "verdicts.jsonl")
         for kind in ("data", "code"):
             mutants = drawn(kind, getattr(given, kind), given.seed, given.only)
-            found = [(room_of(m.path), known[str(m)]) for m in mutants if str(m) in known]
-            left = [m for m in mutants if str(m) not in known]
-            started = time.monotonic()
-            models = given.models or tree / "models"
-            marks = FAST if given.fast else EVERY
-            for mutant, ended in verdicts(kind, left, tree, models, given.proofs, marks):
-                found.append((room_of(mutant.path), ended))
-                seconds, started = time.monotonic() - started, time.monotonic()
-                print(f"{len(found):4} {seconds:5.0f} s  {ended:8}  {mutant}", flush=True)
-                if given.out:
-                    row = {"kind": kind, "mutant": str(mutant), "verdict": ended}
-                    with given.out.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            left = [mutant for mutant in mutants if str(mutant) not in run.known]
+            if kind == "data":
+                run.data(left, given.models or tree / "models", given.proofs)
+            elif left:
+                run.code(left, given.record)
+            if not given.fast:
+                run.all(mutants)
+            found = [(room_of(m.path), run.known[str(m)]) for m in mutants]
             for room in sorted({room for room, _ in found}):
-                print(f"{room}: {share(ended for r, ended in found if r == room)}")
-            print(f"{kind}: {share(ended for _, ended in found)}")
+                print(f"{room}: {share([one for r, one in found if r == room], not given.fast)}")
+            print(f"{kind}: {share([one for _, one in found], not given.fast)}", flush=True)
 
 
 if __name__ == "__main__":

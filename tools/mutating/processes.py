@@ -1,0 +1,74 @@
+"""Calls in forked processes, where the heavy libraries are loaded, within limits of time."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# What one call may take of the processor; what takes more, or hangs, counts as neither.
+SECONDS = 120.0
+SLOWER = 10  # so many times as long by the clock
+BROKEN = 99
+_TOLD: list[int] = []  # where a call tells which test failed
+
+
+@dataclass
+class Ended:
+    status: int | None  # None: took too long
+    told: str
+    seconds: float  # of processor time
+
+
+def tell(text: str) -> None:
+    for descriptor in _TOLD:
+        os.write(descriptor, text[:2000].encode())
+
+
+def ended(call: Callable[[], int], limit: float = SECONDS) -> Ended:
+    """What a call returns and tells, in a process forked from here."""
+    before = _used()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit) + 5))
+        _TOLD[:] = [writing]
+        with Path(os.devnull).open("w") as quiet:
+            os.dup2(quiet.fileno(), 1)
+            os.dup2(quiet.fileno(), 2)
+        try:
+            os._exit(call())
+        except BaseException:
+            tell(traceback.format_exc()[-1500:])
+            os._exit(BROKEN)
+    os.close(writing)
+    deadline = time.monotonic() + SLOWER * limit
+    while not (done := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > deadline:
+            os.killpg(child, signal.SIGKILL)
+            done = os.waitpid(child, 0)
+            break
+        time.sleep(0.02)
+    os.set_blocking(reading, False)
+    try:
+        told = os.read(reading, 2000).decode(errors="replace")
+    except BlockingIOError:
+        told = ""  # a process that it left behind still has the pipe
+    os.close(reading)
+    code = os.waitstatus_to_exitcode(done[1])
+    late = code in (-signal.SIGXCPU, -signal.SIGKILL)
+    return Ended(None if late else code, told, _used() - before)
+
+
+def _used() -> float:
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime

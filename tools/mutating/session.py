@@ -1,0 +1,219 @@
+"""Mutants of code in one session of pytest, which has collected all tests once.
+
+Each mutant gets a process forked from it. There the functions that the mutant changes get their
+new code, and its tests run, the cheapest first, until one fails. What runs while modules are
+imported or tests are collected cannot be changed in this way: such a mutant is imported anew, in a
+session that collects the files of its tests alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import math
+import os
+import re
+from collections import defaultdict
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tools.mutating.processes import tell
+from tools.mutating.reach import tests_of_code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from tools.mutating.mutants import Mutant
+    from tools.mutating.recording import Record
+
+MOST = 60.0  # recorded seconds of the tests of what is computed when its module is imported
+BODY = ast.FunctionDef | ast.AsyncFunctionDef
+COMPOUND = (
+    BODY | ast.ClassDef | ast.If | ast.For | ast.While | ast.With | ast.Try | ast.Match
+    | ast.AsyncFor | ast.AsyncWith
+)  # fmt: skip
+
+
+class Place:
+    """Where a mutant is: the statement's lines, and the function's around it, if it is in one."""
+
+    def __init__(self, text: str, line: int) -> None:
+        self.lines, self.function, self.name = range(line, line + 1), range(0), ""
+        self._find(ast.parse(text).body, line)
+
+    def _find(self, body: Sequence[ast.AST], line: int) -> None:
+        for node in body:
+            end = getattr(node, "end_lineno", None)
+            if end is None:  # a case of match, whose statements have lines
+                self._find(node.body, line)  # type: ignore[attr-defined]
+                continue
+            start = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])  # type: ignore[attr-defined]
+            if not start <= line <= end:
+                continue
+            if not isinstance(node, COMPOUND):
+                self.lines = range(node.lineno, end + 1)  # type: ignore[attr-defined]
+                targets = getattr(node, "targets", [getattr(node, "target", None)])
+                if not self.function and isinstance(targets[0], ast.Name):
+                    self.name = targets[0].id
+                return
+            if isinstance(node, BODY | ast.ClassDef) and not self.function:
+                self.name = node.name
+            if isinstance(node, BODY) and line >= node.body[0].lineno and not self.function:
+                self.function = range(node.body[0].lineno, end + 1)
+            for part in ("body", "orelse", "handlers", "finalbody", "cases"):
+                self._find(getattr(node, part, ()), line)
+
+
+def choose(mutant: Mutant, record: Record) -> tuple[list[str], bool]:
+    """The tests that a mutant meets, in their order, and whether it must be imported anew."""
+    text = mutant.path.read_text(encoding="utf-8")
+    place = Place(text, mutant.line)
+    file = mutant.path.as_posix()
+    collected = record.collected.get(file, set())
+    anew = not place.function or not collected.isdisjoint(place.lines)
+    if place.function:
+        found = record.reaching(file, place.lines) or record.reaching(file, place.function)
+    else:
+        found = set()
+    if anew:
+        words = re.compile(rf"\b{re.escape(place.name)}\b") if place.name else None
+        said = [n for n, one in enumerate(text.split("\n"), 1) if words and words.search(one)]
+        rest = record.lines.get(file, {})
+        found = _within(found, record) or _within(record.reaching(file, said), record)
+        found |= _within(record.reaching(file, rest) - found, record)
+    ordered = _ordered(found, record)
+    named = tests_of_code(mutant.path)
+    more = {n for n, test in enumerate(record.tests) if test.partition("::")[0] in named} - found
+    return [record.tests[n] for n in [*ordered, *_ordered(_within(more, record), record)]], anew
+
+
+def _within(found: set[int], record: Record) -> set[int]:
+    """The cheapest of these tests, as many as may be run."""
+    total, some = 0.0, set()
+    for n in sorted(found, key=lambda n: record.seconds[n]):
+        total += record.seconds[n]
+        if total > MOST:
+            break
+        some.add(n)
+    return some
+
+
+def _ordered(found: set[int], record: Record) -> list[int]:
+    """The cheapest first; those that cost about the same by file, for the fixtures they share."""
+    return sorted(found, key=lambda n: (math.ceil(math.log2(record.seconds[n] + 0.01)), n))
+
+
+class Session:
+    """Runs mutants instead of tests."""
+
+    def __init__(
+        self,
+        mutants: Sequence[tuple[Mutant, list[str]]],
+        verdict: Callable[[Mutant, Callable[[], int], Sequence[str]], None],
+    ) -> None:
+        self.mutants, self.verdict = mutants, verdict
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        items = {item.nodeid: item for item in session.items}
+        gc.unfreeze()
+        live = defaultdict(list)
+        for one in gc.get_objects():
+            if isinstance(one, FunctionType):
+                live[one.__code__.co_filename].append(one)
+        gc.freeze()
+        for mutant, tests in self.mutants:
+            some = [items[name] for name in tests if name in items]
+            functions = live[str(session.config.rootpath / mutant.path)]
+            changes = changed_code(mutant, functions)
+            if changes is None:
+                continue  # left to be imported anew
+
+            def run(some: Any = some, changes: Any = changes) -> int:
+                for function, code in changes:
+                    function.__code__ = code
+                return run_items(session, some)
+
+            self.verdict(mutant, run, [item.nodeid for item in some])
+        return True
+
+
+class Chosen:
+    """Runs these tests in this order."""
+
+    def __init__(self, tests: Sequence[str]) -> None:
+        self.tests = tests
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        if session.testsfailed:
+            tell("a file of tests cannot be imported")
+            os._exit(1)
+        items = {item.nodeid: item for item in session.items}
+        os._exit(run_items(session, [items[name] for name in self.tests if name in items]))
+
+
+def run_items(session: pytest.Session, items: Sequence[pytest.Item]) -> int:
+    for n, item in enumerate(items):
+        following = items[n + 1] if n + 1 < len(items) else None
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        if session.testsfailed:
+            tell(item.nodeid)
+            return 1
+    return 0
+
+
+def changed_code(
+    mutant: Mutant, functions: Sequence[FunctionType]
+) -> list[tuple[FunctionType, CodeType]] | None:
+    """The functions in memory that a mutant changes, with their new code; None if that is not all.
+
+    A file that no module is imported from has none: it is read when it is.
+    """
+    if not functions:
+        return []
+    name = functions[0].__code__.co_filename
+    before = compile(mutant.path.read_text(encoding="utf-8"), name, "exec", dont_inherit=True)
+    after = compile(mutant.text, name, "exec", dont_inherit=True)
+    pairs = [*_paired(before, after)]
+    outermost = [(old, new) for old, new, inner in pairs if not inner and not _same(old, new)]
+    if not outermost or any(not old.co_flags & 1 for old, _ in outermost):
+        return None  # of a class or a module
+    by_code = defaultdict(list)
+    for function in functions:
+        by_code[_key(function.__code__)].append(function)
+    found = []
+    for old, new, inner in pairs:
+        if _same(old, new):
+            continue
+        some = by_code[_key(old)]
+        if (not some and not inner) or any(f.__code__.co_freevars != new.co_freevars for f in some):
+            return None
+        found += [(function, new) for function in some]
+    return found
+
+
+def _key(code: CodeType) -> tuple[str, bytes, int]:
+    return code.co_qualname, code.co_code, max(n for _, _, n in code.co_lines() if n)
+
+
+def _paired(
+    old: CodeType, new: CodeType, inner: bool = False
+) -> Iterator[tuple[CodeType, CodeType, bool]]:
+    """Functions before and after, and whether they are within another; the module and classes."""
+    pairs = [[c for c in one.co_consts if isinstance(c, CodeType)] for one in (old, new)]
+    yield old, new, inner
+    if len(pairs[0]) == len(pairs[1]):
+        for one, other in zip(*pairs, strict=True):
+            yield from _paired(one, other, inner or bool(old.co_flags & 1))
+
+
+def _same(old: CodeType, new: CodeType) -> bool:
+    """Whether they do the same; what classes and modules hold is compared apart."""
+
+    def said(code: CodeType) -> tuple[Any, ...]:
+        inside = [c for c in code.co_consts if isinstance(c, CodeType)]
+        rest = [(type(c), repr(c)) for c in code.co_consts if not isinstance(c, CodeType)]
+        nested = [said(c) for c in inside] if code.co_flags & 1 else len(inside)
+        return code.co_code, rest, nested, code.co_names, code.co_varnames, code.co_freevars
+
+    return said(old) == said(new)
