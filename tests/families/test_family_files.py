@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from wqk.errors import UnknownFamily
+from wqk.families.config import default_values, part_types
 from wqk.families.family import families, parse_family
 
 HEAD = 'name = "toy"\nmodel_types = "toy"\n'
@@ -76,3 +77,12 @@ def test_alternatives_of_one_attention_say_the_same_of_its_score() -> None:
                 said.setdefault(key, set()).add((rule.partial, rule.position, rule.output))
         # Zamba 2's switch adds something to the score.
         assert family.name == "zamba2" or all(len(one) == 1 for one in said.values()), family.name
+
+
+def test_no_file_repeats_what_every_type_of_it_has_by_default() -> None:
+    """A default of a file counts only where the class of `transformers` has none."""
+    for family in families().values():
+        for rule in family.attention:
+            own = [part_types(t).get(rule.config, t) for t in family.model_types]
+            known = [default_values(kind) or default_values(rule.model_type) for kind in own]
+            assert [k for k in rule.defaults if all(k in one for one in known)] == [], family.name

@@ -27,27 +27,27 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from functools import cache
+from functools import cache, partial
 from itertools import groupby, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tools.mutating.mutants import code_mutants, data_mutants
-from tools.mutating.processes import BROKEN, SECONDS, ended, tell
+from tools.mutating.processes import BROKEN, SECONDS, ended, run_items, run_named, tell
 from tools.mutating.reach import tests_of_code, tests_of_family
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from tools.mutating.mutants import Mutant
 
 SLOW, FAST = "slow and not campaign", "not campaign and not slow"  # the groups of tests
-Call = tuple["Callable[[], int]", float]  # with its limit
 FEWEST = 6  # mutants of a room
 DATA = Path("src/wqk/families/data")
 HEAVY = ("numpy", "scipy.stats", "torch", "transformers", "safetensors")
@@ -57,7 +57,9 @@ def drawn(kind: str, count: int, seed: int, only: str) -> list[Mutant]:
     """Some mutants of a kind, drawn by the seed, those of a file side by side."""
     files = sorted(DATA.glob("*.toml") if kind == "data" else Path("src").rglob("*.py"))
     make = data_mutants if kind == "data" else code_mutants
-    every = [m for f in files if only in str(f) for m in make(f, f.read_text(encoding="utf-8"))]
+    every = [
+        m for f in files if re.search(only, str(f)) for m in make(f, f.read_text(encoding="utf-8"))
+    ]
     random.Random(seed).shuffle(every)
     if kind == "data":
         found = [*islice(filter(_differs, every), count)]
@@ -88,40 +90,43 @@ class Run:
     def __init__(self, tree: Path, out: Path) -> None:
         self.checkout, self.tree, self.out = Path.cwd(), tree, out.resolve()
         self.known = _known(out)
+        self.seconds = 0.0  # of processor time, for the present mutant
         self.stdout = os.dup(1)  # pytest captures the other
 
     def say(self, line: str) -> None:
         os.write(self.stdout, f"{line}\n".encode())
 
-    def plant(self, mutant: Mutant, calls: Sequence[Call], noticed: str, otherwise: str) -> None:
-        """Let a mutant meet calls of tests, until one fails; a limit goes with each."""
+    def plant(
+        self,
+        mutant: Mutant,
+        call: Callable[[], int],
+        limit: float = SECONDS,
+        noticed: str = "killed",
+    ) -> bool:
+        """Let a mutant meet tests, until one fails; whether that settles it."""
         planted = self.tree / mutant.path
         planted.write_text(mutant.text, encoding="utf-8")
-        verdict, told, seconds = otherwise, "", 0.0
         try:
-            for call, limit in calls:
-                one = ended(call, limit)
-                seconds += one.seconds
-                if one.status == BROKEN:
-                    raise SystemExit(f"the tests could not be run: {one.told}")
-                if one.status in (0, 5):  # 5: nothing to run
-                    continue
-                verdict = "timeout" if one.status is None else noticed
-                told = one.told
-                break
+            one = ended(call, limit)
         finally:
             shutil.copyfile(self.checkout / mutant.path, planted)
-        row = {"mutant": str(mutant), "verdict": verdict, "by": told}
+        if one.status == BROKEN:
+            raise SystemExit(f"the tests could not be run: {one.told}")
+        self.seconds += one.seconds
+        if one.status not in (0, 5):  # 5: nothing to run
+            self.keep(mutant, "timeout" if one.status is None else noticed, one.told)
+        return one.status not in (0, 5)
+
+    def keep(self, mutant: Mutant, verdict: str, told: str = "") -> None:
+        row = {"mutant": str(mutant), "verdict": verdict, "by": told, "seconds": self.seconds}
         with self.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
         self.known[str(mutant)] = verdict
-        self.say(f"{len(self.known):4} {seconds:5.1f} s  {verdict:8}  {mutant}  {told[:100]}")
+        self.say(f"{len(self.known):4} {self.seconds:5.1f} s  {verdict:8}  {mutant}  {told[:100]}")
+        self.seconds = 0.0
 
-    def pytest(self, file: str, marks: str) -> Callable[[], int]:
-        """A run of a file of tests that imports the tree anew."""
-        return lambda: self.session([file], [], marks)
-
-    def session(self, files: Sequence[str], plugins: Sequence[object], marks: str) -> int:
+    def session(self, loop: Callable[[Any], int], files: Sequence[str], marks: str) -> int:
+        """What a loop returns, which pytest calls with the collected tests of a tree read anew."""
         os.chdir(self.tree)
         sys.dont_write_bytecode = True  # which a change within a second, of the same size, escapes
         for name in [n for n in sys.modules if n.split(".")[0] in ("wqk", "wqk_lab", "tests")]:
@@ -130,83 +135,121 @@ class Run:
 
         options = ["-x", "-q", "-p", "no:cacheprovider", "-m", marks]
         options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
-        return int(pytest.main([*options, *files], plugins=[*plugins]))
+        plugin = Loop(loop)
+        status = int(pytest.main([*options, *files], plugins=[plugin]))
+        return status or plugin.status
 
-    @cache  # noqa: B019
-    def green(self, file: str, marks: str) -> bool:
-        """Whether the tree as it is passes a file of tests, in time."""
-        one = ended(self.pytest(file, marks))
-        if one.status in (0, 5):
-            return one.status == 0
-        why = f"takes over {SECONDS} s" if one.status is None else "fails in the tree as it is"
-        self.say(f"left out, as it {why}: {file}")
-        return False
-
-    def files(self, files: Sequence[str], marks: str) -> list[Call]:
-        """Runs of these files of tests, those that are green."""
-        return [(self.pytest(file, marks), SECONDS) for file in files if self.green(file, marks)]
+    def in_session(self, mutants: Sequence[Mutant], loop: Callable[[Any], int]) -> None:
+        if mutants:
+            one = ended(lambda: self.session(loop, [], FAST), len(mutants) * 10 * SECONDS)
+            if one.status not in (0, 5):
+                raise SystemExit(f"the session ended early: {one.told}")
+            self.known = _known(self.out)
 
     def data(self, mutants: Sequence[Mutant], models: Path, proofs_alone: bool) -> None:
-        for path, some in groupby(mutants, key=lambda mutant: mutant.path):
-            calls = [*self._tests_of_data(path, models, proofs_alone)]
-            for mutant in some:
-                self.plant(mutant, calls, "killed", "survived")
+        self.in_session(mutants, lambda session: self._data(session, mutants, models, proofs_alone))
 
-    def _tests_of_data(self, path: Path, models: Path, proofs_alone: bool) -> Iterator[Call]:
-        """The proofs of a family, which the file as it is passes, and the further tests."""
+    def _data(
+        self, session: Any, mutants: Sequence[Mutant], models: Path, proofs_alone: bool
+    ) -> int:
+        """The proofs of a family, which the file as it is passes, then the further tests."""
         from tools.mutating.proofs import forget_families, proofs_of
 
-        name = name_of(path)
-        proofs = proofs_of(name, models)
+        by_file = {}
+        for item in session.items:
+            by_file.setdefault(item.nodeid.partition("::")[0], []).append(item)
 
-        def proven() -> int:
-            forget_families()
-            for proof in proofs:
-                try:
-                    proof()
-                except Exception:
-                    tell("its proofs")
-                    return 1
-            return 0
+        @cache
+        def green(file: str) -> bool:
+            status = ended(lambda: run_items(session, by_file[file])).status
+            if status != 0:
+                why = "takes too long" if status is None else "fails in the tree as it is"
+                self.say(f"left out, as it {why}: {file}")
+            return status == 0
 
-        if ended(proven).status != 0:
-            raise SystemExit(f"{path} is not proven as it is")
-        yield proven, SECONDS
-        if not (proofs and proofs_alone):
-            yield from self.files(tests_of_family(name), FAST)
+        for path, some in groupby(mutants, key=lambda mutant: mutant.path):
+            name = name_of(path)
+            proofs = proofs_of(name, models)
+
+            def proven(proofs: Any = proofs) -> int:
+                forget_families()
+                for proof in proofs:
+                    try:
+                        proof()
+                    except Exception:
+                        tell("its proofs")
+                        return 1
+                return 0
+
+            if ended(proven).status != 0:
+                raise SystemExit(f"{path} is not proven as it is")
+            files = [file for file in tests_of_family(name) if file in by_file]
+            for mutant in some:
+                if self.plant(mutant, proven):
+                    continue
+                every = [] if proofs and proofs_alone else [*filter(green, files)]
+                items = [item for file in every for item in by_file[file]]
+
+                def tested(items: Any = items) -> int:
+                    forget_families()
+                    return run_items(session, items)
+
+                if not self.plant(mutant, tested, 2 * SECONDS):
+                    self.keep(mutant, "survived")
+        return 0
 
     def code(self, mutants: Sequence[Mutant], folder: Path) -> None:
         """First those whose functions can be exchanged after all tests are collected."""
         from tools.mutating.recording import read_record
-        from tools.mutating.session import Chosen, Session, choose
+        from tools.mutating.session import choose, exchanged
 
         record = read_record(recorded(folder, self.tree))
         cost = dict(zip(record.tests, record.seconds, strict=True))
-
-        def meets(mutant: Mutant, run: Callable[[], int], tests: Sequence[str]) -> None:
-            limit = 30 + 2 * sum(cost[test] for test in tests)
-            self.plant(mutant, [(run, limit)], "killed", "survived")
-
         chosen = {mutant: choose(mutant, record) for mutant in mutants}
-        session = Session([(m, tests) for m, (tests, anew) in chosen.items() if not anew], meets)
-        one = ended(lambda: self.session([], [session], FAST), len(mutants) * 10 * SECONDS)
-        if one.status not in (0, 5):
-            self.say(f"the session ended early: {one.told}")
-        self.known = _known(self.out)
+        at_once = {mutant: tests for mutant, (tests, anew) in chosen.items() if not anew}
+
+        def meets(mutant: Mutant, run: Callable[[], int]) -> None:
+            limit = 30 + 2 * sum(cost[test] for test in chosen[mutant][0])
+            if not self.plant(mutant, run, limit):
+                self.keep(mutant, "survived")
+
+        self.in_session([*at_once], lambda session: exchanged(session, at_once, meets))
         for mutant, (tests, _) in chosen.items():
             if str(mutant) not in self.known:
                 files = [*dict.fromkeys(test.partition("::")[0] for test in tests)]
-                meets(mutant, lambda f=files, t=tests: self.session(f, [Chosen(t)], FAST), tests)
+                loop = partial(run_named, names=tests)
+                meets(mutant, partial(self.session, loop, files, FAST))
 
     def all(self, mutants: Sequence[Mutant]) -> None:
-        """Those that the fast tests do not notice meet the slow ones."""
+        """Those that the fast tests do not notice meet the slow ones, where these are green."""
         for mutant in mutants:
             if self.known[str(mutant)] == "survived":
                 is_data = mutant.path.suffix == ".toml"
-                files = (
-                    tests_of_family(name_of(mutant.path)) if is_data else tests_of_code(mutant.path)
-                )
-                self.plant(mutant, self.files(files, SLOW), "slow", "unseen")
+                named = tests_of_family(name_of(mutant.path)) if is_data else None
+                files = [*filter(self.green, named or tests_of_code(mutant.path))]
+                if not any(self.plant(mutant, self.slow(file), noticed="slow") for file in files):
+                    self.keep(mutant, "unseen")
+
+    def slow(self, file: str) -> Callable[[], int]:
+        return lambda: self.session(lambda session: run_items(session, session.items), [file], SLOW)
+
+    @cache  # noqa: B019
+    def green(self, file: str) -> bool:
+        return ended(self.slow(file)).status == 0
+
+
+class Loop:
+    """A plugin of pytest that runs a function instead of all tests."""
+
+    def __init__(self, loop: Callable[[Any], int]) -> None:
+        self.loop, self.status = loop, 0
+
+    def pytest_runtestloop(self, session: Any) -> bool:
+        if session.testsfailed:
+            tell("a file of tests cannot be imported")
+            return False
+        self.status = self.loop(session)
+        return True
 
 
 def name_of(path: Path) -> str:
@@ -275,7 +318,7 @@ def main() -> None:
     parser.add_argument("--data", type=int, default=60)
     parser.add_argument("--code", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="part of the files' paths")
+    parser.add_argument("--only", default="", help="an expression in the files' paths")
     parser.add_argument("--proofs", action="store_true", help="no further tests of a family")
     parser.add_argument("--fast", action="store_true", help="only the tests of `make test`")
     parser.add_argument("--models", type=Path, help="a folder for the models that are built")

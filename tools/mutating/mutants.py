@@ -24,6 +24,8 @@ OTHER = {
     "vision": "text", "text": "vision", "qkv": "kqv", "conv1d": "sectioned", "cross": "self",
     "interleaved": "half",
 }  # fmt: skip
+# Keywords that change nothing where the rest is right, and the system writes UTF-8.
+CAUTIOUS = {"strict", "encoding"}
 KINDS = {"layout", "norm", "input_norm_kind", "order", "stack", "kind"}
 
 
@@ -136,6 +138,8 @@ def _reached(node: ast.AST) -> Iterator[ast.AST]:
                 continue
             if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
                 continue
+            if isinstance(child, ast.keyword) and child.arg in CAUTIOUS:
+                continue
             if isinstance(child, ast.AST):
                 yield child
                 yield from _reached(child)
@@ -161,7 +165,7 @@ def _others(node: ast.AST) -> Iterator[ast.AST]:
             yield ast.Expr(ast.Constant(None))
         case ast.Call(function, arguments, keywords):
             for n, keyword in enumerate(keywords):
-                if keyword.arg:
+                if keyword.arg and keyword.arg not in CAUTIOUS:
                     yield ast.Call(function, arguments, keywords[:n] + keywords[n + 1 :])
             if len(arguments) > 1:
                 yield ast.Call(function, arguments[:-1], keywords)

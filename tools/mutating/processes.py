@@ -9,10 +9,10 @@ import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 # What one call may take of the processor; what takes more, or hangs, counts as neither.
 SECONDS = 120.0
@@ -72,3 +72,20 @@ def ended(call: Callable[[], int], limit: float = SECONDS) -> Ended:
 def _used() -> float:
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     return spent.ru_utime + spent.ru_stime
+
+
+def run_items(session: Any, items: Sequence[Any]) -> int:
+    """Run tests of a session of pytest until one fails, which is told."""
+    for n, item in enumerate(items):
+        following = items[n + 1] if n + 1 < len(items) else None
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        if session.testsfailed:
+            tell(item.nodeid)
+            return 1
+    return 0
+
+
+def run_named(session: Any, names: Sequence[str]) -> int:
+    """The same, of tests by their names, in this order."""
+    items = {item.nodeid: item for item in session.items}
+    return run_items(session, [items[name] for name in names if name in items])

@@ -77,7 +77,7 @@ def architectures() -> dict[str, list[Any]]:
 
 def forget_families() -> None:
     """Let what is read of families' files be read again."""
-    for module in [m for name, m in sys.modules.items() if name.startswith("wqk.families")]:
+    for module in [m for name, m in sys.modules.items() if name.partition(".")[0] == "wqk"]:
         for value in vars(module).values():
             if hasattr(value, "cache_clear"):
                 value.cache_clear()

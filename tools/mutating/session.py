@@ -11,19 +11,18 @@ from __future__ import annotations
 import ast
 import gc
 import math
-import os
 import re
 from collections import defaultdict
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
-import pytest
-from tools.mutating.processes import tell
+from tools.mutating.processes import run_named
 from tools.mutating.reach import tests_of_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    import pytest
     from tools.mutating.mutants import Mutant
     from tools.mutating.recording import Record
 
@@ -104,61 +103,29 @@ def _ordered(found: set[int], record: Record) -> list[int]:
     return sorted(found, key=lambda n: (math.ceil(math.log2(record.seconds[n] + 0.01)), n))
 
 
-class Session:
-    """Runs mutants instead of tests."""
+def exchanged(
+    session: pytest.Session,
+    mutants: dict[Mutant, list[str]],
+    meets: Callable[[Mutant, Callable[[], int]], None],
+) -> int:
+    """Let mutants meet their tests, but for those that cannot be planted in memory."""
+    gc.unfreeze()
+    live = defaultdict(list)
+    for one in gc.get_objects():
+        if type(one) is FunctionType:  # not of proxies, which answer for others
+            live[one.__code__.co_filename].append(one)
+    gc.freeze()
+    for mutant, tests in mutants.items():
+        changes = changed_code(mutant, live[str(session.config.rootpath / mutant.path)])
+        if changes is None:
+            continue
 
-    def __init__(
-        self,
-        mutants: Sequence[tuple[Mutant, list[str]]],
-        verdict: Callable[[Mutant, Callable[[], int], Sequence[str]], None],
-    ) -> None:
-        self.mutants, self.verdict = mutants, verdict
+        def run(tests: Any = tests, changes: Any = changes) -> int:
+            for function, code in changes:
+                function.__code__ = code
+            return run_named(session, tests)
 
-    def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        items = {item.nodeid: item for item in session.items}
-        gc.unfreeze()
-        live = defaultdict(list)
-        for one in gc.get_objects():
-            if isinstance(one, FunctionType):
-                live[one.__code__.co_filename].append(one)
-        gc.freeze()
-        for mutant, tests in self.mutants:
-            some = [items[name] for name in tests if name in items]
-            functions = live[str(session.config.rootpath / mutant.path)]
-            changes = changed_code(mutant, functions)
-            if changes is None:
-                continue  # left to be imported anew
-
-            def run(some: Any = some, changes: Any = changes) -> int:
-                for function, code in changes:
-                    function.__code__ = code
-                return run_items(session, some)
-
-            self.verdict(mutant, run, [item.nodeid for item in some])
-        return True
-
-
-class Chosen:
-    """Runs these tests in this order."""
-
-    def __init__(self, tests: Sequence[str]) -> None:
-        self.tests = tests
-
-    def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        if session.testsfailed:
-            tell("a file of tests cannot be imported")
-            os._exit(1)
-        items = {item.nodeid: item for item in session.items}
-        os._exit(run_items(session, [items[name] for name in self.tests if name in items]))
-
-
-def run_items(session: pytest.Session, items: Sequence[pytest.Item]) -> int:
-    for n, item in enumerate(items):
-        following = items[n + 1] if n + 1 < len(items) else None
-        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-        if session.testsfailed:
-            tell(item.nodeid)
-            return 1
+        meets(mutant, run)
     return 0
 
 
