@@ -86,3 +86,14 @@ def test_no_file_repeats_what_every_type_of_it_has_by_default() -> None:
             own = [part_types(t).get(rule.config, t) for t in family.model_types]
             known = [default_values(kind) or default_values(rule.model_type) for kind in own]
             assert [k for k in rule.defaults if all(k in one for one in known)] == [], family.name
+
+
+def test_stacks_are_called_as_their_tensors() -> None:
+    """But for BERT's and its kin, which become decoders by a switch that brings cross-attention."""
+    for family in families().values():
+        for rule in family.attention:
+            names = "".join((*rule.query, *rule.fused)).replace("encoder_attn", "")
+            said = {one for one in ("encoder", "decoder") if one in names}
+            if len(said) == 1 and "crossattention" not in names:
+                other = {"encoder": "decoder", "decoder": "encoder"}[said.pop()]
+                assert not rule.stack.startswith(other), (family.name, rule.stack)

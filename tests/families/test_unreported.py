@@ -152,3 +152,43 @@ def test_what_pytorch_attends_with_is_read(tmp_path: Path, monkeypatch: pytest.M
         np.testing.assert_allclose(block.keys(x.numpy()), keys, atol=1e-5)
         assert block.plan.scale == pytest.approx(scale)
         assert (block.plan.window, block.plan.causal) == ("local", False)
+
+
+GEMMA4_AUDIO = Architecture(
+    "gemma4-audio",
+    "Gemma4AudioModel",
+    {
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "subsampling_conv_channels": [8, 4],
+        "attention_context_left": 5,
+    },
+)
+
+
+def test_what_chunks_attend_with_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without distances, whose vectors are projected to nothing."""
+    model = save(GEMMA4_AUDIO, tmp_path).eval()
+    capped: list[Any] = []
+    tanh = torch.tanh
+    monkeypatch.setattr(torch, "tanh", lambda given: capped.append(given) or tanh(given))
+    x, past = torch.randn(1, 6, 32), 4
+    for layer, block in zip(model.layers, wqk.open(tmp_path), strict=True):
+        with torch.no_grad():
+            layer.self_attn(x, torch.zeros(1, 7, 32))
+        assert layer.self_attn.per_dim_scale.std() > 0
+        logits = tanh(capped.pop()[0, :, 0, :6, past : past + 6]) * block.plan.softcap
+        np.testing.assert_allclose(block.logits(x[0].numpy(), x[0].numpy()), logits, rtol=1e-4)
+        plan, module = block.plan, f"layers.{block.plan.layer}.self_attn"
+        assert (plan.stack, plan.causal, plan.window, plan.position) == (
+            "audio",
+            True,
+            "5",
+            "relative",
+        )
+        assert plan.value.tensor == f"{module}.v_proj.linear.weight"
+        assert plan.output.tensor == f"{module}.post.linear.weight"
+        norm = plan.query.input_norm
+        assert norm.gain[0].name == f"layers.{plan.layer}.norm_pre_attn.weight"
+        assert norm.epsilon == layer.norm_pre_attn.eps

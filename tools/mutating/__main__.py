@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tools.mutating.mutants import code_mutants, data_mutants
-from tools.mutating.processes import BROKEN, SECONDS, ended, run_items, run_named, tell
+from tools.mutating.processes import SECONDS, Ended, ended, run_items, run_named, tell
 from tools.mutating.reach import tests_of_code, tests_of_family
 
 if TYPE_CHECKING:
@@ -96,33 +96,32 @@ class Run:
     def say(self, line: str) -> None:
         os.write(self.stdout, f"{line}\n".encode())
 
-    def plant(
-        self,
-        mutant: Mutant,
-        call: Callable[[], int],
-        limit: float = SECONDS,
-        noticed: str = "killed",
-    ) -> bool:
-        """Let a mutant meet tests, until one fails; whether that settles it."""
+    def met(self, mutant: Mutant, call: Callable[[], int], limit: float = SECONDS) -> Ended:
+        """What becomes of tests that meet a mutant, until one fails."""
         planted = self.tree / mutant.path
         planted.write_text(mutant.text, encoding="utf-8")
         try:
             one = ended(call, limit)
         finally:
             shutil.copyfile(self.checkout / mutant.path, planted)
-        if one.status == BROKEN:
-            raise SystemExit(f"the tests could not be run: {one.told}")
         self.seconds += one.seconds
-        if one.status not in (0, 5):  # 5: nothing to run
-            self.keep(mutant, "timeout" if one.status is None else noticed, one.told)
-        return one.status not in (0, 5)
+        return one
+
+    def plant(self, mutant: Mutant, call: Callable[[], int], noticed: str = "killed") -> bool:
+        """Let a mutant meet tests; whether that settles it."""
+        one = self.met(mutant, call)
+        if not one.passed:
+            self.keep(mutant, noticed if one.decided else "timeout", one.told)
+        return not one.passed
 
     def keep(self, mutant: Mutant, verdict: str, told: str = "") -> None:
         row = {"mutant": str(mutant), "verdict": verdict, "by": told, "seconds": self.seconds}
         with self.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
         self.known[str(mutant)] = verdict
-        self.say(f"{len(self.known):4} {self.seconds:5.1f} s  {verdict:8}  {mutant}  {told[:100]}")
+        self.say(
+            f"{len(self.known):4} {self.seconds:5.1f} s  {verdict:8}  {mutant}  {told.partition(chr(10))[0][:100]}"
+        )
         self.seconds = 0.0
 
     def session(self, loop: Callable[[Any], int], files: Sequence[str], marks: str) -> int:
@@ -142,7 +141,7 @@ class Run:
     def in_session(self, mutants: Sequence[Mutant], loop: Callable[[Any], int]) -> None:
         if mutants:
             one = ended(lambda: self.session(loop, [], FAST), len(mutants) * 10 * SECONDS)
-            if one.status not in (0, 5):
+            if not one.passed:
                 raise SystemExit(f"the session ended early: {one.told}")
             self.known = _known(self.out)
 
@@ -152,7 +151,10 @@ class Run:
     def _data(
         self, session: Any, mutants: Sequence[Mutant], models: Path, proofs_alone: bool
     ) -> int:
-        """The proofs of a family, which the file as it is passes, then the further tests."""
+        """The proofs of a family, which the file as it is passes, then the further tests.
+
+        Nothing is run in the session itself: what starts threads could not be forked.
+        """
         from tools.mutating.proofs import forget_families, proofs_of
 
         by_file = {}
@@ -161,40 +163,42 @@ class Run:
 
         @cache
         def green(file: str) -> bool:
-            status = ended(lambda: run_items(session, by_file[file])).status
+            one = ended(lambda: run_items(session, by_file[file]))
+            status = one.status
             if status != 0:
                 why = "takes too long" if status is None else "fails in the tree as it is"
-                self.say(f"left out, as it {why}: {file}")
+                self.say(f"left out, as it {why}: {file} {one.told}")
             return status == 0
 
         for path, some in groupby(mutants, key=lambda mutant: mutant.path):
             name = name_of(path)
-            proofs = proofs_of(name, models)
 
-            def proven(proofs: Any = proofs) -> int:
+            def proven(name: str = name) -> int:
                 forget_families()
-                for proof in proofs:
-                    try:
+                try:
+                    proofs = proofs_of(name, models)
+                    for proof in proofs:
                         proof()
-                    except Exception:
-                        tell("its proofs")
-                        return 1
-                return 0
+                except Exception:
+                    tell("its proofs")
+                    return 1
+                return 0 if proofs else 5
 
-            if ended(proven).status != 0:
+            as_it_is = ended(proven)
+            if not as_it_is.passed:
                 raise SystemExit(f"{path} is not proven as it is")
             files = [file for file in tests_of_family(name) if file in by_file]
             for mutant in some:
                 if self.plant(mutant, proven):
                     continue
-                every = [] if proofs and proofs_alone else [*filter(green, files)]
+                every = [] if proofs_alone and as_it_is.status == 0 else [*filter(green, files)]
                 items = [item for file in every for item in by_file[file]]
 
                 def tested(items: Any = items) -> int:
                     forget_families()
                     return run_items(session, items)
 
-                if not self.plant(mutant, tested, 2 * SECONDS):
+                if not self.plant(mutant, tested):
                     self.keep(mutant, "survived")
         return 0
 
@@ -206,19 +210,35 @@ class Run:
         record = read_record(recorded(folder, self.tree))
         cost = dict(zip(record.tests, record.seconds, strict=True))
         chosen = {mutant: choose(mutant, record) for mutant in mutants}
-        at_once = {mutant: tests for mutant, (tests, anew) in chosen.items() if not anew}
+        at_once = [mutant for mutant, (_, anew) in chosen.items() if not anew]
 
-        def meets(mutant: Mutant, run: Callable[[], int]) -> None:
-            limit = 30 + 2 * sum(cost[test] for test in chosen[mutant][0])
-            if not self.plant(mutant, run, limit):
-                self.keep(mutant, "survived")
+        sound: dict[tuple[str, bool], bool] = {}  # whether a test passes as it is
 
-        self.in_session([*at_once], lambda session: exchanged(session, at_once, meets))
-        for mutant, (tests, _) in chosen.items():
+        def meets(mutant: Mutant, run: Callable[[Sequence[str], bool], int]) -> None:
+            """Let it meet its tests; one that fails without the mutant, too, is left out."""
+            tests, anew = chosen[mutant]
+            limit = 30 + 2 * sum(cost[test] for test in tests)
+            while not (one := self.met(mutant, partial(run, tests, True), limit)).passed:
+                test = one.told.partition("\n")[0]
+                if test in cost and (test, anew) not in sound:
+                    alone = ended(partial(run, [test], False))
+                    sound[test, anew] = alone.passed
+                if sound.get((test, anew), True):
+                    return self.keep(mutant, "killed" if one.decided else "timeout", one.told)
+                self.say(f"left out, as it fails in the tree as it is: {alone.told}")
+                tests = [other for other in tests if other != test]
+            return self.keep(mutant, "survived")
+
+        self.in_session(at_once, lambda session: exchanged(session, at_once, meets))
+        for mutant in mutants:
             if str(mutant) not in self.known:
-                files = [*dict.fromkeys(test.partition("::")[0] for test in tests)]
-                loop = partial(run_named, names=tests)
-                meets(mutant, partial(self.session, loop, files, FAST))
+                chosen[mutant] = chosen[mutant][0], True
+                meets(mutant, self.anew)
+
+    def anew(self, tests: Sequence[str], _: bool = True) -> int:
+        """Tests by their names, in a tree that is read anew."""
+        files = [*dict.fromkeys(test.partition("::")[0] for test in tests)]
+        return self.session(partial(run_named, names=tests), files, FAST) if files else 5
 
     def all(self, mutants: Sequence[Mutant]) -> None:
         """Those that the fast tests do not notice meet the slow ones, where these are green."""
@@ -227,7 +247,7 @@ class Run:
                 is_data = mutant.path.suffix == ".toml"
                 named = tests_of_family(name_of(mutant.path)) if is_data else None
                 files = [*filter(self.green, named or tests_of_code(mutant.path))]
-                if not any(self.plant(mutant, self.slow(file), noticed="slow") for file in files):
+                if not any(self.plant(mutant, self.slow(file), "slow") for file in files):
                     self.keep(mutant, "unseen")
 
     def slow(self, file: str) -> Callable[[], int]:

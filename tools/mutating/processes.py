@@ -27,6 +27,14 @@ class Ended:
     told: str
     seconds: float  # of processor time
 
+    @property
+    def passed(self) -> bool:
+        return self.status in (0, 5)  # 5: there was nothing to run
+
+    @property
+    def decided(self) -> bool:
+        return self.status not in (None, BROKEN)
+
 
 def tell(text: str) -> None:
     for descriptor in _TOLD:
@@ -80,7 +88,9 @@ def run_items(session: Any, items: Sequence[Any]) -> int:
         following = items[n + 1] if n + 1 < len(items) else None
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         if session.testsfailed:
-            tell(item.nodeid)
+            stats = session.config.pluginmanager.get_plugin("terminalreporter").stats
+            report = [*stats.get("failed", ()), *stats.get("error", ())][-1]
+            tell(f"{item.nodeid}\n{report.longreprtext[-400:]}")
             return 1
     return 0
 

@@ -36,6 +36,7 @@ def tests_of_family(name: str) -> list[str]:
     return [*dict.fromkeys(every)]
 
 
+@cache
 def tests_of_code(path: Path) -> list[str]:
     """The files of tests that reach a file of code, in this order; first its own examples."""
     text = path.read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ import ast
 import gc
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from tools.mutating.mutants import Mutant
     from tools.mutating.recording import Record
 
-MOST = 60.0  # recorded seconds of the tests of what is computed when its module is imported
+MOST = 30.0  # recorded seconds of the tests that reach a mutant, and of those that name it
+FILES = 10  # of tests that a mutant meets that is imported anew
 BODY = ast.FunctionDef | ast.AsyncFunctionDef
 COMPOUND = (
     BODY | ast.ClassDef | ast.If | ast.For | ast.While | ast.With | ast.Try | ast.Match
@@ -73,14 +74,18 @@ def choose(mutant: Mutant, record: Record) -> tuple[list[str], bool]:
     anew = not place.function or not collected.isdisjoint(place.lines)
     if place.function:
         found = record.reaching(file, place.lines) or record.reaching(file, place.function)
+        found = _within(found, record)
     else:
         found = set()
     if anew:
         words = re.compile(rf"\b{re.escape(place.name)}\b") if place.name else None
         said = [n for n, one in enumerate(text.split("\n"), 1) if words and words.search(one)]
         rest = record.lines.get(file, {})
-        found = _within(found, record) or _within(record.reaching(file, said), record)
+        found = found or _within(record.reaching(file, said), record)
         found |= _within(record.reaching(file, rest) - found, record)
+        files = Counter(record.tests[n].partition("::")[0] for n in found)
+        most = {one for one, _ in files.most_common(FILES)}
+        found = {n for n in found if record.tests[n].partition("::")[0] in most}
     ordered = _ordered(found, record)
     named = tests_of_code(mutant.path)
     more = {n for n, test in enumerate(record.tests) if test.partition("::")[0] in named} - found
@@ -105,8 +110,8 @@ def _ordered(found: set[int], record: Record) -> list[int]:
 
 def exchanged(
     session: pytest.Session,
-    mutants: dict[Mutant, list[str]],
-    meets: Callable[[Mutant, Callable[[], int]], None],
+    mutants: Sequence[Mutant],
+    meets: Callable[[Mutant, Callable[[Sequence[str], bool], int]], None],
 ) -> int:
     """Let mutants meet their tests, but for those that cannot be planted in memory."""
     gc.unfreeze()
@@ -115,13 +120,13 @@ def exchanged(
         if type(one) is FunctionType:  # not of proxies, which answer for others
             live[one.__code__.co_filename].append(one)
     gc.freeze()
-    for mutant, tests in mutants.items():
+    for mutant in mutants:
         changes = changed_code(mutant, live[str(session.config.rootpath / mutant.path)])
         if changes is None:
             continue
 
-        def run(tests: Any = tests, changes: Any = changes) -> int:
-            for function, code in changes:
+        def run(tests: Sequence[str], planted: bool, changes: Any = changes) -> int:
+            for function, code in changes if planted else ():
                 function.__code__ = code
             return run_named(session, tests)
 
