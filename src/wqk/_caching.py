@@ -8,6 +8,7 @@ threads that it lacks.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +52,7 @@ class cached_property(Generic[Value]):  # noqa: N801, named like the standard on
         return value
 
 
+POOL = re.compile(r"polars-\d")  # threads that a child waits for; others begin with the import
 _waits_forever = False
 
 
@@ -73,7 +75,7 @@ def _after_fork() -> None:
     global _waits_forever
     if "polars" in sys.modules:
         names = [path.read_text() for path in Path(f"/proc/{os.getppid()}/task").glob("*/comm")]
-        _waits_forever = _waits_forever or not names or any(n.startswith("polars-") for n in names)
+        _waits_forever = _waits_forever or not names or any(map(POOL.match, names))
 
 
 in_children(_after_fork)

@@ -8,6 +8,8 @@ import multiprocessing
 import os
 import pickle
 import resource
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -177,3 +179,10 @@ def test_a_scan_in_a_forked_process_says_so_instead_of_waiting():
     error = in_a_child(lambda: len(wqk.scan(DECODER)))
     assert isinstance(error, RunError)
     assert "spawn" in str(error)
+
+
+def test_a_process_forked_from_one_that_only_imported_polars_scans():
+    program = f"import os, polars, wqk; scan = wqk.scan; ref = {str(DECODER)!r}"
+    forked = "os.fork() or os._exit(not len(scan(ref))); exit(os.wait()[1] != 0)"
+    done = subprocess.run([sys.executable, "-c", f"{program}; {forked}"], timeout=60)
+    assert done.returncode == 0

@@ -119,9 +119,8 @@ class Run:
         with self.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
         self.known[str(mutant)] = verdict
-        self.say(
-            f"{len(self.known):4} {self.seconds:5.1f} s  {verdict:8}  {mutant}  {told.partition(chr(10))[0][:100]}"
-        )
+        by = told.partition("\n")[0][:100]
+        self.say(f"{len(self.known):4} {self.seconds:5.1f} s  {verdict:8}  {mutant}  {by}")
         self.seconds = 0.0
 
     def session(self, loop: Callable[[Any], int], files: Sequence[str], marks: str) -> int:
