@@ -93,6 +93,13 @@ def test_chance_has_the_moments_of_random_rotations(kept: int, large: int):
     assert found.variance[0, 0] == pytest.approx(drawn.var(), rel=0.05)
     third = ((drawn - drawn.mean()) ** 3).mean()
     assert found.third[0, 0] == pytest.approx(third, rel=0.4)  # exact only for wide streams
+    assert found.z == pytest.approx((found.score**2 - found.mean) / found.variance**0.5)
+    if not kept:  # that of wide streams, by the deviations of the eigenvalues of both
+        shares = [
+            np.pad(one.svd().S ** 2, (0, width - one.svd().S.size)) for one in (writer, reader)
+        ]
+        cubes = [((one / one.sum() - 1 / width) ** 3).sum() for one in shares]
+        assert found.third[0, 0] == pytest.approx(8 * np.prod(cubes) / width**3)
 
 
 @pytest.mark.parametrize("kept", [0, 2])
