@@ -224,10 +224,39 @@ def _turned_faults(
     p = attention.plan
     modules = {record.sites[n].module for n in sites}
     mine = [site for site in turned if site.module in modules]
-    if "rotary" in p.position:
+    if p.axial is not None:
+        if mine and "rotary" not in p.position:
+            yield "positions are rotary, on axes"
+        if mine and not any(
+            _turns_by_places(attention, c) for site in mine for c in content_of(site)
+        ):
+            yield "positions are not rotary like that, on axes"
+        return
+    if "rotary" in p.position and (p.rotary is None or "axes" not in p.position):
         if any(map(Read(attention).fits_some, mine)):
             yield "positions are not rotary"
         return
     read = Read(attention, turned=True)
     if mine and not any(read.fits(product) for site in mine for product in content_of(site)):
         yield "positions are rotary" if p.rotary is None else "positions are not rotary like that"
+
+
+def _turns_by_places(attention: Block, product: Product) -> bool:
+    """Whether keys are turned by whole rows and columns, each plane by those of its axis."""
+    rotary, (_, head_width, width) = attention.plan.axial, attention.key.weight.shape
+    sources = [s.given for s in product.key_sources if s.given.shape[-1] == width]
+    if rotary is None or not sources or product.keys.shape[-1] != head_width:
+        return False
+
+    def planes(vectors: np.ndarray) -> np.ndarray:
+        first, second = (vectors[..., one] for one in rotary.planes)
+        return (first + 1j * second).reshape(-1, first.shape[-1])
+
+    known = planes(np.asarray(attention.keys(sources[0].astype(np.float64))))
+    turned = planes(product.keys.astype(np.float64))
+    turned = turned[:: max(1, len(turned) // 40)]
+    distances = np.abs(np.abs(turned)[:, None] - np.abs(known)).max(-1)  # which no turn changes
+    turns = turned / known[distances.argmin(1)]
+    by = np.exp(1j * np.arange(100)[:, None] * rotary.frequencies)
+    off = np.abs(turns[:, None] - by).reshape(len(turns), 100, rotary.axes, -1).max(-1)
+    return bool(off.min(1).max() < 0.01 and (off.argmin(1) > 0).any())
