@@ -54,7 +54,7 @@ HEAVY = ("numpy", "scipy.stats", "torch", "transformers", "safetensors")
 
 
 def drawn(kind: str, count: int, seed: int, only: str) -> list[Mutant]:
-    """Some mutants of a kind, drawn by the seed, those of a file side by side."""
+    """Some mutants of a kind, drawn by the seed."""
     files = sorted(DATA.glob("*.toml") if kind == "data" else Path("src").rglob("*.py"))
     make = data_mutants if kind == "data" else code_mutants
     every = [
@@ -69,7 +69,9 @@ def drawn(kind: str, count: int, seed: int, only: str) -> list[Mutant]:
             rooms[room_of(mutant.path)].append(mutant)
         shares = {r: max(FEWEST, round(count * len(m) / len(every))) for r, m in rooms.items()}
         found = [m for room, some in rooms.items() for m in some[: shares[room] if count else 0]]
-    return sorted(found, key=lambda mutant: mutant.path)
+        random.Random(seed).shuffle(found)  # those of a run that is ended early are of all rooms
+        return found
+    return sorted(found, key=lambda mutant: mutant.path)  # one family's side by side
 
 
 def _differs(mutant: Mutant) -> bool:

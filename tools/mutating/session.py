@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tools.mutating.mutants import Mutant
     from tools.mutating.recording import Record
 
-MOST = 30.0  # recorded seconds of the tests that reach a mutant, and of those that name it
+MOST = 12.0  # recorded seconds of the tests that reach a mutant, and of those that name it
 FILES = 10  # of tests that a mutant meets that is imported anew
 BODY = ast.FunctionDef | ast.AsyncFunctionDef
 COMPOUND = (
