@@ -224,7 +224,13 @@ def plain(*renderables: Any, width: int | None = None) -> str:
 
 
 def html(*renderables: Any) -> str:
-    """Renderables as HTML for a notebook: tables, and paragraphs of text."""
+    """Renderables as HTML for a notebook: tables, and paragraphs of text.
+
+    Examples
+    --------
+    >>> html("a")
+    '<div><span>a</span></div>'
+    """
     return "".join(map(_in_html, renderables))
 
 

@@ -16,6 +16,7 @@ from wqk.checkpoints.modules import StateDict
 from wqk.comparing import blocks, contents, units, weights
 from wqk.comparing.answer import BlockComparison, CheckpointComparison, Place
 from wqk.comparing.configured import other_rotary
+from wqk.comparing.contents import find_by_content
 from wqk.comparing.mismatches import Kind, Mismatch
 from wqk.comparing.sameness import same
 from wqk.comparing.units import Unit
@@ -618,3 +619,11 @@ def test_layers_that_are_not_there_are_refused(layers: list[int], says: str) -> 
     with pytest.raises(CheckpointError, match=f"{says}.*; layers are numbered from 0 to 3"):
         wqk.same(demo, demo, layers=layers)
     assert len(wqk.same(demo, demo, layers=[0, -1]).blocks) == 2
+
+
+def test_vectors_are_found_in_one_that_they_are_all_of() -> None:
+    whole, parts = {"bias": np.arange(8.0)}, {"q": np.arange(3.0), "k": np.arange(3.0, 8.0)}
+    for count, found in ((1, ({}, {})), (2, ({"bias": "in q, k"}, dict.fromkeys("qk", "in bias")))):
+        some = dict([*parts.items()][:count])
+        checkpoints = [StateDict(tensors, {}, "m") for tensors in (whole, some)]
+        assert find_by_content(checkpoints, ["bias"], [*some]) == found

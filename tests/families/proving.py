@@ -124,6 +124,9 @@ def prove_live(architecture: Architecture, model: Any, folder: Path) -> None:
         one, other = ((p.stack, p.kind, p.layer, p.scale, p.window) for p in (a, b))
         assert one == other
         assert (a.rotary is None) == (b.rotary is None)
+        sides = [(p.query, p.key, p.value, p.output) for p in (a, b)]
+        named, said = ([s and (bool(s.norm), bool(s.input_norm)) for s in some] for some in sides)
+        assert named == said, a.query.tensor
         if a.rotary and b.rotary:
             np.testing.assert_array_equal(a.rotary.frequencies, b.rotary.frequencies)
         read, held = Block(stored, a), Block(live, b)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from tests import small
 from tests.command import run
 
 import wqk
+from wqk.attention import Block
 from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
 from wqk.tables.columns import MEASURES, Measure
@@ -67,7 +69,10 @@ def test_no_input_scores_above_the_ceiling_and_some_come_near(table: wqk.ScoreTa
 
 def test_bands_are_those_of_dense_matrices(table: wqk.ScoreTable) -> None:
     attention = wqk.open(model())[0]
-    bands = attention.bands()
+    bands, turning = attention.bands(), attention.plan.rotary
+    back = replace(turning, frequencies=-turning.frequencies)  # as nanochat turns
+    turned = Block(model(), replace(attention.plan, rotary=back)).bands()
+    assert turned.frequencies == pytest.approx(bands.frequencies)
     for head in range(H):
         form = attention[head]
         energies = [
