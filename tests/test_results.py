@@ -16,6 +16,7 @@ import wqk
 from wqk._console import Result
 from wqk.checkpoints import Part
 from wqk.checkpoints.modules import StateDict
+from wqk.live.logits import BlockLogits, Logits
 
 ENCODER, DECODER, INDUCTION = map(wqk.demo_model, ("encoder", "decoder", "induction"))
 llama = partial(small.llama, head_width=4, width=12, sides="qkvo", norms=True, name="llama")
@@ -66,6 +67,7 @@ RESULTS: dict[str, Callable[[], Any]] = {
     "compose": lambda: wqk.compose(INDUCTION),
     "explain": lambda: wqk.explain(ENCODER),
     "logits": measured,
+    "no numbers": lambda: Logits({("decoder", "self", 0): BlockLogits(*[np.full(1, np.nan)] * 4)}),
     "initialize_": lambda: wqk.initialize_(running(), "symmetric"),
     "clip_": clipped,
     "parts": parted,

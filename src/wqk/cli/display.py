@@ -39,7 +39,13 @@ class _Output(Console):
 
 
 def output() -> Console:
-    """The current standard output, without automatic highlighting of numbers."""
+    """The current standard output, without automatic highlighting of numbers.
+
+    Examples
+    --------
+    >>> output().print("[b] is no markup")
+    [b] is no markup
+    """
     return cleaning(_Output(highlight=False, markup=False))
 
 
