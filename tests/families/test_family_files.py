@@ -51,7 +51,7 @@ def test_single_values_stand_for_lists_of_one():
         (RULE.replace('"k{layer}"', '["k", "l"]'), "as many spellings as each other"),
         (HEAD + "[[attention]]\nstack = 'encoder'\n", "needs 'query' and 'key', or 'fused'"),
         (HEAD, r"at least one \[\[attention\]\] table"),
-        ("name = 'toy'\n", "missing required field `model_types`"),
+        ("model_types = 'toy'\n", "missing required field `name`"),
         ("name = ", "not valid TOML"),
     ],
 )
