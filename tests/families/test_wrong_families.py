@@ -48,7 +48,6 @@ WRONG: list[tuple[str, str, dict[str, str]]] = [
     ("number of blocks", "codegen", {'blocks = "4"': 'blocks = "2"'}),
     # Rotary positions.
     ("rotary order", "llama", {'"half"': '"interleaved"'}),
-    ("rotary order, reversed", "gptj", {'"interleaved"': '"half"'}),
     ("half-split positions", "deepseek-v2", {'"interleaved"': '"half"'}),
     ("rotary width", "gptj", {'width = "rotary_dim"': ""}),
     ("rotary base", "gpt-neox-hub", {'base = "rotary_emb_base"': ""}),
@@ -71,7 +70,6 @@ WRONG: list[tuple[str, str, dict[str, str]]] = [
     ("linear biases", "llama", added('position = "alibi"')),
     ("no linear biases", "bloom", {'position = "alibi"': ""}),
     ("linear biases without their scale", "falcon-alibi", {'"scaled alibi"': '"alibi"'}),
-    ("linear biases in all models", "falcon-grouped", {'position_if = "alibi"': ""}),
     # Norms of queries and keys.
     ("gain stored from 1", "qwen3", added("norm_offset = 1.0")),
     ("gain as it is stored", "gemma3-text", {"\nnorm_offset = 1.0": ""}),

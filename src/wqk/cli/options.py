@@ -83,8 +83,6 @@ class Place(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Parse what was typed."""
-        if not isinstance(value, str):
-            return value
         layer, dot, head = value.partition(".")
         if not (dot and layer.isdigit() and head.isdigit()):
             self.fail(f"expected a layer and a head, such as 0.2, got {value!r}", param, ctx)

@@ -115,7 +115,9 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     input_scale: tuple[str | float, ...] = ()  # factors of what it puts out, as in ``scale``
     input_norm_kind: str = "rms"
     input_norm_offset: float = 0.0
-    input_norm_epsilon: tuple[str, ...] = EPSILON  # of the first one always these
+    input_norm_epsilon: tuple[str, ...] = (
+        EPSILON  # of the first one only where it has none of these
+    )
 
     # Numbers.
     layers: tuple[str, ...] = ("num_hidden_layers",)

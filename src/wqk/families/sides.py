@@ -146,7 +146,8 @@ def sides_of(
     def input_norm(names: tuple[str, ...]) -> Norm | None:
         gain, bias = (match.norm(names, what) for what in ("weight", "bias"))
         kind, offset = rule.input_norm_kind, rule.input_norm_offset
-        small = _epsilon(config, EPSILON if is_first else rule.input_norm_epsilon, kind)
+        first = EPSILON if is_first else ()
+        small = _epsilon(config, (*first, *rule.input_norm_epsilon), kind)
         factor = config.product(rule.input_scale, {})
         return Norm(kind, gain, bias, offset, small, factor=factor) if gain else None
 

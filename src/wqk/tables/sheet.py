@@ -57,6 +57,8 @@ def bar(value: float | None, cells: int = 6, ascii_only: bool = False) -> Text:
     --------
     >>> bar(0.75).plain, bar(-0.25).plain, bar(-0.25, 4, ascii_only=True).plain
     ('      │████▌ ', '    ▐█│      ', '   #|    ')
+    >>> bar(float("nan"), 1).plain
+    '   '
     """
     if value is None or value != value:
         return Text(" " * (2 * cells + 1))
