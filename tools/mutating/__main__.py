@@ -285,7 +285,8 @@ def recorded(folder: Path, tree: Path) -> Path:
     every = sorted([*tree.glob("src/**/*.py"), *tree.glob("tests/**/*.py")])
     state = hashlib.sha256(b"".join(f.read_bytes() for f in every)).hexdigest()[:12]
     if not (folder / state).is_dir():
-        with tempfile.TemporaryDirectory(dir=folder.parent) as making:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory() as making:
             command = [sys.executable, "-m", "pytest", "-p", "tools.mutating.recording", "-q"]
             command += ["-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile", "-m", FAST]
             environment = os.environ | {"WQK_RECORD": making}
