@@ -45,6 +45,8 @@ def output() -> Console:
     --------
     >>> output().print("[b] is no markup")
     [b] is no markup
+    >>> output().render_str("numbers such as 1 are not colored").spans
+    []
     """
     return cleaning(_Output(highlight=False, markup=False))
 
