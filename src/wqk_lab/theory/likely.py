@@ -124,7 +124,8 @@ def likely_ceilings(
         raise FormError(f"moments must be of {size} dimensions, got {moments.covariance.shape}")
     if distances is None:
         distances = [2**n for n in range(int(math.log2(max(1, tokens - 1))) + 1)]
-    root = _root(moments.covariance)
+    values, vectors = np.linalg.eigh(moments.covariance)
+    root = np.asarray(vectors * np.sqrt(values.clip(min=0)))  # L with L Lᵀ = C
     pairs = tokens**2 / (2 if plan.causal else 1)
     # Half of the probability for pairs of a token with itself, half for all others.
     own, others = math.log(2 * tokens / share), math.log(2 * pairs / share)
@@ -171,12 +172,6 @@ def _centered(
     weight = factor.weight[head].astype(np.float64)
     bias = 0.0 if factor.bias is None else factor.bias[head]
     return weight @ root, weight @ moments.mean + bias
-
-
-def _root(covariance: np.ndarray) -> np.ndarray:
-    """L with L Lᵀ = C."""
-    values, vectors = np.linalg.eigh(covariance)
-    return np.asarray(vectors * np.sqrt(values.clip(min=0)))
 
 
 def _bound(pair: _Pair, level: float, kind: str) -> float:
