@@ -17,7 +17,7 @@ import torch
 from tools.deriving import probing
 from tools.deriving.feeding import adapted
 from tools.deriving.mending import mended, strong
-from tools.deriving.parts import DEFAULTS, PARTS, defaults_of, line, parts_of
+from tools.deriving.parts import DEFAULTS, PARTS, defaults_of, line, merged, parts_of
 from tools.deriving.probing import record_type
 from tools.deriving.proof import faults
 from tools.deriving.records import read_record
@@ -125,13 +125,20 @@ def written_lines(kinds: Iterable[str]) -> tuple[set[str], set[str]]:
     for kind in kinds:
         config = CONFIG_MAPPING[kind]
         parts |= {line(kind, table)} if (table := parts_of(config)) else set()
+        defaults |= {line(f"{kind}.{key}", one) for key, one in merged(config, listed).items()}
         if kind in listed and (found := defaults_of(config, listed[kind], kind in used)):
             defaults.add(line(kind, found))
     return defaults, parts
 
 
 # Among them those whose lines were once written by hand.
-BY_HAND = ("EvollaModel", "evolla", "layoutlmv3", "nemotron3_5_transcribe_word_timestamp")
+BY_HAND = (
+    "EvollaModel",
+    "evolla",
+    "layoutlmv3",
+    "nemotron3_5_transcribe_word_timestamp",
+    "voxtral",
+)
 
 
 def test_generated_lines_are_what_the_tool_writes() -> None:

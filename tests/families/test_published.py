@@ -218,6 +218,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ("llama4_vision_model", {"norm_eps": 3e-07}),
         ("bridgetower", {"text_config": {"layer_norm_eps": 3e-07}}),
         ("squeezebert", {"layer_norm_eps": 3e-07}),
+        ("voxtral", {"text_config": {"rope_scaling": YARN}}),
     ],
 )
 def test_settings_that_were_read_wrongly(

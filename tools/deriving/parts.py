@@ -50,6 +50,8 @@ def main() -> None:
         for kind, family in listed.items()
         if kind in classes
     }
+    for kind, config in classes.items():
+        values |= {f"{kind}.{key}": table for key, table in merged(config, listed).items()}
     _write(DEFAULTS, {kind: table for kind, table in values.items() if table})
 
 
@@ -60,6 +62,29 @@ def parts_of(config: Any) -> dict[str, str]:
         for key, part in sorted((getattr(config, "sub_configs_defaults", None) or {}).items())
         if (named := part.model_type or getattr(part.config_class, "model_type", ""))
     }
+
+
+def merged(config: Any, listed: Mapping[str, Family]) -> dict[str, dict[str, Any]]:
+    """What a class fills into the gaps of its parts, unlike the classes of these."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    found: dict[str, dict[str, Any]] = {}
+    for key, kind in parts_of(config).items():
+        whole = _made(config, **{key: {"model_type": kind}})
+        if whole is None or kind not in listed:
+            continue
+        family = listed[kind]
+        said, own = (
+            _flat(one.to_dict(), family) for one in (getattr(whole, key), CONFIG_MAPPING[kind]())
+        )
+        keys = _named(family) | LENGTHS | {"head_dim"}
+        if other := {
+            name: value
+            for name, value in sorted(said.items())
+            if name in keys and isinstance(value, int | float) and value != own.get(name)
+        }:
+            found[key] = other
+    return found
 
 
 def defaults_of(config: Any, family: Family, is_part: bool) -> dict[str, Any]:

@@ -242,21 +242,27 @@ def _turned_faults(
 
 
 def _turns_by_places(attention: Block, product: Product) -> bool:
-    """Whether keys are turned by whole rows and columns, each plane by those of its axis."""
+    """Whether keys are turned by whole rows and columns, each plane by those of its axis.
+
+    Rows that a file holds interleaved may be halves in the model, which then turns those.
+    """
     rotary, (_, head_width, width) = attention.plan.axial, attention.key.weight.shape
     sources = [s.given for s in product.key_sources if s.given.shape[-1] == width]
     if rotary is None or not sources or product.keys.shape[-1] != head_width:
         return False
 
-    def planes(vectors: np.ndarray) -> np.ndarray:
-        first, second = (vectors[..., one] for one in rotary.planes)
+    def planes(vectors: np.ndarray, pairs: Sequence[np.ndarray]) -> np.ndarray:
+        first, second = (vectors[..., one] for one in pairs)
         return (first + 1j * second).reshape(-1, first.shape[-1])
 
-    known = planes(np.asarray(attention.keys(sources[0].astype(np.float64))))
-    turned = planes(product.keys.astype(np.float64))
-    turned = turned[:: max(1, len(turned) // 40)]
-    distances = np.abs(np.abs(turned)[:, None] - np.abs(known)).max(-1)  # which no turn changes
-    turns = turned / known[distances.argmin(1)]
+    known = planes(np.asarray(attention.keys(sources[0].astype(np.float64))), rotary.planes)
     by = np.exp(1j * np.arange(100)[:, None] * rotary.frequencies)
-    off = np.abs(turns[:, None] - by).reshape(len(turns), 100, rotary.axes, -1).max(-1)
-    return bool(off.min(1).max() < 0.01 and (off.argmin(1) > 0).any())
+    for pairs in (rotary.planes, np.arange(head_width).reshape(2, -1)):
+        turned = planes(product.keys.astype(np.float64), pairs)
+        turned = turned[:: max(1, len(turned) // 40)]
+        distances = np.abs(np.abs(turned)[:, None] - np.abs(known)).max(-1)  # which no turn changes
+        turns = turned / known[distances.argmin(1)]
+        off = np.abs(turns[:, None] - by).reshape(len(turns), 100, rotary.axes, -1).max(-1)
+        if off.min(1).max() < 0.01 and (off.argmin(1) > 0).any():
+            return True
+    return False

@@ -159,6 +159,7 @@ class Config:
         named = part.get("model_type") if isinstance(part, dict) else None
         own = named or part_types(whole).get(nested, whole)
         left_out = default_values(own) or default_values(model_type)
+        left_out = {**left_out, **default_values(f"{whole}.{nested}")}
         unread = {*unread_keys(own), *unread_keys(f"{whole}.{nested}")}
         names = left_out.get("names", {})
         chosen = {
