@@ -11,13 +11,7 @@ import pytest
 import torch
 from tests.live.models import SIZES, bert
 from tests.live.test_monitor import same
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-)
+from transformers import BertConfig, BertForMaskedLM, Trainer, TrainerCallback, TrainingArguments
 
 import wqk
 from wqk._files import read_lines

@@ -20,14 +20,7 @@ from tests import small
 
 import wqk
 from wqk.errors import OutputError, TableError
-from wqk.tables.details import (
-    SIDE,
-    BlockDetails,
-    Details,
-    LayerKey,
-    block_details,
-    read_details,
-)
+from wqk.tables.details import SIDE, BlockDetails, Details, LayerKey, block_details, read_details
 
 ENCODER = wqk.demo_model("encoder")
 PLACE = LayerKey("a/b", None, None, "encoder", "self", 0, "qk", 0)
@@ -53,10 +46,7 @@ def test_details_of_a_layer_are_those_of_the_dense_matrix():
         rows, columns = np.linalg.norm(dense, axis=1), np.linalg.norm(dense, axis=0)
         np.testing.assert_allclose(block.row_norms, rows, rtol=1e-4)
         np.testing.assert_allclose(block.column_norms, columns, rtol=1e-4)
-        for norms, outlying in (
-            (rows, block.outlying_rows),
-            (columns, block.outlying_columns),
-        ):
+        for norms, outlying in ((rows, block.outlying_rows), (columns, block.outlying_columns)):
             threshold = norms.mean() + 1.5 * norms.std(ddof=1)
             assert outlying.tolist() == np.flatnonzero(norms > threshold).tolist()
         unit = np.quantile(np.abs(dense), 0.995)
@@ -115,12 +105,7 @@ llama = partial(small.llama, layers=1, head_width=4, width=16, sides="qkvo", nor
 
 @pytest.mark.parametrize(
     ("options", "distances"),
-    [
-        ({}, [0]),
-        ({"circuit": "ov"}, [0]),
-        ({"fold_norm": True}, [0]),
-        ({"distances": [7, 9]}, [7]),
-    ],
+    [({}, [0]), ({"circuit": "ov"}, [0]), ({"fold_norm": True}, [0]), ({"distances": [7, 9]}, [7])],
 )
 def test_other_forms_are_looked_at_as_they_are_scored(options, distances):
     (block,) = wqk.scan(llama(), **options, details=True).details.blocks

@@ -102,9 +102,7 @@ run = partial(run_command, width=100)
 
 def start(*arguments: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "wqk", *arguments],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
+        [sys.executable, "-m", "wqk", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
 
 

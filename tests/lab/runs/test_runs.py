@@ -13,15 +13,7 @@ from hypothesis import strategies as st
 import wqk
 from wqk._files import append_lines, read_lines
 from wqk.errors import RunError
-from wqk.tables.run import (
-    METRICS,
-    SCORES,
-    SETTINGS,
-    Run,
-    create_run,
-    drop_after,
-    open_run,
-)
+from wqk.tables.run import METRICS, SCORES, SETTINGS, Run, create_run, drop_after, open_run
 
 SETTINGS_EXAMPLE = {"recipe": {"steps": 3}, "corpus": {"fingerprint": "ab"}}
 

@@ -8,14 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wqk.errors import CorpusError
-from wqk_lab.theory.counts import (
-    PairCounts,
-    Pieces,
-    count_pairs,
-    cut,
-    own_masks,
-    shares_above_one,
-)
+from wqk_lab.theory.counts import PairCounts, Pieces, count_pairs, cut, own_masks, shares_above_one
 from wqk_lab.theory.evidence import Evidence
 from wqk_lab.theory.subject import Subject
 from wqk_lab.theory.text import Text
