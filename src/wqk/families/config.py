@@ -64,6 +64,8 @@ def part_types(model_type: object) -> Mapping[str, str]:
 def default_values(model_type: object) -> Mapping[str, Any]:
     """What `transformers` takes for granted where a configuration of this type is silent.
 
+    ``voxtral.text_config`` is what a class fills into a part of its own, beyond the part's type.
+
     Examples
     --------
     >>> default_values("llama4_text")["use_qk_norm"]

@@ -115,9 +115,7 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     input_scale: tuple[str | float, ...] = ()  # factors of what it puts out, as in ``scale``
     input_norm_kind: str = "rms"
     input_norm_offset: float = 0.0
-    input_norm_epsilon: tuple[str, ...] = (
-        EPSILON  # of the first one only where it has none of these
-    )
+    input_norm_epsilon: tuple[str, ...] = EPSILON  # layer 0's own norm is asked for these first
 
     # Numbers.
     layers: tuple[str, ...] = ("num_hidden_layers",)

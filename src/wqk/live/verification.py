@@ -245,7 +245,8 @@ def verify(
         Seed of the random tokens.
     tolerance
         Largest difference of a probability that passes: by default 1e-9, as everything is computed
-        in float64, and 1e-5 for a module in memory, whose tables of positions are not.
+        in float64, and 1e-5 for a module in memory, whose tables of positions are not; it runs in
+        float32 where its code takes no other numbers.
 
     Raises
     ------

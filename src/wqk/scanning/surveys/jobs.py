@@ -371,15 +371,19 @@ def run_in_processes(
             suspects.extend(broken)
 
 
+_starting = threading.Lock()  # else two surveys at once might each put back what the other hid
+
+
 class _Worker(SpawnProcess):
     """A process that does not run the user's script again, of which it needs nothing."""
 
     def start(self) -> None:
-        script, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
-        try:
-            super().start()
-        finally:
-            sys.modules["__main__"] = script
+        with _starting:
+            script, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+            try:
+                super().start()
+            finally:
+                sys.modules["__main__"] = script
 
 
 class _Fresh(SpawnContext):
