@@ -427,14 +427,13 @@ def test_the_picture_shows_the_heads_that_differ_and_why(tmp_path: Path) -> None
     from click.testing import CliRunner
 
     from wqk.cli.verbs import same as command
-    from wqk.comparing.mismatch_map import mismatch_map
 
     faulty = edited(lambda q: np.concatenate([q[:2], -q[2:3], q[3:]]), "q", layer=1)
     comparison = same(opened(llama()), opened(faulty))
     assert [head for head, apart in enumerate(comparison.blocks[1].heads) if apart] == [2]
     assert comparison.blocks[1].heads[2] == pytest.approx(2)
     assert not any(comparison.blocks[0].heads)
-    figure = mismatch_map(comparison)
+    figure = comparison.plot()
     (image,) = figure.axes[0].images
     drawn = image.get_array()
     assert [tuple(place) for place in np.argwhere(~drawn.mask)] == [(1, 2)]

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.text import Text
 
-from wqk._console import Result, counted, json_value, spans
+from wqk._console import Result, counted, json_value, last_part, spans
+from wqk._style import CATEGORIES, style
 from wqk.comparing.contents import Outcome, TensorComparison
 from wqk.comparing.mismatches import Kind, Mismatch
-from wqk.comparing.scope import ATTENTION, MIXER, OTHER
+from wqk.comparing.outside import ATTENTION, MIXER, OTHER
+from wqk.errors import TableError
 from wqk.tables.sheet import Cell, Sheet
 
 if TYPE_CHECKING:
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 
 # Tensors that differ are printed up to so many.
 LISTED = 8
+# Of heads that are the same.
+SAME = "#f3f3f1"
 
 
 def farthest(moved: Sequence[tuple[float, str]]) -> str:
@@ -294,11 +299,63 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
             row["distance"] = max((*one.distance.values(), *one.beside.values()), default=0.0)
             yield row | {name: row[name] or None for name in names[-2:]}
 
+    @style()
     def plot(self) -> Figure:
-        """Draw every head's distance from the same head of the other (needs matplotlib)."""
-        from wqk.comparing.mismatch_map import mismatch_map
+        """Draw every head's distance from the same head of the other, for each attention.
 
-        return mismatch_map(self)
+        Heads that are the same, up to rounding, are pale. A bar beside each layer has the color of
+        its cause, the most frequent ones with their names below.
+
+        Raises
+        ------
+        TableError
+            No block was compared.
+        MissingPackage
+            Matplotlib is not installed.
+        """
+        import polars as pl
+        from matplotlib.colors import LogNorm
+        from matplotlib.patches import Patch
+
+        from wqk.tables.rendering import head_maps
+
+        attentions: dict[str, list[BlockComparison]] = {}
+        for block in self.blocks:
+            attentions.setdefault(f"{block.stack} {block.kind}-attention", []).append(block)
+        if not attentions:
+            raise TableError("no attention block was compared, so there is nothing to draw")
+        verdicts = list(dict.fromkeys(cause.mismatch.verdict for cause in self.causes))
+        color_of = {
+            name: CATEGORIES[min(n, len(CATEGORIES) - 1)] for n, name in enumerate(verdicts)
+        }
+        schema = {"layer": pl.Int64, "head": pl.Int64, "distance": pl.Float64}
+        kinds = [
+            (name, pl.DataFrame([(block.layer, head, far if far > 0 else None) for block in blocks
+                                 for head, far in enumerate(block.heads)], schema, orient="row"))
+            for name, blocks in attentions.items()
+        ]  # fmt: skip
+        scale = LogNorm(1e-4, 2, clip=True)  # what lies beyond has the nearer end's color
+        figure = head_maps(kinds, {"distance": ""}, "relative distance of a head", norm=scale)
+        for axis, blocks in zip(figure.axes, attentions.values(), strict=False):
+            axis.set_facecolor(SAME)
+            left, right = axis.get_xlim()
+            for block in blocks:
+                for mismatch in block.mismatches[:1]:
+                    axis.barh(
+                        block.layer, 0.025 * (right - left), left=left - 0.035 * (right - left),
+                        height=1.0, linewidth=0, color=color_of[mismatch.verdict], clip_on=False,
+                    )  # fmt: skip
+            axis.set_xlim(left, right)
+            axis.tick_params(axis="y", length=0, pad=12)
+            axis.spines[:].set_visible(False)
+        names = [self.checkpoint, self.other]
+        last = [last_part(name) for name in names]
+        names = [shorten(name, 40) for name in (names if last[0] == last[1] else last)]
+        figure.suptitle(f"{names[1]} against {names[0]}", fontsize=8)
+        same = [Patch(color=SAME, label="the same, up to rounding")]
+        causes = [Patch(color=color_of[name], label=name) for name in verdicts]
+        figure.legend(handles=[*causes, *same], loc="outside lower left", ncols=2)
+        return figure
 
     def _drawn(self) -> Figure | None:
         return None if all(block.same for block in self.blocks) else self.plot()

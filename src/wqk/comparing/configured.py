@@ -18,7 +18,7 @@ import numpy as np
 from wqk.checkpoints import Checkpoint
 from wqk.comparing.blocks import as_exact_as, same_rotation
 from wqk.comparing.mismatches import Kind, Mismatch, setting
-from wqk.comparing.scope import ATTENDING, MIXERS
+from wqk.comparing.outside import ATTENDING, MIXERS
 from wqk.comparing.tolerances import SAME_FREQUENCY
 from wqk.comparing.units import short
 from wqk.comparing.views import Overlay

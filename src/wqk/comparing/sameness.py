@@ -17,15 +17,21 @@ from wqk.comparing import configured, mismatches
 from wqk.comparing.answer import BlockComparison, CheckpointComparison, Place
 from wqk.comparing.blocks import Scoring, distances, positions
 from wqk.comparing.contents import chunks, compare_stored, paired_names
-from wqk.comparing.diagnosis import beside, comparable, diagnose, identical
+from wqk.comparing.diagnosis import (
+    Apart,
+    beside,
+    comparable,
+    diagnose,
+    identical,
+    matched,
+    signature,
+)
 from wqk.comparing.expected import Expected
-from wqk.comparing.freedoms import Apart, matched, signature
 from wqk.comparing.mismatches import Kind, Mismatch
 from wqk.comparing.outside import absent_towers, outside
-from wqk.comparing.renumbering import renumbered
 from wqk.comparing.rewrites import regrouped
-from wqk.comparing.stream import turned
 from wqk.comparing.tolerances import ALIKE_FORMS, LEAST_ALIKE, RESOLUTION, SUSPECT, TURNED
+from wqk.comparing.views import renumbered, turned
 from wqk.comparing.weights import CIRCUITS, SCORES, Pair, grid, scorings, sides_of
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families import AttentionPlan

@@ -1,14 +1,47 @@
-"""A checkpoint with some tensors as they would be: with other values, or in another order."""
+"""A checkpoint seen otherwise: the first as the second has it, so that the two can be compared.
+
+Its residual stream may be in other coordinates (QuaRot's, SpinQuant's, or renumbered ones): one
+orthogonal matrix Q turns whatever the stream holds, x becomes x Q. Embeddings and the outputs of
+every module turn with it, readers W become W diag(g) Q, where g is the gain of the norm before
+them. Q is found from vectors that turn without a gain, rows of the embeddings and columns of what
+writes (orthogonal Procrustes), and everything else has to agree with it.
+
+Experts and neurons may lie in another order, which changes nothing where all that belongs to them
+moves: experts are chosen by the rows of a router, neurons lie between rows of one weight and
+columns of the next. Their order is read from one tensor, and the first model is given it.
+
+Axes: n vectors, D model width.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.checkpoint import Around
+from wqk.comparing.contents import FLOATS
+from wqk.comparing.outside import FEED_FORWARD, OTHER, form_parts, roles
+from wqk.comparing.tolerances import ALIKE, ROUNDING, TURNED
+from wqk.comparing.units import permutation, same_numbers
+from wqk.errors import CheckpointError
+from wqk.families import Projection
+from wqk.families.naming import embedding_table
+from wqk.model import Model
+from wqk.model import open as open_model
+
+# A tensor of experts: of one, which has a number, or of all, along its first axis.
+EXPERTS = re.compile(r"^(?P<module>(?:.*?\.)?)(?:experts|\w+_exps)\.(?:(?P<number>\d+)\.)?")
+# What chooses among them, below the same module: weights, biases of the choice.
+ROUTER = re.compile(r"(?:^|\.)(?:gate|router|wg|ffn_gate_inp|exp_probs_b)(?:\.|$)")
+# How many groups experts are chosen by, and the bias of such a choice.
+GROUPS = re.compile(r"(?:^|[._])(?:n_groups?|num_expert_groups?|expert_group_count)$")
+CORRECTED = re.compile(r"correction_bias|exp_probs_b")
+# How many rows tell whether experts lie in an order.
+SAMPLED = 8
 
 
 class Overlay(Around):
@@ -67,3 +100,294 @@ class Renumbered(Around):
         """The base's bytes of what is as it was."""
         moved = part.name in self._orders or part.name in self._places
         return None if moved else self.inner.raw(part, room)
+
+
+# -- the residual stream -----------------------------------------------------------------------
+
+
+class Turned(Around):
+    """The first checkpoint with its stream turned, its gains moved to where the second has them.
+
+    Attributes
+    ----------
+    straight
+        What should turn with the stream, and does not.
+    """
+
+    def __init__(
+        self, models: Sequence[Model], names: Mapping[str, str], rotation: np.ndarray, table: str
+    ) -> None:
+        self._first, self._second = (model.checkpoint for model in models)
+        super().__init__(self._first)
+        self._rotation, self._names, self.straight = rotation, dict(names), list[str]()
+        tensors, others = self._first.tensors(), self._second.tensors()
+        # A head that was tied before gains were folded into it.
+        shared = set(names.values())
+        self._copies = {n: table for n, i in others.items()
+                        if n not in shared and i.shape == tensors[table].shape}  # fmt: skip
+        self._names |= {name: name for name in self._copies}
+        self._gains = {n: 0.0 for n, i in tensors.items()
+                       if i.shape == rotation.shape[:1] and n in names}  # fmt: skip
+        self._how = dict(self._formed(models[0]))
+        for name in [n for n in self._names if n not in self._how and n not in self._gains]:
+            self._try(name)
+        for name in set(self._gains) - {gain for _, gain in self._how.values()}:
+            if np.ptp(np.stack([self._first.read([Part(name)])[0], self._there(name)])):
+                self._try(name)  # no gain: a bias that is added to the stream
+
+    def _formed(self, model: Model) -> Iterator[tuple[str, tuple[int, str]]]:
+        """How what the forms hold turns: queries, keys and values read, outputs write."""
+        for plan in model.plans:
+            for side in (plan.query, plan.key, plan.value, plan.output):
+                one = side and side.projection
+                if side is None or not isinstance(one, Projection) or one.tensor not in self._names:
+                    continue
+                norm = None if side is plan.output else side.input_norm
+                gain = norm.gain[0].name if norm and norm.gain else ""
+                if norm and gain:
+                    self._gains[gain] = norm.offset
+                yield one.tensor, (0 if one.transposed else 1, gain)
+
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """The first's, and its head if the second stores it apart."""
+        known = self._first.tensors()
+        return {**known, **{name: known[table] for name, table in self._copies.items()}}
+
+    def _there(self, name: str) -> np.ndarray:
+        return self._second.read([Part(self._names[name])])[0]
+
+    def value(self, name: str) -> np.ndarray | None:
+        """Values as the second should have them."""
+        if any(gain == name for _, gain in self._how.values()):
+            return self._there(name)
+        if name not in self._how and name not in self._copies:
+            return None
+        value = self._first.read([Part(self._copies.get(name, name))])[0]
+        return self._turn(value, *self._how[name]) if name in self._how else value
+
+    def _try(self, name: str) -> None:
+        """Note on which axis a tensor turns, with the gain before it; or that it does not."""
+        info = self.tensors()[name]
+        width, other = len(self._rotation), self._second.tensors()[self._names[name]]
+        axes = [axis for axis, size in enumerate(info.shape) if size == width]
+        if not axes or info.shape != other.shape:
+            return
+        value, wanted = self._first.read([Part(self._copies.get(name, name))])[0], self._there(name)
+        probe = np.random.default_rng(0).standard_normal(width)
+        for axis in axes:
+            ours, goal = (
+                np.moveaxis(some, axis, -1).reshape(-1, width) for some in (value, wanted)
+            )
+            probed, bound = goal @ probe, allowed(info, other) * np.linalg.norm(goal)
+            for gain in ("", *(self._gains if len(info.shape) > 1 else ())):
+                before, after = self._around(gain)
+                turned = ours @ (before * (self._rotation @ (probe / after)))
+                # Rows may lie in another order, as neurons do.
+                pairs = (turned, probed), (np.sort(turned), np.sort(probed))
+                if min(np.linalg.norm(one - two) for one, two in pairs) <= bound:
+                    self._how[name] = axis, gain
+                    return
+        self.straight.append(name)
+        self._how[name] = axes[-1], ""
+
+    def _around(self, gain: str) -> tuple[Any, Any]:
+        """What multiplies values before they turn, and divides them after."""
+        if not gain:
+            return 1.0, 1.0
+        there = self._there(gain) + self._gains[gain]
+        return self._first.read([Part(gain)])[0] + self._gains[gain], np.where(there == 0, 1, there)
+
+    def _turn(self, value: np.ndarray, axis: int, gain: str) -> np.ndarray:
+        """Values times the gain of the first, turned, without the gain of the second."""
+        before, after = self._around(gain)
+        turning = (np.moveaxis(value, axis, -1) * before) @ self._rotation / after
+        return np.ascontiguousarray(np.moveaxis(turning, -1, axis), value.dtype)
+
+
+def allowed(*infos: TensorInfo) -> float:
+    """How far a tensor may lie from the turned one, relative to it."""
+    return TURNED + 2 * max(ROUNDING.get(info.dtype, ROUNDING["F8_E5M2"]) for info in infos)
+
+
+def turned(models: Sequence[Model], names: Mapping[str, str]) -> tuple[Model | None, str]:
+    """The first model turned as the second's stream is, and what does not turn, in words."""
+    sides = [side for model in models for plan in model.plans
+             for side in (plan.query, plan.key, plan.value) if side is not None]  # fmt: skip
+    norms = [side.input_norm for side in sides]
+    gains = [norm.gain[0].name for norm in norms if norm is not None and norm.gain]
+    if not gains or any(norm is None or norm.kind != "rms" for norm in norms):
+        return None, (
+            "a norm is not known, or subtracts a mean: of all rotations, only those that leave the "
+            "vector of ones commute with it, so that means have to be folded into weights first"
+        )
+    first, second = (model.checkpoint for model in models)
+    (width,) = first.info(gains[0]).shape
+    try:
+        table = embedding_table(first, width)
+    except CheckpointError as error:
+        return None, str(error)
+    if table not in names:
+        return None, f"{second.name} has no {table}"
+    products, count = np.zeros((width, width)), 0
+    pairs = [next(vectors := _vectors(models, names, table, width))]
+    for ours, theirs in (*pairs, *vectors):
+        products += ours.T.astype(np.float64) @ theirs
+        count += len(ours)
+        if count >= width:
+            break
+    left, _, right = np.linalg.svd(products)
+    rotation, (ours, theirs) = left @ right, pairs[0]
+    apart = float(np.linalg.norm(ours @ rotation - theirs) / (np.linalg.norm(theirs) or 1))
+    if apart > allowed(first.info(table), second.info(names[table])):
+        return None, f"no one rotation turns the embeddings into the others ({apart:.2g} is left)"
+    if np.abs(rotation - np.eye(width)).max() < TURNED:
+        return None, "the streams have the same coordinates"
+    found = Turned(models, names, rotation, table)
+    words = f"is turned by one orthogonal matrix ({width} × {width})"
+    if found.straight:
+        words += f"; not turned with it: {', '.join(found.straight[:4])}"
+        words += f" and {len(found.straight) - 4} more" * (len(found.straight) > 4)
+    return open_model(found, family=models[0].family_file), words
+
+
+def _vectors(
+    models: Sequence[Model], names: Mapping[str, str], table: str, width: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Vectors (n, D) of both models that turn without a gain: embeddings, columns that write."""
+    first, second = (model.checkpoint for model in models)
+    rows = ((0, min(first.info(table).shape[0], 8 * width)),)
+    yield first.read([Part(table, rows)])[0], second.read([Part(names[table], rows)])[0]
+    formed = {part.name for plan in models[0].plans for part in form_parts(plan)}
+    for name, info in first.tensors().items():
+        writes = len(info.shape) == 2 and info.shape[0] == width != info.shape[1]
+        if writes and name in names and name not in formed:
+            yield first.read([Part(name)])[0].T, second.read([Part(names[name])])[0].T
+
+
+# -- experts and neurons -----------------------------------------------------------------------
+
+
+class _Order:
+    """The order of the first model's tensors in the second, as far as names agree."""
+
+    def __init__(self, checkpoints: Sequence[Checkpoint], names: Mapping[str, str]) -> None:
+        tensors, others = (checkpoint.tensors() for checkpoint in checkpoints)
+        self.checkpoints, self.names = checkpoints, names
+        self.shapes = {
+            name: info.shape for name, info in tensors.items()
+            if name in names and others[names[name]].shape == info.shape and info.dtype in FLOATS
+        }  # fmt: skip
+        self.orders: dict[str, tuple[int, np.ndarray]] = {}
+        self.places: dict[str, str] = {}
+
+    def both(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """A tensor of either."""
+        given = zip(self.checkpoints, (name, self.names[name]), strict=True)
+        ours, theirs = (checkpoint.read([Part(own)])[0] for checkpoint, own in given)
+        return ours, theirs
+
+    def of_rows(self, name: str) -> np.ndarray | None:
+        """The first's rows that make the second's, where they lie in another order."""
+        ours, theirs = self.both(name)
+        return permutation(theirs, ours, ALIKE)
+
+    def experts(self) -> Iterator[str]:
+        """Note the order of experts; modules in which it is another one."""
+        modules: dict[str, list[re.Match[str]]] = {}
+        for match in filter(None, map(EXPERTS.match, self.shapes)):
+            modules.setdefault(match["module"], []).append(match)
+        for module, own in modules.items():
+            numbers = {int(match["number"]) for match in own if match["number"]}
+            count = max(numbers) + 1 if numbers else self.shapes[own[0].string][0]
+            routers = [name for name, shape in self.shapes.items() if name.startswith(module)
+                       and ROUTER.search(name) and shape[:1] == (count,)]  # fmt: skip
+            weight = next((name for name in routers if len(self.shapes[name]) == 2), None)
+            order = None if weight is None else self.of_rows(weight)
+            groups = _groups(self.checkpoints[0].config)
+            if groups is None:  # older files leave it out where the class has a number of its own
+                groups = 0 if any(CORRECTED.search(name) for name in routers) else 1
+            if order is None or not groups or count % groups:
+                continue
+            group = order.reshape(groups, -1) // (count // groups)  # chosen before their experts
+            places = {match.string: f"{match.string[: match.start('number')]}"
+                      f"{order[int(match['number'])]}{match.string[match.end('number') :]}"
+                      for match in own if match["number"]}  # fmt: skip
+            fused = [match.string for match in own if not match["number"]]
+            known = all(self.shapes.get(one) == self.shapes[name] for name, one in places.items())
+            if known and (group == group[:, :1]).all() and self._fits(places, fused, order):
+                self.orders |= dict.fromkeys((*routers, *fused), (0, order))
+                self.places |= places
+                yield module
+
+    def _fits(self, places: Mapping[str, str], fused: Sequence[str], order: np.ndarray) -> bool:
+        """Whether some experts lie in an order, too."""
+        some = [(Part(self.names[name]), Part(one)) for name, one in places.items()]
+        some += [
+            (Part(self.names[name], ((n, n + 1),)), Part(name, ((row, row + 1),)))
+            for name in fused[:1] for n, row in enumerate(order.tolist())
+        ]  # fmt: skip
+        first, second = self.checkpoints
+        return all(
+            same_numbers(first.read([ours])[0], second.read([theirs])[0])
+            for theirs, ours in some[:SAMPLED]
+        )
+
+    def _is_moved(self, vector: str, order: np.ndarray) -> bool:
+        """Whether a vector lies in an order, as biases of neurons do."""
+        if len(self.shapes[vector]) > 1:
+            return False
+        ours, theirs = self.both(vector)
+        return same_numbers(ours[order], theirs)
+
+    def neurons(self, others: Collection[str]) -> Iterator[str]:
+        """Note the order of neurons; modules, or layers without any, in which it is another one."""
+        modules: dict[str, list[str]] = {}
+        for name in self.shapes:
+            module = re.sub(r"\.[^.]+(?:\.(?:weight|bias))?$", "", name)
+            if not FEED_FORWARD.search(name):
+                module = (re.match(r".*?\.\d+(?=\.)", name) or [""])[0]
+            if name in others and module and not EXPERTS.match(name):
+                modules.setdefault(module, []).append(name)
+        for module, own in modules.items():
+            matrices = [name for name in own if len(self.shapes[name]) == 2]
+            found = {name: order for name in matrices if (order := self.of_rows(name)) is not None}
+            if not found:
+                continue
+            name, order = min(found.items(), key=lambda one: len(one[1]))
+            gates, neurons = np.array_split(order, 2)
+            if len(found) == 1 and np.array_equal(gates + len(gates), neurons):
+                order = gates  # and their neurons lie in one weight
+            count = len(order)
+            for name in own:
+                shape = self.shapes[name]
+                many = np.concatenate([order, order + count])[: shape[0]]
+                fits = shape[0] in (count, 2 * count)
+                if fits and (name in found or self._is_moved(name, many)):
+                    self.orders[name] = 0, many
+                elif len(shape) == 2 and shape[1] == count:
+                    self.orders[name] = 1, order
+            yield module
+
+
+def _groups(config: Mapping[str, Any]) -> int | None:
+    """How many groups of experts a configuration names, of all its parts the most."""
+    found = [
+        _groups(value) if isinstance(value, Mapping) else value if GROUPS.search(str(key)) else None
+        for key, value in config.items()
+    ]
+    return max((number for number in found if isinstance(number, int)), default=None)
+
+
+def renumbered(
+    models: Sequence[Model], names: Mapping[str, str], neurons: bool
+) -> tuple[Model | None, list[str]]:
+    """The first model with the second's order of experts, and of neurons; and what it says."""
+    order = _Order([model.checkpoint for model in models], names)
+    others = {name for name, role in roles(models[0]).items() if role == OTHER and neurons}
+    moved = {"experts": [*order.experts()], "neurons": [*order.neurons(others)]}
+    if not order.orders:
+        return None, []
+    view = Renumbered(models[0].checkpoint, order.orders, order.places)
+    notes = [f"{what} in another order in {len(some)} modules: {some[0].rstrip('.')}, …"
+             for what, some in moved.items() if some]  # fmt: skip
+    return open_model(view, family=models[0].family_file), notes
