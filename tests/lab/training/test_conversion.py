@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from safetensors.numpy import load_file
-from tests.lab.training.conftest import VOCABULARY, MakeRecipe, make_store, one_letter_words
+from tests.command import run as command
+from tests.lab.training.making import VOCABULARY, experiment, make_store, one_letter_words, tiny
 
-from wqk.cli.main import command
 from wqk.errors import RunError
 from wqk.tables.run import Run, checkpoints_in, open_run
 from wqk_lab.figures import Sources, draw, numbers
@@ -27,7 +27,7 @@ from wqk_lab.training.training import train
 
 
 @pytest.fixture(scope="module")
-def decoder(corpus: TokenStore, tiny: MakeRecipe, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def decoder(corpus: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("runs") / "decoder-1"
     return train(tiny(mode="decoder", steps=6), corpus.folder, folder)
 
@@ -36,8 +36,7 @@ def weights(folder: Path, step: int) -> dict[str, np.ndarray]:
     return load_file(folder / f"checkpoint-{step}" / "model.safetensors")
 
 
-def wqk_train(*arguments: object) -> Result:
-    return CliRunner().invoke(command, ["lab", "train", *map(str, arguments)])
+wqk_train = partial(command, "lab", "train")
 
 
 @pytest.mark.parametrize(
@@ -78,6 +77,7 @@ def test_blocks_go_on_where_the_parent_s_ended(
     recipe = continued(Recipe.from_json(decoder.recipe), "decoder-1", {"steps": 3})
     assert recipe.batches_before == 6
     assert continued(recipe, "child-1", {}).batches_before == 9
+    assert continued(recipe, "child-1", {"objective": "masked-next"}).mode == "decoder"
     drawn: list[int] = []
     plain = Rows.drawn
 
@@ -153,8 +153,7 @@ def test_the_figure_s_numbers_are_those_of_the_weights(decoder: Run, tmp_path: P
 def test_what_cannot_be_continued(decoder: Run, corpus: TokenStore, tmp_path: Path) -> None:
     out = tmp_path / "child"
     shorter = tmp_path / "shorter"
-    train(make_recipe(**{**Recipe.from_json(decoder.recipe).to_json(), "seed": 2}),
-          corpus.folder, shorter, stop=3)  # fmt: skip
+    train(tiny(mode="decoder", steps=6, seed=2), corpus.folder, shorter, stop=3)
     other = make_store(tmp_path / "other", seed=3)
     names = one_letter_words(VOCABULARY).decode().replace('"a"', '"A"')
     other.tokenizer.write_bytes(names.encode())
@@ -179,40 +178,24 @@ def test_what_cannot_be_continued(decoder: Run, corpus: TokenStore, tmp_path: Pa
         train(continued(make_recipe(), "x", {}), corpus.folder, out, parent=decoder.folder)
 
 
-EXPERIMENT = """
-[recipe]
-layers = 1
-width = 16
-heads = 2
-block = 8
-batch = 4
-steps = 4
-warmup = 0
-held-out-blocks = 4
-threads = 1
-corpus = "store"
-seeds = [1]
-[[cell]]
-name = "decoder"
-mode = "decoder"
-[[cell]]
-name = "converted"
-from = "decoder"
-objective = "masked"
-[[cell]]
-name = "back"
-from = "converted"
-steps = 2
-objective = "causal"
-"""
+SHORT: dict[str, Any] = {"layers": 1, "steps": 4, "warmup": 0}
+CELLS: list[dict[str, Any]] = [
+    {"name": "decoder", "mode": "decoder"},
+    {"name": "converted", "from": "decoder", "objective": "masked"},
+    {"name": "back", "from": "converted", "steps": 2, "objective": "causal"},
+]
+
+
+def trials_of(folder: Path, cells: list[dict[str, Any]], corpora: Path) -> list[Trial]:
+    (folder / "own.toml").write_text(experiment(*cells, **SHORT))
+    return read_experiments(folder / "own.toml", corpora, folder / "runs")
 
 
 def test_experiments_train_parents_and_then_children(corpus: TokenStore, tmp_path: Path) -> None:
-    (tmp_path / "own.toml").write_text(EXPERIMENT)
-    trials = read_experiments(tmp_path / "own.toml", corpus.folder.parent, tmp_path / "runs")
+    trials = trials_of(tmp_path, CELLS, corpus.folder.parent)
     assert [trial.folder.name for trial in trials] == ["decoder-1", "converted-1", "back-1"]
     for trial in trials:  # what `wqk lab experiments` runs, in this process
-        done = CliRunner().invoke(command, trial.command(1)[3:])
+        done = command(*trial.command(1)[3:])
         assert done.exit_code == 0, done.output
         assert Recipe.from_json(open_run(trial.folder).recipe) == trial.recipe
     runs = [open_run(trial.folder) for trial in trials]
@@ -225,12 +208,9 @@ def test_experiments_train_parents_and_then_children(corpus: TokenStore, tmp_pat
     assert "from a decoder" in " ".join(group.title for group in modes(runs))
 
 
-def test_a_child_waits_for_its_parent(
-    corpus: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_waits_for_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a worker for every run, and processes that only say that they were there."""
-    (tmp_path / "own.toml").write_text(EXPERIMENT)
-    trials = read_experiments(tmp_path / "own.toml", corpus.folder.parent, tmp_path / "runs")
+    trials = trials_of(tmp_path, CELLS, tmp_path)
 
     def pretended(trial: Trial, threads: int) -> list[str]:
         needed = [str(trial.parent / "checkpoint-4")] if trial.parent else []
@@ -244,21 +224,16 @@ def test_a_child_waits_for_its_parent(
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("which", "change", "message"),
     [
-        (('from = "decoder"', 'from = "none"'), "from must name a cell above this one"),
-        (("steps = 2", "seeds = [3]"), r"among those of converted \(\[1\]\); got \[3\]"),
-        (('name = "decoder"', 'name = "decoder"\nstop = 2'), "only finished runs can be"),
-        (("steps = 2", "width = 8"), "leave out width: 16 → 8"),
+        (1, {"from": "none"}, "from must name a cell above this one"),
+        (2, {"seeds": [3]}, r"among those of converted \(\[1\]\); got \[3\]"),
+        (0, {"stop": 2}, "only finished runs can be"),
+        (2, {"width": 8}, "leave out width: 16 → 8"),
     ],
 )
-def test_experiments_that_cannot_be(change: tuple[str, str], message: str, tmp_path: Path) -> None:
-    (tmp_path / "own.toml").write_text(EXPERIMENT.replace(*change))
+def test_experiments_that_cannot_be(which: int, change: Any, message: str, tmp_path: Path) -> None:
+    cells = [*CELLS]
+    cells[which] = cells[which] | change
     with pytest.raises(RunError, match=message):
-        read_experiments(tmp_path / "own.toml", tmp_path, tmp_path)
-
-
-def test_a_recipe_with_a_parent_survives_json(decoder: Run) -> None:
-    recipe = continued(Recipe.from_json(decoder.recipe), "decoder-1", {"objective": "masked-next"})
-    assert Recipe.from_json(json.loads(json.dumps(recipe.to_json()))) == recipe
-    assert recipe.mode == "decoder"
+        trials_of(tmp_path, cells, tmp_path)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.lab.training.making import SPECIAL, VOCABULARY, tiny_model
 
-from wqk_lab.training.models import build_model
 from wqk_lab.training.objectives import (
     IGNORED,
     Objective,
@@ -20,28 +17,8 @@ from wqk_lab.training.objectives import (
 )
 from wqk_lab.training.recipe import OBJECTIVES
 
-VOCABULARY, MASK = 40, 1
-SPECIAL = {"padding": 0, "mask": MASK, "unknown": 2, "separator": 3}
-
-CONFIGS: dict[str, dict[str, Any]] = {
-    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
-    "llama": {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 64,
-        "max_position_embeddings": 64,
-    },
-    "modernbert": {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 64,
-        "max_position_embeddings": 64,
-        "cls_token_id": 3,
-    },
-}
+MASK = SPECIAL["mask"]
+PADDING = SPECIAL["padding"]
 
 
 def draw(seed: int) -> torch.Generator:
@@ -120,21 +97,13 @@ def test_rows_of_a_batch_s_draws_make_parts_of_its_task(name: str, parts: int) -
     draws = objective.draw(6, 8, draw(2))
     task, share = objective.task(blocks, draws), 6 // parts
     pieces = [
-        objective.task(
-            blocks[start : start + share], tuple(d[start : start + share] for d in draws)
-        )
-        for start in range(0, 6, share)
+        objective.task(blocks[part], tuple(d[part] for d in draws))
+        for part in (slice(start, start + share) for start in range(0, 6, share))
     ]
     assert torch.equal(torch.cat([piece.inputs for piece in pieces]), task.inputs)
     assert torch.equal(torch.cat([piece.targets for piece in pieces]), task.targets)
     rows = [piece.rows + number * share * 8 for number, piece in enumerate(pieces)]
     assert torch.equal(torch.cat(rows), task.rows)
-
-
-def full_loss(model: Any, task: Task) -> torch.Tensor:
-    """From the logits of all positions, without our hook's help."""
-    logits = model(input_ids=task.inputs).logits.flatten(0, 1).double()
-    return -logits.log_softmax(1)[task.rows, task.targets].mean()
 
 
 ENCODERS = ("pre", "post", "modernbert")
@@ -146,24 +115,24 @@ DECODERS = ("pre", "post", "gpt2", "llama")
     [("masked", architecture) for architecture in ENCODERS]
     + [(name, architecture) for name in ("causal", "masked-next") for architecture in DECODERS],
 )
-def test_logits_of_the_asked_rows_alone_give_the_same_loss(
-    name: str, architecture: str, tiny: Any
-) -> None:
-    task_for = {"mode": "encoder" if name == "masked" else "decoder", "objective": name}
-    if architecture in CONFIGS:
-        recipe = tiny(**task_for, config={"model_type": architecture, **CONFIGS[architecture]})
-    else:
-        recipe = tiny(**task_for, norm=architecture)
-    model = build_model(recipe, VOCABULARY, SPECIAL).eval()
-    blocks = some_blocks(recipe.batch, recipe.block)
+def test_logits_of_the_asked_rows_alone_give_the_same_loss(name: str, architecture: str) -> None:
+    mode = "encoder" if name == "masked" else "decoder"
+    model = tiny_model(architecture, mode=mode, objective=name).eval()
+    blocks = some_blocks(8, 16)
     task = task_of(name, blocks, 5)
-    expected = full_loss(model, task)
+    # From the logits of all positions, without our hook's help.
+    logits = model(input_ids=task.inputs).logits.flatten(0, 1).double()
+    expected = -logits.log_softmax(1)[task.rows, task.targets].mean()
     expected.backward()
     gradients = [parameter.grad for parameter in model.parameters()]
     model.zero_grad()
-    selection = RowSelection(model)
-    loss = loss_of(model, selection, task)
+    seen = []
+    head = model.get_output_embeddings()
+    hook = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[:-1]))
+    loss = loss_of(model, RowSelection(model), task)
     loss.backward()
+    assert seen == [(1, len(task.rows))]  # and no other row reaches the head
+    hook.remove()
     assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
     for parameter, gradient in zip(model.parameters(), gradients, strict=True):
         assert (parameter.grad is None) == (gradient is None)
@@ -172,37 +141,15 @@ def test_logits_of_the_asked_rows_alone_give_the_same_loss(
     assert model(input_ids=blocks).logits.shape == (*blocks.shape, VOCABULARY)
 
 
-def test_only_the_asked_rows_reach_the_head(tiny: Any) -> None:
-    model = build_model(tiny(), VOCABULARY, SPECIAL)
-    seen = []
-    model.lm_head.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].shape))
-    selection = RowSelection(model)
-    task = task_of("masked", some_blocks(8, 16), 1, 0.25, "mask")
-    loss_of(model, selection, task)
-    assert seen == [(1, 8 * 4, 32)]
-
-
-def test_the_causal_loss_is_transformers_own(tiny: Any) -> None:
-    model = build_model(tiny(mode="decoder"), VOCABULARY, SPECIAL).eval()
-    blocks = some_blocks(4, 16)
-    model.config.loss_type = "ForCausalLMLoss"
-    own = model(input_ids=blocks, labels=blocks).loss.item()
-    task = task_of("causal", blocks, 0)
-    assert loss_of(model, RowSelection(model), task).item() == pytest.approx(own, abs=1e-6)
-
-
-def test_masked_next_is_a_collator_s_labels_shifted_by_a_causal_model(tiny: Any) -> None:
-    recipe = replace(tiny(mode="decoder"), objective="masked-next")
-    model = build_model(recipe, VOCABULARY, SPECIAL).eval()
-    task = task_of("masked-next", some_blocks(4, 16), 4)
+@pytest.mark.parametrize("name", ["causal", "masked-next"])
+def test_the_loss_is_that_of_transformers_shifted_labels(name: str) -> None:
+    model = tiny_model(mode="decoder").eval()
+    task = task_of(name, some_blocks(4, 16), 4)
     labels = torch.full((4 * 16,), -100)
     labels[task.rows + 1] = task.targets
     model.config.loss_type = "ForCausalLMLoss"
     own = model(input_ids=task.inputs, labels=labels.view(4, 16)).loss.item()
     assert loss_of(model, RowSelection(model), task).item() == pytest.approx(own, abs=1e-6)
-
-
-PADDING = SPECIAL["padding"]
 
 
 def padded_blocks(lengths: list[int], block: int) -> torch.Tensor:
@@ -238,13 +185,12 @@ def test_padding_is_neither_changed_nor_predicted(
 
 
 @pytest.mark.parametrize("mode", ["encoder", "decoder"])
-def test_the_loss_of_padded_documents_is_that_of_each_alone(mode: str, tiny: Any) -> None:
+def test_the_loss_of_padded_documents_is_that_of_each_alone(mode: str) -> None:
     lengths, block = [5, 12, 9], 12
-    model = build_model(tiny(mode=mode, block=block), VOCABULARY, SPECIAL).eval()
+    model = tiny_model(mode=mode, block=block).eval()
     blocks = padded_blocks(lengths, block)
-    objective = Objective(
-        {"encoder": "masked", "decoder": "causal"}[mode], 0.3, "mask", MASK, VOCABULARY, PADDING
-    )
+    name = "masked" if mode == "encoder" else "causal"
+    objective = Objective(name, 0.3, "mask", MASK, VOCABULARY, PADDING)
     task = objective.task(blocks, objective.draw(*blocks.shape, draw(2)))
     losses = []
     selection = RowSelection(model)

@@ -6,16 +6,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from tests.lab.training.conftest import Train
+from tests.lab.training.making import tiny
 
 from wqk.tables.run import SETTINGS, Run, open_run
 from wqk_lab.training.corpus import TokenStore
-from wqk_lab.training.recipe import Recipe
 from wqk_lab.training.training import train
 
 # A process of its own, as `wqk lab experiments` starts one for each run.
@@ -33,63 +33,39 @@ def weights(run: Run) -> bytes:
     return (run.checkpoints[-1][1] / "model.safetensors").read_bytes()
 
 
-@pytest.fixture(scope="module")
-def recipe(tiny: Any) -> Recipe:
-    # Wide enough for kernels that work in blocks, and for two threads to share a product.
-    made: Recipe = tiny(width=128, block=32, batch=32, steps=4, save_every=4)
-    return made
+# Wide enough for kernels that work in blocks, and for two threads to share a product.
+WIDE = {"width": 128, "block": 32, "batch": 32, "steps": 4, "save_every": 4}
 
 
 @pytest.fixture(scope="module")
-def first(recipe: Recipe, corpus: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def first(corpus: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     torch.set_num_threads(1)  # as every test does, but this comes before the first
-    return weights(train(recipe, corpus.folder, tmp_path_factory.mktemp("first") / "run"))
+    return weights(train(tiny(**WIDE), corpus.folder, tmp_path_factory.mktemp("first") / "run"))
 
 
-def as_it_is() -> None:
-    pass
-
-
-def deterministic_algorithms() -> None:
-    torch.use_deterministic_algorithms(True)
-
-
-def denormals_flushed() -> None:
-    torch.set_flush_denormal(True)
-
-
-@pytest.fixture
-def restored() -> Any:
-    yield
+@pytest.fixture(params=["as it is", "deterministic algorithms", "denormals flushed", "memory"])
+def setting(request: pytest.FixtureRequest) -> Iterator[object]:
+    """Something of the process that may differ from one run to the next."""
+    if request.param == "memory":  # where it lies
+        yield [torch.empty(1 + (7919 * n) % 100_003) for n in range(301)][::2]
+        return
+    torch.use_deterministic_algorithms(request.param == "deterministic algorithms")
+    torch.set_flush_denormal(request.param == "denormals flushed")
+    yield None
     torch.use_deterministic_algorithms(False)
     torch.set_flush_denormal(False)
 
 
-@pytest.mark.usefixtures("restored")
-@pytest.mark.parametrize("setting", [as_it_is, deterministic_algorithms, denormals_flushed])
-def test_a_repeated_run_has_the_same_bits(
-    setting: Callable[[], None], recipe: Recipe, corpus: TokenStore, first: bytes, tmp_path: Path
-) -> None:
-    setting()
-    assert weights(train(recipe, corpus.folder, tmp_path)) == first
-
-
-def test_where_its_memory_lies_changes_no_bit(
-    recipe: Recipe, corpus: TokenStore, first: bytes, tmp_path: Path
-) -> None:
-    kept = [torch.empty(1 + (7919 * n) % 100_003) for n in range(301)][::2]
-    assert weights(train(recipe, corpus.folder, tmp_path)) == first
-    assert kept
+@pytest.mark.usefixtures("setting")
+def test_a_repeated_run_has_the_same_bits(first: bytes, trained: Train) -> None:
+    assert weights(trained(**WIDE)) == first
 
 
 def test_in_another_process_with_other_settings_it_has_the_same_bits(
-    recipe: Recipe, corpus: TokenStore, first: bytes, tmp_path: Path
+    corpus: TokenStore, first: bytes, tmp_path: Path
 ) -> None:
-    order = {
-        "recipe": recipe.to_json(),
-        "corpus": str(corpus.folder),
-        "folder": str(tmp_path / "run"),
-    }
+    folders = {"corpus": str(corpus.folder), "folder": str(tmp_path / "run")}
+    order = {"recipe": tiny(**WIDE).to_json(), **folders}
     other = {"PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "2", "MALLOC_ARENA_MAX": "1"}
     subprocess.run(
         [sys.executable, "-c", TRAIN, json.dumps(order)], check=True, env={**os.environ, **other}
@@ -97,18 +73,14 @@ def test_in_another_process_with_other_settings_it_has_the_same_bits(
     assert weights(open_run(tmp_path / "run")) == first
 
 
-def test_two_threads_repeat_what_two_threads_gave(
-    recipe: Recipe, corpus: TokenStore, first: bytes, tmp_path: Path
-) -> None:
+def test_two_threads_repeat_what_two_threads_gave(first: bytes, trained: Train) -> None:
     torch.set_num_threads(2)
-    runs = [train(recipe, corpus.folder, tmp_path / name) for name in ("one", "again")]
-    assert weights(runs[0]) == weights(runs[1])
+    assert weights(trained("one", **WIDE)) == weights(trained("again", **WIDE))
     torch.set_num_threads(1)
-    assert weights(train(recipe, corpus.folder, tmp_path / "single")) == first
+    assert weights(trained("single", **WIDE)) == first
 
 
-def test_a_run_records_what_chooses_its_kernels(
-    tiny: Any,
+def test_a_run_records_what_chooses_its_kernels_and_says_what_has_changed(
     corpus: TokenStore,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -120,7 +92,11 @@ def test_a_run_records_what_chooses_its_kernels(
     assert begun_in["instructions"] == torch.backends.cpu.get_cpu_capability()
     assert begun_in["kernels"] == {"ONEDNN_MAX_CPU_ISA": "AVX2"}
     assert begun_in["processor"]
-    changed = begun_in | {"processor": "a Xeon", "instructions": "AVX512"}
+    changed = begun_in | {"torch": "2.0.1", "processor": "a Xeon", "threads": 3}
     (tmp_path / SETTINGS).write_text(json.dumps({**run.settings, "environment": changed}))
     train(None, None, tmp_path, resume=True)
-    assert f"processor {begun_in['processor']} instead of a Xeon" in caplog.text
+    told = (
+        f"torch {torch.__version__} instead of 2.0.1, processor {begun_in['processor']} instead of "
+        "a Xeon, threads 1 instead of 3; its numbers can"
+    )
+    assert f"{tmp_path}: resumed with {told}" in caplog.text

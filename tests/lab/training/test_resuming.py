@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import random
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.lab.training.conftest import Order
+from tests.lab.training.making import tiny
 from tests.limits import counts
 
 from wqk._files import read_lines
-from wqk.tables.run import METRICS, SETTINGS, Run, open_run
+from wqk.tables.run import METRICS, Run, open_run
 from wqk_lab.training import loop
 from wqk_lab.training.corpus import TokenStore
-from wqk_lab.training.recipe import Recipe
 from wqk_lab.training.training import train
 
 
@@ -44,52 +42,35 @@ def assert_same_scores(left: Run, right: Run) -> None:
             )
 
 
-def with_dropout(tiny: Any, **overrides: Any) -> Recipe:
-    recipe: Recipe = tiny(
-        "paper", steps=24, save_every=7, keep_checkpoints="0,10", accumulation=2, **overrides
-    )
-    return recipe
+# With dropout.
+LONG = tiny("paper", steps=24, save_every=7, keep_checkpoints="0,10", accumulation=2)
 
 
 @pytest.fixture(scope="module")
-def whole(corpus: TokenStore, tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def whole(corpus: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run that nothing has interrupted."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     torch.set_num_threads(1)  # as every test does, but this comes before the first
-    return train(with_dropout(tiny), corpus.folder, folder)
-
-
-def interrupt_and_finish(
-    order: Order, recipe: Recipe, folder: Path, interruptions: int, seed: int
-) -> int:
-    """How often the run was killed before it came to its end."""
-    random_touch, killed = random.Random(seed), 0
-    for _ in range(interruptions):
-        code, _ = order(recipe, folder, touch=random_touch.randint(1, 45))
-        assert code in (0, -signal.SIGKILL)
-        if code == 0:
-            return killed
-        killed += 1
-    assert order(recipe, folder) == (0, "")
-    return killed
+    return train(LONG, corpus.folder, folder)
 
 
 @counts(4, 10, "times")
 def test_killed_several_times_a_run_ends_in_the_same_bits(
-    times: int, order: Order, whole: Run, tiny: Any, tmp_path: Path
+    times: int, order: Order, whole: Run, tmp_path: Path
 ) -> None:
-    killed = interrupt_and_finish(order, with_dropout(tiny), tmp_path / "killed", times, seed=1)
-    assert killed >= times // 2
-    finished = open_run(tmp_path / "killed")
+    touches, folder = random.Random(1), tmp_path / "killed"
+    codes = [order(LONG, folder, touch=touches.randint(1, 45))[0] for _ in range(times)]
+    assert {*codes} <= {0, -signal.SIGKILL}
+    assert codes.count(-signal.SIGKILL) >= times // 2
+    assert order(LONG, folder) == (0, "")
+    finished = open_run(folder)
     assert result(finished) == result(whole)
     assert_same_scores(finished, whole)
-    assert not (tmp_path / "killed" / ".saving").exists()
+    assert not (folder / ".saving").exists()
 
 
 @pytest.mark.campaign
-def test_killed_at_every_single_touch(
-    order: Order, corpus: TokenStore, tiny: Any, tmp_path: Path
-) -> None:
+def test_killed_at_every_single_touch(order: Order, corpus: TokenStore, tmp_path: Path) -> None:
     recipe = tiny(steps=4, save_every=2, held_out_every=2, score_every=2)
     whole = result(train(recipe, corpus.folder, tmp_path / "whole"))
     for touch in range(1, 500):
@@ -105,65 +86,49 @@ class Interrupted(Exception):
     """Stands for any end that is not a kill: Ctrl-C, an error, a full disk."""
 
 
-def interrupt_at(step: int) -> Callable[[Any], None]:
+@pytest.fixture
+def stopped(corpus: TokenStore, tmp_path: Path) -> Run:
+    """A run that ended at its twentieth step."""
+
     def on_progress(progress: Any) -> None:
-        if progress.steps_done == step:
+        if progress.steps_done == 20:
             raise Interrupted
 
-    return on_progress
-
-
-def interrupted(recipe: Recipe, corpus: TokenStore, folder: Path, step: int) -> Run:
     with pytest.raises(Interrupted):
-        train(recipe, corpus.folder, folder, on_progress=interrupt_at(step))
-    return open_run(folder)
+        train(LONG, corpus.folder, tmp_path / "stopped", on_progress=on_progress)
+    return open_run(tmp_path / "stopped")
 
 
 def test_an_exception_is_survived_too(
-    corpus: TokenStore, whole: Run, tiny: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    whole: Run, stopped: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stopped = interrupted(with_dropout(tiny), corpus, tmp_path / "stopped", 20)
     assert [step for step, _ in stopped.checkpoints] == [0, 10, 14]
-    finished = train(None, None, tmp_path / "stopped", resume=True)
+    finished = train(None, None, stopped.folder, resume=True)
     assert result(finished) == result(whole)
     assert_same_scores(finished, whole)
     assert "resumed with" not in caplog.text
 
 
-def test_resuming_in_another_environment_says_so(
-    corpus: TokenStore, tiny: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings = train(tiny(steps=4), corpus.folder, tmp_path, stop=2).settings
-    begun_in = settings["environment"] | {"threads": 3, "torch": "2.0.1"}
-    (tmp_path / SETTINGS).write_text(json.dumps({**settings, "environment": begun_in}))
-    train(None, None, tmp_path, resume=True)
-    told = f"torch {torch.__version__} instead of 2.0.1, threads 1 instead of 3; its numbers can"
-    assert f"{tmp_path}: resumed with {told}" in caplog.text
-
-
-def test_without_the_optimizer_s_state_a_run_ends_elsewhere(
-    corpus: TokenStore, whole: Run, tiny: Any, tmp_path: Path
-) -> None:
+def test_without_the_optimizer_s_state_a_run_ends_elsewhere(whole: Run, stopped: Run) -> None:
     # The control: what the bitwise tests compare does depend on what a checkpoint holds.
-    stopped = interrupted(with_dropout(tiny), corpus, tmp_path / "stopped", 20)
     path = stopped.checkpoints[-1][1] / "optimizer.pt"
     state = torch.load(path, weights_only=True)
     for moments in state["state"].values():
         moments["exp_avg"].zero_()
     torch.save(state, path)
-    resumed = train(None, None, tmp_path / "stopped", resume=True)
+    resumed = train(None, None, stopped.folder, resume=True)
     assert result(resumed)["files"] != result(whole)["files"]
 
 
 def test_dropout_is_a_function_of_the_step(
-    corpus: TokenStore, whole: Run, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    corpus: TokenStore, whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The other control: dropout does matter, and no state of the process takes part in it.
     torch.manual_seed(99)
     before = torch.random.get_rng_state()
-    same = train(with_dropout(tiny), corpus.folder, tmp_path / "same")
+    same = train(LONG, corpus.folder, tmp_path / "same")
     assert result(same) == result(whole)
     assert torch.equal(torch.random.get_rng_state(), before)
     monkeypatch.setattr(loop, "DROPOUT", 77)
-    other = train(with_dropout(tiny), corpus.folder, tmp_path / "other")
+    other = train(LONG, corpus.folder, tmp_path / "other")
     assert result(other)["files"] != result(whole)["files"]

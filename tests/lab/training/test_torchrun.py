@@ -6,22 +6,20 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
 from safetensors.numpy import load_file
+from tests.lab.training.making import LOOKS, SAVES, SHAPE, WORK, flags, tiny
 
 from wqk.tables.run import open_run
 from wqk_lab.training.corpus import TokenStore
 from wqk_lab.training.training import train
 
-SMALL = {
-    "layers": 2, "width": 32, "heads": 4, "block": 16, "batch": 8, "accumulation": 2, "steps": 12,
-    "warmup": 2, "log-every": 5, "held-out-every": 6, "held-out-blocks": 20, "score-every": 6,
-    "save-every": 4, "keep-checkpoints": "last", "penalty": "symmetric=0.1",
-}  # fmt: skip
-FLAGS = [word for name, value in SMALL.items() for word in (f"--{name}", str(value))]
+# What differs from a tiny recipe.
+OTHER = {"accumulation": 2, "held_out_blocks": 20}
+PENALTY = {"penalty": "symmetric", "penalty_weight": 0.1}
+FLAGS = flags(**SHAPE, **WORK | LOOKS | SAVES | OTHER, penalty="symmetric=0.1")
 
 
 def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -34,13 +32,13 @@ def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_two_processes_train_as_one(corpus: TokenStore, tiny: Any, tmp_path: Path) -> None:
+def test_two_processes_train_as_one(corpus: TokenStore, tmp_path: Path) -> None:
     done = torchrun(*FLAGS, "--corpus", str(corpus.folder), "-o", str(tmp_path / "two"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("12 steps") == 1
     two = open_run(tmp_path / "two")
     assert two.settings["environment"]["processes"] == 2
-    recipe = tiny(accumulation=2, held_out_blocks=20, penalty="symmetric", penalty_weight=0.1)
+    recipe = tiny(**OTHER, **PENALTY)
     assert two.recipe == recipe.to_json()
     one = train(recipe, corpus.folder, tmp_path / "one")
     # Sums in another order: a few units in the last place of float32, grown over 12 steps.
@@ -63,17 +61,13 @@ def test_two_processes_train_as_one(corpus: TokenStore, tiny: Any, tmp_path: Pat
 @pytest.mark.campaign
 def test_two_processes_go_on(corpus: TokenStore, tmp_path: Path) -> None:
     place = ("--corpus", str(corpus.folder), "-o", str(tmp_path / "two"))
+    odd = torchrun(*FLAGS, "--batch", "7", *place)
+    assert odd.returncode
+    assert "divisible by the number of processes; got 7 blocks and 2 processes" in odd.stderr
+    assert not (tmp_path / "two").exists()
     assert torchrun(*FLAGS, *place).returncode == 0
-    finished = (tmp_path / "two" / "checkpoint-12" / "model.safetensors").read_bytes()
+    weights = tmp_path / "two" / "checkpoint-12" / "model.safetensors"
+    finished = weights.read_bytes()
     again = torchrun("--resume", "-o", str(tmp_path / "two"))
     assert again.returncode == 0, again.stderr
-    assert (tmp_path / "two" / "checkpoint-12" / "model.safetensors").read_bytes() == finished
-
-
-@pytest.mark.campaign
-def test_a_batch_that_cannot_be_divided(corpus: TokenStore, tmp_path: Path) -> None:
-    place = ("--corpus", str(corpus.folder), "-o", str(tmp_path / "two"))
-    done = torchrun(*FLAGS, "--batch", "7", *place)
-    assert done.returncode
-    assert "divisible by the number of processes; got 7 blocks and 2 processes" in done.stderr
-    assert not (tmp_path / "two").exists()
+    assert weights.read_bytes() == finished

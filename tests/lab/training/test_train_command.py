@@ -10,25 +10,14 @@ from typing import Any
 
 import pytest
 from tests.command import run
+from tests.lab.training import making
+from tests.lab.training.making import flags
 
 from wqk.tables.run import create_run, open_run
 from wqk_lab.training.corpus import TokenStore
 from wqk_lab.training.recipe import Recipe, make_recipe
 
-SMALL = {
-    "layers": 1, "width": 16, "heads": 2, "block": 8, "batch": 4, "steps": 4, "warmup": 1,
-    "held_out_blocks": 4,
-}  # fmt: skip
-
-
-def flags(**fields: Any) -> list[str]:
-    return [
-        word
-        for name, value in fields.items()
-        for word in (f"--{name.replace('_', '-')}", str(value))
-    ]
-
-
+SMALL = making.SMALL | {"steps": 4, "warmup": 1}
 wqk_train = partial(run, "lab", "train")
 
 
@@ -74,8 +63,7 @@ def test_a_configuration_of_one_s_own(where: list[str], tmp_path: Path) -> None:
     config = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2}
     (tmp_path / "config.json").write_text(json.dumps(config))
     own = ("--config", str(tmp_path / "config.json"), "--mode", "decoder")
-    small = flags(block=8, batch=4, steps=2, warmup=0, held_out_blocks=4)
-    done = wqk_train(*own, *small, *where)
+    done = wqk_train(*own, *flags(block=8, batch=4, steps=2, held_out_blocks=4), *where)
     assert done.exit_code == 0, done.output
     run = open_run(tmp_path / "run")
     assert run.settings["model"]["class"] == "GPT2LMHeadModel"
@@ -106,22 +94,17 @@ def test_resuming_needs_no_more_than_the_folder(where: list[str], tmp_path: Path
         (["--preset", "slow"], "Invalid value for '--preset'"),
         (["--config", __file__], "contains no JSON object"),
         (["--report-to", "nonsense"], "expected installed loggers: "),
+        ([], "--corpus"),  # without one
     ],
 )
 def test_mistakes_are_one_line(
     arguments: list[str], message: str, where: list[str], tmp_path: Path
 ) -> None:
-    done = wqk_train(*where, *arguments)
+    done = wqk_train(*(where if arguments else where[2:]), *arguments)
     assert done.exit_code == 2, done.output
     assert message in done.stderr
     assert "Traceback" not in done.output
     assert not (tmp_path / "run").exists()
-
-
-def test_a_corpus_is_needed(tmp_path: Path) -> None:
-    done = wqk_train("-o", str(tmp_path / "run"))
-    assert done.exit_code == 2
-    assert "--corpus" in done.stderr
 
 
 @pytest.mark.parametrize("begun", [True, False])

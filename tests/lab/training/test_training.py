@@ -10,23 +10,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.lab.training.conftest import SPECIAL, Order, one_letter_words
+from tests.lab.training.conftest import Order, Train
+from tests.lab.training.making import SPECIAL, make_store, store_of, tiny, tiny_model
 
 import wqk
 from wqk._files import locked, read_lines
 from wqk.checkpoints import steps_of
 from wqk.errors import CorpusError, RunError, UnknownFamily
 from wqk.tables.run import CLIPS, METRICS, Run, create_run, open_run
-from wqk_lab.training.corpus import Chunk, TokenStore, write_store
-from wqk_lab.training.models import build_model
+from wqk_lab.training.corpus import Chunk, TokenStore
 from wqk_lab.training.objectives import (
     HELD_OUT_MASKS,
+    MASKS,
     Objective,
     Rows,
     RowSelection,
+    Task,
     loss_of,
     stream_seed,
 )
+from wqk_lab.training.recipe import Recipe
 from wqk_lab.training.training import TrainingProgress, train
 
 # Held-out losses after 0 and 100 steps, and the last training loss; float32 on a CPU. Libraries
@@ -39,21 +42,19 @@ GOLDEN = {
 
 
 @pytest.fixture(scope="module")
-def run(corpus: TokenStore, tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(corpus: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A short run of an encoder with everything in it."""
-    folder = tmp_path_factory.mktemp("runs") / "run"
-    recipe = tiny(
-        init="symmetric", penalty="symmetric", penalty_weight=0.5, keep_checkpoints="0,4,7"
-    )
-    return train(recipe, corpus.folder, folder)
+    penalty = {"penalty": "symmetric", "penalty_weight": 0.5}
+    recipe = tiny(init="symmetric", **penalty, keep_checkpoints="0,4,7")
+    return train(recipe, corpus.folder, tmp_path_factory.mktemp("runs") / "run")
 
 
 @pytest.mark.parametrize("objective", GOLDEN)
-def test_golden_losses(objective: str, corpus: TokenStore, tiny: Any, tmp_path: Path) -> None:
+def test_golden_losses(objective: str, trained: Train) -> None:
     mode = "encoder" if objective == "masked" else "decoder"
     every = {"log_every": 100, "held_out_every": 100, "save_every": 100, "score_every": 100}
-    recipe = tiny(mode=mode, objective=objective, steps=100, learning_rate=5e-3, **every)
-    metrics = train(recipe, corpus.folder, tmp_path / "run").metrics
+    recipe = {"mode": mode, "objective": objective, "steps": 100, "learning_rate": 5e-3}
+    metrics = trained(**recipe, **every).metrics
     first, last = metrics.row(0, named=True), metrics.row(-1, named=True)
     found = (first["held_out_loss"], last["held_out_loss"], last["loss"])
     assert found == pytest.approx(GOLDEN[objective], rel=1e-4)
@@ -86,20 +87,13 @@ def test_kept_checkpoints(run: Run) -> None:
     assert [step for step, _ in run.checkpoints] == [0, 4, 7, 12]
     resumable = [step for step, path in run.checkpoints if (path / "optimizer.pt").exists()]
     assert resumable == [12]
-    assert sorted(path.name for path in run.folder.iterdir() if path.is_file()) == [
-        ".lock",
-        "metrics.jsonl",
-        "run.json",
-        "scores.jsonl",
-        "updates.jsonl",
-    ]
+    files = {path.name for path in run.folder.iterdir() if path.is_file()}
+    assert files == {".lock", "metrics.jsonl", "run.json", "scores.jsonl", "updates.jsonl"}
 
 
 @pytest.mark.parametrize(("keep", "steps"), [("last", [12]), ("all", [0, 4, 8, 12])])
-def test_keeping_all_checkpoints_or_the_last(
-    keep: str, steps: list[int], corpus: TokenStore, tiny: Any, tmp_path: Path
-) -> None:
-    run = train(tiny(keep_checkpoints=keep), corpus.folder, tmp_path / "run")
+def test_keeping_all_checkpoints_or_the_last(keep: str, steps: list[int], trained: Train) -> None:
+    run = trained(keep_checkpoints=keep)
     assert [step for step, _ in run.checkpoints] == steps
     assert all((path / "optimizer.pt").exists() for _, path in run.checkpoints)
 
@@ -116,12 +110,8 @@ def test_scores_are_those_of_the_checkpoints(run: Run) -> None:
 
 def test_a_run_is_scanned_step_by_step(run: Run) -> None:
     folders = steps_of(str(run.folder))
-    assert [Path(folder).name for folder in folders] == [
-        "checkpoint-0",
-        "checkpoint-4",
-        "checkpoint-7",
-        "checkpoint-12",
-    ]
+    names = [Path(folder).name for folder in folders]
+    assert names == ["checkpoint-0", "checkpoint-4", "checkpoint-7", "checkpoint-12"]
     table = wqk.scan(folders[0])
     assert set(table.frame["step"]) == {0}
     assert table.layers.frame["symmetry"].to_list() == pytest.approx([1, 1], abs=1e-5)
@@ -139,79 +129,72 @@ def test_checkpoints_are_transformers_own(run: Run, corpus: TokenStore) -> None:
     assert logits.shape == (1, 4, corpus.vocabulary_size)
 
 
+def asked(recipe: Recipe, blocks: np.ndarray, stream: int, index: int) -> Task:
+    """What is asked of blocks, by the objective itself."""
+    generator = torch.Generator().manual_seed(stream_seed(1, stream, index))
+    objective = Objective("masked", recipe.mask_share, recipe.corruption, SPECIAL["mask"], 40)
+    return objective.task(torch.from_numpy(blocks), objective.draw(*blocks.shape, generator))
+
+
 def test_the_held_out_loss_is_what_it_says(run: Run, corpus: TokenStore) -> None:
     import transformers
 
     model = transformers.AutoModelForMaskedLM.from_pretrained(run.checkpoints[-1][1]).eval()
-    recipe = run.recipe
-    blocks = Rows(corpus.tokens("held_out"), recipe["block"]).spaced(recipe["held_out_blocks"])
-    objective = Objective(
-        "masked", recipe["mask_share"], recipe["corruption"], 1, corpus.vocabulary_size
-    )
+    blocks = Rows(corpus.tokens("held_out"), 16).spaced(16)
     losses = []
     for index in range(2):
-        generator = torch.Generator().manual_seed(stream_seed(1, HELD_OUT_MASKS, index))
-        batch = torch.from_numpy(blocks[8 * index : 8 * index + 8])
-        task = objective.task(batch, objective.draw(*batch.shape, generator))
+        some = blocks[8 * index : 8 * index + 8]
+        task = asked(Recipe.from_json(run.recipe), some, HELD_OUT_MASKS, index)
         logits = model(task.inputs).logits.flatten(0, 1).double().log_softmax(1)
         losses.append(-logits[task.rows, task.targets].mean().item())
     assert run.metrics["held_out_loss"][-1] == pytest.approx(np.mean(losses), rel=1e-5)
 
 
-def test_the_loss_is_told_without_the_penalty(
-    run: Run, corpus: TokenStore, tiny: Any, tmp_path: Path
+def test_the_loss_is_that_of_the_start_and_without_the_penalty(
+    corpus: TokenStore, trained: Train
 ) -> None:
-    # The first loss is that of the start, whatever the weight of the penalty; s = 1 there.
-    every = {"steps": 1, "warmup": 0, "log_every": 1, "keep_checkpoints": "last"}
-    losses = [
-        train(replace(tiny(), init="symmetric", **every, **penalty), corpus.folder, folder).metrics
-        for folder, penalty in (
-            (tmp_path / "without", {}),
-            (tmp_path / "with", {"penalty": "symmetric", "penalty_weight": 3.0}),
-        )
-    ]
-    without, with_penalty = (frame.row(-1, named=True) for frame in losses)
-    assert with_penalty["loss"] == pytest.approx(without["loss"], rel=1e-5)
-    assert with_penalty["penalty"] == pytest.approx(1.0, abs=1e-3)
-    assert without["penalty"] is None
+    once = {"steps": 1, "warmup": 0, "log_every": 1}
+    plain = trained("plain", **once).metrics
+    penalty = {"penalty": "symmetric", "penalty_weight": 3.0}
+    penalized = trained("penalized", **once, **penalty).metrics
+    task = asked(tiny(), Rows(corpus.tokens("train"), 16).drawn(8, seed=1, index=0), MASKS, 0)
+    model = tiny_model()
+    expected = loss_of(model, RowSelection(model), task).item()
+    for metrics in (plain, penalized):
+        assert metrics["loss"][-1] == pytest.approx(expected, rel=1e-6)
+    assert plain["penalty"].is_null().all()
+    # As often symmetric as not, the form of a random start has half its square in either part.
+    assert penalized["penalty"][-1] == pytest.approx(2.0, abs=0.2)
 
 
-def test_a_penalty_does_what_it_is_for(corpus: TokenStore, tiny: Any, tmp_path: Path) -> None:
-    recipe = tiny(penalty="symmetric", penalty_weight=1.0, steps=25, learning_rate=1e-2)
-    run = train(recipe, corpus.folder, tmp_path / "run")
+def test_a_penalty_does_what_it_is_for(trained: Train) -> None:
+    run = trained(penalty="symmetric", penalty_weight=1.0, steps=25, learning_rate=1e-2)
     layers = run.scores.layers.frame
     before, after = (layers.filter(layers["step"] == step)["symmetry"] for step in (0, 25))
     assert min(after) > max(before) + 0.2
 
 
-def test_accumulation_is_a_larger_batch(corpus: TokenStore, tiny: Any, tmp_path: Path) -> None:
+def test_accumulation_is_a_larger_batch(trained: Train) -> None:
     # The mean over two batches of one step: the losses that its two steps would have begun with.
     common = {"warmup": 0, "log_every": 1, "learning_rate": 1e-12, "weight_decay": 0.0}
-    apart = train(tiny(steps=2, **common), corpus.folder, tmp_path / "apart").metrics
-    together = train(
-        tiny(steps=1, accumulation=2, **common), corpus.folder, tmp_path / "together"
-    ).metrics
+    apart = trained("apart", steps=2, **common).metrics
+    together = trained("together", steps=1, accumulation=2, **common).metrics
     expected = apart.drop_nulls("loss")["loss"].mean()
     assert together["loss"][-1] == pytest.approx(expected, rel=1e-6)
     assert together["tokens"][-1] == apart["tokens"][-1] == 2 * 8 * 16
 
 
-def test_progress_is_told(corpus: TokenStore, tiny: Any, tmp_path: Path) -> None:
-    told: list[TrainingProgress] = []
-    train(tiny(), corpus.folder, tmp_path / "run", on_progress=told.append)
-    assert told[0].steps_done == 0
-    assert told[0].loss is None
-    assert told[0].held_out_is_new
-    assert told[-1].steps_done == told[-1].steps == 12
-    assert told[-1].tokens_per_second
-    new = {progress.steps_done for progress in told if progress.held_out_is_new}
-    assert new == {0, 6, 12}
-
-
-def test_loggers_hear_the_same(corpus: TokenStore, tiny: Any, tmp_path: Path) -> None:
+def test_progress_is_told_and_loggers_hear_the_same(corpus: TokenStore, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run = train(tiny(), corpus.folder, tmp_path / "run", report_to=["tensorboard"])
+    told: list[TrainingProgress] = []
+    to: dict[str, Any] = {"on_progress": told.append, "report_to": ["tensorboard"]}
+    run = train(tiny(), corpus.folder, tmp_path / "run", **to)
+    first, last = told[0], told[-1]
+    assert (first.steps_done, first.loss, first.held_out_is_new) == (0, None, True)
+    assert last.steps_done == last.steps == 12
+    assert last.tokens_per_second
+    assert {one.steps_done for one in told if one.held_out_is_new} == {0, 6, 12}
     found: dict[str, list[tuple[int, float]]] = {}
     for file in sorted(run.folder.rglob("events.out.tfevents.*")):
         events = EventAccumulator(str(file))
@@ -225,7 +208,7 @@ def test_loggers_hear_the_same(corpus: TokenStore, tiny: Any, tmp_path: Path) ->
     assert [step for step, _ in found["wqk/symmetry_median"]] == [0, 4, 6, 8, 12]
 
 
-def test_a_run_that_exists_is_not_begun_again(run: Run, corpus: TokenStore, tiny: Any) -> None:
+def test_a_run_that_exists_is_not_begun_again(run: Run, corpus: TokenStore) -> None:
     before = (run.folder / METRICS).read_bytes()
     with pytest.raises(RunError, match="already contains a run"):
         train(tiny(), corpus.folder, run.folder)
@@ -233,24 +216,24 @@ def test_a_run_that_exists_is_not_begun_again(run: Run, corpus: TokenStore, tiny
 
 
 def test_resuming_by_another_recipe_or_corpus_is_refused(
-    run: Run, corpus: TokenStore, other_corpus: TokenStore, tiny: Any
+    run: Run, corpus: TokenStore, tmp_path: Path
 ) -> None:
-    from wqk_lab.training.recipe import Recipe
-
     recipe = replace(Recipe.from_json(run.recipe), steps=13, seed=2)
     with pytest.raises(RunError, match="differs in steps: 12 → 13; seed: 1 → 2"):
         train(recipe, corpus.folder, run.folder, resume=True)
+    other = make_store(tmp_path / "other", seed=7)
     with pytest.raises(RunError, match="resumes on its own corpus"):
-        train(None, other_corpus.folder, run.folder, resume=True)
+        train(None, other.folder, run.folder, resume=True)
 
 
 def test_resuming_what_is_finished_changes_nothing(run: Run) -> None:
-    before = {path.name: path.stat().st_mtime_ns for path in run.folder.glob("checkpoint-*")}
-    metrics = (run.folder / METRICS).read_bytes()
+    def state() -> tuple[bytes, dict[str, int]]:
+        saved = {path.name: path.stat().st_mtime_ns for path in run.folder.glob("checkpoint-*")}
+        return (run.folder / METRICS).read_bytes(), saved
+
+    before = state()
     train(None, None, run.folder, resume=True)
-    assert (run.folder / METRICS).read_bytes() == metrics
-    after = {path.name: path.stat().st_mtime_ns for path in run.folder.glob("checkpoint-*")}
-    assert after == before
+    assert state() == before
 
 
 def test_two_do_not_train_in_one_folder(run: Run) -> None:
@@ -261,102 +244,62 @@ def test_two_do_not_train_in_one_folder(run: Run) -> None:
         train(None, None, run.folder, resume=True)
 
 
-def test_a_new_run_needs_a_recipe_and_a_corpus(tiny: Any, tmp_path: Path) -> None:
+def test_a_new_run_needs_a_recipe_and_a_corpus(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="needs a recipe and a corpus"):
         train(tiny(), None, tmp_path / "run")
     with pytest.raises(RunError, match=r"not a run's folder; expected a run\.json"):
         train(None, None, tmp_path / "run", resume=True)
-    create_run(tmp_path / "odd", {"recipe": None})
-    with pytest.raises(RunError, match="expected an object 'recipe', got None"):
-        train(None, None, tmp_path / "odd", resume=True)
-    create_run(tmp_path / "strange", {"recipe": tiny().to_json()})
-    with pytest.raises(RunError, match="expected an object 'corpus', got None"):
-        train(None, None, tmp_path / "strange", resume=True)
+    for lacks, settings in (("recipe", {"recipe": None}), ("corpus", {"recipe": tiny().to_json()})):
+        create_run(tmp_path / lacks, settings)
+        with pytest.raises(RunError, match=f"expected an object '{lacks}', got None"):
+            train(None, None, tmp_path / lacks, resume=True)
 
 
-def test_a_corpus_without_a_mask_or_too_short(tiny: Any, tmp_path: Path) -> None:
+def test_a_corpus_without_a_mask_or_too_short(tmp_path: Path) -> None:
     def store(name: str, tokens: int, special: dict[str, int]) -> Path:
-        splits = {
-            split: [Chunk(np.zeros(tokens, np.int64), np.array([tokens]))]
-            for split in ("train", "held_out")
-        }
-        write_store(
-            tmp_path / name,
-            splits,
-            unit="characters",
-            vocabulary_size=4,
-            special=special,
-            tokenizer=b'{"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}',
-        )
-        return tmp_path / name
+        chunk = Chunk(np.zeros(tokens, np.int64), np.array([tokens]))
+        splits = {split: [chunk] for split in ("train", "held_out")}
+        return store_of(tmp_path / name, splits, special).folder
 
-    with pytest.raises(CorpusError, match="needs a vocabulary with a mask token"):
-        train(tiny(), store("maskless", 100, {}), tmp_path / "run")
-    with pytest.raises(CorpusError, match="a block needs 16 tokens, but the stream has 9"):
-        train(tiny(), store("short", 9, {"mask": 1}), tmp_path / "run2")
-    with pytest.raises(CorpusError, match="not a token store"):
-        train(tiny(), tmp_path / "nowhere", tmp_path / "run3")
     damaged = store("damaged", 100, {"mask": 1})
     (damaged / "tokenizer.json").write_text("{}")
-    with pytest.raises(CorpusError, match="not a tokenizer"):
-        train(tiny(), damaged, tmp_path / "run4")
-    assert not list(tmp_path.glob("run*"))
+    for folder, message in (
+        (store("maskless", 100, {}), "needs a vocabulary with a mask token"),
+        (store("short", 9, {"mask": 1}), "a block needs 16 tokens, but the stream has 9"),
+        (tmp_path / "nowhere", "not a token store"),
+        (damaged, "not a tokenizer"),
+    ):
+        with pytest.raises(CorpusError, match=message):
+            train(tiny(), folder, tmp_path / "run")
+        assert not (tmp_path / "run").exists()
 
 
-def test_a_model_whose_queries_nobody_knows(corpus: TokenStore, tiny: Any, tmp_path: Path) -> None:
+def test_a_model_whose_queries_nobody_knows(trained: Train, tmp_path: Path) -> None:
     config = {"model_type": "fnet", "hidden_size": 32, "num_hidden_layers": 1}
     with pytest.raises((UnknownFamily, RunError)):
-        train(tiny(config=config), corpus.folder, tmp_path / "run")
+        trained(config=config)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_loss_that_is_no_number_ends_the_run(
-    corpus: TokenStore, tiny: Any, tmp_path: Path
-) -> None:
-    recipe = tiny(learning_rate=1e30, weight_decay=0.0, steps=20, warmup=0, log_every=1)
+def test_a_loss_that_is_no_number_ends_the_run(trained: Train, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"the loss is (nan|inf) at step \d+; try a lower"):
-        train(recipe, corpus.folder, tmp_path / "run")
+        trained(learning_rate=1e30, weight_decay=0.0, steps=20, warmup=0, log_every=1)
     lines = open_run(tmp_path / "run").metrics.drop_nulls("loss")
     assert lines["loss"].is_finite().all()
 
 
-def test_the_same_recipe_gives_the_same_bits(corpus: TokenStore, tiny: Any, tmp_path: Path) -> None:
-    recipe = tiny("paper", steps=6, learning_rate=1e-3)  # with dropout
-    runs = [train(recipe, corpus.folder, tmp_path / name) for name in "ab"]
-    first, second = (run.checkpoints[-1][1] / "model.safetensors" for run in runs)
-    assert first.read_bytes() == second.read_bytes()
-    other = train(replace(recipe, seed=2), corpus.folder, tmp_path / "c").checkpoints[-1][1]
-    assert first.read_bytes() != (other / "model.safetensors").read_bytes()
-
-
-def test_loss_of_is_the_trainer_s_loss(corpus: TokenStore, tiny: Any, tmp_path: Path) -> None:
-    from wqk_lab.training.objectives import MASKS
-
-    recipe = tiny(steps=1, warmup=0, log_every=1)
-    run = train(recipe, corpus.folder, tmp_path / "run")
-    model = build_model(recipe, corpus.vocabulary_size, corpus.special)
-    blocks = Rows(corpus.tokens("train"), 16).drawn(8, seed=1, index=0)
-    generator = torch.Generator().manual_seed(stream_seed(1, MASKS, 0))
-    objective = Objective("masked", recipe.mask_share, recipe.corruption, 1, corpus.vocabulary_size)
-    task = objective.task(torch.from_numpy(blocks), objective.draw(8, 16, generator))
-    expected = loss_of(model, RowSelection(model), task).item()
-    assert run.metrics["loss"][-1] == pytest.approx(expected, rel=1e-6)
-
-
-def test_a_padded_vocabulary_is_in_the_model_alone(
-    corpus: TokenStore, tiny: Any, tmp_path: Path
-) -> None:
-    run = train(tiny(vocabulary_multiple=64, steps=2), corpus.folder, tmp_path / "run")
+def test_a_padded_vocabulary_is_in_the_model_alone(trained: Train) -> None:
+    run = trained(vocabulary_multiple=64, steps=2)
     assert run.settings["model"]["config"]["vocab_size"] == 64
     assert run.settings["corpus"]["vocabulary_size"] == 40
 
 
-def test_the_task_and_the_loss_are_one_graph(tiny: Any) -> None:
+def test_the_task_and_the_loss_are_one_graph() -> None:
     # As on a GPU, where this graph is compiled; fullgraph refuses any break.
     from wqk_lab.training.loop import Learner
 
     for name, mode in (("masked", "encoder"), ("causal", "decoder"), ("masked-next", "decoder")):
-        model = build_model(tiny(mode=mode), 40, {"padding": 0, "mask": 1}).eval()
+        model = tiny_model(mode=mode).eval()
         learner = Learner(model, Objective(name, 0.3, "bert", 1, 40))
         blocks = torch.randint(4, 40, (8, 16), generator=torch.Generator().manual_seed(1))
         draws = learner.objective.draw(8, 16, torch.Generator().manual_seed(2))
@@ -367,8 +310,8 @@ def test_the_task_and_the_loss_are_one_graph(tiny: Any) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_run_on_a_gpu(corpus: TokenStore, tiny: Any, tmp_path: Path) -> None:
-    run = train(tiny(steps=20, vocabulary_multiple=64), corpus.folder, tmp_path / "run")
+def test_a_run_on_a_gpu(trained: Train) -> None:
+    run = trained(steps=20, vocabulary_multiple=64)
     assert run.settings["environment"]["precision"] == "bf16"
     held_out = run.metrics.drop_nulls("held_out_loss")["held_out_loss"]
     assert held_out[-1] < held_out[0]
@@ -377,7 +320,7 @@ def test_a_run_on_a_gpu(corpus: TokenStore, tiny: Any, tmp_path: Path) -> None:
 
 
 def test_a_run_is_created_by_the_holder_of_its_lock(
-    corpus: TokenStore, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def create(folder: Path, settings: Any) -> Run:
         with (
@@ -388,16 +331,14 @@ def test_a_run_is_created_by_the_holder_of_its_lock(
         return create_run(folder, settings)
 
     monkeypatch.setattr("wqk_lab.training.training.create_run", create)
-    assert train(tiny(steps=1, warmup=0), corpus.folder, tmp_path / "run").metrics["step"][-1] == 1
+    assert trained(steps=1, warmup=0).metrics["step"][-1] == 1
 
 
-def test_of_several_gpus_one_trains(
-    corpus: TokenStore, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_several_gpus_one_trains(trained: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     # Batches split over GPUs by a wrapper around the model would not match the asked rows.
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.nn.DataParallel, "__init__", lambda *_: pytest.fail("wrapped"))
-    assert train(tiny(steps=1, warmup=0), corpus.folder, tmp_path / "run").metrics["step"][-1] == 1
+    assert trained(steps=1, warmup=0).metrics["step"][-1] == 1
 
 
 @pytest.mark.parametrize(
@@ -408,7 +349,7 @@ def test_of_several_gpus_one_trains(
     ],
 )
 def test_a_full_disk_is_one_line_and_leaves_whole_lines(
-    most: int, said: str, order: Order, tiny: Any, tmp_path: Path
+    most: int, said: str, order: Order, tmp_path: Path
 ) -> None:
     recipe = tiny(log_every=1, held_out_every=1, keep_checkpoints="spaced")
     code, message = order(recipe, tmp_path / "run", most=most)
@@ -421,15 +362,12 @@ def test_a_full_disk_is_one_line_and_leaves_whole_lines(
         assert train(None, None, tmp_path / "run", resume=True).metrics["step"][-1] == 12
 
 
-def test_rows_of_single_documents(tiny: Any, tmp_path: Path) -> None:
+def test_rows_of_single_documents(tmp_path: Path) -> None:
     dice = np.random.default_rng(3)
     lengths = dice.integers(2, 30, size=200)
     tokens = dice.integers(4, 9, size=lengths.sum())
     splits = {split: [Chunk(tokens, lengths, len(tokens))] for split in ("train", "held_out")}
-    some: Any = {
-        "unit": "characters", "vocabulary_size": 9, "tokenizer": one_letter_words(9)
-    }  # fmt: skip
-    store = write_store(tmp_path / "store", splits, special=SPECIAL, **some)
+    store = store_of(tmp_path / "store", splits, vocabulary_size=9)
     recipe = tiny(rows="documents")
     whole = train(recipe, store.folder, tmp_path / "whole")
     train(recipe, store.folder, tmp_path / "parts", stop=4)
@@ -438,19 +376,16 @@ def test_rows_of_single_documents(tiny: Any, tmp_path: Path) -> None:
     assert next(losses) == next(losses)
     assert whole.metrics["held_out_loss"].drop_nulls()[-1] < 2.2
     bare = {name: SPECIAL[name] for name in ("mask", "separator")}
-    unpadded = write_store(tmp_path / "bare", splits, special=bare, **some)
+    unpadded = store_of(tmp_path / "bare", splits, bare, vocabulary_size=9)
     with pytest.raises(CorpusError, match="a vocabulary with a padding token"):
         train(recipe, unpadded.folder, tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
 
 
-def test_a_run_can_be_clipped_and_its_logits_measured(
-    corpus: TokenStore, tiny: Any, tmp_path: Path
-) -> None:
-    recipe = tiny(mode="decoder", objective="causal", qk_clip=1e-6, logits="yes")
-    run = train(recipe, corpus.folder, tmp_path / "run")
+def test_a_run_can_be_clipped_and_its_logits_measured(trained: Train) -> None:
+    run = trained(mode="decoder", objective="causal", qk_clip=1e-6, logits="yes")
     clips = read_lines(run.folder / CLIPS)
-    assert {clip["step"] for clip in clips} == set(range(1, recipe.steps + 1))
+    assert {clip["step"] for clip in clips} == set(range(1, 12 + 1))
     measured = run.scores.layers.frame.drop_nulls("max_logit")
-    assert set(measured["step"]) == set(run.scores.frame["step"]) - {recipe.steps}
+    assert set(measured["step"]) == set(run.scores.frame["step"]) - {12}
     assert measured["max_logit"].is_finite().all()

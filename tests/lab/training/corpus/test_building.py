@@ -93,12 +93,8 @@ def test_a_header_has_no_trace_of_the_machine(text_file: Path, tmp_path: Path) -
     assert str(tmp_path) not in header
     assert str(text_file.parent) not in header
     (source,) = json.loads(header)["about"]["sources"]
-    assert source == {
-        "name": "text.jsonl",
-        "bytes": text_file.stat().st_size,
-        "documents": 200,
-        "characters": sum(map(len, sentences(200))),
-    }
+    counts = {"documents": 200, "characters": sum(map(len, sentences(200)))}
+    assert source == {"name": "text.jsonl", "bytes": text_file.stat().st_size, **counts}
 
 
 @settings(max_examples=12)
@@ -133,34 +129,25 @@ def test_what_is_held_out_does_not_depend_on_the_rest(tmp_path: Path) -> None:
     assert set(documents(some, "held_out")) == set(documents(shuffled, "held_out"))
 
 
-def test_the_vocabulary_is_learned_from_training_text_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [{"text": "characters"}, {"vocabulary": 500}], ids=str)
+def test_the_vocabulary_is_learned_from_training_text_alone(how: Any, tmp_path: Path) -> None:
     texts = [f"{word} {number}" for number, word in enumerate("abcdefghijklmnop")]
     path = write_jsonl(tmp_path / "text.jsonl", texts)
-    for options in (
-        CorpusOptions(text="characters", held_out=4),
-        CorpusOptions(vocabulary=500, held_out=4),
-    ):
-        made = build_corpus([path], tmp_path / options.text, options)
-        unknown = made.special["unknown"]
-        assert (made.tokens("held_out") == unknown).any()
-        assert not (made.tokens("train") == unknown).any()
+    made = build_corpus([path], tmp_path / "store", CorpusOptions(**how, held_out=4))
+    unknown = made.special["unknown"]
+    assert (made.tokens("held_out") == unknown).any()
+    assert not (made.tokens("train") == unknown).any()
 
 
 @pytest.mark.usefixtures("small_shards")
 def test_limits_stop_at_whole_documents(text_file: Path, tmp_path: Path) -> None:
     texts = sentences(200)
-    made = build_corpus(
-        [text_file],
-        tmp_path / "documents",
-        CorpusOptions(text="characters", max_documents=30, held_out=0),
-    )
+    first = CorpusOptions(text="characters", max_documents=30, held_out=0)
+    made = build_corpus([text_file], tmp_path / "documents", first)
     assert documents(made, "train") == texts[:30]
     limit = sum(map(len, texts[:17])) + 1
-    made = build_corpus(
-        [text_file, text_file],
-        tmp_path / "characters",
-        CorpusOptions(text="characters", max_characters=limit, held_out=0),
-    )
+    some = CorpusOptions(text="characters", max_characters=limit, held_out=0)
+    made = build_corpus([text_file, text_file], tmp_path / "characters", some)
     assert documents(made, "train") == texts[:18]
     assert [source["documents"] for source in made.about["sources"]] == [18, 0]
 
@@ -169,12 +156,10 @@ def test_empty_documents_are_left_out(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "text.jsonl", ["", "one", " \n\t", "two", ""])
     options = CorpusOptions(text="characters", held_out=0)
     assert documents(build_corpus([path], tmp_path / "a", options), "train") == ["one", "two"]
-    write_jsonl(path, ["", " "])
-    with pytest.raises(CorpusError, match="every document is empty"):
-        build_corpus([path], tmp_path / "b", options)
-    path.write_text("")
-    with pytest.raises(CorpusError, match="every document is empty"):
-        build_corpus([path], tmp_path / "b", options)
+    for texts in (["", " "], []):
+        write_jsonl(path, texts)
+        with pytest.raises(CorpusError, match="every document is empty"):
+            build_corpus([path], tmp_path / "b", options)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a", "text.jsonl"]
 
 
@@ -196,31 +181,19 @@ def test_one_document_is_not_enough_to_hold_one_out(tmp_path: Path) -> None:
     assert len(documents(made, "held_out")) == 1
 
 
+SHARE = r"held_out=[-\w.]+ must be a (finite number|fraction below 1)"
+
+
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
+        *(({"held_out": share}, SHARE) for share in (-0.1, 1.5, float("nan"), float("inf"))),
         ({"text": "letters"}, "text='letters' must be one of words, characters"),
         ({"document": "page"}, "document='page' must be one of"),
-        ({"held_out": -0.1}, r"held_out=[-\w.]+ must be a (finite number|fraction below 1)"),
-        ({"held_out": 1.5}, r"held_out=[-\w.]+ must be a (finite number|fraction below 1)"),
-        (
-            {"held_out": float("nan")},
-            r"held_out=[-\w.]+ must be a (finite number|fraction below 1)",
-        ),
-        (
-            {"held_out": float("inf")},
-            r"held_out=[-\w.]+ must be a (finite number|fraction below 1)",
-        ),
         ({"vocabulary": 5}, "vocabulary=5 must be at least 100"),
-        (
-            {"text": "characters", "characters": 0},
-            "characters=0 must be at least 1",
-        ),
+        ({"text": "characters", "characters": 0}, "characters=0 must be at least 1"),
         ({"max_documents": 0}, "max_documents=0 must be at least 1"),
-        (
-            {"text": "characters", "vocabulary": 500},
-            "text=characters and vocabulary=500 contradict",
-        ),
+        ({"text": "characters", "vocabulary": 500}, "characters and vocabulary=500 contradict"),
         ({"characters": 50}, "text=words and characters=50 contradict"),
         ({"tokenizer": "a", "lower": True}, "tokenizer=a and lower=True contradict"),
     ],

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from dataclasses import replace
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +23,11 @@ def copy(store: TokenStore, tmp_path: Path) -> Path:
     return Path(shutil.copytree(store.folder, tmp_path / "copy"))
 
 
-def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change the header of a store."""
-    header = json.loads((folder / "store.json").read_bytes())
-    change(header)
-    (folder / "store.json").write_text(json.dumps(header))
-
-
 def written(folder: Path, size: int = 10, **chunk: Any) -> TokenStore:
     tokens, lengths = chunk.get("tokens", [7, 8, 3]), chunk.get("lengths", [3])
-    return write_store(
-        folder,
-        {"train": [Chunk(np.array(tokens), np.array(lengths), 2)]},
-        unit="words",
-        vocabulary_size=size,
-        special={"separator": 3},
-        tokenizer=b"{}",
-    )
+    splits = {"train": [Chunk(np.array(tokens), np.array(lengths), 2)]}
+    how: dict[str, Any] = {"unit": "words", "special": {"separator": 3}, "tokenizer": b"{}"}
+    return write_store(folder, splits, vocabulary_size=size, **how)
 
 
 def test_a_store_is_read_with_numpy_alone(store: TokenStore) -> None:
@@ -101,10 +91,9 @@ def test_what_is_no_store_is_not_written(chunk: dict[str, Any], tmp_path: Path) 
 
 def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("precious")
-    with pytest.raises(CorpusError, match="already exists"):
-        written(tmp_path)
-    with pytest.raises(CorpusError, match="already exists"):
-        written(tmp_path / "file")
+    for taken in (tmp_path, tmp_path / "file"):
+        with pytest.raises(CorpusError, match="already exists"):
+            written(taken)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -119,50 +108,27 @@ def test_the_fingerprint_tells_what_a_model_sees(tmp_path: Path) -> None:
     assert one != fingerprint("size", size=11)
 
 
-def set_to(*path: str) -> Callable[[Any], Callable[[dict[str, Any]], None]]:
-    """A change of one field of a header to a value."""
-
-    def to(value: Any) -> Callable[[dict[str, Any]], None]:
-        def change(header: dict[str, Any]) -> None:
-            for name in path[:-1]:
-                header = header[name]
-            header[path[-1]] = value
-
-        return change
-
-    return to
-
-
 VALUES = [None, True, -1, 0, 3.0, 10**30, float("nan"), float("inf"), "1", "uint32", [], {}]
-FIELDS = [
-    ("format",),
-    ("version",),
-    ("fingerprint",),
-    ("dtype",),
-    ("unit",),
-    ("vocabulary_size",),
-    ("special",),
-    ("special", "mask"),
-    ("tokenizer_sha256",),
-    ("splits",),
-    ("splits", "train"),
-    ("splits", "train", "tokens"),
-    ("splits", "held_out", "documents"),
-    ("splits", "train", "tokens_sha256"),
-    ("about",),
-]
+FIELDS = (
+    *("format", "version", "fingerprint", "dtype", "unit", "vocabulary_size", "tokenizer_sha256"),
+    *("special", "special.mask", "about", "splits", "splits.train", "splits.train.tokens"),
+    *("splits.held_out.documents", "splits.train.tokens_sha256"),
+)
 
 
-@pytest.mark.parametrize("field", FIELDS, ids=".".join)
-def test_no_field_of_a_header_can_be_changed(field: tuple[str, ...], copy: Path) -> None:
+@pytest.mark.parametrize("field", FIELDS)
+def test_no_field_of_a_header_can_be_changed(field: str, copy: Path) -> None:
     whole = (copy / "store.json").read_bytes()
+    *places, name = field.split(".")
     for value in VALUES:
-        if field == ("about",) and value == {}:
+        if (field, value) == ("about", {}):
             continue
-        edit(copy, set_to(*field)(value))
+        header = json.loads(whole)
+        reduce(getitem, places, header)[name] = value
+        (copy / "store.json").write_text(json.dumps(header))
         with pytest.raises(CorpusError, match=r"store\.json: "):
             TokenStore.open(copy)
-        (copy / "store.json").write_bytes(whole)
+    (copy / "store.json").write_bytes(whole)
     TokenStore.open(copy).verify()
 
 
@@ -221,8 +187,6 @@ def test_verify_finds_a_flipped_bit_anywhere(name: str, copy: Path) -> None:
 
 def forged(folder: Path, name: str, array: np.ndarray) -> TokenStore:
     """A store whose file was replaced, and whose header was made to agree."""
-    from dataclasses import replace
-
     store = TokenStore.open(folder)
     (folder / name).write_bytes(array.tobytes())
     split, kind = name.split(".")

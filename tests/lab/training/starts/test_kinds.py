@@ -117,41 +117,29 @@ def test_the_map_commutes_with_rotations(kind):
     np.testing.assert_allclose(turn(rotated(vectors), order), rotated(turn(vectors, order)))
 
 
-def mimetic_sides(heads: int, key_heads: int, width: int, d: int) -> Any:
+def best(heads: int, d: int, rank: int) -> list[tuple[np.ndarray, ...]]:
+    """What a mimetic head is to be, and the first of its singular vectors and values."""
+    noise = np.random.default_rng(3).standard_normal((heads, d, d))
+    targets = 0.7 * noise / math.sqrt(d) + 0.4 * np.eye(d)
+    parts = ((target, *np.linalg.svd(target)) for target in targets)
+    return [(target, u[:, :rank], s[:rank], v[:rank]) for target, u, s, v in parts]
+
+
+def mimetic_sides(heads: int, key_heads: int, width: int, d: int) -> tuple[Any, Any]:
+    """Queries and keys, each repeated for the queries that share it."""
     shapes = {"query": (heads, width, d), "key": (key_heads, width, d)}
     drawn = mimetic(shapes, np.random.default_rng(3), alpha=0.7, beta=0.4)
-    return drawn["query"], drawn["key"]
+    return drawn["query"], drawn["key"].repeat(heads // key_heads, axis=0)
 
 
-def mimetic_forms(heads: int, key_heads: int, width: int, d: int) -> list[np.ndarray]:
-    query, key = mimetic_sides(heads, key_heads, width, d)
-    sharing = heads // key_heads
-    return [q.T @ key[head // sharing] for head, q in enumerate(query)]
-
-
-def targets(heads: int, d: int) -> np.ndarray:
-    noise = np.random.default_rng(3).standard_normal((heads, d, d))
-    return 0.7 * noise / math.sqrt(d) + 0.4 * np.eye(d)
-
-
-def test_a_mimetic_head_is_the_best_of_its_rank():
-    for target, form in zip(targets(3, 20), mimetic_forms(3, 3, 5, 20), strict=True):
-        left, values, right = np.linalg.svd(target)
-        np.testing.assert_allclose(form, (left[:, :5] * values[:5]) @ right[:5], atol=1e-10)
-
-
-def test_mimetic_sides_share_the_singular_values():
-    query, key = mimetic_sides(2, 2, 5, 20)
-    for q, k, target in zip(query, key, targets(2, 20), strict=True):
-        values = np.linalg.svd(target)[1][:5]
-        for side in (q, k):
-            np.testing.assert_allclose(np.linalg.svd(side)[1] ** 2, values)
+def test_a_mimetic_head_is_the_best_of_its_rank_and_both_sides_share_its_values():
+    for query, key, (_, u, s, v) in zip(*mimetic_sides(3, 3, 5, 20), best(3, 20, 5), strict=True):
+        np.testing.assert_allclose(query.T @ key, u * s @ v, atol=1e-10)
+        for side in (query, key):
+            np.testing.assert_allclose(np.linalg.svd(side)[1] ** 2, s)
 
 
 def test_grouped_mimetic_heads_come_as_near_as_their_key_lets_them():
-    _, key = mimetic_sides(6, 2, 5, 20)
-    for head, (target, form) in enumerate(
-        zip(targets(6, 20), mimetic_forms(6, 2, 5, 20), strict=True)
-    ):
+    for query, key, (target, *_) in zip(*mimetic_sides(6, 2, 5, 20), best(6, 20, 5), strict=True):
         # Least squares: what is left over is orthogonal to the key.
-        assert np.abs((target - form) @ key[head // 3].T).max() < 1e-10
+        assert np.abs((target - query.T @ key) @ key.T).max() < 1e-10
