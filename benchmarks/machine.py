@@ -12,7 +12,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 import wqk
-from wqk.scanning.cores import one_blas_thread
+from wqk._machine import one_blas_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable

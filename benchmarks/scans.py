@@ -22,10 +22,10 @@ from benchmarks.generate import BERT_BASE, LLAMA_3_8B, query_key_bytes, write_ch
 from benchmarks.machine import PRODUCT, operations, own_products, product, reading
 from benchmarks.rounds import Seconds, alternate, estimate
 from wqk import open_checkpoint, same, scan
+from wqk._machine import one_blas_thread
 from wqk.attention import Block
 from wqk.checkpoints.modules import StateDict
 from wqk.forms.spectra import spectrum
-from wqk.scanning.cores import one_blas_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -37,7 +37,7 @@ ROOMS = {
 ORDER = tuple(ROOMS)
 # Small private files without a room, which everything may import.
 SHARED = {
-    "_caching",
+    "_machine",
     "_console",
     "_files",
     "_style",

@@ -40,7 +40,6 @@ from tests.limits import within
 import wqk
 from wqk.checkpoints import Part, open_checkpoint, ranged
 from wqk.errors import CheckpointError, HubError
-from wqk.scanning import cores
 from wqk.scanning import scan as scanning
 
 NAME = "owner/bert"
@@ -542,7 +541,7 @@ def test_what_cannot_be_scored(hub, files, error, message):
 @pytest.mark.parametrize("limit", ["0", "1000000000"])
 def test_the_next_block_is_fetched_while_one_is_scored(hub, monkeypatch, limit):
     monkeypatch.setenv("WQK_CACHE_LIMIT", limit)
-    monkeypatch.setattr(cores, "SPARE_MEMORY", 1)  # one block at a time
+    monkeypatch.setattr(scanning, "SPARE_MEMORY", 1)  # one block at a time
     real, requests = scanning.score_heads, []
 
     def fetched() -> int:

@@ -12,6 +12,7 @@ import pytest
 from tests.command import run
 
 import wqk
+from wqk import _machine
 from wqk.checkpoints.modules import StateDict
 from wqk.comparing import blocks, contents, units, weights
 from wqk.comparing.answer import BlockComparison, CheckpointComparison, Place
@@ -21,7 +22,6 @@ from wqk.comparing.mismatches import Kind, Mismatch
 from wqk.comparing.sameness import same
 from wqk.comparing.units import Unit
 from wqk.errors import CheckpointError
-from wqk.scanning import cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -497,14 +497,14 @@ def test_threads_find_what_one_finds(
     for name, value in (("MANY", 0), ("CACHED", 64)):
         monkeypatch.setattr(contents, name, value)
     monkeypatch.setattr(units, "SOME", 8)
-    monkeypatch.setattr(cores, "usable_cores", lambda: 3)
+    monkeypatch.setattr(_machine, "usable_cores", lambda: 3)
     monkeypatch.setattr(contents, "usable_cores", lambda: 3)
     beside = same(opened(llama("float16")), opened(changed), everything=True).to_dict()
     assert repr(beside) == repr(alone)
 
 
 def test_an_interruption_ends_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "usable_cores", lambda: 2)
+    monkeypatch.setattr(_machine, "usable_cores", lambda: 2)
     done: list[int] = []
 
     def work(number: int) -> None:
@@ -514,7 +514,7 @@ def test_an_interruption_ends_what_waits(monkeypatch: pytest.MonkeyPatch) -> Non
         done.append(number)
 
     with pytest.raises(KeyboardInterrupt):
-        cores.side_by_side(work, range(1000))
+        _machine.side_by_side(work, range(1000))
     assert len(done) < 500
 
 

@@ -18,9 +18,9 @@ from polars.testing import assert_frame_equal
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import wqk
+from wqk._machine import all_blas_threads, one_blas_thread
 from wqk.errors import MissingPackage, TableError
 from wqk.forms.scores import looks_random
-from wqk.scanning.cores import all_blas_threads, one_blas_thread
 
 ENCODER, DECODER = (wqk.demo_model(name) for name in ("encoder", "decoder"))
 
@@ -100,7 +100,7 @@ def test_scans_in_threads_are_the_same_and_leave_blas_as_it_was(monkeypatch):
     assert all(frame.equals(alone) for frame in frames)
     assert blas_threads() == before
     # Small and large blocks at a time, the latter alone with every thread.
-    monkeypatch.setattr("wqk.scanning.cores.SPARE_MEMORY", 0)
+    monkeypatch.setattr("wqk.scanning.scan.SPARE_MEMORY", 0)
     with ThreadPoolExecutor(4) as pool:
         frames = [table.frame for table in pool.map(wqk.scan, [DECODER] * 4)]
     assert all(frame.equals(frames[0]) for frame in frames)

@@ -27,6 +27,7 @@ from tests.command import run as run_command
 from tests.limits import counts, refused
 
 import wqk
+from wqk._machine import usable_cores
 from wqk.checkpoints import http
 from wqk.errors import (
     CheckpointError,
@@ -36,7 +37,6 @@ from wqk.errors import (
     TableError,
     UnknownName,
 )
-from wqk.scanning.cores import usable_cores
 from wqk.scanning.surveys import SurveyProgress, dask_executor
 from wqk.scanning.surveys import jobs as survey_jobs
 from wqk.scanning.surveys.jobs import Job, Outcome, expand, run_in_processes

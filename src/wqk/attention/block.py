@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from wqk._caching import cached_property
+from wqk._machine import cached_property
 from wqk._names import Advising
 from wqk._typing import Array, Float
 from wqk.attention.coordinates import (

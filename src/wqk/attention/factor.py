@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from wqk._caching import cached_property
+from wqk._machine import cached_property
 from wqk._typing import Array, Float
 from wqk.attention.coordinates import with_norm
 from wqk.checkpoints import Checkpoint, Part

@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
 
-from wqk._caching import in_children
+from wqk._machine import in_children
 from wqk.checkpoints.checkpoint import Part, TensorInfo
 from wqk.checkpoints.number_types import ITEM_BITS, widened
 from wqk.errors import CheckpointError

@@ -18,13 +18,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wqk._caching import cached_property
+from wqk._machine import cached_property, side_by_side
 from wqk._typing import Float
 from wqk.attention.coordinates import with_norm
 from wqk.comparing.tolerances import RESOLUTION, SAFETY, SAME_FREQUENCY, TINY
 from wqk.families import AttentionPlan
 from wqk.families.rotary import Rotary
-from wqk.scanning.cores import side_by_side
 
 # Probe vectors on either side; their P² scores tell heads apart, and how far apart blocks are.
 PROBES = 8

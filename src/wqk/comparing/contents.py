@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from wqk._machine import side_by_side, usable_cores
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.number_types import rounding
 from wqk.comparing.tolerances import AT_ZERO, DIFFERENT, MOST, ROUNDING, SAFETY, SAME_FACTOR
 from wqk.comparing.weights import lies_on
 from wqk.errors import WqkError
-from wqk.scanning.cores import side_by_side, usable_cores
 
 # Numbers that are read at a time; of so many it is kept which ones differ.
 CHUNK, MASKED = 1 << 22, 1 << 26

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from wqk._console import Result, counted, kind_in_words, number
+from wqk._machine import one_blas_thread, usable_cores
 from wqk.attention import Block
 from wqk.checkpoints import Checkpoint, Part
 from wqk.comparing.fingerprints import (
@@ -39,7 +40,6 @@ from wqk.errors import CheckpointError
 from wqk.families import AttentionPlan
 from wqk.families.naming import embedding_table
 from wqk.model import open as open_model
-from wqk.scanning.cores import one_blas_thread, usable_cores
 from wqk.tables.sheet import Cell, Sheet
 
 KINDS = {

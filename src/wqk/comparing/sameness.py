@@ -9,6 +9,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from wqk._machine import one_blas_thread
 from wqk._names import require_list
 from wqk._typing import FilePath
 from wqk.checkpoints import Checkpoint, Part
@@ -37,7 +38,6 @@ from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families import AttentionPlan
 from wqk.model import Model
 from wqk.model import open as open_model
-from wqk.scanning.cores import one_blas_thread
 
 # Values that tell at once, of most weights, that they lie on no narrower type's grid.
 FEW = 4096

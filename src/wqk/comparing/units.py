@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wqk._caching import cached_property
+from wqk._machine import cached_property, side_by_side
 from wqk.checkpoints.checkpoint import Grid, Part, Regrouping
 from wqk.checkpoints.number_types import rounding
 from wqk.comparing.blocks import MANY
 from wqk.comparing.mismatches import Kind, Mismatch
 from wqk.comparing.permutations import Sizes
 from wqk.comparing.tolerances import ALIKE, QUANTIZED_ALIKE, SAFETY, SAME, SCREENED, TIED
-from wqk.scanning.cores import side_by_side
 
 # Rows are compared in so many random directions, some at a time to bound memory.
 DIRECTIONS, SOME = 64, 512

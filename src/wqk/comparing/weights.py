@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from wqk._machine import side_by_side
 from wqk.attention import Block
 from wqk.attention.factor import Factor, load_factor
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
@@ -22,7 +23,6 @@ from wqk.checkpoints.number_types import rounding
 from wqk.comparing.blocks import MANY, Rows, Scoring, as_exact_as
 from wqk.comparing.tolerances import AT_ZERO, ROUNDING
 from wqk.families import AttentionPlan, Composed, Projection, Rotary, Side
-from wqk.scanning.cores import side_by_side
 
 SCORES, VALUES, POSITIONS = CIRCUITS = "attention", "values", "scores of positions"
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from array_api_compat import device, is_array_api_obj
 
-from wqk._caching import cached_property
+from wqk._machine import cached_property
 from wqk._names import Advising
 from wqk._typing import Array, Float, Scores
 from wqk.errors import FormError

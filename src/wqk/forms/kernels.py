@@ -26,7 +26,7 @@ import array_api_compat
 import numpy as np
 from array_api_compat import is_array_api_obj, is_numpy_namespace
 
-from wqk._caching import cached_property
+from wqk._machine import cached_property
 from wqk._typing import Array, Bool, Float
 from wqk.errors import FormError, NonFiniteWeights
 

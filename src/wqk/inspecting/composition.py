@@ -26,6 +26,7 @@ import polars as pl
 from rich.text import Text
 
 from wqk._console import counted, number
+from wqk._machine import one_blas_thread, usable_cores
 from wqk._version import __version__
 from wqk.attention import Block
 from wqk.attention.coordinates import Coordinates, lacks_norm, omissions
@@ -37,8 +38,7 @@ from wqk.forms.scores import SIGNIFICANT, holm
 from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.reporting import pictures
-from wqk.scanning.cores import one_blas_thread, usable_cores, wanted_parts
-from wqk.scanning.scan import checkpoint_columns
+from wqk.scanning.scan import checkpoint_columns, wanted_parts
 from wqk.tables.columns import COLUMNS, Column
 from wqk.tables.rendering import title
 from wqk.tables.schema import conditions, joined_statuses, types

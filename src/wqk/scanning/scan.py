@@ -15,34 +15,40 @@ from typing import Any, Literal
 
 import numpy as np
 
-from wqk._caching import require_threads
+from wqk._machine import (
+    all_blas_threads,
+    is_confined,
+    one_blas_thread,
+    require_threads,
+    usable_cores,
+)
 from wqk._names import require_list
 from wqk._typing import Array
 from wqk._version import __version__
 from wqk.attention import Block
 from wqk.attention.coordinates import PLAIN, Coordinates, lacks_norm, omissions
-from wqk.checkpoints import Checkpoint, steps_of
-from wqk.errors import CheckpointError, FormError, errors_about
+from wqk.checkpoints import Checkpoint, Part, steps_of
+from wqk.errors import (
+    CheckpointError,
+    FormError,
+    MissingPackage,
+    errors_about,
+    first_line,
+    required_by,
+)
 from wqk.families import AttentionPlan
 from wqk.forms import BilinearForm
 from wqk.forms.kernels import directionalities, on_host
 from wqk.forms.scores import head_terms, looks_random
 from wqk.model import Model
 from wqk.model import open as open_model
-from wqk.scanning.cores import (
-    all_blas_threads,
-    blocks_that_fit,
-    is_confined,
-    mover,
-    one_blas_thread,
-    plan_bytes,
-    usable_cores,
-    wanted_parts,
-)
 from wqk.tables.columns import COLUMNS, Measure, chosen, measure_metadata, with_block_measures
 from wqk.tables.details import BlockDetails, Details, LayerKey, block_details
 from wqk.tables.schema import LAYER, joined_statuses
 from wqk.tables.score_table import ScoreTable, join
+
+# Memory, in bytes, that may be spent on scoring several blocks at once.
+SPARE_MEMORY = 512 * 2**20
 
 
 def score_heads(
@@ -245,7 +251,7 @@ def scan(
     require_threads()
     chosen(measures, circuit)  # before anything is read
     require_list("distances", distances, [0, 64])
-    move = mover(device) if device else None
+    move = _mover(device) if device else None
     coordinates = Coordinates(circuit, fold_norm, bias, tuple(dict.fromkeys(distances)))
 
     def scan_one(one: Any) -> ScoreTable:
@@ -272,6 +278,61 @@ def _single_refs(ref: Any) -> list[Any]:
             raise CheckpointError("a scan needs at least one checkpoint, got an empty list")
         return [single for one in ref for single in _single_refs(one)]
     return steps_of(os.fspath(ref)) if isinstance(ref, str | os.PathLike) else [ref]
+
+
+def wanted_parts(plan: AttentionPlan, coordinates: Coordinates) -> list[Part]:
+    """The large parts of a block: all but the vectors of norms."""
+    if coordinates.circuit == "qk":
+        return list(plan.parts)
+    sides = (plan.value, plan.output)
+    return [part for side in sides if side is not None for part in side.parts]
+
+
+def plan_bytes(
+    checkpoint: Checkpoint, plan: AttentionPlan, coordinates: Coordinates = PLAIN
+) -> int:
+    """Bytes of the checkpoint that scoring one block reads, but for the vectors of norms."""
+    parts = set(wanted_parts(plan, coordinates))
+    return sum(part.nbytes(checkpoint.info(part.name)) for part in parts)
+
+
+def _blocks_that_fit(
+    checkpoint: Checkpoint, plans: Sequence[AttentionPlan], coordinates: Coordinates
+) -> int:
+    """How many of the largest block the spare memory holds, at least 1.
+
+    A block needs its weights in float32, twice.
+    """
+
+    def numbers(plan: AttentionPlan) -> int:
+        parts = set(wanted_parts(plan, coordinates))
+        return sum(math.prod(p.shape(checkpoint.info(p.name).shape)) for p in parts)
+
+    # A circuit that is missing has no size; reading it says so.
+    largest = max(1, *(2 * 4 * numbers(plan) for plan in plans))
+    return max(1, SPARE_MEMORY // largest)
+
+
+def _mover(device: str) -> Callable[[BilinearForm], BilinearForm]:
+    """A function that moves a form to a device, such as ``"cuda"``.
+
+    Raises `MissingPackage` if PyTorch is not installed, or cannot use the device.
+    """
+    with required_by("a device"):
+        import torch
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise MissingPackage(
+            f"device {device!r}: PyTorch cannot use it here ({first_line(error)})", package="torch"
+        ) from None
+
+    def move(form: BilinearForm) -> BilinearForm:
+        return BilinearForm.from_factors(
+            *(torch.tensor(f, device=device) for f in (form.query, form.key))
+        )
+
+    return move
 
 
 def scan_model(
@@ -316,7 +377,7 @@ def scan_model(
         for distance, form in block.forms(coordinates):
             yield distance, move(form) if move else form
 
-    fitting = blocks_that_fit(checkpoint, plans, coordinates)
+    fitting = _blocks_that_fit(checkpoint, plans, coordinates)
     at_once = min(usable_cores(), fitting)
     side_by_side = at_once > 1 or is_confined()
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from wqk._caching import cached_property
+from wqk._machine import cached_property
 from wqk._typing import Array, Float
 
 

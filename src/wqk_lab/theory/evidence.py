@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from wqk._caching import cached_property
+from wqk._machine import cached_property
 from wqk.attention import Block
 from wqk.attention.factor import Factor
 from wqk.checkpoints import open_checkpoint

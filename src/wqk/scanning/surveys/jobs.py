@@ -36,8 +36,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Unpack
 
-from wqk._caching import cached_property
 from wqk._files import write_atomically
+from wqk._machine import cached_property, one_blas_thread, share_cores
 from wqk._version import __version__
 from wqk.checkpoints import open_checkpoint, steps_of
 from wqk.checkpoints.formats import exists
@@ -52,8 +52,7 @@ from wqk.checkpoints.references import (
 from wqk.checkpoints.stored import has_weights
 from wqk.errors import CheckpointError, HubError, RunError, WqkError, all_lines, required_by
 from wqk.model import open as open_model
-from wqk.scanning.cores import one_blas_thread, plan_bytes, share_cores
-from wqk.scanning.scan import scan
+from wqk.scanning.scan import plan_bytes, scan
 from wqk.scanning.surveys.model_sets import PREFIX, model_set, read_list
 from wqk.tables.score_table import ScoreTable
 from wqk.tables.writers import to_parquet

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from wqk._files import append_lines, locked, read_lines, unwritable
+from wqk._machine import usable_cores
 from wqk._version import __version__
 from wqk.checkpoints.references import HubAccess, check_options
 from wqk.errors import CheckpointError, OutputError, RunError, TableError, WqkError
-from wqk.scanning.cores import usable_cores
 from wqk.scanning.surveys.jobs import (
     Options,
     expand,

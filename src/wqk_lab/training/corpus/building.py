@@ -22,9 +22,9 @@ import polars as pl
 
 from wqk._console import counted
 from wqk._files import unwritable, write_atomically
+from wqk._machine import usable_cores
 from wqk._version import __version__
 from wqk.errors import CorpusError
-from wqk.scanning.cores import usable_cores
 from wqk_lab.training.corpus.reading import Source, find_source
 from wqk_lab.training.corpus.settings import ALPHABET, VOCABULARY_SIZE, CorpusOptions
 from wqk_lab.training.corpus.store import SPLITS, TokenStore

@@ -1,4 +1,4 @@
-"""How the machine is used: its cores, its memory, and a device such as a GPU.
+"""How the machine is used: its threads, its cores and its memory; and a word on forked processes.
 
 One block for each core uses the cores better than all cores on one block, whose sums and
 conversions run on a single one. Large blocks are taken one by one, with every core on their matrix
@@ -8,69 +8,100 @@ The last digits of a product depend on the number of BLAS threads, which belongs
 not to a thread. Scans in several threads therefore agree on it block by block: small blocks share
 one BLAS thread each, a large block waits until it is alone. The number that was there before is put
 back as soon as no block is being scored.
+
+Before Python 3.12, `functools.cached_property` holds one lock for all instances of a class, so that
+threads that score different forms would wait for each other. A process that was forked may wait for
+threads that it lacks.
 """
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from threading import Condition
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
 
-from wqk.attention.coordinates import PLAIN, Coordinates
-from wqk.checkpoints import Checkpoint, Part
-from wqk.errors import MissingPackage, first_line, required_by
-from wqk.families import AttentionPlan
-from wqk.forms import BilinearForm
+from wqk.errors import RunError
 
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
+
+Value = TypeVar("Value")
 Found = TypeVar("Found")
-
-# Memory, in bytes, that may be spent on scoring several blocks at once.
-SPARE_MEMORY = 512 * 2**20
 
 # The GNU C library hands freed memory back, to be cleared again page by page for the next block,
 # until an array this large was freed; then it keeps twice as much. No page of this one is touched.
 np.empty(2**25 - 2**16, np.uint8)
 
 
-def wanted_parts(plan: AttentionPlan, coordinates: Coordinates) -> list[Part]:
-    """The large parts of a block: all but the vectors of norms."""
-    if coordinates.circuit == "qk":
-        return list(plan.parts)
-    sides = (plan.value, plan.output)
-    return [part for side in sides if side is not None for part in side.parts]
+class cached_property(Generic[Value]):  # noqa: N801, named like the standard one
+    """As `functools.cached_property`, but two threads may both compute an instance's value.
 
-
-def plan_bytes(
-    checkpoint: Checkpoint, plan: AttentionPlan, coordinates: Coordinates = PLAIN
-) -> int:
-    """Bytes of the checkpoint that scoring one block reads, but for the vectors of norms."""
-    parts = set(wanted_parts(plan, coordinates))
-    return sum(part.nbytes(checkpoint.info(part.name)) for part in parts)
-
-
-def blocks_that_fit(
-    checkpoint: Checkpoint, plans: Sequence[AttentionPlan], coordinates: Coordinates
-) -> int:
-    """How many of the largest block the spare memory holds, at least 1.
-
-    A block needs its weights in float32, twice.
+    Examples
+    --------
+    >>> class Circle:
+    ...     radius = 2
+    ...     @cached_property
+    ...     def area(self):
+    ...         print("computed")
+    ...         return 3 * self.radius**2
+    >>> circle = Circle()
+    >>> circle.area + circle.area
+    computed
+    24
     """
 
-    def numbers(plan: AttentionPlan) -> int:
-        parts = set(wanted_parts(plan, coordinates))
-        return sum(math.prod(p.shape(checkpoint.info(p.name).shape)) for p in parts)
+    def __init__(self, compute: Callable[[Any], Value]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
 
-    # A circuit that is missing has no size; reading it says so.
-    largest = max(1, *(2 * 4 * numbers(plan) for plan in plans))
-    return max(1, SPARE_MEMORY // largest)
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type) -> Value:
+        if instance is None:  # accessed on the class, for its documentation
+            return self  # type: ignore[return-value]
+        value = self._compute(instance)
+        # From now on, the instance's own attribute takes precedence.
+        instance.__dict__[self._name] = value
+        return value
+
+
+POOL = re.compile(r"polars-\d")  # threads that a child waits for; others begin with the import
+_waits_forever = False
+
+
+def in_children(do: Callable[[], None]) -> None:
+    """Call this first in every process that is forked from this one."""
+    if hasattr(os, "register_at_fork"):  # Windows has no fork
+        os.register_at_fork(after_in_child=do)
+
+
+def require_threads() -> None:
+    """Raise `RunError` where tables would wait for threads that a fork has left behind."""
+    if _waits_forever:
+        raise RunError(
+            "this process was forked from one that had used polars, whose threads it lacks; start "
+            "processes with multiprocessing.get_context('spawn') or 'forkserver'"
+        )
+
+
+def _after_fork() -> None:
+    global _waits_forever
+    if "polars" in sys.modules:
+        names = [path.read_text() for path in Path(f"/proc/{os.getppid()}/task").glob("*/comm")]
+        _waits_forever = _waits_forever or not names or any(map(POOL.match, names))
+
+
+in_children(_after_fork)
 
 
 _changed = Condition()
@@ -160,6 +191,8 @@ def _control() -> Iterator[ThreadpoolController]:
     threadpoolctl 3.8 heeds only the first thread that ever changed them, and ignores all others
     without a word. Here any thread may be the first to come or the last to go, under one lock.
     """
+    from threadpoolctl import ThreadpoolController
+
     libraries = ThreadpoolController()
 
     def release() -> None:
@@ -172,25 +205,3 @@ def _control() -> Iterator[ThreadpoolController]:
         yield libraries
     finally:
         release()
-
-
-def mover(device: str) -> Callable[[BilinearForm], BilinearForm]:
-    """A function that moves a form to a device, such as ``"cuda"``.
-
-    Raises `MissingPackage` if PyTorch is not installed, or cannot use the device.
-    """
-    with required_by("a device"):
-        import torch
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise MissingPackage(
-            f"device {device!r}: PyTorch cannot use it here ({first_line(error)})", package="torch"
-        ) from None
-
-    def move(form: BilinearForm) -> BilinearForm:
-        return BilinearForm.from_factors(
-            *(torch.tensor(f, device=device) for f in (form.query, form.key))
-        )
-
-    return move
