@@ -25,7 +25,7 @@ from wqk.families import (
     plan_mixers,
     with_head_counts,
 )
-from wqk.families.inference import POSITIONAL, candidates, layers_beyond, neighbors_of
+from wqk.families.naming import POSITIONAL, candidates, layers_beyond, neighbors_of
 from wqk.forms import BilinearForm
 from wqk.forms.kernels import is_number
 

@@ -41,8 +41,7 @@ from wqk.errors import WqkError
 from wqk.families import families, find_family, plan_attention
 from wqk.families.config import part_types
 from wqk.families.family import Family, family_of_type, parse_family
-from wqk.families.finding import MODALITIES, compose_family
-from wqk.families.inference import infer_family
+from wqk.families.finding import MODALITIES, compose_family, infer_family
 from wqk.families.naming import prefixes
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from wqk.comparing.contents import (
 from wqk.comparing.tolerances import MOST
 from wqk.comparing.weights import CIRCUITS, VALUES, Pair, sides_of
 from wqk.families import AttentionPlan, Composed, Projection
-from wqk.families.inference import without_numbers
+from wqk.families.naming import without_numbers
 from wqk.model import Model
 
 if TYPE_CHECKING:

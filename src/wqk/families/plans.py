@@ -18,9 +18,8 @@ from wqk._console import kind_in_words
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families.config import Config
-from wqk.families.inference import without_numbers
 from wqk.families.layouts import Composed
-from wqk.families.naming import find_layers, weight_name
+from wqk.families.naming import find_layers, weight_name, without_numbers
 from wqk.families.rotary import Rotary, rotary_of, rotary_stretch
 from wqk.families.sides import Side, projections_of, sides_of
 

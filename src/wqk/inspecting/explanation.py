@@ -13,7 +13,7 @@ from wqk.attention.coordinates import omissions
 from wqk.checkpoints import Checkpoint
 from wqk.families import AttentionPlan
 from wqk.families.config import Config
-from wqk.families.inference import layers_beyond, recurrent_layers
+from wqk.families.naming import layers_beyond, recurrent_layers
 from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.tables.sheet import Column, Sheet
