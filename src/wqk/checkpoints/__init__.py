@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from wqk.checkpoints.adapters import CONFIG, AdaptedCheckpoint, read_adapter
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
-from wqk.checkpoints.formats import exists, local_folder
+from wqk.checkpoints.formats import exists, has_weights, local_folder, open_local
 from wqk.checkpoints.hub import hub_page, is_hub_id, open_base, open_hub, open_url
 from wqk.checkpoints.modules import open_live
 from wqk.checkpoints.references import is_url, redacted, step_in
-from wqk.checkpoints.stored import has_weights, open_local
 from wqk.errors import CheckpointError, errors_about
 
 if TYPE_CHECKING:

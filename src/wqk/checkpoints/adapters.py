@@ -19,9 +19,9 @@ import numpy as np
 
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.configurations import as_number
+from wqk.checkpoints.formats import StoredCheckpoint, weight_file
 from wqk.checkpoints.modules import without_adapter
 from wqk.checkpoints.references import redacted
-from wqk.checkpoints.stored import StoredCheckpoint, weight_file
 from wqk.errors import CheckpointError, errors_about, shortened, shown
 
 if TYPE_CHECKING:

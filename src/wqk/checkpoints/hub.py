@@ -30,20 +30,21 @@ from wqk.checkpoints.formats import (
     beside,
     format_of,
     local_folder,
+    open_local,
+    read_folder,
     unread_format,
 )
 from wqk.checkpoints.ranged import RangedFile, Workers, open_cache
 from wqk.checkpoints.references import redacted, split_address, step_in
-from wqk.checkpoints.stored import open_local, read_folder
 from wqk.errors import CheckpointError, HubError, errors_about, first_line
 
 if TYPE_CHECKING:
     from wqk.checkpoints.adapters import Adapter
     from wqk.checkpoints.checkpoint import Checkpoint
     from wqk.checkpoints.files import ByteSource
+    from wqk.checkpoints.formats import StoredCheckpoint
     from wqk.checkpoints.ranged import RangeCache
     from wqk.checkpoints.references import HubAccess
-    from wqk.checkpoints.stored import StoredCheckpoint
 
 TIMEOUT = 10
 

@@ -40,7 +40,7 @@ from wqk._files import write_atomically
 from wqk._machine import cached_property, one_blas_thread, share_cores
 from wqk._version import __version__
 from wqk.checkpoints import open_checkpoint, steps_of
-from wqk.checkpoints.formats import exists
+from wqk.checkpoints.formats import exists, has_weights
 from wqk.checkpoints.http import within_deadline
 from wqk.checkpoints.references import (
     HubAccess,
@@ -49,7 +49,6 @@ from wqk.checkpoints.references import (
     step_in,
     without_secrets,
 )
-from wqk.checkpoints.stored import has_weights
 from wqk.errors import CheckpointError, HubError, RunError, WqkError, all_lines, required_by
 from wqk.model import open as open_model
 from wqk.scanning.scan import plan_bytes, scan

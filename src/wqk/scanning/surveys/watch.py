@@ -13,9 +13,8 @@ import polars as pl
 
 from wqk._version import __version__
 from wqk.checkpoints import step_folders
-from wqk.checkpoints.formats import exists
+from wqk.checkpoints.formats import exists, has_weights
 from wqk.checkpoints.references import redacted, step_in
-from wqk.checkpoints.stored import has_weights
 from wqk.errors import OutputError, RunError, WqkError, all_lines, shortened
 from wqk.model import open as open_model
 from wqk.scanning.surveys.jobs import Options, files_of
