@@ -13,8 +13,7 @@ from tests.command import ENCODER, run, shell
 
 import wqk
 from wqk.cli.main import LABORATORY, command
-from wqk.tables.schema import SCHEMA
-from wqk.tables.score_table import read_table
+from wqk.tables.score_table import SCHEMA, read_table
 
 
 def edited_model(folder: Path, **weights: np.ndarray) -> Path:

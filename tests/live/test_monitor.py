@@ -14,7 +14,7 @@ from tests.live.models import bert, gpt2, llama, train, train_step
 
 import wqk
 from wqk.errors import OutputError, RunError, UnknownFamily
-from wqk.tables.schema import KEY, SCHEMA
+from wqk.tables.score_table import KEY, SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Callable

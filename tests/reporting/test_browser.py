@@ -14,7 +14,7 @@ from tests.reporting.making import EVIL, rows, table, trained, training
 
 import wqk
 from wqk.tables.details import Details
-from wqk.tables.schema import SCHEMA
+from wqk.tables.score_table import SCHEMA
 
 pytest.importorskip("plotly")
 

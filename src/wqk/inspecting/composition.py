@@ -41,8 +41,7 @@ from wqk.reporting import pictures
 from wqk.scanning.scan import checkpoint_columns, wanted_parts
 from wqk.tables.columns import COLUMNS, Column
 from wqk.tables.rendering import title
-from wqk.tables.schema import conditions, joined_statuses, types
-from wqk.tables.score_table import Table, records
+from wqk.tables.score_table import Table, conditions, joined_statuses, records, types
 from wqk.tables.sheet import Sheet
 
 if TYPE_CHECKING:

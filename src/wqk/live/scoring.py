@@ -40,8 +40,7 @@ from wqk.live.listening import network_of
 from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.scanning.scan import scan_model
-from wqk.tables.schema import LOGITS, SUMMARIZED
-from wqk.tables.score_table import ScoreTable
+from wqk.tables.score_table import LOGITS, SUMMARIZED, ScoreTable
 
 if TYPE_CHECKING:
     import numpy as np

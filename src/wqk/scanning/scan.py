@@ -44,8 +44,7 @@ from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.tables.columns import COLUMNS, Measure, chosen, measure_metadata, with_block_measures
 from wqk.tables.details import BlockDetails, Details, LayerKey, block_details
-from wqk.tables.schema import LAYER, joined_statuses
-from wqk.tables.score_table import ScoreTable, join
+from wqk.tables.score_table import LAYER, ScoreTable, join, joined_statuses
 
 # Memory, in bytes, that may be spent on scoring several blocks at once.
 SPARE_MEMORY = 512 * 2**20

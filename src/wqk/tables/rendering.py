@@ -28,7 +28,7 @@ from wqk._style import (
 from wqk.errors import TableError
 from wqk.tables import sheet
 from wqk.tables.columns import COLUMNS, MEASURES, Column
-from wqk.tables.schema import FURTHER_COLUMNS, SUMMARIZED, conditions, statuses
+from wqk.tables.score_table import FURTHER_COLUMNS, SUMMARIZED, conditions, statuses
 from wqk.tables.sheet import NEGATIVE, POSITIVE, Bar, Cell, Sheet
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import polars as pl
 from wqk._console import number, one_line
 from wqk.errors import TableError
 from wqk.tables import sheet
-from wqk.tables.schema import GROUP, conditions
+from wqk.tables.score_table import GROUP, conditions
 from wqk.tables.sheet import Sheet
 
 if TYPE_CHECKING:

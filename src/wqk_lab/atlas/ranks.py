@@ -13,8 +13,7 @@ from typing import Any
 import polars as pl
 
 from wqk._console import last_part, number
-from wqk.tables.schema import statuses
-from wqk.tables.score_table import ScoreTable
+from wqk.tables.score_table import ScoreTable, statuses
 
 DATA = Path(__file__).parent / "data"
 

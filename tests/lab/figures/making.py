@@ -8,8 +8,7 @@ import numpy as np
 
 from wqk._files import append_lines
 from wqk.tables.run import METRICS, SCORES, UPDATES, Run, create_run
-from wqk.tables.schema import SCHEMA
-from wqk.tables.score_table import ScoreTable
+from wqk.tables.score_table import SCHEMA, ScoreTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -38,8 +38,7 @@ from wqk.scanning.surveys.jobs import (
     run_job,
     run_on,
 )
-from wqk.tables.schema import KEY, SCHEMA_VERSION
-from wqk.tables.score_table import ScoreTable, join, read_table
+from wqk.tables.score_table import KEY, SCHEMA_VERSION, ScoreTable, join, read_table
 
 if TYPE_CHECKING:
     from wqk.scanning.surveys.jobs import Job, Outcome

@@ -19,8 +19,7 @@ from wqk.errors import OutputError, RunError, WqkError, all_lines, shortened
 from wqk.model import open as open_model
 from wqk.scanning.surveys.jobs import Options, files_of
 from wqk.scanning.surveys.surveying import open_folder, survey
-from wqk.tables.schema import SCHEMA_VERSION
-from wqk.tables.score_table import ScoreTable, read_table
+from wqk.tables.score_table import SCHEMA_VERSION, ScoreTable, read_table
 
 # Seconds between looks: a month.
 LONGEST_WAIT = 30 * 24 * 3600
