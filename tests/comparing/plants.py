@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from tests.comparing.mending import mend
-from tests.families.architectures.architecture import Architecture
+from tests.families.architectures import Architecture
 
 import wqk
 from wqk.checkpoints.modules import StateDict

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tests.families.architectures import NAMED, Architecture
-from tests.families.architectures.architecture import GROUPED
-from tests.families.architectures.language import GEMMA, VISION
+from tests.families.architectures import FURTHER, NAMED
 from tests.families.completeness import omissions
 from tests.families.proving import (
     assert_same_blocks,
@@ -104,12 +102,8 @@ def test_llada_moe_gives_the_same_type_and_has_the_names_of_qwen3(tmp_path: Path
 def test_llada2_holds_queries_keys_and_values_in_one_tensor(tmp_path: Path) -> None:
     # GLM 4 MoE has the same norms and rotates as large a share, in tensors of their own.
     known, other = tmp_path / "known", tmp_path / "llada2"
-    config = GROUPED | {
-        "use_qk_norm": True, "partial_rotary_factor": 0.5, "n_routed_experts": 4,
-        "num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 2,
-    }  # fmt: skip
     for folder in (known, other):
-        save(Architecture("glm4-moe", "Glm4MoeModel", config), folder)
+        save(FURTHER["glm4-moe-half"], folder)
 
     def fused(tensors: dict[str, Any]) -> dict[str, Any]:
         renamed = {}
@@ -151,16 +145,9 @@ def test_diffugpt_lifts_the_mask_of_gpt2_by_its_wrapper(tmp_path: Path) -> None:
     assert {(p.stack, p.causal) for p in wqk.open(tmp_path).plans} == {("encoder", False)}
 
 
-TEXT = {key: value for key, value in GEMMA.items() if not key.endswith("softcapping")}
-T5GEMMA2 = {
-    "encoder": {"text_config": TEXT, "vision_config": VISION, "image_token_index": 52},
-    "decoder": TEXT, "eoi_token_index": 51, "image_token_index": 52,
-}  # fmt: skip
-
-
 def test_the_decoder_of_t5gemma2_shares_a_softmax_with_the_encoder(tmp_path: Path) -> None:
     # Of the decoder's own tokens, normalized again, the model's attention is that of the forms.
-    save(Architecture("t5gemma2", "T5Gemma2Model", T5GEMMA2), tmp_path)
+    save(FURTHER["t5gemma2"], tmp_path)
     blocks = [block for block in wqk.open(tmp_path) if block.stack == "decoder"]
     assert len(blocks) == 4
     assert "share the softmax" in blocks[0].plan.reason

@@ -15,12 +15,11 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from tests.families.architectures import ALL
+from tests.families.architectures import ALL, FURTHER
 from tests.families.completeness import omissions
 from tests.families.proving import save
 from tests.families.test_derived import outcomes, recorded
 from tests.families.test_published import FOUND
-from tests.families.test_unreported import LONGT5_GLOBAL
 from tools.deriving.building import build
 from tools.deriving.probing import record_type
 from tools.deriving.proof import WEAK, faults
@@ -242,7 +241,7 @@ def test_every_rule_is_that_of_a_proven_model_or_marked(tmp_path: Path) -> None:
     """
     several = {name for name, family in families().items() if len(family.attention) > 1}
     opened: list[wqk.Model] = []
-    for architecture in (*ALL, LONGT5_GLOBAL):
+    for architecture in (*ALL, FURTHER["longt5-global"]):
         model_type = architecture.hub.get("model_type") or model_types().get(architecture.model)
         if any(model_type in families()[name].model_types for name in several):
             save(architecture, tmp_path / architecture.name)

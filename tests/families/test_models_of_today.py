@@ -2,124 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
-from tests.command import run
-from tests.families.architectures import Architecture
-from tests.families.architectures.architecture import GROUPED
-from tests.families.proving import edit_config, save
 from tests.stand_in import Module
 
 import wqk
 from wqk.errors import UnknownFamily
 from wqk.inspecting.explanation import explain
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-WITHOUT_WIDTH = {key: value for key, value in GROUPED.items() if key != "head_dim"}
-LATENT = WITHOUT_WIDTH | {
-    "num_key_value_heads": 6,
-    "kv_lora_rank": 10,
-    "q_lora_rank": 14,
-    "qk_nope_head_dim": 6,
-    "qk_rope_head_dim": 4,
-    "v_head_dim": 5,
-    "first_k_dense_replace": 2,
-    "n_routed_experts": 4,
-    "n_group": 2,
-    "topk_group": 1,
-    "num_experts_per_tok": 1,
-    "moe_intermediate_size": 8,
-}
-VISION = {"hidden_size": 32, "num_heads": 4, "depth": 1, "intermediate_size": 16, "patch_size": 4}
-MAMBA = {"mamba_d_state": 4, "mamba_d_conv": 2, "mamba_expand": 2, "mamba_dt_rank": 3}
-
-# The model; each stack's number of query heads, key heads and layers; the verdict; the model type
-# that its configuration names instead of its own.
-MODELS: dict[str, tuple[Architecture, dict[str, tuple[int, int, int]], str, str]] = {
-    "Qwen3-VL": (
-        Architecture(
-            "qwen3-vl",
-            "Qwen3VLModel",
-            {
-                "text_config": GROUPED | {"rope_parameters": {
-                    "rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 2, 2]}},
-                "vision_config": VISION | {
-                    "out_hidden_size": 48, "spatial_merge_size": 2, "temporal_patch_size": 2,
-                    "deepstack_visual_indexes": [], "num_position_embeddings": 16},
-            },
-        ),
-        {"decoder": (6, 2, 2), "vision": (4, 4, 1)},
-        "form right",
-        "",
-    ),
-    "LLaVA": (
-        Architecture(
-            "llava",
-            "LlavaModel",
-            {
-                "text_config": GROUPED | {"model_type": "llama"},
-                "vision_config": {
-                    "model_type": "clip_vision_model", "hidden_size": 24, "num_attention_heads": 4,
-                    "num_hidden_layers": 1, "intermediate_size": 16, "image_size": 8,
-                    "patch_size": 4},
-            },
-        ),
-        {"decoder": (6, 2, 2), "vision": (4, 4, 1)},
-        "right",
-        "",
-    ),
-    "Kimi-K2": (
-        Architecture("kimi", "DeepseekV3Model", LATENT),
-        {"decoder": (6, 6, 2)},
-        "right",
-        "kimi_k2",
-    ),
-    "Jamba": (
-        Architecture(
-            "jamba",
-            "JambaModel",
-            WITHOUT_WIDTH | MAMBA | {
-                "num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1,
-                "num_experts": 1, "use_mamba_kernels": False},
-        ),
-        {"decoder": (6, 2, 2)},
-        "right",
-        "",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("architecture", "heads", "verdict", "of_type"), MODELS.values(), ids=MODELS
-)
-def test_a_model_is_scanned_and_verified(
-    architecture: Architecture,
-    heads: dict[str, tuple[int, int, int]],
-    verdict: str,
-    of_type: str,
-    tmp_path: Path,
-) -> None:
-    save(architecture, tmp_path)
-    if of_type:
-        edit_config(tmp_path, {"model_type": of_type})
-    told = run("scan", str(tmp_path), "--json")
-    assert told.exit_code == 0, told.output
-    layers = wqk.scan(tmp_path).layers.frame.to_dicts()
-    found = {
-        row["stack"]: (row["heads"], row["key_heads"],
-                       sum(r["stack"] == row["stack"] and r["kind"] == "self" for r in layers))
-        for row in layers
-        if row["kind"] == "self"
-    }  # fmt: skip
-    assert found == heads
-    shown = run("verify", str(tmp_path), "--json")
-    assert shown.exit_code == 0, shown.output
-    assert json.loads(shown.stdout)["verdict"] == verdict
 
 
 def draw(*shape: int, seed: int = 0) -> np.ndarray:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.families.architectures import NAMED, Architecture
-from tests.families.architectures.architecture import BERT
+from tests.families.architectures import FURTHER, NAMED, Architecture
 from tests.families.proving import (
     edit_tensors,
     prove_attention,
@@ -81,11 +80,6 @@ def language_model_first(tensors: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-ESM = Architecture(
-    "esm",
-    "EsmForMaskedLM",
-    BERT | {"position_embedding_type": "rotary", "mask_token_id": 3},
-)
 OLDER = [
     (NAMED["gpt2"], without_prefix),
     (NAMED["bert"], gamma_and_beta),
@@ -96,7 +90,7 @@ OLDER = [
     (NAMED["mistral"], with_a_draft_layer),
     (NAMED["deepseek-v3"], with_a_draft_layer),
     (NAMED["gemma3"], language_model_first),
-    (ESM, without_frequencies),
+    (FURTHER["esm"], without_frequencies),
 ]
 
 

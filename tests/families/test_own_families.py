@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.command import run
-from tests.families.architectures import Architecture
-from tests.families.architectures.architecture import GROUPED, TOKENS
+from tests.families.architectures import GROUPED, TOKENS, Architecture
 from tests.families.proving import save
 
 import wqk

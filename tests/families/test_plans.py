@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from tests.families.architectures import NAMED, Architecture
-from tests.families.architectures.architecture import GROUPED
+from tests.families.architectures import GROUPED, NAMED, Architecture
 from tests.families.proving import assert_same_blocks, edit_config, edit_tensors, save
 
 import wqk

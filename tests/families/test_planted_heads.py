@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tests.families.architectures import NAMED
-from tests.families.architectures.architecture import GROUPED
+from tests.families.architectures import GROUPED, NAMED
 from tests.families.proving import edit_tensors, save
 
 import wqk

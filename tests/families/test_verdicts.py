@@ -1,4 +1,4 @@
-"""What is said of a form where positions, mask and scale are not known."""
+"""What is said of a form: beside its model, and where positions, mask and scale are not known."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from tests.command import run
-from tests.families.architectures import Architecture
-from tests.families.architectures.architecture import BERT
-from tests.families.proving import save
+from tests.families.architectures import BERT, FURTHER, Architecture
+from tests.families.proving import prove_live, prove_variety, save
 
 import wqk
 from wqk.live.recomputation import Application, form_difference
@@ -29,6 +28,23 @@ guess = "guessed by hand"
 query = "layers.{layer}.self_attn.QUERY"
 key = "layers.{layer}.self_attn.KEY"
 """
+
+
+TOLD = [architecture for architecture in FURTHER.values() if architecture.told]
+
+
+@pytest.mark.parametrize("architecture", TOLD, ids=lambda one: str(one.name))
+def test_each_attention_of_a_model_is_told(architecture: Architecture, tmp_path: Path) -> None:
+    model = save(architecture, tmp_path)
+    found = []
+    for plan, block in zip(wqk.open(tmp_path).plans, verify(tmp_path).blocks, strict=True):
+        heads = f"{plan.query.heads} over {plan.key.heads} heads"
+        more = [f"window {plan.window}"] * (plan.window is not None) + [*plan.statuses]
+        place = f"{plan.stack} {plan.kind} {plan.layer}"
+        found.append(f"{place}: {', '.join([heads, *more])}: {block.verdict}")
+    assert found == architecture.told
+    prove_live(architecture, model, tmp_path)
+    prove_variety(tmp_path)
 
 
 @pytest.fixture(scope="module")
