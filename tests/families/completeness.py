@@ -58,7 +58,8 @@ def _circuit(checkpoint: Checkpoint, plans: list[AttentionPlan]) -> Iterator[str
     tensors = checkpoint.tensors()
     for plan in plans:
         name = plan.query.tensor
-        beside = value_and_output(tensors, name, name.removesuffix(".weight"))
+        width = plan.query.heads * plan.query.head_width
+        beside = value_and_output(tensors, name, name.removesuffix(".weight"), width)
         if plan.value is None and "value" in beside and beside["value"] != plan.key.tensor:
             yield f"{beside['value']} is no value"
         if plan.output is None and "output" in beside:

@@ -31,7 +31,7 @@ class Seen(NamedTuple):
     scores: np.ndarray
     weights: np.ndarray
     products: tuple[np.ndarray, ...]
-    values: list[np.ndarray]  # what the first product after it multiplies the weights with
+    values: list[np.ndarray]  # what the first product after it takes besides the weights
 
 
 class Softmaxes(TorchDispatchMode):  # type: ignore[misc]
@@ -58,7 +58,8 @@ class Softmaxes(TorchDispatchMode):  # type: ignore[misc]
             self._products.append(torch.bmm(*args[-2:]).numpy())
             seen = self.seen[self._within[-1]]
             if seen and not seen[-1].values:
-                seen[-1].values.append(args[-1].numpy().copy())
+                turned = np.may_share_memory(args[-1].numpy(), seen[-1].weights)
+                seen[-1].values.append(args[-2 if turned else -1].numpy().copy())
         if name in SOFTMAXES and self._within and args[0].ndim in (3, 4):
             products, self._products = self._products, []
             self.seen[self._within[-1]].append(

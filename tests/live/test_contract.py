@@ -25,7 +25,7 @@ import torch
 from tests.families.architectures import ALL
 from tests.families.test_derived import proven_types
 from tests.lab.training.starts.untrained import untrained
-from tests.live.softmaxes import Softmaxes, in_training, trainable
+from tests.live.softmaxes import HIDDEN, Softmaxes, in_training, trainable
 from tools.deriving.building import build
 from tools.deriving.feeding import adapted, model_feeds
 from torch.nn import functional
@@ -44,9 +44,6 @@ CROSSED = (1, "key", "key_value_states", "encoder_hidden_states", "cross_attenti
 # How much a ceiling may be above what they reach; more where heads are wider than inputs, whose
 # queries cannot point anywhere.
 LOOSE = 4.0
-
-# Scores below this are those of hidden keys; the first GPT adds -10,000 to them.
-HIDDEN = {"openai-gpt": -5e3}
 
 Feeds = Iterable[dict[str, Any]]
 Rerun = Callable[[dict[Any, Any]], list[tuple[Any, list[Any]]]]

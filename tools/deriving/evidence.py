@@ -32,7 +32,10 @@ KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_gr
              "kv_n_heads", "n_kv_heads")  # fmt: skip
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth", "encoder_layers",
           "num_encoder_layers", "depths")  # fmt: skip
-OUTPUTS = re.compile(r"(o|out|output|c|linear_out)_?(proj|lin|put)?|wo|proj|dense|Wo|projection")
+OUTPUTS = re.compile(
+    r"(o|(to_|linear_|attention_)?out|output|c)_?(proj(ection)?|lin|put)?"
+    r"|wo|dense|Wo|proj(ection)?(_layer)?"
+)
 VALUE = (
     ("query", "value"),
     ("q_", "v_"),
@@ -342,31 +345,45 @@ def terms(product: Product, sites: Sequence[Site]) -> dict[str, Any]:
     return {}
 
 
-def value_and_output(tensors: Mapping[str, Any], query: str, spelled: str) -> dict[str, Any]:
-    """The value's and the output's spellings, by what lies beside the queries."""
-    parent, _, word = query.removesuffix(".weight").rpartition(".")
+def value_and_output(
+    tensors: Mapping[str, Any], query: str, spelled: str, width: int = 0
+) -> dict[str, Any]:
+    """The value's and the output's spellings, by what lies beside the queries.
+
+    The width of all heads is that of the queries, where these have a tensor of their own.
+    """
+    query, inner = _without_inner(query.removesuffix(".weight"))
+    parent, _, word = query.rpartition(".")
+    within = _without_inner(spelled)[0].rpartition(".")[0]
     found: dict[str, Any] = {}
     for before, after in VALUE:
         if word.startswith(before) or before in word:
-            value = f"{parent}.{word.replace(before, after, 1)}"
-            if f"{value}.weight" in tensors and value != query.removesuffix(".weight"):
-                found["value"] = spelled.rpartition(".")[0] + "." + word.replace(before, after, 1)
+            other = word.replace(before, after, 1)
+            if other != word and f"{parent}.{other}{inner}.weight" in tensors:
+                found["value"] = f"{within}.{other}{inner}"
                 break
-    heads = tensors[query].shape[0]
-    grand = parent.rpartition(".")[0]
-    within = spelled.rpartition(".")[0]
-    beside = f"{within.rpartition('.')[0]}.output"
-    for stem, near in ((parent, within), (f"{grand}.output", beside)):
+    width = width or tensors[f"{query}{inner}.weight"].shape[0]
+    grand, around = parent.rpartition(".")[0], within.rpartition(".")[0]
+    places = [(parent, within), (f"{grand}.output", f"{around}.output")]
+    if parent.endswith("self") or "self_attn." in parent:
+        places.append((grand, around))
+    for stem, near in places:
         outputs = [
-            name
+            name.removesuffix(".weight").removeprefix(f"{stem}.")
             for name, info in tensors.items()
-            if name.rpartition(".")[0].rpartition(".")[0] == stem
+            if name.startswith(f"{stem}.")
             and name.endswith(".weight")
             and len(info.shape) == 2
-            and info.shape[1] == heads
-            and OUTPUTS.fullmatch(name.removesuffix(".weight").rpartition(".")[2])
+            and info.shape[1] == width
         ]
+        outputs = [name for name in outputs if OUTPUTS.fullmatch(_without_inner(name)[0])]
         if len(outputs) == 1:
-            found["output"] = f"{near}.{outputs[0].removesuffix('.weight').rpartition('.')[2]}"
+            found["output"] = f"{near}.{outputs[0]}"
             break
     return found
+
+
+def _without_inner(name: str) -> tuple[str, str]:
+    """A name, and the module within it that has the weight, where one wraps it."""
+    inner = ".linear" if name.endswith(".linear") else ""
+    return name.removesuffix(inner), inner
