@@ -188,7 +188,7 @@ def _print_placements(scans: Iterable[ScoreTable]) -> None:
     from rich.text import Text
 
     from wqk.cli import display
-    from wqk.reporting.summary import place
+    from wqk.tables.rendering import place
 
     placements = [placement for table in scans for placement in place(table)]
     names = {placement.name for placement in placements}

@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from importlib.metadata import entry_points
 from pathlib import PurePath
 from typing import Any
 
@@ -17,7 +16,7 @@ import polars as pl
 
 from wqk._console import count, kind_in_words, number
 from wqk.errors import TableError
-from wqk.tables.rendering import HEADLINE, STATUSES, label, shades_of
+from wqk.tables.rendering import HEADLINE, STATUSES, label, place, shades_of
 from wqk.tables.rendering import notes as notes_of
 from wqk.tables.score_table import GROUP, KEY, ScoreTable, statuses
 from wqk.tables.sheet import Cell, Column, Sheet
@@ -288,16 +287,3 @@ def _setting(value: Any) -> str:
     if isinstance(value, list):
         return "; ".join(map(_setting, value)) or "none"
     return "–" if value is None else str(value)
-
-
-# The group of entry points: each is a function of a score table, as `wqk_lab.atlas.place` is.
-PLACES = "wqk.places"
-
-
-def place(table: ScoreTable) -> list[Any]:
-    """The place of each checkpoint and stack of a table among models that a package knows.
-
-    As text, each is one sentence; it has the ``name`` of the checkpoint, its ``stack``, a second
-    sentence, ``meaning``, the values that were compared, and the ``others``.
-    """
-    return [found for point in entry_points(group=PLACES) for found in point.load()(table)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -44,6 +45,9 @@ SHORTEST = 4
 # Most heads that are listed instead of summarized, and most lines of an overview.
 MOST_HEADS = 5000
 MOST_LINES = 200
+
+# The group of entry points: each is a function of a score table, as `wqk_lab.atlas.place` is.
+PLACES = "wqk.places"
 
 STATUSES = {
     "degenerate": "the form is zero",
@@ -517,3 +521,12 @@ def titles(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         )
         told.append(", ".join([name, *differing]))
     return told
+
+
+def place(table: ScoreTable) -> list[Any]:
+    """The place of each checkpoint and stack of a table among models that a package knows.
+
+    As text, each is one sentence; it has the ``name`` of the checkpoint, its ``stack``, a second
+    sentence, ``meaning``, the values that were compared, and the ``others``.
+    """
+    return [found for point in entry_points(group=PLACES) for found in point.load()(table)]
