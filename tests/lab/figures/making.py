@@ -11,7 +11,7 @@ from wqk.tables.run import METRICS, SCORES, UPDATES, Run, create_run
 from wqk.tables.score_table import SCHEMA, ScoreTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 RECIPE = {
@@ -33,6 +33,17 @@ def row(layer: int, **values: Any) -> dict[str, Any]:
 
 def table(*rows: dict[str, Any]) -> ScoreTable:
     return ScoreTable.from_rows(rows)
+
+
+def logged(
+    folder: Path, recipe: dict[str, Any], losses: Mapping[int, float], **settings: Any
+) -> Run:
+    """A run of this recipe with these losses by step."""
+    known = {"recipe": {"mode": "encoder"} | recipe, "corpus": {"folder": "/texts/a"}}
+    run = create_run(folder, known | settings)
+    for step, loss in losses.items():
+        append_lines(run.folder / METRICS, {"step": step, "held_out_loss": loss, "loss": loss})
+    return run
 
 
 def make_run(

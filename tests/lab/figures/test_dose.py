@@ -6,34 +6,28 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.lab.figures.making import logged
 
-from wqk._files import append_lines
 from wqk.errors import RunError
-from wqk.tables.run import METRICS, Run, create_run
+from wqk.tables.run import Run
 from wqk_lab.figures import Sources, draw, numbers
-
-SHARED = {"mode": "encoder", "objective": "masked", "steps": 400}
 
 
 def run(
-    folder: Path, init: str, norm: float, values: float, *, losses: Sequence[float], seed: int = 1,
+    folder: Path, init: str, norm: float, values: float, losses: Sequence[float], seed: int = 1,
     **recipe: float,
 ) -> Run:  # fmt: skip
     """A run with layers of these ratios, and these losses at every hundredth step."""
-    started = [
+    scales = [
         {"norm_ratio": norm * layer, "value_ratio": values * layer} for layer in (0.98, 1.0, 1.02)
     ]
-    made = create_run(
+    return logged(
         folder / f"{init}-{norm}-{values}-{seed}",
-        {
-            "recipe": SHARED | {"init": init, "seed": seed} | recipe,
-            "corpus": {"folder": "/texts/a", "fingerprint": "a"},
-            "initialization": started,
-        },
+        {"objective": "masked", "steps": 400, "init": init, "seed": seed} | recipe,
+        dict(zip(range(100, 500, 100), losses, strict=False)),
+        corpus={"folder": "/texts/a", "fingerprint": "a"},
+        initialization=scales if norm else [],
     )
-    for step, loss in zip(range(100, 500, 100), losses, strict=False):
-        append_lines(made.folder / METRICS, {"step": step, "loss": loss, "held_out_loss": loss})
-    return made
 
 
 @pytest.fixture
@@ -99,13 +93,6 @@ def test_what_dose_cannot_draw(runs: list[Run], tmp_path: Path) -> None:
         numbers("dose", Sources((runs[0], runs[4])))
     with pytest.raises(RunError, match=r"level=3 is for dose; got losses: leave it out"):
         numbers("losses", Sources(tuple(runs), level=3.0))
-    bare = create_run(
-        tmp_path / "bare",
-        {
-            "recipe": SHARED | {"init": "paired", "seed": 1},
-            "corpus": {"folder": "/texts/a", "fingerprint": "a"},
-        },
-    )
-    append_lines(bare.folder / METRICS, {"step": 400, "loss": 3.0, "held_out_loss": 3.0})
-    with pytest.raises(RunError, match="bare: its start has no report of scales"):
+    bare = run(tmp_path, "paired", 0, 0, losses=(3.0, 3.0, 3.0, 3.0))
+    with pytest.raises(RunError, match="paired-0-0-1: its start has no report of scales"):
         numbers("dose", Sources((*runs, bare)))

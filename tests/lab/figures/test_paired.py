@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 from tests.checkpoints.serving import own_hub
 from tests.command import run
-from tests.lab.runs.small_pairs import Small
+from tests.lab.runs.small_pairs import repositories
 
 from wqk_lab.figures import read_sources
 from wqk_lab.figures.paired import (
@@ -35,7 +35,7 @@ def surveyed(effect: float, folder: Path, every: int = 1) -> PairSurvey:
         own_hub(folder, patch) as hub,
         ThreadPoolExecutor(4) as executor,
     ):
-        hub.repositories |= Small(effect).repositories()
+        hub.repositories |= repositories(effect)
         del hub.repositories[MISSING]
         found = survey_pairs(folder / "out", executor=executor, chosen=pairs()[::every])
         # Weights are asked for in parts, never whole.

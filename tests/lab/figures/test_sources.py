@@ -26,6 +26,8 @@ def test_each_kind_of_path_is_known(tmp_path: Path) -> None:
     assert [run.name for run in one.runs] == ["a"]
     paths = [tmp_path / name for name in ("runs", "survey", "scores.csv", "forms.npz")]
     found = read_sources(*paths)
+    assert read_sources() == Sources()
+    assert Sources().scores is None
     assert [run.name for run in found.runs] == ["a", "b"]
     assert found.table is not None
     assert found.table.frame["layer"].to_list() == [0, 1, 2]
@@ -68,18 +70,14 @@ def test_what_holds_nothing_is_refused(tmp_path: Path) -> None:
 
 
 def test_table_s2_says_when_no_own_model_is_one_of_its_own() -> None:
-    named = [row(0), row(0, checkpoint="google-bert/bert-base-uncased")]
+    named = [row(0), row(0, checkpoint="google-bert/bert-base-uncased", symmetry=0.123)]
     alone, both = (
         table_text("tableS2", Sources(table=table(*some))) for some in (named[:1], named)
     )
     assert "None of the given checkpoints is a model of this table." in alone
     assert "Own median" not in alone
     assert "with own results next to them" in both
-
-
-def test_nothing_gives_nothing() -> None:
-    assert read_sources() == Sources()
-    assert Sources().scores is None
+    assert "0.12" in both
 
 
 def test_losses_at_the_end_stand_below_table_1(tmp_path: Path) -> None:
@@ -105,29 +103,26 @@ def test_losses_at_the_end_stand_below_table_1(tmp_path: Path) -> None:
     assert table_text("table1", Sources(runs), ".tex").startswith("% ")
 
 
-def test_two_cells_of_one_name_are_an_error(tmp_path: Path) -> None:
-    runs = (make_run(tmp_path / "one"), make_run(tmp_path / "two", learning_rate=0.5))
-    with pytest.raises(RunError, match=r"are two cells, .*two and .*one, which differ in learning"):
-        training_results(runs)
-
-
-def test_runs_of_a_cell_that_end_apart_are_an_error(tmp_path: Path) -> None:
-    runs = (make_run(tmp_path / "one"), make_run(tmp_path / "two", (0, 20), seed=2))
-    with pytest.raises(RunError, match="end at the steps 20, 40"):
-        training_results(runs)
+def test_cells_of_one_name_and_runs_that_end_apart_are_errors(tmp_path: Path) -> None:
+    one = make_run(tmp_path / "one")
+    for other, message in (
+        (
+            make_run(tmp_path / "two", learning_rate=0.5),
+            "are two cells, .*two and .*one, which",
+        ),
+        (make_run(tmp_path / "short", (0, 20), seed=2), "end at the steps 20, 40"),
+    ):
+        with pytest.raises(RunError, match=message):
+            training_results((one, other))
 
 
 def test_tables_with_the_wrong_sources(tmp_path: Path) -> None:
-    with pytest.raises(TableError, match="table1 takes training runs"):
-        table_text("table1", Sources(table=table(row(0))))
-    with pytest.raises(RunError, match="got 1 other runs"):
-        table_text("table1", Sources((make_run(tmp_path / "short", (0,)),)))
-    with pytest.raises(TableError, match="tableS2 takes scores"):
-        table_text("tableS2", Sources(blocks=demo_table().details.blocks))
-    with pytest.raises(OutputError, match=r"written as .md or .tex; got the ending '.pdf'"):
-        table_text("table1", Sources(), ".pdf")
-
-
-def test_own_scores_stand_beside_table_s2() -> None:
-    own = table(row(0, checkpoint="google-bert/bert-base-uncased", symmetry=0.123))
-    assert "0.12" in table_text("tableS2", Sources(table=own))
+    short = make_run(tmp_path / "short", (0,))
+    for arguments, message in (
+        (("table1", Sources(table=table(row(0)))), "table1 takes training runs"),
+        (("table1", Sources((short,))), "got 1 other runs"),
+        (("tableS2", Sources(blocks=demo_table().details.blocks)), "tableS2 takes scores"),
+        (("table1", Sources(), ".pdf"), r"written as .md or .tex; got the ending '.pdf'"),
+    ):
+        with pytest.raises((OutputError, RunError, TableError), match=message):
+            table_text(*arguments)

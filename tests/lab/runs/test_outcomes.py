@@ -8,22 +8,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tests.lab.figures.making import make_run
+from tests.lab.figures.making import logged, make_run
 
 import wqk.reporting.report
-from wqk._files import append_lines
-from wqk.tables.run import METRICS, Run, create_run, open_run
+from wqk.tables.run import Run
 from wqk_lab.runs.outcomes import results
 
 
 def started(folder: Path, init: str, seed: int, saving: float) -> Run:
     """A run whose held-out loss falls by 1 / step, sooner by a share of its steps."""
-    recipe = {"mode": "encoder", "init": init, "seed": seed, "steps": 100}
-    run = create_run(folder / f"{init}-{seed}", {"recipe": recipe, "corpus": {"folder": "text"}})
-    for step in range(10, 101, 10):
-        loss = 4.0 - step / 100 / (1 - saving) + seed / 100
-        append_lines(run.folder / METRICS, {"step": step, "held_out_loss": loss})
-    return open_run(run.folder)
+    recipe = {"init": init, "seed": seed, "steps": 100}
+    losses = {step: 4.0 - step / 100 / (1 - saving) + seed / 100 for step in range(10, 101, 10)}
+    return logged(folder / f"{init}-{seed}", recipe, losses)
 
 
 def test_a_speed_up_is_told_with_its_interval(tmp_path: Path) -> None:
@@ -52,9 +48,8 @@ def test_runs_without_another_start_or_a_common_seed_are_passed_over(tmp_path: P
 
 def test_a_report_tells_what_packages_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     declared = tomllib.loads(Path(__file__).parents[3].joinpath("pyproject.toml").read_text())
-    module, _, name = declared["project"]["entry-points"]["wqk.results"]["laboratory"].partition(
-        ":"
-    )
+    declaration = declared["project"]["entry-points"]["wqk.results"]["laboratory"]
+    module, _, name = declaration.partition(":")
     assert getattr(import_module(module), name) is results
     found = SimpleNamespace(load=lambda: lambda runs: [f"{len(runs)} runs & more"])
     monkeypatch.setattr(wqk.reporting.report, "entry_points", lambda group: [found])

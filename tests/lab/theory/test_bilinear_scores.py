@@ -38,24 +38,17 @@ def test_attention_is_made_of_bilinear_forms(name: str) -> None:
                 assert bilinear_scores.same_order(use) < 0.95
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2"])
-def test_without_biases_and_positions_the_form_alone_orders(name: str) -> None:
+# That of the keys alone does not matter: q_i · b is the same for all keys j; b · k_j is not.
+@pytest.mark.parametrize(
+    ("name", "biases"),
+    [("bert", ("query.bias", "key.bias")), ("gpt2", "c_attn.bias"), ("bert", "query.bias")],
+)
+def test_without_biases_and_positions_the_form_alone_orders(name: str, biases: Any) -> None:
     with built(name) as model:
         batch = batch_for(model)
         with torch.no_grad():
             for parameter_name, parameter in model.named_parameters():
-                if parameter_name.endswith(("query.bias", "key.bias", "c_attn.bias")):
-                    parameter.zero_()
-        assert [bilinear_scores.same_order(use) for use in uses_of(model, batch)] == [1.0, 1.0]
-
-
-def test_the_bias_of_the_keys_alone_does_not_matter() -> None:
-    # q_i · b is the same for all keys j; b · k_j is not.
-    with built("bert") as model:
-        batch = batch_for(model)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if name.endswith("query.bias"):
+                if parameter_name.endswith(biases):
                     parameter.zero_()
         assert [bilinear_scores.same_order(use) for use in uses_of(model, batch)] == [1.0, 1.0]
 
@@ -74,23 +67,3 @@ def test_what_is_wrong_is_seen() -> None:
             assert values is not None
             rolled = replace(values, stored_weight=np.roll(values.stored_weight, 1, 0))
             assert bilinear_scores.mixing_error(use, rolled) > 1e-3
-
-
-def test_a_real_model(shared: Any) -> None:
-    transformers = pytest.importorskip("transformers")
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        shared / "checkpoints/stories260k", trust_remote_code=False
-    )
-    tokens = torch.randint(3, 500, (2, 32), generator=torch.Generator().manual_seed(0))
-    checkpoint = open_checkpoint(model)
-    for use in gradients(model, {"input_ids": tokens, "labels": tokens}):
-        errors = [
-            f(use)
-            for f in (
-                bilinear_scores.form_error,
-                bilinear_scores.heads_error,
-                bilinear_scores.attention_error,
-            )
-        ]
-        mixing = bilinear_scores.mixing_error(use, load_values(checkpoint, use.attention.plan))
-        assert max(*errors, mixing) < 1e-4

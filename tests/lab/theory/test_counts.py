@@ -125,17 +125,6 @@ def test_shares_above_one_are_those_of_plain_counting() -> None:
         assert shares["mass"][chunk] == pytest.approx((above * weights).sum() / weights.sum())
 
 
-def test_planted_preferences_are_clear() -> None:
-    tokens = np.tile([5, 5, 3, 3, 3, 1], 500)
-    counts = count_pairs(tokens, cut(np.array([0, 3000]), "stream", 6), 6, chunks=5)
-    np.testing.assert_allclose(shares_above_one(counts)["entries"], 1 / 3)
-
-
-def test_as_often_context_as_prediction_counts_half() -> None:
-    counts = PairCounts(np.full((8, 2), 5.0), np.full((8, 2), [5.0, 4.0]), np.full((8, 2), 50))
-    assert set(shares_above_one(counts)["entries"]) == {0.75}
-
-
 def test_too_little_text_is_refused() -> None:
     counts = count_pairs(np.arange(10), cut(np.array([0, 10]), "stream", 5), 10)
     with pytest.raises(CorpusError, match="no token occurs 8 times in two chunks"):

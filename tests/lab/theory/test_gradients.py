@@ -122,10 +122,9 @@ def gradients_of_terms(
     """∂loss/∂E of every block: of an E for all pairs, and for pairs at some distances."""
     model.eval()
     mode = PutIntoScores(model, plans)
-    for config in {
-        id(m.config): m.config for m in model.modules() if hasattr(m, "config")
-    }.values():
-        config._attn_implementation = config._experts_implementation = "eager"
+    for module in model.modules():
+        if hasattr(module, "config"):
+            module.config._attn_implementation = module.config._experts_implementation = "eager"
     try:
         with mode:
             value = loss(model, batch | {"output_attentions": True})
@@ -248,9 +247,7 @@ def test_some_layers_alone() -> None:
 
 def test_the_model_is_left_as_it_was() -> None:
     with built("llama") as model:
-        gradients(
-            model, batch_for(model), objective(linear, 0)
-        )  # transformers leaves its own hooks
+        gradients(model, batch_for(model), objective(linear, 0))  # transformers leaves its hooks
         model.train()
         hooks = hook_count(model)
         before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -279,12 +276,9 @@ def test_a_loss_has_to_be_one() -> None:
         batch = batch_for(model)
         with pytest.raises(TheoryError, match="gives no loss for input_ids"):
             gradients(model, batch)
-        with pytest.raises(TheoryError, match="a loss must be a scalar"):
-            gradients(model, batch, lambda m, b: m(**b).logits)
-        with pytest.raises(TheoryError, match="a loss must be a scalar"):
-            gradients(model, batch, lambda m, b: m(**b).logits.sum().detach())
-        with pytest.raises(TheoryError, match="a loss must be a scalar"):
-            gradients(model, batch, lambda m, b: float(m(**b).logits.sum()))
+        for wrong in (lambda y: y, lambda y: y.sum().detach(), lambda y: float(y.sum())):
+            with pytest.raises(TheoryError, match="a loss must be a scalar"):
+                gradients(model, batch, lambda m, b, wrong=wrong: wrong(m(**b).logits))
         hooks = hook_count(model)
         with pytest.raises(TheoryError, match="loss does not depend on the attention that layer 1"):
             gradients(model, batch, first_hidden_state)

@@ -58,6 +58,11 @@ def write_store(folder: Path) -> None:
     build_corpus([source], folder, options)
 
 
+def opened(ref: Path | str, corpus: Path | str, **options: Any) -> Subject:
+    """The first state of a subject, on little text."""
+    return next(open_subjects(str(ref), corpus, **{**SMALL, **options})[1])
+
+
 @given(st.integers(2, 40), st.floats(0.001, 0.999), st.integers(0, 100))
 def test_every_block_has_the_same_number_of_masked_tokens(
     length: int, share: float, seed: int
@@ -84,8 +89,7 @@ def test_masked_examples_hide_what_they_ask_for() -> None:
 
 def test_a_checkpoint_says_what_it_predicts(place: Path) -> None:
     for name, objective in (("bert", "masked"), ("decoder", "causal")):
-        _, states = open_subjects(str(place / name), place / "store", **SMALL)
-        (subject,) = states
+        subject = opened(place / name, place / "store")
         assert (subject.name, subject.objective, subject.step) == (name, objective, None)
         assert subject.blocks.shape == (2, 2, 8)
         assert not subject.missing
@@ -96,10 +100,7 @@ def test_a_checkpoint_says_what_it_predicts(place: Path) -> None:
 def test_one_checkpoint_can_be_made_to_predict_either(place: Path) -> None:
     """Causal: what comes later changes nothing. Masked: it does."""
     for objective, leaks in (("causal", False), ("masked", True)):
-        _, states = open_subjects(
-            str(place / "bert"), place / "store", objective=objective, **SMALL
-        )
-        model = next(states).model
+        model = opened(place / "bert", place / "store", objective=objective).model
         tokens = torch.arange(8)[None] + 4
         later = torch.cat([tokens[:, :5], tokens[:, 5:] + 1], dim=1)
         with torch.no_grad():
@@ -108,12 +109,8 @@ def test_one_checkpoint_can_be_made_to_predict_either(place: Path) -> None:
 
 
 def test_the_same_seed_gives_the_same_blocks_and_fresh_weights(place: Path) -> None:
-    drawn = []
-    for seed in (0, 0, 1):
-        _, states = open_subjects(
-            str(subjects.configuration(place)), place / "store", seed=seed, **SMALL
-        )
-        drawn.append(next(states))
+    configuration = subjects.configuration(place)
+    drawn = [opened(configuration, place / "store", seed=seed) for seed in (0, 0, 1)]
     assert drawn[0].missing == ()
     weights = [subject.model.state_dict() for subject in drawn]
     name = "bert.encoder.layer.0.attention.self.query.weight"
@@ -142,17 +139,14 @@ def test_a_run_is_read_in_blocks_no_longer_than_its_own(place: Path) -> None:
         assert block_of(str(folder)) == expected
     assert block_of(str(place / "bert")) == block_of("bert") == 64
     subjects.save(subjects.bert(), place / "block-8" / "checkpoint-0")
-    _, states = open_subjects(
-        str(place / "block-8"), place / "tokens.npy", batches=2, batch=2, objective="causal"
-    )
-    assert next(states).blocks.shape == (2, 2, 8)
+    subject = opened(place / "block-8", place / "tokens.npy", block=None, objective="causal")
+    assert subject.blocks.shape == (2, 2, 8)
 
 
 def test_tensors_that_are_not_in_the_checkpoint_are_named(place: Path) -> None:
     subjects.save(subjects.bert().bert, place / "headless")
     own_tokenizer(place, "headless")
-    _, states = open_subjects(str(place / "headless"), place / "store", **SMALL)
-    missing = next(states).missing
+    missing = opened(place / "headless", place / "store").missing
     assert any(name.startswith("cls.predictions") for name in missing)
     assert not any("encoder" in name for name in missing)
 
@@ -186,7 +180,7 @@ def test_a_store_comes_with_its_documents(place: Path) -> None:
 
 def test_text_in_another_vocabulary_is_refused_or_doubted(place: Path) -> None:
     def doubt(ref: Path, corpus: str) -> str:
-        return next(open_subjects(str(ref), place / corpus, **SMALL)[1]).caveat
+        return opened(ref, place / corpus).caveat
 
     assert doubt(place / "bert", "store") == ""
     assert doubt(subjects.configuration(place), "store") == ""  # its weights know no words
@@ -221,7 +215,7 @@ def test_no_code_of_a_checkpoint_is_run(place: Path) -> None:
     config |= {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config"}}
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(WqkError):
-        next(open_subjects(str(folder), place / "tokens.npy", **SMALL)[1])
+        opened(folder, place / "tokens.npy")
 
 
 def test_blocks_are_pieces_of_the_text() -> None:
@@ -236,7 +230,7 @@ def test_blocks_are_pieces_of_the_text() -> None:
 
 HOSTILE: dict[str, tuple[str, dict[str, Any], type[WqkError], str]] = {
     "no model": ("/nowhere/at/all", {}, CheckpointError, "no such file"),
-    "no language model": ("bert", {"objective": "causal", "vit": True}, UnknownFamily, "vit"),
+    "no language model": ("vit.json", {"objective": "causal"}, UnknownFamily, "vit"),
     "no mask token": ("bert", {"corpus": "tokens.npy"}, CorpusError, "mask token"),
     "no text": ("bert", {"corpus": "absent"}, CorpusError, "expected a token store"),
     "unknown text": ("bert", {"corpus": "model.bin"}, CorpusError, "expected a text file"),
@@ -244,20 +238,10 @@ HOSTILE: dict[str, tuple[str, dict[str, Any], type[WqkError], str]] = {
     "two axes": ("decoder", {"corpus": "square.npy"}, CorpusError, "one dimension"),
     "pickled": ("decoder", {"corpus": "object.npy"}, CorpusError, "cannot be read"),
     "negative": ("decoder", {"corpus": "negative.npy"}, CorpusError, "token ids"),
-    "foreign": (
-        "decoder",
-        {"corpus": "large.npy"},
-        CorpusError,
-        "another vocabulary \\(1001 entries",
-    ),
+    "foreign": ("decoder", {"corpus": "large.npy"}, CorpusError, r"vocabulary \(1001 entries"),
     "short": ("decoder", {"corpus": "tokens.npy", "batches": 10**4}, CorpusError, "take fewer"),
     "long blocks": ("bert", {"block": 64}, CheckpointError, "try a shorter --block"),
-    "revision of a folder": (
-        "bert",
-        {"revision": "main"},
-        CheckpointError,
-        "only a Hub repository has revisions",
-    ),
+    "revision": ("bert", {"revision": "main"}, CheckpointError, "only a Hub repository has"),
     "all masked": ("bert", {"mask_share": 1.0}, CorpusError, r"lies in \(0, 1\)"),
 }
 
@@ -265,20 +249,16 @@ HOSTILE: dict[str, tuple[str, dict[str, Any], type[WqkError], str]] = {
 @pytest.mark.parametrize("case", HOSTILE)
 def test_what_cannot_be_tested_is_refused_in_a_line(case: str, place: Path) -> None:
     ref, options, error, message = HOSTILE[case]
-    options = {**SMALL, "corpus": "store", **options}
     (place / "model.bin").write_bytes(b"\0" * 8)
     (place / "plain.txt").write_text("some words")
+    (place / "vit.json").write_text('{"model_type": "vit"}')
     np.save(place / "square.npy", np.ones((2, 2), int))
     np.save(place / "negative.npy", np.arange(-3, 300))
     np.save(place / "large.npy", np.arange(1001))
     np.save(place / "object.npy", np.array([{}, 1], object), allow_pickle=True)
-    if options.pop("vit", False):
-        ref = str(place / "vit.json")
-        Path(ref).write_text('{"model_type": "vit"}')
-    elif not ref.startswith("/"):
-        ref = str(place / ref)
+    corpus = place / options.get("corpus", "store")
     with pytest.raises(error, match=message) as caught:
-        next(open_subjects(ref, place / options.pop("corpus"), **options)[1])
+        opened(place / ref, corpus, **{k: v for k, v in options.items() if k != "corpus"})
     assert "\n" not in str(caught.value)
 
 
@@ -293,8 +273,7 @@ def test_a_folder_named_like_a_model_type_is_a_checkpoint(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
-    _, states = open_subjects("bert", "store", **SMALL)
-    subject = next(states)
+    subject = opened("bert", "store")
     assert not subject.missing
     weight = subject.model.bert.encoder.layer[0].attention.self.query.weight
     expected = subjects.bert().bert.encoder.layer[0].attention.self.query.weight

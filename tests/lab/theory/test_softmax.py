@@ -44,15 +44,6 @@ def test_the_error_is_the_output_gradient_met_with_the_values() -> None:
         np.testing.assert_allclose(gradient.error, expected, atol=1e-12 * np.abs(expected).max())
 
 
-def test_beta_by_explicit_sums(layers: list[LayerGradient]) -> None:
-    for gradient in layers:
-        alpha, error = gradient.probabilities, gradient.error
-        for b, h, i, j in np.ndindex(2, 2, 9, 9):
-            mean = sum(alpha[b, h, i, k] * error[b, h, i, k] for k in range(9))
-            expected = 8**-0.5 * alpha[b, h, i, j] * (error[b, h, i, j] - mean)
-            assert gradient.beta[b, h, i, j] == pytest.approx(expected, abs=1e-12)
-
-
 def test_the_numbers_by_hand(layers: list[LayerGradient]) -> None:
     gradient = layers[0]
     effect = softmax_effect(gradient)

@@ -63,23 +63,6 @@ def test_the_first_order_is_the_slope(name: str) -> None:
             np.testing.assert_allclose(step, expected, atol=1e-7 * np.abs(slope).max())
 
 
-def test_equation_s40_without_biases() -> None:
-    with built("bert") as model:
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if name.endswith(("query.bias", "key.bias")):
-                    parameter.zero_()
-        found = gradients(model, batch_for(model, 6), objective(linear, 6))
-    for layer in found:
-        expected = np.zeros((32, 32))
-        for head in range(4):
-            form, own = layer.attention[head], layer.by_prediction(head).dense()
-            expected -= form.query @ form.query.T @ own + own @ form.key @ form.key.T
-        scale = np.abs(expected).max()
-        found_here = first_order(layer.attention, *layer.factor_gradients()).dense()
-        np.testing.assert_allclose(found_here, expected, atol=1e-12 * scale)
-
-
 def test_gradients_have_to_be_there() -> None:
     with built("bert") as model, pytest.raises(CheckpointError, match=r"query\.weight"):
         parameter_gradients(model, wqk.open(open_checkpoint(model)).plans)
