@@ -12,7 +12,7 @@ import pytest
 from wqk.errors import WqkError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 HANGING = 120.0  # seconds by the clock: what takes these waits for ever, on however busy a machine
 
@@ -20,6 +20,13 @@ HANGING = 120.0  # seconds by the clock: what takes these waits for ever, on how
 def counts(short: int, long: int, name: str = "count") -> pytest.MarkDecorator:
     """A test of random cases: a few of them, and in the campaign many."""
     return pytest.mark.parametrize(name, [short, pytest.param(long, marks=pytest.mark.campaign)])
+
+
+def some(few: Iterable[str], cases: Iterable[str]) -> list[Any]:
+    """Cases of a test: a few of them always, all others in the campaign."""
+    chosen = dict.fromkeys(few)
+    rest = (case for case in cases if case not in chosen)
+    return [*chosen, *(pytest.param(case, marks=pytest.mark.campaign) for case in rest)]
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -25,69 +26,8 @@ from wqk.checkpoints.modules import StateDict
 
 DATA = Path(__file__).parent / "llama-cpp.jsonl"
 
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-LLAMA3 = {
-    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}  # fmt: skip
-LONG = {
-    "rope_type": "longrope", "short_factor": [1 + n / 10 for n in range(8)],
-    "long_factor": [1 + n / 2 for n in range(8)], "original_max_position_embeddings": 64,
-}  # fmt: skip
-
-# Settings of a model that change its attention, by its class in transformers and a name.
-VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
-    "DeepseekV2ForCausalLM": {
-        "yarn": {"rope_parameters": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}},
-    },
-    "DeepseekV3ForCausalLM": {
-        "yarn": {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
-    },
-    "FalconForCausalLM": {"40b": {"new_decoder_architecture": True, "num_kv_heads": 2}},
-    "Gemma2ForCausalLM": {"softcap": {"attn_logit_softcapping": 3.0}},
-    "GraniteForCausalLM": {"multiplier": {"attention_multiplier": 0.3}},
-    "LlamaForCausalLM": {
-        "llama3": {"rope_parameters": LLAMA3},
-        "yarn": {"rope_parameters": YARN},
-        "linear": {"rope_parameters": {"rope_type": "linear", "factor": 4.0}},
-    },
-    "MptForCausalLM": {"clip": {"attn_config": {"clip_qkv": 0.7, "alibi": True}}},
-    "Olmo3ForCausalLM": {"yarn": {"rope_parameters": YARN}},
-    "OlmoForCausalLM": {"clip": {"clip_qkv": 0.7}},
-    "Phi3ForCausalLM": {
-        "long": {"rope_parameters": LONG, "max_position_embeddings": 256,
-                 "original_max_position_embeddings": 64},
-    },
-    "Qwen2ForCausalLM": {"window": {"use_sliding_window": True, "max_window_layers": 1}},
-    "StableLmForCausalLM": {"bias": {"use_qkv_bias": True}},
-}  # fmt: skip
-
-# What published configurations say and the converter reads; transformers no longer writes it.
-PUBLISHED: dict[str, dict[str, Any]] = {
-    "Cohere2ForCausalLM": {"rotary_pct": 1.0},
-    "EuroBertModel": {"classifier_pooling": "mean"},
-    "FalconH1ForCausalLM": {"head_dim": 16},
-    "GPT2LMHeadModel": {"n_ctx": 256},
-    "GraniteMoeHybridForCausalLM": {"layer_types": ["mamba", "attention"]},
-    "GPTNeoXForCausalLM": {"rotary_pct": 0.25},
-    "MiniMaxM2ForCausalLM": {"rotary_dim": 12},
-    "MptForCausalLM": {"architectures": ["MPTForCausalLM"]},
-    "T5ForConditionalGeneration": {"decoder_start_token_id": 0},
-}
-# Where the small sizes are not those of any model that llama.cpp knows.
-BUILT: dict[str, dict[str, Any]] = {
-    "Cohere2ForCausalLM": {"head_dim": 16},
-    "Gemma2ForCausalLM": {"query_pre_attn_scalar": 24},
-    "Gemma3ForCausalLM": {"query_pre_attn_scalar": 24},
-    "Gemma3TextModel": {"query_pre_attn_scalar": 24, "use_bidirectional_attention": True},
-    # As in published files; the converter takes both for granted.
-    "GlmForCausalLM": {"head_dim": 16},
-    "PhiForCausalLM": {"num_key_value_heads": 6},
-    # llama.cpp knows an expansion by two alone.
-    "FalconMambaForCausalLM": {"intermediate_size": 192},
-    "MambaForCausalLM": {"intermediate_size": 192},
-    "NemotronForCausalLM": {"num_key_value_heads": 2, "head_dim": 16},
-}
+SETTINGS = tomllib.loads(DATA.with_name("converting.toml").read_text(encoding="utf-8"))
+VARIANTS, PUBLISHED, BUILT = (SETTINGS[table] for table in ("variants", "published", "built"))
 
 
 def jobs(llama_cpp: Path) -> list[tuple[str, str, dict[str, Any]]]:

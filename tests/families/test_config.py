@@ -58,15 +58,18 @@ COUNTS = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers
         *[("layer_types", value) for value in ("full_attention", [1], [None], {"a": 1})],
         *[("rope_parameters", value) for value in ("x", [1], 3)],
         *[("use_sliding_window", value) for value in ("false", "No")],
-        *[("sliding_window", value) for value in ("x", 1.5, {})],
         *[("num_key_value_heads", value) for value in ("2", 2.0, {})],
+        *[
+            ("sliding_window must be a positive whole", value)
+            for value in ("x", 1.5, {}, 0.5, -4, "131072", True, [], 10**400)
+        ],
     ],
 )
 def test_values_of_another_type_are_refused_by_name(key: str, value: object) -> None:
     assert wqk.open(Module(LLAMA, {"model_type": "qwen2", **COUNTS})).plans
-    config = {"model_type": "qwen2", "sliding_window": 4, **COUNTS, key: value}
+    told = {"model_type": "qwen2", "sliding_window": 4, **COUNTS, key.partition(" ")[0]: value}
     with pytest.raises(CheckpointError, match=key):
-        wqk.open(Module(LLAMA, config)).plans  # noqa: B018
+        wqk.open(Module(LLAMA, told)).plans  # noqa: B018
 
 
 def test_zero_key_heads_in_a_list_mean_no_attention_there() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from tests.limits import some
 from tools.deriving.deriving import derive
 from tools.deriving.probing import record_type
 from tools.deriving.proof import WEAK, faults
@@ -21,8 +22,6 @@ from tools.deriving.writing import BY_TABLE, PAGE, family_text
 from wqk.checkpoints import Checkpoint, open_checkpoint
 from wqk.families import find_family
 from wqk.families.family import parse_family
-
-SHARE = 3
 
 
 @cache
@@ -44,21 +43,14 @@ def recorded(model_type: str, folder: Path) -> tuple[Record, Checkpoint]:
     return read_record(folder), open_checkpoint(folder)
 
 
-def prove(model_type: str, folder: Path) -> None:
-    record, checkpoint = recorded(model_type, folder)
+FEW = random.Random(12).sample(proven_types(), 3)
+
+
+@pytest.mark.parametrize("model_type", some(FEW, proven_types()))
+def test_proven_types_are_proven_again(model_type: str, tmp_path: Path) -> None:
+    record, checkpoint = recorded(model_type, tmp_path / "model")
     found = faults(record, checkpoint, find_family(checkpoint))
     assert [fault for fault in found if not fault.startswith(WEAK)] == []
-
-
-@pytest.mark.parametrize("model_type", random.Random(12).sample(proven_types(), SHARE))
-def test_a_share_of_the_proven_types_is_proven_again(model_type: str, tmp_path: Path) -> None:
-    prove(model_type, tmp_path / "model")
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("model_type", proven_types())
-def test_every_proven_type_is_proven_again(model_type: str, tmp_path: Path) -> None:
-    prove(model_type, tmp_path / "model")
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ quickest of their model types, as the tool that derives families proves them.
 from __future__ import annotations
 
 import json
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -29,84 +30,9 @@ from tools.deriving.writing import BY_TABLE
 import wqk
 from wqk.families import AttentionRule, families, find_family
 
-# Where the type named like the family, or else the first of its types, is not the quickest.
-QUICKER = {
-    "blt-global-transformer": "blt",  # whose masks the parts alone lack
-    "blt-local-decoder": "blt",
-    "blt-local-encoder": "blt",
-    "d-fine": "rt_detr",  # of several, with an encoder
-    "deepseek-ocr2-sam-vision-model": "sam_vision_model",
-    "kosmos-text": "kosmos_2_text_model",  # with norms of what heads put out
-    "mimi": "pocket_tts_audio_tokenizer",
-    "siglip-text": "siglip_text_model",
-}
-
-# Parts that nothing is known to be given to: run layer by layer, so that positions and masks, which
-# the whole hands to its layers, are not seen.
-BY_LAYERS = {
-    "aria": "aria",
-    "emu3-vqgan": "emu3_vqgan",
-    "fun-asr-nano": "fun_asr_nano",
-    "kosmos-2": "kosmos-2",
-    "molmo2-adapter": "molmo2_adapter",
-    "molmo2-vision": "molmo2_vision",
-    "omdet-turbo": "omdet-turbo",
-    "phi4-multimodal": "phi4_multimodal",
-    "phi4-multimodal-audio": "phi4_multimodal_audio",
-    "sam2-video": "edgetam_video",
-    "xclip": "xclip",
-    "sam3-detr-encoder": "sam3_lite_text_detr_encoder",
-    "sam3-geometry-encoder": "sam3_geometry_encoder",
-    "sam3-mask-decoder": "sam3_mask_decoder",
-    "unlimited-ocr-vision-encoder": "unlimited_ocr_vision_encoder",
-}
-
-# Layouts of other libraries, and attention that transformers has in larger models alone: proven by
-# tests of their own, whose file names the family.
-ELSEWHERE = {
-    **dict.fromkeys(
-        [
-            "diffusers-dit",
-            "diffusers-flux",
-            "diffusers-sd3",
-            "diffusers-wan",
-            "litgpt",
-            "open_clip",
-            "timm",
-        ],
-        "families/test_stand_ins.py",
-    ),
-    **dict.fromkeys(
-        [
-            "gguf",
-            "gguf-chameleon",
-            "gguf-encoder",
-            "gguf-gated",
-            "gguf-hybrid",
-            "gguf-hunyuan",
-            "gguf-latent",
-            "gguf-layer-norm",
-            "gguf-llama4",
-            "gguf-state-space",
-            "gguf-t5",
-            "gguf-vision",
-        ],
-        "families/test_llama_cpp.py",
-    ),
-    **dict.fromkeys(
-        ["bailing-moe-v2", "llada", "llada2", "t5gemma2-decoder"], "families/test_converted.py"
-    ),
-    **dict.fromkeys(
-        ["llama-original", "modded-nanogpt", "nanogpt", "transformer-lens", "zamba2"],
-        "families/test_training_layouts.py",
-    ),
-    **dict.fromkeys(
-        ["falcon-mamba", "mamba", "mamba2", "rwkv7", "xlstm"], "families/test_mixers.py"
-    ),
-    "mistral4": "families/test_hybrids.py",
-    "nemotron-asr": "families/test_unreported.py",
-    "mobilellm": "families/test_plans.py",
-}
+PROVEN = tomllib.loads(Path(__file__).with_name("proven.toml").read_text(encoding="utf-8"))
+QUICKER, BY_LAYERS, UNFED = (PROVEN[table] for table in ("quicker", "by-layers", "unfed"))
+ELSEWHERE = {name: file for file, names in PROVEN["elsewhere"].items() for name in names}
 
 
 @cache
@@ -166,23 +92,6 @@ def test_the_family_is_what_the_model_computes(name: str, tmp_path: Path) -> Non
     assert omissions(checkpoint, family) == []
 
 
-# Norms are seen to feed some of their queries or keys that no file can name, and why.
-UNFED = {
-    "bridgetower": "keys come from the other tower's norm, or from that of a link",
-    "funnel": "of layers within stages, the one before has no name",
-    "blip-2-qformer": "in one sequence, learned queries and text come from a norm each",
-    "hrm-text": "its norms have no gains",
-    "glpn": "queries and keys of one attention come from a norm each",
-    "informer": "between layers, what a norm puts out is pooled",
-    "instructblip-qformer": "in one sequence, learned queries and text come from a norm each",
-    "instructblipvideo-qformer": "in one sequence, learned queries and text come from a norm each",
-    "lxmert": "one attention is applied to two streams, each with a norm of its own",
-    "pegasus-x": "tokens and global tokens come from a norm each",
-    "pvt-v2": "queries and keys of one attention come from a norm each",
-    "roformer": "small models project the embeddings after their norm",
-}
-
-
 def is_unseen(fault: str) -> bool:
     return fault.endswith("were not seen")
 
@@ -195,31 +104,6 @@ def test_every_family_is_proven_somewhere() -> None:
         words = {name, name.partition("-")[0], *families()[name].model_types}
         assert any(word in text for word in words), name
     assert not set(ELSEWHERE) & (by_table() | set(quickest())), "proven here, too"
-
-
-# Tables of attention, by their number in their family's file, that no proven model here has.
-UNPROVEN = {
-    ("biogpt", 1): "the cross-attention of XGLM and Kosmos, which take it over; its code has none",
-    ("clvp-encoder", 1): "Gemma's fused weights, taken over with `like`; its files have none",
-    ("d-fine", 2): "PP-DocLayout v2's alone, run layer by layer",
-    ("edgetam-mask-decoder", 1): "given pictures, which the part alone does not read",
-    ("edgetam-mask-decoder", 2): "given pictures, which the part alone does not read",
-    ("eurobert", 1): "Gemma's fused weights, taken over with `like`; its files have none",
-    ("gemma", 1): "fused, as its authors wrote it: test_training_layouts.py",
-    ("gemma2", 1): "fused, as its authors wrote it: test_training_layouts.py",
-    ("kimi-k25-vision", 1): "as its publisher has it: test_converted.py",
-    ("imagegpt", 1): "GPT-2's cross-attention, taken over with `like`; no file has it",
-    ("llama4-text", 1): "without norms of queries and keys, by a switch",
-    ("longformer", 1): "BERT's cross-attention, taken over with `like`; its code has none",
-    ("nemotron", 1): "Gemma's fused weights, taken over with `like`; its files have none",
-    ("perceiver", 2): "of models with a decoder, which the plain model lacks",
-    ("pixtral", 1): "Mistral Large 4's, proven within the whole: found.jsonl",
-    ("qianfan-ocr-vision", 1): "fused, as in its authors' files",
-    ("timesformer", 1): "a second attention over time, of divided attention alone",
-    ("videoprism-vision-model", 0): "run layer by layer",
-    ("videoprism-vision-model", 1): "run layer by layer",
-    ("vits", 1): "WavLM's with stable layer norms, taken over with `like`; its code has none",
-}
 
 
 # Types that have other tensors where they run than in their files.
@@ -260,12 +144,12 @@ def test_every_rule_is_that_of_a_proven_model_or_marked(tmp_path: Path) -> None:
         for name in plan.family.split(" + ")
     }
     missing = {
-        (name, place)
+        f"{name} {place}"
         for name in several - set(ELSEWHERE)
         for place, rule in enumerate(families()[name].attention)
         if not rule.between and (name, _table(rule)) not in proven
     }
-    assert sorted(missing) == sorted(UNPROVEN)
+    assert sorted(missing) == sorted(PROVEN["unproven"])
 
 
 def _table(rule: AttentionRule) -> tuple[object, ...]:

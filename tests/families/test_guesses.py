@@ -1,7 +1,8 @@
-"""A guess never passes for knowledge: what it looks at, what it says, and what it refuses."""
+"""A guess of a family is right where names tell, and never passes for knowledge."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,18 +10,21 @@ import pytest
 from tests.stand_in import Module
 
 import wqk
-from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.inspecting.explanation import explain
 from wqk_lab.atlas.ranks import place
 
-D = 24
+D, GROUPS, R = 24, 2, 6
 CONFIG = {"model_type": "nobody-knows", "num_attention_heads": 4, "hidden_size": D}
 ATTENTION = "model.layers.{}.attn."
 
 
-def draw(*shape: int) -> np.ndarray:
-    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+def draw(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
+
+
+def pair(path: str, sides: str = "qk") -> dict[str, np.ndarray]:
+    return {f"{path}.{side}_proj.weight": draw(D, D) for side in sides}
 
 
 def model(beside: dict[str, tuple[int, ...]], config: dict[str, Any] = CONFIG, **roles: Any) -> Any:
@@ -88,36 +92,44 @@ def test_norms_of_queries_and_keys_are_folded(names: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["q_norm.scale_table", "gate", "q_proj.lora_A.weight", "short_filter.weight", "rel_bias"],
-)
+    ["q_norm.scale_table", "gate", "q_proj.lora_A.weight", "short_filter.weight", "rel_bias",
+     "scaling", "use_qk_norm"],
+)  # fmt: skip
 def test_what_is_not_explained_is_named(name: str) -> None:
-    table = wqk.scan(model({name: (D, 3)}))
+    """Tensors beside the queries, and norms without gains, which the configuration tells."""
+    told = name == "use_qk_norm"
+    table = wqk.scan(model({} if told else {name: (D, 3)}, CONFIG | ({name: True} if told else {})))
     assert set(table.frame["status"]) == {"partial, guessed"}
     assert name in table.metadata["partial"]["unknown"]
 
 
-def test_norms_without_gains_are_seen_in_the_configuration() -> None:
-    table = wqk.scan(model({}, {**CONFIG, "use_qk_norm": True}))
-    assert set(table.frame["status"]) == {"partial, guessed"}
-    assert "use_qk_norm" in table.metadata["partial"]["unknown"]
+# What else mixes tokens in a layer, and its tensors.
+MIXERS: dict[str, dict[str, tuple[int, ...]]] = {
+    "state-space": {"mixer.A_log": (4,), "mixer.in_proj.weight": (3 * D, D),
+                    "mixer.conv1d.weight": (D, 1, 4)},
+    "lightning": {"self_attn.slope_rate": (4,), "self_attn.qkv_proj.weight": (3 * D, D)},
+    "gated linear": {"temporal_block.rg_lru.recurrent_param": (D,),
+                     "temporal_block.conv_1d.weight": (D, 1, 4)},
+    "short convolution": {"conv.in_proj.weight": (3 * D, D), "conv.conv.weight": (D, 1, 3),
+                          "conv.out_proj.weight": (D, D)},
+    "no attention there": {"attn.q_proj.weight": (D, D), "attn.k_proj.weight": (D, D),
+                           "attn.q_conv1d.weight": (D, 1, 4)},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "tensors",
-    [
-        {"mixer.in_proj": (3 * D, D), "mixer.A_log": (4,), "mixer.conv1d": (D, 1, 4)},
-        {"conv.in_proj": (3 * D, D), "conv.conv": (D, 1, 3), "conv.out_proj": (D, D)},
-        {"attn.q_proj": (D, D), "attn.k_proj": (D, D), "attn.q_conv1d": (D, 1, 4)},
-    ],
-    ids=["mamba", "short convolution", "linear attention"],
-)
-def test_recurrences_and_convolutions_are_no_attention(tensors: dict[str, tuple[int, ...]]) -> None:
-    named = {
-        f"layers.0.{name}" + ("" if name.endswith("A_log") else ".weight"): draw(*shape)
-        for name, shape in tensors.items()
-    }
-    with pytest.raises(UnknownFamily, match="recurrence or a convolution"):
-        wqk.scan(Module(named, CONFIG))
+@pytest.mark.parametrize(("kind", "shapes"), MIXERS.items(), ids=MIXERS)
+def test_recurrences_and_convolutions_are_no_attention(
+    kind: str, shapes: dict[str, tuple[int, ...]]
+) -> None:
+    """Alone they are refused; beside a layer with attention they are named."""
+    others = {f"layers.0.{name}": draw(*shape) for name, shape in shapes.items()}
+    alone = "no family knows" if kind == "gated linear" else "recurrence or a convolution"
+    with pytest.raises(UnknownFamily, match=alone):
+        wqk.scan(Module(others, CONFIG))
+    explanation = explain(Module(others | pair("layers.1.mixer", "qkv"), CONFIG))
+    assert {(use.layers, use.heads) for use in explanation.uses} == {("1", "4×6")}
+    (note,) = [note for note in explanation.notes if kind in note]
+    assert note.startswith("layers 0:")
 
 
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
@@ -140,7 +152,7 @@ def heads_of(tensors: dict[str, tuple[int, ...]], config: dict[str, Any]) -> dic
         for path, shape in tensors.items()
         for side in "qk"
     }
-    plans = wqk.open(open_checkpoint(Module(named, config))).plans
+    plans = wqk.open(Module(named, config)).plans
     return {plan.stack: plan.query.heads for plan in plans}
 
 
@@ -178,9 +190,15 @@ def test_names_that_meet_are_told_apart() -> None:
 
 
 def test_heads_and_key_heads_can_be_given() -> None:
-    tensors = {"layers.0.attn.qkv.weight": draw(D + 2 * 6, D)}
-    attention = wqk.open(tensors, heads_per_layer=4, key_heads=1)[0]
-    assert (attention.head_count, attention.key_head_count) == (4, 1)
+    fused, config = {"layers.0.attn.qkv.weight": draw(D + 2 * 6, D)}, {"num_attention_heads": 4}
+    for given, found in (
+        (wqk.open(fused, heads_per_layer=4, key_heads=1), (4, 1, 6)),
+        (wqk.open(Module(fused, config), key_heads=4), (4, 4, 3)),
+    ):
+        (plan,) = given.plans
+        assert (plan.query.heads, plan.key.heads, plan.query.head_width) == found
+    with pytest.raises(UnknownFamily, match="heads_per_layer=N"):
+        wqk.scan(fused)
 
 
 def test_diffusers_second_attention_is_cross_attention() -> None:
@@ -190,7 +208,7 @@ def test_diffusers_second_attention_is_cross_attention() -> None:
         for n in (1, 2)
         for side in "qk"
     }
-    plans = wqk.open(open_checkpoint(Module(tensors, CONFIG))).plans
+    plans = wqk.open(Module(tensors, CONFIG)).plans
     assert [(plan.stack, plan.kind) for plan in plans] == [
         ("unknown", "self"),
         ("unknown", "cross"),
@@ -242,7 +260,7 @@ def test_modules_that_are_no_transformers_models_are_read() -> None:
         assert wqk.open(module)[0].head_count == 4
 
 
-def test_a_tensor_of_exactly_the_name_is_the_one_that_is_meant(tmp_path: Any) -> None:
+def test_a_tensor_of_exactly_the_name_is_the_one_that_is_meant(tmp_path: Path) -> None:
     tensors = {
         f"{tower}layers.0.{side}.weight": draw(D, D)
         for tower in ("", "vision.")
@@ -260,7 +278,7 @@ def test_a_tensor_of_exactly_the_name_is_the_one_that_is_meant(tmp_path: Any) ->
         np.testing.assert_array_equal(attention.query.weight, expected)
 
 
-def test_a_family_file_names_a_tower_wholly_where_there_are_two(tmp_path: Any) -> None:
+def test_a_family_file_names_a_tower_wholly_where_there_are_two(tmp_path: Path) -> None:
     family = tmp_path / "own.toml"
     family.write_text(
         'name = "own"\nmodel_types = ["own"]\n[[attention]]\nstack = "own"\n'
@@ -282,13 +300,13 @@ def test_a_family_file_names_a_tower_wholly_where_there_are_two(tmp_path: Any) -
     assert wqk.open(both, family=str(family))[0].head_count == 4
 
 
-def test_a_family_can_be_like_another(tmp_path: Any) -> None:
+def test_a_family_can_be_like_another(tmp_path: Path) -> None:
     family = tmp_path / "own.toml"
     own = 'name = "own"\nmodel_types = ["own"]\nlike = "llama"\n'
     config = {"num_attention_heads": 4, "num_hidden_layers": 1, "model_type": "own"}
     model = Module({f"layers.0.self_attn.{s}_proj.weight": draw(D, D) for s in "qk"}, config)
     family.write_text(own + '[change]\nscale = []\n[change.rotary]\norder = "interleaved"\n')
-    (changed,) = wqk.open(open_checkpoint(model), family=family).plans
+    (changed,) = wqk.open(model, family=family).plans
     assert (changed.family, changed.scale, changed.causal) == ("own", 1.0, True)
     assert changed.rotary is not None
     assert changed.rotary.order == "interleaved"
@@ -300,10 +318,7 @@ def test_a_family_can_be_like_another(tmp_path: Any) -> None:
     ):
         family.write_text(wrong)
         with pytest.raises(UnknownFamily, match=said):
-            wqk.open(open_checkpoint(model), family=family)
-
-
-GROUPS, R = 2, D // 4
+            wqk.open(model, family=family)
 
 
 def taken(weight: np.ndarray, rows: list[int]) -> np.ndarray:
@@ -338,3 +353,179 @@ def test_fused_weights_of_grouped_heads_by_hand(
     np.testing.assert_allclose(attention.products(x, x), expected, rtol=1e-5, atol=1e-5)
     forms = np.stack([x @ attention[h].dense() @ x.T for h in range(4)])
     np.testing.assert_allclose(forms, expected, rtol=1e-4, atol=1e-4)
+
+
+# Right where names tell.
+
+# Foreign spellings of a query and the key beside it.
+SEPARATE = {
+    "openai-whisper": ("decoder.blocks.{}.attn.query", "decoder.blocks.{}.attn.key"),
+    "llama2.c": ("layers.{}.attention.wq", "layers.{}.attention.wk"),
+    "query_dense": ("bert/layer.{}.query_dense", "bert/layer.{}.key_dense"),
+    "Wq": ("net.{}.mixer.Wq", "net.{}.mixer.Wk"),
+    "to_q": ("transformer.layers.{}.0.to_q", "transformer.layers.{}.0.to_k"),
+    "fairseq": ("encoder.sentence_encoder.layers.{}.self_attn.q_proj",
+                "encoder.sentence_encoder.layers.{}.self_attn.k_proj"),
+    "queries": ("stack.{}.queries", "stack.{}.keys"),
+}  # fmt: skip
+FUSED = {
+    "timm": ("blocks.{}.attn.qkv.weight", "sectioned"),
+    "minGPT": ("transformer.h.{}.attn.c_attn.weight", "sectioned"),
+    "nn.MultiheadAttention": ("encoder.layers.{}.self_attn.in_proj_weight", "sectioned"),
+    "NeoX": ("model.layers.{}.attention.query_key_value.weight", "grouped"),
+    "Conv1D": ("h.{}.attn.c_attn.weight", "conv1d"),
+}
+
+
+def check(model: Module, query: np.ndarray, key: np.ndarray, *, key_heads: int = 4) -> None:
+    """The forms read from the model are those of these weights (H R, D) and (G R, D)."""
+    for layer in range(2):
+        attention = wqk.open(model).block(layer, kind="self")
+        width = query.shape[0] // 4
+        for head in range(4):
+            shared = head // (4 // key_heads)
+            expected = (
+                query[head * width : (head + 1) * width].T
+                @ key[shared * width : (shared + 1) * width]
+            )
+            np.testing.assert_allclose(attention[head].dense(), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("names", SEPARATE.values(), ids=SEPARATE)
+def test_siblings_are_queries_and_keys(names: tuple[str, str]) -> None:
+    query, key = draw(D, D), draw(GROUPS * R, D)
+    tensors = {
+        name.format(layer) + ".weight": weight
+        for layer in range(2)
+        for name, weight in zip(names, (query, key), strict=True)
+    }
+    model = Module(tensors, {"model_type": "nobody-knows", "n_heads": 4, "n_kv_heads": GROUPS})
+    check(model, query, key, key_heads=GROUPS)
+    table = wqk.scan(model)
+    assert set(table.frame["family"]) == {"inferred"}
+    assert "confidence high" in table.metadata["inferred"][0]
+
+
+@pytest.mark.parametrize(("name", "layout"), FUSED.values(), ids=FUSED)
+def test_fused_weights_are_taken_apart(name: str, layout: str) -> None:
+    query, key, value = (draw(D, D, seed=n) for n in range(3))
+    if layout == "grouped":
+        heads = zip(*(np.split(w, 4) for w in (query, key, value)), strict=True)
+        fused = np.concatenate([part for head in heads for part in head])
+    else:
+        fused = np.concatenate([query, key, value])
+    fused = fused.T if layout == "conv1d" else fused
+    model = Module({name.format(layer): fused for layer in range(2)}, CONFIG)
+    check(model, query, key)
+    assert "confidence medium" in wqk.scan(model).metadata["inferred"][0]
+
+
+def test_towers_and_cross_attention_are_told_apart() -> None:
+    names = ["encoder.blocks.0.attn", "decoder.blocks.0.attn", "decoder.blocks.0.cross_attn"]
+    tensors = {f"{n}.{role}.weight": draw(D, D) for n in names for role in ("query", "key")}
+    plans = wqk.open(Module(tensors, {"n_audio_head": 4, "n_text_head": 3})).plans
+    assert [(p.stack, p.kind, p.query.heads) for p in plans] == [
+        ("encoder", "self", 4),
+        ("decoder", "self", 3),
+        ("decoder", "cross", 3),
+    ]
+
+
+def test_a_known_type_with_foreign_names_is_guessed_too() -> None:
+    tensors = {f"layers.0.attention.w{role}.weight": draw(D, D) for role in "qk"}
+    table = wqk.scan(Module(tensors, {"model_type": "llama", "num_attention_heads": 4}))
+    assert set(table.frame["family"]) == {"inferred"}
+
+
+@pytest.mark.parametrize("names", [["sequence.0.weight"], ["q_proj.weight"], ["h.0.q.weight"]])
+def test_what_cannot_be_guessed_is_refused(names: list[str]) -> None:
+    with pytest.raises(UnknownFamily, match="has a query's name next to a key"):
+        wqk.scan(Module({name: draw(D, D) for name in names}, CONFIG))
+
+
+def test_a_guessed_family_gives_a_real_models_own_attention(shared: Path, tmp_path: Path) -> None:
+    # minGPT is no transformers model, but computes what GPT-2 does: the same weights, transposed
+    # and renamed, are verified as GPT-2, and must have the same forms as the guess.
+    transformers = pytest.importorskip("transformers")
+    from safetensors.numpy import load_file, save_file
+
+    from wqk.live.verification import verify
+
+    source = shared / "checkpoints" / "gpt-nano-sort"
+    transposed = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+    tensors = {
+        name: np.ascontiguousarray(value.T) if name.endswith(transposed) else value
+        for name, value in load_file(source / "model.safetensors").items()
+    }
+    vocabulary, width = tensors["transformer.wte.weight"].shape
+    config = transformers.GPT2Config(
+        vocab_size=vocabulary,
+        n_positions=len(tensors["transformer.wpe.weight"]),
+        n_embd=width,
+        n_layer=3,
+        n_head=3,
+        tie_word_embeddings=False,
+        architectures=["GPT2LMHeadModel"],
+    )
+    config.save_pretrained(tmp_path)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert verify(tmp_path, length=8).ok
+    columns = ["layer", "head", "norm", "symmetry", "directionality"]
+    guessed, proven = (wqk.scan(ref).frame.select(columns) for ref in (source, tmp_path))
+    assert guessed.equals(proven)
+
+
+def test_layers_whose_weights_are_in_another_form_are_not_left_out() -> None:
+    tensors = pair("layers.0.attn") | pair("layers.1.attn")
+    for form in ("qweight", "weight_packed", "base_layer.weight"):
+        names = {
+            name: name.replace("1.attn.q_proj.weight", f"1.attn.q_proj.{form}") for name in tensors
+        }
+        mixed = {names[name]: weight for name, weight in tensors.items()}
+        with pytest.raises(CheckpointError, match=rf"incomplete, 'layers.1.attn.q_proj.{form}'"):
+            wqk.scan(wqk.open(mixed, heads_per_layer=4))
+
+
+# Beside guesses: known types of which something is not as their attention says.
+
+
+def test_queries_that_pass_a_convolution_are_refused() -> None:
+    names = ("q_proj.weight", "k_proj.weight", "conv_qk_depthwise.weight")
+    tensors = {f"layers.0.self_attn.qkv_proj.{name}": draw(D, D) for name in names}
+    for model_type, reason in (("zaya", "more than two tokens"), ("nobody", "not a form of two")):
+        with pytest.raises(UnknownFamily, match=reason):
+            wqk.scan(Module(tensors, CONFIG | {"model_type": model_type}))
+
+
+def test_weights_that_are_rounded_as_the_model_runs_are_partial() -> None:
+    tensors = pair("layers.0.self_attn")
+    config = {"model_type": "bitnet", "num_attention_heads": 4, "num_hidden_layers": 1}
+    config["num_key_value_heads"] = 4
+    rounded = config | {"quantization_config": {"quant_method": "bitnet"}}
+    assert set(wqk.scan(Module(tensors, config)).frame["status"]) == {"ok"}
+    table = wqk.scan(Module(tensors, rounded))
+    assert set(table.frame["status"]) == {"partial"}
+    assert "three values" in str(table.metadata["partial"])
+
+
+def test_layers_that_share_keys_are_read_with_those_they_use() -> None:
+    kinds = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+    weights = {
+        f"layers.{layer}.self_attn.{side}_proj.weight": draw(D, D, seed=layer + 9 * (side == "k"))
+        for layer in range(4)
+        for side in "qk"
+    }
+    config = {"num_attention_heads": 4, "hidden_size": 24, "layer_types": kinds}
+    model = Module(weights, config | {"num_kv_shared_layers": 2})
+    for layer, source in enumerate((0, 1, 0, 1)):
+        attention = wqk.open(model)[layer]
+        for factor, side, number in ((attention.query, "q", layer), (attention.key, "k", source)):
+            stored = weights[f"layers.{number}.self_attn.{side}_proj.weight"]
+            np.testing.assert_array_equal(factor.weight.reshape(D, D), stored)
+    assert any("keys of layer 1" in note for note in explain(model).notes)
+
+
+def test_a_part_without_forms_refuses_the_whole() -> None:
+    config = {"model_type": "of-tomorrow", "text_config": {"model_type": "zaya"}}
+    with pytest.raises(UnknownFamily, match=r"text_config: .* more than two tokens"):
+        wqk.scan(Module(pair("model.layers.0.self_attn"), config))

@@ -206,13 +206,6 @@ def test_head_counts_that_a_configuration_leaves_out_can_be_given(tmp_path: Path
         scan(wqk.open(tmp_path, heads_per_layer=heads))
 
 
-def test_the_number_of_key_heads_of_a_guess_can_be_given_alone() -> None:
-    fused = {"layers.0.attn.qkv.weight": np.random.default_rng(0).standard_normal((16 + 8, 16))}
-    checkpoint = StateDict(fused, {"num_attention_heads": 4}, "guess")
-    (block,) = wqk.open(checkpoint, key_heads=4).plans
-    assert (block.query.heads, block.key.heads, block.query.head_width) == (4, 4, 2)
-
-
 def test_names_like_the_expected_ones_are_told() -> None:
     name = "layers.0.self_attn.q_proj.base_layer.weight"
     checkpoint = StateDict({name: np.ones((4, 4))}, {"model_type": "llama"}, "adapted")
