@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tracemalloc
 from typing import Any
 
@@ -9,8 +10,10 @@ import array_api_strict
 import numpy as np
 import pytest
 import torch
+from tests.forms.laws import EVERY_SHAPE, SHAPES, assert_close, compared, form_of
 
 from wqk import BilinearForm, coupling, directionality, symmetry, symmetry_null
+from wqk.errors import FormError
 from wqk.forms import kernels
 from wqk.forms.kernels import outliers
 from wqk.forms.scores import head_terms
@@ -21,8 +24,8 @@ ROUTES = pytest.mark.parametrize(
     ids=["identities", "tiles"],
 )
 
-# Everything that is computed from a stack of heads.
-MEASURES = {
+# Scores of a stack of heads.
+SCORES = {
     "symmetry": symmetry,
     "symmetry_null": symmetry_null,
     "directionality": lambda f: directionality(f, gamma=1.0),
@@ -31,62 +34,59 @@ MEASURES = {
     "within": lambda f: head_terms(f).within,
     "between": lambda f: head_terms(f).between,
     "within_random": lambda f: head_terms(f).within_random,
-    "norm": lambda f: f.norm,
-    "row_norms": lambda f: f.row_norms,
-    "column_norms": lambda f: f.column_norms,
     "outliers": lambda f: outliers(f.row_norms, 1.0),
-    "trace": lambda f: f.trace,
-    "diagonal": lambda f: f.diagonal,
-    "dense": lambda f: f.dense(),
-    "call": lambda f: f([1.0] * f.widths[0], [2.0] * f.widths[1]),
-    "sum": lambda f: f.sum().dense(),
-    "item": lambda f: f[1, 0].dense(),
-    "difference": lambda f: (f - f.T * 2.0).norm,
-    "parts": lambda f: symmetry(f.symmetric_part + f.skew_part * 0.5),
 }
 
 
-def factors(d: int, rank: int) -> tuple[np.ndarray, np.ndarray]:
+def grouped(d: int, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return (2, 3, d, rank), (2, 1, d, rank)
+
+
+def factors(d: int, rank: int) -> list[np.ndarray]:
     rng = np.random.default_rng(d)
-    return rng.standard_normal((2, 3, d, rank)), rng.standard_normal((2, 1, d, rank))
+    return [rng.standard_normal(shape) for shape in grouped(d, rank)]
 
 
-def to_numpy(array: Any) -> np.ndarray:
-    return np.asarray(array.detach() if hasattr(array, "detach") else array)
-
-
-def make_torch(dtype: torch.dtype) -> Any:
+def in_torch(dtype: torch.dtype) -> Any:
     return lambda array: torch.from_numpy(array).to(dtype)
 
 
-# How a library makes its array, the float64 values that it then holds, and the error to allow.
+# How a library makes its array, and the error to allow.
 LIBRARIES = {
     "numpy float32": (lambda a: a.astype(np.float32), 1e-5),
     "numpy float16": (lambda a: a.astype(np.float16), 1e-5),
-    "torch float64": (make_torch(torch.float64), 1e-12),
-    "torch float32": (make_torch(torch.float32), 1e-5),
-    "torch bfloat16": (make_torch(torch.bfloat16), 1e-5),
-    "torch float16": (make_torch(torch.float16), 1e-5),
+    "torch float64": (in_torch(torch.float64), 1e-12),
+    "torch float32": (in_torch(torch.float32), 1e-5),
+    "torch bfloat16": (in_torch(torch.bfloat16), 1e-5),
+    "torch float16": (in_torch(torch.float16), 1e-5),
     "strict float64": (array_api_strict.asarray, 1e-12),
     "strict float32": (lambda a: array_api_strict.asarray(a, dtype=array_api_strict.float32), 1e-5),
 }
+EVERY_LIBRARY = pytest.mark.parametrize(("make", "tolerance"), LIBRARIES.values(), ids=LIBRARIES)
+
+
+@EVERY_SHAPE
+@EVERY_LIBRARY
+def test_every_library_computes_what_the_matrix_gives(shapes, make, tolerance):
+    library = type(make(np.ones(1)))
+    for name, ours, theirs in compared(shapes, make):
+        assert_close(ours, theirs, tolerance, name)
+        made = ours.query if isinstance(ours, BilinearForm) else ours
+        assert type(made) is library or library is np.ndarray, name
 
 
 @ROUTES
-@pytest.mark.parametrize(("make", "tolerance"), LIBRARIES.values(), ids=LIBRARIES)
-def test_every_library_gives_the_same_numbers(d, rank, route, make, tolerance):
-    made = [make(factor) for factor in factors(d, rank)]
-    form = BilinearForm(*made)
-    held = (f.double() if isinstance(f, torch.Tensor) else f for f in made)
-    reference = BilinearForm(*(np.asarray(f).astype(np.float64) for f in held))
+@EVERY_LIBRARY
+def test_every_library_gives_the_same_scores(d, rank, route, make, tolerance):
+    form, _ = form_of(grouped(d, rank), make=make)
+    reference = BilinearForm.from_factors(*(
+        np.asarray(f.double() if isinstance(f, torch.Tensor) else f, float)
+        for f in (form.query, form.key)
+    ))  # fmt: skip
     assert type(form.moments) is type(reference.moments) is route
-    for name, measure in MEASURES.items():
-        result, expected = measure(form), measure(reference)
-        assert type(result) is type(form.query) or isinstance(form.query, np.ndarray), name
-        scale = max(1.0, float(np.abs(expected).max()))
-        np.testing.assert_allclose(
-            to_numpy(result), expected, rtol=0, atol=tolerance * scale, err_msg=name
-        )
+    for name, score in SCORES.items():
+        assert_close(score(form), score(reference), tolerance, name)
+        assert type(score(form)) is type(form.query) or isinstance(form.query, np.ndarray), name
 
 
 @ROUTES
@@ -96,10 +96,33 @@ def test_extreme_scales_and_degenerate_forms_in_every_library(d, rank, route, ma
     scaled = BilinearForm(make(query * 1e-200), make(key * 1e150))
     np.testing.assert_allclose(symmetry(scaled), symmetry(BilinearForm(query, key)), atol=1e-12)
     query[0, 1] = 0
-    pruned = coupling(BilinearForm(make(query), make(key)))
-    np.testing.assert_array_equal(np.isnan(to_numpy(pruned)).sum(), 11)
     form = BilinearForm(make(query), make(key))
-    assert np.isnan(to_numpy(symmetry(form - form))).all()
+    assert np.isnan(np.asarray(coupling(form))).sum() == 11
+    assert np.isnan(np.asarray(symmetry(form - form))).all()
+
+
+@pytest.mark.parametrize(
+    "make", [torch.from_numpy, array_api_strict.asarray], ids=["torch", "strict"]
+)
+def test_numbers_and_operands_of_a_library(make):
+    form, matrix = form_of(SHAPES["single"], make=make)
+    for two in (make(np.full((), 2.0)), make(np.full(1, 2.0))):
+        assert_close(form * two, matrix * 2)
+        assert_close(form / two, matrix / 2)
+    ones = np.ones((3, 5))
+    products = {"right": (form @ make(ones.T), matrix @ ones.T)}
+    if make is torch.from_numpy:  # the standard's arrays defer to nothing
+        products["left"] = make(ones) @ form, ones @ matrix
+        products["vector"] = make(ones[0]) @ form, ones[0] @ matrix
+        assert_close(form[[0, 3]], matrix[[0, 3]])
+    for name, (product, expected) in products.items():
+        assert_close(product, expected, name=name)
+        assert type(getattr(product, "query", product)) is type(form.query)
+    for index in (0, slice(1, 3), (slice(None), 2), (..., 0), (1, -1)):
+        assert_close(form[index], matrix[index])
+
+
+# Gradients
 
 
 @ROUTES
@@ -131,6 +154,23 @@ def test_gradients_are_those_of_finite_differences(d, rank, route, measure):
     assert torch.autograd.gradcheck(along, torch.zeros(4, dtype=query.dtype, requires_grad=True))
 
 
+@pytest.mark.parametrize(
+    "measure",
+    [
+        lambda f, x: f.singular_values(),
+        lambda f, x: (f @ f / 2.0)[1:, :3].dense().sum() + f[2].sum(),
+        lambda f, x: (f(x, x), (x @ f).dense(), f @ x[0], x[0] @ f),
+    ],
+    ids=["singular values", "products and slices", "what is scored"],
+)
+def test_gradients_flow_to_factors_and_to_vectors(measure):
+    query, key, x = torch.randn(3, 6, 2, dtype=torch.float64).requires_grad_()
+    rows = x.T.detach().requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda q, k, x: measure(BilinearForm(q, k), x), (query, key, rows)
+    )
+
+
 @ROUTES
 @pytest.mark.parametrize("scale", [1.0, 1e-70])
 def test_the_gradient_of_directionality_points_uphill(d, rank, route, scale):
@@ -146,7 +186,7 @@ def test_the_gradient_of_directionality_points_uphill(d, rank, route, scale):
 
 @ROUTES
 def test_rows_of_zeros_leave_every_gradient_finite(d, rank, route):
-    query, key = (torch.from_numpy(f.copy()) for f in factors(d, rank))
+    query, key = map(torch.from_numpy, factors(d, rank))
     query[..., 3, :] = 0
     query[1, 1] = 0
     query.requires_grad_()
@@ -161,6 +201,9 @@ def test_bfloat16_parameters_get_their_gradient():
     symmetry(BilinearForm(query, key).sum()).backward()
     assert query.grad.dtype == torch.bfloat16
     assert query.grad.abs().max() > 0
+
+
+# Memory
 
 
 def peak_bytes(measure: Any) -> int:
@@ -188,3 +231,81 @@ def test_the_matrix_itself_is_never_made(d, rank, route, part):
             assert np.isfinite(score(form))
 
     assert peak_bytes(measure) < d * d * query.itemsize / part
+
+
+# PyTorch's tensors and modules
+
+
+def test_a_form_becomes_a_tensor():
+    form, matrix = form_of(SHAPES["not square"])
+    np.testing.assert_array_equal(torch.as_tensor(form).numpy(), form.numpy())
+    np.testing.assert_array_equal(torch.from_dlpack(form).numpy(), form.numpy())
+    trained = BilinearForm(
+        torch.from_numpy(form.query).requires_grad_(), torch.from_numpy(form.key)
+    )
+    assert_close(trained.numpy(), matrix)
+    with pytest.raises(FormError, match=r"use form.dense\(\)"):
+        torch.as_tensor(trained)
+    rows = [torch.ones(4, 2), torch.zeros(4, 2)]
+    assert BilinearForm(rows, rows).stack == (2,)
+    assert isinstance(BilinearForm(rows, rows).query, torch.Tensor)
+
+
+@pytest.mark.parametrize(("heads", "key_heads"), [(4, 4), (4, 2), (4, 1), (6, 3)])
+def test_linear_layers_score_as_they_project(heads, key_heads):
+    torch.manual_seed(0)
+    q_proj = torch.nn.Linear(24, heads * 4, bias=False).double()
+    k_proj = torch.nn.Linear(24, key_heads * 4, bias=False).double()
+    form = BilinearForm.from_linear(q_proj, k_proj, heads=heads)
+    assert form.stack == (key_heads, heads // key_heads)
+    x = torch.randn(5, 24, dtype=torch.float64)
+    queries = q_proj(x).reshape(5, heads, 4).transpose(0, 1)
+    keys = k_proj(x).reshape(5, key_heads, 4).transpose(0, 1)
+    expected = queries @ keys.repeat_interleave(heads // key_heads, 0).mT
+    torch.testing.assert_close(form(x, x).reshape(heads, 5, 5), expected)
+    weights = (p.weight.detach().numpy() for p in (q_proj, k_proj))
+    assert_close(BilinearForm.from_linear(*weights, heads=heads), form.numpy())
+    assert form.query.requires_grad
+
+
+def test_linear_layers_without_heads_are_one_form():
+    q_proj, k_proj = torch.nn.Linear(24, 8), torch.nn.Linear(20, 8)
+    form = BilinearForm.from_linear(q_proj, k_proj)
+    torch.testing.assert_close(form.dense(), q_proj.weight.T @ k_proj.weight)
+
+
+def test_a_square_parameter_that_is_known_passes():
+    weight = torch.nn.Linear(8, 8).weight
+    assert BilinearForm.from_factors(weight, weight).query is weight
+    assert BilinearForm(weight.T, weight.T).shape == (8, 8)
+
+
+def linear(*arguments: Any) -> BilinearForm:
+    """Of layers with these numbers of outputs, or of these modules."""
+    *layers, heads = arguments
+    made = [one if isinstance(one, torch.nn.Module) else torch.nn.Linear(24, one) for one in layers]
+    return BilinearForm.from_linear(*made, heads)
+
+
+SQUARE = torch.nn.Linear(8, 8)
+
+
+@pytest.mark.usefixtures("unchecked_arguments")
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: linear(16, 8, None), "with heads="),
+        (lambda: linear(16, 8, 3), "do not divide into 3 query heads"),
+        (lambda: linear(16, 8, 0), "do not divide"),
+        (lambda: linear(24, 16, 6), "do not divide"),
+        (lambda: linear(24, 16, 3), "do not divide"),
+        (lambda: linear(torch.nn.LayerNorm(24), 8, None), "got LayerNorm"),
+        (lambda: linear(torch.nn.Conv1d(24, 8, 1), 8, None), "got Conv1d"),
+        (lambda: BilinearForm(torch.ones(4, 2), np.ones((4, 2))), "one library, got torch and num"),
+        (lambda: BilinearForm(SQUARE, SQUARE), "got the module Linear; use BilinearForm.from_lin"),
+        (lambda: BilinearForm(SQUARE.weight, SQUARE.weight), "square nn.Parameter"),
+    ],
+)
+def test_what_are_no_factors_nor_projections_is_refused(call, message):
+    with pytest.raises(FormError, match=re.escape(message)):
+        call()
