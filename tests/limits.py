@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -45,6 +46,17 @@ def within(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert time.process_time() - start < seconds
+
+
+@contextlib.contextmanager
+def in_memory(most: float) -> Iterator[None]:
+    """Fails where the block holds more bytes at once."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < most
+    finally:
+        tracemalloc.stop()
 
 
 def refused(call: Callable[..., Any], *arguments: Any) -> bool:

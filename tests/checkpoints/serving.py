@@ -10,9 +10,10 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -21,7 +22,7 @@ import pytest
 from huggingface_hub import close_session, constants
 from safetensors.numpy import save
 
-from wqk.checkpoints import http
+from wqk.checkpoints import Part, http
 
 
 class Request(NamedTuple):
@@ -222,7 +223,7 @@ class Hub(Site):
     def __init__(self) -> None:
         super().__init__()
         self.cdn = Cdn()
-        self.repositories: dict[str, dict[str, dict[str, bytes | Path]]] = {}
+        self.repositories: dict[str, dict[str, Mapping[str, bytes | Path]]] = {}
         self.private: dict[str, str] = {}  # repository → token
         self.gated: dict[str, str] = {}
         self.resolved = 0
@@ -237,17 +238,15 @@ class Hub(Site):
     def respond(self, handler: Handler) -> None:
         parts = urlsplit(handler.path)
         path = unquote(parts.path)
-        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/(.+))?", path):
-            found = self._revision(handler, match[1], match[3] or "main")
-            if found is not None and match[2] == "tree":
-                handler.answer(200, {"Content-Type": "application/json"}, self._tree(found[1]))
-            elif found is not None:
-                blobs = "blobs" in parse_qs(parts.query)
-                self._info(handler, match[1], *found, blobs)
+        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
+            found = self._revision(handler, match[1], match[2] or "main")
+            if found is not None:
+                body = self._info(match[1], *found, "blobs" in parse_qs(parts.query))
+                handler.answer(200, {"Content-Type": "application/json"}, body)
         elif match := re.fullmatch(
             r"/([^/]+/[^/]+)/resolve/([0-9a-f]{40}|refs/[^/]+/[^/]+|[^/]+)/(.+)", path
         ):
-            self._resolve(handler, match[1], match[2], match[3])
+            self._resolve(handler, *match.groups())
         else:
             handler.answer(404)
 
@@ -257,7 +256,7 @@ class Hub(Site):
 
     def _revision(
         self, handler: Handler, repository: str, revision: str
-    ) -> tuple[str, dict[str, bytes | Path]] | None:
+    ) -> tuple[str, Mapping[str, bytes | Path]] | None:
         """The revision's commit and files; answers itself where there is none."""
         if not self._allowed(handler, self.private, repository):
             handler.answer(401, {"X-Error-Code": "RepoNotFound"})
@@ -272,36 +271,17 @@ class Hub(Site):
         return None
 
     def _info(
-        self,
-        handler: Handler,
-        repository: str,
-        commit: str,
-        files: dict[str, bytes | Path],
-        blobs: bool,
-    ) -> None:
+        self, repository: str, commit: str, files: Mapping[str, bytes | Path], blobs: bool
+    ) -> bytes:
         siblings: list[dict[str, Any]] = []
         for path, content in files.items():
-            sibling: dict[str, Any] = {"rfilename": path}
-            if blobs:
-                size, digest = describe(content)
-                sibling |= {"size": size, "blobId": digest[:40]}
-                if is_large(path):
-                    sibling["lfs"] = {"sha256": digest, "size": size, "pointerSize": 130}
-            siblings.append(sibling)
-        info = {"id": repository, "sha": commit, "siblings": siblings, "tags": []}
-        body = json.dumps(info).encode()
-        handler.answer(200, {"Content-Type": "application/json"}, body)
-
-    def _tree(self, files: dict[str, bytes | Path]) -> bytes:
-        entries = []
-        for path, content in files.items():
             size, digest = describe(content)
-            entry: dict[str, Any] = {"type": "file", "path": path, "size": size}
-            entry["oid"] = digest[:40]
+            blob: dict[str, Any] = {"size": size, "blobId": digest[:40]}
             if is_large(path):
-                entry["lfs"] = {"oid": digest, "size": size, "pointerSize": 130}
-            entries.append(entry)
-        return json.dumps(entries).encode()
+                blob["lfs"] = {"sha256": digest, "size": size, "pointerSize": 130}
+            siblings.append({"rfilename": path} | (blob if blobs else {}))
+        info = {"id": repository, "sha": commit, "siblings": siblings, "tags": []}
+        return json.dumps(info).encode()
 
     def _resolve(self, handler: Handler, repository: str, revision: str, path: str) -> None:
         found = self._revision(handler, repository, revision)
@@ -378,13 +358,26 @@ def serving(kind: type[Site] = Site) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
+def serving_bert() -> Iterator[Site]:
+    """A server with a small BERT under ``/m``."""
+    with serving() as site:
+        site.files |= {f"/m/{name}": content for name, content in bert_folder().items()}
+        yield site
+
+
+def stand_in(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a hub be the public one."""
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+
+
+@contextlib.contextmanager
 def own_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub that stands in for the public one, with an empty cache and no login."""
     with serving(Hub) as server:
-        template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        stand_in(server, monkeypatch)
         for name, value in {
-            "ENDPOINT": server.url,
-            "HUGGINGFACE_CO_URL_TEMPLATE": template,
             "HF_HUB_OFFLINE": False,
             "HF_HUB_CACHE": str(tmp_path / "hub"),
             "HF_ASSETS_CACHE": str(tmp_path / "assets"),
@@ -411,20 +404,20 @@ BERT = {
 }
 
 
-def bert_weights(seed: int = 0, layers: int = 4, width: int = 128) -> dict[str, np.ndarray]:
-    """A small BERT's tensors, named and shaped as on the hub."""
-    return dict(drawn_weights(seed, layers, width))
+def query(layer: int) -> str:
+    return f"encoder.layer.{layer}.attention.self.query.weight"
 
 
 @functools.cache
-def drawn_weights(seed: int, layers: int, width: int) -> dict[str, np.ndarray]:
+def bert_weights(seed: int = 0) -> Mapping[str, np.ndarray]:
+    """A small BERT's tensors, named and shaped as on the hub."""
     dice = np.random.default_rng(seed)
 
     def draw(*shape: int) -> np.ndarray:
         return (0.05 * dice.standard_normal(shape)).astype(np.float32)
 
-    tensors = {"embeddings.word_embeddings.weight": draw(2000, width)}
-    for layer in range(layers):
+    tensors, width = {"embeddings.word_embeddings.weight": draw(2000, 128)}, 128
+    for layer in range(4):
         at = f"encoder.layer.{layer}"
         for role in ("query", "key", "value"):
             tensors[f"{at}.attention.self.{role}.weight"] = draw(width, width)
@@ -432,22 +425,30 @@ def drawn_weights(seed: int, layers: int, width: int) -> dict[str, np.ndarray]:
         tensors[f"{at}.attention.output.dense.weight"] = draw(width, width)
         tensors[f"{at}.intermediate.dense.weight"] = draw(4 * width, width)
         tensors[f"{at}.output.dense.weight"] = draw(width, 4 * width)
-    return tensors
+    return MappingProxyType(tensors)
 
 
-def query_key_bytes(tensors: dict[str, np.ndarray]) -> int:
+def assert_bert(checkpoint: Any, *names: str, seed: int = 0) -> None:
+    """It holds the small BERT's tensors: those that are named, or all and no others."""
+    expected = bert_weights(seed)
+    assert names or checkpoint.tensors().keys() == expected.keys()
+    arrays = checkpoint.read([Part(name) for name in names or expected])
+    for name, array in zip(names or expected, arrays, strict=True):
+        np.testing.assert_array_equal(array, expected[name])
+
+
+def query_key_bytes(tensors: Mapping[str, np.ndarray]) -> int:
     """Bytes of queries and keys, weights and biases."""
     return sum(t.nbytes for name, t in tensors.items() if re.search(r"self\.(query|key)\.", name))
 
 
 @functools.cache
-def saved_weights(seed: int) -> bytes:
-    return save(bert_weights(seed))
-
-
-def bert_folder(seed: int = 0) -> dict[str, bytes | Path]:
+def bert_folder(seed: int = 0) -> Mapping[str, bytes | Path]:
     """A repository's files."""
-    return {"config.json": json.dumps(BERT).encode(), "model.safetensors": saved_weights(seed)}
+    weights = save(dict(bert_weights(seed)))
+    return MappingProxyType(
+        {"config.json": json.dumps(BERT).encode(), "model.safetensors": weights}
+    )
 
 
 def sharded_folder(seed: int = 0, shards: int = 3) -> dict[str, bytes | Path]:

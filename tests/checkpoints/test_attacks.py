@@ -8,7 +8,6 @@ import json
 import pickle
 import random
 import struct
-import zipfile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,11 +15,12 @@ import pytest
 from huggingface_hub import close_session, constants
 from safetensors.numpy import save
 from tests.checkpoints.attacking import mutated, random_fault
-from tests.checkpoints.serving import Hub, bert_folder, serving
+from tests.checkpoints.serving import Hub, bert_folder, serving, serving_bert, stand_in
+from tests.checkpoints.stored import read_all, write_pickle
 from tests.limits import counts, refused
 
 import wqk
-from wqk.checkpoints import Part, http, open_checkpoint
+from wqk.checkpoints import http, open_checkpoint
 from wqk.checkpoints.pickles import DataUnpickler
 from wqk.checkpoints.references import redacted
 from wqk.errors import WqkError
@@ -64,14 +64,8 @@ def test_archives_with_damaged_descriptions(tmp_path: Path, count: int):
         text = bytearray(good)
         for _ in range(dice.randrange(1, 5)):
             text[dice.randrange(len(text))] = dice.randrange(256)
-        with zipfile.ZipFile(tmp_path / "model.pt", "w") as file:
-            file.writestr("archive/data.pkl", bytes(text))
         with pytest.raises(WqkError):
-            open_checkpoint(tmp_path / "model.pt")
-
-
-def read_one(folder: Path) -> None:
-    open_checkpoint(folder).read([Part("a")])
+            open_checkpoint(write_pickle(tmp_path / "model.pt", bytes(text)))
 
 
 @counts(100, 20_000)
@@ -93,7 +87,7 @@ def test_folders_with_random_files(tmp_path: Path, count: int):
         for name in dice.sample(sorted(files), dice.randrange(5)):
             content = files[name] if dice.random() < 0.8 else dice.randbytes(20)
             (folder / name).write_bytes(content)
-        found.add(refused(read_one, folder))
+        found.add(refused(read_all, folder))
     assert found == {True, False}
 
 
@@ -111,10 +105,8 @@ def test_whatever_an_address_looks_like_its_secret_is_not_shown(count: int):
 @pytest.fixture(scope="module")
 def truth() -> bytes:
     """The scores of what the servers hold, were they honest."""
-    files = bert_folder()
-    with pytest.MonkeyPatch.context() as patch, serving() as site:
+    with pytest.MonkeyPatch.context() as patch, serving_bert() as site:
         patch.setenv("WQK_CACHE_LIMIT", "0")
-        site.files |= {f"/m/{name}": content for name, content in files.items()}
         return scores(f"{site.url}/m")
 
 
@@ -128,19 +120,14 @@ def prove_scores(ref: str, truth: bytes) -> None:
 
 @pytest.fixture
 def hasty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Little patience, and a cache of its own."""
+    """Little patience, and no cache."""
     monkeypatch.setenv("WQK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WQK_CACHE_LIMIT", "0")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    patience = http.Patience(
-        attempts=3,
-        attempts_to_connect=2,
-        first=0,
-        timeout=1,
-        slowest=10.0**6,
-        sleep=lambda _: None,
-    )
+    few = {"attempts": 3, "attempts_to_connect": 2, "first": 0, "timeout": 1}
+    patience = http.Patience(**few, slowest=10.0**6, sleep=lambda _: None)
     monkeypatch.setattr(http, "PATIENCE", patience)
     return monkeypatch
 
@@ -152,9 +139,7 @@ def test_a_server_at_its_worst_gives_the_scores_or_an_error(
     found = set()
     for seed in range(count):
         dice = random.Random(seed)
-        with serving() as site:
-            site.files |= {f"/m/{name}": content for name, content in bert_folder().items()}
-            hasty.setenv("WQK_CACHE_LIMIT", "0")
+        with serving_bert() as site:
             faults = [random_fault(dice, slow=seed % 8 == 7) for _ in range(dice.randrange(1, 4))]
             site.faults.extend([None] * dice.randrange(8) + faults * dice.choice([1, 1, 5]))
             found.add(refused(prove_scores, f"{site.url}/m", truth))
@@ -168,33 +153,19 @@ def test_a_listing_at_its_worst_gives_the_scores_or_an_error(
 ):
     honest, found = Hub._info, set()
     with serving(Hub) as hub:
-        hasty.setattr(constants, "ENDPOINT", hub.url)
-        template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-        hasty.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        stand_in(hub, hasty)
         hub.repositories["owner/bert"] = {"main": bert_folder()}
         for seed in range(count):
             dice = random.Random(seed)
 
-            def lie(self, handler, *about, dice=dice):
-                send = handler.answer
-
-                def answer(code, headers, body):
-                    listing = json.loads(body)
-                    for _ in range(dice.randrange(1, 3)):
-                        listing = mutated(listing, dice)
-                    text = json.dumps(listing).encode()
-                    if dice.random() < 0.1:
-                        text = text[: dice.randrange(len(text))]
-                    send(code, headers, text)
-
-                handler.answer = answer
-                try:
-                    honest(self, handler, *about)
-                finally:
-                    handler.answer = send
+            def lie(self, *about, dice=dice):
+                listing = json.loads(honest(self, *about))
+                for _ in range(dice.randrange(1, 3)):
+                    listing = mutated(listing, dice)
+                text = json.dumps(listing).encode()
+                return text[: dice.randrange(len(text))] if dice.random() < 0.1 else text
 
             hasty.setattr(Hub, "_info", lie)
-            hasty.setenv("WQK_CACHE_LIMIT", "0")
             found.add(refused(prove_scores, "owner/bert", truth))
     close_session()
     assert found == {True, False}

@@ -10,19 +10,21 @@ import time
 from email.utils import formatdate
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from huggingface_hub import close_session, constants
-from safetensors.numpy import load, save
+from safetensors.numpy import load
 from tests.checkpoints.attacking import dripping, interim, one_byte, redirect, slow_body
 from tests.checkpoints.serving import (
+    assert_bert,
     bert_folder,
     bert_weights,
     part,
+    query,
     query_key_bytes,
     serving,
+    serving_bert,
     sharded_folder,
     silence,
     status,
@@ -59,8 +61,7 @@ def waits(monkeypatch):
 
 @pytest.fixture
 def site(waits):
-    with serving() as server:
-        server.files |= {f"/m/{name}": content for name, content in bert_folder().items()}
+    with serving_bert() as server:
         yield server
 
 
@@ -76,26 +77,15 @@ def impatient(site, waits, monkeypatch):
     monkeypatch.setattr(http, "PATIENCE", Impatient(first=0.01, sleep=waits.append))
 
 
-def query(layer: int) -> str:
-    return f"encoder.layer.{layer}.attention.self.query.weight"
-
-
-def assert_right(checkpoint: Any, *names: str, seed: int = 0) -> None:
-    expected = bert_weights(seed)
-    arrays = checkpoint.read([Part(name) for name in names])
-    for name, array in zip(names, arrays, strict=True):
-        np.testing.assert_array_equal(array, expected[name])
-
-
 def test_a_file_is_opened_with_two_small_requests_and_its_ranges_alone_are_fetched(site):
     checkpoint = open_checkpoint(f"{site.url}{WEIGHTS}")
     header = int.from_bytes(site.files[WEIGHTS][:8], "little")
     asked = [(r.range, r.body) for r in site.log if r.path == WEIGHTS]
     assert asked == [("bytes=0-7", 8), (f"bytes=8-{header + 7}", header)]
     site.log.clear()
-    assert_right(checkpoint, query(1), query(0))
+    assert_bert(checkpoint, query(1), query(0))
     assert [r.body for r in site.log] == [128 * 128 * 4] * 2
-    assert_right(checkpoint, query(1))
+    assert_bert(checkpoint, query(1))
     assert len(site.log) == 2
 
 
@@ -118,14 +108,13 @@ def test_a_scan_fetches_the_queries_and_keys_and_a_second_one_nothing(site, addr
 def test_shards_under_an_address(site):
     site.files = {f"/s/{name}": content for name, content in sharded_folder().items()}
     checkpoint = open_checkpoint(f"{site.url}/s")
-    assert checkpoint.tensors().keys() == bert_weights().keys()
-    assert_right(checkpoint, *bert_weights())
+    assert_bert(checkpoint)
     assert checkpoint.bytes_fetched == site.bytes_sent
 
 
 def test_a_subfolder_and_a_key_in_the_address(site):
     checkpoint = open_checkpoint(f"{site.url}/?key=secret", subfolder="m")
-    assert_right(checkpoint, query(0))
+    assert_bert(checkpoint, query(0))
     assert all(r.path.endswith("?key=secret") for r in site.log)
     assert "secret" not in checkpoint.name
     with pytest.raises(CheckpointError, match="no weights here") as caught:
@@ -159,7 +148,7 @@ def test_broken_and_failing_connections_are_resumed(site, waits, impatient, faul
     checkpoint = open_checkpoint(f"{site.url}{WEIGHTS}")
     site.log.clear()
     site.faults.extend(faults)
-    assert_right(checkpoint, query(2))
+    assert_bert(checkpoint, query(2))
     assert len(waits) == len(faults)
     # Nothing is fetched twice: each attempt begins where the one before ended.
     assert site.bytes_sent == 128 * 128 * 4
@@ -167,24 +156,24 @@ def test_broken_and_failing_connections_are_resumed(site, waits, impatient, faul
 
 def test_faults_may_come_from_the_first_request_on(site):
     site.faults.extend([status(503), part(sent=3), status(503), part(sent=5)])
-    assert_right(open_checkpoint(f"{site.url}{WEIGHTS}"), query(0))
+    assert_bert(open_checkpoint(f"{site.url}{WEIGHTS}"), query(0))
 
 
 def test_the_server_says_how_long_to_wait(site, waits):
     checkpoint = open_checkpoint(f"{site.url}{WEIGHTS}")
     site.faults.append(status(429, Retry_After="7"))
-    assert_right(checkpoint, query(0))
+    assert_bert(checkpoint, query(0))
     assert waits == [7]
     site.faults.append(status(503, Retry_After=formatdate(time.time() + 60, usegmt=True)))
-    assert_right(checkpoint, query(1))
+    assert_bert(checkpoint, query(1))
     assert 50 < waits[1] <= 60
     site.faults.append(status(429, RateLimit='"resolvers";r=0;t=42'))
-    assert_right(checkpoint, query(2))
+    assert_bert(checkpoint, query(2))
     assert waits[2] == 42
     site.faults.append(status(429, Retry_After="4000"))
     with pytest.raises(HubError, match="asks to wait 4000 s; try again later"):
         checkpoint.read([Part(query(3))])
-    assert_right(checkpoint, query(3))
+    assert_bert(checkpoint, query(3))
 
 
 def test_waits_grow_and_end(site, waits):
@@ -194,7 +183,7 @@ def test_waits_grow_and_end(site, waits):
         checkpoint.read([Part(query(0))])
     assert len(waits) == 5
     assert all(0.005 * 2**n <= wait <= 0.01 * 2**n for n, wait in enumerate(waits))
-    assert_right(checkpoint, query(0))
+    assert_bert(checkpoint, query(0))
 
 
 def test_nobody_listens(waits):
@@ -255,7 +244,7 @@ def test_ranges_may_come_in_pieces(site):
         return True
 
     site.faults.append(half)
-    assert_right(checkpoint, query(0))
+    assert_bert(checkpoint, query(0))
 
 
 @pytest.mark.parametrize(
@@ -326,7 +315,7 @@ def test_a_wait_that_means_nothing(site, waits, asked):
         with pytest.raises(HubError, match="asks to wait"):
             checkpoint.read([Part(query(0))])
     else:
-        assert_right(checkpoint, query(0))
+        assert_bert(checkpoint, query(0))
 
 
 @pytest.mark.parametrize(
@@ -345,7 +334,7 @@ def test_redirects_are_followed_and_remembered(site):
     site.files["/far/model.safetensors"] = site.files.pop(WEIGHTS)
     site.faults.extend([None, None, redirect("/far/model.safetensors", 307)])
     checkpoint = open_checkpoint(f"{site.url}{WEIGHTS}")
-    assert_right(checkpoint, query(0), query(1))
+    assert_bert(checkpoint, query(0), query(1))
     assert sum(r.path == WEIGHTS for r in site.log) == 1
 
 
@@ -371,11 +360,11 @@ def test_redirects_out_of_http_and_in_a_circle_are_refused(site, target, message
 def test_a_replaced_file_is_not_taken_for_the_old_one(site):
     address = f"{site.url}{WEIGHTS}"
     checkpoint = open_checkpoint(address)
-    assert_right(checkpoint, query(0))
-    site.files[WEIGHTS] = save(bert_weights(seed=1))
+    assert_bert(checkpoint, query(0))
+    site.files[WEIGHTS] = bert_folder(1)["model.safetensors"]
     with pytest.raises(CheckpointError, match="was replaced during"):
         checkpoint.read([Part(query(1))])
-    assert_right(open_checkpoint(address), query(0), query(1), seed=1)
+    assert_bert(open_checkpoint(address), query(0), query(1), seed=1)
 
 
 def test_offline_everything_comes_from_the_cache_or_is_missed_by_name(site, monkeypatch, tmp_path):
@@ -441,7 +430,7 @@ def test_without_a_cache_nothing_stays_in_memory(site, monkeypatch):
     before = len(source._spans)
     checkpoint.prefetch([Part(query(0)), Part(query(1))])
     assert len(source._spans) == before + 2
-    assert_right(checkpoint, query(0), query(1))
+    assert_bert(checkpoint, query(0), query(1))
     assert len(source._spans) == before
 
 

@@ -23,14 +23,17 @@ from safetensors.numpy import save
 from tests.checkpoints.serving import (
     BERT,
     Hub,
+    assert_bert,
     bert_folder,
     bert_weights,
     describe,
     own_hub,
+    query,
     query_key_bytes,
     serving,
     sharded_folder,
     silence,
+    stand_in,
     status,
     wait_until,
 )
@@ -42,7 +45,7 @@ from wqk.checkpoints import Part, open_checkpoint, ranged
 from wqk.errors import CheckpointError, HubError
 from wqk.scanning import scan as scanning
 
-NAME = "owner/bert"
+NAME, EMBEDDINGS = "owner/bert", "embeddings.word_embeddings.weight"
 TENSORS = query_key_bytes(bert_weights())
 
 
@@ -66,24 +69,10 @@ def header_bytes(files: dict[str, Any]) -> int:
     )
 
 
-def small_bytes(files: dict[str, Any]) -> int:
-    return sum(len(content) for name, content in files.items() if name.endswith(".json"))
-
-
 def forget(hub: Hub) -> None:
     hub.log.clear()
     hub.cdn.log.clear()
     hub.resolved = 0
-
-
-def query(layer: int) -> str:
-    return f"encoder.layer.{layer}.attention.self.query.weight"
-
-
-def assert_holds(checkpoint: Any, tensors: dict[str, np.ndarray]) -> None:
-    arrays = checkpoint.read([Part(name) for name in tensors])
-    for array, tensor in zip(arrays, tensors.values(), strict=True):
-        np.testing.assert_array_equal(array, tensor)
 
 
 def adapter_files(base: str, query_name: str, seed: int = 5) -> dict[str, bytes]:
@@ -181,10 +170,7 @@ def test_a_second_scan_asks_for_the_listing_alone(hub):
     assert checkpoint.bytes_fetched == 0
     assert (len(hub.log), len(hub.cdn.log)) == (1, 0)
     # What another scan wants beside is all that it fetches.
-    assert_holds(
-        checkpoint,
-        {"embeddings.word_embeddings.weight": bert_weights()["embeddings.word_embeddings.weight"]},
-    )
+    assert_bert(checkpoint, EMBEDDINGS)
     assert checkpoint.bytes_fetched == 2000 * 128 * 4
 
 
@@ -204,7 +190,7 @@ def test_without_a_network_the_same_is_found_in_the_cache(hub, monkeypatch, swit
     if switch != "unreachable":
         assert not hub.log
         with pytest.raises(HubError, match=r"offline, and bytes .* not in the cache"):
-            open_checkpoint(NAME, **arguments).read([Part("embeddings.word_embeddings.weight")])
+            open_checkpoint(NAME, **arguments).read([Part(EMBEDDINGS)])
         with pytest.raises(
             HubError, match="is not a local path, not in the cache at revision 'step9'"
         ):
@@ -216,13 +202,17 @@ def test_shards_are_resolved_once_each(hub):
     checkpoint = open_checkpoint(NAME)
     table = wqk.scan(checkpoint)
     assert hub.resolved == 5
-    expected = TENSORS + header_bytes(files) + small_bytes(files)
+    expected = (
+        TENSORS
+        + header_bytes(files)
+        + sum(len(files[name]) for name in files if name.endswith(".json"))
+    )
     assert expected <= checkpoint.bytes_fetched <= expected + 0.02 * TENSORS
     assert (
         checkpoint.bytes_fetched
         == hub.bytes_sent - hub.log[0].body - 5 * len(b"redirecting") + hub.cdn.bytes_sent
     )
-    assert_holds(checkpoint, bert_weights())
+    assert_bert(checkpoint)
     assert wqk.scan(NAME).frame.equals(table.frame)
 
 
@@ -230,7 +220,7 @@ def test_revisions_and_their_steps(hub):
     for revision, seed, step in ((None, 0, None), ("step1000", 1, 1000)):
         checkpoint = open_checkpoint(NAME, revision)
         assert (checkpoint.name, checkpoint.revision, checkpoint.step) == (NAME, revision, step)
-        assert_holds(checkpoint, {query(0): bert_weights(seed)[query(0)]})
+        assert_bert(checkpoint, query(0), seed=seed)
     with pytest.raises(HubError, match=f"{NAME}: has no revision 'step7'"):
         open_checkpoint(NAME, "step7")
 
@@ -238,7 +228,7 @@ def test_revisions_and_their_steps(hub):
 def test_a_revision_can_be_part_of_the_name(hub):
     checkpoint = open_checkpoint(f"{NAME}@step1000")
     assert (checkpoint.name, checkpoint.revision, checkpoint.step) == (NAME, "step1000", 1000)
-    assert_holds(checkpoint, {query(0): bert_weights(1)[query(0)]})
+    assert_bert(checkpoint, query(0), seed=1)
     with pytest.raises(CheckpointError, match="given twice, 'step1000' and 'main'"):
         open_checkpoint(f"{NAME}@step1000", "main")
     assert wqk.scan(f"{NAME}@step1000", heads=False).frame["revision"][0] == "step1000"
@@ -261,31 +251,28 @@ def test_what_a_mirror_claims_is_not_believed_of_the_hub(hub, monkeypatch):
         claims = {len(content): describe(content) for content in bert_folder().values()}
         patch = "tests.checkpoints.serving.describe"
         monkeypatch.setattr(patch, lambda content: claims[len(content)])
-        monkeypatch.setattr(constants, "ENDPOINT", mirror.url)
-        template = mirror.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        stand_in(mirror, monkeypatch)
         lied = wqk.scan(NAME)
     assert not lied.frame["norm"].equals(true.frame["norm"])
 
 
 def test_a_listing_with_nonsense_in_it(hub, monkeypatch):
-    def odd(self, handler, repository, commit, files, blobs):
+    def odd(self, repository, commit, files, blobs):
         siblings = [
             {"rfilename": None, "size": 5},
             {"rfilename": "config.json", "size": "many"},
             *({"rfilename": path, "size": -5, "blobId": 7} for path in files),
         ]
-        body = json.dumps({"id": repository, "sha": commit, "siblings": siblings}).encode()
-        handler.answer(200, {"Content-Type": "application/json"}, body)
+        return json.dumps({"id": repository, "sha": commit, "siblings": siblings}).encode()
 
     monkeypatch.setattr(Hub, "_info", odd)
-    assert_holds(open_checkpoint(NAME), bert_weights())
+    assert_bert(open_checkpoint(NAME))
 
 
 def test_a_branch_that_moves_is_seen(hub):
     wqk.scan(NAME)
     hub.repositories[NAME]["main"] = bert_folder(seed=3)
-    assert_holds(open_checkpoint(NAME), bert_weights(3))
+    assert_bert(open_checkpoint(NAME), seed=3)
 
 
 def test_files_in_the_hubs_own_cache_are_used(hub):
@@ -294,7 +281,7 @@ def test_files_in_the_hubs_own_cache_are_used(hub):
         hf_hub_download(NAME, file, revision=commit)
     forget(hub)
     checkpoint = open_checkpoint(NAME)
-    assert_holds(checkpoint, bert_weights())
+    assert_bert(checkpoint)
     assert checkpoint.bytes_fetched == 0
     assert (len(hub.log), len(hub.cdn.log)) == (1, 0)
 
@@ -305,7 +292,7 @@ def test_a_snapshot_in_the_hubs_own_cache_is_found_offline(hub, monkeypatch):
     offline(monkeypatch)
     checkpoint = open_checkpoint(NAME)
     assert (checkpoint.name, checkpoint.bytes_fetched) == (NAME, None)
-    assert_holds(checkpoint, bert_weights())
+    assert_bert(checkpoint)
 
 
 @pytest.mark.parametrize(
@@ -361,7 +348,7 @@ def test_signed_addresses_expire_and_are_resolved_again(hub, good_for):
     hub.cdn.good_for = good_for
     checkpoint = open_checkpoint(NAME)
     for layer in range(4):
-        assert_holds(checkpoint, {query(layer): bert_weights()[query(layer)]})
+        assert_bert(checkpoint, query(layer))
     assert hub.resolved == -(-6 // good_for)
     kept = b"".join(p.read_bytes() for p in Path(constants.HF_ASSETS_CACHE).rglob("*.json"))
     assert kept
@@ -378,19 +365,19 @@ def test_a_private_repository_needs_a_login(hub, monkeypatch):
             open_checkpoint(NAME, token=token)
     with pytest.raises(HubError, match="not logged in"):
         open_checkpoint(NAME, token=True)
-    assert_holds(open_checkpoint(NAME, token="hf_right"), bert_weights())
+    assert_bert(open_checkpoint(NAME, token="hf_right"))
     monkeypatch.setenv("HF_TOKEN", "hf_right")
-    assert_holds(open_checkpoint(NAME), bert_weights())
+    assert_bert(open_checkpoint(NAME))
     monkeypatch.delenv("HF_TOKEN")
     Path(constants.HF_TOKEN_PATH).write_text("hf_right")
-    assert_holds(open_checkpoint(NAME, token=True), bert_weights())
+    assert_bert(open_checkpoint(NAME, token=True))
 
 
 def test_a_gated_repository_says_what_to_do(hub):
     hub.gated[NAME] = "hf_right"
     with pytest.raises(HubError, match="is gated; accept its terms on the hub"):
         open_checkpoint(NAME)
-    assert_holds(open_checkpoint(NAME, token="hf_right"), bert_weights())
+    assert_bert(open_checkpoint(NAME, token="hf_right"))
 
 
 def test_a_missing_repository(hub):
@@ -403,7 +390,7 @@ def test_a_missing_repository(hub):
 
 def test_a_busy_hub_is_asked_again(hub):
     hub.faults.extend([status(503), status(429, Retry_After="1"), status(500)])
-    assert_holds(open_checkpoint(NAME), bert_weights())
+    assert_bert(open_checkpoint(NAME))
     hub.faults.extend([status(503)] * 6)
     with pytest.raises(HubError, match=f"{NAME}: the hub answers 503"):
         open_checkpoint(NAME)
@@ -431,9 +418,9 @@ def test_no_network_and_nothing_cached(hub):
 # Torch archives.
 
 
-def archives(seed: int = 0) -> dict[str, bytes]:
+def archives(seed: int = 0, **more: torch.Tensor) -> dict[str, bytes]:
     buffer = io.BytesIO()
-    torch.save({name: torch.tensor(value) for name, value in bert_weights(seed).items()}, buffer)
+    torch.save({n: torch.tensor(value) for n, value in bert_weights(seed).items()} | more, buffer)
     return {"config.json": json.dumps(BERT).encode(), "pytorch_model.bin": buffer.getvalue()}
 
 
@@ -442,18 +429,14 @@ def test_archives_are_read_in_ranges(hub, monkeypatch):
     for revision, seed in ((None, 0), ("step1", 1)):
         checkpoint = open_checkpoint("owner/old", revision)
         assert (checkpoint.name, checkpoint.revision) == ("owner/old", revision)
-        assert_holds(checkpoint, bert_weights(seed))
+        assert_bert(checkpoint, seed=seed)
     table = wqk.scan("owner/old")
     offline(monkeypatch)
     assert wqk.scan("owner/old").frame.equals(table.frame)
 
 
 def test_of_an_archive_little_more_than_queries_and_keys_is_fetched(hub):
-    padded = bert_weights() | {"embeddings.weight": np.zeros((3000, 1000), np.float32)}
-    buffer = io.BytesIO()
-    torch.save({name: torch.tensor(value) for name, value in padded.items()}, buffer)
-    files = {"config.json": json.dumps(BERT).encode(), "pytorch_model.bin": buffer.getvalue()}
-    hub.repositories["owner/old"] = {"main": files}
+    hub.repositories["owner/old"] = {"main": archives(padding=torch.zeros(3000, 1000))}
     checkpoint = open_checkpoint("owner/old")
     wqk.scan(checkpoint)
     assert checkpoint.bytes_fetched < TENSORS * 1.05 + 2 * 2**16 + 5000
@@ -462,16 +445,14 @@ def test_of_an_archive_little_more_than_queries_and_keys_is_fetched(hub):
 @pytest.mark.parametrize("listed", [True, False])
 def test_one_file_is_preferred_to_an_index_as_in_transformers(hub, listed):
     stale = {"weight_map": {"a": "model-1.safetensors"}}
-    files = {
-        "config.json": json.dumps(BERT).encode(),
-        "model.safetensors": save(bert_weights()),
+    files = bert_folder() | {
         "model.safetensors.index.json": json.dumps(stale).encode(),
         "pytorch_model.bin": b"not read",
     }
     hub.repositories["owner/both"] = {"main": files}
     ref = "owner/both" if listed else f"{constants.ENDPOINT}/owner/both/resolve/main"
     checkpoint = open_checkpoint(ref)
-    assert_holds(checkpoint, bert_weights())
+    assert_bert(checkpoint)
     if listed:
         (note,) = checkpoint.notes
         assert note == (
@@ -485,7 +466,7 @@ def test_one_file_is_preferred_to_an_index_as_in_transformers(hub, listed):
 def test_subfolders(hub):
     nested = {f"inner/{name}": content for name, content in bert_folder().items()}
     hub.repositories["owner/nested"] = {"main": nested}
-    assert_holds(open_checkpoint("owner/nested", subfolder="inner"), bert_weights())
+    assert_bert(open_checkpoint("owner/nested", subfolder="inner"))
     with pytest.raises(CheckpointError, match="in its folders inner; choose one"):
         open_checkpoint("owner/nested")
     page = f"{constants.ENDPOINT}/owner/nested/tree/main/inner"
@@ -502,7 +483,7 @@ def test_subfolders(hub):
         ({"tf_model.h5": b""}, CheckpointError, "TensorFlow"),
         ({"model.safetensors": b"abc"}, CheckpointError, "this file has 3 bytes"),
         (
-            {"model.safetensors": save(bert_weights()), "config.json": b"[1]"},
+            bert_folder() | {"config.json": b"[1]"},
             CheckpointError,
             "expected a JSON object",
         ),
@@ -571,8 +552,7 @@ def test_a_large_tensor_comes_over_several_connections(hub, monkeypatch):
 
     checkpoint = open_checkpoint(NAME)
     hub.cdn.faults.extend([meet] * 8)
-    name = "embeddings.word_embeddings.weight"
-    assert_holds(checkpoint, {name: bert_weights()[name]})
+    assert_bert(checkpoint, EMBEDDINGS)
     assert len(together) == 8
 
 

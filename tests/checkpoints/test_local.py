@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save, save_file
+from tests.checkpoints.stored import assert_holds, weights
 from tests.limits import within
 
 from wqk.checkpoints import Part, open_checkpoint, steps_of
@@ -19,67 +20,35 @@ from wqk.errors import CheckpointError
 INDEX = "model.safetensors.index.json"
 
 
-def weights(seed: int, *names: str) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(6, 4, generator=generator) for name in names}
-
-
 def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value), encoding="utf-8")
 
 
-def write_shards(folder: Path) -> dict[str, torch.Tensor]:
-    shards = {"model-1.safetensors": weights(1, "a", "b"), "model-2.safetensors": weights(2, "c")}
-    for file, tensors in shards.items():
-        save_file(tensors, folder / file)
-    weight_map = {name: file for file, tensors in shards.items() for name in tensors}
-    write_json(folder / INDEX, {"metadata": {}, "weight_map": weight_map})
-    return {name: tensor for tensors in shards.values() for name, tensor in tensors.items()}
+# Files, and the names of their tensors.
+LAYOUTS = {
+    "one file": {"model.safetensors": "ab"},
+    "shards": {"model-1.safetensors": "ab", "model-2.safetensors": "c"},
+    "several files": {"one.safetensors": "a", "two.safetensors": "b"},
+    "one among others": {
+        "adapter_model.safetensors": "a", "old.safetensors": "a", "model.safetensors": "ab",
+    },
+    "one and an adapter": {"adapter_model.safetensors": "a", "weights.safetensors": "a"},
+}  # fmt: skip
+PASSED_OVER = ("adapter_model.safetensors", "old.safetensors")
 
 
-def write_several(folder: Path) -> dict[str, torch.Tensor]:
-    save_file(weights(1, "a"), folder / "one.safetensors")
-    save_file(weights(2, "b"), folder / "two.safetensors")
-    return weights(1, "a") | weights(2, "b")
-
-
-def write_one(folder: Path) -> dict[str, torch.Tensor]:
-    save_file(weights(3, "a", "b"), folder / "model.safetensors")
-    return weights(3, "a", "b")
-
-
-def write_one_among_others(folder: Path) -> dict[str, torch.Tensor]:
-    save_file(weights(9, "a"), folder / "adapter_model.safetensors")
-    save_file(weights(9, "a"), folder / "old.safetensors")
-    return write_one(folder)
-
-
-def write_one_and_an_adapter(folder: Path) -> dict[str, torch.Tensor]:
-    save_file(weights(9, "a"), folder / "adapter_model.safetensors")
-    save_file(weights(1, "a"), folder / "weights.safetensors")
-    return weights(1, "a")
-
-
-def write_shards_in_a_cache(folder: Path) -> dict[str, torch.Tensor]:
-    # As the hub's cache lays them out: names that point elsewhere.
-    blobs = folder.parent / "blobs"
-    blobs.mkdir()
-    tensors = write_shards(folder)
-    for path in list(folder.glob("*.safetensors")):
-        (blobs / path.name).write_bytes(path.read_bytes())
-        path.unlink()
-        path.symlink_to(Path("..") / "blobs" / path.name)
+def write(folder: Path, layout: str = "one file") -> dict[str, torch.Tensor]:
+    """The tensors that a folder of this layout holds."""
+    tensors: dict[str, torch.Tensor] = {}
+    places: dict[str, str] = {}
+    for seed, (file, names) in enumerate(LAYOUTS[layout].items()):
+        own = weights(seed, *names)
+        save_file(own, folder / file)
+        if file not in PASSED_OVER:
+            tensors, places = tensors | own, places | dict.fromkeys(own, file)
+    if layout == "shards":
+        write_json(folder / INDEX, {"metadata": {}, "weight_map": places})
     return tensors
-
-
-LAYOUTS = [
-    write_one,
-    write_shards,
-    write_several,
-    write_one_among_others,
-    write_one_and_an_adapter,
-    write_shards_in_a_cache,
-]
 
 
 @pytest.fixture
@@ -93,23 +62,23 @@ def read(checkpoint: Any, *names: str) -> list[np.ndarray]:
     return checkpoint.read([Part(name) for name in names])
 
 
-@pytest.mark.parametrize("write", LAYOUTS)
-def test_a_folder_is_read_whatever_its_layout(folder, write):
-    tensors = write(folder)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_folder_is_read_whatever_its_layout(folder, layout, linked):
+    tensors = write(folder, layout)
     write_json(folder / "config.json", {"model_type": "bert"})
+    for path in list(folder.glob("*.safetensors")) if linked else ():  # as in the hub's cache
+        blob = path.rename(folder.parent / path.name)
+        path.symlink_to(Path("..") / blob.name)
     checkpoint = open_checkpoint(folder)
     assert checkpoint.config == {"model_type": "bert"}
     assert (checkpoint.name, checkpoint.step) == (str(folder), None)
-    assert checkpoint.tensors().keys() == tensors.keys()
     assert checkpoint.parameters == 24 * len(tensors)
-    # Against the order in the files, and one of them twice.
-    names = [*sorted(tensors, reverse=True), min(tensors)]
-    for name, array in zip(names, read(checkpoint, *names), strict=True):
-        np.testing.assert_array_equal(array, tensors[name].numpy())
+    assert_holds(checkpoint, tensors)
 
 
 def test_rows_of_several_tensors_in_one_request(folder):
-    tensors = write_shards(folder)
+    tensors = write(folder, "shards")
     parts = [Part("c", ((4, 6), (0, 1))), Part("a"), Part("b", ((2, 3),)), Part("c", ((1, 2),))]
     expected = [
         torch.cat([tensors["c"][4:6], tensors["c"][0:1]]),
@@ -122,7 +91,7 @@ def test_rows_of_several_tensors_in_one_request(folder):
 
 
 def test_a_single_file_takes_the_configuration_beside_it(folder):
-    tensors = write_one(folder)
+    tensors = write(folder)
     write_json(folder / "config.json", {"model_type": "gpt2"})
     checkpoint = open_checkpoint(str(folder / "model.safetensors"))
     assert checkpoint.config == {"model_type": "gpt2"}
@@ -131,7 +100,7 @@ def test_a_single_file_takes_the_configuration_beside_it(folder):
 
 def test_a_subfolder(tmp_path):
     (tmp_path / "text_encoder").mkdir()
-    write_one(tmp_path / "text_encoder")
+    write(tmp_path / "text_encoder")
     checkpoint = open_checkpoint(tmp_path, subfolder="text_encoder")
     assert set(checkpoint.tensors()) == {"a", "b"}
 
@@ -148,7 +117,7 @@ def test_a_subfolder(tmp_path):
 @pytest.mark.parametrize("file", ["", "model.safetensors"])
 def test_the_step_is_in_the_folders_name(tmp_path, name, step, file):
     (tmp_path / name).mkdir()
-    write_one(tmp_path / name)
+    write(tmp_path / name)
     assert open_checkpoint(tmp_path / name / file).step == step
 
 
@@ -157,12 +126,12 @@ def test_a_runs_steps_are_in_their_order(tmp_path):
         (tmp_path / name).mkdir()
     steps = [str(tmp_path / "checkpoint-200"), str(tmp_path / "checkpoint-1000")]
     assert steps_of(str(tmp_path)) == steps
-    write_one(tmp_path)
+    write(tmp_path)
     assert steps_of(str(tmp_path)) == [str(tmp_path)]
 
 
 def test_a_checkpoint_is_returned_as_it_is(folder):
-    write_one(folder)
+    write(folder)
     checkpoint = open_checkpoint(folder)
     assert open_checkpoint(checkpoint) is checkpoint
 
@@ -174,7 +143,7 @@ def test_what_is_no_reference_is_refused(ref):
 
 
 def test_a_missing_tensor_is_named(folder):
-    write_one(folder)
+    write(folder)
     with pytest.raises(CheckpointError, match="no tensor named 'query'"):
         read(open_checkpoint(folder), "query")
 
@@ -306,7 +275,7 @@ METHODS = ["AQLM", "SpQR", "quanto"]
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("file", ["", "model.safetensors"])
 def test_quantized_models_are_refused_by_name(folder, method, file):
-    write_one(folder)
+    write(folder)
     write_json(folder / "config.json", {"quantization_config": {"quant_method": method}})
     with pytest.raises(CheckpointError, match=f"quantized with {method.lower()}, whose") as caught:
         open_checkpoint(folder / file)
@@ -324,7 +293,7 @@ def test_quantized_models_are_refused_by_name(folder, method, file):
     ],
 )
 def test_other_configurations_are_not(folder, config):
-    write_one(folder)
+    write(folder)
     write_json(folder / "config.json", config)
     assert open_checkpoint(folder).config == config
 
@@ -392,7 +361,7 @@ def test_what_is_no_file_of_weights(folder, make, message):
 def test_what_is_no_file_of_json(folder, name, kind):
     make, message = UNREADABLE[kind]
     if name == "config.json":
-        write_one(folder)
+        write(folder)
     make(folder / name)
     with within(2), pytest.raises(CheckpointError, match=message):
         open_checkpoint(folder)
@@ -400,14 +369,14 @@ def test_what_is_no_file_of_json(folder, name, kind):
 
 @pytest.mark.parametrize("text", ["{", "[" * 100_000, "9" * 5000, "\udcff", "null"])
 def test_a_configuration_that_is_no_json(folder, text):
-    write_one(folder)
+    write(folder)
     (folder / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(CheckpointError, match=r"config\.json: (not valid JSON|expected a JSON)"):
         open_checkpoint(folder)
 
 
 def test_a_file_that_shrinks_after_it_was_opened(folder):
-    write_one(folder)
+    write(folder)
     checkpoint = open_checkpoint(folder)
     path = folder / "model.safetensors"
     os.truncate(path, path.stat().st_size - 40)
@@ -418,7 +387,7 @@ def test_a_file_that_shrinks_after_it_was_opened(folder):
 @pytest.mark.parametrize("function", ["open", "preadv"])
 def test_a_file_that_the_system_refuses(folder, monkeypatch, function):
     # Root reads everything, so the refusal has to be played.
-    write_one(folder)
+    write(folder)
 
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied")
@@ -429,7 +398,7 @@ def test_a_file_that_the_system_refuses(folder, monkeypatch, function):
 
 
 def test_files_are_closed_with_their_checkpoint(folder):
-    write_one(folder)
+    write(folder)
     handles = Path("/proc/self/fd")
     if not handles.exists():
         pytest.skip("counts open files through /proc")
@@ -440,30 +409,27 @@ def test_files_are_closed_with_their_checkpoint(folder):
 
 
 def test_a_wanted_part_knows_its_bytes(folder):
-    write_one(folder)
+    write(folder)
     info = open_checkpoint(folder).info("a")
     assert (info.dtype, info.shape, info.nbytes) == ("F32", (6, 4), 96)
     assert Part("a").nbytes(info) == 96
     assert Part("a", ((0, 1), (3, 5))).nbytes(info) == 48
 
 
-def test_a_file_that_is_written_to_while_it_is_read_is_refused(tmp_path):
-    path = tmp_path / "model.safetensors"
-    save_file({"a.weight": torch.ones(4, 4)}, path)
+def test_a_file_that_is_written_to_while_it_is_read_is_refused(folder):
+    tensors, path = write(folder), folder / "model.safetensors"
     checkpoint = open_checkpoint(path)
-    assert checkpoint.read([Part("a.weight")])[0].sum() == 16
-    content = path.read_bytes()
+    assert_holds(checkpoint, tensors)
     with path.open("r+b") as file:
-        file.write(content)
+        file.write(path.read_bytes())
     os.utime(path, ns=(0, 0))
     with pytest.raises(CheckpointError, match="changed during the read"):
-        checkpoint.read([Part("a.weight")])
+        read(checkpoint, "a")
 
 
-def test_a_file_that_is_replaced_while_it_is_read_stays_what_it_was(tmp_path):
-    path, other = tmp_path / "model.safetensors", tmp_path / "other.safetensors"
-    save_file({"a.weight": torch.ones(4, 4)}, path)
-    checkpoint = open_checkpoint(path)
-    save_file({"a.weight": torch.zeros(4, 4)}, other)
-    other.replace(path)
-    assert checkpoint.read([Part("a.weight")])[0].sum() == 16
+def test_a_file_that_is_replaced_while_it_is_read_stays_what_it_was(folder):
+    tensors = write(folder)
+    checkpoint = open_checkpoint(folder)
+    save_file(weights(7, "a", "b"), folder / "other.safetensors")
+    (folder / "other.safetensors").replace(folder / "model.safetensors")
+    assert_holds(checkpoint, tensors)

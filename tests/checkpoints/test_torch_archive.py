@@ -11,32 +11,22 @@ import pickle
 import random
 import subprocess
 import sys
-import tracemalloc
 import zipfile
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
-from tests.limits import counts, refused, within
+from tests.checkpoints.stored import assert_holds, read_all, weights, write_pickle
+from tests.limits import counts, in_memory, refused, within
 
 from wqk.checkpoints import Part, open_checkpoint
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def weights(seed: int, *names: str) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(6, 4, generator=generator) for name in names}
-
-
-def assert_holds(checkpoint: Any, tensors: dict[str, torch.Tensor]) -> None:
-    assert checkpoint.tensors().keys() == tensors.keys()
-    arrays = checkpoint.read([Part(name) for name in tensors])
-    for array, tensor in zip(arrays, tensors.values(), strict=True):
-        np.testing.assert_array_equal(array, tensor.float().numpy())
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth", "model.ckpt"])
@@ -86,11 +76,10 @@ def test_weights_nested_in_a_training_scripts_dictionary(tmp_path, key):
 
 @pytest.mark.parametrize("key", ["net", "generator"])
 def test_the_only_weights_in_a_dictionary_are_read_whatever_they_are_called(tmp_path, key):
-    tensors = weights(0, "a")
     optimizer = {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"params": [0]}]}
-    held = {"loss": torch.ones(()), "optimizer": optimizer, key: tensors}
+    held = {"loss": torch.ones(()), "optimizer": optimizer, key: weights(0, "a")}
     torch.save(held, tmp_path / "model.pt")
-    assert_holds(open_checkpoint(tmp_path), tensors)
+    assert_holds(open_checkpoint(tmp_path), weights(0, "a"))
 
 
 def test_other_weights_beside_the_model_s_are_told(tmp_path):
@@ -117,25 +106,24 @@ def test_a_text_is_no_archive(tmp_path):
         open_checkpoint(tmp_path)
 
 
+@dataclass
 class Payload:
     """Unpickling it makes a folder."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
 
     def __reduce__(self) -> Any:
         return os.mkdir, (str(self.path),)
 
 
-def bare_pickle(content: Any, path: Path) -> None:
-    path.write_bytes(pickle.dumps(content))
+SAVES = {
+    "zipped": torch.save,
+    "legacy": partial(torch.save, _use_new_zipfile_serialization=False),
+    "bare": lambda content, path: path.write_bytes(pickle.dumps(content)),
+}
 
 
-def legacy_archive(content: Any, path: Path) -> None:
-    torch.save(content, path, _use_new_zipfile_serialization=False)
-
-
-@pytest.mark.parametrize("save", [torch.save, legacy_archive, bare_pickle])
+@pytest.mark.parametrize("save", SAVES.values(), ids=SAVES)
 @pytest.mark.parametrize("with_weights", [True, False])
 @pytest.mark.parametrize("as_file", [True, False])
 def test_code_in_an_archive_is_never_run(tmp_path, save, with_weights, as_file):
@@ -169,9 +157,7 @@ def test_a_program_is_refused_before_anything_of_it_is_read(tmp_path):
     torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match="a TorchScript program"):
         open_checkpoint(tmp_path)
-    with zipfile.ZipFile(tmp_path / "pytorch_model.bin", "w") as file:
-        file.writestr("archive/data.pkl", b"no pickle at all")
-        file.writestr("archive/constants.pkl", b"")
+    write_pickle(tmp_path / "pytorch_model.bin", b"no pickle at all", constants=b"")
     with pytest.raises(CheckpointError, match="a TorchScript program"):
         open_checkpoint(tmp_path)
 
@@ -222,14 +208,12 @@ def test_damage_to_a_compressed_member_is_named(tmp_path):
 
 
 def test_a_description_that_inflates_is_refused_in_little_memory(tmp_path):
-    with zipfile.ZipFile(tmp_path / "model.pt", "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("archive/data.pkl", bytes(80 * 2**20))
-    tracemalloc.start()
-    with pytest.raises(CheckpointError, match="not a readable torch archive"):
-        open_checkpoint(tmp_path)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 70 * 2**20
+    path = write_pickle(tmp_path / "model.pt", bytes(80 * 2**20))
+    with (
+        in_memory(70 * 2**20),
+        pytest.raises(CheckpointError, match="not a readable torch archive"),
+    ):
+        open_checkpoint(path)
 
 
 # What C's unpickler would allocate: a memo of 2**31 entries, bytes and lists of claimed lengths.
@@ -248,17 +232,9 @@ GREEDY = {
 @pytest.mark.parametrize("zipped", [True, False])
 def test_a_description_that_wants_the_whole_machine(tmp_path, pickled, zipped):
     path = tmp_path / "model.pt"
-    if zipped:
-        with zipfile.ZipFile(path, "w") as file:
-            file.writestr("archive/data.pkl", pickled)
-    else:
-        path.write_bytes(pickled)
-    tracemalloc.start()
-    with within(5), pytest.raises(CheckpointError):
+    write_pickle(path, pickled) if zipped else path.write_bytes(pickled)
+    with in_memory(2**25), within(5), pytest.raises(CheckpointError):
         open_checkpoint(path)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 2**25
 
 
 ABSENT = {
@@ -312,21 +288,16 @@ def test_a_training_scripts_other_values_are_read_as_data(tmp_path):
     assert_holds(open_checkpoint(tmp_path), weights(0, "a"))
 
 
-def archive() -> bytes:
+def archive(zipped: bool = True) -> bytes:
     buffer = io.BytesIO()
-    torch.save(weights(0, "a", "b"), buffer)
+    torch.save(weights(0, "a"), buffer, _use_new_zipfile_serialization=zipped)
     return buffer.getvalue()
 
 
 def attempt(path: Path, content: bytes) -> bool:
     """Whether an archive of these bytes is refused."""
     path.write_bytes(content)
-
-    def read_all() -> None:
-        checkpoint = open_checkpoint(path)
-        checkpoint.read([Part(name) for name in checkpoint.tensors()])
-
-    return refused(read_all)
+    return refused(read_all, path)
 
 
 def test_truncated_archives_are_refused(tmp_path):
@@ -336,18 +307,13 @@ def test_truncated_archives_are_refused(tmp_path):
         assert attempt(tmp_path / "model.pt", content[:length])
 
 
-def mutated(content: bytes, dice: random.Random) -> bytes:
-    result = bytearray(content)
-    for _ in range(dice.choice([1, 2, 8])):
-        result[dice.randrange(len(result))] = dice.randrange(256)
-    return bytes(result)
-
-
 @counts(500, 20_000)
 @pytest.mark.parametrize("zipped", [True, False])
 def test_mutated_archives_are_read_or_refused(tmp_path, count, zipped):
-    buffer = io.BytesIO()
-    torch.save(weights(0, "a"), buffer, _use_new_zipfile_serialization=zipped)
-    dice = random.Random(count)
-    found = [attempt(tmp_path / "m.pt", mutated(buffer.getvalue(), dice)) for _ in range(count)]
-    assert 0 < sum(found) < count
+    dice, content, refusals = random.Random(count), archive(zipped), 0
+    for _ in range(count):
+        damaged = bytearray(content)
+        for _ in range(dice.choice([1, 2, 8])):
+            damaged[dice.randrange(len(damaged))] = dice.randrange(256)
+        refusals += attempt(tmp_path / "m.pt", bytes(damaged))
+    assert 0 < refusals < count
