@@ -259,6 +259,7 @@ class Setting(NamedTuple):
 SETTINGS = (
     Setting("LLaMA", {"hidden_act": "gelu"}),
     Setting("LLaMA", {"num_attention_heads": 12, "num_key_value_heads": 6, "head_dim": 16}, True),
+    Setting("LLaMA", {"tie_word_embeddings": True}),
     Setting("BERT", {"hidden_act": "relu"}),
     Setting("GPT-2", {"activation_function": "relu"}),
     Setting("GPT-2", {"n_head": 12}, True),
@@ -266,6 +267,7 @@ SETTINGS = (
     Setting("GPT-NeoX", {"use_parallel_residual": False}),
     Setting("Falcon", {"parallel_attn": False}, True),
     Setting("Qwen 3.5", {"norm_topk_prob": False}),
+    Setting("Qwen 3.5", {"layer_types": ["linear_attention", *["full_attention"] * 2]}, True),
     Setting("Qwen 3.5", {"linear_num_key_heads": 32, "linear_key_head_dim": 64}, True),
     Setting("T5", {"relative_attention_max_distance": 24}, True),
     Setting("T5", {"dense_act_fn": "gelu"}),

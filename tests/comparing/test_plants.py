@@ -102,14 +102,30 @@ def test_a_setting_that_was_lost_is_said_and_put_back(setting: Setting) -> None:
 
 @pytest.mark.parametrize("changes", [
     {"eos_token_id": 5, "use_cache": False, "dtype": "float16", "attention_dropout": 0.5,
-     "tie_word_embeddings": True, "use_flash_attn": True, "bf16": True},
+     "license": "mit", "tags": ["a"], "use_flash_attn": True, "bf16": True},
     {"rms_norm_eps": float(np.float32(1e-6)), "hidden_act": "swish", "rope_theta": 5e4},
     {"max_position_embeddings": 4096, "initializer_range": 1.0, "vocab_size": 64},
 ])  # fmt: skip
 def test_what_no_forward_pass_reads_is_no_difference(changes: dict[str, object]) -> None:
     tensors, config, _ = right("LLaMA")
-    config = {"use_flash_attn": False, "bf16": False, **config}
+    config = {"use_flash_attn": False, "bf16": False, "license": "other", **config}
     pair = StateDict(tensors, config, "a"), StateDict(tensors, config | changes, "b")
     found = wqk.same(*pair, everything=True)
     assert found.same, found.sentence
     assert not wqk.same(*pair).settings
+
+
+@pytest.mark.parametrize(("stored", "tied", "same"), [
+    ("none", True, True), ("copy", False, True), ("none", None, True), ("none", False, False),
+    ("other", None, False), ("other", True, False),
+])  # fmt: skip
+def test_an_output_head_is_the_embeddings_if_tied_or_a_copy(
+    stored: str, tied: bool | None, same: bool
+) -> None:
+    tensors, config, _ = right("LLaMA")
+    alone = {name: value for name, value in tensors.items() if name != "lm_head.weight"}
+    copied = alone | {"lm_head.weight": tensors["model.embed_tokens.weight"]}
+    other = {"none": alone, "copy": copied, "other": tensors}[stored]
+    first = StateDict(alone, config | {"tie_word_embeddings": True}, "a")
+    second = StateDict(other, config | {"tie_word_embeddings": tied}, "b")
+    assert wqk.same(first, second, everything=True).same == same

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+import re
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.comparing.plants import right
 from tests.families.architectures import NAMED
 from tests.families.proving import build, torch
 
 import wqk
+from wqk.checkpoints.modules import StateDict
 
 CLASSES = {"llama3": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
@@ -22,13 +25,16 @@ def model(name: str) -> Any:
     return build(replace(NAMED[name], model=CLASSES[name])).eval()
 
 
+def basis(width: int) -> Any:
+    """A random orthogonal matrix."""
+    dice = np.random.default_rng(2).standard_normal((width, width))
+    return torch.tensor(np.linalg.qr(dice)[0], dtype=torch.float32)
+
+
 def turned(original: Any, left_out: str = "") -> Any:
     """Gains folded into what they feed, and all turned by a random orthogonal matrix."""
     other = copy.deepcopy(original)
-    width = other.config.hidden_size
-    basis = np.linalg.qr(np.random.default_rng(2).standard_normal((width, width)))[0]
-    q = torch.tensor(basis, dtype=torch.float32)
-    inner = other.model
+    q, inner = basis(other.config.hidden_size), other.model
 
     def read(weight: Any, norm: Any) -> None:
         weight.copy_((weight * norm.weight) @ q)
@@ -83,6 +89,40 @@ def test_what_was_not_turned_along_is_said(left: str) -> None:
         assert [block.same for block in comparison.blocks] == [True, False]
     else:
         assert [one for one in comparison.differing if left in one.name]
+
+
+@pytest.mark.parametrize("of", [None, 1, 2])
+def test_a_gain_that_was_lost_or_is_another_layer_s_is_said(of: int | None) -> None:
+    original, other = model("llama3"), turned(model("llama3"))
+    gains = [layer.post_attention_layernorm.weight for layer in original.model.layers]
+    with torch.no_grad():
+        for n, layer in enumerate(other.model.layers):
+            gain = 1 if of is None else gains[(n + of) % len(gains)]
+            weight = original.model.layers[n].mlp.up_proj.weight
+            layer.mlp.up_proj.weight.copy_((weight * gain) @ basis(weight.shape[1]))
+    assert wqk.same(original, other, up_to=["stream"]).same == (of == 2)
+
+
+@pytest.mark.parametrize(
+    ("layout", "readers", "same"),
+    [
+        ("LLaMA", "gate_proj|up_proj", True),
+        ("LLaMA", "up_proj", False),
+        ("Gemma", "gate_proj|up_proj", True),
+        ("Gemma 2", "gate_proj|up_proj", False),  # that norm does not feed them
+        ("Phi-3", "gate_up_proj", True),
+    ],
+)
+def test_a_gain_may_be_folded_into_all_that_it_feeds(layout: str, readers: str, same: bool) -> None:
+    tensors, config, _ = right(layout)
+    folded, offset = dict(tensors), float("Gemma" in layout)
+    for gain in [name for name in tensors if "post_attention" in name]:
+        for name in tensors:
+            if name.startswith(gain.partition("post")[0]) and re.search(readers, name):
+                folded[name] = tensors[name] * (tensors[gain] + offset)
+        folded[gain] = np.full_like(tensors[gain], 1 - offset)
+    pair = StateDict(tensors, config, "a"), StateDict(folded, config, "b")
+    assert wqk.same(*pair, everything=True).same == same
 
 
 def test_models_of_one_stream_are_compared_as_ever() -> None:

@@ -15,6 +15,7 @@ from wqk._style import CATEGORIES, style
 from wqk.comparing.contents import Outcome, TensorComparison
 from wqk.comparing.mismatches import Kind, Mismatch
 from wqk.comparing.outside import ATTENTION, MIXER, OTHER
+from wqk.comparing.weights import SCORES
 from wqk.errors import TableError
 from wqk.tables.sheet import Cell, Sheet
 
@@ -31,6 +32,18 @@ def farthest(moved: Sequence[tuple[float, str]]) -> str:
     """The heads that moved most, in a sentence; nothing without any."""
     named = ", ".join(f"{head} ({far:.2g})" for far, head in sorted(moved)[:-6:-1])
     return f"Heads that moved most, as layer.head: {named}." if named else ""
+
+
+def few(names: Sequence[str], most: int = 3) -> str:
+    """The first of many names, and how many more there are.
+
+    Examples
+    --------
+    >>> few(["a", "b", "c", "d", "e"])
+    'a, b, c and 2 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 class Place(NamedTuple):
@@ -70,6 +83,14 @@ class BlockComparison:
     def same(self) -> bool:
         """Whether the blocks attend the same way."""
         return not (self.mismatches or self.unequal)
+
+    @property
+    def wrong(self) -> set[str]:
+        """The circuits that differ, in their weights or in what is beside these."""
+        beside = (Kind.SETTING, Kind.SINKS, Kind.SIZES)
+        found = {one.facts.get("circuit", SCORES) for one in self.mismatches
+                 if one.verdict in beside}  # fmt: skip
+        return found.union(self.unequal)
 
     @property
     def reason(self) -> str:
@@ -158,26 +179,15 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
     @property
     def differing(self) -> tuple[TensorComparison, ...]:
         """The tensors outside the forms that differ."""
-        unlike = (Outcome.DIFFERS, Outcome.MISSING, Outcome.ADDED)
-        return tuple(one for one in self.tensors if one.outcome in unlike)
+        return tuple(one for one in self.tensors if one.outcome.differs)
 
     @property
     def counts(self) -> dict[str, tuple[int, int]]:
         """How many are equal of those compared: blocks, circuits in them, tensors, by name."""
-        unequal = {
-            (number, what) for number, block in enumerate(self.blocks) for what in block.unequal
-        } | {
-            (number, one.facts.get("circuit", "attention"))
-            for number, block in enumerate(self.blocks)
-            for one in block.mismatches
-            if one.verdict in (Kind.SETTING, Kind.SINKS, Kind.SIZES)
-        }
-        found: dict[str, list[bool]] = {
-            "attention": [(n, "attention") not in unequal for n in range(len(self.blocks))]
-        }
-        for number, block in enumerate(self.blocks):
-            for what in block.beside:
-                found.setdefault(what, []).append((number, what) not in unequal)
+        found: dict[str, list[bool]] = {SCORES: []}
+        for block in self.blocks:
+            for what in (SCORES, *block.beside):
+                found.setdefault(what, []).append(what not in block.wrong)
         titles = {ATTENTION: "attention's other tensors", MIXER: "other mixers",
                   OTHER: "other tensors"}  # fmt: skip
         for one in self.tensors:
@@ -240,23 +250,18 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
             far = f" (relative distance {spread})" if max(sizes) > 0 else ""
             parts.insert(0, f"{len(differing)} of {len(self.blocks)} blocks differ: {known}{far}")
         if self.differing:
-            first, count = self.differing[0], len(self.differing)
-            more = f" and {count - 1} more" if count > 1 else ""
-            differ = "differs" if count == 1 else "differ"
-            parts.append(f"{counted(count, 'tensor')} {differ} ({first}{more})")
+            told = few([*map(str, self.differing)], 1)
+            parts.append(f"{_differ(self.differing, 'tensor')} ({told})")
         if self.settings:
             told = "; ".join(map(str, self.settings[:3])) + " …" * (len(self.settings) > 3)
-            many = counted(len(self.settings), "setting")
-            parts.append(f"{many} differ{'s' * (len(self.settings) == 1)} ({told})")
+            parts.append(f"{_differ(self.settings, 'setting')} ({told})")
         compared = " · ".join(f"{name} {same}/{n}" for name, (same, n) in self.counts.items() if n)
         if self.unknown:
-            compared += f" · not compared: {', '.join(self.unknown[:3])}"
-            compared += f" and {len(self.unknown) - 3} more" * (len(self.unknown) > 3)
+            compared += f" · not compared: {few(self.unknown)}"
         if self.not_compared:
             compared += f" · {counted(len(self.not_compared), 'other tensor')} not compared"
-        if keys := self.settings_not_compared:
-            compared += f" · other settings, not compared: {', '.join(keys[:3])}"
-            compared += f" and {len(keys) - 3} more" * (len(keys) > 3)
+        if self.settings_not_compared:
+            compared += f" · other settings, not compared: {few(self.settings_not_compared)}"
         if parts:
             beyond = ", beyond what quantization explains" if self.quantized else ""
             return f"Not the same{beyond}: {'; '.join(parts)}. Equal: {compared}.{self._farthest}"
@@ -420,6 +425,10 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
             "blocks": blocks,
         }
         return {name: json_value(value) for name, value in said.items()}
+
+
+def _differ(some: Sequence[object], what: str) -> str:
+    return f"{counted(len(some), what)} differ{'s' * (len(some) == 1)}"
 
 
 def _places(places: Sequence[Place]) -> str:

@@ -17,22 +17,27 @@ import numpy as np
 
 from wqk.checkpoints import Checkpoint
 from wqk.comparing.blocks import as_exact_as, same_rotation
+from wqk.comparing.contents import copy_of
 from wqk.comparing.mismatches import Kind, Mismatch, setting
 from wqk.comparing.outside import ATTENDING, MIXERS
 from wqk.comparing.tolerances import SAME_FREQUENCY
 from wqk.comparing.units import short
 from wqk.comparing.views import Overlay
 from wqk.comparing.weights import Pair
-from wqk.errors import WqkError
-from wqk.families import AttentionPlan, Norm, Rotary
+from wqk.errors import CheckpointError, WqkError
+from wqk.families import AttentionPlan, Composed, Norm, Rotary
 from wqk.families.config import Config, keys_of, unread_settings
+from wqk.families.naming import embedding_table
 from wqk.model import Model
 from wqk.model import open as open_model
 
 # Of the mixing of tokens, as far as plans do not read them, and of norms anywhere.
 OF_ATTENTION = re.compile(
-    rf"(?i)(?:^|_)(?:eps|epsilon)$|head|qkv|mrope|{ATTENDING.pattern}|{MIXERS.pattern}"
+    r"(?i)(?:^|_)(?:eps|epsilon)$|head|qkv|mrope|layers?_(?:block_)?types?$|"
+    rf"{ATTENDING.pattern}|{MIXERS.pattern}"
 )
+# Kinds of layers that are attention with a window or without, which plans read.
+WINDOWED = re.compile(r"(?:full|global|sliding|local|chunked)(?:_attention)?|attention")
 # Of one function, or so near that no one tells them apart.
 SPELLINGS = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
 
@@ -230,19 +235,57 @@ def other_settings(models: Sequence[Model], pair: Pair) -> Iterator[Mismatch]:
     yield from _misplaced(models[1].checkpoint, theirs)
 
 
-def further_settings(models: Sequence[Model]) -> Iterator[Mismatch]:
+def further_settings(models: Sequence[Model], everything: bool = True) -> Iterator[Mismatch]:
     """What both configurations say, otherwise, and what no plan reads."""
     rules = {repr(plan.rule) for model in models for plan in model.plans}
     ours, theirs = (unread_settings(model.checkpoint.config, rules) for model in models)
-    for path in sorted(ours.keys() & theirs.keys()):
-        one, other = ours[path], theirs[path]
+    for path in sorted(ours.keys() | theirs.keys()):
+        one: Any = ours.get(path)
+        other: Any = theirs.get(path)
         numbers = isinstance(one, int | float) and isinstance(other, int | float)
         close = math.isclose(one, other, rel_tol=SAME_FREQUENCY) if numbers else one == other
         # A whole number or a name that is null is the class's own.
-        told = None not in (one, other) or isinstance(one or other, float)
+        told = path in ours and path in theirs
+        told = told and (None not in (one, other) or isinstance(one or other, float))
+        if path[-1] == "layer_types":
+            close = _kinds(models[0], one) == _kinds(models[1], other)
+        elif path[-1] == "tie_word_embeddings" and everything:
+            told = True in (one, other)
+            close = one == other or (told and _same_heads(models, (one, other)))
         if told and not close and SPELLINGS.get(str(one), one) != SPELLINGS.get(str(other), other):
             place = "".join(f'["{key}"]' for key in path)
             yield setting(".".join(path), one, other, f"config{place} = {one!r}")
+
+
+def _kinds(model: Model, kinds: Any) -> Any:
+    """Kinds of layers, without what plans tell of them: windows, where families read these."""
+    known = all(plan.rule.window and not plan.rule.guess for plan in model.plans)
+    if not (known and isinstance(kinds, list)):
+        return kinds
+    return ["attention" if WINDOWED.fullmatch(str(kind)) else kind for kind in kinds]
+
+
+def _same_heads(models: Sequence[Model], tied: Sequence[Any]) -> bool:
+    """Whether both make outputs by their embeddings: tied, or stored once more.
+
+    Where a configuration does not tell, what is not stored is tied. Some decoders beside an encoder
+    scale what they feed to tied ones (T5).
+    """
+    for model, told in zip(models, tied, strict=True):
+        checkpoint, plan = model.checkpoint, (*model.plans, *model.mixers)[0]
+        one = plan.query.projection
+        one = one.inner if isinstance(one, Composed) else one
+        shape = checkpoint.info(one.tensor).shape
+        try:
+            table = embedding_table(checkpoint, shape[0] if one.transposed else shape[-1])
+        except CheckpointError:
+            return False
+        shape = checkpoint.info(table).shape
+        heads = [n for n, i in checkpoint.tensors().items() if i.shape == shape and n != table]
+        copied = all(copy_of(checkpoint, name, [table]) for name in heads)
+        if told is not True and not (copied and (heads or told is None)):
+            return False
+    return False not in tied or len({plan.stack for plan in models[0].plans}) < 2
 
 
 def of_attention(name: str, models: Sequence[Model]) -> bool:

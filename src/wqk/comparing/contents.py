@@ -52,6 +52,11 @@ class Outcome(StrEnum):
         """Whether nothing is wrong, as far as it was compared."""
         return self in (Outcome.EQUAL, Outcome.ROUNDED, Outcome.FOUND)
 
+    @property
+    def differs(self) -> bool:
+        """Whether something is wrong."""
+        return not self.same and self is not Outcome.UNKNOWN
+
 
 @dataclass(frozen=True)
 class TensorComparison:
@@ -178,8 +183,6 @@ class _Apart:
     largest: float = 0.0  # change of an entry, relative to it
     products: np.ndarray = field(default_factory=lambda: np.zeros(4))  # xx, xy, yy, |x − y|²
     expected: float = 0.0  # what the rounding of quantized types explains of |x − y|²
-    # Narrower types to which one side may have been rounded before it was stored.
-    narrower: set[str] = field(default_factory=lambda: {"F16", "BF16"})
 
     @property
     def relative(self) -> float:
@@ -197,6 +200,7 @@ def compare_stored(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> 
         return Found(Outcome.EQUAL, "", 0.0)
     size = math.prod(parts[0].shape(first.shape))
     apart, masks, floats = _Apart(), [], all(kind in FLOATS for kind in types)
+    narrower = ["F16", "BF16"]  # to which one side may have been rounded before it was stored
     # The last place may differ, as after sums in another order; small sums by what float32 loses.
     unit = 2 * max(ROUNDING.get(kind, 0.0) for kind in types)
     smallest = 2 * max(AT_ZERO.get(kind, 0.0) for kind in types)
@@ -221,17 +225,17 @@ def compare_stored(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> 
             apart.changed += int(wrong.sum())
             relative = step[wrong] / np.where(x[wrong] == 0, np.inf, np.abs(x[wrong]))
             apart.largest = max(apart.largest, float(relative.max()))
-        for kind in list(apart.narrower):
+        for kind in list(narrower):
             close = step <= 2 * ROUNDING[kind] * high + 2 * AT_ZERO.get(kind, 0.0)
             if not (close & (step < np.inf)).all() or not any(lies_on(v, kind) for v in (x, y)):
-                apart.narrower.discard(kind)
+                narrower.remove(kind)
     distance = apart.relative
     if not apart.changed:
         return Found(Outcome.ROUNDED if distance else Outcome.EQUAL, "", distance)
     if not floats and distance <= SAFETY * math.sqrt(apart.expected / apart.products[0]):
         return Found(Outcome.ROUNDED, "", distance)
-    if types == ("F32", "F32") and apart.narrower:
-        return Found(Outcome.ROUNDED, f"one side is rounded to {apart.narrower.pop()}", distance)
+    if types == ("F32", "F32") and narrower:
+        return Found(Outcome.ROUNDED, f"one side is rounded to {narrower[-1]}", distance)
     columns = first.shape[-1] if len(first.shape) > 1 else 1
     mask = np.concatenate(masks).reshape(-1, columns) if size <= MASKED else None
     return Found(Outcome.DIFFERS, _reason(apart, mask), distance, mask)
@@ -449,15 +453,14 @@ def compare_tensors(
     matched = {one.other for one in done}
     left[1].extend(name for name in roles[1] if name not in matched)
     places = find_by_content(checkpoints, *left) if all(left) else ({}, {})
-    lost = (Outcome.MISSING, Outcome.ADDED) if strict else (Outcome.UNKNOWN, Outcome.UNKNOWN)
-    found = [{one.name for one in done if one.outcome.same}]
-    found.append({one.other for one in done if one.outcome.same})
-    for number in (0, 1):
+    equal = [one for one in done if one.outcome.same]
+    known = [one.name for one in equal], [one.other for one in equal]
+    for number, lost in enumerate((Outcome.MISSING, Outcome.ADDED)):
         for name in left[number]:
             place = places[number].get(name)
-            if place is None and (copy := _copy_of(checkpoints[number], name, found[number])):
+            if place is None and (copy := copy_of(checkpoints[number], name, known[number])):
                 place = f"a copy of {copy}"
-            outcome = lost[number] if place is None else Outcome.FOUND
+            outcome = Outcome.FOUND if place else lost if strict else Outcome.UNKNOWN
             reason = place or ("" if strict else "not found in the other under any name")
             pair = ("", name) if number else (name, "")
             done.append(TensorComparison(*pair, outcome, reason, roles[number][name]))
@@ -488,14 +491,15 @@ def _alike(
     return found
 
 
-def _copy_of(checkpoint: Checkpoint, name: str, others: Iterable[str]) -> str | None:
+def copy_of(checkpoint: Checkpoint, name: str, others: Iterable[str]) -> str | None:
     """A tensor of the same checkpoint that holds the same, as tied weights do."""
     shape, twice = checkpoint.info(name).shape, (checkpoint, checkpoint)
-    alike = (other for other in others if checkpoint.info(other).shape == shape)
     told = len(shape) > 1 and checkpoint.raw(Part(name, ((0, 1),))) is not None
-    for parts in ((Part(name), Part(other)) for other in alike if len(shape) > 1):
-        if equal_parts(twice, parts) or (
-            not told and compare_stored(twice, parts).outcome is Outcome.EQUAL
+    for other in others if len(shape) > 1 else ():
+        parts = Part(name), Part(other)
+        if checkpoint.info(other).shape == shape and (
+            equal_parts(twice, parts)
+            or (not told and compare_stored(twice, parts).outcome is Outcome.EQUAL)
         ):
-            return parts[1].name
+            return other
     return None

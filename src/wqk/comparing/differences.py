@@ -307,27 +307,21 @@ def _lines(table: DifferenceTable) -> Iterator[Any]:
     headings = {one.name: one.heading for one in table.headed() if one.name != "layer"}
     del headings["directionality"]
     headings["directionality_excess"] = label("directionality_excess")
-    if frame["head"].is_null().all():
-        del headings["head"]
-    if (frame["status"] == "ok").all():
-        del headings["status"]
-    for name in ("rounding", "beside"):
-        if frame[name].is_null().all():
+    for name in ("head", "status", "rounding", "beside"):
+        if frame[name].is_null().all() or (name == "status" and (frame[name] == "ok").all()):
             del headings[name]
     unusual = conditions(frame, table.metadata, every=False)
     for rows in frame.partition_by("stack", "kind", maintain_order=True):
-        row = rows.row(0, named=True)
-        where = f"{row['stack']} {kind_in_words(row['kind'])}"
-        yield Text(" · ".join([str(row["family"]), where, *unusual]))
+        where = f"{rows['stack'][0]} {kind_in_words(rows['kind'][0])}"
+        yield Text(" · ".join([str(rows["family"][0]), where, *unusual]))
         yield _differences(rows, headings)
         for order in ("first", "second"):
-            if f"{order}_order_norm" in frame.columns:
-                names = [n for n in UPDATE_TERMS if n.startswith(order)]
+            names = [name for name in UPDATE_TERMS if name.startswith(order)]
+            if names[0] in frame.columns:
                 texts = {n: n.removeprefix(f"{order}_order_").replace("_", " ") for n in names}
+                head = {n: headings[n] for n in ("head",) if n in headings}
                 yield Text(f"term of {order} order")
-                yield _differences(
-                    rows, {n: headings[n] for n in ("head",) if n in headings} | texts
-                )
+                yield _differences(rows, head | texts)
     yield Text(
         "moved: norm of the difference over the norm before; symmetry and directionality are the "
         "difference's own"

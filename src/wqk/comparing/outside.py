@@ -82,11 +82,10 @@ def left_in(model: Model) -> Iterator[Part]:
         for part in form_parts(plan):
             rows.setdefault(part.name, []).extend(part.row_ranges(tensors[part.name].shape))
         for side in (plan.query, plan.key, plan.value if plan.output else None):
-            projections = [] if side is None else [side.projection]
-            for one in projections:
-                for half in (one.outer, one.inner) if isinstance(one, Composed) else (one,):
-                    if isinstance(half, Projection) and half.transposed and half.outputs:
-                        columns.setdefault(half.tensor, []).extend(half.outputs)
+            one = side and side.projection
+            for half in (one.outer, one.inner) if isinstance(one, Composed) else (one,):
+                if isinstance(half, Projection) and half.transposed and half.outputs:
+                    columns.setdefault(half.tensor, []).extend(half.outputs)
     for name, ranges in rows.items():
         shape = tensors[name].shape
         if name in columns and shape:  # read whole, used by columns
@@ -121,8 +120,10 @@ def roles(model: Model) -> dict[str, str]:
     modules |= {name.rpartition(".")[0] + "." for name in _unread(model, tensors)}
     layers = {match[0] for name in modules if (match := re.match(r".*?\.\d+\.", name))}
     kinds = {without_numbers(layer) for layer in layers}
-    fed = {_child(name, _layer(name)) for name in formed}
-    usual = {_child(name, layer) for name in tensors for layer in [_layer(name)] if layer in layers}
+    fed = {_child(name, layer_of(name)) for name in formed}
+    usual = {
+        _child(name, layer) for name in tensors for layer in [layer_of(name)] if layer in layers
+    }
     found = {}
     for name in tensors:
         scaled = QUANTIZED.sub("", name)
@@ -130,7 +131,7 @@ def roles(model: Model) -> dict[str, str]:
         made = BUFFERS.search(name) or is_mask
         if name in formed or made or (scaled != name and scaled in tensors):
             continue  # part of a form, made anew, or a scale that reading applies
-        layer = _layer(name)
+        layer = layer_of(name)
         own = name.startswith(tuple(modules)) if modules else False
         apart = layer not in layers and without_numbers(layer) in kinds
         feeds = FEED_FORWARD.search(name) is not None
@@ -151,7 +152,7 @@ def _unread(model: Model, tensors: Mapping[str, TensorInfo]) -> list[str]:
     return [n for n in tensors if without_numbers(n.removesuffix(".weight")) in spellings]
 
 
-def _layer(name: str) -> str:
+def layer_of(name: str) -> str:
     """A name up to its first number."""
     match = re.match(r".*?\.\d+\.", name)
     return match[0] if match else ""
@@ -221,9 +222,8 @@ def _rest(
     found, unknown, (here, there) = [], [], [model.checkpoint for model in models]
     for name, part in ours.items():
         other = theirs.get(names.get(name, ""))
-        shape = here.info(name).shape
         alike = other is not None and other.rows == part.rows
-        if other is None or not alike or there.info(other.name).shape != shape:
+        if other is None or not alike or there.info(other.name).shape != here.info(name).shape:
             unknown.append(f"rows of {name} outside the forms")
             continue
         one = compare_stored((here, there), (part, other))
@@ -242,13 +242,11 @@ def _entries(
             continue
         changed: list[tuple[str, Found, np.ndarray]] = []
         for name in dict.fromkeys(part.name for part in form_parts(plan)):
-            other = names.get(name)
-            infos = [
-                c.tensors().get(n or "") for c, n in zip(checkpoints, (name, other), strict=True)
-            ]
-            if name in seen or infos[0] is None or infos[1] is None:
+            own, other = checkpoints[0].info(name), names.get(name)
+            theirs = checkpoints[1].tensors().get(other or "")
+            if name in seen or theirs is None or own.shape != theirs.shape:
                 continue
-            if infos[0].shape != infos[1].shape or {i.dtype for i in infos if i} - set(FLOATS):
+            if {own.dtype, theirs.dtype} - {*FLOATS}:
                 continue
             seen.add(name)
             one = compare_stored(checkpoints, (Part(name), Part(str(other))))

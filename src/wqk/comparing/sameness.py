@@ -32,7 +32,7 @@ from wqk.comparing.mismatches import Kind, Mismatch
 from wqk.comparing.outside import absent_towers, outside
 from wqk.comparing.rewrites import regrouped
 from wqk.comparing.tolerances import ALIKE_FORMS, LEAST_ALIKE, RESOLUTION, SUSPECT, TURNED
-from wqk.comparing.views import renumbered, turned
+from wqk.comparing.views import folded, renumbered, turned
 from wqk.comparing.weights import CIRCUITS, SCORES, Pair, grid, scorings, sides_of
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families import AttentionPlan
@@ -130,8 +130,9 @@ def same(
         if there is not None:
             models[0], tolerance = there, max(tolerance, TURNED)
     if everything and layers is None:
-        there, said = renumbered(models, own, "neurons" in up_to)
-        models[0], notes = there or models[0], notes + said
+        for view in (folded, partial(renumbered, neurons="neurons" in up_to)):
+            there, said = view(models, own)
+            models[0], notes = there or models[0], notes + said
     checkpoints = [model.checkpoint for model in models]
     pairs, missing, added = _paired(*(model.plans for model in models))
     anchors = pairs or _paired(*(model.mixers for model in models))[0]
@@ -166,7 +167,7 @@ def same(
     names = paired_names(checkpoints[0].tensors(), checkpoints[1].tensors(), (one, two))
     tensors, unsure, skipped = outside(models, pairs, blocks, names, everything, layers, tolerance)
     notes += absent_towers(models)
-    settings = {one.facts["name"]: one for one in configured.further_settings(models)}
+    settings = {one.facts["name"]: one for one in configured.further_settings(models, everything)}
     left = [name for name in settings if not (everything or configured.of_attention(name, models))]
     # How forms are stored with few bits in one of the two, and not in the other.
     few = [{kind for pair in pairs for kind in pair[n].quantized} for n in (0, 1)]
@@ -188,9 +189,7 @@ def _grid(checkpoint: Checkpoint, plan: AttentionPlan) -> str:
         if not first.any() or grid(dtype, first) != dtype:  # most fail at once
             found = grid(dtype, checkpoint.read([part])[0])
     words = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-    return (
-        "" if found == dtype else f"values are rounded to {words[found]}, though stored as {dtype}"
-    )
+    return f"values are rounded to {words.get(found)}, though stored as {dtype}" * (found != dtype)
 
 
 class _Marks:
@@ -226,15 +225,14 @@ def _compared(
     found = [*configured.other_settings(models, pair)]
     if pair[0].sinks is not None and pair[1].sinks is not None:
         found += _sinks(checkpoints, (pair[0].sinks, pair[1].sinks))
-    heads, beside_scores = np.zeros(pair[0].query.heads), dict[str, float]()
-    block = BlockComparison(
-        *_place(pair[0]), {}, 0, RESOLUTION, tuple(found), tuple(map(float, heads))
-    )
+    heads = np.zeros(pair[0].query.heads)
     equal = [circuit for circuit in CIRCUITS if identical(checkpoints, pair, circuit)]
     far = dict.fromkeys(positions(*pair), 0.0) if SCORES in equal else {}
-    beside_scores |= {what: 0.0 for what in equal if what != SCORES and sides_of(pair[0], what)}
-    stored_alike = len(equal) == len(CIRCUITS) and not any(plan.sinks for plan in pair)
-    block = replace(block, distance=far, identical=stored_alike)
+    beside_scores = {what: 0.0 for what in equal if what != SCORES and sides_of(pair[0], what)}
+    block = BlockComparison(
+        *_place(pair[0]), far, 0, RESOLUTION, tuple(found), tuple(heads.tolist()),
+        identical=len(equal) == len(CIRCUITS) and not any(plan.sinks for plan in pair),
+    )  # fmt: skip
     for circuit in CIRCUITS:
         both = None if circuit in equal else scorings(checkpoints, pair, circuit)
         if both is None:
@@ -259,10 +257,10 @@ def _compared(
         by_head, shares = measured.relative.max(axis=0), measured.shares.max(axis=0)
         marks.add(number, circuit, both)
         if circuit == SCORES:
-            far = dict(zip(at, map(float, measured.relative.max(axis=1)), strict=True))
             block = replace(
-                block, distance=far, head=int(shares.argmax()), tolerance=measured.allowed,
-                moved=tuple(map(float, by_head)),
+                block, distance=dict(zip(at, measured.relative.max(axis=1).tolist(), strict=True)),
+                head=int(shares.argmax()), tolerance=measured.allowed,
+                moved=tuple(by_head.tolist()),
             )  # fmt: skip
             if SUSPECT < shares.max() <= 1 and checkpoints[1].regrouping(
                 Part(pair[1].query.tensor, ((0, 1),))
@@ -277,7 +275,7 @@ def _compared(
             if len(heads) == len(by_head):
                 heads = np.maximum(heads, np.where(shares > 1, by_head, 0.0))
     return replace(
-        block, mismatches=tuple(found), beside=beside_scores, heads=tuple(map(float, heads)),
+        block, mismatches=tuple(found), beside=beside_scores, heads=tuple(heads.tolist()),
         unequal=tuple(apart),
     ), apart  # fmt: skip
 
@@ -299,10 +297,9 @@ def _order_of_heads(block: BlockComparison, apart: Mapping[str, Apart]) -> tuple
     """The one order of heads in which scores, values and outputs are the same; () without one."""
     if {*apart} != {SCORES, *block.beside}:
         return ()
-    orders = {
-        one[0].heads if one and len(one) == 1 and one[0].verdict == Kind.HEADS else ()
-        for one in (circuit.explained for circuit in apart.values())
-    }
+    found = [circuit.explained for circuit in apart.values()]
+    orders = {one[0].heads if one and len(one) == 1 and one[0].verdict == Kind.HEADS else ()
+              for one in found}  # fmt: skip
     return orders.pop() if len(orders) == 1 else ()
 
 
@@ -322,12 +319,11 @@ def _explained(
     held = next((n for n in others if marks.alike(n, number, SCORES, least)), None)
     if held is not None:
         layer, other = pair[0].layer, pairs[held][0].layer
-        tied = not blocks[held].unequal or any(
-            marks.alike(held, m, SCORES, least) for m in others if m != held
-        )
+        rest = (m for m in others if m != held)
+        tied = not blocks[held].unequal or any(marks.alike(held, m, SCORES, least) for m in rest)
         reason = f"{Kind.LAYER}: layer {layer} has those of layer {other}"
-        repair = f"layers[{layer}] = original[{layer}]  # not [{other}]"
         reason += ", as another one does" * tied
+        repair = f"layers[{layer}] = original[{layer}]  # not [{other}]"
         found.append(Mismatch(Kind.LAYER, reason, repair, facts={"other_layer": other}))
         left = tuple(what for what in left if not marks.alike(held, number, what, least))
     if {*left} & {*apart}:
@@ -342,25 +338,24 @@ def _opened(
     """Both models; one that does not tell its heads has those given, or the other's."""
     models: list[Model | None] = []
     failed: list[Exception] = []
+    notes: list[str] = []
     for opening in openings:
         try:
             models.append(open_model(**opening))
         except (CheckpointError, UnknownFamily) as error:
             models.append(None)
             failed.append(error)
-    if len(failed) == 2 and heads is None:
+    known = next((model for model in models if model is not None), None)
+    if known is None and heads is None:
         raise failed[0]
-    notes: list[str] = []
     for number, opening in enumerate(openings):
         if models[number] is not None:
             continue
-        counts, told, known = (heads, key_heads), "as given", models[1 - number]
+        counts, told = (heads, key_heads), "as given"
         if heads is None and known is not None:
-            plan = known.plans[0]
+            plan, told = known.plans[0], f"as in {known.name}"
             counts = plan.query.heads, plan.key.heads
-            told = f"as in {known.name}"
-            if counts[0] == counts[1]:
-                counts = counts[0], None
+            counts = counts if counts[0] != counts[1] else (counts[0], None)
         try:
             model = open_model(**opening, heads_per_layer=counts[0], key_heads=counts[1])
         except (CheckpointError, UnknownFamily):
@@ -422,11 +417,9 @@ def _renamed(
 
 
 def _chosen(
-    pairs: list[Pair],
-    missing: tuple[Place, ...],
-    added: tuple[Place, ...],
+    pairs: list[Pair], missing: tuple[Place, ...], added: tuple[Place, ...],
     layers: Collection[int] | None,
-) -> tuple[list[Pair], tuple[Place, ...], tuple[Place, ...]]:
+) -> tuple[list[Pair], tuple[Place, ...], tuple[Place, ...]]:  # fmt: skip
     """The blocks of these layers; negative numbers count from a stack's last one."""
     if layers is None:
         return pairs, missing, added

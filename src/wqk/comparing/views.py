@@ -16,20 +16,22 @@ Axes: n vectors, D model width.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from wqk._console import counted
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.checkpoint import Around
+from wqk.comparing.answer import few
 from wqk.comparing.contents import FLOATS
-from wqk.comparing.outside import FEED_FORWARD, OTHER, form_parts, roles
-from wqk.comparing.tolerances import ALIKE, ROUNDING, TURNED
+from wqk.comparing.outside import FEED_FORWARD, OTHER, form_parts, layer_of, roles
+from wqk.comparing.tolerances import ALIKE, ROUNDING, SAME, TURNED
 from wqk.comparing.units import permutation, same_numbers
 from wqk.errors import CheckpointError
-from wqk.families import Projection
-from wqk.families.naming import embedding_table
+from wqk.families import Composed, Norm, Projection
+from wqk.families.naming import NAMES, embedding_table
 from wqk.model import Model
 from wqk.model import open as open_model
 
@@ -44,17 +46,25 @@ CORRECTED = re.compile(r"correction_bias|exp_probs_b")
 SAMPLED = 8
 
 
-class Overlay(Around):
+class View(Around):
+    """A checkpoint of which some tensors are seen otherwise; others have its bytes."""
+
+    changed: Container[str] = ()
+
+    def raw(self, part: Part, room: np.ndarray | None = None) -> np.ndarray | None:
+        """The base's bytes of what is as it was."""
+        return None if part.name in self.changed else self.inner.raw(part, room)
+
+
+class Overlay(View):
     """A checkpoint in which some tensors have other values, or with another configuration."""
 
     def __init__(
-        self,
-        base: Checkpoint,
-        values: Mapping[str, np.ndarray],
+        self, base: Checkpoint, values: Mapping[str, np.ndarray],
         config: Mapping[str, Any] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(base, config)
-        self._values = values
+        self._values = self.changed = values
 
     def value(self, name: str) -> np.ndarray | None:
         """The other values."""
@@ -62,15 +72,11 @@ class Overlay(Around):
 
     def tensors(self) -> Mapping[str, TensorInfo]:
         """The base's, and those that it lacks."""
-        known = self.inner.tensors()
-        return {
-            name: TensorInfo("F32", value.shape, 4 * value.size)
-            for name, value in self._values.items()
-            if name not in known
-        } | dict(known)
+        found = {n: TensorInfo("F32", v.shape, 4 * v.size) for n, v in self._values.items()}
+        return found | dict(self.inner.tensors())
 
 
-class Renumbered(Around):
+class Renumbered(View):
     """A checkpoint with tensors along an axis in another order, or in the place of others.
 
     ``orders`` has an axis and the indices along it for some names, ``places`` the tensor that
@@ -83,6 +89,7 @@ class Renumbered(Around):
     ) -> None:  # fmt: skip
         super().__init__(base)
         self._orders, self._places = orders, places
+        self.changed = {*orders, *places}
 
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
         """The rows and columns that stand for those wanted, and no others."""
@@ -96,17 +103,14 @@ class Renumbered(Around):
             found.append(value if order is None or axis == 0 else np.take(value, order, axis))
         return found
 
-    def raw(self, part: Part, room: np.ndarray | None = None) -> np.ndarray | None:
-        """The base's bytes of what is as it was."""
-        moved = part.name in self._orders or part.name in self._places
-        return None if moved else self.inner.raw(part, room)
-
 
 # -- the residual stream -----------------------------------------------------------------------
 
 
-class Turned(Around):
+class Turned(View):
     """The first checkpoint with its stream turned, its gains moved to where the second has them.
+
+    Without a rotation, only the gains before what is beside the forms, which see none.
 
     Attributes
     ----------
@@ -115,38 +119,68 @@ class Turned(Around):
     """
 
     def __init__(
-        self, models: Sequence[Model], names: Mapping[str, str], rotation: np.ndarray, table: str
-    ) -> None:
+        self, models: Sequence[Model], names: Mapping[str, str],
+        rotation: np.ndarray | None = None, table: str = "",
+    ) -> None:  # fmt: skip
         self._first, self._second = (model.checkpoint for model in models)
         super().__init__(self._first)
         self._rotation, self._names, self.straight = rotation, dict(names), list[str]()
-        tensors, others = self._first.tensors(), self._second.tensors()
+        tensors, shared = self._first.tensors(), {*names.values()}
         # A head that was tied before gains were folded into it.
-        shared = set(names.values())
-        self._copies = {n: table for n, i in others.items()
+        others = self._second.tensors().items() if table else ()
+        self._copies = {n: table for n, i in others
                         if n not in shared and i.shape == tensors[table].shape}  # fmt: skip
+        if self._copies:
+            self.config = {**self.config, "tie_word_embeddings": False}
         self._names |= {name: name for name in self._copies}
-        self._gains = {n: 0.0 for n, i in tensors.items()
-                       if i.shape == rotation.shape[:1] and n in names}  # fmt: skip
-        self._how = dict(self._formed(models[0]))
-        for name in [n for n in self._names if n not in self._how and n not in self._gains]:
-            self._try(name)
-        for name in set(self._gains) - {gain for _, gain in self._how.values()}:
-            if np.ptp(np.stack([self._first.read([Part(name)])[0], self._there(name)])):
-                self._try(name)  # no gain: a bias that is added to the stream
+        formed = {part.name for plan in models[0].plans for part in form_parts(plan)}
+        read = [(one, norm) for one, norm, _ in _sides(models[0]) if one.tensor in names]
+        self._offset = max((norm.offset for _, norm in read if norm), default=0.0)
+        fed = dict(self._feeding({gain for _, norm in read if (gain := _gain(norm))}, formed))
+        self.how: dict[str, tuple[int, str]] = {}
+        if rotation is None:
+            self._fold(fed)
+        else:
+            self.how = {one.tensor: (0 if one.transposed else 1, _gain(norm)) for one, norm in read}
+            gains = {gain for _, gain in self.how.values()} | {*fed.values()}
+            for name in [n for n in self._names if n not in self.how and n not in gains]:
+                is_vector = len(self.tensors()[name].shape) < 2
+                if not is_vector or (name.endswith("bias") and name not in formed):
+                    self._try(name, fed.get(name, ""), len(rotation))
+        given = {gain for _, gain in self.how.values()} - {""}
+        self._given = given - (formed if rotation is None else set())
+        self.changed = {*self.how, *self._copies, *self._given}
 
-    def _formed(self, model: Model) -> Iterator[tuple[str, tuple[int, str]]]:
-        """How what the forms hold turns: queries, keys and values read, outputs write."""
-        for plan in model.plans:
-            for side in (plan.query, plan.key, plan.value, plan.output):
-                one = side and side.projection
-                if side is None or not isinstance(one, Projection) or one.tensor not in self._names:
-                    continue
-                norm = None if side is plan.output else side.input_norm
-                gain = norm.gain[0].name if norm and norm.gain else ""
-                if norm and gain:
-                    self._gains[gain] = norm.offset
-                yield one.tensor, (0 if one.transposed else 1, gain)
+    def _feeding(
+        self, gains: Collection[str], formed: Collection[str]
+    ) -> Iterator[tuple[str, str]]:
+        """What reads the stream beside the forms, (..., D), and the gain of the norm before it.
+
+        In a layer it is the only gain that no form has, or else the only one of all; outside of
+        layers likewise. Of several, none is known.
+        """
+        tensors, by_layer = self.tensors(), dict[str, list[str]]()
+        widths = {tensors[gain].shape for gain in gains}
+        for name in self._names:
+            if tensors[name].shape in widths and not name.endswith("bias"):
+                by_layer.setdefault(layer_of(name), []).append(name)
+        for name in self._names:
+            own = by_layer.get(layer_of(name), [])
+            own = [gain for gain in own if gain not in formed] or own
+            reads = len(tensors[name].shape) > 1 and tensors[name].shape[-1:] in widths
+            if reads and len(own) == 1 and name not in formed and not NAMES.fullmatch(name):
+                yield name, own[0]
+
+    def _fold(self, fed: Mapping[str, str]) -> None:
+        """Note what has another gain before it, where that made all that reads it another."""
+        tensors = self._first.tensors()
+        for gain in sorted({*fed.values()}):
+            readers = {n: len(tensors[n].shape) - 1 for n, own in fed.items() if own == gain}
+            is_centered = f"{gain.removesuffix('weight')}bias" in tensors
+            if is_centered or np.allclose(*self._around(gain), rtol=SAME):
+                continue
+            if all(self._fits(name, axis, gain) for name, axis in readers.items()):
+                self.how |= {name: (axis, gain) for name, axis in readers.items()}
 
     def tensors(self) -> Mapping[str, TensorInfo]:
         """The first's, and its head if the second stores it apart."""
@@ -158,50 +192,86 @@ class Turned(Around):
 
     def value(self, name: str) -> np.ndarray | None:
         """Values as the second should have them."""
-        if any(gain == name for _, gain in self._how.values()):
+        if name in self._given:
             return self._there(name)
-        if name not in self._how and name not in self._copies:
+        if name not in self.how and name not in self._copies:
             return None
         value = self._first.read([Part(self._copies.get(name, name))])[0]
-        return self._turn(value, *self._how[name]) if name in self._how else value
+        return self._turn(value, *self.how[name]) if name in self.how else value
 
-    def _try(self, name: str) -> None:
-        """Note on which axis a tensor turns, with the gain before it; or that it does not."""
-        info = self.tensors()[name]
-        width, other = len(self._rotation), self._second.tensors()[self._names[name]]
-        axes = [axis for axis, size in enumerate(info.shape) if size == width]
-        if not axes or info.shape != other.shape:
+    def _try(self, name: str, gain: str, width: int) -> None:
+        """Note on which axis a tensor turns, the gain before it being known; or that it does not.
+
+        A square weight may also write what it has as rows.
+        """
+        shape = self.tensors()[name].shape
+        axes = [axis for axis, size in enumerate(shape) if size == width]
+        if not axes or shape != self._second.tensors()[self._names[name]].shape:
             return
+        options = [(axis, gain if axis == len(shape) - 1 else "") for axis in axes]
+        found = next((one for one in options if self._fits(name, *one)), None)
+        self.straight += [] if found else [name]
+        self.how[name] = found or options[-1]
+
+    def _fits(self, name: str, axis: int, gain: str) -> bool:
+        """Whether a tensor is the second's once it is turned; rows may lie in another order."""
+        infos = self.tensors()[name], self._second.tensors()[self._names[name]]
+        if infos[0].shape != infos[1].shape:
+            return False
         value, wanted = self._first.read([Part(self._copies.get(name, name))])[0], self._there(name)
-        probe = np.random.default_rng(0).standard_normal(width)
-        for axis in axes:
-            ours, goal = (
-                np.moveaxis(some, axis, -1).reshape(-1, width) for some in (value, wanted)
-            )
-            probed, bound = goal @ probe, allowed(info, other) * np.linalg.norm(goal)
-            for gain in ("", *(self._gains if len(info.shape) > 1 else ())):
-                before, after = self._around(gain)
-                turned = ours @ (before * (self._rotation @ (probe / after)))
-                # Rows may lie in another order, as neurons do.
-                pairs = (turned, probed), (np.sort(turned), np.sort(probed))
-                if min(np.linalg.norm(one - two) for one, two in pairs) <= bound:
-                    self._how[name] = axis, gain
-                    return
-        self.straight.append(name)
-        self._how[name] = axes[-1], ""
+        width = value.shape[axis]
+        ours, goal = (np.moveaxis(some, axis, -1).reshape(-1, width) for some in (value, wanted))
+        probe, (before, after) = np.random.default_rng(0).standard_normal(width), self._around(gain)
+        last = probe / after
+        turned = ours @ (before * (last if self._rotation is None else self._rotation @ last))
+        probed = goal @ probe
+        pairs = (turned, probed), (np.sort(turned), np.sort(probed))
+        apart = min(np.linalg.norm(one - two) for one, two in pairs)
+        return bool(apart <= allowed(*infos) * np.linalg.norm(goal))
 
     def _around(self, gain: str) -> tuple[Any, Any]:
         """What multiplies values before they turn, and divides them after."""
         if not gain:
             return 1.0, 1.0
-        there = self._there(gain) + self._gains[gain]
-        return self._first.read([Part(gain)])[0] + self._gains[gain], np.where(there == 0, 1, there)
+        there = self._there(gain) + self._offset
+        return self._first.read([Part(gain)])[0] + self._offset, np.where(there == 0, 1, there)
 
     def _turn(self, value: np.ndarray, axis: int, gain: str) -> np.ndarray:
         """Values times the gain of the first, turned, without the gain of the second."""
         before, after = self._around(gain)
-        turning = (np.moveaxis(value, axis, -1) * before) @ self._rotation / after
+        turning = np.moveaxis(value, axis, -1) * before
+        turning = (turning if self._rotation is None else turning @ self._rotation) / after
         return np.ascontiguousarray(np.moveaxis(turning, -1, axis), value.dtype)
+
+
+def _sides(model: Model) -> Iterator[tuple[Projection, Norm | None, bool]]:
+    """What of the forms reads the stream, with the norm before it; then what writes to it."""
+    for plan in model.plans:
+        for side in (plan.query, plan.key, plan.value, plan.output):
+            one, reads = side and side.projection, side is not plan.output
+            one = one.inner if isinstance(one, Composed) and reads else one
+            if side is not None and isinstance(one, Projection):
+                yield one, side.input_norm if reads else None, reads
+
+
+def _gain(norm: Norm | None) -> str:
+    return norm.gain[0].name if norm is not None and norm.gain else ""
+
+
+def folded(models: Sequence[Model], names: Mapping[str, str]) -> tuple[Model | None, list[str]]:
+    """The first model with its gains where the second has them, in blocks that begin with a norm.
+
+    That of what attention does not read: feed-forward networks, outputs.
+    """
+    gains = {one.tensor: gain for one, norm, _ in _sides(models[0]) if (gain := _gain(norm))}
+    if not gains or any(layer_of(name) != layer_of(gain) for name, gain in gains.items()):
+        return None, []
+    found = Turned(models, names)
+    if not found.changed:
+        return None, []
+    moved = {gain for _, gain in found.how.values()}
+    note = f"{counted(len(moved), 'norm')} with a gain that is folded into what it feeds in one: "
+    return open_model(found, family=models[0].family_file), [f"{note}{min(moved)}, …"]
 
 
 def allowed(*infos: TensorInfo) -> float:
@@ -211,10 +281,8 @@ def allowed(*infos: TensorInfo) -> float:
 
 def turned(models: Sequence[Model], names: Mapping[str, str]) -> tuple[Model | None, str]:
     """The first model turned as the second's stream is, and what does not turn, in words."""
-    sides = [side for model in models for plan in model.plans
-             for side in (plan.query, plan.key, plan.value) if side is not None]  # fmt: skip
-    norms = [side.input_norm for side in sides]
-    gains = [norm.gain[0].name for norm in norms if norm is not None and norm.gain]
+    norms = [norm for model in models for _, norm, reads in _sides(model) if reads]
+    gains = [gain for norm in norms if (gain := _gain(norm))]
     if not gains or any(norm is None or norm.kind != "rms" for norm in norms):
         return None, (
             "a norm is not known, or subtracts a mean: of all rotations, only those that leave the "
@@ -245,8 +313,7 @@ def turned(models: Sequence[Model], names: Mapping[str, str]) -> tuple[Model | N
     found = Turned(models, names, rotation, table)
     words = f"is turned by one orthogonal matrix ({width} × {width})"
     if found.straight:
-        words += f"; not turned with it: {', '.join(found.straight[:4])}"
-        words += f" and {len(found.straight) - 4} more" * (len(found.straight) > 4)
+        words += f"; not turned with it: {few(found.straight, 4)}"
     return open_model(found, family=models[0].family_file), words
 
 
@@ -282,9 +349,8 @@ class _Order:
 
     def both(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """A tensor of either."""
-        given = zip(self.checkpoints, (name, self.names[name]), strict=True)
-        ours, theirs = (checkpoint.read([Part(own)])[0] for checkpoint, own in given)
-        return ours, theirs
+        first, second = self.checkpoints
+        return first.read([Part(name)])[0], second.read([Part(self.names[name])])[0]
 
     def of_rows(self, name: str) -> np.ndarray | None:
         """The first's rows that make the second's, where they lie in another order."""
@@ -332,13 +398,6 @@ class _Order:
             for theirs, ours in some[:SAMPLED]
         )
 
-    def _is_moved(self, vector: str, order: np.ndarray) -> bool:
-        """Whether a vector lies in an order, as biases of neurons do."""
-        if len(self.shapes[vector]) > 1:
-            return False
-        ours, theirs = self.both(vector)
-        return same_numbers(ours[order], theirs)
-
     def neurons(self, others: Collection[str]) -> Iterator[str]:
         """Note the order of neurons; modules, or layers without any, in which it is another one."""
         modules: dict[str, list[str]] = {}
@@ -361,8 +420,11 @@ class _Order:
             for name in own:
                 shape = self.shapes[name]
                 many = np.concatenate([order, order + count])[: shape[0]]
-                fits = shape[0] in (count, 2 * count)
-                if fits and (name in found or self._is_moved(name, many)):
+                moved = shape[0] in (count, 2 * count)
+                if moved and name not in found:  # as biases of neurons are
+                    ours, theirs = self.both(name)
+                    moved = len(shape) == 1 and same_numbers(ours[many], theirs)
+                if moved:
                     self.orders[name] = 0, many
                 elif len(shape) == 2 and shape[1] == count:
                     self.orders[name] = 1, order

@@ -32,9 +32,12 @@ IDLE = re.compile(
     r"attn_impl|pretrain|quanti|compression_config|torchscript|(?<!attention_)chunk_size|model_type|"
     r"noise|kernel|vocab|(?:max|min)_length|seq_len|(?:max|n)_position|n_ctx|jitter|"
     r"mask_(?:time|feat)|specaug|beam|penalty|^prefix$|do_sample|ngram|early_stop|remove_invalid|"
-    r"^summary_|logits_to_keep|unsloth|^tie_|flash|sdpa|xformers|mambapy|fp?\d+$|float\d+$|gradient|seed|aux|^ep_|tp_size|rescale_pre|"
-    r"^(?:temperature|top_[kp]|typical_p|num_return_sequences|embedding_size)$"
+    r"^summary_|logits_to_keep|unsloth|flash|sdpa|xformers|mambapy|fp?\d+$|float\d+$|gradient|seed|aux|^ep_|tp_size|rescale_pre|"
+    r"^(?:temperature|top_[kp]|typical_p|num_return_sequences|embedding_size|licen[cs]e(?:_link)?|"
+    r"tags|pipeline_tag|authors?|copyright|description|citation|homepage|thumbnail|model_card)$"
 )
+# What is read in part, and does more.
+ALSO = re.compile("mrope|^layer_types$")
 # What is read besides the keys that rules name.
 TURNING = {"rope_parameters", "rope_scaling", "per_layer_config"}
 READ = frozenset({
@@ -132,7 +135,7 @@ def unread_settings(
                 for key, one in value.items()
                 if not IDLE.search(str(key)) or key in switches(kind).get("computed", ())
             ]
-        elif "mrope" in path[-1] or not (TURNING.intersection(path) or path[-1] in read):
+        elif ALSO.search(path[-1]) or not (TURNING.intersection(path) or path[-1] in read):
             found[path] = value
     return found
 
