@@ -103,16 +103,11 @@ def test_a_gain_that_was_lost_or_is_another_layer_s_is_said(of: int | None) -> N
     assert wqk.same(original, other, up_to=["stream"]).same == (of == 2)
 
 
-@pytest.mark.parametrize(
-    ("layout", "readers", "same"),
-    [
-        ("LLaMA", "gate_proj|up_proj", True),
-        ("LLaMA", "up_proj", False),
-        ("Gemma", "gate_proj|up_proj", True),
-        ("Gemma 2", "gate_proj|up_proj", False),  # that norm does not feed them
-        ("Phi-3", "gate_up_proj", True),
-    ],
-)
+@pytest.mark.parametrize(("layout", "readers", "same"), [
+    ("LLaMA", "gate_proj|up_proj", True), ("LLaMA", "up_proj", False),
+    ("Gemma", "gate_proj|up_proj", True), ("Phi-3", "gate_up_proj", True),
+    ("Gemma 2", "gate_proj|up_proj", False),  # that norm does not feed them
+])  # fmt: skip
 def test_a_gain_may_be_folded_into_all_that_it_feeds(layout: str, readers: str, same: bool) -> None:
     tensors, config, _ = right(layout)
     folded, offset = dict(tensors), float("Gemma" in layout)

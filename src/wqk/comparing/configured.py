@@ -200,10 +200,11 @@ def _respelled(
     config: Mapping[str, Any], kind: str, settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
     """A configuration with these settings as it spells them, and the lines that change it."""
-    if isinstance(config.get("rope_parameters"), Mapping):
-        value, had = {"rope_type": "default", **settings}, config["rope_parameters"]
+    had: Any = config.get("rope_parameters")
+    if isinstance(had, Mapping):
+        value: dict[str, Any] = {"rope_type": "default", **settings}
         place = '["rope_parameters"]' + f'["{kind}"]' * bool(kind)
-        old = had[kind] if kind else had
+        old: Any = had[kind] if kind else had
         changed = {**config, "rope_parameters": {**had, kind: value} if kind else value}
         if {k for k in value | old if value.get(k) != old.get(k)} <= {"rope_theta"}:
             return changed, [f'{place}["rope_theta"] = {settings["rope_theta"]!r}']
@@ -388,11 +389,9 @@ def _named(config: str, plan: AttentionPlan) -> str:
 
 
 def _replanned(
-    model: Model,
-    plan: AttentionPlan,
-    own: Mapping[str, Any],
+    model: Model, plan: AttentionPlan, own: Mapping[str, Any],
     whole: Mapping[str, Any] | None = None,
-) -> AttentionPlan | None:
+) -> AttentionPlan | None:  # fmt: skip
     """The plan of the same block with another configuration; None if that cannot be read.
 
     ``own`` is the part that describes this attention; ``whole`` replaces what is around it.
@@ -416,9 +415,7 @@ def _untold(checkpoints: Sequence[Checkpoint], pair: Pair) -> Iterator[Mismatch]
     alike = pair[0].family == pair[1].family and not any(plan.rule.guess for plan in pair)
     if not (alike and all(is_configured(checkpoint.config) for checkpoint in checkpoints)):
         return
-    configs = [
-        Config(c.config, plan.rule.config) for c, plan in zip(checkpoints, pair, strict=True)
-    ]
+    configs = [Config(c.config, p.rule.config) for c, p in zip(checkpoints, pair, strict=True)]
     for names in (pair[0].rule.heads, pair[0].rule.key_heads, ("head_dim",)):
         told = [next((n for n in names if one.get(n) is not None), None) for one in configs]
         if (told[0] is None) == (told[1] is None):
@@ -473,9 +470,8 @@ def _misplaced(checkpoint: Checkpoint, plan: AttentionPlan) -> Iterator[Mismatch
                 found.setdefault(kind, set()).add(short(part.name))
     for kind, names in found.items():
         name, which = "the wrong layers are quantized", ", ".join(sorted(names))
-        reason = f"{name}: {which}: plain by the configuration, stored as {kind}"
-        if not kind:
-            reason = f"{name}: {which}: quantized by the configuration, stored plain"
+        told = ("plain", f"as {kind}") if kind else ("quantized", "plain")
+        reason = f"{name}: {which}: {told[0]} by the configuration, stored {told[1]}"
         repair = "quantization_config: list what is stored plain, and nothing else"
         facts = {"name": name, "tensors": sorted(names), "other_value": kind or "none"}
         yield Mismatch(Kind.SETTING, reason, repair, facts=facts)

@@ -142,17 +142,25 @@ def compare(
     checkpoints: Sequence[Checkpoint], pair: Pair, tolerance: float, circuits: Sequence[str]
 ) -> dict[str, Apart]:
     """The circuits of two blocks that differ, by name."""
-    found = {}
+    found: dict[str, Apart] = {}
     for circuit in circuits:
         is_local = checkpoints[0].bytes_fetched is None  # others fetch whole weights at once
         same = is_local and identical(checkpoints, pair, circuit, numbers=True)
         both = None if same else scorings(checkpoints, pair, circuit)
         if both is not None and comparable(*both):
-            far = distances(*both, positions(*both), tolerance)
-            if not far.agree:
-                read = partial(scorings, checkpoints, pair, circuit)
-                found[circuit] = Apart(read, far, matched(*both))
+            one = measure(checkpoints, pair, circuit, both, tolerance)
+            found |= {} if one.distances.agree else {circuit: one}
     return found
+
+
+def measure(
+    checkpoints: Sequence[Checkpoint], pair: Pair, circuit: str, both: tuple[Scoring, Scoring],
+    tolerance: float,
+) -> Apart:  # fmt: skip
+    """How far a circuit of two blocks is apart, and where it differs which heads may be which."""
+    far = distances(*both, positions(*both), tolerance)
+    match = None if far.agree else matched(*both)
+    return Apart(partial(scorings, checkpoints, pair, circuit), far, match)
 
 
 def identical(
@@ -163,12 +171,10 @@ def identical(
     With ``numbers``, or as the same numbers.
     """
     parts = [list(dict.fromkeys(circuit_parts(plan, circuit))) for plan in pair]
-    texts = []
-    for plan, own in zip(pair, parts, strict=True):
-        text = repr((sides_of(plan, circuit), plan.scale if circuit != VALUES else 1.0))
-        for number, part in enumerate(own):
-            text = text.replace(repr(part.name), f"#{number}")
-        texts.append(text)
+    texts = [repr((sides_of(p, circuit), p.scale if circuit != VALUES else 1.0)) for p in pair]
+    for number, both in enumerate(zip(*parts, strict=False)):
+        texts = [text.replace(repr(part.name), f"#{number}")
+                 for text, part in zip(texts, both, strict=True)]  # fmt: skip
     return (
         texts[0] == texts[1]
         and same_rotation(*(rotation_of(plan, circuit) for plan in pair))

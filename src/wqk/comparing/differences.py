@@ -209,20 +209,17 @@ def diff(
             f"{old.name} and {new.name} cannot be compared: one has {odd[0] or 'no more layers'} "
             f"where the other has {odd[1] or 'no more layers'}"
         )
-    shared = {
-        "before": old.name,
-        "before_revision": old.checkpoint.revision,
+    shared = checkpoint_columns(new.checkpoint) | {
+        "before": old.name, "before_revision": old.checkpoint.revision,
         "before_step": old.checkpoint.step,
-        **checkpoint_columns(new.checkpoint),
-    }
+    }  # fmt: skip
     plans = [*old.scored, *new.scored]
     folds = any(plan.quantized for plan in plans) and not any(lacks_norm(p, FOLDED) for p in plans)
+    blocks = ([Block(m.checkpoint, plan) for plan in m.scored] for m in (old, new))
     rows = [
         {**shared, **row}
-        for a, b in zip(old.scored, new.scored, strict=True)
-        for row in block_rows(
-            Block(old.checkpoint, a), Block(new.checkpoint, b), gamma, terms, folds
-        )
+        for a, b in zip(*blocks, strict=True)
+        for row in block_rows(a, b, gamma, terms, folds)
         if heads or row["head"] is None
     ]
     columns = {**DIFFERENCE_SCHEMA, **(UPDATE_TERMS if terms else {})}

@@ -153,11 +153,10 @@ class Expected:
 
     def _norm(self, role: str, before: str, first: Norm, second: Norm) -> None:
         """Gains and biases of a norm, up to what is added to them when they are read."""
-        pairs = [*zip(first.gain, second.gain, strict=False)]
-        pairs += zip(first.bias, second.bias, strict=False)
-        for number, (a, b) in enumerate(pairs):
+        gains = [*zip(first.gain, second.gain, strict=False)]
+        for number, (a, b) in enumerate((*gains, *zip(first.bias, second.bias, strict=False))):
             value = self._read(0, a).reshape(-1)
-            offset = 0.0 if number >= len(first.gain) else first.offset - second.offset
+            offset = 0.0 if number >= len(gains) else first.offset - second.offset
             target = self._target(b.name, a.name, f"norm before the {before} of the {role}")
             ends = b.row_ranges(target.wanted.shape)
             if target.wanted.ndim == 1 and sum(stop - start for start, stop in ends) == len(value):
@@ -225,13 +224,12 @@ class Expected:
 
     def _adapter(self, name: str, source: str) -> Adapter | None:
         """What the adapter of one of the two does to a tensor."""
-        for which, own in ((0, source), (1, name)) if self._same else ():
-            checkpoint = self._checkpoints[which]
-            if isinstance(checkpoint, AdaptedCheckpoint):
-                scale = checkpoint.scale_of(own)
-                if scale is not None:
-                    start = self._flat(name, checkpoint.base.read([Part(own)])[0])
-                    return Adapter(start, scale, which == 0)
+        for checkpoint, own in zip(self._checkpoints, (source, name), strict=True):
+            if not (self._same and isinstance(checkpoint, AdaptedCheckpoint)):
+                continue
+            if (scale := checkpoint.scale_of(own)) is not None:
+                start = self._flat(name, checkpoint.base.read([Part(own)])[0])
+                return Adapter(start, scale, checkpoint is self._checkpoints[0])
         return None
 
     def _axes(self, name: str, shape: tuple[int, ...]) -> tuple[bool, bool]:
@@ -266,9 +264,8 @@ class Expected:
         role, source = self._tensors[unit.name].roles[0], self._tensors[unit.name].source
         for plan in neighbors if self._same and role in ROLES else ():
             of = [getattr(one, role) for one in (own, plan)]
-            names = [[part.name for part in side.projection.roles.values()] if side else []
-                     for side in of]  # fmt: skip
-            name = dict(zip(*names, strict=False)).get(source, "")
+            parts = [side.projection.roles.values() if side else () for side in of]
+            name = next((b.name for a, b in zip(*parts, strict=False) if a.name == source), "")
             info = self._checkpoints[0].tensors().get(name)
             if info is None or info.shape != raw.shape:
                 continue
@@ -283,13 +280,9 @@ class Expected:
         """What is found where the norms before the weights are folded in, on both sides."""
         gains = {name: one.gain for name, one in self._tensors.items() if one.gain is not None
                  and len(one.gain.wanted) == self._flat(name, one.stored).shape[-1]}  # fmt: skip
-        units = [
-            replace(
-                unit, wanted=unit.wanted * own.wanted, stored=unit.stored * own.stored, block=[]
-            )
-            for unit in self.units
-            if (own := gains.get(unit.name)) is not None and own.stored.all()
-        ]
+        units = [replace(unit, wanted=unit.wanted * own.wanted, stored=unit.stored * own.stored,
+                         block=[]) for unit in self.units
+                 if (own := gains.get(unit.name)) is not None and own.stored.all()]  # fmt: skip
         found = []
         for one in search(units):
             raw = {n: v / gains[n].stored if n in gains else v for n, v in one.repaired.items()}
@@ -307,14 +300,11 @@ def _piece(side: Side, name: str) -> Projection | None:
 def _same_layout(ours: AttentionPlan, theirs: AttentionPlan) -> bool:
     """Whether both blocks are stored the same way, whatever their tensors are called."""
 
-    def shape(side: Side | None) -> object:
-        if side is None:
-            return None
-        one = side.projection
-        return replace(one, tensor="") if isinstance(one, Projection) else type(one)
+    def layout(plan: AttentionPlan) -> list[object]:
+        sides = [getattr(plan, role) for role in ROLES]
+        shapes = [side and side.projection for side in sides]
+        shapes = [replace(one, tensor="") if isinstance(one, Projection) else type(one)
+                  for one in shapes]  # fmt: skip
+        return [*shapes, plan.rotary.order if plan.rotary is not None else ""]
 
-    def order(plan: AttentionPlan) -> str:
-        return plan.rotary.order if plan.rotary is not None else ""
-
-    alike = all(shape(getattr(ours, side)) == shape(getattr(theirs, side)) for side in ROLES)
-    return alike and order(ours) == order(theirs)
+    return layout(ours) == layout(theirs)

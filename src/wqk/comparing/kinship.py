@@ -211,10 +211,8 @@ def _reading(kinship: Kinship) -> Iterator[str]:
             )
         return
     if not kinship.related:
-        applied = [test for test in kinship.tests if test.visible is not None]
-        visible = ", ".join(
-            f"{test.visible:.0%} by {test.name}" for test in applied if test.visible is not None
-        )
+        visible = ", ".join(f"{test.visible:.0%} by {test.name}" for test in kinship.tests
+                            if test.visible is not None)  # fmt: skip
         yield f"Agreement that would have been seen, as a share of a copy's: {visible}."
         if near:
             yield (
@@ -265,11 +263,10 @@ def _summary(kinship: Kinship) -> str:
     """How many layers are matched, how, and how far they have changed."""
     matched = [match for match in kinship.matches if match.of_layer is not None]
     where = "in place" if in_place(kinship.matches) else "in other places"
-    alike = all(match.heads == tuple(range(len(match.heads))) for match in matched)
-    heads = "heads in order" if alike else "heads in another order"
+    alike = all(map(_in_order, matched))
     text = (
         f"{len(matched)} of the second model's {counted(len(kinship.matches), 'layer')} match, "
-        f"{where}, {heads}"
+        f"{where}, heads in {'order' if alike else 'another order'}"
     )
     if kinship.change is None:
         return f"{text}."
@@ -292,6 +289,10 @@ def in_place(matches: Sequence[LayerMatch]) -> bool:
     )
 
 
+def _in_order(match: LayerMatch) -> bool:
+    return match.heads == tuple(range(len(match.heads)))
+
+
 def layer_table(kinship: Kinship) -> Sheet:
     """A line for each layer of the second model: its match, that of its heads, and the change."""
     table = Sheet.of("layer", "of", "heads", "change", text=["of", "heads"])
@@ -304,7 +305,7 @@ def layer_table(kinship: Kinship) -> Sheet:
             continue
         of = f"{match.of_stack} {match.of_layer}" if several else str(match.of_layer)
         heads = " ".join("–" if h is None else str(h) for h in match.heads)
-        heads = "in order" if match.heads == tuple(range(len(match.heads))) else heads
+        heads = "in order" if _in_order(match) else heads
         table.add(own, of, heads, shown_change(match.change, kinship.bounds))
     return table
 
@@ -424,10 +425,7 @@ def _shape(model: _Model) -> str:
     return f"{heads} of width {one.head_width} on {one.width} dimensions"
 
 
-def _read(
-    refs: Sequence[Any],
-    on_progress: Callable[[int, int], None] | None,
-) -> list[_Model]:
+def _read(refs: Sequence[Any], on_progress: Callable[[int, int], None] | None) -> list[_Model]:
     """All models in the same coordinates: norms are folded in if they are known of all."""
     models = [open_model(ref) for ref in refs]
     kinds = [[plan.kind for plan in model.scored if plan.kind != "cross"] for model in models]
@@ -435,8 +433,7 @@ def _read(
     kind = min(set.intersection(*map(set, kinds)), key=kinds[0].index, default="self")
     opened = [(model, [p for p in model.scored if p.kind == kind]) for model in models]
     folds = not any(lacks_any_norm(plan) for _, plans in opened for plan in plans)
-    total, done = sum(len(plans) for _, plans in opened), 0
-    read_models = []
+    total, done, read_models = sum(len(plans) for _, plans in opened), 0, list[_Model]()
     for model, plans in opened:
         kept = []
         # Not kept: the weights of all blocks together would not fit into memory.
@@ -512,9 +509,7 @@ def _kind(a: _Model, b: _Model, matches: Sequence[LayerMatch], bounds: bool) -> 
     changes = [match.change for match in matches if match.change is not None]
     if len(a.prints) != len(b.prints) or len(changes) != len(matches):
         return None
-    moved = not in_place(matches) or any(
-        match.heads != tuple(range(len(match.heads))) for match in matches
-    )
+    moved = not in_place(matches) or not all(map(_in_order, matches))
     rounding = 2 * max(one.rounding for one in (*a.prints, *b.prints))
     if not moved and max(changes) <= rounding:
         return "rotated copy" if bounds else "copy"

@@ -263,16 +263,12 @@ def absent_towers(models: Sequence[Model]) -> list[str]:
     """Towers that a configuration describes, and that neither file has a block of."""
     there = {word for model in models for plan in model.plans
              for word in (plan.stack, plan.rule.config, plan.family)}  # fmt: skip
-    words = {
-        key.removesuffix("_config"): key
-        for model in models
-        for key, value in model.checkpoint.config.items()
-        if key in ("vision_config", "audio_config", "text_config") and isinstance(value, dict)
-    }
+    told = [word for model in models for word in ("vision", "audio", "text")
+            if isinstance(model.checkpoint.config.get(f"{word}_config"), dict)]  # fmt: skip
     return [
-        f"not compared: the {word} tower that the configuration describes ({key}), of which "
-        "neither has attention here"
-        for word, key in words.items()
+        f"not compared: the {word} tower that the configuration describes ({word}_config), of "
+        "which neither has attention here"
+        for word in dict.fromkeys(told)
         if not any(word in str(name) for name in there)
         and not (word == "text" and there & {"decoder", "encoder"})
     ]

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -94,9 +95,8 @@ def _rows(unit: Unit, columns: bool = False) -> Finding | None:
     else:
         kind, named = Kind.COLUMNS if columns else Kind.ROWS, name_permutation(rows, unit.sizes)
         if len(unit.parts) > 2:
-            by_group = (
-                unit.parts[0].rows is not None and len(unit.parts[0].rows) <= unit.parts[0].rows[-1]
-            )
+            first = unit.parts[0].rows
+            by_group = first is not None and len(first) <= first[-1]
             kind, named = Kind.FUSED, name_in_fused(rows, by_group, unit.sizes)
         if named is None and _sections(unit, strangers=False) is not None:
             return None
@@ -317,9 +317,8 @@ def _sections(unit: Unit, strangers: bool = True) -> Finding | None:
     for one in found:
         part, inner = one.unit, one.code if one.unit.flipped == unit.flipped else across(one.code)
         inner = re.sub(r"\b(w|b|original|original_b)\b", r"part_\1", inner)
-        names = [
-            n for n in ("w", "b", "original", "original_b") if re.search(rf"part_{n}\b", inner)
-        ]
+        variables = ("w", "b", "original", "original_b")
+        names = [name for name in variables if re.search(rf"part_{name}\b", inner)]
         code += [
             f"rows = {_place(np.asarray(part.rows))}",
             *(f"part_{name} = {name}[rows].clone()" for name in names),
@@ -563,31 +562,24 @@ def search(
     """
     wrong = [unit for unit in units if not unit.right]
     found = [*_exchanged(units, wrong, elsewhere)]
-    done = {name for one in found for name in one.repaired}
     # Weights first, which explain the biases that moved with them.
     for unit in sorted(wrong, key=lambda unit: -unit.wanted.ndim):
-        if unit.name in done:
-            continue
-        first = _first(unit)
-        if first is not None:
+        done = any(unit.name in one.repaired for one in found)
+        if not done and (first := _first(unit)) is not None:
             found.append(first)
-            done |= set(first.repaired)
     return list(_joined(found, units))
 
 
 def _exchanged(
-    units: Sequence[Unit],
-    wrong: Sequence[Unit],
+    units: Sequence[Unit], wrong: Sequence[Unit],
     elsewhere: Callable[[Unit], tuple[Kind, str] | None],
-) -> Iterator[Finding]:
+) -> Iterator[Finding]:  # fmt: skip
     """Weights that are another tensor's: queries and keys exchanged, with or without biases."""
     held: dict[str, Unit] = {}
-    for unit in wrong:
-        for other in units:
-            same = other.name != unit.name and other.wanted.shape == unit.stored.shape
-            if same and np.ptp(unit.stored) and same_numbers(other.wanted, unit.stored):
-                held[unit.name] = other
-                break
+    for unit, other in product(wrong, units):
+        same = other.name != unit.name and other.wanted.shape == unit.stored.shape
+        if same and unit.name not in held and np.ptp(unit.stored):
+            held |= {unit.name: other} if same_numbers(other.wanted, unit.stored) else {}
     by_role = {unit.role: unit for unit in units}
     query, key = by_role.get("query"), by_role.get("key")
     if query and key and held.get(query.name) is key and held.get(key.name) is query:

@@ -16,7 +16,7 @@ from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.references import HubFolder, check_options
 from wqk.comparing import configured, mismatches
 from wqk.comparing.answer import BlockComparison, CheckpointComparison, Place
-from wqk.comparing.blocks import Scoring, distances, positions
+from wqk.comparing.blocks import Scoring, positions
 from wqk.comparing.contents import chunks, compare_stored, paired_names
 from wqk.comparing.diagnosis import (
     Apart,
@@ -24,7 +24,7 @@ from wqk.comparing.diagnosis import (
     comparable,
     diagnose,
     identical,
-    matched,
+    measure,
     signature,
 )
 from wqk.comparing.expected import Expected
@@ -227,10 +227,10 @@ def _compared(
         found += _sinks(checkpoints, (pair[0].sinks, pair[1].sinks))
     heads = np.zeros(pair[0].query.heads)
     equal = [circuit for circuit in CIRCUITS if identical(checkpoints, pair, circuit)]
-    far = dict.fromkeys(positions(*pair), 0.0) if SCORES in equal else {}
+    none = dict.fromkeys(positions(*pair), 0.0) if SCORES in equal else {}
     beside_scores = {what: 0.0 for what in equal if what != SCORES and sides_of(pair[0], what)}
     block = BlockComparison(
-        *_place(pair[0]), far, 0, RESOLUTION, tuple(found), tuple(heads.tolist()),
+        *_place(pair[0]), none, 0, RESOLUTION, tuple(found), tuple(heads.tolist()),
         identical=len(equal) == len(CIRCUITS) and not any(plan.sinks for plan in pair),
     )  # fmt: skip
     for circuit in CIRCUITS:
@@ -246,21 +246,21 @@ def _compared(
                 restored = configured.form_restored(models, pair)
                 repair = restored[0].repair if restored else ""
                 found.insert(0, mismatches.setting("number of heads", said[0], said[1], repair))
-                far = dict.fromkeys(at, float("nan"))
-                return replace(block, distance=far, tolerance=0.0, mismatches=tuple(found)), {}
+                unknown = dict.fromkeys(at, float("nan"))
+                return replace(block, distance=unknown, tolerance=0, mismatches=tuple(found)), {}
         elif not comparable(a, b):
             reason = " against ".join(_sizes(one) for one in both)
             found.append(beside(circuit, Mismatch(Kind.SIZES, reason)))
             beside_scores[circuit] = float("nan")
             continue
-        measured = distances(a, b, at, tolerance)
-        by_head, shares = measured.relative.max(axis=0), measured.shares.max(axis=0)
+        one = measure(checkpoints, pair, circuit, both, tolerance)
+        far = one.distances
+        by_head, shares = far.relative.max(axis=0), far.shares.max(axis=0)
         marks.add(number, circuit, both)
         if circuit == SCORES:
             block = replace(
-                block, distance=dict(zip(at, measured.relative.max(axis=1).tolist(), strict=True)),
-                head=int(shares.argmax()), tolerance=measured.allowed,
-                moved=tuple(by_head.tolist()),
+                block, distance=dict(zip(at, far.relative.max(axis=1).tolist(), strict=True)),
+                head=int(shares.argmax()), tolerance=far.allowed, moved=tuple(by_head.tolist()),
             )  # fmt: skip
             if SUSPECT < shares.max() <= 1 and checkpoints[1].regrouping(
                 Part(pair[1].query.tensor, ((0, 1),))
@@ -269,9 +269,8 @@ def _compared(
                 found[:0] = [one.mismatch for one in columns if one is not None]
         else:
             beside_scores[circuit] = float(by_head.max())
-        if not measured.agree:
-            read = partial(scorings, checkpoints, pair, circuit)
-            apart[circuit] = Apart(read, measured, matched(*both))
+        if not far.agree:
+            apart[circuit] = one
             if len(heads) == len(by_head):
                 heads = np.maximum(heads, np.where(shares > 1, by_head, 0.0))
     return replace(

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -298,7 +299,7 @@ def turned(models: Sequence[Model], names: Mapping[str, str]) -> tuple[Model | N
         return None, f"{second.name} has no {table}"
     products, count = np.zeros((width, width)), 0
     pairs = [next(vectors := _vectors(models, names, table, width))]
-    for ours, theirs in (*pairs, *vectors):
+    for ours, theirs in chain(pairs, vectors):  # read one by one, until there are enough
         products += ours.T.astype(np.float64) @ theirs
         count += len(ours)
         if count >= width:

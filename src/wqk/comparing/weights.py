@@ -9,7 +9,7 @@ Axes: H query heads, G key heads, R head width, D model width.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -139,19 +139,14 @@ def rounding_of(block: Block, factor: Factor, side: Side, roundings: float = 1.0
 
     ``roundings`` is of how many rounded factors it is the product.
     """
-    return max(
-        rounding_in(info := block.checkpoint.info(part.name), values)
+    whole = isinstance(side.projection, Projection)
+    found = [0.0]
+    for part in side.projection.roles.values():  # of a product, each factor
+        info, values = block.checkpoint.info(part.name), factor.stored_weight
+        values = np.asarray(values if whole else block.read([part])[0])
         # Beside quantized weights, gains are stored as floats.
-        * (1.0 if info.grid else roundings**0.5)
-        for part, values in _stored(block, factor, side)
-    )
-
-
-def _stored(block: Block, factor: Factor, side: Side) -> Iterator[tuple[Part, np.ndarray]]:
-    """The parts of a side's weight as they are stored; of a product, each factor."""
-    for part in side.projection.roles.values():
-        one = isinstance(side.projection, Projection)
-        yield part, np.asarray(factor.stored_weight if one else block.read([part])[0])
+        found.append(rounding_in(info, values) * (1.0 if info.grid else roundings**0.5))
+    return max(found)
 
 
 def grid(dtype: str, values: np.ndarray) -> str:
