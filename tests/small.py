@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,15 @@ def save(folder: Path, tensors: dict[str, Any], config: dict[str, Any]) -> Path:
         kept = {name: tensor.contiguous() for name, tensor in tensors.items()}
         pytest.importorskip("safetensors.torch").save_file(kept, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def edit(folder: Path, change: Callable[[str, np.ndarray], np.ndarray]) -> Path:
+    """Change a folder's tensors: each is made anew, in float32, from its name and itself."""
+    numpy = pytest.importorskip("safetensors.numpy")
+    tensors = numpy.load_file(folder / "model.safetensors").items()
+    changed = {name: change(name, t.astype(np.float32)).astype(np.float32) for name, t in tensors}
+    numpy.save_file(changed, folder / "model.safetensors")
     return folder
 
 

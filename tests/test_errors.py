@@ -10,7 +10,7 @@ import pytest
 
 import wqk
 from wqk import errors
-from wqk._files import check_output, write_atomically
+from wqk._files import check_output
 from wqk.errors import OutputError, UnknownName, WqkError, first_line
 
 
@@ -62,9 +62,3 @@ def test_an_output_is_checked_before_the_work(tmp_path):
         assert (raised.value.path, raised.value.reason) == (path, reason)
     with pytest.raises(OutputError, match="is a folder"):
         check_output(Path(tmp_path.parent) / f"{tmp_path.name}", "a folder", [tmp_path.suffix])
-
-
-def test_writing_says_what_could_not_be_written(tmp_path):
-    with pytest.raises(OutputError) as raised:
-        write_atomically(tmp_path / "missing" / "file", b"")
-    assert raised.value.path == tmp_path / "missing" / "file"

@@ -59,10 +59,16 @@ def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path: Path, monkeypatch: py
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OutputError, match="cannot be written"):
-        append_lines(path, {"n": 2})
-    with pytest.raises(OutputError, match="cannot be written"):
-        write_atomically(path, b"new")
+    new, missing = tmp_path / "new", tmp_path / "missing" / "file"
+    for write, place in (
+        (lambda: append_lines(path, {"n": 2}), path),
+        (lambda: write_atomically(path, b"new"), path),
+        (lambda: write_atomically(new, b"new"), new),
+        (lambda: write_atomically(missing, b"new"), missing),
+    ):
+        with pytest.raises(OutputError, match=f"{place.name}: cannot be written") as raised:
+            write()
+        assert raised.value.path == place
     assert read_lines(path) == [{"n": 1}]
     assert [p.name for p in tmp_path.iterdir()] == ["a.jsonl"]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import numpy as np
@@ -25,9 +24,6 @@ from wqk.cli.main import command
 from wqk.errors import UnknownFamily, WqkError
 from wqk.families import plan_attention
 from wqk.families.family import parse_family
-
-if TYPE_CHECKING:
-    pass
 
 NUMBERS = [0, -1, 1, 2**63, 10**400, 1e308, -0.0, float("nan"), float("inf"), True]
 TEXTS = [

@@ -14,7 +14,6 @@ from tests import small
 
 import wqk
 from wqk._console import Result
-from wqk.checkpoints import Part
 from wqk.checkpoints.modules import StateDict
 from wqk.live.logits import BlockLogits, Logits
 
@@ -22,14 +21,10 @@ ENCODER, DECODER, INDUCTION = map(wqk.demo_model, ("encoder", "decoder", "induct
 llama = partial(small.llama, head_width=4, width=12, sides="qkvo", norms=True, name="llama")
 
 
-def negated(model: Any) -> StateDict:
+def negated(model: StateDict) -> StateDict:
     """The model with the keys of its last layer negated."""
-    names = list(model.tensors())
-    tensors = dict(
-        zip(names, map(np.copy, model.read([Part(name) for name in names])), strict=True)
-    )
-    tensors["model.layers.1.self_attn.k_proj.weight"] *= -1
-    return StateDict(tensors, model.config, "changed")
+    model._arrays["model.layers.1.self_attn.k_proj.weight"] *= -1
+    return model
 
 
 def running() -> Any:

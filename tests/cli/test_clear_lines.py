@@ -61,24 +61,6 @@ def test_a_file_that_is_nested_without_end_is_refused_in_time(text: str):
     assert time.process_time() - start < 5
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--distance", "0:100000000"],
-        ["--distance", "0:50000,60000:200000"],
-        ["--layers", "0:100000000000000"],
-        ["--distance", "9" * 4000 + ":" + "9" * 4001],
-        ["--gamma", "1e400"],
-    ],
-)
-def test_options_without_measure_are_refused_at_once(options: list[str]):
-    start = time.process_time()
-    result = run("scan", str(wqk.demo_model("encoder")), *options)
-    assert result.exit_code == 2
-    assert "unexpected" not in result.output
-    assert time.process_time() - start < 5
-
-
 def test_too_little_memory_is_told(monkeypatch: pytest.MonkeyPatch):
     def without_memory(*_: object, **__: object) -> None:
         raise MemoryError

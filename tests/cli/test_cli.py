@@ -9,24 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests import small
 from tests.command import ENCODER, run, shell
 
 import wqk
 from wqk.cli.main import LABORATORY, command
 from wqk.tables.score_table import SCHEMA, read_table
-
-
-def edited_model(folder: Path, **weights: np.ndarray) -> Path:
-    """A copy of the packaged encoder in float32, some tensors replaced."""
-    from safetensors.numpy import load_file, save_file
-
-    shutil.copytree(ENCODER, folder)
-    tensors = {k: v.astype(np.float32) for k, v in load_file(folder / "model.safetensors").items()}
-    for ending, value in weights.items():
-        name = next(n for n in tensors if n.endswith(ending.replace("__", ".")))
-        tensors[name] = value.astype(np.float32)
-    save_file(tensors, folder / "model.safetensors")
-    return folder
 
 
 @pytest.mark.parametrize("verb", LABORATORY)
@@ -35,22 +23,6 @@ def test_who_asks_for_a_verb_of_the_laboratory_is_told_where_it_is(verb: str) ->
     told = f"wqk {verb} is now wqk lab {verb}"
     assert (result.exit_code, result.stderr.splitlines()[-1]) == (2, f"Error: {told}")
     assert run("lab", verb, "--help").exit_code == 0
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("logits MODEL", "no such command; in Python it is wqk.logits: see help(wqk.logits)"),
-        ("Clip MODEL", "no such command; in Python it is wqk.clip_: see help(wqk.clip_)"),
-        ("nonsense MODEL", "No such command 'nonsense'."),
-        ("survey --out DIR", "an earlier survey goes on with the names that it had"),
-        ("show MODEL", "Missing option '--layer'. Which layer; negative: from the end."),
-        ("lab theory MODEL", "'--corpus'. Token store, text file, or token ids as .npy."),
-    ],
-)
-def test_what_is_missing_is_told(words: str, told: str) -> None:
-    result = run(*words.split())
-    assert (result.exit_code, told in result.stderr.splitlines()[-1]) == (2, True), result.stderr
 
 
 def test_a_picture_of_a_difference_needs_no_word_about_heads(tmp_path: Path) -> None:
@@ -95,10 +67,6 @@ def test_no_number_is_cut_where_the_terminal_is_narrow(
     assert re.search(r"^ *layer", shown, re.MULTILINE)
 
 
-def test_scan_shows_every_head() -> None:
-    assert "symmetry × 100 by head" in run("scan", ENCODER, "--heads").output
-
-
 def test_json_is_the_whole_table() -> None:
     result = run("scan", ENCODER, "--heads", "--json", "--gamma", "1.5")
     told = json.loads(result.stdout)
@@ -127,15 +95,17 @@ def test_several_checkpoints_and_a_run_of_steps(tmp_path: Path) -> None:
 
 def test_bad_input_gives_one_clear_line_and_nothing_else(tmp_path: Path) -> None:
     """Before anything is read, of a file's header, and of weights that are read last."""
-    truncated = edited_model(tmp_path / "truncated") / "model.safetensors"
-    truncated.write_bytes(truncated.read_bytes()[:-100])
-    weight = np.zeros((128, 128))
-    weight[3, 4] = np.nan
-    not_finite = edited_model(tmp_path / "nan", **{"2__attention__self__query__weight": weight})
+    truncated, not_finite = (Path(shutil.copytree(ENCODER, tmp_path / name)) for name in "ab")
+    content = (truncated / "model.safetensors").read_bytes()
+    (truncated / "model.safetensors").write_bytes(content[:-100])
+    one = np.where(np.arange(128 * 128).reshape(128, 128) == 3, np.nan, 0)
+    small.edit(
+        not_finite, lambda name, t: one if name.endswith("2.attention.self.query.weight") else t
+    )
     out = tmp_path / "scores.parquet"
     for path, word in (
         (tmp_path / "nothing", "no such file or folder"),
-        (truncated.parent, "truncated"),
+        (truncated, "truncated"),
         (not_finite, "1 of 16384 weights are NaN"),
     ):
         result = run("scan", str(path), "--out", str(out))
@@ -145,13 +115,6 @@ def test_bad_input_gives_one_clear_line_and_nothing_else(tmp_path: Path) -> None
         assert len(result.stderr.splitlines()) == 1
         assert result.stdout == ""
         assert not out.exists()
-
-
-def test_a_bad_ending_is_told_before_the_work() -> None:
-    result = run("scan", ENCODER, "--out", "scores.xlsx")
-    assert result.exit_code == 2
-    assert ".parquet" in result.stderr
-    assert result.stdout == ""
 
 
 def test_explain_names_tensors_and_bytes() -> None:
@@ -201,15 +164,10 @@ def test_a_shell_completes_paths_for_a_checkpoint(verb: str) -> None:
 def test_several_checkpoints_share_one_legend_and_only_trained_ones_are_placed(
     tmp_path: Path,
 ) -> None:
-    from safetensors.numpy import load_file, save_file
-
-    fresh = tmp_path / "run" / "checkpoint-0"
-    shutil.copytree(ENCODER, fresh)
-    dice = np.random.default_rng(0)
-    tensors = load_file(fresh / "model.safetensors")
-    drawn = {k: dice.standard_normal(v.shape).astype(np.float32) for k, v in tensors.items()}
-    save_file(drawn, fresh / "model.safetensors")
-    shutil.copytree(ENCODER, tmp_path / "run" / "checkpoint-10")
+    for step in (0, 10):
+        shutil.copytree(ENCODER, tmp_path / "run" / f"checkpoint-{step}")
+    fresh, dice = tmp_path / "run" / "checkpoint-0", np.random.default_rng(0)
+    small.edit(fresh, lambda _, tensor: dice.standard_normal(tensor.shape))
     printed = run("scan", str(tmp_path / "run"), width=200).stdout
     assert printed.count("random-looking: as if") == 1
     assert printed.count("\nrank") == 1

@@ -65,4 +65,3 @@ def test_a_picture_says_that_nothing_is_beyond_chance():
 def test_a_virtual_head_has_token_pairs():
     arguments = ("tokens", MODEL, "--layer", "1", "--head", "2", "--through", "0.2", "--json")
     assert json.loads(run(*arguments).stdout)["through"] == [0, 2]
-    assert run(*arguments[:-2], "one.2").exit_code == 2

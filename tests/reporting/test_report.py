@@ -353,31 +353,6 @@ def test_a_report_has_the_heads_that_the_terminal_does_not_show(run, tmp_path):
     assert group["count"] == 4 * (1 + 4)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("report", "absent.parquet", "-o", "r.html"), "cannot be read"),
-        (("report", "bad.jsonl", "-o", "r.html"), "contains no score table"),
-        (("report", ".", "-o", "r.html"), "a model is scanned first"),
-        (("report", "good.csv", "-o", "r.docx"), "written as .html"),
-        (("report", "good.csv", "-o", "absent/r.html"), "cannot be written"),
-        (("report", "good.csv", "--details", "good.csv", "-o", "r.html"), "holds no details"),
-        (("scan", str(ENCODER), "--report", "r.txt"), "written as .html"),
-        (("scan", str(ENCODER), "--details", "r.txt"), "written as .npz"),
-    ],
-)
-def test_bad_input_is_one_line(arguments, message, run, tmp_path):
-    (tmp_path / "bad.jsonl").write_text("{}", encoding="utf-8")
-    table(rows("a")).write(tmp_path / "good.csv")
-    before = set(tmp_path.iterdir())
-    done = run(*arguments)
-    assert done.exit_code == 2
-    assert message in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert done.stdout == ""
-    assert set(tmp_path.iterdir()) == before
-
-
 def test_reports_of_runs_and_surveys(run, tmp_path):
     from wqk.tables.run import create_run
 

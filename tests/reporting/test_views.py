@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from tests import small
 from tests.command import run
 from tests.small import llama
 
 import wqk
-from wqk.checkpoints import Part
 from wqk.checkpoints.modules import StateDict
 from wqk.errors import FormError, TableError
 from wqk.forms.images import matrix_image
@@ -56,13 +55,10 @@ def test_an_image_keeps_the_largest_entry_of_each_pixel() -> None:
 def test_bands_leave_out_pruned_heads() -> None:
     """Head 1 of layer 0 and all of layer 1 score nothing."""
     whole = llama()
-    tensors = dict(
-        zip(whole.tensors(), whole.read([Part(n) for n in whole.tensors()]), strict=True)
-    )
+    tensors = whole._arrays
     tensors["model.layers.0.self_attn.q_proj.weight"][6:12] = 0
     tensors["model.layers.1.self_attn.k_proj.weight"][:] = 0
-    pruned = StateDict(tensors, whole.config, "pruned")
-    rows = wqk.scan(pruned, measures=["bands"]).frame
+    rows = wqk.scan(whole, measures=["bands"]).frame
     assert (
         rows["rotary_low_share"].is_finite().to_list()
         == [True, True, False, True, True] + [False] * 5
@@ -113,16 +109,9 @@ def test_the_coupling_of_planted_transposes_is_one() -> None:
 @pytest.fixture
 def pruned(tmp_path: Path) -> str:
     """The encoder without the queries of head 1 in layer 0."""
-    folder = tmp_path / "pruned"
-    shutil.copytree(ENCODER, folder)
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    for name, values in tensors.items():
-        if ".0." in name and ".query." in name:
-            tensors[name] = values.copy()
-            tensors[name][32:64] = 0
-    save_file(tensors, file)
-    return str(folder)
+    folder, others = Path(shutil.copytree(ENCODER, tmp_path / "pruned")), np.arange(128) // 32 != 1
+    first = ".layer.0.attention.self.query."
+    return str(small.edit(folder, lambda name, t: (t.T * others).T if first in name else t))
 
 
 def strict_json(text: str) -> Any:
@@ -177,25 +166,6 @@ def test_pictures_are_written(
     assert path.read_bytes().startswith(start)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
-        (("show", ENCODER, "--layer", "4"), "no self-attention in layer 4"),
-        (("show", ENCODER, "--layer", "0", "--head", "4"), "heads are 0 to 3"),
-        (("show", ENCODER, "--layer", "0", "--head", "1", "--coupling"), "give one"),
-        (("show", ENCODER, "--layer", "0", "--cross"), "no cross-attention"),
-        (("show", ENCODER, "--layer", "0", "--out", "picture.gif"), ".png"),
-        (("scan", ENCODER, "--distance", "3:1"), "expected whole numbers"),
-        (("scan", ENCODER, "--distance", "0:4"), "no rotary positions"),
-    ],
-)
-def test_what_cannot_be_shown_is_refused(arguments: tuple[str, ...], word: str) -> None:
-    result = run(*arguments)
-    assert result.exit_code == 2
-    assert word in result.stderr
-    assert not Path("picture.gif").exists()
-
-
 def test_a_difference_is_scored_as_the_dense_difference_is() -> None:
     frame = wqk.diff(ENCODER, DECODER).frame
     assert frame.height == 4 * (1 + 4)
@@ -209,12 +179,6 @@ def test_a_difference_is_scored_as_the_dense_difference_is() -> None:
         assert row["cosine"] == pytest.approx(np.sum(before * after) / np.prod(norms), abs=1e-5)
         symmetry = np.sum(step * step.T) / np.sum(step**2)
         assert row["symmetry"] == pytest.approx(symmetry, abs=1e-5)
-
-
-def test_only_equal_shapes_are_compared(shared: Path) -> None:
-    result = run("diff", ENCODER, str(shared / "checkpoints" / "stories260k"))
-    assert result.exit_code == 2
-    assert "cannot be compared" in result.stderr
 
 
 def test_diff_prints_layers_and_heads() -> None:

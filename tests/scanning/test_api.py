@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import polars as pl
@@ -108,24 +109,21 @@ def test_scans_in_threads_are_the_same_and_leave_blas_as_it_was(monkeypatch):
     assert blas_threads() == before
 
 
-def llama(scale: float, heads: int = 4, key_heads: int = 2) -> dict[str, np.ndarray]:
+def positive(scale: float = 1.0, dtype: type = np.float32, layer: int = 0) -> dict[str, np.ndarray]:
+    """Weights without a configuration, of sizes around this one."""
     weights = np.random.default_rng(0).uniform(0.5, 1, (2, 16, 16)).astype(np.float32)
-    return {
-        "layers.0.self_attn.q_proj.weight": weights[0] * np.float32(scale),
-        "layers.0.self_attn.k_proj.weight": weights[1] * np.float32(scale),
-    }
+    made = (weights * np.float32(scale)).astype(dtype)
+    return {f"layers.{layer}.self_attn.{s}_proj.weight": w for s, w in zip("qk", made, strict=True)}
+
+
+opened = partial(wqk.open, heads_per_layer=4)
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("scale", [1e-38, 4e37, 1e38, 3e38])
 def test_finite_weights_of_any_size_have_their_norm(scale):
-    table = wqk.scan(wqk.open(llama(scale), heads_per_layer=4), details=True)
-    exact = wqk.scan(
-        wqk.open(
-            {name: weight.astype(np.float64) for name, weight in llama(scale).items()},
-            heads_per_layer=4,
-        )
-    )
+    table = wqk.scan(opened(positive(scale)), details=True)
+    exact = wqk.scan(opened(positive(scale, np.float64)))
     for column in ("norm", "symmetry", "directionality_excess"):
         np.testing.assert_allclose(table.frame[column], exact.frame[column], rtol=1e-4, atol=1e-6)
     assert (table.frame["norm"] > 0).all()
@@ -164,17 +162,17 @@ def test_tensors_larger_than_memory_are_refused(monkeypatch, tmp_path):
     def read(*_):
         raise MemoryError("Unable to allocate 1.00 TiB")
 
-    save_file(llama(1.0), tmp_path / "model.safetensors")
+    save_file(positive(), tmp_path / "model.safetensors")
     monkeypatch.setattr(RowFile, "read", read)
     with pytest.raises(wqk.WqkError, match=r"_proj.weight', of shape .* does not fit in memory"):
-        wqk.scan(wqk.open(tmp_path, heads_per_layer=4))
+        wqk.scan(opened(tmp_path))
 
 
 def test_weights_that_are_not_finite_are_named_with_their_number():
-    tensors = llama(1.0)
+    tensors = positive()
     tensors["layers.0.self_attn.k_proj.weight"][3, :2] = np.nan
     with pytest.raises(wqk.errors.NonFiniteWeights) as raised:
-        wqk.scan(wqk.open(tensors, heads_per_layer=4))
+        wqk.scan(opened(tensors))
     assert raised.value.count == 2
     assert raised.value.tensor.endswith("k_proj.weight")
 
@@ -189,19 +187,15 @@ def test_the_same_checkpoint_has_not_moved():
 
 
 def test_a_difference_is_a_table_as_a_scan_is(tmp_path):
-    tensors = llama(1.0)
-    moved = {name: weight * np.float32(1.5) for name, weight in tensors.items()}
-    table = wqk.diff(wqk.open(tensors, heads_per_layer=4), wqk.open(moved, heads_per_layer=4))
+    model = opened(positive())
+    table = wqk.diff(model, opened(positive(1.5)))
     np.testing.assert_allclose(table.frame["moved"], 1.25, rtol=1e-5)
     np.testing.assert_allclose(table.frame["cosine"], 1.0, rtol=1e-6)
     for ending in (".parquet", ".csv", ".jsonl", ".md", ".tex"):
         table.write(tmp_path / f"t{ending}")
     assert pl.read_parquet(tmp_path / "t.parquet").columns == table.frame.columns
-    deeper = {name.replace("0", "1"): weight for name, weight in tensors.items()}
     with pytest.raises(wqk.errors.CheckpointError, match="self-attention, layer 1"):
-        wqk.diff(
-            wqk.open(tensors, heads_per_layer=4), wqk.open(tensors | deeper, heads_per_layer=4)
-        )
+        wqk.diff(model, opened(positive() | positive(layer=1)))
 
 
 def test_damaged_parquet_files_do_not_take_the_process_down(tmp_path):
@@ -240,11 +234,8 @@ def test_other_forms_say_so_wherever_they_are_shown(tmp_path):
     assert "biases included · gamma 1.5" in " ".join(repr(table).split())
     values = wqk.ScoreTable(table.frame.with_columns(circuit=pl.lit("ov")), table.metadata)
     assert "circuit ov" in repr(values)
-
-
-def test_what_a_form_leaves_out_is_said_under_it():
     assert "ignored: biases" in repr(wqk.scan(ENCODER))
-    assert "biases" not in repr(wqk.scan(ENCODER, bias=True)).split("ignored")[-1][:60]
+    assert "biases" not in repr(table).split("ignored")[-1][:60]
 
 
 def test_a_checkpoint_without_a_step_has_none_in_the_overview(tmp_path):

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from rich.cells import cell_len
 
 import wqk
 from wqk._console import plain
@@ -57,20 +56,6 @@ def test_tables_look_as_they_are_kept(width: int, heads: bool) -> None:
         path.write_text(text + "\n", encoding="utf-8")
         pytest.fail(f"{path} did not exist; it has been written and has to be looked at")
     assert text == path.read_text(encoding="utf-8").rstrip("\n")
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_no_line_of_scores_is_cut_or_wrapped(width: int) -> None:
-    lines = shown(width, heads=False).splitlines()
-    start = next(i for i, line in enumerate(lines) if line.split()[:2] == ["layer", "symmetry"])
-    assert [line.split()[0] for line in lines[start + 1 : start + 5]] == ["0", "1", "2", "3"]
-    assert all(cell_len(line) <= width and "…" not in line for line in lines[start : start + 5])
-
-
-def test_bars_grow_with_the_terminal() -> None:
-    cells = [shown(width, heads=False).count("█") for width in WIDTHS]
-    assert cells == sorted(cells)
-    assert cells[-1] > cells[2] > 0 == cells[0]
 
 
 @pytest.mark.parametrize(

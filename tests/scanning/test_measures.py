@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -16,9 +15,6 @@ from wqk.attention import Block
 from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
 from wqk.tables.columns import MEASURES, Measure
-
-if TYPE_CHECKING:
-    pass
 
 D, H, G, R = 24, 4, 2, 6
 model = partial(small.llama, biases="q", norms=True)

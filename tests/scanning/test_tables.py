@@ -104,6 +104,13 @@ def test_the_columns_and_their_order():
     assert some_table().frame.columns == COLUMNS
     assert dict(some_table().frame.schema) == SCHEMA
     assert set(KEY) < set(COLUMNS)
+    # What is absent is null; a table may be empty.
+    table, empty = ScoreTable.from_rows([{"layer": 3}, {}]), ScoreTable.from_rows([])
+    assert table.frame["layer"].to_list() == [3, None]
+    assert table.frame["symmetry"].null_count() == 2
+    assert table.metadata == {"schema_version": SCHEMA_VERSION}
+    assert len(empty) == len(empty.summary()) == len(empty.layers) == 0
+    assert dict(empty.frame.schema) == SCHEMA
 
 
 def test_columns_of_any_order_and_type_are_brought_into_the_schema():
@@ -112,19 +119,6 @@ def test_columns_of_any_order_and_type_are_brought_into_the_schema():
         pl.col("layer").cast(pl.Int32), pl.col("norm").cast(pl.Float32), extra=pl.lit(1)
     )
     assert_frame_equal(ScoreTable(shuffled).frame, frame)
-
-
-def test_absent_values_are_null():
-    table = ScoreTable.from_rows([{"layer": 3}, {}])
-    assert table.frame["layer"].to_list() == [3, None]
-    assert table.frame["symmetry"].null_count() == 2
-    assert table.metadata == {"schema_version": SCHEMA_VERSION}
-
-
-def test_an_empty_table():
-    table = ScoreTable.from_rows([])
-    assert len(table) == len(table.summary()) == len(table.layers) == 0
-    assert dict(table.frame.schema) == SCHEMA
 
 
 @pytest.mark.parametrize(
@@ -140,20 +134,16 @@ def test_a_frame_that_is_no_score_table(change, message):
         ScoreTable(change(some_table().frame))
 
 
-def test_layers_heads_and_filters():
+def test_layers_heads_filters_and_joined_tables_keep_what_is_about_them():
     table = some_table(gamma=3.0)
     assert table.layers.frame["head"].null_count() == len(table.layers) == 3
     assert table.heads.frame["head"].to_list() == [1, 1, 1]
     late = table.filter(pl.col("layer") > 0, pl.col("head").is_null())
     assert late.frame["layer"].to_list() == [1, 2]
     assert late.metadata["gamma"] == 3.0
-
-
-def test_joined_tables_keep_all_rows_and_the_first_metadata():
-    one, other = some_table(2, gamma=2.0), some_table(4, gamma=1.0, note="kept")
-    table = join([one, other])
-    assert_frame_equal(table.frame, pl.concat([one.frame, other.frame]))
-    assert (table.metadata["gamma"], table.metadata["note"]) == (2.0, "kept")
+    joined = join([table, some_table(4, gamma=1.0, note="kept")])
+    assert_frame_equal(joined.frame, pl.concat([table.frame, some_table(4).frame]))
+    assert (joined.metadata["gamma"], joined.metadata["note"]) == (3.0, "kept")
 
 
 # Files
@@ -241,11 +231,17 @@ def test_json_lines_are_json_lines(tmp_path):
     assert [json.loads(r)["symmetry"] for r in rows] == [1 / 3, None, None]
 
 
-def test_json_lines_without_metadata_and_with_more_columns(tmp_path):
+def test_files_that_others_wrote_have_no_metadata_and_more_columns(tmp_path):
     lines = [{**r, "seconds": 1.5} for r in records(some_table().frame)]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n\n")
     loaded = read_table(tmp_path / "t.jsonl")
     assert_frame_equal(loaded.frame, some_table().frame)
+    some_table().frame.write_parquet(tmp_path / "t.parquet")
+    assert read_table(tmp_path / "t.parquet").metadata == {}
+    for metadata in ("[1]", "{", "5"):
+        some_table().frame.write_parquet(tmp_path / "t.parquet", metadata={"wqk": metadata})
+        with pytest.raises(TableError, match="contains no score table"):
+            read_table(tmp_path / "t.parquet")
 
 
 def test_csv_opens_in_any_reader(tmp_path):
@@ -307,46 +303,21 @@ def test_no_cell_of_a_csv_file_is_a_formula(tmp_path):
 
 def test_latex_is_a_tabular_without_bare_specials(tmp_path):
     names = ["50%_of #1 & $2 {x} ~a^b \\c", "plain"]
-    table = ScoreTable.from_rows([row(checkpoint=n) for n in names], {"gamma": 2.0})
+    rows = [row(checkpoint=names[0]), row(checkpoint=names[1], head=1)]
+    table = ScoreTable.from_rows(rows, {"gamma": 2.0})
     table.write(tmp_path / "t.tex")
     text = (tmp_path / "t.tex").read_text(encoding="utf-8")
     assert text.startswith(
         "% needs \\usepackage{booktabs,amsmath}\n{circuit qk, distance 0, gamma 2"
     )
-    assert "\\begin{tabular}{lrrrrrr}\n" in text
+    assert "\\begin{tabular}{lrrrrrrr}\n" in text
     assert text.endswith("\\end{tabular}\n")
     _, body = text.split("\\midrule\n")
     first, second = body.split("  \\bottomrule")[0].splitlines()
     assert first.startswith(
-        r"  50\%\_of \#1 \& \$2 \{x\} \textasciitilde{}a\textasciicircum{}b \textbackslash{}c & 0 &"
+        r"  50\%\_of \#1 \& \$2 \{x\} \textasciitilde{}a\textasciicircum{}b \textbackslash{}c & 0"
     )
-    assert second == r"  plain & 0 & 2.500 & 0.250 & 0.062 & -0.500 & -0.750 \\"
-
-
-def test_heads_are_in_the_tables_for_people(tmp_path):
-    table = wqk.scan(wqk.demo_model("encoder"), bias=True)
-    for ending, marker in ((".md", "| "), (".tex", " & ")):
-        table.write(tmp_path / f"t{ending}")
-        text = (tmp_path / f"t{ending}").read_text(encoding="utf-8")
-        assert "biases included" in text
-        lines = [line for line in text.splitlines() if marker in line]
-        assert len(lines) == len(table) + (2 if ending == ".md" else 1)
-
-
-@pytest.mark.parametrize("name", ["t", "t.txt", "t.xlsx", "t.parquet.gz", ".parquet"])
-def test_an_ending_without_a_format(tmp_path, name):
-    with pytest.raises(OutputError, match="got the ending"):
-        some_table().write(tmp_path / name)
-    with pytest.raises(TableError, match=r"expected a table in \.parquet, \.jsonl, \.csv"):
-        read_table(tmp_path / name)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("name", ["t.md", "t.tex"])
-def test_tables_for_people_are_not_read_back(tmp_path, name):
-    some_table().write(tmp_path / name)
-    with pytest.raises(TableError, match="expected a table in"):
-        read_table(tmp_path / name)
+    assert second == r"  plain & 0 & 1 & 2.500 & 0.250 & 0.062 & -0.500 & -0.750 \\"
 
 
 LINE = json.dumps(row(layer=0))
@@ -388,18 +359,6 @@ def test_a_file_that_holds_no_table(tmp_path, name, content):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("metadata", ["[1]", "{", "5"])
-def test_parquet_metadata_that_is_no_mapping(tmp_path, metadata):
-    some_table().frame.write_parquet(tmp_path / "t.parquet", metadata={"wqk": metadata})
-    with pytest.raises(TableError, match="contains no score table"):
-        read_table(tmp_path / "t.parquet")
-
-
-def test_a_plain_parquet_file_with_the_columns_is_a_table(tmp_path):
-    some_table().frame.write_parquet(tmp_path / "t.parquet")
-    assert read_table(tmp_path / "t.parquet").metadata == {}
-
-
 @pytest.mark.parametrize("ending", [".parquet", ".jsonl"])
 def test_a_truncated_file_is_refused_or_lacks_whole_rows(tmp_path, ending):
     path = tmp_path / f"t{ending}"
@@ -416,11 +375,33 @@ def test_a_truncated_file_is_refused_or_lacks_whole_rows(tmp_path, ending):
         assert len(table) < len(some_table())
 
 
-@pytest.mark.parametrize("name", ["missing.parquet", "folder.jsonl", "missing/t.csv"])
-def test_a_file_that_cannot_be_read(tmp_path, name):
-    (tmp_path / "folder.jsonl").mkdir()
-    with pytest.raises(TableError, match=r"cannot be read \((No such file|Is a directory)"):
-        read_table(tmp_path / name)
+ENDINGS = ["t", "t.txt", "t.xlsx", "t.parquet.gz", ".parquet"]
+READ = [
+    (name, "expected a table in .parquet, .jsonl, .csv") for name in (*ENDINGS, "t.md", "t.tex")
+]
+READ += [(name, "cannot be read (No such file") for name in ("none.parquet", "none/t.csv")]
+READ += [("folder.csv", "cannot be read (Is a directory")]
+WRITTEN = [(name, "got the ending") for name in ENDINGS]
+WRITTEN += [(f"{name}.csv", "cannot be written") for name in ("none/t", "file/t", "x" * 250)]
+WRITTEN += [
+    ("\0.csv", "can contain a null character"),
+    ("folder.csv", "is a folder; expected a file"),
+]
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "message"),
+    [(read_table, *one) for one in READ]
+    + [(lambda path: some_table().write(path), *one) for one in WRITTEN],
+)
+def test_where_no_table_can_be_nothing_is_read_or_written(tmp_path, call, name, message):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.csv").mkdir()
+    for ending in ("md", "tex"):  # tables for people
+        some_table().write(tmp_path / f"t.{ending}")
+    with pytest.raises((OutputError, TableError), match=re.escape(message)):
+        call(tmp_path / name)
+    assert {p.name for p in tmp_path.iterdir()} == {"file", "folder.csv", "t.md", "t.tex"}
 
 
 # Summary and other people's frames
@@ -457,17 +438,11 @@ def test_the_summary_holds_numpys_quartiles():
             low, middle, high = np.quantile([r[score] for r in mine], [0.25, 0.5, 0.75])
             found = [line[f"{score}_{q}"] for q in ("q25", "median", "q75")]
             assert found == pytest.approx([low, middle, high], abs=1e-15)
-
-
-def test_the_summary_of_nothing_but_degenerate_rows():
     (line,) = ScoreTable.from_rows([degenerate()]).summary().iter_rows(named=True)
-    assert line["count"] == 0
-    assert line["symmetry_median"] is None
-
-
-def test_cross_attention_has_a_direction_and_no_symmetry():
-    table = ScoreTable.from_rows([row(kind="cross", symmetry=None, symmetry_null=None)])
-    (line,) = table.summary().iter_rows(named=True)
+    assert (line["count"], line["symmetry_median"]) == (0, None)
+    # Cross-attention has a direction and no symmetry.
+    cross = ScoreTable.from_rows([row(kind="cross", symmetry=None, symmetry_null=None)])
+    (line,) = cross.summary().iter_rows(named=True)
     assert (line["count"], line["symmetry_median"]) == (1, None)
     assert line["directionality_median"] == -0.5
 
@@ -512,38 +487,6 @@ def test_a_hundred_thousand_heads_are_summarized():
 
 
 # Whole or not at all
-
-
-def no_space(*_: Any) -> None:
-    raise OSError(28, "No space left on device")
-
-
-@pytest.mark.parametrize("before", [None, b"the old table"])
-def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch, before):
-    path = tmp_path / "t.parquet"
-    if before is not None:
-        path.write_bytes(before)
-    monkeypatch.setattr(os, "fsync", no_space)
-    with pytest.raises(OutputError, match=r"t\.parquet: cannot be written \(No space left"):
-        some_table().write(path)
-    assert [p.read_bytes() for p in tmp_path.iterdir()] == ([] if before is None else [before])
-
-
-def test_a_folder_or_a_null_character_in_the_way(tmp_path):
-    (tmp_path / "t.csv").mkdir()
-    with pytest.raises(OutputError, match="can contain a null character"):
-        some_table().write("\0.csv")
-    with pytest.raises(OutputError, match="is a folder; expected a file"):
-        some_table().write(tmp_path / "t.csv")
-    assert [p.name for p in tmp_path.iterdir()] == ["t.csv"]
-
-
-@pytest.mark.parametrize("name", ["missing/t.csv", "file/t.csv", "x" * 250 + ".csv"])
-def test_a_place_where_nothing_can_be_written(tmp_path, name):
-    (tmp_path / "file").touch()
-    with pytest.raises(OutputError, match="cannot be written"):
-        some_table().write(tmp_path / name)
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_new_file_has_the_users_rights(tmp_path):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from tests import small
 
 import wqk
 from wqk.errors import WqkError
@@ -30,10 +30,17 @@ def checkpoint(run: Path, step: int) -> Path:
     return folder
 
 
-def begun(folder: Path) -> tuple[Path, Path]:
-    """The folder of a run without checkpoints, and where its scores go."""
-    (folder / "run").mkdir()
-    return folder / "run", folder / "out"
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The folder of a run without checkpoints."""
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """Where its scores go."""
+    return tmp_path / "out"
 
 
 def watched(run: Path, out: Path, **options: Any) -> Iterator[wqk.ScoreTable]:
@@ -45,8 +52,7 @@ def steps(table: wqk.ScoreTable) -> list[int]:
     return sorted(table.frame["step"].unique())
 
 
-def test_checkpoints_are_scored_as_they_become_whole(tmp_path: Path) -> None:
-    run, out = begun(tmp_path)
+def test_checkpoints_are_scored_as_they_become_whole(run: Path, out: Path) -> None:
     checkpoint(run, 10)
     torn = checkpoint(run, 20) / "model.safetensors"
     content = torn.read_bytes()
@@ -64,8 +70,7 @@ def test_checkpoints_are_scored_as_they_become_whole(tmp_path: Path) -> None:
     assert steps(read_table(out / "scores.parquet")) == steps(tables[-1])
 
 
-def test_a_watch_resumes_and_keeps_what_the_trainer_has_deleted(tmp_path: Path) -> None:
-    run, out = begun(tmp_path)
+def test_a_watch_resumes_and_keeps_what_the_trainer_has_deleted(run: Path, out: Path) -> None:
     seen: list[int] = []
     for step in (5, 9, 100):
         checkpoint(run, step)
@@ -77,7 +82,7 @@ def test_a_watch_resumes_and_keeps_what_the_trainer_has_deleted(tmp_path: Path) 
     assert seen == steps(tables[-1]) == [5, 9, 100]
 
 
-def test_a_run_that_does_not_exist_yet_is_waited_for(tmp_path: Path) -> None:
+def test_a_run_that_does_not_exist_yet_is_waited_for(tmp_path: Path, out: Path) -> None:
     run, waits = tmp_path / "run", []
 
     def wait(folder: str, reason: str) -> None:
@@ -85,24 +90,19 @@ def test_a_run_that_does_not_exist_yet_is_waited_for(tmp_path: Path) -> None:
         run.mkdir()
         checkpoint(run, 5)
 
-    *_, table = watched(run, tmp_path / "out", until=5, on_wait=wait)
+    *_, table = watched(run, out, until=5, on_wait=wait)
     assert waits == [(str(run), "there is no such folder")]
     assert steps(table) == [5]
 
 
 def broken(folder: Path) -> bytes:
     """Put a NaN into a checkpoint's queries; the content as it was."""
-    path = folder / "model.safetensors"
-    content = path.read_bytes()
-    tensors = load_file(path)
-    name = next(name for name in tensors if "q_proj" in name or "query" in name or "attn" in name)
-    tensors[name].flat[0] = np.nan
-    save_file(tensors, path)
+    content = (folder / "model.safetensors").read_bytes()
+    small.edit(folder, lambda name, weight: weight * (np.nan if "query" in name else 1))
     return content
 
 
-def test_a_checkpoint_that_fails_is_told_kept_and_tried_again(tmp_path: Path) -> None:
-    run, out = begun(tmp_path)
+def test_a_checkpoint_that_fails_is_told_kept_and_tried_again(run: Path, out: Path) -> None:
     checkpoint(run, 10)
     content = broken(checkpoint(run, 20))
     failures: list[tuple[str, str]] = []
@@ -125,16 +125,14 @@ def test_a_checkpoint_that_fails_is_told_kept_and_tried_again(tmp_path: Path) ->
     assert tables[-1].metadata["failed"] == []
 
 
-def test_the_last_checkpoint_may_be_one_that_fails(tmp_path: Path) -> None:
-    run, out = begun(tmp_path)
+def test_the_last_checkpoint_may_be_one_that_fails(run: Path, out: Path) -> None:
     broken(checkpoint(run, 20))
     for _ in range(2):  # the second watch tries it again, and ends as well
         *_, table = watched(run, out, until=20)
         assert len(table.metadata["failed"]) == 1
 
 
-def test_a_failed_checkpoint_is_not_tried_again_before_it_changes(tmp_path: Path) -> None:
-    run, out = begun(tmp_path)
+def test_a_failed_checkpoint_is_not_tried_again_before_it_changes(run: Path, out: Path) -> None:
     broken(checkpoint(run, 20))
     failures: list[str] = []
 
@@ -149,15 +147,13 @@ def test_a_failed_checkpoint_is_not_tried_again_before_it_changes(tmp_path: Path
 
 
 def test_an_unexpected_error_does_not_end_a_watch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from wqk.scanning.surveys import watch as module
 
-    run, told = tmp_path / "run", []
-    run.mkdir()
+    told, plain = [], module.open_model
     checkpoint(run, 10)
     checkpoint(run, 20)
-    plain = module.open_model
 
     def surprising(folder: Any) -> Any:
         if "checkpoint-10" in folder:
@@ -165,58 +161,46 @@ def test_an_unexpected_error_does_not_end_a_watch(
         return plain(folder)
 
     monkeypatch.setattr(module, "open_model", surprising)
-    *_, table = watched(run, tmp_path / "out", until=20,
-        on_wait=lambda folder, reason: told.append((folder, reason)),
-    )  # fmt: skip
+    *_, table = watched(run, out, until=20, on_wait=lambda *one: told.append(one))
     assert told == [(str(run / "checkpoint-10"), "unexpected surprise")]
     assert steps(table) == [20]
 
 
-def test_what_is_no_run_or_no_place_for_scores_is_told_at_once(tmp_path: Path) -> None:
-    run, surveyed = tmp_path / "run", tmp_path / "surveyed"
-    run.mkdir()
+def test_what_is_no_run_or_no_place_for_scores_is_told_at_once(
+    run: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    surveyed = tmp_path / "surveyed"
     one = checkpoint(run, 10)
     overwritten = checkpoint(run, 20).rename(tmp_path / "overwritten")
     (tmp_path / "file").write_text("")
     wqk.survey([wqk.demo_model("encoder")], out=surveyed, heads=False)
-    for what, out, message in (
-        (tmp_path / "file", tmp_path / "out", "is a file"),
-        (surveyed, tmp_path / "out", "is the folder of a survey"),
-        (one, tmp_path / "out", "is one checkpoint, without folders named after steps"),
-        (overwritten, tmp_path / "out", "without folders named after steps"),
+    for what, place, message in (
+        (tmp_path / "file", out, "is a file"),
+        (surveyed, out, "is the folder of a survey"),
+        (one, out, "is one checkpoint, without folders named after steps"),
+        (overwritten, out, "without folders named after steps"),
         (run, surveyed, "holds a survey of other checkpoints"),
         (run, tmp_path / "file" / "out", "is no folder"),
         (tmp_path / "file" / "run", tmp_path / "file" / "run" / "out", "is no folder"),
     ):
         with pytest.raises(WqkError, match=message):
-            watch(what, out=out, heads=False)
+            watch(what, out=place, heads=False)
     for every in (0, -1, 1e300, float("nan"), float("inf")):
         with pytest.raises(WqkError, match="expected seconds"):
-            watch(run, out=tmp_path / "out", every=every)
-    assert not (tmp_path / "nowhere").exists()
-
-
-def test_steps_beside_the_final_model_are_scored(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    for file in checkpoint(run, 20).iterdir():  # as Trainer saves it at the end
-        (run / file.name).write_bytes(file.read_bytes())
-    *_, table = watched(run, tmp_path / "out", until=20)
-    assert steps(table) == [20]
-
-
-def test_a_read_only_folder_is_told_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
+            watch(run, out=out, every=every)
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
     with pytest.raises(WqkError, match="it is read-only"):
         watch(run, out=run / "wqk-scores")
 
 
-def test_a_killed_watch_loses_nothing(tmp_path: Path) -> None:
-    run, out = begun(tmp_path)
+def test_steps_beside_the_final_model_are_scored(run: Path, out: Path) -> None:
+    for file in checkpoint(run, 20).iterdir():  # as Trainer saves it at the end
+        (run / file.name).write_bytes(file.read_bytes())
+    *_, table = watched(run, out, until=20)
+    assert steps(table) == [20]
+
+
+def test_a_killed_watch_loses_nothing(run: Path, out: Path) -> None:
     for step in range(1, 6):
         checkpoint(run, step)
     command = [
