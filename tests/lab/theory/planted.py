@@ -89,38 +89,40 @@ def noisy(mean: float, spread: float = 0.02) -> Case:
 def attending(
     change: Callable[[np.ndarray], np.ndarray], tied: bool = False, noise: float = 0.0
 ) -> Case:
-    def make(seed: int, random: Random, layer: int) -> LayerGradient:
-        own = np.random.default_rng((seed, layer))
-        attention = weighted(layer, own)
-        if tied:  # all heads alike: the sum of forms orders as each of them does
-            forms = attention.groups
-            alike = [w[:1].repeat(H, axis=0) for w in (forms.query, forms.key)]
-            query, key = (a.reshape(H, D, R).swapaxes(-1, -2) for a in alike)
-            attention = attention.with_weights(query, key)
-        x = inputs(random)
-        scores = attention.plan.scale * attention.groups(x[:, None, None], x[:, None, None])
-        scores = scores.reshape(B, H, N, N)
-        v, bias = own.standard_normal((H, R, D)), own.standard_normal((H, R))
-        values[str(layer)] = replace(attention.key, stored_weight=v, stored_bias=bias)
-        each = x[:, None] @ v.swapaxes(-1, -2) + bias[:, None]
-        mixed = (softmax(scores) @ each).swapaxes(1, 2).reshape(B, N, -1)
-        shares = change(scores + noise * random.standard_normal(scores.shape))
-        return layer_of(
-            attention, x, betas(random), probabilities=shares, value_input=x, mixed=mixed
-        )
-
-    values: dict[str, Any] = {}
-
     def planted(seed: int) -> Evidence:
-        values.clear()
-        one = evidence(lambda random, u, k: make(seed, random, k), seed=seed)
-        one.__dict__["values"] = dict(values)
+        values: dict[str, Any] = {}
+
+        def make(random: Random, batch: int, layer: int) -> LayerGradient:
+            own = np.random.default_rng((seed, layer))
+            attention = weighted(layer, own)
+            if tied:  # all heads alike: the sum of forms orders as each of them does
+                heads = attention.heads.query, attention.heads.key
+                sides = (w[:1].repeat(H, axis=0).swapaxes(-1, -2) for w in heads)
+                attention = attention.with_weights(*sides)
+            x = inputs(random)
+            scores = attention.plan.scale * attention.groups(x[:, None, None], x[:, None, None])
+            scores = scores.reshape(B, H, N, N)
+            v, bias = own.standard_normal((H, R, D)), own.standard_normal((H, R))
+            values[str(layer)] = replace(attention.key, stored_weight=v, stored_bias=bias)
+            each = x[:, None] @ v.swapaxes(-1, -2) + bias[:, None]
+            mixed = (softmax(scores) @ each).swapaxes(1, 2).reshape(B, N, -1)
+            shares = change(scores + noise * random.standard_normal(scores.shape))
+            given = {"probabilities": shares, "value_input": x, "mixed": mixed}
+            return layer_of(attention, x, betas(random), **given)
+
+        one = evidence(make, seed=seed)
+        one.__dict__["values"] = values
         return one
 
     return planted
 
 
 # Gradients.
+
+
+def layers(make: Callable[[Random, int, int], LayerGradient], **how: Any) -> Case:
+    """Evidence whose gradients a function makes."""
+    return lambda seed: evidence(make, seed=seed, **how)
 
 
 def gradient(change: Callable[[Random, int, LayerGradient], LayerGradient], **how: Any) -> Case:
@@ -130,7 +132,7 @@ def gradient(change: Callable[[Random, int, LayerGradient], LayerGradient], **ho
         plain = layer_of(weighted(layer, random), inputs(random), betas(random))
         return change(random, batch, plain)
 
-    return lambda seed: evidence(make, seed=seed, **how)
+    return layers(make, **how)
 
 
 def plain(random: Random, batch: int, layer: LayerGradient) -> LayerGradient:
@@ -185,10 +187,7 @@ def moved(by: float, scale: float = 1.0) -> Case:
         x = by + inputs(random, 60) * np.geomspace(1, scale, D)
         return layer_of(weighted(layer, random), x, betas(random, 60))
 
-    def planted(seed: int) -> Evidence:
-        return evidence(make, objective="causal", seed=seed)
-
-    return planted
+    return layers(make, objective="causal")
 
 
 # Pairs.
@@ -198,7 +197,7 @@ def paired(sign: float, size: float = 1.0) -> Case:
     """β_ji = ± β_ij where both are predicted, orthogonal inputs; the rest is chance."""
 
     def make(random: Random, batch: int, layer: int) -> LayerGradient:
-        predicted = masks(batch)
+        predicted = evidence().predicted[batch]
         beta = np.triu(random.choice([-1.0, 1.0], (B, 1, N, N)), 1)
         beta = size * (beta + sign * beta.swapaxes(-1, -2)).repeat(H, axis=1)
         i, j = predicted[:, None, :, None], predicted[:, None, None, :]
@@ -206,10 +205,7 @@ def paired(sign: float, size: float = 1.0) -> Case:
         x = np.linalg.qr(random.standard_normal((B, D, D)))[0][:, :N]
         return layer_of(weighted(layer, random), x, np.where(i & j, beta, np.where(i, others, 0)))
 
-    def masks(batch: int) -> np.ndarray:
-        return evidence().predicted[batch]
-
-    return lambda seed: evidence(make, seed=seed)
+    return layers(make)
 
 
 def each_paired(sign: float) -> Case:
@@ -221,13 +217,10 @@ def each_paired(sign: float) -> Case:
         beta = np.zeros((B, N, H, N, N))
         beta[:, np.arange(N), :, np.arange(N)] = whole.transpose(2, 0, 1, 3)
         x = np.linalg.qr(random.standard_normal((B, D, D)))[0][:, None, :N].repeat(N, axis=1)
-        shape = (B * N, H, N, N)
-        return layer_of(
-            weighted(layer, random), x.reshape(B * N, N, D), beta.reshape(shape),
-            probabilities=np.full(shape, 1 / N),
-        )  # fmt: skip
+        flat = beta.reshape(B * N, H, N, N)
+        return layer_of(weighted(layer, random), x.reshape(B * N, N, D), flat)
 
-    return lambda seed: evidence(make, objective="each", seed=seed)
+    return layers(make, objective="each")
 
 
 def in_common(sign: float) -> Case:
@@ -249,6 +242,11 @@ def in_common(sign: float) -> Case:
 # Norms of columns and rows.
 
 
+def updated(form: Callable[[int, int], BilinearForm], **how: Any) -> Evidence:
+    """Evidence whose updates and weights are forms that a function draws."""
+    return with_updates(form, forms={str(layer): form(0, layer) for layer in range(L)}, **how)
+
+
 def norms(columns: bool, rows: bool) -> Case:
     """Updates whose columns, rows or both have unequal norms."""
 
@@ -257,12 +255,9 @@ def norms(columns: bool, rows: bool) -> Case:
 
         def form(batch: int, layer: int) -> BilinearForm:
             scale = log_normal(random)
-            one = scale if columns else np.ones(60)
-            other = scale if rows else np.ones(60)
-            return spread_form(one, other, random)
+            return spread_form(*(scale**side for side in (columns, rows)), random)
 
-        forms = {str(layer): form(0, layer) for layer in range(L)}
-        return with_updates(form, forms=forms, objective="causal")
+        return updated(form, objective="causal")
 
     return planted
 
@@ -290,7 +285,7 @@ def symmetric_forms(seed: int) -> Evidence:
         matrix = random.standard_normal((60, 60))
         return BilinearForm(matrix + matrix.T + random.standard_normal((60, 60)) / 10, np.eye(60))
 
-    return with_updates(form, forms={str(layer): form(0, layer) for layer in range(L)})
+    return updated(form)
 
 
 def columns_vary_e_times(seed: int) -> Evidence:
@@ -304,8 +299,7 @@ def columns_vary_e_times(seed: int) -> Evidence:
         rows = np.sqrt(1 + 0.3 * np.tanh(random.permutation(deviations)))
         return BilinearForm(rows[:, None], columns[:, None])
 
-    forms = {str(layer): form(0, layer) for layer in range(L)}
-    return with_updates(form, forms=forms)
+    return updated(form)
 
 
 def one_shape(seed: int, units: int = 80) -> Evidence:
@@ -344,7 +338,7 @@ def isotropy(context: bool) -> Case:
             x[:, : N // 2] *= scales
         return layer_of(weighted(layer, random), x, beta)
 
-    return lambda seed: evidence(make, objective="causal", seed=seed)
+    return layers(make, objective="causal")
 
 
 def factors(query: float, key: float) -> Case:
@@ -354,13 +348,11 @@ def factors(query: float, key: float) -> Case:
         fixed = np.random.default_rng(layer)
         scales = np.exp(fixed.standard_normal(D))
         q, k = fixed.standard_normal((2, H, R, D))
-        attention = weighted(layer, random)
-        attention = attention.with_weights(
-            q * (scales if query else 0.01), k * (scales if key else 0.01)
-        )
+        sides = q * (scales if query else 0.01), k * (scales if key else 0.01)
+        attention = weighted(layer, random).with_weights(*sides)
         return layer_of(attention, inputs(random), betas(random))
 
-    return lambda seed: evidence(make, objective="causal", seed=seed)
+    return layers(make, objective="causal")
 
 
 def mean_of_inputs(size: float) -> Case:
@@ -371,7 +363,7 @@ def mean_of_inputs(size: float) -> Case:
         attention = weighted(layer, random).with_weights(0.1 * query, key)
         return layer_of(attention, x, betas(random, 40))
 
-    return lambda seed: evidence(make, seed=seed)
+    return layers(make)
 
 
 # Texts.

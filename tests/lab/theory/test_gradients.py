@@ -184,24 +184,6 @@ def test_factor_gradients_are_those_of_the_parameters(name: str) -> None:
             assert np.abs(together - own[side]).max() < 1e-10 * np.abs(own[side]).max()
 
 
-@pytest.mark.parametrize("name", VARIETY)
-def test_both_groupings_are_one_sum_and_rows_sum_to_nothing(name: str) -> None:
-    with built(name) as model:
-        found = gradients(model, batch_for(model, 5, padded=True), objective(linear, 5))
-    for gradient in found:
-        one, other = gradient.by_prediction().dense(), gradient.by_context().dense()
-        assert np.abs(one - other).max() < 1e-12 * np.abs(one).max()
-        heads = range(gradient.attention.head_count)
-        together = sum(gradient.by_prediction(head).dense() for head in heads)
-        assert np.abs(one - together).max() < 1e-12 * np.abs(one).max()
-        plan = gradient.attention.plan
-        if not plan.softcap and not plan.sinks:
-            rows = gradient.beta.sum(axis=-1)
-            assert np.abs(rows).max() < 1e-12 * np.abs(gradient.beta).max()
-        if plan.causal:
-            assert not np.triu(gradient.beta, 1).any()
-
-
 def test_distances_add_up_to_all_pairs() -> None:
     with built("llama") as model:
         found = gradients(model, batch_for(model, 2), objective(linear, 2))
@@ -257,18 +239,6 @@ def test_the_model_is_left_as_it_was() -> None:
         assert all(parameter.grad is None for parameter in model.parameters())
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
         assert hook_count(model) == hooks
-
-
-def test_single_precision_is_nearly_as_good() -> None:
-    with built("llama") as model:
-        batch = batch_for(model)
-        exact = gradients(model, batch, objective(linear, 0))
-    model = model.float()
-    weights = torch.randn(2, 9, 61, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = gradients(model, batch, lambda m, b: (m(**b).logits * weights).sum())
-    for one, other in zip(found, exact, strict=True):
-        assert one.beta.dtype == np.float32
-        assert np.abs(one.beta - other.beta).max() < 1e-4 * np.abs(other.beta).max()
 
 
 def test_a_loss_has_to_be_one() -> None:

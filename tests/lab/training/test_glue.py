@@ -21,6 +21,10 @@ from wqk_lab.training.glue import FineTuning, by_start, fine_tune
 from wqk_lab.training.glue_tasks import SentenceTask, Split, baselines, judge, read_task
 
 WORDS = ["good", "bad", *(f"w{n}" for n in range(12))]
+SIZES = {
+    "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64,
+    "vocab_size": len(WORDS) + 4, "pad_token_id": 0,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +40,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]"
     ).save_pretrained(folder)
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = transformers.BertConfig(vocab_size=len(names), intermediate_size=64, **sizes)
-    transformers.BertModel(config).save_pretrained(folder)
+    transformers.BertModel(transformers.BertConfig(**SIZES)).save_pretrained(folder)
     return folder
 
 
@@ -57,12 +59,14 @@ def task(name: str = "mood", label: Any = int) -> SentenceTask:
     return SentenceTask(name, rows(160, label), rows(60, label, 1), classes)
 
 
-def write_mood(path: Path) -> None:
-    known = task()
-    lines = zip(known.train.texts, known.train.labels, strict=True)
-    path.write_text(
-        "\n".join(json.dumps({"sentence": text, "label": label}) for (text,), label in lines)
-    )
+def write_mood(path: Path) -> Path:
+    train = task().train
+    rows = [
+        {"sentence": text, "label": label}
+        for (text,), label in zip(train.texts, train.labels, strict=True)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
 
 
 HOW = FineTuning(epochs=6, learning_rate=2e-3, batch=16)
@@ -124,19 +128,12 @@ def test_a_vocabulary_without_a_separator_is_refused(trained: Path) -> None:
         encoded(trained, ("good", "bad"))
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "decoder"])
+@pytest.mark.parametrize("kind", ["GPT2LMHeadModel", "BertLMHeadModel"])
 def test_causal_models_are_refused(kind: str, encoder: Path, tmp_path: Path) -> None:
     transformers.AutoTokenizer.from_pretrained(encoder).save_pretrained(tmp_path)
-    tiny = {"vocab_size": len(WORDS) + 4, "pad_token_id": 0}
-    if kind == "gpt2":
-        transformers.GPT2LMHeadModel(
-            transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, **tiny)
-        ).save_pretrained(tmp_path)
-    else:
-        sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-        transformers.BertLMHeadModel(
-            transformers.BertConfig(is_decoder=True, intermediate_size=64, **sizes, **tiny)
-        ).save_pretrained(tmp_path)
+    made = getattr(transformers, kind)
+    own = {"n_embd": 32, "n_layer": 1, "n_head": 2} if "GPT2" in kind else {"is_decoder": True}
+    made(made.config_class(**SIZES | own)).save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match=r"causal.*first token sees none of the text"):
         fine_tune(tmp_path, task(), (1,), FineTuning(epochs=1))
 
@@ -173,11 +170,8 @@ def test_validation_rows_are_left_out_of_training(tmp_path: Path) -> None:
 
 def test_long_texts_are_cut_to_what_a_run_s_checkpoint_takes(encoder: Path, tmp_path: Path) -> None:
     # As `wqk lab train` writes it: RoBERTa's positions begin after the padding token's number.
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = transformers.RobertaPreLayerNormConfig(
-        vocab_size=len(WORDS) + 4, intermediate_size=64, max_position_embeddings=9,
-        pad_token_id=0, type_vocab_size=1, **sizes,
-    )  # fmt: skip
+    sizes = SIZES | {"max_position_embeddings": 9, "type_vocab_size": 1}
+    config = transformers.RobertaPreLayerNormConfig(**sizes)
     transformers.RobertaPreLayerNormModel(config).save_pretrained(tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(encoder, model_max_length=8)
     tokenizer.save_pretrained(tmp_path)
@@ -187,15 +181,13 @@ def test_long_texts_are_cut_to_what_a_run_s_checkpoint_takes(encoder: Path, tmp_
 
 def test_metrics_by_hand() -> None:
     split = Split([("x",)] * 4, [0, 0, 1, 1])
-    assert judge(SentenceTask("cola", split, split, 2), [0, 1, 1, 1])["matthews"] == pytest.approx(
-        2 / 12**0.5
-    )
-    assert judge(SentenceTask("mrpc", split, split, 2), [0, 1, 1, 1]) == {
-        "f1": pytest.approx(0.8),
-        "accuracy": 0.75,
-    }
-    numbers = SentenceTask("stsb", split, split, None)
-    assert judge(numbers, [1.0, 1.0, 1.0, 1.0]) == {"pearson": 0.0, "spearman": 0.0}
+    for name, classes, guesses, expected in (
+        ("cola", 2, [0, 1, 1, 1], {"matthews": 2 / 12**0.5}),
+        ("mrpc", 2, [0, 1, 1, 1], {"f1": 0.8, "accuracy": 0.75}),
+        ("stsb", None, [1.0] * 4, {"pearson": 0.0, "spearman": 0.0}),
+    ):
+        found = judge(SentenceTask(name, split, split, classes), guesses)
+        assert {metric: found[metric] for metric in expected} == pytest.approx(expected)
 
 
 def test_a_bag_of_words_knows_words_and_the_majority_does_not() -> None:
@@ -258,9 +250,8 @@ def test_an_unknown_name_is_told_without_the_attempts_of_other_libraries(
 
 
 def test_the_command_compares_two(encoder: Path, tmp_path: Path) -> None:
-    write_mood(tmp_path / "mood.jsonl")
-    arguments = ["lab", "glue", str(encoder), str(encoder), "--tasks", str(tmp_path / "mood.jsonl")]
-    arguments += ["--seeds", "2", "--epochs", "1"]
+    mood = write_mood(tmp_path / "mood.jsonl")
+    arguments = ["lab", "glue", encoder, encoder, "--tasks", mood, "--seeds", "2", "--epochs", "1"]
     shown = run(*arguments, width=120)
     assert shown.exit_code == 0, shown.output
     assert "bag of words" in shown.output
@@ -278,39 +269,27 @@ def pretrained(encoder: Path, folder: Path, init: str, seed: int, step: int = 4)
 
 
 def test_runs_are_compared_over_seeds_of_pre_training(encoder: Path, tmp_path: Path) -> None:
-    runs = [
-        pretrained(encoder, tmp_path, init, seed)
-        for init in ("symmetric", "random")
-        for seed in (2, 1)
-    ]
-    assert by_start(runs) == {
-        "random": {1: runs[3], 2: runs[2]},
-        "symmetric": {1: runs[1], 2: runs[0]},
-    }
-    write_mood(tmp_path / "mood.jsonl")
-    arguments = ["lab", "glue", *runs, "--tasks", str(tmp_path / "mood.jsonl"), "--seeds", "2"]
-    shown = run(*arguments, "--epochs", "1", "--json")
+    cells = [("symmetric", 2), ("symmetric", 1), ("random", 2), ("random", 1)]
+    runs = [pretrained(encoder, tmp_path, *cell) for cell in cells]
+    starts = {"random": {1: runs[3], 2: runs[2]}, "symmetric": {1: runs[1], 2: runs[0]}}
+    assert by_start(runs) == starts
+    mood = write_mood(tmp_path / "mood.jsonl")
+    shown = run("lab", "glue", *runs, "--tasks", mood, "--seeds", 2, "--epochs", 1, "--json")
     assert shown.exit_code == 0, shown.output
     (task,) = json.loads(shown.stdout)["tasks"]
-    assert [(result["model"], result["seeds"]) for result in task["results"]] == [
-        ("random", [1, 2]),
-        ("symmetric", [1, 2]),
-    ]
+    told = {result["model"]: result["seeds"] for result in task["results"]}
+    assert told == {"random": [1, 2], "symmetric": [1, 2]}
     each = {run["model"]: np.mean(run["metrics"]["accuracy"]) for run in task["runs"]}
     assert task["results"][1]["metrics"]["accuracy"] == [each[runs[1]], each[runs[0]]]
 
 
 def test_runs_that_cannot_be_paired(encoder: Path, tmp_path: Path) -> None:
-    one, other, third = (
-        pretrained(encoder, tmp_path, init, seed)
-        for init, seed in (("random", 1), ("symmetric", 1), ("symmetric", 2))
-    )
-    with pytest.raises(
-        RunError, match=r"same seeds of pre-training.*random \[1\]; symm.* \[1, 2\]"
+    cells = [("random", 1), ("symmetric", 1), ("symmetric", 2), ("random", 2, 8)]
+    one, other, third, late = (pretrained(encoder, tmp_path, *cell) for cell in cells)
+    for runs, message in (
+        ([one, other, third], r"same seeds of pre-training.*random \[1\]; symm.* \[1, 2\]"),
+        ([one, other, third, late], r"at the same step; .* 4, 8"),
+        ([other, third], "different initializations"),
     ):
-        by_start([one, other, third])
-    late = pretrained(encoder, tmp_path, "random", 2, step=8)
-    with pytest.raises(RunError, match=r"at the same step; .* 4, 8"):
-        by_start([one, other, third, late])
-    with pytest.raises(RunError, match="different initializations"):
-        by_start([other, third])
+        with pytest.raises(RunError, match=message):
+            by_start(runs)
