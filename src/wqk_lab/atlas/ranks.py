@@ -17,20 +17,14 @@ from wqk.tables.score_table import ScoreTable, statuses
 
 DATA = Path(__file__).parent / "data"
 
+# Published directionality is by excess.
+SCORES = {"symmetry": "symmetry", "directionality": "directionality_excess"}
+
 # Scores are medians over layers, with the distances to the quartiles below and above.
 COLUMNS: dict[str, pl.DataType] = {
-    "source": pl.String(),
-    "name": pl.String(),
-    "model": pl.String(),
-    "stack": pl.String(),
-    "modality": pl.String(),
+    **dict.fromkeys(("source", "name", "model", "stack", "modality"), pl.String()),
     "parameters": pl.Int64(),
-    "symmetry": pl.Float64(),
-    "symmetry_below": pl.Float64(),
-    "symmetry_above": pl.Float64(),
-    "directionality": pl.Float64(),
-    "directionality_below": pl.Float64(),
-    "directionality_above": pl.Float64(),
+    **{f"{n}{side}": pl.Float64() for n in SCORES for side in ("", "_below", "_above")},
     "flags": pl.List(pl.String()),
     "sound": pl.Boolean(),
 }
@@ -125,9 +119,6 @@ def marks(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 # Metadata of tables comparable with the published scores; missing entries count as these.
 PLAIN = {"gamma": 2.0, "folded_norms": False, "biases": False}
-
-# Published directionality is by excess.
-SCORES = {"symmetry": "symmetry", "directionality": "directionality_excess"}
 
 
 def summarize(table: ScoreTable) -> pl.DataFrame:

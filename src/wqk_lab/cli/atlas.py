@@ -52,14 +52,17 @@ def atlas(model: str | None, as_json: bool, **choice: Any) -> None:
     sort
         Order of the rows.
     """
+    from wqk.cli import display
     from wqk_lab.atlas import all_published, lookup
-    from wqk_lab.cli import atlas_display
+    from wqk_lab.cli.atlas_display import explained, in_full, listed
 
-    rows = _chosen(all_published(), **choice)
-    if model is None:
-        atlas_display.print_rows(rows, as_json)
-    else:
-        atlas_display.print_model(lookup(model, rows).to_dicts(), as_json)
+    chosen = _chosen(all_published(), **choice)
+    rows = (chosen if model is None else lookup(model, chosen)).to_dicts()
+    if not rows and not as_json:
+        display.say("No row matches.")
+        return
+    lines = listed(rows) if model is None else in_full(rows)
+    display.show({"rows": rows, "flags": explained(rows)}, *lines, as_json=as_json)
 
 
 def _chosen(

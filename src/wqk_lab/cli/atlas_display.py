@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.text import Text
 
 from wqk._console import count
-from wqk.cli import display
 from wqk.tables.sheet import Sheet
 from wqk_lab.atlas import flags
 from wqk_lab.atlas.ranks import marks, spread
 
-if TYPE_CHECKING:
-    import polars as pl
-
-    Row = Mapping[str, Any]
+Row = Mapping[str, Any]
 
 SCORES = ("symmetry", "directionality")
 
 
-def print_rows(frame: pl.DataFrame, as_json: bool) -> None:
+def listed(rows: Sequence[Row]) -> Iterator[Sheet | Text]:
     """One line for each row, and what the letters of their flags mean."""
-    rows = frame.to_dicts()
-    if as_json:
-        display.print_object({"rows": rows, "flags": _explained(rows)})
-        return
-    if not rows:
-        display.say("No row matches.")
-        return
     rows = once(rows)
-    console = display.output()
     letters = marks(rows)
     words = ("name", "checkpoint", "stack", "flags")
     table = Sheet.of(*words[:3], *SCORES, "flags", text=words)
@@ -40,17 +28,12 @@ def print_rows(frame: pl.DataFrame, as_json: bool) -> None:
         cells = (row["name"], row["model"], row["stack"], *scores)
         flagged = " ".join(sorted(letters[flag] for flag in row["flags"]))
         table.add(*cells, flagged, style="" if row["sound"] else "dim")
-    console.print(table)
-    known = flags()
+    yield table
     for name, letter in letters.items():
-        artifact = "; an artifact" if known[name].artifact else ""
-        console.print(Text(f"{letter}: {known[name].title}{artifact}", style="dim"))
-    console.print(
-        Text(
-            "Medians over layers; directionality by excess. wqk lab atlas NAME explains flags.",
-            style="dim",
-        )
-    )
+        artifact = "; an artifact" if flags()[name].artifact else ""
+        yield Text(f"{letter}: {flags()[name].title}{artifact}", style="dim")
+    note = "Medians over layers; directionality by excess. wqk lab atlas NAME explains flags."
+    yield Text(note, style="dim")
 
 
 def once(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -73,38 +56,21 @@ def once(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def print_model(rows: Sequence[Row], as_json: bool) -> None:
+def in_full(rows: Sequence[Row]) -> Iterator[Sheet | Text]:
     """Rows in full, their flags explained."""
-    if as_json:
-        display.print_object({"rows": rows, "flags": _explained(rows)})
-        return
     for row in rows:
-        _print_row(row)
+        size = row["parameters"] and f"{count(row['parameters'])} parameters"
+        about = " · ".join(filter(None, (row["stack"], row["modality"], size)))
+        model = f" · {row['model']}" if row["model"] != row["name"] else ""
+        yield Text.assemble("\n", (row["name"], "bold"), f"{model}\n", about)
+        headings = ("", "symmetry", "directionality (excess)")
+        table = Sheet.of(*headings, text=headings)
+        table.add(row["source"], *(spread(row, score) for score in SCORES))
+        yield table
+        for name in row["flags"]:
+            yield Text(f"• {flags()[name].sentence}")
 
 
-def _explained(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def explained(rows: Sequence[Row]) -> dict[str, str]:
     """The flags of some rows in full, for JSON."""
     return {name: flags()[name].sentence for name in marks(rows)}
-
-
-def _print_row(row: Row) -> None:
-    console = display.output()
-    about = [
-        row["stack"],
-        row["modality"],
-        row["parameters"] and f"{count(row['parameters'])} parameters",
-    ]
-    console.print(
-        Text.assemble(
-            "\n",
-            (row["name"], "bold"),
-            f" · {row['model']}\n" if row["model"] != row["name"] else "\n",
-            " · ".join(text for text in about if text),
-        )
-    )
-    headings = ("", "symmetry", "directionality (excess)")
-    table = Sheet.of(*headings, text=headings)
-    table.add(row["source"], spread(row, "symmetry"), spread(row, "directionality"))
-    console.print(table)
-    for name in row["flags"]:
-        console.print(Text(f"• {flags()[name].sentence}"))

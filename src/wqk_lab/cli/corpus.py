@@ -120,18 +120,10 @@ def _print(store: TokenStore, as_json: bool) -> None:
     from wqk.cli import display
 
     if as_json:
-        splits = {name: dict(vars(split)) for name, split in store.splits.items()}
-        display.print_object(
-            {
-                "folder": str(store.folder),
-                "fingerprint": store.fingerprint,
-                "unit": store.unit,
-                "vocabulary_size": store.vocabulary_size,
-                "special": dict(store.special),
-                "splits": splits,
-                **store.about,
-            }
-        )
+        header = store.header
+        told = ("fingerprint", "unit", "vocabulary_size", "special", "splits")
+        known = {"folder": str(store.folder)} | {name: header[name] for name in told}
+        display.print_object(known | dict(store.about))
         return
     click.echo(f"{store.folder}: {store.unit}, vocabulary of {store.vocabulary_size:,}")
     for name, split in store.splits.items():

@@ -78,6 +78,12 @@ def finish_row(
         label_ends(axis, with_room(axis, some) if all(n.isdigit() for _, n, _ in some) else some)
 
 
+def lettered(axes: Iterable[Axes], names: str) -> None:
+    """Put letters at the top left of panels."""
+    for axis, name in zip(axes, names, strict=False):
+        letter(axis, name)
+
+
 def label_steps(rows: np.ndarray | list[list[Axes]]) -> None:
     """Label the x axes of the last row, and write thousands of steps as k."""
     from matplotlib.ticker import EngFormatter

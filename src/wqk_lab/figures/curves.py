@@ -21,13 +21,8 @@ SCORES = ("symmetry", "directionality_excess")
 
 CURVE: dict[str, pl.DataType] = {
     "quantity": pl.String(),
-    "layer": pl.Int64(),
-    "step": pl.Int64(),
-    "value": pl.Float64(),
-    "low": pl.Float64(),
-    "high": pl.Float64(),
-    "q25": pl.Float64(),
-    "q75": pl.Float64(),
+    **dict.fromkeys(("layer", "step"), pl.Int64()),
+    **dict.fromkeys(("value", "low", "high", "q25", "q75"), pl.Float64()),
     "runs": pl.UInt32(),
 }
 

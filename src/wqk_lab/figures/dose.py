@@ -11,9 +11,9 @@ import polars as pl
 
 from wqk._style import PAGE, new_figure, style
 from wqk.errors import RunError
-from wqk.reporting.pictures import letter, note
+from wqk.reporting.pictures import note
 from wqk.tables.run import Run
-from wqk_lab.figures.by_layer import finish_row
+from wqk_lab.figures.by_layer import finish_row, lettered
 from wqk_lab.figures.curves import held_out_losses
 from wqk_lab.figures.starts import looks_of
 from wqk_lab.runs.groups import cells, starts
@@ -32,15 +32,11 @@ SCALES = {
 # Ratios that differ from 1 by less than this share count as unchanged.
 UNCHANGED = 0.05
 
-SCHEMA = {
-    "scale": pl.String(),
-    "start": pl.String(),
+SCHEMA: dict[str, pl.DataType] = {
+    **dict.fromkeys(("scale", "start"), pl.String()),
     "factor": pl.Float64(),
-    "seed": pl.Int64(),
-    "step": pl.Int64(),
-    "held_out_loss": pl.Float64(),
-    "level": pl.Float64(),
-    "first_below": pl.Float64(),
+    **dict.fromkeys(("seed", "step"), pl.Int64()),
+    **dict.fromkeys(("held_out_loss", "level", "first_below"), pl.Float64()),
 }
 
 
@@ -103,8 +99,7 @@ def loss_by_scale(rows: pl.DataFrame) -> Figure:
         finish_row(row, label, zero=False)
     for axis, scale in zip(axes[-1], scales, strict=True):
         axis.set_xlabel(SCALES[scale])
-    for axis, name in zip(axes[0], "ab", strict=False):
-        letter(axis, name)
+    lettered(axes[0], "ab")
     axes[0, 0].legend()
     note(
         figure,

@@ -9,9 +9,9 @@ import polars as pl
 
 from wqk._style import COLORS, LABELS, PAGE, new_figure, style
 from wqk.errors import RunError
-from wqk.reporting.pictures import End, draw_curve, heading, letter, note
+from wqk.reporting.pictures import End, draw_curve, heading, note
 from wqk.tables.run import Run
-from wqk_lab.figures.by_layer import draw_layers, finish_row, label_steps
+from wqk_lab.figures.by_layer import draw_layers, finish_row, label_steps, lettered
 from wqk_lab.figures.curves import SCORES, of_cells, score_curves
 from wqk_lab.runs.groups import ModeGroup, cells, modes, one, pairs
 
@@ -73,8 +73,7 @@ def medians_and_layers(curves: pl.DataFrame) -> Figure:
         shown = curves.filter(quantity=score)
         ends = [_draw_medians(row[0], shown), *_draw_layers(row[1:], shown)]
         finish_row(row, LABELS[score], ends)
-        for axis, name in zip(row, letters, strict=False):
-            letter(axis, name)
+        lettered(row, letters)
     titles = ("median over layers", *(f"{mode}, by layer" for mode in modes))
     for axis, title in zip(axes[0], titles, strict=True):
         axis.set_title(title)
@@ -99,8 +98,7 @@ def medians_by_comparison(curves: pl.DataFrame) -> Figure:
             finish_row([axis], LABELS[score], [some])
     for axis, group in zip(axes[:, 0], groups, strict=True):
         axis.set_title(group["comparison"][0])
-    for axis, name in zip(axes[0], "ab", strict=True):
-        letter(axis, name)
+    lettered(axes[0], "ab")
     label_steps(axes)
     note(figure, MEDIAN_BANDS)
     return figure

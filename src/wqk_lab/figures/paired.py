@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,8 +18,8 @@ import polars as pl
 from wqk._style import GRAY, OUTLIER, PAGE, TEAL, WINE, new_figure, style
 from wqk.errors import RunError
 from wqk.forms.scores import holm
-from wqk.reporting.pictures import letter, note
-from wqk_lab.figures.by_layer import finish_row
+from wqk.reporting.pictures import note
+from wqk_lab.figures.by_layer import finish_row, lettered
 from wqk_lab.runs.pairs import Pair, PairSurvey
 
 if TYPE_CHECKING:
@@ -186,20 +186,23 @@ def pair_tests(rows: pl.DataFrame) -> tuple[PairTest, ...]:
     >>> [str(test) for test in pair_tests(pl.DataFrame(schema=SCHEMA))][0]
     'twins, change of symmetry: not measured'
     """
-    drawn = [pair_values(rows, relation, quantity) for relation, quantity in TESTED]
-    values = [frame["value"].to_numpy() for frame in drawn]
-    means = [f.group_by("recipe").agg(pl.col("value").mean())["value"].to_numpy() for f in drawn]
-    chances = [_chance(v) for v in values]
-    corrected = holm(np.array(chances, float), len(TESTED)).tolist()
+    tests = [_tested(rows, *prediction) for prediction in TESTED]
+    corrected = holm(np.array([test.p for test in tests], float), len(TESTED)).tolist()
     return tuple(
-        PairTest(
-            relation, quantity, len(v), len(means[place]), int((v > 0).sum()),
-            float(np.median(v)) if len(v) else math.nan,
-            chances[place], None if chances[place] is None else corrected[place],
-            _chance(means[place]), detectable_shift(v),
-        )
-        for place, ((relation, quantity), v) in enumerate(zip(TESTED, values, strict=True))
-    )  # fmt: skip
+        replace(test, corrected=None if test.p is None else p)
+        for test, p in zip(tests, corrected, strict=True)
+    )
+
+
+def _tested(rows: pl.DataFrame, relation: str, quantity: str) -> PairTest:
+    """One prediction, not yet corrected."""
+    found = pair_values(rows, relation, quantity)
+    values = found["value"].to_numpy()
+    means = found.group_by("recipe").agg(pl.col("value").mean())["value"].to_numpy()
+    median = float(np.median(values)) if len(values) else math.nan
+    counts = len(values), len(means), int((values > 0).sum())
+    p, shift = _chance(values), detectable_shift(values)
+    return PairTest(relation, quantity, *counts, median, p, None, _chance(means), shift)
 
 
 def _chance(values: np.ndarray) -> float | None:
@@ -254,8 +257,7 @@ def paired_panels(rows: pl.DataFrame) -> Figure:
     layers = rows.filter(pl.col("head").is_null())
     figure = new_figure(PAGE, 5.6)
     grid = figure.subplots(2, 2)
-    for axis, name in zip(grid.flat, "abcd", strict=True):
-        letter(axis, name)
+    lettered(grid.flat, "abcd")
     for axis, quantity in zip(grid.flat, LABELS, strict=True):
         finish_row([axis], LABELS[quantity])
         for (pair,), own in layers.group_by("pair", maintain_order=True):

@@ -11,9 +11,9 @@ import numpy as np
 import polars as pl
 
 from wqk._style import GRAY, OLIVE, PAGE, SAND, TEAL, VIOLET, WINE, new_figure, style
-from wqk.reporting.pictures import draw_curve, letter, note, panel_grid
+from wqk.reporting.pictures import draw_curve, note, panel_grid
 from wqk.tables.run import Run
-from wqk_lab.figures.by_layer import draw_layers, finish_row, label_steps
+from wqk_lab.figures.by_layer import draw_layers, finish_row, label_steps, lettered
 from wqk_lab.figures.curves import loss_curves, loss_differences, of_cells, score_curves
 from wqk_lab.runs.groups import starts
 
@@ -116,8 +116,7 @@ def loss_and_symmetry(curves: pl.DataFrame) -> Figure:
     for first in range(0, len(below), columns):
         finish_row(below[first:][:columns], "symmetry", ends[first:])
     label_steps([[*above, *below]])
-    for axis, name in zip((above[0], above[1], below[0]), "abc", strict=True):
-        letter(axis, name)
+    lettered((above[0], above[1], below[0]), "abc")
     note(
         figure,
         "Bands: the range over seeds; of the median symmetry, the quartiles over layers. The "

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from io import BytesIO
 from os import PathLike
@@ -158,7 +158,6 @@ def survey_pairs(
     gamma: float = 2.0,
     heads: bool = True,
     retry: bool = False,
-    on_pair: Callable[[int, int], None] | None = None,
     **options: Any,
 ) -> PairSurvey:
     """Score both models of every pair, and measure the updates; the same call resumes.
@@ -171,8 +170,6 @@ def survey_pairs(
         The pairs; all of `pairs` by default.
     gamma, heads, retry
         As for `wqk.survey`; ``retry`` also repeats pairs that failed.
-    on_pair
-        Called with the number of updates that are done, and of all.
     **options
         Further options of `wqk.survey`.
 
@@ -198,16 +195,13 @@ def survey_pairs(
     }
     hub = {n: options[n] for n in ("token", "cache_dir", "local_files_only") if n in options}
     folder = Path(out) / UPDATES
-    todo = [pair for pair in design if pair.is_update and pair.title not in problems]
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise unwritable(folder, error) from None
-    for number, pair in enumerate(todo):
-        if on_pair:
-            on_pair(number, len(todo))
+    for pair in design:
         path = folder / f"{pair.key}.parquet"
-        if path.exists() and not retry:
+        if not pair.is_update or pair.title in problems or (path.exists() and not retry):
             continue
         try:
             rows = update_rows(pair, gamma, heads, **hub)

@@ -130,24 +130,20 @@ def bilinear_plans(name: str, plans: Sequence[AttentionPlan]) -> None:
     """
     for plan in plans:
         sides = plan.query, plan.key
-        reasons = {
-            "queries and keys are normalized token by token before they meet": any(
-                side.norm for side in sides
-            ),
-            "queries or keys go through a latent that is normalized token by token": any(
-                isinstance(side.projection, Composed) for side in sides
-            ),
-            f"queries and keys are clipped at ±{plan.clip}": plan.clip is not None,
-            "its linear biases are added twice in the attention it reports": (
-                plan.position == "scaled alibi"
-            ),
-        }
-        for reason, true in reasons.items():
-            if true:
-                raise TheoryError(
-                    f"{name}: the scores of layer {plan.layer} of the {plan.stack} are not a "
-                    f"bilinear form of its inputs: {reason}"
-                )
+        reason = ""
+        if any(side.norm for side in sides):
+            reason = "queries and keys are normalized token by token before they meet"
+        elif any(isinstance(side.projection, Composed) for side in sides):
+            reason = "queries or keys go through a latent that is normalized token by token"
+        elif plan.clip is not None:
+            reason = f"queries and keys are clipped at ±{plan.clip}"
+        elif plan.position == "scaled alibi":
+            reason = "its linear biases are added twice in the attention it reports"
+        if reason:
+            raise TheoryError(
+                f"{name}: the scores of layer {plan.layer} of the {plan.stack} are not a "
+                f"bilinear form of its inputs: {reason}"
+            )
 
 
 def blocks_of(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> list[Block]:

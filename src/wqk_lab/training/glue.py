@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -49,8 +49,6 @@ def fine_tune(
     task: SentenceTask,
     seeds: Sequence[int] = (1, 2, 3, 4, 5),
     how: FineTuning | None = None,
-    *,
-    on_seed: Callable[[int, dict[str, float]], None] | None = None,
 ) -> TaskResult:
     """Fine-tune a model once per seed, and evaluate it on the validation split.
 
@@ -71,8 +69,6 @@ def fine_tune(
         One fine-tuning for each.
     how
         Epochs, learning rate and sizes.
-    on_seed
-        Called with each seed and its metrics.
 
     Raises
     ------
@@ -100,8 +96,6 @@ def fine_tune(
             network.to(device)
             _train(network, tokenizer, task, how, seed)
             results.append(judge(task, _predict(network, tokenizer, task, how)))
-        if on_seed:
-            on_seed(seed, results[-1])
     values = {name: tuple(result[name] for result in results) for name in task.metrics}
     return TaskResult(str(model), task.name, tuple(seeds), values)
 

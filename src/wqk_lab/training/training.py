@@ -287,9 +287,7 @@ def _settings(
                 "stack": change.stack,
                 "layer": change.layer,
                 **change.after._asdict(),
-                "head_norm_ratio": change.head_norm_ratio,
-                "norm_ratio": change.norm_ratio,
-                "value_ratio": change.value_ratio,
+                **{name: getattr(change, name) for name in change.told},
             }
             for change in start.layers
         ],

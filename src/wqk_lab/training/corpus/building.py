@@ -149,11 +149,7 @@ def build_corpus(
             vocabulary_size=encoder.vocabulary_size,
             special=encoder.special,
             tokenizer=tokenizer.encode(),
-            about={
-                "sources": read,
-                "options": options.about(),
-                "wqk": __version__,
-            },
+            about={"sources": read, "options": options.about(), "wqk": __version__},
         )
 
 

@@ -267,15 +267,10 @@ def _read(folder: Path) -> TokenStore:
         _expect(fields["version"] == VERSION, f"this wqk reads version {VERSION} of the format")
         _expect(fields["unit"] in UNITS, f"unit: expected one of {', '.join(UNITS)}")
         _expect(isinstance(fields["about"], dict), "about: expected an object")
-        store = TokenStore(
-            folder,
-            fields["unit"],
-            fields["vocabulary_size"],
-            fields["special"],
-            fields["tokenizer_sha256"],
-            {name: Split(**fields["splits"][name]) for name in SPLITS},
-            fields["about"],
-        )
+        splits = {name: Split(**fields["splits"][name]) for name in SPLITS}
+        known = ("unit", "vocabulary_size", "special", "tokenizer_sha256", "about")
+        named = {name: fields[name] for name in known}
+        store = TokenStore(folder, splits=splits, **named)
         size, ids = store.vocabulary_size, store.special.values()
         counts = [size, *ids]
         for split in store.splits.values():

@@ -88,18 +88,13 @@ def write_store(
         growing.mkdir(parents=True)
         try:
             (growing / TOKENIZER).write_bytes(tokenizer)
-            store = TokenStore(
-                path,
-                unit,
-                vocabulary_size,
-                dict(special),
-                _synced(growing / TOKENIZER),
-                {
-                    name: _write_split(growing, name, splits.get(name, ()), vocabulary_size)
-                    for name in SPLITS
-                },
-                dict(about or {}),
-            )
+            digest = _synced(growing / TOKENIZER)
+            parts = {
+                name: _write_split(growing, name, splits.get(name, ()), vocabulary_size)
+                for name in SPLITS
+            }
+            words = vocabulary_size, dict(special), digest
+            store = TokenStore(path, unit, *words, parts, dict(about or {}))
             content = json.dumps(store.header, ensure_ascii=False, indent=1) + "\n"
             (growing / HEADER).write_text(content, "utf-8")
             _synced(growing / HEADER)
