@@ -36,11 +36,9 @@ def test_a_field_that_older_runs_lack_does_not_part_them() -> None:
 
 
 def test_runs_on_other_texts_are_other_cells() -> None:
-    assert len(cells([run(), run(fingerprint="g")])) == 2
-    assert [c.title for c in modes([run(), run(fingerprint="g")])] == [
-        "wikipedia, f",
-        "wikipedia, g",
-    ]
+    runs = [run(), run(fingerprint="g")]
+    assert len(cells(runs)) == 2
+    assert [cell.title for cell in modes(runs)] == ["wikipedia, f", "wikipedia, g"]
 
 
 def test_what_does_not_touch_the_numbers_does_not_part_runs() -> None:
@@ -56,12 +54,12 @@ def test_pairs_differ_in_the_mode_alone() -> None:
 
 
 def test_titles_tell_comparisons_apart_and_no_more() -> None:
-    changes: list[dict[str, Any]] = [
+    changes: tuple[dict[str, Any], ...] = (
         {},
         {"corpus": "toxic", "fingerprint": "g", "steps": 9},
         {"steps": 7, "log_every": 3},
         {"init": "paired"},
-    ]
+    )
     runs = [run(**change, **mode) for mode in ({}, DECODER) for change in changes]
     assert [pair.title for pair in pairs(runs, "s3")] == [
         "wikipedia, random, steps 40",

@@ -113,9 +113,8 @@ def test_the_command_reports_what_it_skipped(
     monkeypatch.setattr(room, "pairs", lambda: tuple(demo_pairs()[:3]))
     result = run("lab", "pairs", "--out", tmp_path, "--jobs", 1, width=300)
     assert result.exit_code == 1, result.output
-    assert "skipped: " in result.output
-    assert "2 of 3 pairs" in result.output
-    assert f"wqk lab figure pairs {tmp_path}" in result.output
+    for said in ("skipped: ", "2 of 3 pairs", f"wqk lab figure pairs {tmp_path}"):
+        assert said in result.output
 
 
 def test_models_that_do_not_fit_are_refused_in_a_line(tmp_path: Path) -> None:

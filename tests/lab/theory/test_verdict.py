@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,9 +31,15 @@ def statement(direction: Direction, null: float = 0.0, matters: float = 0.2) -> 
 X = np.zeros((2, 1))
 
 
+def of(values: np.ndarray, direction: Direction = "above", **chosen: Any) -> Finding:
+    """What is decided on numbers (U, L), or (U,) without layers."""
+    layers = tuple(map(str, range(values.shape[1]))) if values.ndim > 1 else ()
+    sample = Sample(values.reshape(len(values), -1), "batches", layers, **chosen)
+    return decide(statement(direction), sample)
+
+
 def decided(direction: Direction, mean: float, spread: float, units: int = 8) -> Finding:
-    values = mean + spread * np.resize([1.0, -1.0], units)[:, None]
-    return decide(statement(direction), Sample(values, "batches"))
+    return of(mean + spread * np.resize([1.0, -1.0], units), direction)
 
 
 @pytest.mark.parametrize("degrees", TABLE)
@@ -66,7 +73,7 @@ def test_undecided_says_how_many_would_decide() -> None:
     assert "times as many (8 batches) would decide" in finding.why
     times = int(finding.why.split()[1])
     assert decided("above", 0.3, 1.0, 8 * times).verdict == "holds"
-    alone = decide(statement("above"), Sample(np.ones((1, 1)), "batches"))
+    alone = of(np.ones(1))
     assert alone.verdict == "undecided"
     assert str(alone.estimate) == "1.00"
     assert alone.why == "batch: a single number has no interval; take more"
@@ -74,8 +81,7 @@ def test_undecided_says_how_many_would_decide() -> None:
 
 def test_more_units_do_not_help_where_layers_differ() -> None:
     layers, units = np.array([[1.0, -1.0, 0.4]]), 0.01 * np.array([[1.0], [-1.0], [0.5], [-0.5]])
-    sample = Sample(layers + units, "batches", ("0", "1", "2"))
-    finding = decide(statement("above"), sample)
+    finding = of(layers + units)
     assert finding.verdict == "undecided"
     assert "more would not decide, since the layers differ too much" in finding.why
 
@@ -89,33 +95,31 @@ def test_statements_about_random_matrices_are_a_family_of_their_own() -> None:
     assert adjusted_together(family)[0].verdict == "undecided"
 
 
+def share_of(verdict: str, edge: float, noise: np.ndarray, direction: Direction) -> float:
+    """How often noise about the edge has this verdict."""
+    found = [of(edge + 0.1 * values, direction).verdict for values in noise]
+    return found.count(verdict) / len(noise)
+
+
+WRONG = {"above": ((0.0, "holds"), (0.2, "fails")), "near": ((0.2, "holds"), (0.2, "fails"))}
+
+
 @pytest.mark.parametrize("direction", ["above", "near"])
 @pytest.mark.parametrize("law", ["normal", "uniform"])
 def test_at_the_edge_chance_decides_rarely(direction: Direction, law: str) -> None:
     """At the null nothing holds above it; at the margin nothing fails above it or holds near."""
-    random = np.random.default_rng(0)
-    shape = (1000, 12, 1)
+    random, shape = np.random.default_rng(0), (1000, 12)
     noise = random.standard_normal(shape) if law == "normal" else random.uniform(-1, 1, shape)
-    wrong = {"above": ((0.0, "holds"), (0.2, "fails")), "near": ((0.2, "holds"), (0.2, "fails"))}
-    for edge, verdict in wrong[direction]:
-        found = [
-            decide(statement(direction), Sample(edge + 0.1 * values, "batches")).verdict
-            for values in noise
-        ]
-        assert found.count(verdict) / 1000 <= 0.04
+    for edge, verdict in WRONG[direction]:
+        assert share_of(verdict, edge, noise, direction) <= 0.04
 
 
 @pytest.mark.parametrize("side", [1, -1])
 def test_skewed_numbers_do_not_decide_more_often(side: int) -> None:
     """Student's interval alone errs in 9 % of the draws on the side of the shorter tail."""
-    random = np.random.default_rng(0)
-    noise = side * (random.exponential(size=(2000, 12, 1)) - 1)
-    for edge, verdict in ((0.0, "holds"), (0.2, "fails")):
-        found = [
-            decide(statement("above"), Sample(edge + 0.1 * values, "batches")).verdict
-            for values in noise
-        ]
-        assert found.count(verdict) / 2000 <= 0.05
+    noise = side * (np.random.default_rng(0).exponential(size=(2000, 12)) - 1)
+    for edge, verdict in WRONG["above"]:
+        assert share_of(verdict, edge, noise, "above") <= 0.05
 
 
 def test_an_interval_ends_where_its_tail_is_left() -> None:
@@ -135,31 +139,20 @@ def test_rounding_is_no_skewness(skewness: float) -> None:
 def test_layers_are_drawn_too() -> None:
     """Many batches do not help where layers differ by chance."""
     random = np.random.default_rng(1)
-    wrong = 0
-    for _ in range(200):
-        values = random.standard_normal((1, 4)) + 0.01 * random.standard_normal((50, 4))
-        wrong += (
-            decide(statement("above"), Sample(values, "batches", ("0", "1", "2", "3"))).verdict
-            == "holds"
-        )
-    assert wrong <= 0.05 * 200
+    draws = 0.01 * random.standard_normal((200, 50, 4)) + random.standard_normal((200, 1, 4))
+    assert [of(values).verdict for values in draws].count("holds") <= 0.05 * 200
 
 
 def test_layers_are_counted_beside_chance() -> None:
     values = np.array([[1.0, -1.0, 0.0]]) + 0.01 * np.array([[1.0], [-1.0], [0.5]])
-    layers = ("0", "1", "2")
-    finding = decide(statement("above"), Sample(values, "batches", layers))
-    assert finding.layers is not None
-    assert (finding.layers.holds, finding.layers.fails, finding.layers.count) == (1, 2, 3)
-    assert finding.layers.by_chance == pytest.approx(0.075)
-    doubtful = decide(statement("above"), Sample(values, "batches", layers, chance=5.0)).layers
-    assert doubtful is not None
-    assert doubtful.holds == doubtful.fails == 0
-    # Two units that differ decide no layer.
-    apart = np.array([[0.1, 0.1], [1.9, 1.9]])
-    two = decide(statement("above"), Sample(apart, "seeds", layers[:2]))
-    assert two.layers is not None
-    assert two.layers.holds == two.layers.fails == 0
+    layers = of(values).layers
+    assert layers is not None
+    assert (layers.holds, layers.fails, layers.count) == (1, 2, 3)
+    assert layers.by_chance == pytest.approx(0.075)
+    # Weights by chance explain as much; and two units that differ decide no layer.
+    for doubtful in (of(values, chance=5.0), of(np.array([[0.1, 0.1], [1.9, 1.9]]))):
+        assert doubtful.layers is not None
+        assert doubtful.layers.holds == doubtful.layers.fails == 0
 
 
 def test_benjamini_and_hochberg() -> None:
@@ -186,16 +179,14 @@ def test_one_of_many_statements_is_not_decided_by_chance() -> None:
 
 
 def test_what_is_not_defined_is_left_out() -> None:
-    values = np.array([[1.0, np.nan], [1.1, np.nan], [np.nan, np.nan]])
-    finding = decide(statement("above"), Sample(values, "batches", ("0", "1")))
+    finding = of(np.array([[1.0, np.nan], [1.1, np.nan], [np.nan, np.nan]]))
     assert finding.estimate is not None
     assert finding.estimate.value == pytest.approx(1.05)
     assert finding.estimate.over == "2 batches × layer 0"
-    nothing = decide(statement("above"), Sample(np.full((2, 2), np.nan), "batches"))
-    assert nothing.verdict == "not tested"
+    assert of(np.full((2, 2), np.nan)).verdict == "not tested"
 
 
-SKEWED = np.array([0.1, 0.12, 0.15, 0.2, 0.22, 0.3, 0.9])[:, None]  # a long tail above
+SKEWED = np.array([0.1, 0.12, 0.15, 0.2, 0.22, 0.3, 0.9])  # a long tail above
 
 
 @pytest.mark.parametrize(
@@ -205,9 +196,7 @@ SKEWED = np.array([0.1, 0.12, 0.15, 0.2, 0.22, 0.3, 0.9])[:, None]  # a long tai
 def test_what_is_skewed_down_is_decided_as_its_mirror_image(
     direction: Direction, other: Direction, shift: float
 ) -> None:
-    values = SKEWED + shift
-    one = decide(statement(direction), Sample(values, "batches"))
-    mirrored = decide(statement(other), Sample(-values, "batches"))
+    one, mirrored = of(SKEWED + shift, direction), of(-SKEWED - shift, other)
     assert one.estimate is not None
     assert mirrored.estimate is not None
     assert (mirrored.verdict, mirrored.p) == (one.verdict, pytest.approx(one.p))
@@ -219,7 +208,7 @@ def test_verdicts_and_intervals_agree_where_a_mean_is_skewed() -> None:
     """A statement holds exactly where its interval lies beyond the null, on either side."""
     for sign, direction in ((1, "above"), (-1, "below")):
         for null in np.linspace(-0.2, 0.6, 41):
-            sample = Sample(sign * SKEWED, "batches")
+            sample = Sample(sign * SKEWED[:, None], "batches")
             found = decide(statement(direction, sign * null, 0.0), sample)  # type: ignore[arg-type]
             assert found.estimate is not None
             near, far = sorted(sign * x for x in (found.estimate.low, found.estimate.high))
