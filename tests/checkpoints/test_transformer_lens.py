@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests import small
 
 import wqk
 from wqk.checkpoints import open_checkpoint
@@ -19,11 +20,8 @@ from wqk.errors import CheckpointError
 torch = pytest.importorskip("torch")
 
 LAYERS, D, H, G, R = 2, 24, 4, 2, 6
-LLAMA = {
-    "model_type": "llama", "hidden_size": D, "num_hidden_layers": LAYERS, "num_attention_heads": H,
-    "num_key_value_heads": G, "head_dim": R, "rope_theta": 5e5, "attention_bias": True,
-    "rms_norm_eps": 1e-5,
-}  # fmt: skip
+ABOUT = {"rope_theta": 5e5, "attention_bias": True, "rms_norm_eps": 1e-5}
+LLAMA = small.llama(sides="qkvo", biases="qkv", norms=True, **ABOUT)
 LENS = {
     "n_layers": LAYERS, "d_model": D, "n_heads": H, "n_key_value_heads": G, "d_head": R,
     "positional_embedding_type": "rotary", "rotary_dim": R, "rotary_base": 5e5,
@@ -35,21 +33,9 @@ SIDES = {"q": H, "k": G, "v": G}
 Arrays = dict[str, np.ndarray]
 
 
-def original() -> Arrays:
-    random, tensors = np.random.default_rng(0), {}
-    for layer in range(LAYERS):
-        at = f"model.layers.{layer}"
-        for side, heads in SIDES.items():
-            tensors[f"{at}.self_attn.{side}_proj.weight"] = random.standard_normal((heads * R, D))
-            tensors[f"{at}.self_attn.{side}_proj.bias"] = random.standard_normal(heads * R)
-        tensors[f"{at}.self_attn.o_proj.weight"] = random.standard_normal((D, H * R))
-        tensors[f"{at}.input_layernorm.weight"] = 1 + 0.3 * random.standard_normal(D)
-    return {name: value.astype(np.float32) for name, value in tensors.items()}
-
-
 def lensed(folded: bool = False) -> Arrays:
     """The same as TransformerLens stores it, its norms' gains folded into the weights if wanted."""
-    theirs, tensors = original(), {}
+    theirs, tensors = LLAMA._arrays, {}
     for layer in range(LAYERS):
         at, block = f"model.layers.{layer}", f"blocks.{layer}"
         gain = theirs[f"{at}.input_layernorm.weight"]
@@ -74,8 +60,7 @@ def lensed(folded: bool = False) -> Arrays:
 def test_it_is_the_same_as_its_original(folded: bool, known: bool) -> None:
     kind = "RMSPre" if folded else "RMS"
     theirs = StateDict(lensed(folded), LENS | {"normalization_type": kind} if known else {}, "lens")
-    ours = StateDict(original(), LLAMA, "llama")
-    for pair in ((ours, theirs), (theirs, ours)):
+    for pair in ((LLAMA, theirs), (theirs, LLAMA)):
         comparison = same(*pair)
         assert comparison.same, (comparison.sentence, comparison.causes)
         assert len(comparison.blocks) == LAYERS
@@ -86,16 +71,14 @@ def test_it_is_the_same_as_its_original(folded: bool, known: bool) -> None:
 def test_saved_state_dicts_are_read(tmp_path: Any, ending: str) -> None:
     state = {name: torch.tensor(value) for name, value in lensed().items()}
     path = tmp_path / f"lens.{ending}"
-    if ending == "pt":
-        torch.save(state, path)
-    else:
-        pytest.importorskip("safetensors.torch").save_file(state, path)
+    write = torch.save if ending == "pt" else pytest.importorskip("safetensors.torch").save_file
+    write(state, path)
     model = wqk.open(open_checkpoint(path))
     assert [(plan.query.heads, plan.key.heads) for plan in model.plans] == [(H, G)] * LAYERS
-    assert same(model, StateDict(original(), LLAMA, "llama")).same
+    assert same(model, LLAMA).same
     frame = wqk.scan(path).frame
     assert len(frame) == LAYERS * (1 + H)
-    expected = wqk.scan(StateDict(original(), LLAMA, "llama")).frame
+    expected = wqk.scan(LLAMA).frame
     np.testing.assert_allclose(frame["symmetry"], expected["symmetry"], rtol=1e-5)
 
 
@@ -120,15 +103,12 @@ def test_a_module_tells_its_configuration() -> None:
                 else:
                     holder.register_parameter(last, torch.nn.Parameter(torch.tensor(value)))
 
-    comparison = same(HookedTransformer(), StateDict(original(), LLAMA, "llama"))
+    comparison = same(HookedTransformer(), LLAMA)
     assert comparison.same, comparison.sentence
     assert comparison.notes == ()
 
 
 def test_a_matrix_in_its_place_is_refused() -> None:
-    flat = {
-        name: value.reshape(-1, value.shape[-1]) if value.ndim == 3 else value
-        for name, value in lensed().items()
-    }
+    flat = {n: v.reshape(-1, v.shape[-1]) if v.ndim == 3 else v for n, v in lensed().items()}
     with pytest.raises(CheckpointError, match=r"must be \(heads, D, R\), got shape"):
         wqk.open(StateDict(flat, LENS, "lens"))

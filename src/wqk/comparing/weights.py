@@ -127,7 +127,7 @@ def _turned(checkpoint: Checkpoint, part: Part) -> np.ndarray:
     found = np.empty((width, count), np.float32)
     for first in range(0, count, step):
         (values,) = checkpoint.read([Part(part.name, ((first, min(first + step, count)),))])
-        found = found.astype(values.dtype, copy=False)
+        found = found if found.dtype == values.dtype else np.empty_like(found, values.dtype)
         for start in range(0, len(values), SOME):
             some = values[start : start + SOME]
             found[:, first + start : first + start + len(some)] = some.T
