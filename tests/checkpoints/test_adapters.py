@@ -1,4 +1,7 @@
-"""Adapters on their base model: what is read is what a merged model holds."""
+"""Adapters on their base model: what is refused, and what is the adapter's own.
+
+What is read of one is compared with what PEFT merges in `test_peft`, rows of it in `test_hub`.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import save_file
 from tests import small
 
-import wqk
 from wqk.checkpoints import Part, open_checkpoint
 from wqk.errors import CheckpointError
 
@@ -49,28 +50,6 @@ def factors(module: str, rank: int = 3) -> dict[str, np.ndarray]:
         f"{module}.lora_A.weight": draw(rank, 16, seed=2),
         f"{module}.lora_B.weight": draw(16, rank, seed=3),
     }
-
-
-@pytest.mark.parametrize(
-    ("config", "scale"),
-    [
-        ({}, 2.0),
-        ({"use_rslora": True}, 6 / 3**0.5),
-        ({"fan_in_fan_out": True}, 2.0),  # as PEFT, the module decides: it is no Conv1D
-    ],
-)
-def test_an_adapter_adds_its_product(base: Path, config: dict[str, Any], scale: float):
-    tensors = factors(QUERY)
-    checkpoint = open_checkpoint(adapter(base, tensors, **config))
-    product = tensors[f"{QUERY}.lora_B.weight"] @ tensors[f"{QUERY}.lora_A.weight"]
-    expected = draw(16, 16, seed=0) + scale * product
-    whole, rows, key = checkpoint.read(
-        [Part(f"{QUERY}.weight"), Part(f"{QUERY}.weight", ((9, 12), (0, 2))), Part(f"{KEY}.weight")]
-    )
-    np.testing.assert_allclose(whole, expected, rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(rows, whole[[9, 10, 11, 0, 1]])
-    np.testing.assert_array_equal(key, draw(16, 16, seed=1))
-    assert checkpoint.notes == (f"{base} with a LoRA adapter on 1 of its tensors",)
 
 
 @pytest.mark.parametrize(
@@ -146,26 +125,3 @@ def test_an_adapter_on_itself_is_refused(base: Path):
     adapter(base, factors(QUERY), base_model_name_or_path=str(folder))
     with pytest.raises(CheckpointError, match="an adapter alone"):
         open_checkpoint(folder)
-
-
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing:FutureWarning")
-def test_the_scores_are_those_of_pefts_merged_model(tmp_path: Path):
-    import peft
-    import transformers
-
-    config = transformers.GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=50, n_positions=16)
-    model = transformers.GPT2LMHeadModel(config)
-    model.save_pretrained(tmp_path / "base")
-    torch.manual_seed(0)
-    lora = peft.LoraConfig(
-        r=4, lora_alpha=16, target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False
-    )
-    adapted = peft.get_peft_model(model, lora)
-    adapted.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
-    adapted.save_pretrained(tmp_path / "adapter")
-    adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
-    here, merged = (wqk.scan(tmp_path / name).frame for name in ("adapter", "merged"))
-    for score in ("norm", "symmetry", "directionality"):
-        np.testing.assert_allclose(here[score], merged[score], rtol=1e-4, atol=1e-6)
-    plain = wqk.scan(tmp_path / "base").frame
-    assert (here["norm"] - plain["norm"]).abs().max() > 0.01

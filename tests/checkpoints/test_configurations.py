@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import tomllib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -19,20 +21,19 @@ from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError, WqkError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping, Sequence
 
 # Of more digits than Python prints; archives can hold it, JSON cannot.
 UNPRINTABLE = 10**5000
 
 
 class Example(NamedTuple):
-    """A model of one format: its files' names, its configuration, and its tensors' shapes."""
+    """A model of one format."""
 
     weights: str
     config: dict[str, Any]
-    shapes: Mapping[str, tuple[int, ...]]
-    file: str = ""  # empty where archives hold the configuration, under the key below
+    shapes: Mapping[str, Sequence[int]]
+    file: str = ""
     key: str = ""
 
     def write(self, folder: Path, config: Any) -> None:
@@ -53,91 +54,8 @@ class Example(NamedTuple):
         wqk.open(open_checkpoint(folder))
 
 
-ATTENTION = "layers.0.attention"
-LITGPT = {"transformer.h.0.attn.qkv.weight": (32, 16), "transformer.h.0.attn.proj.weight": (16, 16)}
-EXAMPLES = {
-    "llama": Example(
-        "consolidated.00.pth",
-        {
-            "dim": 16, "n_layers": 1, "n_heads": 2, "n_kv_heads": 1, "head_dim": 8,
-            "rope_theta": 1e4, "sliding_window": 9, "use_scaled_rope": True,
-            "rope_scaling_factor": 8, "rope_high_freq_factor": 4,
-        },
-        {f"{ATTENTION}.wq.weight": (16, 16), f"{ATTENTION}.wk.weight": (8, 16)},
-        "params.json",
-    ),
-    "litgpt": Example(
-        "lit_model.pth",
-        {
-            "name": "Gemma", "n_layer": 1, "n_head": 2, "n_query_groups": 1, "norm_qk_type": "a",
-            "norm_class_name": "RMSNorm", "rope_base": 1e4, "rotary_percentage": 1.0,
-            "attention_scores_scalar": 8, "attention_logit_softcapping": 5.0,
-            "sliding_window_size": 4, "sliding_window_indices": [1], "rope_indices": [1],
-            "rope_local_base_freq": 1e4,
-            "rope_adjustments": {
-                "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                "original_max_seq_len": 64,
-            },
-            "rope_condense_ratio": 1,
-        },
-        LITGPT,
-        "model_config.yaml",
-    ),
-    "litgpt condensed": Example(
-        "lit_model.pth",
-        {"n_layer": 1, "n_head": 2, "n_query_groups": 1, "rope_condense_ratio": 2},
-        LITGPT,
-        "model_config.yaml",
-    ),
-    "nanochat": Example(
-        "model_000100.pt",
-        {
-            "model_config": {
-                "n_layer": 1, "n_head": 2, "n_kv_head": 1, "n_embd": 16, "sequence_len": 512,
-                "window_pattern": "SL",
-            },
-            "step": 100,
-        },
-        {
-            "transformer.h.0.attn.c_q.weight": (16, 16),
-            "transformer.h.0.attn.c_k.weight": (8, 16),
-            "smear_lambda": (1,),
-        },
-        "meta_000100.json",
-    ),
-    "open_clip": Example(
-        "open_clip_pytorch_model.bin",
-        {
-            "model_cfg": {
-                "vision_cfg": {"layers": 1, "width": 16, "head_width": 8, "timm_model_name": ""},
-                "text_cfg": {"layers": 1, "width": 16, "heads": 2, "no_causal_mask": False},
-            }
-        },
-        {
-            f"{tower}transformer.resblocks.0.attn.in_proj_weight": (48, 16)
-            for tower in ("", "visual.")
-        },
-        "open_clip_config.json",
-    ),
-    "timm": Example(
-        "pytorch_model.bin",
-        {"architecture": "vit_tiny_patch16_224", "model_args": {}, "model_type": "timm"},
-        {"blocks.0.attn.qkv.weight": (576, 192)},
-        "config.json",
-    ),
-    "nanogpt": Example(
-        "ckpt.pt",
-        {"n_layer": 1, "n_head": 2, "n_embd": 16},
-        {"transformer.h.0.attn.c_attn.weight": (48, 16)},
-        key="model_args",
-    ),
-    "diffusers": Example(
-        "diffusion_pytorch_model.bin",
-        {"_class_name": "DiTTransformer2DModel", "num_attention_heads": 2, "num_layers": 1},
-        {f"transformer_blocks.0.attn1.to_{side}.weight": (16, 16) for side in "qk"},
-        "config.json",
-    ),
-}  # fmt: skip
+ROWS = Path(__file__).with_name("examples.toml").read_text(encoding="utf-8")
+EXAMPLES = {name: Example(**row) for name, row in tomllib.loads(ROWS).items()}
 
 
 def changed(config: dict[str, Any], values: tuple[Any, ...]) -> Iterator[dict[str, Any]]:
