@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.lab.figures.making import row
+
 from wqk.tables.score_table import ScoreTable
 
 
@@ -15,25 +17,10 @@ def layers(
     **place: Any,
 ) -> ScoreTable:
     """A table of one stack, a row for each layer."""
-    shared = {
-        "checkpoint": "made/up",
-        "parameters": 1000,
-        "stack": "encoder",
-        "kind": "self",
-        "circuit": "qk",
-        "distance": 0,
-        "status": "ok",
-    } | place
+    known = {"checkpoint": "made/up", "parameters": 1000} | place
+    # By the other rule, 0.5: nothing in the atlas may take it.
     rows = [
-        {
-            **shared,
-            "layer": layer,
-            "symmetry": symmetry,
-            "directionality": 0.5,  # by the other rule; nothing here may take it
-            "directionality_excess": directionality,
-        }
-        for layer, (symmetry, directionality) in enumerate(
-            zip(symmetries, directionalities, strict=True)
-        )
+        row(layer, directionality=0.5, symmetry=symmetry, directionality_excess=excess, **known)
+        for layer, (symmetry, excess) in enumerate(zip(symmetries, directionalities, strict=True))
     ]
     return ScoreTable.from_rows(rows, metadata)

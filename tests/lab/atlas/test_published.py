@@ -54,11 +54,11 @@ SOURCES = [
 ]
 
 
-Layers = dict[tuple[str, str], dict[str, np.ndarray]]
+Layers = dict[str, np.ndarray]
 
 
 @pytest.fixture(scope="module")
-def files(shared: Path) -> Layers:
+def files(shared: Path) -> dict[tuple[str, str], Layers]:
     """The layers' scores of each row of the published files."""
     frame = pl.read_csv(shared / "reference" / "published_scores.csv").sort("layer")
     columns = ("symmetry", "directionality", "parameters")
@@ -66,13 +66,15 @@ def files(shared: Path) -> Layers:
     return {source: {c: rows[source][c].to_numpy() for c in columns} for source in SOURCES}
 
 
-def rows_with_layers(files: Layers) -> list[tuple[dict[str, Any], dict[str, np.ndarray]]]:
-    return [(row, files[s]) for row, s in zip(published().to_dicts(), SOURCES, strict=True)]
+@pytest.fixture(scope="module")
+def everything(files: dict[tuple[str, str], Layers]) -> list[tuple[dict[str, Any], Layers]]:
+    """Every printed row with its layers."""
+    return list(zip(published().to_dicts(), files.values(), strict=True))
 
 
-def test_every_printed_number_is_the_files_to_two_decimals(files: Layers) -> None:
+def test_every_printed_number_is_the_files_to_two_decimals(everything: Any) -> None:
     absent = []
-    for row, layers in rows_with_layers(files):
+    for row, layers in everything:
         for score in ("symmetry", "directionality"):
             if row[score] is None:
                 absent.append((row["name"], score))
@@ -84,8 +86,7 @@ def test_every_printed_number_is_the_files_to_two_decimals(files: Layers) -> Non
     assert absent == [("GPT2-medium", "directionality"), ("Phi-2", "directionality")]
 
 
-def test_rows_of_one_model_have_one_symmetry_unless_a_flag_says_why(files: Layers) -> None:
-    everything = rows_with_layers(files)
+def test_rows_of_one_model_have_one_symmetry_unless_a_flag_says_why(everything: Any) -> None:
     for row, layers in everything:
         mine = layers["symmetry"]
         untrained = np.abs(mine).max() < 0.002
@@ -102,7 +103,7 @@ def test_rows_of_one_model_have_one_symmetry_unless_a_flag_says_why(files: Layer
             assert untrained or change < 1e-5, row
 
 
-def test_mislabeled_rows_are_not_the_models_of_their_names(files: Layers) -> None:
+def test_mislabeled_rows_are_not_the_models_of_their_names(files: Any) -> None:
     def change(one: str, other: str) -> float:
         pair = [files["LLAMA", name]["symmetry"] for name in (one, other)]
         return float(np.abs(pair[0] - pair[1]).max())
@@ -121,8 +122,7 @@ def test_mislabeled_rows_are_not_the_models_of_their_names(files: Layers) -> Non
     ]
 
 
-def test_contradicted_rows_have_one_symmetry_and_two_directionalities(files: Layers) -> None:
-    everything = rows_with_layers(files)
+def test_contradicted_rows_have_one_symmetry_and_two_directionalities(everything: Any) -> None:
     for row, layers in everything:
         last = [other for other_row, other in everything if other_row["model"] == row["model"]][-1]
         alike = len(layers["symmetry"]) == len(last["symmetry"]) and np.array_equal(
@@ -132,8 +132,8 @@ def test_contradicted_rows_have_one_symmetry_and_two_directionalities(files: Lay
         assert ("contradicted" in row["flags"]) == moved, row
 
 
-def test_parameters_are_those_of_the_models(files: Layers) -> None:
-    for row, layers in rows_with_layers(files):
+def test_parameters_are_those_of_the_models(everything: Any) -> None:
+    for row, layers in everything:
         # The files leave out an output layer that is a tensor of its own.
         assert row["parameters"] == pytest.approx(layers["parameters"][0], rel=0.13), row
 

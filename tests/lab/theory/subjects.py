@@ -30,69 +30,60 @@ SHAPE = {
     "num_attention_heads": 2,
     "max_position_embeddings": 32,
 }
+LARGE = {"initializer_range": 0.3}
+
+
+def made(name: str, *, seed: int = 0, **config: Any) -> Any:
+    """A model of `transformers` by the name of its class."""
+    torch.manual_seed(seed)
+    kind = getattr(transformers, name)
+    with quiet():
+        return kind(kind.config_class(**config)).eval()
 
 
 def bert(*, decoder: bool = False, seed: int = 0, **shape: Any) -> Any:
     """A BERT whose initial weights are large enough to attend to something."""
-    torch.manual_seed(seed)
-    config = transformers.BertConfig(
-        **{**SHAPE, **shape}, is_decoder=decoder, initializer_range=0.3
-    )
-    kind = transformers.BertLMHeadModel if decoder else transformers.BertForMaskedLM
-    with quiet():
-        return kind(config).eval()
+    name = "BertLMHeadModel" if decoder else "BertForMaskedLM"
+    return made(name, seed=seed, **{**SHAPE, **LARGE, **shape}, is_decoder=decoder)
 
 
 def albert() -> Any:
     """One layer, applied twice."""
-    torch.manual_seed(0)
-    config = transformers.AlbertConfig(**SHAPE, embedding_size=8, initializer_range=0.3)
-    return transformers.AlbertForMaskedLM(config).eval()
+    return made("AlbertForMaskedLM", **SHAPE, **LARGE, embedding_size=8)
 
 
 def bart() -> Any:
     """An encoder, and a decoder with self- and cross-attention."""
-    torch.manual_seed(0)
-    sides = [
-        f"{stack}_{what}" for stack in ("encoder", "decoder") for what in ("layers", "ffn_dim")
-    ]
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    config = transformers.BartConfig(
-        **dict.fromkeys(sides, 2), **heads, d_model=16, vocab_size=VOCABULARY,
-        max_position_embeddings=32, init_std=0.3, pad_token_id=0, bos_token_id=2, eos_token_id=3,
-    )  # fmt: skip
-    return transformers.BartForConditionalGeneration(config).eval()
+    sizes = {
+        f"{stack}_{what}": 2
+        for stack in ("encoder", "decoder")
+        for what in ("layers", "ffn_dim", "attention_heads")
+    }
+    shape = {"d_model": 16, "vocab_size": VOCABULARY, "max_position_embeddings": 32}
+    special = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+    return made("BartForConditionalGeneration", **sizes, **shape, **special, init_std=0.3)
 
 
 def llama() -> Any:
     """Rotary positions and grouped heads."""
-    torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(**SHAPE, num_key_value_heads=1, initializer_range=0.3)
-    ).eval()
+    return made("LlamaForCausalLM", **SHAPE, **LARGE, num_key_value_heads=1)
 
 
 def qwen3() -> Any:
     """Norms of queries and keys: no score is one bilinear form."""
-    torch.manual_seed(0)
-    shape = {**SHAPE, "num_key_value_heads": 1, "head_dim": 8}
-    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**shape)).eval()
+    return made("Qwen3ForCausalLM", **SHAPE, num_key_value_heads=1, head_dim=8)
 
 
-def text(tokens: int = 6000) -> Text:
+def text(length: int = 6000) -> Text:
     """Sentences of words that have an order."""
     random = np.random.default_rng(0)
     sentences: list[list[int]] = []
-    while sum(map(len, sentences)) < tokens:
+    while sum(map(len, sentences)) < length:
         words = 4 + (np.arange(random.integers(4, 20)) + random.integers(3)) % 30
         sentences.append([2, *words.tolist(), 3])
-    return Text(
-        "sentences",
-        np.array([token for sentence in sentences for token in sentence], np.uint16),
-        np.cumsum([0, *map(len, sentences)]),
-        VOCABULARY,
-        MASK,
-    )
+    tokens = np.concatenate(sentences).astype(np.uint16)
+    documents = np.cumsum([0, *map(len, sentences)])
+    return Text("sentences", tokens, documents, VOCABULARY, MASK)
 
 
 def subject(model: Any, objective: Any, batches: int = 2, **others: Any) -> Subject:

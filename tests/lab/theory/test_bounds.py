@@ -58,13 +58,6 @@ def test_entries_that_are_not_centered_make_a_symmetric_matrix() -> None:
     assert s > 10 * error + 1 / WIDTH
 
 
-def test_the_deviation_of_the_directionality_falls_slowly() -> None:
-    wide, narrow = (
-        simulate_scores(width, 16, trials=300).directionality.std() for width in (256, 32)
-    )
-    assert 2 < narrow / wide < 4.5  # √8 = 2.8, and not 8
-
-
 def test_the_simulation_is_that_of_dense_matrices_scored_by_hand() -> None:
     random = np.random.default_rng(0)
     dense = random.standard_normal((50, 9, 9))

@@ -24,7 +24,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("command")
     subjects.save(subjects.llama(), folder / "llama")
     subjects.run_of({0: subjects.llama(), 4: subjects.bert(decoder=True)}, folder / "run")
-    subjects.save(subjects.bert(decoder=True), folder / "bert")
     subjects.tokens_file(folder)
     return folder
 

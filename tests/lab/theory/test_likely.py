@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.families.architectures import NAMED
 from tests.families.proving import build
-from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel
+from tests.lab.theory.subjects import made, torch
 
 import wqk
 from wqk.attention.block import Block
@@ -14,26 +14,18 @@ from wqk.errors import FormError
 from wqk_lab.theory.likely import Moments, likely_ceilings
 
 SIZE = {
-    "hidden_size": 24,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 1,
-    "vocab_size": 20,
-    "intermediate_size": 8,
-}
+    "hidden_size": 24, "num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": 20,
+    "intermediate_size": 8, "initializer_range": 0.3,
+}  # fmt: skip
 
 
 def attention_of(name: str) -> Block:
     """With biases, or with grouped heads and rotary positions."""
-    import torch
-
-    torch.manual_seed(0)
-    if name == "bert":
-        model = BertModel(BertConfig(**SIZE, initializer_range=0.3))
-        for parameter in model.parameters():
-            parameter.data += 0.1 * torch.randn_like(parameter)
-    else:
-        config = LlamaConfig(**SIZE, num_key_value_heads=2, initializer_range=0.3)
-        model = LlamaModel(config)
+    if name == "llama":
+        return wqk.open(made("LlamaModel", **SIZE, num_key_value_heads=2))[0]
+    model = made("BertModel", **SIZE)
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
     return wqk.open(model)[0]
 
 

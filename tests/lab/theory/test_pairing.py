@@ -87,18 +87,6 @@ def test_the_symmetric_part_of_predicted_pairs_by_hand(layer: LayerGradient) -> 
     assert numbers["ratio"] == pytest.approx(both / one / (counts[0] / counts[1]))
 
 
-@pytest.mark.parametrize(("share", "limit"), [(0.15, 0.176), (0.2, 0.25), (0.3, 0.429)])
-def test_the_remarks_share_of_pairs(layer: LayerGradient, share: float, limit: float) -> None:
-    tokens, count = 200, round(200 * share)
-    predicted = np.zeros((1, tokens), bool)
-    predicted[:, :count] = True
-    random = np.random.default_rng(0)
-    beta, x = random.standard_normal((1, 1, tokens, tokens)), random.standard_normal((1, tokens, 8))
-    numbers = share_of_predicted(pairs_of(planted(layer, beta, x), predicted))
-    assert numbers["count"] == pytest.approx((count - 1) / (tokens - count))
-    assert numbers["count"] == pytest.approx(limit, abs=0.01)
-
-
 def test_each_token_in_turn_by_hand(layer: LayerGradient) -> None:
     random = np.random.default_rng(4)
     beta = random.standard_normal((B * N, H, N, N))

@@ -14,16 +14,17 @@ from typing import TextIO
 import pytest
 from click.testing import Result
 from tests.command import run
+from tests.lab.figures.making import logged
 from tests.lab.training.making import experiment
 
-from wqk._files import append_lines
 from wqk.errors import OutputError, RunError
-from wqk.tables.run import METRICS, create_run, open_run
+from wqk.tables.run import open_run
 from wqk_lab.cli.speedup import speedup
 from wqk_lab.runs.speedup import SMOOTHING
 from wqk_lab.training import experiments
 from wqk_lab.training.corpus import CorpusOptions, build_corpus
 from wqk_lab.training.experiments import (
+    Trial,
     comparable_runs,
     flops,
     flops_left,
@@ -165,16 +166,19 @@ def test_operations_of_a_step() -> None:
     assert flops(recipe, 3) == 3 * 4 * 8 * 6 * (weights + scores)
 
 
+def ended(trial: Trial, step: int, loss: float = 0.0) -> None:
+    """Leave what a run that came this far leaves."""
+    made = logged(trial.folder, trial.recipe.to_json(), {step: loss})
+    (made.folder / f"checkpoint-{step}").mkdir()
+
+
 def test_finished_runs_of_one_goal_and_recipe_are_compared(tmp_path: Path) -> None:
     stops = {"random": 6, "symmetric": 6, "paired": 4, "indefinite": 4, "skew": 6}
     cells = [{"name": init, "init": init, "stop": stop} for init, stop in stops.items()]
     file = written(tmp_path, experiment(*cells, seeds=[1, 2], schedule="constant"))
     trials = read_experiments(file, tmp_path, tmp_path)
     for trial in trials:
-        run = create_run(trial.folder, {"recipe": trial.recipe.to_json()})
-        step = 2 if trial.cell == "skew" else trial.goal
-        (run.folder / f"checkpoint-{step}").mkdir()
-        append_lines(run.folder / METRICS, {"step": step})
+        ended(trial, 2 if trial.cell == "skew" else trial.goal)
     groups = comparable_runs(trials)
     assert [[run.name for run in group] for group in groups] == [
         ["paired-1", "paired-2", "indefinite-1", "indefinite-2"],
@@ -191,10 +195,7 @@ def test_cells_without_a_common_seed_do_not_keep_the_others_from_being_compared(
     cells = [{"name": init, "init": init, "seeds": some} for init, some in seeds.items()]
     file = written(tmp_path, experiment(*cells))
     for trial in read_experiments(file, tmp_path, tmp_path / "runs"):
-        made = create_run(trial.folder, {"recipe": trial.recipe.to_json()})
-        (made.folder / "checkpoint-6").mkdir()
-        loss = 2.0 + 0.1 * trial.recipe.seed + 0.5 * (trial.cell == "symmetric")
-        append_lines(made.folder / METRICS, {"step": 6, "loss": loss, "held_out_loss": loss})
+        ended(trial, 6, 2.0 + 0.1 * trial.recipe.seed + 0.5 * (trial.cell == "symmetric"))
     result = command(tmp_path)
     assert result.exit_code == 0, result.output
     assert "not compared: paired and random are compared seed by seed" in result.stderr
