@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from wqk.families import AttentionPlan, Family
 
 # Their stacks are told apart by the names of tensors.
-NAMED_BY_TENSORS = {"edgetam-mask-decoder", "timesformer", "videoprism-vision-model"}
+NAMED_BY_TENSORS = {"timesformer", "videoprism-vision-model"}
 # Their configurations do not say how many layers have tensors.
 UNCOUNTED = {"albert", "mask2former", "mobilevit"}
 # What configurations of pictures and of sounds mention.

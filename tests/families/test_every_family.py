@@ -86,6 +86,7 @@ def test_the_family_is_what_the_model_computes(name: str, tmp_path: Path) -> Non
     with np.errstate(all="ignore"):  # of what a model normalizes to nothing
         every = faults(record, checkpoint, family)
     assert any(" feeds " in fault for fault in every) == (name in UNFED)
+    assert [fault for fault in every if " makes the " in fault] == []
     found = [fault for fault in every if not fault.startswith(WEAK)]
     assert any(map(is_unseen, found)) == (name in BY_LAYERS)
     assert [fault for fault in found if not is_unseen(fault)] == []

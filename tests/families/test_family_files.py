@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from wqk.errors import UnknownFamily
 from wqk.families.config import default_values, part_types
@@ -60,13 +61,6 @@ def test_what_is_wrong_is_named_with_its_place(text, message):
         parse_family(text, "toy.toml")
 
 
-def test_shipped_families_are_what_their_files_say():
-    assert len(families()) >= 234
-    llama = families()["llama"].attention[0]
-    assert llama.rotary is not None
-    assert (llama.rotary.order, llama.causal) == ("half", True)
-
-
 def test_alternatives_of_one_attention_say_the_same_of_its_score() -> None:
     """Tables that a switch chooses between, and that name the same queries."""
     for family in families().values():
@@ -88,12 +82,30 @@ def test_no_file_repeats_what_every_type_of_it_has_by_default() -> None:
             assert [k for k in rule.defaults if all(k in one for one in known)] == [], family.name
 
 
+# Defaults of keys that wqk reads in every configuration.
+ALWAYS_READ = {"windowed_kind", "latent_norm_epsilon", "global_attn_indexes"}
+# Another attention's scores are in one softmax with the form's, without a position.
+JOINED = {"longformer", "pegasus-x", "qwen4-exp-text"}
+
+
+def test_what_rules_say_has_its_reason() -> None:
+    """A default is of a key that is read; what is added to a whole score is named."""
+    for family in families().values():
+        for rule in family.attention:
+            rest = str(replace(rule, defaults={}))
+            assert {key for key in rule.defaults if key not in rest} <= ALWAYS_READ, family.name
+            named = rule.position or rule.partial or family.name in JOINED
+            assert rule.whole_score or named, family.name
+
+
 def test_stacks_are_called_as_their_tensors() -> None:
-    """But for BERT's and its kin, which become decoders by a switch that brings cross-attention."""
+    """Cross-attention of BERT's kin, which a switch brings, makes a decoder of what it is in."""
     for family in families().values():
         for rule in family.attention:
             names = "".join((*rule.query, *rule.fused)).replace("encoder_attn", "")
+            crossing = "crossattention" in names and "qformer" not in family.name
             said = {one for one in ("encoder", "decoder") if one in names}
-            if len(said) == 1 and "crossattention" not in names:
+            said = {"decoder"} if crossing else said
+            if len(said) == 1 and ("crossattention" in names) == crossing:
                 other = {"encoder": "decoder", "decoder": "encoder"}[said.pop()]
                 assert not rule.stack.startswith(other), (family.name, rule.stack)

@@ -51,6 +51,11 @@ class Softmaxes(TorchDispatchMode):  # type: ignore[misc]
             )
         ]
 
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for hook in self.hooks:
+            hook.remove()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         name = func._schema.name
@@ -100,8 +105,6 @@ def measured(
     softmaxes = Softmaxes(modules)
     with torch.no_grad(), double_precision(), sdpa_kernel(SDPBackend.MATH), softmaxes:
         model(**given)
-    for hook in softmaxes.hooks:
-        hook.remove()
     assert meter.logits is not None
     return meter, meter.logits, softmaxes.seen
 

@@ -25,7 +25,7 @@ import torch
 from tests.families.architectures import ALL
 from tests.families.test_derived import proven_types
 from tests.lab.training.starts.untrained import untrained
-from tests.live.softmaxes import HIDDEN, Softmaxes, in_training, trainable
+from tests.live.softmaxes import HIDDEN, Seen, Softmaxes, in_training, trainable
 from tools.deriving.building import build
 from tools.deriving.feeding import adapted, model_feeds
 from torch.nn import functional
@@ -64,17 +64,19 @@ class RanBlock(NamedTuple):
     module: Any
     given: list[tuple[Any, Any]]
 
-    def uses(self) -> list[Use]:
-        """Run the block alone, with the same inputs."""
+    def seen(self, given: list[tuple[Any, Any]]) -> list[Seen]:
+        """The softmaxes of the block, run alone."""
         softmaxes = Softmaxes({0: self.module})
         with torch.no_grad(), double_precision(), sdpa_kernel(SDPBackend.MATH), softmaxes:
             torch.manual_seed(0)
-            for args, kwargs in copy.deepcopy(self.given):
+            for args, kwargs in copy.deepcopy(given):
                 self.module(*args, **kwargs)
-        for hook in softmaxes.hooks:
-            hook.remove()
+        return softmaxes.seen[0]
+
+    def uses(self) -> list[Use]:
+        """Run the block alone, with the same inputs."""
         found = []
-        for seen in softmaxes.seen[0]:
+        for seen in self.seen(self.given):
             heads, sizes = self.plan.query.heads, seen.scores.shape
             if sizes[-3] != heads if len(sizes) == 4 else sizes[0] % heads:
                 pytest.skip("its scores are not of all heads, queries and keys")
@@ -354,6 +356,7 @@ def prove_start(model: Any, feeds: Feeds) -> None:
     Positions are those of the same tokens on both sides, so that the scores of i for j and of
     j for i are those of a form and of its transpose.
     """
+    model = untrained(model)
     biases = [[plan.query.bias, plan.key.bias] for plan in wqk.open(model).plans]
     with torch.no_grad():  # a bias of one side alone adds what is not symmetric
         for one, other in (pair for pair in biases if None in pair and any(pair)):
@@ -397,15 +400,9 @@ def own_scores(model: Any, feeds: Feeds) -> dict[Any, list[np.ndarray]]:
             continue  # the sum of normalized queries is not the normalized sum
         if norm and norm.kind == "layer":  # nor is a turned mean the mean of what is turned
             continue
-        softmaxes = Softmaxes({0: block.module})
-        with torch.no_grad(), double_precision(), sdpa_kernel(SDPBackend.MATH), softmaxes:
-            args, kwargs = copy.deepcopy(block.given[0])
-            block.module(*args, **kwargs)
-        for hook in softmaxes.hooks:
-            hook.remove()
         found[place] = [
             product.reshape(-1, block.plan.query.heads, *product.shape[-2:]).sum(1)
-            for seen in softmaxes.seen[0]
+            for seen in block.seen(block.given[:1])
             for product in seen.products
             if product.size % block.plan.query.heads == 0
             and product.shape[-1] == product.shape[-2] == seen.scores.shape[-2]
@@ -414,21 +411,10 @@ def own_scores(model: Any, feeds: Feeds) -> dict[Any, list[np.ndarray]]:
 
 
 @pytest.mark.parametrize("architecture", ALL, ids=lambda one: one.name)
-def test_clipping_changes_the_model_s_own_logits_by_its_factor(architecture: Any) -> None:
+@pytest.mark.parametrize("prove", [prove_clipping, prove_ceilings, prove_start])
+def test_the_model_s_own_scores_are_what_is_said(prove: Any, architecture: Any) -> None:
     model = trainable(architecture)
-    prove_clipping(model, [inputs_of(model, None, 24, 0)])
-
-
-@pytest.mark.parametrize("architecture", ALL, ids=lambda one: one.name)
-def test_ceilings_are_above_all_scores_and_near_the_largest(architecture: Any) -> None:
-    model = trainable(architecture)
-    prove_ceilings(model, [inputs_of(model, None, 24, 0)])
-
-
-@pytest.mark.parametrize("architecture", ALL, ids=lambda one: one.name)
-def test_starts_give_the_model_s_own_scores_their_symmetry(architecture: Any) -> None:
-    model = untrained(trainable(architecture))
-    prove_start(model, [inputs_of(model, None, 24, 0)])
+    prove(model, [inputs_of(model, None, 24, 0)])
 
 
 @pytest.mark.campaign

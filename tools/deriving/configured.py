@@ -49,12 +49,30 @@ def configuration_faults(
     RuntimeError
         No model could be made or run.
     """
+    record_type(table["model_type"], folder, tiny_file(table, settings or {}))
+    found = recorded_faults(folder)
+    record = read_record(folder)
+    if found and settings and (stopped := _stopped(record)):
+        record_type(table["model_type"], folder, small_file(table))
+        if new := [
+            why for part, why in stopped.items() if part not in _stopped(read_record(folder))
+        ]:
+            raise RuntimeError(f"with these settings, {new[0]}")
+    return found
+
+
+def tiny_file(table: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """A configuration made small, and settings that stay as they are."""
     small = small_file(table)
-    file = overlaid(small, settings or {})
+    file = overlaid(small, settings)
     sections = {k: v for k, v in small.get("rope_parameters", {}).items() if "section" in k}
-    for key in {"rope_scaling", "rope_parameters"} & set(settings or {}):
+    for key in {"rope_scaling", "rope_parameters"} & set(settings):
         file[key] = sections | file[key]
-    record_type(table["model_type"], folder, file)
+    return file
+
+
+def recorded_faults(folder: Path) -> list[str]:
+    """The same of a model whose record is there."""
     record = read_record(folder)
     if record.failure or not record.sites:
         raise RuntimeError(record.failure or "; ".join(record.notes) or "no softmax")
@@ -67,16 +85,10 @@ def configuration_faults(
         if stopped and found and all("everywhere" in fault for fault in found):
             raise RuntimeError(stopped[0])  # its parts were run without their masks
         # Classes of parts alone are not among those that a file is loaded with.
-        loaded = MODEL_MAPPING_NAMES.get(table["model_type"])
+        loaded = MODEL_MAPPING_NAMES.get(record.model_type)
         found += _verified(folder) if loaded else []
     except WqkError as error:
         found = [f"refused: {error}".replace(str(folder), "")]
-    if found and settings and (stopped := _stopped(record)):
-        record_type(table["model_type"], folder, small)
-        if new := [
-            why for part, why in stopped.items() if part not in _stopped(read_record(folder))
-        ]:
-            raise RuntimeError(f"with these settings, {new[0]}")
     return found
 
 

@@ -154,7 +154,7 @@ class Read:
             length = keys.shape[1]
             for vectors in self._vectors(product.key_sources, length, False):
                 shift = self._shift(False)
-                groups = _owners(keys, vectors, shift, least=self._least(product))
+                groups = owners(keys, vectors, shift, least=self._least(product))
                 if groups is None or (groups >= 0).sum() == 0:
                     continue
                 if self._queries_fit(product, queries, groups):
@@ -172,10 +172,10 @@ class Read:
             of_group = vectors.reshape(self.groups, -1, self.width)
             shift = self._shift(True)
             shifts = None if shift is None else shift.reshape(self.groups, -1, self.width)[:, 0]
-            own = _owners(known, of_group, shifts, groups)
+            own = owners(known, of_group, shifts, groups)
             if own is None:
                 continue
-            heads = _owners(known, vectors, shift)
+            heads = owners(known, vectors, shift)
             if heads is None:  # several heads' queries in one product
                 return True
             if len(set(heads[heads >= 0])) == self.heads:
@@ -308,7 +308,7 @@ def _columns(product: Product, width: int) -> Iterator[slice]:
         yield slice(whole - width, whole)
 
 
-def _owners(
+def owners(
     rows: np.ndarray,
     vectors: np.ndarray,
     shifts: Any,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from tools.deriving.judging import (
+    MOST_WINDOWS,
     Read,
     beside,
     content_of,
@@ -19,6 +20,7 @@ from tools.deriving.judging import (
     judge,
     named_alike,
     of_channels,
+    owners,
 )
 
 from wqk.attention import Block
@@ -28,7 +30,7 @@ from wqk.families.config import CHUNK
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tools.deriving.records import Product, Record, Site
+    from tools.deriving.records import Circuit, Product, Record, Site
 
     from wqk.checkpoints import Checkpoint
     from wqk.families import AttentionPlan, Family
@@ -38,6 +40,7 @@ WEAK = "not said:"
 # One that the run cannot tell.
 UNSEEN = "not seen"
 SAME = 2e-3
+ROUNDED = 1e-5  # of a sum of products in single precision
 TINY = 1e-6  # relative difference of two numbers of single precision
 
 
@@ -80,6 +83,7 @@ def faults(record: Record, checkpoint: Checkpoint, family: Family) -> list[str]:
                 found.append(f"positions and mask of {module} were {UNSEEN}")
                 continue
             found += _site_faults(checkpoint, attention, record.sites[site])
+            found += _circuit_faults(attention, record.sites[site].circuit)
         if all(fault.startswith(WEAK) for fault in found):
             if plans[number].positional:
                 attention = Block(checkpoint, plans[number])
@@ -136,6 +140,7 @@ def _site_faults(checkpoint: Checkpoint, attention: Block, site: Site) -> Iterat
         sized = p.rule.window_axes == 1 and p.window != "local"
         if sized and site.reach != reach and not packed:
             yield f"attention reaches {site.reach}, said {reach}"
+    yield from _kind_faults(p, product)
     others = beside(site)
     if not all(Read(attention).fits(c) or c.queries.shape[0] < product.queries.shape[0]
                for c in content_of(site)) and not p.position and not p.rule.partial:  # fmt: skip
@@ -166,6 +171,55 @@ def _site_faults(checkpoint: Checkpoint, attention: Block, site: Site) -> Iterat
             yield "tokens have scales of their own, which is not said"
         elif scale is not None and abs(scale / p.scale - 1) > SAME:
             yield f"scale is {scale:.6g}, said {p.scale:.6g}"
+
+
+def _kind_faults(p: AttentionPlan, product: Product) -> Iterator[str]:
+    """Whether queries and keys come from the same tokens."""
+    query, key = (
+        next((s for s in sources if s.parameter and not (s.depth or "leaf" in s.operations)), None)
+        for sources in (product.query_sources, product.key_sources)
+    )
+    if query is None or key is None or query.given.shape[1] != key.given.shape[1]:
+        return
+    tokens, others = len(query.given), len(key.given)
+    if p.kind == "self" and tokens % others:  # some pool their keys
+        yield f"{p.query.tensor} attends to other tokens than its own"
+    if p.kind == "cross" and np.array_equal(query.given, key.given):
+        yield f"{p.query.tensor} attends to its own tokens"
+
+
+def _circuit_faults(attention: Block, circuit: Circuit | None) -> Iterator[str]:
+    """Whether values and outputs are those that the weights of the softmax meet."""
+    p = attention.plan
+    if circuit is None or p.rule.partial:
+        return
+    named = next((s.parameter for s in circuit.sources if s.parameter and not s.depth), "")
+    if p.value is None and named and circuit.values.shape[-1] == p.key.head_width:
+        yield f"{WEAK} {named} makes the values of {p.query.tensor}"
+    if p.output is None and circuit.given.shape[1] == p.query.heads * circuit.values.shape[-1]:
+        yield f"{WEAK} {circuit.output} makes the outputs of {p.query.tensor}"
+    if p.value is None or p.output is None:
+        return
+    value, output = (np.asarray(f.weight, np.float64) for f in attention.value_output)
+    bias = attention.value_output[0].bias
+    known = [
+        s.given @ value.swapaxes(-1, -2) + (0.0 if bias is None else bias[:, None])
+        for s in circuit.sources
+        if s.given.shape[-1] == value.shape[-1]
+    ]
+    some = circuit.values[:MOST_WINDOWS].astype(np.float64)
+    some[np.ptp(some, axis=-1) == 0] = 0.0  # what fills up windows is one number
+    fitting = [v for v in known if v.shape[-1] == some.shape[-1]]
+    least = 1.0 if p.rule.whole_score else 0.5  # some have values of another attention beside
+    if named and all(owners(some, rows, None, least=least) is None for rows in fitting):
+        yield f"{p.value.tensor} does not make the values of {p.query.tensor}"
+    if circuit.output and p.output.norm is None:
+        given, result = (rows - rows[:1] for rows in (circuit.given, circuit.result))
+        weight = output.reshape(-1, output.shape[-1])
+        alike = given.shape[1] == len(weight) and result.shape[1] == weight.shape[1]
+        allowed = SAME * np.abs(result).max() + ROUNDED * np.abs(circuit.result).max(initial=0)
+        if not alike or np.abs(given @ weight - result).max() > allowed:
+            yield f"{p.output.tensor} does not make the outputs of {p.query.tensor}"
 
 
 def _input_faults(checkpoint: Checkpoint, p: AttentionPlan, product: Product) -> Iterator[str]:

@@ -6,7 +6,7 @@ A record is made once for each model type and read as often as wqk changes.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,6 +44,17 @@ class Product:
 
 
 @dataclass(eq=False)
+class Circuit:
+    """What a softmax's weights are multiplied with, and the projection of the outcome."""
+
+    values: np.ndarray  # (n, J, R), windows and heads in n
+    sources: list[Source]
+    output: str = ""  # the parameter; empty if the outcome is not projected at once
+    given: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))  # (T, H R)
+    result: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))  # (T, D)
+
+
+@dataclass(eq=False)
 class Site:
     """One softmax of products of activations."""
 
@@ -52,6 +63,7 @@ class Site:
     causal: bool = False  # no weight on later keys
     reach: int = -1  # largest distance of a key with some weight; −1 where unknown
     turned: bool = False  # with the rotary positions left in
+    circuit: Circuit | None = None
 
 
 @dataclass
@@ -87,6 +99,12 @@ def write_record(record: Record, folder: Path) -> None:
             for s in fitting[:MOST_SOURCES]
         ]
 
+    def circuit(one: Circuit | None) -> Any:
+        if one is None or len(one.given) > MOST_TOKENS:
+            return None
+        rows = [kept(one.given), kept(one.result)] if one.output else None
+        return [kept(one.values), sources(one.sources), one.output, rows]
+
     table = {
         "model_type": record.model_type,
         "built": record.built,
@@ -101,6 +119,7 @@ def write_record(record: Record, folder: Path) -> None:
                 "causal": site.causal,
                 "reach": site.reach,
                 "turned": site.turned,
+                "circuit": circuit(site.circuit),
                 "products": [
                     {
                         "queries": kept(p.queries),
@@ -142,6 +161,13 @@ def read_record(folder: Path) -> Record:
             for a, name, depth, through, norm in some
         ]
 
+    def circuit(told: Any) -> Circuit | None:
+        if told is None:
+            return None
+        values, some, output, rows = told
+        own = Circuit(arrays[values], sources(some), names.get(output, output))
+        return own if rows is None else replace(own, given=arrays[rows[0]], result=arrays[rows[1]])
+
     sites = [
         Site(
             site["module"],
@@ -161,6 +187,7 @@ def read_record(folder: Path) -> Record:
             site["causal"],
             site["reach"],
             site["turned"],
+            circuit(site.get("circuit")),
         )
         for site in table.pop("sites")
     ]

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tools.deriving.records import Product, Site, Source
+from tools.deriving.records import Circuit, Product, Site, Source
 from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 PRODUCTS = {"bmm", "mm", "addmm", "baddbmm", "convolution", "_convolution", "addmv", "mv"}
 MOST_STEPS = 160  # on the way back from queries or keys
@@ -43,6 +43,9 @@ VIEWS = {
     "squeeze", "slice", "select", "clone", "constant_pad_nd", "alias", "detach", "as_strided",
     "unfold", "flip", "roll", "repeat", "split", "split_with_sizes", "unbind", "chunk",
 }  # fmt: skip
+
+# What weights, and what they mix, go through besides.
+MIXED = {"_to_copy", "native_dropout", "dropout", "mul", "cat", "masked_fill", "index", "sum"}
 
 
 @dataclass(eq=False)
@@ -141,11 +144,16 @@ class Trace(TorchDispatchMode):
             if node.operation != "detach"
             for source in node.inputs
         }
+        users: dict[int, list[Node]] = {}
+        for node in self.nodes:
+            for source in node.inputs:
+                users.setdefault(id(source), []).append(node)
         for node in self.nodes:
             if node.operation in SOFTMAX and id(node) in used:
                 site = Site(node.module, list(_products(node)), *_mask(node.output))
                 site.turned = not self.flat
                 if site.products:
+                    site.circuit = _circuit(node, users)
                     found.append(site)
         return found
 
@@ -228,6 +236,50 @@ def _products(softmax: Node) -> Iterator[Product]:
                 yield product
         elif node.operation in SCORE_OPERATIONS:
             todo += [(source, (node, *path)) for source in node.inputs]
+
+
+def _circuit(softmax: Node, users: dict[int, list[Node]]) -> Circuit | None:
+    """What the weights are multiplied with, and the projection of the outcome, if one follows."""
+    mixing, weights = _following(softmax, users, lambda n: n.operation in ("bmm", "mm"))
+    if mixing is None or len(mixing.inputs) != 2 or any(map(_parameter, mixing.inputs)):
+        return None
+    side = int(mixing.inputs[0] is weights)
+    values = mixing.inputs[side]
+    rows = values.output.detach() if side else values.output.detach().transpose(-1, -2)
+    rows = (rows if rows.ndim == 3 else rows[None]).clone()
+    found = Circuit(rows, list(_sources(values)))  # type: ignore[arg-type]
+    product, given = _following(mixing, users, lambda n: n.operation in PRODUCTS)
+    if product is None or product.operation not in ("mm", "addmm"):
+        return found
+    names = [_parameter(n) for n in product.inputs[-2:]]
+    if bool(names[0]) == bool(names[1]):
+        return found
+    return Circuit(
+        found.values,
+        found.sources,
+        names[0] or names[1],
+        _rows(given),
+        _rows(product),  # type: ignore[arg-type]
+    )
+
+
+def _following(
+    node: Node, users: dict[int, list[Node]], wanted: Callable[[Node], bool]
+) -> tuple[Node | None, Node]:
+    """The nearest node after this one that is wanted, and which of its inputs led there.
+
+    Nothing is added on the way, and no norm is passed.
+    """
+    todo, seen = [node], {id(node)}
+    for current in todo:  # grows while it is gone through
+        for user in users.get(id(current), ()):
+            if wanted(user):
+                return user, current
+            through = user.operation in VIEWS | MIXED
+            if through and id(user) not in seen and len(seen) < MOST_STEPS:
+                seen.add(id(user))
+                todo.append(user)
+    return None, node
 
 
 def _product(node: Node, path: tuple[Node, ...]) -> Product | None:

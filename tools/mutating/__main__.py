@@ -90,7 +90,7 @@ class Run:
     """Plants mutants in a copy of the tree, and says and keeps what becomes of each."""
 
     def __init__(self, tree: Path, out: Path) -> None:
-        self.checkout, self.tree, self.out = Path.cwd(), tree, out.resolve()
+        self.tree, self.out = tree, out
         self.known = _known(out)
         self.seconds = 0.0  # of processor time, for the present mutant
         self.stdout = os.dup(1)  # pytest captures the other
@@ -101,11 +101,12 @@ class Run:
     def met(self, mutant: Mutant, call: Callable[[], int], limit: float = SECONDS) -> Ended:
         """What becomes of tests that meet a mutant, until one fails."""
         planted = self.tree / mutant.path
+        before = planted.read_bytes()
         planted.write_text(mutant.text, encoding="utf-8")
         try:
             one = ended(call, limit)
         finally:
-            shutil.copyfile(self.checkout / mutant.path, planted)
+            planted.write_bytes(before)
         self.seconds += one.seconds
         return one
 
@@ -359,14 +360,17 @@ def main() -> None:
         tree = copied(Path(folder))
         sys.path[:] = [str(tree), str(tree / "src"), *(p for p in sys.path if p)]
         os.environ["PYTHONPATH"] = f"{tree}/src"
-        run = Run(tree, given.out or tree / "verdicts.jsonl")
+        out, record = (path and path.resolve() for path in (given.out, given.record))
+        models = (given.models or tree / "models").resolve()
+        os.chdir(tree)  # so that the checkout may change meanwhile
+        run = Run(tree, out or tree / "verdicts.jsonl")
         for kind in ("data", "code"):
             mutants = drawn(kind, getattr(given, kind), given.seed, given.only)
             left = [mutant for mutant in mutants if str(mutant) not in run.known]
             if kind == "data":
-                run.data(left, given.models or tree / "models", given.proofs)
+                run.data(left, models, given.proofs)
             elif left:
-                run.code(left, given.record)
+                run.code(left, record)
             if not given.fast:
                 run.all(mutants)
             found = [(room_of(m.path), run.known[str(m)]) for m in mutants]

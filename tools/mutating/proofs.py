@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
 
 def proofs_of(name: str, folder: Path) -> list[Callable[[], None]]:
-    """The tests of `test_every_family.py` and `test_proofs.py` that are about a family.
+    """The tests of `test_every_family.py`, `test_proofs.py`, and of settings, about a family.
 
     Into the folder go the models that they run; a record that is there already is not made again.
     """
     from tests.families import test_every_family, test_proofs
+    from tests.families.architectures import ALL
     from tests.families.proving import save
+    from tools.deriving.configured import tiny_file
+    from tools.deriving.probing import record_type
 
     from wqk.checkpoints import open_checkpoint
 
@@ -39,11 +43,22 @@ def proofs_of(name: str, folder: Path) -> list[Callable[[], None]]:
         test_proofs.test_the_live_module_holds_the_same_blocks,
         test_proofs.test_the_named_norms_feed_queries_and_keys,
     ]
-    for architecture in architectures().get(name, []):
+    for architecture in of_family(ALL).get(name, []):
         own = folder / "architectures" / architecture.name
         saved = architecture, save(architecture, own), own
         proofs += [lambda test=test, saved=saved: test(saved) for test in every]
+    for number, (table, settings) in _found().get(name, {}).items():
+        own = folder / "settings" / str(number)
+        if not (own / "record.json").exists():
+            record_type(table["model_type"], own, tiny_file(table, settings))
+        proofs.append(partial(_as_it_is_run, own))
     return proofs
+
+
+def _as_it_is_run(folder: Path) -> None:
+    from tools.deriving.configured import recorded_faults
+
+    assert recorded_faults(folder) == []
 
 
 @cache
@@ -56,23 +71,41 @@ def _record(model_type: str, folder: Path) -> Any:
     return read_record(folder / model_type)
 
 
-@cache
-def architectures() -> dict[str, list[Any]]:
-    """The models in the tables of architectures by the families that read them."""
-    from tests.families.architectures import ALL
+def of_family(architectures: Iterable[Any]) -> dict[str, list[Any]]:
+    """Models of the tables of architectures by the families that read them."""
     from tests.families.test_every_family import model_types
 
+    found: dict[str, list[Any]] = {}
+    for architecture in architectures:
+        kind = architecture.hub.get("model_type") or model_types().get(architecture.model, "")
+        for family in _families(kind, architecture.config):
+            found.setdefault(family, []).append(architecture)
+    return found
+
+
+@cache
+def _found() -> dict[str, dict[int, tuple[Any, Any]]]:
+    """Settings that were once read wrongly, by family: a file, and what stays as it is in it."""
+    from tests.families.test_published import FOUND, SETTINGS
+
+    rows = [(json.loads(line), {}) for line in FOUND]
+    rows += [({"model_type": row.pop("model_type")}, row) for row in map(json.loads, SETTINGS)]
+    found: dict[str, dict[int, tuple[Any, Any]]] = {}
+    for number, (table, settings) in enumerate(rows):
+        for family in _families(table["model_type"], table):
+            found.setdefault(family, {})[number] = table, settings
+    return found
+
+
+def _families(model_type: str, config: dict[str, Any]) -> set[str]:
+    """The families that read a model of this type, and its parts."""
     from wqk.families.config import part_types
     from wqk.families.family import families
 
     by_type = {kind: f.name for f in families().values() for kind in f.model_types}
-    found: dict[str, list[Any]] = {}
-    for architecture in ALL:
-        kind = architecture.hub.get("model_type") or model_types().get(architecture.model, "")
-        parts = {p.get("model_type") for p in architecture.config.values() if isinstance(p, dict)}
-        for one in {kind, *parts, *part_types(kind).values()} & by_type.keys():
-            found.setdefault(by_type[one], []).append(architecture)
-    return found
+    parts = {part.get("model_type") for part in config.values() if isinstance(part, dict)}
+    every = {model_type, *parts, *part_types(model_type).values()}
+    return {by_type[one] for one in every & by_type.keys()}
 
 
 def forget_families() -> None:

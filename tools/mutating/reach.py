@@ -21,14 +21,19 @@ MOST = 5  # further files of tests
 
 def tests_of_family(name: str) -> list[str]:
     """The files of tests, in this order, that a family has beside its proofs."""
+    from tests.families.architectures import ALL, FURTHER
     from tests.families.test_every_family import ELSEWHERE
+    from tools.mutating.proofs import of_family
 
     from wqk.families.family import families
 
     elsewhere = [str(TESTS / ELSEWHERE[name])] if name in ELSEWHERE else []
     if name.startswith("gguf"):  # whose types are named without this
         elsewhere.append("tests/families/test_gguf_families.py")
-    words = {name, *families()[name].model_types}
+    own = of_family([*ALL, *FURTHER.values()]).get(name, [])
+    elsewhere += ["tests/families/test_verdicts.py"] if any(one.told for one in own) else []
+    elsewhere += ["tests/families/test_mixers.py"] if any(one.mixers for one in own) else []
+    words = {name, *families()[name].model_types, *(one.name for one in own)}
     quoted = re.compile(rf"""["']({"|".join(map(re.escape, words))})["']""")
     counts = {f: len(quoted.findall(text)) for f, text in _files().items()}
     named = sorted((f for f in counts if counts[f]), key=lambda f: -counts[f])[:MOST]
