@@ -70,7 +70,6 @@ SLOW = (
     "tests/tables/test_in_a_kernel.py",
     "tests/test_notebooks.py::test_a_notebook_runs",
     "tests/test_odd_input.py::test_odd_models_are_a_result_or_a_line",
-    "tests/test_user_script.py",
 )
 # Functions that are repeated for every family or architecture.
 BY_TURNS = (

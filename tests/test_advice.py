@@ -44,7 +44,7 @@ wqk.initialize_(guess, "symmetric") | wqk.open(model, family=FILE)
 wqk.logits(guess, inputs) | wqk.open(model, family=FILE)
 wqk.logits(guess, inputs) | wqk.verify(model, batch) | wqk.verify(guess, inputs) | then
 wqk.report(3) | wqk.report(wqk.scan(model), path)
-wqk.report(ref) | wqk.report(wqk.scan(model), path)
+wqk.report(ref) | wqk scan REF --report FILE.html
 $ wqk report REF -o FILE.html | wqk scan REF --report FILE.html
 $ wqk report pairs.parquet -o FILE.html | wqk scan REF --out scores.parquet
 survey_table(ref) | wqk survey --out | wqk survey REF --out survey

@@ -102,7 +102,6 @@ LATER_FIRST, LATER_ANY = 25, 31
 
 # Calls that cannot mean anything, and what their errors say.
 MISTAKES = """
-wqk.logits(net) | CheckpointError | wqk.logits(model, batch)
 wqk.logits(ref, batch) | CheckpointError | expected an nn.Module
 wqk.Monitor(ref) | CheckpointError | a model in memory is followed: expected an nn.Module
 wqk.Monitor(net)(-1) | RunError | number of optimizer steps done so far, got -1
@@ -113,12 +112,9 @@ wqk.Monitor(net, every="9") | RunError | every N steps with N at least 1, got ev
 wqk.Monitor(net).plot() | AttributeError | did you mean 'table.plot()'
 wqk.clip_("ckpt.pt") | CheckpointError | a model in memory is clipped
 wqk.clip_(net, "100") | FormError | limit must be a positive number, got '100'
-wqk.clip_(net, 100, batch) | FormError | logits must be wqk.logits(model, batch)
 wqk.initialize_(ref, "symmetric") | CheckpointError | a model in memory is initialized
 wqk.report("folder") | TableError | no such file or folder
 wqk.report(net) | TableError | scan it first
-wqk.report(ref) | TableError | wqk scan REF --report FILE.html
-wqk.report(3) | TableError | got int
 wqk.report(model) | TableError | got Model
 wqk.scan({"model": net.state_dict()}) | CheckpointError | under 'model'
 wqk.open(str(ref)[:-2] + "r") | CheckpointError | did you mean

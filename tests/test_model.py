@@ -17,7 +17,6 @@ from tests import small
 import wqk
 from wqk.attention import Coordinates
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
-from wqk.errors import CheckpointError
 
 DECODER = wqk.demo_model("decoder")
 
@@ -70,13 +69,7 @@ def test_a_head_has_two_forms_and_shares_what_is_read() -> None:
         assert model[1, head].qk.shape == model[1, head].ov.shape == (12, 12)
         assert model[1, head].key_head == head // 2
     assert set(checkpoint.reads.values()) == {1}
-    tensors = checkpoint.inner.read(
-        [
-            Part(f"model.layers.1.self_attn.{n}.weight")
-            for n in ("q_proj", "k_proj", "v_proj", "o_proj")
-        ]
-    )
-    q, k, v, o = tensors
+    q, k, v, o = (llama()._arrays[f"model.layers.1.self_attn.{n}_proj.weight"] for n in "qkvo")
     np.testing.assert_allclose(model[1, 3].qk.dense(), q[12:].T @ k[4:], rtol=1e-5)
     np.testing.assert_allclose(model[1, 3].ov.dense(), v[4:].T @ o[:, 12:].T, rtol=1e-5)
 
@@ -116,54 +109,41 @@ def test_heads_in_other_coordinates():
 
 @pytest.mark.usefixtures("unchecked_arguments")
 @pytest.mark.parametrize(
-    ("index", "error"),
+    ("call", "told"),
     [
-        ("a", "by number; got 'a'"),
-        ((0, 1, 2), "by number"),
-        ((0, 1.5), "a head is a number, as in block[3], or a slice; got 1.5"),
-        ((0, 4), "heads 0 to 3, got head 4"),
-        (..., "by number; got Ellipsis"),
+        (lambda model: model["a"], "by number; got 'a'"),
+        (lambda model: model[0, 1, 2], "by number"),
+        (lambda model: model[...], "by number; got Ellipsis"),
+        (lambda model: model[0, 1.5], "a head is a number, as in block[3], or a slice; got 1.5"),
+        (lambda model: model[0, 4], "heads 0 to 3, got head 4"),
+        (lambda model: model[4], "no self-attention in layer 4"),
+        (lambda model: model.select(layers=[9]), "no layer 9; layers are numbered from 0 to 3"),
+        (lambda model: model.select(stack="vision"), "no vision-attention; it has decoder self"),
+        (lambda _: wqk.Head(np.eye(2), np.eye(2)), "of two arrays is BilinearForm(query, key)"),
+        (lambda model: model.config, "did you mean 'checkpoint.config'?"),
+        (lambda model: model.scan, "did you mean 'wqk.scan(model)'?"),
     ],
 )
-def test_an_index_that_is_none_is_told_what_is_one(index, error):
-    with pytest.raises(IndexError, match=re.escape(error)):
-        wqk.open(DECODER)[index]
+def test_what_a_model_does_not_have_is_told_with_what_it_has(call, told):
+    expected = AttributeError if "did you mean" in told else (IndexError, wqk.WqkError)
+    with pytest.raises(expected, match=re.escape(told)):
+        call(wqk.open(DECODER))
 
 
-def test_slices_of_layers_and_heads():
+def test_layers_and_heads_are_counted_from_either_end():
     model = wqk.open(DECODER)
+    assert [block.layer for block in model.layers] == [0, 1, 2, 3]
+    assert (len(model), len(model[0]), model[-1].layer) == (4, 4, 3)
+    assert [head.index for head in model[0]] == [0, 1, 2, 3]
     assert [block.layer for block in model[1:3]] == [1, 2]
     assert [(head.layer, head.index) for head in model[:, -1]] == [(n, 3) for n in range(4)]
     np.testing.assert_array_equal(model[2, 1:], np.asarray(model[2].heads)[1:])
-
-
-@pytest.mark.usefixtures("unchecked_arguments")
-def test_a_head_of_arrays_is_refused():
-    with pytest.raises(wqk.WqkError, match=r"a form of two arrays is BilinearForm\(query, key\)"):
-        wqk.Head(np.eye(2), np.eye(2))
-
-
-def test_layers_are_counted_from_either_end() -> None:
-    model = wqk.open(DECODER)
-    assert [block.layer for block in model.layers] == [0, 1, 2, 3]
-    assert model[-1].layer == 3
-    assert len(model) == 4
-    assert len(model[0]) == 4
-    assert [head.index for head in model[0]] == [0, 1, 2, 3]
-    with pytest.raises(CheckpointError, match="no self-attention in layer 4"):
-        model[4]
-    with pytest.raises(IndexError, match="heads 0 to 3, got head 4"):
-        model[0, 4]
 
 
 def test_some_of_its_layers() -> None:
     model = wqk.open(DECODER).select(layers=[2, 3])
     assert [block.layer for block in model] == [2, 3]
     assert set(wqk.scan(model, heads=False).frame["layer"]) == {2, 3}
-    with pytest.raises(CheckpointError, match="no layer 9; layers are numbered from 0 to 3"):
-        wqk.open(DECODER).select(layers=[9])
-    with pytest.raises(CheckpointError, match="no vision-attention; it has decoder self"):
-        wqk.open(DECODER).select(stack="vision")
 
 
 def test_every_place_tells_the_same_omissions() -> None:
@@ -174,15 +154,6 @@ def test_every_place_tells_the_same_omissions() -> None:
     explained = " ".join(wqk.explain(llama()).notes)
     assert all(omission.explanation in explained for omission in block.omissions())
     assert all(term in block._repr_html_() for term in terms)
-
-
-@pytest.mark.parametrize(
-    ("name", "meant"), [("config", "checkpoint.config"), ("scan", "wqk.scan(model)")]
-)
-def test_an_attribute_that_a_model_lacks_is_told_the_one_that_does_it(name, meant):
-    model = wqk.open(wqk.demo_model("encoder"))
-    with pytest.raises(AttributeError, match=re.escape(f"did you mean '{meant}'?")):
-        getattr(model, name)
 
 
 def test_torchs_own_encoder_knows_its_heads():

@@ -37,9 +37,4 @@ def test_a_notebook_is_kept_small_and_with_its_output(path: Path):
 
 
 def test_there_are_notebooks():
-    assert [path.stem for path in NOTEBOOKS] == [
-        "find-the-induction-heads",
-        "follow-a-run",
-        "look-at-a-model",
-        "try-it-in-colab",
-    ]
+    assert len(NOTEBOOKS) == 4

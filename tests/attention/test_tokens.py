@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -58,10 +58,16 @@ def test_extreme_pairs_are_those_of_all_products(
     )
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "falcon", "bert", "qwen2"])
 @pytest.mark.parametrize("fold_norm", [False, True])
-def test_pairs_are_the_largest_of_the_models_own_scores(kind: str, fold_norm: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "distance", "rows"),
+    [("gpt2", 0, 8192), ("falcon", 0, 7), ("bert", 0, 8192), ("qwen2", 0, 7), ("qwen2", 3, 8192)],
+)
+def test_pairs_are_the_largest_of_the_models_own_scores(
+    kind: str, distance: int, rows: int, fold_norm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Biases of both sides count, with rotary positions and without."""
+    monkeypatch.setattr("wqk.inspecting.tokens.ROWS", rows)
     checkpoint = biased(kind)
     plan = wqk.open(checkpoint).plans[0]
     attention = wqk.open(checkpoint)[0]
@@ -73,13 +79,35 @@ def test_pairs_are_the_largest_of_the_models_own_scores(kind: str, fold_norm: bo
         gain, *shift = checkpoint.read([*norm.gain, *norm.bias])
         x = x - x.mean(-1, keepdims=True) * (norm.kind == "layer")
         x = x / np.sqrt((x**2).mean(-1, keepdims=True) + norm.epsilon) * gain + sum(shift)
-    scores = attention.logits(x, x, distance=0)[1]
-    found = match_tokens(checkpoint, 0, 1, top=10, fold_norm=fold_norm)
-    expected = np.sort(scores.ravel())
-    np.testing.assert_allclose([p.score for p in found.largest], expected[::-1][:10], rtol=1e-4)
-    np.testing.assert_allclose([p.score for p in found.smallest], expected[:10], rtol=1e-4)
-    for pair in (*found.largest, *found.most_alike):
-        assert scores[pair.query, pair.key] == pytest.approx(pair.score, rel=1e-4)
+    scores = attention.logits(x, x, distance=distance)[1]
+    found = match_tokens(checkpoint, 0, 1, top=10, fold_norm=fold_norm, distance=distance)
+    for largest, smallest, every in (
+        (found.largest, found.smallest, scores.ravel()),
+        (found.most_alike, found.least_alike, np.diag(scores)),
+    ):
+        expected = np.sort(every)
+        np.testing.assert_allclose([p.score for p in largest], expected[::-1][:10], rtol=1e-4)
+        np.testing.assert_allclose([p.score for p in smallest], expected[:10], rtol=1e-4)
+        for pair in (*largest, *smallest):
+            assert scores[pair.query, pair.key] == pytest.approx(pair.score, rel=1e-4)
+
+
+def test_pairs_have_the_attention_factor_of_yarn() -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    positions = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0}
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY, num_hidden_layers=1, num_attention_heads=H, hidden_size=D,
+        intermediate_size=8, rope_parameters={**positions, "original_max_position_embeddings": 16},
+    )  # fmt: skip
+    live = transformers.LlamaModel(config)
+    attention, scale = live.layers[0].self_attn, live.rotary_emb.attention_scaling**2 * R**-0.5
+    with torch.no_grad():
+        x = live.layers[0].input_layernorm(live.embed_tokens.weight)
+        query, key = (side(x).view(-1, H, R)[:, 1] for side in (attention.q_proj, attention.k_proj))
+        order = np.sort((query @ key.T * scale).numpy().ravel())
+    found = match_tokens(live, layer=0, head=1, top=2, fold_norm=True)
+    assert [pair.score for pair in found.largest] == pytest.approx(order[::-1][:2], rel=1e-4)
 
 
 def biased(kind: str) -> StateDict:
@@ -118,18 +146,10 @@ def test_a_vocabulary_of_equal_scores_is_not_searched_pair_by_pair(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tokens, "BLOCK", (4, 4))
-    taken = []
-    monkeypatch.setattr(tokens._Best, "take", _counted(tokens._Best.take, taken))
+    taken, take = [], tokens._Best.take
+    monkeypatch.setattr(tokens._Best, "take", lambda *a: taken.append(a) or take(*a))
     extreme_pairs(np.zeros((400, 3)), np.zeros((400, 3)), 2)
     assert len(taken) <= 4
-
-
-def _counted(take: Any, taken: list[int]) -> Any:
-    def counted(self: Any, *arguments: Any) -> None:
-        taken.append(1)
-        take(self, *arguments)
-
-    return counted
 
 
 @pytest.mark.campaign
@@ -167,74 +187,6 @@ def test_a_large_vocabulary_takes_less_than_two_gigabytes(tmp_path: Path) -> Non
     last, kilobytes = map(int, done.stdout.split())
     assert last < 1000
     assert kilobytes < 2 * 2**20
-
-
-@pytest.mark.parametrize("distance", [0, 3])
-@pytest.mark.parametrize("rows", [8192, 7])
-def test_scores_are_those_of_dense_matrices(
-    distance: int, rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("wqk.inspecting.tokens.ROWS", rows)
-    checkpoint = model()
-    found = match_tokens(checkpoint, layer=0, head=2, top=3, distance=distance)
-    attention = wqk.open(checkpoint)[0]
-    stored = checkpoint.read([wqk.checkpoints.Part("model.embed_tokens.weight")])[0]
-    query, key = stored @ attention[2].query, stored @ attention[2].key
-    rotary = attention.plan.rotary
-    query = rotary.rotate(query, np.full(VOCABULARY, distance))
-    scores = query @ key.T / np.sqrt(R)
-    order = np.sort(scores.ravel())
-    assert [pair.score for pair in found.largest] == pytest.approx(order[::-1][:3], rel=1e-5)
-    assert [pair.score for pair in found.smallest] == pytest.approx(order[:3], rel=1e-5)
-    for pair in (*found.largest, *found.smallest, *found.most_alike, *found.least_alike):
-        assert pair.score == pytest.approx(scores[pair.query, pair.key], rel=1e-5)
-    own = np.sort(np.diag(scores))
-    assert [pair.score for pair in found.most_alike] == pytest.approx(own[::-1][:3], rel=1e-5)
-    assert [pair.score for pair in found.least_alike] == pytest.approx(own[:3], rel=1e-5)
-
-
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 100.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
-
-
-@pytest.mark.parametrize("kind", ["llama", "llama with YaRN", "gpt2"])
-def test_layer_0_is_what_the_running_model_computes(kind: str) -> None:
-    """With the norm folded in: RMS norm with gains, LayerNorm with gain, bias and biases."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    shape = {"vocab_size": VOCABULARY, "num_hidden_layers": 1, "num_attention_heads": H}
-    config: dict[str, Any] = {**shape, "hidden_size": D}
-    scale = R**-0.5
-    if kind.startswith("llama"):
-        if "YaRN" in kind:
-            config |= {"rope_parameters": YARN}
-        live = transformers.LlamaModel(transformers.LlamaConfig(**config, intermediate_size=8))
-        norm, table = live.layers[0].input_layernorm, live.embed_tokens
-        attention = live.layers[0].self_attn
-        scale *= live.rotary_emb.attention_scaling**2  # of queries and of keys
-    else:
-        live = transformers.GPT2Model(transformers.GPT2Config(**config))
-        norm, table = live.h[0].ln_1, live.wte
-        attention = live.h[0].attn
-    with torch.no_grad():
-        for parameter in live.parameters():
-            parameter.add_(0.3 * torch.randn(parameter.shape))
-        x = norm(table.weight)
-        if kind.startswith("llama"):
-            query, key = attention.q_proj(x), attention.k_proj(x)
-        else:
-            query, key, _ = attention.c_attn(x).split(D, dim=-1)
-        query, key = (side.view(VOCABULARY, H, R)[:, 1].double() for side in (query, key))
-        scores = (query @ key.T * scale).numpy()
-    found = match_tokens(live, layer=0, head=1, top=2, fold_norm=True)
-    order = np.sort(scores.ravel())
-    assert [pair.score for pair in found.largest] == pytest.approx(order[::-1][:2], rel=1e-4)
-    assert [pair.score for pair in found.smallest] == pytest.approx(order[:2], rel=1e-4)
 
 
 def test_names_come_from_the_tokenizer(tmp_path: Path) -> None:

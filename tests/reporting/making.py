@@ -17,49 +17,34 @@ from wqk.tables.score_table import ScoreTable
 EVIL = "=</script><img src=x onerror=document.title='owned'>&amp;<b>${title}`"
 
 
+def row(**values: Any) -> dict[str, Any]:
+    """A row as a scan makes it, of a layer."""
+    known = {
+        "checkpoint": "owner/model", "stack": "encoder", "kind": "self", "layer": 0, "heads": 2,
+        "circuit": "qk", "distance": 0, "norm": 2.5, "symmetry": 0.25, "symmetry_null": 0.0625,
+        "directionality": -0.5, "directionality_excess": -0.75, "status": "ok",
+    }  # fmt: skip
+    return known | values
+
+
 def rows(
-    checkpoint: str,
-    layers: int = 3,
-    heads: int = 2,
-    seed: int = 0,
-    **changes: Any,
+    checkpoint: str, layers: int = 3, heads: int = 2, seed: int = 0, **changes: Any
 ) -> list[dict[str, Any]]:
     """A layer's row and one for each of its heads, again and again."""
-    dice = np.random.default_rng(seed)
-    made = []
+    dice, made = np.random.default_rng(seed), []
+    about = {
+        "checkpoint": checkpoint, "model_type": "bert", "family": "bert", "parameters": 12_345_678,
+        "heads": heads, "key_heads": heads, "d_query": 64, "d_key": 64, "symmetry_null": 0.02,
+    }  # fmt: skip
     for layer in range(layers):
         for head in (None, *range(heads)):
-            symmetry, directionality, excess = dice.uniform(-1, 1, 3)
-            terms = {"within_heads": 0.25, "between_heads": 0.75, "within_random": 0.2}
-            made.append(
-                {
-                    "checkpoint": checkpoint,
-                    "model_type": "bert",
-                    "family": "bert",
-                    "parameters": 12_345_678,
-                    "stack": "encoder",
-                    "kind": "self",
-                    "layer": layer,
-                    "head": head,
-                    "heads": heads,
-                    "key_heads": heads,
-                    "d_query": 64,
-                    "d_key": 64,
-                    "circuit": "qk",
-                    "distance": 0,
-                    "norm": float(dice.uniform(1, 9)),
-                    "symmetry": symmetry,
-                    "symmetry_null": 0.02,
-                    **{
-                        f"symmetry_{name}": symmetry * share if head is None else None
-                        for name, share in terms.items()
-                    },
-                    "directionality": directionality,
-                    "directionality_excess": excess,
-                    "status": "ok",
-                    **changes,
-                }
-            )
+            symmetry, leaning, excess = dice.uniform(-1, 1, 3)
+            drawn = {"symmetry": symmetry, "directionality": leaning, "norm": dice.uniform(1, 9)}
+            if head is None:
+                terms = {"within_heads": 0.25, "between_heads": 0.75, "within_random": 0.2}
+                drawn |= {f"symmetry_{name}": symmetry * share for name, share in terms.items()}
+            place = {"layer": layer, "head": head, "directionality_excess": excess}
+            made.append(row(**about, **place, **drawn) | changes)
     return made
 
 

@@ -74,11 +74,10 @@ def test_terms_of_a_difference_are_those_of_its_factors() -> None:
     first, second = query @ old.key.T + old.query @ key.T, query @ key.T
     row = table.filter(layer=2, head=1).row(0, named=True)
     for name, term in (("first", first), ("second", second)):
-        size = np.linalg.norm(term, 2)
-        assert row[f"{name}_order_norm"] == pytest.approx(np.linalg.norm(term), rel=1e-5)
-        assert row[f"{name}_order_spectral_norm"] == pytest.approx(size, rel=1e-5)
-        stable = (np.linalg.norm(term) / size) ** 2
-        assert row[f"{name}_order_stable_rank"] == pytest.approx(stable, rel=1e-5)
+        norm, size = np.linalg.norm(term), np.linalg.norm(term, 2)
+        expected = {"norm": norm, "spectral_norm": size, "stable_rank": (norm / size) ** 2}
+        shown = {column: row[f"{name}_order_{column}"] for column in expected}
+        assert shown == pytest.approx(expected, rel=1e-5)
     printed = run("diff", ENCODER, DECODER, "--terms").output
     assert "term of second order" in printed
     assert "stable rank" in printed

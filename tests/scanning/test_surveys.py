@@ -537,22 +537,17 @@ def test_lists_and_named_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name in model_sets():
         assert len(set(model_set(name))) == len(model_set(name)) > 10
         assert all(ref.count("/") == 1 and " " not in ref for ref in model_set(name))
-    for bad, message in (
-        ("paper:music", "sets are paper:audio"),
-        (f"@{tmp_path / 'none'}", "cannot be read"),
-        (f"@{tmp_path}", "not a regular file"),
+    for bad, content, message in (
+        ("paper:music", b"", "sets are paper:audio"),
+        (f"@{tmp_path / 'none'}", b"", "cannot be read"),
+        (f"@{tmp_path}", b"", "not a regular file"),
+        (f"@{names}", b"# nothing\n", "lists no checkpoint"),
+        (f"@{names}", b"\xff\xfe", "one ref per line"),
+        (f"@{names}", b"@other", "cannot include another list"),
     ):
+        names.write_bytes(content)
         with pytest.raises((CheckpointError, UnknownName), match=message):
             expand([bad])
-    names.write_text("# nothing\n")
-    with pytest.raises(CheckpointError, match="lists no checkpoint"):
-        expand([f"@{names}"])
-    names.write_bytes(b"\xff\xfe")
-    with pytest.raises(CheckpointError, match="one ref per line"):
-        expand([f"@{names}"])
-    names.write_text("@other")
-    with pytest.raises(CheckpointError, match="cannot include another list"):
-        expand([f"@{names}"])
     with pytest.raises(CheckpointError, match="named sets, got dict"):
         survey([{}], out=tmp_path)
     assert survey_jobs.step_in("main") is None
@@ -584,12 +579,8 @@ def test_patterns_of_hub_revisions(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_refs", list_repo_refs)
     jobs = expand(["o/m"], ["step*", "v1.0"])
-    assert [(job.revision, job.step) for job in jobs] == [
-        ("step2", 2),
-        ("step16", 16),
-        ("step1000", 1000),
-        ("v1.0", None),
-    ]
+    steps = [("step2", 2), ("step16", 16), ("step1000", 1000)]
+    assert [(job.revision, job.step) for job in jobs] == [*steps, ("v1.0", None)]
     assert asked == ["o/m"]
     # Plain names are not looked up; the list is asked for once and kept for later runs.
     assert [job.revision for job in expand(["o/m"], ["step7"])] == ["step7"]
@@ -604,9 +595,9 @@ def test_patterns_of_hub_revisions(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for _ in range(2):
         table = survey("o/m", out=tmp_path, revisions=["step*"])
     assert asked == ["o/m", "o/m"]
-    assert opened == [("o/m", "step2"), ("o/m", "step16"), ("o/m", "step1000")]
+    assert opened == [("o/m", name) for name, _ in steps]
     found = table.frame.select("checkpoint", "revision", "step").unique(maintain_order=True)
-    assert found.rows() == [("o/m", "step2", 2), ("o/m", "step16", 16), ("o/m", "step1000", 1000)]
+    assert found.rows() == [("o/m", *step) for step in steps]
 
 
 def test_a_hub_that_does_not_answer_is_a_failure_of_that_ref(

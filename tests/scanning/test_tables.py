@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import os
 import random
@@ -23,6 +24,7 @@ import pytest
 from polars.testing import assert_frame_equal
 from tests.command import run
 from tests.limits import counts
+from tests.reporting.making import row
 
 import wqk
 from wqk._files import write_atomically
@@ -51,26 +53,6 @@ COLUMNS = [
 ]
 
 SCORES = ("symmetry", "directionality", "directionality_excess")
-
-
-def row(**changes: Any) -> dict[str, Any]:
-    """A row as a scan makes it."""
-    return {
-        "checkpoint": "owner/model",
-        "stack": "encoder",
-        "kind": "self",
-        "layer": 0,
-        "heads": 2,
-        "circuit": "qk",
-        "distance": 0,
-        "norm": 2.5,
-        "symmetry": 0.25,
-        "symmetry_null": 0.0625,
-        "directionality": -0.5,
-        "directionality_excess": -0.75,
-        "status": "ok",
-        **changes,
-    }
 
 
 def degenerate(**changes: Any) -> dict[str, Any]:
@@ -409,18 +391,11 @@ def test_where_no_table_can_be_nothing_is_read_or_written(tmp_path, call, name, 
 
 def test_the_summary_holds_numpys_quartiles():
     dice = np.random.default_rng(1)
+    places = itertools.product(("a", "b"), ("encoder", "decoder"), range(7), (None, 0, 1))
     rows = [
-        row(
-            checkpoint=checkpoint,
-            stack=stack,
-            layer=layer,
-            head=head,
-            **dict(zip(SCORES, dice.normal(size=3), strict=True)),
-        )
-        for checkpoint in ("a", "b")
-        for stack in ("encoder", "decoder")
-        for layer in range(7)
-        for head in (None, 0, 1)
+        row(checkpoint=checkpoint, stack=stack, layer=layer, head=head)
+        | dict(zip(SCORES, dice.normal(size=3), strict=True))
+        for checkpoint, stack, layer, head in places
     ]
     empty = [degenerate(checkpoint="a", layer=7, head=h) for h in (None, 0, 1)]
     summary = ScoreTable.from_rows([*rows, *empty]).summary()
@@ -500,9 +475,8 @@ def test_a_new_file_has_the_users_rights(tmp_path):
 
 WRITE_FOREVER = """
 import sys
-from functools import cache
 from pathlib import Path
-from wqk.tables.score_table import ScoreTable, read_table
+from wqk.tables.score_table import ScoreTable
 
 path, rows = Path(sys.argv[1]), int(sys.argv[2])
 tables = [
