@@ -156,26 +156,33 @@ def test_heavy_libraries_are_imported_late() -> None:
     assert found.keys() == IMPORTED_LATE
 
 
-def test_the_core_runs_without_optional_libraries() -> None:
-    # A fresh interpreter in which every optional import fails.
-    blocked = sorted(HEAVY)
-    code = (
-        f"import sys\nfor name in {blocked}: sys.modules[name] = None\n"
-        "import wqk\nfrom click.testing import CliRunner\nfrom wqk.cli.main import command\n"
-        "assert len(wqk.scan(wqk.demo_model('encoder'))) == 20\n"
-        "result = CliRunner().invoke(command, ['demo'])\n"
-        "assert result.exit_code == 0, result.output\n"
-        "assert 'encoder' in result.output and \".[report]\" in result.output\n"
-    )
+ALONE = {
+    "without optional libraries": f"""
+import sys
+for name in {sorted(HEAVY)}: sys.modules[name] = None
+import wqk
+from click.testing import CliRunner
+from wqk.cli.main import command
+assert len(wqk.scan(wqk.demo_model('encoder'))) == 20
+result = CliRunner().invoke(command, ['demo'])
+assert result.exit_code == 0, result.output
+assert 'encoder' in result.output and ".[report]" in result.output""",
+    "a scan of a folder": """
+import sys, wqk
+wqk.scan(wqk.demo_model('encoder'))
+assert not {'torch', 'transformers', 'matplotlib'} & set(sys.modules)""",
+    "the command's start": """
+import sys
+from wqk.cli.main import command
+command(['--help'], standalone_mode=False)
+assert not {'numpy', 'polars', 'rich', 'huggingface_hub'} & set(sys.modules), sys.modules""",
+    "a verb of the laboratory": "import wqk_lab.cli.train",
+}
+
+
+@pytest.mark.parametrize("code", ALONE.values(), ids=ALONE)
+def test_a_fresh_interpreter_needs_and_loads_nothing_heavy(code: str) -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
-
-
-def test_a_scan_of_a_folder_does_not_load_torch() -> None:
-    code = (
-        "import sys, wqk\nwqk.scan(wqk.demo_model('encoder'))\n"
-        "assert not {'torch', 'transformers', 'matplotlib'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_namespace_is_the_public_list() -> None:
@@ -211,15 +218,6 @@ def test_every_synonym_stands_for_a_public_name() -> None:
     assert not hasattr(wqk, "nothing_like_it")
 
 
-def test_the_command_starts_with_nothing_heavy() -> None:
-    code = (
-        "import sys\nfrom wqk.cli.main import command\n"
-        "command(['--help'], standalone_mode=False)\n"
-        "assert not {'numpy', 'polars', 'rich', 'huggingface_hub'} & set(sys.modules), sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_no_file_has_the_name_of_another() -> None:
     # A verb's file in a room `cli` has the verb's name, as the file that does the work may.
     names = [p.name for p in modules() if "cli" not in p.parts and p.name != "__init__.py"]
@@ -243,10 +241,6 @@ def test_no_name_hides_a_module() -> None:
     for name in late:  # here, where PyTorch is loaded already
         parent, _, own = name.rpartition(".")
         assert importlib.import_module(name) is getattr(importlib.import_module(parent), own)
-
-
-def test_a_verb_of_the_laboratory_can_be_imported_first() -> None:
-    subprocess.run([sys.executable, "-c", "import wqk_lab.cli.train"], check=True)
 
 
 def test_files_stay_small_enough_to_hold_in_the_head() -> None:

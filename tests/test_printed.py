@@ -155,19 +155,6 @@ def messages() -> Iterator[tuple[str, str]]:
                     yield str(path.relative_to(ROOT)), found
 
 
-def test_what_errors_tell_to_do_can_be_done() -> None:
-    some, wrong = list(dict.fromkeys(messages())), []
-    for place, text in some:
-        if text.startswith("wqk "):
-            why = read(text.split(" (")[0])
-        else:
-            ((name, call), *_) = called(ast.parse(text.replace("…", "x")))
-            why = bound(name, call)
-        wrong += [f"{place}: {text}: {why}"] * bool(why)
-    assert not wrong, "\n".join(wrong)
-    assert len(some) > 10
-
-
 @pytest.mark.parametrize(
     ("text", "why"),
     [("wqk.sacn(x)", "does not exist"), ("wqk.symmetry(x, haeds=True)", "unexpected keyword")],

@@ -16,73 +16,51 @@ from wqk.errors import CheckpointError
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-SMALL = {"vocab_size": 60, "max_position_embeddings": 32}
-LLAMA_LIKE = {
-    **SMALL,
-    "hidden_size": 48,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-}
+SIZES = {
+    "vocab_size": 60, "max_position_embeddings": 32, "hidden_size": 48, "intermediate_size": 32,
+    "num_hidden_layers": 2, "num_attention_heads": 6,
+}  # fmt: skip
+GROUPED = {**SIZES, "num_key_value_heads": 2, "head_dim": 8}
+GPT2 = {"vocab_size": 60, "n_positions": 32, "n_embd": 48, "n_layer": 2, "n_head": 4}
+YARN = {
+    "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16,
+}  # fmt: skip
 
+# The modules of layer 1: the norm before, projections to queries and keys or to all three, W_o.
 LLAMA_MODULES = {
     "norm": "layers.1.input_layernorm",
     "query": "layers.1.self_attn.q_proj",
     "key": "layers.1.self_attn.k_proj",
     "output": "layers.1.self_attn.o_proj",
 }
+BERT_MODULES = {
+    "norm": "encoder.layer.0.output.LayerNorm",
+    "query": "encoder.layer.1.attention.self.query",
+    "key": "encoder.layer.1.attention.self.key",
+    "output": "encoder.layer.1.attention.output.dense",
+}
+GPT2_MODULES = {"norm": "h.1.ln_1", "fused": "h.1.attn.c_attn", "output": "h.1.attn.c_proj"}
 
-# Model and configuration; the modules of layer 1: norm before, projections, W_o; how they are read.
-MODELS: dict[str, dict[str, Any]] = {
-    "post-norm, biases": {
-        "model": "BertModel",
-        "config": {
-            **SMALL,
-            "hidden_size": 48,
-            "intermediate_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-        },
-        "norm": "encoder.layer.0.output.LayerNorm",
-        "query": "encoder.layer.1.attention.self.query",
-        "key": "encoder.layer.1.attention.self.key",
-        "output": "encoder.layer.1.attention.output.dense",
-    },
-    "pre-norm, fused Conv1D": {
-        "model": "GPT2Model",
-        "config": {"vocab_size": 60, "n_positions": 32, "n_embd": 48, "n_layer": 2, "n_head": 4},
-        "norm": "h.1.ln_1",
-        "fused": "h.1.attn.c_attn",
-        "output": "h.1.attn.c_proj",
-    },
-    "RMS norm, grouped, rotary": {"model": "LlamaModel", "config": LLAMA_LIKE, **LLAMA_MODULES},
-    "attention factor of YaRN": {
-        "model": "LlamaModel",
-        "config": LLAMA_LIKE
-        | {
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 100.0,
-                "factor": 4.0,
-                "original_max_position_embeddings": 16,
-            }
-        },
-        **LLAMA_MODULES,
-    },
-    "biases with rotary positions": {"model": "Qwen2Model", "config": LLAMA_LIKE, **LLAMA_MODULES},
-    "gain stored less one": {"model": "GemmaModel", "config": LLAMA_LIKE, **LLAMA_MODULES},
+# Models, their configurations, and their modules.
+MODELS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
+    "post-norm, biases": ("BertModel", SIZES, BERT_MODULES),
+    "pre-norm, fused Conv1D": ("GPT2Model", GPT2, GPT2_MODULES),
+    "RMS norm, grouped, rotary": ("LlamaModel", GROUPED, LLAMA_MODULES),
+    "attention factor of YaRN": ("LlamaModel", GROUPED | {"rope_parameters": YARN}, LLAMA_MODULES),
+    "biases with rotary positions": ("Qwen2Model", GROUPED, LLAMA_MODULES),
+    "gain stored less one": ("GemmaModel", GROUPED, LLAMA_MODULES),
 }
 
 
 class Run:
     """A random model, saved, and what passed through layer 1 while it ran."""
 
-    def __init__(self, spec: dict[str, Any], folder: Any) -> None:
+    def __init__(
+        self, name: str, settings: dict[str, Any], modules: dict[str, str], folder: Any
+    ) -> None:
         torch.manual_seed(0)
-        model_class = getattr(transformers, spec["model"])
-        config = model_class.config_class(**spec["config"])
+        model_class = getattr(transformers, name)
+        config = model_class.config_class(**settings)
         config._attn_implementation = "eager"
         model = model_class(config).eval()
         with torch.no_grad():
@@ -91,19 +69,19 @@ class Run:
         model.save_pretrained(folder)
         model = model.double()
         self.seen: dict[str, np.ndarray] = {}
-        for role in ("norm", "query", "key", "fused", "output"):
-            if role in spec:
-                model.get_submodule(spec[role]).register_forward_hook(self._remember(role))
+        for role, module in modules.items():
+            model.get_submodule(module).register_forward_hook(self._remember(role))
         with torch.no_grad():
             out = model(torch.randint(0, 60, (1, 9)), output_attentions=True)
         self.attention = out.attentions[1][0].numpy()
-        if "fused" in spec:
+        if "fused" in modules:
+            self.seen["query in"] = self.seen["fused in"]
             width = self.seen["fused out"].shape[-1] // 3
             self.seen["query out"] = self.seen["fused out"][:, :width]
             self.seen["key out"] = self.seen["fused out"][:, width : 2 * width]
         self.checkpoint = open_checkpoint(folder)
         self.plan = wqk.open(self.checkpoint).plans[1]
-        self.model = model
+        self.model, self.output = model, model.get_submodule(modules["output"])
 
     def _remember(self, role: str) -> Any:
         def hook(_: Any, inputs: Any, output: Any) -> None:
@@ -113,9 +91,9 @@ class Run:
         return hook
 
     def form(self, **coordinates: Any) -> wqk.BilinearForm:
-        """The heads (H, ...) of layer 1, as one flat stack."""
+        """The heads (H, ...) of layer 1, in double precision."""
         ((_, form),) = Block(self.checkpoint, self.plan).forms(Coordinates(**coordinates))
-        return form
+        return wqk.BilinearForm(form.query.astype(np.float64), form.key.astype(np.float64))
 
     def scores(self) -> np.ndarray:
         """The model's own products of queries and keys, before any rotation, (H, N, N)."""
@@ -149,17 +127,12 @@ def up_to_rows(scores: np.ndarray) -> np.ndarray:
 
 @pytest.fixture(params=MODELS, scope="module")
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return Run(MODELS[request.param], tmp_path_factory.mktemp("model"))
-
-
-def double(form: wqk.BilinearForm) -> wqk.BilinearForm:
-    return wqk.BilinearForm(form.query.astype(np.float64), form.key.astype(np.float64))
+    return Run(*MODELS[request.param], tmp_path_factory.mktemp("model"))
 
 
 def test_the_augmented_form_gives_the_scores_with_biases(run: Run) -> None:
-    source = "fused in" if "fused in" in run.seen else "query in"
-    x = with_one(run.seen[source])
-    ours = flat(double(run.form(bias=True))(x, x))
+    x = with_one(run.seen["query in"])
+    ours = flat(run.form(bias=True)(x, x))
     np.testing.assert_allclose(up_to_rows(ours), up_to_rows(run.scores()), rtol=1e-5, atol=1e-4)
     if run.plan.rotary is not None:
         np.testing.assert_allclose(ours, run.scores(), rtol=1e-5, atol=1e-4)
@@ -167,7 +140,7 @@ def test_the_augmented_form_gives_the_scores_with_biases(run: Run) -> None:
 
 def test_folded_norms_give_the_scores_of_normalized_vectors(run: Run) -> None:
     x = with_one(run.normalized())
-    ours = flat(double(run.form(fold_norm=True, bias=True))(x, x))
+    ours = flat(run.form(fold_norm=True, bias=True)(x, x))
     scale = np.abs(up_to_rows(run.scores())).max()
     np.testing.assert_allclose(
         up_to_rows(ours) / scale, up_to_rows(run.scores()) / scale, atol=1e-4
@@ -175,23 +148,11 @@ def test_folded_norms_give_the_scores_of_normalized_vectors(run: Run) -> None:
 
 
 def test_value_output_forms_give_what_attention_writes(run: Run) -> None:
-    source = "fused in" if "fused in" in run.seen else "query in"
-    x = run.seen[source]
-    forms = double(run.form(circuit="ov", bias=True))
-    written = np.zeros((9, forms.shape[-1] - 1))
-    for head, form in zip(run.attention, flat_forms(forms), strict=True):
-        written += (head @ with_one(x) @ form.dense())[:, :-1]
-    bias = getattr(run.model.get_submodule(_output_name(run)), "bias", None)
+    forms = flat(run.form(circuit="ov", bias=True).dense())
+    written = (run.attention @ with_one(run.seen["query in"]) @ forms).sum(0)[:, :-1]
+    bias = getattr(run.output, "bias", None)
     expected = run.seen["output out"] - (0 if bias is None else bias.detach().numpy())
     np.testing.assert_allclose(written, expected, rtol=1e-4, atol=1e-3)
-
-
-def _output_name(run: Run) -> str:
-    return next(s["output"] for s in MODELS.values() if s["model"] == type(run.model).__name__)
-
-
-def flat_forms(forms: wqk.BilinearForm) -> list[wqk.BilinearForm]:
-    return [forms[index] for index in np.ndindex(forms.stack)]
 
 
 @pytest.mark.parametrize("distance", [0, 1, 5])
@@ -210,7 +171,7 @@ def test_forms_at_a_distance_give_the_rotated_scores(run: Run, distance: int) ->
     key = key.repeat_interleave(heads // key.shape[1], dim=1)
     expected = torch.diagonal(query @ key.transpose(-1, -2), -distance, -2, -1)[0].numpy()
     x = with_one(run.seen["query in"])
-    ours = flat(double(run.form(bias=True, distances=(distance,)))(x, x))
+    ours = flat(run.form(bias=True, distances=(distance,))(x, x))
     # Queries and keys have the attention factor at every distance; no form has it.
     got = np.diagonal(ours, -distance, -2, -1) * run.plan.rotary.amplitude**2
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-3)
@@ -236,23 +197,20 @@ def test_each_distance_has_its_own_rows(run: Run) -> None:
     assert set(far["rank"]) == set(near["rank"])
 
 
-@pytest.mark.usefixtures("unchecked_arguments")
-@pytest.mark.parametrize("distances", [(), (1.5,)])
-def test_distances_are_whole_numbers(distances: tuple[float, ...]) -> None:
-    with pytest.raises(CheckpointError, match=r"distances.* whole numbers"):
-        wqk.scan(wqk.demo_model("decoder"), distances=distances)
-
-
-def test_a_distance_named_twice_is_scored_once() -> None:
-    assert len(wqk.scan(wqk.demo_model("encoder"), heads=False, distances=(0, 0))) == 4
-
-
-def test_coordinates_are_told_in_the_table(run: Run) -> None:
-    table = wqk.scan(run.checkpoint, circuit="ov", fold_norm=True, bias=True)
-    assert set(table.frame["circuit"]) == {"ov"}
-    assert table.metadata["folded_norms"]
-    assert table.metadata["biases"]
-    assert set(table.frame["d_query"]) == {49}
+@pytest.mark.parametrize("fold_norm", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_every_pair_of_coordinates_combines_and_is_told_in_the_table(
+    run: Run, bias: bool, fold_norm: bool
+) -> None:
+    chosen = {"bias": bias, "fold_norm": fold_norm}
+    for circuit, distance in (("qk", 0), ("ov", 0), *[("qk", 3)] * (run.plan.rotary is not None)):
+        # A distance named twice is scored once.
+        where = {"circuit": circuit, "distances": (distance, distance)}
+        table = wqk.scan(run.checkpoint, **where, **chosen, heads=False)
+        assert table.frame["norm"].is_finite().all()
+        assert table.frame["d_query"].to_list() == [48 + bias] * 2
+        assert set(zip(table["circuit"], table["distance"], strict=True)) == {(circuit, distance)}
+        assert (table.metadata["biases"], table.metadata["folded_norms"]) == (bias, fold_norm)
 
 
 def test_bytes_told_are_those_of_the_circuit(run: Run) -> None:
@@ -275,30 +233,16 @@ def test_distances_are_made_one_by_one(run: Run) -> None:
     assert first[0] == second[0] == 0
 
 
-def test_values_and_outputs_have_no_distance() -> None:
-    with pytest.raises(wqk.WqkError, match="positions do not act on values"):
-        Coordinates(circuit="ov", distances=(1,))
+@pytest.mark.usefixtures("unchecked_arguments")
+def test_what_is_no_distance_and_what_nobody_knows_of_a_guess_is_refused() -> None:
+    for distances in ((), (1.5,)):
+        with pytest.raises(CheckpointError, match=r"distances.* whole numbers"):
+            wqk.scan(wqk.demo_model("decoder"), distances=distances)
     with pytest.raises(wqk.WqkError, match="positions do not act on values"):
         wqk.scan(wqk.demo_model("encoder"), circuit="ov", distances=(0, 1))
-
-
-def test_what_nobody_knows_of_a_guess_is_refused() -> None:
     sides = {f"layers.0.attn.{side}_proj.weight": np.ones((8, 8), np.float32) for side in "qk"}
     biases = {f"layers.0.attn.{side}_proj.bias": np.ones(8, np.float32) for side in "qk"}
     with pytest.raises(wqk.WqkError, match="positions are not known"):
         wqk.scan(wqk.open(sides, heads_per_layer=2), distances=(1,))
     with pytest.raises(wqk.WqkError, match="leave out the biases"):
         wqk.scan(wqk.open(sides | biases, heads_per_layer=2), bias=True)
-
-
-@pytest.mark.parametrize("fold_norm", [False, True])
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(("circuit", "distance"), [("qk", 0), ("qk", 3), ("ov", 0)])
-def test_every_other_pair_combines(
-    run: Run, circuit: str, distance: int, bias: bool, fold_norm: bool
-) -> None:
-    if distance and run.plan.rotary is None:
-        pytest.skip("positions are not rotary")
-    form = run.form(circuit=circuit, distances=(distance,), bias=bias, fold_norm=fold_norm)
-    assert form.shape[-1] == run.form().shape[-1] + bias
-    assert np.isfinite(form.norm).all()

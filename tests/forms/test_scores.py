@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import event, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from wqk import BilinearForm, coupling, directionality, symmetry, symmetry_null
@@ -131,7 +131,6 @@ def factor_pairs(draw, dtype: type, *, square: bool = True) -> tuple[np.ndarray,
         rest = rng.standard_normal(key.shape) * 10.0**-kept
         query = np.concatenate([query, query], axis=-1)
         key = np.concatenate([key, rest - key], axis=-1)
-        event(f"M is 10^-{kept} of its summands")
     exponent = draw(st.integers(-12, 12) | st.sampled_from([-30, 30]))
     other = draw(st.integers(-12, 12)) if abs(exponent) == 12 else -exponent
     return (query * 10.0**exponent).astype(dtype), (key * 10.0**other).astype(dtype)
@@ -145,7 +144,6 @@ DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_norm_and_symmetry_equal_the_dense_computation(dtype, data):
     query, key = data.draw(factor_pairs(dtype))
     dense, form = Dense.of(query, key), BilinearForm.from_factors(query, key)
-    event(f"route {type(form.moments).__name__} in {form.moments.query.dtype}")
     norm = np.sqrt(dense.square_norm)
     tolerance = TOLERANCE[dtype] + dense.rounding
     assert np.all(np.abs(form.norm - norm) <= tolerance * norm)
@@ -177,12 +175,9 @@ def test_directionality_is_right_within_the_error_of_the_norms(dtype, weight, da
     query, key = data.draw(factor_pairs(dtype, square=False))
     query, key = query[(0,) * (query.ndim - 2)], key[(0,) * (key.ndim - 2)]
     if min(query.shape[0], key.shape[0]) < 2:
-        event("one row")
         return
-    dense, score = (
-        Dense.of(query, key),
-        directionality(BilinearForm.from_factors(query, key), gamma=gamma, weight=weight),
-    )
+    dense, form = Dense.of(query, key), BilinearForm.from_factors(query, key)
+    score = directionality(form, gamma=gamma, weight=weight)
     if dense.square_norm == 0:
         assert np.isnan(score)
         return
@@ -202,9 +197,7 @@ def test_directionality_is_right_within_the_error_of_the_norms(dtype, weight, da
         total += float(taken[excess > 0].sum())
         slack += np.sum(excess > 0) * (error + threshold_error)
     if not decided or total <= 2 * slack:
-        event("undecided: the threshold is within rounding")
-        return
-    event("outliers" if total else "no outliers")
+        return  # the threshold is within rounding
     rows, columns = lengths(dense.entries, -1), lengths(dense.entries, -2)
     expected = dense_directionality(rows, columns, gamma, weight)
     assert abs(score - expected) <= 4 * slack / max(total, 1e-300) + TOLERANCE[dtype]

@@ -269,33 +269,37 @@ def test_a_layer_that_is_applied_again_reads_itself():
     assert pairs == {(("encoder", "self", 0), "q", ("encoder", "self", 0))}
 
 
-def test_without_values_there_is_nothing_to_compose():
-    with pytest.raises(CheckpointError, match="no values and outputs"):
-        wqk.compose(wqk.demo_model("decoder"))
+COPIER = wqk.demo_model("induction")
 
 
-def test_one_layer_has_nothing_to_write_to(tmp_path: Path):
-    made = {name: weight for name, weight in weights().items() if "layers.0" in name}
-    with pytest.raises(CheckpointError, match="nothing to compose"):
-        wqk.compose(llama(tmp_path / "model", made, num_hidden_layers=1))
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: wqk.compose(wqk.demo_model("decoder")), "no values and outputs"),
+        (lambda: wqk.compose(small.llama(layers=1, sides="qkvo")), "nothing to compose"),
+        (lambda: wqk.compose(COPIER, kind="o"), r"kind must be one of .*, got 'o'"),
+        # A virtual head goes from earlier to later.
+        (lambda: wqk.match_tokens(COPIER, 1, 2, through=(1, 0)), "one of these, got layer 1"),
+    ],
+)
+def test_what_does_not_compose_is_refused(call: Any, message: str):
+    with pytest.raises(CheckpointError, match=message):
+        call()
 
 
-def test_wrong_arguments_are_named():
-    with pytest.raises(CheckpointError, match=r"kind must be one of .*, got 'o'"):
-        wqk.compose(wqk.demo_model("induction"), kind="o")
+def copied(name: str) -> np.ndarray:
+    """A tensor of the model that copies."""
+    (found,) = open_checkpoint(COPIER).read([wqk.checkpoints.Part(name)])
+    return found.astype(np.float64)
 
 
 def attention_of_the_copier(tokens: np.ndarray) -> list[np.ndarray]:
     """The attention of both layers of the model that copies, (H, N, N) each, in plain NumPy."""
-    checkpoint = open_checkpoint(wqk.demo_model("induction"))
-    names = list(checkpoint.tensors())
-    read = {n: checkpoint.read([wqk.checkpoints.Part(n)])[0] for n in names}
-    stream = read["model.embed_tokens.weight"][tokens]
-    found = []
-    for layer, written in enumerate(matrices(wqk.demo_model("induction"), "ov")):
-        gain = read[f"model.layers.{layer}.input_layernorm.weight"]
+    stream, found = copied("model.embed_tokens.weight")[tokens], []
+    for layer, written in enumerate(matrices(COPIER, "ov")):
+        gain = copied(f"model.layers.{layer}.input_layernorm.weight")
         x = stream / np.sqrt((stream**2).mean(-1, keepdims=True) + 1e-6) * gain
-        logits = wqk.open(wqk.demo_model("induction"))[layer].logits(x, x)
+        logits = wqk.open(COPIER)[layer].logits(x, x)
         logits = np.where(np.tri(len(tokens), dtype=bool), logits, -np.inf)
         weight = np.exp(logits - logits.max(-1, keepdims=True))
         found.append(weight / weight.sum(-1, keepdims=True))
@@ -304,7 +308,7 @@ def attention_of_the_copier(tokens: np.ndarray) -> list[np.ndarray]:
 
 
 def test_the_first_pair_is_the_previous_token_head_and_an_induction_head():
-    first = wqk.compose(wqk.demo_model("induction")).frame.row(0, named=True)
+    first = wqk.compose(COPIER).frame.row(0, named=True)
     assert first["kind"] == "k"
     tokens = np.tile(np.random.default_rng(0).permutation(32)[:20], 2)
     previous, induction = attention_of_the_copier(tokens)
@@ -329,30 +333,16 @@ def test_the_neighbors_of_a_head_are_listed(tmp_path: Path):
         table.around(1, 4)
 
 
-def copier(name: str) -> np.ndarray:
-    checkpoint = open_checkpoint(wqk.demo_model("induction"))
-    return checkpoint.read([wqk.checkpoints.Part(name)])[0].astype(np.float64)
-
-
 @pytest.mark.parametrize("circuit", ["qk", "ov"])
 @pytest.mark.parametrize("through", [None, (0, 2)])
 def test_token_pairs_of_a_virtual_head_are_those_of_its_matrix(circuit: Any, through: Any):
-    model = wqk.demo_model("induction")
-    matches = wqk.match_tokens(model, 1, 3, circuit=circuit, through=through, top=5)
-    matrix = matrices(model, circuit)[1][3] * (16**-0.5 if circuit == "qk" else 1)
+    matches = wqk.match_tokens(COPIER, 1, 3, circuit=circuit, through=through, top=5)
+    matrix = matrices(COPIER, circuit)[1][3] * (16**-0.5 if circuit == "qk" else 1)
     if through is not None:
-        written = matrices(model, "ov")[0][2]
+        written = matrices(COPIER, "ov")[0][2]
         matrix = matrix @ written.T if circuit == "qk" else written @ matrix
-    last = copier("lm_head.weight" if circuit == "ov" else "model.embed_tokens.weight")
-    scores = copier("model.embed_tokens.weight") @ matrix @ last.T
-    found = [(pair.query, pair.key) for pair in matches.largest]
-    assert found == list(
-        zip(*np.unravel_index(np.argsort(-scores.ravel())[:5], (32, 32)), strict=True)
-    )
-    values = [pair.score for pair in matches.largest]
-    np.testing.assert_allclose(values, -np.sort(-scores.ravel())[:5], rtol=1e-4)
-
-
-def test_a_virtual_head_goes_from_earlier_to_later():
-    with pytest.raises(CheckpointError, match="must name one of these, got layer 1"):
-        wqk.match_tokens(wqk.demo_model("induction"), 1, 2, through=(1, 0))
+    last = copied("lm_head.weight" if circuit == "ov" else "model.embed_tokens.weight")
+    scores = copied("model.embed_tokens.weight") @ matrix @ last.T
+    found = [scores[pair.query, pair.key] for pair in matches.largest]
+    np.testing.assert_allclose(found, -np.sort(-scores.ravel())[:5])
+    np.testing.assert_allclose([pair.score for pair in matches.largest], found, rtol=1e-4)

@@ -163,18 +163,6 @@ def test_losses_are_means_in_the_colors_of_their_models(browser, folder):
     assert ends == pytest.approx([2.3, 3.9] * len(MODELS))
 
 
-def test_distances_are_chosen_by_a_slider(browser, folder):
-    scores = distant().layers.frame
-    with Reader(browser, folder / "distances.html") as page:
-        for key, distance in (("Home", 0), ("ArrowRight", 20), ("End", 100)):
-            page.locator("#distance").press(key)
-            shown = curves(page, "layers")["far"]
-            expected = scores.filter(distance=distance)
-            assert shown["x"] == expected["layer"].to_list()
-            np.testing.assert_allclose(shown["y"], expected["symmetry"], rtol=1e-5)
-        assert curves(page, "course")["far"]["x"] == list(STEPS)
-
-
 def test_heads_obey_tabs_keyboard_and_order_and_tell_what_lies_under_the_mouse(browser, folder):
     heads = wqk.scan(wqk.demo_model("encoder")).heads.frame
     with Reader(browser, folder / "pair.html") as page:
@@ -362,8 +350,15 @@ def test_scripts_that_come_later_do_not_run(browser, folder):
     reader.context.close()
 
 
-def test_steps_are_chosen_by_a_slider_and_what_is_absent_is_said(browser, folder):
+def test_distances_and_steps_are_chosen_by_a_slider_and_what_is_absent_is_said(browser, folder):
     scores = training("run", STEPS).layers.frame
+    distances = distant().layers.frame
+    with Reader(browser, folder / "distances.html") as page:
+        for key, distance in (("Home", 0), ("ArrowRight", 20), ("End", 100)):
+            page.locator("#distance").press(key)
+            expected = distances.filter(distance=distance)["symmetry"]
+            np.testing.assert_allclose(curves(page, "layers")["far"]["y"], expected, rtol=1e-5)
+        assert curves(page, "course")["far"]["x"] == list(STEPS)
     with Reader(browser, folder / "steps.html") as page:
         slider = page.locator("#step")
         for key, step in ((None, 100), ("ArrowLeft", 20), ("Home", 0)):

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.reporting.making import row
 
 import wqk
 from wqk._console import plain
@@ -19,11 +20,10 @@ SNAPSHOTS = Path(__file__).with_name("terminal")
 
 def table() -> wqk.ScoreTable:
     """Four layers of four heads with numbers of every kind."""
-    common = {
-        "checkpoint": "owner/model", "family": "bert", "model_type": "bert", "stack": "encoder",
-        "kind": "self", "heads": 4, "key_heads": 4, "d_query": 128, "d_key": 128, "circuit": "qk",
-        "distance": 0, "applications": 1, "status": "ok", "norm": 12.5,
-    }  # fmt: skip
+    common = row(
+        family="bert", model_type="bert", heads=4, key_heads=4, d_query=128, d_key=128,
+        applications=1, norm=12.5,
+    )  # fmt: skip
     symmetry = (0.902, 0.671, -0.0004, -0.464)
     rows = []
     for layer, score in enumerate(symmetry):

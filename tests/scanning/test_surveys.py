@@ -414,13 +414,10 @@ def test_other_settings_are_an_error_more_refs_are_not(models: list[str], tmp_pa
 def test_the_hubs_keywords_reach_the_workers_and_not_the_manifest(
     models: list[str], tmp_path: Path, monkeypatch
 ):
-    seen = []
-
-    def opened(ref: str, **how: Any) -> Any:
-        seen.append(how)
-        return wqk.open_checkpoint(ref)
-
-    monkeypatch.setattr(survey_jobs, "open_checkpoint", opened)
+    seen, plain = [], survey_jobs.open_checkpoint
+    monkeypatch.setattr(
+        survey_jobs, "open_checkpoint", lambda ref, **how: seen.append(how) or plain(ref)
+    )
     survey(models[:1], out=tmp_path, token="secret", local_files_only=True)
     assert seen == [{"revision": None, "token": "secret", "local_files_only": True}]
     assert "secret" not in (tmp_path / "manifest.jsonl").read_text()
@@ -485,24 +482,23 @@ def test_places_where_nothing_can_be_written(models: list[str], tmp_path: Path):
         survey(models[:1], out=other)
 
 
-@pytest.mark.parametrize("how", ["replaced", "rewritten", "removed"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda file: Path(shutil.copy(file, file.with_name("new"))).replace(file),
+        lambda file: file.write_bytes(file.read_bytes()),
+        lambda file: file.unlink(),
+    ],
+    ids=["replaced", "rewritten", "removed"],
+)
 def test_files_that_change_during_the_scan(
-    models: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    models: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any
 ):
-    model, scan = tmp_path / "model", survey_jobs.scan
-    shutil.copytree(models[1], model)
-    file = model / "model.safetensors"
+    model, scan = Path(shutil.copytree(models[1], tmp_path / "model")), survey_jobs.scan
 
     def scan_and_change(checkpoint: Any, **options: Any) -> ScoreTable:
         table = scan(checkpoint, **options)
-        if how == "replaced":
-            shutil.copy(file, model / "new")
-            (model / "new").replace(file)
-        elif how == "rewritten":
-            with file.open("r+b") as opened:
-                opened.write(file.read_bytes())
-        else:
-            file.unlink()
+        change(model / "model.safetensors")
         return table
 
     monkeypatch.setattr(survey_jobs, "scan", scan_and_change)
@@ -525,6 +521,8 @@ def test_an_unexpected_error_is_recorded_with_its_traceback(
 
 
 # Refs and revisions
+
+LISTING = "huggingface_hub.HfApi.list_repo_refs"
 
 
 def test_lists_and_named_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -568,16 +566,9 @@ def test_steps_of_a_local_run(models: list[str], tmp_path: Path):
 
 
 def test_patterns_of_hub_revisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    import huggingface_hub
-
-    asked = []
-
-    def list_repo_refs(_: Any, repository: str) -> Any:
-        asked.append(repository)
-        branches = [SimpleNamespace(name=f"step{n}") for n in (1000, 16, 2)]
-        return SimpleNamespace(branches=branches, tags=[SimpleNamespace(name="v1.0")])
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_refs", list_repo_refs)
+    asked, branches = [], [SimpleNamespace(name=f"step{n}") for n in (1000, 16, 2)]
+    refs = SimpleNamespace(branches=branches, tags=[SimpleNamespace(name="v1.0")])
+    monkeypatch.setattr(LISTING, lambda _, repository: asked.append(repository) or refs)
     jobs = expand(["o/m"], ["step*", "v1.0"])
     steps = [("step2", 2), ("step16", 16), ("step1000", 1000)]
     assert [(job.revision, job.step) for job in jobs] == [*steps, ("v1.0", None)]
@@ -585,11 +576,11 @@ def test_patterns_of_hub_revisions(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     # Plain names are not looked up; the list is asked for once and kept for later runs.
     assert [job.revision for job in expand(["o/m"], ["step7"])] == ["step7"]
 
-    opened = []
+    opened, encoder = [], wqk.demo_model("encoder")
 
-    def open_checkpoint(location: str, revision: str | None) -> Any:
-        opened.append((location, revision))
-        return wqk.open_checkpoint(wqk.demo_model("encoder"))
+    def open_checkpoint(*location: Any, **revision: Any) -> Any:
+        opened.append((*location, *revision.values()))
+        return wqk.open_checkpoint(encoder)
 
     monkeypatch.setattr(survey_jobs, "open_checkpoint", open_checkpoint)
     for _ in range(2):
@@ -603,12 +594,10 @@ def test_patterns_of_hub_revisions(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_hub_that_does_not_answer_is_a_failure_of_that_ref(
     models: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    import huggingface_hub
-
     def refuse(*_: Any) -> None:
         raise ConnectionError("no\nnetwork")
 
-    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_refs", refuse)
+    monkeypatch.setattr(LISTING, refuse)
     run_folder = tmp_path / "run"
     shutil.copytree(models[1], run_folder / "step1")
     table = survey(["o/m", run_folder], out=tmp_path / "out", revisions=["step*"])
@@ -621,9 +610,7 @@ def test_a_hub_that_does_not_answer_is_a_failure_of_that_ref(
 
 
 def test_a_hub_that_never_stops_listing_is_given_up(monkeypatch: pytest.MonkeyPatch):
-    import huggingface_hub
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_refs", lambda *_: time.sleep(5))
+    monkeypatch.setattr(LISTING, lambda *_: time.sleep(5))
     monkeypatch.setattr(http, "PATIENCE", http.Patience(timeout=0.01))
     (job,) = expand(["o/m"], ["step*"])
     assert "its revisions cannot be listed (the server does not answer)" in str(job.problem)
