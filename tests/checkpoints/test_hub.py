@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -652,54 +654,38 @@ LLAMA = {
 }
 
 
-def llama_tensors() -> dict[str, tuple[int, ...]]:
-    """Llama-3.1-405B's tensors in the order of its shards."""
-    width, inner, keys = 16384, 53248, 1024
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (128256, width)}
-    for layer in range(126):
-        at = f"model.layers.{layer}"
-        shapes |= {
-            f"{at}.input_layernorm.weight": (width,),
-            f"{at}.mlp.down_proj.weight": (width, inner),
-            f"{at}.mlp.gate_proj.weight": (inner, width),
-            f"{at}.mlp.up_proj.weight": (inner, width),
-            f"{at}.post_attention_layernorm.weight": (width,),
-            f"{at}.self_attn.k_proj.weight": (keys, width),
-            f"{at}.self_attn.o_proj.weight": (width, width),
-            f"{at}.self_attn.q_proj.weight": (width, width),
-            f"{at}.self_attn.v_proj.weight": (keys, width),
-        }
-    return shapes | {"model.norm.weight": (width,), "lm_head.weight": (128256, width)}
+# The tensors of each of its layers.
+LAYER = {
+    "input_layernorm": (16384,), "mlp.down_proj": (16384, 53248), "mlp.gate_proj": (53248, 16384),
+    "mlp.up_proj": (53248, 16384), "post_attention_layernorm": (16384,),
+    "self_attn.k_proj": (1024, 16384), "self_attn.o_proj": (16384, 16384),
+    "self_attn.q_proj": (16384, 16384), "self_attn.v_proj": (1024, 16384),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory) -> Path:
     """Its folder: real headers, and sparse files that take no room."""
-    folder = tmp_path_factory.mktemp("llama")
-    shards: list[dict[str, Any]] = [{}]
-    filled = 0
-    for name, shape in llama_tensors().items():
-        size = 2 * int(np.prod(shape))
-        if filled and filled + size > 4.7e9:
-            shards.append({})
-            filled = 0
-        offsets = [filled, filled + size]
-        shards[-1][name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": offsets}
-        filled += size
-    weight_map = {}
-    for number, header in enumerate(shards, 1):
-        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        text = json.dumps(header).encode()
+    folder, places = tmp_path_factory.mktemp("llama"), {}
+    rest = {"model.embed_tokens": (128256, 16384), "model.norm": (16384,)}
+    shards = [rest | {"lm_head": (128256, 16384)}]
+    shards += [{f"model.layers.{n}.{name}": s for name, s in LAYER.items()} for n in range(126)]
+    for number, shapes in enumerate(shards):
+        header, end = {}, 0
+        for name, shape in shapes.items():
+            start, end = end, end + 2 * math.prod(shape)
+            told = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+            header[f"{name}.weight"] = told
+        file, text = f"model-{number:05}-of-00127.safetensors", json.dumps(header).encode()
         with (folder / file).open("wb") as stream:
             stream.write(len(text).to_bytes(8, "little") + text)
-            stream.truncate(8 + len(text) + max(t["data_offsets"][1] for t in header.values()))
-        weight_map |= dict.fromkeys(header, file)
+            stream.truncate(8 + len(text) + end)
+        places |= dict.fromkeys(header, file)
     (folder / "config.json").write_text(json.dumps(LLAMA))
-    index = {"metadata": {}, "weight_map": weight_map}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    index = json.dumps({"metadata": {}, "weight_map": places})
+    (folder / "model.safetensors.index.json").write_text(index)
     yield folder
-    for path in folder.iterdir():
-        path.unlink()
+    shutil.rmtree(folder)
 
 
 QUERIES, KEYS = 126 * 16384 * 16384 * 2, 126 * 1024 * 16384 * 2

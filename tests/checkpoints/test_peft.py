@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Any
+import tomllib
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,54 +17,13 @@ from wqk.checkpoints.formats import local_folder
 from wqk.errors import CheckpointError
 from wqk.families import families
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-# What is asked of LoraConfig, and whether the adapter is read.
-VARIANTS: list[tuple[dict[str, Any], bool]] = [
-    ({}, True),
-    ({"use_rslora": True}, True),
-    ({"fan_in_fan_out": True}, True),
-    ({"fan_in_fan_out": True, "target_modules": ["c_attn", "c_proj"]}, True),
-    ({"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"q_proj": 3, "v_proj": 5}}, False),
-    ({"alpha_pattern": {r"layers\.[0-9]+\.self_attn\.(q|k)_proj": 3}}, False),
-    ({"alpha_pattern": {"^model.layers.0.self_attn.q_proj": 3}}, False),
-    ({"rank_pattern": {"q_proj": 2}}, True),
-    ({"bias": "all"}, False),
-    ({"bias": "lora_only"}, False),
-    ({"modules_to_save": ["k_proj"], "target_modules": ["q_proj"]}, False),
-    ({"modules_to_save": ["self_attn"], "target_modules": ["down_proj"]}, False),
-    ({"modules_to_save": ["embed_tokens", "lm_head"]}, True),
-    ({"target_modules": ["q_proj", "embed_tokens"]}, False),
-    ({"target_modules": "all-linear"}, True),
-    ({"trainable_token_indices": [1, 5]}, False),
-    ({"init_lora_weights": "gaussian"}, True),
-    ({"init_lora_weights": "orthogonal"}, True),
-    ({"layers_to_transform": [1]}, True),
-    ({"init_lora_weights": "pissa"}, False),
-    ({"init_lora_weights": "pissa_niter_2"}, False),
-    ({"init_lora_weights": "olora"}, False),
-    ({"init_lora_weights": "mica"}, False),
-    ({"use_dora": True}, False),
-    ({"lora_bias": True}, False),
-    ({"use_qalora": True, "qalora_group_size": 4}, False),
-    ({"alora_invocation_tokens": [1, 2]}, False),
-    ({"kasa_config": {}}, False),
-    ({"velora_config": {}}, False),
-    ({"monteclora_config": {}}, False),
-    (
-        {"use_bdlora": {"nblocks": 2, "target_modules_bd_a": ["q_proj"], "match_strict": False}},
-        False,
-    ),
-    ({"layer_replication": [(0, 2), (1, 2)]}, False),
-    ({"target_modules": [], "target_parameters": ["self_attn.q_proj.weight"]}, False),
-]
+VARIANTS = tomllib.loads(Path(__file__).with_name("variants.toml").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -96,11 +57,14 @@ def saved(base: Path, folder: Path, options: dict[str, Any]) -> Any:
     return adapted
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: str(variant[0])[:60])
+@pytest.mark.parametrize(
+    ("is_read", "options"),
+    [(kind == "read", options) for kind, row in VARIANTS.items() for options in row],
+    ids=lambda value: str(value)[:60],
+)
 def test_what_peft_saves_is_read_as_it_merges_or_refused(
-    bases: Path, tmp_path: Path, variant: tuple[dict[str, Any], bool]
+    bases: Path, tmp_path: Path, is_read: bool, options: dict[str, Any]
 ):
-    options, is_read = variant
     base = bases / ("gpt2" if "c_attn" in options.get("target_modules", ()) else "qwen2")
     known = {field.name for field in dataclasses.fields(peft.LoraConfig)}
     if not options.keys() <= known:

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,52 +19,11 @@ from wqk.checkpoints.references import redacted, without_secrets
 from wqk.errors import CheckpointError, WqkError
 from wqk.scanning.surveys.jobs import expand
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-SECRET = "https://me:hunter2@example.org/m/model.safetensors?X-Signature=hunter2&token=hunter2"
+# All with a secret, as addresses of every kind are mistyped.
+SECRETS = Path(__file__).with_name("secrets.txt").read_text(encoding="utf-8").splitlines()
 
 
-@pytest.mark.parametrize(
-    "reference",
-    [
-        SECRET,
-        SECRET.upper(),
-        "http://me:hunter2@[::1?hunter2",
-        "https://hunter2@a#hunter2",
-        "http:/me:hunter2@example.org/m",
-        "http:///me:hunter2@example.org/m",
-        "http:\\\\me:hunter2@example.org/m",
-        "http:me:hunter2@example.org/m",
-        "  https://me:hunter2@example.org/m",
-        "\u200bhttps://me:hunter2@example.org/m",
-        "'https://me:hunter2@example.org/m'",
-        '"https://me:hunter2@example.org/m?x=hunter2"',
-        "<https://me:hunter2@example.org/m>",
-        "ftp://me:hunter2@example.org/m",
-        "s3://KEY:hunter2@bucket/m",
-        "git+ssh://me:hunter2@example.org/m",
-        "hf://hunter2@owner/model",
-        "me:hunter2@example.org/m",
-        "hunter2@example.org/m",
-        "//me:hunter2@example.org/m",
-        "https://me:hun/hunter2@example.org/m",
-        "https://example.org/m;sig=hunter2",
-        "https://example.org/m%3Ftoken=hunter2",
-        "https://example.org/m&token=hunter2",
-        "https://example.org/m?path=https://me:hunter2@b",
-        "owner/model?token=hunter2",
-        "https://example.org/https://me:hunter2@b/m",
-        "http://me:hunter2%40example.org/m",
-        "http://me:x/hunter2",
-        "https://hun?hunter2@example.org/m",
-        "https://example.org/m?a=1?hunter2",
-        "https://example.org/m?a=1%26hunter2",
-        "https://example.org/m?versionId=hunter2&download=hunter2",
-        "owner/model@main?token=hunter2",
-        "hunter2%40example.org/m",
-    ],
-)
+@pytest.mark.parametrize("reference", SECRETS)
 def test_nothing_secret_is_shown(reference: str, tmp_path: Path):
     assert "hunter2" not in redacted(reference).lower()
     (job,) = expand([reference])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,68 +52,8 @@ class Graph:
     last_stretch: float = 1.0
 
 
-PAIRS, HALVES = "interleaved", "half"
-LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
-GRAPHS = {
-    "llama": Graph("llama", order=PAIRS),
-    "llama, fused": Graph("llama", order=PAIRS, fused=True),
-    "mistral, whose window llama.cpp does not read": Graph(
-        "llama", order=PAIRS, metadata=LINEAR | {"attention.sliding_window": 5},
-        stretch=4.0, last_stretch=4.0,
-    ),
-    "granite": Graph(
-        "granite", order=PAIRS, metadata={"attention.scale": 0.2}, told={"scale": 0.2}
-    ),
-    "granite, fused": Graph(
-        "granite", order=PAIRS, fused=True,
-        metadata={"attention.scale": 0.2}, told={"scale": 0.2},
-    ),
-    "xverse": Graph("xverse", order=PAIRS),
-    "qwen3": Graph("qwen3", order=HALVES, norms="head"),
-    "phi3, whose window llama.cpp turns off": Graph(
-        "phi3", order=HALVES, fused=True, metadata={"attention.sliding_window": 5}
-    ),
-    "gemma2": Graph(
-        "gemma2", order=HALVES,
-        metadata={"attention.sliding_window": 4, "attn_logit_softcapping": 0.5},
-        told={"window": "4", "softcap": 0.5}, last={"softcap": 0.5},
-    ),
-    "gemma2, whose widest divides the model's width by its heads": Graph(
-        "gemma2", order=HALVES, metadata={"attention.sliding_window": 4, "block_count": 46},
-        told={"window": "4", "softcap": 50.0, "scale": (WIDTH // H) ** -0.5},
-        last={"softcap": 50.0, "scale": (WIDTH // H) ** -0.5},
-    ),
-    "gemma3": Graph(
-        "gemma3", order=HALVES, norms="head", base=9.0,
-        metadata=LINEAR | {
-            "attention.sliding_window": 4, "rope.freq_base_swa": 9.0, "block_count": 6},
-        told={"window": "4"}, last={}, last_stretch=4.0,
-    ),
-    "gemma3, older": Graph(
-        "gemma3", order=HALVES, norms="head", base=10_000.0,
-        metadata={"attention.sliding_window": 4, "block_count": 6}, told={"window": "4"}, last={},
-    ),
-    "gemma3, whose widest divides the model's width by its heads": Graph(
-        "gemma3", order=HALVES, norms="head", metadata={"block_count": 62},
-        told={"scale": (WIDTH // H) ** -0.5},
-    ),
-    "jais": Graph(
-        "jais", H, kind="layer", fused=True, metadata={"attention.max_alibi_bias": 8.0},
-        told={"position": "alibi", "scale": 1 / R},
-    ),
-    "command-r": Graph("command-r", kind="layer", order=PAIRS, norms="each head"),
-    "stablelm": Graph("stablelm", kind="layer", order=HALVES, norms="each head"),
-    "gptneox": Graph("gptneox", H, kind="layer", order=HALVES, fused=True),
-    "falcon": Graph("falcon", 1, kind="layer", order=HALVES, fused=True),
-    "gpt2": Graph("gpt2", H, kind="layer", fused=True),
-    "starcoder": Graph("starcoder", 1, kind="layer", fused=True),
-    "bloom": Graph("bloom", H, kind="layer", fused=True, told={"position": "alibi"}),
-    "mpt": Graph(
-        "mpt", H, kind="layer", fused=True,
-        metadata={"attention.clamp_kqv": 0.75, "attention.max_alibi_bias": 8.0},
-        told={"position": "alibi", "clip": 0.75},
-    ),
-}  # fmt: skip
+ROWS = Path(__file__).with_name("graphs.toml").read_text(encoding="utf-8")
+GRAPHS = {name: Graph(**row) for name, row in tomllib.loads(ROWS).items()}
 
 
 def metadata_of(graph: Graph) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import tomllib
 from functools import partial
 from pathlib import Path
 
@@ -21,39 +22,8 @@ HOSTILE = [
     10**400, 1e9, 5, "\ud800", {"rope_theta": "x"}, {"rope_type": "yarn", "factor": 10**400},
     {"rope_theta": 0, "partial_rotary_factor": 1e9}, {"full_attention": {"rope_theta": {}}},
 ]  # fmt: skip
-KEYS = {
-    "bert": [
-        "model_type", "num_attention_heads", "num_hidden_layers", "is_decoder", "architectures",
-    ],
-    "llama": [
-        "num_attention_heads", "num_key_value_heads", "num_hidden_layers", "head_dim",
-        "rope_parameters", "rope_scaling", "rope_theta", "sliding_window", "layer_types",
-        "quantization_config", "max_window_layers", "rms_norm_eps", "max_position_embeddings",
-        "partial_rotary_factor", "model_type", "architectures",
-    ],
-    "deberta": ["pos_att_type", "num_attention_heads"],
-    "unknown": ["architectures", "model_type", "hidden_size", "num_attention_heads", "head_dim"],
-    "gpt2": ["n_head", "n_layer", "scale_attn_weights", "scale_attn_by_inverse_layer_idx"],
-    "gpt_neo": ["attention_types", "attention_layers", "num_heads", "window_size"],
-    "swin": ["num_heads", "depths", "window_size"],
-}  # fmt: skip
-TENSORS = {
-    "bert": {
-        "encoder.layer.0.attention.self.query": (8, 8),
-        "encoder.layer.0.attention.self.key": (8, 8),
-    },
-    "llama": {"layers.0.self_attn.q_proj": (8, 8), "layers.0.self_attn.k_proj": (4, 8)},
-    "deberta": {"encoder.layer.0.attention.self.in_proj": (24, 8)},
-    "unknown": {"layers.0.self_attn.q_proj": (8, 8), "layers.0.self_attn.k_proj": (4, 8)},
-    "gpt2": {"h.0.attn.c_attn": (8, 24)},
-    "gpt_neo": {
-        "h.0.attn.attention.q_proj": (8, 8), "h.0.attn.attention.k_proj": (8, 8),
-    },
-    "swin": {
-        "encoder.layers.0.blocks.0.attention.self.query": (8, 8),
-        "encoder.layers.0.blocks.0.attention.self.key": (8, 8),
-    },
-}  # fmt: skip
+ROWS = Path(__file__).with_name("hostile.toml").read_text(encoding="utf-8")
+KINDS = tomllib.loads(ROWS)
 GOOD = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "n_head": 4, "num_heads": 4,
     "num_hidden_layers": 1, "n_layer": 1, "num_layers": 1,
@@ -63,14 +33,15 @@ GOOD = {
 def model(kind: str, changes: dict[str, object]) -> Module:
     """A tiny model whose configuration is right but for the changes."""
     rng = np.random.default_rng(0)
-    tensors = {
-        f"{name}.weight": rng.standard_normal(shape) for name, shape in TENSORS[kind].items()
-    }
+    shapes = KINDS[kind]["tensors"]
+    tensors = {f"{name}.weight": rng.standard_normal(shape) for name, shape in shapes.items()}
     return Module(tensors, {"model_type": kind, **GOOD, **changes})
 
 
 @counts(10, len(HOSTILE))
-@pytest.mark.parametrize(("kind", "key"), [(kind, key) for kind in KEYS for key in KEYS[kind]])
+@pytest.mark.parametrize(
+    ("kind", "key"), [(kind, key) for kind in KINDS for key in KINDS[kind]["keys"]]
+)
 def test_no_value_does_more_than_be_refused(kind: str, key: str, count: int) -> None:
     distances = (0, 1) if kind == "llama" else (0,)
     for value in random.Random(key).sample(HOSTILE, count):
@@ -85,8 +56,8 @@ def test_seeded_pairs_of_lies(count: int) -> None:
     rng = np.random.default_rng(count)
     found = set()
     for _ in range(count):
-        kind = str(rng.choice(list(KEYS)))
-        keys = rng.choice(KEYS[kind], 2)
+        kind = str(rng.choice(list(KINDS)))
+        keys = rng.choice(KINDS[kind]["keys"], 2)
         changes = {str(key): HOSTILE[rng.integers(len(HOSTILE))] for key in keys}
         found.add(refused(wqk.scan, model(kind, changes)))
     assert found == {True, False}

@@ -334,9 +334,16 @@ def assert_lightning(model: Any, module: Any, x: Any, q: Any, k: Any, v: Any, he
     torch.testing.assert_close(out, own, atol=1e-5, rtol=1e-5)  # its rates are in single precision
 
 
-def test_layers_without_a_softmax_are_scored_beside_the_others(tmp_path: Path) -> None:
-    save(CASES["qwen3-next"], tmp_path)
-    table = wqk.scan(tmp_path)
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Linear attention in layer 0, and softmax attention in layer 1."""
+    folder = tmp_path_factory.mktemp("hybrid") / "model"
+    save(CASES["qwen3-next"], folder)
+    return folder
+
+
+def test_layers_without_a_softmax_are_scored_beside_the_others(hybrid: Path) -> None:
+    table = wqk.scan(hybrid)
     kinds = table.layers.frame.select("kind", "layer", "status").rows()
     assert [(kind, layer) for kind, layer, _ in kinds] == [("self", 1), ("linear", 0)]
     assert "partial" in kinds[1][2]
@@ -345,26 +352,25 @@ def test_layers_without_a_softmax_are_scored_beside_the_others(tmp_path: Path) -
     assert apart == {"linear attention": ["the gains of the norms that feed it"]}
     lines = [line.partition(":")[0] for line in str(table.layers).splitlines() if ":" in line]
     assert lines.count("ignored") == lines.count("ignored in linear attention") == 1
-    model = wqk.open(tmp_path)
+    model = wqk.open(hybrid)
     assert len(model) == 1  # what runs a softmax
     block = model.block(0, kind="linear")
     assert table.layers.frame["symmetry"][1] == pytest.approx(block.form.symmetry, abs=1e-6)
     assert model.select(kind="linear").scored == model.mixers
-    notes = " ".join(wqk.explain(tmp_path).notes)
+    notes = " ".join(wqk.explain(hybrid).notes)
     assert "delta rule" in notes
     assert "has no form" not in notes
 
 
-def test_at_a_distance_only_positions_are_scored(tmp_path: Path) -> None:
-    save(CASES["qwen3-next"], tmp_path)
-    table = wqk.scan(tmp_path, distances=[0, 4])
+def test_at_a_distance_only_positions_are_scored(hybrid: Path) -> None:
+    table = wqk.scan(hybrid, distances=[0, 4])
     assert set(table.frame["kind"]) == {"self"}
     lacking = "decoder linear attention, layers 0: has no form at a distance"
     assert table.metadata["notes"] == [lacking]
     with pytest.raises(CheckpointError, match=r"behind it stand a short convolution.*, SiLU"):
-        wqk.open(tmp_path).block(0, kind="linear").at(distance=4)
+        wqk.open(hybrid).block(0, kind="linear").at(distance=4)
     with pytest.raises(CheckpointError, match="behind it stand"):
-        wqk.scan(wqk.open(tmp_path).select(kind="linear"), distances=[4])
+        wqk.scan(wqk.open(hybrid).select(kind="linear"), distances=[4])
 
 
 def test_biases_of_both_sides_count_without_a_softmax(tmp_path: Path) -> None:
@@ -390,13 +396,12 @@ def test_mamba_1_has_no_form_of_values_and_outputs(tmp_path: Path) -> None:
         wqk.scan(wqk.open(tmp_path).select(kind="state-space"), circuit="ov")
 
 
-def test_without_a_softmax_there_are_no_logits_and_no_ceilings(tmp_path: Path) -> None:
-    save(CASES["qwen3-next"], tmp_path)
-    table = wqk.scan(tmp_path, measures=["ceiling"], heads=False)
+def test_without_a_softmax_there_are_no_logits_and_no_ceilings(hybrid: Path) -> None:
+    table = wqk.scan(hybrid, measures=["ceiling"], heads=False)
     assert [value is None for value in table.frame["score_ceiling"]] == [False, True]
     assert table.metadata["no_ceiling"].keys() == {"decoder linear"}
     with pytest.raises(UnknownFamily, match="no softmax, and so no logits"):
-        wqk.open(tmp_path).block(0, kind="linear").logits(np.ones((2, 48)), np.ones((2, 48)))
+        wqk.open(hybrid).block(0, kind="linear").logits(np.ones((2, 48)), np.ones((2, 48)))
 
 
 @pytest.mark.parametrize(
@@ -478,10 +483,9 @@ def test_sections_that_do_not_fit_are_an_error(tmp_path: Path) -> None:
         wqk.open(tmp_path)
 
 
-def test_the_curves_over_layers_tell_kinds_apart(tmp_path: Path) -> None:
-    save(CASES["qwen3-next"], tmp_path / "model")
+def test_the_curves_over_layers_tell_kinds_apart(hybrid: Path) -> None:
     pytest.importorskip("matplotlib")
-    figure = wqk.scan(tmp_path / "model").plot()
+    figure = wqk.scan(hybrid).plot()
     shown = [text.get_text() for text in figure.legends[0].get_texts()]
     assert shown == ["model, self-attention", "model, linear attention"]
     curves = figure.axes[0].get_lines()[::2]
