@@ -1,4 +1,4 @@
-"""What tests of bad input share: how often, for how long, and whether it was refused."""
+"""What tests of bad input and of failures share: how often, how long, and what fails."""
 
 from __future__ import annotations
 
@@ -57,6 +57,15 @@ def in_memory(most: float) -> Iterator[None]:
         assert tracemalloc.get_traced_memory()[1] < most
     finally:
         tracemalloc.stop()
+
+
+def failing(error: BaseException) -> Callable[..., Any]:
+    """What raises this error, however it is called."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    return fail
 
 
 def refused(call: Callable[..., Any], *arguments: Any) -> bool:

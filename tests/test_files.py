@@ -7,9 +7,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.limits import failing
 
 from wqk._files import append_lines, locked, read_lines, sync, write_atomically
 from wqk.errors import OutputError, RunError
@@ -54,11 +54,7 @@ def test_lone_surrogates_are_kept(tmp_path: Path):
 def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "a.jsonl"
     append_lines(path, {"n": 1})
-
-    def full(_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", failing(OSError(errno.ENOSPC, "No space left on device")))
     new, missing = tmp_path / "new", tmp_path / "missing" / "file"
     for write, place in (
         (lambda: append_lines(path, {"n": 2}), path),

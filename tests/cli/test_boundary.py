@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.command import ENCODER, run, shell
+from tests.limits import failing
 
 import wqk
 
@@ -63,10 +64,8 @@ def test_what_is_in_the_way_is_one_line_without_secrets(line, says):
 
 
 def test_an_unexpected_error_is_one_line(monkeypatch):
-    def fail(*_, **__):
-        raise ZeroDivisionError("by\nnothing" + "x" * 10_000)
-
-    monkeypatch.setattr("wqk.scanning.scan.scan_model", fail)
+    error = ZeroDivisionError("by\nnothing" + "x" * 10_000)
+    monkeypatch.setattr("wqk.scanning.scan.scan_model", failing(error))
     result = run("scan", ENCODER)
     assert result.exit_code == 2
     assert result.stderr.startswith("wqk: unexpected ZeroDivisionError: by nothing")
@@ -78,19 +77,13 @@ def test_an_unexpected_error_is_one_line(monkeypatch):
 
 @pytest.mark.parametrize("verb", ["scan", "explain", "diff"])
 def test_an_interruption_ends_every_verb_alike(monkeypatch, verb):
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("wqk.checkpoints.open_local", interrupt)
+    monkeypatch.setattr("wqk.checkpoints.open_local", failing(KeyboardInterrupt()))
     result = run(verb, ENCODER, *([ENCODER] if verb == "diff" else []))
     assert (result.exit_code, result.stderr) == (130, "wqk: interrupted\n")
 
 
 def test_an_interrupted_watch_says_where_its_scores_are(monkeypatch, tmp_path):
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("wqk.scanning.surveys.watch.watch", interrupt)
+    monkeypatch.setattr("wqk.scanning.surveys.watch.watch", failing(KeyboardInterrupt()))
     scores = tmp_path / "out" / "scores.parquet"
     for told in ("no checkpoint was scored", f"the scores are in {scores}"):
         result = run("watch", str(tmp_path), "--out", str(tmp_path / "out"))
@@ -150,7 +143,7 @@ def test_arguments_are_named_as_they_were_given(tmp_path):
 
 
 def test_a_runs_folder_is_read_by_every_verb(tmp_path):
-    for step in (5, 10):
+    for step in (1000, 50, 200):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
         for file in Path(ENCODER).iterdir():
@@ -158,8 +151,12 @@ def test_a_runs_folder_is_read_by_every_verb(tmp_path):
     for verb in (("scan",), ("explain",), ("diff", ENCODER)):
         result = run(*verb, str(tmp_path))
         assert result.exit_code == 0, result.stderr
-        assert "checkpoint-10" in result.stdout.replace("\n", "")
-    assert wqk.scan(tmp_path).frame["step"].unique().to_list() == [5, 10]
+        assert "checkpoint-1000" in result.stdout.replace("\n", "")
+    table, out = wqk.scan(tmp_path), tmp_path / "all.parquet"
+    assert table.frame["step"].unique(maintain_order=True).to_list() == [50, 200, 1000]
+    assert run("scan", tmp_path, ENCODER, "--out", out).exit_code == 0
+    steps = wqk.read_table(out).frame["step"].unique(maintain_order=True)
+    assert steps.to_list() == [50, 200, 1000, None]
 
 
 def test_names_do_not_reach_the_terminal_raw(tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.command import run
+from tests.limits import failing
 
 import wqk
 from wqk.errors import UnknownFamily, WqkError
@@ -62,10 +63,7 @@ def test_a_file_that_is_nested_without_end_is_refused_in_time(text: str):
 
 
 def test_too_little_memory_is_told(monkeypatch: pytest.MonkeyPatch):
-    def without_memory(*_: object, **__: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr("wqk.attention.factor.load_factor", without_memory)
+    monkeypatch.setattr("wqk.attention.factor.load_factor", failing(MemoryError()))
     result = run("scan", str(wqk.demo_model("encoder")))
     assert result.exit_code == 2
     assert "out of memory" in result.output

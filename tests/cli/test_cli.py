@@ -84,15 +84,6 @@ def test_out_saves_what_python_gives(tmp_path: Path, ending: str) -> None:
     assert read_table(path).frame.equals(wqk.scan(ENCODER).frame)
 
 
-def test_several_checkpoints_and_a_run_of_steps(tmp_path: Path) -> None:
-    for step in (1000, 50, 200):
-        shutil.copytree(ENCODER, tmp_path / f"checkpoint-{step}")
-    result = run("scan", str(tmp_path), ENCODER, "--out", str(tmp_path / "all.parquet"))
-    assert result.exit_code == 0, result.output
-    steps = read_table(tmp_path / "all.parquet").frame["step"].unique(maintain_order=True)
-    assert steps.to_list() == [50, 200, 1000, None]
-
-
 def test_bad_input_gives_one_clear_line_and_nothing_else(tmp_path: Path) -> None:
     """Before anything is read, of a file's header, and of weights that are read last."""
     truncated, not_finite = (Path(shutil.copytree(ENCODER, tmp_path / name)) for name in "ab")

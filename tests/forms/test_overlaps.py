@@ -22,14 +22,12 @@ def stack(seed: int, groups: int, sharing: int) -> BilinearForm:
 
 def in_double_precision(writer: BilinearForm, reader: BilinearForm) -> np.ndarray:
     """Scores of all pairs, from whole matrices."""
-    first, second = (
-        (one.query.astype(np.float64) @ one.key.astype(np.float64).swapaxes(-1, -2)).reshape(
-            -1, WIDTH, WIDTH
-        )
-        for one in (writer, reader)
-    )
+    whole = [
+        one.query.astype(np.float64) @ one.key.astype(np.float64).mT for one in (writer, reader)
+    ]
+    first, second = (one.reshape(-1, WIDTH, WIDTH) for one in whole)
     norms = [np.linalg.norm(one, axis=(-2, -1)) for one in (first, second)]
-    product = np.linalg.norm(first[:, None].swapaxes(-1, -2) @ second, axis=(-2, -1))
+    product = np.linalg.norm(first[:, None].mT @ second, axis=(-2, -1))
     return np.asarray(product / np.outer(*norms))
 
 

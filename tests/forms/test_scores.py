@@ -254,12 +254,15 @@ def test_no_norm_lies_beyond_a_huge_gamma():
 # Both routes
 
 
-def stacked_factors(
-    seed: int, d: int, rank: int, dtype: type = np.float64
-) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    query = rng.standard_normal((2, 3, d, rank)).astype(dtype)
-    return query, rng.standard_normal((2, 1, d, rank)).astype(dtype)
+def heads_of(
+    seed: int, stack: tuple[int, int], d: int = 12, rank: int = 3, dtype: type = np.float64
+) -> BilinearForm:
+    """Heads (G, H/G), of which each group shares its key."""
+    query, key = (
+        np.random.default_rng(seed + n).standard_normal((stack[0], m, d, rank)).astype(dtype)
+        for n, m in enumerate((stack[1], 1))
+    )
+    return BilinearForm.from_factors(query, key)
 
 
 SUMS = ("square_norm", "trace_of_square", "row_norms", "column_norms")
@@ -268,7 +271,8 @@ SUMS = ("square_norm", "trace_of_square", "row_norms", "column_norms")
 @DTYPES
 @pytest.mark.parametrize(("d", "rank"), [(1, 1), (5, 1), (40, 7), (40, 40), (40, 90), (300, 12)])
 def test_identities_and_tiles_agree(dtype, d, rank):
-    sides = [kernels.balance(one, np) for one in stacked_factors(d + rank, d, rank, dtype)]
+    form = heads_of(d + rank, (2, 3), d, rank, dtype)
+    sides = [kernels.balance(one, np) for one in (form.query, form.key)]
     identities, tiles = kernels.Identities(*sides), kernels.Tiles(*sides)
     for name in SUMS:
         expected = getattr(tiles, name)
@@ -281,7 +285,7 @@ def test_identities_and_tiles_agree(dtype, d, rank):
     [(40, 10, kernels.Identities), (40, 11, kernels.Tiles), (3, 1, kernels.Tiles)],
 )
 def test_the_cheaper_route_is_taken(d, rank, route):
-    assert type(BilinearForm.from_factors(*stacked_factors(0, d, rank)).moments) is route
+    assert type(heads_of(0, (2, 3), d, rank).moments) is route
 
 
 def test_cancelling_factors_leave_the_identities_for_wider_tiles():
@@ -364,7 +368,8 @@ def test_scores_do_not_depend_on_scale(dtype, scales, rank):
 
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_head_terms_and_coupling_do_not_depend_on_scale(scale):
-    query, key = stacked_factors(4, 24, 3, np.float32)
+    plain = heads_of(4, (2, 3), 24, 3, np.float32)
+    query, key = plain.query.copy(), plain.key
     # One head apart is enough for the whole stack to be balanced head by head.
     query[1, 2] *= 1e-3
     plain = BilinearForm.from_factors(query, key)
@@ -377,12 +382,6 @@ def test_head_terms_and_coupling_do_not_depend_on_scale(scale):
 
 
 GROUPS = pytest.mark.parametrize("stack", [(4, 1), (2, 3), (1, 4), (1, 1)])
-
-
-def heads_of(seed: int, stack: tuple[int, int], d: int = 12, rank: int = 3) -> BilinearForm:
-    rng = np.random.default_rng(seed)
-    query = rng.standard_normal((*stack, d, rank))
-    return BilinearForm.from_factors(query, rng.standard_normal((stack[0], 1, d, rank)))
 
 
 def traces_of_products(heads: BilinearForm) -> np.ndarray:

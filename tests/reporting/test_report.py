@@ -222,17 +222,13 @@ def test_steps_of_one_model_are_one_group():
     assert group.facts["layer"] == 0
 
 
-def test_revisions_that_are_steps_are_one_group_and_others_are_not():
-    steps = [rows("o/m", step=step, revision=f"step{step}") for step in (1, 2)]
-    branches = [rows("o/n", revision=revision) for revision in ("main", "v2")]
-    labels = [group.label for group in groups([table(*steps, *branches)])]
-    assert labels == ["o/m", "o/n @ main", "o/n @ v2"]
-
-
-def test_stacks_and_kinds_of_one_model_are_told_apart_by_what_differs():
-    parts = [rows("o/m", stack=s, kind=k) for s, k in (("encoder", "self"), ("decoder", "cross"))]
-    labels = [group.label for group in groups([table(*parts, rows("o/single"))])]
-    assert labels == ["o/m, encoder, self", "o/m, decoder, cross", "o/single"]
+def test_groups_are_told_apart_by_what_differs_but_for_steps():
+    parts = [rows("o/m", step=step, revision=f"step{step}") for step in (1, 2)]
+    parts += [rows("o/n", revision=revision) for revision in ("main", "v2")]
+    parts += [rows("o/p", stack=s, kind=k) for s, k in (("encoder", "self"), ("decoder", "cross"))]
+    labels = [group.label for group in groups([table(*parts)])]
+    expected = ["o/m", "o/n @ main", "o/n @ v2", "o/p, encoder, self", "o/p, decoder, cross"]
+    assert labels == expected
 
 
 def test_a_row_that_is_given_twice_is_shown_once(tmp_path):

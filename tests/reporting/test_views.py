@@ -14,7 +14,6 @@ from tests.command import run
 from tests.small import llama
 
 import wqk
-from wqk.checkpoints.modules import StateDict
 from wqk.errors import FormError, TableError
 from wqk.forms.images import matrix_image
 from wqk.inspecting.showing import coupling_view
@@ -26,16 +25,9 @@ DECODER = str(wqk.demo_model("decoder"))
 
 def read_heads(query: np.ndarray, key: np.ndarray) -> wqk.Block:
     """A block with these heads, (H, R, D) each."""
-    width = query.shape[-1]
-    weights = {"q": query, "k": key}
-    tensors = {
-        f"encoder.layer.0.attention.self.{name}.weight": weights[name[0]]
-        .reshape(-1, width)
-        .astype(np.float32)
-        for name in ("query", "key")
-    }
-    config = {"model_type": "bert", "num_attention_heads": len(query), "num_hidden_layers": 1}
-    return wqk.open(StateDict(tensors, config, "made"))[0]
+    sides = {"q": query, "k": key}.items()
+    tensors = {f"layers.0.{s}_proj.weight": w.reshape(-1, w.shape[-1]) for s, w in sides}
+    return wqk.open(tensors, heads_per_layer=len(query))[0]
 
 
 def test_an_image_keeps_the_largest_entry_of_each_pixel() -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
+from tests.limits import failing
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import wqk
@@ -159,11 +160,8 @@ def test_tensors_larger_than_memory_are_refused(monkeypatch, tmp_path):
 
     from wqk.checkpoints.files import RowFile
 
-    def read(*_):
-        raise MemoryError("Unable to allocate 1.00 TiB")
-
     save_file(positive(), tmp_path / "model.safetensors")
-    monkeypatch.setattr(RowFile, "read", read)
+    monkeypatch.setattr(RowFile, "read", failing(MemoryError("Unable to allocate 1.00 TiB")))
     with pytest.raises(wqk.WqkError, match=r"_proj.weight', of shape .* does not fit in memory"):
         wqk.scan(opened(tmp_path))
 

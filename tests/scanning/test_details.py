@@ -38,6 +38,13 @@ def saved(details: Details, folder: Path) -> Details:
     return read_details(folder / "details.npz")
 
 
+def kept(form: wqk.BilinearForm, folder: Path) -> tuple[BlockDetails, BlockDetails]:
+    """What is seen of a form, and what its file keeps of it."""
+    block = block_details(PLACE, form)
+    (after,) = saved(Details((block,)), folder).blocks
+    return block, after
+
+
 def test_details_of_a_layer_are_those_of_the_dense_matrix():
     details = wqk.scan(ENCODER, gamma=1.5, details=True).details
     for layer, block in enumerate(details.blocks):
@@ -77,15 +84,12 @@ def test_a_side_file_keeps_what_a_screen_shows(tmp_path):
 
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
 def test_norms_of_any_size_fit_into_half_precision(scale, tmp_path):
-    heads = stacked_heads(2, 1, 20, 3) * scale
-    block = block_details(PLACE, heads)
-    (after,) = saved(Details((block,)), tmp_path).blocks
+    block, after = kept(stacked_heads(2, 1, 20, 3) * scale, tmp_path)
     np.testing.assert_allclose(after.row_norms, block.row_norms, rtol=1e-3)
 
 
 def test_a_form_that_is_zero(tmp_path):
-    block = block_details(PLACE, stacked_heads(2, 2, 6, 2) * 0.0)
-    (after,) = saved(Details((block,)), tmp_path).blocks
+    _, after = kept(stacked_heads(2, 2, 6, 2) * 0.0, tmp_path)
     assert not after.image.any()
     assert not after.row_norms.any()
     assert np.isnan(after.coupling).all()
@@ -94,8 +98,7 @@ def test_a_form_that_is_zero(tmp_path):
 def test_two_widths_have_no_coupling(tmp_path):
     dice = np.random.default_rng(0)
     form = wqk.BilinearForm(dice.standard_normal((2, 1, 9, 3)), dice.standard_normal((2, 1, 7, 3)))
-    block = block_details(PLACE, form)
-    (after,) = saved(Details((block,)), tmp_path).blocks
+    _, after = kept(form, tmp_path)
     assert after.coupling is None
     assert after.image.shape == (9, 7)
 

@@ -11,9 +11,11 @@ from tests import small
 from tests.command import run
 
 import wqk
+from wqk import BilinearForm
 from wqk.attention import Block
 from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
+from wqk.forms.spectra import spectrum
 from wqk.tables.columns import MEASURES, Measure
 
 D, H, G, R = 24, 4, 2, 6
@@ -25,42 +27,24 @@ def table() -> wqk.ScoreTable:
     return wqk.scan(model(), measures=["spectrum", "ceiling", "bands"], distances=[0, 5])
 
 
-def test_spectra_of_every_row_are_those_of_dense_matrices(table: wqk.ScoreTable) -> None:
+def test_rows_have_the_spectra_and_the_ceilings_of_their_forms(table: wqk.ScoreTable) -> None:
     attention = wqk.open(model())[1]
-    rows = table.frame.filter(layer=1, distance=0)
-    for row in rows.iter_rows(named=True):
-        form = attention.form if row["head"] is None else attention[row["head"]]
-        dense = form.dense()
-        values, eigenvalues = np.linalg.svdvals(dense), np.linalg.eigvals(dense)
-        shares = values[values > 1e-10] / values.sum()
-        assert row["spectral_norm"] == pytest.approx(values[0])
-        assert row["stable_rank"] == pytest.approx((dense**2).sum() / values[0] ** 2)
-        entropy = -(shares * np.log(shares)).sum()
-        assert row["effective_rank"] == pytest.approx(np.exp(entropy))
-        positivity = eigenvalues.real.sum() / np.abs(eigenvalues).sum()
-        assert row["eigenvalue_positivity"] == pytest.approx(positivity, abs=1e-6)
-
-
-def test_no_input_scores_above_the_ceiling_and_some_come_near(table: wqk.ScoreTable) -> None:
-    """Normalized inputs, the likeliest of them the singular vectors themselves."""
-    checkpoint = model()
-    attention = wqk.open(checkpoint)[0]
-    gain = checkpoint.read([wqk.checkpoints.Part("model.layers.0.input_layernorm.weight")])[0]
-    random = np.random.default_rng(1)
-    for head in range(H):
-        folded = gain[:, None] * attention[head].dense() * gain
-        left, _, right = np.linalg.svd(folded)
-        drawn = np.concatenate([random.standard_normal((50, D)), left.T[:1], right[:1]])
-        x = drawn / np.sqrt((drawn**2).mean(axis=1, keepdims=True)) * gain
-        for distance in (0, 5):
-            row = table.frame.filter(layer=0, head=head, distance=distance).row(0, named=True)
-            largest = np.abs(attention.logits(x, x, distance)[head]).max()
-            assert largest <= row["score_ceiling"] * (1 + 1e-9)
-            assert row["score_ceiling"] <= row["score_ceiling_any_distance"] * (1 + 1e-9)
-            lengths = np.linalg.norm(attention.queries(x)[head], axis=-1)
-            assert lengths.max() <= row["query_norm"] * (1 + 1e-9)
-            if distance == 0:
-                assert largest > 0.5 * row["score_ceiling"]
+    ceiling = attention.ceiling([0, 5])
+    assert ceiling is not None
+    for row in table.frame.filter(layer=1).iter_rows(named=True):
+        distance, head = row["distance"], row["head"]
+        if distance == 0:
+            form = attention.form if head is None else attention[head]
+            expected = spectrum(BilinearForm(form.query, form.key))
+            found = [row[name] for name in expected._fields]
+            assert found == pytest.approx([float(value) for value in expected], abs=1e-6)
+        if head is not None:
+            bounds = {
+                "score_ceiling": ceiling.at_distance[distance][head],
+                "score_ceiling_any_distance": ceiling.any_distance[head],
+                "query_norm": ceiling.query_norm[head], "key_norm": ceiling.key_norm[head],
+            }  # fmt: skip
+            assert {name: row[name] for name in bounds} == pytest.approx(bounds)
 
 
 def test_bands_are_those_of_dense_matrices(table: wqk.ScoreTable) -> None:

@@ -24,7 +24,7 @@ import pytest
 from safetensors.numpy import save_file
 from tests import small
 from tests.command import run as run_command
-from tests.limits import counts, refused
+from tests.limits import counts, failing, refused
 
 import wqk
 from wqk._machine import usable_cores
@@ -511,13 +511,10 @@ def test_files_that_change_during_the_scan(
 def test_an_unexpected_error_is_recorded_with_its_traceback(
     models: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def stumble(*_: Any, **__: Any) -> ScoreTable:
-        raise MemoryError
-
-    monkeypatch.setattr(survey_jobs, "scan", stumble)
+    monkeypatch.setattr(survey_jobs, "scan", failing(MemoryError()))
     table = survey(models[:1], out=tmp_path)
     assert table.metadata["failed"][0]["reason"] == "MemoryError"
-    assert "in stumble" in next(line for line in manifest(tmp_path) if "trace" in line)["trace"]
+    assert "in fail" in next(line for line in manifest(tmp_path) if "trace" in line)["trace"]
 
 
 # Refs and revisions
@@ -594,10 +591,7 @@ def test_patterns_of_hub_revisions(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_hub_that_does_not_answer_is_a_failure_of_that_ref(
     models: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def refuse(*_: Any) -> None:
-        raise ConnectionError("no\nnetwork")
-
-    monkeypatch.setattr(LISTING, refuse)
+    monkeypatch.setattr(LISTING, failing(ConnectionError("no\nnetwork")))
     run_folder = tmp_path / "run"
     shutil.copytree(models[1], run_folder / "step1")
     table = survey(["o/m", run_folder], out=tmp_path / "out", revisions=["step*"])
