@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -74,29 +75,30 @@ def test_experts_in_any_order(name: str) -> None:
             assert not compared(both, n_group=None).same  # the class has a number of its own
 
 
-@pytest.mark.parametrize("name", ["bert", "opt", "gpt2", "phi3", "gpt-neox"])
-def test_neurons_in_any_order(name: str) -> None:
+@pytest.mark.parametrize(("name", "parts"), [
+    ("bert", "intermediate.dense.weight|intermediate.dense.bias|output.dense.weight"),
+    ("opt", "fc1.weight|fc1.bias|fc2.weight"), ("gpt2", "c_fc.weight|c_fc.bias|c_proj.weight"),
+    ("phi3", "gate_up_proj|down_proj"), ("llama3", "gate_proj|up_proj|down_proj"),
+])  # fmt: skip
+def test_neurons_in_any_order(name: str, parts: str) -> None:
     """Rows of one weight and its bias, of gates as of what they gate, and columns of the next."""
     model = build(NAMED[name])
     tensors = {n: v.float().numpy() for n, v in model.state_dict().items()}
-    (config, dice), count = (model.config.to_dict(), np.random.default_rng(0)), 0
-    both, rows = dict(tensors), dict(tensors)
+    config, dice = model.config.to_dict(), np.random.default_rng(0)
     width = config.get("intermediate_size") or config.get("ffn_dim") or 4 * config["n_embd"]
     order = dice.permutation(width)
     many = np.concatenate([order, order + width])
-    for tensor, value in tensors.items():
-        if "layer" in tensor or "h." in tensor:
-            for axis, size in enumerate(value.shape):
-                gated = size == 2 * width and "gate_up" in tensor and axis == 0
-                if (size == width and "attn" not in tensor) or gated:
-                    both[tensor] = np.take(value, many[:size], axis)
-                    rows[tensor] = both[tensor] if axis == 0 else value
-                    count += 1
-    assert count >= 4
-    pairs = [[StateDict(some, config, "m") for some in (tensors, other)] for other in (both, rows)]
-    assert not wqk.same(*pairs[0], everything=True).same
-    assert wqk.same(*pairs[0], up_to=["neurons"]).same
-    assert not wqk.same(*pairs[1], up_to=["neurons"]).same
+    for left in (*parts.split("|"), "gate half", ""):
+        other, half = dict(tensors), np.concatenate([order, np.arange(width, 2 * width)])
+        for tensor, value in tensors.items():
+            if re.search(parts, tensor) and "att" not in tensor and not (left and left in tensor):
+                axis = value.shape.index(width if width in value.shape else 2 * width)
+                rows = (half if left == "gate half" else many)[: value.shape[axis]]
+                other[tensor] = np.take(value, rows, axis)
+        pair = [StateDict(some, config, "m") for some in (tensors, other)]
+        assert not wqk.same(*pair, everything=True).same
+        alike = not left or (left == "gate half" and name != "phi3")
+        assert wqk.same(*pair, up_to=["neurons"]).same == alike, left
 
 
 def test_what_lies_in_another_order_is_read_row_by_row() -> None:

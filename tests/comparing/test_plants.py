@@ -12,7 +12,19 @@ import pytest
 pytest.importorskip("transformers")
 
 from tests.comparing.conversions import MISTAKES
-from tests.comparing.plants import LAYOUTS, PLANTS, SETTINGS, Case, Setting, cases, right, tried
+from tests.comparing.plants import (
+    EVERYWHERE,
+    LAYOUTS,
+    PLANTS,
+    SETTINGS,
+    Case,
+    Plant,
+    Setting,
+    cases,
+    planted,
+    right,
+    tried,
+)
 
 import wqk
 from wqk.checkpoints.modules import StateDict
@@ -73,6 +85,17 @@ def test_the_order_of_heads_is_a_freedom_if_values_and_outputs_share_it(outputs:
     pair = StateDict(original, config, "a"), StateDict(tensors, config, "b")
     assert not wqk.same(*pair).same
     assert wqk.same(*pair, up_to=["heads"]).same == outputs
+
+
+@pytest.mark.parametrize(("layout", "free"), [
+    ("Phi-3", True), ("Gemma 2", True), ("T5", False), ("Qwen 3.5", False),  # relative; gates
+])  # fmt: skip
+def test_heads_are_in_any_order_if_nothing_is_theirs_by_number(layout: str, free: bool) -> None:
+    moved = Plant("", "", lambda w, n: w[::-1], ())
+    tensors, config, _ = right(layout)
+    other = planted(Case(layout, moved, "qkvo", EVERYWHERE))
+    pair = StateDict(tensors, config, "a"), StateDict(other or {}, config, "b")
+    assert wqk.same(*pair, up_to=["heads"], everything=True).same == free
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)

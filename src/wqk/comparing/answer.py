@@ -85,6 +85,11 @@ class BlockComparison:
         return not (self.mismatches or self.unequal)
 
     @property
+    def farthest(self) -> float:
+        """The largest distance of any head in any circuit."""
+        return max((*self.distance.values(), *self.beside.values()), default=0.0)
+
+    @property
     def wrong(self) -> set[str]:
         """The circuits that differ, in their weights or in what is beside these."""
         beside = (Kind.SETTING, Kind.SINKS, Kind.SIZES)
@@ -182,6 +187,13 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
         return tuple(one for one in self.tensors if one.outcome.differs)
 
     @property
+    def alone(self) -> list[tuple[str, tuple[Place, ...], str]]:
+        """Which checkpoint has blocks that the other lacks: its name, these, the other's name."""
+        names = (self.checkpoint, self.other), (self.other, self.checkpoint)
+        both = zip(names, (self.missing, self.added), strict=True)
+        return [(name, places, to) for (name, to), places in both if places]
+
+    @property
     def counts(self) -> dict[str, tuple[int, int]]:
         """How many are equal of those compared: blocks, circuits in them, tensors, by name."""
         found: dict[str, list[bool]] = {SCORES: []}
@@ -231,11 +243,7 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
         parts = [
             f"{counted(len(places), 'block')} only in {name}"
             + MMPROJ * (to.endswith(".gguf") and places[0].stack.startswith(("vision", "audio")))
-            for places, name, to in (
-                (self.missing, self.checkpoint, self.other),
-                (self.added, self.other, self.checkpoint),
-            )
-            if places
+            for name, places, to in self.alone
         ]
         if differing:
             kinds = [
@@ -243,7 +251,7 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
                 for m in (cause.mismatch for cause in self.causes if cause.places)
             ]
             known = "; ".join(dict.fromkeys(kinds))
-            sizes = [max((*b.distance.values(), *b.beside.values())) for b in differing]
+            sizes = [block.farthest for block in differing]
             spread = f"{min(sizes):.2g} to {max(sizes):.2g}"
             if max(sizes) <= 2 * min(sizes):
                 spread = f"up to {max(sizes):.2g}"
@@ -265,7 +273,7 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
         if parts:
             beyond = ", beyond what quantization explains" if self.quantized else ""
             return f"Not the same{beyond}: {'; '.join(parts)}. Equal: {compared}.{self._farthest}"
-        sizes = [max((*b.distance.values(), *b.beside.values()), default=0.0) for b in self.blocks]
+        sizes = [block.farthest for block in self.blocks]
         allowed = max((b.tolerance for b in self.blocks), default=0.0)
         explains = "the rounding of stored numbers explains"
         if self.accepted:
@@ -301,7 +309,7 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
         for one in self.blocks:
             names = ("stack", "kind", "layer", "same", "distance", "tolerance", "reason", "repair")
             row = {name: getattr(one, name) for name in names}
-            row["distance"] = max((*one.distance.values(), *one.beside.values()), default=0.0)
+            row["distance"] = one.farthest
             yield row | {name: row[name] or None for name in names[-2:]}
 
     @style()
@@ -370,9 +378,8 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
         yield Text.assemble((self.checkpoint, "bold"), "  and  ", (self.other, "bold"))
         for note in self.notes:
             yield Text(note, style="dim")
-        for places, name in ((self.missing, self.checkpoint), (self.added, self.other)):
-            if places:
-                yield f"only in {name}: {_places(places)}"
+        for name, places, _ in self.alone:
+            yield f"only in {name}: {_places(places)}"
         differing = [block for block in self.blocks if not block.same]
         if differing:
             at = list(differing[0].distance)

@@ -396,14 +396,9 @@ def _find_vectors(
     places: tuple[dict[str, str], dict[str, str]],
 ) -> None:  # fmt: skip
     """Vectors that are parts of longer ones, such as the biases of fused weights."""
-    left = [
-        {
-            name: checkpoints[number].read([Part(name)])[0].reshape(-1)
-            for name, info in infos[number].items()
-            if name not in places[number] and len(info.shape) == 1
-        }
-        for number in (0, 1)
-    ]
+    left = [{name: c.read([Part(name)])[0].reshape(-1) for name, info in some.items()
+             if name not in place and len(info.shape) == 1}
+            for c, some, place in zip(checkpoints, infos, places, strict=True)]  # fmt: skip
     for whole in (1, 0):
         for name, vector in left[whole].items():
             inside: dict[str, int] = {}
@@ -447,8 +442,7 @@ def compare_tensors(
         if other is None or (first.info(name).shape != second.info(other).shape):
             left[0].append(name)
         else:
-            parts = (Part(name), Part(other))
-            one = compare_stored(checkpoints, parts)
+            one = compare_stored(checkpoints, (Part(name), Part(other)))
             done.append(TensorComparison(name, other, *one[:2], role, one.distance))
     matched = {one.other for one in done}
     left[1].extend(name for name in roles[1] if name not in matched)

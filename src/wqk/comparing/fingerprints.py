@@ -27,7 +27,7 @@ import numpy as np
 
 from wqk._typing import Float, Int
 from wqk.attention import Block
-from wqk.attention.coordinates import FOLDED, PLAIN, lacks_norm
+from wqk.attention.coordinates import FOLDED, PLAIN
 from wqk.comparing.tolerances import ROUNDING
 from wqk.comparing.weights import grid
 from wqk.families import AttentionPlan
@@ -92,11 +92,6 @@ class Fingerprint:
         """M_h on the sampled coordinates."""
         keys = _repeated(self.key, len(self.query))
         return np.asarray(self.query.swapaxes(-1, -2) @ keys)
-
-
-def lacks_any_norm(plan: AttentionPlan) -> bool:
-    """Whether no norm is known to feed a block, so that its gain cannot be folded in."""
-    return lacks_norm(plan, FOLDED)
 
 
 def fingerprint(block: Block, folds: bool) -> Fingerprint | None:

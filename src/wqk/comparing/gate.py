@@ -75,10 +75,7 @@ def junit(comparison: CheckpointComparison) -> bytes:
     for block in comparison.blocks:
         wrong = "" if block.same else f"{block.reason}\n{block.repair}"
         case(f"{block.stack} {block.kind} {block.layer}", wrong)
-    for places, name in (
-        (comparison.missing, comparison.checkpoint),
-        (comparison.added, comparison.other),
-    ):
+    for name, places, _ in comparison.alone:
         for place in places:
             case(str(place), f"only in {name}")
     for setting in comparison.settings:

@@ -18,12 +18,12 @@ import numpy as np
 from wqk._console import Result, counted, kind_in_words, number
 from wqk._machine import one_blas_thread, usable_cores
 from wqk.attention import Block
+from wqk.attention.coordinates import FOLDED, lacks_norm
 from wqk.checkpoints import Checkpoint, Part
 from wqk.comparing.fingerprints import (
     SAMPLED,
     Fingerprint,
     fingerprint,
-    lacks_any_norm,
     spectral_closeness,
 )
 from wqk.comparing.randomization import (
@@ -432,7 +432,7 @@ def _read(refs: Sequence[Any], on_progress: Callable[[int, int], None] | None) -
     # Attention with a softmax if both have some, else what both have in its place.
     kind = min(set.intersection(*map(set, kinds)), key=kinds[0].index, default="self")
     opened = [(model, [p for p in model.scored if p.kind == kind]) for model in models]
-    folds = not any(lacks_any_norm(plan) for _, plans in opened for plan in plans)
+    folds = not any(lacks_norm(plan, FOLDED) for _, plans in opened for plan in plans)
     total, done, read_models = sum(len(plans) for _, plans in opened), 0, list[_Model]()
     for model, plans in opened:
         kept = []

@@ -183,10 +183,9 @@ def outside(
     checkpoints = [model.checkpoint for model in models]
     infos = [checkpoint.tensors() for checkpoint in checkpoints]
     by_role = [roles(model) for model in models]
-    chosen = [
-        {n: role for n, role in some.items() if layers is None and (everything or role != OTHER)}
-        for some in by_role
-    ]
+    wanted = {ATTENTION, MIXER, OTHER} if everything else {ATTENTION, MIXER}
+    chosen = [{name: role for name, role in some.items() if layers is None and role in wanted}
+              for some in by_role]  # fmt: skip
     # What one family takes for an output's weight may be any tensor to the other, a guessed one: it
     # is compared as it is stored, not said to be missing.
     back = {other: name for name, other in names.items()}
@@ -201,17 +200,14 @@ def outside(
     for number, one in enumerate(found):
         if one.outcome is Outcome.DIFFERS and tolerance and one.distance <= tolerance:
             found[number] = replace(one, outcome=Outcome.ROUNDED)
-    left_out = [
-        n for some, rest in zip(chosen, by_role, strict=True) for n in rest if n not in some
-    ]
-    left_out = [names.get(name, name) for name in left_out]
+    left_out = [names.get(name, name) for some, rest in zip(chosen, by_role, strict=True)
+                for name in rest if name not in some]  # fmt: skip
     unknown = [one.name or one.other for one in found if one.outcome is Outcome.UNKNOWN]
     if any(VALUES not in block.beside for block in blocks):
         unknown.insert(0, VALUES)
     found += () if tolerance else _entries(checkpoints, pairs, blocks, names)
     rest, other_rows = _rest(models, names)
-    everything_else = tuple(dict.fromkeys(left_out))
-    return (*found, *rest), (*unknown, *other_rows), everything_else
+    return (*found, *rest), (*unknown, *other_rows), tuple(dict.fromkeys(left_out))
 
 
 def _rest(

@@ -29,7 +29,14 @@ from wqk.comparing.diagnosis import (
 )
 from wqk.comparing.expected import Expected
 from wqk.comparing.mismatches import Kind, Mismatch
-from wqk.comparing.outside import absent_towers, outside
+from wqk.comparing.outside import (
+    ATTENTION,
+    absent_towers,
+    layer_of,
+    left_in,
+    outside,
+    roles,
+)
 from wqk.comparing.rewrites import regrouped
 from wqk.comparing.tolerances import ALIKE_FORMS, LEAST_ALIKE, RESOLUTION, SUSPECT, TURNED
 from wqk.comparing.views import folded, renumbered, turned
@@ -89,8 +96,9 @@ def same(
         experts in any order that their router has as well.
     up_to
         Freedoms of the model that do not count: ``heads``, their order, where scores, values and
-        outputs agree on it; ``neurons``, their order in each feed-forward network; ``stream``, the
-        coordinates of the residual stream, where one orthogonal matrix turns embeddings, attention,
+        outputs agree on it, and nothing else is a head's by its number (slopes of ALiBi, sinks,
+        gates); ``neurons``, their order in each feed-forward network; ``stream``, the coordinates
+        of the residual stream, where one orthogonal matrix turns embeddings, attention,
         feed-forward networks and outputs (QuaRot, SpinQuant). The last two imply ``everything``.
     on_progress
         Called after every block with the number done and the number of all.
@@ -149,10 +157,11 @@ def same(
             notes.append(f"{checkpoint.name}: {text}")
     blocks: list[BlockComparison] = []
     marks, apart = _Marks(checkpoints, pairs), list[dict[str, Apart]]()
+    free = _free(models, pairs) if "heads" in up_to else set()
     with one_blas_thread():  # products of single heads are too small for several threads
         for number, pair in enumerate(pairs):
             block, unequal = _compared(models, pair, tolerance, marks, number)
-            if "heads" in up_to and (order := _order_of_heads(block, unequal)):
+            if number in free and (order := _order_of_heads(block, unequal)):
                 notes.append(f"{_place(pair[0])}: heads in the order {mismatches.listed(order)}")
                 block, unequal = replace(block, unequal=(), heads=()), {}
             blocks.append(block)
@@ -173,9 +182,8 @@ def same(
     few = [{kind for pair in pairs for kind in pair[n].quantized} for n in (0, 1)]
     told = tuple(one for name, one in settings.items() if name not in left)
     return CheckpointComparison(
-        checkpoints[0].name, checkpoints[1].name, tuple(blocks), missing, added,
-        tuple(notes), tensors, unsure, skipped, accepted, tuple(sorted(few[0] ^ few[1])), told,
-        tuple(left),
+        checkpoints[0].name, checkpoints[1].name, tuple(blocks), missing, added, tuple(notes),
+        tensors, unsure, skipped, accepted, tuple(sorted(few[0] ^ few[1])), told, tuple(left),
     )  # fmt: skip
 
 
@@ -292,6 +300,29 @@ def _require_sizes(plan: AttentionPlan, both: Sequence[Scoring]) -> None:
     )
 
 
+def _free(models: Sequence[Model], pairs: Sequence[Pair]) -> set[int]:
+    """The blocks in which all that belongs to a head is in its circuits, so that any may be first.
+
+    Positions that are added to scores, sinks and gates are a head's by its number.
+    """
+    bound = set[int]()
+    for which, model in enumerate(models):
+        tensors, left = model.checkpoint.tensors(), {part.name for part in left_in(model)}
+        beside: dict[str, list[tuple[int, ...]]] = {}
+        for name, role in roles(model).items():
+            if role == ATTENTION:
+                beside.setdefault(layer_of(name), []).append(tensors[name].shape)
+        for number, plan in enumerate(pair[which] for pair in pairs):
+            layer, heads = layer_of(plan.query.tensor), plan.query.heads
+            rows = heads * plan.query.head_width if layer else 0
+            numbered = any(heads in shape or (len(shape) > 1 and rows in shape)
+                           for shape in beside.get(layer, []))  # fmt: skip
+            added = not plan.position.startswith("rotary") and plan.position not in ("", "mask")
+            if numbered or added or plan.sinks or plan.query.tensor in left:
+                bound.add(number)
+    return {*range(len(pairs))} - bound
+
+
 def _order_of_heads(block: BlockComparison, apart: Mapping[str, Apart]) -> tuple[int, ...]:
     """The one order of heads in which scores, values and outputs are the same; () without one."""
     if {*apart} != {SCORES, *block.beside}:
@@ -386,12 +417,11 @@ def _paired(
     pairs, missing = [], []
     for plan in ours:
         place = _place(plan)
-        called = renamed.get((place.stack, place.kind), place.stack)
-        partner = by_place.pop(place._replace(stack=called), None)
-        if partner is None:
-            missing.append(place)
+        called = place._replace(stack=renamed.get(place[:2], place.stack))
+        if called in by_place:
+            pairs.append((plan, by_place.pop(called)))
         else:
-            pairs.append((plan, partner))
+            missing.append(place)
     return pairs, tuple(missing), tuple(by_place)
 
 
@@ -424,22 +454,16 @@ def _chosen(
         return pairs, missing, added
     require_list("layers", layers, [0, -1])
     places = [*(_place(ours) for ours, _ in pairs), *missing, *added]
-    last: dict[tuple[str, str], int] = {}
-    for one in places:
-        last[one.stack, one.kind] = max(last.get((one.stack, one.kind), 0), one.layer)
-
-    def numbers(place: Place) -> set[int]:
-        return {place.layer, place.layer - last[place.stack, place.kind] - 1}
-
-    def wanted(place: Place) -> bool:
-        return not numbers(place).isdisjoint(layers)
-
-    chosen = [pair for pair in pairs if wanted(_place(pair[0]))]
-    absent = set(layers).difference(*map(numbers, places))
+    last = {one[:2]: one.layer for one in sorted(places, key=lambda one: one.layer)}
+    numbers = {one: {one.layer, one.layer - last[one[:2]] - 1} for one in places}
+    wanted = {one for one in places if not numbers[one].isdisjoint(layers)}
+    chosen = [pair for pair in pairs if _place(pair[0]) in wanted]
+    absent = set(layers).difference(*numbers.values())
     if absent or not chosen:
         what = f"no layer {min(absent)}" if absent else "no layer was chosen"
         raise CheckpointError(f"{what}; layers are numbered from 0 to {max(last.values())}")
-    return chosen, tuple(filter(wanted, missing)), tuple(filter(wanted, added))
+    missing, added = (tuple(one for one in some if one in wanted) for some in (missing, added))
+    return chosen, missing, added
 
 
 def _unknown(pairs: Sequence[Pair]) -> list[str]:

@@ -355,8 +355,7 @@ class _Order:
 
     def of_rows(self, name: str) -> np.ndarray | None:
         """The first's rows that make the second's, where they lie in another order."""
-        ours, theirs = self.both(name)
-        return permutation(theirs, ours, ALIKE)
+        return permutation(*self.both(name)[::-1], ALIKE)
 
     def experts(self) -> Iterator[str]:
         """Note the order of experts; modules in which it is another one."""
@@ -417,19 +416,21 @@ class _Order:
             gates, neurons = np.array_split(order, 2)
             if len(found) == 1 and np.array_equal(gates + len(gates), neurons):
                 order = gates  # and their neurons lie in one weight
-            count = len(order)
-            for name in own:
+            count, width = len(order), self.shapes[name][1]
+            if count == width:
+                continue  # what are rows of neurons, and what columns, cannot be told
+            moved: dict[str, tuple[int, np.ndarray]] = {}
+            for name in own:  # all that a neuron has moves with it, whatever was moved there
                 shape = self.shapes[name]
-                many = np.concatenate([order, order + count])[: shape[0]]
-                moved = shape[0] in (count, 2 * count)
-                if moved and name not in found:  # as biases of neurons are
-                    ours, theirs = self.both(name)
-                    moved = len(shape) == 1 and same_numbers(ours[many], theirs)
-                if moved:
-                    self.orders[name] = 0, many
+                of = self.shapes.get(re.sub(r"bias$", "weight", name), shape)
+                makes = of in ((count, width), (2 * count, width)) and shape[0] == of[0]
+                if makes or shape == (count,):
+                    moved[name] = 0, np.concatenate([order, order + count])[: shape[0]]
                 elif len(shape) == 2 and shape[1] == count:
-                    self.orders[name] = 1, order
-            yield module
+                    moved[name] = 1, order
+            if any(axis for axis, _ in moved.values()):  # rows that nothing reads are no neurons
+                self.orders |= moved
+                yield module
 
 
 def _groups(config: Mapping[str, Any]) -> int | None:
