@@ -6,13 +6,15 @@ import contextlib
 import gzip
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.checkpoints.attacking import mutated
+from tests.limits import counts
 from tests.small import save as write
 
 import wqk
@@ -23,8 +25,6 @@ from wqk.errors import CheckpointError
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # Written by tools/quantizing.py, which asks the libraries themselves: autoawq 0.2.9, bitsandbytes
 # 0.50.2, compressed-tensors 0.20.0, gptqmodel 7.7.0,
@@ -60,6 +60,12 @@ def test_values_are_the_librarys_own(name: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(some, read[[count // 2, 0]])
 
 
+ABOUT = {
+    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "head_dim": 8,
+    "num_attention_heads": 4, "num_key_value_heads": 4,
+}  # fmt: skip
+
+
 def llama(quantize: Callable[[str], tuple[dict[str, Any], np.ndarray, dict[str, Any]]]) -> Any:
     """A LLaMA whose every projection is one case, and the same with the values themselves."""
     stored: dict[str, Any] = {}
@@ -71,11 +77,7 @@ def llama(quantize: Callable[[str], tuple[dict[str, Any], np.ndarray, dict[str, 
             tensors, values, config = quantize(at)
             stored |= tensors
             plain[f"{at}.weight"] = torch.tensor(values)
-    about = {
-        "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "head_dim": 8,
-        "num_attention_heads": 4, "num_key_value_heads": 4,
-    }  # fmt: skip
-    return stored, plain, about, config
+    return stored, plain, ABOUT, config
 
 
 @pytest.mark.parametrize(
@@ -141,13 +143,9 @@ def both(folder: Path, bits: int = 4, order: Any = None) -> tuple[Path, Any, Any
             )
             if order is not None:
                 stored[f"{at}.weight_g_idx"] = torch.tensor(np.argsort(order) // 32).int()
-    about = {
-        "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "head_dim": 8,
-        "num_attention_heads": 4, "num_key_value_heads": 4,
-    }  # fmt: skip
     groups = {"g": {"weights": {"num_bits": bits}, "targets": ["Linear"]}}
     settings = {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": []}
-    return write(folder, plain, about), stored, about | {"quantization_config": settings}
+    return write(folder, plain, ABOUT), stored, ABOUT | {"quantization_config": settings}
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -358,19 +356,11 @@ def hostile(dice: Random, tensors: dict[str, Any], config: Any) -> tuple[str, di
             count = dice.choice([0, 1, 2, 3, len(flat) // 2, len(flat) + 1, 2 * len(flat)])
             longer = torch.cat([flat, flat, flat])[:count]
             turned = tensor.T if tensor.ndim == 2 else tensor[None]
-            changed = dice.choice(
-                [longer, turned, tensor[..., None], longer[None], longer[:, None]]
-            )
+            every = [longer, turned, tensor[..., None], longer[None], longer[:, None]]
+            changed = dice.choice(every)
         case "type":
-            other = [
-                torch.int8,
-                torch.uint8,
-                torch.int32,
-                torch.int64,
-                torch.float16,
-                torch.float64,
-            ]
-            changed = tensor.float().nan_to_num(0).clamp(-100, 100).to(dice.choice(other))
+            other = dice.choice(["int8", "uint8", "int32", "int64", "float16", "float64"])
+            changed = tensor.float().nan_to_num(0).clamp(-100, 100).to(getattr(torch, other))
         case "noise":
             raw = flat.contiguous().view(torch.uint8)
             raw = torch.tensor(numbers.integers(0, 256, len(raw)).astype(np.uint8))
@@ -387,17 +377,13 @@ def hostile(dice: Random, tensors: dict[str, Any], config: Any) -> tuple[str, di
             return kind, tensors, mutated(config, dice)
         case _:
             kind = "extreme"
-            flat[at] = (
-                float(extreme)
-                if tensor.dtype.is_floating_point
-                else (torch.tensor(extreme).to(tensor.dtype))
-            )
+            flat[at] = torch.tensor(extreme).to(tensor.dtype)  # as much of it as there is room for
             changed = flat.reshape(tensor.shape)
     return f"{kind} of {key}", tensors | {key: changed.contiguous()}, config
 
 
-def survive(name: str, seed: int, folder: Path) -> str:
-    """What comes of a hostile file: an error of ours, or values that agree with each other."""
+def survive(name: str, seed: int, folder: Path) -> None:
+    """A hostile file gives an error of ours, or values that agree with each other."""
     dice = Random(seed)
     tensors, values, config = case(name)
     what, changed, about = hostile(dice, tensors, config)
@@ -412,24 +398,23 @@ def survive(name: str, seed: int, folder: Path) -> str:
     try:
         checkpoint = open_checkpoint(folder)
         if "a.weight" not in checkpoint.tensors():
-            return "not the matrix"
+            return
         shape = checkpoint.tensors()["a.weight"].shape
         (read,) = checkpoint.read([Part("a.weight")])
         assert read.shape == shape, what
         (last,) = checkpoint.read([Part("a.weight", ((len(read) - 1, len(read)),))])
         np.testing.assert_array_equal(last[0], read[-1], err_msg=what)
     except CheckpointError:
-        return "an error"
+        return
     # A description that is wrong does not change what is read; without a word of the version, it
     # is GPTQ's first, as for the library.
     if what == "settings" and not name.startswith("gptq_v2"):
         np.testing.assert_allclose(read, values, rtol=ROUNDED.get(name, 0), err_msg=str(about))
     assert np.isnan(read).any() or not re.fullmatch("NaN of [^,]*", what), what
-    return "values"
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("count", [8, pytest.param(200, marks=pytest.mark.campaign)])
+@counts(8, 200)
 def test_hostile_files_give_an_error_or_values(name: str, count: int, tmp_path: Path) -> None:
     for seed in range(count):  # any other exception fails the test, and so does a warning
         survive(name, seed, tmp_path)
@@ -442,11 +427,30 @@ def test_a_version_of_gptq_that_is_not_said_is_a_note(tmp_path: Path) -> None:
     assert "GPTQ 4-bit (version not said: taken for the first), groups of 32" in note
 
 
-def test_one_number_scales_all_of_nvfp4(tmp_path: Path) -> None:
-    tensors, _, config = case("nvfp4-pack-quantized-4-tensor_group")
-    tensors["a.weight_global_scale"] = torch.ones(2)
-    with pytest.raises(CheckpointError, match="weight_global_scale must be one number"):
-        open_checkpoint(write(tmp_path, tensors, config)).tensors()
+def whole(scales: Any) -> Any:
+    return torch.ones(scales.shape, dtype=torch.int32)
+
+
+# A case, which of its tensors is changed, how, and what is then said.
+WRONG: list[tuple[str, str, Callable[[Any], Any], str]] = [
+    ("nvfp4-pack-quantized-4-tensor_group", "weight_global_scale", lambda _: torch.ones(2),
+     "weight_global_scale must be one number"),
+    ("float-quantized-8-channel", "weight_scale", whole, "weight_scale"),
+    ("hqq-4-axis1", "W_q", lambda codes: codes.view(torch.float16),  # view_as_float
+     r"a\.W_q must be .* U8, got F16"),
+    ("hqq-4-axis1", "packing", lambda _: None, r"a\.packing must be there"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "key", "change", "said"), WRONG)
+def test_tensors_of_another_kind_are_refused(
+    name: str, key: str, change: Callable[[Any], Any], said: str, tmp_path: Path
+) -> None:
+    tensors, _, config = case(name)
+    tensors[f"a.{key}"] = change(tensors[f"a.{key}"])
+    kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    with pytest.raises(CheckpointError, match=said):
+        open_checkpoint(write(tmp_path, kept, config)).tensors()
 
 
 def test_scales_of_rows_may_be_a_vector(tmp_path: Path) -> None:
@@ -456,23 +460,6 @@ def test_scales_of_rows_may_be_a_vector(tmp_path: Path) -> None:
     found = checkpoint.read([Part("a.weight"), Part("a.weight", ((3, 4),))])
     for read, expected in zip(found, (values, values[3:4]), strict=True):
         np.testing.assert_array_equal(read, expected)
-
-
-def test_scales_of_float8_are_floats(tmp_path: Path) -> None:
-    tensors, _, config = case("float-quantized-8-channel")
-    tensors["a.weight_scale"] = torch.ones(tensors["a.weight_scale"].shape, dtype=torch.int32)
-    with pytest.raises(CheckpointError, match="weight_scale"):
-        open_checkpoint(write(tmp_path, tensors, config)).tensors()
-
-
-def test_hqqs_codes_that_are_seen_as_floats_are_refused(tmp_path: Path) -> None:
-    tensors, _, config = case("hqq-4-axis1")
-    tensors["a.W_q"] = tensors["a.W_q"].view(torch.float16)  # view_as_float
-    with pytest.raises(CheckpointError, match=r"a\.W_q must be .* U8, got F16"):
-        open_checkpoint(write(tmp_path, tensors, config)).tensors()
-    del tensors["a.packing"]
-    with pytest.raises(CheckpointError, match=r"a\.packing must be there"):
-        open_checkpoint(write(tmp_path, tensors, config)).tensors()
 
 
 def test_mlx_settings_that_fit_the_words_and_lie_are_an_error(tmp_path: Path) -> None:

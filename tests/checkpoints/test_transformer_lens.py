@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests import small
+from tests.stand_in import Module
 
 import wqk
 from wqk.checkpoints import open_checkpoint
@@ -83,27 +84,10 @@ def test_saved_state_dicts_are_read(tmp_path: Any, ending: str) -> None:
 
 
 def test_a_module_tells_its_configuration() -> None:
-    class Config:
-        def to_dict(self) -> dict[str, Any]:
-            return dict(LENS)
+    class HookedTransformer(Module):
+        config, cfg = None, Module.config
 
-    class HookedTransformer(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.cfg = Config()
-            for name, value in lensed().items():
-                holder = self
-                *path, last = name.split(".")
-                for word in path:
-                    if not hasattr(holder, word):
-                        holder.add_module(word, torch.nn.Module())
-                    holder = getattr(holder, word)
-                if value.dtype == bool:
-                    holder.register_buffer(last, torch.tensor(value))
-                else:
-                    holder.register_parameter(last, torch.nn.Parameter(torch.tensor(value)))
-
-    comparison = same(HookedTransformer(), LLAMA)
+    comparison = same(HookedTransformer(lensed(), LENS), LLAMA)
     assert comparison.same, comparison.sentence
     assert comparison.notes == ()
 

@@ -46,6 +46,22 @@ def split(vectors: np.ndarray, heads: int) -> np.ndarray:
     return vectors.reshape(len(vectors), heads, -1).swapaxes(0, 1)
 
 
+def separate(
+    tensors: Tensors, name: str, width: int, groups: int = H, *,
+    bias: bool = True, output: str = "o", wide: int = 0,
+) -> None:  # fmt: skip
+    """Projections of queries, keys, values and outputs; what is read may be wider than the rest."""
+    for side, heads in (("q", H), ("k", groups), ("v", groups)):
+        linear(tensors, name.format(side), heads * R, wide or width, bias)
+    linear(tensors, name.format(output), width, H * R, bias)
+
+
+def sides(tensors: Tensors, name: str, x: np.ndarray, groups: int = H) -> list[np.ndarray]:
+    """Queries, keys and values of separate projections."""
+    heads = {"q": H, "k": groups, "v": groups}
+    return [split(applied(tensors, name.format(side), x), n) for side, n in heads.items()]
+
+
 def sections(rows: np.ndarray, groups: int) -> list[np.ndarray]:
     """(N, (H + 2 G) R) as queries, keys and values: all of each, one after the other."""
     parts = np.split(rows, [H * R, (H + groups) * R], axis=1)

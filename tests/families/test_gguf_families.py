@@ -24,7 +24,8 @@ from tests.families.computing import (
     linear,
     rms,
     sections,
-    split,
+    separate,
+    sides,
     turned,
 )
 
@@ -70,16 +71,14 @@ def metadata_of(graph: Graph) -> dict[str, Any]:
 def tensors_of(graph: Graph, layers: int) -> Tensors:
     tensors, shifted = Tensors(), graph.kind == "layer"
     for n in range(layers):
-        heads = {"q": H, "k": graph.groups, "v": graph.groups}
         if graph.fused:
-            linear(tensors, f"blk.{n}.attn_qkv", sum(heads.values()) * R, WIDTH)
+            linear(tensors, f"blk.{n}.attn_qkv", (H + 2 * graph.groups) * R, WIDTH)
+            linear(tensors, f"blk.{n}.attn_output", WIDTH, H * R)
         else:
-            for side, count in heads.items():
-                linear(tensors, f"blk.{n}.attn_{side}", count * R, WIDTH)
-        linear(tensors, f"blk.{n}.attn_output", WIDTH, H * R)
+            separate(tensors, f"blk.{n}.attn_{{}}", WIDTH, graph.groups, output="output")
         gain(tensors, f"blk.{n}.attn_norm", WIDTH, shifted)
         for side in "qk" if graph.norms else "":
-            shape = (heads[side], R) if graph.norms == "each head" else (R,)
+            shape = (H if side == "q" else graph.groups, R) if graph.norms == "each head" else (R,)
             gain(tensors, f"blk.{n}.attn_{side}_norm", shape)
     return tensors
 
@@ -98,9 +97,8 @@ def test_a_graph_of_llama_cpp(name: str) -> None:
         if graph.fused:
             query, key, value = sections(applied(tensors, f"{at}.attn_qkv", x), graph.groups)
         else:
-            heads = (("q", H), ("k", graph.groups), ("v", graph.groups))
-            query, key, value = (split(applied(tensors, f"{at}.attn_{s}", x), h) for s, h in heads)
-        sides = []
+            query, key, value = sides(tensors, f"{at}.attn_{{}}", x, graph.groups)
+        turning = []
         for side, vectors in (("q", query), ("k", key)):
             vectors = np.clip(vectors, -told.get("clip", 99), told.get("clip", 99))
             if graph.norms:
@@ -110,9 +108,9 @@ def test_a_graph_of_llama_cpp(name: str) -> None:
                 vectors = (rms if graph.kind == "rms" else layer)(vectors, gains, *small)
             if graph.order:
                 vectors = turned(vectors, 4, base, graph.order, stretch)
-            sides.append(vectors)
+            turning.append(vectors)
         assert_read(
-            block_of(tensors, config, "decoder", "self", n), x, *sides,
+            block_of(tensors, config, "decoder", "self", n), x, *turning,
             fed=Fed(graph.kind, f"{at}.attn_norm.weight", EPSILON),
             circuit=(value, tensors[f"{at}.attn_output.weight"]), causal=True,
             statuses=PARTIAL if graph.norms or "clip" in told else (), **told,
@@ -124,13 +122,12 @@ def test_a_graph_of_bert() -> None:
     graph = Graph("bert", H, kind="layer")
     config, tensors = configuration(metadata_of(graph)), Tensors()
     for n in range(2):
-        for side in ("q", "k", "v", "output"):
-            linear(tensors, f"blk.{n}.attn_{side}", H * R, H * R)
+        separate(tensors, f"blk.{n}.attn_{{}}", H * R, output="output")
         gain(tensors, f"blk.{n}.layer_output_norm", H * R, bias=True)
     gain(tensors, "token_embd_norm", H * R, bias=True)
     x = RNG.standard_normal((N, H * R))
     for n, fed_by in enumerate(("token_embd_norm", "blk.0.layer_output_norm")):
-        query, key, value = (split(applied(tensors, f"blk.{n}.attn_{s}", x), H) for s in "qkv")
+        query, key, value = sides(tensors, f"blk.{n}.attn_{{}}", x)
         assert_read(
             block_of(tensors, config, "encoder", "self", n), x, query, key,
             fed=Fed("layer", f"{fed_by}.weight", EPSILON),

@@ -21,7 +21,8 @@ from tests.families.computing import (
     linear,
     rms,
     sections,
-    split,
+    separate,
+    sides,
     turned,
 )
 
@@ -41,33 +42,24 @@ def completed(tensors: Tensors, config: dict[str, Any], **about: Any) -> Mapping
     return configured(None, Opened(config, about, StateDict(tensors, {}, "stand-in").tensors()))
 
 
-def separate(tensors: Tensors, names: Mapping[str, str], groups: int, bias: bool = False) -> None:
-    """Projections of queries, keys, values and outputs, under the names of a library."""
-    for side, heads in (("q", H), ("k", groups), ("v", groups)):
-        linear(tensors, names[side], heads * R, WIDTH, bias)
-    linear(tensors, names["o"], WIDTH, H * R, bias)
-
-
 @pytest.mark.parametrize("window", [None, 4])
 def test_llama_original(window: int | None) -> None:
-    tensors, stem = Tensors(), "layers.{}.attention.w"
+    tensors, name = Tensors(), "layers.1.attention.w{}"
     for n in range(2):
-        separate(tensors, {side: stem.format(n) + side for side in "qkvo"}, G)
+        separate(tensors, name.replace("1", str(n)), WIDTH, G, bias=False)
         gain(tensors, f"layers.{n}.attention_norm", WIDTH)
     params = {
         "dim": WIDTH, "n_layers": 2, "n_heads": H, "n_kv_heads": G, "head_dim": R,
         "norm_eps": EPSILON, "rope_theta": 500.0, "sliding_window": window,
     }  # fmt: skip
-    x, at = RNG.standard_normal((N, WIDTH)), stem.format(1)
-    query, key, value = (
-        split(applied(tensors, at + side, x), heads)
-        for side, heads in (("q", H), ("k", G), ("v", G))
-    )
+    x = RNG.standard_normal((N, WIDTH))
+    query, key, value = sides(tensors, name, x, G)
     assert_read(
         block_of(tensors, completed(tensors, params), "decoder", "self", 1), x,
         turned(query, R, 500.0, "interleaved"), turned(key, R, 500.0, "interleaved"),
         fed=Fed("rms", "layers.1.attention_norm.weight", EPSILON),
-        circuit=(value, tensors[f"{at}o.weight"]), causal=True, window=window and str(window),
+        circuit=(value, tensors["layers.1.attention.wo.weight"]), causal=True,
+        window=window and str(window),
     )  # fmt: skip
 
 
@@ -120,19 +112,18 @@ def test_nanogpt() -> None:
 @pytest.mark.parametrize("normed", [True, False])
 def test_modded_nanogpt(normed: bool) -> None:
     """Some runs leave the attention of a layer out."""
-    tensors, stem = Tensors(), "transformer.h.{}.attn.c_"
+    tensors, name = Tensors(), "transformer.h.2.attn.c_{}"
     for n in (0, 2):
-        names = {side: stem.format(n) + side for side in "qkv"} | {"o": f"{stem.format(n)}proj"}
-        separate(tensors, names, H)
+        separate(tensors, name.replace("2", str(n)), WIDTH, bias=False, output="proj")
     code = f"n_head : int = {H}\n" + "q, k = norm(q), norm(k)\n" * normed
     config = completed(tensors, {}, code=code)
-    x, at = RNG.standard_normal((N, WIDTH)), stem.format(2)
-    query, key, value = (split(applied(tensors, at + side, x), H) for side in "qkv")
+    x = RNG.standard_normal((N, WIDTH))
+    query, key, value = sides(tensors, name, x)
     if normed:
         query, key = rms(query, 1.0, 0.0), rms(key, 1.0, 0.0)
     assert_read(
         block_of(tensors, config, "decoder", "self", 2), x, query, key,
-        circuit=(value, tensors[f"{at}proj.weight"]), causal=True,
+        circuit=(value, tensors[f"{name.format('proj')}.weight"]), causal=True,
         position="rotary, of its own kind", statuses=PARTIAL if normed else (),
     )  # fmt: skip
 
@@ -225,10 +216,8 @@ def test_zamba2(adapted: bool, rotary: bool) -> None:
     """The embeddings stand beside the residual stream; some layers share a block of attention."""
     tensors, width, stem = Tensors(), H * R // 2, "model.layers.{}.shared_transformer"
     for n in (1, 4):
-        at = f"{stem.format(n)}.self_attn"
-        for side, heads in (("q", H), ("k", G), ("v", G)):
-            linear(tensors, f"{at}.{side}_proj", heads * R, 2 * width, bias=False)
-        linear(tensors, f"{at}.o_proj", width, H * R, bias=False)
+        name = stem.format(n) + ".self_attn.{}_proj"
+        separate(tensors, name, width, G, bias=False, wide=2 * width)
         gain(tensors, f"{stem.format(n)}.input_layernorm", 2 * width)
     config = {
         "model_type": "zamba2", "hidden_size": width, "num_hidden_layers": 6,
@@ -236,10 +225,7 @@ def test_zamba2(adapted: bool, rotary: bool) -> None:
         "use_shared_attention_adapter": adapted, "use_mem_rope": rotary, "rope_theta": 500.0,
     }  # fmt: skip
     x, at = RNG.standard_normal((N, 2 * width)), stem.format(4)
-    query, key, value = (
-        split(applied(tensors, f"{at}.self_attn.{side}_proj", x), heads)
-        for side, heads in (("q", H), ("k", G), ("v", G))
-    )
+    query, key, value = sides(tensors, at + ".self_attn.{}_proj", x, G)
     if rotary:
         query, key = turned(query, R, 500.0), turned(key, R, 500.0)
     block = block_of(tensors, config, "decoder", "self", 4)

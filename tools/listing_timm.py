@@ -3,7 +3,7 @@
 timm saves the name of the architecture, and keeps its numbers in the functions of that name. Left
 out are variants whose blocks are others than those that the family ``timm`` describes.
 
-    python -m tests.checkpoints.listing_timm
+    python -m tools.listing_timm
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def listed() -> dict[tuple[str, int], list[str]]:
 
 def main() -> None:
     """Write the file."""
-    lines = ["# Written by tests/checkpoints/listing_timm.py from timm's own functions."]
+    lines = ["# Written by tools/listing_timm.py from timm's own functions."]
     found = listed()
     for epsilon in ("1e-5", "1e-6"):
         lines.append(f'["{epsilon}"]')
