@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tests.command import run
+from tests.command import ENCODER, run
 from tests.families.architectures import BERT, FURTHER, Architecture
 from tests.families.proving import prove_live, prove_variety, save
 
@@ -121,6 +121,11 @@ def test_a_right_form_with_wrong_positions_is_told_from_a_wrong_form(llama: Path
     result = verify(wqk.open(llama, family=path))
     assert not result.ok
     assert result.verdict == "only form right"
+
+
+def test_a_family_is_named_on_the_command_line() -> None:
+    assert "family bert" in run("explain", ENCODER, "--family", "bert").output
+    assert "did you mean 'nanogpt'" in run("scan", ENCODER, "--family", "nanogtp").output
 
 
 class Bilinear:
