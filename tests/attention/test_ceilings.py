@@ -8,6 +8,7 @@ from tests import small
 
 import wqk
 from wqk.attention import Block
+from wqk.attention.measures import Ceilings
 from wqk.checkpoints.modules import StateDict
 
 D = 6
@@ -18,6 +19,12 @@ def rotary(head_width: int, heads: int = 2, biases: str = "") -> Block:
     """A block whose inputs a norm feeds."""
     sizes = {"layers": 1, "heads": heads, "key_heads": 1, "head_width": head_width, "width": D}
     return wqk.open(small.llama(**sizes, biases=biases, norms=True, rope_theta=50.0))[0]
+
+
+def ceiling(block: Block, *distances: int) -> Ceilings:
+    found = block.ceiling(distances or (0,))
+    assert found is not None
+    return found
 
 
 def gain_of(block: Block) -> np.ndarray:
@@ -32,8 +39,7 @@ def test_the_ceiling_at_a_distance_is_reached_exactly(distance: int) -> None:
     gain = gain_of(block)
     # The scores of every pair of coordinates, each an input of the norm's length.
     matrices = block.logits(np.diag(gain), np.diag(gain), distance) * D
-    found = block.ceiling([distance])
-    assert found is not None
+    found = ceiling(block, distance)
     reached = np.linalg.norm(matrices, 2, axis=(1, 2))
     np.testing.assert_allclose(found.at_distance[distance], reached)
     left, _, right = np.linalg.svd(matrices)
@@ -46,30 +52,20 @@ def test_the_ceiling_at_a_distance_is_reached_exactly(distance: int) -> None:
 def test_the_ceiling_at_any_distance_is_nearly_reached_where_one_plane_turns() -> None:
     block = rotary(2)
     gain = gain_of(block)
-    found = block.ceiling()
-    assert found is not None
-    reached = np.max(
-        [
-            np.linalg.norm(block.logits(np.diag(gain), np.diag(gain), n) * D, 2, axis=(1, 2))
-            for n in range(300)
-        ],
-        axis=0,
-    )
+    found = ceiling(block)
+    matrices = [block.logits(np.diag(gain), np.diag(gain), n) * D for n in range(300)]
+    reached = np.linalg.norm(matrices, 2, axis=(2, 3)).max(0)
     assert (reached <= found.any_distance * (1 + 1e-9)).all()
     assert (reached > 0.999 * found.any_distance).all()
-    lengths = [
-        np.sqrt(D) * np.linalg.norm(weight[0] * gain, 2)
-        for weight in (block.query.weight, block.key.weight)
-    ]
-    assert found.query_norm[0] == pytest.approx(lengths[0])
-    assert found.key_norm[0] == pytest.approx(lengths[1])
+    for side, length in ((block.query, found.query_norm), (block.key, found.key_norm)):
+        linear = np.sqrt(D) * np.linalg.norm(side.weight[0] * gain, 2)
+        assert length[0] == pytest.approx(linear)
 
 
 def test_with_a_bias_the_ceiling_is_above_all_inputs_and_below_one_half_more() -> None:
     block = rotary(4, heads=1, biases="k")
     gain, best = gain_of(block), 0.0
-    found = block.ceiling()
-    assert found is not None
+    found = ceiling(block)
     x, y = RNG.standard_normal((2, 1, D))
     for _ in range(40):  # each side's best input for the other's: scores only grow
         for side in (0, 1):
@@ -85,8 +81,7 @@ def test_with_a_bias_the_ceiling_is_above_all_inputs_and_below_one_half_more() -
 
 def test_every_head_s_length_has_its_own_bias() -> None:
     block = rotary(4, heads=2, biases="q")
-    found, gain = block.ceiling(), gain_of(block)
-    assert found is not None
+    found, gain = ceiling(block), gain_of(block)
     for head, length in enumerate(found.query_norm):
         weight, bias = block.query.weight[head] * gain, block.query.bias[head]
         linear = np.sqrt(D) * np.linalg.norm(weight, 2)
@@ -111,8 +106,7 @@ def test_normalized_queries_are_as_long_as_the_root_of_what_is_normalized(over: 
         "num_key_value_heads": 3, "head_dim": 4, "hidden_size": D,
         "qk_layernorm": True,
     }  # fmt: skip
-    found = wqk.open(StateDict(tensors, config, "tiny"))[0].ceiling()
-    assert found is not None
+    found = ceiling(wqk.open(StateDict(tensors, config, "tiny"))[0])
     largest = np.broadcast_to(gain.reshape(count, 4).max(1), 3)
     np.testing.assert_allclose(
         found.query_norm, np.sqrt(4 * count) * largest + np.linalg.norm(shift)
@@ -148,8 +142,7 @@ def circle(block: Block) -> np.ndarray:
 
 def test_queries_from_latents_are_as_long_as_the_root_of_their_rank() -> None:
     block = latent(rank=2)  # every latent comes from some input
-    found, longest = block.ceiling(), np.linalg.norm(block.queries(circle(block)), axis=-1).max()
-    assert found is not None
+    found, longest = ceiling(block), np.linalg.norm(block.queries(circle(block)), axis=-1).max()
     assert 0.99 * found.query_norm[0] < longest <= found.query_norm[0] * (1 + 1e-9)
 
 
@@ -157,8 +150,7 @@ def test_the_ceiling_of_latent_attention_is_nearly_reached() -> None:
     block = latent(rank=1)
     inputs = circle(block)[::10]
     best = max(float(block.logits(inputs, inputs, n).max()) for n in range(60))
-    found = block.ceiling()
-    assert found is not None
+    found = ceiling(block)
     assert best <= found.any_distance[0] * (1 + 1e-9)
     assert best > 0.98 * found.any_distance[0]
     for side, length in ((block.queries, found.query_norm), (block.keys, found.key_norm)):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests import small
 
 import wqk
 from wqk.checkpoints.modules import StateDict
@@ -23,18 +24,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 VOCABULARY, D, H, R = 40, 24, 4, 6
-CONFIG = {"model_type": "llama", "num_hidden_layers": 1, "num_attention_heads": H, "head_dim": R}
 
 
-def model(**changes: np.ndarray) -> StateDict:
-    random = np.random.default_rng(0)
-    tensors = {
-        "model.embed_tokens.weight": random.standard_normal((VOCABULARY, D)),
-        "model.layers.0.self_attn.q_proj.weight": random.standard_normal((H * R, D)),
-        "model.layers.0.self_attn.k_proj.weight": random.standard_normal((H * R, D)),
-        "model.layers.0.input_layernorm.weight": random.standard_normal(D),
-    }
-    return StateDict(tensors | changes, CONFIG, "tiny")
+def model(tensors: dict[str, np.ndarray] | None = None, **config: Any) -> StateDict:
+    """One layer with embeddings, with further tensors and another configuration."""
+    made = small.llama(layers=1, key_heads=H, norms=True, **config)
+    embeddings = np.random.default_rng(1).standard_normal((VOCABULARY, D))
+    added = {"model.embed_tokens.weight": embeddings} | (tensors or {})
+    return StateDict(made._arrays | added, made.config, "tiny")
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 5), st.integers(0, 2**32 - 1))
@@ -218,17 +215,15 @@ def test_what_the_scores_lack_is_said() -> None:
     assert lacks_norm in match_tokens(model(), 0, 0).caveat
     assert lacks_norm not in match_tokens(model(), 0, 0, fold_norm=True).caveat
     gains = {f"model.layers.0.self_attn.{side}_norm.weight": np.ones(R) for side in "qk"}
-    normed = StateDict(
-        model(**gains)._arrays, CONFIG | {"model_type": "qwen3", "num_key_value_heads": H}, "tiny"
-    )
+    normed = model(gains, model_type="qwen3")
     assert "normalized token by token" in match_tokens(normed, 0, 0).caveat
-    guessed = StateDict(model()._arrays, CONFIG | {"model_type": "unheard-of"}, "tiny")
+    guessed = model(model_type="unheard-of")
     assert "scale, positions and masks are unknown" in match_tokens(guessed, 0, 0).caveat
 
 
 def test_small_negative_scores_are_no_negative_zeros(capsys: pytest.CaptureFixture[str]) -> None:
-    small = 1e-4 * np.random.default_rng(0).standard_normal((8, D))
-    matches = match_tokens(model(**{"model.embed_tokens.weight": small}), 0, 0)
+    tiny = 1e-4 * np.random.default_rng(0).standard_normal((8, D))
+    matches = match_tokens(model({"model.embed_tokens.weight": tiny}), 0, 0)
     assert min(pair.score for pair in matches.smallest) < 0
     display.output().print(matches)
     assert "-0.00" not in capsys.readouterr().out
@@ -237,7 +232,7 @@ def test_small_negative_scores_are_no_negative_zeros(capsys: pytest.CaptureFixtu
 def test_the_table_has_to_be_found() -> None:
     with pytest.raises(CheckpointError, match="must be \\(tokens, 24\\)"):
         match_tokens(model(), 0, 0, embeddings="model.layers.0.input_layernorm.weight")
-    several = model(**{"other.embed_tokens.weight": np.ones((VOCABULARY, D))})
+    several = model({"other.embed_tokens.weight": np.ones((VOCABULARY, D))})
     with pytest.raises(CheckpointError, match="several might be it"):
         match_tokens(several, 0, 0)
     assert embedding_table(several, D, "other.embed_tokens.weight") == "other.embed_tokens.weight"

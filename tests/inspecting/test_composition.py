@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,9 @@ import pytest
 from tests import small
 
 import wqk
-from wqk.attention import Block
 from wqk.attention.coordinates import Coordinates
 from wqk.checkpoints import open_checkpoint
+from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
 from wqk.inspecting import composition
 
@@ -28,24 +27,19 @@ SIZES = {
 NO_OUTLIERS = 1e6
 
 
-def weights(seed: int = 0) -> dict[str, np.ndarray]:
+def model(seed: int = 0) -> StateDict:
     """Random weights with the names of Llama's, in three layers with grouped heads."""
-    return small.llama(**SIZES, sides="qkvo", norms=True, seed=seed)._arrays
-
-
-def llama(folder: Path, tensors: dict[str, np.ndarray], **changes: Any) -> Path:
-    """A folder with these weights."""
-    return small.save(folder, tensors, {**small.llama(**SIZES).config, **changes})
+    made = small.llama(**SIZES, sides="qkvo", norms=True, seed=seed)
+    return StateDict(
+        {n: w.astype(np.float32) for n, w in made._arrays.items()}, made.config, "tiny"
+    )
 
 
 def matrices(ref: Any, circuit: str, **coordinates: Any) -> list[np.ndarray]:
     """Every head of every block as a matrix, (H, D, D) for each block."""
-    checkpoint = open_checkpoint(ref)
-    found = []
-    for plan in wqk.open(checkpoint).plans:
-        ((_, form),) = Block(checkpoint, plan).forms(Coordinates(circuit, **coordinates))
-        found.append(form.dense().reshape(-1, *form.widths).astype(np.float64))
-    return found
+    forms = (block.forms(Coordinates(circuit, **coordinates)) for block in wqk.open(ref))
+    stacks = (form.dense() for ((_, form),) in forms)
+    return [stack.reshape(-1, *stack.shape[-2:]).astype(np.float64) for stack in stacks]
 
 
 def by_definition(ref: Any, **coordinates: Any) -> dict[tuple[Any, ...], float]:
@@ -56,11 +50,8 @@ def by_definition(ref: Any, **coordinates: Any) -> dict[tuple[Any, ...], float]:
         for later in range(earlier + 1, len(ov)):
             for h, writer in enumerate(ov[earlier]):
                 for k in range(len(ov[later])):
-                    for kind, reader in (
-                        ("q", qk[later][k]),
-                        ("k", qk[later][k].T),
-                        ("v", ov[later][k]),
-                    ):
+                    readers = {"q": qk[later][k], "k": qk[later][k].T, "v": ov[later][k]}
+                    for kind, reader in readers.items():
                         norms = np.linalg.norm(writer) * np.linalg.norm(reader)
                         score = np.linalg.norm(writer @ reader) / norms
                         scores[kind, earlier, h, later, k] = score
@@ -74,33 +65,29 @@ def scores_of(table: wqk.CompositionTable) -> dict[tuple[Any, ...], float]:
 
 
 @pytest.mark.parametrize("fold_norm", [False, True])
-def test_scores_are_those_of_dense_products(fold_norm: bool, tmp_path: Path):
-    folder = llama(tmp_path / "model", weights())
-    table = wqk.compose(folder, fold_norm=fold_norm)
-    expected = by_definition(folder, fold_norm=fold_norm)
+def test_scores_are_those_of_dense_products(fold_norm: bool):
+    table = wqk.compose(model(), fold_norm=fold_norm)
+    expected = by_definition(model(), fold_norm=fold_norm)
     assert len(table) == 3 * PAIRS == len(expected)
-    found = scores_of(table)
-    assert found.keys() == expected.keys()
-    for key, score in expected.items():
-        assert found[key] == pytest.approx(score, rel=1e-5)
+    assert scores_of(table) == pytest.approx(expected, rel=1e-5)
 
 
-def planted(seed: int, kind: str) -> dict[str, np.ndarray]:
+def planted(seed: int, kind: str) -> StateDict:
     """Head 2 of layer 2 reads, with its queries or values, what head 1 of layer 0 writes."""
-    made = weights(seed)
-    written = made["model.layers.0.self_attn.o_proj.weight"].reshape(WIDTH, HEADS, RANK)[:, 1]
-    name, heads, head = {"q": ("q", HEADS, 2), "k": ("k", KEY_HEADS, 1), "v": ("v", KEY_HEADS, 1)}[
-        kind
-    ]
-    weight = made[f"model.layers.2.self_attn.{name}_proj.weight"].reshape(heads, RANK, WIDTH)
+    made = model(seed)
+    output, side = (
+        f"model.layers.{at}_proj.weight" for at in ("0.self_attn.o", f"2.self_attn.{kind}")
+    )
+    written = made._arrays[output].reshape(WIDTH, HEADS, RANK)[:, 1]
+    weight, head = made._arrays[side].reshape(-1, RANK, WIDTH), 2 if kind == "q" else 1
     size = np.linalg.norm(weight[head])
     weight[head] = written.T / np.linalg.norm(written) * size
     return made
 
 
 @pytest.mark.parametrize("kind", ["q", "k", "v"])
-def test_a_planted_composition_is_found(kind: str, tmp_path: Path):
-    frame = wqk.compose(llama(tmp_path / "model", planted(1, kind))).frame
+def test_a_planted_composition_is_found(kind: str):
+    frame = wqk.compose(planted(1, kind)).frame
     readers = {2} if kind == "q" else {2, 3}  # which share a key head
     first = frame.head(len(readers))
     assert set(first["reader_head"]) == readers
@@ -114,8 +101,8 @@ def test_a_planted_composition_is_found(kind: str, tmp_path: Path):
     assert others["p_corrected"].min() > 0.01
 
 
-def test_nothing_is_found_in_random_models(tmp_path: Path):
-    tables = [wqk.compose(llama(tmp_path / str(seed), weights(seed))).frame for seed in range(6)]
+def test_nothing_is_found_in_random_models():
+    tables = [wqk.compose(model(seed)).frame for seed in range(6)]
     everything = pl.concat(tables)
     assert sum(table["p_corrected"].min() < 0.05 for table in tables) <= 2
     assert everything["z"].mean() == pytest.approx(0, abs=0.1)
@@ -144,29 +131,28 @@ def test_every_stage_keeps_its_own_outlying_dimensions():
     assert (kept != turned).all()
 
 
-def test_outlying_dimensions_are_no_composition(tmp_path: Path):
-    made = weights(3)
-    for name, weight in made.items():
-        if "proj" in name:  # everything reads and writes two dimensions a lot
-            made[name] = weight.copy()
-            made[name][(slice(None), [5, 9]) if "o_proj" not in name else [5, 9]] *= 4
-    folder = llama(tmp_path / "model", made)
-    kept, turned = (wqk.compose(folder, gamma=gamma) for gamma in (2.0, NO_OUTLIERS))
+def scaled(factors: np.ndarray) -> StateDict:
+    """Everything reads and writes each dimension of the stream so many times as much."""
+    made = model(3)
+    for name in made._arrays:
+        if "proj" in name:
+            made._arrays[name] *= factors[:, None] if "o_proj" in name else factors
+    return made
+
+
+def test_outlying_dimensions_are_no_composition():
+    made = scaled(np.where(np.isin(np.arange(WIDTH), [5, 9]), 4, 1))
+    kept, turned = (wqk.compose(made, gamma=gamma) for gamma in (2.0, NO_OUTLIERS))
     assert kept.metadata["outlying"] == {"decoder": [5, 9]}
     assert turned.frame["z"].mean() > 3
     assert abs(kept.frame["z"].mean()) < 0.5
     assert scores_of(kept) == pytest.approx(scores_of(turned), rel=1e-6)
 
 
-def test_a_higher_gamma_leaves_fewer_outlying_dimensions(tmp_path: Path):
-    made = weights(3)
-    for name, weight in made.items():
-        if "proj" in name:  # dimensions are read and written the more, the higher their number
-            ramp = np.exp(np.linspace(0, 2, weight.shape[0 if "o_proj" in name else 1]))
-            made[name] = weight * (ramp[:, None] if "o_proj" in name else ramp)
-    folder = llama(tmp_path / "model", made)
+def test_a_higher_gamma_leaves_fewer_outlying_dimensions():
+    made = scaled(np.exp(np.linspace(0, 2, WIDTH)))
     counts = [
-        len(wqk.compose(folder, gamma=gamma).metadata["outlying"].get("decoder", ()))
+        len(wqk.compose(made, gamma=gamma).metadata["outlying"].get("decoder", ()))
         for gamma in (0.25, 1.0, 1.5)
     ]
     assert counts[0] > counts[1] > counts[2]
@@ -181,22 +167,21 @@ def test_p_values_are_corrected_as_holm_does():
     np.testing.assert_allclose(corrected[:-1], [0.04, 0.09, 0.09, 0.5])
 
 
-def test_memory_for_one_writer_at_a_time_gives_the_same(tmp_path, monkeypatch):
-    folder = llama(tmp_path / "model", weights())
-    whole = wqk.compose(folder).frame
+def test_memory_for_one_writer_at_a_time_gives_the_same(monkeypatch):
+    whole = wqk.compose(model()).frame
     monkeypatch.setattr(composition, "MEMORY", 1)
     monkeypatch.setattr(composition, "PART", 0)
     done: list[tuple[int, int]] = []
-    parts = wqk.compose(folder, on_progress=lambda *n: done.append(n)).frame
+    parts = wqk.compose(model(), on_progress=lambda *n: done.append(n)).frame
     keys = ["kind", "writer_layer", "writer_head", "reader_layer", "reader_head"]
     assert parts.sort(keys).equals(whole.sort(keys))
     assert done == [(1, 3), (2, 3), (3, 3)]
 
 
-def test_a_pruned_head_has_no_score(tmp_path: Path):
-    made = weights()
-    made["model.layers.0.self_attn.o_proj.weight"][:, RANK : 2 * RANK] = 0
-    frame = wqk.compose(llama(tmp_path / "model", made)).frame
+def test_a_pruned_head_has_no_score():
+    made = model()
+    made._arrays["model.layers.0.self_attn.o_proj.weight"][:, RANK : 2 * RANK] = 0
+    frame = wqk.compose(made).frame
     pruned = frame.filter(writer_layer=0, writer_head=1)
     assert set(pruned["status"]) == {"degenerate"}
     assert pruned["score"].null_count() == pruned["p_corrected"].null_count() == len(pruned)
@@ -322,9 +307,8 @@ def test_the_first_pair_is_the_previous_token_head_and_an_induction_head():
     assert to_following[first["reader_head"]] > 0.95
 
 
-def test_the_neighbors_of_a_head_are_listed(tmp_path: Path):
-    folder = llama(tmp_path / "model", weights())
-    table = wqk.compose(folder)
+def test_the_neighbors_of_a_head_are_listed():
+    table = wqk.compose(model())
     around = table.around(-2, 3).frame  # layer 1
     assert len(around) == 3 * 2 * HEADS
     assert set(around.filter(pl.col("reader_layer") == 1)["reader_head"]) == {3}

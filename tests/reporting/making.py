@@ -1,7 +1,9 @@
-"""Score tables of any shape, made without models."""
+"""Score tables of any shape, made without models, and what is read out of their report."""
 
 from __future__ import annotations
 
+import json
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -73,3 +75,31 @@ def trained(folder: Path, mode: str = "encoder") -> list[Run]:
                 scored = {"step": step, "checkpoint": run.name, "symmetry": step / 100}
                 append_lines(run.folder / SCORES, {**row, **scored})
     return [open_run(folder / f"{mode}-{seed}") for seed in (1, 2)]
+
+
+class Page(HTMLParser):
+    """A document's scripts, text, and the attributes of its elements, by a parser of its own."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.scripts: list[tuple[dict[str, Any], str]] = []
+        self.tags: list[tuple[str, dict[str, Any]]] = []
+        self.words: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+        self.data = json.loads(next(text for tag, text in self.scripts if tag.get("id") == "data"))
+        self.policy = next(
+            a["content"] for t, a in self.tags if a.get("http-equiv") == "Content-Security-Policy"
+        )
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, Any]]) -> None:
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_data(self, text: str) -> None:
+        if self.tags and self.cdata_elem == "script":
+            self.scripts.append((self.tags[-1][1], text))
+        elif self.cdata_elem != "style":
+            self.words.append(text)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.command import run as run_command
-from tests.reporting.making import EVIL, rows, table, training
+from tests.reporting.making import EVIL, Page, rows, table, training
 
 import wqk
 from wqk._style import COLORS
@@ -34,34 +32,6 @@ ENCODER = wqk.demo_model("encoder")
 def short_script(monkeypatch):
     """Tests of words and numbers need not read five megabytes of plotly again and again."""
     monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "/* plotly's place */")
-
-
-class Page(HTMLParser):
-    """A document's scripts, text, and the attributes of its elements, by a parser of its own."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.scripts: list[tuple[dict[str, Any], str]] = []
-        self.tags: list[tuple[str, dict[str, Any]]] = []
-        self.words: list[str] = []
-        self.feed(path.read_text(encoding="utf-8"))
-        self.data = json.loads(next(text for tag, text in self.scripts if tag.get("id") == "data"))
-        self.policy = next(
-            a["content"] for t, a in self.tags if a.get("http-equiv") == "Content-Security-Policy"
-        )
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, Any]]) -> None:
-        self.tags.append((tag, dict(attributes)))
-
-    def handle_data(self, text: str) -> None:
-        if self.tags and self.cdata_elem == "script":
-            self.scripts.append((self.tags[-1][1], text))
-        elif self.cdata_elem != "style":
-            self.words.append(text)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
 
 
 def written(folder: Path, *arguments: Any, **options: Any) -> Page:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
 
 import pytest
-from tests.reporting.making import trained
+from tests.reporting.making import Page, trained
 
 import wqk
 from wqk.reporting.payload import training_result
@@ -23,16 +21,12 @@ def test_results_are_told_where_all_seeds_are(runs: list[Run], tmp_path: Path):
     pytest.importorskip("plotly")
     path = tmp_path / "run.html"
     wqk.write_report([run.scores for run in runs], path, runs=runs)
-    text = path.read_text(encoding="utf-8")
-    told = re.search(r"<li>(encoder, 2 seeds.*?)</li>", text)
-    assert told is not None
-    assert told[1] == (
+    page = Page(path)
+    assert (
         "encoder, 2 seeds, 10 steps: the loss fell from 3.850 to 2.850 nats (2.800 to 2.900 over "
         "seeds), the median symmetry rose from 0.00 to 0.10."
-    )
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
-    assert found is not None
-    curves = {curve["kind"]: curve for curve in json.loads(found[1])["losses"]}
+    ) in page.text
+    curves = {curve["kind"]: curve for curve in page.data["losses"]}
     assert curves["held-out loss"]["step"] == [0, 5, 10]
     spread = {name: curves["held-out loss"][name] for name in ("low", "mean", "high")}
     assert spread == {
