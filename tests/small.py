@@ -61,6 +61,17 @@ def edit(folder: Path, change: Callable[[str, np.ndarray], np.ndarray]) -> Path:
     return folder
 
 
+def running(key_heads: int = 1) -> Any:
+    """A LLaMA of one layer of two heads over nine tokens, as `transformers` makes it."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, vocab_size=9,
+        num_attention_heads=2, num_key_value_heads=key_heads,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config)
+
+
 def bert(kind: str = "BertModel", *, seed: int = 0, **changes: Any) -> Any:
     """Two layers of four heads, as `transformers` makes them."""
     import torch

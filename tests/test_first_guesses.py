@@ -131,10 +131,7 @@ wqk.scan(torch.nn.Linear(3, 3)) | UnknownFamily | it names no model type
 @pytest.fixture
 def names(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 9}
     ref, random = wqk.demo_model("encoder"), np.random.default_rng(0)
     return {
         "wqk": wqk, "np": np, "ref": ref, "model": wqk.open(ref),
@@ -143,9 +140,7 @@ def names(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "json": json, "torch": torch, "batch": torch.arange(8)[None] % 9,
         "tokens": torch.arange(64)[None] % 9,
         "a": random.standard_normal((8, 2)), "b": random.standard_normal((8, 2)), "x": np.ones(128),
-        "net": transformers.LlamaForCausalLM(
-            transformers.LlamaConfig(**sizes, num_attention_heads=2)
-        ),
+        "net": small.running(key_heads=2),
     }  # fmt: skip
 
 

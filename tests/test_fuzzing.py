@@ -13,10 +13,10 @@ import click
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from tests import small
 from tests.command import run
 from tests.comparing.adapting import adapter_on
 from tests.limits import counts, within
-from tests.stand_in import Module
 from tools.mutating.mutants import data_mutants
 
 import wqk
@@ -44,11 +44,10 @@ HOSTILE = [*NUMBERS, *TEXTS, None, [], {}, [[]], {"q_proj": -1}, {"": {}}, ["q_p
 
 @counts(150, 20_000)
 def test_adapters_are_read_as_they_say_or_refused(tmp_path: Path, count: int) -> None:
-    dice, rng = random.Random(0), np.random.default_rng(0)
-    names = [f"model.layers.0.self_attn.{side}_proj.weight" for side in "qk"]
-    tensors = {name: rng.standard_normal((16, 16)).astype(np.float32) for name in names}
-    config = {"model_type": "llama", "num_attention_heads": 4, "num_hidden_layers": 1}
-    folder, update = adapter_on(tmp_path, tensors, config)
+    dice, model = random.Random(0), small.llama(layers=1, key_heads=4, head_width=4, width=16)
+    tensors = {name: w.astype(np.float32) for name, w in model._arrays.items()}
+    names = list(tensors)
+    folder, update = adapter_on(tmp_path, tensors, model.config)
     about = json.loads((folder / "adapter_config.json").read_text())
     factors = wqk.open_checkpoint(folder / "adapter_model.safetensors")
     keys = [
@@ -96,14 +95,8 @@ def test_adapters_are_read_as_they_say_or_refused(tmp_path: Path, count: int) ->
 
 @counts(200, 20_000)
 def test_family_files_are_read_or_refused(count: int) -> None:
-    dice, rng = random.Random(1), np.random.default_rng(1)
+    dice, model = random.Random(1), small.llama(key_heads=4, sides="qkvo")
     files = sorted((Path(wqk.__file__).parent / "families" / "data").glob("*.toml"))
-    tensors = {
-        f"model.layers.{n}.self_attn.{side}_proj.weight": rng.standard_normal((16, 16))
-        for n in range(2)
-        for side in "qkvo"
-    }
-    config = {"num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 4}
     told: list[str] = []
     for _ in range(count):
         path = dice.choice(files) if dice.random() < 0.7 else files[0].with_name("llama.toml")
@@ -123,7 +116,7 @@ def test_family_files_are_read_or_refused(count: int) -> None:
         try:
             with within(5):
                 family = parse_family(text, path.name)
-                plan_attention(wqk.open_checkpoint(Module(tensors, config)), family)
+                plan_attention(model, family)
         except WqkError as error:
             told.append(str(error))
     assert told

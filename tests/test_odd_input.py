@@ -13,24 +13,19 @@ from tests.command import run
 
 import wqk
 
-D, V, L = 32, 50, 2
-CONFIG = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": D,
-    "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": L, "vocab_size": V,
-    "intermediate_size": 64, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
-}  # fmt: skip
+D, V = 32, 50
 GAIN = "model.layers.0.input_layernorm.weight"
 
 
 def folder(path: Path, tensors: Mapping[str, np.ndarray] | None = None, **config: Any) -> Path:
     """A small LLaMA, with other tensors or another configuration."""
-    random = np.random.default_rng(0)
-    shapes = {"model.embed_tokens": (V, D), "lm_head": (V, D)}
-    for layer in range(L):
-        shapes |= {f"model.layers.{layer}.self_attn.{n}_proj": (D, D) for n in "qkvo"}
-    weights = {f"{n}.weight": random.standard_normal(s) for n, s in shapes.items()}
-    weights |= {f"model.layers.{n}.input_layernorm.weight": np.ones(D) for n in range(L)}
-    return small.save(path, {**weights, **(tensors or {})}, CONFIG | config)
+    sizes = {"key_heads": 4, "head_width": 8, "width": D, "sides": "qkvo", "norms": True}
+    made = small.llama(
+        **sizes, vocab_size=V, rms_norm_eps=1e-5, max_position_embeddings=64, **config
+    )
+    embeddings = np.random.default_rng(1).standard_normal((2, V, D))
+    ends = dict(zip(("model.embed_tokens.weight", "lm_head.weight"), embeddings, strict=True))
+    return small.save(path, {**made._arrays, **ends, **(tensors or {})}, made.config)
 
 
 ODD: dict[str, dict[str, Any]] = {

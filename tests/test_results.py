@@ -27,28 +27,18 @@ def negated(model: StateDict) -> StateDict:
     return model
 
 
-def running() -> Any:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 9}
-    return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1)
-    )
-
-
 def clipped() -> Any:
-    return wqk.clip_(running(), 1.0, logits={(0, 0): 3.0, (0, 1): np.inf})
+    return wqk.clip_(small.running(), 1.0, logits={(0, 0): 3.0, (0, 1): np.inf})
 
 
 def measured() -> Any:
-    model = running()
+    model = small.running()
     return wqk.logits(model, model.dummy_inputs["input_ids"] % 9)
 
 
 def parted() -> Any:
     tokens = np.random.default_rng(0).integers(0, 9, (4, 8))
-    return wqk.parts(running(), tokens=tokens, draws=1)
+    return wqk.parts(small.running(), tokens=tokens, draws=1)
 
 
 RESULTS: dict[str, Callable[[], Any]] = {
@@ -63,7 +53,7 @@ RESULTS: dict[str, Callable[[], Any]] = {
     "explain": lambda: wqk.explain(ENCODER),
     "logits": measured,
     "no numbers": lambda: Logits({("decoder", "self", 0): BlockLogits(*[np.full(1, np.nan)] * 4)}),
-    "initialize_": lambda: wqk.initialize_(running(), "symmetric"),
+    "initialize_": lambda: wqk.initialize_(small.running(), "symmetric"),
     "clip_": clipped,
     "parts": parted,
 }

@@ -31,11 +31,6 @@ def test_a_picture_of_a_difference_needs_no_word_about_heads(tmp_path: Path) -> 
     assert out.stat().st_size > 1000
 
 
-def test_errors_of_the_laboratory_are_one_line_and_name_its_options(tmp_path: Path) -> None:
-    result = run("lab", "theory", tmp_path, "--corpus", tmp_path / "no.txt")
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-
-
 def test_scan_prints_a_table_that_fits_the_terminal() -> None:
     for width in (60, 80, 120):
         result = run("scan", ENCODER, width=width)

@@ -23,6 +23,11 @@ ENCODER = str(wqk.demo_model("encoder"))
 DECODER = str(wqk.demo_model("decoder"))
 
 
+def told(*arguments: str) -> Any:
+    """What ``wqk show`` says as JSON, as the standard has it: no NaN and no infinity."""
+    return json.loads(run("show", *arguments, "--json").stdout, parse_constant=pytest.fail)
+
+
 def read_heads(query: np.ndarray, key: np.ndarray) -> wqk.Block:
     """A block with these heads, (H, R, D) each."""
     sides = {"q": query, "k": key}.items()
@@ -81,17 +86,16 @@ def test_an_image_of_a_stack_is_refused() -> None:
 
 
 def test_show_names_the_outlying_rows_and_columns() -> None:
-    told = json.loads(run("show", DECODER, "--layer", "3", "--json").stdout)
+    shown = told(DECODER, "--layer", "3")
     dense = wqk.open(DECODER)[3].form.dense()
     norms = np.linalg.norm(dense, axis=0)
     outlying = np.flatnonzero(norms > norms.mean() + 2 * norms.std(ddof=1))
-    assert told["outlying_columns"] == outlying.tolist()
-    assert told["symmetry"] == pytest.approx(np.sum(dense * dense.T) / np.sum(dense**2), abs=1e-5)
+    assert shown["outlying_columns"] == outlying.tolist()
+    assert shown["symmetry"] == pytest.approx(np.sum(dense * dense.T) / np.sum(dense**2), abs=1e-5)
 
 
 def test_the_coupling_of_planted_transposes_is_one() -> None:
-    told = json.loads(run("show", ENCODER, "--layer", "0", "--coupling", "--json").stdout)
-    coupling = np.array(told["coupling"])
+    coupling = np.array(told(ENCODER, "--layer", "0", "--coupling")["coupling"])
     np.testing.assert_allclose(coupling, coupling.T, atol=1e-6)
     heads = [wqk.open(ENCODER)[0][h] for h in range(4)]
     np.testing.assert_allclose(np.diag(coupling), [wqk.symmetry(h) for h in heads], atol=1e-5)
@@ -105,18 +109,12 @@ def pruned(tmp_path: Path) -> str:
     return str(small.edit(folder, lambda name, t: (t.T * others).T if first in name else t))
 
 
-def strict_json(text: str) -> Any:
-    """JSON as the standard has it: no NaN and no infinity."""
-    return json.loads(text, parse_constant=pytest.fail)
-
-
 def test_a_pruned_head_has_no_scores(pruned: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    values = strict_json(run("show", pruned, "--layer", "0", "--head", "1", "--json").stdout)
-    assert values["symmetry"] is None
-    coupling = strict_json(run("show", pruned, "--layer", "0", "--coupling", "--json").stdout)
-    assert coupling["coupling"][1] == [None] * 4
-    assert None not in (coupling["coupling"][0][0], coupling["coupling"][2][3])
+    assert told(pruned, "--layer", "0", "--head", "1")["symmetry"] is None
+    coupling = told(pruned, "--layer", "0", "--coupling")["coupling"]
+    assert coupling[1] == [None] * 4
+    assert None not in (coupling[0][0], coupling[2][3])
     for view, words in ((("--head", "1"), "the form is zero"), (("--coupling",), "pair 0 and 3")):
         out = tmp_path / "pruned.png"
         result = run("show", pruned, "--layer", "0", *view, "--out", str(out))
@@ -174,9 +172,9 @@ def test_a_difference_is_scored_as_the_dense_difference_is() -> None:
 
 def test_diff_prints_layers_and_heads() -> None:
     assert "moved" in run("diff", ENCODER, ENCODER).output
-    told = json.loads(run("diff", ENCODER, ENCODER, "--heads", "--json").stdout)
-    assert len(told["rows"]) == 20
-    assert {row["moved"] for row in told["rows"]} == {0.0}
+    rows = json.loads(run("diff", ENCODER, ENCODER, "--heads", "--json").stdout)["rows"]
+    assert len(rows) == 20
+    assert {row["moved"] for row in rows} == {0.0}
 
 
 def test_titles_tell_the_attentions_of_a_model_apart() -> None:

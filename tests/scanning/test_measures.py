@@ -13,7 +13,6 @@ from tests.command import run
 import wqk
 from wqk import BilinearForm
 from wqk.attention import Block
-from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
 from wqk.forms.spectra import spectrum
 from wqk.tables.columns import MEASURES, Measure
@@ -93,16 +92,10 @@ def test_where_no_norm_feeds_a_block_there_is_no_ceiling() -> None:
 
 
 def test_an_attention_factor_is_no_change_with_distance() -> None:
-    rng = np.random.default_rng(0)
-    weights = {f"layers.0.self_attn.{s}_proj.weight": rng.standard_normal((8, 8)) for s in "qk"}
-    config = {"model_type": "llama", "num_hidden_layers": 1, "num_attention_heads": 2}
     stretched = {"rope_type": "yarn", "factor": 1.0, "original_max_position_embeddings": 16}
     plain, with_factor = (
-        wqk.scan(StateDict(weights, config | more, "toy"), distances=[0, 1, 5]).frame
-        for more in (
-            {"rope_parameters": stretched},
-            {"rope_parameters": stretched | {"attention_factor": 1.5}},
-        )
+        wqk.scan(small.llama(rope_parameters=stretched | more), distances=[0, 1, 5]).frame
+        for more in ({}, {"attention_factor": 1.5})
     )
     for score in ("norm", "symmetry"):
         np.testing.assert_allclose(with_factor[score], plain[score])
