@@ -66,20 +66,14 @@ def atlas(model: str | None, as_json: bool, **choice: Any) -> None:
 
 
 def _chosen(
-    rows: pl.DataFrame,
-    stack: str | None,
-    modality: str | None,
-    sound: bool | None,
-    search: str | None,
-    sort: str,
+    rows: pl.DataFrame, sound: bool | None, search: str | None, sort: str, **exact: str | None
 ) -> pl.DataFrame:
     """The selected rows, in the selected order."""
     import polars as pl
 
-    if stack:
-        rows = rows.filter(pl.col("stack") == stack)
-    if modality:
-        rows = rows.filter(pl.col("modality") == modality)
+    for column, value in exact.items():
+        if value:
+            rows = rows.filter(pl.col(column) == value)
     if sound is not None:
         rows = rows.filter(pl.col("sound") if sound else pl.col("flags").list.len() > 0)
     if search:

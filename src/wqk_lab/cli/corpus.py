@@ -58,10 +58,9 @@ def corpus(
     from wqk.cli import display
     from wqk_lab.training.corpus import build_corpus
 
+    chosen = CorpusOptions(**options)
     with display.bar("reading", _progress()) as on_progress:
-        store = build_corpus(
-            texts, out, CorpusOptions(**options), jobs=jobs, on_progress=on_progress
-        )
+        store = build_corpus(texts, out, chosen, jobs=jobs, on_progress=on_progress)
     _print(store, as_json)
 
 

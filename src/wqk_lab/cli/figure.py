@@ -36,9 +36,8 @@ def figure(
     more: tuple[Path, ...],
     sources: tuple[Path, ...],
     out: Path | None,
-    published: bool,
-    level: float | None,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Draw a figure of the paper, or an additional one, from published results and your own.
 
@@ -89,7 +88,7 @@ def figure(
     """
     from wqk_lab.figures import read_sources
 
-    found = replace(read_sources(*sources, *more), published=published, level=level)
+    found = replace(read_sources(*sources, *more), **options)
     if name in TABLES:
         if as_json:
             raise click.UsageError(f"{name} is text; wqk lab atlas --json prints its rows")

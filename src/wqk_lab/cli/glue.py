@@ -70,13 +70,13 @@ def glue(
     ]
     if not chosen:
         raise click.UsageError("--tasks names no task")
-    outcomes = []
+    told, shown = [], []
     for task in chosen:
-        each = {}
         if task.shared:
             display.say(
                 f"{task.name}: {task.shared} training rows are left out, since validation has them"
             )
+        each = {}
         for model in models:
             display.say(f"{task.name}: {model}")
             each[model] = fine_tune(model, task, range(1, seeds + 1), how)
@@ -86,25 +86,13 @@ def glue(
                 over_runs(start, {seed: each[model] for seed, model in runs.items()})
                 for start, runs in groups.items()
             ]
-        outcomes.append((task, baselines(task), results, each))
-    value = {
-        "fine_tuning": asdict(how),
-        "tasks": [
-            {
-                "task": task.name,
-                "rows": {
-                    "train": len(task.train.labels),
-                    "validation": len(task.validation.labels),
-                    "left_out": task.shared,
-                },
-                "baselines": floor,
-                "results": [*map(asdict, results)],
-                **({"runs": [*map(asdict, each.values())]} if groups else {}),
-            }
-            for task, floor, results, each in outcomes
-        ],
-    }
-    display.show(value, _table([outcome[:3] for outcome in outcomes]), as_json=as_json)
+        shown.append((task, baselines(task), results))
+        counts = {"train": len(task.train.labels), "validation": len(task.validation.labels)}
+        about: dict[str, Any] = {"task": task.name, "rows": counts | {"left_out": task.shared}}
+        about |= {"baselines": shown[-1][1], "results": [*map(asdict, results)]}
+        told.append(about | ({"runs": [*map(asdict, each.values())]} if groups else {}))
+    value = {"fine_tuning": asdict(how), "tasks": told}
+    display.show(value, _table(shown), as_json=as_json)
 
 
 def _table(

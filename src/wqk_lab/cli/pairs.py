@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -23,15 +24,7 @@ from wqk_lab.training.declared import documented
 @click.option("--dry-run", is_flag=True)
 @click.pass_context
 def pairs(
-    context: click.Context,
-    /,
-    jobs: int | None,
-    heads: bool,
-    gamma: float,
-    retry: bool,
-    as_json: bool,
-    out: Path | None,
-    dry_run: bool,
+    context: click.Context, /, as_json: bool, out: Path | None, dry_run: bool, **options: Any
 ) -> None:
     """Score encoders beside decoders of one recipe, and decoders before and after conversion.
 
@@ -65,16 +58,13 @@ def pairs(
 
     try:
         with display.bar("pairs", survey_progress) as on_progress:
-            found = survey_pairs(
-                out, jobs=jobs, gamma=gamma, heads=heads, retry=retry, on_progress=on_progress
-            )
+            found = survey_pairs(out, on_progress=on_progress, **options)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"repeat the command to resume in {out}") from None
     if as_json:
         display.print_json(found.scores)
-    lines = [f"skipped: {title}: {reason}" for title, reason in found.problems.items()]
-    for line in lines:
-        display.say(line)
+    for title, reason in found.problems.items():
+        display.say(f"skipped: {title}: {reason}")
     read = len(found.pairs) - len(found.problems)
     display.say(
         f"{out}: {read} of {counted(len(found.pairs), 'pair')}"

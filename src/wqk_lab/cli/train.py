@@ -244,12 +244,9 @@ def _print_outcome(run: Run) -> None:
     held_out = run.metrics.drop_nulls("held_out_loss")["held_out_loss"]
     last = run.metrics.filter(pl.col("seconds").is_not_null()).row(-1, named=True)
     took = timedelta(seconds=round(last["seconds"]))
-    console = display.output()
-    console.print(
+    told = (
         f"{run.folder}: {counted(last['step'], 'step')}, {last['tokens']:,} tokens in {took}; "
-        f"held-out loss {held_out[0]:.3f} → {held_out[-1]:.3f} nats",
-        soft_wrap=True,
+        f"held-out loss {held_out[0]:.3f} → {held_out[-1]:.3f} nats"
     )
-    console.print(
-        f"next: wqk scan {run.folder}, or wqk lab figure updates {run.folder}", soft_wrap=True
-    )
+    then = f"next: wqk scan {run.folder}, or wqk lab figure updates {run.folder}"
+    display.output().print(told, then, sep="\n", soft_wrap=True)

@@ -237,17 +237,8 @@ def coupling_rows(blocks: Sequence[BlockDetails]) -> pl.DataFrame:
     for title, block in zip(titles([vars(block.key) for block in square]), square, strict=True):
         matrix = np.asarray(block.coupling, np.float64)
         a, b = np.indices(matrix.shape).reshape(2, -1)
-        frames.append(
-            pl.DataFrame(
-                {
-                    "title": title,
-                    "layer": block.key.layer,
-                    "a": a,
-                    "b": b,
-                    "coupling": matrix.ravel(),
-                }
-            )
-        )
+        place = {"title": title, "layer": block.key.layer, "a": a, "b": b}
+        frames.append(pl.DataFrame(place | {"coupling": matrix.ravel()}))
     return pl.concat(frames)
 
 

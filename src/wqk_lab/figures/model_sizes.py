@@ -187,16 +187,9 @@ def _draw_models(axis: Axes, rows: pl.DataFrame, score: str) -> list[Annotation]
 
     own = rows.filter(source="own")
     for row in rows.iter_rows(named=True):
-        look = _look(row, faint=bool(own.height))
-        below, above = (row[f"{score}_{side}"] for side in ("below", "above"))
-        axis.errorbar(
-            row["parameters"],
-            row[score],
-            [[max(below, 0)], [max(above, 0)]],
-            linestyle="",
-            elinewidth=0.7,
-            **look,
-        )
+        error = [[max(row[f"{score}_{side}"], 0)] for side in ("below", "above")]
+        look = _look(row, faint=bool(own.height)) | {"linestyle": "", "elinewidth": 0.7}
+        axis.errorbar(row["parameters"], row[score], error, **look)
     labeled = own if 0 < own.height <= LABELED else _extremes(rows.filter("sound"), score)
     labels = [
         axis.annotate(

@@ -234,13 +234,9 @@ def read_pairs(folder: str | PathLike[str]) -> PairSurvey:
             except pl.exceptions.PolarsError:
                 raise TableError(f"{file}: damaged; delete it and survey the pairs again") from None
             frames.append(rows.select(pl.lit(pair.title).alias("pair"), pl.all()))
-    named = zip(design, problems, strict=True)
-    return PairSurvey(
-        design,
-        {pair.title: problem for pair, problem in named if problem},
-        read_table(path / "scores.parquet"),
-        pl.concat(frames),
-    )
+    told = zip(design, problems, strict=True)
+    reasons = {pair.title: problem for pair, problem in told if problem}
+    return PairSurvey(design, reasons, read_table(path / "scores.parquet"), pl.concat(frames))
 
 
 def update_rows(

@@ -160,12 +160,11 @@ class Evidence:
 
         ``measure`` is given a layer's gradient and the number of its batch.
         """
-        return sample_of(
-            {
-                label: [measure(layer, index) for index, layer in enumerate(batches)]
-                for label, batches in self.by_layer.items()
-            }
-        )
+        measured = {
+            label: [measure(layer, index) for index, layer in enumerate(batches)]
+            for label, batches in self.by_layer.items()
+        }
+        return sample_of(measured)
 
 
 Measure = Callable[[Evidence], Sample]

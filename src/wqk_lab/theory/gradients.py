@@ -159,9 +159,8 @@ def load_values(checkpoint: Checkpoint, plan: AttentionPlan) -> Factor | None:
     if plan.value is None:
         return None
     parts = plan.value.parts
-    return load_factor(
-        dict(zip(parts, checkpoint.read(parts), strict=True)), plan.value, checkpoint.name
-    )
+    read = dict(zip(parts, checkpoint.read(parts), strict=True))
+    return load_factor(read, plan.value, checkpoint.name)
 
 
 def gradients(

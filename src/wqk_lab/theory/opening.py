@@ -186,19 +186,12 @@ def load_model(
             config = _config(state.ref, vocabulary_size, revision)
             objective = objective or _objective(config)
             maker = getattr(transformers, _maker(config, objective))
+            how: dict[str, Any] = {"config": config, "attn_implementation": "eager"}
             if state.is_fresh:
-                model = maker.from_config(
-                    config, attn_implementation="eager", trust_remote_code=False
-                )
+                model = maker.from_config(**how, trust_remote_code=False)
                 return model.eval(), objective, ()
-            model, report = load_pretrained(
-                maker,
-                state.ref,
-                config=config,
-                revision=revision,
-                dtype=torch.float32,
-                attn_implementation="eager",
-            )
+            how |= {"revision": revision, "dtype": torch.float32}
+            model, report = load_pretrained(maker, state.ref, **how)
         except FAILURES as error:
             raise CheckpointError(f"{state.ref}: cannot be loaded ({first_line(error)})") from error
     return model.eval(), objective, tuple(sorted(report["missing_keys"]))

@@ -90,14 +90,9 @@ def open_text(corpus: Path, ref: str, revision: str | None = None, limit: int = 
     """
     if (corpus / HEADER).is_file():
         store = TokenStore.open(corpus)
-        return Text(
-            corpus.name,
-            store.tokens("train"),
-            np.asarray(store.documents("train")),
-            store.vocabulary_size,
-            store.special.get("mask"),
-            vocabulary_of(store.tokenizer),
-        )
+        tokens, documents = store.tokens("train"), np.asarray(store.documents("train"))
+        size, mask = store.vocabulary_size, store.special.get("mask")
+        return Text(corpus.name, tokens, documents, size, mask, vocabulary_of(store.tokenizer))
     if not corpus.is_file():
         missing = "" if corpus.exists() else "no such file or folder; "
         raise CorpusError(

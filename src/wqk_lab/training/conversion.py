@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from wqk.errors import RunError
 from wqk.tables.run import Run, open_run
 from wqk_lab.training.corpus.store import TokenStore
-from wqk_lab.training.recipe import MODEL_FIELDS, NO_START, Recipe
+from wqk_lab.training.recipe import MODEL_FIELDS, NO_START, Recipe, given_fields
 
 # Fields that weights are made for.
 FIXED = (*MODEL_FIELDS, "preset", "config", "vocabulary_multiple", "block")
@@ -84,10 +84,7 @@ def continued(before: Recipe, run: str, overrides: Mapping[str, Any]) -> Recipe:
     >>> whole.parent["step"], whole.batches_before
     (100, 100)
     """
-    chosen = {name: value for name, value in overrides.items() if value is not None}
-    known = [entry.name for entry in fields(Recipe)]
-    if odd := [name for name in chosen if name not in known]:
-        raise RunError(f"recipe: no field named {', '.join(odd)}; fields are {', '.join(known)}")
+    chosen = given_fields(overrides)
     changed = [
         f"{name}: {getattr(before, name)} → {chosen[name]}"
         for name in FIXED

@@ -177,11 +177,8 @@ def _load(folder: str, task: SentenceTask) -> tuple[Any, Any]:
     try:
         with quiet():
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-            network, _ = load_pretrained(
-                transformers.AutoModelForSequenceClassification,
-                folder,
-                num_labels=task.classes or 1,
-            )
+            kind = transformers.AutoModelForSequenceClassification
+            network, _ = load_pretrained(kind, folder, num_labels=task.classes or 1)
     except Exception as error:  # every model class has its own
         reason = all_lines(error, 300)
         raise CheckpointError(f"{folder}: not an encoder with a tokenizer ({reason})") from None
@@ -265,13 +262,8 @@ def _encode(
     types = (getattr(network.config, "type_vocab_size", 0) or 0) > 1
     positions = getattr(network.config, "max_position_embeddings", None) or how.length
     sides: Iterator[tuple[str, ...]] = zip(*texts, strict=True)
-    encoded = tokenizer(
-        *map(list, sides),
-        truncation=True,
-        max_length=min(how.length, positions, tokenizer.model_max_length),
-        padding=True,
-        return_tensors="pt",
-        return_token_type_ids=types,
-    )
+    most = min(how.length, positions, tokenizer.model_max_length)
+    form = {"padding": True, "return_tensors": "pt", "return_token_type_ids": types}
+    encoded = tokenizer(*map(list, sides), truncation=True, max_length=most, **form)
     names = ("input_ids", "attention_mask", *(["token_type_ids"] if types else []))
     return {name: encoded[name].to(network.device) for name in names if name in encoded}

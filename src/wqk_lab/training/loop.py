@@ -88,14 +88,9 @@ def run_loop(
     ``checkpoint`` is the step and the folder to resume from, ``seconds`` the training time before.
     """
     model.to(accelerator.device)
-    objective = Objective(
-        recipe.objective,
-        recipe.mask_share,
-        recipe.corruption,
-        store.special["mask"],
-        store.vocabulary_size,
-        Rows.of(store, "train", recipe).padding,
-    )
+    padding = Rows.of(store, "train", recipe).padding
+    how = recipe.objective, recipe.mask_share, recipe.corruption
+    objective = Objective(*how, store.special["mask"], store.vocabulary_size, padding)
     learner = Learner(model, objective)
     if accelerator.device.type == "cuda":
         learner.compile()

@@ -21,11 +21,10 @@ from wqk_lab.training.recipe import MODEL_FIELDS, Recipe
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# By the position of the layer norm: configuration, encoder and decoder of one architecture.
+# By the position of the layer norm: encoder and decoder of one architecture.
 ARCHITECTURES = {
-    "post": {"config": "BertConfig", "encoder": "BertForMaskedLM", "decoder": "BertLMHeadModel"},
+    "post": {"encoder": "BertForMaskedLM", "decoder": "BertLMHeadModel"},
     "pre": {
-        "config": "RobertaPreLayerNormConfig",
         "encoder": "RobertaPreLayerNormForMaskedLM",
         "decoder": "RobertaPreLayerNormForCausalLM",
     },
@@ -65,9 +64,7 @@ def build_model(
     tokens = {
         "vocab_size": -(-vocabulary_size // multiple) * multiple,
         "pad_token_id": special.get("padding"),
-        "bos_token_id": None,
-        "cls_token_id": None,
-        "eos_token_id": None,
+        **dict.fromkeys(("bos_token_id", "cls_token_id", "eos_token_id")),
         "sep_token_id": special.get("separator"),
     }
     # On the CPU, because on another device the same seed would draw other numbers.
@@ -75,11 +72,9 @@ def build_model(
         torch.manual_seed(recipe.seed)
         if recipe.config is not None:
             return _own_model(recipe, tokens)
-        names = ARCHITECTURES[str(recipe.norm)]
-        config = getattr(transformers, names["config"])(**_configuration(recipe), **tokens)
-        model: PreTrainedModel = getattr(transformers, names[recipe.mode])._from_config(
-            config, attn_implementation=recipe.attention
-        )
+        maker = getattr(transformers, ARCHITECTURES[str(recipe.norm)][recipe.mode])
+        config = maker.config_class(**_configuration(recipe), **tokens)
+        model: PreTrainedModel = maker._from_config(config, attn_implementation=recipe.attention)
         return model
 
 

@@ -294,11 +294,8 @@ def make_recipe(preset: str = "fast", *, size: str | None = None, **overrides: A
     >>> make_recipe("fast", width=128).learning_rate
     0.002
     """
-    explicit = {name: value for name, value in overrides.items() if value is not None}
+    explicit = given_fields(overrides)
     _known("preset", preset, PRESETS)
-    names = {entry.name: entry for entry in fields(Recipe)}
-    if odd := [name for name in explicit if name not in names]:
-        raise _wrong(f"no field named {', '.join(odd)}; fields are {', '.join(names)}")
     own = explicit.get("config") is not None
     if own and (twice := [name for name in MODEL_FIELDS if name in explicit or size]):
         raise _wrong(f"the configuration determines {', '.join(twice)}; give only one of the two")
@@ -306,11 +303,20 @@ def make_recipe(preset: str = "fast", *, size: str | None = None, **overrides: A
     _known("size", size, SIZES)
     given = (dict.fromkeys(MODEL_FIELDS) if own else SIZES[size]) | explicit | {"preset": preset}
     chosen: dict[str, Any] = {}
-    for name, entry in names.items():
+    for entry in fields(Recipe):
         otherwise = entry.metadata.get(preset, entry.metadata.get("formula", entry.default))
-        value = given.get(name, otherwise)
-        chosen[name] = checked(entry, value(chosen) if callable(value) else value, _wrong)
+        value = given.get(entry.name, otherwise)
+        chosen[entry.name] = checked(entry, value(chosen) if callable(value) else value, _wrong)
     return Recipe(**chosen)
+
+
+def given_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that are not None; RunError if one is of no field of a recipe."""
+    names = [entry.name for entry in fields(Recipe)]
+    given = {name: value for name, value in values.items() if value is not None}
+    if odd := [name for name in given if name not in names]:
+        raise _wrong(f"no field named {', '.join(odd)}; fields are {', '.join(names)}")
+    return given
 
 
 def _known(what: str, name: str, known: Mapping[str, Any]) -> None:

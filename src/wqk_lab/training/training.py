@@ -293,9 +293,7 @@ def _settings(
         ],
         "corpus": {
             "folder": str(store.folder.resolve()),
-            "fingerprint": store.fingerprint,
-            "unit": store.unit,
-            "vocabulary_size": store.vocabulary_size,
+            **{name: getattr(store, name) for name in ("fingerprint", "unit", "vocabulary_size")},
         },
         "environment": _environment(recipe, accelerator),
     }
