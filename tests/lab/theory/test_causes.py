@@ -104,6 +104,7 @@ def test_rows_of_a_models_own_beta_sum_to_zero(objective: str) -> None:
     for some in updates.values():
         assert len(some) == 2
         for update in some:
+            assert update.beta.dtype == np.float32  # as the model is
             assert np.abs(update.beta.sum(axis=-1)).max() < 1e-5 * np.abs(update.beta).max()
             future = np.triu(np.ones(update.beta.shape[-2:], bool), 1)
             assert bool((update.beta[:, future] == 0).all()) == (objective == "causal")

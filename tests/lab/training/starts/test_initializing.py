@@ -106,6 +106,7 @@ def test_the_norm_of_a_layer_and_the_mean_of_its_heads_can_be_chosen(name, kind)
         for plan in plans:  # both sides are scaled, so that they stay equal
             attention = Block(open_checkpoint(model), plan)
             assert np.array_equal(attention.query.weight, attention.key.weight)
+    model, plans = build_untrained(NAMED[name])
     before = [np.mean(np.linalg.norm(heads_of(model, plan), axis=(-2, -1))) for plan in plans]
     report = wqk.initialize_(model, STARTS[kind], head_norm_ratio=1.7)
     after = [np.mean(np.linalg.norm(heads_of(model, plan), axis=(-2, -1))) for plan in plans]
