@@ -25,12 +25,6 @@ def test_who_asks_for_a_verb_of_the_laboratory_is_told_where_it_is(verb: str) ->
     assert run("lab", verb, "--help").exit_code == 0
 
 
-def test_a_picture_of_a_difference_needs_no_word_about_heads(tmp_path: Path) -> None:
-    out = tmp_path / "moved.png"
-    assert run("diff", ENCODER, ENCODER, "--picture", out).exit_code == 0
-    assert out.stat().st_size > 1000
-
-
 def test_scan_prints_a_table_that_fits_the_terminal() -> None:
     for width in (60, 80, 120):
         result = run("scan", ENCODER, width=width)

@@ -44,12 +44,6 @@ def test_the_whole_table_is_written(ending: str, tmp_path: Path):
         assert len(path.read_text(encoding="utf-8").splitlines()) >= 48
 
 
-def test_a_picture_is_drawn(tmp_path: Path):
-    path = tmp_path / "arcs.png"
-    assert run("compose", MODEL, "--picture", str(path)).exit_code == 0
-    assert path.stat().st_size > 10_000
-
-
 def test_a_picture_says_that_nothing_is_beyond_chance():
     table = wqk.compose(MODEL)
     for p_corrected, said in ((1.0, True), (0.009, False)):
@@ -58,6 +52,9 @@ def test_a_picture_says_that_nothing_is_beyond_chance():
         assert (
             "none of them beyond chance" in axis.get_title(loc="left") + axis.get_title()
         ) == said
+        labels = [text for text in axis.texts if not text.arrow_patch]
+        assert labels
+        assert all((text.get_ha() == "right") == (text.xyann[0] < 0) for text in labels)
         colors = {text.arrow_patch.get_edgecolor()[:3] for text in axis.texts if text.arrow_patch}
         assert (colors == {to_rgb(GRAY)}) == said
 

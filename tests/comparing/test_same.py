@@ -385,11 +385,7 @@ def test_the_picture_shows_the_heads_that_differ_and_why(tmp_path: Path) -> None
     assert [tuple(place) for place in np.argwhere(~drawn.mask)] == [(1, 2)]
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert names == [comparison.causes[0].mismatch.verdict, "the same, up to rounding"]
-    out = tmp_path / "same.svg"
     demo = str(wqk.demo_model("decoder"))
-    done = CliRunner().invoke(command, [demo, demo, "--picture", str(out)])
-    assert done.exit_code == 0, done.output
-    assert out.read_text().startswith("<?xml")
     wrong = CliRunner().invoke(command, [demo, demo, "--picture", str(tmp_path / "a.txt")])
     assert wrong.exit_code != 0
     assert not (tmp_path / "a.txt").exists()

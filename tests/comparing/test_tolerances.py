@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 import wqk.comparing.tolerances as tolerances
+from wqk.comparing.blocks import as_exact_as, same_rotation
+from wqk.families.rotary import Rotary
+
+FREQUENCIES = Rotary(np.geomspace(1, 1e-4, 8), "half", amplitude=1.2)
+
+
+@pytest.mark.parametrize(("factor", "near"), [(1 + 1e-8, True), (1 - 1e-8, True), (1.001, False)])
+def test_rounding_of_single_precision_is_no_other_rotation(factor: float, near: bool) -> None:
+    other = replace(FREQUENCIES, frequencies=factor * FREQUENCIES.frequencies)
+    assert same_rotation(FREQUENCIES, as_exact_as(FREQUENCIES, other)) == near
+
 
 FOLDER = Path(tolerances.__file__).parent
 

@@ -137,9 +137,12 @@ def test_the_strongest_pair_may_be_negative() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("show", ENCODER, "--layer", "-1"),
-        ("show", ENCODER, "--layer", "0", "--head", "2"),
-        ("show", ENCODER, "--layer", "0", "--coupling"),
+        ("show", ENCODER, "--layer", "-1", "--out"),
+        ("show", ENCODER, "--layer", "0", "--head", "2", "--out"),
+        ("show", ENCODER, "--layer", "0", "--coupling", "--out"),
+        ("diff", ENCODER, ENCODER, "--picture"),
+        ("compose", str(wqk.demo_model("induction")), "--picture"),
+        ("same", ENCODER, ENCODER, "--picture"),
     ],
 )
 @pytest.mark.parametrize(
@@ -150,7 +153,7 @@ def test_pictures_are_written(
 ) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / f"picture{ending}"
-    result = run(*arguments, "--out", str(path))
+    result = run(*arguments, path)
     assert result.exit_code == 0, result.output
     assert path.read_bytes().startswith(start)
 
@@ -179,17 +182,18 @@ def test_diff_prints_layers_and_heads() -> None:
 
 def test_titles_tell_the_attentions_of_a_model_apart() -> None:
     random = np.random.default_rng(0)
-    kinds = (
-        "encoder.layers.0.self_attn",
-        "decoder.layers.0.self_attn",
-        "decoder.layers.0.cross_attn",
-    )
-    tensors = {f"{k}.{s}_proj.weight": random.standard_normal((8, 8)) for k in kinds for s in "qk"}
     shown = [("encoder", "self"), ("decoder", "self"), ("decoder", "cross")]
+    kinds = [f"{stack}.layers.0.{kind}_attn" for stack, kind in shown]
+    tensors = {f"{k}.{s}_proj.weight": random.standard_normal((8, 8)) for k in kinds for s in "qk"}
     titles = [
         wqk.show(wqk.open(tensors, heads_per_layer=2), 0, stack=s, kind=k).title for s, k in shown
     ]
     assert titles == [f"state dict, {stack} {kind}, layer 0" for stack, kind in shown]
+    moved = dict(list(tensors.items())[:4])
+    models = [
+        wqk.open({n: factor * t for n, t in moved.items()}, heads_per_layer=2) for factor in (1, 2)
+    ]
+    assert "Layer 0 of the decoder (self-attention) moved most" in wqk.diff(*models).result
 
 
 def test_curves_over_distance_need_several_distances() -> None:

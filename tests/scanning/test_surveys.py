@@ -183,6 +183,7 @@ def test_the_command_reports_failures(models: list[str], tmp_path: Path):
     told = json.loads(again.stdout)
     assert (again.exit_code, len(told["metadata"]["failed"])) == (1, 2)
     assert len(told["rows"]) == 18 * LAYERS
+    assert run("survey", *models[:2], "--dry-run").stdout.split() == models[:2]
     fine = run("survey", models[0], "--out", str(tmp_path / "fine"))
     assert fine.exit_code == 0, fine.output
 

@@ -209,7 +209,8 @@ def _circuit_faults(attention: Block, circuit: Circuit | None) -> Iterator[str]:
     ]
     some = circuit.values[:MOST_WINDOWS].astype(np.float64)
     some[np.ptp(some, axis=-1) == 0] = 0.0  # what fills up windows is one number
-    fitting = [v for v in known if v.shape[-1] == some.shape[-1]]
+    limit = math.inf if p.clip is None else p.clip
+    fitting = [v.clip(-limit, limit) for v in known if v.shape[-1] == some.shape[-1]]
     least = 1.0 if p.rule.whole_score else 0.5  # some have values of another attention beside
     if named and all(owners(some, rows, None, least=least) is None for rows in fitting):
         yield f"{p.value.tensor} does not make the values of {p.query.tensor}"

@@ -94,7 +94,7 @@ class DifferenceTable(Table):
         if not most.height:
             return "How far the layers moved is not known: their forms before have no norm."
         row = most.row(-1, named=True)
-        others = len(layers["stack"].unique()) > 1 or len(layers["kind"].unique()) > 1
+        others = len(layers.select("stack", "kind").unique()) > 1
         where = f" of the {row['stack']} ({kind_in_words(row['kind'])})" if others else ""
         shares = (most["moved"] / most["rounding"]).drop_nulls().to_numpy()
         parts = [

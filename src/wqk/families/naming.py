@@ -408,7 +408,8 @@ def recurrent_layers(tensors: Mapping[str, TensorInfo]) -> dict[str, list[int]]:
 
     Examples
     --------
-    >>> recurrent_layers(dict.fromkeys(["layers.0.mixer.A_log", "layers.1.attn.q_proj.weight"]))
+    >>> names = ["a.layers.0.mixer.A_log", "b.layers.0.mixer.A_log", "layers.1.attn.q_proj.weight"]
+    >>> recurrent_layers(dict.fromkeys(names))
     {'a state-space or linear-attention recurrence (mixer.A_log)': [0]}
     """
     layers: dict[str, list[int]] = {}
