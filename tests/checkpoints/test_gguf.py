@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests import small
 from tests.limits import counts, refused
 
 import wqk
@@ -49,41 +50,38 @@ def test_the_bound_holds_for_what_was_quantized(kind: str) -> None:
     assert error < rounding(Grid(own.shared, own.steps), stored) < 3 * error
 
 
+# The norm before fused queries, keys and values, these, and their shape.
+FUSED = {
+    "gpt2": ("h.{}.ln_1", "h.{}.attn.c_attn", (D, 3 * D)),
+    "gpt_neox": ("layers.{}.input_layernorm", "layers.{}.attention.query_key_value", (3 * D, D)),
+}
+
+
 def hf(kind: str, **config: Any) -> StateDict:
-    """A random model as `transformers` stores it."""
-    random, tensors = np.random.default_rng(0), {}
-    separate = kind not in ("gpt2", "gpt_neox")
-    for layer in range(LAYERS):
-        if separate:
-            at = f"model.layers.{layer}"
-            for side, heads in (("q", H), ("k", G), ("v", G)):
-                weight = random.standard_normal((heads * R, D)) / 8
-                tensors[f"{at}.self_attn.{side}_proj.weight"] = weight
-                if kind in ("llama", "qwen2"):
-                    bias = random.standard_normal(heads * R)
-                    tensors[f"{at}.self_attn.{side}_proj.bias"] = bias
-                if kind == "qwen3" and side != "v":
-                    gain = 1 + 0.3 * random.standard_normal(R)
-                    tensors[f"{at}.self_attn.{side}_norm.weight"] = gain
-            gain = 0.3 * random.standard_normal(D) + (kind != "gemma")
-            tensors[f"{at}.input_layernorm.weight"] = gain
-        else:
-            name = {
-                "gpt2": ("h.{}.ln_1", "h.{}.attn.c_attn", (D, 3 * D)),
-                "gpt_neox": ("layers.{}.input_layernorm", "layers.{}.attention.query_key_value",
-                             (3 * D, D)),
-            }[kind]  # fmt: skip
+    """A random model as `transformers` stores it, in single precision."""
+    sizes = {"layers": LAYERS, "heads": H, "key_heads": G, "head_width": R, "width": D}
+    biases = "qkv" if kind in ("llama", "qwen2") else ""
+    model = small.llama(
+        **sizes, sides="qkv", biases=biases, norms=True, name=kind, model_type=kind, **config
+    )
+    random, tensors = np.random.default_rng(1), dict(model._arrays)
+    if kind == "qwen3":
+        for layer, side in product(range(LAYERS), "qk"):
+            name = f"model.layers.{layer}.self_attn.{side}_norm.weight"
+            tensors[name] = random.uniform(0.5, 2, R)
+    about = model.config
+    if kind in FUSED:
+        norm, fused, shape = FUSED[kind]
+        tensors = {}
+        for layer in range(LAYERS):
             for end in ("weight", "bias"):
-                tensors[f"{name[0].format(layer)}.{end}"] = 1 + random.standard_normal(D)
-            tensors[f"{name[1].format(layer)}.weight"] = random.standard_normal(name[2])
-            tensors[f"{name[1].format(layer)}.bias"] = random.standard_normal(3 * D)
-    heads = {"num_attention_heads": H, "num_hidden_layers": LAYERS, "hidden_size": D}
-    if kind == "gpt2":
-        heads = {"n_head": H, "n_layer": LAYERS, "n_embd": D}
-    if separate:
-        heads |= {"num_key_value_heads": G, "head_dim": R}
+                tensors[f"{norm.format(layer)}.{end}"] = 1 + random.standard_normal(D)
+            tensors[f"{fused.format(layer)}.weight"] = random.standard_normal(shape)
+            tensors[f"{fused.format(layer)}.bias"] = random.standard_normal(3 * D)
+        about = {"n_head": H, "n_layer": LAYERS, "n_embd": D, "model_type": kind}
+        about |= {"num_attention_heads": H, "num_hidden_layers": LAYERS, "hidden_size": D} | config
     tensors = {name: value.astype(np.float32) for name, value in tensors.items()}
-    return StateDict(tensors, {"model_type": kind, **heads, **config}, kind)
+    return StateDict(tensors, about, kind)
 
 
 def permuted(weight: np.ndarray, heads: int) -> np.ndarray:

@@ -384,11 +384,6 @@ def test_a_gated_repository_says_what_to_do(hub):
     assert_bert(open_checkpoint(NAME, token="hf_right"))
 
 
-def test_a_missing_repository(hub):
-    with pytest.raises(HubError, match="nobody/nothing: is neither a path here nor a repository"):
-        open_checkpoint("nobody/nothing")
-
-
 # A hub that has a bad day.
 
 
@@ -622,19 +617,9 @@ def test_a_scan_that_failed_can_be_made_again_with_the_same_checkpoint(hub):
 
 # A checkpoint of 811 GB.
 
-LLAMA = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 16384,
-    "intermediate_size": 53248,
-    "num_attention_heads": 128,
-    "num_key_value_heads": 8,
-    "num_hidden_layers": 126,
-    "vocab_size": 128256,
-    "rope_theta": 500000.0,
-}
-
-
+PUBLISHED = Path(__file__).parents[1] / "families" / "published.jsonl"
+ROWS = map(json.loads, PUBLISHED.read_text("utf-8").splitlines())
+LLAMA = next(row["config"] for row in ROWS if row["model"].endswith("Llama-3.1-405B"))
 # The tensors of each of its layers.
 LAYER = {
     "input_layernorm": (16384,), "mlp.down_proj": (16384, 53248), "mlp.gate_proj": (53248, 16384),

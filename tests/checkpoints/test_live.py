@@ -38,16 +38,11 @@ def rows(array: np.ndarray) -> np.ndarray:
 
 ROWS = Part("query.weight", ((4, 6), (1, 2)))
 
-TYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-}
+TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-@pytest.mark.parametrize(("dtype", "name"), TYPES.items(), ids=str)
-def test_a_module(dtype, name):
+@pytest.mark.parametrize(("name", "dtype"), TYPES.items(), ids=TYPES)
+def test_a_module(name, dtype):
     model = Model(dtype)
     before = copy.deepcopy(model.query.state_dict())
     checkpoint = open_checkpoint(model)

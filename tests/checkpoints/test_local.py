@@ -142,12 +142,6 @@ def test_what_is_no_reference_is_refused(ref):
         open_checkpoint(ref)
 
 
-def test_a_missing_tensor_is_named(folder):
-    write(folder)
-    with pytest.raises(CheckpointError, match="no tensor named 'query'"):
-        read(open_checkpoint(folder), "query")
-
-
 # 8-bit floats
 
 

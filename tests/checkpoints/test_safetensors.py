@@ -118,6 +118,7 @@ def entry(**changes: Any) -> dict[str, Any]:
     return {"w": {**GOOD, **changes}}
 
 
+TWICE = '{"w":%s,"w":%s}' % (json.dumps(GOOD), json.dumps(GOOD))  # noqa: UP031
 # name -> header, bytes of data, and what the message must say
 LIES: dict[str, tuple[Any, int, str]] = {
     "not JSON": ("{nonsense", 0, "not valid JSON"),
@@ -130,11 +131,7 @@ LIES: dict[str, tuple[Any, int, str]] = {
     "deep lists": ('{"w":' + "[" * 200_000, 0, "not valid JSON"),
     "deep objects": ('{"w":' * 100_000, 0, "not valid JSON"),
     "a number of many digits": ('{"w": ' + "9" * 100_000 + "}", 0, "not valid JSON"),
-    "duplicate names": (
-        '{"w":' + json.dumps(GOOD) + ',"w":' + json.dumps(GOOD) + "}",
-        16,
-        "a name occurs more than once",
-    ),
+    "duplicate names": (TWICE, 16, "a name occurs more than once"),
     "duplicate keys": ('{"w":{"dtype":"F32","dtype":"F64"}}', 16, "a name occurs more than once"),
     "metadata that is a list": ({"__metadata__": [1]}, 0, "metadata must be a JSON object"),
     "entry that is a number": ({"w": 5}, 0, "lacks a dtype"),
@@ -174,16 +171,8 @@ LIES: dict[str, tuple[Any, int, str]] = {
         "an impossible shape",
     ),
     "data that is missing": (entry(), 15, "ends 1 bytes beyond the file: truncated"),
-    "data far beyond": (
-        entry(shape=[2**40], data_offsets=[0, 2**42]),
-        16,
-        "beyond the file: truncated",
-    ),
-    "overlap": (
-        {"w": GOOD, "v": {"dtype": "F32", "shape": [1], "data_offsets": [12, 16]}},
-        16,
-        "overlap",
-    ),
+    "data far beyond": (entry(shape=[2**40], data_offsets=[0, 2**42]), 16, "file: truncated"),
+    "overlap": (entry() | {"v": GOOD | {"shape": [1], "data_offsets": [12, 16]}}, 16, "overlap"),
     "the same data twice": ({"w": GOOD, "v": GOOD}, 16, "overlap"),
 }
 
