@@ -76,10 +76,6 @@ EXCEPTIONS = {
 }
 
 
-def saved(folder: Path) -> dict[str, bytes | Path]:
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
-
-
 class Every(dict[str, Any]):
     """Every repository of a hub: a stand-in, with some revisions."""
 
@@ -88,9 +84,8 @@ class Every(dict[str, Any]):
 
     def __missing__(self, name: str) -> dict[str, Any]:
         found = next(kind for pattern, kind in STAND_INS.items() if re.fullmatch(pattern, name))
-        return dict.fromkeys(
-            ("main", "step1000", "step2000", "step-1000"), saved(Path("models", found))
-        )
+        files = {file.name: file.read_bytes() for file in Path("models", found).iterdir()}
+        return dict.fromkeys(("main", "step1000", "step2000", "step-1000"), files)
 
 
 def make_models() -> None:

@@ -27,20 +27,6 @@ def negated(model: StateDict) -> StateDict:
     return model
 
 
-def clipped() -> Any:
-    return wqk.clip_(small.running(), 1.0, logits={(0, 0): 3.0, (0, 1): np.inf})
-
-
-def measured() -> Any:
-    model = small.running()
-    return wqk.logits(model, model.dummy_inputs["input_ids"] % 9)
-
-
-def parted() -> Any:
-    tokens = np.random.default_rng(0).integers(0, 9, (4, 8))
-    return wqk.parts(small.running(), tokens=tokens, draws=1)
-
-
 RESULTS: dict[str, Callable[[], Any]] = {
     "scan": lambda: wqk.scan(ENCODER),
     "diff": lambda: wqk.diff(ENCODER, ENCODER),
@@ -51,11 +37,11 @@ RESULTS: dict[str, Callable[[], Any]] = {
     "kin": lambda: wqk.kin(ENCODER, DECODER),
     "compose": lambda: wqk.compose(INDUCTION),
     "explain": lambda: wqk.explain(ENCODER),
-    "logits": measured,
+    "logits": lambda: wqk.logits(model := small.running(), model.dummy_inputs["input_ids"] % 9),
     "no numbers": lambda: Logits({("decoder", "self", 0): BlockLogits(*[np.full(1, np.nan)] * 4)}),
     "initialize_": lambda: wqk.initialize_(small.running(), "symmetric"),
-    "clip_": clipped,
-    "parts": parted,
+    "clip_": lambda: wqk.clip_(small.running(), 1.0, logits={(0, 0): 3.0, (0, 1): np.inf}),
+    "parts": lambda: wqk.parts(small.running(), tokens=np.arange(32).reshape(4, 8) % 9, draws=1),
 }
 
 

@@ -58,10 +58,6 @@ def test_rows_are_dictionaries(table):
     assert rows[0]["symmetry"] == table["symmetry"][0]
 
 
-def test_pandas_has_the_rows(table):
-    assert len(table.to_pandas()) == 20
-
-
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
