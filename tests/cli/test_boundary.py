@@ -82,6 +82,18 @@ def test_an_interruption_ends_every_verb_alike(monkeypatch, verb):
     assert (result.exit_code, result.stderr) == (130, "wqk: interrupted\n")
 
 
+def test_a_scan_that_is_interrupted_at_its_second_checkpoint_leaves_no_table(monkeypatch, tmp_path):
+    first, plain = iter([True]), wqk.checkpoints.open_local
+    interrupt = failing(KeyboardInterrupt())
+    monkeypatch.setattr(
+        "wqk.checkpoints.open_local",
+        lambda *a, **k: (plain if next(first, 0) else interrupt)(*a, **k),
+    )
+    out = tmp_path / "scores.parquet"
+    assert run("scan", ENCODER, ENCODER, "--out", out).exit_code == 130
+    assert not out.exists()
+
+
 def test_an_interrupted_watch_says_where_its_scores_are(monkeypatch, tmp_path):
     monkeypatch.setattr("wqk.scanning.surveys.watch.watch", failing(KeyboardInterrupt()))
     scores = tmp_path / "out" / "scores.parquet"

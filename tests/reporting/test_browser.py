@@ -73,6 +73,13 @@ class Reader:
         assert not foreign
 
 
+@pytest.fixture
+def pair(browser: Any, folder: Any) -> Any:
+    """The page of the two models, watched."""
+    with Reader(browser, folder / "pair.html") as page:
+        yield page
+
+
 def curves(page: Any, section: str, figure: int = 0) -> dict[str, Any]:
     """The named curves that a figure shows: their values."""
     page.evaluate("id => document.getElementById(id).scrollIntoView()", section)
@@ -120,17 +127,16 @@ def test_every_figure_is_drawn_without_a_complaint(browser, folder, name):
         assert page.title() != "owned"
 
 
-def test_curves_are_the_scores_and_dots_the_heads(browser, folder):
-    with Reader(browser, folder / "pair.html") as page:
-        for figure, score in enumerate(("symmetry", "directionality_excess")):
-            shown = curves(page, "layers", figure)
-            for name in MODELS:
-                table = wqk.scan(wqk.demo_model(name))
-                np.testing.assert_allclose(shown[name]["y"], table.layers.frame[score], rtol=1e-5)
-                dots = shown[f"{name}, heads"]
-                assert shown[name]["x"] == table.layers.frame["layer"].to_list()
-                assert dots["x"] == table.heads.frame["layer"].to_list()
-                np.testing.assert_allclose(dots["y"], table.heads.frame[score], rtol=1e-5)
+def test_curves_are_the_scores_and_dots_the_heads(pair):
+    for figure, score in enumerate(("symmetry", "directionality_excess")):
+        shown = curves(pair, "layers", figure)
+        for name in MODELS:
+            table = wqk.scan(wqk.demo_model(name))
+            np.testing.assert_allclose(shown[name]["y"], table.layers.frame[score], rtol=1e-5)
+            dots = shown[f"{name}, heads"]
+            assert shown[name]["x"] == table.layers.frame["layer"].to_list()
+            assert dots["x"] == table.heads.frame["layer"].to_list()
+            np.testing.assert_allclose(dots["y"], table.heads.frame[score], rtol=1e-5)
 
 
 def test_an_encoder_and_a_decoder_have_the_colors_of_every_figure(browser, folder):
@@ -163,108 +169,104 @@ def test_losses_are_means_in_the_colors_of_their_models(browser, folder):
     assert ends == pytest.approx([2.3, 3.9] * len(MODELS))
 
 
-def test_heads_obey_tabs_keyboard_and_order_and_tell_what_lies_under_the_mouse(browser, folder):
+def test_heads_obey_tabs_keyboard_and_order_and_tell_what_lies_under_the_mouse(pair):
     heads = wqk.scan(wqk.demo_model("encoder")).heads.frame
-    with Reader(browser, folder / "pair.html") as page:
-        for key, score in (
-            (None, "symmetry"),
-            ("ArrowRight", "directionality_excess"),
-            ("End", "norm"),
-            ("ArrowRight", "symmetry"),
-            ("ArrowLeft", "norm"),
-            ("Home", "symmetry"),
-        ):
-            if key:
-                page.keyboard.press(key)
-            else:
-                page.locator(f"#tab-{score}").click()
-            tab = page.locator("[role=tab][aria-selected=true]")
-            assert tab.get_attribute("id") == f"tab-{score}"
-            assert page.evaluate("document.activeElement.id") == f"tab-{score}"
-            assert page.locator("[role=tab][tabindex='0']").count() == 1
-            (shown,) = curves(page, "heads").values()
-            expected = heads[score].to_numpy().reshape(4, 4)
-            np.testing.assert_allclose(shown["z"], expected, rtol=1e-5)
-        page.locator("#order").select_option("score")
-        (shown,) = curves(page, "heads").values()
-        expected = -np.sort(-heads["symmetry"].to_numpy().reshape(4, 4))
+    for key, score in (
+        (None, "symmetry"),
+        ("ArrowRight", "directionality_excess"),
+        ("End", "norm"),
+        ("ArrowRight", "symmetry"),
+        ("ArrowLeft", "norm"),
+        ("Home", "symmetry"),
+    ):
+        if key:
+            pair.keyboard.press(key)
+        else:
+            pair.locator(f"#tab-{score}").click()
+        tab = pair.locator("[role=tab][aria-selected=true]")
+        assert tab.get_attribute("id") == f"tab-{score}"
+        assert pair.evaluate("document.activeElement.id") == f"tab-{score}"
+        assert pair.locator("[role=tab][tabindex='0']").count() == 1
+        (shown,) = curves(pair, "heads").values()
+        expected = heads[score].to_numpy().reshape(4, 4)
         np.testing.assert_allclose(shown["z"], expected, rtol=1e-5)
+    pair.locator("#order").select_option("score")
+    (shown,) = curves(pair, "heads").values()
+    expected = -np.sort(-heads["symmetry"].to_numpy().reshape(4, 4))
+    np.testing.assert_allclose(shown["z"], expected, rtol=1e-5)
 
-        page.locator("#heads .plot").first.scroll_into_view_if_needed()
-        box = page.locator("#heads .plot").first.locator(".nsewdrag").bounding_box()
-        page.mouse.move(box["x"] + 0.875 * box["width"], box["y"] + 0.125 * box["height"])
-        page.wait_for_selector("#heads .hovertext")
-        told = page.locator("#heads .hovertext").first.text_content()
-        lowest = heads.filter(layer=0).sort("symmetry").row(0, named=True)
-        assert f"layer 0, head {lowest['head']}" in told
-        assert f"symmetry {lowest['symmetry']:.3f}".replace("-", "−") in told
+    pair.locator("#heads .plot").first.scroll_into_view_if_needed()
+    box = pair.locator("#heads .plot").first.locator(".nsewdrag").bounding_box()
+    pair.mouse.move(box["x"] + 0.875 * box["width"], box["y"] + 0.125 * box["height"])
+    pair.wait_for_selector("#heads .hovertext")
+    told = pair.locator("#heads .hovertext").first.text_content()
+    lowest = heads.filter(layer=0).sort("symmetry").row(0, named=True)
+    assert f"layer 0, head {lowest['head']}" in told
+    assert f"symmetry {lowest['symmetry']:.3f}".replace("-", "−") in told
 
 
-def test_rows_are_sorted_by_their_headings_and_filtered_by_what_is_typed(browser, folder):
+def test_rows_are_sorted_by_their_headings_and_filtered_by_what_is_typed(pair):
     expected = pl.concat([wqk.scan(wqk.demo_model(name)).frame for name in MODELS])
-    with Reader(browser, folder / "pair.html") as page:
-        heading = page.locator("#table th[data-column=symmetry]")
-        for direction in ("descending", "ascending"):
-            heading.locator("button").press("Enter")
-            assert heading.get_attribute("aria-sort") == direction
-            values = expected["symmetry"].sort(descending=direction == "descending")
-            shown = [float(text.replace("−", "-")) for text in column(page, "symmetry")]
-            np.testing.assert_allclose(shown, values, atol=5.1e-4)
-        page.locator("#table th[data-column=symmetry_within_heads] button").click()
-        assert column(page, "symmetry_within_heads")[8:] == ["–"] * 32
-        assert page.locator("#table th[aria-sort=descending]").count() == 1
+    heading = pair.locator("#table th[data-column=symmetry]")
+    for direction in ("descending", "ascending"):
+        heading.locator("button").press("Enter")
+        assert heading.get_attribute("aria-sort") == direction
+        values = expected["symmetry"].sort(descending=direction == "descending")
+        shown = [float(text.replace("−", "-")) for text in column(pair, "symmetry")]
+        np.testing.assert_allclose(shown, values, atol=5.1e-4)
+    pair.locator("#table th[data-column=symmetry_within_heads] button").click()
+    assert column(pair, "symmetry_within_heads")[8:] == ["–"] * 32
+    assert pair.locator("#table th[aria-sort=descending]").count() == 1
 
-        frame = expected.filter(checkpoint=str(wqk.demo_model("decoder")))
-        page.locator("#filter").fill("DECODER layer=1 symmetry > 0.03")
-        kept = frame.filter(pl.col("layer") == 1, pl.col("symmetry") > 0.03)
-        assert 0 < kept.height < 5
-        assert len(column(page, "layer")) == kept.height
-        assert page.locator("#count").inner_text().startswith(f"{kept.height} of 40 rows")
-        page.locator("#filter").fill("")
-        page.locator("#which").select_option("layers")
-        assert column(page, "head") == ["all"] * 8
-        page.locator("#filter").fill("no such model")
-        assert column(page, "head") == []
-
-
-def test_the_filter_reads_the_words_of_the_table_and_refuses_unknown_columns(browser, folder):
-    with Reader(browser, folder / "pair.html") as page:
-        page.locator("#filter").fill("head=all model=decoder")
-        assert column(page, "head") == ["all"] * 4
-        assert column(page, "model") == ["decoder"] * 4
-        page.locator("#filter").fill("status=OK null<0")
-        assert column(page, "head") == []
-        for typed, said in (("layr=3", "No column “layr”"), ("status>ok", "needs a number")):
-            page.locator("#filter").fill(typed)
-            assert said in page.locator("#count").inner_text()
-            assert page.locator("#filter").get_attribute("aria-invalid") == "true"
-        page.locator("#filter").fill("layer=3")
-        assert page.locator("#filter").get_attribute("aria-invalid") is None
-        assert len(column(page, "layer")) == 10
+    frame = expected.filter(checkpoint=str(wqk.demo_model("decoder")))
+    pair.locator("#filter").fill("DECODER layer=1 symmetry > 0.03")
+    kept = frame.filter(pl.col("layer") == 1, pl.col("symmetry") > 0.03)
+    assert 0 < kept.height < 5
+    assert len(column(pair, "layer")) == kept.height
+    assert pair.locator("#count").inner_text().startswith(f"{kept.height} of 40 rows")
+    pair.locator("#filter").fill("")
+    pair.locator("#which").select_option("layers")
+    assert column(pair, "head") == ["all"] * 8
+    pair.locator("#filter").fill("no such model")
+    assert column(pair, "head") == []
 
 
-def test_nothing_leaves_the_page_whatever_is_pressed(browser, folder):
-    with Reader(browser, folder / "pair.html") as page:
-        opened: list[str] = []
-        page.context.on("page", lambda new: opened.append(new.url))
-        page.evaluate(
-            "window.open = (...to) => { throw Error(`opened ${to}`); };"
-            "HTMLFormElement.prototype.submit = () => { throw Error('submitted'); }; 0"
-        )
-        page.evaluate("drawEverything()")
-        assert page.locator(".modebar-btn").count() == 0
-        for button in page.locator("button:visible:enabled").all():
-            button.click()
-        for key in ("Tab", "Enter", "Space", "ArrowRight", "Delete", "c", "s"):
-            for _ in range(8):
-                page.keyboard.press(key)
-        assert opened == []
-        configuration = page.evaluate(
-            "[...document.querySelectorAll('.plot')].filter((p) => p._context)"
-            ".map(({_context: c}) => [c.showSendToCloud, c.displayModeBar, c.plotlyServerURL])"
-        )
-        assert len(configuration) > 6
-        assert {tuple(one) for one in configuration} == {(False, False, "")}
+def test_the_filter_reads_the_words_of_the_table_and_refuses_unknown_columns(pair):
+    pair.locator("#filter").fill("head=all model=decoder")
+    assert column(pair, "head") == ["all"] * 4
+    assert column(pair, "model") == ["decoder"] * 4
+    pair.locator("#filter").fill("status=OK null<0")
+    assert column(pair, "head") == []
+    for typed, said in (("layr=3", "No column “layr”"), ("status>ok", "needs a number")):
+        pair.locator("#filter").fill(typed)
+        assert said in pair.locator("#count").inner_text()
+        assert pair.locator("#filter").get_attribute("aria-invalid") == "true"
+    pair.locator("#filter").fill("layer=3")
+    assert pair.locator("#filter").get_attribute("aria-invalid") is None
+    assert len(column(pair, "layer")) == 10
+
+
+def test_nothing_leaves_the_page_whatever_is_pressed(pair):
+    opened: list[str] = []
+    pair.context.on("page", lambda new: opened.append(new.url))
+    pair.evaluate(
+        "window.open = (...to) => { throw Error(`opened ${to}`); };"
+        "HTMLFormElement.prototype.submit = () => { throw Error('submitted'); }; 0"
+    )
+    pair.evaluate("drawEverything()")
+    assert pair.locator(".modebar-btn").count() == 0
+    for button in pair.locator("button:visible:enabled").all():
+        button.click()
+    for key in ("Tab", "Enter", "Space", "ArrowRight", "Delete", "c", "s"):
+        for _ in range(8):
+            pair.keyboard.press(key)
+    assert opened == []
+    configuration = pair.evaluate(
+        "[...document.querySelectorAll('.plot')].filter((p) => p._context)"
+        ".map(({_context: c}) => [c.showSendToCloud, c.displayModeBar, c.plotlyServerURL])"
+    )
+    assert len(configuration) > 6
+    assert {tuple(one) for one in configuration} == {(False, False, "")}
 
 
 def test_one_legend_tells_the_models_apart_without_color(browser, folder):
@@ -279,44 +281,41 @@ def test_one_legend_tells_the_models_apart_without_color(browser, folder):
         assert page.locator("#legend").is_hidden()
 
 
-def test_scores_can_be_zoomed_and_zoomed_back(browser, folder):
+def test_scores_can_be_zoomed_and_zoomed_back(pair):
     reach = "document.querySelector('#layers .plot').layout.yaxis.range[1]"
-    with Reader(browser, folder / "pair.html") as page:
-        curves(page, "layers")
-        assert page.evaluate(reach) == 1.04
-        page.locator("#zoom").click()
-        assert page.evaluate(reach) < 1
-        page.locator("#zoom").click()
-        assert page.evaluate(reach) == 1.04
+    curves(pair, "layers")
+    assert pair.evaluate(reach) == 1.04
+    pair.locator("#zoom").click()
+    assert pair.evaluate(reach) < 1
+    pair.locator("#zoom").click()
+    assert pair.evaluate(reach) == 1.04
 
 
-def test_a_click_on_a_head_shows_its_numbers_and_its_layer(browser, folder):
+def test_a_click_on_a_head_shows_its_numbers_and_its_layer(pair):
     heads = wqk.scan(wqk.demo_model("encoder")).heads.frame
-    with Reader(browser, folder / "pair.html") as page:
-        curves(page, "heads")
-        box = page.locator("#heads .plot").first.locator(".nsewdrag").bounding_box()
-        page.mouse.click(box["x"] + 0.375 * box["width"], box["y"] + 0.625 * box["height"])
-        card = page.locator("#head")
-        card.wait_for(state="visible")
-        row = heads.filter(layer=2, head=1).row(0, named=True)
-        assert "layer 2, head 1" in card.inner_text()
-        assert f"{row['symmetry']:.3f}" in card.inner_text()
-        assert "Closest to its transpose: head" in card.inner_text()
-        card.locator("a").click()
-        assert page.locator("#layer").input_value() == "2"
+    curves(pair, "heads")
+    box = pair.locator("#heads .plot").first.locator(".nsewdrag").bounding_box()
+    pair.mouse.click(box["x"] + 0.375 * box["width"], box["y"] + 0.625 * box["height"])
+    card = pair.locator("#head")
+    card.wait_for(state="visible")
+    row = heads.filter(layer=2, head=1).row(0, named=True)
+    assert "layer 2, head 1" in card.inner_text()
+    assert f"{row['symmetry']:.3f}" in card.inner_text()
+    assert "Closest to its transpose: head" in card.inner_text()
+    card.locator("a").click()
+    assert pair.locator("#layer").input_value() == "2"
 
 
-def test_on_a_phone_rows_become_cards_of_labeled_numbers(browser, folder):
-    with Reader(browser, folder / "pair.html") as page:
-        page.set_viewport_size({"width": 390, "height": 800})
-        cell = page.locator("#summary td[data-label=symmetry]").first
-        box = cell.bounding_box()
-        assert box["x"] >= 0
-        assert box["x"] + box["width"] <= 390
-        label = "cell => getComputedStyle(cell, '::before').content"
-        assert cell.evaluate(label) == '"symmetry"'
-        overflow = "all => all.filter((one) => one.scrollWidth > one.clientWidth + 1).length"
-        assert page.locator(".wide").evaluate_all(overflow) == 0
+def test_on_a_phone_rows_become_cards_of_labeled_numbers(pair):
+    pair.set_viewport_size({"width": 390, "height": 800})
+    cell = pair.locator("#summary td[data-label=symmetry]").first
+    box = cell.bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 390
+    label = "cell => getComputedStyle(cell, '::before').content"
+    assert cell.evaluate(label) == '"symmetry"'
+    overflow = "all => all.filter((one) => one.scrollWidth > one.clientWidth + 1).length"
+    assert pair.locator(".wide").evaluate_all(overflow) == 0
 
 
 def test_names_are_shown_and_saved_as_they_are(browser, folder):
@@ -393,52 +392,49 @@ def test_of_many_models_one_is_chosen_and_rows_come_in_pages(browser, folder):
         np.testing.assert_allclose(shown["z"], heads, rtol=1e-5)
 
 
-def test_matrices_and_coupling_follow_the_layer(browser, folder):
+def test_matrices_and_coupling_follow_the_layer(pair):
     details = wqk.scan(wqk.demo_model("decoder"), details=True).details
-    with Reader(browser, folder / "pair.html") as page:
-        curves(page, "matrices")
-        page.locator("#layer").press("End")
-        block = details.blocks[3]
-        matrix = curves(page, "matrices", 2)["0"]
-        np.testing.assert_allclose(matrix["z"], block.image * block.image_unit / 127, rtol=1e-4)
-        coupling = curves(page, "matrices", 3)["0"]
-        np.testing.assert_allclose(coupling["z"], block.coupling, atol=6e-4)
-        said = page.locator("#matrices .said").nth(2).inner_text()
-        assert said.startswith(f"{len(block.outlying_rows)} outlying rows")
-        outlying = curves(page, "matrices", 5)
-        assert sorted(outlying["columns"]["x"]) == sorted(
-            dimension for one in details.blocks for dimension in one.outlying_columns.tolist()
-        )
+    curves(pair, "matrices")
+    pair.locator("#layer").press("End")
+    block = details.blocks[3]
+    matrix = curves(pair, "matrices", 2)["0"]
+    np.testing.assert_allclose(matrix["z"], block.image * block.image_unit / 127, rtol=1e-4)
+    coupling = curves(pair, "matrices", 3)["0"]
+    np.testing.assert_allclose(coupling["z"], block.coupling, atol=6e-4)
+    said = pair.locator("#matrices .said").nth(2).inner_text()
+    assert said.startswith(f"{len(block.outlying_rows)} outlying rows")
+    outlying = curves(pair, "matrices", 5)
+    assert sorted(outlying["columns"]["x"]) == sorted(
+        dimension for one in details.blocks for dimension in one.outlying_columns.tolist()
+    )
 
 
-def test_the_theme_follows_the_system_and_the_button(browser, folder):
+def test_the_theme_follows_the_system_and_the_button(pair):
     ink = "getComputedStyle(document.body).color"
     drawn = "document.querySelector('#layers .plot').layout.font.color"
     shades = []
-    with Reader(browser, folder / "pair.html") as page:
-        curves(page, "layers")
-        for scheme in ("light", "dark"):
-            page.emulate_media(color_scheme=scheme)
-            other = {"light": "Dark", "dark": "Light"}[scheme]
-            page.locator("#theme", has_text=f"{other} theme").wait_for()
-            shades.append(page.evaluate(ink))
-            assert re.findall(r"\d+", page.evaluate(drawn))[:3] == re.findall(r"\d+", shades[-1])
-        page.locator("#theme").click()
-        assert page.evaluate(ink) == shades[0] != shades[1]
-        assert re.findall(r"\d+", page.evaluate(drawn))[:3] == re.findall(r"\d+", shades[0])
+    curves(pair, "layers")
+    for scheme in ("light", "dark"):
+        pair.emulate_media(color_scheme=scheme)
+        other = {"light": "Dark", "dark": "Light"}[scheme]
+        pair.locator("#theme", has_text=f"{other} theme").wait_for()
+        shades.append(pair.evaluate(ink))
+        assert re.findall(r"\d+", pair.evaluate(drawn))[:3] == re.findall(r"\d+", shades[-1])
+    pair.locator("#theme").click()
+    assert pair.evaluate(ink) == shades[0] != shades[1]
+    assert re.findall(r"\d+", pair.evaluate(drawn))[:3] == re.findall(r"\d+", shades[0])
 
 
-def test_the_first_stop_of_the_keyboard_skips_to_the_scores(browser, folder):
-    with Reader(browser, folder / "pair.html") as page:
-        page.keyboard.press("Tab")
-        assert page.evaluate("document.activeElement.className") == "skip"
-        assert page.locator(".skip").bounding_box()["x"] >= 0
-        page.keyboard.press("Enter")
-        assert page.evaluate("location.hash") == "#summary"
-        for _ in range(3):
-            page.keyboard.press("Tab")
-        outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
-        assert outline == "solid"
+def test_the_first_stop_of_the_keyboard_skips_to_the_scores(pair):
+    pair.keyboard.press("Tab")
+    assert pair.evaluate("document.activeElement.className") == "skip"
+    assert pair.locator(".skip").bounding_box()["x"] >= 0
+    pair.keyboard.press("Enter")
+    assert pair.evaluate("location.hash") == "#summary"
+    for _ in range(3):
+        pair.keyboard.press("Tab")
+    outline = pair.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
 
 
 @pytest.mark.parametrize("name", ["pair", "many"])
