@@ -226,7 +226,7 @@ def test_every_printed_command_runs(desk: Path) -> None:
         left = {t: why for n, t in enumerate(left) if (why := outcome(n, t))}
     wrong = [why for text, why in left.items() if text in shown or not SPOKEN_OF.search(why)]
     assert not wrong, "\n".join(wrong)
-    assert len({*lines}) > 200
+    assert len({*lines}) > 180
 
 
 # -- transcripts: commands with what they print -------------------------------------------------
