@@ -152,3 +152,15 @@ def test_an_output_head_is_the_embeddings_if_tied_or_a_copy(
     first = StateDict(alone, config | {"tie_word_embeddings": True}, "a")
     second = StateDict(other, config | {"tie_word_embeddings": tied}, "b")
     assert wqk.same(first, second, everything=True).same == same
+
+
+def test_what_one_file_lost_is_not_passed_over() -> None:
+    tensors, config, _ = right("LLaMA")
+    first, second = (f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 1))
+    twice = tensors | {second: tensors[first]}  # as after a layer was copied
+    lost = {name: value for name, value in twice.items() if name != second}
+    silent = {key: value for key, value in config.items() if key != "hidden_act"}
+    pair = StateDict(twice, config, "a"), StateDict(lost, silent, "b")
+    found = wqk.same(*pair, everything=True)
+    assert found.unknown == (second,)
+    assert found.settings_not_compared == ("hidden_act",)

@@ -26,7 +26,7 @@ from wqk.comparing.views import Overlay
 from wqk.comparing.weights import Pair
 from wqk.errors import CheckpointError, WqkError
 from wqk.families import AttentionPlan, Composed, Norm, Rotary
-from wqk.families.config import Config, keys_of, unread_settings
+from wqk.families.config import Config, default_values, keys_of, unread_settings
 from wqk.families.naming import embedding_table
 from wqk.model import Model
 from wqk.model import open as open_model
@@ -38,6 +38,8 @@ OF_ATTENTION = re.compile(
 )
 # Kinds of layers that are attention with a window or without, which plans read.
 WINDOWED = re.compile(r"(?:full|global|sliding|local|chunked)(?:_attention)?|attention")
+# Compared by what they do.
+SAID = ("layer_types", "tie_word_embeddings")
 # Of one function, or so near that no one tells them apart.
 SPELLINGS = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
 
@@ -238,8 +240,7 @@ def other_settings(models: Sequence[Model], pair: Pair) -> Iterator[Mismatch]:
 
 def further_settings(models: Sequence[Model], everything: bool = True) -> Iterator[Mismatch]:
     """What both configurations say, otherwise, and what no plan reads."""
-    rules = {repr(plan.rule) for model in models for plan in model.plans}
-    ours, theirs = (unread_settings(model.checkpoint.config, rules) for model in models)
+    ours, theirs = _unread(models)
     for path in sorted(ours.keys() | theirs.keys()):
         one: Any = ours.get(path)
         other: Any = theirs.get(path)
@@ -256,6 +257,27 @@ def further_settings(models: Sequence[Model], everything: bool = True) -> Iterat
         if told and not close and SPELLINGS.get(str(one), one) != SPELLINGS.get(str(other), other):
             place = "".join(f'["{key}"]' for key in path)
             yield setting(".".join(path), one, other, f"config{place} = {one!r}")
+
+
+def _unread(models: Sequence[Model]) -> list[dict[tuple[str, ...], Any]]:
+    """What each configuration says besides what the plans of either read, by keys."""
+    rules = {repr(plan.rule) for model in models for plan in model.plans}
+    return [unread_settings(model.checkpoint.config, rules) for model in models]
+
+
+def lost_settings(models: Sequence[Model]) -> list[str]:
+    """What one configuration says, and another of its model type leaves to the class.
+
+    Both as `transformers` writes them; what is off, or the type's own value, is not lost.
+    """
+    configs = [model.checkpoint.config for model in models]
+    kind, other = (config.get("model_type") for config in configs)
+    if kind != other or not all("architectures" in config for config in configs):
+        return []
+    ours, theirs = _unread(models)
+    return [".".join(path) for path, value in sorted({**ours, **theirs}.items())
+            if (path in ours) != (path in theirs) and path[-1] not in SAID
+            and value and value != default_values(kind).get(path[-1])]  # fmt: skip
 
 
 def _kinds(model: Model, kinds: Any) -> Any:

@@ -32,6 +32,8 @@ CHUNK, MASKED = 1 << 22, 1 << 26
 CACHED, MANY = 1 << 21, 8
 # Types whose numbers are rounded one by one, the finest first.
 FLOATS = ("F64", "F32", "F16", "BF16")
+# Of layers and experts.
+NUMBERS = re.compile(r"\.\d+\.")
 # What wrappers put before a name.
 WRAPPERS = re.compile(r"^(?:(?:module|model|_orig_mod|base_model)\.)+")
 
@@ -452,9 +454,11 @@ def compare_tensors(
     for number, lost in enumerate((Outcome.MISSING, Outcome.ADDED)):
         for name in left[number]:
             place = places[number].get(name)
-            if place is None and (copy := copy_of(checkpoints[number], name, known[number])):
-                place = f"a copy of {copy}"
+            copy = copy_of(checkpoints[number], name, known[number]) if place is None else None
+            place = f"a copy of {copy}" if copy else place
             outcome = Outcome.FOUND if place else lost if strict else Outcome.UNKNOWN
+            if copy and NUMBERS.findall(name) != NUMBERS.findall(copy):
+                outcome = Outcome.UNKNOWN  # layers may share weights, or be copies at first
             reason = place or ("" if strict else "not found in the other under any name")
             pair = ("", name) if number else (name, "")
             done.append(TensorComparison(*pair, outcome, reason, roles[number][name]))

@@ -178,6 +178,7 @@ def same(
     notes += absent_towers(models)
     settings = {one.facts["name"]: one for one in configured.further_settings(models, everything)}
     left = [name for name in settings if not (everything or configured.of_attention(name, models))]
+    left += configured.lost_settings(models)
     # How forms are stored with few bits in one of the two, and not in the other.
     few = [{kind for pair in pairs for kind in pair[n].quantized} for n in (0, 1)]
     told = tuple(one for name, one in settings.items() if name not in left)
