@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,17 +14,12 @@ from wqk.checkpoints import Part, TensorInfo, open_checkpoint
 from wqk.errors import CheckpointError
 
 
-class Configuration:
-    def to_dict(self) -> dict[str, str]:
-        return {"model_type": "bert"}
-
-
 class Model(nn.Module):
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.query = nn.Linear(4, 6, dtype=dtype)
         self.register_buffer("positions", torch.arange(3))
-        self.config = Configuration()
+        self.config = SimpleNamespace(to_dict=lambda: {"model_type": "bert"})
 
     def get_extra_state(self) -> dict[str, int]:
         return {"epoch": 3}

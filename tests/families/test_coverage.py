@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +15,7 @@ from wqk.families import families
 @pytest.fixture(scope="module")
 def page() -> Any:
     path = Path(__file__).parents[2] / "docs" / "generate_coverage.py"
-    spec = importlib.util.spec_from_file_location("generate_coverage", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return SimpleNamespace(**runpy.run_path(str(path)))
 
 
 def test_every_type_of_a_family_is_right_where_it_was_run(page: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -240,32 +241,20 @@ def test_modules_that_are_no_transformers_models_are_read() -> None:
     weight = single.in_proj_weight.detach().numpy()[:D].reshape(4, D // 4, D)
     np.testing.assert_array_equal(attention.query.weight, weight)
 
-    class Settings:
-        def __init__(self) -> None:
-            self.n_head, self.n_embd = 4, D
-
     class NanoGPT(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.config = Settings()
+            self.config = SimpleNamespace(n_head=4, n_embd=D)
             block = torch.nn.ModuleDict({"c_attn": torch.nn.Linear(D, 3 * D)})
             self.h = torch.nn.ModuleList([torch.nn.ModuleDict({"attn": block})])
 
-    class Holder(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = NanoGPT()
-
-    for module in (NanoGPT(), Holder()):
+    for module in (NanoGPT(), torch.nn.ModuleDict({"model": NanoGPT()})):
         assert wqk.open(module)[0].head_count == 4
 
 
 def test_a_tensor_of_exactly_the_name_is_the_one_that_is_meant(tmp_path: Path) -> None:
-    tensors = {
-        f"{tower}layers.0.{side}.weight": draw(D, D)
-        for tower in ("", "vision.")
-        for side in ("q", "k")
-    }
+    names = [f"{tower}layers.0.{side}.weight" for tower in ("", "vision.") for side in "qk"]
+    tensors = {name: draw(D, D, seed=seed) for seed, name in enumerate(names)}
     both = Module(tensors, CONFIG)
     for tower in ("", "vision."):
         family = tmp_path / "own.toml"
@@ -285,15 +274,10 @@ def test_a_family_file_names_a_tower_wholly_where_there_are_two(tmp_path: Path) 
         'query = "layers.{layer}.q_proj"\nkey = "layers.{layer}.k_proj"\n'
     )
 
-    def tower(prefix: str) -> dict[str, np.ndarray]:
-        return {f"{prefix}layers.0.{side}_proj.weight": draw(D, D) for side in "qk"}
-
     # What stands before everything may be left out; what tells two towers apart may not.
-    alone = Module(tower("model."), CONFIG)
+    alone = Module(pair("model.layers.0"), CONFIG)
     assert wqk.open(alone, family=str(family))[0].head_count == 4
-    both = Module(tower("model.text.") | {
-        f"model.vision.blocks.0.{side}_proj.weight": draw(D, D) for side in "qk"
-    }, CONFIG)  # fmt: skip
+    both = Module(pair("model.text.layers.0") | pair("model.vision.blocks.0"), CONFIG)
     with pytest.raises(CheckpointError, match=r"write the whole name, 'model\.text\.layers"):
         wqk.open(both, family=str(family))[0]
     family.write_text(family.read_text().replace('"layers', '"model.text.layers'))
@@ -304,7 +288,7 @@ def test_a_family_can_be_like_another(tmp_path: Path) -> None:
     family = tmp_path / "own.toml"
     own = 'name = "own"\nmodel_types = ["own"]\nlike = "llama"\n'
     config = {"num_attention_heads": 4, "num_hidden_layers": 1, "model_type": "own"}
-    model = Module({f"layers.0.self_attn.{s}_proj.weight": draw(D, D) for s in "qk"}, config)
+    model = Module(pair("layers.0.self_attn"), config)
     family.write_text(own + '[change]\nscale = []\n[change.rotary]\norder = "interleaved"\n')
     (changed,) = wqk.open(model, family=family).plans
     assert (changed.family, changed.scale, changed.causal) == ("own", 1.0, True)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests import small
 
 import wqk
 from wqk.checkpoints.modules import StateDict
@@ -13,34 +14,22 @@ from wqk.errors import CheckpointError, WqkError
 
 D, H = 16, 4
 LAYER = "model.layers.0."
-QUERY, KEY, VALUE, OUTPUT = (f"{LAYER}self_attn.{side}_proj.weight" for side in "qkvo")
+QUERY, KEY, OUTPUT = (f"{LAYER}self_attn.{side}_proj.weight" for side in "qko")
 
 
-def draw(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+def draw(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
 def qwen3(**changed: Any) -> StateDict:
     """A block with everything around it; tensors may be given other shapes, or left out."""
-    tensors = {
-        QUERY: draw(D, D, seed=1),
-        KEY: draw(D // 2, D, seed=2),
-        VALUE: draw(D // 2, D, seed=3),
-        OUTPUT: draw(D, D, seed=4),
-        f"{LAYER}input_layernorm.weight": draw(D),
-        f"{LAYER}self_attn.q_norm.weight": draw(D // H),
-        f"{LAYER}self_attn.k_norm.weight": draw(D // H),
-        "model.embed_tokens.weight": draw(9, D, seed=5),
-    }
-    config = {
-        "model_type": "qwen3",
-        "num_attention_heads": H,
-        "num_key_value_heads": H // 2,
-        "head_dim": D // H,
-        "num_hidden_layers": 1,
-        "rms_norm_eps": 1e-6,
-    }
-    return StateDict(tensors | changed, config, "changed")
+    block = small.llama(
+        layers=1, heads=H, key_heads=H // 2, head_width=D // H, width=D, sides="qkvo", norms=True,
+        model_type="qwen3", rms_norm_eps=1e-6,
+    )  # fmt: skip
+    norms = {f"{LAYER}self_attn.{side}_norm.weight": draw(D // H) for side in "qk"}
+    tensors = block._arrays | norms | {"model.embed_tokens.weight": draw(9, D)}
+    return StateDict(tensors | changed, block.config, "changed")
 
 
 def test_a_block_that_fits_is_read():
