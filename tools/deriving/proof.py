@@ -30,7 +30,7 @@ from wqk.families.config import CHUNK
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tools.deriving.records import Circuit, Product, Record, Site
+    from tools.deriving.records import Circuit, Product, Record, Site, Source
 
     from wqk.checkpoints import Checkpoint
     from wqk.families import AttentionPlan, Family
@@ -141,6 +141,7 @@ def _site_faults(checkpoint: Checkpoint, attention: Block, site: Site) -> Iterat
         if sized and site.reach != reach and not packed:
             yield f"attention reaches {site.reach}, said {reach}"
     yield from _kind_faults(p, product)
+    yield from _use_faults(p, site)
     others = beside(site)
     if not all(Read(attention).fits(c) or c.queries.shape[0] < product.queries.shape[0]
                for c in content_of(site)) and not p.position and not p.rule.partial:  # fmt: skip
@@ -181,11 +182,30 @@ def _kind_faults(p: AttentionPlan, product: Product) -> Iterator[str]:
     )
     if query is None or key is None or query.given.shape[1] != key.given.shape[1]:
         return
-    tokens, others = len(query.given), len(key.given)
-    if p.kind == "self" and tokens % others:  # some pool their keys
+    fewer, more = sorted((query.given, key.given), key=len)
+    apart = len(more) % len(fewer) and not (fewer[:, None] == more).all(axis=-1).any()
+    if p.kind == "self" and apart:  # some pool their queries, or their keys
         yield f"{p.query.tensor} attends to other tokens than its own"
-    if p.kind == "cross" and np.array_equal(query.given, key.given):
+    windows = len(product.queries) // p.query.heads  # two pictures, say, that see each other
+    if p.kind == "cross" and windows == 1 and np.array_equal(query.given, key.given):
         yield f"{p.query.tensor} attends to its own tokens"
+
+
+def _use_faults(p: AttentionPlan, site: Site) -> Iterator[str]:
+    """Whether it is said which sides the products that are added to the form's are made with."""
+    content = content_of(site)
+    query = _made_by([c.query_sources for c in content])
+    key = _made_by([c.key_sources for c in content])
+    others = [c for c in site.products if c not in content and "topk" not in c.through]
+    names = _made_by([s for c in others for s in (c.query_sources, c.key_sources)])
+    for side, own in (("query", query - key), ("key", key - query)):
+        if p.position and names & own and side not in p.rule.position_uses:
+            yield f"what is added to the scores of {p.query.tensor} is made with its {side}"
+
+
+def _made_by(sources: Sequence[Sequence[Source]]) -> set[str]:
+    """The parameters whose products these are."""
+    return {s.parameter for some in sources for s in some if s.parameter and not s.depth}
 
 
 def _circuit_faults(attention: Block, circuit: Circuit | None) -> Iterator[str]:
