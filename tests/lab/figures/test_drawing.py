@@ -151,6 +151,7 @@ def test_terms_within_and_between_heads() -> None:
 def test_coupling_is_that_of_the_details_in_even_rows() -> None:
     blocks = demo_table().details.blocks
     panels = [a for a in laid_out(draw("coupling", Sources(blocks=blocks))).axes if a.images]
+    assert panels[0].get_gridspec().ncols == 4  # as many as a model has layers
     for panel, block in zip(panels, blocks, strict=True):
         np.testing.assert_array_equal(panel.images[0].get_array(), block.coupling)
         assert panel.get_xlabel() == "head b"

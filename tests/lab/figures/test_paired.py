@@ -59,8 +59,9 @@ def test_a_planted_effect_is_found_in_the_pairs_that_have_it(planted: Any) -> No
     for relation, pairs_read in (("twins", 7), ("converted", 29)):
         test = by_name[relation, "symmetry"]
         assert (test.pairs, test.agree) == (pairs_read, pairs_read)
+        assert test.p is not None
         assert test.corrected is not None
-        assert test.corrected < 0.05
+        assert test.p < test.corrected < 0.05
         assert test.detectable is not None
         assert test.detectable < test.median
     updates = by_name["converted", "update_symmetry_excess"]
