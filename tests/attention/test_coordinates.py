@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -197,20 +198,17 @@ def test_each_distance_has_its_own_rows(run: Run) -> None:
     assert set(far["rank"]) == set(near["rank"])
 
 
-@pytest.mark.parametrize("fold_norm", [False, True])
-@pytest.mark.parametrize("bias", [False, True])
-def test_every_pair_of_coordinates_combines_and_is_told_in_the_table(
-    run: Run, bias: bool, fold_norm: bool
-) -> None:
-    chosen = {"bias": bias, "fold_norm": fold_norm}
-    for circuit, distance in (("qk", 0), ("ov", 0), *[("qk", 3)] * (run.plan.rotary is not None)):
-        # A distance named twice is scored once.
-        where = {"circuit": circuit, "distances": (distance, distance)}
-        table = wqk.scan(run.checkpoint, **where, **chosen, heads=False)
-        assert table.frame["norm"].is_finite().all()
-        assert table.frame["d_query"].to_list() == [48 + bias] * 2
-        assert set(zip(table["circuit"], table["distance"], strict=True)) == {(circuit, distance)}
-        assert (table.metadata["biases"], table.metadata["folded_norms"]) == (bias, fold_norm)
+def test_every_pair_of_coordinates_combines_and_is_told_in_the_table(run: Run) -> None:
+    places = [("qk", 0), ("ov", 0), *[("qk", 3)] * (run.plan.rotary is not None)]
+    for (circuit, distance), bias, fold_norm in product(places, (False, True), (False, True)):
+        chosen = {"circuit": circuit, "bias": bias, "fold_norm": fold_norm}
+        form = run.form(**chosen, distances=(distance,))
+        assert form.shape[-1] == run.form().shape[-1] + bias
+        assert np.isfinite(form.norm).all()
+    table = wqk.scan(run.checkpoint, **chosen, distances=(distance, distance), heads=False)
+    assert table["d_query"].to_list() == [49] * 2  # what is named twice is scored once
+    assert set(zip(table["circuit"], table["distance"], strict=True)) == {(circuit, distance)}
+    assert (table.metadata["biases"], table.metadata["folded_norms"]) == (True, True)
 
 
 def test_bytes_told_are_those_of_the_circuit(run: Run) -> None:
