@@ -109,3 +109,5 @@ def test_stacks_are_called_as_their_tensors() -> None:
             if len(said) == 1 and ("crossattention" in names) == crossing:
                 other = {"encoder": "decoder", "decoder": "encoder"}[said.pop()]
                 assert not rule.stack.startswith(other), (family.name, rule.stack)
+            sees_all = rule.kind == "self" and not (rule.causal or rule.causal_if)
+            assert not sees_all or rule.stack != "decoder" or "decoder" in names + family.name

@@ -201,6 +201,8 @@ def _use_faults(p: AttentionPlan, site: Site) -> Iterator[str]:
     for side, own in (("query", query - key), ("key", key - query)):
         if p.position and names & own and side not in p.rule.position_uses:
             yield f"what is added to the scores of {p.query.tensor} is made with its {side}"
+    if p.position and names & query & key and not p.rule.position_uses:
+        yield f"what is added to the scores of {p.query.tensor} is made with it"
 
 
 def _made_by(sources: Sequence[Sequence[Source]]) -> set[str]:

@@ -255,7 +255,14 @@ def _deviations(one: End) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _triangle(key: np.ndarray) -> np.ndarray:
-    """What can replace a factor on the far side of its form, (…, R, r): T Tᵀ = keyᵀ key."""
+    """What can replace a factor on the far side of its form, (…, R, r): T Tᵀ = keyᵀ key.
+
+    Examples
+    --------
+    >>> key = np.ones((3, 2))  # of rank one
+    >>> np.round(_triangle(key) @ _triangle(key).T, 9).tolist()
+    [[3.0, 3.0], [3.0, 3.0]]
+    """
     if key.shape[-1] > key.shape[-2]:
         return np.asarray(np.linalg.qr(key, mode="r")).swapaxes(-1, -2)
     gram = _gram(key)
