@@ -54,7 +54,7 @@ def faults(record: Record, checkpoint: Checkpoint, family: Family) -> list[str]:
     """
     plans = plan_attention(checkpoint, family)
     at_once = list(_plain_faults(record, plans, bool(family.model_types)))
-    if at_once:
+    if at_once or not plans:  # mixers without a softmax have proofs of their own
         return at_once
     first = Block(checkpoint, plans[0])
     alike = [site for site in record.sites if named_alike(first, site) and _own(first, site)]
