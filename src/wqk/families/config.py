@@ -467,6 +467,13 @@ class Config:
         Windows with two axes are written ``7x7``. Within a ``chunk of 8192`` tokens (Llama 4), the
         first sees itself alone. A list has an entry for each ``place``, by default each layer: a
         size, or whether there is a window. The key ``local`` stands for windows that have no size.
+
+        Examples
+        --------
+        >>> kinds = ["sliding_attention", "full_attention", "reference_sliding_attention"]
+        >>> config = Config({"layer_types": kinds, "sliding_window": 64})
+        >>> [config.window(["sliding_window"], layer) for layer in range(3)]
+        ['64', None, None]
         """
         if not keys or keys[0] == "local":
             return keys[0] if keys else None
@@ -489,7 +496,9 @@ class Config:
         windowed = self.get("windowed_kind")  # whose layers have windows only where one is said
         if kind is None or (windowed and size is None):
             return None if size is None else text
-        return text if re.search(as_text(windowed or "sliding|local|chunked"), kind) else None
+        # Reference layers (Unlimited OCR) see all of the text that was given, beside a window.
+        windowed = as_text(windowed or "(?<!reference_)sliding|local|chunked")
+        return text if re.search(windowed, kind) else None
 
 
 def kind_of_layer(
