@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from wqk._machine import side_by_side
 from wqk._typing import Float, Int
 
 if TYPE_CHECKING:
@@ -178,17 +177,13 @@ def _reordered(
     """Agreement with the best of others in each order, which it is as it stands, and a copy's."""
     theirs = np.stack([one.ravel() for _, one in others], axis=1)
     theirs /= np.sqrt(len(theirs))
-    best, flat = int((own.ravel() @ theirs).argmax()), own.reshape(len(own), -1)
+    layer, best = np.zeros(len(orders), np.float32), int((own.ravel() @ theirs).argmax())
     step = max(1, CHUNK // own.size)
-
-    def agreement(some: np.ndarray) -> np.ndarray:
-        at = some[:, :, None] * own.shape[-1] + some[:, None, :]
-        renumbered = np.take(flat, at.ravel(), axis=1).reshape(len(own), len(at), -1)
-        found: np.ndarray = (renumbered.swapaxes(0, 1).reshape(len(at), -1) @ theirs).max(axis=1)
-        return found
-
-    some = [orders[start : start + step] for start in range(0, len(orders), step)]
-    layer = np.concatenate(side_by_side(agreement, some))
+    for some in (slice(start, start + step) for start in range(0, len(orders), step)):
+        at = orders[some, :, None] * own.shape[-1] + orders[some, None, :]
+        renumbered = np.take(own.reshape(len(own), -1), at.ravel(), axis=1)
+        renumbered = renumbered.reshape(len(own), len(at), -1).swapaxes(0, 1)
+        layer[some] = (renumbered.reshape(len(at), -1) @ theirs).max(axis=1)
     return layer, best, float(np.square(own).sum() / np.sqrt(own.size))
 
 
