@@ -88,9 +88,14 @@ def run_loop(
     ``checkpoint`` is the step and the folder to resume from, ``seconds`` the training time before.
     """
     model.to(accelerator.device)
-    padding = Rows.of(store, "train", recipe).padding
-    how = recipe.objective, recipe.mask_share, recipe.corruption
-    objective = Objective(*how, store.special["mask"], store.vocabulary_size, padding)
+    objective = Objective(
+        recipe.objective,
+        recipe.mask_share,
+        recipe.corruption,
+        store.special["mask"],
+        store.vocabulary_size,
+        Rows.of(store, "train", recipe).padding,
+    )
     learner = Learner(model, objective)
     if accelerator.device.type == "cuda":
         learner.compile()

@@ -93,8 +93,9 @@ def write_store(
                 name: _write_split(growing, name, splits.get(name, ()), vocabulary_size)
                 for name in SPLITS
             }
-            words = vocabulary_size, dict(special), digest
-            store = TokenStore(path, unit, *words, parts, dict(about or {}))
+            store = TokenStore(
+                path, unit, vocabulary_size, dict(special), digest, parts, dict(about or {})
+            )
             content = json.dumps(store.header, ensure_ascii=False, indent=1) + "\n"
             (growing / HEADER).write_text(content, "utf-8")
             _synced(growing / HEADER)
