@@ -23,6 +23,7 @@ REFUSED = [
     ("show ENCODER --layer 0 --head 1 --coupling", "give one"),
     ("survey ENCODER --jobs 2 --dask x --out y", "Error: "),
     ("tokens INDUCTION --layer 1 --head 2 --through one.2", "one.2"),
+    ("same ENCODER ENCODER --up-to stream,head", "'head' is not one of 'stream'"),
     # Numbers.
     ("scan ENCODER --gamma nan", "expected a finite number, got 'nan'"),
     ("scan ENCODER --gamma 1e400", "Error: "),

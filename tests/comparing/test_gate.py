@@ -77,3 +77,10 @@ def test_a_folder_is_the_same_as_its_tensors_without_their_configuration(tmp_pat
     tensors["transformer.h.0.attn.c_proj.weight"] = np.ones((width, width))
     (one,) = [one for one in wqk.same(folder, tensors).tensors if not one.outcome.same]
     assert (one.name, one.outcome.value) == ("transformer.h.0.attn.c_proj.weight", "differs")
+
+
+def test_freedoms_are_named_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr("wqk.comparing.sameness.same", lambda *_, up_to, **__: asked.append(up_to))
+    CliRunner().invoke(command, [".", ".", "--up-to", "heads,stream", "--up-to", "neurons"])
+    assert asked == [["heads", "stream", "neurons"]]

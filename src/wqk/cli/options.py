@@ -14,6 +14,8 @@ import click
 from wqk.tables.columns import MEASURES
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from wqk.model import Model
 
 
@@ -74,6 +76,29 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
                 self.fail(f"expected at most {MOST_NUMBERS:,} numbers, got {piece!r}", param, ctx)
             numbers += range(first, last + 1)
         return tuple(dict.fromkeys(numbers))
+
+
+class Several(click.ParamType):  # type: ignore[type-arg]
+    """Some of these names, separated by commas.
+
+    Examples
+    --------
+    >>> Several("stream", "heads")("heads,stream")
+    ('heads', 'stream')
+    """
+
+    def __init__(self, *names: str) -> None:
+        self.one, self.name = click.Choice(names), ",".join(names)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parse what was typed."""
+        return tuple(self.one.convert(name, param, ctx) for name in value.split(","))
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """The names that begin so."""
+        return self.one.shell_complete(ctx, param, incomplete)
 
 
 class Place(click.ParamType):  # type: ignore[type-arg]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from wqk.cli.options import (
     POSITIVE,
     REF,
     Number,
+    Several,
     every_head,
     family_file,
     gamma,
@@ -156,7 +158,8 @@ def show(ref: str, layer: int, out: Path | None, as_json: bool, **options: Any) 
     help="Compare every other tensor too, by name or by what it holds.",
 )  # fmt: skip
 @click.option(
-    "--up-to", type=click.Choice(["stream", "heads", "neurons"]), multiple=True,
+    "--up-to", type=Several("stream", "heads", "neurons"), multiple=True,
+    callback=lambda context, option, given: [*chain(*given)],
     help="Ignore a freedom: the coordinates of the residual stream, if one rotation turns "
     "everything (QuaRot, SpinQuant); the order of neurons (both imply --all); or that of heads.",
 )  # fmt: skip
