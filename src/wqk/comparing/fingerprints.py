@@ -33,6 +33,7 @@ from wqk.comparing.weights import grid
 from wqk.families import AttentionPlan
 from wqk.forms import BilinearForm
 from wqk.forms.kernels import balance
+from wqk.forms.spectra import root_of
 
 # Coordinates of the residual stream, and numbers of each head, that are compared at most. A copy
 # lies dozens of standard deviations from chance on far fewer.
@@ -90,7 +91,7 @@ class Fingerprint:
     @property
     def forms(self) -> Float[np.ndarray, "heads s s"]:
         """M_h on the sampled coordinates."""
-        keys = _repeated(self.key, len(self.query))
+        keys = self.key.repeat(len(self.query) // len(self.key), axis=0)
         return np.asarray(self.query.swapaxes(-1, -2) @ keys)
 
 
@@ -156,11 +157,6 @@ def _scaled(form: BilinearForm) -> tuple[np.ndarray, np.ndarray, float]:
     return factors[0], factors[1], scale
 
 
-def _repeated(keys: np.ndarray, heads: int) -> np.ndarray:
-    """Each key head for all query heads that meet it."""
-    return keys.repeat(heads // len(keys), axis=0)
-
-
 def _pairs(query: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Cosines of all pairs of heads, transposed (2, H, H)[0] and straight [1], and their norms.
 
@@ -169,30 +165,30 @@ def _pairs(query: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
     of each head, (3, H, R, R).
     """
     (heads, width, d), groups = query.shape, len(key)
-    of = np.arange(heads) // (heads // groups)
+    sharing = heads // groups
     rows, key_rows = query.reshape(-1, d), key.reshape(-1, d)
-    crossing = np.stack([(k @ rows.T).reshape(width, heads, width) for k in key])  # B_gᵀ A_h
-    pairs = np.zeros((2, heads, heads))
-    own = np.empty((3, heads, width, width), query.dtype)
-    keys: np.ndarray | None = None
-    for a in range(heads):
-        # No more than a few products of single heads at a time; the other half by symmetry.
-        forward = crossing[of[a], :, a:]
-        backward = crossing[of[a:], :, a]
-        pairs[0, a, a:] = np.einsum("ihj,hji->h", forward, backward, optimize=True)
-        first, end = of[a], heads if len(rows) <= WIDE else (of[a] + 1) * (heads // groups)
-        queries = (query[a] @ rows[a * width : end * width].T).reshape(width, -1, width)
-        if keys is None or of[a] != of[a - 1]:
-            keys = key[first] @ key_rows[first * width : (of[end - 1] + 1) * width].T
-            keys = keys.reshape(width, -1, width)
-        pairs[1, a, a:end] = np.einsum("ihj,ihj->h", queries, keys[:, of[a:end] - first])
-        pairs[1, a, end:] = np.nan
-        own[:, a] = queries[:, 0], keys[:, of[a] - first], crossing[of[a], :, a]
-    for one in pairs:
-        one += np.triu(one, 1).T
+    crossing = (key_rows @ rows.T).reshape(groups, width, groups, sharing, width)  # B_gᵀ A_h
+    pairs = np.full((2, groups, sharing, groups, sharing), np.nan)
+    own = np.empty((3, groups, sharing, width, width), query.dtype)
+    for a in range(groups):  # with itself and those that follow; the other half by symmetry
+        for b in range(a, groups):
+            forward, backward = crossing[a, :, b], crossing[b, :, a]
+            pairs[0, a, :, b] = np.tensordot(backward, forward, axes=((0, 2), (2, 0)))
+        last = groups if len(rows) <= WIDE else a + 1
+        queries = query[a * sharing : last * sharing].reshape(-1, d)
+        queries = (queries[: sharing * width] @ queries.T).reshape(
+            sharing, width, -1, sharing, width
+        )
+        keys = (key[a] @ key_rows[a * width : last * width].T).reshape(width, -1, width)
+        pairs[1, a, :, a:last] = np.einsum("aigbj,igj->agb", queries, keys)
+        own[0, a] = np.einsum("aiaj->aij", queries[:, :, 0])
+        own[1, a], own[2, a] = keys[:, 0], crossing[a, :, a].swapaxes(0, 1)
+    pairs = np.triu(pairs.reshape(2, heads, heads))
+    pairs += np.triu(pairs, 1).swapaxes(1, 2)
     norms = np.sqrt(pairs[1].diagonal().clip(min=0))
     safe = np.where(norms > 0, norms, np.inf)
-    return (pairs / safe[:, None] / safe).astype(np.float32), norms, own
+    cosines = (pairs / safe[:, None] / safe).astype(np.float32)
+    return cosines, norms, own.reshape(3, heads, width, width)
 
 
 def _units(width: int, planes: tuple[slice, slice] | None) -> Int[np.ndarray, " r"]:
@@ -228,13 +224,12 @@ def _grams(products: np.ndarray, units: np.ndarray) -> np.ndarray:
 
 
 def _spectra(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """The singular values of A Bᵀ: the roots of the eigenvalues of Lᵀ (AᵀA) L, L Lᵀ being BᵀB.
+    """The singular values of A Bᵀ: the roots of the eigenvalues of S (AᵀA) Sᵀ, SᵀS being BᵀB.
 
     From AᵀA of each head, (H, R, R), and BᵀB of each key head, (G, R, R).
     """
-    values, vectors = np.linalg.eigh(keys.astype(np.float64))
-    root = _repeated(vectors * np.sqrt(values.clip(min=0))[:, None, :], len(queries))
-    squares = np.linalg.eigvalsh(root.swapaxes(-1, -2) @ queries.astype(np.float64) @ root)
+    root = root_of(keys.astype(np.float64)).repeat(len(queries) // len(keys), axis=0)
+    squares = np.linalg.eigvalsh(root @ queries.astype(np.float64) @ root.swapaxes(-1, -2))
     spectra = np.sqrt(squares[:, ::-1].clip(min=0))
     size = np.linalg.norm(spectra, axis=1, keepdims=True)
     return np.asarray(spectra / np.where(size > 0, size, 1.0), np.float32)

@@ -44,7 +44,7 @@ from wqk.errors import FormError
 from wqk.forms import BilinearForm, overlaps
 from wqk.forms.kernels import array_namespace
 from wqk.forms.overlaps import End
-from wqk.forms.spectra import spectral_norm
+from wqk.forms.spectra import root_of, spectral_norm
 
 
 class Chained(NamedTuple):
@@ -265,12 +265,7 @@ def _triangle(key: np.ndarray) -> np.ndarray:
     """
     if key.shape[-1] > key.shape[-2]:
         return np.asarray(np.linalg.qr(key, mode="r")).swapaxes(-1, -2)
-    gram = _gram(key)
-    try:  # many times as fast
-        return np.linalg.cholesky(gram)
-    except np.linalg.LinAlgError:  # some form is zero, or of lower rank
-        values, vectors = np.linalg.eigh(gram)
-        return np.asarray(vectors * np.sqrt(values.clip(min=0))[..., None, :])
+    return np.asarray(root_of(_gram(key)).swapaxes(-1, -2))
 
 
 def _scaled(factor: np.ndarray) -> np.ndarray:

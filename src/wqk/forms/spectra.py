@@ -342,14 +342,23 @@ def _roots(form: BilinearForm, factors: Sequence[Array], xp: Any) -> list[Array]
         if factor.shape[-2] <= factor.shape[-1]:
             roots.append(factor)
         elif bits(form.moments.query, xp) == 32:
-            roots.append(_root_of(gram(factor, xp), xp))
+            roots.append(root_of(gram(factor, xp)))
         else:
             roots.append(xp.linalg.qr(factor).R)
     return roots
 
 
-def _root_of(square: Float[Array, "... r r"], xp: Any) -> Float[Array, "... r r"]:
-    """S with SᵀS equal to a positive semidefinite matrix."""
+def root_of(square: Float[Array, "... r r"]) -> Float[Array, "... r r"]:
+    """S with SᵀS equal to a positive semidefinite matrix.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> root = root_of(np.ones((2, 2)))  # of rank one
+    >>> np.round(root.T @ root, 9).tolist()
+    [[1.0, 1.0], [1.0, 1.0]]
+    """
+    xp = array_namespace(square)
     try:
         root = xp.matrix_transpose(xp.linalg.cholesky(square))
         if bool(xp.all(xp.isfinite(root))):  # some libraries raise nothing
