@@ -4,29 +4,146 @@ For models with their texts, the moments of every block's inputs are taken from 
 likely ceilings that follow from them are compared with the largest logit of each head in other
 texts of the same length. Two models are trained here, byte by byte; others are given as folders,
 with or without a tokenizer: without one, texts are sampled from the model itself.
+
+If the mean m and the covariance C of a block's inputs are known, queries and keys have the means
+and covariances that the weights make of them, and if they are normal, s = scale · qᵀk is a
+quadratic form of a normal vector whose cumulant function is known: with (q, k) = μ + L ξ, and λ, U
+the eigenvalues and -vectors of its symmetric matrix,
+
+    ψ(t) = t s₀ + Σ_i [t² c_i² / (2 (1 − 2 t λ_i)) − ln(1 − 2 t λ_i) / 2],   0 < t < 1 / (2 max λ).
+
+The largest of P logits exceeds min_t (ln(P/δ) + ψ(t)) / t with probability at most δ (Chernoff's
+bound, and the union of P events). Two tokens that depend on each other in an unknown way have no
+such ψ, but a bound of it.
+
+Axes: B texts, H query heads, R head width, D width, N tokens.
 """
 
 from __future__ import annotations
 
 import argparse
 import lzma
+import math
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 import wqk
 from wqk.attention.block import Block
+from wqk.attention.factor import Factor
 from wqk.attention.measures import ceilings
 from wqk.live.listening import module_of
-from wqk_lab.theory.likely import Moments, likely_ceilings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TOKENS, FIT, HELD_OUT, SHARE = 64, 96, 192, 0.05
+
+# Where t is tried, as a share of its limit.
+SHARES = np.geomspace(1e-4, 0.999, 200)
+
+
+class Moments(NamedTuple):
+    """Mean (D,) and covariance (D, D) of the inputs of a block's projections."""
+
+    mean: np.ndarray
+    covariance: np.ndarray
+
+    @classmethod
+    def of(cls, inputs: np.ndarray) -> Moments:
+        """Those of some inputs (..., D)."""
+        rows = np.asarray(inputs, np.float64).reshape(-1, inputs.shape[-1])
+        centered = rows - rows.mean(axis=0)
+        return cls(rows.mean(axis=0), centered.T @ centered / len(rows))
+
+
+class Pair(NamedTuple):
+    """s = constant + left·η + right·ξ + ξᵀ form η, for standard normal ξ and η."""
+
+    form: np.ndarray
+    left: np.ndarray
+    right: np.ndarray
+    constant: float
+
+
+def likely_ceilings(
+    attention: Block, moments: Moments, tokens: int, independent: bool = True
+) -> np.ndarray:
+    """What the largest logit of a text exceeds with a probability of `SHARE` at most, (H,).
+
+    Inputs are taken as normal with these moments, and different tokens' as ``independent``; else
+    the bound holds whatever the dependence. Logits are before a soft cap and without additive
+    position terms; of rotary positions, distances that are powers of 2 are tried. The queries and
+    keys have to be linear in the inputs.
+    """
+    plan = attention.plan
+    distances = [2**n for n in range(int(math.log2(max(1, tokens - 1))) + 1)]
+    values, vectors = np.linalg.eigh(moments.covariance)
+    root = np.asarray(vectors * np.sqrt(values.clip(min=0)))  # L with L Lᵀ = C
+    pairs = tokens**2 / (2 if plan.causal else 1)
+    # Half of the probability for pairs of a token with itself, half for all others.
+    own, others = math.log(2 * tokens / SHARE), math.log(2 * pairs / SHARE)
+    sharing = attention.head_count // attention.key_head_count
+    found = []
+    for head in range(attention.head_count):
+        query, to_query = _centered(attention.query, head, moments, root)
+        key, to_key = _centered(attention.key, head // sharing, moments, root)
+        kind = "independent" if independent else "any"
+        bounds = [bound(_pair(query, to_query, key, to_key, plan.scale), own, "same")]
+        for distance in distances if plan.rotary is not None else (0,):
+            turned, to_turned = query, to_query
+            if plan.rotary is not None:
+                both = np.concatenate([query.T, to_query[None]])
+                both = plan.rotary.turning.rotate(both, np.full(len(both), distance))
+                both = plan.rotary.stretch(both)
+                turned, to_turned = both[:-1].T, both[-1]
+            pair = _pair(turned, to_turned, key, to_key, plan.scale)
+            bounds.append(bound(pair, others, kind))
+        found.append(max(bounds))
+    return np.array(found)
+
+
+def _pair(query: np.ndarray, a: np.ndarray, key: np.ndarray, b: np.ndarray, scale: float) -> Pair:
+    """Of s = scale · (query ξ + a) · (key η + b)."""
+    return Pair(scale * query.T @ key, scale * a @ key, scale * b @ query, scale * float(a @ b))
+
+
+def _centered(
+    factor: Factor, head: int, moments: Moments, root: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """A head's queries or keys as a matrix (R, D) of standard normal numbers, and their mean."""
+    weight = factor.weight[head].astype(np.float64)
+    bias = 0.0 if factor.bias is None else factor.bias[head]
+    return weight @ root, weight @ moments.mean + bias
+
+
+def bound(pair: Pair, level: float, kind: str) -> float:
+    """min_t (level + ψ(t)) / t, for η the same as ξ, independent of it, or with any dependence."""
+    count = 1.0
+    if kind == "same":
+        values, vectors = np.linalg.eigh((pair.form + pair.form.T) / 2)
+        slopes = vectors.T @ (pair.left + pair.right)
+    else:
+        u, sizes, v = np.linalg.svd(pair.form, full_matrices=False)
+        x, y = u.T @ pair.right, v @ pair.left
+        rest = pair.right @ pair.right - x @ x, pair.left @ pair.left - y @ y
+        beside = np.sqrt(np.maximum(rest, 0.0))
+        if kind == "independent":
+            # ξᵀ form η = Σ σ/2 (((u·ξ + v·η)² − (u·ξ − v·η)²) / 2)
+            values = np.concatenate([sizes, -sizes, [0.0, 0.0]]) / 2
+            slopes = np.concatenate([(x + y) / math.sqrt(2), (x - y) / math.sqrt(2), beside])
+        else:
+            # At most Σ σ ((u·ξ)² + (v·η)²) / 2, whose two halves Cauchy and Schwarz take apart.
+            values = np.concatenate([sizes, sizes, [0.0, 0.0]])
+            slopes, count = math.sqrt(2) * np.concatenate([x, y, beside]), 0.5
+    largest = float(values.max())
+    t = SHARES / (2 * largest) if largest > 0 else SHARES * 1e6
+    room = 1 - 2 * t[:, None] * values
+    terms = t[:, None] ** 2 * slopes**2 / room - count * np.log(room)
+    return float(((level + t * pair.constant + terms.sum(axis=1) / 2) / t).min())
 
 
 def rows_of(name: str, model: Any, texts: torch.Tensor) -> Iterator[str]:
@@ -47,8 +164,8 @@ def rows_of(name: str, model: Any, texts: torch.Tensor) -> Iterator[str]:
         attention = Block(checkpoint, plan)
         own = inputs[plan.layer]
         moments, length = Moments.of(own[:FIT]), texts.shape[1]
-        likely = likely_ceilings(attention, moments, length, SHARE)
-        any_way = likely_ceilings(attention, moments, length, SHARE, independent=False)
+        likely = likely_ceilings(attention, moments, length)
+        any_way = likely_ceilings(attention, moments, length, independent=False)
         maxima = _maxima(attention, own[FIT:])
         normal = np.random.default_rng(0).multivariate_normal(*moments, own[FIT:].shape[:2])
         drawn = _maxima(attention, normal).max(axis=0)
