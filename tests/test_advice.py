@@ -55,13 +55,11 @@ $ wqk lab figure coupling bare.csv | wqk scan REF --details FILE.npz | \
 wqk scan REF --details FILE.npz && wqk lab figure coupling --from FILE.npz
 $ wqk lab figure heads pairs.parquet | wqk scan REF --out FILE | \
 wqk scan REF --out t.csv && wqk lab figure heads --from t.csv
-$ wqk lab figure compose bare.csv | wqk compose | \
-wqk compose BERT --out FILE.parquet && wqk lab figure compose FILE.parquet
 $ wqk lab theory REF --corpus nowhere | wqk lab corpus | \
 wqk lab corpus text.txt --document line --text characters --held-out 3 -o tokens
 $ wqk lab train --corpus nowhere -o run2 | wqk lab corpus | \
 wqk lab corpus text.txt --document line --text characters --held-out 3 -o tokens2
-$ wqk lab figure heads REF | wqk survey or a monitor, or what wqk scan or wqk compose write | \
+$ wqk lab figure heads REF | wqk survey or a monitor, or what wqk scan writes | \
 wqk scan REF --out h.csv && wqk lab figure heads h.csv
 $ wqk lab figure updates | wqk lab train | \
 wqk lab train --mode decoder TINY -o d-1 && wqk lab figure updates d-1
@@ -89,7 +87,6 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     config = transformers.LlamaConfig(**sizes, num_key_value_heads=2, head_dim=32)
     llama = transformers.LlamaForCausalLM(config)
     llama.save_pretrained("llama")
-    transformers.BertModel(transformers.BertConfig(**sizes)).save_pretrained("bert")
     monkeypatch.setattr(test_gguf, "LAYERS", 3)
     wanted = re.compile("[qkv]_proj|input_layernorm")
     state = {n: v.numpy() for n, v in llama.state_dict().items() if wanted.search(n)}
@@ -109,7 +106,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     }  # fmt: skip
 
 
-CHOSEN = {"REF": "llama", "ORIGINAL": "llama", "BERT": "bert", r"\bN\b": "4"}
+CHOSEN = {"REF": "llama", "ORIGINAL": "llama", r"\bN\b": "4"}
 CHOSEN |= {"TINY": f"--corpus tokens {' '.join(SMALLER)}"}
 CHOSEN |= {r"FILE\.gguf": "model.gguf", r"FILE\.": "one."}
 
@@ -151,7 +148,6 @@ def test_what_errors_tell_to_do_works(desk: dict[str, Any]) -> None:
 
 # Of the laboratory, what is not run here: surveys of pairs, the data of GLUE, and words alone.
 ELSEWHERE = {"wqk lab pairs --out DIR", "wqk lab atlas --json prints its rows"}
-ELSEWHERE |= {"wqk compose (.parquet"}
 
 
 def test_all_that_errors_tell_to_do_is_here() -> None:

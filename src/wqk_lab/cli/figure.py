@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Repeated here so that nothing heavy is loaded for their names; a test compares them.
 FIGURES = (
     "fig2", "fig3", "s1", "s2", "s3", "s4", "s5", "losses", "dose", "convert", "updates", "pairs",
-    "heads", "coupling", "distances", "compose",
+    "heads", "coupling", "distances",
 )  # fmt: skip
 TABLES = ("table1", "tableS2", "tableS3")
 
@@ -41,8 +41,8 @@ def figure(
 ) -> None:
     """Draw a figure of the paper, or an additional one, from published results and your own.
 
-    SOURCE is the folder of a training run, of several runs, or of a survey, a score table,
-    details of a scan (.npz), or pairs of heads (wqk compose --out, .parquet).
+    SOURCE is the folder of a training run, of several runs, or of a survey, a score table, or
+    details of a scan (.npz).
 
     \b
     From published scores, with your surveys and tables added:
@@ -65,7 +65,6 @@ def figure(
       heads      symmetry within and between heads, and by chance
       coupling   how heads transpose each other (.npz)
       distances  scores over relative distance (rotary models)
-      compose    which heads feed which: the strongest pairs (wqk compose --out)
 
     \b
     Examples:
@@ -123,13 +122,9 @@ def _draw(name: str, sources: Sources, out: Path, as_json: bool) -> None:
 
 def _own_models(part: str | None) -> Sources:
     """What a figure shows of the two models that ship with the package."""
-    from wqk.reporting.demo import demo_model, demo_table
+    from wqk.reporting.demo import demo_table
     from wqk_lab.figures import Sources
 
-    if part == "composition":
-        from wqk.inspecting.composition import compose
-
-        return Sources(composition=compose(demo_model("induction")))
     table = demo_table()
     return Sources(
         table=table if part == "table" else None,

@@ -13,7 +13,6 @@ import polars as pl
 from wqk._files import check_output, write_atomically
 from wqk._style import PICTURES, save_figure
 from wqk.errors import RunError, TableError, UnknownName
-from wqk.reporting.pictures import composition_arcs
 from wqk.tables.writers import without_formulas
 from wqk_lab.figures import by_layer, convert, dose, dynamics, model_sizes, paired, starts
 from wqk_lab.figures.by_layer import examples
@@ -32,7 +31,7 @@ class Entry:
     numbers: Callable[[Sources], pl.DataFrame]
     draw: Callable[..., Figure]
     # Without sources, this part of a scan of the demo's models is drawn.
-    stand_in: Literal["table", "blocks", "composition"] | None = None
+    stand_in: Literal["table", "blocks"] | None = None
     # Whether `draw` also takes examples of the sources' matrices.
     with_matrices: bool = False
 
@@ -66,13 +65,6 @@ def _no_tables(name: str, sources: Sources) -> None:
         )
 
 
-def _composition(sources: Sources) -> pl.DataFrame:
-    """All pairs of heads of a table of `wqk.compose`."""
-    if sources.composition is None:
-        raise TableError("compose draws pairs of heads: expected a table of wqk compose (.parquet)")
-    return sources.composition.frame
-
-
 FIGURES = {
     "fig2": Entry(partial(_models, "fig2"), model_sizes.by_size, "blocks", with_matrices=True),
     "s1": Entry(partial(_models, "s1"), model_sizes.by_size),
@@ -99,7 +91,6 @@ FIGURES = {
     "distances": Entry(
         lambda given: by_layer.distance_rows(given.scores), by_layer.distances_by_layer
     ),
-    "compose": Entry(_composition, composition_arcs, "composition"),
 }
 
 # The figures that can show the paper's runs below one's own, and when a loss falls below a level.

@@ -93,23 +93,19 @@ def _rows_of(run: Run) -> pl.DataFrame:
             }
             found |= _change(start.form, form) if step else {}
             rows.append({"step": step, "layer": block.layer, **found})
-    columns = ("step", "layer", *SCORES)
-    layers = pl.DataFrame(rows, schema={name: SCHEMA[name] for name in columns})
-    means = layers.group_by("step").agg(pl.col(SCORES).mean(), layer=pl.lit(None, pl.Int64))
-    both = pl.concat([layers, means.select(columns)])
+    layers = pl.DataFrame(rows, schema={name: SCHEMA[name] for name in ("step", "layer", *SCORES)})
+    means = layers.group_by("step").agg(pl.col(SCORES).mean())
     recipe = run.recipe
-    return both.select(
+    both = pl.concat([layers, means], how="diagonal").with_columns(
         run=pl.lit(run.name),
         seed=pl.lit(recipe["seed"]),
         corpus=pl.lit(run.corpus["folder"].rstrip("/").rpartition("/")[2]),
         origin=pl.lit(_origin(recipe["parent"]["recipe"])),
         loss=pl.lit(recipe["objective"]),
         attention=pl.lit(ATTENTION[recipe["mode"]]),
-        step=pl.col("step"),
-        layer=pl.col("layer"),
-        **{name: pl.col(name) for name in SCORES},
         held_out_loss=pl.col("step").replace_strict(held_out, default=None),
-    ).cast(SCHEMA)  # type: ignore[arg-type]
+    )
+    return both.select(pl.col(name).cast(kind) for name, kind in SCHEMA.items())
 
 
 def _change(before: BilinearForm, after: BilinearForm) -> dict[str, float]:

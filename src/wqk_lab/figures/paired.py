@@ -199,10 +199,18 @@ def _tested(rows: pl.DataFrame, relation: str, quantity: str) -> PairTest:
     found = pair_values(rows, relation, quantity)
     values = found["value"].to_numpy()
     means = found.group_by("recipe").agg(pl.col("value").mean())["value"].to_numpy()
-    median = float(np.median(values)) if len(values) else math.nan
-    counts = len(values), len(means), int((values > 0).sum())
-    p, shift = _chance(values), detectable_shift(values)
-    return PairTest(relation, quantity, *counts, median, p, None, _chance(means), shift)
+    return PairTest(
+        relation,
+        quantity,
+        pairs=len(values),
+        recipes=len(means),
+        agree=int((values > 0).sum()),
+        median=float(np.median(values)) if len(values) else math.nan,
+        p=_chance(values),
+        corrected=None,
+        p_recipes=_chance(means),
+        detectable=detectable_shift(values),
+    )
 
 
 def _chance(values: np.ndarray) -> float | None:

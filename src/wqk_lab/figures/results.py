@@ -10,7 +10,7 @@ from wqk.tables.run import Run
 from wqk_lab.atlas import TrainingResult, paper_table
 from wqk_lab.atlas.paper_tables import Name
 from wqk_lab.figures.curves import held_out_losses
-from wqk_lab.runs.groups import Cell, cells, differ_in_start
+from wqk_lab.runs.groups import START, Cell, cells
 from wqk_lab.runs.seeds import Paired, paired
 from wqk_lab.runs.speedup import compare
 
@@ -93,7 +93,7 @@ def _is_baseline(baseline: Cell, cell: Cell) -> bool:
     return (
         baseline is not cell
         and baseline.start == "random"
-        and differ_in_start(baseline, cell)
+        and baseline.without(START) == cell.without(START)
         and bool(set.intersection(*seeds))
     )
 

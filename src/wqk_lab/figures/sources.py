@@ -7,11 +7,10 @@ from os import PathLike
 from pathlib import Path
 
 from wqk.errors import TableError
-from wqk.inspecting.composition import CompositionTable
+from wqk.scanning.surveys.surveying import survey_table
 from wqk.tables.details import BlockDetails, read_details
 from wqk.tables.run import SCORES, SETTINGS, Run, open_run
-from wqk.tables.score_table import ScoreTable, join, read_one_of
-from wqk_lab.atlas import survey_table
+from wqk.tables.score_table import ScoreTable, join, read_table
 from wqk_lab.runs.pairs import DESIGN, PairSurvey, read_pairs
 
 
@@ -33,8 +32,6 @@ class Sources:
         Training loss in nats; the figure ``dose`` shows when runs fall below it.
     pairs
         The last survey of pairs among the sources.
-    composition
-        The last table of `wqk.compose` among the sources.
     """
 
     runs: tuple[Run, ...] = ()
@@ -43,7 +40,6 @@ class Sources:
     published: bool = False
     level: float | None = None
     pairs: PairSurvey | None = None
-    composition: CompositionTable | None = None
 
     @property
     def scores(self) -> ScoreTable | None:
@@ -57,8 +53,8 @@ def read_sources(*paths: str | PathLike[str]) -> Sources:
     """Open the sources at some paths.
 
     A path is the folder of a training run, of a monitor or of a callback, a folder of such folders,
-    the folder of a survey, a score table (``.parquet``, ``.jsonl``, ``.csv``), a table of
-    `wqk.compose` (``.parquet``) or the details of a scan (``.npz``).
+    the folder of a survey, a score table (``.parquet``, ``.jsonl``, ``.csv``) or the details of a
+    scan (``.npz``).
 
     Raises
     ------
@@ -78,7 +74,6 @@ def read_sources(*paths: str | PathLike[str]) -> Sources:
     tables: list[ScoreTable] = []
     blocks: list[BlockDetails] = []
     pairs: PairSurvey | None = None
-    composition: CompositionTable | None = None
     for path in map(Path, paths):
         settings = [path / SETTINGS] if (path / SETTINGS).is_file() else path.glob(f"*/{SETTINGS}")
         if folders := sorted(file.parent for file in settings):
@@ -93,13 +88,9 @@ def read_sources(*paths: str | PathLike[str]) -> Sources:
         elif not path.exists():
             raise TableError(f"{path}: no such file or folder", path=path)
         else:
-            read = read_one_of(path, ScoreTable, CompositionTable)
-            if isinstance(read, CompositionTable):
-                composition = read
-            elif isinstance(read, ScoreTable):
-                tables.append(read)
+            tables.append(read_table(path))
     table = join(tables) if tables else None
-    return Sources(tuple(runs), table, tuple(blocks), pairs=pairs, composition=composition)
+    return Sources(tuple(runs), table, tuple(blocks), pairs=pairs)
 
 
 def _followed(folder: Path) -> Run:
@@ -114,5 +105,5 @@ def _survey(folder: Path) -> ScoreTable:
     except TableError:
         raise TableError(
             f"{folder}: contains no training run and no survey; expected a folder written by wqk "
-            "lab train, wqk survey or a monitor, or what wqk scan or wqk compose write with --out"
+            "lab train, wqk survey or a monitor, or what wqk scan writes with --out"
         ) from None

@@ -157,11 +157,6 @@ def starts(runs: Sequence[Run], figure: str, penalties: bool) -> dict[str, Cell]
     return {cell.start: cell for cell in ordered}
 
 
-def differ_in_start(left: Cell, right: Cell) -> bool:
-    """Whether two cells differ only in their initialization and penalty."""
-    return left.without(START) == right.without(START)
-
-
 def one(comparisons: Sequence[ModeGroup], figure: str, instead: str) -> ModeGroup:
     """The only comparison; RunError if there are several."""
     if len(comparisons) > 1:

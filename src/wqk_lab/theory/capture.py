@@ -40,7 +40,12 @@ def attention_recorded(model: Any, plans: Sequence[AttentionPlan]) -> Iterator[l
             uses[call.plan.place].append(call)
 
     listener = Listener(model, plans, heard)
-    handles = [model.register_forward_pre_hook(_asking_for_attention, with_kwargs=True)]
+    asking = {"output_attentions": True}
+    handles = [
+        model.register_forward_pre_hook(
+            lambda module, args, kwargs: (args, kwargs | asking), with_kwargs=True
+        )
+    ]
     for plan, record in zip(plans, records, strict=True):
         if plan.output:
             output = model.get_submodule(module_of(plan.output.tensor))
@@ -88,7 +93,3 @@ def _plain_implementations(model: Any) -> Iterator[None]:
     finally:
         for config, name, value in before:
             setattr(config, name, value)
-
-
-def _asking_for_attention(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    return args, kwargs | {"output_attentions": True}

@@ -89,8 +89,18 @@ def open_subjects(
             model, predicts, missing = load_model(state, objective, size, seed, revision)
             mask = None if predicts == "causal" else text.mask_token
             caveat = _doubt(model, text, state, revision)
-            about = (mask, mask_share, seed, state.step, missing, caveat)
-            subject = Subject(state.name, model, predicts, blocks, *about)
+            subject = Subject(
+                state.name,
+                model,
+                predicts,
+                blocks,
+                mask_token=mask,
+                mask_share=mask_share,
+                seed=seed,
+                step=state.step,
+                missing=missing,
+                caveat=caveat,
+            )
             _require_run(subject)
             yield subject
 

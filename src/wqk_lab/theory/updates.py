@@ -28,28 +28,6 @@ from wqk_lab.theory.evidence import Measure, cosine, of_layers
 from wqk_lab.theory.gradients import LayerGradient
 
 
-def implicit_update(gradient: LayerGradient, rate: float) -> BilinearForm:
-    """ΔW_qk of a layer in a step of plain gradient descent on W_q and W_k; rank 2·G·R.
-
-    Examples
-    --------
-    >>> from wqk_lab.theory.gradients import example
-    >>> layer = example()
-    >>> update = implicit_update(layer, rate=0.1)
-    >>> update
-    BilinearForm(16 × 16, rank 32)
-    >>> slope = first_order(layer.attention, *layer.factor_gradients())
-    >>> float(update.difference(0.1 * slope).norm / update.norm) < 1e-2
-    True
-    """
-    attention = gradient.attention
-    query, key = gradient.factor_gradients()
-    after = attention.with_weights(
-        attention.query.weight - rate * query, attention.key.weight - rate * key
-    )
-    return after.form.difference(attention.form)
-
-
 def first_order(
     attention: Block,
     query_gradient: Float[Array, "heads width d_query"],
@@ -58,6 +36,13 @@ def first_order(
     """−(G_q W_kᵀ + W_q G_kᵀ), summed over heads: ΔW_qk / η as η tends to 0 (S39).
 
     The gradients have the shapes of the stored weights, (H, R, D) and (G, R, D).
+
+    Examples
+    --------
+    >>> from wqk_lab.theory.gradients import example
+    >>> layer = example()
+    >>> first_order(layer.attention, *layer.factor_gradients())
+    BilinearForm(16 × 16, rank 32)
     """
     form, gradient = attention.form, attention.with_weights(query_gradient, key_gradient).form
     return -(

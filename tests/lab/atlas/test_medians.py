@@ -14,8 +14,9 @@ from tests.lab.atlas.making import layers
 
 from wqk._console import number
 from wqk.errors import TableError
+from wqk.scanning.surveys.surveying import survey_table
 from wqk.tables.score_table import join
-from wqk_lab.atlas import published, summarize, survey_table
+from wqk_lab.atlas import published, summarize
 from wqk_lab.atlas.ranks import COLUMNS, of_model, spread
 
 SCORES = st.lists(st.floats(-1, 1), min_size=1, max_size=12)

@@ -135,7 +135,7 @@ def build_corpus(
     except OSError as error:
         raise unwritable(parent, error) from None
     with building as place:
-        work = Work(Path(place))
+        work = Path(place)
         read = _gather(work, sources, options, tell)
         held_out = _held_out(work, options)
         tokenizer = _make_tokenizer(work, options, held_out, jobs != 1, tell)
@@ -153,36 +153,32 @@ def build_corpus(
         )
 
 
-@dataclass(frozen=True)
-class Work:
-    """The folder of a build: shards of documents, and the tokens of each."""
+def _documents(folder: Path) -> list[Path]:
+    """The shards of documents of a build, in order; each one's tokens lie beside it."""
+    return sorted(folder.glob("*.texts"))
 
-    folder: Path
 
-    def shards(self) -> list[Path]:
-        """Shards of documents, in order."""
-        return sorted(self.folder.glob("*.texts"))
+def _load(path: Path, *columns: str) -> pl.DataFrame:
+    """Columns of a shard, or of its tokens, by default all."""
+    return pl.read_parquet(io.BytesIO(path.read_bytes()), columns=list(columns) or None)
 
-    def load(self, path: Path, *columns: str) -> pl.DataFrame:
-        """Columns of a shard, or of its tokens, by default all."""
-        return pl.read_parquet(io.BytesIO(path.read_bytes()), columns=list(columns) or None)
 
-    def save(self, path: Path, frame: pl.DataFrame) -> None:
-        """Write a shard, or its tokens."""
-        content = io.BytesIO()
-        frame.write_parquet(content, compression="zstd", compression_level=1)
-        write_atomically(path, content.getvalue(), sync=False)
+def _save(path: Path, frame: pl.DataFrame) -> None:
+    """Write a shard, or its tokens."""
+    content = io.BytesIO()
+    frame.write_parquet(content, compression="zstd", compression_level=1)
+    write_atomically(path, content.getvalue(), sync=False)
 
 
 def _gather(
-    work: Work, sources: Sequence[Source], options: CorpusOptions, tell: Tell
+    work: Path, sources: Sequence[Source], options: CorpusOptions, tell: Tell
 ) -> list[dict[str, Any]]:
     """Copy the documents into shards; return each source's name and counts."""
     progress = CorpusProgress("reading")
     tell(progress)
     done: list[pl.DataFrame] = []
     for frame in _shards(sources, options):
-        work.save(work.folder / f"{len(done):06}.texts", frame)
+        _save(work / f"{len(done):06}.texts", frame)
         done.append(frame.drop("text"))
         progress = progress.plus(frame.height, int(frame["length"].sum()))
         tell(progress)
@@ -224,9 +220,9 @@ def _shards(sources: Sequence[Source], options: CorpusOptions) -> Iterator[pl.Da
         yield pl.DataFrame(shard, schema=SCHEMA, orient="row")
 
 
-def _held_out(work: Work, options: CorpusOptions) -> int:
+def _held_out(work: Path, options: CorpusOptions) -> int:
     """The hash below which documents are held out."""
-    hashes = np.concatenate([work.load(shard, "hash")["hash"] for shard in work.shards()])
+    hashes = np.concatenate([_load(shard, "hash")["hash"] for shard in _documents(work)])
     count = options.count_held_out(len(hashes))
     distinct = np.unique(hashes)
     if count >= len(distinct):
@@ -239,14 +235,14 @@ def _held_out(work: Work, options: CorpusOptions) -> int:
 
 
 def _make_tokenizer(
-    work: Work, options: CorpusOptions, held_out: int, threads: bool, tell: Tell
+    work: Path, options: CorpusOptions, held_out: int, threads: bool, tell: Tell
 ) -> str:
     """The requested tokenizer; if it is learned, then from training text alone."""
     tell(CorpusProgress("learning"))
 
     def texts() -> Iterator[list[str]]:
-        for shard in work.shards():
-            frame = work.load(shard, "hash", "text")
+        for shard in _documents(work):
+            frame = _load(shard, "hash", "text")
             yield frame.filter(pl.col("hash") >= held_out)["text"].to_list()
 
     lower, vocabulary = options.lowered, options.vocabulary
@@ -259,18 +255,18 @@ def _make_tokenizer(
     return read_words(Path(vocabulary), lower)
 
 
-def _tokenize(work: Work, encoder: Encoder, jobs: int, tell: Tell) -> None:
+def _tokenize(work: Path, encoder: Encoder, jobs: int, tell: Tell) -> None:
     """Tokenize all shards."""
     progress = CorpusProgress("tokenizing")
     tell(progress)
-    shards = work.shards()
+    shards = _documents(work)
 
     def tokenize(shard: Path) -> tuple[int, int, int]:
-        texts = work.load(shard, "text")["text"].to_list()
+        texts = _load(shard, "text")["text"].to_list()
         chunk = encoder(texts)
         ids = np.split(chunk.tokens, np.cumsum(chunk.lengths)[:-1])
         tokens = pl.DataFrame({"tokens": ids}, schema={"tokens": pl.List(pl.UInt32)})
-        work.save(shard.with_suffix(".tokens"), tokens)
+        _save(shard.with_suffix(".tokens"), tokens)
         return len(texts), chunk.characters, len(chunk.tokens)
 
     # Threads suffice: the library releases the interpreter's lock while it works.
@@ -280,11 +276,11 @@ def _tokenize(work: Work, encoder: Encoder, jobs: int, tell: Tell) -> None:
             tell(progress)
 
 
-def _chunks(work: Work, is_held_out: bool, held_out: int) -> Iterator[Chunk]:
+def _chunks(work: Path, is_held_out: bool, held_out: int) -> Iterator[Chunk]:
     """All tokens of a split, shard by shard."""
     own = pl.col("hash") < held_out if is_held_out else pl.col("hash") >= held_out
-    for shard in work.shards():
-        frame = work.load(shard, "hash", "length").hstack(work.load(shard.with_suffix(".tokens")))
+    for shard in _documents(work):
+        frame = _load(shard, "hash", "length").hstack(_load(shard.with_suffix(".tokens")))
         frame = frame.filter(own)
         yield Chunk(
             frame["tokens"].explode().drop_nulls().to_numpy(),

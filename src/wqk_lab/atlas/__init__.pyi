@@ -1,0 +1,15 @@
+from .paper_tables import TrainingResult as TrainingResult
+from .paper_tables import paper_table as paper_table
+from .ranks import Flag as Flag
+from .ranks import Placement as Placement
+from .ranks import flags as flags
+from .ranks import place as place
+from .ranks import published as published
+from .ranks import sound_models as sound_models
+from .ranks import summarize as summarize
+from .reference import drawn_models as drawn_models
+from .reference import published_layers as published_layers
+from .reference import published_losses as published_losses
+from .reference import published_training as published_training
+from .search import all_published as all_published
+from .search import lookup as lookup
