@@ -53,7 +53,7 @@ $ wqk lab figure distances | wqk scan REF --distance 0:64 --out FILE | \
 wqk scan REF --distance 0:64 --out t.jsonl && wqk lab figure distances --from t.jsonl
 $ wqk lab figure coupling bare.csv | wqk scan REF --details FILE.npz | \
 wqk scan REF --details FILE.npz && wqk lab figure coupling --from FILE.npz
-$ wqk lab figure heads pairs.parquet | wqk scan REF --out FILE | \
+$ wqk lab figure heads FILE.npz | wqk scan REF --out FILE | \
 wqk scan REF --out t.csv && wqk lab figure heads --from t.csv
 $ wqk lab theory REF --corpus nowhere | wqk lab corpus | \
 wqk lab corpus text.txt --document line --text characters --held-out 3 -o tokens
