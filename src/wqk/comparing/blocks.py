@@ -85,10 +85,10 @@ class Scoring:
     rounding: float  # half the relative distance of neighboring numbers, as stored
 
     @property
-    def pairing(self) -> np.ndarray:
-        """The key head of each query head, (H,)."""
+    def own(self) -> Match:
+        """Its query heads in order, and the key head of each."""
         heads, groups = len(self.query.weight), len(self.key.weight)
-        return np.arange(heads) // (heads // groups)
+        return Match(np.arange(heads), np.arange(heads) // (heads // groups))
 
     @property
     def width(self) -> int:
@@ -100,13 +100,12 @@ class Scoring:
         """The rotation without its attention factor."""
         return None if self.rotary is None else self.rotary.turning
 
-    @cached_property
-    def heads(self) -> Heads:
-        """Every head's two factors."""
-        factors = np.full(len(self.query.weight), self.scale)
-        stretch = self.rotary if self.rotary is not None and self.rotary.amplitude != 1 else None
-        sides = Side(self.query, np.arange(len(factors))), Side(self.key, self.pairing)
-        return Heads(*sides, factors, self.turning, stretch)
+    def query_of(self, head: int) -> Float[np.ndarray, "width d"]:
+        """One head's queries in float64, (R, D + 1), stretched as at every distance."""
+        query = self.query.of(head)
+        if self.rotary is None or self.rotary.amplitude == 1:
+            return query
+        return np.asarray(self.rotary.stretch(query.T).T)
 
     @cached_property
     def probes(self) -> tuple[np.ndarray, np.ndarray]:
@@ -119,30 +118,11 @@ class Scoring:
         return left, right
 
 
-class Side(NamedTuple):
-    """One side of every head: whose rows it has."""
+class Match(NamedTuple):
+    """Which query and key heads make each head of a block, (H,): its own, or another block's."""
 
-    stored: Rows
-    head: np.ndarray  # of each query head, (H,)
-
-    def of(self, head: int) -> np.ndarray:
-        """One head's in float64, (R, D + 1)."""
-        return self.stored.of(self.head[head])
-
-
-class Heads(NamedTuple):
-    """The form of each head: its two factors, and a number."""
-
-    query: Side
-    key: Side
-    factor: np.ndarray  # (H,)
-    rotary: Rotary | None
-    stretch: Rotary | None  # what multiplies the rotated dimensions at every distance
-
-    def query_of(self, head: int) -> np.ndarray:
-        """One head's queries in float64, (R, D + 1)."""
-        query = self.query.of(head)
-        return query if self.stretch is None else np.asarray(self.stretch.stretch(query.T).T)
+    query_heads: np.ndarray
+    key_heads: np.ndarray
 
 
 def positions(a: Scoring | AttentionPlan, b: Scoring | AttentionPlan) -> tuple[int, ...]:
@@ -173,51 +153,48 @@ class Distances(NamedTuple):
         return float(self.tolerance.flat[which.argmax()])
 
 
-def distances(a: Scoring, b: Scoring, at: Sequence[int], tolerance: float = 0.0) -> Distances:
-    """Relative distances of two blocks, head by head, at each relative position of ``at``.
+def distances(a: Scoring, b: Scoring, tolerance: float = 0.0) -> Distances:
+    """Relative distances of two blocks, head by head, at each of their `positions`.
 
     ``tolerance`` is a relative distance that is accepted anyway.
     """
-    products = inner_products(a.heads, b.heads)
-    found = _apart(a, products, 1.0, at, (a.rounding, b.rounding))
+    found = _apart(a, b, inner_products(a, b, b.own), 1.0)
     return found._replace(tolerance=np.maximum(found.tolerance, tolerance))
 
 
 def fitted(
-    a: Scoring, products: Sequence[InnerProducts], at: Sequence[int],
-    roundings: tuple[float, float],
-) -> tuple[np.ndarray, Distances]:  # fmt: skip
+    a: Scoring, b: Scoring, products: Sequence[InnerProducts]
+) -> tuple[np.ndarray, Distances]:
     """Each head's factor that brings b closest to a at distance 0, and how far apart they then are.
 
     Given are the products of a with itself, of a with b, and of b with itself.
 
     A factor is 1 if rounding explains it. A pruned head, which any factor fits, gets the median of
-    the others. ``roundings`` are those of the two blocks.
+    the others.
     """
     across, squares = (one.at(0) for one in products[1:])
     pruned = squares == 0
     factors = across / np.where(pruned, 1.0, squares)
     factors[pruned] = 1.0 if pruned.all() else np.median(factors[~pruned])
-    near = np.abs(factors - 1) <= SAFETY * sum(roundings) + RESOLUTION
+    near = np.abs(factors - 1) <= SAFETY * (a.rounding + b.rounding) + RESOLUTION
     factors = np.where(near, 1.0, factors)
-    return factors, _apart(a, products, factors, at, roundings)
+    return factors, _apart(a, b, products, factors)
 
 
 def _apart(
-    a: Scoring, products: Sequence[InnerProducts], factors: np.ndarray | float,
-    at: Sequence[int], roundings: tuple[float, float],
-) -> Distances:  # fmt: skip
+    a: Scoring, b: Scoring, products: Sequence[InnerProducts], factors: np.ndarray | float
+) -> Distances:
     """Distances of a's heads to b's times these factors."""
     own, both, other = products
+    at = positions(a, b)
     squares = np.stack([own.at(n) for n in at])
     across = squares + np.stack([factors * (factors * other.at(n) - 2 * both.at(n)) for n in at])
     norms = np.sqrt(np.where(squares > 0, squares, 1.0))
     # Independent roundings of entries move M by the norms of the columns' products.
     sizes = [np.diagonal(one, axis1=-2, axis2=-1) for one in (own.queries, own.keys)]
-    factor = np.abs(a.heads.factor)
-    columns = factor * np.sqrt((sizes[0] * sizes[1]).sum(axis=-1))
-    reach = factor * np.sqrt(sizes[0].sum(axis=-1) * sizes[1].sum(axis=-1))
-    rounding = SAFETY * np.hypot(*roundings)
+    columns = abs(a.scale) * np.sqrt((sizes[0] * sizes[1]).sum(axis=-1))
+    reach = abs(a.scale) * np.sqrt(sizes[0].sum(axis=-1) * sizes[1].sum(axis=-1))
+    rounding = SAFETY * np.hypot(a.rounding, b.rounding)
     return Distances(
         np.sqrt(across.clip(min=0)) / norms,
         (rounding * columns + RESOLUTION * reach) / norms,
@@ -249,7 +226,7 @@ class InnerProducts(NamedTuple):
 
     queries: Float[np.ndarray, "heads r r"]
     keys: Float[np.ndarray, "heads r r"]
-    factor: Float[np.ndarray, " heads"]
+    scale: float
     rotary: tuple[Rotary | None, Rotary | None]  # of which the matrices know nothing
 
     def at(self, distance: int) -> Float[np.ndarray, " heads"]:
@@ -259,26 +236,26 @@ class InnerProducts(NamedTuple):
             if rotary is not None:
                 queries = rotary.rotate(queries, np.full(queries.shape[-2], distance))
             queries = queries.swapaxes(-1, -2)
-        return np.asarray(self.factor * (queries * self.keys).sum(axis=(-2, -1)))
+        return np.asarray(self.scale * (queries * self.keys).sum(axis=(-2, -1)))
 
 
-def inner_products(a: Heads, b: Heads) -> list[InnerProducts]:
-    """Of a with itself, of a with b, and of b with itself; each head is made once."""
-    met = [*zip(a.key.head.tolist(), b.key.head.tolist(), strict=True)]
-    pairs, count = list(dict.fromkeys(met)), len(a.factor)
+def inner_products(a: Scoring, b: Scoring, match: Match) -> list[InnerProducts]:
+    """Of a with itself, with these heads of b, and of these; each head is made once."""
+    met = [*zip(a.own.key_heads.tolist(), match.key_heads.tolist(), strict=True)]
+    pairs, count = list(dict.fromkeys(met)), len(met)
 
     def grams(number: int) -> np.ndarray:
         """Of a head's queries; behind all of them, of each two heads of keys that meet."""
-        head = number if number < count else met.index(pairs[number - count])
-        ours, theirs = (
-            one.query_of(head) if number < count else one.key.of(head) for one in (a, b)
-        )
+        if number < count:
+            ours, theirs = a.query_of(number), b.query_of(match.query_heads[number])
+        else:
+            ours, theirs = (s.key.of(h) for s, h in zip((a, b), pairs[number - count], strict=True))
         return np.stack([ours @ ours.T, ours @ theirs.T, theirs @ theirs.T])
 
-    made = side_by_side(grams, range(count + len(pairs)), many=a.query.stored.weight.size > MANY)
+    made = side_by_side(grams, range(count + len(pairs)), many=a.query.weight.size > MANY)
     queries = np.stack(made[:count], axis=1)
     keys = np.stack([made[count + pairs.index(pair)] for pair in met], axis=1)
     return [
-        InnerProducts(queries[n], keys[n], one.factor * two.factor, (one.rotary, two.rotary))
+        InnerProducts(queries[n], keys[n], one.scale * two.scale, (one.turning, two.turning))
         for n, (one, two) in enumerate(((a, a), (a, b), (b, b)))
     ]

@@ -25,13 +25,11 @@ from wqk.checkpoints import Checkpoint
 from wqk.comparing import mismatches
 from wqk.comparing.blocks import (
     Distances,
-    Heads,
+    Match,
     Scoring,
-    Side,
     distances,
     fitted,
     inner_products,
-    positions,
     same_rotation,
 )
 from wqk.comparing.configured import form_restored, other_rotary, rotary_repaired
@@ -61,31 +59,28 @@ class Apart(NamedTuple):
     @property
     def explained(self) -> tuple[Mismatch, ...] | None:
         """The changes after which the second is the first; None if some head is not among its."""
-        both = self.match and self.read()
-        return _explained(*both, self.match, self.distances) if self.match and both else None
-
-
-def _explained(
-    a: Scoring, b: Scoring, match: Match, apart: Distances
-) -> tuple[Mismatch, ...] | None:
-    at = positions(a, b)
-    sides = Side(b.query, match.query_heads), Side(b.key, match.key_heads)
-    view = Heads(*sides, b.heads.factor, None, b.heads.stretch)
-    own, both, theirs = inner_products(a.heads, view)
-    other = {"half": "interleaved", "interleaved": "half"}
-    for order in ("", other[b.turning.order]) if b.turning else ("",):
-        rotary = replace(b.turning, order=order) if b.turning and order else b.turning
-        turned = both._replace(rotary=(a.turning, rotary)), theirs._replace(rotary=(rotary, rotary))
-        factors, left = fitted(a, (own, *turned), at, (a.rounding, b.rounding))
-        if factors.all() and (left.relative <= np.maximum(left.tolerance, apart.tolerance)).all():
-            return tuple(_named(a, b, match, rotary, factors))
-    return None
+        if self.match is None or (both := self.read()) is None:
+            return None
+        a, b = both
+        own, across, theirs = inner_products(a, b, self.match)
+        other = {"half": "interleaved", "interleaved": "half"}
+        for turning in (b.turning, b.turning and replace(b.turning, order=other[b.turning.order])):
+            products = (
+                own,
+                across._replace(rotary=(a.turning, turning)),
+                theirs._replace(rotary=(turning, turning)),
+            )
+            factors, left = fitted(a, b, products)
+            allowed = np.maximum(left.tolerance, self.distances.tolerance)
+            if factors.all() and (left.relative <= allowed).all():
+                return tuple(_named(a, b, self.match, turning, factors))
+        return None
 
 
 def signature(scoring: Scoring) -> np.ndarray:
     """Scores of random probes by every head, (H, P²) of norm 1: a short mark of its form."""
     query, key = scoring.probes
-    probed = _probed(query, key[scoring.pairing])
+    probed = _probed(query, key[scoring.own.key_heads])
     return probed.reshape(len(probed), -1)
 
 
@@ -93,7 +88,7 @@ def _named(
     a: Scoring, b: Scoring, match: Match, rotary: Rotary | None, factors: np.ndarray
 ) -> Iterator[Mismatch]:
     query_heads, key_heads = match
-    if not np.array_equal(b.pairing[query_heads], key_heads):
+    if not np.array_equal(b.own.key_heads[query_heads], key_heads):
         yield mismatches.pairing(query_heads, key_heads, len(b.key.weight))
     elif not np.array_equal(query_heads, np.arange(len(query_heads))):
         yield mismatches.head_order(query_heads)
@@ -101,13 +96,6 @@ def _named(
         yield Mismatch(Kind.ROTARY, other_rotary(rotary, b.turning))
     if (factors != 1).any():
         yield mismatches.scaled([float(f) for f in 1 / factors], a.width)
-
-
-class Match(NamedTuple):
-    """Which of b's query and key heads make each of a's heads, (H,)."""
-
-    query_heads: np.ndarray
-    key_heads: np.ndarray
 
 
 def matched(a: Scoring, b: Scoring) -> Match | None:
@@ -121,7 +109,7 @@ def matched(a: Scoring, b: Scoring) -> Match | None:
     cosines[silent[:, None, None] & theirs_silent] = 1
     # Among equal heads, each is its own best match and keeps its own key.
     cosines[heads, heads] += 1e-6
-    cosines[:, heads, b.pairing] += 2e-6
+    cosines[:, heads, b.own.key_heads] += 2e-6
     flat = cosines.reshape(len(heads), -1)
     if (flat.max(axis=1) <= ALIKE_FORMS).any():
         return None
@@ -158,7 +146,7 @@ def measure(
     tolerance: float,
 ) -> Apart:  # fmt: skip
     """How far a circuit of two blocks is apart, and where it differs which heads may be which."""
-    far = distances(*both, positions(*both), tolerance)
+    far = distances(*both, tolerance)
     match = None if far.agree else matched(*both)
     return Apart(partial(scorings, checkpoints, pair, circuit), far, match)
 
