@@ -29,7 +29,6 @@ from tests.comparing.plants import (
 import wqk
 from wqk.checkpoints.modules import StateDict
 from wqk.comparing.mismatches import UNEXPLAINED, Kind
-from wqk.comparing.rewrites import OF_VECTORS, OF_WEIGHTS
 
 # Of all plants, what is not right: seen, but not named.
 NAMED = 0.95
@@ -40,7 +39,6 @@ def test_every_cause_has_a_plant() -> None:
     planted = {kind for plant in PLANTS for kind in plant.kinds}
     planted |= {mistake.verdict for mistake in MISTAKES}
     assert planted | {Kind.GROUPS, Kind.SIZES} | UNEXPLAINED == set(Kind)
-    assert {kind for one in (*OF_WEIGHTS, *OF_VECTORS) for kind in one.kinds} <= set(Kind)
 
 
 def judged(some: list[Case]) -> Counter[str]:

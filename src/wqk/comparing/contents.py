@@ -292,31 +292,22 @@ def _codes(values: np.ndarray, kind: str) -> np.ndarray:
     return bits.astype(np.uint64) * np.uint64(0xD6E8FEB86659FD93) >> np.uint64(7)
 
 
-class _Keys:
-    """Keys of the rows and the columns of tensors, each computed once."""
-
-    def __init__(self, checkpoint: Checkpoint, kind: str) -> None:
-        self.checkpoint, self.kind = checkpoint, kind
-        self._known: dict[tuple[str, bool], np.ndarray] = {}
-
-    def of(self, name: str, columns: bool = False) -> np.ndarray:
-        """A key for each row (or column) of a tensor, whose last axis are its columns."""
-        if (name, columns) not in self._known:
-            info, keys, start = self.checkpoint.info(name), [], 0
-            sums: Any = np.uint64(0)
-            for piece in chunks(Part(name), info):
-                values = self.checkpoint.read([piece])[0]
-                flat = values.reshape(-1, info.shape[-1] if len(info.shape) > 1 else values.size)
-                codes = _codes(flat, self.kind)
-                if columns:
-                    place = _scrambled(np.arange(start, start + len(codes)))
-                    sums = sums + (codes * place[:, None]).sum(axis=0, dtype=np.uint64)
-                else:
-                    place = _scrambled(np.arange(codes.shape[1]))
-                    keys.append((codes * place).sum(axis=1, dtype=np.uint64))
-                start += len(codes)
-            self._known[name, columns] = sums if columns else np.concatenate(keys)
-        return self._known[name, columns]
+def _keys(checkpoint: Checkpoint, name: str, kind: str, columns: bool = False) -> np.ndarray:
+    """A key for each row (or column) of a tensor, whose last axis are its columns."""
+    info, keys, start = checkpoint.info(name), [], 0
+    sums: Any = np.uint64(0)
+    for piece in chunks(Part(name), info):
+        values = checkpoint.read([piece])[0]
+        flat = values.reshape(-1, info.shape[-1] if len(info.shape) > 1 else values.size)
+        codes = _codes(flat, kind)
+        if columns:
+            place = _scrambled(np.arange(start, start + len(codes)))
+            sums = sums + (codes * place[:, None]).sum(axis=0, dtype=np.uint64)
+        else:
+            place = _scrambled(np.arange(codes.shape[1]))
+            keys.append((codes * place).sum(axis=1, dtype=np.uint64))
+        start += len(codes)
+    return np.asarray(sums) if columns else np.concatenate(keys)
 
 
 def find_by_content(
@@ -331,26 +322,28 @@ def find_by_content(
         {name: c.info(name) for name in names if c.info(name).dtype in (*FLOATS, "F8_E4M3")}
         for c, names in zip(checkpoints, (ours, theirs), strict=True)
     ]
+    places: tuple[dict[str, str], dict[str, str]] = ({}, {})
+    if not all(infos):
+        return places
     types = {info.dtype for some in infos for info in some.values()}
     kind = next((k for k in reversed(FLOATS) if k in types), "F32")
-    keys = [_Keys(c, kind) for c in checkpoints]
-    places: tuple[dict[str, str], dict[str, str]] = ({}, {})
+    rows = {name: _keys(checkpoints[0], name, kind) for name in infos[0]}
     for turned in (False, True):
         left = [[n for n in some if n not in p] for some, p in zip(infos, places, strict=True)]
         if not all(left):
             break
-        index = _Index([(name, keys[0].of(name)) for name in left[0]])
-        covered = {name: np.zeros(len(keys[0].of(name)), bool) for name in left[0]}
+        index = _Index({name: rows[name] for name in left[0]})
+        covered = {name: np.zeros(len(rows[name]), bool) for name in left[0]}
         for name in left[1]:
             if turned and len(infos[1][name].shape) != 2:
                 continue
-            origin = index.origins(keys[1].of(name, turned))
+            origin = index.origins(_keys(checkpoints[1], name, kind, turned))
             if origin is None:
                 continue
             sources = ", ".join(origin)
             places[1][name] = f"{'transposed, ' * turned}in {sources}"
-            for source, rows in origin.items():
-                covered[source][rows] = True
+            for source, found in origin.items():
+                covered[source][found] = True
                 if covered[source].all():
                     places[0][source] = f"{'transposed, ' * turned}in {name}"
     _find_vectors(checkpoints, infos, places)
@@ -360,10 +353,10 @@ def find_by_content(
 class _Index:
     """Rows of many tensors by their keys."""
 
-    def __init__(self, tensors: Sequence[tuple[str, np.ndarray]]) -> None:
-        self._names = [name for name, _ in tensors]
-        counts = [len(keys) for _, keys in tensors]
-        keys = np.concatenate([keys for _, keys in tensors])
+    def __init__(self, tensors: Mapping[str, np.ndarray]) -> None:
+        self._names = list(tensors)
+        counts = [len(keys) for keys in tensors.values()]
+        keys = np.concatenate(list(tensors.values()))
         tensor = np.repeat(np.arange(len(tensors)), counts)
         row = np.concatenate([np.arange(count) for count in counts])
         order = np.argsort(keys, kind="stable")

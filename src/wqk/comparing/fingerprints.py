@@ -242,9 +242,10 @@ def spectral_closeness(a: Sequence[Fingerprint], b: Sequence[Fingerprint]) -> fl
     nearest other head of the second: near 1 for models that have nothing in common, 0 for a copy in
     any coordinates. None if heads have other widths, or the second model has a single one.
     """
-    widths = {block.head_width for block in (*a, *b)}
+    if len({block.head_width for block in (*a, *b)}) > 1:
+        return None
     first, second = (np.concatenate([block.spectra for block in m]) for m in (a, b))
-    if len(widths) > 1 or len(second) < 2:
+    if len(second) < 2:
         return None
     own = _distances(second, second)
     np.fill_diagonal(own, np.inf)

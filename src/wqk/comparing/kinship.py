@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -401,22 +402,17 @@ def kin(ref: Any, other: Any, *, on_progress: Callable[[int, int], None] | None 
         bounds = name not in SAME_STREAM
         matches = tuple(_matches(a, b, evidence.agreements[name], bounds))
         kind = _kind(a, b, matches, bounds)
-        if bounds and in_place(matches) and _is_turned(ref, other):
-            kind = "rotated copy"
-            matches = tuple(replace(m, changes=(0.0,) * len(m.heads)) for m in matches)
+        if bounds and in_place(matches):
+            # One rotation of the residual stream may make one model the other.
+            with suppress(CheckpointError):
+                if same(ref, other, up_to=("stream",)).same:
+                    kind = "rotated copy"
+                    matches = tuple(replace(m, changes=(0.0,) * len(m.heads)) for m in matches)
     return Kinship(
         a.name, b.name, evidence.weights, evidence.coordinates, evidence.floor, evidence.outcomes,
         tuple(_likenesses(a, b)) if coordinates else (), matches, kind, bounds,
         spectral_closeness(a.prints, b.prints),
     )  # fmt: skip
-
-
-def _is_turned(ref: Any, other: Any) -> bool:
-    """Whether one rotation of the residual stream makes one model the other."""
-    try:
-        return same(ref, other, up_to=("stream",)).same
-    except CheckpointError:
-        return False
 
 
 def _shape(model: _Model) -> str:
@@ -459,12 +455,13 @@ def _read(refs: Sequence[Any], on_progress: Callable[[int, int], None] | None) -
 def _matching(evidence: Evidence) -> str:
     """The test that layers and heads are matched by: the first that sees the relation.
 
-    Where coordinates agree, forms can be compared entry by entry.
+    Where coordinates agree, forms can be compared entry by entry. None may see it alone.
     """
     seen = {o.name: o for o in evidence.outcomes if o.p is not None}
-    wanted = [name for name in (*SAME_STREAM, "dimensions", "heads") if name in seen]
-    farthest = max((n for n in OF_WEIGHTS if n in seen), key=lambda name: seen[name].z or 0.0)
-    return next((name for name in wanted if (seen[name].p or 0.0) <= RELATED), farthest)
+    for name in (*SAME_STREAM, "dimensions", "heads"):
+        if name in seen and (seen[name].p or 0.0) <= RELATED:
+            return name
+    return max((n for n in OF_WEIGHTS if n in seen), key=lambda name: seen[name].z or 0.0)
 
 
 def _matches(a: _Model, b: _Model, agreement: Agreement, bounds: bool) -> Iterator[LayerMatch]:

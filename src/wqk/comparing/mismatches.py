@@ -134,13 +134,6 @@ def pairing(query_heads: Numbers, key_heads: Numbers, groups: int) -> Mismatch:
     return Mismatch(Kind.PAIRING, reason, repair, ("query",), facts=facts)
 
 
-def exchanged(biases: bool = False) -> Mismatch:
-    """Queries and keys in each other's place."""
-    reason = "transposed: queries and keys have changed places" + (", biases too" * biases)
-    repair = "w_q, w_k = w_k, w_q" + ("; b_q, b_k = b_k, b_q" if biases else "")
-    return Mismatch(Kind.EXCHANGED, reason, repair, ("query", "key"))
-
-
 def scaled(factors: Sequence[float], width: int) -> Mismatch:
     """Each head's scores times a factor; the root of the width is forgotten most often."""
     low, high = min(factors), max(factors)

@@ -95,8 +95,13 @@ def gather(
     def outcome(name: str) -> Outcome:
         if name in reasons:
             return Outcome(name, None, None, None, reasons[name])
-        total, share = totals[name], float(shares[name][0])
-        return Outcome(name, share, _deviation(total), _visible(total, agreements[name].copy))
+        own, others = totals[name][0], totals[name][1:]
+        mean, spread, copy = others.mean(), others.std(), agreements[name].copy
+        deviations = float((own - mean) / spread) if spread > 0 else 0.0
+        visible = (
+            float((np.quantile(others, 0.999) - mean) / (copy - mean)) if copy > mean else None
+        )
+        return Outcome(name, float(shares[name][0]), deviations, visible)
 
     outcomes, applied = tuple(map(outcome, TESTS)), [name for name in OF_WEIGHTS if name in totals]
     both = [np.stack([some[n] for n in applied]) for some in (shares, totals)] if applied else []
@@ -200,7 +205,9 @@ def permuted_coordinates(others: Others, block: Fingerprint, own: np.ndarray, dr
         draw.known[block.width] = draw.random.random((draw.size, own.shape[-1])).argsort(axis=1)
         draw.known[block.width][0] = np.arange(own.shape[-1])
     layer, best, copy = _reordered(others, own, draw.known[block.width])
-    return Found(layer, best, _best_heads(others[best][0], block), copy)
+    # For each head the other layer's with the largest cosine, on the sample.
+    ours, theirs = (_unit_rows(x.forms.reshape(x.head_count, -1)) for x in (block, others[best][0]))
+    return Found(layer, best, (ours @ theirs.T).argmax(axis=1), copy)
 
 
 def flipped_dimensions(others: Others, block: Fingerprint, own: np.ndarray, draw: Draw) -> Found:
@@ -234,29 +241,6 @@ def _signs(draw: Draw, shape: tuple[int, ...]) -> np.ndarray:
     signs = draw.random.integers(0, 2, (draw.size, *shape)).astype(np.float32) * 2 - 1
     signs[0] = 1
     return signs
-
-
-TESTS = {
-    "heads": Randomization(
-        "heads_differ", lambda f: (f.head_count, f.key_heads), lambda f: _relations(f),
-        permuted_heads, lambda f: f.head_count,
-        "the two have different numbers of heads, or a single one",
-    ),
-    "coordinates": Randomization(
-        "coordinates_differ", lambda f: f.width, lambda f: _entries(f)[None],
-        permuted_coordinates, lambda f: f.width, "the two have different widths",
-    ),
-    "dimensions": Randomization(
-        "dimensions_differ", lambda f: (f.head_width, *f.grams.shape[2:]), lambda f: _sizes(f),
-        flipped_dimensions, lambda f: f.grams.shape[2],
-        "the two have heads of different widths, or positions that turn them differently",
-    ),
-    "weights": Randomization(
-        "dimensions_differ", lambda f: (f.head_count, f.key_heads, f.width, tuple(f.units)),
-        lambda f: _directions(f), flipped_weights, lambda f: len(f.units) + 1,
-        "the two have weights of different shapes",
-    ),
-}  # fmt: skip
 
 
 def _relations(block: Fingerprint) -> Float[np.ndarray, "two heads heads"]:
@@ -310,12 +294,6 @@ def _head_orders(draw: Draw, heads: int, key_heads: int) -> Int[np.ndarray, "n h
     orders = (outer[:, :, None] * sharing + inner).reshape(draw.size, heads)
     orders[0] = np.arange(heads)
     return orders
-
-
-def _best_heads(a: Fingerprint, b: Fingerprint) -> Int[np.ndarray, " heads"]:
-    """For each head of the second block the first's with the largest cosine, on the sample."""
-    ours, theirs = (_unit_rows(x.forms.reshape(x.head_count, -1)) for x in (b, a))
-    return np.asarray((ours @ theirs.T).argmax(axis=1))
 
 
 def _products(others: np.ndarray, block: Fingerprint) -> Float[np.ndarray, "groups u u"]:
@@ -389,13 +367,37 @@ def _joined(shares: Float[np.ndarray, "tests n"], totals: Float[np.ndarray, "tes
     return float(np.mean((smallest < smallest[0]) | equal))
 
 
-def _deviation(totals: Float[np.ndarray, " n"]) -> float:
-    spread = totals[1:].std()
-    return float((totals[0] - totals[1:].mean()) / spread) if spread > 0 else 0.0
-
-
-def _visible(totals: Float[np.ndarray, " n"], copy: float) -> float | None:
-    mean = totals[1:].mean()
-    if copy <= mean:
-        return None
-    return float((np.quantile(totals[1:], 0.999) - mean) / (copy - mean))
+TESTS = {
+    "heads": Randomization(
+        meaning="heads_differ",
+        shape=lambda f: (f.head_count, f.key_heads),
+        prepare=_relations,
+        compare=permuted_heads,
+        least=lambda f: f.head_count,
+        refusal="the two have different numbers of heads, or a single one",
+    ),
+    "coordinates": Randomization(
+        meaning="coordinates_differ",
+        shape=lambda f: f.width,
+        prepare=lambda f: _entries(f)[None],
+        compare=permuted_coordinates,
+        least=lambda f: f.width,
+        refusal="the two have different widths",
+    ),
+    "dimensions": Randomization(
+        meaning="dimensions_differ",
+        shape=lambda f: (f.head_width, *f.grams.shape[2:]),
+        prepare=_sizes,
+        compare=flipped_dimensions,
+        least=lambda f: f.grams.shape[2],
+        refusal="the two have heads of different widths, or positions that turn them differently",
+    ),
+    "weights": Randomization(
+        meaning="dimensions_differ",
+        shape=lambda f: (f.head_count, f.key_heads, f.width, tuple(f.units)),
+        prepare=_directions,
+        compare=flipped_weights,
+        least=lambda f: len(f.units) + 1,
+        refusal="the two have weights of different shapes",
+    ),
+}

@@ -1,10 +1,10 @@
 """What was done to a weight: one search over rewrites of its stored rows, columns and numbers.
 
 A weight is searched for in what it should be, the *wanted* weight in the same layout. Each cause is
-a `Rewrite`, tried in order: rows find rows, columns find columns, what remains is explained by
-heads, factors, blocks or rank. What they find in several weights of a block is then joined. Nothing
-is claimed here: whoever prints a finding has applied it, and seen that the models are then the
-same.
+a function that finds it, tried in order: rows find rows, columns find columns, what remains is
+explained by heads, factors, blocks or rank. What they find in several weights of a block is then
+joined. Nothing is claimed here: whoever prints a finding has applied it, and seen that the models
+are then the same.
 
 Axes: n rows, D columns; H query heads, G key heads, R head width.
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -111,7 +111,7 @@ def _rows(unit: Unit, columns: bool = False) -> Finding | None:
     )
 
 
-def _across(unit: Unit, find: Callable[[Unit], Finding | None]) -> Finding | None:
+def _across(unit: Unit, find: Find) -> Finding | None:
     """What is found of columns, as of rows; those of outputs make heads."""
     turned = replace(
         unit, wanted=unit.wanted.T, stored=unit.stored.T, flipped=not unit.flipped,
@@ -518,38 +518,30 @@ def _order_of(wanted: np.ndarray, stored: np.ndarray) -> np.ndarray | None:
 # -- all of it ---------------------------------------------------------------------------------
 
 
-class Rewrite(NamedTuple):
-    """A cause: what it may be, and how it is found, undone and said."""
+Find: TypeAlias = "Callable[[Unit], Finding | None]"
 
-    kinds: tuple[Kind, ...]
-    find: Callable[[Unit], Finding | None]
-
-
-# Tried in this order: shortest descriptions first, but for rows, which are told in the least time.
-OF_WEIGHTS = (
-    Rewrite((Kind.ZERO,), _zero),
-    Rewrite((Kind.ROTARY, Kind.HEADS, Kind.PAIRING, Kind.DIMENSIONS, Kind.ROWS, Kind.FUSED), _rows),
-    Rewrite((Kind.SCALED, Kind.INTEGERS), partial(_shared, groups=WHOLE)),
-    Rewrite((Kind.GROUPS,), regrouped),
-    Rewrite((Kind.COLUMNS, Kind.HEADS), partial(_across, find=partial(_rows, columns=True))),
-    Rewrite((Kind.TRANSPOSED,), _transposed),
-    Rewrite((Kind.FUSED, Kind.TENSOR), _sections),
-    Rewrite((Kind.AVERAGED, Kind.STRANGERS, Kind.COPIES), _heads),
-    Rewrite((Kind.AVERAGED, Kind.STRANGERS, Kind.COPIES), partial(_across, find=_heads)),
-    Rewrite((Kind.SIGNS, Kind.ROW_FACTORS, Kind.COLUMN_FACTORS, Kind.GAIN_FOLDED,
-             Kind.BLOCK_SCALES, Kind.INTEGERS, Kind.ZERO_POINT), partial(_shared, groups=FINER)),
-    Rewrite((Kind.ADAPTER,), _adapter),
-)  # fmt: skip
-OF_VECTORS = (
-    Rewrite((Kind.SCALED,), partial(_shared, groups=WHOLE)),
-    Rewrite((Kind.BIASES, Kind.NORM), _vector),
+# Causes, each by what finds it: tried in this order, which has the shortest descriptions first, but
+# for rows, which are told in the least time.
+OF_WEIGHTS: tuple[Find, ...] = (
+    _zero,
+    _rows,
+    partial(_shared, groups=WHOLE),
+    regrouped,
+    partial(_across, find=partial(_rows, columns=True)),
+    _transposed,
+    _sections,
+    _heads,
+    partial(_across, find=_heads),
+    partial(_shared, groups=FINER),
+    _adapter,
 )
+OF_VECTORS: tuple[Find, ...] = (partial(_shared, groups=WHOLE), _vector)
 
 
 def _first(unit: Unit) -> Finding | None:
     """The first cause that is found."""
     causes = OF_WEIGHTS if unit.wanted.ndim > 1 else OF_VECTORS
-    return next((one for cause in causes if (one := cause.find(unit)) is not None), None)
+    return next((one for find in causes if (one := find(unit)) is not None), None)
 
 
 def search(
@@ -585,10 +577,10 @@ def _exchanged(
     if query and key and held.get(query.name) is key and held.get(key.name) is query:
         biases = [one for one in (query.bias, key.bias) if one is not None]
         moved = len(biases) == 2 and all(one.name in held for one in biases)
-        said = mismatches.exchanged(moved)
-        changed = (query, key, *(biases if moved else ()))
-        repaired = {unit.name: unit.wanted for unit in changed}
-        yield Finding(said.verdict, said.reason, said.repair, repaired, query, sides=said.sides)
+        repaired = {unit.name: unit.wanted for unit in (query, key, *biases * moved)}
+        words = "transposed: queries and keys have changed places" + ", biases too" * moved
+        code = "w_q, w_k = w_k, w_q" + "; b_q, b_k = b_k, b_q" * moved
+        yield Finding(Kind.EXCHANGED, words, code, repaired, query, sides=("query", "key"))
         held = {name: other for name, other in held.items() if name not in repaired}
     for unit in wrong:
         there = held.get(unit.name)
