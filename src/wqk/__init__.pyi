@@ -5,8 +5,8 @@ from .attention import Head as Head
 from .checkpoints import Checkpoint as Checkpoint
 from .checkpoints import open_checkpoint as open_checkpoint
 from .comparing.differences import diff as diff
-from .comparing.gate import assert_same as assert_same
 from .comparing.kinship import kin as kin
+from .comparing.sameness import assert_same as assert_same
 from .comparing.sameness import same as same
 from .errors import WqkError as WqkError
 from .forms import BilinearForm as BilinearForm

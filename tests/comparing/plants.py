@@ -20,7 +20,7 @@ from tests.families.architectures import Architecture
 import wqk
 from wqk.checkpoints.modules import StateDict
 from wqk.comparing.mismatches import UNEXPLAINED, Kind
-from wqk.comparing.outside import form_parts
+from wqk.comparing.weights import form_parts
 from wqk.families import Composed
 
 if TYPE_CHECKING:

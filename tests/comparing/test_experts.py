@@ -15,7 +15,7 @@ import wqk
 from wqk.checkpoints import Part
 from wqk.checkpoints.checkpoint import Around
 from wqk.checkpoints.modules import StateDict
-from wqk.comparing.views import Renumbered
+from wqk.comparing.orders import Renumbered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from wqk.errors import CheckpointError
@@ -217,6 +217,36 @@ class Around(Checkpoint):
     def abandon(self) -> None:
         """Cancel what was announced."""
         self.inner.abandon()
+
+
+class View(Around):
+    """A checkpoint of which some tensors are seen otherwise; others have its bytes."""
+
+    changed: Container[str] = ()
+
+    def raw(self, part: Part, room: np.ndarray | None = None) -> np.ndarray | None:
+        """The base's bytes of what is as it was."""
+        return None if part.name in self.changed else self.inner.raw(part, room)
+
+
+class Overlay(View):
+    """A checkpoint in which some tensors have other values, or with another configuration."""
+
+    def __init__(
+        self, base: Checkpoint, values: Mapping[str, np.ndarray],
+        config: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(base, config)
+        self._values = self.changed = values
+
+    def value(self, name: str) -> np.ndarray | None:
+        """The other values."""
+        return self._values.get(name)
+
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """The base's, and those that it lacks."""
+        found = {n: TensorInfo("F32", v.shape, 4 * v.size) for n, v in self._values.items()}
+        return found | dict(self.inner.tensors())
 
 
 def _reopened(

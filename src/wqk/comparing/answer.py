@@ -1,4 +1,4 @@
-"""What `wqk.same` found: blocks, causes, tensors, counts, and the sentence that says it."""
+"""What `wqk.same` found: blocks, causes, tensors, counts, and how it is said everywhere."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple
+from xml.etree import ElementTree
 
 from rich.text import Text
 
@@ -453,3 +454,47 @@ def _places(places: Sequence[Place]) -> str:
         f"{name}, layer{'s' * (len(numbers) > 1)} {spans([*numbers])}"
         for name, numbers in layers.items()
     )
+
+
+def failure(comparison: CheckpointComparison) -> Iterator[str]:
+    """What is wrong, line by line: the sentence, then each cause with its repair, and tensors."""
+    yield comparison.sentence
+    for cause in comparison.causes:
+        yield f"{', '.join(map(str, cause.places)) or 'configuration'}: {cause.mismatch.reason}"
+        yield from (f"    {line}" for line in cause.mismatch.repair.splitlines())
+    yield from map(str, comparison.differing)
+
+
+def junit(comparison: CheckpointComparison) -> bytes:
+    """The comparison as JUnit's XML: a case for each block, and for each tensor outside them.
+
+    What was not compared is a case that was skipped.
+    """
+    suite = ElementTree.Element("testsuite", name=f"{comparison.checkpoint} = {comparison.other}")
+    counts = {"tests": 0, "failures": 0, "skipped": 0}
+
+    def case(name: str, wrong: str = "", skipped: bool = False) -> None:
+        one = ElementTree.SubElement(suite, "testcase", classname="wqk.same", name=name)
+        if wrong:
+            ElementTree.SubElement(one, "failure", message=wrong.splitlines()[0]).text = wrong
+        elif skipped:
+            ElementTree.SubElement(one, "skipped", message="not compared")
+        for what, count in (("tests", 1), ("failures", wrong != ""), ("skipped", skipped)):
+            counts[what] += count
+
+    for block in comparison.blocks:
+        wrong = "" if block.same else f"{block.reason}\n{block.repair}"
+        case(f"{block.stack} {block.kind} {block.layer}", wrong)
+    for name, places, _ in comparison.alone:
+        for place in places:
+            case(str(place), f"only in {name}")
+    for setting in comparison.settings:
+        case(f"config.{setting.facts['name']}", f"{setting.reason}\n{setting.repair}")
+    for tensor in comparison.tensors:
+        case(tensor.name or tensor.other, str(tensor) if tensor.outcome.differs else "")
+    keys = (f"config.{name}" for name in comparison.settings_not_compared)
+    for name in (*comparison.unknown, *comparison.not_compared, *keys):
+        case(name, skipped=True)
+    for what, count in counts.items():
+        suite.set(what, str(count))
+    return b'<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suite)

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from wqk.checkpoints import Checkpoint
+from wqk.checkpoints.checkpoint import Overlay
 from wqk.comparing.blocks import as_exact_as, same_rotation
 from wqk.comparing.contents import copy_of
 from wqk.comparing.mismatches import Kind, Mismatch, setting
 from wqk.comparing.outside import ATTENDING, MIXERS
 from wqk.comparing.tolerances import SAME_FREQUENCY
 from wqk.comparing.units import short
-from wqk.comparing.views import Overlay
 from wqk.comparing.weights import Pair
 from wqk.errors import CheckpointError, WqkError
 from wqk.families import AttentionPlan, Composed, Norm, Rotary

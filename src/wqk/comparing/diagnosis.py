@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from wqk.checkpoints import Checkpoint
+from wqk.checkpoints.checkpoint import Overlay
 from wqk.comparing import mismatches
 from wqk.comparing.blocks import (
     Distances,
@@ -36,12 +37,18 @@ from wqk.comparing.configured import form_restored, other_rotary, rotary_repaire
 from wqk.comparing.contents import equal_parts
 from wqk.comparing.expected import Expected
 from wqk.comparing.mismatches import Kind, Mismatch
-from wqk.comparing.outside import circuit_parts
 from wqk.comparing.rewrites import search
 from wqk.comparing.tolerances import ALIKE_FORMS, SAME
 from wqk.comparing.units import Finding
-from wqk.comparing.views import Overlay
-from wqk.comparing.weights import SCORES, VALUES, Pair, rotation_of, scorings, sides_of
+from wqk.comparing.weights import (
+    SCORES,
+    VALUES,
+    Pair,
+    circuit_parts,
+    rotation_of,
+    scorings,
+    sides_of,
+)
 from wqk.families import AttentionPlan, Projection
 from wqk.families.rotary import Rotary
 from wqk.model import Model

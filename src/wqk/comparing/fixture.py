@@ -15,6 +15,6 @@ def assert_same() -> Callable[..., Any]:
     >>> def test_the_conversion(assert_same):
     ...     assert_same("owner/original", "converted/", everything=True)
     """
-    from wqk.comparing.gate import assert_same
+    from wqk.comparing.sameness import assert_same
 
     return assert_same

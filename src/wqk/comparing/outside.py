@@ -24,7 +24,7 @@ from wqk.comparing.contents import (
     stray_entries,
 )
 from wqk.comparing.tolerances import MOST
-from wqk.comparing.weights import CIRCUITS, VALUES, Pair, sides_of
+from wqk.comparing.weights import VALUES, Pair, form_parts
 from wqk.families import AttentionPlan, Composed, Projection
 from wqk.families.naming import without_numbers
 from wqk.model import Model
@@ -55,23 +55,6 @@ MASKS = re.compile(r"(?:^|\.)attn\.bias$")
 # Scales of quantized weights, after the weight's name.
 QUANTIZED = re.compile(r"_scale(?:_inv)?$")
 FEED_FORWARD = re.compile(r"(?:^|[._])(?:mlp|ffn|ff|feed_forward|experts?|moe)(?:[._]|$)")
-
-
-def form_parts(plan: AttentionPlan) -> Iterator[Part]:
-    """Everything that the forms of a block hold: its scores', its values', and norms before."""
-    for circuit in CIRCUITS:
-        yield from circuit_parts(plan, circuit)
-    if plan.sinks is not None:
-        yield plan.sinks
-
-
-def circuit_parts(plan: AttentionPlan, circuit: str) -> Iterator[Part]:
-    """What the forms of one circuit hold, and norms before."""
-    for side in sides_of(plan, circuit):
-        is_output = side is plan.output
-        yield from side.projection.roles.values() if is_output else side.parts
-        if side.input_norm is not None and not is_output:
-            yield from (*side.input_norm.gain, *side.input_norm.bias)
 
 
 def left_in(model: Model) -> Iterator[Part]:
@@ -170,9 +153,6 @@ def _module(plan: AttentionPlan) -> str:
     path = ".".join(some[0] for some in together)
     last = path.rpartition(".")[2]
     return "" if not path or last.isdigit() or last in ("", "model") else f"{path}."
-
-
-# -- compared ----------------------------------------------------------------------------------
 
 
 def outside(

@@ -15,7 +15,7 @@ from wqk._typing import FilePath
 from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.references import HubFolder, check_options
 from wqk.comparing import configured, mismatches
-from wqk.comparing.answer import BlockComparison, CheckpointComparison, Place
+from wqk.comparing.answer import BlockComparison, CheckpointComparison, Place, failure
 from wqk.comparing.blocks import Scoring, positions
 from wqk.comparing.contents import chunks, compare_stored, paired_names
 from wqk.comparing.diagnosis import (
@@ -29,6 +29,7 @@ from wqk.comparing.diagnosis import (
 )
 from wqk.comparing.expected import Expected
 from wqk.comparing.mismatches import Kind, Mismatch
+from wqk.comparing.orders import renumbered
 from wqk.comparing.outside import (
     ATTENTION,
     absent_towers,
@@ -38,8 +39,8 @@ from wqk.comparing.outside import (
     roles,
 )
 from wqk.comparing.rewrites import regrouped
+from wqk.comparing.stream import folded, turned
 from wqk.comparing.tolerances import ALIKE_FORMS, LEAST_ALIKE, RESOLUTION, SUSPECT, TURNED
-from wqk.comparing.views import folded, renumbered, turned
 from wqk.comparing.weights import CIRCUITS, SCORES, Pair, grid, scorings, sides_of
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families import AttentionPlan
@@ -186,6 +187,40 @@ def same(
         checkpoints[0].name, checkpoints[1].name, tuple(blocks), missing, added, tuple(notes),
         tensors, unsure, skipped, accepted, tuple(sorted(few[0] ^ few[1])), told, tuple(left),
     )  # fmt: skip
+
+
+def assert_same(ref: Any, other: Any, **options: Any) -> CheckpointComparison:
+    """Require that two models are the same; of one that is not, the cause and its repair are said.
+
+    Parameters
+    ----------
+    ref, other
+        Models, or what `wqk.open` takes: folders, files, hub ids, live modules.
+    **options
+        Those of `wqk.same`, such as ``everything=True`` for every tensor.
+
+    Returns
+    -------
+    CheckpointComparison
+        As `wqk.same` returns it.
+
+    Raises
+    ------
+    AssertionError
+        They are not the same.
+
+    Examples
+    --------
+    >>> import wqk
+    >>> model = wqk.demo_model("decoder")
+    >>> wqk.assert_same(model, model).same
+    True
+    """
+    __tracebackhide__ = True
+    comparison = same(ref, other, **options)
+    if not comparison.same:
+        raise AssertionError("\n".join(failure(comparison)))
+    return comparison
 
 
 def _grid(checkpoint: Checkpoint, plan: AttentionPlan) -> str:

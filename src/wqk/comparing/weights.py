@@ -9,7 +9,7 @@ Axes: H query heads, G key heads, R head width, D model width.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -72,6 +72,23 @@ def sides_of(plan: AttentionPlan, circuit: str) -> tuple[Side, ...]:
     if circuit == VALUES:
         return () if plan.value is None or plan.output is None else (plan.output, plan.value)
     return () if plan.positional is None else (plan.positional.query, plan.positional.key)
+
+
+def form_parts(plan: AttentionPlan) -> Iterator[Part]:
+    """Everything that the forms of a block hold: its scores', its values', and norms before."""
+    for circuit in CIRCUITS:
+        yield from circuit_parts(plan, circuit)
+    if plan.sinks is not None:
+        yield plan.sinks
+
+
+def circuit_parts(plan: AttentionPlan, circuit: str) -> Iterator[Part]:
+    """What the forms of one circuit hold, and norms before."""
+    for side in sides_of(plan, circuit):
+        is_output = side is plan.output
+        yield from side.projection.roles.values() if is_output else side.parts
+        if side.input_norm is not None and not is_output:
+            yield from (*side.input_norm.gain, *side.input_norm.bias)
 
 
 def rotation_of(plan: AttentionPlan, circuit: str) -> Rotary | None:
