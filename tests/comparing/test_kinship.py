@@ -529,9 +529,11 @@ def test_the_command() -> None:
     result = run("kin", encoder, decoder, "--matches")
     assert result.exit_code == 0, result.output
     assert "relative change" in result.output
+    result = run("kin", encoder, encoder, "--matches")
+    assert "and its matches in" in result.output
     result = run("kin", encoder, decoder, "--revision", "a")
     assert result.exit_code == 2
-    assert "once for each of the two models" in result.output + str(result.stderr)
+    assert "for the first and for the second" in result.output + str(result.stderr)
 
 
 def test_real_models(shared: Path) -> None:

@@ -191,7 +191,7 @@ def option(name: str, annotated: str = "", **more: Any) -> Callable[..., Any]:
 json_output = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
 every_head, gamma, stack, revision = map(option, ("heads", "gamma", "stack", "revision"))
-family_file, table_file, layers = map(option, ("family", "out", "layers"))
+table_file, layers = map(option, ("out", "layers"))
 
 
 def _one_for_each(

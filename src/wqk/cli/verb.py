@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import click
 
 # Arguments of functions that are models.
-MODELS = ("ref", "before", "after")
+MODELS = ("ref", "other", "before", "after")
 
 # What reports progress is told, and no option.
 PROGRESS = "on_progress"
@@ -144,8 +144,8 @@ class Verb:
         Options that the function does not have, by name, with what `wqk.cli.options.option` takes;
         ``show`` is told their values.
     show
-        From the result and the command's own options to what is printed, if that is not the
-        result: something with ``to_dict`` that shows itself.
+        From the result and the command's own options to what is printed, if that is not the result
+        alone: first something with ``to_dict`` that shows itself.
     table, picture
         Whether the result can be written with ``--out``, or drawn, by its ``plot`` of the
         command's own options, with ``--picture``.
@@ -162,7 +162,7 @@ class Verb:
     function: str
     examples: tuple[str, ...] = ()
     own: Mapping[str, Mapping[str, Any]] | None = None
-    show: Callable[..., Any] | None = None
+    show: Callable[..., Sequence[Any]] | None = None
     table: bool = False
     picture: bool = False
     drawn: tuple[str, ...] = ()
@@ -248,8 +248,8 @@ class Verb:
                 result = function(*found, on_progress=report, **options)
         else:
             result = function(*found, **options)
-        shown = self.show(result, **own) if self.show else result
-        display.show(shown.to_dict(), shown, as_json=as_json)
+        shown = self.show(result, **own) if self.show else [result]
+        display.show(shown[0].to_dict(), *shown, as_json=as_json)
         if out:
             result.write(out)
             display.say(f"{out}: {len(result)} rows")

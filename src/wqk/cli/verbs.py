@@ -23,7 +23,6 @@ from wqk.cli.options import (
     Number,
     Several,
     every_head,
-    family_file,
     gamma,
     json_output,
     layers,
@@ -37,6 +36,7 @@ from wqk.cli.options import (
 from wqk.cli.verb import Verb
 
 if TYPE_CHECKING:
+    from wqk.comparing.kinship import Kinship
     from wqk.tables.score_table import ScoreTable
 
 explain = Verb(
@@ -65,7 +65,7 @@ compose = Verb(
         "wqk compose meta-llama/Llama-3.2-1B --fold-norm --out pairs.parquet",
     ),
     own={"top": {"default": 20, "help": "Number of pairs to print, and to draw."}},
-    show=replace,
+    show=lambda result, top: [replace(result, top=top)],
     table=True,
     picture=True,
 )
@@ -91,6 +91,25 @@ diff = Verb(
     table=True,
     picture=True,
     drawn=("heads",),
+)
+
+
+def _with_matches(result: Kinship, matches: bool) -> list[Any]:
+    """Who is related to whom, and on request the layers and heads that match."""
+    from wqk.comparing.kinship import layer_table
+
+    title = f"{result.other}, and its matches in {result.checkpoint}"
+    return [result, *([title, layer_table(result)] if matches and result.related else [])]
+
+
+kin = Verb(
+    "wqk.comparing.kinship:kin",
+    own={"matches": {"is_flag": True, "help": "Also print which layers and heads match."}},
+    show=_with_matches,
+    examples=(
+        "wqk kin Qwen/Qwen2.5-7B ./a-model-that-hides-its-parent",
+        "wqk kin ./merged ./parent --matches",
+    ),
 )
 
 
@@ -198,10 +217,7 @@ def same(
     if picture:
         check_picture(picture)
 
-    def changes(done: int, count: int) -> dict[str, Any]:
-        return {"completed": done, "total": count, "text": f"{done}/{count} blocks"}
-
-    with display.bar("comparing", changes) as report:
+    with display.bar("comparing", display.blocks_progress) as report:
         result = compare(ref, other, on_progress=report, **options)
     display.show(result.to_dict(), result, as_json=as_json)
     if junit:
@@ -214,57 +230,6 @@ def same(
         display.say(f"picture: {picture}")
     if not result.same:
         context.exit(1)
-
-
-@click.command()
-@click.argument("refs", metavar="A B", type=REF, nargs=2)
-@click.option(
-    "--revision", "revisions", multiple=True, metavar="R",
-    help="Hub revision; give it once for each model, in their order.",
-)  # fmt: skip
-@click.option("--matches", is_flag=True, help="Also print which layers and heads match.")
-@family_file
-@json_output
-def kin(
-    refs: tuple[str, str], revisions: tuple[str, ...], matches: bool, as_json: bool, **options: Any
-) -> None:
-    """Test whether two models are related: by descent, or by a shared initialization.
-
-    Reads queries and keys only. The agreement of two models' forms is compared with that after
-    renumbering one model's heads, coordinates and dimensions; models that share an architecture,
-    a recipe and a text, and no weights, agree no better than by chance. Where nothing but the
-    coordinates of the residual stream agree, embeddings and norms are compared, too: models may
-    share these and no more.
-
-    \b
-    Examples:
-      wqk kin Qwen/Qwen2.5-7B ./a-model-that-hides-its-parent
-      wqk kin ./merged ./parent --matches
-    """
-    from wqk.cli import display
-    from wqk.comparing.kinship import kin as relate
-    from wqk.comparing.kinship import layer_table
-
-    if revisions and len(revisions) != len(refs):
-        raise click.UsageError(
-            f"expected --revision once for each of the two models, or not at all; got "
-            f"{len(revisions)}"
-        )
-    with display.bar(
-        "Reading", lambda done, total: {"completed": done, "total": total}
-    ) as on_progress:
-        family = options.pop("family")
-        models = [
-            opened(ref, {"family": family, "revision": revision})
-            for ref, revision in zip(refs, revisions or [None] * len(refs), strict=True)
-        ]
-        result = relate(*models, on_progress=on_progress, **options)
-    tables = (
-        (f"{result.other}, and its matches in {result.checkpoint}", layer_table(result))
-        if matches and result.related
-        else ()
-    )
-    display.show(result.to_dict(), result, *tables, as_json=as_json)
 
 
 @click.command()
