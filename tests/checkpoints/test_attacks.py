@@ -21,7 +21,7 @@ from tests.limits import counts, refused
 
 import wqk
 from wqk.checkpoints import http, open_checkpoint
-from wqk.checkpoints.pickles import DataUnpickler
+from wqk.checkpoints.pickles import load
 from wqk.checkpoints.references import redacted
 from wqk.errors import WqkError
 
@@ -51,7 +51,7 @@ def test_random_programs_build_data_or_fail(count: int):
             dice.choice(OPCODES) + dice.randbytes(dice.choice([0, 0, 1, 4])) for _ in range(30)
         )
         with contextlib.suppress(*FAILURES):
-            DataUnpickler(io.BytesIO(b"\x80\x04" + program + b"."), {}).load()
+            load(io.BytesIO(b"\x80\x04" + program + b"."))
             built += 1
     assert 0 < built < count
 

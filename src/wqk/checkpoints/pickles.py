@@ -28,10 +28,9 @@ class Refused(pickle.UnpicklingError):
 
 
 class Record:
-    """An object as its class's full name, and what it was constructed with."""
+    """An object whose class is not run, and of which only the attributes are kept."""
 
-    def __init__(self, kind: str, arguments: tuple[Any, ...]) -> None:
-        self.kind, self.arguments = kind, arguments
+    def __init__(self, *arguments: Any) -> None:
         self.state: Any = None  # its attributes, in most cases a dictionary
 
     def extend(self, items: Any) -> None:
@@ -43,38 +42,12 @@ class Record:
         """Ignore items of a subclass of dict."""
 
 
-class RecordType(NamedTuple):
-    """Stands for a class or function whose results are kept as records."""
-
-    name: str
-
-    def __call__(self, *arguments: Any) -> Record:
-        """A record instead of the call."""
-        return Record(self.name, arguments)
-
-
-# Classes of plain values that are stored with weights.
-PLAIN: Mapping[tuple[str, str], Any] = {
-    ("collections", "OrderedDict"): lambda *_: {},
-    ("collections", "defaultdict"): lambda *_: {},
-    ("collections", "Counter"): lambda *_: {},
-    **{
-        (module, name): RecordType(name)
-        for module in ("builtins", "__builtin__")
-        for name in ("list", "dict", "tuple", "int", "float", "str", "bool", "complex", "slice")
-    },
-    **{(module, "set"): lambda items=(): list(items) for module in ("builtins", "__builtin__")},
-    ("_codecs", "encode"): lambda text, *_: text.encode("latin1"),
-}
-
-
 class DataUnpickler(pickle._Unpickler):
     """Reads one pickle.
 
     It is built on the unpickler written in Python: the one in C allocates whatever a pickle claims
-    to need. ``known`` replaces classes and functions, by module and name; full names that begin
-    with one of ``inert`` are kept as records; ``persistent`` reads the description of an object
-    that is stored outside of the pickle.
+    to need. Classes and functions are replaced by what is `KNOWN`, or kept as records if they are
+    `INERT`. The storages that tensors name are added to ``storages`` by key.
     """
 
     # Parts of the unpickler that its types leave out.
@@ -82,33 +55,25 @@ class DataUnpickler(pickle._Unpickler):
     append: Callable[[Any], None]
     pop_mark: Callable[[], list[Any]]
 
-    def __init__(
-        self,
-        file: IO[bytes],
-        known: Mapping[tuple[str, str], Any],
-        inert: tuple[str, ...] = (),
-        persistent: Callable[[Any], Any] | None = None,
-    ) -> None:
+    def __init__(self, file: IO[bytes], storages: dict[str, Storage]) -> None:
         super().__init__(file, encoding="utf-8", errors="surrogateescape")
-        self._known, self._inert, self._persistent = known, inert, persistent
+        self._storages = storages
         # Tuples that hold tuples, by identity, and their entries written out.
         self._sizes: dict[int, tuple[tuple[Any, ...], int]] = {}
 
-    def persistent_load(self, pid: Any) -> Any:
-        """What replaces an object that is stored outside of the pickle."""
-        if self._persistent is None:
-            raise Refused("an object outside of the file")
-        return self._persistent(pid)
+    def persistent_load(self, pid: Any) -> Storage:
+        """What replaces an object that is stored outside of the pickle: a storage's description."""
+        match pid:
+            case ("storage", str(dtype), str(key), _, int(size), *view) if not any(view):
+                return self._storages.setdefault(key, Storage(dtype, key, size))
+        raise pickle.UnpicklingError("a storage is described in an unknown way")
 
     def find_class(self, module: str, name: str) -> Any:
         """What replaces a class or function; never the class or function itself."""
-        reader = self._known.get((module, name)) or PLAIN.get((module, name))
-        if reader is not None:
-            return reader
         full = f"{module}.{name}"
-        if full.startswith(self._inert):
-            return RecordType(full)
-        raise Refused(full)
+        if (module, name) not in KNOWN and not full.startswith(INERT):
+            raise Refused(full)
+        return KNOWN.get((module, name), Record)
 
     def _build(self) -> None:
         state = self.stack.pop()
@@ -188,7 +153,7 @@ class DataUnpickler(pickle._Unpickler):
 
 def _hashable(key: Any) -> Any:
     """A dictionary's key, where it is cheap to hash."""
-    if isinstance(key, str | int | float | bytes | Record | None):
+    if isinstance(key, str | int | float | bytes | Record | type | None):
         return key
     if isinstance(key, tuple) and all(isinstance(n, str | int | float | bytes) for n in key):
         return key
@@ -280,7 +245,7 @@ def plain(value: Any) -> Any:
 
     Examples
     --------
-    >>> plain({"args": Record("Namespace", ()), "lr": 0.1, 7: "seven", "steps": (1, 2)})
+    >>> plain({"args": Record(), "lr": 0.1, 7: "seven", "steps": (1, 2)})
     {'args': None, 'lr': 0.1, 'steps': [1, 2]}
     """
     return _plain(value, 0, itertools.count())
@@ -305,15 +270,7 @@ def _plain(value: Any, depth: int, taken: Iterator[int]) -> Any:
 
 def load(file: IO[bytes], storages: dict[str, Storage] | None = None) -> Any:
     """The object in a pickle; the storages that it names are added to ``storages`` by key."""
-    found = {} if storages is None else storages
-
-    def persistent_load(about: Any) -> Storage:
-        match about:
-            case ("storage", str(dtype), str(key), _, int(size), *view) if not any(view):
-                return found.setdefault(key, Storage(dtype, key, size))
-        raise pickle.UnpicklingError("a storage is described in an unknown way")
-
-    return DataUnpickler(file, KNOWN, INERT, persistent_load).load()
+    return DataUnpickler(file, {} if storages is None else storages).load()
 
 
 def _tensor(storage: Storage, offset: int, shape: Any, stride: Any, *_: Any) -> StoredTensor:
@@ -363,7 +320,18 @@ def _first(value: Any, *_: Any) -> Any:
     return value
 
 
+# What stands for classes and functions: of plain values stored with weights, and of tensors.
 KNOWN: Mapping[tuple[str, str], Any] = {
+    ("collections", "OrderedDict"): lambda *_: {},
+    ("collections", "defaultdict"): lambda *_: {},
+    ("collections", "Counter"): lambda *_: {},
+    **{
+        (module, name): Record
+        for module in ("builtins", "__builtin__")
+        for name in ("list", "dict", "tuple", "int", "float", "str", "bool", "complex", "slice")
+    },
+    **{(module, "set"): lambda items=(): list(items) for module in ("builtins", "__builtin__")},
+    ("_codecs", "encode"): lambda text, *_: text.encode("latin1"),
     ("torch._utils", "_rebuild_tensor"): _tensor,
     ("torch._utils", "_rebuild_tensor_v2"): _tensor,
     ("torch._utils", "_rebuild_tensor_v3"): _typed_tensor,
