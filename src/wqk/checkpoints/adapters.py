@@ -165,7 +165,7 @@ def _require_plain(config: Mapping[str, Any]) -> None:
 
 
 class AdaptedCheckpoint(Checkpoint):
-    """A base model with an adapter, named after the adapter.
+    """A base model (``base``) with an adapter, named after the adapter.
 
     What the adapter adds is rounded to the type that its base is read in.
     """
@@ -176,17 +176,12 @@ class AdaptedCheckpoint(Checkpoint):
         # The base model's, but the adapter says what class they are run by.
         classes = {k: v for k, v in adapter.model.items() if k in ("architectures", "auto_map")}
         self.name, self.config = adapter.tensors.name, {**base.config, **classes}
-        self.adapter, self._base, self._adapter = adapter, base, adapter.tensors
+        self.adapter, self.base, self._adapter = adapter, base, adapter.tensors
         with errors_about(self.name):
             self._updates, self._whole = _changes(base, adapter)
         count = len(self._updates)
         layers = f"{count} of its tensors" if count else "none of its tensors"
         self.notes = (*base.notes, f"{base.name} with a LoRA adapter on {layers}")
-
-    @property
-    def base(self) -> Checkpoint:
-        """The model without the adapter."""
-        return self._base
 
     def scale_of(self, tensor: str) -> float | None:
         """The factor of what the adapter adds to a tensor; None if it adds nothing."""
@@ -196,22 +191,22 @@ class AdaptedCheckpoint(Checkpoint):
     @property
     def identity(self) -> tuple[Any, ...]:
         """What tells the base model's and the adapter's files from others."""
-        return (self._base.identity, self._adapter.identity)
+        return (self.base.identity, self._adapter.identity)
 
     @property
     def bytes_fetched(self) -> int | None:
         """Bytes of the base model and the adapter that came over the network."""
-        fetched = (self._base.bytes_fetched, self._adapter.bytes_fetched)
+        fetched = (self.base.bytes_fetched, self._adapter.bytes_fetched)
         return None if fetched == (None, None) else sum(filter(None, fetched))
 
     def tensors(self) -> Mapping[str, TensorInfo]:
         """The base model's tensors, or the adapter's own where it was saved whole."""
         whole = {name: self._adapter.info(stored) for name, stored in self._whole.items()}
-        return {**self._base.tensors(), **whole}
+        return {**self.base.tensors(), **whole}
 
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
         """The wanted rows of each part with what the adapter adds to them."""
-        base = iter(self._base.read([part for part in parts if part.name not in self._whole]))
+        base = iter(self.base.read([part for part in parts if part.name not in self._whole]))
         return [
             self._adapter.read([part._replace(name=self._whole[part.name])])[0]
             if part.name in self._whole
@@ -221,13 +216,13 @@ class AdaptedCheckpoint(Checkpoint):
 
     def prefetch(self, parts: Sequence[Part]) -> None:
         """Announce a later read."""
-        self._base.prefetch([part for part in parts if part.name not in self._whole])
+        self.base.prefetch([part for part in parts if part.name not in self._whole])
         updates = [self._updates[part.name] for part in parts if part.name in self._updates]
         self._adapter.prefetch([Part(name) for one in updates for name in (one.down, one.up)])
 
     def abandon(self) -> None:
         """Cancel what was announced."""
-        self._base.abandon()
+        self.base.abandon()
         self._adapter.abandon()
 
     def _adapted(self, part: Part, array: np.ndarray) -> np.ndarray:

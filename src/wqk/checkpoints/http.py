@@ -99,12 +99,11 @@ def within_deadline(send: Callable[[], Any], discard: Callable[[Any], None]) -> 
     try:
         return answer.result(PATIENCE.longest_answer)
     except TimeoutError:
-        if answer.cancel() or not answer.done():
+        if answer.cancel():
             raise Interrupted("the server does not answer") from None
-        raise
-    except BaseException:
-        answer.cancel()
-        raise
+        return answer.result()
+    finally:
+        answer.cancel()  # where waiting was interrupted
 
 
 def transport_errors() -> tuple[type[Exception], ...]:

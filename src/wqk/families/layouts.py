@@ -303,42 +303,34 @@ def sectioned(
     (((0, 2), (4, 6)), ((2, 3), (6, 7)))
     """
     length = shape[-1] if transposed else shape[0]
-    head_width = _divide(length, sum(heads[role] for role in order), tensor, "heads in all roles")
-    spans = {role: _divide(heads[role], blocks, tensor, "blocks") * head_width for role in order}
-    outputs: dict[str, list[tuple[int, int]]] = {role: [] for role in order}
-    start = 0
-    for _ in range(blocks):
-        for role in order:
-            outputs[role].append((start, start + spans[role]))
-            start += spans[role]
-    return {
-        role: Projection(tensor, tuple(outputs[role]), transposed, heads[role], head_width)
-        for role in order
-    }
+    width = _divide(length, sum(heads[role] for role in order), tensor, "heads in all roles")
+    sections = [(role, heads[role], heads[role] * width) for role in order]
+    return sized(tensor, length, sections, blocks, transposed)
 
 
 def sized(
     tensor: str,
-    shape: tuple[int, ...],
+    length: int,
     sections: Sequence[tuple[str, int, int]],
-    blocks: int = 1,
+    blocks: int,
+    transposed: bool = False,
 ) -> dict[str, Projection]:
     """The roles of a fused tensor in which they differ in width; otherwise as `sectioned`.
 
-    ``sections`` are, in order, a role, its number of heads, and its number of outputs; those
-    without a number share what the others leave.
+    ``sections`` are, in order, a role, its number of heads, and its number of outputs, of
+    ``length`` in all; those without a number share what the others leave.
 
     Examples
     --------
-    >>> roles = sized("in_proj", (12, 4), [("z", 1, 0), ("v", 2, 0), ("k", 1, 2), ("q", 1, 2)])
+    >>> roles = sized("in_proj", 12, [("z", 1, 0), ("v", 2, 0), ("k", 1, 2), ("q", 1, 2)], 1)
     >>> roles["v"].outputs, roles["k"].outputs, roles["v"].head_width
     (((4, 8),), ((8, 10),), 2)
     """
-    rest = shape[0] - sum(size for _, _, size in sections)
+    rest = length - sum(size for _, _, size in sections)
     open_ended = sum(not size for _, _, size in sections)
     if rest < 0 or (rest and not open_ended) or (open_ended and rest < open_ended):
         raise CheckpointError(
-            f"{tensor}: {shape[0]} outputs do not hold {shape[0] - rest} for "
+            f"{tensor}: {length} outputs do not hold {length - rest} for "
             f"{', '.join(role for role, _, _ in sections)}; the configuration does not fit the "
             "weights"
         )
@@ -353,7 +345,7 @@ def sized(
                 (n * block + begins[role], n * block + begins[role] + spans[role])
                 for n in range(blocks)
             ),
-            False,
+            transposed,
             heads,
             _divide(blocks * spans[role], heads, tensor, f"heads of {role}"),
         )

@@ -459,7 +459,7 @@ def _plan_layer(
             {
                 "head_width": query.head_width + (positional.query.head_width if positional else 0),
                 "layer": layer,
-                "rotary_stretch": rotary_stretch(config),
+                "rotary_stretch": rotary_stretch(config) if rule.rotary else 1.0,
             },
         ),
         softcap=config.optional_number((rule.softcap,)) if rule.softcap else None,

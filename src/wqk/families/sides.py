@@ -301,7 +301,7 @@ def _sized(config: Config, rule: AttentionRule, match: Match) -> dict[str, Proje
         for role, *factors in rule.sections
     ]
     blocks = number(rule.section_blocks or "1")
-    found = sized(match.query, shape, sections, blocks)
+    found = sized(match.query, shape[0], sections, blocks)
     return {role: found[role] for role in "qkv" if role in found}
 
 

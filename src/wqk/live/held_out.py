@@ -77,7 +77,7 @@ class HeldOut:
         """Keep the hidden states of the model as it is, where they stand for the loss."""
         self._states = []
         if self.predicts == "states":
-            self._states = [self._run(at)[0] for at in self._passes()]
+            self._states = [self._run(at) for at in self._passes()]
 
     def losses(self) -> Float[np.ndarray, " blocks"]:
         """The loss of each block: mean over its predicted tokens."""
@@ -87,6 +87,7 @@ class HeldOut:
         return [slice(at, at + AT_ONCE) for at in range(0, self.count, AT_ONCE)]
 
     def _run(self, at: slice) -> Any:
+        """Logits, or the last hidden states."""
         import torch
 
         device = self.model.device
@@ -95,12 +96,12 @@ class HeldOut:
             inputs["labels"] = torch.from_numpy(self.labels[at]).to(device)
         cache = {"use_cache": False} if hasattr(self.model.config, "use_cache") else {}
         out = self.model(**inputs, **cache)
-        return (out.last_hidden_state,) if self.predicts == "states" else (out.logits,)
+        return out.last_hidden_state if self.predicts == "states" else out.logits
 
     def _losses(self, at: slice) -> np.ndarray:
         import torch
 
-        (out,) = self._run(at)
+        out = self._run(at)
         if self.predicts == "states":
             own = self._states[at.start // AT_ONCE]
             apart = (out - own).double().square().mean((1, 2))

@@ -463,8 +463,6 @@ class LogitMeter:
 
 def _run_uncompiled(wanted: bool) -> bool:
     """Let compiled code run as written, with its hooks, or compiled again; whether it does."""
-    import sys
-
     if "torch._dynamo" not in sys.modules:
         return False
     import torch
