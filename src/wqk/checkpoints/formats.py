@@ -52,10 +52,6 @@ class Folder(NamedTuple):
     below: Callable[[], Iterable[str]] = tuple  # paths of files deeper in it
     workers: Workers | None = None  # what fetches the files of a remote folder
 
-    def holds(self, file: str) -> bool:
-        """Whether there is such a file; for folders that cannot be listed."""
-        return self.source(file) is not None
-
     def object(self, file: str) -> dict[str, Any]:
         """The object in a file of JSON or YAML; empty if there is no file."""
         source = self.source(file)
@@ -240,7 +236,7 @@ def choose_weights(folder: Folder) -> Weights:
     Raises `CheckpointError` if an index is damaged, or names files outside the folder.
     """
     names = folder.names or ()
-    exists = set(names).__contains__ if folder.names is not None else folder.holds
+    exists = folder.source if folder.names is None else set(names).__contains__
     first = next((name for name in PREFERRED if exists(name)), None)
     if first is None:
         for one in FORMATS:

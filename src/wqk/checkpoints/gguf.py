@@ -20,7 +20,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -131,19 +131,18 @@ class _Cursor:
 
     def take(self, count: int) -> bytes:
         """The next bytes."""
+        self._require(count)
         self.position += count
-        if self.position > self._size:
-            self._refuse()
         return self._stream.read(count)
 
     def _pass_over(self, count: int) -> None:
+        self._require(count)
         self.position += count
-        if self.position > self._size:
-            self._refuse()
         self._stream.seek(count, io.SEEK_CUR)
 
-    def _refuse(self) -> NoReturn:
-        raise CheckpointError("ends within its header: truncated, or not a GGUF file")
+    def _require(self, count: int) -> None:
+        if self.position + count > self._size:
+            raise CheckpointError("ends within its header: truncated, or not a GGUF file")
 
     def number(self, kind: struct.Struct) -> Any:
         """The next number of this type."""
@@ -172,8 +171,7 @@ class _Cursor:
         if inner in SCALARS and count > LONGEST:
             self._pass_over(count * SCALARS[inner].size)
             return None
-        if self.position + count > self._size:
-            self._refuse()
+        self._require(count)
         if inner == STRING and count > LONGEST:
             for _ in range(count):
                 self._pass_over(self.number(U64))
@@ -303,8 +301,10 @@ def configuration(metadata: Mapping[str, Any]) -> dict[str, Any]:
         size = max(windows)
         key = "attention_chunk_size" if chunked else "sliding_window"
         config[key] = size // 2 if symmetric else size
+    sections = file.get("rope.dimension_sections")
+    has_sections = isinstance(sections, list) and len(sections) > 1 and all(sections[:2])
     config["pairs"] = file.code.get("rotary") == "interleaved" or (
-        file.code.get("rotary") == "by sections" and not _has_sections(file)
+        file.code.get("rotary") == "by sections" and not has_sections
     )
     config["rotary"] = any(turned)
     config["turned_layers"] = turned
@@ -404,11 +404,6 @@ def _turned(file: _File, windows: Sequence[int]) -> list[bool]:
         case "finetuned":
             return [file.get("rope.scaling.finetuned") is not False] * file.depth
     return [True] * file.depth
-
-
-def _has_sections(file: _File) -> bool:
-    sections = file.get("rope.dimension_sections")
-    return isinstance(sections, list) and len(sections) > 1 and all(sections[:2])
 
 
 def _rotation(file: _File, local: bool) -> dict[str, Any]:

@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
 TIMEOUT = 10
 
+# Who asks.
+ABOUT: dict[str, Any] = {"library_name": "wqk", "library_version": __version__}
+
 
 class _Unreachable(HubError):
     """The Hub cannot be reached."""
@@ -145,9 +148,7 @@ def _open(wanted: Wanted, listing: Listing, *, offline: bool) -> Checkpoint:
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     repository, inside = wanted.repository, f"{wanted.folder}/" if wanted.folder else ""
-    headers = build_hf_headers(
-        token=wanted.access.get("token"), library_name="wqk", library_version=__version__
-    )
+    headers = build_hf_headers(token=wanted.access.get("token"), **ABOUT)
     workers = Workers()
 
     def source(file: str) -> ByteSource | None:
@@ -188,7 +189,7 @@ def _list(wanted: Wanted) -> Listing:
     """Ask the hub for a revision's files, and note the answer."""
     from huggingface_hub import HfApi
 
-    api = HfApi(token=wanted.access.get("token"), library_name="wqk", library_version=__version__)
+    api = HfApi(token=wanted.access.get("token"), **ABOUT)
 
     def ask() -> Listing:
         about = api.model_info(
@@ -343,11 +344,7 @@ def open_url(
 
     offline = access.get("local_files_only") or constants.HF_HUB_OFFLINE
     on_hub = url.startswith(constants.ENDPOINT + "/") and not offline
-    headers = build_hf_headers(
-        token=access.get("token") if on_hub else False,
-        library_name="wqk",
-        library_version=__version__,
-    )
+    headers = build_hf_headers(token=access.get("token") if on_hub else False, **ABOUT)
     cache, workers = open_cache(access.get("cache_dir")), Workers()
     path = Path(unquote(split_address(url).path))
     name = redacted(url)

@@ -23,7 +23,7 @@ import re
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
 from queue import SimpleQueue
@@ -137,9 +137,13 @@ class RangeCache:
 
     def _remove_oldest(self, size: int) -> int:
         """Remove ranges until ``size`` fits, oldest use first; the bytes that remain taken."""
-        entries = sorted(_entries(self.folder / "ranges"))
+        entries: list[tuple[float, int, Path]] = []
+        for path in (self.folder / "ranges").glob("*/*"):
+            with contextlib.suppress(OSError):
+                about = path.stat()
+                entries.append((about.st_mtime, about.st_size, path))
         taken = sum(count for _, count, _ in entries)
-        for used, count, path in entries:
+        for used, count, path in sorted(entries):
             finished = not path.name.startswith(".")
             if finished and (taken + size <= self.limit or used >= self._start):
                 continue
@@ -178,14 +182,6 @@ def _write(path: Path, *contents: bytes | bytearray) -> bool:
     except (OSError, OutputError):
         return False
     return True
-
-
-def _entries(folder: Path) -> Iterator[tuple[float, int, Path]]:
-    """Time of last use, size and path of every range."""
-    for path in folder.glob("*/*"):
-        with contextlib.suppress(OSError):
-            about = path.stat()
-            yield about.st_mtime, about.st_size, path
 
 
 # Connections at once, as many as browsers and the hub's own client open.

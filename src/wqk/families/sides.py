@@ -379,12 +379,7 @@ def _latent(
         outer = within_heads(query, tensors[query].shape, heads, start, stop)
         return _composed(config, rule, match, outer, query_down, rule.query_inner_norm)
 
-    def of_key(start: int, stop: int) -> Projection | Composed:
-        outer = within_heads(key, tensors[key].shape, heads, start, stop)
-        return _composed(config, rule, match, outer, key_down, rule.key_inner_norm)
-
-    def apart(tensor: str, axes: tuple[int, int, int]) -> Projection | Composed:
-        outer = _with_axes(match, tensor, axes)
+    def of_key(outer: Projection) -> Projection | Composed:
         return _composed(config, rule, match, outer, key_down, rule.key_inner_norm)
 
     if position and tensors[key_down].shape[0] == width:  # a layer without positions
@@ -396,11 +391,12 @@ def _latent(
         )
     roles: dict[str, Projection | Composed] = {"q": of_query(0, content)}
     if stacked:
-        roles["k"] = apart(key, (0, 2, 1))
+        roles["k"] = of_key(_with_axes(match, key, (0, 2, 1)))
         value = match.weight(rule.value)
-        roles |= {"v": apart(value, (0, 1, 2))} if value else {}
+        roles |= {"v": of_key(_with_axes(match, value, (0, 1, 2)))} if value else {}
     else:
-        roles |= {"k": of_key(0, content), "v": of_key(content, up)}
+        for role, start, stop in (("k", 0, content), ("v", content, up)):
+            roles[role] = of_key(within_heads(key, tensors[key].shape, heads, start, stop))
     if not position:
         return roles
     return roles | {

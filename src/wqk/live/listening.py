@@ -24,6 +24,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import msgspec
 
+from wqk.checkpoints.adapters import module_of
 from wqk.checkpoints.configurations import plain_name
 from wqk.checkpoints.modules import ADAPTED, unwrapped
 from wqk.errors import CheckpointError, UnknownFamily
@@ -252,11 +253,6 @@ def own_inputs(call: AttentionCall) -> dict[str, Any]:
     given = {name: side if side.ndim == 3 else side[None] for name, side in given.items()}
     swaps = not call.module.batch_first and call.arguments["query"].ndim == 3
     return {name: side.swapaxes(0, 1) if swaps else side for name, side in given.items()}
-
-
-def module_of(tensor: str) -> str:
-    """The path of the module that holds a parameter."""
-    return tensor.rpartition(".")[0]
 
 
 def parent_of(plan: AttentionPlan) -> str:

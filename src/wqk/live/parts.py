@@ -264,7 +264,7 @@ def parts(
         ] + [mixed("next head", 1, 0, "next head")]
         ranks = [Part(f"rank {k}", 0, 1, "rank", k) for k in sorted(set(rank or ()))]
         jobs = [(place, [*base, *whole, *ranks]) for place in places]
-        jobs += [(place, [*base[:3], *base[3:5], *ranks]) for place in one_by_one]
+        jobs += [(place, [*base[:5], *ranks]) for place in one_by_one]
         slopes = _directions(draws)
         measured.total = sum(2 + len(each) for _, each in jobs) + len(places) * (
             2 * len(slopes) + curves * len(FACTORS) * 4

@@ -280,18 +280,16 @@ def _single_refs(ref: Any) -> list[Any]:
 
 
 def wanted_parts(plan: AttentionPlan, coordinates: Coordinates) -> list[Part]:
-    """The large parts of a block: all but the vectors of norms."""
-    if coordinates.circuit == "qk":
-        return list(plan.parts)
-    sides = (plan.value, plan.output)
-    return [part for side in sides if side is not None for part in side.parts]
+    """The large parts of a block, each once: all but the vectors of norms."""
+    sides = (plan.query, plan.key) if coordinates.circuit == "qk" else (plan.value, plan.output)
+    return [*dict.fromkeys(part for side in sides if side is not None for part in side.parts)]
 
 
 def plan_bytes(
     checkpoint: Checkpoint, plan: AttentionPlan, coordinates: Coordinates = PLAIN
 ) -> int:
     """Bytes of the checkpoint that scoring one block reads, but for the vectors of norms."""
-    parts = set(wanted_parts(plan, coordinates))
+    parts = wanted_parts(plan, coordinates)
     return sum(part.nbytes(checkpoint.info(part.name)) for part in parts)
 
 
@@ -304,7 +302,7 @@ def _blocks_that_fit(
     """
 
     def numbers(plan: AttentionPlan) -> int:
-        parts = set(wanted_parts(plan, coordinates))
+        parts = wanted_parts(plan, coordinates)
         return sum(math.prod(p.shape(checkpoint.info(p.name).shape)) for p in parts)
 
     # A circuit that is missing has no size; reading it says so.

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from wqk.checkpoints.adapters import module_of
 from wqk.errors import TheoryError
 from wqk.families import AttentionPlan
-from wqk.live.listening import AttentionCall, Listener, module_of
+from wqk.live.listening import AttentionCall, Listener
 
 
 class Record(NamedTuple):
