@@ -54,7 +54,6 @@ REFUSED = [
     ("report . -o r.html", "a model is scanned first"),
     ("report good.csv --details good.csv -o r.html", "holds no details"),
     ("report pairs.parquet -o r.html", "expected a score table beside them"),
-    ("lab figure compose good.csv --out no.png", "expected a table of wqk compose"),
     # What cannot be written.
     ("report good.csv -o r.docx", "written as .html"),
     ("report good.csv -o absent/r.html", "cannot be written"),

@@ -56,11 +56,3 @@ def test_a_report_takes_a_table_of_pairs(table: wqk.CompositionTable, tmp_path: 
     result = run("report", tmp_path / "scores.parquet", tmp_path / "pairs.parquet", "-o", out)
     assert result.exit_code == 0, result.output
     assert '<section id="feeding">' in out.read_text(encoding="utf-8")
-
-
-def test_the_figure_draws_a_table_or_the_demo(table: wqk.CompositionTable, tmp_path: Path):
-    table.filter(pl.col("kind") == "v").write(tmp_path / "pairs.parquet")
-    out = tmp_path / "arcs.csv"
-    assert run("lab", "figure", "compose", tmp_path / "pairs.parquet", "--out", out).exit_code == 0
-    assert set(pl.read_csv(out)["kind"]) == {"v"}
-    assert run("lab", "figure", "compose", "--out", tmp_path / "arcs.png").exit_code == 0
