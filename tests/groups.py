@@ -50,7 +50,6 @@ SLOW = (
     "tests/lab/training/test_glue.py",
     "tests/lab/training/test_repeating.py",
     "tests/lab/training/test_resuming.py",
-    "tests/lab/training/test_starts.py::test_a_run_is_repeated_bit_for_bit",
     "tests/lab/training/test_torchrun.py",
     "tests/lab/training/test_train_command.py",
     "tests/lab/training/test_training.py::test_a_run_can_be_clipped_and_its_logits_measured",

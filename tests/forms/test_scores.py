@@ -137,54 +137,18 @@ def test_row_and_column_norms_are_right_relative_to_the_factors(dtype, data):
 
 @DTYPES
 @pytest.mark.parametrize("weight", ["norm", "excess"])
-@given(data=st.data(), gamma=st.sampled_from([0.5, 1.0, 2.0, 3.0]))
-def test_directionality_is_right_within_the_error_of_the_norms(dtype, weight, data, gamma):
-    query, key = data.draw(factor_pairs(dtype, square=False))
-    query, key = query[(0,) * (query.ndim - 2)], key[(0,) * (key.ndim - 2)]
-    if min(query.shape[0], key.shape[0]) < 2:
-        return
-    dense, form = Dense.of(query, key), BilinearForm.from_factors(query, key)
-    score = directionality(form, gamma=gamma, weight=weight)
-    if dense.square_norm == 0:
-        assert np.isnan(score)
-        return
-    slack, total, decided = 0.0, 0.0, True
-    for norms, reach in (
-        (lengths(dense.entries, -1), dense.row_reach),
-        (lengths(dense.entries, -2), dense.column_reach),
-    ):
-        error = TOLERANCE[dtype] * float(reach.max())
-        spread = norms.std(ddof=1)
-        threshold_error = (1 + 2 * gamma) * error
-        excess = norms - (norms.mean() + gamma * spread)
-        # Norms that stand at the threshold, or that have next to no spread, decide nothing.
-        at_threshold = np.any(np.abs(excess) <= error + threshold_error)
-        decided = decided and not at_threshold and spread > 1e-6 * norms.mean() + 4 * error
-        taken = norms if weight == "norm" else excess
-        total += float(taken[excess > 0].sum())
-        slack += np.sum(excess > 0) * (error + threshold_error)
-    if not decided or total <= 2 * slack:
-        return  # the threshold is within rounding
-    rows, columns = lengths(dense.entries, -1), lengths(dense.entries, -2)
-    expected = dense_directionality(rows, columns, gamma, weight)
-    assert abs(score - expected) <= 4 * slack / max(total, 1e-300) + TOLERANCE[dtype]
-
-
-@DTYPES
-@pytest.mark.parametrize("weight", ["norm", "excess"])
 @pytest.mark.parametrize("rank", [3, 40])
-@pytest.mark.parametrize("rows", [0, 1, 3])
-@pytest.mark.parametrize("columns", [0, 2])
-def test_directionality_of_planted_outliers(dtype, weight, rank, rows, columns):
-    # Far from the threshold no case is left out, and the tolerance is tight.
+@pytest.mark.parametrize(("rows", "columns"), [(0, 2), (1, 0), (1, 2), (3, 0), (3, 2)])
+@pytest.mark.parametrize(("d_key", "gamma"), [(60, 2.0), (35, 1.0)])
+def test_directionality_of_planted_outliers(dtype, weight, rank, rows, columns, d_key, gamma):
     rng = np.random.default_rng(17)
-    query, key = rng.standard_normal((2, 60, rank))
+    query, key = rng.standard_normal((60, rank)), rng.standard_normal((d_key, rank))
     query[:rows] *= 8
     key[20 : 20 + columns] *= 6
     query, key = query.astype(dtype), key.astype(dtype)
     dense = Dense.of(query, key).entries
-    expected = dense_directionality(lengths(dense, -1), lengths(dense, -2), 2.0, weight)
-    score = directionality(BilinearForm.from_factors(query, key), gamma=2.0, weight=weight)
+    expected = dense_directionality(lengths(dense, -1), lengths(dense, -2), gamma, weight)
+    score = directionality(BilinearForm.from_factors(query, key), gamma=gamma, weight=weight)
     assert float(score) == pytest.approx(expected, abs=10 * TOLERANCE[dtype])
     assert expected != 0
 
@@ -233,18 +197,6 @@ def heads_of(
 
 
 SUMS = ("square_norm", "trace_of_square", "row_norms", "column_norms")
-
-
-@DTYPES
-@pytest.mark.parametrize(("d", "rank"), [(1, 1), (5, 1), (40, 7), (40, 40), (40, 90), (300, 12)])
-def test_identities_and_tiles_agree(dtype, d, rank):
-    form = heads_of(d + rank, (2, 3), d, rank, dtype)
-    sides = [kernels.balance(one, np) for one in (form.query, form.key)]
-    identities, tiles = kernels.Identities(*sides), kernels.Tiles(*sides)
-    for name in SUMS:
-        expected = getattr(tiles, name)
-        tolerance = TOLERANCE[dtype] * np.abs(expected).max()
-        np.testing.assert_allclose(getattr(identities, name), expected, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize(

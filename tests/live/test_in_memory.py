@@ -553,17 +553,3 @@ def test_what_is_made_when_it_is_saved_is_made_anew_for_every_look_and_not_writt
         wqk.clip_(opened, 1.0, logits=dict.fromkeys(np.ndindex(2, 4), 2.0))
     with pytest.raises(CheckpointError, match="is made of other weights"):
         wqk.initialize_(opened, "symmetric")
-
-
-REFUSED = {
-    "no model type": (lambda: wqk.scan(nn.Linear(8, 8)), "Linear: it names no model type"),
-    "no batch": (lambda: wqk.logits(MINE["nanogpt"]()), r"wqk.logits\(model, batch\)"),
-    "no table": (lambda: wqk.report("nowhere"), "nowhere: no such file or folder; .* .csv$"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_missing_is_said(case: str) -> None:
-    call, said = REFUSED[case]
-    with pytest.raises(wqk.WqkError, match=said):
-        call()

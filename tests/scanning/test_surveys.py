@@ -46,9 +46,6 @@ from wqk.tables.score_table import SCHEMA_VERSION, ScoreTable, read_table
 LAYERS, WIDTH, HEADS = 3, 64, 4
 
 
-LAYERS, WIDTH, HEADS = 3, 64, 4
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Twenty checkpoints: 3 and 11 are equal, 7 is truncated, 13 of an unknown kind."""

@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.lab.atlas.making import layers
 
-from wqk._console import number
 from wqk.errors import TableError
 from wqk.scanning.surveys.surveying import survey_table
 from wqk.tables.score_table import join
 from wqk_lab.atlas import published, summarize
-from wqk_lab.atlas.ranks import COLUMNS, of_model, spread
+from wqk_lab.atlas.ranks import COLUMNS, of_model
 
 SCORES = st.lists(st.floats(-1, 1), min_size=1, max_size=12)
 
@@ -142,10 +141,3 @@ def test_of_two_surveys_the_later_scores_stand(tmp_path: Path) -> None:
         layers(symmetries, [0.0, 0.0]).write(tmp_path / name / "scores.parquet")
     both = survey_table(tmp_path / "one", tmp_path / "two")
     assert summarize(both)["symmetry"].to_list() == [0.4]
-
-
-def test_scores_are_written_as_the_paper_does() -> None:
-    row = {"symmetry": -0.004, "symmetry_below": 0.1, "symmetry_above": 0.25}
-    assert spread(row, "symmetry") == "0.00 ± [0.10, 0.25]"
-    assert spread({"symmetry": None}, "symmetry") == "–"
-    assert number(-0.006, 2) == "-0.01"

@@ -60,15 +60,6 @@ def test_own_medians_stand_beside_the_published_ones() -> None:
         assert mine[0][3:] == [expected, "± [0.05, 0.05]"]
 
 
-def test_of_an_encoder_decoder_the_rows_stack_is_taken() -> None:
-    stacks = {"encoder": 0.9, "decoder": 0.2}
-    table = join(
-        [layers([s], [0.0], checkpoint="distilbert/distilgpt2", stack=k) for k, s in stacks.items()]
-    )
-    (row,) = [row for row in body(paper_table("tableS2", own=table)) if row[8]]
-    assert row[5:9] == ["DistilGPT2", "0.19", "± [0.05, 0.05]", "0.20"]
-
-
 def test_own_training_stands_below_table_1() -> None:
     own = [
         TrainingResult("4 layers of width 64", "jigsaw", "random", 2.7, (2.6, 2.8), seeds=3),
@@ -112,14 +103,6 @@ def test_latex_is_balanced_and_escaped() -> None:
         for line in filter(str.strip, inside.splitlines()):
             assert line.count("&") == (0 if "multicolumn" in line else columns - 1), line
         assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 1
-
-
-def test_markdown_and_latex_say_the_same() -> None:
-    latex = paper_table("tableS3", "latex")
-    for row in body(paper_table("tableS3")):
-        for name, median in (row[0:2], row[3:5]):
-            plain = re.sub(r"<sup>(.*)</sup>", r"\\textsuperscript{\1}", name)
-            assert f"{plain} & {median.replace('−', '$-$')} &" in latex
 
 
 @pytest.mark.parametrize(

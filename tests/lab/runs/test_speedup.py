@@ -171,15 +171,6 @@ def test_the_step_at_a_loss_is_where_the_curve_has_it(losses: list[float], level
         assert pchip_interpolate(curve.steps, curve.losses, step) == pytest.approx(level)
 
 
-def test_crossings_lie_between_logged_steps(tmp_path: Path) -> None:
-    """A candidate that needs 7 % fewer steps, logged at every tenth."""
-    steps = np.linspace(0, STEPS, 11)
-    slow, fast = (5 * np.exp(-steps / scale) for scale in (60, 60 * 0.93))
-    runs = [train(tmp_path, slow), train(tmp_path, fast, init="symmetric")]
-    [run] = speedups(runs, smoothing=0)[0].runs
-    assert run.saved == pytest.approx(0.07, abs=0.002)
-
-
 def power(steps: np.ndarray) -> np.ndarray:
     return np.asarray(1.2 + 3 * (1 + steps / 100) ** -0.6)
 

@@ -24,17 +24,6 @@ def drawn(seed: int, batch: int = 40) -> Update:
     return Update(inputs, beta - beta.mean(axis=-1, keepdims=True))
 
 
-def test_an_update_is_the_sum_over_pairs() -> None:
-    update = drawn(0, batch=2)
-    expected = sum(
-        update.beta[b, i, j] * np.outer(update.inputs[b, i], update.inputs[b, j])
-        for b in range(2)
-        for i in range(6)
-        for j in range(6)
-    )
-    np.testing.assert_allclose(update.form.dense(), expected, atol=1e-10)
-
-
 def test_the_mean_falls_out_of_the_context_side_alone() -> None:
     update = drawn(1)
     shifted = update.inputs + np.arange(5.0)

@@ -171,13 +171,6 @@ def test_text_in_the_models_own_tokens(place: Path) -> None:
     assert open_text(path, str(folder), limit=3).documents.tolist() == [0, 4]
 
 
-def test_a_store_comes_with_its_documents(place: Path) -> None:
-    text = open_text(place / "store", "unused")
-    assert text.documents[-1] == len(text.tokens)
-    assert text.mask_token is not None
-    assert text.tokens.max() < text.vocabulary_size
-
-
 def test_text_in_another_vocabulary_is_refused_or_doubted(place: Path) -> None:
     def doubt(ref: Path, corpus: str) -> str:
         return opened(ref, place / corpus).caveat
@@ -260,13 +253,6 @@ def test_what_cannot_be_tested_is_refused_in_a_line(case: str, place: Path) -> N
     with pytest.raises(error, match=message) as caught:
         opened(place / ref, corpus, **{k: v for k, v in options.items() if k != "corpus"})
     assert "\n" not in str(caught.value)
-
-
-def test_a_subject_needs_a_mask_token_only_for_masks() -> None:
-    blocks = np.zeros((1, 1, 4), int)
-    Subject("s", None, "causal", blocks)
-    with pytest.raises(CorpusError, match="mask token"):
-        Subject("s", None, "masked", blocks)
 
 
 def test_a_folder_named_like_a_model_type_is_a_checkpoint(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wqk.errors import CorpusError
-from wqk_lab.training.objectives import Rows, stream_seed
+from wqk_lab.training.objectives import Rows
 
 
 @given(
@@ -39,31 +38,6 @@ def test_all_beginnings_are_equally_likely() -> None:
     assert len(counts) == 10
     expected = 400 * 50 / 10
     assert ((counts - expected) ** 2 / expected).sum() < 27.9  # chi-square, 9 degrees, p = .001
-
-
-def test_batches_differ_by_number_and_seed() -> None:
-    tokens = np.arange(10_000)
-    drawn = {
-        Rows(tokens, 4).drawn(8, seed=seed, index=index).tobytes()
-        for seed in range(10)
-        for index in range(10)
-    }
-    assert len(drawn) == 100
-
-
-def test_streams_have_seeds_of_their_own() -> None:
-    seeds = {stream_seed(s, stream, n) for s in range(9) for stream in range(3) for n in range(9)}
-    assert len(seeds) == 9 * 3 * 9
-    assert all(0 <= seed < 2**63 for seed in seeds)
-
-
-@pytest.mark.parametrize("dtype", ["<u2", "<u4"])
-def test_blocks_of_a_memory_map(tmp_path: Path, dtype: str) -> None:
-    np.arange(500, dtype=dtype).tofile(tmp_path / "tokens")
-    mapped = np.memmap(tmp_path / "tokens", dtype, mode="r")
-    blocks = Rows(mapped, 8).drawn(4, seed=1, index=0)
-    assert type(blocks) is np.ndarray
-    assert (blocks == Rows(np.arange(500), 8).drawn(4, seed=1, index=0)).all()
 
 
 @given(size=st.integers(3, 200), block=st.integers(2, 3), count=st.integers(2, 50))

@@ -6,12 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from tests.lab.training.conftest import Train
 from tests.lab.training.making import tiny
 
 from wqk.tables.run import SETTINGS, Run, open_run
@@ -43,24 +41,6 @@ def first(corpus: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> bytes
     return weights(train(tiny(**WIDE), corpus.folder, tmp_path_factory.mktemp("first") / "run"))
 
 
-@pytest.fixture(params=["as it is", "deterministic algorithms", "denormals flushed", "memory"])
-def setting(request: pytest.FixtureRequest) -> Iterator[object]:
-    """Something of the process that may differ from one run to the next."""
-    if request.param == "memory":  # where it lies
-        yield [torch.empty(1 + (7919 * n) % 100_003) for n in range(301)][::2]
-        return
-    torch.use_deterministic_algorithms(request.param == "deterministic algorithms")
-    torch.set_flush_denormal(request.param == "denormals flushed")
-    yield None
-    torch.use_deterministic_algorithms(False)
-    torch.set_flush_denormal(False)
-
-
-@pytest.mark.usefixtures("setting")
-def test_a_repeated_run_has_the_same_bits(first: bytes, trained: Train) -> None:
-    assert weights(trained(**WIDE)) == first
-
-
 def test_in_another_process_with_other_settings_it_has_the_same_bits(
     corpus: TokenStore, first: bytes, tmp_path: Path
 ) -> None:
@@ -71,13 +51,6 @@ def test_in_another_process_with_other_settings_it_has_the_same_bits(
         [sys.executable, "-c", TRAIN, json.dumps(order)], check=True, env={**os.environ, **other}
     )
     assert weights(open_run(tmp_path / "run")) == first
-
-
-def test_two_threads_repeat_what_two_threads_gave(first: bytes, trained: Train) -> None:
-    torch.set_num_threads(2)
-    assert weights(trained("one", **WIDE)) == weights(trained("again", **WIDE))
-    torch.set_num_threads(1)
-    assert weights(trained("single", **WIDE)) == first
 
 
 def test_a_run_records_what_chooses_its_kernels_and_says_what_has_changed(

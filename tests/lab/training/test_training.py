@@ -15,7 +15,6 @@ from tests.lab.training.making import SPECIAL, make_store, store_of, tiny, tiny_
 
 import wqk
 from wqk._files import locked, read_lines
-from wqk.checkpoints import steps_of
 from wqk.errors import CorpusError, RunError, UnknownFamily
 from wqk.tables.run import CLIPS, METRICS, Run, create_run, open_run
 from wqk_lab.training.corpus import Chunk, TokenStore
@@ -106,15 +105,6 @@ def test_scores_are_those_of_the_checkpoints(run: Run) -> None:
     watched = run.scores.frame.filter(run.scores.frame["step"] == 12)
     for score in ("symmetry", "directionality", "norm"):
         assert watched[score].to_list() == scanned[score].to_list()
-
-
-def test_a_run_is_scanned_step_by_step(run: Run) -> None:
-    folders = steps_of(str(run.folder))
-    names = [Path(folder).name for folder in folders]
-    assert names == ["checkpoint-0", "checkpoint-4", "checkpoint-7", "checkpoint-12"]
-    table = wqk.scan(folders[0])
-    assert set(table.frame["step"]) == {0}
-    assert table.layers.frame["symmetry"].to_list() == pytest.approx([1, 1], abs=1e-5)
 
 
 def test_checkpoints_are_transformers_own(run: Run, corpus: TokenStore) -> None:

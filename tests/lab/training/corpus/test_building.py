@@ -36,12 +36,6 @@ def test_characters_come_back_as_they_were(store: TokenStore) -> None:
     assert split.tokens == split.characters + split.documents
 
 
-def test_order_is_that_of_the_text(store: TokenStore) -> None:
-    for split in ("train", "held_out"):
-        numbers = [int(text.split()[0]) for text in documents(store, split)]
-        assert numbers == sorted(numbers)
-
-
 def test_words_come_back_as_wordpiece_leaves_them(text_file: Path, tmp_path: Path) -> None:
     from transformers import BertTokenizer
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import unicodedata
 from collections import Counter
 from pathlib import Path
@@ -83,46 +82,6 @@ def test_the_library_reads_characters_as_we_do(lower: bool) -> None:
         seen = "".join(sorted(set("".join(TEXTS))))
         whole = Tokenizer.from_str(learn_characters([TEXTS], 500, False))
         assert whole.decode(whole.encode(seen).ids) == seen
-
-
-def pieces(word: str, names: dict[str, int]) -> list[int]:
-    """The longest piece that fits, again and again."""
-    found: list[int] = []
-    while word:
-        prefix = "##" if found else ""
-        fitting = [n for n in range(len(word), 0, -1) if prefix + word[:n] in names]
-        if not fitting:
-            return [names["[UNK]"]]
-        found.append(names[prefix + word[: fitting[0]]])
-        word = word[fitting[0] :]
-    return found
-
-
-def test_words_are_cut_into_the_longest_pieces() -> None:
-    content = learn_words(lambda: [TEXTS], 300, lower=True, threads=False)
-    names = json.loads(content)["model"]["vocab"]
-    texts = [*TEXTS, "xylophone catdog 猫", "[SEP] [MASK]"]
-    chunk = Encoder(content, "words")(texts)
-    expected = [
-        [
-            piece
-            for word in re.findall(r"[^\W_]+|[^\w\s]|_", re.sub("(猫)", r" \1 ", lowered(text)))
-            for piece in pieces(word, names)
-        ]
-        for text in texts
-    ]
-    assert split(chunk) == expected
-    assert list(names)[:4] == SPECIAL
-    assert len(names) <= 300
-
-
-def test_equal_texts_give_equal_vocabularies() -> None:
-    first, *others = (
-        learn_words(lambda: [TEXTS[:80], TEXTS[80:]], 300, lower=True, threads=threads)
-        for threads in (False, True, False)
-    )
-    assert all(other == first for other in others)
-    assert learn_words(lambda: [TEXTS], 300, lower=True, threads=True) == first
 
 
 def test_cased_words_keep_capitals_and_accents() -> None:
