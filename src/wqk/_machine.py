@@ -185,6 +185,24 @@ def all_blas_threads() -> Iterator[None]:
 
 
 @contextmanager
+def whole_products() -> Iterator[None]:
+    """Multiply float32 in float32 on a GPU, even where PyTorch is allowed to round it to TF32."""
+    import torch
+
+    settings = torch.backends.cuda.matmul
+    # Before PyTorch 2.9 it was a switch; in one process the two must not be mixed.
+    name, whole = (
+        ("fp32_precision", "ieee") if hasattr(settings, "fp32_precision") else ("allow_tf32", False)
+    )
+    before = getattr(settings, name)
+    setattr(settings, name, whole)
+    try:
+        yield
+    finally:
+        setattr(settings, name, before)
+
+
+@contextmanager
 def _control() -> Iterator[ThreadpoolController]:
     """Change the BLAS threads from this thread.
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from wqk import BilinearForm
 from wqk.errors import FormError
-from wqk.forms.chaining import update_terms
+from wqk.forms.chaining import change, update_terms
 from wqk.forms.spectra import spectrum
 
 
@@ -36,6 +36,18 @@ def test_terms_add_up_to_the_change_and_have_its_spectra(
     assert spectrum(terms.first).spectral_norm == pytest.approx(
         np.linalg.norm(first, 2), rel=1e-6, abs=tolerance
     )
+
+
+def test_where_nothing_or_only_some_heads_moved_float32_is_enough() -> None:
+    random = np.random.default_rng(0)
+    a, b = random.standard_normal((2, 3, 20, 4)).astype(np.float32)
+    before = BilinearForm.from_factors(a, b)
+    moved = np.array([0, 1e-5, 0], np.float32)[:, None, None]
+    for step in (0 * moved, moved):
+        update = change(before, BilinearForm.from_factors(a, b + step * b))
+        assert update.moments.query.dtype == np.float32
+        expected = np.linalg.norm(a @ (step * b).swapaxes(1, 2), axis=(1, 2))
+        np.testing.assert_allclose(update.norm, expected, rtol=1e-2)  # of steps of a few digits
 
 
 def test_only_factors_of_one_shape_step_into_each_other() -> None:

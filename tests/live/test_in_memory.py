@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.live.models import llama
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -235,6 +236,16 @@ def test_a_wrong_family_is_not_verified() -> None:
     model = MINE["llama-original"]()
     model.settings.rope_theta = 51.0
     assert wqk.verify(model, TOKENS).verdict != "right"
+
+
+def test_a_table_of_angles_that_a_cast_has_rounded_is_said() -> None:
+    model, tokens = llama(), torch.arange(48)[None] % 20
+    for weight in model.parameters():  # alone, as `from_pretrained(..., dtype=)` does
+        weight.data = (9 * weight.data).bfloat16()
+    assert wqk.verify(model, tokens).verdict == "right"
+    verified = wqk.verify(model.to(torch.bfloat16), tokens)
+    assert verified.verdict == "only form right"
+    assert "rotary_emb.inv_freq is stored in half precision" in verified.sentence
 
 
 def test_a_family_is_named_or_the_refusal_says_how() -> None:

@@ -97,6 +97,25 @@ def test_tiles_and_kernels_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> Non
     np.testing.assert_allclose(found[2], found[0], rtol=1e-12)
 
 
+def test_products_are_whole_where_training_rounds_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, seen = torch.backends.cuda.matmul, []
+    tally = measuring.tally
+
+    def noted(*given: Any) -> None:
+        seen.append(settings.fp32_precision)
+        tally(*given)
+
+    monkeypatch.setattr(measuring, "tally", noted)
+    before, settings.fp32_precision = settings.fp32_precision, "tf32"
+    try:
+        model = llama().train()
+        one_pass(model, LogitMeter(model))
+        assert settings.fp32_precision == "tf32"
+    finally:
+        settings.fp32_precision = before
+    assert set(seen) == {"ieee"}
+
+
 def test_the_first_sequences_are_measured() -> None:
     model = llama().double().train()
     tokens = torch.randint(20, (3, 8), generator=torch.Generator().manual_seed(0))

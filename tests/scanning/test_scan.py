@@ -132,6 +132,22 @@ def test_a_device_changes_only_the_rounding(distances: tuple[int, ...], shared: 
     assert_frame_equal(here, there, abs_tol=1e-6, rel_tol=1e-5)
 
 
+def test_products_on_a_device_are_whole_and_the_setting_stays() -> None:
+    torch = pytest.importorskip("torch")
+    settings, seen = torch.backends.cuda.matmul, []
+    before, settings.fp32_precision = settings.fp32_precision, "tf32"
+    try:
+        wqk.scan(
+            wqk.demo_model("encoder"),
+            device="cpu",
+            on_progress=lambda _: seen.append(settings.fp32_precision),
+        )
+        assert settings.fp32_precision == "tf32"
+    finally:
+        settings.fp32_precision = before
+    assert seen == ["ieee"] * 4
+
+
 def test_a_device_that_is_not_there_is_named() -> None:
     pytest.importorskip("torch")
     with pytest.raises(wqk.errors.MissingPackage, match="'nowhere': PyTorch cannot use it"):

@@ -39,10 +39,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
+from array_api_compat import device
 
 from wqk.errors import FormError
 from wqk.forms import BilinearForm, overlaps
-from wqk.forms.kernels import array_namespace
+from wqk.forms.kernels import array_namespace, on_host
 from wqk.forms.overlaps import End
 from wqk.forms.spectra import root_of, spectral_norm
 
@@ -355,14 +356,24 @@ def update_measures(before: BilinearForm, after: BilinearForm) -> dict[str, Any]
 
 
 def _rescaled(form: BilinearForm) -> BilinearForm:
-    """The same form with factors of equal size, by an exact power of two.
+    """The same forms with factors of equal size, by exact powers of two; zeros beside a zero.
 
     To the kernels, a small step next to large weights would look like cancellation, for which they
-    need float64 and several times the time.
+    need float64 and many times the time; so would no step at all.
     """
     xp = array_namespace(form.query, form.key)
-    sizes = [float(xp.max(xp.abs(factor))) for factor in (form.query, form.key)]
-    if not all(0 < size < math.inf for size in sizes):
-        return form
-    power = 2.0 ** round(math.log2(sizes[1] / sizes[0]) / 2)
-    return type(form).from_factors(form.query * power, form.key / power)
+    of_one = (-2, -1) if form.query.shape[:-2] == form.key.shape[:-2] else (-3, -2, -1)
+    query, key = (
+        on_host(xp.max(xp.abs(factor), axis=of_one, keepdims=True)).astype(np.float64)
+        for factor in (form.query, form.key)
+    )
+    is_zero = query * key == 0  # false where an entry is not finite
+    with np.errstate(divide="ignore", invalid="ignore"):
+        exponent = np.nan_to_num(np.log2(key / query) / 2, posinf=0, neginf=0)
+    power = np.exp2(np.round(exponent).clip(-60, 60))  # stays far from the ends of float32
+    scales = (np.where(is_zero, 0.0, scale) for scale in (power, 1 / power))
+    factors = (
+        factor * xp.asarray(scale, dtype=factor.dtype, device=device(factor))
+        for factor, scale in zip((form.query, form.key), scales, strict=True)
+    )
+    return type(form).from_factors(*factors)

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from wqk._console import Result, counted, json_value, number
+from wqk._machine import whole_products
 from wqk._typing import Array, Float
 from wqk.attention import Block
 from wqk.checkpoints.modules import LiveCheckpoint, Read
@@ -450,7 +451,8 @@ class LogitMeter:
             raise CheckpointError(
                 f"inputs must be sequences (B, N, D), got {tuple(x.shape)} and {tuple(y.shape)}"
             )
-        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        device = x.device.type
+        with torch.no_grad(), torch.autocast(device, enabled=False), whole_products():
             attention = Block(self._weights, plan)
             sinks = self._weights.read([plan.sinks])[0] if plan.sinks else None
             dtype = attention.query.weight.dtype

@@ -142,6 +142,8 @@ class Verification(Result):
         Parts of the model that were not measured, and why.
     precision
         Of the model's pass.
+    rounded
+        Buffers of a module in memory that are stored in half precision, such as tables of angles.
     """
 
     told: ClassVar = ("ok", "verdict", "result", "difference")
@@ -151,6 +153,7 @@ class Verification(Result):
     blocks: tuple[VerifiedBlock, ...]
     failures: tuple[str, ...] = ()
     precision: str = "float64"
+    rounded: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -174,8 +177,14 @@ class Verification(Result):
     @property
     def result(self) -> str:
         """What was found, in a sentence: that of the worst verdict."""
-        return VERDICTS[self.verdict][1].format(
+        found = VERDICTS[self.verdict][1].format(
             difference=self.difference, precision=self.precision
+        )
+        if self.verdict != ONLY_FORM_RIGHT or not self.rounded:
+            return found
+        return (
+            f"{found} {self.rounded[0]} is stored in half precision: .to(torch.bfloat16) also "
+            "rounds tables of angles, from_pretrained(..., dtype=torch.bfloat16) does not."
         )
 
     @property
@@ -317,7 +326,12 @@ def _run_copy(opened: Model, batch: Any, tolerance: float, exact: bool = True) -
     verified = _compared(
         model, lambda flat: run_module(module, opened.plans, batch, flat, exact), tolerance
     )
-    return replace(verified, precision="float64" if exact else "float32")
+    rounded = tuple(
+        name
+        for name, buffer in unwrapped(opened.ref).named_buffers()
+        if buffer.is_floating_point() and buffer.itemsize == 2
+    )
+    return replace(verified, precision="float64" if exact else "float32", rounded=rounded)
 
 
 def _compared(model: Model, measured: Callable[[bool], Run], tolerance: float) -> Verification:

@@ -21,6 +21,7 @@ from wqk._machine import (
     one_blas_thread,
     require_threads,
     usable_cores,
+    whole_products,
 )
 from wqk._names import require_list
 from wqk._typing import Array
@@ -267,7 +268,8 @@ def scan(
                 move=move,
             )
 
-    return join([scan_one(one) for one in _single_refs(ref)])
+    with whole_products() if device else nullcontext():
+        return join([scan_one(one) for one in _single_refs(ref)])
 
 
 def _single_refs(ref: Any) -> list[Any]:
