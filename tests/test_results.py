@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -56,6 +57,10 @@ def test_every_result_displays_itself(name):
     assert not isinstance(result, Result) or len(str(result)) < 400
     page = result._repr_html_()
     assert page.startswith("<")
-    assert (result._repr_png_() or b"").startswith(b"\x89PNG")
+    picture = result._repr_png_() or b""
+    assert picture.startswith(b"\x89PNG")
     drawn = {"scan", "not the same", "show", "coupling", "compose", "parts"}
     assert ("<img" in page) == (name in drawn)
+    if name in drawn:  # twice as fine as it is wide, for a screen
+        width = re.search(r'<img[^>]* width="(\d+)"', page)[1]
+        assert int.from_bytes(picture[16:20], "big") == 2 * int(width)

@@ -142,13 +142,12 @@ class Model(Advising, synonyms=SYNONYMS):
         plans: Sequence[AttentionPlan],
         mixers: Sequence[AttentionPlan] = (),
         *,
-        ref: Any = None,
-        family_file: FilePath | None = None,
-        hub: HubOptions | None = None,
+        ref: Any,
+        family_file: FilePath | None,
+        hub: HubOptions,
     ) -> None:
         self.checkpoint, self.plans, self.mixers = checkpoint, tuple(plans), tuple(mixers)
-        self.ref = checkpoint if ref is None else ref
-        self.family_file, self.hub = family_file, hub or HubOptions()
+        self.ref, self.family_file, self.hub = ref, family_file, hub
         self._last: Block | None = None
 
     def __getstate__(self) -> dict[str, Any]:

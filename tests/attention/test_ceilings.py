@@ -113,25 +113,26 @@ def test_normalized_queries_are_as_long_as_the_root_of_what_is_normalized(over: 
     )
 
 
-def latent(rank: int) -> Block:
+def latent(rank: int, kind: str = "deepseek_v3") -> Block:
     """One number of content and one turning plane, from latents: of two coordinates."""
-    at = "model.layers.0.self_attn"
-    tensors = {
-        f"{at}.q_a_proj.weight": RNG.standard_normal((rank, 2)),
-        f"{at}.q_a_layernorm.weight": np.linspace(1.7, 0.9, rank),
-        f"{at}.q_b_proj.weight": RNG.standard_normal((3, rank)),
-        f"{at}.kv_a_proj_with_mqa.weight": RNG.standard_normal((3, 2)),
-        f"{at}.kv_a_layernorm.weight": np.array([0.6]),
-        f"{at}.kv_b_proj.weight": RNG.standard_normal((2, 1)),
-        f"{at}.o_proj.weight": RNG.standard_normal((2, 1)),
-        "model.layers.0.input_layernorm.weight": np.array([0.8, 1.3]),
+    drawn = {
+        "self_attn{}.q_a_proj": RNG.standard_normal((rank, 2)),
+        "self_attn{}.q_a_layernorm": np.linspace(1.7, 0.9, rank),
+        "self_attn{}.q_b_proj": RNG.standard_normal((3, rank)),
+        "self_attn{}.kv_a_proj_with_mqa": RNG.standard_normal((3, 2)),
+        "self_attn{}.kv_a_layernorm": np.array([0.6]),
+        "self_attn{}.kv_b_proj": RNG.standard_normal((2, 1)),
+        "self_attn{}.o_proj": RNG.standard_normal((2, 1)),
+        "input_layernorm{}": np.array([0.8, 1.3]),
     }
+    both = (".0", ".1") if kind == "longcat_flash" else ("",)  # attentions of a layer
+    names = [(f"model.layers.0.{n.format(one)}.weight", t) for one in both for n, t in drawn.items()]
     config = {
-        "model_type": "deepseek_v3", "num_hidden_layers": 1, "num_attention_heads": 1,
+        "model_type": kind, "num_hidden_layers": 1, "num_layers": 1, "num_attention_heads": 1,
         "num_key_value_heads": 1, "q_lora_rank": rank, "kv_lora_rank": 1, "qk_nope_head_dim": 1,
         "qk_rope_head_dim": 2, "v_head_dim": 1, "hidden_size": 2, "rope_theta": 50.0,
     }  # fmt: skip
-    return wqk.open(StateDict(tensors, config, "tiny"))[0]
+    return wqk.open(StateDict(dict(names), config, "tiny"))[0]
 
 
 def circle(block: Block) -> np.ndarray:
@@ -146,8 +147,9 @@ def test_queries_from_latents_are_as_long_as_the_root_of_their_rank() -> None:
     assert 0.99 * found.query_norm[0] < longest <= found.query_norm[0] * (1 + 1e-9)
 
 
-def test_the_ceiling_of_latent_attention_is_nearly_reached() -> None:
-    block = latent(rank=1)
+@pytest.mark.parametrize("kind", ["deepseek_v3", "longcat_flash"])  # whose keys have a factor
+def test_the_ceiling_of_latent_attention_is_nearly_reached(kind: str) -> None:
+    block = latent(rank=1, kind=kind)
     inputs = circle(block)[::10]
     best = max(float(block.logits(inputs, inputs, n).max()) for n in range(60))
     found = ceiling(block)

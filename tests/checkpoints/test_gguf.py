@@ -36,18 +36,21 @@ def test_every_block_type_is_unpacked_as_ggml_does(kind: str) -> None:
         expected = gguf.quants.dequantize(stored.copy(), named(kind))
         values = quantization.unpack(stored)
     assert gguf.GGML_QUANT_SIZES[named(kind)] == (quantization.values, quantization.nbytes)
+    assert quantization.values % quantization.shared == 0
     finite = np.isfinite(expected)
     assert finite.mean() > 0.8
     np.testing.assert_array_equal(values.reshape(expected.shape)[finite], expected[finite])
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+@pytest.mark.parametrize(
+    "kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "TQ1_0", "TQ2_0"]
+)
 def test_the_bound_holds_for_what_was_quantized(kind: str) -> None:
     weight = np.random.default_rng(1).standard_t(4, (64, 256)).astype(np.float32)
     stored = gguf.quants.dequantize(gguf.quants.quantize(weight, named(kind)), named(kind))
     own = QUANTIZED[kind]
     error = np.sqrt(np.mean((weight - stored) ** 2) / np.mean(stored**2))
-    assert error < rounding(Grid(own.shared, own.steps), stored) < 3 * error
+    assert error < rounding(Grid(own.shared, own.steps), stored) < (3 if kind[0] == "Q" else 5) * error
 
 
 # The norm before fused queries, keys and values, these, and their shape.
@@ -335,3 +338,6 @@ def test_all_tensors_of_a_conversion_are_found_whatever_they_are_called(
     wrong = wqk.same(whole, write(tmp_path / "b.gguf", attention, kind, **facts), everything=True)
     assert not wrong.same
     assert "mlp.up_proj" in str(wrong)
+    exchanged = [f"model.layers.{1 - int(name[0])}{name[1:]}.weight" for name in rest]
+    facts = dict(zip((name.replace(".", "__") for name in exchanged), rest.values(), strict=True))
+    assert not wqk.same(whole, write(tmp_path / "c.gguf", attention, kind, **facts), everything=True)

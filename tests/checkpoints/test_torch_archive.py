@@ -67,10 +67,13 @@ def test_shards_and_the_trainers_own_files(tmp_path):
     assert_holds(open_checkpoint(folder), weights(1, "a") | weights(2, "b"))
 
 
-@pytest.mark.parametrize("key", ["state_dict", "model_state_dict", "model", "module"])
-def test_weights_nested_in_a_training_scripts_dictionary(tmp_path, key):
+@pytest.mark.parametrize("keys", ["state_dict", "model_state_dict", "state_dict model module"])
+def test_weights_nested_in_a_training_scripts_dictionary(tmp_path, keys):
     tensors = weights(0, "a")
-    torch.save({"epoch": 3, key: {**tensors, "note": "text"}}, tmp_path / "model.pt")
+    content = {**tensors, "note": "text"}
+    for key in reversed(keys.split()):
+        content = {"epoch": 3, key: content}
+    torch.save(content, tmp_path / "model.pt")
     assert_holds(open_checkpoint(tmp_path), tensors)
 
 

@@ -14,7 +14,7 @@ RANK, ALPHA = 4, 16
 
 
 def adapter_on(
-    folder: Path, tensors: dict[str, np.ndarray], config: dict[str, Any]
+    folder: Path, tensors: dict[str, np.ndarray], config: dict[str, Any], size: float = 0.1
 ) -> tuple[Path, dict[str, np.ndarray]]:
     """The adapter's folder, beside its base; and what it adds to the tensors."""
     from safetensors.numpy import save_file
@@ -27,7 +27,7 @@ def adapter_on(
     random, factors, update = np.random.default_rng(3), {}, {}
     for name, value in tensors.items():
         if ".q_proj.weight" in name or ".k_proj.weight" in name:
-            up = 0.1 * random.standard_normal((len(value), RANK)).astype(np.float32)
+            up = size * random.standard_normal((len(value), RANK)).astype(np.float32)
             down = random.standard_normal((RANK, value.shape[1])).astype(np.float32)
             module = f"base_model.model.{name.removesuffix('.weight')}"
             factors |= {f"{module}.lora_A.weight": down, f"{module}.lora_B.weight": up}

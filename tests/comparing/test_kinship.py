@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -356,7 +357,8 @@ def test_shared_coordinates_are_not_called_a_relation() -> None:
     random = np.random.default_rng(0)
     mixing = np.eye(D) + 0.5 * random.standard_normal((D, D))
     drawn = [[(q @ mixing, k @ mixing) for q, k in weights(seed)] for seed in range(6)]
-    tables = [random.standard_normal((300, D)) for _ in range(2)]
+    outlying = 10 * random.standard_normal(D)  # of every row
+    tables = [outlying + random.standard_normal((300, D)) for _ in range(2)]
     seen = []
     for one, other in zip(drawn[::2], drawn[1::2], strict=True):
         for table, says in ((tables[0], "are equal (100%"), (tables[1], "are not alike")):
@@ -454,6 +456,7 @@ def test_p_is_never_below_what_the_renumberings_support() -> None:
 def test_few_heads_support_no_small_p_of_their_own() -> None:
     model = [(q[:2], k[:2]) for q, k in weights(0)[:1]]
     kinship = wqk.kin(opened(model), opened(model))
+    assert kinship.closeness == 0
     by_name = {test.name: test for test in kinship.tests}
     heads = by_name["heads"].p
     assert heads is not None
@@ -486,6 +489,8 @@ def test_other_widths_leave_the_heads() -> None:
         "dimensions": False,
         "weights": True,
     }
+    said = " ".join(repr(kinship).split())
+    assert re.search(r"a copy's: \d+% by heads, \d+% by dimensions\.", said)
 
 
 def test_heads_of_several_widths_have_no_closeness() -> None:

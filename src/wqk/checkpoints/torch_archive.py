@@ -75,7 +75,7 @@ def state_dict(content: Any) -> Held:
     raise CheckpointError(shortened(f"contains no state dict of named tensors{several}"))
 
 
-def _has_tensors(content: Any, depth: int = 3) -> bool:
+def _has_tensors(content: Any, depth: int = 2) -> bool:
     """Whether there are tensors in a dictionary, or in one nested in it."""
     return isinstance(content, dict) and (
         any(isinstance(value, StoredTensor) for value in content.values())

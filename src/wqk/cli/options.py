@@ -235,11 +235,10 @@ def opened(ref: str, options: dict[str, Any]) -> Model:
 
 
 def both_opened(first: str, second: str, options: dict[str, Any]) -> tuple[Model, Model]:
-    """Two models: a revision for each, and family files for each if they may differ."""
+    """Two models: a revision for each."""
     revisions = options.pop("revisions")
     shared = {name: options.pop(name) for name in OPENING if name in options}
-    other = shared | ({"family": options.pop("other_family")} if "other_family" in options else {})
     return (
         opened(first, {**shared, "revision": revisions[0]}),
-        opened(second, {**other, "revision": revisions[1]}),
+        opened(second, {**shared, "revision": revisions[1]}),
     )
