@@ -254,7 +254,7 @@ class Setting(NamedTuple):
     layout: str
     changes: dict[str, Any]
     of_attention: bool = False  # whether `same` compares it without `--all`
-    says: str = ""  # beside the setting's name
+    says: tuple[str, ...] = ()  # beside the setting's name
 
 
 SETTINGS = (
@@ -267,7 +267,7 @@ SETTINGS = (
     Setting("OPT", {"do_layer_norm_before": False}, True),
     Setting("GPT-NeoX", {"use_parallel_residual": False}),
     Setting("Falcon", {"parallel_attn": False}, True),
-    Setting("Falcon", {"alibi": True}, True, "added to the score: none against scaled alibi"),
+    Setting("Falcon", {"alibi": True}, True, ("against scaled alibi", "expected, none found")),
     Setting("Qwen 3.5", {"norm_topk_prob": False}),
     Setting("Qwen 3.5", {"layer_types": ["linear_attention", *["full_attention"] * 2]}, True),
     Setting("Qwen 3.5", {"linear_num_key_heads": 32, "linear_key_head_dim": 64}, True),

@@ -260,8 +260,15 @@ def test_harmless_changes_of_every_family_raise_no_alarm(
     assert alarms(*changes(name, tmp_path / "model")) == {}
 
 
-def test_keys_are_repeated_in_a_family_that_shares_them(tmp_path: Path) -> None:
-    """That the column of the matrix is there where it can be."""
-    original, copies = stored_otherwise("mistral", tmp_path / "model")
-    assert "keys repeated" in copies
-    assert alarms(original, {"keys repeated": copies["keys repeated"]}) == {}
+def test_keys_are_repeated_and_planes_turned_in_a_family_that_has_both(tmp_path: Path) -> None:
+    """That these of the matrix are there where they can be."""
+    save(NAMED["mistral"], tmp_path)
+    original, tensors = open_checkpoint(tmp_path), read(tmp_path)
+    plans, config = wqk.open(original).plans, dict(original.config)
+    repeated = keys_repeated(plans, tensors, config)
+    assert repeated
+    copies = [(edited(original, plans, tensors, change), config) for change in (moved, turned)]
+    every = {str(n): StateDict(*copy, str(n)) for n, copy in enumerate([*copies, repeated])}
+    assert alarms(original, every) == {}
+    name = plans[0].key.projection.tensor
+    assert not any(torch.equal(tensors[name], copy[name]) for copy, _ in [*copies, repeated])

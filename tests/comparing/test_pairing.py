@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -12,9 +11,6 @@ from tests.comparing.test_same import CONFIG, R, edited, llama, opened
 from wqk.checkpoints.modules import StateDict
 from wqk.comparing.sameness import same
 from wqk.errors import CheckpointError, UnknownFamily
-
-if TYPE_CHECKING:
-    pass
 
 # What OpenAI's own files call the tensors of Whisper.
 OPENAI = {
