@@ -126,7 +126,9 @@ def latent(rank: int, kind: str = "deepseek_v3") -> Block:
         "input_layernorm{}": np.array([0.8, 1.3]),
     }
     both = (".0", ".1") if kind == "longcat_flash" else ("",)  # attentions of a layer
-    names = [(f"model.layers.0.{n.format(one)}.weight", t) for one in both for n, t in drawn.items()]
+    names = [
+        (f"model.layers.0.{name.format(h)}.weight", t) for h in both for name, t in drawn.items()
+    ]
     config = {
         "model_type": kind, "num_hidden_layers": 1, "num_layers": 1, "num_attention_heads": 1,
         "num_key_value_heads": 1, "q_lora_rank": rank, "kv_lora_rank": 1, "qk_nope_head_dim": 1,

@@ -98,12 +98,6 @@ def verdicts(comparison: Any) -> list[str]:
     return [m.verdict for m in comparison.blocks[0].mismatches]
 
 
-def test_equal_models_are_the_same() -> None:
-    comparison = same(opened(llama()), opened(llama()))
-    assert comparison.same
-    assert comparison.blocks[0].distance == pytest.approx({0: 0, 1: 0, 1024: 0}, abs=1e-7)
-
-
 def test_rounding_is_not_taken_for_scales_of_blocks() -> None:
     """Factors for each block of columns fit any noise, and undo none of it."""
 
