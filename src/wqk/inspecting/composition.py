@@ -38,11 +38,11 @@ from wqk.forms.scores import SIGNIFICANT, holm
 from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.reporting import pictures
+from wqk.reporting.summary import pairs_sheet
 from wqk.scanning.scan import checkpoint_columns, wanted_parts
 from wqk.tables.columns import COLUMNS, Column
 from wqk.tables.rendering import title
 from wqk.tables.score_table import Table, conditions, joined_statuses, records, types
-from wqk.tables.sheet import Sheet
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -174,7 +174,33 @@ class CompositionTable(Table):
     _drawn = plot
 
     def _shown(self, width: int) -> Iterator[Any]:
-        return shown(self, self.top)
+        """The first pairs, and how many of each kind exceed chance."""
+        frame, top = self.frame, self.top
+        if not len(self):
+            yield Text("no rows")
+            return
+        yield Text(title(frame.row(0, named=True)), style="bold")
+        outlying = (self.metadata.get("outlying") or {}).items()
+        counts = ", ".join(f"{len(dimensions)} of the {stack}" for stack, dimensions in outlying)
+        zero = f"random rotations of the stream that keep its outlying dimensions ({counts})"
+        unusual = conditions(frame, self.metadata, every=False)
+        yield Text(" · ".join(["composition", f"chance: {zero}", *unusual]))
+        yield pairs_sheet(frame.head(top))
+        if frame.height > top:
+            yield Text(f"and {frame.height - top:,} more", style="dim")
+        for kind in (one for one in KINDS if one in frame["kind"]):
+            rows = frame.filter(pl.col("kind") == kind)
+            beyond = rows.filter(pl.col("p_corrected") < SIGNIFICANT).height
+            median: Any = rows["score"].median()
+            yield Text(
+                f"{kind.upper()}: {counted(rows.height, 'pair')}, {beyond:,} beyond chance "
+                f"(p < {SIGNIFICANT}), median score {number(median)}"
+            )
+        notes = ["p: the probability of such a score by chance, corrected for the number of pairs"]
+        if self.metadata.get("left_out"):
+            notes.append(f"left out: {', '.join(self.metadata['left_out'])}")
+        notes += self.metadata.get("notes", [])
+        yield Text("\n".join(notes), style="dim")
 
 
 def compose(
@@ -248,10 +274,13 @@ def compose(
         ],
     }
     columns = {n: v for n, v in checkpoint_columns(checkpoint).items() if n in COMPOSITION_SCHEMA}
-    frame = _frame(pairs).with_columns(
-        pl.lit(value, COMPOSITION_SCHEMA[name]).alias(name) for name, value in columns.items()
+    frame = _frame(pairs)
+    frame = frame.with_columns(
+        pl.Series("p_corrected", holm(frame["p"].to_numpy())).fill_nan(None),
+        *(pl.lit(value, COMPOSITION_SCHEMA[name]).alias(name) for name, value in columns.items()),
     )
-    return CompositionTable(_ranked(frame), metadata)
+    order = {"descending": [True, False], "nulls_last": True, "maintain_order": True}
+    return CompositionTable(frame.sort("excess", "p", **order), metadata)
 
 
 class Source:
@@ -289,12 +318,6 @@ class Source:
         """What a block's heads write or read, as forms whose query side meets the stream."""
         form = self._read(plan, "ov" if end in ("write", "v") else "qk")
         return form.T if end in ("write", "k") else form
-
-    def norms(self, plan: AttentionPlan, end: str) -> np.ndarray:
-        """The norms of these forms' rows, (G, H/G, D)."""
-        form = self._read(plan, "ov" if end in ("write", "v") else "qk")
-        norms = form.column_norms if end in ("write", "k") else form.row_norms
-        return np.asarray(norms, np.float64)
 
     def _read(self, plan: AttentionPlan, circuit: Literal["qk", "ov"]) -> BilinearForm:
         """One circuit of a block, a stack (G, H/G).
@@ -385,7 +408,7 @@ def outlying_dimensions(source: Source, gamma: float = 2.0) -> dict[Stream, np.n
     for plan, end in product(source.plans, ENDS):
         stack = source.stream(plan, end)
         if stack is not None:
-            share = _shares(source.norms(plan, end))
+            share = _shares(np.asarray(source.form(plan, end).row_norms, np.float64))
             shares.setdefault((stack, len(share)), []).append(share)
             written |= {(stack, len(share))} if end == "write" else set()
     masks = {}
@@ -562,64 +585,3 @@ def _frame(pairs: Sequence[_Pair]) -> pl.DataFrame:
     return frame.with_columns(pl.col(pl.Float64).fill_nan(None)).with_columns(
         pl.when(zero).then("status_if_zero").otherwise("status").alias("status")
     )
-
-
-def _ranked(frame: pl.DataFrame) -> pl.DataFrame:
-    """The largest excess first, with p corrected for the number of pairs."""
-    corrected = pl.Series("p_corrected", holm(frame["p"].to_numpy())).fill_nan(None)
-    return frame.with_columns(corrected).sort(
-        "excess", "p", descending=[True, False], nulls_last=True, maintain_order=True
-    )
-
-
-def shown(table: CompositionTable, top: int) -> Iterator[Any]:
-    """The first pairs, and how many of each kind exceed chance."""
-    frame = table.frame
-    if not len(table):
-        yield Text("no rows")
-        return
-    yield Text(title(frame.row(0, named=True)), style="bold")
-    outlying = (table.metadata.get("outlying") or {}).items()
-    counts = ", ".join(f"{len(dimensions)} of the {stack}" for stack, dimensions in outlying)
-    zero = f"random rotations of the stream that keep its outlying dimensions ({counts})"
-    unusual = conditions(frame, table.metadata, every=False)
-    yield Text(" · ".join(["composition", f"chance: {zero}", *unusual]))
-    headings = ("kind", "writer", "reader", "score", "expected", "excess", "z", "p")
-    lines = Sheet.of(*headings, text=["kind", "writer", "reader"])
-    for row in frame.head(top).iter_rows(named=True):
-        lines.add(
-            row["kind"].upper(),
-            *(place(row, end) for end in ("writer", "reader")),
-            *(number(row[name]) for name in ("score", "expected", "excess")),
-            number(row["z"], 1),
-            "–" if row["p_corrected"] is None else f"{row['p_corrected']:.1g}",
-        )
-    yield lines
-    if frame.height > top:
-        yield Text(f"and {frame.height - top:,} more", style="dim")
-    for kind in (one for one in KINDS if one in frame["kind"]):
-        rows = frame.filter(pl.col("kind") == kind)
-        beyond = rows.filter(pl.col("p_corrected") < SIGNIFICANT).height
-        yield Text(
-            f"{kind.upper()}: {counted(rows.height, 'pair')}, {beyond:,} beyond chance "
-            f"(p < {SIGNIFICANT}), median score {number(_median(rows))}"
-        )
-    notes = ["p: the probability of such a score by chance, corrected for the number of pairs"]
-    if table.metadata.get("left_out"):
-        notes.append(f"left out: {', '.join(table.metadata['left_out'])}")
-    notes += table.metadata.get("notes", [])
-    yield Text("\n".join(notes), style="dim")
-
-
-def _median(rows: pl.DataFrame) -> float | None:
-    median: Any = rows["score"].median()
-    return None if median is None else float(median)
-
-
-def place(row: Mapping[str, Any], end: str) -> str:
-    """A writing or reading head as LAYER.HEAD, with what distinguishes its attention."""
-    name = f"{row[f'{end}_layer']}.{row[f'{end}_head']}"
-    crossing = row["writer_stack"] != row["reader_stack"]
-    words = [row[f"{end}_stack"]] if crossing else []
-    words += ["cross"] if row[f"{end}_attention"] == "cross" else []
-    return " ".join([*words, name])

@@ -339,8 +339,7 @@ def composition_arcs(frame: pl.DataFrame, top: int = 30) -> Figure:
         }
     )
     column = {place: n for n, place in enumerate(order)}
-    highest = (frame[f"{end}_head"].max() for end in ENDS)
-    heads = 1 + max(one for one in (*highest, 0) if isinstance(one, int))
+    heads: Any = 1 + frame.select(pl.max_horizontal("writer_head", "reader_head").max()).item()
     figure = new_figure(PAGE, min(8.0, 1.6 + 0.22 * heads))
     axis = figure.subplots()
     axis.scatter(
@@ -351,7 +350,7 @@ def composition_arcs(frame: pl.DataFrame, top: int = 30) -> Figure:
     largest = float(strongest["excess"][0])
     beyond = bool((frame["p_corrected"] < SIGNIFICANT).any())
     for rank, row in enumerate(strongest.iter_rows(named=True)):
-        start, stop = ((column[attention(row, end)], row[f"{end}_head"] or 0) for end in ENDS)
+        start, stop = ((column[attention(row, end)], row[f"{end}_head"]) for end in ENDS)
         color = KINDS[row["kind"]][0] if beyond else GRAY
         axis.annotate(
             "", stop, start, zorder=3 if rank < LABELED else 2,
@@ -366,16 +365,19 @@ def composition_arcs(frame: pl.DataFrame, top: int = 30) -> Figure:
         )  # fmt: skip
     labeled: set[tuple[float, int]] = set()
     for row in strongest.head(LABELED).iter_rows(named=True):
-        for end, side in (("writer", "right"), ("reader", "left")):
-            at = column[attention(row, end)], row[f"{end}_head"] or 0
+        for end, side, shift in (("writer", "right", -5), ("reader", "left", 5)):
+            at = column[attention(row, end)], row[f"{end}_head"]
             if at not in labeled:
                 labeled.add(at)
-                head = row[f"{end}_head"]
-                name = f"{row[f'{end}_layer']}" + ("" if head is None else f".{head}")
                 axis.annotate(
-                    name, at, xytext=(-5 if side == "right" else 5, 0), ha=side, va="center",
-                    textcoords="offset points", fontsize=7,
-                )  # fmt: skip
+                    f"{row[f'{end}_layer']}.{at[1]}",
+                    at,
+                    xytext=(shift, 0),
+                    textcoords="offset points",
+                    ha=side,
+                    va="center",
+                    fontsize=7,
+                )
     # The layer's number, with its stack where there are more.
     stacks = len({place[0] for place in order}) > 1
     names = [
@@ -385,9 +387,6 @@ def composition_arcs(frame: pl.DataFrame, top: int = 30) -> Figure:
     axis.set_xticks(range(len(order)), names, rotation=45 if any(" " in n for n in names) else 0)
     axis.set(xlabel="layer", ylabel="head", xlim=(-0.6, len(order) - 0.4), ylim=(heads - 0.4, -0.6))
     axis.locator_params(axis="y", integer=True)
-    if frame["writer_head"].is_null().all():
-        axis.set_yticks([])
-        axis.set_ylabel("")
     there = [kind for kind in KINDS if kind in set(strongest["kind"])]
     handles = [axis.plot([], [], color=KINDS[kind][0], label=KINDS[kind][1])[0] for kind in there]
     if beyond:

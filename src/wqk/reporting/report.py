@@ -29,6 +29,7 @@ from wqk.reporting.pictures import composition_arcs, strongest_pairs
 from wqk.reporting.summary import (
     groups,
     notes,
+    pairs_sheet,
     placement_list,
     placements,
     points,
@@ -259,14 +260,7 @@ def feeding_section(tables: Sequence[Table]) -> str:
 def _part(frame: pl.DataFrame) -> str:
     if frame.filter(pl.col("excess") > 0).is_empty():
         return "<p>No pair of heads has a score above chance.</p>"
-    sheet = Sheet.of(
-        "read with", "writer", "reader", "score", "by chance", "z", "p", text=["read with"]
-    )
-    for row in strongest_pairs(frame, ROWS).iter_rows(named=True):
-        p = row["p_corrected"]
-        numbers = number(row["score"]), number(row["expected"]), number(row["z"], 1)
-        names = _name(row, "writer"), _name(row, "reader")
-        sheet.add(row["kind"].upper(), *names, *numbers, "–" if p is None else f"{p:.1g}")
+    sheet = pairs_sheet(strongest_pairs(frame, ROWS))
     return (
         f"<h3>{escape(label(frame['checkpoint'][0]))}</h3>"
         f"{_wide('Arcs', as_image(composition_arcs(frame, ARCS), 'The strongest pairs'))}"
@@ -277,14 +271,6 @@ def _part(frame: pl.DataFrame) -> str:
 
 def _wide(name: str, content: str) -> str:
     return f'<div class="wide" tabindex="0" role="region" aria-label="{name}">{content}</div>'
-
-
-def _name(row: Mapping[str, Any], end: str) -> str:
-    """A head as LAYER.HEAD, with what distinguishes its attention."""
-    head = row[f"{end}_head"]
-    words = [row[f"{end}_stack"]] if row["writer_stack"] != row["reader_stack"] else []
-    words += ["cross"] if row[f"{end}_attention"] == "cross" else []
-    return " ".join([*words, f"{row[f'{end}_layer']}" + ("" if head is None else f".{head}")])
 
 
 # What differs between runs of one recipe.

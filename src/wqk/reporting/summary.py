@@ -287,3 +287,26 @@ def _setting(value: Any) -> str:
     if isinstance(value, list):
         return "; ".join(map(_setting, value)) or "none"
     return "–" if value is None else str(value)
+
+
+def pairs_sheet(frame: pl.DataFrame) -> Sheet:
+    """A line for each pair of heads of `wqk.compose`."""
+    headings = ("kind", "writer", "reader", "score", "expected", "excess", "z", "p")
+    sheet = Sheet.of(*headings, text=headings[:3])
+    for row in frame.iter_rows(named=True):
+        p = row["p_corrected"]
+        sheet.add(
+            row["kind"].upper(),
+            *(head_name(row, end) for end in ("writer", "reader")),
+            *(number(row[name]) for name in ("score", "expected", "excess")),
+            number(row["z"], 1),
+            "–" if p is None else f"{p:.1g}",
+        )
+    return sheet
+
+
+def head_name(row: Mapping[str, Any], end: str) -> str:
+    """A writing or reading head as LAYER.HEAD, with what distinguishes its attention."""
+    words = [row[f"{end}_stack"]] if row["writer_stack"] != row["reader_stack"] else []
+    words += ["cross"] if row[f"{end}_attention"] == "cross" else []
+    return " ".join([*words, f"{row[f'{end}_layer']}.{row[f'{end}_head']}"])
