@@ -449,15 +449,7 @@ def _heads(table: ScoreTable) -> Figure:
             f"at most {MOST_MAPS} models fit into a figure of heads, got {len(models)}: filter the "
             "table first"
         )
-    figure = new_figure(5.4, 0.5 + 2.2 * len(models))
-    axes = figure.subplots(len(models), len(LABELS), squeeze=False)
-    for (name, rows), row in zip(models, axes, strict=True):
-        for axis, (score, label) in zip(row, LABELS.items(), strict=True):
-            drawn = head_map(axis, rows, score, cmap=SIGNS, vmin=-1, vmax=1)
-            axis.set_title(label)
-        row[0].set_ylabel(f"{name}\nlayer")
-    figure.colorbar(drawn, ax=axes, shrink=0.8, aspect=25).outline.set_visible(False)
-    return figure
+    return head_maps(models, LABELS, "", cmap=SIGNS, vmin=-1, vmax=1)
 
 
 def head_map(axis: Axes, rows: pl.DataFrame, column: str, **look: Any) -> AxesImage:
@@ -479,7 +471,7 @@ def head_maps(
     axes = figure.subplots(len(kinds), len(columns), squeeze=False)
     for (name, part), line in zip(kinds, axes, strict=True):
         for axis, (column, title) in zip(line, columns.items(), strict=True):
-            drawn = head_map(axis, part, column, cmap="magma_r", **look)
+            drawn = head_map(axis, part, column, **{"cmap": "magma_r", **look})
             axis.set_title(title)
         line[0].set_ylabel(f"{name}\nlayer")
     bar = figure.colorbar(drawn, ax=axes, shrink=0.8, aspect=25)

@@ -103,26 +103,23 @@ def conditions(frame: pl.DataFrame, metadata: Mapping[str, Any], *, every: bool)
     >>> ", ".join(conditions(table.frame, table.metadata, every=True))
     'circuit qk, distance 0, norms not folded in, biases included, gamma 3'
     """
-    return [words for words, is_usual in _conditions(frame, metadata) if every or not is_usual]
-
-
-def _conditions(frame: pl.DataFrame, metadata: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
-    """Each condition, and whether it is the default."""
+    found: list[tuple[str, bool]] = []  # each, and whether it is the default
     if "circuit" in frame.columns:
         circuits = frame["circuit"].drop_nulls().unique(maintain_order=True).to_list()
         if circuits:
-            yield f"circuit {' and '.join(circuits)}", circuits == ["qk"]
+            found.append((f"circuit {' and '.join(circuits)}", circuits == ["qk"]))
         distances = sorted(frame["distance"].drop_nulls().unique().to_list())
         if distances:
             plural = "s" if len(distances) > 1 else ""
-            yield f"distance{plural} {spans(distances)}", distances == [0]
+            found.append((f"distance{plural} {spans(distances)}", distances == [0]))
     folded, biases, gamma = (metadata.get(k) for k in ("folded_norms", "biases", "gamma"))
     if folded is not None:
-        yield f"norms {'' if folded else 'not '}folded in", not folded
+        found.append((f"norms {'' if folded else 'not '}folded in", not folded))
     if biases is not None:
-        yield f"biases {'included' if biases else 'left out'}", not biases
+        found.append((f"biases {'included' if biases else 'left out'}", not biases))
     if gamma is not None:
-        yield f"gamma {gamma:g}", gamma == 2
+        found.append((f"gamma {gamma:g}", gamma == 2))
+    return [words for words, is_usual in found if every or not is_usual]
 
 
 # Names that one may try on a table, and what it has.

@@ -357,9 +357,8 @@ def _drawn(cell: Cell | Bar, left_over: int, bars: int) -> Text | Bar:
     """A cell as a terminal shows it."""
     if isinstance(cell, Bar):
         return Bar(cell.value, min(Bar.MOST, cell.cells + max(0, left_over) // (2 * bars)))
-    beside = f" ({cell.beside})" if cell.beside else ""
-    marks = f" {' '.join(cell.marks)}" if cell.marks else ""
-    return Text.assemble(cell.text, (beside, "dim"), (marks, "dim"), style=cell.style)
+    rest = _words(cell).removeprefix(cell.text)
+    return Text.assemble(cell.text, (rest, "dim"), style=cell.style)
 
 
 def _in_markdown(text: str) -> str:
