@@ -15,12 +15,13 @@ import wqk
 from wqk import _machine
 from wqk.checkpoints.modules import StateDict
 from wqk.comparing import blocks, contents, units, weights
-from wqk.comparing.answer import BlockComparison, CheckpointComparison, Place
+from wqk.comparing.answer import BlockComparison, CheckpointComparison
 from wqk.comparing.contents import find_by_content
 from wqk.comparing.mismatches import Kind, Mismatch
 from wqk.comparing.sameness import same
 from wqk.comparing.units import Unit
 from wqk.errors import CheckpointError
+from wqk.families import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from rich.text import Text
@@ -18,6 +18,7 @@ from wqk.comparing.mismatches import Kind, Mismatch
 from wqk.comparing.outside import ATTENTION, MIXER, OTHER
 from wqk.comparing.weights import SCORES
 from wqk.errors import TableError
+from wqk.families import Place
 from wqk.tables.sheet import Cell, Sheet
 
 if TYPE_CHECKING:
@@ -47,17 +48,6 @@ def few(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + more
 
 
-class Place(NamedTuple):
-    """Where a block is."""
-
-    stack: str
-    kind: str
-    layer: int
-
-    def __str__(self) -> str:
-        return f"{self.stack} {self.kind} {self.layer}"
-
-
 # Where what a GGUF file lacks may be.
 MMPROJ = " (llama.cpp keeps towers in a file of their own, mmproj)"
 
@@ -79,6 +69,11 @@ class BlockComparison:
     unequal: tuple[str, ...] = ()  # the circuits that differ by more than is allowed
     identical: bool = False  # whether all that they store is the same, byte by byte
     moved: tuple[float, ...] = ()  # each head's largest distance of scores, explained or not
+
+    @property
+    def place(self) -> Place:
+        """Where it is in the first checkpoint."""
+        return Place(self.stack, self.kind, self.layer)
 
     @property
     def same(self) -> bool:
@@ -214,10 +209,9 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
         found: dict[tuple[str, str, str], list[tuple[Mismatch, Place]]] = {}
         for block in self.blocks:
             for one in block.mismatches:
-                place = Place(block.stack, block.kind, block.layer)
                 # Distances and factors differ from layer to layer.
                 reason = one.reason if one.repair else one.verdict
-                found.setdefault((one.verdict, reason, one.repair), []).append((one, place))
+                found.setdefault((one.verdict, reason, one.repair), []).append((one, block.place))
         causes = []
         for some in found.values():
             first = some[0][0]
@@ -484,7 +478,7 @@ def junit(comparison: CheckpointComparison) -> bytes:
 
     for block in comparison.blocks:
         wrong = "" if block.same else f"{block.reason}\n{block.repair}"
-        case(f"{block.stack} {block.kind} {block.layer}", wrong)
+        case(str(block.place), wrong)
     for name, places, _ in comparison.alone:
         for place in places:
             case(str(place), f"only in {name}")

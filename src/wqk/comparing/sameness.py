@@ -15,7 +15,7 @@ from wqk._typing import FilePath
 from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.references import HubFolder, check_options
 from wqk.comparing import configured, mismatches
-from wqk.comparing.answer import BlockComparison, CheckpointComparison, Place, failure
+from wqk.comparing.answer import BlockComparison, CheckpointComparison, failure
 from wqk.comparing.blocks import Scoring, positions
 from wqk.comparing.contents import chunks, compare_stored, paired_names
 from wqk.comparing.diagnosis import (
@@ -43,7 +43,7 @@ from wqk.comparing.stream import folded, turned
 from wqk.comparing.tolerances import ALIKE_FORMS, LEAST_ALIKE, RESOLUTION, SUSPECT, TURNED
 from wqk.comparing.weights import CIRCUITS, SCORES, Pair, grid, scorings, sides_of
 from wqk.errors import CheckpointError, UnknownFamily
-from wqk.families import AttentionPlan
+from wqk.families import AttentionPlan, Place
 from wqk.model import Model
 from wqk.model import open as open_model
 
@@ -163,7 +163,7 @@ def same(
         for number, pair in enumerate(pairs):
             block, unequal = _compared(models, pair, tolerance, marks, number)
             if number in free and (order := _order_of_heads(block, unequal)):
-                notes.append(f"{_place(pair[0])}: heads in the order {mismatches.listed(order)}")
+                notes.append(f"{pair[0].place}: heads in the order {mismatches.listed(order)}")
                 block, unequal = replace(block, unequal=(), heads=()), {}
             blocks.append(block)
             apart.append(unequal)
@@ -274,7 +274,7 @@ def _compared(
     none = dict.fromkeys(positions(*pair), 0.0) if SCORES in equal else {}
     beside_scores = {what: 0.0 for what in equal if what != SCORES and sides_of(pair[0], what)}
     block = BlockComparison(
-        *_place(pair[0]), none, 0, RESOLUTION, tuple(found), tuple(heads.tolist()),
+        *pair[0].place, none, 0, RESOLUTION, tuple(found), tuple(heads.tolist()),
         identical=len(equal) == len(CIRCUITS) and not any(plan.sinks for plan in pair),
     )  # fmt: skip
     for circuit in CIRCUITS:
@@ -436,10 +436,6 @@ def _opened(
     return [model for model in models if model is not None], notes
 
 
-def _place(plan: AttentionPlan) -> Place:
-    return Place(plan.stack, plan.kind, plan.layer)
-
-
 def _paired(
     ours: Sequence[AttentionPlan], theirs: Sequence[AttentionPlan]
 ) -> tuple[list[Pair], tuple[Place, ...], tuple[Place, ...]]:
@@ -448,11 +444,11 @@ def _paired(
     Stacks whose name only one side has, as a guess calls them otherwise, belong together if they
     are the only ones of their kind, depth and width that are left.
     """
-    by_place = {_place(plan): plan for plan in theirs}
+    by_place = {plan.place: plan for plan in theirs}
     renamed = _renamed(ours, theirs)
     pairs, missing = [], []
     for plan in ours:
-        place = _place(plan)
+        place = plan.place
         called = place._replace(stack=renamed.get(place[:2], place.stack))
         if called in by_place:
             pairs.append((plan, by_place.pop(called)))
@@ -489,11 +485,11 @@ def _chosen(
     if layers is None:
         return pairs, missing, added
     require_list("layers", layers, [0, -1])
-    places = [*(_place(ours) for ours, _ in pairs), *missing, *added]
+    places = [*(ours.place for ours, _ in pairs), *missing, *added]
     last = {one[:2]: one.layer for one in sorted(places, key=lambda one: one.layer)}
     numbers = {one: {one.layer, one.layer - last[one[:2]] - 1} for one in places}
     wanted = {one for one in places if not numbers[one].isdisjoint(layers)}
-    chosen = [pair for pair in pairs if _place(pair[0]) in wanted]
+    chosen = [pair for pair in pairs if pair[0].place in wanted]
     absent = set(layers).difference(*numbers.values())
     if absent or not chosen:
         what = f"no layer {min(absent)}" if absent else "no layer was chosen"

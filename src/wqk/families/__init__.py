@@ -3,7 +3,7 @@
 from wqk.families.family import AttentionRule, Family, families, load_family
 from wqk.families.finding import find_family, with_head_counts
 from wqk.families.layouts import Composed, Norm, Projection
-from wqk.families.plans import AttentionPlan, plan_attention, plan_mixers
+from wqk.families.plans import AttentionPlan, Place, plan_attention, plan_mixers
 from wqk.families.rotary import Rotary
 from wqk.families.sides import Side
 
@@ -13,6 +13,7 @@ __all__ = [
     "Composed",
     "Family",
     "Norm",
+    "Place",
     "Projection",
     "Rotary",
     "Side",

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from msgspec import structs
@@ -145,6 +145,17 @@ TERNARY = (
 UNTURNED = Rotary(np.zeros(0), "half")
 
 
+class Place(NamedTuple):
+    """Where a block is in its model."""
+
+    stack: str
+    kind: str
+    layer: int
+
+    def __str__(self) -> str:
+        return f"{self.stack} {self.kind} {self.layer}"
+
+
 @dataclass(frozen=True)
 class Positional:
     """Queries and keys of positions alone; their product is added to the form's."""
@@ -207,9 +218,9 @@ class AttentionPlan:
         return self.stack if self.has_softmax else f"{self.stack} {self.kind}"
 
     @property
-    def place(self) -> tuple[str, str, int]:
+    def place(self) -> Place:
         """What identifies the block in its model, and its rows in a table."""
-        return self.stack, self.kind, self.layer
+        return Place(self.stack, self.kind, self.layer)
 
     @property
     def parts(self) -> tuple[Part, ...]:
