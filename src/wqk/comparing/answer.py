@@ -89,8 +89,9 @@ class BlockComparison:
     def wrong(self) -> set[str]:
         """The circuits that differ, in their weights or in what is beside these."""
         beside = (Kind.SETTING, Kind.SINKS, Kind.SIZES)
-        found = {one.facts.get("circuit", SCORES) for one in self.mismatches
-                 if one.verdict in beside}  # fmt: skip
+        found = {
+            one.facts.get("circuit", SCORES) for one in self.mismatches if one.verdict in beside
+        }
         return found.union(self.unequal)
 
     @property
@@ -196,8 +197,11 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
         for block in self.blocks:
             for what in (SCORES, *block.beside):
                 found.setdefault(what, []).append(what not in block.wrong)
-        titles = {ATTENTION: "attention's other tensors", MIXER: "other mixers",
-                  OTHER: "other tensors"}  # fmt: skip
+        titles = {
+            ATTENTION: "attention's other tensors",
+            MIXER: "other mixers",
+            OTHER: "other tensors",
+        }
         for one in self.tensors:
             if one.outcome is not Outcome.UNKNOWN:
                 found.setdefault(titles[one.role], []).append(one.outcome.same)
@@ -337,11 +341,14 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
             name: CATEGORIES[min(n, len(CATEGORIES) - 1)] for n, name in enumerate(verdicts)
         }
         schema = {"layer": pl.Int64, "head": pl.Int64, "distance": pl.Float64}
-        kinds = [
-            (name, pl.DataFrame([(block.layer, head, far if far > 0 else None) for block in blocks
-                                 for head, far in enumerate(block.heads)], schema, orient="row"))
-            for name, blocks in attentions.items()
-        ]  # fmt: skip
+        kinds = []
+        for name, blocks in attentions.items():
+            cells = [
+                (b.layer, n, far if far > 0 else None)
+                for b in blocks
+                for n, far in enumerate(b.heads)
+            ]
+            kinds.append((name, pl.DataFrame(cells, schema, orient="row")))
         scale = LogNorm(1e-4, 2, clip=True)  # what lies beyond has the nearer end's color
         figure = head_maps(kinds, {"distance": ""}, "relative distance of a head", norm=scale)
         for axis, blocks in zip(figure.axes, attentions.values(), strict=False):

@@ -275,9 +275,12 @@ def lost_settings(models: Sequence[Model]) -> list[str]:
     if kind != other or not all("architectures" in config for config in configs):
         return []
     ours, theirs = _unread(models)
-    return [".".join(path) for path, value in sorted({**ours, **theirs}.items())
-            if (path in ours) != (path in theirs) and path[-1] not in SAID
-            and value and value != default_values(kind).get(path[-1])]  # fmt: skip
+    told, usual = ours | theirs, default_values(kind)
+    return [
+        ".".join(path)
+        for path in sorted(ours.keys() ^ theirs.keys())
+        if path[-1] not in SAID and told[path] and told[path] != usual.get(path[-1])
+    ]
 
 
 def _kinds(model: Model, kinds: Any) -> Any:
@@ -349,8 +352,9 @@ def _form(plan: AttentionPlan) -> object:
     sides = [side for side in (plan.query, plan.key, plan.value, plan.output) if side is not None]
     norms = [
         (norm.kind, norm.offset, [short(part.name) for part in norm.gain]) if norm else None
-        for side in sides for norm in (side.norm, side.input_norm)
-    ]  # fmt: skip
+        for side in sides
+        for norm in (side.norm, side.input_norm)
+    ]
     turns = [one.rotary.order for one in (plan, plan.positional) if one and one.rotary]
     turns += [plan.positional.rotary.frequencies.tobytes()] if plan.positional else []
     return plan.scale, turns, norms, [(one.heads, one.head_width, one.factor) for one in sides]
@@ -394,8 +398,10 @@ def _restored(
         if found := _fewest(own, planned):
             left, right = _named("config", theirs), _named("original", theirs)
             lines = [f'config["{key}"] = original["{key}"]' for key in also]
-            lines += [f'{left}["{key}"] = {right}["{key}"]' if key in original
-                      else f'{left}.pop("{key}")' for key in found[0]]  # fmt: skip
+            lines += [
+                f'{left}["{key}"] = {right}["{key}"]' if key in original else f'{left}.pop("{key}")'
+                for key in found[0]
+            ]
             return found[0], "; ".join(lines), found[1]
     return None
 

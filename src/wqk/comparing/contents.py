@@ -391,9 +391,14 @@ def _find_vectors(
     places: tuple[dict[str, str], dict[str, str]],
 ) -> None:  # fmt: skip
     """Vectors that are parts of longer ones, such as the biases of fused weights."""
-    left = [{name: c.read([Part(name)])[0].reshape(-1) for name, info in some.items()
-             if name not in place and len(info.shape) == 1}
-            for c, some, place in zip(checkpoints, infos, places, strict=True)]  # fmt: skip
+    left = [
+        {
+            name: c.read([Part(name)])[0].reshape(-1)
+            for name, info in some.items()
+            if name not in place and len(info.shape) == 1
+        }
+        for c, some, place in zip(checkpoints, infos, places, strict=True)
+    ]
     for whole in (1, 0):
         for name, vector in left[whole].items():
             inside: dict[str, int] = {}

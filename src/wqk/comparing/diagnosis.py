@@ -168,8 +168,10 @@ def identical(
     parts = [list(dict.fromkeys(circuit_parts(plan, circuit))) for plan in pair]
     texts = [repr((sides_of(p, circuit), p.scale if circuit != VALUES else 1.0)) for p in pair]
     for number, both in enumerate(zip(*parts, strict=False)):
-        texts = [text.replace(repr(part.name), f"#{number}")
-                 for text, part in zip(texts, both, strict=True)]  # fmt: skip
+        texts = [
+            text.replace(repr(part.name), f"#{number}")
+            for text, part in zip(texts, both, strict=True)
+        ]
     return (
         texts[0] == texts[1]
         and same_rotation(*(rotation_of(plan, circuit) for plan in pair))
@@ -219,12 +221,17 @@ def _best(
     layout = Expected(checkpoints, pair)
 
     def left_after(some: Sequence[Finding]) -> dict[str, Apart]:
-        values = layout.added | {name: layout.stored(name, value) for one in some
-                                 for name, value in one.repaired.items()}  # fmt: skip
+        values = layout.added | {
+            name: layout.stored(name, value) for one in some for name, value in one.repaired.items()
+        }
         second = Overlay(checkpoints[1], values) if values else checkpoints[1]
-        parts = {what: circuit_parts(layout.plan, what) for what in circuits}
-        changed = [what for what in circuits if settings or what in measured
-                   or any(part.name in values for part in parts[what])]  # fmt: skip
+        changed = [
+            what
+            for what in circuits
+            if settings
+            or what in measured
+            or any(part.name in values for part in circuit_parts(layout.plan, what))
+        ]
         if not (values or settings):
             return {what: measured[what] for what in changed}
         return compare((checkpoints[0], second), (pair[0], layout.plan), tolerance, changed)

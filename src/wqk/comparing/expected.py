@@ -172,8 +172,9 @@ class Expected:
         turned = 2 * len(rotary.frequencies) if rotary is not None else query.head_width
         order = rotary.order if rotary is not None else ""
         role, heads, repeated = one.roles[0], 0, 1
-        pieces = [_piece(side, side.tensor if role.startswith("bias") else name)
-                  for side in one.sides]  # fmt: skip
+        pieces = [
+            _piece(side, side.tensor if role.startswith("bias") else name) for side in one.sides
+        ]
         own = pieces[0] if len(pieces) == 1 else None
         width = own.head_width if own is not None else query.head_width
         sizes = Sizes(query.heads, key.heads, width, min(turned, width), order)
@@ -278,11 +279,14 @@ class Expected:
 
     def folded(self) -> list[Finding]:
         """What is found where the norms before the weights are folded in, on both sides."""
-        gains = {name: one.gain for name, one in self._tensors.items() if one.gain is not None
-                 and len(one.gain.wanted) == self._flat(name, one.stored).shape[-1]}  # fmt: skip
-        units = [replace(unit, wanted=unit.wanted * own.wanted, stored=unit.stored * own.stored,
-                         block=[]) for unit in self.units
-                 if (own := gains.get(unit.name)) is not None and own.stored.all()]  # fmt: skip
+        gains: dict[str, Gain] = {}
+        units = []
+        for unit in self.units:
+            own = self._tensors[unit.name].gain
+            if own is not None and len(own.wanted) == unit.stored.shape[-1] and own.stored.all():
+                gains[unit.name] = own
+                wanted, stored = unit.wanted * own.wanted, unit.stored * own.stored
+                units.append(replace(unit, wanted=wanted, stored=stored, block=[]))
         found = []
         for one in search(units):
             raw = {n: v / gains[n].stored if n in gains else v for n, v in one.repaired.items()}
@@ -303,8 +307,9 @@ def _same_layout(ours: AttentionPlan, theirs: AttentionPlan) -> bool:
     def layout(plan: AttentionPlan) -> list[object]:
         sides = [getattr(plan, role) for role in ROLES]
         shapes = [side and side.projection for side in sides]
-        shapes = [replace(one, tensor="") if isinstance(one, Projection) else type(one)
-                  for one in shapes]  # fmt: skip
+        shapes = [
+            replace(one, tensor="") if isinstance(one, Projection) else type(one) for one in shapes
+        ]
         return [*shapes, plan.rotary.order if plan.rotary is not None else ""]
 
     return layout(ours) == layout(theirs)

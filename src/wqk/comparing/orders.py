@@ -68,9 +68,10 @@ class _Order:
         tensors, others = (checkpoint.tensors() for checkpoint in checkpoints)
         self.checkpoints, self.names = checkpoints, names
         self.shapes = {
-            name: info.shape for name, info in tensors.items()
+            name: info.shape
+            for name, info in tensors.items()
             if name in names and others[names[name]].shape == info.shape and info.dtype in FLOATS
-        }  # fmt: skip
+        }
         self.orders: dict[str, tuple[int, np.ndarray]] = {}
         self.places: dict[str, str] = {}
 
@@ -91,8 +92,11 @@ class _Order:
         for module, own in modules.items():
             numbers = {int(match["number"]) for match in own if match["number"]}
             count = max(numbers) + 1 if numbers else self.shapes[own[0].string][0]
-            routers = [name for name, shape in self.shapes.items() if name.startswith(module)
-                       and ROUTER.search(name) and shape[:1] == (count,)]  # fmt: skip
+            routers = [
+                name
+                for name, shape in self.shapes.items()
+                if name.startswith(module) and ROUTER.search(name) and shape[:1] == (count,)
+            ]
             weight = next((name for name in routers if len(self.shapes[name]) == 2), None)
             order = None if weight is None else self.of_rows(weight)
             groups = _groups(self.checkpoints[0].config)
@@ -101,9 +105,12 @@ class _Order:
             if order is None or not groups or count % groups:
                 continue
             group = order.reshape(groups, -1) // (count // groups)  # chosen before their experts
-            places = {match.string: f"{match.string[: match.start('number')]}"
-                      f"{order[int(match['number'])]}{match.string[match.end('number') :]}"
-                      for match in own if match["number"]}  # fmt: skip
+            places = {
+                match.string: f"{match.string[: match.start('number')]}"
+                f"{order[int(match['number'])]}{match.string[match.end('number') :]}"
+                for match in own
+                if match["number"]
+            }
             fused = [match.string for match in own if not match["number"]]
             known = all(self.shapes.get(one) == self.shapes[name] for name, one in places.items())
             if known and (group == group[:, :1]).all() and self._fits(places, fused, order):
@@ -116,8 +123,9 @@ class _Order:
         some = [(Part(self.names[name]), Part(one)) for name, one in places.items()]
         some += [
             (Part(self.names[name], ((n, n + 1),)), Part(name, ((row, row + 1),)))
-            for name in fused[:1] for n, row in enumerate(order.tolist())
-        ]  # fmt: skip
+            for name in fused[:1]
+            for n, row in enumerate(order.tolist())
+        ]
         first, second = self.checkpoints
         return all(
             same_numbers(first.read([ours])[0], second.read([theirs])[0])
@@ -178,6 +186,9 @@ def renumbered(
     if not order.orders:
         return None, []
     view = Renumbered(models[0].checkpoint, order.orders, order.places)
-    notes = [f"{what} in another order in {len(some)} modules: {some[0].rstrip('.')}, …"
-             for what, some in moved.items() if some]  # fmt: skip
+    notes = [
+        f"{what} in another order in {len(some)} modules: {some[0].rstrip('.')}, …"
+        for what, some in moved.items()
+        if some
+    ]
     return open_model(view, family=models[0].family_file), notes

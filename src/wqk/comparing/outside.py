@@ -164,8 +164,10 @@ def outside(
     infos = [checkpoint.tensors() for checkpoint in checkpoints]
     by_role = [roles(model) for model in models]
     wanted = {ATTENTION, MIXER, OTHER} if everything else {ATTENTION, MIXER}
-    chosen = [{name: role for name, role in some.items() if layers is None and role in wanted}
-              for some in by_role]  # fmt: skip
+    chosen = [
+        {name: role for name, role in some.items() if layers is None and role in wanted}
+        for some in by_role
+    ]
     # What one family takes for an output's weight may be any tensor to the other, a guessed one: it
     # is compared as it is stored, not said to be missing.
     back = {other: name for name, other in names.items()}
@@ -180,8 +182,9 @@ def outside(
     for number, one in enumerate(found):
         if one.outcome is Outcome.DIFFERS and tolerance and one.distance <= tolerance:
             found[number] = replace(one, outcome=Outcome.ROUNDED)
-    left_out = [names.get(name, name) for some, rest in zip(chosen, by_role, strict=True)
-                for name in rest if name not in some]  # fmt: skip
+    left_out: list[str] = []
+    for some, every in zip(chosen, by_role, strict=True):
+        left_out += [names.get(name, name) for name in every if name not in some]
     unknown = [one.name or one.other for one in found if one.outcome is Outcome.UNKNOWN]
     if any(VALUES not in block.beside for block in blocks):
         unknown.insert(0, VALUES)
@@ -237,14 +240,14 @@ def _entries(
 
 def absent_towers(models: Sequence[Model]) -> list[str]:
     """Towers that a configuration describes, and that neither file has a block of."""
-    there = {word for model in models for plan in model.plans
-             for word in (plan.stack, plan.rule.config, plan.family)}  # fmt: skip
-    told = [word for model in models for word in ("vision", "audio", "text")
-            if isinstance(model.checkpoint.config.get(f"{word}_config"), dict)]  # fmt: skip
+    plans = [plan for model in models for plan in model.plans]
+    there = {word for plan in plans for word in (plan.stack, plan.rule.config, plan.family)}
+    configs = [model.checkpoint.config for model in models]
     return [
         f"not compared: the {word} tower that the configuration describes ({word}_config), of "
         "which neither has attention here"
-        for word in dict.fromkeys(told)
-        if not any(word in str(name) for name in there)
+        for word in ("vision", "audio", "text")
+        if any(isinstance(config.get(f"{word}_config"), dict) for config in configs)
+        and not any(word in str(name) for name in there)
         and not (word == "text" and there & {"decoder", "encoder"})
     ]

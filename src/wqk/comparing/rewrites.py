@@ -592,11 +592,11 @@ def _exchanged(
 
 def _joined(found: Sequence[Finding], units: Sequence[Unit]) -> Iterator[Finding]:
     """Findings of several weights that are one cause: heads that moved, equal words and code."""
-    heads = {
-        one.unit.role: one for one in found
-        if one.rows is not None and whole_heads(one.rows, one.unit.sizes.width) is not None
-        and one.unit.repeated == 1 and one.unit.role in ("query", "key")
-    }  # fmt: skip
+    heads: dict[str, Finding] = {}
+    for one in found:
+        unit, is_side = one.unit, one.unit.role in ("query", "key") and one.unit.repeated == 1
+        if is_side and one.rows is not None and whole_heads(one.rows, unit.sizes.width) is not None:
+            heads[unit.role] = one
     if heads:
         yield _moved_heads(heads)
     same: dict[tuple[str, str, str], list[Finding]] = {}

@@ -364,8 +364,10 @@ def _order_of_heads(block: BlockComparison, apart: Mapping[str, Apart]) -> tuple
     if {*apart} != {SCORES, *block.beside}:
         return ()
     found = [circuit.explained for circuit in apart.values()]
-    orders = {one[0].heads if one and len(one) == 1 and one[0].verdict == Kind.HEADS else ()
-              for one in found}  # fmt: skip
+    orders = {
+        one[0].heads if one and len(one) == 1 and one[0].verdict == Kind.HEADS else ()
+        for one in found
+    }
     return orders.pop() if len(orders) == 1 else ()
 
 
@@ -378,11 +380,13 @@ def _explained(
     if not block.unequal:
         return block
     least = max(LEAST_ALIKE, min(ALIKE_FORMS, 1 - 2 * block.tolerance**2))
-    others = [n for n, (other, _) in enumerate(pairs) if other.place[:2] == pair[0].place[:2]
-              and n != number and SCORES in block.unequal]  # fmt: skip
+    places = [ours.place[:2] for ours, _ in pairs]
+    others = [n for n, place in enumerate(places) if place == places[number] and n != number]
     found: list[Mismatch] = []
     left: tuple[str, ...] = CIRCUITS
-    held = next((n for n in others if marks.alike(n, number, SCORES, least)), None)
+    held = None
+    if SCORES in block.unequal:
+        held = next((n for n in others if marks.alike(n, number, SCORES, least)), None)
     if held is not None:
         layer, other = pair[0].layer, pairs[held][0].layer
         rest = (m for m in others if m != held)

@@ -52,8 +52,9 @@ class Turned(View):
         tensors, shared = first.tensors(), {*names.values()}
         # A head that was tied before gains were folded into it.
         others = self._second.tensors().items() if table else ()
-        self._copies = {n: table for n, i in others
-                        if n not in shared and i.shape == tensors[table].shape}  # fmt: skip
+        self._copies = {
+            n: table for n, i in others if n not in shared and i.shape == tensors[table].shape
+        }
         if self._copies:
             self.config = {**self.config, "tie_word_embeddings": False}
         self._names |= {name: name for name in self._copies}

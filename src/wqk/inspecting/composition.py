@@ -279,8 +279,10 @@ def compose(
         pl.Series("p_corrected", holm(frame["p"].to_numpy())).fill_nan(None),
         *(pl.lit(value, COMPOSITION_SCHEMA[name]).alias(name) for name, value in columns.items()),
     )
-    order = {"descending": [True, False], "nulls_last": True, "maintain_order": True}
-    return CompositionTable(frame.sort("excess", "p", **order), metadata)
+    frame = frame.sort(
+        "excess", "p", descending=[True, False], nulls_last=True, maintain_order=True
+    )
+    return CompositionTable(frame, metadata)
 
 
 class Source:

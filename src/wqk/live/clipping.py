@@ -40,8 +40,8 @@ from wqk._typing import Float
 from wqk.checkpoints import Part
 from wqk.checkpoints.modules import LiveCheckpoint
 from wqk.errors import CheckpointError, FormError, RunError, required_by
-from wqk.families import AttentionPlan, Composed, Side
-from wqk.live.listening import Place, network_of
+from wqk.families import AttentionPlan, Composed, Place, Side
+from wqk.live.listening import network_of
 from wqk.live.logits import LogitMeter, Logits
 from wqk.live.scoring import is_first_process
 from wqk.model import Model
@@ -486,7 +486,7 @@ def _over_processes(
         ends = np.cumsum([len(one) for one in maxima.values()])[:-1]
         maxima = dict(zip(maxima, np.split(joined.cpu().numpy(), ends), strict=True))
     missing = {} if measured is None else measured.missing
-    notes = [f"{' '.join(map(str, place))}: not measured: {why}" for place, why in missing.items()]
+    notes = [f"{place}: not measured: {why}" for place, why in missing.items()]
     return maxima, notes
 
 
@@ -503,9 +503,9 @@ def _given(logits: Any, plans: Sequence[AttentionPlan]) -> dict[Place, np.ndarra
     for key, value in logits.items():
         match key:
             case (stack, kind, layer, head):
-                place = (stack, kind, layer)
+                place = Place(stack, kind, layer)
             case (layer, head) if not several:
-                place = (*own[0][:2], layer)
+                place = own[0]._replace(layer=layer)
             case _:
                 kinds = sorted({place[:2] for place in places})
                 raise FormError(

@@ -28,11 +28,8 @@ from wqk.checkpoints.adapters import module_of
 from wqk.checkpoints.configurations import plain_name
 from wqk.checkpoints.modules import ADAPTED, unwrapped
 from wqk.errors import CheckpointError, UnknownFamily
-from wqk.families import AttentionPlan
+from wqk.families import AttentionPlan, Place
 from wqk.model import Model
-
-# What identifies a block.
-Place = tuple[str, str, int]
 
 # How far from 1 a row of probabilities may sum, and in half precision.
 ROUNDING, HALF_ROUNDING = 1e-5, 1e-2

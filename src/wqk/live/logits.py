@@ -32,11 +32,10 @@ from wqk._typing import Array, Float
 from wqk.attention import Block
 from wqk.checkpoints.modules import LiveCheckpoint, Read
 from wqk.errors import CheckpointError, NonFiniteWeights, first_line, required_by
-from wqk.families import AttentionPlan
+from wqk.families import AttentionPlan, Place
 from wqk.live.listening import (
     AttentionCall,
     Listener,
-    Place,
     known_plans,
     mask_of,
     network_of,

@@ -28,13 +28,12 @@ from array_api_compat import array_namespace, device
 from wqk._typing import Array
 from wqk.attention import Block
 from wqk.errors import CheckpointError, UnknownFamily
-from wqk.families import AttentionPlan
+from wqk.families import AttentionPlan, Place
 from wqk.families.config import CHUNK
 from wqk.live.listening import (
     HIDDEN,
     AttentionCall,
     Listener,
-    Place,
     mask_of,
     own_inputs,
     parent_of,
