@@ -220,10 +220,12 @@ def _unpacked(entry: Mapping[str, Any], file: Mapping[str, np.ndarray], at: str)
     )
 
 
-def _array(file: Mapping[str, np.ndarray], name: str, dtype: type, axes: int) -> np.ndarray:
-    """One nonempty array of the file, its type and axes checked."""
+def _array(
+    file: Mapping[str, np.ndarray], name: str, dtype: type, axes: int, least: int = 1
+) -> np.ndarray:
+    """One array of the file, its type, its axes and that it is not too short checked."""
     array = file[name]
-    if array.dtype != dtype or array.ndim != axes or array.size == 0:
+    if array.dtype != dtype or array.ndim != axes or array.size < least:
         raise ValueError(
             f"{name} must be {np.dtype(dtype).name} with {axes} axes, "
             f"got {array.dtype.name} of shape {array.shape}"
@@ -233,9 +235,7 @@ def _array(file: Mapping[str, np.ndarray], name: str, dtype: type, axes: int) ->
 
 def _numbers(file: Mapping[str, np.ndarray], name: str, length: int) -> np.ndarray:
     """Numbers of outlying rows or columns, possibly none."""
-    array = file[name]
-    if array.dtype != np.int32 or array.ndim != 1:
-        raise ValueError(f"{name} must be int32 with 1 axis, got {array.dtype} {array.shape}")
+    array = _array(file, name, np.int32, 1, least=0)
     if array.size and not 0 <= array.min() <= array.max() < length:
         raise ValueError(f"{name} names rows or columns that do not exist")
     return array

@@ -144,15 +144,9 @@ def as_sheet(table: Table) -> Sheet:
     names = [one_line(name) for name in checkpoints] if len(checkpoints) == 1 else []
     about = [*names, ", ".join(conditions(frame, table.metadata, every=True))]
     lines = Sheet(columns, caption="; ".join(about))
-    for row in frame.iter_rows(named=True):
-        lines.add(*(_cell(row[name]) for name in (*context, *(one.name for one in shown))))
+    for row in frame.select(*context, *(one.name for one in shown)).iter_rows():
+        lines.add(*(number(v) if isinstance(v, float | None) else str(v) for v in row))
     return lines
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "–"
-    return number(value) if isinstance(value, float) else str(value)
 
 
 WRITERS: dict[str, Callable[[Any], bytes]] = {
