@@ -26,7 +26,7 @@ def test_the_strongest_pairs_are_drawn_and_told(table: wqk.CompositionTable):
     assert 'src="data:image/svg+xml;base64,' in section
     assert section.count("<tr>") == min(ROWS, above.height) + 1
     cells = re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", section)
-    assert cells[7:13] == ["K", "0.2", "1.2", "0.337", "0.128", "34.1"]
+    assert cells[8:15] == ["K", "0.2", "1.2", "0.337", "0.128", "0.209", "34.1"]
     assert feeding_section([]) == ""
 
 

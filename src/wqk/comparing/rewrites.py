@@ -332,7 +332,8 @@ def _sections(unit: Unit, strangers: bool = True) -> Finding | None:
     kinds = {one.kind for one in found}
     kind = kinds.pop() if len(kinds) == 1 else Kind.FUSED
     heads = found[0].heads if len(found) == 1 else ()
-    return Finding(kind, "; ".join(words), "\n".join(code), both, unit, heads=heads)
+    said = "; ".join(words), "\n".join(code)
+    return Finding(kind, *said, both, unit, heads=heads, sides=unit.sides)
 
 
 def _of_part(unit: Unit, part: Unit) -> Finding | None:
@@ -605,14 +606,15 @@ def _joined(found: Sequence[Finding], units: Sequence[Unit]) -> Iterator[Finding
             same.setdefault((one.kind, one.words, one.code), []).append(one)
     for some in same.values():
         first = some[0]
-        sides = tuple(dict.fromkeys(side for one in some for side in one.mismatch.sides))
+        sides = tuple(dict.fromkeys(side for one in some for side in one.sides))
         words = first.words
         alone = len(sides) == 1 and len({u.name for u in units if u.role in ("query", "key")}) > 1
         if alone and first.rows is not None and first.kind in (Kind.ROTARY, Kind.HEADS):
             words += f", in the {sides[0]} weights alone"
         repaired = {name: value for one in some for name, value in one.repaired.items()}
         titles = tuple(dict.fromkeys(one.unit.title for one in some))
-        yield replace(first, words=words, repaired=repaired, sides=sides, titles=titles)
+        words = words.replace("{}", ", ".join(titles))
+        yield replace(first, words=words, repaired=repaired, sides=sides)
 
 
 def _moved_heads(moved: Mapping[str, Finding]) -> Finding:

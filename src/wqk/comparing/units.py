@@ -155,7 +155,7 @@ class Unit:
             if bias is not None and same_numbers(one.wanted, bias[0]):
                 both[one.name] = bias[0].astype(one.stored.dtype, copy=False)
                 code += f"\n{bias[1]}"
-        return Finding(kind, words, code, both, self, **more)
+        return Finding(kind, words, code, both, self, sides=self.sides, **more)
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +166,7 @@ class Finding:
     ----------
     kind, words, code
         The cause, what it is in a phrase, and PyTorch that undoes it, as of a `Mismatch`; braces
-        stand for the names of the weights.
+        stand for the weight's name.
     repaired
         The weights after it, by name.
     unit
@@ -177,8 +177,6 @@ class Finding:
         Those that it concerns; empty for all.
     sides
         Which of ``query`` and ``key`` it concerns.
-    titles
-        Of the weights in which the same was found.
     """
 
     kind: Kind
@@ -188,9 +186,8 @@ class Finding:
     unit: Unit = field(repr=False)
     rows: np.ndarray | None = field(default=None, repr=False)
     heads: tuple[int, ...] = ()
-    sides: tuple[str, ...] | None = None
+    sides: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
-    titles: tuple[str, ...] = ()
 
     @property
     def mismatch(self) -> Mismatch:
@@ -199,11 +196,9 @@ class Finding:
         facts = {"tensor": self.unit.name, "tensors": roles, **self.facts}
         if self.unit.gain is not None:
             facts["gain"] = self.unit.gain.name
-        sides, code = self.unit.sides if self.sides is None else self.sides, self.code
-        if self.unit.flipped:
-            code = across(code)
-        words = self.words.replace("{}", ", ".join(self.titles or (self.unit.title,)))
-        return Mismatch(self.kind, words, code, sides, self.heads, facts)
+        code = across(self.code) if self.unit.flipped else self.code
+        words = self.words.replace("{}", self.unit.title)
+        return Mismatch(self.kind, words, code, self.sides, self.heads, facts)
 
 
 def across(code: str) -> str:
