@@ -26,8 +26,8 @@ from wqk.families.config import switches, unread_settings
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Positions counted from the padding, a scale of positions, and a plain decoder.
-FEW = ("camembert", "bros", "llama")
+# Positions counted from the padding, values that may be rotated, and a plain decoder.
+FEW = ("camembert", "roformer", "llama")
 
 
 @cache

@@ -71,10 +71,10 @@ def test_what_is_detectable_is_detected_in_four_of_five_trials() -> None:
 
     def found(effect: float) -> float:
         """How often this effect is found, in units of the deviation."""
-        trials = [paired(rng.normal(effect, 1.0, 12).tolist()).p for _ in range(2000)]
+        trials = [paired(rng.normal(effect, 1.0, 12).tolist()).p for _ in range(600)]
         return float(np.mean([p is not None and p < 0.05 for p in trials]))
 
-    told = [paired(rng.normal(0, 1.0, 12).tolist()).detectable or 0 for _ in range(2000)]
+    told = [paired(rng.normal(0, 1.0, 12).tolist()).detectable or 0 for _ in range(600)]
     # At the power that was asked for, the effect and the detectable one agree.
     assert found(float(np.mean(told))) == pytest.approx(0.8, abs=0.04)
     assert found(0.5) < 0.5

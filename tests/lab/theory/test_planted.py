@@ -60,7 +60,7 @@ W_QK = [find("Theorems 2.3 and S1.12, W_qk"), find("Corollary S1.13, W_qk")]
 @pytest.mark.parametrize("key", W_QK)
 @pytest.mark.parametrize("layers", [4, 24])
 def test_one_model_is_described_and_decides_nothing(key: str, layers: int) -> None:
-    for seed in range(20):
+    for seed in range(6):
         finding = verdict(key, shared_dimensions(layers)(seed))
         assert finding.verdict == "described"
         assert finding.estimate is not None
