@@ -269,10 +269,9 @@ def _gptq(
         zero = unpacked(_one_more(packed, bits, outputs) if is_first else packed, bits, outputs)
         return scaled(codes, stored["scales"].T[rows], zero.T[rows], stored.get("group_of"))
 
-    return source.matrix(
-        f"GPTQ {bits}-bit" + ("" if version else " (version not said: taken for the first)"),
-        (outputs, inputs), _uniform(bits, shared), components, values, groups,
-    )  # fmt: skip
+    kind = f"GPTQ {bits}-bit" + ("" if version else " (version not said: taken for the first)")
+    grid = _uniform(bits, shared)
+    return source.matrix(kind, (outputs, inputs), grid, components, values, groups)
 
 
 def _one_more(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
@@ -424,8 +423,9 @@ def _mxfp4(stem: str, source: Source) -> Quantized:
     if source.shape(f"{stem}_scales", "U8", axes=3) != (experts, outputs, groups):
         raise CheckpointError(f"{stem}_scales must have one entry for each block")
     components = {
-        "codes": Component(f"{stem}_blocks", 1), "scales": Component(f"{stem}_scales", 1),
-    }  # fmt: skip
+        "codes": Component(f"{stem}_blocks", 1),
+        "scales": Component(f"{stem}_scales", 1),
+    }
 
     def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
         blocks = FP4[_nibbles(stored["codes"])] * _exponents(stored["scales"])[..., None]
@@ -455,8 +455,9 @@ def _integers(stem: str, source: Source) -> Quantized:
         )
     shared = _groups(inputs, grid, 1, scales_at)
     components = {
-        "codes": Component(name, 1), "scales": Component(scales_at, int(grid[0] == outputs > 1)),
-    }  # fmt: skip
+        "codes": Component(name, 1),
+        "scales": Component(scales_at, int(grid[0] == outputs > 1)),
+    }
     if zero_name in source.tensors:
         zeros_as = source.tensors[zero_name].shape
         if math.prod(zeros_as) != math.prod(grid) or zeros_as[:1] != scales.shape[:1]:

@@ -187,10 +187,15 @@ def show(ref: str, layer: int, out: Path | None, as_json: bool, **options: Any) 
 @json_output
 @click.pass_context
 def same(
-    context: click.Context, /, ref: str, other: str, picture: Path | None,
-    junit: Path | None, as_json: bool,
+    context: click.Context,
+    /,
+    ref: str,
+    other: str,
+    picture: Path | None,
+    junit: Path | None,
+    as_json: bool,
     **options: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Check whether B is A, converted or rewritten, and if not, find out why.
 
     Compares what attends: scores, values and outputs, learned positions, sinks, and other mixers;

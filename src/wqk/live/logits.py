@@ -32,7 +32,7 @@ from wqk._typing import Array, Float
 from wqk.attention import Block
 from wqk.checkpoints.modules import LiveCheckpoint, Read
 from wqk.errors import CheckpointError, NonFiniteWeights, first_line, required_by
-from wqk.families import AttentionPlan, Place
+from wqk.families import Place
 from wqk.live.listening import (
     AttentionCall,
     Listener,
@@ -443,7 +443,10 @@ class LogitMeter:
         inputs = {side: given.detach() for side, given in own_inputs(call).items()}
         if "query" not in inputs or "key" not in inputs:
             raise CheckpointError("the block ran without its own projections")
-        x, y = (_as_sequences(plan, inputs[side]) for side in ("query", "key"))
+        # Rows and columns of a picture are one sequence, or else several.
+        joined = (1, 2) if plan.position == "relative" else (0, 1)
+        both = (inputs[side] for side in ("query", "key"))
+        x, y = (given.flatten(*joined) if given.ndim == 4 else given for given in both)
         if y.ndim == 3 and len(y) % len(x) == 0:
             y = y.reshape(len(x), -1, y.shape[-1])  # several pictures of one text
         if x.ndim != 3 or y.ndim != 3 or len(x) != len(y):
@@ -488,10 +491,3 @@ def _position_term(call: AttentionCall) -> Any:
         if isinstance(term, torch.Tensor) and term.ndim == 4 and term.shape[1] == plan.query.heads:
             return term.detach()
     return None
-
-
-def _as_sequences(plan: AttentionPlan, inputs: Any) -> Any:
-    """Inputs (B, N, D): rows and columns of a picture are one sequence, else several."""
-    if inputs.ndim != 4:
-        return inputs
-    return inputs.flatten(1, 2) if plan.position == "relative" else inputs.flatten(0, 1)

@@ -403,9 +403,16 @@ def _blocks(
                 fits = math.isfinite(difference)
                 largest = plan.scale * float(np.abs(products).max()) if fits else math.inf
         yield VerifiedBlock(
-            plan.stack, plan.kind, plan.layer, number, difference, None, contrast, tolerance,
-            largest, ceiling, described,
-        )  # fmt: skip
+            *plan.place,
+            number,
+            difference=difference,
+            form_difference=None,
+            contrast=contrast,
+            tolerance=tolerance,
+            largest_score=largest,
+            ceiling=ceiling,
+            described=described,
+        )
 
 
 class _InDoublePrecision(Around):
