@@ -95,6 +95,22 @@ def test_a_scan_scores_what_is_stored(name: str, tmp_path: Path) -> None:
     assert note == f"queries and keys are stored as {kind}"
 
 
+@pytest.mark.parametrize(
+    "name", ["int8", "int-quantized-8-channel", "torchao-int8", "gptq-4-ordered", "hqq-4-axis0"]
+)
+def test_codes_are_the_same_only_under_the_same_scales(name: str, tmp_path: Path) -> None:
+    stored, _, about, config = llama(lambda at: case(name, at))
+    at = "layers.0.self_attn.q_proj."
+    scales = [key for key in stored if at in key and re.search("SCB|scale$|scales$", key)]
+    other = stored | {key: 2 * stored[key] for key in scales}
+    first, second = (
+        write(tmp_path / f"{n}", one, about | config) for n, one in enumerate((stored, other))
+    )
+    assert scales
+    assert wqk.same(first, first, everything=True).same
+    assert not wqk.same(first, second, everything=True).same
+
+
 def packed(
     weight: np.ndarray, bits: int, order: Any = None, group: int = 32, inputs: Any = None
 ) -> tuple[Any, Any]:

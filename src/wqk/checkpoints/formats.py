@@ -26,7 +26,14 @@ import numpy as np
 
 from wqk.checkpoints.checkpoint import Checkpoint, Part, Regrouping, TensorInfo
 from wqk.checkpoints.configurations import Opened, by_plain_name, configured
-from wqk.checkpoints.files import JoinedFiles, LocalFile, bytes_at, is_text, open_safetensors
+from wqk.checkpoints.files import (
+    JoinedFiles,
+    LocalFile,
+    RowFile,
+    bytes_at,
+    is_text,
+    open_safetensors,
+)
 from wqk.checkpoints.gguf import open_gguf
 from wqk.checkpoints.number_types import is_float8, require_floats, scale_name
 from wqk.checkpoints.quantized import Source, find_quantized, refuse_unread
@@ -455,14 +462,14 @@ class StoredCheckpoint(Checkpoint):
         return [arrays[i] for i in range(len(parts))]
 
     def raw(self, part: Part, room: np.ndarray | None = None) -> np.ndarray | None:
-        """A part's bytes; None if it is remote, compressed, in pieces, or has scales elsewhere."""
-        info = self.info(part.name)
-        if self._workers is not None or is_float8(info.dtype):
+        """A part's bytes; None if it is remote, in an archive, in pieces, or made of several."""
+        dtype, is_made = self.info(part.name).dtype, part.name in self._quantized
+        if self._workers is not None or is_made or is_float8(dtype):
             return None
         file, own = self._lying(part)
-        ranges = file.byte_ranges(own)
-        if not ranges:
+        if not isinstance(file, RowFile):  # whose bytes say nothing without strides
             return None
+        ranges = file.byte_ranges(own)
         size = sum(stop - start for start, stop in ranges)
         found = np.empty(size, np.uint8) if room is None or len(room) < size else room[:size]
         at = 0
