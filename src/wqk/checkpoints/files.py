@@ -110,7 +110,7 @@ class WeightFile(Protocol):
     tensors: Mapping[str, TensorInfo]
 
     def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
-        """Where a part's rows lie in ``source``; none if they are compressed or elsewhere."""
+        """Where a part's rows lie in ``source``; none if they are elsewhere."""
 
     def read(self, part: Part) -> np.ndarray:
         """The part's rows, joined, widened to float32 (float64 stays)."""

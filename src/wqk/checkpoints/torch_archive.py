@@ -12,9 +12,8 @@ import io
 import math
 import re
 import struct
-import threading
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -101,7 +100,6 @@ class TorchFile:
     def __init__(self, source: ByteSource) -> None:
         self.source = source
         self._stream = _Stream(source)
-        self._lock = threading.Lock()
         self._members: dict[str, zipfile.ZipInfo] = {}
         self._starts: dict[str, int] = {}  # of storages, by their keys
         # For a remote archive: all small reads of its directory lie within these two.
@@ -132,7 +130,7 @@ class TorchFile:
         }
 
     def _read_zip(self) -> Any:
-        self._archive = archive = zipfile.ZipFile(self._stream)
+        archive = zipfile.ZipFile(self._stream)
         roots = [n.removesuffix("data.pkl") for n in archive.namelist() if n.endswith("/data.pkl")]
         if len(roots) != 1:
             raise CheckpointError("a ZIP file, but not a torch archive")
@@ -166,29 +164,26 @@ class TorchFile:
         return content
 
     def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
-        """Where the part's rows lie in the file: half-open ranges of bytes; none if compressed.
+        """Where the part's rows lie in the file: half-open ranges of bytes.
 
         Rows of a tensor that is not stored row by row come with everything between them.
         """
         with errors_about(self.source.name):
             tensor, storage = self._checked(part.name)
-            if self._is_compressed(storage):
-                return []
             if part.rows is None and storage.key not in self._starts:
                 # The member's own header says where data begins, at most this many bytes later.
                 info = self._member_of(storage, part.name)
                 header = 30 + len(info.filename) + 2**7
                 stop = info.header_offset + header + storage.nbytes
                 return [(info.header_offset, min(stop, self.source.size))]
-            start = self._start(storage, part.name)
-            return [(start + a, start + b) for a, b in tensor.byte_ranges(part)]
+            return self._ranges(tensor, storage, part)
 
     def read(self, part: Part) -> np.ndarray:
         """The part's rows, joined, widened to float32 (float64 stays)."""
         with errors_about(self.source.name):
             tensor, storage = self._checked(part.name)
-            read = self._reader(storage, part.name)
-            values = widened(tensor.dtype, tensor.byte_ranges(part), read, part.name)
+            ranges = self._ranges(tensor, storage, part)
+            values = widened(tensor.dtype, ranges, self.source.read_into, part.name)
         if tensor.is_row_major:
             return values.reshape(part.shape(tensor.shape))
         strides = [n * values.itemsize for n in tensor.stride]
@@ -210,37 +205,20 @@ class TorchFile:
             )
         return tensor, tensor.storage
 
-    def _reader(self, storage: Storage, name: str) -> Callable[[int, memoryview], None]:
-        """A function that fills a buffer from this byte of a storage on."""
-        if not self._is_compressed(storage):
-            start = self._start(storage, name)
-            return lambda offset, buffer: self.source.read_into(start + offset, buffer)
-        info = self._members[f"data/{storage.key}"]
-
-        def inflate(offset: int, buffer: memoryview) -> None:
-            try:
-                with self._lock, self._archive.open(info) as member:
-                    member.seek(offset)
-                    content = member.read(len(buffer))
-                    if len(content) < len(buffer):
-                        raise EOFError("it ends early")
-                    buffer[:] = content
-            except WqkError:
-                raise
-            except Exception as error:  # a damaged member may fail in any way
-                raise CheckpointError(f"{name!r} is damaged ({first_line(error)})") from None
-
-        return inflate
-
-    def _is_compressed(self, storage: Storage) -> bool:
-        info = self._members.get(f"data/{storage.key}")
-        return info is not None and info.compress_type != zipfile.ZIP_STORED
+    def _ranges(self, tensor: StoredTensor, storage: Storage, part: Part) -> list[tuple[int, int]]:
+        start = self._start(storage, part.name)
+        return [(start + a, start + b) for a, b in tensor.byte_ranges(part)]
 
     def _member_of(self, storage: Storage, name: str) -> zipfile.ZipInfo:
         """The member that holds a storage of the tensor of this name."""
         info = self._members.get(f"data/{storage.key}")
         if info is None or info.file_size < storage.nbytes or info.flag_bits & 1:
             raise CheckpointError(f"the data of {name!r} is missing")
+        if info.compress_type != zipfile.ZIP_STORED:
+            raise CheckpointError(
+                f"the data of {name!r} is compressed, which torch.save does not do; load it in "
+                "PyTorch, and save it again"
+            )
         return info
 
     def _start(self, storage: Storage, name: str) -> int:
