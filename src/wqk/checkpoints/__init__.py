@@ -110,8 +110,8 @@ def _open(
         if page is None:
             _refuse_revision(revision, name)
             return open_url(name, subfolder=subfolder, **access)
-        name, revision = page.repository, revision or page.revision
-        subfolder = subfolder or page.subfolder
+        name, shown, within = page
+        revision, subfolder = revision or shown, subfolder or within
     elif exists(path) or not is_hub_id(name):
         _refuse_revision(revision, name)
         folder = path / subfolder if subfolder else Path(steps_of(name)[-1])

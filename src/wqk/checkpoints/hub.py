@@ -251,8 +251,6 @@ def _asking(ask: Callable[[], Listing], revision: str | None) -> Listing:
         except tuple(refusals) as error:
             reason = next(text for kind, text in refusals.items() if isinstance(error, kind))
             raise HubError(reason) from None
-        except errors.OfflineModeIsEnabled:
-            raise _Unreachable("offline mode is on (HF_HUB_OFFLINE)") from None
         except errors.HfHubHTTPError as error:
             status, wait = error.response.status_code, http.asked_wait(error.response.headers)
             failures += 1
@@ -305,21 +303,13 @@ OPTIONAL = ("config.json", "open_clip_config.json", *PREFERRED)
 OFFLINE = "is not in the cache, and fetching is disabled"
 
 
-class Page(NamedTuple):
-    """What a page of the hub shows: a repository, perhaps at a revision, perhaps a folder of it."""
-
-    repository: str
-    revision: str | None
-    subfolder: str | None
-
-
-def hub_page(url: str) -> Page | None:
-    """The repository that an address of the hub's pages shows; None for any other address.
+def hub_page(url: str) -> tuple[str, str | None, str | None] | None:
+    """The repository, revision and subfolder that one of the hub's pages shows; None for others.
 
     Examples
     --------
     >>> hub_page("https://huggingface.co/EleutherAI/pythia-70m/tree/step1000")
-    Page(repository='EleutherAI/pythia-70m', revision='step1000', subfolder=None)
+    ('EleutherAI/pythia-70m', 'step1000', None)
     >>> hub_page("https://huggingface.co/owner/name/resolve/main/model.safetensors")
     """
     from huggingface_hub import constants
@@ -328,7 +318,7 @@ def hub_page(url: str) -> Page | None:
     match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:/tree/([^/]+)(?:/(.+))?)?", path)
     if path == url or not match or match[1].split("/")[0] in ("api", "datasets", "spaces"):
         return None
-    return Page(match[1], unquote(match[2]) if match[2] else None, match[3])
+    return match[1], unquote(match[2]) if match[2] else None, match[3]
 
 
 def open_url(

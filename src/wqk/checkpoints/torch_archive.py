@@ -14,7 +14,7 @@ import re
 import struct
 import zipfile
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,17 +34,11 @@ NESTED_UNDER = (
 )  # fmt: skip
 
 
-class Held(NamedTuple):
-    """The named tensors that were found, and the keys of other weights, such as an average's."""
-
-    tensors: dict[str, StoredTensor]
-    passed_over: tuple[str, ...]
-
-
-def state_dict(content: Any) -> Held:
+def state_dict(content: Any) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
     """The named tensors, or those in a nested dictionary: of a usual name, or the only one.
 
-    Raises `CheckpointError` if there are none, or several without a usual name.
+    Beside them are the keys of other weights, such as an average's, that were passed over. Raises
+    `CheckpointError` if there are none, or several without a usual name.
     """
     passed_over: list[str] = []
     held: list[str] = []
@@ -68,7 +62,7 @@ def state_dict(content: Any) -> Held:
         if not all(map(is_text, named)):
             raise CheckpointError("a tensor's name is not text")
         if named:
-            return Held(named, tuple(passed_over))
+            return named, tuple(passed_over)
         break
     several = f"; {' and '.join(held[:5])} may be; save one of them alone" if held else ""
     raise CheckpointError(shortened(f"contains no state dict of named tensors{several}"))
