@@ -104,7 +104,7 @@ def output(model: Any, tokens: torch.Tensor) -> torch.Tensor:
 
 def with_part(model: Any, tokens: torch.Tensor, part: Part, place: Place) -> torch.Tensor:
     with Mixer(wqk.open(model)).installed() as mixer:
-        mixer.set(place, part)
+        mixer.place, mixer.part = place, part
         return output(model, tokens)
 
 
@@ -179,7 +179,7 @@ def heard(kind: Kind, model: Any, part: Part, seed: int = 0) -> tuple[np.ndarray
             attention.register_forward_pre_hook(given, with_kwargs=True, prepend=True),
             after.register_forward_pre_hook(put_out),
         ]
-        mixer.set(Place(kind.stack), part)
+        mixer.place, mixer.part = Place(kind.stack), part
         output(model, ids())
     for hook in hooks:
         hook.remove()
@@ -284,7 +284,7 @@ def test_derivatives_are_those_of_autograd() -> None:
     factor = torch.ones((), dtype=torch.float64, requires_grad=True)
     hidden = np.random.default_rng(0).random((4, 8)).argsort(axis=1).argsort(axis=1) < 1
     with Mixer(wqk.open(model)).installed() as mixer:
-        mixer.set(Place("encoder"), Part("", factor, 0.0))  # type: ignore[arg-type]
+        mixer.place, mixer.part = Place("encoder"), Part("", factor, 0.0)  # type: ignore[arg-type]
         logits = model(input_ids=tokens.masked_fill(torch.from_numpy(hidden), 3)).logits
         loss = torch.nn.functional.cross_entropy(logits[hidden], tokens[hidden])
     (slope,) = torch.autograd.grad(loss, factor)

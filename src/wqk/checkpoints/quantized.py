@@ -102,12 +102,6 @@ class Source(NamedTuple):
     config: Mapping[str, Any]
     read: Callable[[Sequence[Part]], list[np.ndarray]]
 
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """The configuration's ``quantization_config``; empty without one."""
-        found = self.config.get("quantization_config")
-        return found if isinstance(found, dict) else {}
-
     def shape(self, name: str, dtypes: str, axes: int = 2) -> tuple[int, ...]:
         """The shape of a tensor that has to be there, with one of these types."""
         info = self.tensors.get(name)
@@ -156,10 +150,15 @@ def find_quantized(source: Source) -> dict[str, Quantized]:
     return found
 
 
+def _settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration's ``quantization_config``; empty without one."""
+    found = config.get("quantization_config")
+    return found if isinstance(found, dict) else {}
+
+
 def refuse_unread(config: Mapping[str, Any]) -> None:
     """Raise `CheckpointError` if a configuration names a quantized format that is not read."""
-    found = config.get("quantization_config")
-    settings = found if isinstance(found, dict) else {}
+    settings = _settings(config)
     method = str(settings.get("quant_method", "")).lower()
     kept = str(settings.get("checkpoint_format") or settings.get("version") or "").lower()
     if method in UNREAD_METHODS:
@@ -260,7 +259,7 @@ def _gptq(
         components["group_of"] = Component(f"{stem}.g_idx")
     # The first version stores zeros less one, subtracted from all bits of a row at once. Codes do
     # not tell it: as for the library, it is the first where nothing is said.
-    version = source.settings.get("checkpoint_format")
+    version = _settings(source.config).get("checkpoint_format")
     is_first = version != "gptq_v2"
 
     def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
@@ -318,7 +317,7 @@ def _packed(stem: str, source: Source) -> Quantized:
     if source.tensors[name].dtype == "U8":
         return _packed_floats(stem, source)
     outputs, words = source.shape(name, "I32")
-    bits, scale = _bits_of(source.settings, stem), source.tensors[f"{stem}.weight_scale"]
+    bits, scale = _bits_of(_settings(source.config), stem), source.tensors[f"{stem}.weight_scale"]
     components = {"codes": Component(name, 1)}
     grouped = len(scale.shape) == 2 and scale.shape[0] == outputs
     by_row = grouped or scale.shape == (outputs,)
@@ -649,7 +648,7 @@ def _float8(name: str, source: Source) -> Quantized:
     if len(grid) != len(info.shape) or (math.prod(grid) > 1 and len(grid) != 2):
         raise CheckpointError(f"{scale}: scales of shape {grid} for a tensor of {info.shape}")
     expected = (128, 128)
-    match source.settings.get("weight_block_size"):
+    match _settings(source.config).get("weight_block_size"):
         case [int(high), int(wide)] if high > 0 and wide > 0:
             expected = (high, wide)
     sides = [

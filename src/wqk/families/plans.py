@@ -509,14 +509,7 @@ def _applications(config: Config, rule: AttentionRule, group: int, groups: int) 
 
 
 def _explain_absence(checkpoint: Checkpoint, family: Family) -> None:
-    names = checkpoint.tensors()
-    packed = next((n for n in names if n.endswith((".qweight", ".weight_packed"))), None)
-    if packed:
-        raise CheckpointError(
-            f"quantized ({packed}); quantized weights cannot be scored; "
-            "use the original checkpoint, or dequantize it first"
-        )
-    rule = family.attention[0]
+    names, rule = checkpoint.tensors(), family.attention[0]
     expected = (rule.fused or rule.query)[0].replace("{layer}", "0")
     shape = re.escape((rule.fused or rule.query)[0]).replace(r"\{layer\}", r"\d+")
     bare = next((n for n in names if re.search(rf"^(\D+\.)?{shape}\.weight$", n)), None)

@@ -75,6 +75,8 @@ class Place(NamedTuple):
 class Mixer:
     """Lets a model run with parts of its scores; use within ``installed()``.
 
+    Its ``part`` takes the place of the scores of its ``place`` in the passes that follow.
+
     Parameters
     ----------
     opened
@@ -104,7 +106,7 @@ class Mixer:
         }
         self.place, self.part = Place(""), WHOLE
         self._checked: set[Any] = set()
-        self._probing: tuple[Array, Array] | bool = False
+        self._probing = False
         self._mirrored: dict[Any, Array] = {}
         self._between: dict[tuple[Any, int], Array] = {}
 
@@ -136,10 +138,6 @@ class Mixer:
                 config._attn_implementation_internal = name
             for hook in hooks:
                 hook.remove()
-
-    def set(self, place: Place, part: Part) -> None:
-        """Choose what takes the place of which scores in the passes that follow."""
-        self.place, self.part = place, part
 
     def require_all_seen(self) -> None:
         """Raise `UnknownFamily` if some self-attention has not gone through the interface."""

@@ -330,14 +330,14 @@ class _Measurement:
         self.mixer, self.given = mixer, given
         self.on_progress: Callable[[int, int], None] | None = None
         self.done = self.total = 0
-        self.mixer.set(Place(""), WHOLE)
+        self.mixer.part = WHOLE
         self.given.remember_states()
         self.whole = given.losses()
         self.mixer.require_all_seen()
 
     def losses(self, place: Place, part: Part) -> np.ndarray:
         """The loss of each block."""
-        self.mixer.set(place, part)
+        self.mixer.place, self.mixer.part = place, part
         self.done += 1
         if self.on_progress is not None:
             self.on_progress(self.done, self.total)

@@ -210,9 +210,8 @@ def with_logits(table: ScoreTable, logits: Logits) -> ScoreTable:
 
     Rows of logits that are not finite have the status ``non-finite``.
     """
-    more = logits.frame
     plain = table.frame.drop(LOGITS, strict=False)
-    frame = plain.join(more, on=ROW, how="left", nulls_equal=True).with_columns(
+    frame = plain.join(logits.frame, on=ROW, how="left", nulls_equal=True).with_columns(
         status=pl.when(pl.col("max_logit").is_finite() | pl.col("max_logit").is_null())
         .then("status")
         .otherwise(pl.lit("non-finite"))
