@@ -36,10 +36,11 @@ def in_double_precision(writer: BilinearForm, reader: BilinearForm) -> np.ndarra
 def test_tiles_and_cores_give_the_same(tile: int, threads: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(overlaps, "TILE", tile)
     writing = [stack(0, 4, 1), stack(1, 3, 1), stack(2, 2, 1)]
-    reading = [stack(3, 4, 1), stack(4, 2, 3), stack(5, 1, 2)]
+    reading = [stack(3, 4, 1), stack(4, 2, 3), stack(5, 1, 2), stack(6, 1, 3), stack(7, 2, 2)]
     fixed = np.arange(WIDTH) < 2
     writers, readers = ([chaining.end(one, fixed) for one in forms] for forms in (writing, reading))
-    wanted = [(0, 0), (0, 1), (1, 1), (0, 2), (1, 2), (2, 2)]
+    spans = [(1, 3), (0, 1), (0, 2), (0, 2), (0, 3)]  # of writers that each reader meets
+    wanted = [(i, j) for j, span in enumerate(spans) for i in range(*span)]
     found = {}
     for pays in (True, False):
         monkeypatch.setattr(overlaps, "tiles_pay", lambda *_, pays=pays: pays)

@@ -210,13 +210,15 @@ def chain_all(
     tiled: dict[tuple[int, int], np.ndarray] = {}
     for width in {readers[j].width for _, j in wanted}:
         pairs = [pair for pair in wanted if readers[pair[1]].width == width]
-        rows, columns = (sorted(set(numbers)) for numbers in zip(*pairs, strict=True))
+        rows = sorted({i for i, _ in pairs})
+        fed = {j: [rows.index(i) for i, one in pairs if one == j] for j in {j for _, j in pairs}}
+        spans = {column: (min(one), max(one) + 1) for column, one in fed.items()}
+        columns = sorted(spans, key=lambda column: spans[column])
         some = [writers[i] for i in rows], [readers[j] for j in columns]
         places = [(rows.index(i), columns.index(j)) for i, j in pairs]
         if not overlaps.tiles_pay(*some, places):
             continue
-        fed = [[rows.index(i) for i, j in pairs if j == column] for column in columns]
-        squares = overlaps.by_tiles(*some, [(min(one), max(one) + 1) for one in fed], threads)
+        squares = overlaps.by_tiles(*some, [spans[column] for column in columns], threads)
         starts = [np.cumsum([0, *(one.heads for one in ends)]) for ends in some]
         for pair, place in zip(pairs, places, strict=True):
             at = [slice(start[n], start[n + 1]) for start, n in zip(starts, place, strict=True)]

@@ -15,7 +15,8 @@ Axes: W writing and R reading heads, D width of the stream, r rank of a form's c
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -125,22 +126,16 @@ def by_tiles(
     writers, readers
         Stacks of one width, of which the first share no factors.
     spans
-        For each reading stack, which writing ones it is paired with: from, and up to. Other pairs
-        are zero.
+        For each reading stack, in ascending order, which writing ones it is paired with: from, and
+        up to. Other pairs are zero.
     threads
         How many tiles are made at a time, each with a single-threaded BLAS.
     """
-    starts = np.cumsum([0, *(one.heads for one in writers)])
-    # Reading stacks of the same span share a product.
-    shared: list[tuple[slice, slice]] = []
-    first = 0
-    for reader, (begin, end) in zip(readers, spans, strict=True):
-        span = slice(int(starts[begin]), int(starts[end]))
-        if shared and shared[-1][0] == span:
-            shared[-1] = span, slice(shared[-1][1].start, first + reader.heads)
-        else:
-            shared.append((span, slice(first, first + reader.heads)))
-        first += reader.heads
+    starts, reads = (np.cumsum([0, *(one.heads for one in ends)]) for ends in (writers, readers))
+    products = [
+        (slice(*starts[[begin, end]]), slice(*reads[[first, last]]))
+        for begin, end, first, last in _rectangles(spans)
+    ]
     width = writers[0].width
     count = -(-width // TILE)
     edges = [width * n // count for n in range(count + 1)]
@@ -149,7 +144,7 @@ def by_tiles(
     longest = max(strip.stop - strip.start for strip in strips) ** 2
 
     def summed(share: Sequence[tuple[int, int]]) -> np.ndarray:
-        total = np.zeros((int(starts[-1]), first))
+        total = np.zeros((int(starts[-1]), int(reads[-1])))
         room = [np.empty(rows * longest, np.float32) for rows in total.shape]
         left: list[list[np.ndarray]] = []
         place = -1
@@ -161,8 +156,9 @@ def by_tiles(
                 _tiles(ends, sides, strips[column], space)
                 for ends, sides, space in zip((writers, readers), left, room, strict=True)
             ]
-            for span, reading in shared:
-                total[span, reading] += (1 + (row != column)) * (made[0][span] @ made[1][reading].T)
+            for writing, reading in products:
+                product = made[0][writing] @ made[1][reading].T
+                total[writing, reading] += (1 + (row != column)) * product
         return total
 
     shares = [
@@ -170,6 +166,29 @@ def by_tiles(
     ]
     with ThreadPoolExecutor(threads) as pool:
         return np.asarray(sum(pool.map(summed, shares)))
+
+
+def _rectangles(spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
+    """Few and large products for all spans: writing stacks from, up to, reading ones from, up to.
+
+    The upper half of the readers meets all that its first one is paired with; what is left of
+    either half is cut in the same way.
+
+    Examples
+    --------
+    >>> list(_rectangles([(0, 1), (0, 2), (0, 2), (0, 3)]))
+    [(0, 2, 1, 4), (2, 3, 3, 4), (0, 1, 0, 1)]
+    """
+    begins = [begin for begin, _ in spans]
+    left = [(begin, begins.index(begin), bisect_right(begins, begin)) for begin in set(begins)]
+    while left:
+        begin, first, last = left.pop()
+        if first < last:
+            middle = (first + last) // 2
+            end = spans[middle][1]
+            alike = bisect_left(spans, spans[middle]), bisect_right(spans, spans[middle])
+            yield begin, end, alike[0], last
+            left += [(begin, first, alike[0]), (end, alike[1], last)]
 
 
 def _heads(one: End, rows: slice) -> np.ndarray:
