@@ -36,15 +36,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from array_api_compat import device
 
+from wqk._typing import Float
 from wqk.errors import FormError
 from wqk.forms import BilinearForm, overlaps
-from wqk.forms.kernels import array_namespace, on_host
-from wqk.forms.overlaps import End
+from wqk.forms.kernels import array_namespace, balance, on_host
+from wqk.forms.overlaps import Side
 from wqk.forms.spectra import root_of, spectral_norm
 
 
@@ -78,6 +80,18 @@ class Chained(NamedTuple):
             return gamma_tail(self.z, self.third / self.variance**1.5)
 
 
+@dataclass(frozen=True, eq=False)
+class End(Side):
+    """A side, and what chance makes of it: w₁ are the rows that it leaves in place, w₂ the others.
+
+    With G = w₂ᵀ w₂.
+    """
+
+    fixed: Float[np.ndarray, "heads 3 kk"]  # w₁ Gⁿ w₁ᵀ for n = 0, 1, 2
+    traces: Float[np.ndarray, "heads 3"]  # tr Gⁿ for n = 1, 2, 3
+    rotated: int  # number m of the dimensions that are not fixed
+
+
 def end(form: BilinearForm, fixed: np.ndarray | None = None) -> End:
     """The query side of a form, or of a stack (G, S) of forms: what it reads.
 
@@ -102,47 +116,63 @@ def end(form: BilinearForm, fixed: np.ndarray | None = None) -> End:
     >>> float(chain(end(up.T), end(identity)).score[0, 0])
     0.5
     """
+    return keeping(sides(form)[0], fixed)
+
+
+def sides(form: BilinearForm) -> tuple[Side, Side]:
+    """The query side of a form, or of a stack, and its key side, without what chance makes of them.
+
+    The shapes are those for `end`.
+    """
     groups, sharing = (1, 1, *form.stack)[-2:]
-    query, key = (
-        np.asarray(factor).reshape(-1, *(1, 1, *factor.shape)[-3:])
+    factors = [
+        balance(np.reshape(factor, (-1, *(1, 1, *factor.shape)[-3:])), np).factor
         for factor in (form.query, form.key)
-    )
-    width = query.shape[-2]
-    free = np.ones(width, bool) if fixed is None else ~fixed
-    if free.sum() < 2:
-        raise FormError(f"chance needs two dimensions to rotate, got {int(free.sum())} of {width}")
-    query, key = _scaled(query), _scaled(key)
-    triangle = _triangle(key)
-    # Everything about single forms is small; in double precision.
-    grams = [_gram(_rows(query, kept)) for kept in (~free, free)]
-    cores = [triangle.swapaxes(-1, -2) @ gram @ triangle for gram in grams]
-    square = sum(np.trace(core, axis1=-2, axis2=-1) for core in cores)
-    scale = np.where(square > 0, square, 1)[..., None, None]
-    mix, core = triangle / np.sqrt(scale), cores[1] / scale
-    mix = np.broadcast_to(mix, (groups, sharing, *mix.shape[-2:]))
-    at_fixed = _rows(query, ~free).astype(np.float64) @ mix
-    powers = [np.broadcast_to(np.eye(core.shape[-1]), core.shape), core, core @ core]
-    blocks = [(at_fixed @ power @ at_fixed.swapaxes(-1, -2)) for power in powers]
-    traces = [np.trace(power @ core, axis1=-2, axis2=-1) for power in powers]
-    heads = groups * sharing
-    if query.shape[1] == sharing:
-        size = np.linalg.norm(cores[0] + cores[1], axis=(-2, -1)) / scale[..., 0, 0]
-    else:  # rounding acts on the shared factor, whatever its mix leaves of it
-        stretch = np.linalg.norm(grams[0] + grams[1], 2, axis=(-2, -1))
-        size = stretch * np.linalg.norm(mix @ mix.swapaxes(-1, -2), axis=(-2, -1))
-    own = query.shape[1] == sharing  # no factor is shared
-    mix = mix.astype(query.dtype)
-    columns = query @ mix if own else query[:, 0]
-    return End(
-        np.ascontiguousarray(np.moveaxis(columns, -2, 0).reshape(width, -1)),
-        None if own else mix,
-        heads,
-        np.broadcast_to(square == 0, (groups, sharing)).reshape(heads),
-        np.stack([block.reshape(heads, -1) for block in blocks], 1),
-        np.stack([trace.reshape(heads) for trace in traces], 1),
-        int(free.sum()),
-        np.broadcast_to(size, (groups, sharing)).reshape(heads),
-    )
+    ]
+    grams = [_gram(factor) for factor in factors]
+    triangles = [_triangle(factor, gram) for factor, gram in zip(factors, grams, strict=True)]
+
+    def side(near: np.ndarray, gram: np.ndarray, triangle: np.ndarray) -> Side:
+        # Everything about single forms is small; in double precision.
+        core = triangle.swapaxes(-1, -2) @ gram @ triangle
+        square = np.trace(core, axis1=-2, axis2=-1)
+        scale = np.where(square > 0, square, 1)[..., None, None]
+        mix = np.broadcast_to(triangle / np.sqrt(scale), (groups, sharing, *triangle.shape[-2:]))
+        own = near.shape[1] == sharing  # no factor is shared
+        if own:
+            size = np.linalg.norm(core / scale, axis=(-2, -1))
+        else:  # rounding acts on the shared factor, whatever its mix leaves of it
+            stretch = np.linalg.norm(gram, 2, axis=(-2, -1))
+            size = stretch * np.linalg.norm(mix @ mix.swapaxes(-1, -2), axis=(-2, -1))
+        mix = mix.astype(near.dtype)
+        columns = near @ mix if own else near[:, 0]
+        return Side(
+            np.ascontiguousarray(np.moveaxis(columns, -2, 0).reshape(near.shape[-2], -1)),
+            None if own else mix,
+            groups * sharing,
+            np.broadcast_to(square == 0, (groups, sharing)).ravel(),
+            np.broadcast_to(size, (groups, sharing)).ravel(),
+        )
+
+    return side(factors[0], grams[0], triangles[1]), side(factors[1], grams[1], triangles[0])
+
+
+def keeping(side: Side, fixed: np.ndarray | None) -> End:
+    """The same with what chance makes of it, where it leaves some dimensions, a mask, in place."""
+    kept = np.zeros(side.width, bool) if fixed is None else fixed
+    free = int((~kept).sum())
+    if free < 2:
+        raise FormError(f"chance needs two dimensions to rotate, got {free} of {side.width}")
+    core, at_fixed = _gram(side.factors(~kept)), side.factors(kept).astype(np.float64)
+    if side.mix is not None:
+        mix = side.mix.astype(np.float64)
+        core, at_fixed = mix.swapaxes(-1, -2) @ core[:, None] @ mix, at_fixed[:, None] @ mix
+    square, image, blocks = core @ core, at_fixed, []
+    for _ in range(3):
+        blocks.append((image @ at_fixed.swapaxes(-1, -2)).reshape(side.heads, -1))
+        image = image @ core
+    traces = [np.trace(one, axis1=-2, axis2=-1).ravel() for one in (core, square, square @ core)]
+    return End(**vars(side), fixed=np.stack(blocks, 1), traces=np.stack(traces, 1), rotated=free)
 
 
 def chain(writer: End, reader: End, tiled: np.ndarray | None = None) -> Chained:
@@ -257,37 +287,23 @@ def _deviations(one: End) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return first, second - first**2 / m, third - 3 * first * second / m + 2 * first**3 / m**2
 
 
-def _triangle(key: np.ndarray) -> np.ndarray:
+def _triangle(key: np.ndarray, gram: np.ndarray) -> np.ndarray:
     """What can replace a factor on the far side of its form, (…, R, r): T Tᵀ = keyᵀ key.
 
     Examples
     --------
     >>> key = np.ones((3, 2))  # of rank one
-    >>> np.round(_triangle(key) @ _triangle(key).T, 9).tolist()
+    >>> triangle = _triangle(key, key.T @ key)
+    >>> np.round(triangle @ triangle.T, 9).tolist()
     [[3.0, 3.0], [3.0, 3.0]]
     """
-    if key.shape[-1] > key.shape[-2]:
-        return np.asarray(np.linalg.qr(key, mode="r")).swapaxes(-1, -2)
-    return np.asarray(root_of(_gram(key)).swapaxes(-1, -2))
+    root = np.linalg.qr(key, mode="r") if key.shape[-1] > key.shape[-2] else root_of(gram)
+    return np.asarray(root).swapaxes(-1, -2)
 
 
-def _scaled(factor: np.ndarray) -> np.ndarray:
-    """The factor with largest entry 1, so that no square over- or underflows."""
-    largest = np.abs(factor).max(axis=(-2, -1), keepdims=True)
-    return np.asarray(factor / np.where(largest > 0, largest, 1))
-
-
-def _rows(factor: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """Some rows of (…, D, R), by a mask, taken along the axis that is contiguous."""
-    chosen = np.flatnonzero(kept)
-    if factor.strides[-2] < factor.strides[-1]:  # as most weights are stored; many times as fast
-        return factor.swapaxes(-1, -2).take(chosen, axis=-1).swapaxes(-1, -2)
-    return factor.take(chosen, axis=-2)
-
-
-def _gram(rows: np.ndarray) -> np.ndarray:
-    """rowsᵀ rows of (…, D, R) in double precision."""
-    return np.asarray((rows.swapaxes(-1, -2) @ rows).astype(np.float64))
+def _gram(factor: np.ndarray) -> np.ndarray:
+    """factorᵀ factor of (…, D, R) in double precision."""
+    return np.asarray((factor.swapaxes(-1, -2) @ factor).astype(np.float64))
 
 
 class UpdateTerms(NamedTuple):

@@ -36,7 +36,7 @@ PRECISION, DEVIATIONS = 2e-6, 1e-3
 
 
 @dataclass(frozen=True, eq=False)
-class End:
+class Side:
     """The query side of every form of a stack, as the stream meets it; each form has norm 1.
 
     Forms that share a factor share its columns: those of head h are the columns of its group times
@@ -47,9 +47,6 @@ class End:
     mix: Float[np.ndarray, "groups sharing rank r"] | None  # none if no factor is shared
     heads: int
     zero: Bool[np.ndarray, " heads"]  # whether the form is zero
-    fixed: Float[np.ndarray, "heads 3 kk"]  # w₁ Gⁿ w₁ᵀ for n = 0, 1, 2, with G = w₂ᵀ w₂
-    traces: Float[np.ndarray, "heads 3"]  # tr Gⁿ for n = 1, 2, 3
-    rotated: int  # number m of the dimensions that are not fixed
     size: Float[np.ndarray, " heads"]  # ‖w wᵀ‖, or of the shared factor's a bound
 
     @property
@@ -57,9 +54,31 @@ class End:
         """Of the stream."""
         return len(self.columns)
 
+    @property
+    def shares(self) -> Float[np.ndarray, " d"]:
+        """The share of each dimension in a form's squared norm, averaged over the stack."""
+        factors = self.factors(slice(None))
+        images = factors
+        if self.mix is not None:
+            images = factors @ (self.mix @ self.mix.swapaxes(-1, -2)).sum(axis=1)
+        return np.asarray(np.vecdot(images, factors).sum(axis=0, dtype=np.float64) / self.heads)
+
+    def factors(self, rows: slice | np.ndarray) -> Float[np.ndarray, "factors rows r"]:
+        """Some rows of each factor."""
+        count = self.heads if self.mix is None else len(self.mix)
+        return self.columns.reshape(self.width, count, -1)[rows].swapaxes(0, 1)
+
+    def left(self, rows: slice) -> Float[np.ndarray, "factors rows_of_all r"]:
+        """What gives some rows of w wᵀ of every form when multiplied by the factors."""
+        factors = self.factors(rows)
+        if self.mix is None:
+            return np.ascontiguousarray(factors)
+        rows_of_all = factors[:, None] @ (self.mix @ self.mix.swapaxes(-1, -2))
+        return np.asarray(rows_of_all.reshape(len(factors), -1, factors.shape[-1]))
+
 
 def by_cores(
-    writer: End, reader: End, heads: slice | np.ndarray = slice(None)
+    writer: Side, reader: Side, heads: slice | np.ndarray = slice(None)
 ) -> Float[np.ndarray, "w r"]:
     """‖wᵀ r‖² of every pair of two stacks, or of some writing heads, from the cores."""
     columns = writer.columns
@@ -88,7 +107,7 @@ def by_cores(
 
 
 def uncertain(
-    squares: np.ndarray, variance: np.ndarray, writer: End, reader: End
+    squares: np.ndarray, variance: np.ndarray, writer: Side, reader: Side
 ) -> Bool[np.ndarray, "w r"]:
     """Which pairs tiles may have given with too large an error, as it is relative to the tiles."""
     error = 2.0**-24 * np.outer(writer.size, reader.size)
@@ -99,7 +118,7 @@ def uncertain(
 
 
 def tiles_pay(
-    writers: Sequence[End], readers: Sequence[End], wanted: Sequence[tuple[int, int]]
+    writers: Sequence[Side], readers: Sequence[Side], wanted: Sequence[tuple[int, int]]
 ) -> bool:
     """Whether tiles take less time than cores for these pairs of stacks, by their operations."""
     width = writers[0].width
@@ -117,7 +136,7 @@ def tiles_pay(
 
 
 def by_tiles(
-    writers: Sequence[End], readers: Sequence[End], spans: Sequence[tuple[int, int]], threads: int
+    writers: Sequence[Side], readers: Sequence[Side], spans: Sequence[tuple[int, int]], threads: int
 ) -> Float[np.ndarray, "w r"]:
     """‖wᵀ r‖² of the heads of all stacks, one after the other.
 
@@ -151,7 +170,7 @@ def by_tiles(
         for row, column in share:
             if row != place:
                 place = row
-                left = [[_left(one, strips[row]) for one in ends] for ends in (writers, readers)]
+                left = [[one.left(strips[row]) for one in ends] for ends in (writers, readers)]
             made = [
                 _tiles(ends, sides, strips[column], space)
                 for ends, sides, space in zip((writers, readers), left, room, strict=True)
@@ -191,30 +210,13 @@ def _rectangles(spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, in
             left += [(begin, first, alike[0]), (end, alike[1], last)]
 
 
-def _heads(one: End, rows: slice) -> np.ndarray:
-    """Some rows of each factor, (factors, rows, r)."""
-    count = one.heads if one.mix is None else len(one.mix)
-    part = one.columns[rows]
-    return part.reshape(len(part), count, -1).swapaxes(0, 1)
-
-
-def _left(one: End, rows: slice) -> np.ndarray:
-    """What gives rows of w wᵀ when multiplied by the factors: (factors, rows of all heads, r)."""
-    factors = _heads(one, rows)
-    if one.mix is None:
-        return np.ascontiguousarray(factors)
-    squares = one.mix @ one.mix.swapaxes(-1, -2)  # (G, S, r, r)
-    rows_of_all = factors[:, None] @ squares
-    return np.asarray(rows_of_all.reshape(len(factors), -1, factors.shape[-1]))
-
-
 def _tiles(
-    ends: Sequence[End], left: Sequence[np.ndarray], columns: slice, room: np.ndarray
+    ends: Sequence[Side], left: Sequence[np.ndarray], columns: slice, room: np.ndarray
 ) -> Float[np.ndarray, "heads tile"]:
     """One tile of w wᵀ for every head, written into ``room``."""
     place = 0
     for one, side in zip(ends, left, strict=True):
-        right = _heads(one, columns).swapaxes(-1, -2)
+        right = one.factors(columns).swapaxes(-1, -2)
         shape = (*side.shape[:-1], right.shape[-1])
         size = int(np.prod(shape))
         np.matmul(side, right, out=room[place : place + size].reshape(shape))

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
@@ -32,8 +33,9 @@ from wqk.attention import Block
 from wqk.attention.coordinates import Coordinates, lacks_norm, omissions
 from wqk.errors import CheckpointError, TableError, errors_about
 from wqk.families import AttentionPlan
-from wqk.forms import BilinearForm, chaining
-from wqk.forms.overlaps import End
+from wqk.forms import chaining
+from wqk.forms.chaining import End
+from wqk.forms.overlaps import Side
 from wqk.forms.scores import SIGNIFICANT, holm
 from wqk.model import Model
 from wqk.model import open as open_model
@@ -48,9 +50,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KINDS = ("q", "k", "v")
-# Where a block meets a stream.
-ENDS = ("write", *KINDS)
-CIRCUITS: tuple[Literal["qk", "ov"], ...] = ("qk", "ov")
+# Where a block's circuits meet a stream: with the query and the key side of their forms.
+CIRCUITS: dict[Literal["qk", "ov"], tuple[str, str]] = {"qk": ("q", "k"), "ov": ("v", "write")}
 ENCODER = "encoder"
 # A stack's residual stream, by its width, as stages of one stack may have several.
 Stream = tuple[str | None, int]
@@ -82,6 +83,9 @@ COMPOSITION_SCHEMA = types(COMPOSITION_COLUMNS)
 # part of the free memory, is held of blocks that write, and as much of those that read: what is
 # made of blocks anew for every batch takes as long as their products.
 MEMORY, BATCH, PART = 800_000_000, 0.6, 0.25
+
+# Circuits that are read at a time: their weights are what takes memory.
+AT_ONCE = 4
 
 # Pairs that a terminal shows.
 SHOWN = 20
@@ -312,28 +316,20 @@ class Source:
             for plan in filter(_has_values, plans)
             for part in wanted_parts(plan, coordinates)
         )
-        stored = 4 * numbers  # in single precision
-        self._kept: dict[tuple[Any, ...], BilinearForm] = {}
-        self._keeps_all = stored <= MEMORY
+        self.room = BATCH * max(MEMORY, PART * _free_memory())
+        self._keeps_all = 4 * numbers <= 2 * self.room  # in single precision
+        self._kept: dict[tuple[Any, ...], tuple[Side, Side]] = {}
 
-    def form(self, plan: AttentionPlan, end: str) -> BilinearForm:
-        """What a block's heads write or read, as forms whose query side meets the stream."""
-        form = self._read(plan, "ov" if end in ("write", "v") else "qk")
-        return form.T if end in ("write", "k") else form
-
-    def _read(self, plan: AttentionPlan, circuit: Literal["qk", "ov"]) -> BilinearForm:
-        """One circuit of a block, a stack (G, H/G).
-
-        Kept are those of all blocks if they fit in memory, otherwise those of the last one.
-        """
-        block = (plan.stack, plan.kind, plan.layer)
-        if not self._keeps_all:
-            self._kept = {key: form for key, form in self._kept.items() if key[:-1] == block}
-        key = (*block, circuit)
-        if key not in self._kept:
-            ((_, form),) = Block(self._checkpoint, plan).forms(self._coordinates[circuit])
-            self._kept[key] = form
-        return self._kept[key]
+    def sides(self, plan: AttentionPlan, circuit: Literal["qk", "ov"]) -> tuple[Side, Side]:
+        """How a circuit of a block meets its streams; kept if those of all blocks fit in memory."""
+        key = (plan.stack, plan.kind, plan.layer, circuit)
+        if key in self._kept:
+            return self._kept[key]
+        ((_, form),) = Block(self._checkpoint, plan).forms(self._coordinates[circuit])
+        found = chaining.sides(form)
+        if self._keeps_all:
+            self._kept[key] = found
+        return found
 
     def stream(self, plan: AttentionPlan, end: str) -> str | None:
         """The stack whose stream a block writes to or reads; None if it does, or has, no such."""
@@ -407,12 +403,17 @@ def outlying_dimensions(source: Source, gamma: float = 2.0) -> dict[Stream, np.n
     """
     shares: dict[Stream, list[np.ndarray]] = {}
     written: set[Stream] = set()
-    for plan, end in product(source.plans, ENDS):
-        stack = source.stream(plan, end)
-        if stack is not None:
-            share = _shares(np.asarray(source.form(plan, end).row_norms, np.float64))
-            shares.setdefault((stack, len(share)), []).append(share)
-            written |= {(stack, len(share))} if end == "write" else set()
+    read = [
+        (plan, one) for plan in source.plans for one in CIRCUITS if one == "qk" or _has_values(plan)
+    ]
+    with ThreadPoolExecutor(min(usable_cores(), AT_ONCE)) as pool:
+        found = pool.map(lambda one: [side.shares for side in source.sides(*one)], read)
+        for (plan, circuit), both in zip(read, found, strict=True):
+            for end, share in zip(CIRCUITS[circuit], both, strict=True):
+                stack = source.stream(plan, end)
+                if stack is not None:
+                    shares.setdefault((stack, len(share)), []).append(share)
+                    written |= {(stack, len(share))} if end == "write" else set()
     masks = {}
     for stream in filter(written.__contains__, shares):
         norms = np.sqrt(np.mean(shares[stream], axis=0))
@@ -433,13 +434,6 @@ def _named(fixed: Mapping[Stream, np.ndarray]) -> dict[str, list[int]]:
     }
 
 
-def _shares(rows: np.ndarray) -> np.ndarray:
-    """The share of each row in a form's squared norm, averaged over the stack."""
-    norm = np.linalg.norm(rows, axis=-1, keepdims=True)  # the form's own
-    shares = (rows / np.where(norm > 0, norm, 1)) ** 2
-    return np.asarray(shares.reshape(-1, shares.shape[-1]).mean(axis=0))
-
-
 def _pairs(
     source: Source,
     kinds: Sequence[str],
@@ -451,8 +445,7 @@ def _pairs(
     As many writing blocks are held as memory has room for; for each such batch, the blocks after
     it are read once, again as many at a time.
     """
-    plans, begin = source.plans, 0
-    room = BATCH * max(MEMORY, PART * _free_memory())
+    plans, begin, room = source.plans, 0, source.room
     while begin < len(plans):
         writers: list[tuple[AttentionPlan, End]] = []
         readers: list[_Reader] = []
@@ -502,13 +495,15 @@ def _ends(
     source: Source, plan: AttentionPlan, met: Sequence[str], fixed: Mapping[Stream, np.ndarray]
 ) -> dict[str, End]:
     """How a block meets its streams, of which those dimensions keep their places."""
-    forms = [source.form(plan, end) for end in met]
-    masks = [
-        fixed.get((source.stream(plan, end), form.widths[0]))
-        for end, form in zip(met, forms, strict=True)
-    ]
+    circuits = [one for one, both in CIRCUITS.items() if set(both) & set(met)]
     with ThreadPoolExecutor(usable_cores()) as pool:
-        return dict(zip(met, pool.map(chaining.end, forms, masks), strict=True))
+        found = zip(circuits, pool.map(partial(source.sides, plan), circuits), strict=True)
+        sides = {
+            end: side for one, both in found for end, side in zip(CIRCUITS[one], both, strict=True)
+        }
+        streams = [(source.stream(plan, end), sides[end].width) for end in met]
+        kept = pool.map(chaining.keeping, (sides[end] for end in met), map(fixed.get, streams))
+        return dict(zip(met, kept, strict=True))
 
 
 class _Reader(NamedTuple):
