@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from wqk.errors import FormError
 from wqk.forms import BilinearForm
-from wqk.forms.chaining import chain, end, gamma_tail
+from wqk.forms.chaining import chain, end, gamma_tail, sides
 
 
 def forms(seed: int, groups: int, sharing: int, width: int, rank: int, shared: str) -> BilinearForm:
@@ -44,6 +44,9 @@ def test_scores_are_those_of_dense_products(seed, groups, sharing, width, rank, 
     found = chain(end(writer.T), end(reader))
     np.testing.assert_allclose(found.score, expected, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(found.mean, 1 / width, rtol=1e-9)
+    for side, axis in zip(sides(reader), (2, 1), strict=True):
+        shares = np.square(dense(reader)).sum(axis=axis).mean(axis=0)
+        np.testing.assert_allclose(side.shares, shares, rtol=1e-9, atol=1e-12)
 
 
 def test_turning_the_stream_for_both_changes_nothing():
