@@ -318,11 +318,11 @@ class Source:
         )
         self.room = BATCH * max(MEMORY, PART * _free_memory())
         self._keeps_all = 4 * numbers <= 2 * self.room  # in single precision
-        self._kept: dict[tuple[Any, ...], tuple[Side, Side]] = {}
+        self._kept: dict[tuple[int, str], tuple[Side, Side]] = {}
 
     def sides(self, plan: AttentionPlan, circuit: Literal["qk", "ov"]) -> tuple[Side, Side]:
         """How a circuit of a block meets its streams; kept if those of all blocks fit in memory."""
-        key = (plan.stack, plan.kind, plan.layer, circuit)
+        key = id(plan), circuit
         if key in self._kept:
             return self._kept[key]
         ((_, form),) = Block(self._checkpoint, plan).forms(self._coordinates[circuit])
