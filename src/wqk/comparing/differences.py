@@ -152,7 +152,40 @@ class DifferenceTable(Table):
             return head_maps(kinds, titles, bar, vmin=0, vmax=most)
 
     def _shown(self, width: int) -> Iterator[Any]:
-        return _lines(self)
+        """One line per compared layer or head."""
+        frame = self.frame
+        if not frame.height:
+            yield Text("no rows")
+            return
+        first = frame.row(0, named=True)
+        before = {"checkpoint": first["before"], "revision": first["before_revision"]}
+        yield Text.assemble("\n", (title(before), "bold"), " → ", (title(first), "bold"))
+        headings = {one.name: one.heading for one in self.headed() if one.name != "layer"}
+        del headings["directionality"]
+        headings["directionality_excess"] = label("directionality_excess")
+        for name in ("head", "status", "rounding", "beside"):
+            if frame[name].is_null().all() or (name == "status" and (frame[name] == "ok").all()):
+                del headings[name]
+        unusual = conditions(frame, self.metadata, every=False)
+        for rows in frame.partition_by("stack", "kind", maintain_order=True):
+            where = f"{rows['stack'][0]} {kind_in_words(rows['kind'][0])}"
+            yield Text(" · ".join([str(rows["family"][0]), where, *unusual]))
+            yield _differences(rows, headings)
+            for order in ("first", "second"):
+                names = [name for name in UPDATE_TERMS if name.startswith(order)]
+                if names[0] in frame.columns:
+                    texts = {n: n.removeprefix(f"{order}_order_").replace("_", " ") for n in names}
+                    head = {n: headings[n] for n in ("head",) if n in headings}
+                    yield Text(f"term of {order} order")
+                    yield _differences(rows, head | texts)
+        notes = ["moved: norm of the difference over the norm before"]
+        notes += ["symmetry and directionality are the difference's own"]
+        if "status" in headings:
+            notes.append("unmoved: there is no difference")
+        if "beside" in headings:
+            notes.append(f"beside: moved, of {self.metadata.get('beside')}")
+        yield Text("; ".join(notes), style="dim")
+        yield self.result
 
 
 def diff(
@@ -290,43 +323,6 @@ def _columns(
     if terms:
         measures |= update_measures(old, new)
     return {name: np.ravel(values) for name, values in measures.items()}
-
-
-def _lines(table: DifferenceTable) -> Iterator[Any]:
-    """One line per compared layer or head."""
-    frame = table.frame
-    if not frame.height:
-        yield Text("no rows")
-        return
-    first = frame.row(0, named=True)
-    before = {"checkpoint": first["before"], "revision": first["before_revision"]}
-    yield Text.assemble("\n", (title(before), "bold"), " → ", (title(first), "bold"))
-    headings = {one.name: one.heading for one in table.headed() if one.name != "layer"}
-    del headings["directionality"]
-    headings["directionality_excess"] = label("directionality_excess")
-    for name in ("head", "status", "rounding", "beside"):
-        if frame[name].is_null().all() or (name == "status" and (frame[name] == "ok").all()):
-            del headings[name]
-    unusual = conditions(frame, table.metadata, every=False)
-    for rows in frame.partition_by("stack", "kind", maintain_order=True):
-        where = f"{rows['stack'][0]} {kind_in_words(rows['kind'][0])}"
-        yield Text(" · ".join([str(rows["family"][0]), where, *unusual]))
-        yield _differences(rows, headings)
-        for order in ("first", "second"):
-            names = [name for name in UPDATE_TERMS if name.startswith(order)]
-            if names[0] in frame.columns:
-                texts = {n: n.removeprefix(f"{order}_order_").replace("_", " ") for n in names}
-                head = {n: headings[n] for n in ("head",) if n in headings}
-                yield Text(f"term of {order} order")
-                yield _differences(rows, head | texts)
-    yield Text(
-        "moved: norm of the difference over the norm before; symmetry and directionality are the "
-        "difference's own"
-        + ("; unmoved: there is no difference" if "status" in headings else "")
-        + (f"; beside: moved, of {table.metadata.get('beside')}" if "beside" in headings else ""),
-        style="dim",
-    )
-    yield table.result
 
 
 def _differences(rows: pl.DataFrame, headings: dict[str, str]) -> Sheet:

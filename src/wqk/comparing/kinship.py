@@ -305,8 +305,7 @@ def layer_table(kinship: Kinship) -> Sheet:
             table.add(own, "–", "–", "–")
             continue
         of = f"{match.of_stack} {match.of_layer}" if several else str(match.of_layer)
-        heads = " ".join("–" if h is None else str(h) for h in match.heads)
-        heads = "in order" if _in_order(match) else heads
+        heads = "in order" if _in_order(match) else " ".join(map(str, match.heads))
         table.add(own, of, heads, shown_change(match.change, kinship.bounds))
     return table
 
@@ -473,13 +472,13 @@ def _matches(a: _Model, b: _Model, agreement: Agreement, bounds: bool) -> Iterat
             yield LayerMatch(*place, None, None, float(shares[j]), nothing, nothing)
             continue
         own = a.prints[i]
-        heads = [int(h) if h >= 0 else None for h in agreement.heads[j]]
+        heads = agreement.heads[j].tolist()
         change = _changes(own, block, heads, bounds)
         yield LayerMatch(*place, own.stack, own.layer, float(shares[j]), tuple(heads), change)
 
 
 def _changes(
-    a: Fingerprint, b: Fingerprint, heads: Sequence[int | None], bounds: bool
+    a: Fingerprint, b: Fingerprint, heads: Sequence[int], bounds: bool
 ) -> tuple[float | None, ...]:
     """‖M_b − M_a‖ / ‖M_a‖ of each head, on the sampled coordinates.
 
@@ -487,14 +486,11 @@ def _changes(
     distance of the singular values (Mirsky).
     """
     own, theirs = (one.spectra * one.norms[:, None] if bounds else one.forms for one in (a, b))
+    if own.shape[-1] != theirs.shape[-1]:
+        return (None,) * len(heads)
     sizes = [float(np.linalg.norm(form)) for form in own]
-    known = own.shape[-1] == theirs.shape[-1]
-    return tuple(
-        float(np.linalg.norm(theirs[k] - own[h])) / sizes[h]
-        if h is not None and known and sizes[h] > 0
-        else None
-        for k, h in enumerate(heads)
-    )
+    apart = [float(np.linalg.norm(theirs[k] - own[h])) for k, h in enumerate(heads)]
+    return tuple(far / sizes[h] if sizes[h] else None for far, h in zip(apart, heads, strict=True))
 
 
 def _kind(a: _Model, b: _Model, matches: Sequence[LayerMatch], bounds: bool) -> str | None:

@@ -33,6 +33,10 @@ from wqk.tables.score_table import FURTHER_COLUMNS, SUMMARIZED, conditions, stat
 from wqk.tables.sheet import NEGATIVE, POSITIVE, Bar, Cell, Sheet
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
+
     from wqk.tables.score_table import ScoreTable
 
 # The scores that are shown unless all are asked for: the headline directionality is the published
@@ -360,15 +364,6 @@ def _cell(value: object, beside: float | None) -> Cell:
     return Cell(f"{value:.3g}", "" if beside is None else f"{beside:.2g}")
 
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.image import AxesImage
-
-    from wqk.tables.score_table import ScoreTable
-
-    View = Literal["layers", "heads"]
-
 # Stacks differ by color, as in every figure, and models of one stack by its shade.
 SHADES = {
     "encoder": (BLUE, SKY, "#1b3f8f"),
@@ -384,7 +379,7 @@ LINES = ("o-", "s--", "^-.", "v:", "P-", "X--")
 MOST_MAPS = 8
 
 
-def plot_table(table: ScoreTable, view: View = "layers") -> Figure:
+def plot_table(table: ScoreTable, view: Literal["layers", "heads"]) -> Figure:
     """Draw a table's layers as curves, or its heads as maps; see `ScoreTable.plot`."""
     if view not in ("layers", "heads"):
         raise TableError(f"view is 'layers' or 'heads', got {view!r}")
