@@ -51,31 +51,12 @@ class Rows:
         found[:, :-1], found[:, -1] = weight[0], 0 if bias is None else bias[0]
         return found
 
-    def probed(self, probes: Float[np.ndarray, "probes d"]) -> Float[np.ndarray, "heads width p"]:
-        """All heads times probes, without copying them."""
-        inputs, last = probes[:, :-1].T, probes[:, -1]
-        gain, shift, kind = self.norm or (np.ones(len(inputs)), None, "rms")
-        columns = [gain[:, None] * inputs, gain[:, None]]
-        columns += [shift[:, None]] if shift is not None else []
-        products = self.weight @ np.concatenate(columns, axis=1).astype(self.weight.dtype)
-        count = inputs.shape[1]
-        found = products[..., :count].astype(np.float64)
-        if kind == "layer":
-            found -= products[..., count, None] * inputs.mean(axis=0)
-        for extra in (
-            None if self.bias is None else self.bias[..., None],
-            None if shift is None else products[..., -1:],
-        ):
-            found += 0.0 if extra is None else extra * last
-        return np.asarray(found)
-
 
 @dataclass(frozen=True, eq=False)
 class Scoring:
     """What a block's scores are made of.
 
-    The last of the D dimensions multiplies the 1 that stands for the biases. Query head h meets key
-    head ``pairing[h]``, which is h // (H/G).
+    Query head h meets key head h // (H/G).
     """
 
     query: Rows
@@ -110,12 +91,11 @@ class Scoring:
     @cached_property
     def probes(self) -> tuple[np.ndarray, np.ndarray]:
         """Query heads and key heads times random vectors, (H, R, P) and (G, R, P)."""
-        random = np.random.default_rng(0)
-        left, right = (
-            rows.probed(random.standard_normal((PROBES, rows.weight.shape[-1] + 1)))
-            for rows in (self.query, self.key)
-        )
-        return left, right
+        random, found = np.random.default_rng(0), []
+        for rows in (self.query, self.key):
+            probes = random.standard_normal((PROBES, rows.weight.shape[-1] + 1)).T
+            found.append(np.stack([rows.of(head) @ probes for head in range(len(rows.weight))]))
+        return found[0], found[1]
 
 
 class Match(NamedTuple):
