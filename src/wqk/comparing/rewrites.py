@@ -132,7 +132,7 @@ def _transposed(unit: Unit) -> Finding | None:
 
 def _heads(unit: Unit) -> Finding | None:
     """Whole heads that are others: copies, pruned, of another weight, or left as initialized."""
-    if not unit.heads or unit.wanted.ndim < 2:
+    if not unit.heads:
         return None
     wanted, stored = (
         some.reshape(unit.heads, unit.sizes.width, -1) for some in (unit.wanted, unit.stored)
@@ -142,7 +142,7 @@ def _heads(unit: Unit) -> Finding | None:
         if all(same_numbers(groups[:, :, some].mean(axis=1).repeat(share, axis=0), stored[:, some])
                for some in (slice(1), slice(None))):  # fmt: skip
             words = f"{unit.heads} {unit.role} heads were averaged to {count}, which loses them"
-            return unit.finding(Kind.AVERAGED, words, "w = original", unit.wanted)
+            return unit.finding(Kind.AVERAGED, words)
     strange = cosines(unit.wanted, unit.stored) < QUANTIZED_ALIKE
     lost = np.flatnonzero(strange.reshape(stored.shape[:2]).mean(axis=1) > MOST)
     kept = np.setdiff1d(np.arange(unit.heads), lost)
@@ -194,7 +194,7 @@ def _among(heads: np.ndarray, other: Unit) -> bool:
 def _zero(unit: Unit) -> Finding | None:
     if unit.stored.any():
         return None
-    return unit.finding(Kind.ZERO, "{}: all zero", "w = original", unit.wanted)
+    return unit.finding(Kind.ZERO, "{}: all zero")
 
 
 class Groups(NamedTuple):
@@ -243,13 +243,13 @@ def _shared(unit: Unit, groups: Sequence[Groups], offset: bool = False) -> Findi
         whole = np.array_equal(v, np.rint(v)) and not np.array_equal(w, np.rint(w))
         if whole and unit.wanted.ndim > 1 and (np.abs(left * factors) <= HALF).all():
             words = f"whole numbers without their scales{one.words and f', of {one.words}'}"
-            return unit.finding(Kind.INTEGERS, f"{{}}: {words}", "w = original", unit.wanted)
+            return unit.finding(Kind.INTEGERS, f"{{}}: {words}")
         explains = np.linalg.norm(left) <= LEFT * np.linalg.norm(v - w)
         if not explains or not unit.fits(mended.reshape(unit.wanted.shape)):
             continue
         if offset:
             words = f"an offset for {one.words or 'all numbers'}: a zero point is off"
-            return unit.finding(Kind.ZERO_POINT, f"{{}}: {words}", "w = original", unit.wanted)
+            return unit.finding(Kind.ZERO_POINT, f"{{}}: {words}")
         return _factors(unit, one, factors.reshape(-1), mended.reshape(unit.wanted.shape))
     return None if offset or groups is WHOLE else _shared(unit, (*WHOLE, *FINER[1:]), offset=True)
 
@@ -270,8 +270,7 @@ def _factors(unit: Unit, groups: Groups, factors: np.ndarray, mended: np.ndarray
     """What factors are: one, signs, a norm's gain, or some for each row, column or block."""
     kind, bias = groups.kind, unit.bias
     if kind is Kind.BLOCK_SCALES:
-        words = f"{{}}: scales of other rows or {groups.words}"
-        return unit.finding(kind, words, "w = original", unit.wanted)
+        return unit.finding(kind, f"{{}}: scales of other rows or {groups.words}")
     if kind is Kind.SCALED:
         value = (bias.stored / factors[0], f"b = b / {factors[0]:.6g}") if bias else None
         code = f"{unit.variable} = {unit.variable} / {factors[0]:.6g}"
@@ -340,8 +339,7 @@ def _of_part(unit: Unit, part: Unit) -> Finding | None:
     for other in unit.parts:
         fits = other.role != part.role and other.wanted.shape == part.stored.shape
         if fits and part.stored.any() and same_numbers(other.wanted, part.stored):
-            words = f"{{}} holds the {other.role} part"
-            return part.finding(Kind.TENSOR, words, "w = original", part.wanted)
+            return part.finding(Kind.TENSOR, f"{{}} holds the {other.role} part")
     return _first(part)
 
 
@@ -367,13 +365,13 @@ def _adapter(unit: Unit) -> Finding | None:
     steps = (np.abs(np.diff(step, axis=1)) > SAME * largest(step)).any(axis=0)
     if steps.sum() < step.shape[1] // 8:  # alike in blocks of columns, whatever their size
         words = "{}: an offset for blocks of columns: a zero point is off"
-        return unit.finding(Kind.ZERO_POINT, words, "w = original", unit.wanted)
+        return unit.finding(Kind.ZERO_POINT, words)
     words = (
         f"weights differ by an update of rank {rank}, as of an adapter (LoRA) that is merged in "
         "one of the two alone, or otherwise"
     )
     code = f"w = original  # or merge B @ A of rank {rank}"
-    return unit.finding(Kind.ADAPTER, words, code, unit.wanted, facts={"rank": rank})
+    return unit.finding(Kind.ADAPTER, words, code, facts={"rank": rank})
 
 
 def _merged(unit: Unit, adapter: Adapter) -> Finding | None:
@@ -398,7 +396,7 @@ def _merged(unit: Unit, adapter: Adapter) -> Finding | None:
     text = " or ".join(fitting) or f"merged with {found:.4g} times its scale"
     code = f"w = w {'+' if found < 1 else '-'} {abs(1 - found):.4g} * scale * (B @ A)"
     words, facts = f"the adapter (LoRA) is {text}", {"times": found, "rank": rank}
-    return unit.finding(Kind.ADAPTER, words, code, unit.wanted, facts=facts)
+    return unit.finding(Kind.ADAPTER, words, code, facts=facts)
 
 
 def _rank(step: np.ndarray, noise: float) -> int | None:
@@ -423,7 +421,7 @@ def regrouped(unit: Unit) -> Finding | None:
     mended = every.values(best) if words else unit.stored
     if not words or not unit.fits(mended):
         return None
-    return unit.finding(Kind.GROUPS, f"{{}}: {words}", "w = original", mended)
+    return unit.finding(Kind.GROUPS, f"{{}}: {words}", repaired=mended)
 
 
 def _regrouped(w: np.ndarray, again: Regrouping) -> tuple[np.ndarray, str]:
@@ -502,7 +500,7 @@ def _vector(unit: Unit) -> Finding | None:
             code = of_vector(step.code, name)
         elif named is not None:
             words, code = f"{plural}: {named[0]}", of_vector(named[1].replace("%s", ""), name)
-    return unit.finding(kind, prefix + words, code, wanted)
+    return unit.finding(kind, prefix + words, code)
 
 
 def _order_of(wanted: np.ndarray, stored: np.ndarray) -> np.ndarray | None:
@@ -587,8 +585,7 @@ def _exchanged(
         there = held.get(unit.name)
         where = (Kind.TENSOR, f"{short(there.name)} of the original") if there else elsewhere(unit)
         if where is not None and unit.variable in ("w", "b"):
-            words = f"{{}} holds {where[1]}"
-            yield unit.finding(where[0], words, "w = original", unit.wanted)
+            yield unit.finding(where[0], f"{{}} holds {where[1]}")
 
 
 def _joined(found: Sequence[Finding], units: Sequence[Unit]) -> Iterator[Finding]:

@@ -20,6 +20,8 @@ from wqk.comparing.mismatches import Kind, Mismatch
 from wqk.comparing.permutations import Sizes
 from wqk.comparing.tolerances import ALIKE, QUANTIZED_ALIKE, SAFETY, SAME, SCREENED, TIED
 
+# Code that takes a weight from the first checkpoint.
+ORIGINAL = "w = original"
 # Rows are compared in so many random directions, some at a time to bound memory.
 DIRECTIONS, SOME = 64, 512
 
@@ -139,18 +141,19 @@ class Unit:
         return bool(left < SAFETY * rounding(self.grid, value) * size / math.sqrt(3))
 
     def finding(
-        self, kind: Kind, words: str, code: str, repaired: Any,
+        self, kind: Kind, words: str, code: str = ORIGINAL, repaired: Any = None,
         bias: tuple[np.ndarray, str] | None = None, **more: Any,
     ) -> Finding:  # fmt: skip
-        """What was found of it; ``repaired`` is the weight without it.
+        """What was found of it; ``repaired`` is the weight without it, by default the original's.
 
         ``bias`` is its bias if that was changed along, and the code for it; the bias of a weight
         that has to be taken from the original is taken, too.
         """
-        both = {self.name: np.ascontiguousarray(repaired).astype(self.stored.dtype, copy=False)}
+        repaired = np.ascontiguousarray(self.wanted if repaired is None else repaired)
+        both = {self.name: repaired.astype(self.stored.dtype, copy=False)}
         one = self.bias
         if one is not None and not one.right:
-            if code == "w = original":
+            if code == ORIGINAL:
                 words, bias = f"{words}, and its bias", (one.wanted, "b = original_b")
             if bias is not None and same_numbers(one.wanted, bias[0]):
                 both[one.name] = bias[0].astype(one.stored.dtype, copy=False)
@@ -203,7 +206,7 @@ class Finding:
 
 def across(code: str) -> str:
     """The code of rows for columns, or of ``nn.Linear`` for weights that are stored (in, out)."""
-    if not code or code.startswith("w = original"):
+    if not code or code.startswith(ORIGINAL):
         return code
     start = "w, original = w.T, original.T; D = w.shape[1]"
     return f"{start}\n{code}\nw, original = w.T, original.T; D = w.shape[1]"

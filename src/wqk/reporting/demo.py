@@ -13,7 +13,7 @@ from wqk.errors import CheckpointError
 from wqk.forms.images import matrix_image
 from wqk.model import open as open_model
 from wqk.scanning.scan import scan
-from wqk.tables.rendering import layer_curves
+from wqk.tables.rendering import label, layer_curves
 from wqk.tables.score_table import ScoreTable
 
 if TYPE_CHECKING:
@@ -83,9 +83,8 @@ def demo_verdict(table: ScoreTable) -> str:
         pairs = zip(encoder["layer"], encoder[score], decoder[score], strict=True)
         against = [str(layer) for layer, one, other in pairs if not one > other]
         verdict = f"not in layer {', '.join(against)}" if against else "in every layer"
-        label = score.replace("_excess", " (excess)")
         lines.append(
-            f"The paper: {claim}. Here: {verdict}; median {label} encoder "
+            f"The paper: {claim}. Here: {verdict}; median {label(score)} encoder "
             f"{np.median(encoder[score]):.2f}, decoder {np.median(decoder[score]):.2f}."
         )
     return "\n".join(lines)
