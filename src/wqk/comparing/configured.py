@@ -181,7 +181,7 @@ def _type_of(scaling: Mapping[str, Any]) -> str:
 
 def _kind_of_layer(config: Mapping[str, Any], plan: AttentionPlan) -> str:
     """The kind of a block's layer, if each kind has rotary parameters of its own; else nothing."""
-    kinds, given = config.get("layer_types"), config.get("rope_parameters")
+    kinds, given = config.get("layer_types") or [], config.get("rope_parameters")
     listed = isinstance(kinds, list) and plan.layer < len(kinds)
     kind = str(kinds[plan.layer]) if listed else "full_attention"
     return kind if isinstance(given, Mapping) and isinstance(given.get(kind), Mapping) else ""
