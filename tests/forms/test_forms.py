@@ -207,13 +207,6 @@ def test_factors_of_one_type_are_neither_copied_nor_changed():
     np.testing.assert_array_equal((query, key), before)
 
 
-def test_half_precision_is_widened_before_heads_are_added():
-    # 1 + 2⁻¹¹ does not exist in float16.
-    query = np.array([[[1.0]], [[2.0**-11]]], np.float16)
-    total = BilinearForm(query, np.ones((1, 1, 1), np.float16)).sum()
-    assert float(total.dense()[0, 0]) == 1 + 2.0**-11
-
-
 def test_factors_may_be_lists_and_of_any_shape_where_they_are_known():
     assert_close(BilinearForm([[1], [2]], [[3], [4]]), [[3, 4], [6, 8]])
     assert BilinearForm.from_factors(np.ones((16, 64)), np.ones((16, 64))).rank == 64

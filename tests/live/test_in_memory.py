@@ -59,6 +59,21 @@ def heads(x: torch.Tensor, count: int) -> torch.Tensor:
     return x.unflatten(-1, (count, -1)).transpose(1, 2)
 
 
+def phases(x: torch.Tensor, base: float) -> torch.Tensor:
+    """The angles by which positions turn the planes of a head."""
+    half = x.shape[-1] // 2
+    frequencies = base ** (-torch.arange(half, dtype=x.dtype) / half)
+    return torch.arange(x.shape[-2], dtype=x.dtype)[:, None] * frequencies
+
+
+def strong(model: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            nn.init.normal_(parameter, std=2 * parameter.shape[1] ** -0.5)
+    return model.eval()
+
+
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     options = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
     out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, **options)
@@ -113,10 +128,8 @@ class Normed(nn.Module):
         return self.c_proj(out.transpose(1, 2).flatten(-2))
 
     def turned(self, x: torch.Tensor) -> torch.Tensor:
-        half = x.shape[-1] // 2
-        frequencies = self.base ** (-torch.arange(half, dtype=x.dtype) / half)
-        angles = torch.arange(x.shape[-2], dtype=x.dtype)[:, None] * frequencies
-        a, b, (cos, sin) = x[..., :half], x[..., half:], (angles.cos(), angles.sin())
+        angles = phases(x, self.base)
+        (a, b), cos, sin = x.chunk(2, -1), angles.cos(), angles.sin()
         return torch.cat([a * cos + b * sin, b * cos - a * sin], -1)
 
 
@@ -139,10 +152,8 @@ class Interleaved(nn.Module):
         return self.wo(attend(self.turned(q), self.turned(k), v))
 
     def turned(self, x: torch.Tensor) -> torch.Tensor:
-        half = x.shape[-1] // 2
-        frequencies = self.base ** (-torch.arange(half, dtype=x.dtype) / half)
-        angles = torch.arange(x.shape[-2], dtype=x.dtype)[:, None] * frequencies
-        planes = torch.view_as_complex(x.unflatten(-1, (half, 2)).contiguous())
+        angles = phases(x, self.base)
+        planes = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
         return torch.view_as_real(planes * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
 
 
@@ -168,17 +179,12 @@ class Mine(nn.Module):
         width = getattr(config, "n_embd", None) or config.dim
         count = getattr(config, "n_layer", None) or config.n_layers
         made = [Layer(norm, attention, width, make(config)) for _ in range(count)]
-        self.parts = nn.ModuleDict()
         self.embedding, self.steps = nn.Embedding(20, width), made
-        inner: nn.Module = nn.ModuleDict({layers: nn.ModuleList(made)})
+        holder = nn.ModuleDict() if within else self
+        holder.add_module(layers, nn.ModuleList(made))
         if within:
-            self.add_module(within, inner)
-        else:
-            self.add_module(layers, inner[layers])
-        torch.manual_seed(0)
-        for parameter in self.parameters():
-            if parameter.ndim == 2:
-                nn.init.normal_(parameter, std=2 * parameter.shape[1] ** -0.5)
+            self.add_module(within, holder)
+        strong(self).train()
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens)
@@ -408,14 +414,6 @@ def test_a_guess_is_checked_past_tables_of_positions_and_kernels_of_the_model_s_
     layer.register_forward_hook(lambda layer, _, out: setattr(layer, "last", out))
     model(batch)  # from here on the module keeps what has a gradient
     assert wqk.verify(model, batch).verdict == "right"
-
-
-def strong(model: nn.Module) -> nn.Module:
-    torch.manual_seed(0)
-    for parameter in model.parameters():
-        if parameter.ndim == 2:
-            nn.init.normal_(parameter, std=2 * parameter.shape[1] ** -0.5)
-    return model.eval()
 
 
 LIBRARIES = {
