@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
+from tools.mutating.mutants import data_mutants
 
 from wqk.errors import UnknownFamily
 from wqk.families.config import default_values, part_types
-from wqk.families.family import families, parse_family
+from wqk.families.family import _shipped, families, parse_family
 
 HEAD = 'name = "toy"\nmodel_types = "toy"\n'
 RULE = HEAD + '[[attention]]\nstack = "encoder"\nquery = "q{layer}"\nkey = "k{layer}"\n'
@@ -71,6 +75,17 @@ def test_alternatives_of_one_attention_say_the_same_of_its_score() -> None:
                 said.setdefault(key, set()).add((rule.partial, rule.position, rule.output))
         # Zamba 2's switch adds something to the score.
         assert family.name == "zamba2" or all(len(one) == 1 for one in said.values()), family.name
+
+
+def test_no_key_says_what_holds_without_it() -> None:
+    idle = []
+    for name, text in _shipped().items():
+        for mutant in data_mutants(Path(name), text):
+            if mutant.what.endswith("left out"):
+                with suppress(UnknownFamily):  # a key that has to be there
+                    same = parse_family(mutant.text, name) == families()[name]
+                    idle += [str(mutant)] * same
+    assert idle == []
 
 
 def test_no_file_repeats_what_every_type_of_it_has_by_default() -> None:
