@@ -306,7 +306,6 @@ def configuration(metadata: Mapping[str, Any]) -> dict[str, Any]:
     config["pairs"] = file.code.get("rotary") == "interleaved" or (
         file.code.get("rotary") == "by sections" and not has_sections
     )
-    config["rotary"] = any(turned)
     config["turned_layers"] = turned
     full = _rotation(file, local=False)
     config["rope_parameters"] = {"full_attention": full}
@@ -413,6 +412,8 @@ def _rotation(file: _File, local: bool) -> dict[str, Any]:
         silent = base if code["local_base"] == "same" else 10_000.0
         base = file.number("rope.freq_base_swa", silent)
     own: dict[str, Any] = {"rope_theta": base}
+    if local and (width := file.get("rope.dimension_count_swa")) is not None:
+        own["rope.dimension_count"] = width
     if local and code.get("local_scaling") is False:
         return own
     kind = file.get("rope.scaling.type")

@@ -40,7 +40,6 @@ class RotaryRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     other_order_if: str = ""  # switches of models that have the other order
     fraction: tuple[str, ...] = ("partial_rotary_factor",)  # rotated share of the head width
     width: tuple[str, ...] = ()  # or the number of rotated dimensions itself
-    local_width: tuple[str, ...] = ()  # that number in windowed layers, where it may differ
     base: tuple[str, ...] = ("rope_theta",)
     local_base: tuple[str, ...] = ()  # base in windowed layers, where it may differ
     axes: int = 1  # 2: the first planes turn with a patch's row, as many others with its column
@@ -104,7 +103,6 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key_norm: tuple[str, ...] = ()
     norm: str = "rms"  # or "layer"
     norm_gain: bool = True  # false where they have none, and so no tensors
-    norm_over: str = ""  # "head" where every head is normalized alone with gains of its own
     norm_offset: float = 0.0  # 1 where the gain is stored as its difference from 1
     norm_epsilon: tuple[str, ...] = ("rms_norm_eps", "layer_norm_eps", "norm_eps")
 
@@ -312,6 +310,8 @@ def _inherited(table: dict[str, Any], source: str) -> dict[str, Any]:
     >>> _inherited(gemma, "toy.toml")["attention"][0]["rotary"]["order"]
     'interleaved'
     """
+    if isinstance(table.get("attention"), list):
+        table["attention"] = _repeated(table["attention"], source)
     like, changes = table.pop("like", None), table.pop("change", {})
     if like is None and not changes:
         return table
@@ -329,6 +329,23 @@ def _inherited(table: dict[str, Any], source: str) -> dict[str, Any]:
         for rule in base.get("attention", ())
     ]
     return {**base, **table}
+
+
+def _repeated(rules: list[Any], source: str) -> list[Any]:
+    """The tables with the keys of the one before them, by its number, that they are ``like``.
+
+    Examples
+    --------
+    >>> _repeated([{"query": "q", "key": "k"}, {"like": 0, "key": "c"}], "toy.toml")[1]
+    {'query': 'q', 'key': 'c'}
+    """
+    whole: list[Any] = []
+    for rule in rules:
+        like = rule.pop("like", None) if isinstance(rule, dict) else None
+        if like is not None and (type(like) is not int or like not in range(len(whole))):
+            raise UnknownFamily(f"{source}: 'like' of a table must be the number of one before it")
+        whole.append(rule if like is None else _merged(whole[like], rule))
+    return whole
 
 
 def _merged(rule: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

@@ -98,8 +98,8 @@ def rotary_of(
     if unseen or not config.holds(rule.only_if):
         return None
     scaling = _parameters(config, layer, windowed)
-    widths = rule.local_width if windowed and rule.local_width else rule.width
-    width = config.optional_whole(widths) if widths else None
+    given = next((scaling[key] for key in rule.width if key in scaling), None)
+    width = given if type(given) is int else config.optional_whole(rule.width)
     order = rule.order
     if rule.other_order_if and config.holds(rule.other_order_if):
         order = "half" if order == "interleaved" else "interleaved"

@@ -141,7 +141,9 @@ def sides_of(
         gain, bias = (match.norm(names, what, heads) for what in ("weight", "bias"))
         if rule.norm_gain and not gain:
             return None
-        return Norm(rule.norm, gain, bias, rule.norm_offset, epsilon, rule.norm_over == "head")
+        # Gains of each head, apart or with an axis for the heads, are of heads normalized alone.
+        alone = len(gain) > 1 or any(len(match.tensors[part.name].shape) > 1 for part in gain)
+        return Norm(rule.norm, gain, bias, rule.norm_offset, epsilon, alone)
 
     def input_norm(names: tuple[str, ...]) -> Norm | None:
         gain, bias = (match.norm(names, what) for what in ("weight", "bias"))
