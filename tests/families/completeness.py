@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import re
-from itertools import groupby
+from itertools import groupby, zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tests.families.silence import misread
+from tests.families.silence import essence, misread, norms_of
 from tools.deriving.evidence import value_and_output
 
+from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.modules import StateDict
 from wqk.errors import WqkError
-from wqk.families import plan_attention
+from wqk.families import find_family, plan_attention
 
 pytest.importorskip("transformers")
 
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from wqk.checkpoints import Checkpoint
     from wqk.families import AttentionPlan, Family
@@ -51,6 +52,55 @@ def omissions(checkpoint: Checkpoint, family: Family) -> list[str]:
         *_truncation(checkpoint, family, plans),
         *misread(checkpoint, family),
     ]
+
+
+def other_in_memory(
+    checkpoint: Checkpoint, family: Family, names: Mapping[str, str], model: object = None
+) -> list[str]:
+    """Attention of which something else is read from a running model, or from names as it has them.
+
+    These are ``names``, with those of the file, where they differ.
+    """
+    calls = {stored: own for own, stored in names.items()}
+    tensors = {
+        calls.get(name, name): np.broadcast_to(np.float32(0), info.shape)
+        for name, info in checkpoint.tensors().items()
+    }
+    live = open_checkpoint(model) if model else StateDict(tensors, checkpoint.config, "made")
+    read = plan_attention(checkpoint, family), plan_attention(live, find_family(live))
+    return [
+        f"{a and a.place}" for a, b in zip_longest(*read) if not (a and b) or _said(a) != _said(b)
+    ]
+
+
+def _said(plan: AttentionPlan) -> tuple[Any, ...]:
+    sides = [
+        side and (side.bias is None, side.temperature is None, norms_of(side))
+        for side in (plan.query, plan.key, plan.value, plan.output)
+    ]
+    return essence(plan), sides, plan.sinks is None, len(plan.parts), plan.reason
+
+
+def absent(plans: Sequence[AttentionPlan]) -> list[str]:
+    """Tensors that are named, but that no layer of a stack has."""
+    found = []
+    for (_, kind, rule), group in groupby(plans, key=lambda p: (p.stack, p.kind, p.rule)):
+        own = list(group)
+        there = {
+            "value": [p.value for p in own],
+            "output": [p.output for p in own],
+            "output_norm": [p.output and p.output.norm for p in own],
+            "input_norm": [p.query.input_norm for p in own],
+            "key_input_norm": [kind == "self" or p.key.input_norm for p in own],
+            "sinks": [p.sinks for p in own],
+            "query_bias": [p.query.bias for p in own],
+        }
+        found += [
+            f"the {role} {getattr(rule, role)[0]} is not there"
+            for role, some in there.items()
+            if getattr(rule, role) and not any(some) and (len(own) > 1 or "norm" not in role)
+        ]
+    return found
 
 
 def _circuit(checkpoint: Checkpoint, plans: list[AttentionPlan]) -> Iterator[str]:

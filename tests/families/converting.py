@@ -178,10 +178,10 @@ def reading(model: wqk.Model) -> list[dict[str, Any]]:
     return found
 
 
-def read_again(line: dict[str, Any]) -> list[dict[str, Any]]:
-    """The reading of a line's metadata and shapes."""
+def model_of(line: dict[str, Any]) -> wqk.Model:
+    """A model with a line's metadata and shapes."""
     tensors = unfolded(line["tensors"])
-    return reading(wqk.open(StateDict(tensors, configuration(line["metadata"]), line["name"])))
+    return wqk.open(StateDict(tensors, configuration(line["metadata"]), line["name"]))
 
 
 def main() -> None:

@@ -72,7 +72,7 @@ def misread(checkpoint: Checkpoint, family: Family) -> Iterator[str]:
             except WqkError:
                 seen[text] = None
             else:
-                seen[text] = [_essence(plan) for plan in plans]
+                seen[text] = [essence(plan) for plan in plans]
         return seen[text]
 
     for key, changed in variants(config):
@@ -145,13 +145,14 @@ def _aliases(kind: str) -> set[str]:
     return set(CONFIG_MAPPING[kind].attribute_map)
 
 
-def _essence(plan: AttentionPlan) -> tuple[Any, ...]:
+def essence(plan: AttentionPlan) -> tuple[Any, ...]:
+    """What is read of an attention, but for its tensors."""
     return (
         *(plan.stack, plan.kind, plan.layer, plan.applications, plan.causal, plan.position),
         *(plan.query.heads, plan.key.heads, plan.query.head_width),
         *(round(plan.scale, 12), plan.softcap, plan.clip, plan.window),
         *map(_turning, (plan.rotary, plan.axial)),
-        *map(_norms, (plan.query, plan.key)),
+        *map(norms_of, (plan.query, plan.key)),
     )
 
 
@@ -161,6 +162,6 @@ def _turning(rotary: Rotary | None) -> Any:
     return rotary.frequencies.round(12).tolist(), rotary.amplitude, rotary.order
 
 
-def _norms(side: Side) -> Mapping[str, Any]:
+def norms_of(side: Side) -> Mapping[str, Any]:
     norms = {"of its input": side.input_norm, "of its own": side.norm}
     return {name: (norm.kind, norm.epsilon) for name, norm in norms.items() if norm}

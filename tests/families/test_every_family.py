@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from tests.families.architectures import ALL, FURTHER
-from tests.families.completeness import omissions
+from tests.families.completeness import absent, omissions, other_in_memory
 from tests.families.proving import save
 from tests.families.test_derived import outcomes, recorded
 from tests.families.test_published import FOUND
@@ -28,7 +28,8 @@ from tools.deriving.shrinking import small_file
 from tools.deriving.writing import BY_TABLE
 
 import wqk
-from wqk.families import AttentionRule, families, find_family
+from wqk.checkpoints import open_checkpoint
+from wqk.families import AttentionRule, families, find_family, plan_attention
 
 PROVEN = tomllib.loads(Path(__file__).with_name("proven.toml").read_text(encoding="utf-8"))
 QUICKER, BY_LAYERS, UNFED = (PROVEN[table] for table in ("quicker", "by-layers", "unfed"))
@@ -91,6 +92,8 @@ def test_the_family_is_what_the_model_computes(name: str, tmp_path: Path) -> Non
     assert any(map(is_unseen, found)) == (name in BY_LAYERS)
     assert [fault for fault in found if not is_unseen(fault)] == []
     assert omissions(checkpoint, family) == []
+    assert other_in_memory(checkpoint, family, record.names) == []
+    assert absent(plan_attention(checkpoint, family)) == []
 
 
 def is_unseen(fault: str) -> bool:
@@ -116,6 +119,8 @@ def test_what_runs_is_read_as_its_file(model_type: str, tmp_path: Path) -> None:
     model, _ = build(model_type, 0)
     model.save_pretrained(tmp_path)
     assert wqk.same(model, tmp_path).same
+    checkpoint = open_checkpoint(tmp_path)
+    assert other_in_memory(checkpoint, find_family(checkpoint), {}, model) == []
     assert wqk.open(model).plans[0].rule != wqk.open(tmp_path).plans[0].rule
 
 

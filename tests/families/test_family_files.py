@@ -101,6 +101,8 @@ def test_no_file_repeats_what_every_type_of_it_has_by_default() -> None:
 ALWAYS_READ = {"windowed_kind", "latent_norm_epsilon", "global_attn_indexes"}
 # Another attention's scores are in one softmax with the form's, without a position.
 JOINED = {"longformer", "pegasus-x", "qwen4-exp-text"}
+# Tables whose reason for being partial no other key tells.
+BEYOND = {"deepseek-v4", "diffllama", "gemma4-audio", "informer", "mistral4", "swinv2", "wavlm"}
 
 
 def test_what_rules_say_has_its_reason() -> None:
@@ -109,8 +111,11 @@ def test_what_rules_say_has_its_reason() -> None:
         for rule in family.attention:
             rest = str(replace(rule, defaults={}))
             assert {key for key in rule.defaults if key not in rest} <= ALWAYS_READ, family.name
-            named = rule.position or rule.partial or family.name in JOINED
-            assert rule.whole_score or named, family.name
+            named = rule.whole_score or rule.position or family.name in JOINED
+            assert named or rule.partial, family.name
+            told = family.name in BEYOND or rule.partial.startswith("beside")  # LongT5's
+            assert bool(named and rule.partial) == (told or bool(rule.between)), family.name
+            assert not (rule.kind == "cross" and rule.causal), family.name
 
 
 def test_stacks_are_called_as_their_tensors() -> None:

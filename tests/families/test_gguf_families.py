@@ -22,10 +22,12 @@ from tests.families.computing import (
     gain,
     layer,
     linear,
+    normalized,
     rms,
     sections,
     separate,
     sides,
+    split,
     turned,
 )
 
@@ -41,7 +43,6 @@ class Graph:
 
     architecture: str
     groups: int = 2
-    fused: bool = False
     kind: str = "rms"  # of the norms
     order: str = ""  # of the rotary positions
     norms: str = ""  # of queries and keys, over each "head", with gains for "each head"
@@ -68,10 +69,10 @@ def metadata_of(graph: Graph) -> dict[str, Any]:
     return {"general.architecture": graph.architecture, **named}
 
 
-def tensors_of(graph: Graph, layers: int) -> Tensors:
+def tensors_of(graph: Graph, layers: int, fused: bool) -> Tensors:
     tensors, shifted = Tensors(), graph.kind == "layer"
     for n in range(layers):
-        if graph.fused:
+        if fused:
             linear(tensors, f"blk.{n}.attn_qkv", (H + 2 * graph.groups) * R, WIDTH)
             linear(tensors, f"blk.{n}.attn_output", WIDTH, H * R)
         else:
@@ -83,18 +84,19 @@ def tensors_of(graph: Graph, layers: int) -> Tensors:
     return tensors
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("name", GRAPHS)
-def test_a_graph_of_llama_cpp(name: str) -> None:
+def test_a_graph_of_llama_cpp(name: str, fused: bool) -> None:
     graph = GRAPHS[name]
     config = configuration(metadata_of(graph))
-    tensors, last = tensors_of(graph, config["block_count"]), config["block_count"] - 1
+    tensors, last = tensors_of(graph, config["block_count"], fused), config["block_count"] - 1
     for n, told, base, stretch in (
         (0, graph.told, graph.base, graph.stretch),
         (last, graph.last, 500.0, graph.last_stretch),
     ):
         told = graph.told if told is None else told
         at, x = f"blk.{n}", RNG.standard_normal((N, WIDTH))
-        if graph.fused:
+        if fused:
             query, key, value = sections(applied(tensors, f"{at}.attn_qkv", x), graph.groups)
         else:
             query, key, value = sides(tensors, f"{at}.attn_{{}}", x, graph.groups)
@@ -117,19 +119,28 @@ def test_a_graph_of_llama_cpp(name: str) -> None:
         )  # fmt: skip
 
 
-def test_a_graph_of_bert() -> None:
+@pytest.mark.parametrize("name", ["bert", "jina-bert-v2"])
+def test_a_graph_of_bert(name: str) -> None:
     """The first layer is fed by the norm of the embeddings, the others by the layer before."""
-    graph = Graph("bert", H, kind="layer")
+    graph, normed = Graph(name, H, kind="layer"), name != "bert"
     config, tensors = configuration(metadata_of(graph)), Tensors()
     for n in range(2):
         separate(tensors, f"blk.{n}.attn_{{}}", H * R, output="output")
         gain(tensors, f"blk.{n}.layer_output_norm", H * R, bias=True)
+        for side in "qk" if normed else "":
+            gain(tensors, f"blk.{n}.attn_{side}_norm", H * R, bias=True)
     gain(tensors, "token_embd_norm", H * R, bias=True)
     x = RNG.standard_normal((N, H * R))
     for n, fed_by in enumerate(("token_embd_norm", "blk.0.layer_output_norm")):
-        query, key, value = sides(tensors, f"blk.{n}.attn_{{}}", x)
+        at = f"blk.{n}.attn_"
+        query, key = (
+            normalized(tensors, f"{at}{side}_norm", rows, EPSILON) if normed else rows
+            for side in "qk"
+            for rows in [applied(tensors, f"{at}{side}", x)]
+        )
         assert_read(
-            block_of(tensors, config, "encoder", "self", n), x, query, key,
+            block_of(tensors, config, "encoder", "self", n), x, split(query, H), split(key, H),
             fed=Fed("layer", f"{fed_by}.weight", EPSILON),
-            circuit=(value, tensors[f"blk.{n}.attn_output.weight"]),
+            circuit=(split(applied(tensors, f"{at}v", x), H), tensors[f"{at}output.weight"]),
+            statuses=PARTIAL * normed, position="alibi" * normed,
         )  # fmt: skip

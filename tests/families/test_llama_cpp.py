@@ -13,18 +13,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.families.converting import DATA, build, convert, jobs, read_again
+from tests.families.completeness import omissions
+from tests.families.converting import DATA, build, convert, jobs, model_of, reading
 
 import wqk
 from wqk.checkpoints.gguf import architectures
-from wqk.families import families
+from wqk.families import families, find_family
+from wqk.families.layouts import NORMS
 
 LINES = [json.loads(line) for line in DATA.read_text(encoding="utf-8").splitlines()]
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: str(line["name"]))
 def test_a_conversion_is_read_as_llama_cpp_runs_it(line: dict[str, object]) -> None:
-    assert read_again(line) == line["read"]
+    model = model_of(line)
+    assert reading(model) == line["read"]
+    assert omissions(model.checkpoint, find_family(model.checkpoint)) == []
 
 
 def test_every_architecture_is_read_or_refused_with_its_reason() -> None:
@@ -34,13 +38,29 @@ def test_every_architecture_is_read_or_refused_with_its_reason() -> None:
     assert len(known) > 150
 
 
+def test_families_are_of_what_the_code_does_by_architecture() -> None:
+    for name, row in architectures().items():
+        family = next(f for f in families().values() if f"gguf-{name}" in f.model_types)
+        for rule in family.attention:
+            said = {
+                "norm": rule.input_norm_kind if row["norm"] in NORMS else row["norm"],
+                "head_norm": rule.norm if "head_norm" in row else None,
+                "after": "{previous}" in "".join(rule.input_norm) or None,
+                "latent": rule.layout == "latent" or None,
+                "gated": rule.layout == "gated" or None,
+                "norm_after_rotary": rule.position.startswith("rotary") or None,
+                "bare_head_norm": not rule.norm_gain or None,
+            }
+            assert rule.between or said == {key: row.get(key) for key in said}, name
+
+
 def test_a_file_that_says_that_no_layer_has_attention_is_refused_for_that() -> None:
     """Granite's hybrids, converted with names of kinds of layers that the converter lacks."""
     key = "granitehybrid.attention.head_count_kv"
     line = next(line for line in LINES if key in line["metadata"])
     metadata = line["metadata"] | {key: [0 for _ in line["metadata"][key]]}
     with pytest.raises(wqk.errors.CheckpointError, match=r"attn_q.weight' is there, but .* zeros"):
-        read_again(line | {"metadata": metadata})
+        model_of(line | {"metadata": metadata})
 
 
 # What llama.cpp does otherwise than transformers, in words of the verdict.

@@ -144,7 +144,7 @@ def _site_faults(checkpoint: Checkpoint, attention: Block, site: Site) -> Iterat
     yield from _use_faults(p, site)
     others = beside(site)
     if not all(Read(attention).fits(c) or c.queries.shape[0] < product.queries.shape[0]
-               for c in content_of(site)) and not p.position and not p.rule.partial:  # fmt: skip
+               for c in content_of(site)) and not (p.position or p.positional):  # fmt: skip
         yield "another product is added to the form's"
     said = p.position or p.sinks or not p.rule.whole_score
     stored = checkpoint.tensors()

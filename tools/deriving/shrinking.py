@@ -168,6 +168,8 @@ def _shrunk(
             key in KINDS or (len(value) > 2 and len(value) == _told_layers(filled))
         ):
             small[key] = value[: 3 if path.endswith("encoder_config") else layers]
+        elif isinstance(value, float) and re.search(r"eps(ilon)?$", key):
+            small[key] = 3 * value  # which no default is, nor another norm's
         elif type(value) is int:
             small[key] = _number(key, value, path, layers, variant)
     if "qk_rope_head_dim" in small:
