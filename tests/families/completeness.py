@@ -6,12 +6,10 @@ import re
 from itertools import groupby, zip_longest
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
-from tests.families.silence import essence, misread, norms_of
+from tests.families.silence import essence, misread, norms_of, zeros
 from tools.deriving.evidence import value_and_output
 
-from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.modules import StateDict
 from wqk.errors import WqkError
 from wqk.families import find_family, plan_attention
@@ -54,23 +52,18 @@ def omissions(checkpoint: Checkpoint, family: Family) -> list[str]:
     ]
 
 
-def other_in_memory(
-    checkpoint: Checkpoint, family: Family, names: Mapping[str, str], model: object = None
-) -> list[str]:
-    """Attention of which something else is read from a running model, or from names as it has them.
-
-    These are ``names``, with those of the file, where they differ.
-    """
+def under_live_names(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
+    """The shapes of a file's tensors as a running model calls them; ``names`` are the file's."""
     calls = {stored: own for own, stored in names.items()}
-    tensors = {
-        calls.get(name, name): np.broadcast_to(np.float32(0), info.shape)
-        for name, info in checkpoint.tensors().items()
-    }
-    live = open_checkpoint(model) if model else StateDict(tensors, checkpoint.config, "made")
+    tensors = {calls.get(name, name): value for name, value in zeros(checkpoint).items()}
+    return StateDict(tensors, checkpoint.config, "made")
+
+
+def other_in_memory(checkpoint: Checkpoint, family: Family, live: Checkpoint) -> list[str]:
+    """Attention of which something else is read from a running model."""
     read = plan_attention(checkpoint, family), plan_attention(live, find_family(live))
-    return [
-        f"{a and a.place}" for a, b in zip_longest(*read) if not (a and b) or _said(a) != _said(b)
-    ]
+    pairs = zip_longest(*read)
+    return [str(a and a.place) for a, b in pairs if not (a and b) or _said(a) != _said(b)]
 
 
 def _said(plan: AttentionPlan) -> tuple[Any, ...]:
@@ -81,26 +74,19 @@ def _said(plan: AttentionPlan) -> tuple[Any, ...]:
     return essence(plan), sides, plan.sinks is None, len(plan.parts), plan.reason
 
 
-def absent(plans: Sequence[AttentionPlan]) -> list[str]:
-    """Tensors that are named, but that no layer of a stack has."""
-    found = []
-    for (_, kind, rule), group in groupby(plans, key=lambda p: (p.stack, p.kind, p.rule)):
-        own = list(group)
-        there = {
-            "value": [p.value for p in own],
-            "output": [p.output for p in own],
-            "output_norm": [p.output and p.output.norm for p in own],
-            "input_norm": [p.query.input_norm for p in own],
-            "key_input_norm": [kind == "self" or p.key.input_norm for p in own],
-            "sinks": [p.sinks for p in own],
-            "query_bias": [p.query.bias for p in own],
-        }
-        found += [
-            f"the {role} {getattr(rule, role)[0]} is not there"
-            for role, some in there.items()
-            if getattr(rule, role) and not any(some) and (len(own) > 1 or "norm" not in role)
-        ]
-    return found
+def absent(plans: Sequence[AttentionPlan]) -> list[tuple[str, str, str]]:
+    """Tensors that are named, but that no layer of a stack has: by stack, kind and role."""
+    named, there = set(), set()
+    for p in plans:
+        has = {
+            "value": p.value, "output": p.output, "output_norm": p.output and p.output.norm,
+            "input_norm": p.query.input_norm, "query_bias": p.query.bias, "sinks": p.sinks,
+            "key_input_norm": p.kind == "self" or p.key.input_norm,
+        }  # fmt: skip
+        has |= {} if p.layer else {"input_norm": True}  # of the layer before
+        named |= {(p.stack, p.kind, role) for role in has if getattr(p.rule, role)}
+        there |= {(p.stack, p.kind, role) for role, one in has.items() if one}
+    return sorted(named - there)
 
 
 def _circuit(checkpoint: Checkpoint, plans: list[AttentionPlan]) -> Iterator[str]:
@@ -199,11 +185,7 @@ def _truncation(
 def _planned(
     checkpoint: Checkpoint, family: Family, config: dict[str, Any], without: str = ""
 ) -> list[AttentionPlan]:
-    tensors = {
-        name: np.broadcast_to(np.float32(0), info.shape)
-        for name, info in checkpoint.tensors().items()
-        if name != without
-    }
+    tensors = {name: value for name, value in zeros(checkpoint).items() if name != without}
     return plan_attention(StateDict(tensors, config, "made"), family)
 
 

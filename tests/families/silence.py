@@ -58,10 +58,7 @@ def misread(checkpoint: Checkpoint, family: Family) -> Iterator[str]:
     kind = str(config.get("model_type"))
     if standard({"model_type": kind}) is None or standard(config) is None:
         return
-    tensors = {
-        name: np.broadcast_to(np.float32(0), info.shape)
-        for name, info in checkpoint.tensors().items()
-    }
+    tensors = zeros(checkpoint)
     seen: dict[str, Any] = {}
 
     def planned(config: Config) -> Any:
@@ -86,6 +83,12 @@ def misread(checkpoint: Checkpoint, family: Family) -> Iterator[str]:
         if read is None and expected is not None and key in _aliases(kind) - changed.keys():
             yield f"without {key}, which is another key's second name, there is no plan"
             return
+
+
+def zeros(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+    """As large as a checkpoint's tensors, without its memory."""
+    shapes = {name: info.shape for name, info in checkpoint.tensors().items()}
+    return {name: np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items()}
 
 
 def variants(config: Config) -> Iterator[tuple[str, Config]]:

@@ -22,12 +22,10 @@ from tests.families.computing import (
     gain,
     layer,
     linear,
-    normalized,
     rms,
     sections,
     separate,
     sides,
-    split,
     turned,
 )
 
@@ -119,28 +117,19 @@ def test_a_graph_of_llama_cpp(name: str, fused: bool) -> None:
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["bert", "jina-bert-v2"])
-def test_a_graph_of_bert(name: str) -> None:
+def test_a_graph_of_bert() -> None:
     """The first layer is fed by the norm of the embeddings, the others by the layer before."""
-    graph, normed = Graph(name, H, kind="layer"), name != "bert"
+    graph = Graph("bert", H, kind="layer")
     config, tensors = configuration(metadata_of(graph)), Tensors()
     for n in range(2):
         separate(tensors, f"blk.{n}.attn_{{}}", H * R, output="output")
         gain(tensors, f"blk.{n}.layer_output_norm", H * R, bias=True)
-        for side in "qk" if normed else "":
-            gain(tensors, f"blk.{n}.attn_{side}_norm", H * R, bias=True)
     gain(tensors, "token_embd_norm", H * R, bias=True)
     x = RNG.standard_normal((N, H * R))
     for n, fed_by in enumerate(("token_embd_norm", "blk.0.layer_output_norm")):
-        at = f"blk.{n}.attn_"
-        query, key = (
-            normalized(tensors, f"{at}{side}_norm", rows, EPSILON) if normed else rows
-            for side in "qk"
-            for rows in [applied(tensors, f"{at}{side}", x)]
-        )
+        query, key, value = sides(tensors, f"blk.{n}.attn_{{}}", x)
         assert_read(
-            block_of(tensors, config, "encoder", "self", n), x, split(query, H), split(key, H),
+            block_of(tensors, config, "encoder", "self", n), x, query, key,
             fed=Fed("layer", f"{fed_by}.weight", EPSILON),
-            circuit=(split(applied(tensors, f"{at}v", x), H), tensors[f"{at}output.weight"]),
-            statuses=PARTIAL * normed, position="alibi" * normed,
+            circuit=(value, tensors[f"blk.{n}.attn_output.weight"]),
         )  # fmt: skip

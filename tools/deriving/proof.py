@@ -143,8 +143,9 @@ def _site_faults(checkpoint: Checkpoint, attention: Block, site: Site) -> Iterat
     yield from _kind_faults(p, product)
     yield from _use_faults(p, site)
     others = beside(site)
-    if not all(Read(attention).fits(c) or c.queries.shape[0] < product.queries.shape[0]
-               for c in content_of(site)) and not (p.position or p.positional):  # fmt: skip
+    whole = [c for c in content_of(site) if c.queries.shape[0] >= product.queries.shape[0]]
+    named = p.position or p.positional or not p.rule.whole_score
+    if not (named or all(map(Read(attention).fits, whole))):
         yield "another product is added to the form's"
     said = p.position or p.sinks or not p.rule.whole_score
     stored = checkpoint.tensors()

@@ -169,7 +169,7 @@ def _shrunk(
         ):
             small[key] = value[: 3 if path.endswith("encoder_config") else layers]
         elif isinstance(value, float) and re.search(r"eps(ilon)?$", key):
-            small[key] = 3 * value  # which no default is, nor another norm's
+            small[key] = 1.01 * value  # which no default is
         elif type(value) is int:
             small[key] = _number(key, value, path, layers, variant)
     if "qk_rope_head_dim" in small:
