@@ -175,10 +175,9 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def _tensor_names(self) -> Iterator[str]:
         """All names of tensors, with ``{layer}`` in them."""
-        yield from (*self.value, *self.output, *self.query_bias, *self.value_bias)
+        yield from (*self.value, *self.output, *self.query_bias, *self.value_bias, *self.softplus)
         yield from (*self.query_inner, *self.key_inner, *self.query_norm, *self.key_norm)
         yield from (*self.query_inner_norm, *self.key_inner_norm, *self.sinks, *self.temperature)
-        yield from self.softplus
         yield from (*self.input_norm, *self.first_input_norm, *self.key_input_norm)
         yield from self.output_norm
 

@@ -250,19 +250,18 @@ class AttentionPlan:
     @property
     def reason(self) -> str:
         """Why the status is ``partial``; empty if it is not."""
-        reasons = []
+        reasons = [self.rule.partial] if self.rule.partial else []
         if self.positional is not None:
-            kind = "rotary term" if self.positional.rotary.frequencies.any() else "term"
-            reasons.append(f"the form is the content term; a {kind} of further dimensions is added")
+            term = "rotary term" if self.positional.rotary.frequencies.any() else "term"
+            reasons.append(f"the form is the content term; a {term} of further dimensions is added")
         if any(isinstance(side.projection, Composed) for side in (self.query, self.key)):
             reasons.append(
                 "what goes through the latents has the gains of their norms, but not the tokens' "
                 "own scales"
             )
         if self.position and self.rule.position_uses:
-            uses = " and the ".join(self.rule.position_uses)
-            reasons.append(f"terms of the {uses} with positions are added to the form's score")
-        reasons += [self.rule.partial] if self.rule.partial else []
+            sides = " and the ".join(self.rule.position_uses)
+            reasons.append(f"terms of the {sides} with positions are added to the form's score")
         if self.rule.between:
             reasons.append(
                 "the form is the product of the projections; between it and the outputs stand "
