@@ -35,7 +35,10 @@ SIGNS = {
 }
 # Keys of other families, which a configuration may hold without meaning anything; two are too many
 # where queries have one head.
-STRAY = [{"num_key_value_heads": 1}, {"num_key_value_heads": 2}]
+STRAY = [
+    {"num_key_value_heads": 1}, {"num_key_value_heads": 2}, {"num_hidden_layers": 1},
+    {"num_attention_heads": 1},
+]  # fmt: skip
 
 
 def omissions(checkpoint: Checkpoint, family: Family) -> list[str]:
