@@ -112,6 +112,11 @@ class Cause:
     mismatch: Mismatch
     places: tuple[Place, ...]
 
+    @property
+    def where(self) -> str:
+        """These blocks, in few words."""
+        return _places(self.places) or "in the configuration"
+
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON."""
         return self.mismatch.to_dict() | {"blocks": [place._asdict() for place in self.places]}
@@ -399,8 +404,7 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
         for cause in self.causes:
             one = cause.mismatch
             sides = f" ({' and '.join(one.sides)})" if one.sides else ""
-            where = _places(cause.places) or "in the configuration"
-            yield Text.assemble((one.reason, "bold"), f"{sides}, {where}")
+            yield Text.assemble((one.reason, "bold"), f"{sides}, {cause.where}")
             if one.repair:
                 yield Text(f"  {one.repair}")
         for tensor in self.differing[:LISTED]:
@@ -461,7 +465,7 @@ def failure(comparison: CheckpointComparison) -> Iterator[str]:
     """What is wrong, line by line: the sentence, then each cause with its repair, and tensors."""
     yield comparison.sentence
     for cause in comparison.causes:
-        yield f"{', '.join(map(str, cause.places)) or 'configuration'}: {cause.mismatch.reason}"
+        yield f"{cause.where}: {cause.mismatch.reason}"
         yield from (f"    {line}" for line in cause.mismatch.repair.splitlines())
     yield from map(str, comparison.differing)
 
