@@ -329,10 +329,10 @@ def _require_sizes(plan: AttentionPlan, both: Sequence[Scoring]) -> None:
     (rows, key), (others, other_key) = shapes
     if (rows[0] * rows[1], rows[2], key[2]) == (others[0] * others[1], others[2], other_key[2]):
         return
-    sizes = ["{} heads of width {} on {} dimensions".format(*shape) for shape, _ in shapes]
+    one, other = map(_sizes, both)
     raise CheckpointError(
-        f"layer {plan.layer} of the {plan.stack} has {sizes[0]} in one checkpoint and {sizes[1]} "
-        "in the other; only equal ones can be compared"
+        f"layer {plan.layer} of the {plan.stack} has {one} in one checkpoint and {other} in the "
+        "other; only equal ones can be compared"
     )
 
 
