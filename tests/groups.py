@@ -65,7 +65,7 @@ SLOW = (
     "tests/scanning/test_surveys.py::test_an_interrupt_is_one_line_and_resumable",
     "tests/scanning/test_surveys.py::test_any_executor_gives_the_same_bytes",
     "tests/scanning/test_surveys.py::test_killed_and_resumed_the_table_is_identical",
-    "tests/scanning/test_watch.py",
+    "tests/scanning/test_watch.py::test_a_killed_watch_loses_nothing",
     "tests/tables/test_in_a_kernel.py",
     "tests/test_notebooks.py::test_a_notebook_runs",
     "tests/test_odd_input.py::test_odd_models_are_a_result_or_a_line",

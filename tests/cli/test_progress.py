@@ -37,3 +37,4 @@ def test_what_is_said_beside_a_bar_has_a_line_to_itself(monkeypatch: pytest.Monk
     shown = terminal.buffer.getvalue().decode()
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).replace("\r", "\n").splitlines()
     assert "a recipe" in [line.rstrip() for line in lines]
+    assert shown.endswith("\x1b[2K")  # in the end the bar is erased

@@ -268,6 +268,7 @@ def test_keys_are_repeated_and_planes_turned_in_a_family_that_has_both(tmp_path:
     repeated = keys_repeated(plans, tensors, config)
     assert repeated
     copies = [(edited(original, plans, tensors, change), config) for change in (moved, turned)]
+    copies.append((norms_folded(plans, tensors), config))
     every = {str(n): StateDict(*copy, str(n)) for n, copy in enumerate([*copies, repeated])}
     assert alarms(original, every) == {}
     name = plans[0].key.projection.tensor

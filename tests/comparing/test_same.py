@@ -13,11 +13,13 @@ from tests.command import run
 
 import wqk
 from wqk import _machine
+from wqk.checkpoints import Part
 from wqk.checkpoints.modules import StateDict
 from wqk.comparing import blocks, contents, units, weights
 from wqk.comparing.answer import BlockComparison, CheckpointComparison
-from wqk.comparing.contents import find_by_content
+from wqk.comparing.contents import compare_stored, find_by_content
 from wqk.comparing.mismatches import Kind, Mismatch
+from wqk.comparing.outside import roles
 from wqk.comparing.sameness import same
 from wqk.comparing.units import Unit
 from wqk.errors import CheckpointError
@@ -114,18 +116,6 @@ def test_rounding_is_not_taken_for_scales_of_blocks() -> None:
     assert comparison.reason.startswith("close")
 
 
-def test_folded_norms_are_not_seen() -> None:
-    folded = llama()
-    for name in list(folded):
-        if name.endswith("proj.weight"):
-            gain = name.split(".self_attn")[0] + ".input_layernorm.weight"
-            folded[name] = folded[name] * folded[gain]
-    for name in folded:
-        if "layernorm" in name:
-            folded[name] = np.ones_like(folded[name])
-    assert same(opened(llama()), opened(folded)).same
-
-
 def test_a_folded_scale_is_not_seen(tmp_path: Path) -> None:
     family = tmp_path / "unscaled.toml"
     family.write_text(
@@ -138,6 +128,7 @@ def test_a_folded_scale_is_not_seen(tmp_path: Path) -> None:
     assert same(opened(llama()), wqk.open(opened(folded), family=family)).same
     wrong = same(opened(llama()), wqk.open(opened(llama()), family=family))
     assert wrong.blocks[0].reason == "scaled by 2.828 = √8, of the score's scale"
+    assert wrong.repair.startswith("w_q = w_q / 2.828")
 
 
 @pytest.mark.parametrize("kind", ["BF16", "F16"])
@@ -510,9 +501,17 @@ def test_layers_that_are_not_there_are_refused(layers: list[int], says: str) -> 
     assert len(wqk.same(demo, demo, layers=[0, -1]).blocks) == 2
 
 
+def test_what_stands_in_an_attention_belongs_to_it() -> None:
+    names = [f"layers.0.{name}.weight" for name in ("mixer.q", "mixer.k", "mixer.o", "up")]
+    model = wqk.open({name: np.ones((8, 8)) for name in names}, heads_per_layer=2)
+    assert roles(model) == {names[2]: "attention", names[3]: "other"}
+
+
 def test_vectors_are_found_in_one_that_they_are_all_of() -> None:
     whole, parts = {"bias": np.arange(8.0)}, {"q": np.arange(3.0), "k": np.arange(3.0, 8.0)}
     for count, found in ((1, ({}, {})), (2, ({"bias": "in q, k"}, dict.fromkeys("qk", "in bias")))):
         some = dict([*parts.items()][:count])
         checkpoints = [StateDict(tensors, {}, "m") for tensors in (whole, some)]
         assert find_by_content(checkpoints, ["bias"], [*some]) == found
+    scaled = [StateDict({"w": factor * np.arange(8.0)}, {}, "m") for factor in (1, 2)]
+    assert compare_stored(scaled, (Part("w"), Part("w"))).reason == "scaled by 2"

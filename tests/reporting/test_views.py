@@ -99,6 +99,8 @@ def test_the_coupling_of_planted_transposes_is_one() -> None:
     np.testing.assert_allclose(coupling, coupling.T, atol=1e-6)
     heads = [wqk.open(ENCODER)[0][h] for h in range(4)]
     np.testing.assert_allclose(np.diag(coupling), [wqk.symmetry(h) for h in heads], atol=1e-5)
+    scale = wqk.show(ENCODER, layer=0, coupling=True).plot().axes[-1]
+    assert "tr" in scale.get_ylabel()
 
 
 @pytest.fixture

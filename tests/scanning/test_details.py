@@ -46,9 +46,11 @@ def kept(form: wqk.BilinearForm, folder: Path) -> tuple[BlockDetails, BlockDetai
 
 
 def test_details_of_a_layer_are_those_of_the_dense_matrix():
-    details = wqk.scan(ENCODER, gamma=1.5, details=True).details
-    for layer, block in enumerate(details.blocks):
+    table = wqk.scan(ENCODER, gamma=1.5, details=True)
+    for layer, block in enumerate(table.details.blocks):
         attention = wqk.open(ENCODER)[layer]
+        scored = wqk.directionality(attention.form, gamma=1.5)
+        assert table.layers.frame["directionality"][layer] == pytest.approx(scored, abs=1e-6)
         dense = attention.form.dense()
         rows, columns = np.linalg.norm(dense, axis=1), np.linalg.norm(dense, axis=0)
         np.testing.assert_allclose(block.row_norms, rows, rtol=1e-4)

@@ -25,6 +25,7 @@ def test_layers_are_curves_that_differ_by_more_than_color(table: wqk.ScoreTable)
         np.testing.assert_array_equal(line.get_ydata(), rows["symmetry"])
     assert len({(line.get_marker(), line.get_linestyle()) for line in curves}) == 2
     assert [text.get_text() for text in figure.axes[0].texts] == ["by chance"]
+    assert figure.axes[0].get_ylim() == (-1, 1)
 
 
 def test_heads_are_maps_of_layers_and_heads(table: wqk.ScoreTable) -> None:

@@ -56,9 +56,8 @@ def written(function: str) -> tuple[str, str] | None:
     spec = find_spec(package)
     assert spec is not None
     assert spec.origin is not None
-    path = Path(spec.origin).parent.joinpath(*folders)
-    file = path.with_suffix(".py")  # a folder may be what is left of an older version's
-    source = (file if file.is_file() else path / "__init__.py").read_text("utf-8")
+    file = Path(spec.origin).parent.joinpath(*folders).with_suffix(".py")
+    source = file.read_text("utf-8")
     found = re.search(
         rf'^def {name}\((.*?)\) -> .*?:[^\n]*\n    r?"""(.*?)"""', source, re.M | re.S
     )

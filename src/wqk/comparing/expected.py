@@ -128,7 +128,7 @@ class Expected:
     def _bias(self, role: str, first: Side, second: Side) -> None:
         """A side's bias, also where only one of the two has it."""
         projection = second.projection
-        if not isinstance(projection, Projection) or not (first.bias or second.bias):
+        if not isinstance(projection, Projection):
             return
         bias = np.zeros((first.heads, first.head_width), np.float32)
         if first.bias is not None:

@@ -243,8 +243,8 @@ def definitions(table: ScoreTable, full: bool = False) -> Iterator[Text]:
 
 def remarks(table: ScoreTable) -> Iterator[Text]:
     """`notes`, if there are any."""
-    if lines := list(notes(table)):
-        yield Text("\n".join(lines), style="dim")
+    if text := "\n".join(notes(table)):
+        yield Text(text, style="dim")
 
 
 def notes(table: ScoreTable) -> Iterator[str]:
