@@ -333,6 +333,7 @@ def test_all_tensors_of_a_conversion_are_found_whatever_they_are_called(
         facts[f"blk__{layer}__{others[own]}__weight"] = value.copy()
     found = wqk.same(whole, write(tmp_path / "a.gguf", attention, kind, **facts), everything=True)
     assert found.same, found
+    assert "self 1." not in found.sentence  # heads of the only attention are 1.0
     assert found.unknown == ("values",)
     facts["blk__1__ffn_up__weight"][3] *= -1
     wrong = wqk.same(whole, write(tmp_path / "b.gguf", attention, kind, **facts), everything=True)

@@ -57,6 +57,8 @@ def test_a_picture_says_that_nothing_is_beyond_chance():
         assert all((text.get_ha() == "right") == (text.xyann[0] < 0) for text in labels)
         colors = {text.arrow_patch.get_edgecolor()[:3] for text in axis.texts if text.arrow_patch}
         assert (colors == {to_rgb(GRAY)}) == said
+        widths = [text.arrow_patch.get_linewidth() for text in axis.texts if text.arrow_patch]
+        assert max(widths) == pytest.approx(2.4)
 
 
 def test_a_virtual_head_has_token_pairs():

@@ -17,6 +17,7 @@ from wqk.checkpoints import Part
 from wqk.checkpoints.modules import StateDict
 from wqk.comparing import blocks, contents, units, weights
 from wqk.comparing.answer import BlockComparison, CheckpointComparison
+from wqk.comparing.configured import other_rotary
 from wqk.comparing.contents import compare_stored, find_by_content
 from wqk.comparing.mismatches import Kind, Mismatch
 from wqk.comparing.outside import roles
@@ -170,6 +171,8 @@ def test_original_format_twin_in_both_orders(tmp_path: Path) -> None:
     assert wrong.blocks[0].distance[0] < 1e-6 < wrong.blocks[0].distance[1]
     reason = "rotary order: stored half, read as interleaved"
     assert wrong.blocks[0].reason.startswith(reason)
+    models = opened(llama()), wqk.open(original(reorder=False), family=family)
+    assert other_rotary(*(wqk.open(model).plans[0].rotary for model in models)) == reason
 
 
 ROTARY = "other rotary positions"
@@ -461,6 +464,7 @@ def test_layer_norms_of_two_families_have_one_epsilon() -> None:
 def test_where_a_gguf_file_s_tower_may_be_is_said() -> None:
     found = CheckpointComparison("a", "b.gguf", (), missing=(Place("vision", "self", 0),))
     assert "mmproj" in found.sentence
+    assert "0/0" not in found.sentence
     assert "mmproj" not in replace(found, other="b").sentence
 
 
