@@ -28,7 +28,7 @@ def test_files_of_the_other_group_are_not_imported() -> None:
         return groups.has_none(groups.ROOT / name, marks)
 
     fast, slow = "not campaign and not slow", "slow and not campaign"
-    whole, some = "tests/scanning/test_watch.py", "tests/scanning/test_surveys.py"
+    whole, some = "tests/reporting/test_browser.py", "tests/scanning/test_surveys.py"
     assert left_out(whole, fast)
     assert not left_out(whole, slow)
     assert not any(left_out(some, marks) for marks in (fast, slow))
