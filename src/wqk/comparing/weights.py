@@ -174,7 +174,7 @@ def grid(dtype: str, values: np.ndarray) -> str:
     >>> grid("F32", np.array([1.0, 0.3], np.float16).astype(np.float32))
     'F16'
     """
-    if dtype not in ("F64", "F32", "F16") or values.dtype not in (np.float32, np.float64):
+    if dtype not in ("F64", "F32", "F16"):
         return dtype
     flat, found = values.reshape(-1), dtype
     for some in (flat[:4096], flat):  # most weights fail at once

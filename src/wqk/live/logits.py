@@ -124,7 +124,7 @@ class Logits(Result, synonyms={"max": "largest", "max_logit": "largest"}):
 
     def to_dict(self) -> dict[str, Any]:
         """The rows, and why some blocks have none, as plain values."""
-        missing = {" ".join(map(str, place)): why for place, why in self.missing.items()}
+        missing = {str(place): why for place, why in self.missing.items()}
         rows = [json_value(row) for row in self._rows()]
         return {"sentence": self.sentence, "rows": rows, "missing": missing}
 
@@ -137,7 +137,7 @@ class Logits(Result, synonyms={"max": "largest", "max_logit": "largest"}):
             sheet.add(f"{row['stack']} {row['kind']}", str(row["layer"]), head, *numbers)
         if self.blocks:
             yield sheet
-        yield from (f"{' '.join(map(str, place))}: {why}" for place, why in self.missing.items())
+        yield from (f"{place}: {why}" for place, why in self.missing.items())
 
     @property
     def largest(self) -> float:

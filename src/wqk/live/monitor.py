@@ -398,7 +398,7 @@ class Monitor(Advising, synonyms=SYNONYMS):
         try:
             self._logits = meter.logits
             for place, reason in self._logits.missing.items():
-                self._warn(f"logits {place}", f"no logits of {' '.join(map(str, place))}: {reason}")
+                self._warn(f"logits {place}", f"no logits of {place}: {reason}")
             waiting, self._waiting = self._waiting, None
             if waiting is None:
                 return
