@@ -92,6 +92,9 @@ JOINED = {"longformer", "pegasus-x", "qwen4-exp-text"}
 # Tables whose reason for being partial no other key tells.
 BEYOND = {"deepseek-v4", "diffllama", "gemma4-audio", "informer", "mistral4", "swinv2", "wavlm"}
 
+# Half of the heads are convolutions; outputs are made in groups; the last block's text has none.
+WITHOUT_OUTPUT = {"convbert", "deepseek-v4", "diffusers-flux"}
+
 
 def test_what_rules_say_has_its_reason() -> None:
     """A default is of a key that is read; what is added to a whole score is named."""
@@ -100,6 +103,8 @@ def test_what_rules_say_has_its_reason() -> None:
             rest = str(replace(rule, defaults={}))
             assert {key for key in rule.defaults if key not in rest} <= ALWAYS_READ, family.name
             named = rule.whole_score or rule.position or family.name in JOINED
+            whole = rule.output and (rule.value or rule.fused or rule.layout == "latent")
+            assert whole or rule.between or family.name in WITHOUT_OUTPUT, family.name
             assert named or rule.partial, family.name
             told = family.name in BEYOND or rule.partial.startswith("beside")  # LongT5's
             assert rule.between or bool(named and rule.partial) == told, family.name
