@@ -46,7 +46,7 @@ from wqk._typing import Float
 from wqk.errors import FormError
 from wqk.forms import BilinearForm, overlaps
 from wqk.forms.kernels import array_namespace, balance, on_host
-from wqk.forms.overlaps import Side
+from wqk.forms.overlaps import StackSide
 from wqk.forms.spectra import root_of, spectral_norm
 
 
@@ -81,7 +81,7 @@ class Chained(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class End(Side):
+class End(StackSide):
     """A side, and what chance makes of it: w₁ are the rows that it leaves in place, w₂ the others.
 
     With G = w₂ᵀ w₂.
@@ -119,7 +119,7 @@ def end(form: BilinearForm, fixed: np.ndarray | None = None) -> End:
     return keeping(sides(form)[0], fixed)
 
 
-def sides(form: BilinearForm) -> tuple[Side, Side]:
+def sides(form: BilinearForm) -> tuple[StackSide, StackSide]:
     """The query side of a form, or of a stack, and its key side, without what chance makes of them.
 
     The shapes are those for `end`.
@@ -132,7 +132,7 @@ def sides(form: BilinearForm) -> tuple[Side, Side]:
     grams = [_gram(factor) for factor in factors]
     triangles = [_triangle(factor, gram) for factor, gram in zip(factors, grams, strict=True)]
 
-    def side(near: np.ndarray, gram: np.ndarray, triangle: np.ndarray) -> Side:
+    def side(near: np.ndarray, gram: np.ndarray, triangle: np.ndarray) -> StackSide:
         # Everything about single forms is small; in double precision.
         core = triangle.swapaxes(-1, -2) @ gram @ triangle
         square = np.trace(core, axis1=-2, axis2=-1)
@@ -146,7 +146,7 @@ def sides(form: BilinearForm) -> tuple[Side, Side]:
             size = stretch * np.linalg.norm(mix @ mix.swapaxes(-1, -2), axis=(-2, -1))
         mix = mix.astype(near.dtype)
         columns = near @ mix if own else near[:, 0]
-        return Side(
+        return StackSide(
             np.ascontiguousarray(np.moveaxis(columns, -2, 0).reshape(near.shape[-2], -1)),
             None if own else mix,
             groups * sharing,
@@ -157,7 +157,7 @@ def sides(form: BilinearForm) -> tuple[Side, Side]:
     return side(factors[0], grams[0], triangles[1]), side(factors[1], grams[1], triangles[0])
 
 
-def keeping(side: Side, fixed: np.ndarray | None) -> End:
+def keeping(side: StackSide, fixed: np.ndarray | None) -> End:
     """The same with what chance makes of it, where it leaves some dimensions, a mask, in place."""
     kept = np.zeros(side.width, bool) if fixed is None else fixed
     free = int((~kept).sum())

@@ -36,7 +36,7 @@ PRECISION, DEVIATIONS = 2e-6, 1e-3
 
 
 @dataclass(frozen=True, eq=False)
-class Side:
+class StackSide:
     """The query side of every form of a stack, as the stream meets it; each form has norm 1.
 
     Forms that share a factor share its columns: those of head h are the columns of its group times
@@ -78,7 +78,7 @@ class Side:
 
 
 def by_cores(
-    writer: Side, reader: Side, heads: slice | np.ndarray = slice(None)
+    writer: StackSide, reader: StackSide, heads: slice | np.ndarray = slice(None)
 ) -> Float[np.ndarray, "w r"]:
     """‖wᵀ r‖² of every pair of two stacks, or of some writing heads, from the cores."""
     columns = writer.columns
@@ -107,7 +107,7 @@ def by_cores(
 
 
 def uncertain(
-    squares: np.ndarray, variance: np.ndarray, writer: Side, reader: Side
+    squares: np.ndarray, variance: np.ndarray, writer: StackSide, reader: StackSide
 ) -> Bool[np.ndarray, "w r"]:
     """Which pairs tiles may have given with too large an error, as it is relative to the tiles."""
     error = 2.0**-24 * np.outer(writer.size, reader.size)
@@ -118,7 +118,7 @@ def uncertain(
 
 
 def tiles_pay(
-    writers: Sequence[Side], readers: Sequence[Side], wanted: Sequence[tuple[int, int]]
+    writers: Sequence[StackSide], readers: Sequence[StackSide], wanted: Sequence[tuple[int, int]]
 ) -> bool:
     """Whether tiles take less time than cores for these pairs of stacks, by their operations."""
     width = writers[0].width
@@ -136,7 +136,10 @@ def tiles_pay(
 
 
 def by_tiles(
-    writers: Sequence[Side], readers: Sequence[Side], spans: Sequence[tuple[int, int]], threads: int
+    writers: Sequence[StackSide],
+    readers: Sequence[StackSide],
+    spans: Sequence[tuple[int, int]],
+    threads: int,
 ) -> Float[np.ndarray, "w r"]:
     """‖wᵀ r‖² of the heads of all stacks, one after the other.
 
@@ -211,7 +214,7 @@ def _rectangles(spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, in
 
 
 def _tiles(
-    ends: Sequence[Side], left: Sequence[np.ndarray], columns: slice, room: np.ndarray
+    ends: Sequence[StackSide], left: Sequence[np.ndarray], columns: slice, room: np.ndarray
 ) -> Float[np.ndarray, "heads tile"]:
     """One tile of w wᵀ for every head, written into ``room``."""
     place = 0

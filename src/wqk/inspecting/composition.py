@@ -35,7 +35,7 @@ from wqk.errors import CheckpointError, TableError, errors_about
 from wqk.families import AttentionPlan
 from wqk.forms import chaining
 from wqk.forms.chaining import End
-from wqk.forms.overlaps import Side
+from wqk.forms.overlaps import StackSide
 from wqk.forms.scores import SIGNIFICANT, holm
 from wqk.model import Model
 from wqk.model import open as open_model
@@ -318,9 +318,11 @@ class Source:
         )
         self.room = BATCH * max(MEMORY, PART * _free_memory())
         self._keeps_all = 4 * numbers <= 2 * self.room  # in single precision
-        self._kept: dict[tuple[int, str], tuple[Side, Side]] = {}
+        self._kept: dict[tuple[int, str], tuple[StackSide, StackSide]] = {}
 
-    def sides(self, plan: AttentionPlan, circuit: Literal["qk", "ov"]) -> tuple[Side, Side]:
+    def sides(
+        self, plan: AttentionPlan, circuit: Literal["qk", "ov"]
+    ) -> tuple[StackSide, StackSide]:
         """How a circuit of a block meets its streams; kept if those of all blocks fit in memory."""
         key = id(plan), circuit
         if key in self._kept:
