@@ -114,11 +114,12 @@ def test_every_family_is_proven_somewhere() -> None:
 
 # Types that have other tensors where they run than in their files.
 OTHER_IN_MEMORY = (
-    "gte", "hrm_text", "jina_embeddings_v3", "molmo2_text", "nomic_bert", "radio",
+    "gte", "hrm_text", "jina_embeddings_v3", "molmo2_text", "nomic_bert", "radio", "rf_detr",
     "step3p5_vision", "tipsv2_text_model", "tipsv2_vision_model",
 )  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:You'd better set embed_dim")
 @pytest.mark.parametrize("model_type", OTHER_IN_MEMORY)
 def test_what_runs_is_read_as_its_file(model_type: str, tmp_path: Path) -> None:
     model, _ = build(model_type, 0)
@@ -129,6 +130,7 @@ def test_what_runs_is_read_as_its_file(model_type: str, tmp_path: Path) -> None:
     assert wqk.open(model).plans[0].rule != wqk.open(tmp_path).plans[0].rule
 
 
+@pytest.mark.filterwarnings("ignore:You'd better set embed_dim")
 def test_every_rule_is_that_of_a_proven_model_or_marked(tmp_path: Path) -> None:
     """A family with several tables is not proven by a model that has one of them.
 
