@@ -186,20 +186,22 @@ def all_blas_threads() -> Iterator[None]:
 
 @contextmanager
 def whole_products() -> Iterator[None]:
-    """Multiply float32 in float32 on a GPU, even where PyTorch is allowed to round it to TF32."""
+    """Multiply float32 in float32, even where PyTorch may round it to TF32 or bfloat16."""
     import torch
 
-    settings = torch.backends.cuda.matmul
-    # Before PyTorch 2.9 it was a switch; in one process the two must not be mixed.
-    name, whole = (
-        ("fp32_precision", "ieee") if hasattr(settings, "fp32_precision") else ("allow_tf32", False)
-    )
-    before = getattr(settings, name)
-    setattr(settings, name, whole)
+    settings: list[Any] = [torch.backends.cuda.matmul]
+    whole: tuple[str, Any] = ("allow_tf32", False)
+    if hasattr(settings[0], "fp32_precision"):  # since PyTorch 2.9; the two must not be mixed
+        settings.append(torch.backends.mkldnn.matmul)  # products on a CPU
+        whole = ("fp32_precision", "ieee")
+    before = [getattr(one, whole[0]) for one in settings]
     try:
+        for one in settings:
+            setattr(one, *whole)
         yield
     finally:
-        setattr(settings, name, before)
+        for one, value in zip(settings, before, strict=True):
+            setattr(one, whole[0], value)
 
 
 @contextmanager

@@ -98,22 +98,26 @@ def test_tiles_and_kernels_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_products_are_whole_where_training_rounds_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings, seen = torch.backends.cuda.matmul, []
-    tally = measuring.tally
+    backends, seen, tally = torch.backends, [], measuring.tally
+
+    def said() -> tuple[str, str]:
+        return backends.cuda.matmul.fp32_precision, backends.mkldnn.matmul.fp32_precision
 
     def noted(*given: Any) -> None:
-        seen.append(settings.fp32_precision)
+        seen.append(said())
         tally(*given)
 
     monkeypatch.setattr(measuring, "tally", noted)
-    before, settings.fp32_precision = settings.fp32_precision, "tf32"
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
     try:
         model = llama().train()
         one_pass(model, LogitMeter(model))
-        assert settings.fp32_precision == "tf32"
+        assert said() == ("tf32", "bf16")
+        assert torch.get_float32_matmul_precision() == "medium"
     finally:
-        settings.fp32_precision = before
-    assert set(seen) == {"ieee"}
+        torch.set_float32_matmul_precision(before)
+    assert set(seen) == {("ieee", "ieee")}
 
 
 def test_the_first_sequences_are_measured() -> None:
