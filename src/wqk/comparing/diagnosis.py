@@ -70,8 +70,11 @@ class Apart(NamedTuple):
             return None
         a, b = both
         own, across, theirs = inner_products(a, b, self.match)
-        other = {"half": "interleaved", "interleaved": "half"}
-        for turning in (b.turning, b.turning and replace(b.turning, order=other[b.turning.order])):
+        turnings = [b.turning]
+        if b.turning is not None:
+            other = {"half": "interleaved", "interleaved": "half"}
+            turnings.append(replace(b.turning, order=other[b.turning.order]))
+        for turning in turnings:
             products = (
                 own,
                 across._replace(rotary=(a.turning, turning)),

@@ -32,7 +32,7 @@ from wqk._version import __version__
 from wqk.attention import Block
 from wqk.attention.coordinates import Coordinates, lacks_norm, omissions
 from wqk.errors import CheckpointError, TableError, errors_about
-from wqk.families import AttentionPlan
+from wqk.families import AttentionPlan, Place
 from wqk.forms import chaining
 from wqk.forms.chaining import End
 from wqk.forms.overlaps import StackSide
@@ -318,13 +318,13 @@ class Source:
         )
         self.room = BATCH * max(MEMORY, PART * _free_memory())
         self._keeps_all = 4 * numbers <= 2 * self.room  # in single precision
-        self._kept: dict[tuple[int, str], tuple[StackSide, StackSide]] = {}
+        self._kept: dict[tuple[Place, str], tuple[StackSide, StackSide]] = {}
 
     def sides(
         self, plan: AttentionPlan, circuit: Literal["qk", "ov"]
     ) -> tuple[StackSide, StackSide]:
         """How a circuit of a block meets its streams; kept if those of all blocks fit in memory."""
-        key = id(plan), circuit
+        key = plan.place, circuit
         if key in self._kept:
             return self._kept[key]
         ((_, form),) = Block(self._checkpoint, plan).forms(self._coordinates[circuit])

@@ -183,8 +183,9 @@ class Verification(Result):
         if self.verdict != ONLY_FORM_RIGHT or not self.rounded:
             return found
         return (
-            f"{found} {self.rounded[0]} is stored in half precision: .to(torch.bfloat16) also "
-            "rounds tables of angles, from_pretrained(..., dtype=torch.bfloat16) does not."
+            f"{found} {self.rounded[0]} is stored in half precision, which may be why: "
+            ".to(torch.bfloat16) also rounds tables of angles, from_pretrained(..., "
+            "dtype=torch.bfloat16) does not."
         )
 
     @property
