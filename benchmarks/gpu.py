@@ -245,14 +245,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--small", action="store_true")
+    tables = ("agreement", "scans", "steps")
+    parser.add_argument("--only", nargs="+", choices=tables, default=tables)
     options = parser.parse_args()
     name = torch.cuda.get_device_name() if options.device == "cuda" else options.device
     print(f"{name} beside {os.cpu_count()} cores, PyTorch {torch.__version__}.\n")
-    print_agreement(options.device)
-    print()
-    print_scans(options.device, 1 if options.small else options.layers, options.rounds)
-    print()
-    print_steps(options.device, options.small, options.rounds)
+    if "agreement" in options.only:
+        print_agreement(options.device)
+    if "scans" in options.only:
+        print()
+        print_scans(options.device, 1 if options.small else options.layers, options.rounds)
+    if "steps" in options.only:
+        print()
+        print_steps(options.device, options.small, options.rounds)
 
 
 if __name__ == "__main__":
