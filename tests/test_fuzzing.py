@@ -128,9 +128,7 @@ WORDS = [
 
 
 @counts(60, 10_000)
-def test_command_lines_are_done_or_refused_in_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
-) -> None:
+def test_command_lines_are_done_or_refused_in_a_line(tmp_path, monkeypatch, count: int) -> None:
     monkeypatch.chdir(tmp_path)
     dice = random.Random(2)
     verbs = {name: command.get_command(click.Context(command), name) for name in VERBS}

@@ -56,9 +56,7 @@ def closure(names: set[str]) -> set[str]:
     return found
 
 
-def test_the_wheel_runs_the_demo_with_its_core_dependencies_alone(
-    wheel: Path, tmp_path: Path
-) -> None:
+def test_the_wheel_runs_the_demo_with_its_core_dependencies_alone(wheel: Path, tmp_path) -> None:
     environment = tmp_path / "empty"
     venv.create(environment)
     paths = {"base": str(environment), "platbase": str(environment)}

@@ -80,9 +80,7 @@ def test_other_adapters_are_refused(base: Path, config: dict[str, Any], message:
         ({f"{QUERY}.lora_A.other.weight": draw(3, 16, seed=7)}, "of several adapters"),
     ],
 )
-def test_tensors_that_are_not_understood_are_refused(
-    base: Path, tensors: dict[str, np.ndarray], message: str
-):
+def test_tensors_that_are_not_understood_are_refused(base, tensors, message):
     with pytest.raises(CheckpointError, match=message):
         open_checkpoint(adapter(base, factors(QUERY) | tensors))
 

@@ -133,9 +133,7 @@ def hasty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch
 
 
 @counts(12, 600)
-def test_a_server_at_its_worst_gives_the_scores_or_an_error(
-    hasty: pytest.MonkeyPatch, truth: bytes, count: int
-):
+def test_a_server_at_its_worst_gives_the_scores_or_an_error(hasty, truth, count):
     found = set()
     for seed in range(count):
         dice = random.Random(seed)
@@ -148,9 +146,7 @@ def test_a_server_at_its_worst_gives_the_scores_or_an_error(
 
 
 @counts(12, 600)
-def test_a_listing_at_its_worst_gives_the_scores_or_an_error(
-    hasty: pytest.MonkeyPatch, truth: bytes, count: int
-):
+def test_a_listing_at_its_worst_gives_the_scores_or_an_error(hasty, truth, count):
     honest, found = Hub._info, set()
     with serving(Hub) as hub:
         stand_in(hub, hasty)

@@ -45,9 +45,7 @@ def total(checkpoint: Checkpoint, name: str = "a.weight") -> float:
 
 @COPIES
 @pytest.mark.parametrize("part", [lambda m: m, lambda m: m[0], lambda m: m.checkpoint])
-def test_a_copy_that_is_gone_leaves_the_original_its_file(
-    tmp_path: Path, duplicate: Callable[[Any], Any], part: Callable[[wqk.Model], Any]
-):
+def test_a_copy_that_is_gone_leaves_the_original_its_file(tmp_path, duplicate, part):
     model = wqk.open(DECODER)
     expected = wqk.open(DECODER)[2, 1].qk.symmetry
     other = duplicate(part(model))
@@ -84,9 +82,7 @@ def write_steps(path: Path) -> Path:
 
 @COPIES
 @pytest.mark.parametrize("write", [write_archive, write_steps])
-def test_copies_of_checkpoints_of_every_kind(
-    tmp_path: Path, write: Callable[[Path], Path], duplicate: Callable[[Any], Any], monkeypatch
-):
+def test_copies_of_checkpoints_of_every_kind(tmp_path, write, duplicate, monkeypatch):
     monkeypatch.chdir(tmp_path)
     checkpoint = open_checkpoint(write(Path()))
     monkeypatch.chdir("/")

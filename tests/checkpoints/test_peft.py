@@ -62,9 +62,7 @@ def saved(base: Path, folder: Path, options: dict[str, Any]) -> Any:
     [(kind == "read", options) for kind, row in VARIANTS.items() for options in row],
     ids=lambda value: str(value)[:60],
 )
-def test_what_peft_saves_is_read_as_it_merges_or_refused(
-    bases: Path, tmp_path: Path, is_read: bool, options: dict[str, Any]
-):
+def test_what_peft_saves_is_read_as_it_merges_or_refused(bases, tmp_path, is_read, options):
     base = bases / ("gpt2" if "c_attn" in options.get("target_modules", ()) else "qwen2")
     known = {field.name for field in dataclasses.fields(peft.LoraConfig)}
     if not options.keys() <= known:

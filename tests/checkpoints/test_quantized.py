@@ -165,9 +165,7 @@ def both(folder: Path, bits: int = 4, order: Any = None) -> tuple[Path, Any, Any
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_what_quantization_alone_moves_is_expected_and_a_mistake_is_not(
-    bits: int, tmp_path: Path
-) -> None:
+def test_what_quantization_alone_moves_is_expected_and_a_mistake_is_not(bits, tmp_path) -> None:
     original, stored, config = both(tmp_path / "original", bits)
     table = wqk.diff(original, write(tmp_path / "quantized", stored, config))
     share = table.frame["moved"] / table.frame["rounding"]
@@ -216,9 +214,7 @@ def test_calibrated_rounding_is_quantization_alone(kind: str, bits: int, tmp_pat
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_a_model_whose_forms_shrink_with_distance_is_quantized_alone(
-    bits: int, shared: Path, tmp_path: Path
-) -> None:
+def test_a_model_whose_forms_shrink_with_distance_is_quantized_alone(bits, shared, tmp_path):
     original = shared / "checkpoints" / "llama2xs-260k"
     config = json.loads((original / "config.json").read_text())
     groups = {"g": {"weights": {"num_bits": bits}, "targets": ["Linear"]}}
@@ -232,9 +228,7 @@ def test_a_model_whose_forms_shrink_with_distance_is_quantized_alone(
 
 
 @pytest.mark.parametrize("name", ["torchao-int4", "torchao-float8", "float-quantized-8-channel"])
-def test_rounding_is_told_of_formats_whose_bits_are_not_their_types(
-    name: str, tmp_path: Path
-) -> None:
+def test_rounding_is_told_of_formats_whose_bits_are_not_their_types(name: str, tmp_path) -> None:
     stored, plain, about, config = llama(lambda at: case(name, at))
     quantized = write(tmp_path / "quantized", stored, about | config)
     rounding = wqk.diff(write(tmp_path / "plain", plain, about), quantized).frame["rounding"]
@@ -296,9 +290,7 @@ MISTAKES: dict[str, tuple[Any, dict[str, Callable[[Any], Any]], str]] = {
 
 
 @pytest.mark.parametrize(("order", "change", "named"), MISTAKES.values(), ids=MISTAKES)
-def test_mistakes_in_a_quantized_file_are_named_and_undone(
-    order: Any, change: dict[str, Callable[[Any], Any]], named: str, tmp_path: Path
-) -> None:
+def test_mistakes_in_a_quantized_file_are_named_and_undone(order, change, named, tmp_path) -> None:
     original, stored, config = both(tmp_path / "original", order=order)
     right = wqk.same(original, write(tmp_path / "right", stored, config))
     assert right.same
@@ -459,9 +451,7 @@ WRONG: list[tuple[str, str, Callable[[Any], Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "key", "change", "said"), WRONG)
-def test_tensors_of_another_kind_are_refused(
-    name: str, key: str, change: Callable[[Any], Any], said: str, tmp_path: Path
-) -> None:
+def test_tensors_of_another_kind_are_refused(name, key, change, said, tmp_path) -> None:
     tensors, _, config = case(name)
     tensors[f"a.{key}"] = change(tensors[f"a.{key}"])
     kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}

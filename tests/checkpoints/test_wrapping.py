@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,9 +23,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
-def test_saved_names_with_wrappers_are_those_of_the_plain_model(
-    tmp_path: Path, place: tuple[str, str]
-) -> None:
+def test_saved_names_with_wrappers_are_those_of_the_plain_model(tmp_path, place) -> None:
     model = bert()
     model.config.save_pretrained(tmp_path)
     before, after = place

@@ -47,9 +47,7 @@ def test_scan_prints_a_table_that_fits_the_terminal() -> None:
         (("demo",), 40),
     ],
 )
-def test_no_number_is_cut_where_the_terminal_is_narrow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], width: int
-) -> None:
+def test_no_number_is_cut_where_the_terminal_is_narrow(tmp_path, monkeypatch, arguments, width):
     monkeypatch.chdir(tmp_path)
     shown = run(*arguments, width=width).stdout
     assert "…" not in shown
@@ -141,9 +139,7 @@ def test_a_shell_completes_paths_for_a_checkpoint(verb: str) -> None:
     assert (completion.type, completion.value) == ("file", "models/be")
 
 
-def test_several_checkpoints_share_one_legend_and_only_trained_ones_are_placed(
-    tmp_path: Path,
-) -> None:
+def test_several_checkpoints_share_one_legend_and_only_trained_ones_are_placed(tmp_path) -> None:
     for step in (0, 10):
         shutil.copytree(ENCODER, tmp_path / "run" / f"checkpoint-{step}")
     fresh, dice = tmp_path / "run" / "checkpoint-0", np.random.default_rng(0)

@@ -56,9 +56,7 @@ def test_json_has_every_row(places: tuple[str, str]) -> None:
         (("--text", "CORPUS/none.txt"), "cannot be read as text"),
     ],
 )
-def test_what_is_refused_is_one_line(
-    places: tuple[str, str], options: tuple[str, ...], message: str
-) -> None:
+def test_what_is_refused_is_one_line(places, options, message) -> None:
     model, corpus = places
     result = run("parts", model, *(option.replace("CORPUS", corpus) for option in options))
     assert result.exit_code == 2

@@ -82,9 +82,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @pytest.mark.parametrize(("line", "said"), REFUSED, ids=[line[:60] for line, _ in REFUSED])
-def test_what_cannot_be_done_is_one_line(
-    line: str, said: str, pairs: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_done_is_one_line(line, said, pairs, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("bad.jsonl").write_text("{}", encoding="utf-8")
     Path("pairs.parquet").write_bytes(pairs)

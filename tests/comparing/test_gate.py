@@ -16,7 +16,7 @@ import wqk
 from wqk.cli.verbs import same as command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    pass
 
 
 def save(folder: Path, tensors: Any, config: dict[str, Any]) -> Path:
@@ -39,9 +39,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     return "original", "converted"
 
 
-def test_an_assertion_says_the_cause_and_its_repair(
-    folders: tuple[str, str], assert_same: Callable[..., Any]
-) -> None:
+def test_an_assertion_says_the_cause_and_its_repair(folders, assert_same) -> None:
     assert assert_same is wqk.assert_same
     assert assert_same("original", "original", everything=True).same
     with pytest.raises(

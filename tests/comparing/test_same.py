@@ -342,9 +342,7 @@ def test_each_cause_is_said_once_with_its_layers() -> None:
     ]
 
 
-def test_what_is_stored_alike_is_read_once_and_all_is_let_go(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_stored_alike_is_read_once_and_all_is_let_go(monkeypatch) -> None:
     tensors = llama()
     for name in [name for name in tensors if name.endswith("q_proj.weight")]:
         tensors[name.replace("q_proj", "o_proj")] = noise((D, H * R), 1.0)
@@ -371,9 +369,7 @@ def test_what_is_stored_alike_is_read_once_and_all_is_let_go(
 
 
 @pytest.mark.parametrize("change", [interleaved, lambda heads: heads[::-1], np.negative])
-def test_threads_find_what_one_finds(
-    change: Callable[[np.ndarray], np.ndarray], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_find_what_one_finds(change, monkeypatch) -> None:
     changed = llama("float16") | both(change)
     alone = same(opened(llama("float16")), opened(changed), everything=True).to_dict()
     for module in (blocks, units, weights):

@@ -92,9 +92,7 @@ RULE: dict[str, Any] = {
         ({"position": "relative"}, "nothing is added"),
     ],
 )
-def test_a_wrong_rule_is_noticed(
-    qwen3: tuple[Record, Checkpoint], changes: dict[str, Any], fault: str
-) -> None:
+def test_a_wrong_rule_is_noticed(qwen3, changes, fault) -> None:
     family = parse_family(family_text("toy", ["qwen3"], [RULE | changes]), "toy")
     found = faults(*qwen3, family)
     assert bool(found) == bool(fault)

@@ -6,7 +6,7 @@ import os
 import random
 import time
 import tomllib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
@@ -29,7 +29,7 @@ from wqk.families import families
 from wqk.families.family import parse_family
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from pathlib import Path
 
     from tools.deriving.records import Record
@@ -46,9 +46,7 @@ if TYPE_CHECKING:
         (lambda: 1 / 0, "ended with 1"),
     ],
 )
-def test_a_model_that_hangs_or_crashes_ends_alone(
-    work: Callable[[], object], told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_hangs_or_crashes_ends_alone(work, told, monkeypatch) -> None:
     monkeypatch.setattr(probing, "SECONDS", 1)
     monkeypatch.setattr(probing, "WALL", 1)
     assert probing.in_a_process(work) == told
@@ -68,9 +66,7 @@ def test_a_model_that_hangs_or_crashes_ends_alone(
         ((2, 80, 128), "must be a multiple of `n_window * 2` (100), but got 128", (2, 80, 200)),
     ],
 )  # fmt: skip
-def test_what_is_given_follows_from_the_error(
-    shape: tuple[int, ...], error: str, wanted: tuple[int, ...]
-) -> None:
+def test_what_is_given_follows_from_the_error(shape, error, wanted) -> None:
     given = adapted({"x": torch.zeros(shape)}, error)
     assert given is not None
     assert given["x"].shape == wanted
@@ -102,9 +98,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Record, Checkpoint]
         {"input_norm": "layers.{layer}.post_attention_layernorm"},
     ],
 )
-def test_a_rule_that_nearly_fits_is_mended(
-    llama: tuple[Record, Checkpoint], changes: dict[str, Any]
-) -> None:
+def test_a_rule_that_nearly_fits_is_mended(llama, changes) -> None:
     (right,) = (rule_table(rule) for rule in families()["llama"].attention)
     _, found = mended(*llama, [right | changes])
     assert found == []

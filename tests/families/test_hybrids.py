@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_mistral_4_is_not_run_as_the_model_that_it_is_like(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mistral_4_is_not_run_as_the_model_that_it_is_like(tmp_path, monkeypatch) -> None:
     save(FURTHER["mistral4"], tmp_path)
     assert "multiplied by a factor of their position" in wqk.open(tmp_path)[0].plan.reason
     monkeypatch.delitem(transformers.CONFIG_MAPPING._mapping, "mistral4")

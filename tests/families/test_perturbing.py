@@ -94,7 +94,5 @@ def test_settings_of_other_things_are_no_difference(model_type: str, tmp_path: P
          {("ffn_config", "ffn_act_fn", "name"): "gelu"}),
     ],
 )  # fmt: skip
-def test_a_key_is_idle_in_the_types_that_do_not_use_it(
-    config: dict[str, Any], told: dict[tuple[str, ...], Any]
-) -> None:
+def test_a_key_is_idle_in_the_types_that_do_not_use_it(config, told) -> None:
     assert unread_settings(config, []) == told

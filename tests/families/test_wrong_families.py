@@ -55,9 +55,7 @@ def test_a_family_that_does_not_fit_is_refused(row: dict[str, Any], tmp_path: Pa
         verify(wqk.open(tmp_path, family=family))
 
 
-def test_pairing_heads_with_the_wrong_key_heads_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pairing_heads_with_the_wrong_key_heads_fails(tmp_path, monkeypatch) -> None:
     save(NAMED["llama"], tmp_path)
     assert verify(tmp_path).ok
 

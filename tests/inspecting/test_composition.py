@@ -219,9 +219,7 @@ def test_encoder_and_decoder_are_joined_by_cross_attention_alone():
 
 
 @pytest.mark.parametrize("memory", [composition.MEMORY, 1])
-def test_nothing_is_paired_across_an_unknown_projection(
-    memory: int, monkeypatch: pytest.MonkeyPatch
-):
+def test_nothing_is_paired_across_an_unknown_projection(memory: int, monkeypatch):
     transformers = pytest.importorskip("transformers")
     monkeypatch.setattr(composition, "MEMORY", memory)
     monkeypatch.setattr(composition, "PART", 0)

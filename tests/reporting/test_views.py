@@ -150,9 +150,7 @@ def test_the_strongest_pair_may_be_negative() -> None:
 @pytest.mark.parametrize(
     ("ending", "start"), [(".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")]
 )
-def test_pictures_are_written(
-    tmp_path: Path, arguments: tuple[str, ...], ending: str, start: bytes
-) -> None:
+def test_pictures_are_written(tmp_path, arguments, ending, start) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / f"picture{ending}"
     result = run(*arguments, path)

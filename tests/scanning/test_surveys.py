@@ -106,9 +106,7 @@ def test_one_table_of_what_single_scans_give(models: list[str], whole: bytes, tm
     assert "'perceptron'" in unknown["reason"]
 
 
-def test_a_failure_is_told_under_the_name_that_was_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_failure_is_told_under_the_name_that_was_given(tmp_path, monkeypatch):
     (tmp_path / "many" / "one").mkdir(parents=True)
     (tmp_path / "many" / "one" / "model.safetensors").touch()
     monkeypatch.chdir(tmp_path)
@@ -120,9 +118,7 @@ def test_a_failure_is_told_under_the_name_that_was_given(
 
 
 @pytest.mark.parametrize("kind", ["processes", "own processes", "one thread"])
-def test_any_executor_gives_the_same_bytes(
-    models: list[str], whole: bytes, tmp_path: Path, kind: str
-):
+def test_any_executor_gives_the_same_bytes(models: list[str], whole: bytes, tmp_path, kind: str):
     executor: Executor | None = None
     if kind == "processes":
         executor = ProcessPoolExecutor(2, multiprocessing.get_context("spawn"))
@@ -212,9 +208,7 @@ def interrupted(models: list[str], out: Path, kills: int, dice: random.Random) -
 
 
 @counts(5, 25, "kills")
-def test_killed_and_resumed_the_table_is_identical(
-    models: list[str], whole: bytes, tmp_path: Path, kills: int
-):
+def test_killed_and_resumed_the_table_is_identical(models, whole, tmp_path, kills):
     out = tmp_path / "out"
     done = interrupted(models, out, kills, random.Random(kills))
     assert any(0 < parts < 18 for parts in done), done
@@ -286,9 +280,7 @@ def test_a_torn_last_line_is_forgotten_a_damaged_one_is_not(models: list[str], t
 
 
 @counts(6, 500)
-def test_a_flipped_byte_in_the_manifest_is_read_around_or_named(
-    models: list[str], tmp_path: Path, count: int
-):
+def test_a_flipped_byte_in_the_manifest_is_read_around_or_named(models, tmp_path, count):
     dice = random.Random(count)
     survey(models[:2], out=tmp_path)
     whole = (tmp_path / "scores.parquet").read_bytes()
@@ -409,9 +401,7 @@ def test_other_settings_are_an_error_more_refs_are_not(models: list[str], tmp_pa
     assert "heads was True, is now False" in result.stderr
 
 
-def test_the_hubs_keywords_reach_the_workers_and_not_the_manifest(
-    models: list[str], tmp_path: Path, monkeypatch
-):
+def test_the_hubs_keywords_reach_the_workers_and_not_the_manifest(models, tmp_path, monkeypatch):
     seen, plain = [], survey_jobs.open_checkpoint
     monkeypatch.setattr(
         survey_jobs, "open_checkpoint", lambda ref, **how: seen.append(how) or plain(ref)
@@ -438,9 +428,7 @@ def test_two_surveys_at_once(models: list[str], tmp_path: Path):
     assert f"another survey is running here (process {os.getpid()} on " in error
 
 
-def test_a_full_disk_is_named_and_nothing_is_half_written(
-    models: list[str], whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_full_disk_is_named_and_nothing_is_half_written(models, whole, tmp_path, monkeypatch):
     written = os.fsync
     # The disk fills up at every one of the first places in turn.
     for room in range(7):
@@ -486,9 +474,7 @@ def test_places_where_nothing_can_be_written(models: list[str], tmp_path: Path):
     ],
     ids=["replaced", "rewritten", "removed"],
 )
-def test_files_that_change_during_the_scan(
-    models: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any
-):
+def test_files_that_change_during_the_scan(models: list[str], tmp_path, monkeypatch, change: Any):
     model, scan = Path(shutil.copytree(models[1], tmp_path / "model")), survey_jobs.scan
 
     def scan_and_change(checkpoint: Any, **options: Any) -> ScoreTable:
@@ -503,9 +489,7 @@ def test_files_that_change_during_the_scan(
     assert len(table) == 0
 
 
-def test_an_unexpected_error_is_recorded_with_its_traceback(
-    models: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_unexpected_error_is_recorded_with_its_traceback(models, tmp_path, monkeypatch):
     monkeypatch.setattr(survey_jobs, "scan", failing(MemoryError()))
     table = survey(models[:1], out=tmp_path)
     assert table.metadata["failed"][0]["reason"] == "MemoryError"
@@ -583,9 +567,7 @@ def test_patterns_of_hub_revisions(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert found.rows() == [("o/m", *step) for step in steps]
 
 
-def test_a_hub_that_does_not_answer_is_a_failure_of_that_ref(
-    models: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_hub_that_does_not_answer_is_a_failure_of_that_ref(models, tmp_path, monkeypatch):
     monkeypatch.setattr(LISTING, failing(ConnectionError("no\nnetwork")))
     run_folder = tmp_path / "run"
     shutil.copytree(models[1], run_folder / "step1")

@@ -146,9 +146,7 @@ def test_a_failed_checkpoint_is_not_tried_again_before_it_changes(run: Path, out
     assert len(table.metadata["failed"]) == 1
 
 
-def test_an_unexpected_error_does_not_end_a_watch(
-    run: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unexpected_error_does_not_end_a_watch(run: Path, out: Path, monkeypatch) -> None:
     from wqk.scanning.surveys import watch as module
 
     told, plain = [], module.open_model
@@ -166,9 +164,7 @@ def test_an_unexpected_error_does_not_end_a_watch(
     assert steps(table) == [20]
 
 
-def test_what_is_no_run_or_no_place_for_scores_is_told_at_once(
-    run: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_run_or_no_place_for_scores_is_told_at_once(run, out, tmp_path, monkeypatch):
     surveyed = tmp_path / "surveyed"
     one = checkpoint(run, 10)
     overwritten = checkpoint(run, 20).rename(tmp_path / "overwritten")

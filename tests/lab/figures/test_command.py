@@ -70,9 +70,7 @@ def test_tables_go_to_the_terminal_or_a_file(tmp_path: Path) -> None:
         (["coupling", "."], "contains no training run and no survey"),
     ],
 )
-def test_what_goes_wrong_is_one_line(
-    arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_goes_wrong_is_one_line(arguments, told, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = wqk(*arguments)
     assert result.exit_code == 2

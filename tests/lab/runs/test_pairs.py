@@ -89,9 +89,7 @@ def demo_pairs() -> list[Pair]:
     ]
 
 
-def test_a_survey_resumes_and_keeps_the_reasons_of_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_survey_resumes_and_keeps_the_reasons_of_what_is_missing(tmp_path, monkeypatch) -> None:
     with ThreadPoolExecutor(1) as executor:
         first = survey_pairs(tmp_path, demo_pairs(), executor=executor, heads=False)
         # Nothing is measured twice.
@@ -107,9 +105,7 @@ def test_a_survey_resumes_and_keeps_the_reasons_of_what_is_missing(
     assert read_pairs(tmp_path).pairs == tuple(read)
 
 
-def test_the_command_reports_what_it_skipped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_reports_what_it_skipped(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(room, "pairs", lambda: tuple(demo_pairs()[:3]))
     result = run("lab", "pairs", "--out", tmp_path, "--jobs", 1, width=300)
     assert result.exit_code == 1, result.output

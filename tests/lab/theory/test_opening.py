@@ -64,9 +64,7 @@ def opened(ref: Path | str, corpus: Path | str, **options: Any) -> Subject:
 
 
 @given(st.integers(2, 40), st.floats(0.001, 0.999), st.integers(0, 100))
-def test_every_block_has_the_same_number_of_masked_tokens(
-    length: int, share: float, seed: int
-) -> None:
+def test_every_block_has_the_same_number_of_masked_tokens(length, share, seed) -> None:
     masked = choose(np.random.default_rng(seed), (4, length), share)
     counts = set(masked.sum(axis=1).tolist())
     assert len(counts) == 1
@@ -255,9 +253,7 @@ def test_what_cannot_be_tested_is_refused_in_a_line(case: str, place: Path) -> N
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_named_like_a_model_type_is_a_checkpoint(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_named_like_a_model_type_is_a_checkpoint(place: Path, monkeypatch) -> None:
     monkeypatch.chdir(place)
     subject = opened("bert", "store")
     assert not subject.missing

@@ -27,7 +27,7 @@ from wqk_lab.theory.evidence import Evidence
 from wqk_lab.theory.verdict import decide
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    pass
 
 
 def test_every_statement_has_its_planted_cases() -> None:
@@ -77,9 +77,7 @@ def test_models_that_share_dimensions_rarely_hold(layers: int) -> None:
         assert rates.Rate(verdicts.count(wrong), 100).low <= 0.05
 
 
-def test_draws_go_on_where_they_were_interrupted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_draws_go_on_where_they_were_interrupted(tmp_path, monkeypatch) -> None:
     key = find("Theorem S1.12, Equation S96 as a cause")
     monkeypatch.setattr(rates, "BY_CHANCE", [key])
     path = tmp_path / "draws.jsonl"

@@ -48,9 +48,7 @@ wqk_train = partial(command, "lab", "train")
         ("", "causal", "decoder"),
     ],
 )
-def test_loss_and_mask_are_chosen_apart(
-    options: str, loss: str, mask: str, decoder: Run, tmp_path: Path
-) -> None:
+def test_loss_and_mask_are_chosen_apart(options, loss, mask, decoder, tmp_path) -> None:
     out = tmp_path / "child"
     chosen = (*options.split(), "--keep-checkpoints", "0", "-o", out)
     done = wqk_train("--from", decoder.folder, *chosen)
@@ -70,9 +68,7 @@ def test_loss_and_mask_are_chosen_apart(
     assert any(not np.array_equal(after[name], weights(out, 6)[name]) for name in after)
 
 
-def test_blocks_go_on_where_the_parent_s_ended(
-    decoder: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_go_on_where_the_parent_s_ended(decoder: Run, tmp_path, monkeypatch) -> None:
     recipe = continued(Recipe.from_json(decoder.recipe), "decoder-1", {"steps": 3})
     assert recipe.batches_before == 6
     assert continued(recipe, "child-1", {}).batches_before == 9
@@ -89,9 +85,7 @@ def test_blocks_go_on_where_the_parent_s_ended(
     assert drawn[:3] == [6, 7, 8]
 
 
-def test_a_killed_child_resumes_to_the_same_bits(
-    decoder: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_killed_child_resumes_to_the_same_bits(decoder: Run, tmp_path, caplog) -> None:
     recipe = continued(Recipe.from_json(decoder.recipe), "decoder-1", {"objective": "masked"})
     whole = train(recipe, None, tmp_path / "whole", parent=decoder.folder)
     for stop, kept in ((4, True), (3, False)):

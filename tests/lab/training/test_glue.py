@@ -237,9 +237,7 @@ def test_models_that_cannot_be_fine_tuned(tmp_path: Path) -> None:
         fine_tune(tmp_path / "empty", task(), (1,))
 
 
-def test_an_unknown_name_is_told_without_the_attempts_of_other_libraries(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_unknown_name_is_told_without_the_attempts_of_other_libraries(monkeypatch) -> None:
     def unknown(ref: str) -> None:
         raise HubError(f"{ref}: is not a local path")
 

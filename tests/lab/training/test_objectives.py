@@ -44,9 +44,7 @@ def some_blocks(batch: int, block: int, seed: int = 0) -> torch.Tensor:
     corruption=st.sampled_from(["bert", "mask"]),
     seed=st.integers(0, 1000),
 )
-def test_equally_many_tokens_are_asked_in_every_block(
-    name: str, batch: int, block: int, share: float, corruption: str, seed: int
-) -> None:
+def test_equally_many_tokens_are_asked_in_every_block(name, batch, block, share, corruption, seed):
     blocks = some_blocks(batch, block, seed)
     task = task_of(name, blocks, seed, share, corruption)
     shift = 1 if name == "masked-next" else 0
@@ -163,9 +161,7 @@ def padded_blocks(lengths: list[int], block: int) -> torch.Tensor:
     share=st.floats(0.1, 0.6),
     corruption=st.sampled_from(["bert", "mask"]),
 )
-def test_padding_is_neither_changed_nor_predicted(
-    name: str, lengths: list[int], share: float, corruption: str
-) -> None:
+def test_padding_is_neither_changed_nor_predicted(name, lengths, share, corruption) -> None:
     blocks = padded_blocks(lengths, 20)
     objective = Objective(name, share, corruption, MASK, VOCABULARY, PADDING)
     task = objective.task(blocks, objective.draw(*blocks.shape, draw(1)))

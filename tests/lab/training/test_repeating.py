@@ -41,9 +41,7 @@ def first(corpus: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> bytes
     return weights(train(tiny(**WIDE), corpus.folder, tmp_path_factory.mktemp("first") / "run"))
 
 
-def test_in_another_process_with_other_settings_it_has_the_same_bits(
-    corpus: TokenStore, first: bytes, tmp_path: Path
-) -> None:
+def test_in_another_process_with_other_settings_it_has_the_same_bits(corpus, first, tmp_path):
     folders = {"corpus": str(corpus.folder), "folder": str(tmp_path / "run")}
     order = {"recipe": tiny(**WIDE).to_json(), **folders}
     other = {"PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "2", "MALLOC_ARENA_MAX": "1"}

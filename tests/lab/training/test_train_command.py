@@ -33,9 +33,7 @@ def test_every_field_of_a_recipe_has_an_option() -> None:
             assert f"--{entry.name.replace('_', '-')} " in help_text
 
 
-def test_what_is_given_is_heard_and_the_rest_is_the_preset_s(
-    where: list[str], tmp_path: Path
-) -> None:
+def test_what_is_given_is_heard_and_the_rest_is_the_preset_s(where: list[str], tmp_path) -> None:
     done = wqk_train(
         *flags(**SMALL), *where, "--mode", "decoder", "--penalty", "skew=0.5", "--init", "skew",
         "--init-norm", "1", "--threads", "1",
@@ -97,9 +95,7 @@ def test_resuming_needs_no_more_than_the_folder(where: list[str], tmp_path: Path
         ([], "--corpus"),  # without one
     ],
 )
-def test_mistakes_are_one_line(
-    arguments: list[str], message: str, where: list[str], tmp_path: Path
-) -> None:
+def test_mistakes_are_one_line(arguments, message, where, tmp_path) -> None:
     done = wqk_train(*(where if arguments else where[2:]), *arguments)
     assert done.exit_code == 2, done.output
     assert message in done.stderr
@@ -108,9 +104,7 @@ def test_mistakes_are_one_line(
 
 
 @pytest.mark.parametrize("begun", [True, False])
-def test_interrupted_it_promises_what_there_is(
-    begun: bool, where: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_it_promises_what_there_is(begun, where, tmp_path, monkeypatch) -> None:
     import wqk_lab.training.training
 
     def interrupt(recipe: Recipe, corpus: Path, folder: Path, **_: Any) -> None:

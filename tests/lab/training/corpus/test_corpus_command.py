@@ -69,9 +69,7 @@ def test_a_vocabulary_file_is_named_in_the_header(text_file: Path, tmp_path: Pat
         (["text.jsonl", "--held-out", "1000"], "different document"),
     ],
 )
-def test_errors_are_one_line(
-    arguments: list[str], fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_are_one_line(arguments: list[str], fault: str, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_jsonl(Path("text.jsonl"), sentences(20))
     result = run(*arguments, "-o", "store")

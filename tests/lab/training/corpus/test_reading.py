@@ -148,9 +148,7 @@ def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
         ("empty", "has no text files"),
     ],
 )
-def test_what_is_no_source_is_refused(
-    ref: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_source_is_refused(ref: str, fault: str, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.md").write_text("a")
     (tmp_path / "empty").mkdir()
@@ -207,9 +205,7 @@ def test_named_corpora_are_the_papers(name: str, monkeypatch: pytest.MonkeyPatch
         ("owner/name", "pass their folder"),
     ],
 )
-def test_without_a_network_one_line_says_what_to_fetch(
-    name: str, advice: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_network_one_line_says_what_to_fetch(name: str, advice: str, monkeypatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ConnectionError("no route\nto host")
 

@@ -46,9 +46,7 @@ def split(chunk: Chunk, separator: int = 3) -> list[list[int]]:
 
 
 @given(documents, documents, st.integers(1, 40), st.booleans())
-def test_characters_are_looked_up_one_by_one(
-    learned: list[str], texts: list[str], size: int, lower: bool
-) -> None:
+def test_characters_are_looked_up_one_by_one(learned, texts, size, lower) -> None:
     def shown(text: str) -> str:
         return lowered(text) if lower else text
 
@@ -173,9 +171,7 @@ def test_a_bad_tokenizer_is_refused(content: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_the_librarys_threads_are_asked_for_and_left_as_they_were(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_librarys_threads_are_asked_for_and_left_as_they_were(monkeypatch) -> None:
     import os
 
     name = "TOKENIZERS_PARALLELISM"
