@@ -43,7 +43,6 @@ PATCHES = torch.tensor([[0, 0], [3, 0], [0, 5], [7, 7]])  # rows and columns
 def at_patches(attention: wqk.Block, vectors: np.ndarray) -> np.ndarray:
     """Vectors (4, R), turned along both axes."""
     bands, axial = attention.bands(), attention.plan.axial
-    assert axial is not None
     for axis in range(2):
         along = replace(axial, frequencies=axial.frequencies * (bands.axes == axis))
         vectors = along.rotate(vectors, PATCHES[:, axis].numpy())

@@ -29,7 +29,6 @@ def ceiling(block: Block, *distances: int) -> Ceilings:
 
 def gain_of(block: Block) -> np.ndarray:
     norm = block.plan.query.input_norm
-    assert norm is not None
     return np.asarray(block.read(list(norm.gain))[0])
 
 

@@ -70,7 +70,6 @@ def test_pairs_are_the_largest_of_the_models_own_scores(
     x = table.astype(np.float64)
     if fold_norm:
         norm = plan.query.input_norm
-        assert norm is not None
         gain, *shift = checkpoint.read([*norm.gain, *norm.bias])
         x = x - x.mean(-1, keepdims=True) * (norm.kind == "layer")
         x = x / np.sqrt((x**2).mean(-1, keepdims=True) + norm.epsilon) * gain + sum(shift)

@@ -115,7 +115,6 @@ def test_ctrl_c_in_a_real_process(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert process.stdout is not None
     process.stdout.readline()
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)

@@ -55,7 +55,6 @@ def test_a_report_for_continuous_integration(folders: tuple[str, str]) -> None:
     assert suite.get("failures") == "3"
     assert int(suite.get("tests", 0)) == len(suite)
     failure = suite.find("testcase/failure")
-    assert failure is not None
     assert "stored interleaved" in str(failure.get("message"))
 
 

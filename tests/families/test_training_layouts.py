@@ -202,7 +202,6 @@ def test_transformer_lens_without_its_configuration(kind: str) -> None:
     for h, form in enumerate(block):
         np.testing.assert_allclose(x @ form.qk.dense() @ x.T, query[h] @ key[h // 3].T, atol=1e-9)
     fed = block.plan.query.input_norm
-    assert fed is not None
     assert (fed.kind, fed.gain[0].name) == ("layer" if kind == "LN" else "rms", f"{at}.ln1.weight")
     value = np.einsum("pd,hdr->hpr", x, tensors[f"{at}.attn._W_V"])
     assert_circuit(block, value, tensors[f"{at}.attn.W_O"].reshape(H * R, WIDTH).T, x)

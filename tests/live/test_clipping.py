@@ -102,7 +102,6 @@ def test_everything_else_is_the_same_to_the_last_bit(make: Any) -> None:
         model.state_dict().items(), untouched.state_dict().values(), strict=True
     ):
         assert name in read or torch.equal(one, other), name
-    assert plan.value is not None
     values = plan.value.projection
     one, other = (
         values.take(c.read([values.part])[0]) for c in (wqk.open_checkpoint(model), checkpoint)

@@ -549,7 +549,6 @@ def test_what_is_made_when_it_is_saved_is_made_anew_for_every_look_and_not_writt
     penalty().backward()
     with torch.no_grad():
         for parameter in model.parameters():
-            assert parameter.grad is not None
             assert parameter.grad.any()
             parameter.mul_(2)
     monitor(1)

@@ -66,7 +66,6 @@ def kill_one_writer(path: Path, keep: int, seconds: float) -> None:
     command = [sys.executable, "-c", WRITER, str(path), str(keep)]
     root = Path(__file__).parents[2]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=root) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"\n"
         time.sleep(seconds)
         process.send_signal(signal.SIGKILL)

@@ -136,7 +136,6 @@ def test_a_snapshot_holds_the_queries_and_keys_alone_and_keeps_them() -> None:
     model = gpt2()
     tracker = Tracker(model, "run")
     snapshot = tracker.snapshot(0)
-    assert snapshot is not None
     held = sum(copy.numel() for copy in snapshot._copies.values())
     # c_attn is stored (in, out), so that its values come along; of the biases they do not.
     assert held == 2 * (32 * 3 * 32 + 2 * 32)

@@ -29,7 +29,6 @@ def test_standings_are_counted_over_the_sound_models(symmetry: float, directiona
         ("symmetry", symmetry, placement.symmetry),
         ("directionality", directional, placement.directionality),
     ):
-        assert position is not None
         assert position.value == value
         assert str(position.encoders) == exceeded(value, score, "encoder")
         assert str(position.decoders) == exceeded(value, score, "decoder")
@@ -38,8 +37,6 @@ def test_standings_are_counted_over_the_sound_models(symmetry: float, directiona
 def test_a_published_row_does_not_exceed_itself() -> None:
     row = published().filter(name="BERT-tiny").row(0, named=True)
     (placement,) = place(layers([row["symmetry"] + 0.004], [row["directionality"] - 0.004]))
-    assert placement.symmetry is not None
-    assert placement.directionality is not None
     assert str(placement.symmetry.encoders) == "23 of 24"
     assert str(placement.directionality.encoders) == "23 of 24"
 

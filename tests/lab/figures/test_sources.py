@@ -29,7 +29,6 @@ def test_each_kind_of_path_is_known(tmp_path: Path) -> None:
     assert read_sources() == Sources()
     assert Sources().scores is None
     assert [run.name for run in found.runs] == ["a", "b"]
-    assert found.table is not None
     assert found.table.frame["layer"].to_list() == [0, 1, 2]
     assert len(found.blocks) == 8
     assert found.scores is not None

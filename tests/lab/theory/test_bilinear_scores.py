@@ -64,6 +64,5 @@ def test_what_is_wrong_is_seen() -> None:
             assert bilinear_scores.attention_error(other) > 1e-3
             assert bilinear_scores.same_order(other) < 0.9
             values = load_values(checkpoint, attention.plan)
-            assert values is not None
             rolled = replace(values, stored_weight=np.roll(values.stored_weight, 1, 0))
             assert bilinear_scores.mixing_error(use, rolled) > 1e-3

@@ -79,7 +79,6 @@ def test_numbers_are_those_of_the_forms(causal: list[Finding]) -> None:
     subject = subjects.subject(subjects.llama(), "causal")
     evidence = Evidence(subject, subjects.text())
     sample = one(causal, "Theorems 2.3 and S1.12, W_qk").sample
-    assert sample is not None
     assert sample.layers == ("0", "1")
     attention = subject.model.model.layers[1].self_attn
     query, key = (p.weight.detach().numpy() for p in (attention.q_proj, attention.k_proj))
@@ -179,7 +178,6 @@ def test_applications_of_a_shared_layer_add_up_to_one_gradient(objective: str) -
     findings = measure(evidence)
     for number in ("Corollary S1.13, update", "Theorem S1.14, assumption"):
         estimate = one(findings, number).estimate
-        assert estimate is not None
         assert estimate.over == "2 batches × layer 0"
 
 
@@ -204,7 +202,6 @@ def test_a_run_is_followed_from_save_to_save(place: Path) -> None:
         *(f"run-0, step {step}" for step in (0, 5, 10, 12)), "run-0, 4 saved steps",
     ]  # fmt: skip
     finding = one(reports[-1].findings, "Theorem 2.3, along training")
-    assert finding.sample is not None
     assert finding.sample.values.shape == (3, 2)
     assert np.isnan(finding.sample.values[-1]).all()  # nothing changed
 
@@ -218,7 +215,6 @@ def test_a_run_is_followed_from_save_to_save(place: Path) -> None:
     update = one(reports[-1].findings, "Theorems 2.3 and S1.12, update")
     values = [one(r.findings, "Theorems 2.3 and S1.12, update").sample for r in reports[:-1]]
     mean = np.mean([sample.values for sample in values if sample], axis=0)
-    assert update.sample is not None
     np.testing.assert_allclose(update.sample.values, mean)
 
 
@@ -235,11 +231,9 @@ def test_seeds_are_taken_together(place: Path) -> None:
     reports = study(refs, place / "tokens.npy", layers=[1], **SMALL)
     assert len(reports) == 3
     together = one(reports[-1].findings, "Theorems 2.3 and S1.12, W_qk")
-    assert together.sample is not None
     assert (together.sample.unit, together.sample.values.shape) == ("seeds", (2, 1))
     # What does not depend on the model is not counted once for each.
     drawn = one(reports[-1].findings, "Proposition S1.17 (3)")
-    assert drawn.estimate is not None
     assert drawn.estimate.over == "400 draws"
 
 
@@ -257,7 +251,6 @@ def test_cross_attention_has_values_of_its_own() -> None:
     for finding in measure(evidence):
         if finding.statement.direction == "identity":
             assert finding.verdict == "identity", finding.statement.number
-            assert finding.sample is not None
             layers = ("encoder 0", "encoder 1", "decoder 0", "decoder 1")
             assert finding.sample.layers in (layers, ())
 

@@ -146,12 +146,10 @@ def test_layers_are_drawn_too() -> None:
 def test_layers_are_counted_beside_chance() -> None:
     values = np.array([[1.0, -1.0, 0.0]]) + 0.01 * np.array([[1.0], [-1.0], [0.5]])
     layers = of(values).layers
-    assert layers is not None
     assert (layers.holds, layers.fails, layers.count) == (1, 2, 3)
     assert layers.by_chance == pytest.approx(0.075)
     # Weights by chance explain as much; and two units that differ decide no layer.
     for doubtful in (of(values, chance=5.0), of(np.array([[0.1, 0.1], [1.9, 1.9]]))):
-        assert doubtful.layers is not None
         assert doubtful.layers.holds == doubtful.layers.fails == 0
 
 
@@ -180,7 +178,6 @@ def test_one_of_many_statements_is_not_decided_by_chance() -> None:
 
 def test_what_is_not_defined_is_left_out() -> None:
     finding = of(np.array([[1.0, np.nan], [1.1, np.nan], [np.nan, np.nan]]))
-    assert finding.estimate is not None
     assert finding.estimate.value == pytest.approx(1.05)
     assert finding.estimate.over == "2 batches × layer 0"
     assert of(np.full((2, 2), np.nan)).verdict == "not tested"
@@ -195,8 +192,6 @@ SKEWED = np.array([0.1, 0.12, 0.15, 0.2, 0.22, 0.3, 0.9])  # a long tail above
 @pytest.mark.parametrize("shift", [-0.6, -0.3, -0.1, 0.0, 0.3])
 def test_what_is_skewed_down_is_decided_as_its_mirror_image(direction, other, shift) -> None:
     one, mirrored = of(SKEWED + shift, direction), of(-SKEWED - shift, other)
-    assert one.estimate is not None
-    assert mirrored.estimate is not None
     assert (mirrored.verdict, mirrored.p) == (one.verdict, pytest.approx(one.p))
     assert mirrored.estimate.low == pytest.approx(-one.estimate.high)
     assert mirrored.estimate.skewness == pytest.approx(-one.estimate.skewness)
@@ -208,7 +203,6 @@ def test_verdicts_and_intervals_agree_where_a_mean_is_skewed() -> None:
         for null in np.linspace(-0.2, 0.6, 41):
             sample = Sample(sign * SKEWED[:, None], "batches")
             found = decide(statement(direction, sign * null, 0.0), sample)  # type: ignore[arg-type]
-            assert found.estimate is not None
             near, far = sorted(sign * x for x in (found.estimate.low, found.estimate.high))
             assert (found.verdict == "holds") == (near >= null)
             assert (found.verdict == "fails") == (far <= null)

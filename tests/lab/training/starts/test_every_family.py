@@ -76,7 +76,6 @@ def others(tensors: dict[str, torch.Tensor], plan: AttentionPlan) -> list[torch.
     """The queries and values of a layer, and their biases, cut out of whatever they share."""
     found = []
     for side in (plan.query, plan.value):
-        assert side is not None
         projection, bias = side.projection, side.bias
         assert isinstance(projection, Projection)
         weight = tensors[projection.tensor]
