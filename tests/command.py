@@ -15,11 +15,17 @@ ENCODER = str(wqk.demo_model("encoder"))
 
 
 def run(
-    *arguments: object, width: int = 80, catch_exceptions: bool = True, **environment: str
+    *arguments: object,
+    exits: int | None = 0,
+    width: int = 80,
+    catch_exceptions: bool = True,
+    **environment: str,
 ) -> Result:
-    """What the command prints, and its exit status; on a terminal as wide as said."""
+    """What the command prints, on a terminal as wide as said; it has to end with this status."""
     runner = CliRunner(env={"COLUMNS": str(width), **environment})
-    return runner.invoke(command, [*map(str, arguments)], catch_exceptions=catch_exceptions)
+    done = runner.invoke(command, [*map(str, arguments)], catch_exceptions=catch_exceptions)
+    assert exits in (None, done.exit_code), done.output
+    return done
 
 
 def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -66,8 +66,7 @@ def test_what_is_in_the_way_is_one_line_without_secrets(line, says):
 def test_an_unexpected_error_is_one_line(monkeypatch):
     error = ZeroDivisionError("by\nnothing" + "x" * 10_000)
     monkeypatch.setattr("wqk.scanning.scan.scan_model", failing(error))
-    result = run("scan", ENCODER)
-    assert result.exit_code == 2
+    result = run("scan", ENCODER, exits=2)
     assert result.stderr.startswith("wqk: unexpected ZeroDivisionError: by nothing")
     assert result.stderr.count("\n") == 1
     assert len(result.stderr) < 700
@@ -78,8 +77,8 @@ def test_an_unexpected_error_is_one_line(monkeypatch):
 @pytest.mark.parametrize("verb", ["scan", "explain", "diff"])
 def test_an_interruption_ends_every_verb_alike(monkeypatch, verb):
     monkeypatch.setattr("wqk.checkpoints.open_local", failing(KeyboardInterrupt()))
-    result = run(verb, ENCODER, *([ENCODER] if verb == "diff" else []))
-    assert (result.exit_code, result.stderr) == (130, "wqk: interrupted\n")
+    result = run(verb, ENCODER, *([ENCODER] if verb == "diff" else []), exits=130)
+    assert result.stderr == "wqk: interrupted\n"
 
 
 def test_a_scan_that_is_interrupted_at_its_second_checkpoint_leaves_no_table(monkeypatch, tmp_path):
@@ -90,7 +89,7 @@ def test_a_scan_that_is_interrupted_at_its_second_checkpoint_leaves_no_table(mon
         lambda *a, **k: (plain if next(first, 0) else interrupt)(*a, **k),
     )
     out = tmp_path / "scores.parquet"
-    assert run("scan", ENCODER, ENCODER, "--out", out).exit_code == 130
+    run("scan", ENCODER, ENCODER, "--out", out, exits=130)
     assert not out.exists()
 
 
@@ -98,8 +97,7 @@ def test_an_interrupted_watch_says_where_its_scores_are(monkeypatch, tmp_path):
     monkeypatch.setattr("wqk.scanning.surveys.watch.watch", failing(KeyboardInterrupt()))
     scores = tmp_path / "out" / "scores.parquet"
     for told in ("no checkpoint was scored", f"the scores are in {scores}"):
-        result = run("watch", str(tmp_path), "--out", str(tmp_path / "out"))
-        assert result.exit_code == 130
+        result = run("watch", str(tmp_path), "--out", str(tmp_path / "out"), exits=130)
         assert result.stderr.endswith(f"\nwqk: interrupted; {told}\n")
         scores.parent.mkdir(exist_ok=True)
         scores.touch()
@@ -123,12 +121,11 @@ def test_ctrl_c_in_a_real_process(tmp_path):
 
 
 def test_one_bad_checkpoint_does_not_hide_the_good_ones():
-    result = run("scan", ENCODER, "/no/such/model")
-    assert result.exit_code == 2
+    result = run("scan", ENCODER, "/no/such/model", exits=2)
     assert "median symmetry" in result.stdout
     assert "/no/such/model" in result.stderr
     assert "1 of 2 checkpoints failed" in result.stderr
-    assert run("scan", "/no/such/model", "/none/either").exit_code == 2
+    run("scan", "/no/such/model", "/none/either", exits=2)
 
 
 def test_an_error_names_its_checkpoint_among_several(tmp_path):
@@ -136,8 +133,11 @@ def test_an_error_names_its_checkpoint_among_several(tmp_path):
     config = json.loads(Path(ENCODER, "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_attention_heads": 5}))
     for arguments in (("scan", ENCODER, str(tmp_path)), ("diff", ENCODER, str(tmp_path))):
-        assert f"wqk: {tmp_path}: " in run(*arguments).stderr
-    assert f"wqk: {ENCODER}: no layer 9" in run("scan", ENCODER, ENCODER, "--layers", "9").stderr
+        assert f"wqk: {tmp_path}: " in run(*arguments, exits=2).stderr
+    assert (
+        f"wqk: {ENCODER}: no layer 9"
+        in run("scan", ENCODER, ENCODER, "--layers", "9", exits=2).stderr
+    )
 
 
 def test_arguments_are_named_as_they_were_given(tmp_path):
@@ -149,7 +149,7 @@ def test_arguments_are_named_as_they_were_given(tmp_path):
 
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
-    told = run("explain", str(tmp_path)).stderr
+    told = run("explain", str(tmp_path), exits=2).stderr
     assert "wqk.open(ref, heads_per_layer=N), or with --heads-per-layer N" in told
 
 
@@ -161,11 +161,10 @@ def test_a_runs_folder_is_read_by_every_verb(tmp_path):
             os.link(file, folder / file.name)
     for verb in (("scan",), ("explain",), ("diff", ENCODER)):
         result = run(*verb, str(tmp_path))
-        assert result.exit_code == 0, result.stderr
         assert "checkpoint-1000" in result.stdout.replace("\n", "")
     table, out = wqk.scan(tmp_path), tmp_path / "all.parquet"
     assert table.frame["step"].unique(maintain_order=True).to_list() == [50, 200, 1000]
-    assert run("scan", tmp_path, ENCODER, "--out", out).exit_code == 0
+    run("scan", tmp_path, ENCODER, "--out", out)
     steps = wqk.read_table(out).frame["step"].unique(maintain_order=True)
     assert steps.to_list() == [50, 200, 1000, None]
 
@@ -176,7 +175,7 @@ def test_names_do_not_reach_the_terminal_raw(tmp_path):
     table = wqk.scan(checkpoint)
     for text in (repr(table), table._repr_html_(), str(wqk.explain(checkpoint))):
         assert not {"\x1b", "\x07", "\u202e"} & set(text)
-    assert "\x1b" not in run("scan", f"{tmp_path}/\x1b]0;title\x07").stderr
+    assert "\x1b" not in run("scan", f"{tmp_path}/\x1b]0;title\x07", exits=2).stderr
 
 
 @pytest.mark.parametrize(
@@ -191,14 +190,15 @@ def test_without_torch_it_is_said_what_to_install(monkeypatch, tmp_path, argumen
     monkeypatch.setitem(sys.modules, "torch", None)
     cell = '[recipe]\n[[cell]]\nname = "one"\ncorpus = "corpus"\nseeds = [1]\n'
     (tmp_path / "e.toml").write_text(cell)
-    told = run(*(str(tmp_path / "e.toml") if word == "FILE" else word for word in arguments))
-    assert told.exit_code == 2
+    told = run(
+        *(str(tmp_path / "e.toml") if word == "FILE" else word for word in arguments), exits=2
+    )
     assert "needs torch: pip install '.[train]'" in told.stderr
 
 
 def test_without_matplotlib_no_picture_is_promised(monkeypatch, tmp_path):
     """What would not be drawn in the end is not computed first."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    told = run("same", ENCODER, ENCODER, "--picture", str(tmp_path / "p.png"))
-    assert (told.exit_code, told.stdout) == (2, "")
+    told = run("same", ENCODER, ENCODER, "--picture", str(tmp_path / "p.png"), exits=2)
+    assert told.stdout == ""
     assert "needs matplotlib: pip install '.[report]'" in told.stderr

@@ -33,7 +33,6 @@ def test_a_table_and_a_picture(places: tuple[str, str], tmp_path: Path) -> None:
     model, corpus = places
     options = ("--corpus", corpus, "--blocks", "8", "--each-layer", "--each-head", "--rank", "2")
     result = run("parts", model, *options, "--curves", "--picture", str(tmp_path / "parts.png"))
-    assert result.exit_code == 0, result.output
     for words in ("symmetric", "rank 2", "Masks and position terms stay whole", "16 tokens"):
         assert words in result.stdout
     assert (tmp_path / "parts.png").read_bytes().startswith(b"\x89PNG")
@@ -58,6 +57,5 @@ def test_json_has_every_row(places: tuple[str, str]) -> None:
 )
 def test_what_is_refused_is_one_line(places, options, message) -> None:
     model, corpus = places
-    result = run("parts", model, *(option.replace("CORPUS", corpus) for option in options))
-    assert result.exit_code == 2
+    result = run("parts", model, *(option.replace("CORPUS", corpus) for option in options), exits=2)
     assert message in result.stderr

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from tests.command import run
 from tests.comparing.conversions import edit, pairs, right
 
 import wqk
-from wqk.cli.verbs import same as command
-
-if TYPE_CHECKING:
-    pass
 
 
 def save(folder: Path, tensors: Any, config: dict[str, Any]) -> Path:
@@ -49,8 +45,7 @@ def test_an_assertion_says_the_cause_and_its_repair(folders, assert_same) -> Non
 
 
 def test_a_report_for_continuous_integration(folders: tuple[str, str]) -> None:
-    done = CliRunner().invoke(command, [*folders, "--junit", "report.xml"])
-    assert done.exit_code == 1
+    run("same", *folders, "--junit", "report.xml", exits=1)
     suite = ElementTree.parse("report.xml").getroot()  # our own file
     assert suite.get("failures") == "3"
     assert int(suite.get("tests", 0)) == len(suite)
@@ -81,5 +76,5 @@ def test_a_folder_is_the_same_as_its_tensors_without_their_configuration(tmp_pat
 def test_freedoms_are_named_together(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
     monkeypatch.setattr("wqk.comparing.sameness.same", lambda *_, up_to, **__: asked.append(up_to))
-    CliRunner().invoke(command, [".", ".", "--up-to", "heads,stream", "--up-to", "neurons"])
+    run("same", ".", ".", "--up-to", "heads,stream", "--up-to", "neurons", exits=None)
     assert asked == [["heads", "stream", "neurons"]]

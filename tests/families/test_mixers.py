@@ -422,8 +422,7 @@ def test_what_is_about_a_softmax_is_refused_without_one(measure: Any) -> None:
 def test_a_model_of_nothing_else_is_no_missing_one(tmp_path: Path) -> None:
     save(CASES["mamba"], tmp_path)
     assert wqk.open(tmp_path)
-    done = run("verify", tmp_path, width=200)
-    assert done.exit_code == 2
+    done = run("verify", tmp_path, width=200, exits=2)
     assert "no attention with a softmax; it has decoder state space" in done.output
 
 

@@ -301,10 +301,9 @@ def run(tmp_path, monkeypatch):
 def test_scan_writes_report_and_details_and_report_writes_the_same(run, tmp_path):
     scan = ("scan", ENCODER, "--heads", "--out", "scores.parquet")
     done = run(*scan, "--details", "forms.npz", "--report", "one.html")
-    assert done.exit_code == 0, done.stderr
     assert "report: one.html" in done.stderr
     again = ("report", "scores.parquet", "--details", "forms.npz", "-o", "two.html")
-    assert run(*again).exit_code == 0
+    run(*again)
     one, two = Page(tmp_path / "one.html").data, Page(tmp_path / "two.html").data
     assert one["groups"] == two["groups"]
     for exact, rounded in zip(one["details"], two["details"], strict=True):
@@ -324,17 +323,15 @@ def test_reports_of_runs_and_surveys(run, tmp_path):
 
     create_run(tmp_path / "run", {"recipe": {}, "corpus": {}})
     training("run", (5, 10)).write(tmp_path / "run" / "scores.jsonl")
-    assert run("survey", ENCODER, "--out", "survey").exit_code == 0
-    done = run("report", "run", "survey", "-o", "r.html", "--title", "Two")
-    assert done.exit_code == 0, done.stderr
+    run("survey", ENCODER, "--out", "survey")
+    run("report", "run", "survey", "-o", "r.html", "--title", "Two")
     page = Page(tmp_path / "r.html")
     assert [group["label"] for group in page.data["groups"]] == ["run", "encoder"]
     assert "Two – wqk" in page.text
 
 
 def test_the_demo_writes_a_report_with_matrices(run, tmp_path):
-    done = run("demo")
-    assert done.exit_code == 0, done.stderr
+    run("demo")
     data = Page(tmp_path / "wqk-demo.html").data
     assert [group["label"] for group in data["groups"]] == ["encoder", "decoder"]
     assert [(one["group"], one["layer"]) for one in data["details"]] == [

@@ -72,7 +72,6 @@ def test_every_pair_is_another_and_says_what_is_expected_of_it() -> None:
 def test_a_dry_run_lists_pairs_and_bytes_and_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "open_model", None)
     result = run("lab", "pairs", "--dry-run", width=200)
-    assert result.exit_code == 0, result.output
     for pair in pairs():
         assert pair.title in result.output
     assert "unchecked" in result.output
@@ -107,8 +106,7 @@ def test_a_survey_resumes_and_keeps_the_reasons_of_what_is_missing(tmp_path, mon
 
 def test_the_command_reports_what_it_skipped(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(room, "pairs", lambda: tuple(demo_pairs()[:3]))
-    result = run("lab", "pairs", "--out", tmp_path, "--jobs", 1, width=300)
-    assert result.exit_code == 1, result.output
+    result = run("lab", "pairs", "--out", tmp_path, "--jobs", 1, width=300, exits=1)
     for said in ("skipped: ", "2 of 3 pairs", f"wqk lab figure pairs {tmp_path}"):
         assert said in result.output
 
