@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner
+from tests.cases import cases
 from tests.checkpoints import test_gguf
 from tests.live.test_in_memory import MINE, TOKENS, Wrapped, strong
 from tests.test_printed import messages
@@ -28,54 +29,7 @@ from wqk.errors import WqkError
 from wqk.scanning.surveys.surveying import survey_table
 
 # Where a line ends in "then", the first thing is done again, and goes right.
-ADVICE = r"""
-Head(3, 0) | wqk.open(ref)[layer, head]
-wqk.symmetry("x") | wqk.open(model)[layer].form
-wqk.symmetry("x") | wqk.open(model)[layer, head]
-wqk.scan(unsaid) | wqk.open(ref, heads_per_layer=N) | wqk.open(unsaid, heads_per_layer=N)
-$ wqk scan unsaid.pt | --heads-per-layer N | wqk scan unsaid.pt --heads-per-layer N
-wqk.logits(net) | wqk.logits(model, batch)
-wqk.clip_(net, 100, batch) | wqk.logits(model, batch)
-wqk.verify(net) | wqk.verify(model, batch)
-wqk.verify("model.gguf") | wqk same ORIGINAL FILE.gguf
-$ wqk verify model.gguf | wqk same ORIGINAL FILE.gguf
-wqk.clip_(unsure) | wqk.open(model, family="nanogpt")
-wqk.initialize_(guess, "symmetric") | wqk.open(model, family=FILE)
-wqk.logits(guess, inputs) | wqk.open(model, family=FILE)
-wqk.logits(guess, inputs) | wqk.verify(model, batch) | wqk.verify(guess, inputs) | then
-wqk.report(3) | wqk.report(wqk.scan(model), path)
-wqk.report(ref) | wqk scan REF --report FILE.html
-$ wqk report REF -o FILE.html | wqk scan REF --report FILE.html
-$ wqk report pairs.parquet -o FILE.html | wqk scan REF --out scores.parquet
-survey_table(ref) | wqk survey --out | wqk survey REF --out survey
-$ wqk watch REF | wqk.Monitor(model, path) | wqk.Monitor(model, "run/scores.jsonl")(0)
-$ wqk lab figure distances | wqk scan REF --distance 0:64 --out FILE | \
-wqk scan REF --distance 0:64 --out t.jsonl && wqk lab figure distances --from t.jsonl
-$ wqk lab figure coupling bare.csv | wqk scan REF --details FILE.npz | \
-wqk scan REF --details FILE.npz && wqk lab figure coupling --from FILE.npz
-$ wqk lab figure heads FILE.npz | wqk scan REF --out FILE | \
-wqk scan REF --out t.csv && wqk lab figure heads --from t.csv
-$ wqk lab theory REF --corpus nowhere | wqk lab corpus | \
-wqk lab corpus text.txt --document line --text characters --held-out 3 -o tokens
-$ wqk lab train --corpus nowhere -o run2 | wqk lab corpus | \
-wqk lab corpus text.txt --document line --text characters --held-out 3 -o tokens2
-$ wqk lab figure heads REF | wqk survey or a monitor, or what wqk scan writes | \
-wqk scan REF --out h.csv && wqk lab figure heads h.csv
-$ wqk lab figure updates | wqk lab train | \
-wqk lab train --mode decoder TINY -o d-1 && wqk lab figure updates d-1
-$ wqk lab figure fig3 d-1 | wqk lab train --mode encoder and --mode decoder | \
-wqk lab train --mode encoder TINY -o e-1 && wqk lab figure fig3 e-1 d-1
-$ wqk lab figure s5 e-1 | wqk lab train --init random and --init symmetric | \
-wqk lab train --init symmetric --mode encoder TINY -o e-s && wqk lab figure s5 e-1 e-s
-$ wqk lab figure dose e-1 e-s | wqk lab train --init symmetric --init-norm 2 | \
-wqk lab train --init symmetric --init-norm 2 --mode encoder TINY -o e-2 && \
-wqk lab figure dose e-1 e-s e-2
-$ wqk lab figure convert e-1 | wqk lab train --from RUN --objective masked --keep-checkpoints 0 | \
-wqk lab train --from d-1 --objective masked --keep-checkpoints 0,2 --steps 4 -o child && \
-wqk lab figure convert child
-$ wqk lab train --mode decoder TINY --stop 2 -o half && wqk lab train --from half -o child2 | \
-wqk lab train --resume -o half
-"""
+ADVICE = cases(__file__, "advice")
 
 
 @pytest.fixture

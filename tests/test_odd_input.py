@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests import small
+from tests.cases import cases
 from tests.command import run
 
 import wqk
@@ -56,17 +57,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
     },
     "linear": {"rope_type": "linear", "factor": 0},
 }  # fmt: skip
-LINES = (
-    "tokens {odd} --layer 0 --head 1",
-    "tokens {odd} --layer 0 --head 1 --circuit ov --top 999999999",
-    "tokens {odd} --layer 0 --head 1 --fold-norm",
-    "scan {odd} --fold-norm",
-    "scan {odd} --distance 0,1,5",
-    "same {odd} {plain}",
-    "same {plain} {odd}",
-    "kin {odd} {plain}",
-    "compose {odd} --top 99999999999999999999999",
-)
+LINES = cases(__file__, "lines")
 
 
 @pytest.mark.parametrize("name", [*ODD, *SCALINGS])

@@ -26,6 +26,7 @@ import torch
 import transformers
 import yaml
 from click.testing import CliRunner
+from tests.cases import cases
 from tests.checkpoints import test_gguf
 from tests.checkpoints.serving import own_hub
 from tests.command import shell
@@ -63,17 +64,7 @@ FAILS = {"same", "verify", "survey", "diff"}
 # What a verb says of which a text only speaks.
 SPOKEN_OF = re.compile("Missing|requires an argument|expected|needs|give ", re.I)
 # What does not run here, and why.
-EXCEPTIONS = {
-    r"--dask": "a cluster's scheduler",
-    r"example\.org|owner/adapter": "places that do not exist",
-    r"lab corpus wikipedia ": "a download of Wikipedia",
-    r"--data glue": "the data of GLUE",
-    r"--epochs 0": "a model with a trained head",
-    r"lab experiments (?!.*--dry-run)|lab pairs (?!--dry-run)|figure pairs": "hours",
-    r"https://huggingface": "the public hub",
-    r"SET": "a choice of two words",
-    r"watch DIR$": "a run that goes on",
-}
+EXCEPTIONS = cases(__file__, "exceptions")
 
 
 class Every(dict[str, Any]):
@@ -282,19 +273,7 @@ def first_difference(shown: str, printed: str) -> str:
     return "" if skips or at == len(lines) else f"not shown: {lines[at]}"
 
 
-@pytest.mark.parametrize(
-    ("shown", "printed", "same"),
-    [
-        ("a 0.539 │██", "a  0.540 │██", True),
-        ("a 0.539 │██", "a  0.549 │██", False),
-        ("a\n…\nd", "a\nb\nc\nd", True),
-        ("a\nd", "a\nb\nc\nd", False),
-        ("a", "a\nb", False),
-        ("far 5.4e-01, 1.7e-08", "far 5.0e-01, 0.0e+00", True),
-        ("far 5.4e-01", "far 8.0e-01", False),
-        ("3 of 3 blocks", "2 of 3 blocks", False),
-    ],
-)
+@pytest.mark.parametrize(("shown", "printed", "same"), cases(__file__, "stale"))
 def test_a_stale_transcript_would_be_told(shown: str, printed: str, same: bool) -> None:
     assert (first_difference(shown, printed) == "") == same
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.cases import cases
 
 import wqk
 from wqk import same, scan
@@ -17,16 +18,7 @@ from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
 
 # Modules of transformers, and the classes' names before VisionConfig and VisionRotaryEmbedding.
-MODELS = {
-    "qwen2_vl": "Qwen2VL",
-    "qwen2_5_vl": "Qwen2_5_VL",
-    "qwen3_vl": "Qwen3VL",
-    "glm4v": "Glm4v",
-    "ernie4_5_vl_moe": "Ernie4_5_VLMoe",
-    "cohere_compass": "CohereCompass",
-    "exaone4_5": "Exaone4_5_",
-    "glm_ocr": "GlmOcr",
-}
+MODELS = cases(__file__, "models")
 WIDTH = 16
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save, save_file
+from tests.cases import cases
 from tests.checkpoints.stored import assert_holds, weights
 from tests.limits import within
 
@@ -25,15 +26,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 # Files, and the names of their tensors.
-LAYOUTS = {
-    "one file": {"model.safetensors": "ab"},
-    "shards": {"model-1.safetensors": "ab", "model-2.safetensors": "c"},
-    "several files": {"one.safetensors": "a", "two.safetensors": "b"},
-    "one among others": {
-        "adapter_model.safetensors": "a", "old.safetensors": "a", "model.safetensors": "ab",
-    },
-    "one and an adapter": {"adapter_model.safetensors": "a", "weights.safetensors": "a"},
-}  # fmt: skip
+LAYOUTS = cases(__file__, "layouts")
 PASSED_OVER = ("adapter_model.safetensors", "old.safetensors")
 
 

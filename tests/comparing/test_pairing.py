@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from tests.cases import cases
 from tests.comparing.test_same import CONFIG, R, edited, llama, opened
 
 from wqk.checkpoints.modules import StateDict
@@ -13,17 +14,7 @@ from wqk.comparing.sameness import same
 from wqk.errors import CheckpointError, UnknownFamily
 
 # What OpenAI's own files call the tensors of Whisper.
-OPENAI = {
-    r"coder\.layers\.": "coder.blocks.",
-    "encoder_attn_layer_norm": "cross_attn_ln",
-    "self_attn_layer_norm": "attn_ln",
-    "self_attn": "attn",
-    "encoder_attn": "cross_attn",
-    "q_proj": "query",
-    "k_proj": "key",
-    "v_proj": "value",
-    "out_proj": "out",
-}
+OPENAI = cases(__file__, "openai")
 
 
 def random_whisper(heads: int, decoder_heads: int, dims: bool) -> tuple[StateDict, StateDict]:

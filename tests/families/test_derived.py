@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from tests.cases import cases
 from tests.limits import some
 from tools.deriving.deriving import derive
 from tools.deriving.probing import record_type
@@ -58,18 +59,7 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory) -> tuple[Record, Checkpoint]
     return recorded("qwen3", tmp_path_factory.mktemp("qwen3") / "model")
 
 
-RULE: dict[str, Any] = {
-    "stack": "decoder",
-    "query": "layers.{layer}.self_attn.q_proj",
-    "key": "layers.{layer}.self_attn.k_proj",
-    "value": "layers.{layer}.self_attn.v_proj",
-    "output": "layers.{layer}.self_attn.o_proj",
-    "query_norm": "layers.{layer}.self_attn.q_norm",
-    "key_norm": "layers.{layer}.self_attn.k_norm",
-    "input_norm": "layers.{layer}.input_layernorm",
-    "causal": True,
-    "rotary": {"order": "half"},
-}
+RULE: dict[str, Any] = cases(__file__, "rule")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from tests.cases import cases
 from tools.mutating.mutants import data_mutants
 
 from wqk.errors import UnknownFamily
@@ -15,7 +16,6 @@ from wqk.families.family import _shipped, families, parse_family
 
 HEAD = 'name = "toy"\nmodel_types = "toy"\n'
 RULE = HEAD + '[[attention]]\nstack = "encoder"\nquery = "q{layer}"\nkey = "k{layer}"\n'
-PLACE = r"\$\.attention\[0\]"
 
 
 def test_single_values_stand_for_lists_of_one():
@@ -28,41 +28,11 @@ def test_single_values_stand_for_lists_of_one():
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("nmae = 'toy'\n" + RULE, "unknown key 'nmae'; did you mean 'name'"),
-        (RULE + "qeury = 'q'\n", rf"unknown key 'qeury' - at `{PLACE}`; did you mean 'query'"),
-        (RULE + "zzzz = 1\n", rf"unknown key 'zzzz' - at `{PLACE}`; known are stack, kind"),
-        (RULE + "[attention.rotary]\nordr = 1\n", rf"at `{PLACE}.rotary`; did you mean 'order'"),
-        (
-            RULE + "[attention.rotary]\nbase = 'b'\n",
-            rf"field `order` - at `{PLACE}.rotary`",
-        ),
-        (RULE.replace('"encoder"', "3"), rf"expected `str`, got `int` - at `{PLACE}.stack`"),
-        (RULE + "causal = 1\n", rf"expected `bool`, got `int` - at `{PLACE}.causal`"),
-        (
-            RULE + "norm_offset = true\n",
-            rf"`float`, got `bool` - at `{PLACE}.norm_offset`",
-        ),
-        (RULE + "window = ['w', 1]\n", rf"expected `str`, got `int` - at `{PLACE}.window\[1\]`"),
-        (RULE + "rotary = 1\n", rf"at `{PLACE}.rotary`"),
-        (
-            RULE + "layout = 'seperate'\n",
-            rf"layout 'seperate'; known are .* - at `{PLACE}`",
-        ),
-        (RULE + "output = {a = 1}\n", rf"at `{PLACE}.output\[0\]`"),
-        (RULE.replace("key =", "key_bias ="), "unknown key 'key_bias'"),
-        (RULE.replace('"k{layer}"', '["k", "l"]'), "as many spellings as each other"),
-        (HEAD + "[[attention]]\nstack = 'encoder'\n", "needs 'query' and 'key', or 'fused'"),
-        (HEAD, r"at least one \[\[attention\]\] table"),
-        ("model_types = 'toy'\n", "missing required field `name`"),
-        ("name = ", "not valid TOML"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), cases(__file__, "wrong"))
 def test_what_is_wrong_is_named_with_its_place(text, message):
-    with pytest.raises(UnknownFamily, match=f"^toy.toml: .*{message}"):
-        parse_family(text, "toy.toml")
+    told = message.replace("PLACE", r"\$\.attention\[0\]")
+    with pytest.raises(UnknownFamily, match=f"^toy.toml: .*{told}"):
+        parse_family(text.replace("RULE", RULE).replace("HEAD", HEAD), "toy.toml")
 
 
 def test_no_key_says_what_holds_without_it() -> None:

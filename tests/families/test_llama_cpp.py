@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.cases import cases
 from tests.families.completeness import omissions
 from tests.families.converting import DATA, build, convert, jobs, model_of, reading
 
@@ -64,29 +65,9 @@ def test_a_file_that_says_that_no_layer_has_attention_is_refused_for_that() -> N
 
 
 # What llama.cpp does otherwise than transformers, in words of the verdict.
-OTHERWISE = {
-    "BambaForCausalLM": "rotated dimensions",  # the share is not converted
-    "Exaone4ForCausalLM": "window: 6 against none",  # it has one only at 64 layers
-    "Exaone4_5_ForConditionalGeneration": "window: 6 against none",
-    "Gemma3ForConditionalGeneration": "scaled by 3.266",  # query_pre_attn_scalar is not in the file
-    "Glm4vForConditionalGeneration": "rotated dimensions",  # half of them, where the file is silent
-    "GlmOcrForConditionalGeneration": "rotated dimensions",
-    "GlmForCausalLM": "epsilon of input norms",  # the converter looks for another key
-    "GptOssForCausalLM": "truncate",  # YaRN's bounds are always whole
-    "GraniteSWAForCausalLM": "rotary base",  # that of single layers is not converted
-    "LagunaForCausalLM": "rotated dimensions",  # of the pattern of layers only its length counts
-    "Llama4ForCausalLM": "chunk of 6 against chunk of 8192",  # whatever the file says
-    "Llama4ForConditionalGeneration": "chunk of 6 against chunk of 8192",
-    "MistralForCausalLM": "window: 6 against none",  # llama.cpp's Llama has none
-    "SolarOpenForCausalLM": "rotated dimensions",
-}
+OTHERWISE = cases(__file__, "otherwise")
 # What cannot be compared, in words of the error.
-REFUSED = {
-    "HrmTextForCausalLM": "layers are applied in turns (HRM)",
-    "MuseGlimmerAssistantModel": "a draft model",
-    "Qwen4ExpForCausalLM": "compressed or pooled",
-    "Qwen4ExpForConditionalGeneration": "compressed or pooled",
-}
+REFUSED = cases(__file__, "refused")
 
 
 def assert_equal_mixers(folder: Path, path: Path) -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.cases import cases
 from tests.command import run
 from tests.lab.figures.making import make_run, row, table
 
@@ -57,16 +58,7 @@ def test_tables_go_to_the_terminal_or_a_file(tmp_path: Path) -> None:
     assert r"\begin{tabular}" in (tmp_path / "s3.tex").read_text()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["fig2", "--out", "fig2.doc"], "a figure is written as .png, .pdf, .svg, .csv"),
-        (["table1", "--out", "table1.png"], "table1 is written as .md or .tex"),
-        (["fig2", "--out", "absent/fig2.csv"], "cannot be written"),
-        (["fig2", "--from", "absent.parquet"], "absent.parquet: no such file or folder"),
-        (["coupling", "."], "contains no training run and no survey"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "told"), cases(__file__, "refused"))
 def test_what_goes_wrong_is_one_line(arguments, told, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = wqk(*arguments, exits=2)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.cases import cases
 
 from wqk_lab.theory.verdict import (
     Direction,
@@ -47,23 +48,7 @@ def test_quantiles_are_those_of_the_tables(degrees: int) -> None:
     assert tail(TABLE[degrees], degrees) == pytest.approx(0.025, abs=2e-5)
 
 
-@pytest.mark.parametrize(
-    ("direction", "mean", "spread", "expected"),
-    [
-        ("above", 1.0, 0.1, "holds"),
-        ("above", -1.0, 0.1, "fails"),
-        ("above", 0.05, 0.01, "fails"),  # beyond chance, and too small to matter
-        ("above", 0.1, 1.0, "undecided"),
-        ("below", -1.0, 0.1, "holds"),
-        ("below", 1.0, 0.1, "fails"),
-        ("near", 0.05, 0.01, "holds"),  # beyond chance, and near enough
-        ("near", 1.0, 0.1, "fails"),
-        ("near", -1.0, 0.1, "fails"),
-        ("near", 0.0, 1.0, "undecided"),  # a wide interval is no sign of likeness
-        ("identity", 0.0, 0.1, "identity"),
-        ("identity", 1.0, 0.1, "fails"),
-    ],
-)
+@pytest.mark.parametrize(("direction", "mean", "spread", "expected"), cases(__file__, "rule"))
 def test_the_rule(direction: Direction, mean: float, spread: float, expected: str) -> None:
     assert decided(direction, mean, spread).verdict == expected
 
