@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tests.cases import cases
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -274,197 +275,82 @@ def reversed_heads(value: np.ndarray, heads: int) -> np.ndarray:
     return value.reshape(2, -1, *value.shape[1:])[::-1].reshape(value.shape)
 
 
-ROTARY, BIASES, NORM = (
-    "other rotary positions",
-    "same weights, other biases",
-    "same weights, other norm",
-)
-FUSED, ADAPTER, SETTING = "other layout of the fused weight", "other adapter", "other setting"
+def in_sections(fused: np.ndarray) -> np.ndarray:
+    return fused.reshape(H, 3, R, -1).swapaxes(0, 1).reshape(fused.shape)
 
-MISTAKES: tuple[Conversion, ...] = (
-    Conversion(
-        "Meta's weights renamed, their rows not permuted for halves",
-        ("huggingface/transformers#25199", "tatsu-lab/stanford_alpaca#227"),
-        "llama", edit("qk", pairs), ROTARY, "stored interleaved, read as half",
+
+def per_key_head(fused: np.ndarray) -> np.ndarray:
+    sections = np.split(fused, [H * R, (H + G) * R])
+    parts = [section.reshape(G, -1, fused.shape[-1]) for section in sections]
+    return np.concatenate(parts, axis=1).reshape(fused.shape)
+
+
+def rolled(fused: np.ndarray) -> np.ndarray:
+    return np.concatenate([fused[H * R : (H + G) * R], fused[: H * R], fused[(H + G) * R :]])
+
+
+# What makes each mistake, in a copy of the right tensors and configuration.
+CHANGES: dict[str, Callable[[Tensors, dict[str, Any]], None]] = {
+    "Meta's weights renamed, their rows not permuted for halves": edit("qk", pairs),
+    "permuted although the rows lay in halves already": edit("qk", halves),
+    "the conversion run twice": edit("qk", lambda w, n: pairs(pairs(w, n), n)),
+    "keys permuted with the number of query heads": edit("k", lambda w, n: halves(pairs(w, n), H)),
+    "keys permuted with query heads divided by key heads": edit(
+        "k", lambda w, n: halves(pairs(w, n), H // G)
     ),
-    Conversion(
-        "permuted although the rows lay in halves already", ("AI-Hypercomputer/maxtext#1774",),
-        "llama", edit("qk", halves), ROTARY, "converted to half once too often",
+    "queries permuted as one head": edit("q", lambda w, n: halves(pairs(w, n), 1)),
+    "queries permuted, keys forgotten": edit("k", pairs),
+    "weights permuted, biases not": edit("qk", pairs, "proj.bias"),
+    "gains of the queries' and keys' norms not permuted with the rows": renamed(
+        "_norm.weight", lambda g: pairs(g, 1)
     ),
-    Conversion(
-        "the conversion run twice", ("huggingface/nanotron#427",),
-        "llama", edit("qk", lambda w, n: pairs(pairs(w, n), n)), ROTARY, "converted twice",
+    "the rotary base lost, so that the default applies": configure(rope_theta=None),
+    "the rotary scaling lost": configure(rope_scaling=None),
+    "linear scaling in place of none": configure(
+        rope_scaling={"rope_type": "linear", "factor": 4.0}
     ),
-    Conversion(
-        "keys permuted with the number of query heads",
-        ("ggml-org/llama.cpp#2376", "huggingface/transformers#31766",
-         "Dao-AILab/flash-attention#546"),
-        "llama", edit("k", lambda w, n: halves(pairs(w, n), H)), ROTARY,
-        "converted with 8 heads of width 4 instead of 2 of 16",
+    "all dimensions rotated, where only some are": configure(partial_rotary_factor=1.0),
+    "the scale of the scores left out": configure(query_pre_attn_scalar=256),
+    "the soft cap of the scores lost": configure(attn_logit_softcapping=0.0),
+    "the sliding window lost": configure(layer_types=["full_attention"] * 4),
+    "biases of queries and keys lost": both(
+        renamed("q_proj.bias", lambda b: None), renamed("k_proj.bias", lambda b: None)
     ),
-    Conversion(
-        "keys permuted with query heads divided by key heads",
-        ("ggml-org/llama.cpp#3364", "jzhang38/TinyLlama#24"),
-        "llama", edit("k", lambda w, n: halves(pairs(w, n), H // G)), ROTARY,
-        "converted with 4 heads of width 8 instead of 2 of 16",
+    "gains folded with 1 added, and 1 added again when they are read": renamed(
+        "layernorm.weight", lambda g: g + 1
     ),
-    Conversion(
-        "queries permuted as one head", ("huggingface/transformers#30755",),
-        "llama", edit("q", lambda w, n: halves(pairs(w, n), 1)), ROTARY,
-        "converted with 1 head of width 128 instead of 8 of 16",
+    "gains stored as differences from 1, and read as they are": renamed(
+        "layernorm.weight", lambda g: g - 1
     ),
-    Conversion(
-        "queries permuted, keys forgotten", ("ggml-org/llama.cpp#3018",),
-        "llama", edit("k", pairs), ROTARY, "in the key weights alone",
+    "the norm before attention left at its start": renamed("layernorm.weight", np.ones_like),
+    "query heads in the order of tiled key heads": edit("q", regrouped),
+    "key heads repeated as a whole instead of one by one": tile_keys,
+    "tensor-parallel parts joined in the wrong order": edit("q", reversed_heads),
+    "one tensor-parallel part loaded twice": edit("q", copied),
+    "some heads left as initialized": edit("q", initialized),
+    "queries and keys exchanged": both(
+        swap("query.weight", "key.weight"), swap("query.bias", "key.bias")
     ),
-    Conversion(
-        "weights permuted, biases not", ("nurl-lang/nurl#584",),
-        "qwen2", edit("qk", pairs, "proj.bias"), BIASES, "biases were not reordered",
+    "queries and keys exchanged, their biases not": swap("q_proj.weight", "k_proj.weight"),
+    "a square weight stored the other way round, as in Conv1D": both(
+        renamed("query.weight", np.transpose), renamed("key.weight", np.transpose)
     ),
-    Conversion(
-        "gains of the queries' and keys' norms not permuted with the rows",
-        ("huggingface/nanotron#427",),
-        "qwen3", renamed("_norm.weight", lambda g: pairs(g, 1)), NORM, "gains were not reordered",
+    "layers off by one": shift_layers,
+    "each pipeline stage numbered from 0, so that the second has the first one's layers": (
+        number_stages_from_0
     ),
-    Conversion(
-        "the rotary base lost, so that the default applies",
-        ("Open-Athena/MarinFold#198", "casper-hansen/AutoAWQ#271", "THUDM/slime#1720"),
-        "qwen2", configure(rope_theta=None), ROTARY,
-        "rotary base (rope_theta): 1000000 expected, 10000 found",
+    "every layer loaded from the first": tie_layers,
+    "the fused weight joined in sections, where each head's parts should follow each other": (
+        renamed("query_key_value.weight", in_sections)
     ),
-    Conversion(
-        "the rotary scaling lost", ("Open-Athena/MarinFold#184", "deepspeedai/DeepSpeed#8345"),
-        "llama", configure(rope_scaling=None), ROTARY,
-        "(rope_scaling): llama3, factor 8 expected, none found",
+    "the fused weight joined head by head, where it is read in sections": renamed(
+        "qkv_proj.weight", per_key_head
     ),
-    Conversion(
-        "linear scaling in place of none", ("deepspeedai/DeepSpeed#8345",),
-        "qwen2", configure(rope_scaling={"rope_type": "linear", "factor": 4.0}), ROTARY,
-        "(rope_scaling): none expected, linear, factor 4 found",
-    ),
-    Conversion(
-        "all dimensions rotated, where only some are", ("vllm-project/vllm#43770",),
-        "phi", configure(partial_rotary_factor=1.0), ROTARY, "share of rotated dimensions",
-    ),
-    Conversion(
-        "the scale of the scores left out", ("ml-explore/mlx-swift-examples#99",),
-        "gemma2", configure(query_pre_attn_scalar=256), "other setting",
-        "query_pre_attn_scalar: 16 against 256",
-    ),
-    Conversion(
-        "the soft cap of the scores lost",
-        ("vllm-project/vllm#5908", "EricLBuehler/mistral.rs#486"),
-        "gemma2", configure(attn_logit_softcapping=0.0), SETTING, "softcap",
-    ),
-    Conversion(
-        "the sliding window lost", ("vllm-project/vllm#5908", "huggingface/blog#2168"),
-        "gemma2", configure(layer_types=["full_attention"] * 4), SETTING, "window: 8 against none",
-        layers=(0, 2),
-    ),
-    Conversion(
-        "biases of queries and keys lost",
-        ("paiml/entrenar#258", "sbryngelson/ANEForge#253", "ServiceNow/Fast-LLM#398"),
-        "qwen2",
-        both(renamed("q_proj.bias", lambda b: None), renamed("k_proj.bias", lambda b: None)),
-        BIASES, "biases of the query are missing",
-    ),
-    Conversion(
-        "gains folded with 1 added, and 1 added again when they are read", ("utensils/mold#1078",),
-        "gemma", renamed("layernorm.weight", lambda g: g + 1), NORM, "gains have 1 added",
-    ),
-    Conversion(
-        "gains stored as differences from 1, and read as they are",
-        ("huggingface/transformers#40796",),
-        "llama", renamed("layernorm.weight", lambda g: g - 1), NORM, "are differences from 1",
-    ),
-    Conversion(
-        "the norm before attention left at its start", ("JIA-Lab-research/LISA#177",),
-        "llama", renamed("layernorm.weight", np.ones_like), NORM, "gains were not converted",
-    ),
-    Conversion(
-        "query heads in the order of tiled key heads", ("nntile/nntile#347",),
-        "llama", edit("q", regrouped), "other pairing of query and key heads", "h mod 2",
-    ),
-    Conversion(
-        "key heads repeated as a whole instead of one by one",
-        ("fkodom/grouped-query-attention-pytorch#5",),
-        "llama", tile_keys, "other pairing of query and key heads", "not one by one",
-    ),
-    Conversion(
-        "tensor-parallel parts joined in the wrong order", ("tenstorrent/tt-metal#52818",),
-        "llama", edit("q", reversed_heads), "other pairing of query and key heads", "query heads",
-    ),
-    Conversion(
-        "one tensor-parallel part loaded twice", ("vllm-project/vllm-gguf-plugin#103",),
-        "llama", edit("q", copied), "heads copied from others", "4 is a copy of 0",
-    ),
-    Conversion(
-        "some heads left as initialized", ("vllm-project/vllm#11802",),
-        "llama", edit("q", initialized), "heads of other weights", "query heads 3 4",
-    ),
-    Conversion(
-        "queries and keys exchanged", (),
-        "bert",
-        both(swap("query.weight", "key.weight"), swap("query.bias", "key.bias")),
-        "transposed", "queries and keys have changed places",
-    ),
-    Conversion(
-        "queries and keys exchanged, their biases not", (),
-        "phi", swap("q_proj.weight", "k_proj.weight"), "transposed", "changed places",
-    ),
-    Conversion(
-        "a square weight stored the other way round, as in Conv1D", ("AutoGPTQ/AutoGPTQ#139",),
-        "bert", both(renamed("query.weight", np.transpose), renamed("key.weight", np.transpose)),
-        "stored transposed", "stored transposed",
-    ),
-    Conversion(
-        "layers off by one", (),
-        "llama", shift_layers, "another layer's weights", "has those of layer", layers=(1, 2),
-    ),
-    Conversion(
-        "each pipeline stage numbered from 0, so that the second has the first one's layers",
-        ("huggingface/transformers#24381",),
-        "llama", number_stages_from_0, "another layer's weights", "has those of layer 0",
-        layers=(2,),
-    ),
-    Conversion(
-        "every layer loaded from the first", (),
-        "llama", tie_layers, "another layer's weights", "has those of layer 0", layers=(1, 2),
-    ),
-    Conversion(
-        "the fused weight joined in sections, where each head's parts should follow each other",
-        ("NVIDIA-NeMo/RL#2802", "epfLLM/Megatron-LLM#45", "sgl-project/sglang#40127"),
-        "gpt_neox", renamed("query_key_value.weight", lambda w: np.concatenate(
-            list(w.reshape(H, 3, R, -1).swapaxes(0, 1).reshape(3, H * R, -1)))),
-        FUSED, "lie in sections",
-    ),
-    Conversion(
-        "the fused weight joined head by head, where it is read in sections",
-        ("huggingface/transformers#35088",),
-        "phi3", renamed("qkv_proj.weight", lambda w: np.concatenate([
-            part for g in range(G) for part in (
-                w[g * (H // G) * R : (g + 1) * (H // G) * R],
-                w[(H + g) * R : (H + g + 1) * R], w[(H + G + g) * R : (H + G + g + 1) * R])])),
-        FUSED, "lie per key head",
-    ),
-    Conversion(
-        "the sections of the fused weight in another order", ("vllm-project/vllm#53114",),
-        "phi3", renamed("qkv_proj.weight", lambda w: np.concatenate(
-            [w[H * R : (H + G) * R], w[: H * R], w[(H + G) * R :]])),
-        FUSED, "lie in the order k q v",
-    ),
-    Conversion(
-        "an adapter (LoRA) not merged",
-        ("huggingface/peft#918", "huggingface/trl#386", "OpenBMB/MiniCPM-V#559"),
-        "llama", adapted(0), ADAPTER, "update of rank 4",
-    ),
-    Conversion(
-        "an adapter merged twice", ("jingyaogong/minimind#598", "EricLBuehler/candle-lora#26"),
-        "llama", adapted(2), ADAPTER, "update of rank 4",
-    ),
-    Conversion(
-        "an adapter merged without its rank-stabilized scale",
-        ("turboderp-org/exllamav2#619", "vllm-project/vllm#6909", "predibase/lorax#299"),
-        "llama", adapted(0.5), ADAPTER, "update of rank 4",
-    ),
-)  # fmt: skip
+    "the sections of the fused weight in another order": renamed("qkv_proj.weight", rolled),
+    "an adapter (LoRA) not merged": adapted(0),
+    "an adapter merged twice": adapted(2),
+    "an adapter merged without its rank-stabilized scale": adapted(0.5),
+}
+MISTAKES = tuple(
+    Conversion(change=CHANGES[row["what"]], **row) for row in cases(__file__, "mistakes")
+)
