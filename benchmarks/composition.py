@@ -22,7 +22,7 @@ from benchmarks.generate import BERT_BASE, LLAMA_3_8B
 from benchmarks.rounds import alternate, estimate
 from wqk import compose
 from wqk.attention import Block
-from wqk.attention.coordinates import Coordinates
+from wqk.attention.factors import Coordinates
 from wqk.checkpoints import open_checkpoint
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ import torch
 
 import wqk
 from wqk.attention.block import Block
-from wqk.attention.factor import Factor
+from wqk.attention.factors import Factor
 from wqk.attention.measures import ceilings
 from wqk.live.listening import module_of
 

@@ -41,7 +41,6 @@ SHARED = {
     "_console",
     "_files",
     "_style",
-    "_names",
     "_typing",
     "_version",
 }
@@ -210,7 +209,7 @@ def test_every_name_that_the_pages_document_exists() -> None:
 
 def test_every_synonym_stands_for_a_public_name() -> None:
     import wqk_lab
-    from wqk._names import SYNONYMS
+    from wqk.errors import SYNONYMS
 
     public = {*wqk.__all__, *(f"wqk_lab.{name}" for name in wqk_lab.__all__)}
     assert set(SYNONYMS.values()) <= public

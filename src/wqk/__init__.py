@@ -4,9 +4,9 @@ The public names are listed in ``__init__.pyi`` and imported when first used, so
 starts at once and nothing heavy is loaded for a small task.
 """
 
-from wqk import _names
+from wqk import errors
 
 # Every command has its name here; those of some functions say more.
-__getattr__, __dir__, __all__ = _names.public(
-    __name__, __file__, {"report": "write_report", "tokens": "match_tokens"}, _names.SYNONYMS
+__getattr__, __dir__, __all__ = errors.public(
+    __name__, __file__, {"report": "write_report", "tokens": "match_tokens"}, errors.SYNONYMS
 )

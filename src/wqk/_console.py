@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from wqk._names import Advising
-from wqk.errors import WqkError
+from wqk.errors import Advising, WqkError
 
 if TYPE_CHECKING:
     import polars as pl

@@ -11,12 +11,11 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Unpack, overload
 
 from wqk._console import kind_in_words, spans
-from wqk._names import Advising, require_list
 from wqk._typing import FilePath
 from wqk.attention import Block, Head
 from wqk.checkpoints import Checkpoint, open_checkpoint
 from wqk.checkpoints.references import HubOptions, check_options
-from wqk.errors import CheckpointError, errors_about
+from wqk.errors import Advising, CheckpointError, errors_about, require_list
 from wqk.families import (
     AttentionPlan,
     find_family,

@@ -3,11 +3,11 @@
 The public names are listed in ``__init__.pyi`` and imported when first used.
 """
 
-from wqk import _names
+from wqk import errors
 
 # Every command has its name here, but for `figures` and `theory`, which are modules; those of some
 # functions say more.
-__getattr__, __dir__, __all__ = _names.public(
+__getattr__, __dir__, __all__ = errors.public(
     __name__,
     __file__,
     {

@@ -10,7 +10,7 @@ import pytest
 
 import wqk
 from wqk.attention import Block
-from wqk.attention.coordinates import Coordinates, omissions
+from wqk.attention.factors import Coordinates, omissions
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError
 

@@ -15,8 +15,8 @@ from tests.limits import counts, refused
 import wqk
 from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.checkpoint import Grid, Part
+from wqk.checkpoints.gguf import QUANTIZED
 from wqk.checkpoints.modules import StateDict
-from wqk.checkpoints.number_types import QUANTIZED, rounding
 from wqk.errors import CheckpointError
 
 gguf = pytest.importorskip("gguf")
@@ -50,7 +50,7 @@ def test_the_bound_holds_for_what_was_quantized(kind: str) -> None:
     stored = gguf.quants.dequantize(gguf.quants.quantize(weight, named(kind)), named(kind))
     own = QUANTIZED[kind]
     error = np.sqrt(np.mean((weight - stored) ** 2) / np.mean(stored**2))
-    assert 1 < rounding(Grid(own.shared, own.steps), stored) / error < (3 if kind[0] == "Q" else 5)
+    assert 1 < Grid(own.shared, own.steps).rounding(stored) / error < (3 if kind[0] == "Q" else 5)
 
 
 # The norm before fused queries, keys and values, these, and their shape.

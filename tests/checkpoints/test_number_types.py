@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from wqk.checkpoints import number_types
+from wqk.checkpoints import files
 from wqk.errors import CheckpointError
 
 EVERY_BYTE = np.arange(256, dtype=np.uint8)
@@ -28,7 +28,7 @@ CODES = {
 
 def widen(dtype: str, stored: bytes) -> np.ndarray:
     """The values of all bytes, in three ranges with gaps between them in the file."""
-    width = number_types.ITEM_BITS[dtype] // 8
+    width = files.ITEM_BITS[dtype] // 8
     cuts = [0, len(stored) // width // 3 * width, len(stored) // width // 2 * width, len(stored)]
     file = b"?".join(stored[a:b] for a, b in pairwise(cuts))
 
@@ -36,7 +36,7 @@ def widen(dtype: str, stored: bytes) -> np.ndarray:
         buffer[:] = file[offset : offset + len(buffer)]
 
     ranges = [(a + gap, b + gap) for gap, (a, b) in enumerate(pairwise(cuts))]
-    return number_types.widened(dtype, ranges, read, "w")
+    return files.widened(dtype, ranges, read, "w")
 
 
 @pytest.mark.parametrize("dtype", CODES)
@@ -57,14 +57,14 @@ def test_every_code_widens_to_its_value(dtype):
 @pytest.mark.parametrize("count", [0, 1, 6, 7, 8, 15])
 def test_pieces_of_any_length_join_up(monkeypatch, dtype, count):
     codes, _ = CODES[dtype]
-    width = number_types.ITEM_BITS[dtype] // 8
+    width = files.ITEM_BITS[dtype] // 8
     stored = codes.tobytes()[2**9 :][: count * width]
     expected = widen(dtype, stored)
-    monkeypatch.setattr(number_types, "PIECE", 7)
+    monkeypatch.setattr(files, "PIECE", 7)
     np.testing.assert_array_equal(widen(dtype, stored), expected)
 
 
-@pytest.mark.parametrize("dtype", sorted(set(number_types.ITEM_BITS) - set(number_types.FLOATS)))
+@pytest.mark.parametrize("dtype", sorted(set(files.ITEM_BITS) - set(files.FLOATS)))
 def test_other_types_are_not_weights(dtype):
     with pytest.raises(CheckpointError, match=f"stored as {dtype}, which is not a floating-point"):
-        number_types.require_floats(dtype, "w")
+        files.require_floats(dtype, "w")

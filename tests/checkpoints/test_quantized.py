@@ -19,7 +19,7 @@ from tests.small import save as write
 
 import wqk
 from wqk.checkpoints import Part, open_checkpoint
-from wqk.checkpoints.number_types import unpacked
+from wqk.checkpoints.files import unpacked
 from wqk.errors import CheckpointError
 
 torch = pytest.importorskip("torch")

@@ -10,7 +10,7 @@ import pytest
 from tests import small
 
 import wqk
-from wqk.attention.coordinates import Coordinates
+from wqk.attention.factors import Coordinates
 from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError

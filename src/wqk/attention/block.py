@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from wqk._machine import cached_property
-from wqk._names import Advising
 from wqk._typing import Array, Float
-from wqk.attention.coordinates import (
+from wqk.attention.factors import (
     PLAIN,
     Coordinates,
+    Factors,
     Omission,
     at_distance,
     augmented,
@@ -27,9 +27,8 @@ from wqk.attention.coordinates import (
     omissions,
     stacked,
 )
-from wqk.attention.factor import Factors
 from wqk.attention.measures import Bands, Ceilings, ceilings, rotary_bands
-from wqk.errors import CheckpointError, FormError, UnknownFamily
+from wqk.errors import Advising, CheckpointError, FormError, UnknownFamily
 from wqk.forms import BilinearForm
 from wqk.forms.kernels import array_namespace, is_number
 
@@ -104,7 +103,7 @@ class Block(Factors, Advising, synonyms=SYNONYMS):
         """The heads' forms in other coordinates than the plain W_q W_kᵀ.
 
         What the parameters mean, and when they raise `CheckpointError`, stands in
-        `wqk.attention.coordinates`.
+        `wqk.attention.factors`.
 
         Examples
         --------

@@ -26,8 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from wqk._typing import Float, Int
-from wqk.attention.coordinates import at_distance, augmented, stacked
-from wqk.attention.factor import Factor, Factors
+from wqk.attention.factors import Factor, Factors, at_distance, augmented, stacked
 from wqk.checkpoints import Part
 from wqk.errors import CheckpointError
 from wqk.families import AttentionPlan, Composed, Norm, Side

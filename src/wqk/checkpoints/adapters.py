@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
-from wqk.checkpoints.configurations import as_number
+from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo, as_number
 from wqk.checkpoints.formats import StoredCheckpoint, weight_file
 from wqk.checkpoints.modules import without_adapter
 from wqk.checkpoints.references import redacted

@@ -1,10 +1,18 @@
-"""The interface of all sources of tensors: names, shapes, and rows on request."""
+"""The interface of all sources of tensors: names, shapes, and rows on request.
+
+Tensors are called as the model itself calls them, without wrappers. TransformerLens stores weights
+with an axis for the heads: queries, keys and values (heads, D, R), outputs (heads, R, D). Its names
+have no ``.weight``; here they are called as an ``nn.Linear``'s are: ``blocks.0.attn.W_Q`` is
+``blocks.0.attn.q.weight``. Keys and values of fewer heads than queries are stored once, as ``_W_K``
+and ``_W_V``.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from wqk.errors import CheckpointError
@@ -18,6 +26,26 @@ class Grid(NamedTuple):
 
     shared: int  # neighboring values that share a scale
     steps: float  # distance of neighboring values, as a share of the largest one with this scale
+
+    def rounding(self, values: np.ndarray) -> float:
+        """Half the distance of neighboring values of a quantized tensor, relative to the values.
+
+        As a root mean square over all scales; 0 for a tensor of zeros. Values that do not divide
+        into those that share a scale are taken to share the largest.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> round(Grid(32, 1 / 127).rounding(np.ones(32)), 4)
+        0.0039
+        """
+        import numpy as np
+
+        shared = self.shared if values.size % self.shared == 0 else max(1, values.size)
+        largest = np.abs(values.reshape(-1, shared)).max(axis=1, initial=0).astype(np.float64)
+        size = float(np.mean(np.square(values, dtype=np.float64))) if values.size else 0.0
+        half = self.steps / 2
+        return half * float(np.sqrt(np.mean(largest**2) / size)) if size else 0.0
 
 
 class TensorInfo(NamedTuple):
@@ -75,6 +103,84 @@ class Regrouping(NamedTuple):
     groups: int
     has: np.ndarray  # the group of each column, (D,)
     values: Callable[[np.ndarray], np.ndarray]  # from the group of each column, (D,)
+
+
+QUERY = re.compile(r"(.*\.)?blocks\.\d+\.attn\.W_Q")
+NAMES = re.compile(r"((?:.*\.)?blocks\.\d+\.)(?:attn\._?([Wb])_([QKVO])|(ln1)\.([wb]))")
+ENDINGS = {"W": "weight", "w": "weight", "b": "bias"}
+
+
+def is_transformer_lens(names: Iterable[str]) -> bool:
+    """Whether tensors have the names of TransformerLens."""
+    return any(QUERY.fullmatch(name) for name in names)
+
+
+def linear_name(name: str) -> str:
+    """What an `nn.Linear` or a norm in this place would call its tensor.
+
+    Examples
+    --------
+    >>> linear_name("blocks.3.attn._W_K"), linear_name("blocks.3.ln1.b"), linear_name("embed.W_E")
+    ('blocks.3.attn.k.weight', 'blocks.3.ln1.bias', 'embed.W_E')
+    """
+    found = NAMES.fullmatch(name)
+    if found is None:
+        return name
+    start, kind, side, norm, part = found.groups()
+    return (
+        f"{start}{norm}.{ENDINGS[part]}" if norm else f"{start}attn.{side.lower()}.{ENDINGS[kind]}"
+    )
+
+
+# Names that wrappers give to the module within: parallel ones, compilation, FSDP 1, activation
+# checkpointing.
+WRAPPED = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+
+
+def plain_name(name: str) -> str:
+    """A tensor's name as the model itself has it, without wrappers.
+
+    Examples
+    --------
+    >>> plain_name("module.layer.0._orig_mod.query.weight")
+    'layer.0.query.weight'
+    """
+    words = name.split(".")
+    if WRAPPED.isdisjoint(words):  # as of most of the many tensors of a mixture of experts
+        return name
+    return ".".join(word for word in words if word not in WRAPPED)
+
+
+def by_plain_name(names: Iterable[str]) -> Mapping[str, str]:
+    """The names by their plain ones, or by themselves if two have the same plain one.
+
+    Examples
+    --------
+    >>> by_plain_name(["module.q.weight"]), by_plain_name(["module.q", "q"])
+    ({'q.weight': 'module.q.weight'}, {'module.q': 'module.q', 'q': 'q'})
+    """
+    names = list(names)
+    plain = {plain_name(name): name for name in names}
+    if is_transformer_lens(plain):
+        plain = {linear_name(name): stored for name, stored in plain.items()}
+    return plain if len(plain) == len(names) else {name: name for name in names}
+
+
+def as_number(value: Any) -> float | None:
+    """A finite number; None for anything else.
+
+    Examples
+    --------
+    >>> as_number(3), as_number("3"), as_number(10**400), as_number(True)
+    (3.0, None, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 class Checkpoint(ABC):

@@ -2,89 +2,24 @@
 
 Keys keep their library's names, which families know. Added are the model type and what the library
 computes from other keys or from the name of the architecture.
-
-TransformerLens stores weights with an axis for the heads: queries, keys and values (heads, D, R),
-outputs (heads, R, D). Its names have no ``.weight``; here they are called as an ``nn.Linear``'s
-are: ``blocks.0.attn.W_Q`` is ``blocks.0.attn.q.weight``. Keys and values of fewer heads than
-queries are stored once, as ``_W_K`` and ``_W_V``.
 """
 
 from __future__ import annotations
 
-import math
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from wqk.checkpoints.checkpoint import is_transformer_lens, linear_name
 from wqk.checkpoints.gguf import configuration
 from wqk.errors import CheckpointError, shown
 
 if TYPE_CHECKING:
     from wqk.checkpoints.checkpoint import TensorInfo
     from wqk.checkpoints.formats import Format
-
-QUERY = re.compile(r"(.*\.)?blocks\.\d+\.attn\.W_Q")
-NAMES = re.compile(r"((?:.*\.)?blocks\.\d+\.)(?:attn\._?([Wb])_([QKVO])|(ln1)\.([wb]))")
-ENDINGS = {"W": "weight", "w": "weight", "b": "bias"}
-
-
-def is_transformer_lens(names: Iterable[str]) -> bool:
-    """Whether tensors have the names of TransformerLens."""
-    return any(QUERY.fullmatch(name) for name in names)
-
-
-def linear_name(name: str) -> str:
-    """What an `nn.Linear` or a norm in this place would call its tensor.
-
-    Examples
-    --------
-    >>> linear_name("blocks.3.attn._W_K"), linear_name("blocks.3.ln1.b"), linear_name("embed.W_E")
-    ('blocks.3.attn.k.weight', 'blocks.3.ln1.bias', 'embed.W_E')
-    """
-    found = NAMES.fullmatch(name)
-    if found is None:
-        return name
-    start, kind, side, norm, part = found.groups()
-    return (
-        f"{start}{norm}.{ENDINGS[part]}" if norm else f"{start}attn.{side.lower()}.{ENDINGS[kind]}"
-    )
-
-
-# Names that wrappers give to the module within: parallel ones, compilation, FSDP 1, activation
-# checkpointing.
-WRAPPED = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
-
-
-def plain_name(name: str) -> str:
-    """A tensor's name as the model itself has it, without wrappers.
-
-    Examples
-    --------
-    >>> plain_name("module.layer.0._orig_mod.query.weight")
-    'layer.0.query.weight'
-    """
-    words = name.split(".")
-    if WRAPPED.isdisjoint(words):  # as of most of the many tensors of a mixture of experts
-        return name
-    return ".".join(word for word in words if word not in WRAPPED)
-
-
-def by_plain_name(names: Iterable[str]) -> Mapping[str, str]:
-    """The names by their plain ones, or by themselves if two have the same plain one.
-
-    Examples
-    --------
-    >>> by_plain_name(["module.q.weight"]), by_plain_name(["module.q", "q"])
-    ({'q.weight': 'module.q.weight'}, {'module.q': 'module.q', 'q': 'q'})
-    """
-    names = list(names)
-    plain = {plain_name(name): name for name in names}
-    if is_transformer_lens(plain):
-        plain = {linear_name(name): stored for name, stored in plain.items()}
-    return plain if len(plain) == len(names) else {name: name for name in names}
 
 
 def lens_configuration(
@@ -184,15 +119,18 @@ def configured(layout: Format | None, opened: Opened) -> Mapping[str, Any]:
         return lens_configuration(config, names)
     if "model_type" not in config:
         own = layout.model_type if layout and layout.model_type else _kind(config)
-        if not own and _is_gemma_pytorch(opened.tensors):
-            # Nothing is said of these, and what transformers would fill in is another model's.
+        fused = any(name.endswith("layers.0.self_attn.qkv_proj.weight") for name in opened.tensors)
+        later = any("pre_feedforward_layernorm" in name for name in opened.tensors)
+        if not own and fused and not later and "embedder.weight" in opened.tensors:
+            # The first models of google/gemma_pytorch: nothing is said of them, and what
+            # transformers would fill in is another model's.
             own = "gemma"
             counts = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
             config = dict.fromkeys(counts) | config
         own = own or next((k.model_type for k in NAMELESS if k.fits(config, opened.tensors)), "")
         config |= {"model_type": own} if own else {}
     kind = config.get("model_type")
-    complete = _COMPLETIONS.get(kind) if isinstance(kind, str) else None
+    complete = COMPLETIONS.get(kind) if isinstance(kind, str) else None
     return config | complete(opened._replace(config=config)) if complete else config
 
 
@@ -218,13 +156,6 @@ def _kind(config: Mapping[str, Any]) -> str:
     if _timm_numbers(config):
         return "timm"
     return "llama-original" if {"dim", "n_layers", "n_heads"} <= config.keys() else ""
-
-
-def _is_gemma_pytorch(tensors: Mapping[str, TensorInfo]) -> bool:
-    """Whether names are those of google/gemma_pytorch's first models, whose files name no type."""
-    fused = any(name.endswith("layers.0.self_attn.qkv_proj.weight") for name in tensors)
-    later = any("pre_feedforward_layernorm" in name for name in tensors)
-    return fused and not later and "embedder.weight" in tensors
 
 
 def _whole(config: Mapping[str, Any], key: str) -> int | None:
@@ -354,7 +285,7 @@ def _nanochat(opened: Opened) -> dict[str, Any]:
     return added
 
 
-_COMPLETIONS: Mapping[str, Callable[[Opened], dict[str, Any]]] = {
+COMPLETIONS: Mapping[str, Callable[[Opened], dict[str, Any]]] = {
     "llama-original": _llama,
     "litgpt": _litgpt,
     "open_clip": _open_clip,
@@ -362,20 +293,3 @@ _COMPLETIONS: Mapping[str, Callable[[Opened], dict[str, Any]]] = {
     "modded-nanogpt": _modded_nanogpt,
     "nanochat": _nanochat,
 }
-
-
-def as_number(value: Any) -> float | None:
-    """A finite number; None for anything else.
-
-    Examples
-    --------
-    >>> as_number(3), as_number("3"), as_number(10**400), as_number(True)
-    (3.0, None, None, None)
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None

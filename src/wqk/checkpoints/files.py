@@ -5,6 +5,12 @@ that many bytes of JSON, name → dtype, shape, data_offsets, then the data); or
 from the rows or columns that tensor-parallel files hold.
 
 Of the files on disk, few are open at once.
+
+Values become float32, piece by piece, so that the stored bytes of a whole tensor are never in
+memory next to its values. 8-bit floats mean nothing without their scales, by which the stored
+values are multiplied. Two conventions are in use: ``weight_scale_inv`` (DeepSeek) has one factor
+for each block of the matrix, of the configuration's ``weight_block_size`` or else 128 × 128;
+``weight_scale`` has one for the tensor, each row, or each block.
 """
 
 from __future__ import annotations
@@ -15,7 +21,8 @@ import math
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Protocol
 from weakref import WeakKeyDictionary, finalize
@@ -23,13 +30,26 @@ from weakref import WeakKeyDictionary, finalize
 import numpy as np
 
 from wqk._machine import in_children
+from wqk._typing import Int
 from wqk.checkpoints.checkpoint import Part, TensorInfo
-from wqk.checkpoints.number_types import ITEM_BITS, widened
 from wqk.errors import CheckpointError
 
 # NumPy's own limits: axes of an array, and values that it may seem to have next to an empty axis.
 MOST_AXES = 64
 MOST_VALUES = 2**59
+
+
+# Bits of one stored value, by safetensors' name. Only floating types are scored, but headers list
+# tensors of every type.
+ITEM_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
+    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
+    "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64,
+}  # fmt: skip
+
+# Values widened at a time: 256 KB of float32, which stay in a core's cache. Values read at a time:
+# enough for a read's own costs, such as those of noticing a file that changes, not to count.
+PIECE, READ = 2**16, 2**19
 
 
 def bytes_at(source: ByteSource, offset: int, count: int) -> bytearray:
@@ -416,3 +436,174 @@ def _after_fork() -> None:
 
 
 in_children(_after_fork)
+
+
+@cache
+def _values_of_codes(dtype: str) -> np.ndarray:
+    """The float32 value of every code of a small type."""
+    if dtype == "F16":
+        return np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
+    codes = np.arange(2**8, dtype=np.uint16)
+    if dtype == "F8_E5M2":  # the upper half of a float16's bits
+        return (codes << 8).view(np.float16).astype(np.float32)
+    # F8_E4M3: 1 sign, 4 exponent (bias 7), 3 mantissa bits, no infinity, NaN at the top.
+    sign = np.where(codes & 0x80, -1.0, 1.0)
+    exponent, mantissa = (codes >> 3).astype(int) & 0xF, codes & 0x7
+    normal = np.ldexp(1 + mantissa / 8, exponent - 7)
+    values = sign * np.where(exponent == 0, np.ldexp(mantissa / 8, -6), normal)
+    values[(codes & 0x7F) == 0x7F] = np.nan
+    return values.astype(np.float32)
+
+
+def _look_up(dtype: str) -> Callable[[np.ndarray, np.ndarray], None]:
+    def convert(stored: np.ndarray, out: np.ndarray) -> None:
+        np.take(_values_of_codes(dtype), stored, out=out, mode="clip")
+
+    return convert
+
+
+def _from_float16(stored: np.ndarray, out: np.ndarray) -> None:
+    """Move the bits to their places in a float32 and multiply by the ratio of the two biases.
+
+    This takes half the time of looking up. Infinity and NaN, which become numbers from 2**16 on by
+    it, are looked up.
+    """
+    bits = out.view(np.int32)
+    np.left_shift(stored.view(np.int16), 13, out=bits, dtype=np.int32)  # the sign fills four places
+    bits &= np.int32(-0x70002000)
+    out *= np.float32(2.0**112)
+    if out.size and not -(2.0**16) < out.min() <= out.max() < 2.0**16:
+        _look_up("F16")(stored, out)
+
+
+def _from_bfloat16(stored: np.ndarray, out: np.ndarray) -> None:
+    """The upper half of a float32's bits."""
+    np.left_shift(stored, 16, out=out.view(np.uint32), dtype=np.uint32)
+
+
+def _copy(stored: np.ndarray, out: np.ndarray) -> None:
+    out[...] = stored
+
+
+class Stored(NamedTuple):
+    """How values lie in a file, and how a piece of them is widened."""
+
+    item: str  # one value, or one block of them, as NumPy names it
+    wide: type
+    convert: Callable[[np.ndarray, np.ndarray], None]  # from items to values
+    values: int = 1  # in an item
+
+
+STORED: dict[str, Stored] = {
+    "F64": Stored("<f8", np.float64, _copy),
+    "F32": Stored("<f4", np.float32, _copy),
+    "F16": Stored("<u2", np.float32, _from_float16),
+    "BF16": Stored("<u2", np.float32, _from_bfloat16),
+    "F8_E4M3": Stored("u1", np.float32, _look_up("F8_E4M3")),
+    "F8_E5M2": Stored("u1", np.float32, _look_up("F8_E5M2")),
+    # What quantized matrices are stored in.
+    "U8": Stored("u1", np.uint8, _copy),
+    "F8_E8M0": Stored("u1", np.uint8, _copy),
+    "I8": Stored("i1", np.int8, _copy),
+    "I32": Stored("<i4", np.int32, _copy),
+    "U32": Stored("<u4", np.uint32, _copy),
+    "I64": Stored("<i8", np.int64, _copy),
+}
+# Types whose numbers are rounded one by one, the finest first; and those that need scales.
+PLAIN = ("F64", "F32", "F16", "BF16")
+FLOATS = (*PLAIN, "F8_E4M3", "F8_E5M2")
+
+
+def is_float8(dtype: str) -> bool:
+    """Whether the type is one of the 8-bit floats, whose values mean nothing without a scale."""
+    return dtype in ("F8_E4M3", "F8_E5M2")
+
+
+def require_floats(dtype: str, tensor: str) -> None:
+    """Raise `CheckpointError` for weights of any but the floating types."""
+    if dtype not in FLOATS:
+        raise CheckpointError(
+            f"{tensor}: weights are stored as {dtype}, which is not a floating-point type that wqk "
+            f"reads ({', '.join(FLOATS)}); a quantized model of a format that is not known has to "
+            "be dequantized first"
+        )
+
+
+def widened_type(dtype: str, tensor: str) -> type:
+    """float64 stays, other floating types become float32; whole numbers stay what they are."""
+    if dtype not in STORED:
+        require_floats(dtype, tensor)
+    return STORED[dtype].wide
+
+
+def widened(
+    dtype: str,
+    ranges: Iterable[tuple[int, int]],
+    read: Callable[[int, memoryview], None],
+    tensor: str,
+) -> np.ndarray:
+    """The values in half-open ranges of bytes, joined: a flat array of `widened_type`.
+
+    ``read(offset, buffer)`` fills a buffer from this byte on.
+    """
+    ranges, wide = list(ranges), widened_type(dtype, tensor)
+    item, _, convert, each = STORED[dtype]
+    stored = np.dtype(item)
+    count = sum(b - a for a, b in ranges) // stored.itemsize
+    out: np.ndarray = np.empty(count * each, wide)
+    at_once, in_a_piece = READ // each, PIECE // each
+    buffer = np.empty(0 if stored == out.dtype else min(at_once, count), stored)
+    filled = 0
+    for start, stop in ranges:
+        items = (stop - start) // stored.itemsize
+        values = out[filled : filled + items * each]
+        filled += values.size
+        if stored == out.dtype:
+            read(start, _bytes_of(values))
+            continue
+        for done in range(0, items, at_once):
+            codes = buffer[: items - done]
+            read(start + done * stored.itemsize, _bytes_of(codes))
+            for first in range(0, len(codes), in_a_piece):
+                piece, at = codes[first : first + in_a_piece], (done + first) * each
+                convert(piece, values[at : at + len(piece) * each])
+    return out
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    """The memory of a contiguous array, to be read into."""
+    return array.reshape(-1).view(np.uint8).data
+
+
+def scale_name(name: str, tensors: Mapping[str, object]) -> str:
+    """The tensor that holds the scales of the float8 tensor ``name``."""
+    for suffix in ("_scale_inv", "_scale"):
+        if name + suffix in tensors:
+            return name + suffix
+    raise CheckpointError(
+        f"{name}: stored as float8 without its scales ({name}_scale_inv or {name}_scale); "
+        "without them its values are meaningless"
+    )
+
+
+def unpacked(words: np.ndarray, bits: int, count: int) -> Int[np.ndarray, "rows count"]:
+    """Codes that lie in words of 32 bits one after the other, the lowest bits first.
+
+    ``words`` (rows, W) are 32-bit integers; of what they hold, the first ``count`` codes of each
+    row are returned, as int32.
+
+    Examples
+    --------
+    >>> unpacked(np.array([[0x87654321]], np.uint32), bits=4, count=8)
+    array([[1, 2, 3, 4, 5, 6, 7, 8]], dtype=int32)
+    """
+    words = np.ascontiguousarray(words)
+    if bits == 8:
+        return words.view(np.uint8)[:, :count].astype(np.int32)
+    if 8 % bits == 0:
+        shifts = np.arange(0, 8, bits, dtype=np.uint8)
+        codes = (words.view(np.uint8)[..., None] >> shifts) & np.uint8(2**bits - 1)
+        return codes.reshape(len(words), -1)[:, :count].astype(np.int32)
+    single = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
+    codes = single[:, : count * bits].reshape(len(words), count, bits).astype(np.int32)
+    return np.asarray(codes @ (1 << np.arange(bits, dtype=np.int32)))

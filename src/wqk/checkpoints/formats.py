@@ -24,19 +24,29 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from wqk.checkpoints.checkpoint import Checkpoint, Part, Regrouping, TensorInfo
-from wqk.checkpoints.configurations import Opened, by_plain_name, configured
+from wqk.checkpoints.checkpoint import (
+    Checkpoint,
+    Part,
+    Regrouping,
+    TensorInfo,
+    by_plain_name,
+    is_transformer_lens,
+)
+from wqk.checkpoints.configurations import COMPLETIONS, Opened, configured
 from wqk.checkpoints.files import (
+    PLAIN,
     JoinedFiles,
     LocalFile,
     RowFile,
     bytes_at,
+    is_float8,
     is_text,
     open_safetensors,
+    require_floats,
+    scale_name,
 )
 from wqk.checkpoints.gguf import open_gguf
-from wqk.checkpoints.number_types import is_float8, require_floats, scale_name
-from wqk.checkpoints.quantized import Source, find_quantized, refuse_unread
+from wqk.checkpoints.quantized import Quantized, Source, find_quantized, refuse_unread
 from wqk.checkpoints.ranged import CONNECTIONS, RangedFile
 from wqk.checkpoints.references import redacted, step_in
 from wqk.errors import CheckpointError, did_you_mean, errors_about, first_line
@@ -419,8 +429,10 @@ class StoredCheckpoint(Checkpoint):
         lying = {
             name: self._file_of[stored].tensors[stored] for name, stored in self._stored.items()
         }
-        with errors_about(name):
-            self._quantized = find_quantized(Source(lying, config, self._read_stored))
+        self._quantized: Mapping[str, Quantized] = {}
+        if any(info.dtype not in PLAIN for info in lying.values()):
+            with errors_about(name):
+                self._quantized = find_quantized(Source(lying, config, self._read_stored))
         used = {c.name for matrix in self._quantized.values() for c in matrix.components.values()}
         self._tensors = {
             **{name: info for name, info in lying.items() if name not in used},
@@ -556,7 +568,8 @@ def read_folder(folder: Folder, weights: Weights | None = None) -> StoredCheckpo
     layout = chosen.format
     paths = layout.configurations(chosen.files[0]) if layout else ("config.json",)
     config = next((found for path in paths if (found := folder.object(path))), {})
-    refuse_unread(config)
+    if "quantization_config" in config:
+        refuse_unread(config)
     if not chosen.files:
         raise no_weights(folder)
 
@@ -579,7 +592,11 @@ def read_folder(folder: Folder, weights: Weights | None = None) -> StoredCheckpo
     if layout and layout.split_axis and len(files) > 1:
         files = [JoinedFiles(files, partial(layout.split_axis, width=config.get("dim")))]
     tensors = {name: info for file in files for name, info in file.tensors.items()}
-    complete = configured(layout, Opened(config, about, tensors))
+    # One that transformers writes says all that families need.
+    complete: Mapping[str, Any] = config
+    kind = config.get("model_type")
+    if layout or kind in (None, *COMPLETIONS) or is_transformer_lens(tensors):
+        complete = configured(layout, Opened(config, about, tensors))
     others = dict.fromkeys(key for file in files for key in getattr(file, "passed_over", ()))
     notes = (f"passed over further weights in the archive: {', '.join(others)}",) if others else ()
     step = _step({**(config if layout else {}), **about})

@@ -17,16 +17,23 @@ import io
 import math
 import struct
 import tomllib
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from wqk.checkpoints.checkpoint import Grid, Part, TensorInfo
-from wqk.checkpoints.files import Raw, RowFile, check_sizes, refuse_pointer
-from wqk.checkpoints.number_types import ITEM_BITS, QUANTIZED
+from wqk.checkpoints.files import (
+    ITEM_BITS,
+    STORED,
+    Raw,
+    RowFile,
+    Stored,
+    check_sizes,
+    refuse_pointer,
+)
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -443,3 +450,164 @@ def _rotation(file: _File, local: bool) -> dict[str, Any]:
     if factor != 1 and kind in (None, "linear"):
         return own | {"rope_type": "linear", "factor": factor}
     return own
+
+
+# How blocks of few bits become values.
+
+
+class Quantization(NamedTuple):
+    """How one type stores its values."""
+
+    values: int  # in a block
+    nbytes: int  # of a block
+    unpack: Callable[[np.ndarray], np.ndarray]  # (B, nbytes) to (B, values)
+    shared: int  # values that share a scale
+    steps: float  # distance of neighboring values, as a share of the largest one with this scale
+
+
+def _half(blocks: np.ndarray, at: int) -> np.ndarray:
+    """A float16 of each block, (B, 1)."""
+    return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
+
+
+def _nibbles(stored: np.ndarray) -> np.ndarray:
+    """The low halves of each block's bytes, then the high ones."""
+    return np.concatenate([stored & 0xF, stored >> 4], axis=1)
+
+
+def _bits(stored: np.ndarray) -> np.ndarray:
+    """Single bits of each block, the lowest first."""
+    return np.unpackbits(np.ascontiguousarray(stored), axis=1, bitorder="little")
+
+
+def _q4_0(blocks: np.ndarray) -> np.ndarray:
+    return np.asarray(_half(blocks, 0) * (_nibbles(blocks[:, 2:]).astype(np.float32) - 8))
+
+
+def _q4_1(blocks: np.ndarray) -> np.ndarray:
+    return np.asarray(_half(blocks, 0) * _nibbles(blocks[:, 4:]) + _half(blocks, 2))
+
+
+def _q5_0(blocks: np.ndarray) -> np.ndarray:
+    whole = _nibbles(blocks[:, 6:]) | _bits(blocks[:, 2:6]) << 4
+    return np.asarray(_half(blocks, 0) * (whole.astype(np.float32) - 16))
+
+
+def _q5_1(blocks: np.ndarray) -> np.ndarray:
+    whole = _nibbles(blocks[:, 8:]) | _bits(blocks[:, 4:8]) << 4
+    return np.asarray(_half(blocks, 0) * whole + _half(blocks, 2))
+
+
+def _q8_0(blocks: np.ndarray) -> np.ndarray:
+    return np.asarray(_half(blocks, 0) * blocks[:, 2:].view(np.int8))
+
+
+def _shifted(stored: np.ndarray, halves: int, bits: int) -> np.ndarray:
+    """Numbers of a few bits that lie over each other: (B, halves, 8 / bits, bytes of a half)."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    return np.asarray((stored.reshape(len(stored), halves, 1, -1) >> shifts) & (2**bits - 1))
+
+
+def _scales_and_offsets(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Eight scales and eight offsets of 6 bits each, from 12 bytes: (B, 8) both."""
+    first, second, rest = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    scales = np.concatenate([first & 63, (rest & 0xF) | (first >> 6) << 4], axis=1)
+    offsets = np.concatenate([second & 63, (rest >> 4) | (second >> 6) << 4], axis=1)
+    return scales, offsets
+
+
+def _scaled(whole: np.ndarray, scales: np.ndarray, offsets: np.ndarray | None = None) -> np.ndarray:
+    """Whole numbers of all sub-blocks with their scales (B, S), less their offsets."""
+    values = whole.reshape(*scales.shape, -1).astype(np.float32) * scales[..., None]
+    values = values if offsets is None else values - offsets[..., None]
+    return np.asarray(values.reshape(len(whole), -1))
+
+
+def _q2_k(blocks: np.ndarray) -> np.ndarray:
+    scales, factors = blocks[:, :16], (_half(blocks, 80), _half(blocks, 82))
+    whole = _shifted(blocks[:, 16:80], 2, 2)
+    return _scaled(whole, factors[0] * (scales & 0xF), factors[1] * (scales >> 4))
+
+
+def _q3_k(blocks: np.ndarray) -> np.ndarray:
+    # The four bytes from 104 on hold the scales' two upper bits: of every fourth scale each.
+    high = _shifted(blocks[:, 104:108], 1, 2).reshape(len(blocks), 16)
+    scales = (_nibbles(blocks[:, 96:104]) | high << 4).astype(np.float32) - 32
+    low = _shifted(blocks[:, 32:96], 2, 2).reshape(len(blocks), 8, 32)
+    clear = 1 - _shifted(blocks[:, :32], 1, 1).reshape(len(blocks), 8, 32)
+    whole = low.astype(np.float32) - 4 * clear.astype(np.float32)
+    return _scaled(whole, _half(blocks, 108) * scales)
+
+
+def _q4_k(blocks: np.ndarray) -> np.ndarray:
+    scales, offsets = _scales_and_offsets(blocks[:, 4:16])
+    whole = _shifted(blocks[:, 16:], 4, 4)
+    return _scaled(whole, _half(blocks, 0) * scales, _half(blocks, 2) * offsets)
+
+
+def _q5_k(blocks: np.ndarray) -> np.ndarray:
+    scales, offsets = _scales_and_offsets(blocks[:, 4:16])
+    low = _shifted(blocks[:, 48:], 4, 4).reshape(len(blocks), 8, 32)
+    high = _shifted(blocks[:, 16:48], 1, 1).reshape(len(blocks), 8, 32)
+    return _scaled(low | high << 4, _half(blocks, 0) * scales, _half(blocks, 2) * offsets)
+
+
+def _q6_k(blocks: np.ndarray) -> np.ndarray:
+    low = _shifted(blocks[:, :128], 2, 4).reshape(len(blocks), 2, 4, 32)
+    high = _shifted(blocks[:, 128:192], 2, 2)
+    whole = (low | high << 4).astype(np.float32) - 32
+    return _scaled(whole, _half(blocks, 208) * blocks[:, 192:208].view(np.int8))
+
+
+def _by_gguf(kind: str) -> Callable[[np.ndarray], np.ndarray]:
+    """Unpacks blocks of a type with ggml's own package, where it is installed."""
+
+    def unpack(blocks: np.ndarray) -> np.ndarray:
+        try:
+            import gguf
+        except ImportError:
+            raise CheckpointError(
+                f"values of type {kind} are unpacked by the package gguf, which is not installed: "
+                "pip install gguf"
+            ) from None
+        unpacked = gguf.quants.dequantize(blocks, getattr(gguf.GGMLQuantizationType, kind))
+        return np.asarray(unpacked, np.float32)
+
+    return unpack
+
+
+QUANTIZED: dict[str, Quantization] = {
+    "Q4_0": Quantization(32, 18, _q4_0, 32, 1 / 8),
+    "Q4_1": Quantization(32, 20, _q4_1, 32, 2 / 15),
+    "Q5_0": Quantization(32, 22, _q5_0, 32, 1 / 16),
+    "Q5_1": Quantization(32, 24, _q5_1, 32, 2 / 31),
+    "Q8_0": Quantization(32, 34, _q8_0, 32, 1 / 127),
+    "Q2_K": Quantization(256, 84, _q2_k, 16, 2 / 3),
+    "Q3_K": Quantization(256, 110, _q3_k, 16, 1 / 4),
+    "Q4_K": Quantization(256, 144, _q4_k, 32, 2 / 15),
+    "Q5_K": Quantization(256, 176, _q5_k, 32, 2 / 31),
+    "Q6_K": Quantization(256, 210, _q6_k, 16, 1 / 32),
+    # Values of a codebook; those of the last are several at once, whose steps are a bound.
+    "IQ4_NL": Quantization(32, 18, _by_gguf("IQ4_NL"), 32, 24 / 127),
+    "IQ4_XS": Quantization(256, 136, _by_gguf("IQ4_XS"), 32, 24 / 127),
+    "MXFP4": Quantization(32, 17, _by_gguf("MXFP4"), 32, 1 / 3),
+    "TQ1_0": Quantization(256, 54, _by_gguf("TQ1_0"), 256, 1.0),
+    "TQ2_0": Quantization(256, 66, _by_gguf("TQ2_0"), 256, 1.0),
+    "IQ3_XXS": Quantization(256, 98, _by_gguf("IQ3_XXS"), 32, 1 / 2),
+    "IQ3_S": Quantization(256, 110, _by_gguf("IQ3_S"), 32, 1 / 2),
+    "IQ2_XXS": Quantization(256, 66, _by_gguf("IQ2_XXS"), 32, 1.0),
+    "IQ2_XS": Quantization(256, 74, _by_gguf("IQ2_XS"), 16, 1.0),
+    "IQ2_S": Quantization(256, 82, _by_gguf("IQ2_S"), 16, 1.0),
+    "IQ1_S": Quantization(256, 50, _by_gguf("IQ1_S"), 32, 2.0),
+    "IQ1_M": Quantization(256, 56, _by_gguf("IQ1_M"), 16, 2.0),
+}
+
+
+def _unpack(kind: Quantization, blocks: np.ndarray, out: np.ndarray) -> None:
+    out[...] = kind.unpack(blocks).reshape(-1)
+
+
+STORED |= {
+    name: Stored(f"({kind.nbytes},)u1", np.float32, partial(_unpack, kind), kind.values)
+    for name, kind in QUANTIZED.items()
+}

@@ -16,16 +16,16 @@ from weakref import ref
 import numpy as np
 from array_api_compat import array_namespace
 
-from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
-from wqk.checkpoints.configurations import (
+from wqk.checkpoints.checkpoint import (
     WRAPPED,
-    Opened,
+    Checkpoint,
+    Part,
+    TensorInfo,
     by_plain_name,
-    configured,
     is_transformer_lens,
-    lens_configuration,
     plain_name,
 )
+from wqk.checkpoints.configurations import Opened, configured, lens_configuration
 from wqk.errors import CheckpointError
 
 # What authors of modules call their configuration.

@@ -15,8 +15,7 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from wqk.checkpoints.files import check_sizes
-from wqk.checkpoints.number_types import ITEM_BITS
+from wqk.checkpoints.files import ITEM_BITS, check_sizes
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:

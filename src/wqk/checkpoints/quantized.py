@@ -36,7 +36,7 @@ import numpy as np
 
 from wqk._typing import Float, Int
 from wqk.checkpoints.checkpoint import Grid, Part, TensorInfo
-from wqk.checkpoints.number_types import require_floats, scale_name, unpacked
+from wqk.checkpoints.files import require_floats, scale_name, unpacked
 from wqk.errors import CheckpointError
 
 # The values of 4-bit floats of two exponent bits and one of mantissa, by their code.

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wqk.checkpoints.checkpoint import TensorInfo
-from wqk.checkpoints.files import Raw, bytes_at, is_text, refuse_pointer
-from wqk.checkpoints.number_types import ITEM_BITS, widened
+from wqk.checkpoints.files import ITEM_BITS, Raw, bytes_at, is_text, refuse_pointer, widened
 from wqk.checkpoints.pickles import Refused, Storage, StoredTensor, load, plain
 from wqk.errors import CheckpointError, WqkError, errors_about, first_line, shortened
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from wqk._machine import cached_property, side_by_side
 from wqk._typing import Float
-from wqk.attention.coordinates import with_norm
+from wqk.attention.factors import with_norm
 from wqk.comparing.tolerances import RESOLUTION, SAFETY, SAME_FREQUENCY, TINY
 from wqk.families import AttentionPlan
 from wqk.families.rotary import Rotary

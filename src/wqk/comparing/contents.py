@@ -21,7 +21,7 @@ import numpy as np
 
 from wqk._machine import side_by_side, usable_cores
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
-from wqk.checkpoints.number_types import rounding
+from wqk.checkpoints.files import PLAIN
 from wqk.comparing.tolerances import AT_ZERO, DIFFERENT, MOST, ROUNDING, SAFETY, SAME_FACTOR
 from wqk.comparing.weights import lies_on
 from wqk.errors import WqkError
@@ -30,8 +30,6 @@ from wqk.errors import WqkError
 CHUNK, MASKED = 1 << 22, 1 << 26
 # Bytes that are compared at a time, which stay in a cache; more pieces are shared by all cores.
 CACHED, MANY = 1 << 21, 8
-# Types whose numbers are rounded one by one, the finest first.
-FLOATS = ("F64", "F32", "F16", "BF16")
 # Of layers and experts.
 NUMBERS = re.compile(r"\.\d+\.")
 # What wrappers put before a name.
@@ -201,7 +199,7 @@ def compare_stored(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> 
     if equal_parts(checkpoints, parts):
         return Found(Outcome.EQUAL, "", 0.0)
     size = math.prod(parts[0].shape(first.shape))
-    apart, masks, floats = _Apart(), [], all(kind in FLOATS for kind in types)
+    apart, masks, floats = _Apart(), [], all(kind in PLAIN for kind in types)
     narrower = ["F16", "BF16"]  # to which one side may have been rounded before it was stored
     # The last place may differ, as after sums in another order; small sums by what float32 loses.
     unit = 2 * max(ROUNDING.get(kind, 0.0) for kind in types)
@@ -219,7 +217,7 @@ def compare_stored(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> 
         pairs = ((x, x), (x, y), (y, y), (step, step))
         apart.products += [float(np.vdot(*pair)) for pair in pairs]
         apart.expected += sum(
-            rounding(info.grid, v) ** 2 * float(np.vdot(v, v))
+            info.grid.rounding(v) ** 2 * float(np.vdot(v, v))
             for info, v in zip(infos, (x, y), strict=True) if info.grid
         )  # fmt: skip
         masks.append(np.atleast_1d(wrong))
@@ -319,14 +317,14 @@ def find_by_content(
     another name, fused with others, split, or transposed.
     """
     infos = [
-        {name: c.info(name) for name in names if c.info(name).dtype in (*FLOATS, "F8_E4M3")}
+        {name: c.info(name) for name in names if c.info(name).dtype in (*PLAIN, "F8_E4M3")}
         for c, names in zip(checkpoints, (ours, theirs), strict=True)
     ]
     places: tuple[dict[str, str], dict[str, str]] = ({}, {})
     if not all(infos):
         return places
     types = {info.dtype for some in infos for info in some.values()}
-    kind = next((k for k in reversed(FLOATS) if k in types), "F32")
+    kind = next((k for k in reversed(PLAIN) if k in types), "F32")
     rows = {name: _keys(checkpoints[0], name, kind) for name in infos[0]}
     for turned in (False, True):
         left = [[n for n in some if n not in p] for some, p in zip(infos, places, strict=True)]

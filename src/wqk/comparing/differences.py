@@ -16,7 +16,7 @@ from wqk._console import counted, kind_in_words, number
 from wqk._style import style
 from wqk._version import __version__
 from wqk.attention import Block
-from wqk.attention.coordinates import FOLDED, PLAIN, lacks_norm
+from wqk.attention.factors import FOLDED, PLAIN, lacks_norm
 from wqk.comparing.answer import farthest
 from wqk.comparing.tolerances import ROUNDING
 from wqk.comparing.weights import rounding_of

@@ -27,7 +27,7 @@ import numpy as np
 
 from wqk._typing import Float, Int
 from wqk.attention import Block
-from wqk.attention.coordinates import FOLDED, PLAIN
+from wqk.attention.factors import FOLDED, PLAIN
 from wqk.comparing.tolerances import ROUNDING
 from wqk.comparing.weights import grid
 from wqk.families import AttentionPlan

@@ -19,7 +19,7 @@ import numpy as np
 from wqk._console import Result, counted, kind_in_words, number
 from wqk._machine import one_blas_thread, usable_cores
 from wqk.attention import Block
-from wqk.attention.coordinates import FOLDED, lacks_norm
+from wqk.attention.factors import FOLDED, lacks_norm
 from wqk.checkpoints import Checkpoint, Part
 from wqk.comparing.fingerprints import (
     SAMPLED,

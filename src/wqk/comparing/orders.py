@@ -15,7 +15,7 @@ import numpy as np
 
 from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.checkpoint import View
-from wqk.comparing.contents import FLOATS
+from wqk.checkpoints.files import PLAIN
 from wqk.comparing.outside import FEED_FORWARD, OTHER, roles
 from wqk.comparing.tolerances import ALIKE
 from wqk.comparing.units import permutation, same_numbers
@@ -70,7 +70,7 @@ class _Order:
         self.shapes = {
             name: info.shape
             for name, info in tensors.items()
-            if name in names and others[names[name]].shape == info.shape and info.dtype in FLOATS
+            if name in names and others[names[name]].shape == info.shape and info.dtype in PLAIN
         }
         self.orders: dict[str, tuple[int, np.ndarray]] = {}
         self.places: dict[str, str] = {}

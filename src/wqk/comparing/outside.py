@@ -14,8 +14,8 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
+from wqk.checkpoints.files import PLAIN
 from wqk.comparing.contents import (
-    FLOATS,
     Found,
     Outcome,
     TensorComparison,
@@ -225,7 +225,7 @@ def _entries(
             theirs = checkpoints[1].tensors().get(other or "")
             if name in seen or theirs is None or own.shape != theirs.shape:
                 continue
-            if {own.dtype, theirs.dtype} - {*FLOATS}:
+            if {own.dtype, theirs.dtype} - {*PLAIN}:
                 continue
             seen.add(name)
             one = compare_stored(checkpoints, (Part(name), Part(str(other))))

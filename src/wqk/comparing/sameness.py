@@ -10,7 +10,6 @@ from typing import Any, Unpack
 import numpy as np
 
 from wqk._machine import one_blas_thread
-from wqk._names import require_list
 from wqk._typing import FilePath
 from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.references import HubFolder, check_options
@@ -42,7 +41,7 @@ from wqk.comparing.rewrites import regrouped
 from wqk.comparing.stream import folded, turned
 from wqk.comparing.tolerances import ALIKE_FORMS, LEAST_ALIKE, RESOLUTION, SUSPECT, TURNED
 from wqk.comparing.weights import CIRCUITS, SCORES, Pair, grid, scorings, sides_of
-from wqk.errors import CheckpointError, UnknownFamily
+from wqk.errors import CheckpointError, UnknownFamily, require_list
 from wqk.families import AttentionPlan, Place
 from wqk.model import Model
 from wqk.model import open as open_model

@@ -14,7 +14,6 @@ import numpy as np
 
 from wqk._machine import cached_property, side_by_side
 from wqk.checkpoints.checkpoint import Grid, Part, Regrouping
-from wqk.checkpoints.number_types import rounding
 from wqk.comparing.blocks import MANY
 from wqk.comparing.mismatches import Kind, Mismatch
 from wqk.comparing.permutations import Sizes
@@ -138,7 +137,7 @@ class Unit:
         if self.grid is None:
             return largest(apart) <= SAME * largest(self.wanted)
         size, left = (np.sqrt(np.mean(np.square(x, dtype=np.float64))) for x in (value, apart))
-        return bool(left < SAFETY * rounding(self.grid, value) * size / math.sqrt(3))
+        return bool(left < SAFETY * self.grid.rounding(value) * size / math.sqrt(3))
 
     def finding(
         self, kind: Kind, words: str, code: str = ORIGINAL, repaired: Any = None,

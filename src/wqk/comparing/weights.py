@@ -17,9 +17,8 @@ import numpy as np
 
 from wqk._machine import side_by_side
 from wqk.attention import Block
-from wqk.attention.factor import Factor, load_factor
+from wqk.attention.factors import Factor, load_factor
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
-from wqk.checkpoints.number_types import rounding
 from wqk.comparing.blocks import MANY, Rows, Scoring, as_exact_as
 from wqk.comparing.tolerances import AT_ZERO, ROUNDING
 from wqk.families import AttentionPlan, Composed, Projection, Rotary, Side
@@ -197,7 +196,7 @@ def lies_on(values: np.ndarray, kind: str) -> bool:
 def rounding_in(info: TensorInfo, values: np.ndarray) -> float:
     """Half the distance of neighboring stored numbers, relative to the weight's values."""
     if info.grid:
-        return rounding(info.grid, values)
+        return info.grid.rounding(values)
     kind = grid(info.dtype, values)
     relative, at_zero = ROUNDING.get(kind, ROUNDING["F8_E5M2"]), AT_ZERO.get(kind, 0.0)
     flat = values.reshape(-1)

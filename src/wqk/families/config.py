@@ -11,7 +11,7 @@ from importlib import resources
 from itertools import accumulate
 from typing import Any
 
-from wqk.checkpoints.configurations import as_number
+from wqk.checkpoints.checkpoint import as_number
 from wqk.errors import CheckpointError, shown
 
 # What a window is called that is a part of the text, not a distance.

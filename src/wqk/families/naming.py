@@ -157,8 +157,10 @@ def find_layers(
             names = [_stored(stem, tensors) for stem in stems]
             needed = names if number < len(indices) - keyless else names[:1]
             missing = [tensor for tensor in needed if tensor not in tensors]
-            elsewhere = bool(rule.between) or _is_recurrent(stems[0].rpartition(".")[0], tensors)
-            if missing and elsewhere:
+            module = stems[0].rpartition(".")[0] + "."
+            inside = (name.removeprefix(module) for name in tensors if name.startswith(module))
+            # A recurrence may have queries, too (Kimi Linear).
+            if missing and (rule.between or any(map(RECURRENT.fullmatch, inside))):
                 continue
             if missing:
                 raise CheckpointError(f"incomplete, tensor {missing[0]!r} is missing")
@@ -181,12 +183,6 @@ def _require_plain_weights(
                 f"incomplete, {match[0]!r} takes the place of the weight in some layers: quantized "
                 "or adapted weights cannot be scored; dequantize or merge them first"
             )
-
-
-def _is_recurrent(module: str, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Whether a module is a recurrence, which may have queries too (Kimi Linear)."""
-    inside = (name.removeprefix(f"{module}.") for name in tensors if name.startswith(f"{module}."))
-    return any(map(RECURRENT.fullmatch, inside))
 
 
 def _require_shared(prefix: str, spelling: str, tensors: Mapping[str, TensorInfo]) -> None:

@@ -452,7 +452,12 @@ def _plan_layer(
         rotary_of(rule.rotary, config, turned, layer, window is not None) if rule.rotary else None
     )
     if rule.rotary and rotary and not rule.rotary.stretched:
-        query, key = (_unstretched(side, rotary.amplitude) for side in (query, key))
+        # The norm that follows takes the rotation's factor away, but for the epsilon.
+        stretched = rotary.amplitude**2
+        query, key = (
+            replace(s, norm=s.norm and replace(s.norm, epsilon=s.norm.epsilon / stretched))
+            for s in (query, key)
+        )
         rotary = rotary.turning
     if "norm" in rule.rotary_only and rotary is None:
         query, key = replace(query, norm=None), replace(key, norm=None)
@@ -499,12 +504,6 @@ def _plan_layer(
     require_fitting(planned, match.tensors)
     stored = {match.tensors[part.name].quantized: None for part in planned.parts}
     return replace(planned, quantized=tuple(filter(None, stored)))
-
-
-def _unstretched(side: Side, amplitude: float) -> Side:
-    """A side whose norm follows its rotation, and takes its factor away but for the epsilon."""
-    norm = side.norm
-    return replace(side, norm=norm and replace(norm, epsilon=norm.epsilon / amplitude**2))
 
 
 def _applications(config: Config, rule: AttentionRule, group: int, groups: int) -> int:

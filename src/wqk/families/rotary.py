@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from wqk._typing import Array, Float
-from wqk.checkpoints.configurations import as_number
+from wqk.checkpoints.checkpoint import as_number
 from wqk.errors import CheckpointError, shown
 from wqk.families.config import as_text
 

@@ -16,9 +16,8 @@ import numpy as np
 from array_api_compat import device, is_array_api_obj
 
 from wqk._machine import cached_property
-from wqk._names import Advising
 from wqk._typing import Array, Float, Scores
-from wqk.errors import FormError
+from wqk.errors import Advising, FormError
 from wqk.forms import kernels
 from wqk.forms.kernels import (
     array_namespace,

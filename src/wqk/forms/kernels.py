@@ -226,11 +226,14 @@ def tile_sums(query: Array, key: Array, xp: Any) -> TileSums:
     for i in range(len(row_parts)):
         for j in range(i if is_square else 0, len(column_parts)):
             places = dict.fromkeys([(i, j), (j, i)] if is_square else [(i, j)])
-            tiles = {
-                (row, column): _tile(query, keys, matrix, row_parts[row], column_parts[column], xp)
-                for row, column in places
-            }
-            for (row, column), entries in tiles.items():
+            tiles = {}
+            for row, column in places:
+                r, c = row_parts[row], column_parts[column]
+                if matrix is None:
+                    entries = xp.matmul(query[..., r, :], keys[..., c])
+                else:
+                    entries = matrix[..., r, c]
+                tiles[row, column] = entries
                 rows[row] = rows[row] + xp.linalg.vecdot(entries, entries)
                 turned = xp.matrix_transpose(entries)
                 columns[column] = columns[column] + row_dots(turned, turned, xp)
@@ -240,15 +243,6 @@ def tile_sums(query: Array, key: Array, xp: Any) -> TileSums:
     return TileSums(
         xp.concat(rows, axis=-1), xp.concat(columns, axis=-1), trace if is_square else None, matrix
     )
-
-
-def _tile(
-    query: Array, keys: Array, matrix: Array | None, rows: slice, columns: slice, xp: Any
-) -> Array:
-    """A block of M's entries, computed from the factors unless M is at hand."""
-    if matrix is not None:
-        return matrix[..., rows, columns]
-    return xp.matmul(query[..., rows, :], keys[..., columns])
 
 
 # If a factor's largest entry is in this range, sums of fourth powers neither over- nor underflow.

@@ -30,7 +30,7 @@ from wqk._console import counted, number
 from wqk._machine import one_blas_thread, usable_cores
 from wqk._version import __version__
 from wqk.attention import Block
-from wqk.attention.coordinates import Coordinates, lacks_norm, omissions
+from wqk.attention.factors import Coordinates, lacks_norm, omissions
 from wqk.errors import CheckpointError, TableError, errors_about
 from wqk.families import AttentionPlan, Place
 from wqk.forms import chaining

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from wqk._console import Result, kind_in_words, size, spans
-from wqk.attention.coordinates import omissions
+from wqk.attention.factors import omissions
 from wqk.checkpoints import Checkpoint
 from wqk.families import AttentionPlan
 from wqk.families.config import Config

@@ -28,7 +28,7 @@ from rich.text import Text
 from wqk._console import Result, number
 from wqk._typing import Float
 from wqk.attention import Block
-from wqk.attention.coordinates import Coordinates, lacks_norm, omissions
+from wqk.attention.factors import Coordinates, lacks_norm, omissions
 from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.references import HubOptions, redacted
 from wqk.errors import CheckpointError, HubError, first_line

@@ -25,7 +25,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import msgspec
 
 from wqk.checkpoints.adapters import module_of
-from wqk.checkpoints.configurations import plain_name
+from wqk.checkpoints.checkpoint import plain_name
 from wqk.checkpoints.modules import ADAPTED, unwrapped
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families import AttentionPlan, Place

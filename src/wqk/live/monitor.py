@@ -21,8 +21,7 @@ from wqk._files import (
     unwritable,
     write_atomically,
 )
-from wqk._names import Advising
-from wqk.errors import OutputError, RunError
+from wqk.errors import Advising, OutputError, RunError
 from wqk.live.logits import SEQUENCES, LogitMeter, Logits
 from wqk.live.scoring import (
     Snapshot,

@@ -23,11 +23,10 @@ from wqk._machine import (
     usable_cores,
     whole_products,
 )
-from wqk._names import require_list
 from wqk._typing import Array
 from wqk._version import __version__
 from wqk.attention import Block
-from wqk.attention.coordinates import PLAIN, Coordinates, lacks_norm, omissions
+from wqk.attention.factors import PLAIN, Coordinates, lacks_norm, omissions
 from wqk.checkpoints import Checkpoint, Part, steps_of
 from wqk.errors import (
     CheckpointError,
@@ -35,6 +34,7 @@ from wqk.errors import (
     MissingPackage,
     errors_about,
     first_line,
+    require_list,
     required_by,
 )
 from wqk.families import AttentionPlan
@@ -210,7 +210,7 @@ def scan(
     heads
         Whether to add rows for single heads.
     circuit, fold_norm, bias, distances
-        Another form than the plain W_q W_kᵀ: see `wqk.attention.coordinates`. Each distance has
+        Another form than the plain W_q W_kᵀ: see `wqk.attention.factors`. Each distance has
         its own rows.
     device
         Where PyTorch multiplies, such as ``"cuda"``; without it NumPy does, on the CPU.

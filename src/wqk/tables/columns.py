@@ -15,8 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from wqk._names import require_list
-from wqk.errors import CheckpointError
+from wqk.errors import CheckpointError, require_list
 
 if TYPE_CHECKING:
     from numpy import ndarray

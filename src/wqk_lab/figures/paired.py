@@ -286,7 +286,13 @@ def paired_panels(rows: pl.DataFrame) -> Figure:
     grid[1, 1].legend(loc="lower right")
     tests = pair_tests(rows)
     for axis, quantity in zip(grid.flat, LABELS, strict=True):
-        said = "; ".join(_in_short(test) for test in tests if test.quantity == quantity)
+        said = "; ".join(
+            f"{test.relation}: not measured"
+            if test.corrected is None
+            else f"{test.relation}: {test.agree} of {test.pairs}, p {test.corrected:.2g}"
+            for test in tests
+            if test.quantity == quantity
+        )
         axis.set_title(said, fontsize=6.5, fontweight="normal", loc="left")
     note(
         figure,
@@ -294,9 +300,3 @@ def paired_panels(rows: pl.DataFrame) -> Figure:
         "p: corrected.",
     )
     return figure
-
-
-def _in_short(test: PairTest) -> str:
-    if test.corrected is None:
-        return f"{test.relation}: not measured"
-    return f"{test.relation}: {test.agree} of {test.pairs}, p {test.corrected:.2g}"

@@ -79,7 +79,10 @@ def read_sources(*paths: str | PathLike[str]) -> Sources:
         if folders := sorted(file.parent for file in settings):
             runs += map(open_run, folders)
         elif followed := [path] if (path / SCORES).is_file() else sorted(path.glob(f"*/{SCORES}")):
-            runs += (_followed(place if place.is_dir() else place.parent) for place in followed)
+            # Of a run of somebody's own loop, only the scores and the stack are known.
+            for folder in (place if place.is_dir() else place.parent for place in followed):
+                stacks = Run(folder, {}).scores.frame["stack"].unique().sort()
+                runs.append(Run(folder, {"recipe": {"mode": "+".join(stacks)}}))
         elif path.is_dir():
             tables.append(_survey(path))
             pairs = read_pairs(path) if (path / DESIGN).is_file() else pairs
@@ -91,12 +94,6 @@ def read_sources(*paths: str | PathLike[str]) -> Sources:
             tables.append(read_table(path))
     table = join(tables) if tables else None
     return Sources(tuple(runs), table, tuple(blocks), pairs=pairs)
-
-
-def _followed(folder: Path) -> Run:
-    """A run of somebody's own loop, of which only the scores and the stack are known."""
-    run = Run(folder, {})
-    return Run(folder, {"recipe": {"mode": "+".join(run.scores.frame["stack"].unique().sort())}})
 
 
 def _survey(folder: Path) -> ScoreTable:

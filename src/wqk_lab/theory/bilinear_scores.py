@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from wqk.attention.factor import Factor
+from wqk.attention.factors import Factor
 from wqk_lab.theory.evidence import Evidence, Measure, of_layers, ratio
 from wqk_lab.theory.gradients import LayerGradient
 from wqk_lab.theory.verdict import Sample

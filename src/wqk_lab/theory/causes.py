@@ -45,7 +45,10 @@ def in_isolation(updates: Sequence[Update], seed: int = 0) -> dict[str, list[Bil
     everything = np.concatenate([update.inputs.reshape(-1, width) for update in updates])
     everything = everything.astype(np.float64)
     mean = everything.mean(axis=0)
-    whitening = _inverse_root(np.cov(everything, rowvar=False))
+    # Σ^(−1/2), of the directions in which there is any variance.
+    values, vectors = np.linalg.eigh(np.cov(everything, rowvar=False))
+    kept = values > FLAT * values.max()
+    whitening = vectors[:, kept] / np.sqrt(values[kept]) @ vectors[:, kept].T
     basis = np.linalg.qr(random.standard_normal((width, width)))[0]
 
     changes: dict[str, Callable[[Update], Update]] = {
@@ -89,13 +92,6 @@ def _coordinates(evidence: Evidence) -> Sample:
     for name in ("isotropic", "centered", "rotated", "random signs"):
         samples[name] = tails_of({layer: forms[name] for layer, forms in changed.items()})
     return lost(samples)
-
-
-def _inverse_root(covariance: np.ndarray) -> np.ndarray:
-    """Σ^(−1/2), of the directions in which there is any variance."""
-    values, vectors = np.linalg.eigh(covariance)
-    kept = values > FLAT * values.max()
-    return np.asarray(vectors[:, kept] / np.sqrt(values[kept]) @ vectors[:, kept].T)
 
 
 MEASURES: dict[str, Measure] = {"order": _order, "coordinates": _coordinates}

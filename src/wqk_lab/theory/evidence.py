@@ -14,7 +14,7 @@ import numpy as np
 
 from wqk._machine import cached_property
 from wqk.attention import Block
-from wqk.attention.factor import Factor
+from wqk.attention.factors import Factor
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import TheoryError
 from wqk.families import AttentionPlan

@@ -22,7 +22,7 @@ import numpy as np
 
 from wqk._typing import Array, Float
 from wqk.attention import Block
-from wqk.attention.factor import Factor, load_factor
+from wqk.attention.factors import Factor, load_factor
 from wqk.checkpoints import Checkpoint
 from wqk.errors import TheoryError
 from wqk.families import AttentionPlan, Composed
@@ -274,7 +274,10 @@ def _layer_gradient(attention: Block, record: Record, errors: Sequence[Any]) -> 
     shares = _joined([use.attention for use in record.uses]).reshape(shape)
     error = _joined(errors).reshape(shape)
     centered = error - (shares * error).sum(axis=-1, keepdims=True)
-    beta = _slope(attention, x, y) * shares * centered
+    # What a change of x_i W_qk y_jᵀ is multiplied by before the softmax.
+    slope, cap = attention.plan.scale, attention.plan.softcap
+    capped = 1 - (attention.logits(x, y) / cap) ** 2 if cap else 1
+    beta = slope * capped * shares * centered
     mixed = _joined(record.mixed).reshape(len(shares), tokens, -1) if record.mixed else None
     values = inputs("value", contexts)
     return LayerGradient(attention, x, y, shares, error, beta, value_input=values, mixed=mixed)
@@ -284,14 +287,6 @@ def _joined(tensors: Sequence[Any]) -> np.ndarray:
     """Tensors of several applications as one array, in float64 if they are, else in float32."""
     hosts = [tensor.detach().cpu() for tensor in tensors]
     return np.concatenate([h if h.dtype.itemsize == 8 else h.float() for h in hosts])
-
-
-def _slope(attention: Block, x: np.ndarray, y: np.ndarray) -> np.ndarray | float:
-    """What a change of x_i W_qk y_jᵀ is multiplied by before the softmax."""
-    plan = attention.plan
-    if not plan.softcap:
-        return plan.scale
-    return np.asarray(plan.scale * (1 - (attention.logits(x, y) / plan.softcap) ** 2))
 
 
 def _columns(vectors: np.ndarray) -> np.ndarray:
