@@ -13,7 +13,7 @@ import io
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -108,7 +108,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def spans(numbers: Sequence[int]) -> str:
+def spans(numbers: Collection[int]) -> str:
     """Write whole numbers as ranges.
 
     Examples

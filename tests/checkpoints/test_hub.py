@@ -381,7 +381,8 @@ def test_a_gated_repository_says_what_to_do(hub):
     hub.gated[NAME] = "hf_right"
     with pytest.raises(HubError, match="is gated; accept its terms on the hub"):
         open_checkpoint(NAME)
-    assert_bert(open_checkpoint(NAME, token="hf_right"))
+    for ref in (NAME, f"{constants.ENDPOINT}/{NAME}/resolve/main"):
+        assert_bert(open_checkpoint(ref, token="hf_right"))
 
 
 # A hub that has a bad day.

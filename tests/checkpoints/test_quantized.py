@@ -19,7 +19,7 @@ from tests.small import save as write
 
 import wqk
 from wqk.checkpoints import Part, open_checkpoint
-from wqk.checkpoints.files import unpacked
+from wqk.checkpoints.files import LocalFile, unpacked
 from wqk.errors import CheckpointError
 
 torch = pytest.importorskip("torch")
@@ -43,8 +43,19 @@ def case(name: str, at: str = "a") -> tuple[dict[str, Any], np.ndarray, dict[str
     return {f"{at}.{key}": value for key, value in own.items()}, values, json.loads(CONFIGS[name])
 
 
+# Of which rows are no ranges of bytes.
+WHOLE = ("awq", "gptq", "hqq", "gpt-oss")
+
+
 @pytest.mark.parametrize("name", CONFIGS)
-def test_values_are_the_librarys_own(name: str, tmp_path: Path) -> None:
+def test_values_are_the_librarys_own(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+    read_into = LocalFile.read_into
+    monkeypatch.setattr(
+        LocalFile, "read_into", lambda *given: (counts.append(len(given[2])), read_into(*given))
+    )
     tensors, values, config = case(name)
     checkpoint = open_checkpoint(write(tmp_path, tensors, config))
     (info,) = checkpoint.tensors().values()
@@ -54,10 +65,12 @@ def test_values_are_the_librarys_own(name: str, tmp_path: Path) -> None:
     (read,) = checkpoint.read([Part("a.weight")])
     assert read.dtype == np.float32
     np.testing.assert_allclose(read, values, rtol=ROUNDED.get(name, 0))
+    counts.clear()
     count = len(values)
     rows = ((count // 2, count // 2 + 1), (0, 1))
     (some,) = checkpoint.read([Part("a.weight", rows)])
     np.testing.assert_array_equal(some, read[[count // 2, 0]])
+    assert (sum(counts) < info.nbytes) != name.startswith(WHOLE)
 
 
 ABOUT = {

@@ -440,6 +440,16 @@ def test_epsilons_of_other_norms_are_compared() -> None:
     assert other.repair == 'config["final_norm_eps"] = 1e-05'
 
 
+def test_an_entry_of_a_bias_that_no_form_shows_is_compared() -> None:
+    models = [
+        {name: value * (1000 if value.ndim > 1 else 1) for name, value in llama().items()}
+        for _ in "ab"
+    ]
+    for tensors, entry in zip(models, (1e-5, 3e-5), strict=True):
+        tensors["model.layers.0.self_attn.q_proj.bias"][3] = entry
+    assert "q_proj.bias: 1 of 48 entries differ" in same(*map(opened, models)).sentence
+
+
 def test_layer_norms_of_two_families_have_one_epsilon() -> None:
     pytest.importorskip("transformers")
     from tests.comparing.plants import right as plain
@@ -450,6 +460,11 @@ def test_layer_norms_of_two_families_have_one_epsilon() -> None:
         pair = StateDict(tensors, config, "a"), StateDict(tensors, electra, "b")
         found = same(*pair, everything=True)
         assert ("epsilon of input norms: 1e-12 added to" in found.sentence) == told
+    # A layout that says nothing of its own is taken for nothing.
+    tensors, config, _ = plain("GPT-2")
+    turned = {name: value.T if "c_" in name else value for name, value in tensors.items()}
+    silent = wqk.open(StateDict(turned, {"model_type": "nanogpt"}, "b"), heads_per_layer=6)
+    assert same(StateDict(tensors, config | {"layer_norm_epsilon": 1e-3}, "a"), silent)
 
 
 def test_where_a_gguf_file_s_tower_may_be_is_said() -> None:

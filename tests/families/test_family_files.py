@@ -72,6 +72,8 @@ def test_what_rules_say_has_its_reason() -> None:
         for rule in family.attention:
             rest = str(replace(rule, defaults={}))
             assert {key for key in rule.defaults if key not in rest} <= ALWAYS_READ, family.name
+            numbered = all(name.count("{") == 1 for name in (*rule.query, *rule.fused))
+            assert rule.layers or numbered, family.name  # else nothing counts layers
             named = rule.whole_score or rule.position or family.name in JOINED
             whole = rule.output and (rule.value or rule.fused or rule.layout == "latent")
             assert whole or rule.between or family.name in WITHOUT_OUTPUT, family.name

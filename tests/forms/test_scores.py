@@ -14,7 +14,7 @@ from tests.forms.laws import shares
 
 from wqk import BilinearForm, coupling, directionality, symmetry, symmetry_null
 from wqk.errors import NonFiniteWeights
-from wqk.forms import kernels
+from wqk.forms import kernels, scores
 from wqk.forms.kernels import outliers
 from wqk.forms.scores import head_terms
 
@@ -233,16 +233,26 @@ def test_small_blocks_give_the_same_sums(monkeypatch, rank, d_key):
         np.testing.assert_allclose(getattr(parts, name), value, rtol=1e-12, atol=1e-12)
 
 
-def test_row_norms_that_cancel_are_formed_entry_by_entry():
+@pytest.mark.parametrize("scale", [1.0, 1e-12])
+def test_norms_that_cancel_are_formed_entry_by_entry(scale):
     # The Gram matrix alone would leave no digit of row 3, while ‖M‖ itself is well conditioned.
     rng = np.random.default_rng(8)
     query, key = rng.standard_normal((40, 4)), rng.standard_normal((40, 4))
     key[:, 3] = key[:, 2] * (1 + 1e-7 * rng.standard_normal(40))
     query[3] = [0, 0, 1, -1]
+    query, key = query * scale, key / scale
     form = BilinearForm.from_factors(query, key)
     expected = lengths(Dense.of(query, key).entries, -1)[3]
     assert isinstance(form.moments, kernels.Identities)
     assert float(form.row_norms[3]) == pytest.approx(float(expected), rel=1e-7)
+    turned = BilinearForm.from_factors(key, query)
+    assert float(turned.column_norms[3]) == pytest.approx(float(expected), rel=1e-7)
+
+
+def test_large_forms_are_drawn_smaller(monkeypatch):
+    drawn = scores.untrained_range(48, 12)
+    monkeypatch.setattr(scores, "DRAWN", 48 * 12**2)
+    assert scores.untrained_range.__wrapped__(96, 24) == drawn
 
 
 # Invariants

@@ -6,6 +6,7 @@ LLaMA as its authors and torchtitan wrote it.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import wqk
 from wqk.errors import CheckpointError, UnknownFamily
+from wqk.live.listening import AttentionCall
 from wqk.live.scoring import Penalty
 from wqk_lab.training.initializations import STARTS
 
@@ -498,6 +500,15 @@ def test_blocks_that_do_not_run_are_named() -> None:
     wqk.verify(model, batch)
     model.forward = lambda x: model.attn_layers[0][0](x)  # type: ignore[method-assign]
     assert wqk.logits(model, batch).missing == {("unknown", "self", 1): "it did not run"}
+    with pytest.raises(UserWarning):  # which no listener hides
+        warnings.warn("the user's own", stacklevel=1)
+
+
+def test_attention_is_known_among_what_a_module_puts_out() -> None:
+    plan = wqk.open(wqk.demo_model("encoder")).plans[0]
+    shares = torch.randn(2, plan.query.heads, 5, 5).softmax(-1)
+    for one in (shares, shares.flatten(0, 1)):
+        assert AttentionCall(plan, None, {}, {}, None, (one.log(), one, None)).attention is one
 
 
 def test_norms_of_queries_are_no_plain_vision_transformer() -> None:

@@ -379,6 +379,8 @@ def test_a_text_is_read_as_a_corpus_is(tmp_path: Path) -> None:
         for of in (plain, compressed, rows)
     ]
     assert losses[0] == losses[1] == losses[2]
+    # The tokenizer knows the mask token, too, where token ids are given.
+    assert wqk.parts(str(folder), tokens=TOKENS % 7, block=8, blocks=4).predicts == "masked"
     compressed.write_bytes(b"no gzip at all")
     with pytest.raises(CorpusError, match=r"a\.txt\.gz: cannot be read as text"):
         wqk.parts(str(folder), text=compressed, block=8, blocks=4)

@@ -185,13 +185,13 @@ def _without_form(model: Model) -> Iterator[str]:
     known = {plan.layer for plan in model.scored}
     for kind, found in recurrent_layers(tensors).items():
         known.update(found)
-        if layers := sorted(set(found) - mixing):
+        if layers := set(found) - mixing:
             yield f"layers {spans(layers)}: {kind}; it has no form."
     queries = [plan.query.tensor for plan in model.scored if not plan.rule.every_layer]
     beside = "|".join({re.escape(re.split(r"(?<=\.)\d", name)[0]) for name in queries})
     numbered = (re.match(rf"(?:{beside})(\d{{1,9}})\.", name) for name in tensors if queries)
     stored = {int(match[1]) for match in numbered if match}
-    if layers := sorted(stored - known - {*layers_beyond(queries, tensors)}):
+    if layers := stored - known - {*layers_beyond(queries, tensors)}:
         yield f"layers {spans(layers)}: no attention there, and no recurrence."
 
 
@@ -215,7 +215,7 @@ def _uses(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> Iterator[Te
             )
             gathered.setdefault(alike, []).append((plan.layer, part.nbytes(info)))
     for (stack, kind, role, tensor, layout, heads, dtype, shape), places in gathered.items():
-        layers = spans(sorted({layer for layer, _ in places}))
+        layers = spans({layer for layer, _ in places})
         size = sum(nbytes for _, nbytes in places)
         yield TensorUse(stack, kind, layers, role, tensor, layout, heads, dtype, shape, size)
 

@@ -90,6 +90,13 @@ def test_cased_words_keep_capitals_and_accents() -> None:
     assert "Zürich" not in lower["model"]["vocab"]
 
 
+def test_words_met_once_and_spaces_are_no_pieces() -> None:
+    learned = json.loads(learn_words(lambda: [["twice twice once"]], 99, False, threads=False))
+    pieces = learned["model"]["vocab"]
+    assert "twice" in pieces
+    assert pieces.keys().isdisjoint(["once", " ", "## "])
+
+
 def test_names_of_special_tokens_in_a_text_are_no_special_tokens() -> None:
     for content, unit in (
         (learn_words(lambda: [TEXTS], 300, lower=True, threads=False), "words"),
