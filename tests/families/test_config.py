@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from tests.cases import cases
 from tests.stand_in import Module
 
 import wqk
@@ -25,23 +26,8 @@ def test_conditions_are_those_of_logic(a: bool, b: bool, c: bool) -> None:
     assert config.holds("")
 
 
-@pytest.mark.parametrize(
-    ("config", "lifted"),
-    [
-        ({}, False),
-        ({"is_causal": True}, False),
-        ({"is_causal": False}, True),
-        ({"is_causal": 0}, False),
-        ({"architectures": ["MistralBiModel"]}, True),
-        ({"architectures": ["MistralModel", "MistralBiModel"]}, True),
-        ({"is_causal": True, "architectures": ["MistralBiModel"]}, True),
-        ({"auto_map": {"AutoModel": "code.MistralBiModel"}}, True),
-        ({"auto_map": {"AutoModel": "code.MistralModel"}}, False),
-        ({"architectures": "MistralBiModel", "auto_map": []}, False),
-        ({"architectures": [1, None]}, False),
-    ],
-)
-def test_either_of_two_signs_lifts_the_mask(config: dict[str, object], lifted: bool) -> None:
+@pytest.mark.parametrize(("lifted", "config"), cases(__file__, "lifted"))
+def test_either_of_two_signs_lifts_the_mask(lifted: bool, config: dict[str, object]) -> None:
     assert Config(config).lifts_mask is lifted
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors.numpy import save
+from tests.cases import cases
 
 from wqk_lab.runs.pairs import pairs
 
@@ -26,34 +27,9 @@ COUNTS = {
 }  # fmt: skip
 GPT2_COUNTS = {"n_embd": WIDTH, "n_head": HEADS, "n_layer": LAYERS}
 
-FUSED = "model.layers.{}.attn.Wqkv"
-OF_EXPERTS = "model.layers.{}.attention.query_key_value"
-LLAMA = "model.layers.{}.self_attn.{}_proj"
 # By a part of the hub's name, of which the first that fits counts: its type, and where a layer's
 # weight is, or each of its sides is.
-TYPES = {
-    "BERT": ("modernbert", FUSED),
-    "ettin-enc": ("modernbert", FUSED),
-    "gpt2": ("gpt2", "h.{}.attn.c_attn"),
-    "diffugpt": ("gpt2", "denoise_model.h.{}.attn.c_attn"),
-    "Ling": ("bailing_moe_v2", OF_EXPERTS),
-    "LLaDA": ("llada2_moe", OF_EXPERTS),
-    "ettin-dec": ("modernbert-decoder", "model.layers.{}.attn.{}_proj"),
-    "MLMvsCLM": ("slm", LLAMA),
-    "gemma-2-2b": ("gemma2", LLAMA),
-    "gemma-3": ("gemma3_text", LLAMA),
-    "Mistral": ("mistral", LLAMA),
-    "diffullama": ("llama", "denoise_model.layers.{}.self_attn.{}_proj"),
-    "lama": ("llama", LLAMA),
-    "LLaMA": ("llama", LLAMA),
-    "Dream": ("Dream", LLAMA),
-    "Qwen2.5": ("qwen2", LLAMA),
-    "SDAR": ("sdar", LLAMA),
-    "a2d": ("a2d-qwen3", LLAMA),
-    "OPDLM": ("a2d-qwen3", LLAMA),
-    "diffusion": ("a2d-qwen3", LLAMA),
-    "Qwen3": ("qwen3", LLAMA),
-}
+TYPES = cases(__file__, "types")
 QK_NORM, LAYER_NORM = "model.layers.{}.self_attn.{}_norm", "model.layers.{}.attention.{}_layernorm"
 # The norms of queries and keys, and the gain that leaves them as they are.
 NORMS = {
