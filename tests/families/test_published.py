@@ -68,6 +68,9 @@ FOUND = (Path(__file__).parent / "found.jsonl").read_text(encoding="utf-8").spli
 @pytest.mark.parametrize("line", FOUND)
 def test_settings_are_read_as_they_are_run(line: str, tmp_path: Path) -> None:
     assert configuration_faults(json.loads(line), tmp_path / "model") == []
+    assert {one.family for one in wqk.open(tmp_path / "model").plans if not one.output} <= {
+        "convbert"
+    }
 
 
 # What publishers wrote, as far as attention depends on it, and where it was seen.

@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.cases import cases
 from tests.lab.atlas.making import layers
 
 from wqk.errors import TableError
@@ -35,15 +36,7 @@ def test_medians_and_quartiles_are_numpys(symmetries, random) -> None:  # type: 
 def test_rows_are_like_the_published_ones() -> None:
     row = summarize(layers([0.1, 0.2], [0.0, 0.0]))
     assert row.schema == published().schema == pl.Schema(COLUMNS)
-    assert row.to_dicts()[0] == row.to_dicts()[0] | {
-        "source": "own",
-        "name": "up",
-        "model": "made/up",
-        "stack": "encoder",
-        "parameters": 1000,
-        "flags": [],
-        "sound": True,
-    }
+    assert row.to_dicts()[0] == row.to_dicts()[0] | cases(__file__, "own")
 
 
 def test_only_plain_forms_are_taken() -> None:
