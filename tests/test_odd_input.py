@@ -41,22 +41,7 @@ ODD: dict[str, dict[str, Any]] = {
     "few gains": {GAIN: np.ones(D - 1)},
     "a gain": {GAIN: np.ones(())},
 }
-SCALINGS: dict[str, dict[str, Any]] = {
-    "yarn, factor": {"rope_type": "yarn", "factor": 0.0},
-    "yarn, length": {
-        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 0,
-    },
-    "yarn, betas": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 0, "beta_slow": 0},
-    "llama3": {
-        "rope_type": "llama3", "factor": 0, "low_freq_factor": 0, "high_freq_factor": 0,
-        "original_max_position_embeddings": 0,
-    },
-    "longrope": {
-        "rope_type": "longrope", "short_factor": [0] * 4, "long_factor": [0] * 4,
-        "original_max_position_embeddings": 0,
-    },
-    "linear": {"rope_type": "linear", "factor": 0},
-}  # fmt: skip
+SCALINGS: dict[str, dict[str, Any]] = cases(__file__, "scalings")  # fmt: skip
 LINES = cases(__file__, "lines")
 
 

@@ -14,6 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from tests import cases as tables
 from tests.comparing.mending import mend
 from tests.families.architectures import Architecture
 
@@ -258,30 +259,9 @@ class Setting(NamedTuple):
 
 
 SETTINGS = (
-    Setting("LLaMA", {"hidden_act": "gelu"}),
-    Setting("LLaMA", {"num_attention_heads": 12, "num_key_value_heads": 6, "head_dim": 16}, True),
-    Setting("LLaMA", {"tie_word_embeddings": True}),
-    Setting("BERT", {"hidden_act": "relu"}),
-    Setting("GPT-2", {"activation_function": "relu"}),
-    Setting("GPT-2", {"n_head": 12}, True),
-    Setting("OPT", {"do_layer_norm_before": False}, True),
-    Setting("GPT-NeoX", {"use_parallel_residual": False}),
-    Setting("Falcon", {"parallel_attn": False}, True),
-    Setting("Falcon", {"alibi": True}, True, ("against scaled alibi", "expected, none found")),
-    Setting("Qwen 3.5", {"norm_topk_prob": False}),
-    Setting("Qwen 3.5", {"layer_types": ["linear_attention", *["full_attention"] * 2]}, True),
-    Setting("Qwen 3.5", {"linear_num_key_heads": 32, "linear_key_head_dim": 64}, True),
-    Setting("T5", {"relative_attention_max_distance": 24}, True),
-    Setting("T5", {"dense_act_fn": "gelu"}),
-    Setting("Gemma 2", {"final_logit_softcapping": 10.0}),
+    *(Setting(*row) for row in tables.cases(__file__, "settings")),
     Setting("Gemma 2", {"final_logit_softcapping": None}),
-    Setting("Gemma 2", {"query_pre_attn_scalar": 32}, True),
-    Setting("DeepSeek", {"rope_parameters.rope_theta": 7e3}, True),
     Setting("Mistral", {"sliding_window": None}, True),
-    Setting("DeepSeek", {"routed_scaling_factor": 2.5}),
-    Setting("gpt-oss", {"num_experts_per_tok": 1}),
-    Setting("gpt-oss", {"swiglu_limit": 9.0}),
-    Setting("gpt-oss", {"layer_types": ["full_attention"] * LAYERS}, True),
 )
 
 SIDES = {"q": "query", "k": "key", "v": "value", "o": "output"}

@@ -65,21 +65,8 @@ RULE: dict[str, Any] = cases(__file__, "rule")
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
-        ({}, ""),
-        ({"key": "layers.{layer}.self_attn.v_proj", "value": []}, "is read wrongly"),
-        ({"query_norm": [], "key_norm": []}, "is read wrongly"),
-        ({"value": []}, "v_proj.weight makes the values"),
-        ({"value": "layers.0.self_attn.v_proj"}, "does not make the values"),
-        ({"output": []}, "o_proj.weight makes the outputs"),
-        ({"output": "layers.0.self_attn.o_proj"}, "does not make the outputs"),
-        ({"norm_offset": 1.0}, "is read wrongly"),
-        ({"causal": False}, "causal is True"),
-        ({"scale": []}, "scale is 0.2"),
-        ({"rotary": {"order": "interleaved"}}, "positions are not rotary like that"),
+        *cases(__file__, "faults"),
         ({"rotary": None}, "positions are rotary"),
-        ({"input_norm": "layers.{layer}.post_attention_layernorm"}, "does not feed"),
-        ({"stack": "encoder"}, "the stack is no encoder"),
-        ({"position": "relative"}, "nothing is added"),
     ],
 )
 def test_a_wrong_rule_is_noticed(qwen3, changes, fault) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tests.cases import cases
 from tests.families.computing import (
     RNG,
     Fed,
@@ -156,18 +157,10 @@ def lens_tensors(kind: str) -> Tensors:
 @pytest.mark.parametrize("kind", ["LN", "RMS"])
 @pytest.mark.parametrize(
     ("changes", "told"),
-    {
-        "plain": ({}, {}),
-        "rotary": ({"positional_embedding_type": "rotary"}, {}),
-        "both directions": ({"attention_dir": "bidirectional"}, {"causal": False}),
-        "by layer": ({"scale_attn_by_inverse_layer_idx": True}, {"scale": R**-0.5 / 2}),
-        "scale": ({"attn_scale": 3.0}, {"scale": 1 / 3}),
-        "capped": ({"attn_scores_soft_cap": 0.5}, {"softcap": 0.5}),
-        "local": (
-            {"use_local_attn": True, "window_size": 4, "attn_types": ["global", "local"]},
-            {"window": "4"},
-        ),
-    }.values(),
+    {**cases(__file__, "lens"),
+    "by layer": ({"scale_attn_by_inverse_layer_idx": True}, {"scale": R**-0.5 / 2}),
+    "scale": ({"attn_scale": 3.0}, {"scale": 1 / 3}),
+}.values(),
 )  # fmt: skip
 @pytest.mark.parametrize("order", ["half", "interleaved"])
 def test_transformer_lens(kind, order, changes, told) -> None:

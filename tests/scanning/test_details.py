@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests import small
+from tests.cases import cases
 
 import wqk
 from wqk.errors import OutputError, TableError
@@ -188,18 +189,9 @@ def file_of(**changes: Any) -> bytes:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"format": "another"},
-        {"version": 2},
-        {"gamma": "two"},
+        *cases(__file__, "changes"),
         {"gamma": None},
-        {"blocks": 7},
-        {"blocks": [7]},
-        {"blocks": [{}]},
-        {"layer": "0"},
-        {"layer": True},
         {"checkpoint": None},
-        {"revision": 7},
-        {"norm_unit": []},
         {"row_norms": None},
         {"row_norms": np.ones(8)},
         {"row_norms": np.ones((8, 8), np.float16)},

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cases import cases
 from tests.command import run
 from tests.lab.training import making
 from tests.lab.training.making import flags
@@ -80,16 +81,8 @@ def test_resuming_needs_no_more_than_the_folder(where: list[str], tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--heads", "3", "--width", "16"], "divisible by the number of heads"),
-        (["--steps", "0"], "--steps 0 must be at least 1"),
-        (["--steps", "many"], "Invalid value for '--steps'"),
-        (["--penalty", "symmetric"], "a kind and a weight such as symmetric=0.1"),
-        (["--penalty", "round=1"], "--penalty 'round' must be one of none, symmetric, skew"),
-        (["--mode", "decoder", "--objective", "masked"], "an encoder's objective must be masked"),
-        (["--preset", "slow"], "Invalid value for '--preset'"),
+        *cases(__file__, "mistakes"),
         (["--config", __file__], "contains no JSON object"),
-        (["--report-to", "nonsense"], "expected installed loggers: "),
-        ([], "--corpus"),  # without one
     ],
 )
 def test_mistakes_are_one_line(arguments, message, where, tmp_path) -> None:

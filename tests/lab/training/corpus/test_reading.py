@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import polars as pl
 import pytest
+from tests.cases import cases
 from tests.lab.training.corpus.samples import write_jsonl
 
 from wqk.errors import CorpusError
@@ -69,29 +70,13 @@ def test_null_is_an_empty_document(tmp_path: Path) -> None:
 
 XZ = lzma.compress(b'{"text": "a"}\n' * 10_000)
 BAD = {
-    "text.jsonl": (
-        b'{"text": "a"}\n{"body": "a"}\n',
-        "line 2: has no 'text'; set field=NAME to one of body",
-    ),
-    "object.jsonl": (b'["a"]\n', "line 1: expected one JSON object, got list"),
-    "list.json": (b'[\n{"text": "a"}\n]', "line 1: expected"),
-    "open.jsonl": (b'{"text": "a"}\n{"text": "a\n', "line 2: expected a JSON object"),
-    "number.jsonl": (b'{"text": 3}\n', "line 1: expected text in 'text', got int"),
+    **{name: (text.encode(), told) for name, (text, told) in cases(__file__, "bad").items()},
     "deep.jsonl": (b"[" * 100_000 + b"\n", "line 1: expected a JSON object"),
     "latin.jsonl": ('{"text": "é"}\n'.encode("latin-1"), "line 1: expected UTF-8"),
     "latin.txt": ("é\n".encode("latin-1"), "expected UTF-8 text"),
     "latin.csv": ("text\né\n".encode("latin-1"), "expected UTF-8 text|codec can't decode"),
-    "columns.csv": (b"a,b\n1,2\n", "has no 'text'; set field=NAME to one of a, b"),
-    "empty.csv": (b"", "has no 'text'; set field=NAME to one of none"),
-    "quote.csv": (b'text\nb\n"a\n', "cannot be read"),
     "short.jsonl.xz": (XZ[: len(XZ) // 2], "cannot be read completely"),
-    "wrong.jsonl.xz": (b"not xz", "cannot be read completely"),
-    "wrong.jsonl.gz": (b"not gzip", "cannot be read completely"),
     "short.jsonl.gz": (gzip.compress(b"a" * 1000)[:-9], "cannot be read completely|JSON"),
-    "wrong.jsonl.bz2": (b"not bzip2", "cannot be read completely"),
-    "wrong.jsonl.zst": (b"not zstd", "cannot be read"),
-    "wrong.parquet": (b"PAR1 not parquet PAR1", "cannot be read"),
-    "empty.parquet": (b"", "cannot be read"),
 }
 
 
