@@ -6,14 +6,12 @@ import contextlib
 import signal
 import time
 import tracemalloc
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import pytest
 
 from wqk.errors import WqkError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 HANGING = 120.0  # seconds by the clock: what takes these waits for ever, on however busy a machine
 

@@ -26,7 +26,8 @@ MISTAKES = cases(__file__, "mistakes")
 
 @pytest.fixture
 def names(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    torch = pytest.importorskip("torch")
+    import torch
+
     monkeypatch.chdir(tmp_path)
     ref, random = wqk.demo_model("encoder"), np.random.default_rng(0)
     return {

@@ -63,8 +63,7 @@ def test_adapters_are_read_as_they_say_or_refused(tmp_path: Path, count: int) ->
         (folder / "adapter_config.json").write_text(json.dumps(about | changes))
         try:
             with within(5):
-                block = wqk.open(folder)[0]
-                read = np.concatenate(block.query.weight)
+                read = np.concatenate(wqk.open(folder)[0].query.weight)
         except WqkError:
             continue
         # Nothing but the scale of what is added may be told by settings.

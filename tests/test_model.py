@@ -149,22 +149,23 @@ def test_some_of_its_layers() -> None:
 def test_every_place_tells_the_same_omissions() -> None:
     block = wqk.open(llama())[0]
     terms = [omission.term for omission in block.omissions()]
-    table = wqk.scan(llama())
-    assert table.metadata["left_out"]["llama"] == terms
+    assert wqk.scan(llama()).metadata["left_out"]["llama"] == terms
     explained = " ".join(wqk.explain(llama()).notes)
     assert all(omission.explanation in explained for omission in block.omissions())
     assert all(term in block._repr_html_() for term in terms)
 
 
 def test_torchs_own_encoder_knows_its_heads():
-    torch = pytest.importorskip("torch")
+    import torch
+
     layer = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True)
     table = wqk.scan(torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
     assert table["heads"].unique().to_list() == [4]
 
 
 def test_attentions_that_differ_in_heads_are_read_with_their_own():
-    torch = pytest.importorskip("torch")
+    import torch
+
     modules = torch.nn.ModuleList(torch.nn.MultiheadAttention(16, n) for n in (2, 4))
     table = wqk.scan(modules)
     assert table.layers["heads"].to_list() == [2, 4]

@@ -93,8 +93,7 @@ def test_energies_bound_what_each_plane_adds() -> None:
 
 def test_bands_in_a_table_and_no_distance() -> None:
     checkpoint = tower(configuration("qwen2_vl").to_dict())
-    table = scan(checkpoint, measures=["bands"])
-    assert table.frame["rotary_low_share"].null_count() == 0
+    assert scan(checkpoint, measures=["bands"]).frame["rotary_low_share"].null_count() == 0
     with pytest.raises(CheckpointError, match="rotary, on two axes"):
         scan(checkpoint, distances=[1])
 

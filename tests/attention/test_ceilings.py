@@ -28,8 +28,7 @@ def ceiling(block: Block, *distances: int) -> Ceilings:
 
 
 def gain_of(block: Block) -> np.ndarray:
-    norm = block.plan.query.input_norm
-    return np.asarray(block.read(list(norm.gain))[0])
+    return np.asarray(block.read(list(block.plan.query.input_norm.gain))[0])
 
 
 @pytest.mark.parametrize("distance", [0, 3, 40])

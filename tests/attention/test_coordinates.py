@@ -7,15 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
 import wqk
 from wqk.attention import Block
 from wqk.attention.factors import Coordinates, omissions
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 
 SIZES = {
     "vocab_size": 60, "max_position_embeddings": 32, "hidden_size": 48, "intermediate_size": 32,

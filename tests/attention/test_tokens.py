@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +20,6 @@ from wqk.cli import display
 from wqk.errors import CheckpointError
 from wqk.inspecting import tokens
 from wqk.inspecting.tokens import embedding_table, extreme_pairs, match_tokens, token_names
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 VOCABULARY, D, H, R = 40, 24, 4, 6
 
@@ -87,7 +85,9 @@ def test_pairs_are_the_largest_of_the_models_own_scores(
 
 
 def test_pairs_have_the_attention_factor_of_yarn() -> None:
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     torch.manual_seed(0)
     positions = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0}
     config = transformers.LlamaConfig(
@@ -182,7 +182,8 @@ def test_a_large_vocabulary_takes_less_than_two_gigabytes(tmp_path: Path) -> Non
 
 
 def test_names_come_from_the_tokenizer(tmp_path: Path) -> None:
-    tokenizers = pytest.importorskip("tokenizers")
+    import tokenizers
+
     words = {"the": 0, "of": 1}
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="the"))
     made.add_special_tokens(["[PAD]"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +13,6 @@ import wqk
 from wqk.checkpoints import open_checkpoint
 from wqk.live.running import run
 from wqk.live.verification import _InDoublePrecision
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Biases; groups; gains of one head, of all heads, of each head; layer norms; gains stored from 1;
 # limits; a cap; a latent; a part of the head that turns, in pairs; a scale that is none.

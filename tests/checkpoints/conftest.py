@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import ssl
 import struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import zipfile
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from wqk.checkpoints import Part, open_checkpoint
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 
 def weights(seed: int, *names: str) -> dict[str, torch.Tensor]:

@@ -6,7 +6,8 @@ What is read of one is compared with what PEFT merges in `test_peft`, rows of it
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +16,6 @@ from tests import small
 
 from wqk.checkpoints import Part, open_checkpoint
 from wqk.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 QUERY, KEY = (f"model.layers.0.self_attn.{side}_proj" for side in "qk")
 

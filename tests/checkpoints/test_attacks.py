@@ -8,7 +8,7 @@ import json
 import pickle
 import random
 import struct
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,9 +24,6 @@ from wqk.checkpoints import http, open_checkpoint
 from wqk.checkpoints.pickles import load
 from wqk.checkpoints.references import redacted
 from wqk.errors import WqkError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Opcodes that build values, with the arguments that they take from the stream.
 OPCODES = [

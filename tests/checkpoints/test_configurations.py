@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 import json
 import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -19,9 +20,6 @@ from tests.limits import refused
 import wqk
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError, WqkError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 # Of more digits than Python prints; archives can hold it, JSON cannot.
 UNPRINTABLE = 10**5000

@@ -162,8 +162,7 @@ def in_a_child(work: Callable[[], Any]) -> Any:
 
 
 def test_forms_are_read_in_a_forked_process():
-    model = wqk.open(DECODER)
-    expected = model[1, 2].qk.symmetry
+    expected = wqk.open(DECODER)[1, 2].qk.symmetry
     assert in_a_child(lambda: wqk.open(DECODER)[1, 2].qk.symmetry) == expected
     fresh = wqk.open(DECODER)
     assert in_a_child(lambda: fresh[1, 2].qk.symmetry) == expected

@@ -333,8 +333,7 @@ def test_what_is_no_address(address):
 def test_redirects_are_followed_and_remembered(site):
     site.files["/far/model.safetensors"] = site.files.pop(WEIGHTS)
     site.faults.extend([None, None, redirect("/far/model.safetensors", 307)])
-    checkpoint = open_checkpoint(f"{site.url}{WEIGHTS}")
-    assert_bert(checkpoint, query(0), query(1))
+    assert_bert(open_checkpoint(f"{site.url}{WEIGHTS}"), query(0), query(1))
     assert sum(r.path == WEIGHTS for r in site.log) == 1
 
 

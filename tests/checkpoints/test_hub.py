@@ -120,8 +120,7 @@ def test_an_adapter_is_read_on_its_base_from_the_hub(hub, tmp_path, monkeypatch,
     whole, rows, other = checkpoint.read(
         [Part(query(0)), Part(query(0), ((100, 104), (3, 5))), Part(query(1))]
     )
-    expected = adapted(files, query(0))
-    np.testing.assert_allclose(whole, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(whole, adapted(files, query(0)), rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(rows, whole[[100, 101, 102, 103, 3, 4]])
     np.testing.assert_array_equal(other, bert_weights()[query(1)])
     assert checkpoint.name == str(ref)
@@ -162,8 +161,7 @@ def test_a_scan_resolves_once_and_fetches_headers_queries_and_keys(hub):
 
 def test_kin_fetches_headers_queries_and_keys_of_both(hub):
     files = hub.repositories[NAME]
-    kinship = wqk.kin(NAME, f"{NAME}@step1000")
-    assert not kinship.related
+    assert not wqk.kin(NAME, f"{NAME}@step1000").related
     headers = sum(header_bytes(files[revision]) for revision in ("main", "step1000"))
     assert hub.cdn.bytes_sent == 2 * TENSORS + headers  # those of two scans
     assert max(r.body for r in hub.cdn.log) == TENSORS // 4  # one block at a time
@@ -466,8 +464,7 @@ def test_subfolders(hub):
     assert_bert(open_checkpoint("owner/nested", subfolder="inner"))
     with pytest.raises(CheckpointError, match="in its folders inner; choose one"):
         open_checkpoint("owner/nested")
-    page = f"{constants.ENDPOINT}/owner/nested/tree/main/inner"
-    checkpoint = open_checkpoint(page)
+    checkpoint = open_checkpoint(f"{constants.ENDPOINT}/owner/nested/tree/main/inner")
     assert (checkpoint.name, checkpoint.revision) == ("owner/nested", "main")
 
 
@@ -550,8 +547,7 @@ def command(hub: Hub, tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def test_the_command_says_what_it_will_fetch_and_what_it_fetched(hub):
-    said = run("explain", NAME, width=200).stdout
-    assert "A scan reads 528 kB of" in said
+    assert "A scan reads 528 kB of" in run("explain", NAME, width=200).stdout
     first = run("scan", NAME, "--revision", "step1000", width=200)
     assert f"{NAME} @ step1000" in first.stdout
     assert first.stderr.startswith(f"{NAME}: fetched 53")
@@ -572,8 +568,7 @@ def test_a_killed_scan_leaves_a_cache_that_goes_on(hub, tmp_path):
     time.sleep(0.2)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=10)
-    kept = list((tmp_path / "home/assets/wqk/ranges").glob("*/[0-9]*"))
-    assert len(kept) >= 10
+    assert len(list((tmp_path / "home/assets/wqk/ranges").glob("*/[0-9]*"))) >= 10
     hub.cdn.faults.clear()
     hub.cdn.released.set()
     forget(hub)

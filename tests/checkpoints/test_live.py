@@ -44,8 +44,7 @@ def test_a_module(name, dtype):
     checkpoint = open_checkpoint(model)
     assert (checkpoint.name, checkpoint.step, checkpoint.revision) == ("Model", None, None)
     assert checkpoint.config == {"model_type": "bert"}
-    info = checkpoint.tensors()["query.weight"]
-    assert info == TensorInfo(name, (6, 4), 24 * dtype.itemsize)
+    assert checkpoint.tensors()["query.weight"] == TensorInfo(name, (6, 4), 24 * dtype.itemsize)
     whole, part, bias = checkpoint.read([Part("query.weight"), ROWS, Part("query.bias")])
     wide = np.float64 if dtype == torch.float64 else np.float32
     expected = model.query.weight.detach().double().numpy()

@@ -94,8 +94,7 @@ def test_a_single_file_takes_the_configuration_beside_it(folder):
 def test_a_subfolder(tmp_path):
     (tmp_path / "text_encoder").mkdir()
     write(tmp_path / "text_encoder")
-    checkpoint = open_checkpoint(tmp_path, subfolder="text_encoder")
-    assert set(checkpoint.tensors()) == {"a", "b"}
+    assert set(open_checkpoint(tmp_path, subfolder="text_encoder").tensors()) == {"a", "b"}
 
 
 @pytest.mark.parametrize(

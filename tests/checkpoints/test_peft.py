@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peft
 import pytest
+import torch
+import transformers
 
 from wqk.checkpoints import Part, open_checkpoint
 from wqk.checkpoints.adapters import STORED_IN_OUT, WITHOUT_EFFECT, read_adapter
 from wqk.checkpoints.formats import local_folder
 from wqk.errors import CheckpointError
 from wqk.families import families
-
-torch = pytest.importorskip("torch")
-peft = pytest.importorskip("peft")
-transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors import torch as safetensors
 from tests.checkpoints.attacking import mutated
 from tests.limits import counts
 from tests.small import save as write
@@ -21,10 +23,6 @@ import wqk
 from wqk.checkpoints import Part, open_checkpoint
 from wqk.checkpoints.files import LocalFile, unpacked
 from wqk.errors import CheckpointError
-
-torch = pytest.importorskip("torch")
-safetensors = pytest.importorskip("safetensors.torch")
-
 
 # Written by tools/quantizing.py, which asks the libraries themselves: autoawq 0.2.9, bitsandbytes
 # 0.50.2, compressed-tensors 0.20.0, gptqmodel 7.7.0,
@@ -67,8 +65,7 @@ def test_values_are_the_librarys_own(
     np.testing.assert_allclose(read, values, rtol=ROUNDED.get(name, 0))
     counts.clear()
     count = len(values)
-    rows = ((count // 2, count // 2 + 1), (0, 1))
-    (some,) = checkpoint.read([Part("a.weight", rows)])
+    (some,) = checkpoint.read([Part("a.weight", ((count // 2, count // 2 + 1), (0, 1)))])
     np.testing.assert_array_equal(some, read[[count // 2, 0]])
     assert (sum(counts) < info.nbytes) != name.startswith(WHOLE)
 
@@ -222,8 +219,7 @@ def test_calibrated_rounding_is_quantization_alone(kind: str, bits: int, tmp_pat
     assert 0.7 < share.min() < share.max() < 1.6
     assert table.metadata["folded_norms"]
     if kind == "AWQ":  # the mistake of leaving the norm as it was
-        wrong = wqk.same(original, write(tmp_path / "wrong", stored | gains, config))
-        assert not wrong.same
+        assert not wqk.same(original, write(tmp_path / "wrong", stored | gains, config)).same
 
 
 @pytest.mark.parametrize("bits", [4, 8])

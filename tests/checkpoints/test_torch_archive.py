@@ -14,7 +14,8 @@ import sys
 import zipfile
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,9 +26,6 @@ from tests.limits import counts, in_memory, refused, within
 from wqk.checkpoints import Part, open_checkpoint
 from wqk.comparing.contents import equal_parts
 from wqk.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth", "model.ckpt"])

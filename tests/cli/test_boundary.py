@@ -137,8 +137,7 @@ def test_a_runs_folder_is_read_by_every_verb(tmp_path):
         for file in Path(ENCODER).iterdir():
             os.link(file, folder / file.name)
     for verb in (("scan",), ("explain",), ("diff", ENCODER)):
-        result = run(*verb, str(tmp_path))
-        assert "checkpoint-1000" in result.stdout.replace("\n", "")
+        assert "checkpoint-1000" in run(*verb, str(tmp_path)).stdout.replace("\n", "")
     table, out = wqk.scan(tmp_path), tmp_path / "all.parquet"
     assert table.frame["step"].unique(maintain_order=True).to_list() == [50, 200, 1000]
     run("scan", tmp_path, ENCODER, "--out", out)

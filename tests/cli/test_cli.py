@@ -53,8 +53,7 @@ def test_no_number_is_cut_where_the_terminal_is_narrow(tmp_path, monkeypatch, ar
 
 
 def test_json_is_the_whole_table() -> None:
-    result = run("scan", ENCODER, "--heads", "--json", "--gamma", "1.5")
-    told = json.loads(result.stdout)
+    told = json.loads(run("scan", ENCODER, "--heads", "--json", "--gamma", "1.5").stdout)
     table = wqk.scan(ENCODER, gamma=1.5)
     assert list(told["rows"][0]) == list(SCHEMA)
     assert told["metadata"]["gamma"] == 1.5
@@ -93,8 +92,7 @@ def test_bad_input_gives_one_clear_line_and_nothing_else(tmp_path: Path) -> None
 
 
 def test_explain_names_tensors_and_bytes() -> None:
-    result = run("explain", ENCODER, width=120)
-    assert "attention.self.query.weight" in result.output
+    assert "attention.self.query.weight" in run("explain", ENCODER, width=120).output
     told = json.loads(run("explain", ENCODER, "--json").stdout)
     weights = [use for use in told["uses"] if use["role"] in ("query", "key")]
     assert sum(use["bytes"] for use in weights) == 4 * 2 * 128 * 128 * 2
@@ -114,7 +112,6 @@ def test_a_pipe_gets_no_colors_and_no_progress() -> None:
 
 
 def test_demo_says_what_shows_and_draws_a_picture(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     picture = tmp_path / "demo.png"
     run("demo", "--out", str(picture), "--report", str(tmp_path / "demo.html"))
     assert picture.read_bytes().startswith(b"\x89PNG")

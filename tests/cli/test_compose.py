@@ -46,8 +46,7 @@ def test_the_whole_table_is_written(ending: str, tmp_path: Path):
 def test_a_picture_says_that_nothing_is_beyond_chance():
     table = wqk.compose(MODEL)
     for p_corrected, said in ((1.0, True), (0.009, False)):
-        frame = table.frame.with_columns(p_corrected=p_corrected)
-        axis = composition_arcs(frame).axes[0]
+        axis = composition_arcs(table.frame.with_columns(p_corrected=p_corrected)).axes[0]
         assert (
             "none of them beyond chance" in axis.get_title(loc="left") + axis.get_title()
         ) == said

@@ -85,11 +85,9 @@ def test_an_option_means_the_same_for_every_verb() -> None:
 @pytest.mark.parametrize("layers", ["-1", "1,-1", "-3:-1"])
 def test_layers_count_from_the_end_in_every_verb(layers: str) -> None:
     encoder = wqk.demo_model("encoder")
-    shown = run("scan", encoder, "--layers", layers)
-    assert "\n     3 " in shown.output
+    assert "\n     3 " in run("scan", encoder, "--layers", layers).output
     run("same", encoder, encoder, "--layers", layers)
-    missing = run("scan", encoder, "--layers=-5", exits=2)
-    assert missing.stderr.count("no layer -5") == 1
+    assert run("scan", encoder, "--layers=-5", exits=2).stderr.count("no layer -5") == 1
 
 
 def test_what_an_older_version_left_of_a_folder_is_no_module(tmp_path, monkeypatch) -> None:

@@ -9,14 +9,12 @@ Axes: H query heads, G key heads, R head width, D model width.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tests.cases import cases
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 LAYERS, D, H, G, R = 3, 80, 8, 2, 16
 RANK = 4

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from tests import cases as tables
@@ -22,10 +22,7 @@ import wqk
 from wqk.checkpoints.modules import StateDict
 from wqk.comparing.mismatches import UNEXPLAINED, Kind
 from wqk.comparing.weights import form_parts
-from wqk.families import Composed
-
-if TYPE_CHECKING:
-    from wqk.families import AttentionPlan
+from wqk.families import AttentionPlan, Composed
 
 Array = np.ndarray
 Tensors = dict[str, Array]

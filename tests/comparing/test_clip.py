@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import random
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pytest
+import torch
+import transformers
+from safetensors import torch as safetensors
 
 from wqk.comparing.sameness import same
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-safetensors = pytest.importorskip("safetensors.torch")
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Of unequal depths, widths and heads, so that a tower taken for the other one cannot pass.
 VISION = {"width": 128, "layers": 3, "heads": 2, "head_width": 64}
@@ -85,7 +81,6 @@ def test_a_mistake_in_one_tower_is_named_there(tmp_path: Path) -> None:
     query, key, value = np.split(tensors[name].numpy(), 3)
     tensors[name] = torch.tensor(np.concatenate([key, query, value]))
     safetensors.save_file(tensors, opened / "open_clip_model.safetensors")
-    comparison = same(hf, opened)
-    (cause,) = comparison.causes
+    (cause,) = same(hf, opened).causes
     assert cause.places == (("vision", "self", 1),)
     assert cause.mismatch.verdict in ("transposed", "other layout of the fused weight")

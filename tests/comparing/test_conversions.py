@@ -66,7 +66,6 @@ APPLICABLE = [m for m in MISTAKES if m.verdict not in (Kind.ADAPTER, Kind.LAYER)
 @pytest.mark.parametrize("mistake", APPLICABLE, ids=[m.what for m in APPLICABLE])
 def test_the_repair_makes_them_the_same(mistake: Conversion) -> None:
     """The code that is printed, run on the tensors of the blocks that it is printed for."""
-    pytest.importorskip("torch")
     tensors, config = wrong(mistake)
     original = right(mistake.model)
     for block in found(mistake).blocks:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -16,9 +16,6 @@ from wqk.checkpoints import Part
 from wqk.checkpoints.checkpoint import Around
 from wqk.checkpoints.modules import StateDict
 from wqk.comparing.orders import Renumbered
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 Tensors = dict[str, np.ndarray]
 ORDER = [2, 0, 3, 1]

@@ -6,7 +6,7 @@ import json
 import random
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,14 +15,10 @@ from tests.families.proving import safetensors, save, torch
 
 import wqk
 from wqk.attention import Block
-from wqk.checkpoints import open_checkpoint
+from wqk.checkpoints import Checkpoint, open_checkpoint
 from wqk.checkpoints.modules import StateDict
 from wqk.comparing.sameness import same
-from wqk.families import Projection
-
-if TYPE_CHECKING:
-    from wqk.checkpoints import Checkpoint
-    from wqk.families import AttentionPlan
+from wqk.families import AttentionPlan, Projection
 
 Tensors = dict[str, Any]
 SHARE = 3

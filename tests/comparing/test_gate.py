@@ -49,8 +49,7 @@ def test_a_report_for_continuous_integration(folders: tuple[str, str]) -> None:
     suite = ElementTree.parse("report.xml").getroot()  # our own file
     assert suite.get("failures") == "3"
     assert int(suite.get("tests", 0)) == len(suite)
-    failure = suite.find("testcase/failure")
-    assert "stored interleaved" in str(failure.get("message"))
+    assert "stored interleaved" in str(suite.find("testcase/failure").get("message"))
 
 
 def test_a_folder_is_the_same_as_its_tensors_without_their_configuration(tmp_path: Path) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,15 +20,10 @@ import wqk
 from wqk.checkpoints import Part
 from wqk.checkpoints.modules import StateDict
 from wqk.comparing import fingerprints
-from wqk.comparing.fingerprints import fingerprint
+from wqk.comparing.fingerprints import Fingerprint, fingerprint
 from wqk.comparing.kinship import LayerMatch
 from wqk.comparing.randomization import TESTS, gather, renumber
 from wqk.errors import CheckpointError, NonFiniteWeights
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wqk.comparing.fingerprints import Fingerprint
 
 L, D, H, R = 4, 48, 6, 8
 Weights = list[tuple[np.ndarray, np.ndarray]]  # of each layer: queries and keys (heads, R, D)
@@ -209,8 +205,7 @@ def test_children_are_related(name: str) -> None:
 def test_all_three_renumberings_at_once_leave_only_singular_values() -> None:
     # A limit of the method, said on its page: no numbering is left that both models share.
     parent = weights(0)
-    child = turned(reheaded(rotated(parent)))
-    kinship = wqk.kin(opened(parent), opened(child))
+    kinship = wqk.kin(opened(parent), opened(turned(reheaded(rotated(parent)))))
     assert not kinship.related
     assert kinship.closeness < 1e-3
     assert "this has no p" in " ".join(kinship.reading)
@@ -243,7 +238,8 @@ def test_spectra_are_those_of_dense_products(groups: int) -> None:
 
 @pytest.mark.parametrize("groups", [H, 2])
 def test_unrelated_models_have_uniform_p(groups: int) -> None:
-    scipy = pytest.importorskip("scipy.stats")
+    from scipy import stats as scipy
+
     models = [prints(weights(seed, layers=2, groups=groups)) for seed in range(12)]
     found = [
         evidence
@@ -279,8 +275,7 @@ def test_grouped_heads_are_permuted_with_their_key_head() -> None:
     # With a key head for two query heads, a shuffle of all would tear pairs that share a key apart,
     # whose cosines are large in any model: two unrelated ones would seem to agree.
     a, b = ([prints(weights(seed, groups=3))[0]] for seed in (0, 1))
-    found = renumber(TESTS["heads"], a, b, 999, np.random.default_rng(0))
-    assert not isinstance(found, str)
+    assert not isinstance(renumber(TESTS["heads"], a, b, 999, np.random.default_rng(0)), str)
     # 3! orders of groups times 2 within each of three: no smaller p than 1 in 48 by this test.
     own = renumber(TESTS["heads"], a, a, 4999, np.random.default_rng(0))
     assert not isinstance(own, str)
@@ -312,8 +307,7 @@ def test_the_kind_is_what_became_of_the_forms() -> None:
         "None, rotated and changed": (parent, rotated(noisy(parent, 0.1))),
     }
     for expected, (one, two) in pairs.items():
-        kinship = wqk.kin(opened(one), opened(two))
-        assert str(kinship.kind) == expected.split(",")[0], expected
+        assert str(wqk.kin(opened(one), opened(two)).kind) == expected.split(",")[0], expected
 
 
 def test_stacks_of_other_names_are_in_place() -> None:
@@ -434,8 +428,7 @@ def test_a_shared_initialization_is_seen_after_long_training() -> None:
     )
     kinship = wqk.kin(opened(one), opened(two))
     assert kinship.related
-    seen = {test.name: test.p for test in kinship.tests}
-    assert seen["weights"] == 0.001
+    assert {test.name: test.p for test in kinship.tests}["weights"] == 0.001
     assert not kinship.bounds
     assert kinship.change > 1
     assert "no more than an initialization" in " ".join(kinship.reading)
@@ -451,8 +444,7 @@ def test_few_heads_support_no_small_p_of_their_own() -> None:
     model = [(q[:2], k[:2]) for q, k in weights(0)[:1]]
     kinship = wqk.kin(opened(model), opened(model))
     assert kinship.closeness == 0
-    by_name = {test.name: test for test in kinship.tests}
-    heads = by_name["heads"].p
+    heads = {test.name: test for test in kinship.tests}["heads"].p
     assert heads >= 0.4  # two orders of two heads
     assert kinship.p <= 0.01  # by the other two
 

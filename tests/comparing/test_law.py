@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import random
 import zlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +21,6 @@ from tests.families.proving import safetensors, save
 import wqk
 from wqk.checkpoints import Part, open_checkpoint
 from wqk.checkpoints.modules import StateDict
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 CHANGES = ("an entry by 10 %", "two rows", "a sign")
 

@@ -8,9 +8,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-
-pytest.importorskip("transformers")
-
 from tests.comparing.conversions import MISTAKES
 from tests.comparing.plants import (
     EVERYWHERE,
@@ -58,8 +55,7 @@ def judged(some: list[Case]) -> Counter[str]:
 
 @pytest.mark.parametrize("layout", random.Random(11).sample([*LAYOUTS], 3))
 def test_some_plants_are_seen_named_and_undone(layout: str) -> None:
-    counts = judged(random.Random(12).sample(cases(layout), 12))
-    assert counts["right"] >= 6
+    assert judged(random.Random(12).sample(cases(layout), 12))["right"] >= 6
 
 
 @pytest.mark.campaign

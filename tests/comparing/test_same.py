@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,10 +27,6 @@ from wqk.comparing.sameness import same
 from wqk.comparing.units import Unit
 from wqk.errors import CheckpointError
 from wqk.families import Place
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 LAYERS, D, H, G, R = 2, 48, 6, 2, 8
 CONFIG = {
@@ -134,7 +132,8 @@ def test_a_folded_scale_is_not_seen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["BF16", "F16"])
 def test_rounding_of_the_stored_type_is_not_seen(kind: str) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     dtype = {"BF16": torch.bfloat16, "F16": torch.float16}[kind]
     rounded = {name: torch.tensor(value).to(dtype) for name, value in llama().items()}
     comparison = same(opened(llama()), opened(rounded))
@@ -249,8 +248,7 @@ def test_faults_are_named_beside_a_pruned_head(fault: str, head: int) -> None:
         return opened(tensors)
 
     tensors, _, expected, _ = FAULTS[fault]
-    comparison = same(pruned(llama(), 1), pruned(tensors, head))
-    assert verdicts(comparison) == expected
+    assert verdicts(same(pruned(llama(), 1), pruned(tensors, head))) == expected
 
 
 def test_a_head_pruned_in_one_of_two() -> None:
@@ -298,7 +296,7 @@ def test_models_that_cannot_be_compared() -> None:
 
 
 def test_a_live_module_and_its_file(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
     from tests.families.architectures import NAMED
     from tests.families.proving import build
 
@@ -311,7 +309,6 @@ def test_a_live_module_and_its_file(tmp_path: Path) -> None:
 
 
 def test_the_picture_shows_the_heads_that_differ_and_why(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     faulty = edited(lambda q: np.concatenate([q[:2], -q[2:3], q[3:]]), "q", layer=1)
     comparison = same(opened(llama()), opened(faulty))
     assert [head for head, apart in enumerate(comparison.blocks[1].heads) if apart] == [2]
@@ -420,8 +417,7 @@ def test_another_epsilon_is_told_and_put_back(where: str) -> None:
             gain = 1 + np.arange(R, dtype=np.float32) / R
             tensors[f"model.layers.{layer}.self_attn.{side}_norm.weight"] = gain
     first = StateDict(tensors, config, "original")
-    other = StateDict(tensors, config | {"rms_norm_eps": 1e-3}, "converted")
-    found = same(first, other)
+    found = same(first, StateDict(tensors, config | {"rms_norm_eps": 1e-3}, "converted"))
     assert not found
     assert f"epsilon of {where}: 1e-06 against 0.001" in found.sentence
     assert found.repair == 'config["rms_norm_eps"] = original["rms_norm_eps"]'
@@ -451,7 +447,6 @@ def test_an_entry_of_a_bias_that_no_form_shows_is_compared() -> None:
 
 
 def test_layer_norms_of_two_families_have_one_epsilon() -> None:
-    pytest.importorskip("transformers")
     from tests.comparing.plants import right as plain
 
     tensors, config, _ = plain("BERT")

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import pytest
 from tests.families.silence import essence, misread, norms_of, zeros
 from tools.deriving.evidence import value_and_output
-
-from wqk.checkpoints.modules import StateDict
-from wqk.errors import WqkError
-from wqk.families import find_family, plan_attention
-
-pytest.importorskip("transformers")
-
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from wqk.checkpoints import Checkpoint
-    from wqk.families import AttentionPlan, Family
+from wqk.checkpoints import Checkpoint
+from wqk.checkpoints.modules import StateDict
+from wqk.errors import WqkError
+from wqk.families import AttentionPlan, Family, find_family, plan_attention
 
 # Their stacks are told apart by the names of tensors.
 NAMED_BY_TENSORS = {"timesformer", "videoprism-vision-model"}

@@ -6,7 +6,8 @@ R their width.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -15,9 +16,6 @@ from tests.families.completeness import omissions
 import wqk
 from wqk.checkpoints.modules import StateDict
 from wqk.families import find_family
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 N, H, R = 7, 6, 8
 RNG = np.random.default_rng(0)

@@ -6,20 +6,24 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import pytest
+import torch
+import transformers
+from safetensors import torch as safetensors
+from tests.families.architectures import Architecture
 from tests.families.completeness import absent, omissions, other_in_memory
 from tools.deriving.probing import epsilon_of
 
 import wqk
 from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
-from wqk.families import find_family
+from wqk.families import AttentionPlan, Norm, find_family
 from wqk.live.recomputation import Products, recording, require_records
 from wqk.live.running import (
     PADDING_MASKS,
@@ -29,17 +33,6 @@ from wqk.live.running import (
     inputs_of,
 )
 from wqk.live.verification import verify
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-safetensors = pytest.importorskip("safetensors.torch")
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tests.families.architectures import Architecture
-
-    from wqk.families import AttentionPlan, Norm
 
 
 def build(architecture: Architecture) -> Any:
@@ -289,5 +282,4 @@ def _assert_same_norm(one: Block, own: Norm | None, two: Block, its: Norm | None
     if own is not None and its is not None:
         for what in ("kind", "offset", "epsilon", "alone"):
             assert getattr(own, what) == getattr(its, what)
-        gains = one.read(own.gain), two.read(its.gain)
-        np.testing.assert_array_equal(*gains)
+        np.testing.assert_array_equal(*one.read(own.gain), two.read(its.gain))

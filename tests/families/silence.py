@@ -8,25 +8,21 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 import wqk.families
+from wqk.checkpoints import Checkpoint
 from wqk.checkpoints.modules import StateDict
 from wqk.errors import WqkError
-from wqk.families import plan_attention
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from wqk.checkpoints import Checkpoint
-    from wqk.families import Family
-    from wqk.families.plans import AttentionPlan
-    from wqk.families.rotary import Rotary
-    from wqk.families.sides import Side
+from wqk.families import Family, plan_attention
+from wqk.families.plans import AttentionPlan
+from wqk.families.rotary import Rotary
+from wqk.families.sides import Side
 
 Config = dict[str, Any]
 

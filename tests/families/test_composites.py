@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +11,7 @@ from tests.stand_in import Module
 
 import wqk
 from wqk.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from wqk.families import AttentionPlan
+from wqk.families import AttentionPlan
 
 
 def pair(

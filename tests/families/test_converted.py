@@ -7,7 +7,8 @@ as their authors describe it, in nothing but the mask and the names of tensors.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,9 +34,6 @@ from wqk.errors import CheckpointError
 from wqk.families import find_family
 from wqk.live.recomputation import allowed
 from wqk.live.verification import verify
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 REMOTE = ["a2d-llama", "a2d-qwen2", "dream", "a2d-qwen3", "sdar"]
 

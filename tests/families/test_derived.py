@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("transformers")
-
 from tests.cases import cases
 from tests.limits import some
 from tools.deriving.deriving import derive
@@ -70,8 +67,7 @@ RULE: dict[str, Any] = cases(__file__, "rule")
     ],
 )
 def test_a_wrong_rule_is_noticed(qwen3, changes, fault) -> None:
-    family = parse_family(family_text("toy", ["qwen3"], [RULE | changes]), "toy")
-    found = faults(*qwen3, family)
+    found = faults(*qwen3, parse_family(family_text("toy", ["qwen3"], [RULE | changes]), "toy"))
     assert bool(found) == bool(fault)
     assert fault in "; ".join(found)
 

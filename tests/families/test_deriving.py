@@ -6,14 +6,12 @@ import os
 import random
 import time
 import tomllib
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
-
-pytest.importorskip("transformers")
-
 import torch
+from msgspec.structs import replace
 from tests.cases import cases
 from tools.deriving import probing
 from tools.deriving.feeding import adapted
@@ -21,21 +19,13 @@ from tools.deriving.mending import mended, strong
 from tools.deriving.parts import DEFAULTS, PARTS, defaults_of, line, merged, parts_of
 from tools.deriving.probing import record_type
 from tools.deriving.proof import faults
-from tools.deriving.records import read_record
+from tools.deriving.records import Record, read_record
 from tools.deriving.writing import family_text, rule_table
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
-from wqk.checkpoints import open_checkpoint
+from wqk.checkpoints import Checkpoint, open_checkpoint
 from wqk.families import families
 from wqk.families.family import parse_family
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from tools.deriving.records import Record
-
-    from wqk.checkpoints import Checkpoint
 
 
 @pytest.mark.parametrize(
@@ -55,8 +45,7 @@ def test_a_model_that_hangs_or_crashes_ends_alone(work, told, monkeypatch) -> No
 
 @pytest.mark.parametrize(("shape", "error", "wanted"), cases(__file__, "shapes"))
 def test_what_is_given_follows_from_the_error(shape, error, wanted) -> None:
-    given = adapted({"x": torch.zeros(shape)}, error)
-    assert list(given["x"].shape) == wanted
+    assert list(adapted({"x": torch.zeros(shape)}, error)["x"].shape) == wanted
     assert adapted({"x": torch.zeros(shape)}, "something else") is None
 
 

@@ -13,9 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-pytest.importorskip("transformers")
-
 from tests.families.architectures import ALL, FURTHER
 from tests.families.completeness import absent, omissions, other_in_memory, under_live_names
 from tests.families.proving import save

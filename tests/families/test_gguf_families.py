@@ -119,8 +119,7 @@ def test_a_graph_of_llama_cpp(name: str, fused: bool) -> None:
 
 def test_a_graph_of_bert() -> None:
     """The first layer is fed by the norm of the embeddings, the others by the layer before."""
-    graph = Graph("bert", H, kind="layer")
-    config, tensors = configuration(metadata_of(graph)), Tensors()
+    config, tensors = configuration(metadata_of(Graph("bert", H, kind="layer"))), Tensors()
     for n in range(2):
         separate(tensors, f"blk.{n}.attn_{{}}", H * R, output="output")
         gain(tensors, f"blk.{n}.layer_output_norm", H * R, bias=True)

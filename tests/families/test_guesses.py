@@ -234,7 +234,8 @@ def test_attention_that_no_family_describes_is_said_to_be_left_out() -> None:
 
 
 def test_modules_that_are_no_transformers_models_are_read() -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     single = torch.nn.MultiheadAttention(D, 4)
     attention = wqk.open(single)[0]
     weight = single.in_proj_weight.detach().numpy()[:D].reshape(4, D // 4, D)
@@ -411,7 +412,7 @@ def test_what_cannot_be_guessed_is_refused(names: list[str]) -> None:
 def test_a_guessed_family_gives_a_real_models_own_attention(shared: Path, tmp_path: Path) -> None:
     # minGPT is no transformers model, but computes what GPT-2 does: the same weights, transposed
     # and renamed, are verified as GPT-2, and must have the same forms as the guess.
-    transformers = pytest.importorskip("transformers")
+    import transformers
     from safetensors.numpy import load_file, save_file
 
     from wqk.live.verification import verify

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +14,6 @@ import wqk
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.inspecting.explanation import explain
 from wqk.live.verification import verify
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_mistral_4_is_not_run_as_the_model_that_it_is_like(tmp_path, monkeypatch) -> None:

@@ -412,8 +412,7 @@ def test_without_a_softmax_there_are_no_logits_and_no_ceilings(hybrid: Path) -> 
 )  # fmt: skip
 def test_what_is_about_a_softmax_is_refused_without_one(measure: Any) -> None:
     torch.manual_seed(0)
-    architecture = CASES["mamba2"]
-    model = transformers.Mamba2Model(transformers.Mamba2Config(**architecture.config))
+    model = transformers.Mamba2Model(transformers.Mamba2Config(**CASES["mamba2"].config))
     reason = r"no attention with a softmax; it has decoder state space, layers 0-1"
     with pytest.raises(CheckpointError, match=reason):
         measure(model)
@@ -484,7 +483,6 @@ def test_sections_that_do_not_fit_are_an_error(tmp_path: Path) -> None:
 
 
 def test_the_curves_over_layers_tell_kinds_apart(hybrid: Path) -> None:
-    pytest.importorskip("matplotlib")
     figure = wqk.scan(hybrid).plot()
     shown = [text.get_text() for text in figure.legends[0].get_texts()]
     assert shown == ["model, self-attention", "model, linear attention"]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from tests.families.architectures import FURTHER, NAMED, Architecture
 from tests.families.proving import (
     edit_tensors,
@@ -15,11 +17,6 @@ from tests.families.proving import (
     respelled,
     save,
 )
-
-torch = pytest.importorskip("torch")
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def without_prefix(tensors: dict[str, Any]) -> dict[str, Any]:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
-
-pytest.importorskip("transformers")
-
 from tests.cases import cases
 from tests.families.proving import edit_config
 from tests.limits import some
@@ -23,9 +21,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 import wqk
 from wqk.families.config import switches, unread_settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Positions counted from the padding, values that may be rotated, and a plain decoder.
 FEW = ("camembert", "roformer", "llama")

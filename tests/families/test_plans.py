@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,9 +18,6 @@ from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
 from wqk.families import families
 from wqk.live.verification import verify
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_every_model_type_belongs_to_one_family() -> None:
@@ -110,8 +107,7 @@ def test_the_latent_form_is_the_product_of_its_factors(name: str, tmp_path: Path
 
 def test_latent_attention_with_biases_is_refused(tmp_path: Path) -> None:
     latent = NAMED["deepseek-v2"]
-    biased = replace(latent, config=latent.config | {"attention_bias": True})
-    save(biased, tmp_path)
+    save(replace(latent, config=latent.config | {"attention_bias": True}), tmp_path)
     with pytest.raises(CheckpointError, match="without biases"):
         wqk.open(open_checkpoint(tmp_path))
 

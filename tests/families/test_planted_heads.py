@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.families.architectures import GROUPED, NAMED
 from tests.families.proving import edit_tensors, save
 
@@ -15,11 +17,6 @@ from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.forms.scores import coupling, head_terms, symmetry
 from wqk.live.verification import verify
-
-torch = pytest.importorskip("torch")
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

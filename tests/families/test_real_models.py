@@ -8,9 +8,6 @@ import numpy as np
 import pytest
 
 import wqk
-
-pytest.importorskip("transformers")
-
 from wqk.live.verification import verify
 
 # Symmetry within and between heads, for each layer.
@@ -42,8 +39,7 @@ def test_minilm_attends_with_the_forms_that_are_scored(minilm: Path) -> None:
 
 
 def test_most_of_minilms_symmetry_lies_between_heads(minilm: Path) -> None:
-    table = wqk.scan(minilm)
-    np.testing.assert_allclose(within_and_between(table), MINILM, atol=0.006)
+    np.testing.assert_allclose(within_and_between(wqk.scan(minilm)), MINILM, atol=0.006)
     strongest = [
         np.triu(wqk.coupling(wqk.open(minilm)[layer].heads), 1).max() for layer in range(6)
     ]
@@ -69,5 +65,4 @@ def test_grouped_heads_of_real_models_are_proven(folder: str, shared: Path) -> N
 
 
 def test_a_given_text_is_read(shared: Path) -> None:
-    verification = verify(shared / "checkpoints" / "stories260k", tokens=[1, 403, 407, 261, 378])
-    assert verification.ok
+    assert verify(shared / "checkpoints" / "stories260k", tokens=[1, 403, 407, 261, 378]).ok

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,9 +31,6 @@ from tests.families.computing import (
 import wqk
 from wqk.checkpoints.configurations import Opened, configured
 from wqk.checkpoints.modules import StateDict
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 WIDTH, G, EPSILON = 40, 2, 0.01
 PARTIAL = ("partial",)

@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.families.architectures import FURTHER
 from tests.families.proving import save
 
 import wqk
 from wqk.live.verification import verify
-
-torch = pytest.importorskip("torch")
 
 
 @pytest.mark.parametrize(

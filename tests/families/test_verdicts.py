@@ -79,8 +79,7 @@ def test_the_last_line_says_the_worst(difference, form, described, said) -> None
 
 
 def test_a_right_form_is_right_apart_from_what_is_not_known(llama: Path) -> None:
-    told = run("verify", llama, "--family", guess(llama), "--json")
-    result = json.loads(told.stdout)
+    result = json.loads(run("verify", llama, "--family", guess(llama), "--json").stdout)
     assert (result["ok"], result["verdict"]) == (True, "form right")
     (block,) = result["blocks"]
     assert block["difference"] > 1e-3
@@ -191,5 +190,4 @@ def test_a_form_of_zero_cannot_be_verified(tmp_path: Path) -> None:
     tensors = load_file(file)
     name = next(name for name in tensors if "k_proj" in name)
     save_file(tensors | {name: 0 * tensors[name]}, file, {"format": "pt"})
-    shown = run("verify", str(tmp_path), exits=1)
-    assert "so uniform that any weights" in shown.stdout
+    assert "so uniform that any weights" in run("verify", str(tmp_path), exits=1).stdout

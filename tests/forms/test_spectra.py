@@ -54,8 +54,7 @@ def test_small_singular_values_of_float32_factors_keep_their_digits() -> None:
     """σ from 1 down to 1e-5 would drown in Gram matrices of float32."""
     random = np.random.default_rng(0)
     bases = [np.linalg.qr(random.standard_normal((300, 40)))[0] for _ in range(2)]
-    sizes = np.logspace(0, -5, 40)
-    query = (bases[0] * sizes).astype(np.float32)
+    query = (bases[0] * np.logspace(0, -5, 40)).astype(np.float32)
     key = bases[1].astype(np.float32)
     dense = query.astype(np.float64) @ key.astype(np.float64).T
     expected = dense_spectrum(dense)["effective_rank"]

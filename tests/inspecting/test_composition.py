@@ -111,7 +111,9 @@ def test_nothing_is_found_in_random_models():
 
 
 def test_every_stage_keeps_its_own_outlying_dimensions():
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     torch.manual_seed(0)
     config = transformers.SwinConfig(
         image_size=32, patch_size=2, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4
@@ -196,7 +198,8 @@ def joined(frame: pl.DataFrame) -> set[tuple[Any, ...]]:
 
 
 def test_encoder_and_decoder_are_joined_by_cross_attention_alone():
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     config = transformers.T5Config(
         vocab_size=11, d_model=16, d_kv=4, d_ff=8, num_layers=2, num_decoder_layers=2, num_heads=2
     )
@@ -220,7 +223,8 @@ def test_encoder_and_decoder_are_joined_by_cross_attention_alone():
 
 @pytest.mark.parametrize("memory", [composition.MEMORY, 1])
 def test_nothing_is_paired_across_an_unknown_projection(memory: int, monkeypatch):
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     monkeypatch.setattr(composition, "MEMORY", memory)
     monkeypatch.setattr(composition, "PART", 0)
     size = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
@@ -242,7 +246,8 @@ def test_nothing_is_paired_across_an_unknown_projection(memory: int, monkeypatch
 
 
 def test_a_layer_that_is_applied_again_reads_itself():
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     config = transformers.AlbertConfig(
         vocab_size=11, embedding_size=8, hidden_size=16, num_hidden_layers=4, num_hidden_groups=1,
         num_attention_heads=2, intermediate_size=8,

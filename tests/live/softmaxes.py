@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from tests.families.architectures import Architecture
 from tests.families.proving import build
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from wqk.families import AttentionPlan
 from wqk.live.listening import parent_of
 from wqk.live.logits import BlockLogits, LogitMeter, Logits
 from wqk.live.running import double_precision, inputs_of
-
-if TYPE_CHECKING:
-    from tests.families.architectures import Architecture
-
-    from wqk.families import AttentionPlan
 
 SOFTMAXES = ("aten::_softmax", "aten::_safe_softmax")
 

@@ -48,8 +48,7 @@ def trainer(folder: Path, **arguments: Any) -> Trainer:
 
 
 def steps(folder: Path, name: str = "scores") -> list[int]:
-    table = wqk.read_table(folder / f"{name}.jsonl")
-    return sorted(set(table.frame["step"]))
+    return sorted(set(wqk.read_table(folder / f"{name}.jsonl").frame["step"]))
 
 
 class Watcher(TrainerCallback):
@@ -192,10 +191,8 @@ def test_a_run_is_clipped_and_its_logits_measured(tmp_path: Path) -> None:
     assert all(clip["factor"] == 0.05 / clip["max_logit"] < 1 for clip in clips)
     measured = wqk.read_table(tmp_path / "scores.jsonl").layers.frame.drop_nulls("max_logit")
     assert set(measured["step"]) == {0, 5}
-    logged = [logs for _, logs in watcher.logs if "wqk/max_logit" in logs]
-    assert len(logged) == 2
-    total = sum(logs.get("wqk/clipped_heads", 0) for _, logs in watcher.logs)
-    assert total == len(clips) > 0
+    assert len([logs for _, logs in watcher.logs if "wqk/max_logit" in logs]) == 2
+    assert sum(logs.get("wqk/clipped_heads", 0) for _, logs in watcher.logs) == len(clips) > 0
     # Nor is anybody left waiting for a pass, by whom compiled code would be slowed.
     assert set(hooks) <= before
 

@@ -236,8 +236,7 @@ def test_it_is_read_run_and_written_as_its_checkpoint_would_be(family: str) -> N
     assert after.max() == pytest.approx(
         min(limit, found.blocks["decoder", "self", 0].max_logit.max()), rel=1e-5
     )
-    report = wqk.initialize_(model, "symmetric")
-    assert report.layers[0].after.symmetry == pytest.approx(1)
+    assert wqk.initialize_(model, "symmetric").layers[0].after.symmetry == pytest.approx(1)
 
 
 def test_a_wrong_family_is_not_verified() -> None:
@@ -274,8 +273,7 @@ def test_a_family_is_named_or_the_refusal_says_how() -> None:
 
 def test_norms_without_gains_are_read_from_the_code() -> None:
     """A speed run's module has no switch for them: with its own rotary, only products are known."""
-    numbers = Numbers(n_kv_head=4)
-    model = Mine(numbers, "transformer", "h", "norm", "attn", Normed)
+    model = Mine(Numbers(n_kv_head=4), "transformer", "h", "norm", "attn", Normed)
     opened = wqk.open(model, family="modded-nanogpt")
     assert wqk.verify(opened, TOKENS).verdict == "form right"
     assert "no effect" in repr(wqk.clip_(opened, 1e-3, logits=dict.fromkeys(np.ndindex(2, 4), 2.0)))
@@ -556,8 +554,7 @@ def test_what_is_made_when_it_is_saved_is_made_anew_for_every_look_and_not_writt
     model = Apart()
     monitor = wqk.Monitor(model, every=1)
     monitor(0)
-    penalty = Penalty(model, "symmetric")
-    penalty().backward()
+    Penalty(model, "symmetric")().backward()
     with torch.no_grad():
         for parameter in model.parameters():
             assert parameter.grad.any()

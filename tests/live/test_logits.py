@@ -6,13 +6,14 @@ import copy
 import gc
 import math
 import weakref
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 import torch
-from tests.families.architectures import ALL, NAMED
+from tests.families.architectures import ALL, NAMED, Architecture
 from tests.live.models import bert, gpt2, llama, train_step
 from tests.live.softmaxes import difference, measured, own_logits, trainable
 
@@ -22,11 +23,6 @@ from wqk.live import logits as measuring
 from wqk.live.logits import KNOWN_POSITIONS, LogitMeter
 from wqk.live.scoring import logit_summary
 from wqk.tables.score_table import ScoreTable
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.families.architectures import Architecture
 
 # Fused, grouped, latent, normalized, windowed, capped, with sinks, linear biases, cross-attention.
 FEW = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +11,6 @@ from tests.live.models import llama, train_step
 from tests.live.test_monitor import dense, same
 
 import wqk
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_columns_over_training_are_those_of_a_scan(tmp_path: Path) -> None:

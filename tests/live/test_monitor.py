@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -15,9 +15,6 @@ from tests.live.models import bert, gpt2, llama, train, train_step
 import wqk
 from wqk.errors import OutputError, RunError, UnknownFamily
 from wqk.tables.score_table import KEY, SCHEMA
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MODELS = {"separate": bert, "fused": gpt2, "grouped": llama}
 CONTEXT = ["checkpoint", "step", "parameters"]
@@ -92,10 +89,8 @@ def test_updates_are_the_differences_of_dense_forms(tmp_path, make) -> None:
 
 
 def test_a_cadence_looks_first_and_then_when_due(tmp_path: Path) -> None:
-    model = bert()
-    monitor = wqk.Monitor(model, tmp_path / "scores.jsonl", every=4, steps=[6], heads=False)
-    looked = [step for step in range(3, 10) if monitor(step)]
-    assert looked == [3, 4, 6, 8]
+    monitor = wqk.Monitor(bert(), tmp_path / "scores.jsonl", every=4, steps=[6], heads=False)
+    assert [step for step in range(3, 10) if monitor(step)] == [3, 4, 6, 8]
     assert monitor.look(9)
     assert not monitor.look(9)
     assert monitor.table.frame["head"].is_null().all()
@@ -119,8 +114,7 @@ def test_a_weight_that_has_not_moved_has_a_degenerate_update(tmp_path: Path) -> 
 
 def test_half_precision_is_followed_in_its_own_type(tmp_path: Path) -> None:
     model = bert().to(torch.bfloat16)
-    monitor = train(model, tmp_path / "scores.jsonl", steps=1)
-    assert same(monitor.latest, wqk.scan(model))
+    assert same(train(model, tmp_path / "scores.jsonl", steps=1).latest, wqk.scan(model))
 
 
 # Resuming
@@ -149,8 +143,7 @@ def test_a_resumed_run_may_start_between_two_looks(tmp_path: Path) -> None:
     for step in (0, 10, 20):
         monitor(step)
     monitor = wqk.Monitor(model, path, every=10)
-    looked = [step for step in range(15, 31) if monitor(step)]
-    assert looked == [15, 20, 30]
+    assert [step for step in range(15, 31) if monitor(step)] == [15, 20, 30]
     assert monitor.table.layers.frame["step"].unique().to_list() == [0, 10, 15, 20, 30]
     assert monitor.updates.layers.frame["step"].unique().to_list() == [10, 20, 30]
 

@@ -246,8 +246,7 @@ def test_one_layer_and_one_head_are_changed_alone() -> None:
     assert not any(torch.allclose(one, whole, atol=1e-6) for one in by_head)
     assert not torch.allclose(by_head[0], by_head[1], atol=1e-6)
     # In a model of one head, a head is the layer.
-    narrow = KINDS[0]._replace(config={**KINDS[0].config, "num_attention_heads": 1})
-    model = made(narrow)
+    model = made(KINDS[0]._replace(config={**KINDS[0].config, "num_attention_heads": 1}))
     torch.testing.assert_close(
         with_part(model, ids(), SKEW, Place("encoder", 1, 0)),
         with_part(model, ids(), SKEW, Place("encoder", 1)),
@@ -301,8 +300,7 @@ def test_intervals_cover_the_share() -> None:
         _, low, high = share_kept(whole + explained - kept, whole + explained, whole)
         hits += (low or 1) <= 0.6 <= (high or 0)
     assert 0.9 < hits / 300 < 0.99
-    noise = random.normal(0, 1, (3, 64))
-    assert share_kept(*noise) == (None, None, None)
+    assert share_kept(*random.normal(0, 1, (3, 64))) == (None, None, None)
 
 
 def deberta() -> Any:

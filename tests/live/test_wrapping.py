@@ -98,7 +98,8 @@ def test_an_adapter_of_another_kind_is_refused_where_it_matters(tmp_path: Path) 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_peft_s_own_adapters_are_followed(tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
+    import peft
+
     model = peft.get_peft_model(bert(), peft.LoraConfig(target_modules=["query"], r=2))
     for parameter in model.parameters():
         if parameter.requires_grad:

@@ -16,8 +16,6 @@ import wqk
 from wqk.tables.details import Details
 from wqk.tables.score_table import SCHEMA
 
-pytest.importorskip("plotly")
-
 WAIT = 60_000  # milliseconds; a machine may be busy
 MODELS = ("encoder", "decoder")
 STEPS = (0, 20, 100)  # in another order as text
@@ -312,8 +310,7 @@ def test_on_a_phone_rows_become_cards_of_labeled_numbers(pair):
     box = cell.bounding_box()
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= 390
-    label = "cell => getComputedStyle(cell, '::before').content"
-    assert cell.evaluate(label) == '"symmetry"'
+    assert cell.evaluate("cell => getComputedStyle(cell, '::before').content") == '"symmetry"'
     overflow = "all => all.filter((one) => one.scrollWidth > one.clientWidth + 1).length"
     assert pair.locator(".wide").evaluate_all(overflow) == 0
 
@@ -399,8 +396,7 @@ def test_matrices_and_coupling_follow_the_layer(pair):
     block = details.blocks[3]
     matrix = curves(pair, "matrices", 2)["0"]
     np.testing.assert_allclose(matrix["z"], block.image * block.image_unit / 127, rtol=1e-4)
-    coupling = curves(pair, "matrices", 3)["0"]
-    np.testing.assert_allclose(coupling["z"], block.coupling, atol=6e-4)
+    np.testing.assert_allclose(curves(pair, "matrices", 3)["0"]["z"], block.coupling, atol=6e-4)
     said = pair.locator("#matrices .said").nth(2).inner_text()
     assert said.startswith(f"{len(block.outlying_rows)} outlying rows")
     outlying = curves(pair, "matrices", 5)
@@ -433,8 +429,7 @@ def test_the_first_stop_of_the_keyboard_skips_to_the_scores(pair):
     assert pair.evaluate("location.hash") == "#summary"
     for _ in range(3):
         pair.keyboard.press("Tab")
-    outline = pair.evaluate("getComputedStyle(document.activeElement).outlineStyle")
-    assert outline == "solid"
+    assert pair.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
 
 @pytest.mark.parametrize("name", ["pair", "many"])

@@ -49,7 +49,6 @@ def test_pairs_by_chance_are_not_drawn(table: wqk.CompositionTable):
 
 
 def test_a_report_takes_a_table_of_pairs(table: wqk.CompositionTable, tmp_path: Path):
-    pytest.importorskip("plotly")
     table.write(tmp_path / "pairs.parquet")
     wqk.scan(MODEL).write(tmp_path / "scores.parquet")
     out = tmp_path / "report.html"

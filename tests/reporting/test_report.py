@@ -22,8 +22,6 @@ from wqk.tables.details import Details, LayerKey, block_details
 from wqk.tables.rendering import SHADES
 from wqk.tables.score_table import SCHEMA, ScoreTable, read_table
 
-pytest.importorskip("plotly")
-
 ROOT = Path(__file__).parents[2]
 ENCODER = wqk.demo_model("encoder")
 
@@ -185,8 +183,7 @@ def test_the_citation_is_that_of_the_repository():
 
 
 def test_steps_of_one_model_are_one_group():
-    scores = training("runs/bert", (10, 20))
-    (group,) = groups([scores])
+    (group,) = groups([training("runs/bert", (10, 20))])
     assert group.label == "runs/bert"
     assert group.latest["step"].unique().to_list() == [20]
     assert group.facts["layer"] == 0
@@ -225,8 +222,7 @@ def test_rows_of_heads_alone_are_a_report(tmp_path):
 
 
 def block(checkpoint: str, layer: int, d: int = 700, seed: int = 0) -> Any:
-    dice = np.random.default_rng(seed)
-    heads = wqk.BilinearForm(*dice.standard_normal((2, 2, 1, d, 3)))
+    heads = wqk.BilinearForm(*np.random.default_rng(seed).standard_normal((2, 2, 1, d, 3)))
     place = LayerKey(checkpoint, None, None, "encoder", "self", layer, "qk", 0)
     return block_details(place, heads)
 

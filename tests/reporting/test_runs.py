@@ -18,7 +18,6 @@ def runs(tmp_path: Path) -> list[Run]:
 
 
 def test_results_are_told_where_all_seeds_are(runs: list[Run], tmp_path: Path):
-    pytest.importorskip("plotly")
     path = tmp_path / "run.html"
     wqk.write_report([run.scores for run in runs], path, runs=runs)
     page = Page(path)
@@ -38,7 +37,6 @@ def test_results_are_told_where_all_seeds_are(runs: list[Run], tmp_path: Path):
 
 
 def test_a_report_of_tables_alone_has_no_results(tmp_path: Path):
-    pytest.importorskip("plotly")
     wqk.write_report(wqk.scan(wqk.demo_model("encoder")), tmp_path / "r.html")
     assert '<section id="runs">' not in (tmp_path / "r.html").read_text(encoding="utf-8")
 

@@ -99,8 +99,7 @@ def test_the_coupling_of_planted_transposes_is_one() -> None:
     np.testing.assert_allclose(coupling, coupling.T, atol=1e-6)
     heads = [wqk.open(ENCODER)[0][h] for h in range(4)]
     np.testing.assert_allclose(np.diag(coupling), [wqk.symmetry(h) for h in heads], atol=1e-5)
-    scale = wqk.show(ENCODER, layer=0, coupling=True).plot().axes[-1]
-    assert "tr" in scale.get_ylabel()
+    assert "tr" in wqk.show(ENCODER, layer=0, coupling=True).plot().axes[-1].get_ylabel()
 
 
 @pytest.fixture
@@ -112,15 +111,13 @@ def pruned(tmp_path: Path) -> str:
 
 
 def test_a_pruned_head_has_no_scores(pruned: str, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     assert told(pruned, "--layer", "0", "--head", "1")["symmetry"] is None
     coupling = told(pruned, "--layer", "0", "--coupling")["coupling"]
     assert coupling[1] == [None] * 4
     assert None not in (coupling[0][0], coupling[2][3])
     for view, words in ((("--head", "1"), "the form is zero"), (("--coupling",), "pair 0 and 3")):
         out = tmp_path / "pruned.png"
-        result = run("show", pruned, "--layer", "0", *view, "--out", str(out))
-        assert words in result.stderr
+        assert words in run("show", pruned, "--layer", "0", *view, "--out", str(out)).stderr
         assert out.exists()
 
 
@@ -150,7 +147,6 @@ def test_the_strongest_pair_may_be_negative() -> None:
     ("ending", "start"), [(".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")]
 )
 def test_pictures_are_written(tmp_path, arguments, ending, start) -> None:
-    pytest.importorskip("matplotlib")
     path = tmp_path / f"picture{ending}"
     run(*arguments, path)
     assert path.read_bytes().startswith(start)

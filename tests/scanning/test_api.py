@@ -148,8 +148,7 @@ def test_key_heads_can_be_given_wherever_heads_can():
     fused = {"layers.0.attn.qkv.weight": rng.standard_normal((16 + 2 * 4, 16))}
     heads = {"heads_per_layer": 4, "key_heads": 1}
     model, moved = (wqk.open({n: w + d for n, w in fused.items()}, **heads) for d in (0, 1))
-    table = wqk.diff(model, moved)
-    assert set(table.frame["key_heads"]) == {1}
+    assert set(wqk.diff(model, moved).frame["key_heads"]) == {1}
     assert wqk.show(model, 0, coupling=True).values
     with pytest.raises(wqk.WqkError, match="key heads are only for one that does not"):
         wqk.scan(wqk.open(wqk.demo_model("encoder"), key_heads=2))

@@ -36,8 +36,7 @@ def table() -> wqk.ScoreTable:
         rows += [
             {**place, "head": head, "symmetry": score / (head + 1), **leaning} for head in range(4)
         ]
-    metadata = {"left_out": {"owner/model": ["biases"]}}
-    return wqk.ScoreTable.from_rows(rows, metadata)
+    return wqk.ScoreTable.from_rows(rows, {"left_out": {"owner/model": ["biases"]}})
 
 
 def shown(width: int, heads: bool) -> str:

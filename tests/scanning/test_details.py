@@ -30,8 +30,7 @@ PLACE = LayerKey("a/b", None, None, "encoder", "self", 0, "qk", 0)
 def stacked_heads(heads: int, key_heads: int, d: int, rank: int, seed: int = 0) -> wqk.BilinearForm:
     dice = np.random.default_rng(seed)
     query = dice.standard_normal((key_heads, heads // key_heads, d, rank))
-    key = dice.standard_normal((key_heads, 1, d, rank))
-    return wqk.BilinearForm(query, key)
+    return wqk.BilinearForm(query, dice.standard_normal((key_heads, 1, d, rank)))
 
 
 def saved(details: Details, folder: Path) -> Details:
@@ -132,8 +131,7 @@ def test_details_come_from_the_one_pass_that_scores(monkeypatch):
         return read(self, wanted)
 
     monkeypatch.setattr(type(checkpoint), "read", count)
-    table = wqk.scan(checkpoint, details=True)
-    assert len(table.details.blocks) == 4
+    assert len(wqk.scan(checkpoint, details=True).details.blocks) == 4
     assert len(parts) == len(set(parts))
     assert wqk.scan(checkpoint).details is None
 

@@ -84,8 +84,7 @@ def test_planted_heads_have_their_known_scores() -> None:
     query[3], key[3] = key[2], query[2]  # each other's transpose
     frame = wqk.scan(model).heads.frame
     np.testing.assert_allclose(frame["symmetry"][:2], [1, -1], atol=1e-12)
-    pairs = wqk.coupling(wqk.open(model)[0].heads)
-    assert pairs[2, 3] == pytest.approx(1)
+    assert wqk.coupling(wqk.open(model)[0].heads)[2, 3] == pytest.approx(1)
     assert frame["directionality"][2] == pytest.approx(-frame["directionality"][3])
 
 

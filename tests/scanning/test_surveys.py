@@ -97,8 +97,7 @@ def test_one_table_of_what_single_scans_give(models: list[str], whole: bytes, tm
     sound = [model for i, model in enumerate(models) if i not in (7, 13)]
     assert table.frame["checkpoint"].unique(maintain_order=True).to_list() == sound
     for model in sound[:3]:
-        expected = wqk.scan(model).frame
-        assert table.frame.filter(checkpoint=model).equals(expected)
+        assert table.frame.filter(checkpoint=model).equals(wqk.scan(model).frame)
     assert table.metadata["gamma"] == 2.0
     truncated, unknown = table.metadata["failed"]
     assert (truncated["checkpoint"], unknown["checkpoint"]) == (models[7], models[13])
@@ -171,8 +170,7 @@ def test_the_command_reports_failures(models: list[str], tmp_path: Path):
     result = run("survey", *models, "--jobs", "1", "--out", str(out), exits=1)
     assert f"failed: {models[7]}: " in result.stderr
     assert "18 checkpoints; 2 failed" in result.stderr
-    again = run("survey", *models, "--json", "--out", str(out), exits=1)
-    told = json.loads(again.stdout)
+    told = json.loads(run("survey", *models, "--json", "--out", str(out), exits=1).stdout)
     assert len(told["metadata"]["failed"]) == 2
     assert len(told["rows"]) == 18 * LAYERS
     assert run("survey", *models[:2], "--dry-run").stdout.split() == models[:2]
@@ -391,8 +389,7 @@ def test_other_settings_are_an_error_more_refs_are_not(models: list[str], tmp_pa
     survey(models[:1], out=tmp_path)
     with pytest.raises(RunError, match=r"different options \(gamma was 2.0, is now 3.0\)"):
         survey(models[:1], out=tmp_path, gamma=3)
-    table = survey(models[:2], out=tmp_path)
-    assert table.frame["checkpoint"].n_unique() == 2
+    assert survey(models[:2], out=tmp_path).frame["checkpoint"].n_unique() == 2
     result = run("survey", models[0], "--out", str(tmp_path), exits=2)
     assert "heads was True, is now False" in result.stderr
 
@@ -486,8 +483,7 @@ def test_files_that_change_during_the_scan(models: list[str], tmp_path, monkeypa
 
 def test_an_unexpected_error_is_recorded_with_its_traceback(models, tmp_path, monkeypatch):
     monkeypatch.setattr(survey_jobs, "scan", failing(MemoryError()))
-    table = survey(models[:1], out=tmp_path)
-    assert table.metadata["failed"][0]["reason"] == "MemoryError"
+    assert survey(models[:1], out=tmp_path).metadata["failed"][0]["reason"] == "MemoryError"
     assert "in fail" in next(line for line in manifest(tmp_path) if "trace" in line)["trace"]
 
 

@@ -217,8 +217,7 @@ def test_json_lines_are_json_lines(tmp_path):
 def test_files_that_others_wrote_have_no_metadata_and_more_columns(tmp_path):
     lines = [{**r, "seconds": 1.5} for r in records(some_table().frame)]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n\n")
-    loaded = read_table(tmp_path / "t.jsonl")
-    assert_frame_equal(loaded.frame, some_table().frame)
+    assert_frame_equal(read_table(tmp_path / "t.jsonl").frame, some_table().frame)
     some_table().frame.write_parquet(tmp_path / "t.parquet")
     assert read_table(tmp_path / "t.parquet").metadata == {}
     for metadata in ("[1]", "{", "5"):
@@ -277,8 +276,7 @@ def test_csv_opens_in_any_reader_and_no_cell_is_a_formula(tmp_path):
 def test_latex_is_a_tabular_without_bare_specials(tmp_path):
     names = ["50%_of #1 & $2 {x} ~a^b \\c", "plain"]
     rows = [row(checkpoint=names[0]), row(checkpoint=names[1], head=1)]
-    table = ScoreTable.from_rows(rows, {"gamma": 2.0})
-    table.write(tmp_path / "t.tex")
+    ScoreTable.from_rows(rows, {"gamma": 2.0}).write(tmp_path / "t.tex")
     text = (tmp_path / "t.tex").read_text(encoding="utf-8")
     assert text.startswith(
         "% needs \\usepackage{booktabs,amsmath}\n{circuit qk, distance 0, gamma 2"

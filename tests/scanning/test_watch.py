@@ -7,8 +7,10 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +20,6 @@ import wqk
 from wqk.errors import WqkError
 from wqk.scanning.surveys.watch import watch
 from wqk.tables.score_table import read_table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 def checkpoint(run: Path, step: int) -> Path:

@@ -36,8 +36,7 @@ def test_numbers_and_arrangement_are_the_papers(name: Name, score: str, height: 
 
 def test_every_mark_is_explained_once() -> None:
     for name in ("table1", "tableS2", "tableS3"):
-        text = paper_table(name)
-        table, *notes = text.split("\n\n<sup>")
+        table, *notes = paper_table(name).split("\n\n<sup>")
         used = {m for group in re.findall(r"<sup>([^<]*)</sup>", table) for m in group.split(",")}
         assert sorted(used) == [note[0] for note in notes]
         for note in notes:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from wqk._files import append_lines
 from wqk.tables.run import METRICS, SCORES, UPDATES, Run, create_run
 from wqk.tables.score_table import SCHEMA, ScoreTable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
 RECIPE = {
     "preset": "fast", "mode": "encoder", "objective": "masked", "layers": 3, "init": "random",

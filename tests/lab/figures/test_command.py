@@ -45,8 +45,7 @@ def test_numbers_as_csv_and_json(tmp_path: Path) -> None:
     lines = (tmp_path / "x.csv").read_text().splitlines()
     assert lines[0].startswith("source,name,model,stack")
     assert "own,mine,mine,encoder,,1000000,0.25" in lines[-1]
-    result = wqk("fig2", "--from", tmp_path / "own.parquet", "--json")
-    rows = json.loads(result.stdout)["rows"]
+    rows = json.loads(wqk("fig2", "--from", tmp_path / "own.parquet", "--json").stdout)["rows"]
     assert rows[-1]["name"] == "mine"
     assert len(rows) == len(lines) - 1
 

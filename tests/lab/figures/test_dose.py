@@ -81,8 +81,7 @@ def test_lines_join_the_means_over_seeds(runs: list[Run]) -> None:
 
 def test_all_are_compared_at_the_last_step_of_the_shortest(runs: list[Run], tmp_path: Path) -> None:
     short = run(tmp_path, "symmetric", 2.0, 1.0, losses=(3.0, 2.6), init_norm=2.0)
-    rows = numbers("dose", Sources((*runs, short)))
-    assert set(rows["step"]) == {200}
+    assert set(numbers("dose", Sources((*runs, short)))["step"]) == {200}
     assert len(draw("dose", Sources((*runs, short))).axes) == 2  # no level, no steps
 
 

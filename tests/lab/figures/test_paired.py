@@ -61,8 +61,7 @@ def test_a_planted_effect_is_found_in_the_pairs_that_have_it(planted: Any) -> No
         assert (test.pairs, test.agree) == (pairs_read, pairs_read)
         assert test.p < test.corrected < 0.05
         assert test.detectable < test.median
-    updates = by_name["converted", "update_symmetry_excess"]
-    assert updates.corrected < 0.001
+    assert by_name["converted", "update_symmetry_excess"].corrected < 0.001
     # Adding the queries to the keys gives columns no more weight than rows.
     directions = [by_name[relation, "directionality"] for relation in ("twins", "converted")]
     assert all(test.corrected is not None and test.corrected > 0.05 for test in directions)
@@ -98,8 +97,7 @@ def test_a_repository_that_is_missing_is_skipped_and_said(planted: Any) -> None:
     assert [*survey.problems] == [p.title for p in survey.pairs if p.after == MISSING]
     said = next(line for line in sentences(survey, pair_rows(survey)) if "skipped" in line)
     assert MISSING in said
-    read = pair_rows(survey)["pair"].n_unique()
-    assert read == len(pairs()) - 1
+    assert pair_rows(survey)["pair"].n_unique() == len(pairs()) - 1
 
 
 def test_the_update_is_split_and_placed_in_the_parents_span(planted: Any) -> None:
@@ -124,8 +122,7 @@ def test_the_figure_and_its_numbers_come_from_the_folder_alone(planted: Any) -> 
 
 
 def test_nothing_is_found_where_nothing_is_planted(tmp_path: Path) -> None:
-    survey = surveyed(0.0, tmp_path, every=2)
-    tests = pair_tests(pair_rows(survey))
+    tests = pair_tests(pair_rows(surveyed(0.0, tmp_path, every=2)))
     assert all(test.corrected is not None and test.corrected > 0.05 for test in tests)
 
 

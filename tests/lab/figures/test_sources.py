@@ -40,8 +40,7 @@ def test_the_folder_of_a_monitor_is_a_run_of_which_only_scores_are_known(tmp_pat
         monitor = wqk.Monitor(model, tmp_path / name / "scores.jsonl", every=1)
         for step in (0, 1):
             monitor(step)
-    found = read_sources(tmp_path)
-    curves = numbers("fig3", found)
+    curves = numbers("fig3", read_sources(tmp_path))
     assert set(curves["mode"]) == {"encoder", "decoder"}
     assert set(curves["step"]) == {0, 1}
     assert set(numbers("fig3", read_sources(tmp_path / "other"))["mode"]) == {"decoder"}

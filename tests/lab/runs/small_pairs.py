@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import json
 import zlib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save
 from tests.cases import cases
 
 from wqk_lab.runs.pairs import pairs
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LAYERS, WIDTH, HEADS, GROUPS, RANK = 2, 32, 4, 2, 8
 NOISE = 0.02

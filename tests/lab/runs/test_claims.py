@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import runpy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from tools.claims import (
     Claim,
     Contrast,
+    Records,
+    Result,
     claims_table,
     decide,
     evaluate,
@@ -22,9 +24,6 @@ from tools.claims import (
 )
 
 from wqk.errors import RunError
-
-if TYPE_CHECKING:
-    from tools.claims import Records, Result
 
 DOCS = Path(__file__).parents[3] / "docs"
 RESULTS = DOCS / "results"
@@ -58,8 +57,7 @@ def test_a_changed_record_changes_the_page(tmp_path: Path, monkeypatch: pytest.M
     for path in [*RESULTS.rglob("*.csv"), RESULTS / "contrasts.toml"]:
         copy = tmp_path / path.relative_to(RESULTS)
         copy.parent.mkdir(exist_ok=True)
-        text = path.read_text(encoding="utf-8")
-        copy.write_text(text.replace("2.2899", "2.3899"))
+        copy.write_text(path.read_text(encoding="utf-8").replace("2.2899", "2.3899"))
     before, after = results(RESULTS), results(tmp_path)
     assert before["symmetric"].value != after["symmetric"].value
     assert before["decoder"].value == after["decoder"].value

@@ -23,7 +23,6 @@ def started(folder: Path, init: str, seed: int, saving: float) -> Run:
 
 
 def test_a_speed_up_is_told_with_its_interval(tmp_path: Path) -> None:
-    pytest.importorskip("scipy")
     savings = {1: 0.2, 2: 0.3, 3: 0.25}
     runs = [started(tmp_path, "random", seed, 0.0) for seed in savings]
     runs += [started(tmp_path, "symmetric", seed, saved) for seed, saved in savings.items()]

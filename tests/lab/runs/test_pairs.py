@@ -34,8 +34,7 @@ OLD = {QUERY: DICE.normal(size=(32, 32)), KEY: DICE.normal(size=(16, 32))}
 
 
 def block(**changes: np.ndarray) -> Any:
-    tensors = {QUERY: OLD[QUERY], KEY: OLD[KEY], **changes}
-    return wqk.open(Module(tensors, CONFIG))[0]
+    return wqk.open(Module({QUERY: OLD[QUERY], KEY: OLD[KEY], **changes}, CONFIG))[0]
 
 
 def test_shares_in_the_span_are_those_of_dense_projections() -> None:
@@ -99,8 +98,7 @@ def test_a_survey_resumes_and_keeps_the_reasons_of_what_is_missing(tmp_path, mon
     assert any("no vision self-attention" in reason for reason in first.problems.values())
     assert again.problems == {}
     assert again.updates.equals(first.updates)
-    control = first.updates.filter(pair=demo_pairs()[0].title)
-    assert control["moved"].to_list() == [0.0] * 4
+    assert first.updates.filter(pair=demo_pairs()[0].title)["moved"].to_list() == [0.0] * 4
     assert read_pairs(tmp_path).pairs == tuple(read)
 
 

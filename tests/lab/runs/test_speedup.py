@@ -114,8 +114,7 @@ def test_a_mean_over_seeds_leaves_out_no_slow_one() -> None:
         runs = (SpeedUp(seed, 2, 1, 0, *both) for seed, both in enumerate(steps))
         return StartSpeedUp("paired", "random", 900, 900, tuple(runs))
 
-    later = compared((500, 450), (600, 500)).steps_later
-    assert later == paired([-50, -100])
+    assert compared((500, 450), (600, 500)).steps_later == paired([-50, -100])
     assert compared((500, 450), (None, 500)).steps_later is None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tests.lab.theory.planting import (
@@ -31,11 +31,9 @@ from wqk.forms.scores import directionality
 from wqk_lab.theory import bounds, optimizer, studying, tails
 from wqk_lab.theory.evidence import Evidence
 from wqk_lab.theory.gradients import LayerGradient
+from wqk_lab.theory.optimizer import Moment
 from wqk_lab.theory.text import Text
 from wqk_lab.theory.verdict import Finding, Sample, Statement, decide
-
-if TYPE_CHECKING:
-    from wqk_lab.theory.optimizer import Moment
 
 Random = np.random.Generator
 Case = Callable[[int], Any]  # what is planted, from a seed

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tests.lab.theory import subjects
@@ -17,10 +18,6 @@ from wqk_lab.theory.evidence import Evidence
 from wqk_lab.theory.gradients import LayerGradient, blocks_of
 from wqk_lab.theory.subject import Subject
 from wqk_lab.theory.text import Text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 U, L, B, H, N, D = 5, 3, 6, 2, 8, 32
 R = D // H

@@ -15,17 +15,15 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from tests.lab.theory.planted import BY_CHANCE, CASES, STATEMENTS, by_chance
 
 from wqk_lab.theory.verdict import Sample, decide
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 PAGE = Path(__file__).parents[3] / "docs" / "theory" / "false-positives.md"
 BEGIN, END = "<!-- rates: begin -->", "<!-- rates: end -->"

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pytest
+import torch
+import transformers
 
 from wqk.live.running import quiet
 from wqk.tables.run import create_run
 from wqk_lab.theory.subject import Subject
 from wqk_lab.theory.text import Text
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 VOCABULARY = 40
 MASK = 1
@@ -82,8 +78,7 @@ def text(length: int = 6000) -> Text:
         words = 4 + (np.arange(random.integers(4, 20)) + random.integers(3)) % 30
         sentences.append([2, *words.tolist(), 3])
     tokens = np.concatenate(sentences).astype(np.uint16)
-    documents = np.cumsum([0, *map(len, sentences)])
-    return Text("sentences", tokens, documents, VOCABULARY, MASK)
+    return Text("sentences", tokens, np.cumsum([0, *map(len, sentences)]), VOCABULARY, MASK)
 
 
 def subject(model: Any, objective: Any, batches: int = 2, **others: Any) -> Subject:

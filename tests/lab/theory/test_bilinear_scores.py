@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.lab.theory.tiny import VARIETY, batch_for, built, linear, objective
 
 from wqk.checkpoints import open_checkpoint
 from wqk_lab.theory import bilinear_scores
 from wqk_lab.theory.gradients import LayerGradient, gradients, load_values
-
-torch = pytest.importorskip("torch")
 
 
 def uses_of(model: Any, batch: Any, seed: int = 1) -> list[LayerGradient]:

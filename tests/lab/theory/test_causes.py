@@ -57,8 +57,7 @@ def test_directions_without_variance_are_left_out() -> None:
 
 
 def test_a_rotation_keeps_all_but_the_coordinates() -> None:
-    changed = in_isolation([drawn(3)])
-    form, rotated = drawn(3).form.dense(), changed["rotated"][0].dense()
+    form, rotated = drawn(3).form.dense(), in_isolation([drawn(3)])["rotated"][0].dense()
     np.testing.assert_allclose(np.linalg.svd(rotated)[1], np.linalg.svd(form)[1], atol=1e-9)
     assert np.trace(rotated @ rotated) == pytest.approx(np.trace(form @ form))
     assert not np.allclose(rotated, form)
@@ -101,8 +100,7 @@ def test_rows_of_a_models_own_beta_sum_to_zero(objective: str) -> None:
 
 def test_steps_are_those_of_the_weights_own_gradients() -> None:
     model = subjects.bert()
-    subject = subjects.subject(model, "masked", batches=1)
-    (batch,) = subject.batches()
+    (batch,) = subjects.subject(model, "masked", batches=1).batches()
     layer = gradients(model, batch)[0]
     update = Update.of(layer)
     mean = update.inputs.mean(axis=(0, 1))

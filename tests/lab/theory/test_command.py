@@ -120,8 +120,7 @@ IMPOSSIBLE = ("--batches 1", "--block 2", "--mask-share 1", "--steps x", "--laye
 
 @pytest.mark.parametrize("options", IMPOSSIBLE)
 def test_impossible_options_are_usage_errors(options: str, place: Path) -> None:
-    result = run(place, "llama", *options.split(), exits=2)
-    assert "Usage" in result.stderr
+    assert "Usage" in run(place, "llama", *options.split(), exits=2).stderr
 
 
 def test_a_picture_needs_updates(place: Path) -> None:

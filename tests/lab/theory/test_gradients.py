@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.cases import cases
@@ -16,15 +18,9 @@ from tests.lab.theory.tiny import OBJECTIVES, VARIETY, batch_for, built, linear,
 import wqk
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError, TheoryError
+from wqk.families import AttentionPlan
 from wqk_lab.theory.gradients import LayerGradient, gradients
 from wqk_lab.theory.updates import parameter_gradients
-
-torch = pytest.importorskip("torch")
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wqk.families import AttentionPlan
 
 DISTANCES = (0, 1, 4)
 

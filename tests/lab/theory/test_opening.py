@@ -81,8 +81,7 @@ def test_masked_examples_hide_what_they_ask_for() -> None:
         assert (inputs[~asked] == tokens[~asked]).all()
     first, second = (labels for _, labels in list(subject.examples())[:2])
     assert ((first != -100) != (second != -100)).any()
-    again = next(iter(subject.examples()))[1]
-    np.testing.assert_array_equal(again, first)
+    np.testing.assert_array_equal(next(iter(subject.examples()))[1], first)
 
 
 def test_a_checkpoint_says_what_it_predicts(place: Path) -> None:
@@ -91,8 +90,7 @@ def test_a_checkpoint_says_what_it_predicts(place: Path) -> None:
         assert (subject.name, subject.objective, subject.step) == (name, objective, None)
         assert subject.blocks.shape == (2, 2, 8)
         assert not subject.missing
-        loss = subject.model(**next(subject.batches())).loss.item()
-        assert 1 < loss < 20
+        assert 1 < subject.model(**next(subject.batches())).loss.item() < 20
 
 
 def test_one_checkpoint_can_be_made_to_predict_either(place: Path) -> None:
@@ -211,8 +209,7 @@ def test_no_code_of_a_checkpoint_is_run(place: Path) -> None:
 
 def test_blocks_are_pieces_of_the_text() -> None:
     blocks = subjects.text().blocks(4, 5, 16, seed=3)
-    whole = subjects.text().tokens
-    windows = np.lib.stride_tricks.sliding_window_view(whole, 16)
+    windows = np.lib.stride_tricks.sliding_window_view(subjects.text().tokens, 16)
     for block in blocks.reshape(-1, 16):
         assert (windows == block).all(axis=1).any()
     with pytest.raises(CorpusError, match="take fewer or shorter"):
@@ -258,8 +255,7 @@ def test_a_folder_named_like_a_model_type_is_a_checkpoint(place: Path, monkeypat
     subject = opened("bert", "store")
     assert not subject.missing
     weight = subject.model.bert.encoder.layer[0].attention.self.query.weight
-    expected = subjects.bert().bert.encoder.layer[0].attention.self.query.weight
-    assert (weight == expected).all()
+    assert (weight == subjects.bert().bert.encoder.layer[0].attention.self.query.weight).all()
 
 
 def test_a_vocabulary_is_that_of_the_text_for_a_bare_type() -> None:

@@ -19,8 +19,6 @@ from wqk_lab.theory.pairing import (
     share_of_predicted,
 )
 
-torch = pytest.importorskip("torch")
-
 B, H, N, D = 2, 3, 7, 40
 
 PREDICTED = np.array([[1, 1, 0, 0, 1, 0, 0], [0, 1, 1, 0, 0, 0, 0]], bool)
@@ -91,8 +89,7 @@ def test_each_token_in_turn_by_hand(layer: LayerGradient) -> None:
     random = np.random.default_rng(4)
     beta = random.standard_normal((B * N, H, N, N))
     x = random.standard_normal((B * N, N, D))
-    in_turn = np.tile(np.eye(N, dtype=bool), (B, 1))
-    pairs = pairs_of(planted(layer, beta, x), in_turn)
+    pairs = pairs_of(planted(layer, beta, x), np.tile(np.eye(N, dtype=bool), (B, 1)))
     assert pairs.predicted.all()
     for b, i, j in np.ndindex(B, N, N):
         at_i, at_j = b * N + i, b * N + j  # the passes that predict i and j

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -26,9 +25,6 @@ from wqk_lab.theory import studying
 from wqk_lab.theory.evidence import Evidence
 from wqk_lab.theory.verdict import decide
 
-if TYPE_CHECKING:
-    pass
-
 
 def test_every_statement_has_its_planted_cases() -> None:
     assert set(CASES) == set(STATEMENTS)
@@ -50,8 +46,7 @@ def test_what_is_violated_fails(key: str) -> None:
 @pytest.mark.parametrize("key", BY_CHANCE)
 def test_chance_rarely_decides(key: str) -> None:
     wrong = CASES[key][3]
-    verdicts = [decide(*by_chance(key, seed)).verdict for seed in range(3)]
-    assert verdicts.count(wrong) <= 1
+    assert [decide(*by_chance(key, seed)).verdict for seed in range(3)].count(wrong) <= 1
 
 
 W_QK = [find("Theorems 2.3 and S1.12, W_qk"), find("Corollary S1.13, W_qk")]
@@ -121,8 +116,7 @@ def test_an_untrained_model_on_independent_tokens_has_no_order() -> None:
     order = STATEMENTS[find("Theorem S1.12, Equation S96 as a cause")]
     seen = []
     for seed in range(2):
-        model = subjects.bert(decoder=True, seed=seed)
-        one = subjects.subject(model, "causal", batches=3)
+        one = subjects.subject(subjects.bert(decoder=True, seed=seed), "causal", batches=3)
         tokens = np.random.default_rng(seed).integers(4, 40, one.blocks.shape)
         found = studying.examine(order, Evidence(replace(one, blocks=tokens), subjects.text()))
         seen.append(found.verdict)

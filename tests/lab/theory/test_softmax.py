@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from tests.lab.theory.tiny import batch_for, built, linear, objective
 
 import wqk
@@ -15,8 +16,6 @@ from wqk.forms.scores import symmetry
 from wqk_lab.theory.capture import attention_recorded
 from wqk_lab.theory.gradients import LayerGradient, gradients
 from wqk_lab.theory.softmax import softmax_effect
-
-torch = pytest.importorskip("torch")
 
 
 @pytest.fixture(scope="module")

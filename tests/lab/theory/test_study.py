@@ -233,8 +233,7 @@ def test_seeds_are_taken_together(place: Path) -> None:
     together = one(reports[-1].findings, "Theorems 2.3 and S1.12, W_qk")
     assert (together.sample.unit, together.sample.values.shape) == ("seeds", (2, 1))
     # What does not depend on the model is not counted once for each.
-    drawn = one(reports[-1].findings, "Proposition S1.17 (3)")
-    assert drawn.estimate.over == "400 draws"
+    assert one(reports[-1].findings, "Proposition S1.17 (3)").estimate.over == "400 draws"
 
 
 def test_models_that_differ_in_kind_are_not_taken_together(place, masked, causal) -> None:

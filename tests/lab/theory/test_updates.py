@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.lab.theory.tiny import batch_for, built, linear, objective
 
 import wqk
@@ -22,8 +23,6 @@ from wqk_lab.theory.updates import (
     parameter_gradients,
     passed_on,
 )
-
-torch = pytest.importorskip("torch")
 
 LAYOUTS = ("bert", "gpt2", "gptj", "llama", "phi3", "falcon-grouped", "bloom", "gemma2")
 

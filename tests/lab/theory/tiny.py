@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import pytest
+import torch
 from tests.families.architectures import NAMED
 from tests.families.proving import build
 
 from wqk.live.running import PADDING_MASKS, double_precision, inputs_of
-
-torch = pytest.importorskip("torch")
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 LENGTH = 9
 

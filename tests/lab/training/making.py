@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from wqk_lab.training.corpus import Chunk, TokenStore, write_store
 from wqk_lab.training.models import build_model
 from wqk_lab.training.recipe import Recipe, make_recipe
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 VOCABULARY = 40
 SPECIAL = {"padding": 0, "mask": 1, "unknown": 2, "separator": 3}
@@ -52,8 +50,7 @@ def tiny_model(architecture: str = "", preset: str = "fast", **said: Any) -> Any
 
 def walk(tokens: int, seed: int) -> np.ndarray:
     """Token numbers that depend on the two before them: something to learn, from both sides."""
-    generator = np.random.default_rng(seed)
-    steps = generator.choice([1, 2, 5], size=tokens, p=[0.7, 0.2, 0.1])
+    steps = np.random.default_rng(seed).choice([1, 2, 5], size=tokens, p=[0.7, 0.2, 0.1])
     return len(SPECIAL) + np.cumsum(steps + np.roll(steps, 1)) % (VOCABULARY - len(SPECIAL))
 
 

@@ -68,8 +68,7 @@ def test_runs_stop_resume_and_are_left_alone(tmp_path, monkeypatch) -> None:
     options = CorpusOptions(text="characters", document="line", held_out=1)
     build_corpus([tmp_path / "text.txt"], tmp_path / "store", options)
     written(tmp_path, experiment(*CELLS, schedule="constant"))
-    planned = command(tmp_path, "--dry-run")
-    assert planned.stdout.count("to do") == 2
+    assert command(tmp_path, "--dry-run").stdout.count("to do") == 2
     assert not (tmp_path / "runs").exists()
     command(tmp_path, "--jobs", "2")
     runs = {name: open_run(tmp_path / "runs" / f"{name}-1") for name in ("random", "held")}
@@ -194,5 +193,4 @@ def test_cells_without_a_common_seed_do_not_keep_the_others_from_being_compared(
 
 
 def test_the_commands_smooth_as_the_library_does() -> None:
-    options = {option.name: option.default for option in speedup.params}
-    assert options["smoothing"] == SMOOTHING
+    assert {option.name: option.default for option in speedup.params}["smoothing"] == SMOOTHING

@@ -32,8 +32,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small BERT with a tokenizer of words."""
     folder = tmp_path_factory.mktemp("encoder")
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS]
-    numbers = {word: n for n, word in enumerate(names)}
-    tokenizer = Tokenizer(models.WordLevel(numbers, "[UNK]"))
+    tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(names)}, "[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     transformers.PreTrainedTokenizerFast(
@@ -253,8 +252,7 @@ def test_the_command_compares_two(encoder: Path, tmp_path: Path) -> None:
     assert "bag of words" in shown.output
     assert "Loading" not in shown.output  # no progress bar of transformers
     assert "+0.0%" in shown.output  # the same model twice
-    told = json.loads(run(*arguments, "--json").stdout)
-    assert len(told["tasks"][0]["results"]) == 2
+    assert len(json.loads(run(*arguments, "--json").stdout)["tasks"][0]["results"]) == 2
 
 
 def pretrained(encoder: Path, folder: Path, init: str, seed: int, step: int = 4) -> str:

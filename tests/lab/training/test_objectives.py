@@ -68,8 +68,7 @@ def test_causal_asks_each_next_token() -> None:
 
 
 def test_corruption_is_bert_s() -> None:
-    blocks = torch.full((400, 100), 7)
-    task = task_of("masked", blocks, 3, 0.5)
+    task = task_of("masked", torch.full((400, 100), 7), 3, 0.5)
     shown = task.inputs.flatten()[task.rows]
     share = shown.bincount(minlength=VOCABULARY) / len(shown)
     anything = 0.1 / VOCABULARY

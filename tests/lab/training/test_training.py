@@ -63,8 +63,7 @@ def test_golden_losses(objective: str, trained: Train) -> None:
 def test_metrics_say_when_and_how_much(run: Run) -> None:
     # Logged at its cadence, at every checkpoint and at the end; held out every 6 steps.
     assert run.metrics["step"].to_list() == [0, 4, 5, 6, 7, 8, 10, 12]
-    held_out = run.metrics.drop_nulls("held_out_loss")
-    assert held_out["step"].to_list() == [0, 6, 12]
+    assert run.metrics.drop_nulls("held_out_loss")["step"].to_list() == [0, 6, 12]
     lines = run.metrics.drop_nulls("loss")
     assert lines["step"].to_list() == [4, 5, 7, 8, 10, 12]
     assert lines["tokens"].to_list() == [128 * step for step in lines["step"]]
@@ -85,8 +84,7 @@ def test_settings_tell_all(run: Run, corpus: TokenStore) -> None:
 
 def test_kept_checkpoints(run: Run) -> None:
     assert [step for step, _ in run.checkpoints] == [0, 4, 7, 12]
-    resumable = [step for step, path in run.checkpoints if (path / "optimizer.pt").exists()]
-    assert resumable == [12]
+    assert [step for step, path in run.checkpoints if (path / "optimizer.pt").exists()] == [12]
     files = {path.name for path in run.folder.iterdir() if path.is_file()}
     assert files == {".lock", "metrics.jsonl", "run.json", "scores.jsonl", "updates.jsonl"}
 
@@ -272,8 +270,7 @@ def test_a_model_whose_queries_nobody_knows(trained: Train, tmp_path: Path) -> N
 def test_a_loss_that_is_no_number_ends_the_run(trained: Train, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"the loss is (nan|inf) at step \d+; try a lower"):
         trained(learning_rate=1e30, weight_decay=0.0, steps=20, warmup=0, log_every=1)
-    lines = open_run(tmp_path / "run").metrics.drop_nulls("loss")
-    assert lines["loss"].is_finite().all()
+    assert open_run(tmp_path / "run").metrics.drop_nulls("loss")["loss"].is_finite().all()
 
 
 def test_a_padded_vocabulary_is_in_the_model_alone(trained: Train) -> None:
@@ -303,8 +300,7 @@ def test_a_run_on_a_gpu(trained: Train) -> None:
     assert run.settings["environment"]["precision"] == "bf16"
     held_out = run.metrics.drop_nulls("held_out_loss")["held_out_loss"]
     assert held_out[-1] < held_out[0]
-    again = train(None, None, run.folder, resume=True)
-    assert again.metrics.equals(run.metrics)
+    assert train(None, None, run.folder, resume=True).metrics.equals(run.metrics)
 
 
 def test_a_run_is_created_by_the_holder_of_its_lock(trained: Train, monkeypatch) -> None:

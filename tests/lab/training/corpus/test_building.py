@@ -154,8 +154,7 @@ def test_empty_documents_are_left_out(tmp_path: Path) -> None:
 
 def test_a_document_without_a_token_is_its_separator(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "text.jsonl", ["one", "\0\x01", "two"])
-    options = CorpusOptions(vocabulary=200, held_out=0)
-    made = build_corpus([path], tmp_path / "store", options)
+    made = build_corpus([path], tmp_path / "store", CorpusOptions(vocabulary=200, held_out=0))
     made.verify()
     assert documents(made, "train") == ["one", "", "two"]
 

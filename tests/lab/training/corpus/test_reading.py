@@ -40,8 +40,7 @@ def test_all_formats_give_the_same_documents(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl.XZ").write_bytes(lzma.compress(raw))
     import pyarrow
 
-    zstd = pyarrow.compress(raw, codec="zstd", asbytes=True)
-    (tmp_path / "b.jsonl.zst").write_bytes(zstd)
+    (tmp_path / "b.jsonl.zst").write_bytes(pyarrow.compress(raw, codec="zstd", asbytes=True))
     for path in tmp_path.iterdir():
         assert read(path) == TEXTS, path.name
 

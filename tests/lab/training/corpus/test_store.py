@@ -38,8 +38,7 @@ def test_a_store_is_read_with_numpy_alone(store: TokenStore) -> None:
     assert np.array_equal(tokens, store.tokens("train"))
     assert np.array_equal(offsets, store.documents("train"))
     names = {n: c for c, n in json.loads(store.tokenizer.read_text())["model"]["vocab"].items()}
-    text = "".join(names[number] for number in tokens.tolist())
-    assert store.decode(tokens) == text
+    assert store.decode(tokens) == "".join(names[number] for number in tokens.tolist())
     assert header["fingerprint"] == store.fingerprint
 
 

@@ -6,26 +6,21 @@ Axes: H query heads, G key heads, D model width.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.families.architectures import ALL, NAMED
+from tests.families.architectures import ALL, NAMED, Architecture
 from tests.lab.training.starts.untrained import build_untrained
 
 import wqk
 from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError
-from wqk.families import Projection
+from wqk.families import AttentionPlan, Projection
 from wqk.live.running import inputs_of
 from wqk_lab.training.initializations import STARTS
-
-if TYPE_CHECKING:
-    from tests.families.architectures import Architecture
-
-    from wqk.families import AttentionPlan
 
 # Keys and values share a latent.
 REFUSED = ("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "deepseek-v3-yarn")

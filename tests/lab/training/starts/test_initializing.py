@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +20,6 @@ from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError, FormError, UnknownFamily
 from wqk_lab.training.initializations import STARTS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 KEYS = ["symmetric", "negated", "indefinite", "paired", "skew"]
 CONTROLS = ("independent", "negated", "indefinite", "values", "queries-keys")

@@ -87,8 +87,7 @@ def test_signs_are_balanced_in_every_head_that_can_be():
 
 @pytest.mark.parametrize("name", ["llama", "gptj", "gpt-neox", "codegen", "glm", "bert"])
 def test_planes_are_the_pairs_that_positions_turn(name):
-    model = build(NAMED[name])
-    plan = wqk.open(open_checkpoint(model)).plans[0]
+    plan = wqk.open(open_checkpoint(build(NAMED[name]))).plans[0]
     width = plan.key.head_width
     order = planes(plan)
     assert sorted(order) == list(range(width))

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from tests.families.architectures import Architecture
 from tests.families.proving import build
 
 import wqk
 from wqk.checkpoints import open_checkpoint
-
-if TYPE_CHECKING:
-    from tests.families.architectures import Architecture
-
-    from wqk.families import AttentionPlan
+from wqk.families import AttentionPlan
 
 
 def build_untrained(architecture: Architecture) -> tuple[Any, list[AttentionPlan]]:
