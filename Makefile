@@ -83,7 +83,7 @@ check: $(READY)
 # The core at the lowest versions that pyproject.toml allows, without anything optional.
 FLOORS := .venv-floors
 CORE := tests/forms/test_forms.py tests/forms/test_scores.py tests/scanning/test_scan.py \
-	tests/scanning/test_bars.py tests/scanning/test_details.py tests/families/test_plans.py \
+	tests/scanning/test_bars.py tests/scanning/test_details.py \
 	tests/test_files.py tests/test_errors.py
 floors:
 	test -d $(FLOORS) || $(PYTHON) -m venv $(FLOORS)

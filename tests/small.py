@@ -13,6 +13,12 @@ import pytest
 from wqk.checkpoints.modules import StateDict
 
 
+def sizes(width: int, layers: int, heads: int, **more: Any) -> dict[str, Any]:
+    """Numbers of a configuration, by the names that most types of models have for them."""
+    named = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
+    return named | more
+
+
 def llama(
     *, layers: int = 2, heads: int = 4, key_heads: int = 2, head_width: int = 6, width: int = 24,
     sides: str = "qk", biases: str = "", norms: bool = False, seed: int = 0,
@@ -31,11 +37,8 @@ def llama(
             tensors[f"{at}.self_attn.{side}_proj.bias"] = rng.standard_normal(rows[side])
         if norms:
             tensors[f"{at}.input_layernorm.weight"] = rng.uniform(0.5, 2, width)
-    about = {
-        "model_type": "llama", "num_hidden_layers": layers, "hidden_size": width,
-        "num_attention_heads": heads, "num_key_value_heads": key_heads, "head_dim": head_width,
-    }  # fmt: skip
-    return StateDict(tensors, about | config, name)
+    about = sizes(width, layers, heads, model_type="llama", num_key_value_heads=key_heads)
+    return StateDict(tensors, about | {"head_dim": head_width} | config, name)
 
 
 def save(folder: Path, tensors: dict[str, Any], config: dict[str, Any]) -> Path:
@@ -78,8 +81,5 @@ def bert(kind: str = "BertModel", *, seed: int = 0, **changes: Any) -> Any:
     import transformers
 
     torch.manual_seed(seed)
-    sizes = {
-        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "intermediate_size": 16, "vocab_size": 50,
-    }  # fmt: skip
-    return getattr(transformers, kind)(transformers.BertConfig(**(sizes | changes)))
+    chosen = sizes(32, 2, 4, intermediate_size=16, vocab_size=50) | changes
+    return getattr(transformers, kind)(transformers.BertConfig(**chosen))

@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 from benchmarks.likely import SHARE, Moments, Pair, bound, likely_ceilings
 from tests.lab.theory.subjects import made, torch
+from tests.small import sizes
 
 import wqk
 from wqk.attention.block import Block
 
-SIZE = {
-    "hidden_size": 24, "num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": 20,
-    "intermediate_size": 8, "initializer_range": 0.3,
-}  # fmt: skip
+SIZE = sizes(24, 1, 4, vocab_size=20, intermediate_size=8, initializer_range=0.3)
 
 
 def attention_of(name: str) -> Block:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from tests import small
+from tests.small import sizes
 
 import wqk
 from wqk.attention import Block
@@ -99,11 +100,9 @@ def test_normalized_queries_are_as_long_as_the_root_of_what_is_normalized(over: 
     shift = RNG.standard_normal(4) if "shifted" in over else np.zeros(0)
     if len(shift):
         tensors |= {f"{at}.{side}_{norm}.bias": shift for side in "qk"}
-    config = {
-        "model_type": model_type, "num_hidden_layers": 1, "num_attention_heads": 3,
-        "num_key_value_heads": 3, "head_dim": 4, "hidden_size": D,
-        "qk_layernorm": True,
-    }  # fmt: skip
+    config = sizes(
+        D, 1, 3, model_type=model_type, num_key_value_heads=3, head_dim=4, qk_layernorm=True
+    )
     found = ceiling(wqk.open(StateDict(tensors, config, "tiny"))[0])
     largest = np.broadcast_to(gain.reshape(count, 4).max(1), 3)
     np.testing.assert_allclose(
@@ -127,11 +126,9 @@ def latent(rank: int, kind: str = "deepseek_v3") -> Block:
     names = [
         (f"model.layers.0.{name.format(h)}.weight", t) for h in both for name, t in drawn.items()
     ]
-    config = {
-        "model_type": kind, "num_hidden_layers": 1, "num_layers": 1, "num_attention_heads": 1,
-        "num_key_value_heads": 1, "q_lora_rank": rank, "kv_lora_rank": 1, "qk_nope_head_dim": 1,
-        "qk_rope_head_dim": 2, "v_head_dim": 1, "hidden_size": 2, "rope_theta": 50.0,
-    }  # fmt: skip
+    config = sizes(2, 1, 1, model_type=kind, num_layers=1, num_key_value_heads=1, rope_theta=50.0)
+    config |= {"q_lora_rank": rank, "kv_lora_rank": 1, "v_head_dim": 1}
+    config |= {"qk_nope_head_dim": 1, "qk_rope_head_dim": 2}
     return wqk.open(StateDict(dict(names), config, "tiny"))[0]
 
 

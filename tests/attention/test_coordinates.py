@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tests.small import sizes
 
 import wqk
 from wqk.attention import Block
@@ -16,10 +17,7 @@ from wqk.attention.factors import Coordinates, omissions
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError
 
-SIZES = {
-    "vocab_size": 60, "max_position_embeddings": 32, "hidden_size": 48, "intermediate_size": 32,
-    "num_hidden_layers": 2, "num_attention_heads": 6,
-}  # fmt: skip
+SIZES = sizes(48, 2, 6, vocab_size=60, max_position_embeddings=32, intermediate_size=32)
 GROUPED = {**SIZES, "num_key_value_heads": 2, "head_dim": 8}
 GPT2 = {"vocab_size": 60, "n_positions": 32, "n_embd": 48, "n_layer": 2, "n_head": 4}
 YARN = {

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from huggingface_hub import close_session, constants
 from safetensors.numpy import save
+from tests.small import sizes
 
 from wqk.checkpoints import Part, http
 
@@ -393,15 +394,8 @@ def own_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     close_session()
 
 
-BERT = {
-    "model_type": "bert",
-    "architectures": ["BertModel"],
-    "hidden_size": 128,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 4,
-    "intermediate_size": 512,
-    "vocab_size": 2000,
-}
+BERT = sizes(128, 4, 4, intermediate_size=512, vocab_size=2000)
+BERT |= {"model_type": "bert", "architectures": ["BertModel"]}
 
 
 def query(layer: int) -> str:

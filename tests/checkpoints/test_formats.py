@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 from tests import small
 from tests.cases import cases
+from tests.small import sizes
 
 import wqk
 from wqk.checkpoints import Part, open_checkpoint
@@ -73,10 +74,7 @@ def twin(folder: Path, turn: Any = halved, tensors: Tensors | None = None, **con
             if theirs in name:
                 value = turn(value) if theirs in ("attention.wq", "attention.wk") else value
                 named[f"model.{name.replace(theirs, ours)}"] = value
-    about = {
-        "model_type": "llama", "hidden_size": D, "num_hidden_layers": LAYERS,
-        "num_attention_heads": H, "num_key_value_heads": G, "rms_norm_eps": 1e-5,
-    }  # fmt: skip
+    about = sizes(D, LAYERS, H, model_type="llama", num_key_value_heads=G, rms_norm_eps=1e-5)
     return small.save(folder, named, about | config)
 
 

@@ -18,6 +18,7 @@ from safetensors import torch as safetensors
 from tests.checkpoints.attacking import mutated
 from tests.limits import counts
 from tests.small import save as write
+from tests.small import sizes
 
 import wqk
 from wqk.checkpoints import Part, open_checkpoint
@@ -70,10 +71,7 @@ def test_values_are_the_librarys_own(
     assert (sum(counts) < info.nbytes) != name.startswith(WHOLE)
 
 
-ABOUT = {
-    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "head_dim": 8,
-    "num_attention_heads": 4, "num_key_value_heads": 4,
-}  # fmt: skip
+ABOUT = sizes(64, 2, 4, model_type="llama", head_dim=8, num_key_value_heads=4)
 
 
 def llama(quantize: Callable[[str], tuple[dict[str, Any], np.ndarray, dict[str, Any]]]) -> Any:

@@ -350,5 +350,9 @@ CHANGES: dict[str, Callable[[Tensors, dict[str, Any]], None]] = {
     "an adapter merged without its rank-stabilized scale": adapted(0.5),
 }
 MISTAKES = tuple(
-    Conversion(change=CHANGES[row["what"]], **row) for row in cases(__file__, "mistakes")
+    Conversion(
+        change=CHANGES[row["what"]],
+        **{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()},
+    )
+    for row in cases(__file__, "mistakes")
 )

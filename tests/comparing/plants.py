@@ -17,6 +17,7 @@ import numpy as np
 from tests import cases as tables
 from tests.comparing.mending import mend
 from tests.families.architectures import Architecture
+from tests.small import sizes
 
 import wqk
 from wqk.checkpoints.modules import StateDict
@@ -29,10 +30,8 @@ Tensors = dict[str, Array]
 
 LAYERS, H, G, R = 3, 6, 3, 32
 ROTARY = {"rope_theta": 5e4, "rope_type": "default"}
-BERT = {
-    "vocab_size": 40, "hidden_size": H * R, "num_attention_heads": H, "num_hidden_layers": LAYERS,
-    "intermediate_size": 48, "max_position_embeddings": 2048, "pad_token_id": 0,
-}  # fmt: skip
+BERT = sizes(H * R, LAYERS, H, vocab_size=40, intermediate_size=48, pad_token_id=0)
+BERT |= {"max_position_embeddings": 2048}
 GROUPED = BERT | {
     "hidden_size": 288, "num_key_value_heads": G, "head_dim": R, "rope_parameters": ROTARY,
 }  # fmt: skip

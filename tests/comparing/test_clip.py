@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import transformers
 from safetensors import torch as safetensors
+from tests.small import sizes
 
 from wqk.comparing.sameness import same
 
@@ -28,11 +29,8 @@ def written(folder: Path) -> tuple[Path, Path, dict[str, Any]]:
     values are one tensor.
     """
 
-    def tower(sizes: dict[str, int]) -> dict[str, int]:
-        return {
-            "hidden_size": sizes["width"], "num_hidden_layers": sizes["layers"],
-            "num_attention_heads": sizes["heads"], "intermediate_size": 32,
-        }  # fmt: skip
+    def tower(of: dict[str, int]) -> dict[str, int]:
+        return sizes(of["width"], of["layers"], of["heads"], intermediate_size=32)
 
     torch.manual_seed(0)
     config = transformers.CLIPConfig(

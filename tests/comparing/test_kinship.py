@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.command import run
 from tests.comparing.test_pairing import random_whisper
+from tests.small import sizes
 
 import wqk
 from wqk.checkpoints import Part
@@ -43,16 +44,9 @@ def weights(seed: int, layers: int = L, groups: int = H, d: int = D) -> Weights:
 
 
 def opened(model: Weights, dtype: str = "float32", name: str = "toy") -> StateDict:
-    groups = len(model[0][1])
-    config = {
-        "model_type": "llama",
-        "hidden_size": model[0][0].shape[-1],
-        "num_hidden_layers": len(model),
-        "num_attention_heads": len(model[0][0]),
-        "num_key_value_heads": groups,
-        "head_dim": R,
-        "rope_theta": 10_000.0,
-    }
+    (query, key), *_ = model
+    config = sizes(query.shape[-1], len(model), len(query), head_dim=R, rope_theta=10_000.0)
+    config |= {"model_type": "llama", "num_key_value_heads": len(key)}
     tensors = {
         f"model.layers.{layer}.self_attn.{side}_proj.weight": value.reshape(
             -1, value.shape[-1]
@@ -491,9 +485,7 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(NonFiniteWeights):
         wqk.kin(model, opened(broken))
     nothing = [(q[:1, :2], k[:1, :2]) for q, k in weights(0, d=20)]
-    config = {
-        "model_type": "bert", "hidden_size": 20, "num_hidden_layers": L, "num_attention_heads": 1,
-    }  # fmt: skip
+    config = sizes(20, L, 1, model_type="bert")
     tensors = {
         f"encoder.layer.{layer}.attention.self.{side}.weight": np.tile(value[0], (10, 1))
         for layer, pair in enumerate(nothing)

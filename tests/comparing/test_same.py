@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.command import run
+from tests.small import sizes
 
 import wqk
 from wqk import _machine
@@ -29,23 +30,9 @@ from wqk.errors import CheckpointError
 from wqk.families import Place
 
 LAYERS, D, H, G, R = 2, 48, 6, 2, 8
-CONFIG = {
-    "model_type": "llama", "hidden_size": D, "num_hidden_layers": LAYERS, "num_attention_heads": H,
-    "num_key_value_heads": G, "head_dim": R, "rope_theta": 10_000.0,
-}  # fmt: skip
-# The same model as its authors wrote it: other names, pairs of dimensions side by side.
-ORIGINAL = """
-name = "original"
-model_types = ["original"]
-[[attention]]
-stack = "decoder"
-query = "layers.{layer}.attention.wq"
-key = "layers.{layer}.attention.wk"
-input_norm = "layers.{layer}.attention_norm"
-causal = true
-[attention.rotary]
-order = "interleaved"
-"""
+CONFIG = sizes(D, LAYERS, H, model_type="llama", num_key_value_heads=G, head_dim=R, rope_theta=1e4)
+# The same model as its authors wrote it, and one whose scores are not scaled.
+ORIGINAL, UNSCALED = (Path(__file__).with_name(f"{name}.toml") for name in ("original", "unscaled"))
 
 Tensors = dict[str, np.ndarray]
 
@@ -115,17 +102,10 @@ def test_rounding_is_not_taken_for_scales_of_blocks() -> None:
     assert comparison.reason.startswith("close")
 
 
-def test_a_folded_scale_is_not_seen(tmp_path: Path) -> None:
-    family = tmp_path / "unscaled.toml"
-    family.write_text(
-        'name = "unscaled"\nmodel_types = []\n[[attention]]\nstack = "decoder"\nscale = []\n'
-        'query = "layers.{layer}.self_attn.q_proj"\nkey = "layers.{layer}.self_attn.k_proj"\n'
-        'input_norm = "layers.{layer}.input_layernorm"\ncausal = true\nwindow = "sliding_window"\n'
-        '[attention.rotary]\norder = "half"\n'
-    )
+def test_a_folded_scale_is_not_seen() -> None:
     folded = edited(lambda q: q / np.sqrt(R), "q")
-    assert same(opened(llama()), wqk.open(opened(folded), family=family)).same
-    wrong = same(opened(llama()), wqk.open(opened(llama()), family=family))
+    assert same(opened(llama()), wqk.open(opened(folded), family=UNSCALED)).same
+    wrong = same(opened(llama()), wqk.open(opened(llama()), family=UNSCALED))
     assert wrong.blocks[0].reason == "scaled by 2.828 = √8, of the score's scale"
     assert wrong.repair.startswith("w_q = w_q / 2.828")
 
@@ -161,16 +141,14 @@ def original(reorder: bool) -> StateDict:
     return StateDict(renamed, CONFIG | {"model_type": "original"}, "original")
 
 
-def test_original_format_twin_in_both_orders(tmp_path: Path) -> None:
-    family = tmp_path / "original.toml"
-    family.write_text(ORIGINAL)
-    assert same(opened(llama()), wqk.open(original(reorder=True), family=family)).same
-    wrong = same(opened(llama()), wqk.open(original(reorder=False), family=family))
+def test_original_format_twin_in_both_orders() -> None:
+    assert same(opened(llama()), wqk.open(original(reorder=True), family=ORIGINAL)).same
+    wrong = same(opened(llama()), wqk.open(original(reorder=False), family=ORIGINAL))
     assert verdicts(wrong) == ["other rotary positions"]
     assert wrong.blocks[0].distance[0] < 1e-6 < wrong.blocks[0].distance[1]
     reason = "rotary order: stored half, read as interleaved"
     assert wrong.blocks[0].reason.startswith(reason)
-    models = opened(llama()), wqk.open(original(reorder=False), family=family)
+    models = opened(llama()), wqk.open(original(reorder=False), family=ORIGINAL)
     assert other_rotary(*(wqk.open(model).plans[0].rotary for model in models)) == reason
 
 

@@ -282,4 +282,4 @@ def _assert_same_norm(one: Block, own: Norm | None, two: Block, its: Norm | None
     if own is not None and its is not None:
         for what in ("kind", "offset", "epsilon", "alone"):
             assert getattr(own, what) == getattr(its, what)
-        np.testing.assert_array_equal(*one.read(own.gain), two.read(its.gain))
+        np.testing.assert_array_equal(one.read(own.gain), two.read(its.gain))

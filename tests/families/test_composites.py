@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.small import sizes
 from tests.stand_in import Module
 
 import wqk
@@ -29,14 +30,8 @@ def planned(config: dict[str, Any], shapes: dict[str, tuple[int, int]]) -> list[
     return wqk.open(Module(tensors, {"model_type": "of-tomorrow"} | config)).plans
 
 
-TEXT = {
-    "model_type": "llama", "hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2,
-    "num_hidden_layers": 2,
-}  # fmt: skip
-VISION = {
-    "model_type": "siglip_vision_model", "hidden_size": 32, "num_attention_heads": 4,
-    "num_hidden_layers": 3,
-}  # fmt: skip
+TEXT = sizes(48, 2, 6, model_type="llama", num_key_value_heads=2)
+VISION = sizes(32, 3, 4, model_type="siglip_vision_model")
 UNTYPED = {key: value for key, value in VISION.items() if key != "model_type"}
 LLAVA = pair("model.language_model.layers") | pair(
     "model.vision_tower.vision_model.encoder.layers", (32, 32), (32, 32), layers=3

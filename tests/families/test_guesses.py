@@ -252,28 +252,26 @@ def test_modules_that_are_no_transformers_models_are_read() -> None:
         assert wqk.open(module)[0].head_count == 4
 
 
+def own(folder: Path, query: str, key: str) -> Path:
+    """The file of a family with these names."""
+    text = 'name = "own"\nmodel_types = ["own"]\n[[attention]]\nstack = "own"\n'
+    (folder / "own.toml").write_text(f'{text}query = "{query}"\nkey = "{key}"\n')
+    return folder / "own.toml"
+
+
 def test_a_tensor_of_exactly_the_name_is_the_one_that_is_meant(tmp_path: Path) -> None:
     names = [f"{tower}layers.0.{side}.weight" for tower in ("", "vision.") for side in "qk"]
     tensors = {name: draw(D, D, seed=seed) for seed, name in enumerate(names)}
     both = Module(tensors, CONFIG)
     for tower in ("", "vision."):
-        family = tmp_path / "own.toml"
-        family.write_text(
-            'name = "own"\nmodel_types = ["own"]\n[[attention]]\nstack = "own"\n'
-            f'query = "{tower}layers.{{layer}}.q"\nkey = "{tower}layers.{{layer}}.k"\n'
-        )
+        family = own(tmp_path, *(f"{tower}layers.{{layer}}.{side}" for side in "qk"))
         attention = wqk.open(both, family=str(family))[0]
         expected = tensors[f"{tower}layers.0.q.weight"].reshape(4, D // 4, D)
         np.testing.assert_array_equal(attention.query.weight, expected)
 
 
 def test_a_family_file_names_a_tower_wholly_where_there_are_two(tmp_path: Path) -> None:
-    family = tmp_path / "own.toml"
-    family.write_text(
-        'name = "own"\nmodel_types = ["own"]\n[[attention]]\nstack = "own"\n'
-        'query = "layers.{layer}.q_proj"\nkey = "layers.{layer}.k_proj"\n'
-    )
-
+    family = own(tmp_path, "layers.{layer}.q_proj", "layers.{layer}.k_proj")
     # What stands before everything may be left out; what tells two towers apart may not.
     alone = Module(pair("model.layers.0"), CONFIG)
     assert wqk.open(alone, family=str(family))[0].head_count == 4
@@ -286,18 +284,18 @@ def test_a_family_file_names_a_tower_wholly_where_there_are_two(tmp_path: Path) 
 
 def test_a_family_can_be_like_another(tmp_path: Path) -> None:
     family = tmp_path / "own.toml"
-    own = 'name = "own"\nmodel_types = ["own"]\nlike = "llama"\n'
+    like = 'name = "own"\nmodel_types = ["own"]\nlike = "llama"\n'
     config = {"num_attention_heads": 4, "num_hidden_layers": 1, "model_type": "own"}
     model = Module(pair("layers.0.self_attn"), config)
-    family.write_text(own + '[change]\nscale = []\n[change.rotary]\norder = "interleaved"\n')
+    family.write_text(like + '[change]\nscale = []\n[change.rotary]\norder = "interleaved"\n')
     (changed,) = wqk.open(model, family=family).plans
     assert (changed.family, changed.scale, changed.causal) == ("own", 1.0, True)
     assert changed.rotary.order == "interleaved"
     for wrong, said in (
-        (own.replace("llama", "nobody"), "'like' must name a shipped family"),
-        (own.replace("llama", "../llama"), "'like' must name a shipped family"),
-        (own + "change = 1\n", "'change' must be a table"),
-        (own + "[change]\nqeury = 'q'\n", "did you mean 'query'"),
+        (like.replace("llama", "nobody"), "'like' must name a shipped family"),
+        (like.replace("llama", "../llama"), "'like' must name a shipped family"),
+        (like + "change = 1\n", "'change' must be a table"),
+        (like + "[change]\nqeury = 'q'\n", "did you mean 'query'"),
     ):
         family.write_text(wrong)
         with pytest.raises(UnknownFamily, match=said):

@@ -27,6 +27,7 @@ from tests.families.computing import (
     sides,
     turned,
 )
+from tests.small import sizes
 
 import wqk
 from wqk.checkpoints.configurations import Opened, configured
@@ -207,11 +208,8 @@ def test_zamba2(adapted: bool, rotary: bool) -> None:
         name = stem.format(n) + ".self_attn.{}_proj"
         separate(tensors, name, width, G, bias=False, wide=2 * width)
         gain(tensors, f"{stem.format(n)}.input_layernorm", 2 * width)
-    config = {
-        "model_type": "zamba2", "hidden_size": width, "num_hidden_layers": 6,
-        "num_attention_heads": H, "num_key_value_heads": G, "rms_norm_eps": EPSILON,
-        "use_shared_attention_adapter": adapted, "use_mem_rope": rotary, "rope_theta": 500.0,
-    }  # fmt: skip
+    config = sizes(width, 6, H, model_type="zamba2", num_key_value_heads=G, rms_norm_eps=EPSILON)
+    config |= {"use_shared_attention_adapter": adapted, "use_mem_rope": rotary, "rope_theta": 500.0}
     x, at = RNG.standard_normal((N, 2 * width)), stem.format(4)
     query, key, value = sides(tensors, at + ".self_attn.{}_proj", x, G)
     if rotary:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from tests.small import sizes
 
 import wqk
 
@@ -13,13 +14,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-SIZES = {
-    "vocab_size": 20,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 32,
-}
+SIZES = sizes(32, 2, 4, vocab_size=20, intermediate_size=32)
 
 
 def bert(seed: int = 0) -> PreTrainedModel:

@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
+from tests.small import sizes
 
 import wqk
 from wqk.errors import CheckpointError, CorpusError, UnknownFamily
@@ -41,12 +42,7 @@ def transposed(*names: str) -> Callable[[Any], list[Any]]:
     return lambda attention: [getattr(attention, name).weight.T for name in names]
 
 
-SIZE = {
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 32,
-}
+SIZE = sizes(24, 2, 4, intermediate_size=32)
 KINDS = [
     Kind(
         "BertForMaskedLM", {**SIZE, "max_position_embeddings": 16},

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 from tests.cases import cases
+from tests.small import sizes
 
 from wqk_lab.runs.pairs import pairs
 
 LAYERS, WIDTH, HEADS, GROUPS, RANK = 2, 32, 4, 2, 8
 NOISE = 0.02
-COUNTS = {
-    "hidden_size": WIDTH, "num_attention_heads": HEADS, "num_hidden_layers": LAYERS,
-    "num_key_value_heads": GROUPS, "head_dim": RANK, "query_pre_attn_scalar": RANK,
-}  # fmt: skip
+COUNTS = sizes(
+    WIDTH, LAYERS, HEADS, num_key_value_heads=GROUPS, head_dim=RANK, query_pre_attn_scalar=RANK
+)
 GPT2_COUNTS = {"n_embd": WIDTH, "n_head": HEADS, "n_layer": LAYERS}
 
 # By a part of the hub's name, of which the first that fits counts: its type, and where a layer's

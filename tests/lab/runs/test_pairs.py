@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.command import run
+from tests.small import sizes
 from tests.stand_in import Module
 
 import wqk
@@ -24,10 +25,7 @@ from wqk_lab.runs.pairs import (
     update_rows,
 )  # fmt: skip
 
-CONFIG = {
-    "model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "num_hidden_layers": 1, "head_dim": 8,
-}  # fmt: skip
+CONFIG = sizes(32, 1, 4, model_type="llama", num_key_value_heads=2, head_dim=8)
 QUERY, KEY = (f"model.layers.0.self_attn.{side}_proj.weight" for side in "qk")
 DICE = np.random.default_rng(0)
 OLD = {QUERY: DICE.normal(size=(32, 32)), KEY: DICE.normal(size=(16, 32))}

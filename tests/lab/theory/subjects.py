@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from tests.small import sizes
 
 from wqk.live.running import quiet
 from wqk.tables.run import create_run
@@ -18,14 +19,7 @@ from wqk_lab.theory.text import Text
 VOCABULARY = 40
 MASK = 1
 
-SHAPE = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 32,
-}
+SHAPE = sizes(16, 2, 2, vocab_size=VOCABULARY, intermediate_size=24, max_position_embeddings=32)
 LARGE = {"initializer_range": 0.3}
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from tests.command import run
+from tests.small import sizes
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from wqk.errors import CheckpointError, CorpusError, HubError, RunError
@@ -21,10 +22,7 @@ from wqk_lab.training.glue import FineTuning, by_start, fine_tune
 from wqk_lab.training.glue_tasks import SentenceTask, Split, baselines, judge, read_task
 
 WORDS = ["good", "bad", *(f"w{n}" for n in range(12))]
-SIZES = {
-    "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64,
-    "vocab_size": len(WORDS) + 4, "pad_token_id": 0,
-}  # fmt: skip
+SIZES = sizes(32, 1, 2, intermediate_size=64, vocab_size=len(WORDS) + 4, pad_token_id=0)
 
 
 @pytest.fixture(scope="module")

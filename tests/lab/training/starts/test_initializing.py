@@ -278,16 +278,10 @@ def test_a_guess_is_not_written_to():
     assert len(wqk.initialize_(model, "random").layers) == 1
 
 
-def test_a_family_of_ones_own(tmp_path: Path):
-    family = tmp_path / "own.toml"
-    family.write_text(
-        'name = "own"\nmodel_types = ["own"]\n[[attention]]\nstack = "encoder"\n'
-        'query = "encoder.layer.{layer}.attention.self.query"\n'
-        'key = "encoder.layer.{layer}.attention.self.key"\n'
-    )
+def test_a_family_of_ones_own():
     model = bert()
     model.config.model_type = "unheard-of"
-    report = wqk.initialize_(wqk.open(model, family=family), "skew")
+    report = wqk.initialize_(wqk.open(model, family=Path(__file__).with_name("own.toml")), "skew")
     assert [layer.after.symmetry for layer in report.layers] == pytest.approx([-1, -1])
 
 
