@@ -2,13 +2,15 @@
 
 Slow is what starts a notebook, a browser, a server's peers or several processes, kills them, trains
 a model, or takes more than `MOST` seconds of processor time. Of a test that is repeated for every
-family, a tenth is fast, another one each day, and all families whose data differ from `main`.
+family, a tenth is fast, another one each day, and all families whose data differ from `main`. Of
+one that is repeated for settings, all are fast where the code that reads them differs.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
+import tomllib
 import zlib
 from collections import Counter
 from datetime import date
@@ -74,16 +76,22 @@ SLOW = (
 BY_TURNS = (
     "tests/families/test_every_family.py::test_the_family_is_what_the_model_computes",
     "tests/families/test_proofs.py",
+    "tests/families/test_published.py::test_settings_",
     "tests/live/test_contract.py",
     "tests/lab/theory/test_gradients.py",
     "tests/lab/training/starts/test_every_family.py",
 )
+# Which of them are repeated for settings, and the code that reads those.
+OF_SETTINGS = "tests/families/test_published.py"
+READERS = "src/wqk/families"
 
 
 def is_slow(item: pytest.Item) -> bool:
     """Whether a test is of the slow group today."""
     if item.nodeid.startswith(SLOW):
         return True
+    if item.nodeid.startswith(OF_SETTINGS) and changed_files(f"{READERS}/*.py"):
+        return False
     if not item.nodeid.startswith(BY_TURNS) or not isinstance(item, pytest.Function):
         return False
     case = item.nodeid.rpartition("[")[2].removesuffix("]") if hasattr(item, "callspec") else ""
@@ -124,12 +132,11 @@ def left_to_other_days(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 @cache
-def changed_families() -> frozenset[str]:
-    """The families whose files differ from `main`; none where git or `main` is missing."""
-    folder = "src/wqk/families/data"
+def changed_files(pattern: str) -> list[Path]:
+    """The files that differ from `main`; none where git or `main` is missing."""
     lists = (
-        ["diff", "--name-only", "--merge-base", "main", "--", folder],
-        ["ls-files", "--others", "--exclude-standard", "--", folder],
+        ["diff", "--name-only", "--merge-base", "main", "--", pattern],
+        ["ls-files", "--others", "--exclude-standard", "--", pattern],
     )
     found: list[str] = []
     for arguments in lists:
@@ -138,7 +145,17 @@ def changed_families() -> frozenset[str]:
         except OSError:
             break
         found += done.stdout.splitlines() if done.returncode == 0 else []
-    return frozenset(Path(name).stem for name in found)
+    return [ROOT / name for name in found]
+
+
+@cache
+def changed_families() -> frozenset[str]:
+    """The names and the model types of families whose files differ, with hyphens."""
+    found: set[str] = set()
+    for file in changed_files(f"{READERS}/data"):
+        text = file.read_text(encoding="utf-8") if file.is_file() else ""
+        found |= {file.stem, *tomllib.loads(text).get("model_types", [])}
+    return frozenset(name.replace("_", "-") for name in found)
 
 
 def today() -> None:

@@ -6,6 +6,7 @@ import json
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,13 +62,21 @@ def test_the_linear_part_of_a_norm_before_a_weight(kind: str) -> None:
     )
 
 
-# Settings of which something was once read wrongly, or refused.
-FOUND = (Path(__file__).parent / "found.jsonl").read_text(encoding="utf-8").splitlines()
+def settings(name: str) -> list[Any]:
+    """The rows of a file beside this one, called after their model types, which take turns."""
+    lines = Path(__file__).with_name(name).read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    kinds = [row["model_type"].replace("_", "-") for row in rows]
+    return [
+        pytest.param(row, id=f"{kind}-{kinds[:n].count(kind)}")
+        for n, (row, kind) in enumerate(zip(rows, kinds, strict=True))
+    ]
 
 
-@pytest.mark.parametrize("line", FOUND)
-def test_settings_are_read_as_they_are_run(line: str, tmp_path: Path) -> None:
-    assert configuration_faults(json.loads(line), tmp_path / "model") == []
+# Of which something was once read wrongly, or refused.
+@pytest.mark.parametrize("table", settings("found.jsonl"))
+def test_settings_are_read_as_they_are_run(table: dict[str, Any], tmp_path: Path) -> None:
+    assert configuration_faults(table, tmp_path / "model") == []
     assert {one.family for one in wqk.open(tmp_path / "model").plans if not one.output} <= {
         "convbert"
     }
@@ -114,15 +123,12 @@ def test_a_share_of_drawn_settings_is_read_as_it_is_run(model_type: str, tmp_pat
     assert configuration_faults({"model_type": model_type}, tmp_path / "model", drawn) == [], drawn
 
 
-# Settings that were once read wrongly, beside which widths are shrunk.
-SETTINGS = Path(__file__).with_name("settings.jsonl").read_text(encoding="utf-8").splitlines()
-
-
-@pytest.mark.parametrize("line", SETTINGS)
-def test_settings_that_were_read_wrongly(line: str, tmp_path: Path) -> None:
-    drawn = json.loads(line)
-    table = {"model_type": drawn.pop("model_type")}
-    assert configuration_faults(table, tmp_path / "model", drawn) == []
+# Beside which widths are shrunk.
+@pytest.mark.parametrize("drawn", settings("settings.jsonl"))
+def test_settings_that_were_read_wrongly(drawn: dict[str, Any], tmp_path: Path) -> None:
+    own = {key: value for key, value in drawn.items() if key != "model_type"}
+    table = {"model_type": drawn["model_type"]}
+    assert configuration_faults(table, tmp_path / "model", own) == []
 
 
 OUTCOMES = Path(__file__).parents[2] / "docs" / "model-types.jsonl"
