@@ -16,6 +16,7 @@ import copy
 import os
 import tempfile
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,12 +97,11 @@ def initialized(model: Any) -> np.ndarray:
     return scores(wqk.scan(model))
 
 
-def monitored(model: Any) -> np.ndarray:
+def monitored(model: Any, device: str | None = None) -> np.ndarray:
     """The rows of a look."""
-    with tempfile.TemporaryDirectory() as folder:
-        monitor = wqk.Monitor(model, Path(folder) / "scores.jsonl")
-        monitor.look(0)
-        return scores(monitor.table)
+    monitor = wqk.Monitor(model, device=device)
+    monitor.look(0)
+    return scores(monitor.table)
 
 
 def compared(name: str, precision: str, device: str) -> Iterator[tuple[str, float]]:
@@ -120,6 +120,7 @@ def compared(name: str, precision: str, device: str) -> Iterator[tuple[str, floa
             wqk.scan(model, device=device if model is there else None)
         ),
         "Monitor": monitored,
+        "Monitor, device": lambda model: monitored(model, device if model is there else None),
         "logits": lambda model: logits(model, inputs),
         "clip_": lambda model: clipped(model, inputs),
         "initialize_": initialized,
@@ -173,6 +174,13 @@ def print_scans(device: str, layers: int, rounds: int) -> None:
             )
 
 
+def look_of(monitor: wqk.Monitor) -> Callable[[], object]:
+    """A look at the next step; the first one, which has no change to score, is taken here."""
+    steps = count()
+    monitor.look(next(steps))
+    return lambda: monitor.look(next(steps))
+
+
 def print_steps(device: str, small: bool, rounds: int) -> None:
     """A training step, and what wqk adds to it."""
     layers, batch, tokens = (2, 2, 64) if small else (8, 8, 2048)
@@ -186,7 +194,6 @@ def print_steps(device: str, small: bool, rounds: int) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     inputs = torch.randint(config.vocab_size, (batch, tokens), device=device)
     meter = LogitMeter(model)
-    count = 0
 
     def finish() -> None:
         if device == "cuda":
@@ -209,27 +216,19 @@ def print_steps(device: str, small: bool, rounds: int) -> None:
         wqk.clip_(model, 100.0)
         finish()
 
-    with tempfile.TemporaryDirectory() as folder:
-        monitor = wqk.Monitor(model, Path(folder) / "scores.jsonl")
-
-        def look() -> None:
-            nonlocal count
-            monitor.look(count)
-            count += 1
-
-        look()
-        times = alternate(
-            {"step": train, "look": look, "step, logits measured": train_measured,
-             "step, clip_": train_clipped},
-            rounds,
-        )  # fmt: skip
+    looks = {
+        name: look_of(wqk.Monitor(model, device=where))
+        for name, where in (("look", None), ("look, device", device))
+    }
+    measured = {"step, logits measured": train_measured, "step, clip_": train_clipped}
+    times = alternate({"step": train} | looks | measured, rounds)
     step = np.median(times["step"].clock)
     print(
         f"{layers} layers of LLaMA-3-8B's, bfloat16, {batch} sequences of {tokens:,} tokens.\n\n"
         "| | by the clock | / step | every 1,000 steps | every 200 |\n|:--|--:|--:|--:|--:|"
     )
     for name, seconds in times.items():
-        more = np.median(seconds.clock) - (0 if name == "look" else step)
+        more = np.median(seconds.clock) - (0 if name in looks else step)
         shares = [f"{more / (every * step):.3%}" for every in (1000, 200)]
         cells = ["", ""] if name == "step" else shares
         ratio = estimate(seconds.clock / times["step"].clock)

@@ -50,10 +50,12 @@ def train_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: i
     optimizer.step()
 
 
-def train(model: torch.nn.Module, path: Path, steps: int, first: int = 0) -> wqk.Monitor:
+def train(
+    model: torch.nn.Module, path: Path, steps: int, first: int = 0, device: str | None = None
+) -> wqk.Monitor:
     """A loop as a user would write it: watched at every step, and after the last."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    monitor = wqk.Monitor(model, path, every=1)
+    monitor = wqk.Monitor(model, path, every=1, device=device)
     for step in range(first, steps):
         monitor(step)
         train_step(model, optimizer, step)

@@ -13,7 +13,7 @@ import torch
 from tests.live.models import bert, gpt2, llama, train, train_step
 
 import wqk
-from wqk.errors import OutputError, RunError, UnknownFamily
+from wqk.errors import MissingPackage, OutputError, RunError, UnknownFamily
 from wqk.tables.score_table import KEY, SCHEMA
 
 MODELS = {"separate": bert, "fused": gpt2, "grouped": llama}
@@ -43,6 +43,19 @@ def test_rows_are_a_scan_s_of_the_model_and_of_its_checkpoint(tmp_path, make) ->
     assert made == scanned
     assert same(monitor.table, wqk.read_table(tmp_path / "run" / "scores.jsonl"))
     assert not monitor.table.frame.select(KEY).is_duplicated().any()
+
+
+def test_a_device_changes_only_the_rounding(tmp_path: Path) -> None:
+    one, other = (
+        train(llama(), tmp_path / f"{device}.jsonl", steps=2, device=device)
+        for device in (None, "cpu")
+    )
+    for here, there in ((one.table, other.table), (one.updates, other.updates)):
+        for name in ("norm", "symmetry", "directionality"):
+            np.testing.assert_allclose(here.frame[name], there.frame[name], rtol=2e-5, atol=2e-6)
+    assert not one.updates.frame["norm"].equals(other.updates.frame["norm"])
+    with pytest.raises(MissingPackage, match="PyTorch cannot use it here"):
+        wqk.Monitor(llama(), device="nowhere")
 
 
 def dense(model: torch.nn.Module) -> list[np.ndarray]:

@@ -34,6 +34,7 @@ from wqk.live.scoring import (
     with_logits,
 )
 from wqk.model import Model
+from wqk.scanning.scan import mover
 from wqk.tables.columns import chosen
 from wqk.tables.run import drop_after, read_table
 from wqk.tables.score_table import ScoreTable, records
@@ -176,6 +177,9 @@ class Monitor(Advising, synonyms=SYNONYMS):
         As for `wqk.scan`.
     name
         The run's name in the column ``checkpoint``; the folder's name by default.
+    device
+        Where the scores are computed, such as ``"cuda"``; without it on the CPU, where they are
+        those of `wqk.scan` to the last digit.
     measures
         What to add to the rows, from ``"spectral_norm"``, ``"spectrum"``, ``"ceiling"``,
         ``"bands"``: see `wqk.tables.columns`. The first two also apply to the changes.
@@ -234,6 +238,7 @@ class Monitor(Advising, synonyms=SYNONYMS):
         gamma: float = 2.0,
         heads: bool = True,
         name: str | None = None,
+        device: str | None = None,
         measures: Collection[str] = (),
         per_layer: bool = False,
         logits: bool = False,
@@ -246,8 +251,14 @@ class Monitor(Advising, synonyms=SYNONYMS):
         path = Path(path)
         chosen(measures)
         self._cadence = Cadence(every, steps)
-        self._gamma, self._heads = gamma, heads
-        self._measures, self._per_layer = measures, per_layer
+        move = mover(device) if device else None
+        self._options: dict[str, Any] = {
+            "gamma": gamma,
+            "heads": heads,
+            "measures": measures,
+            "move": move,
+        }
+        self._per_layer = per_layer
         self._tracker = Tracker(
             model, name or path.resolve().parent.name, with_norms="ceiling" in measures
         )
@@ -299,10 +310,9 @@ class Monitor(Advising, synonyms=SYNONYMS):
         if step == self._step:
             return {}
         start = time.perf_counter()
-        found: dict[str, float] = {}
         if self._step is not None and step < self._step:
             self._has_begun, self._before = False, None
-        found |= self._measured()
+        found = self._measured()
         self._step = step
         try:
             snapshot = self._tracker.snapshot(step)
@@ -358,12 +368,12 @@ class Monitor(Advising, synonyms=SYNONYMS):
     def _score(self, snapshot: Snapshot, step: int) -> dict[str, float]:
         """Score a snapshot and its change, and write both."""
         model, before = self._tracker.model, self._before
-        table = score_look(model, snapshot, self._gamma, self._heads, self._measures)
+        table = score_look(model, snapshot, **self._options)
         found = medians(table, layers=self._per_layer)
         if not self._has_begun:
             self._begin(step, table.metadata)
         if before is not None:
-            update = score_update(model, before, snapshot, self._gamma, self._heads, self._measures)
+            update = score_update(model, before, snapshot, **self._options)
             append_lines(self._updates, *records(update.frame))
             found |= medians(update, "update_", self._per_layer)
         if self._meter is not None:

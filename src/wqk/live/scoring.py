@@ -131,8 +131,7 @@ class Tracker:
                     copies |= {part: _copied(tensor, part) for part in parts}
         if not keeps:
             return None
-        held = self._weights
-        return Snapshot(self._name, held.config, held.tensors(), step, copies)
+        return Snapshot(self._name, self._weights.config, self._weights.tensors(), step, copies)
 
 
 def is_first_process() -> bool:
@@ -170,11 +169,12 @@ def _copied(tensor: torch.Tensor, part: Part) -> torch.Tensor:
 ROW = ["stack", "kind", "layer", "head"]
 
 
-def score_look(
-    model: Model, snapshot: Snapshot, gamma: float, heads: bool, measures: Collection[str] = ()
-) -> ScoreTable:
-    """The table that `wqk.scan` returns for the model; non-finite blocks are marked."""
-    table = scan_model(model.on(snapshot), gamma=gamma, heads=heads, measures=measures)
+def score_look(model: Model, snapshot: Snapshot, **options: Any) -> ScoreTable:
+    """The table that `wqk.scan` returns for the model; non-finite blocks are marked.
+
+    ``options`` are those of `wqk.scanning.scan.scan_model`.
+    """
+    table = scan_model(model.on(snapshot), **options)
     return _blanked(table, [plan for plan in model.scored if not snapshot.is_finite(plan)])
 
 
@@ -182,9 +182,9 @@ def score_update(
     model: Model,
     before: Snapshot,
     after: Snapshot,
-    gamma: float,
-    heads: bool,
+    *,
     measures: Collection[str] = (),
+    **options: Any,
 ) -> ScoreTable:
     """Scores of the forms after minus the forms before, ΔW_qk (paper, Remark S1.6), of rank 2r.
 
@@ -196,7 +196,7 @@ def score_update(
     def moved(new: Block) -> BilinearForm:
         return change(Block(before, new.plan).groups, new.groups)
 
-    table = scan_model(model.on(after), gamma=gamma, heads=heads, measures=measures, forms=moved)
+    table = scan_model(model.on(after), measures=measures, forms=moved, **options)
     unknown = pl.lit(None, pl.Float64).alias("symmetry_within_random")
     broken = [
         plan for plan in model.scored if not (before.is_finite(plan) and after.is_finite(plan))

@@ -251,7 +251,7 @@ def scan(
     require_threads()
     chosen(measures, circuit)  # before anything is read
     require_list("distances", distances, [0, 64])
-    move = _mover(device) if device else None
+    move = mover(device) if device else None
     coordinates = Coordinates(circuit, fold_norm, bias, tuple(dict.fromkeys(distances)))
 
     def scan_one(one: Any) -> ScoreTable:
@@ -268,8 +268,7 @@ def scan(
                 move=move,
             )
 
-    with whole_products() if device else nullcontext():
-        return join([scan_one(one) for one in _single_refs(ref)])
+    return join([scan_one(one) for one in _single_refs(ref)])
 
 
 def _single_refs(ref: Any) -> list[Any]:
@@ -312,7 +311,7 @@ def _blocks_that_fit(
     return max(1, SPARE_MEMORY // largest)
 
 
-def _mover(device: str) -> Callable[[BilinearForm], BilinearForm]:
+def mover(device: str) -> Callable[[BilinearForm], BilinearForm]:
     """A function that moves a form to a device, such as ``"cuda"``.
 
     Raises `MissingPackage` if PyTorch is not installed, or cannot use the device.
@@ -370,10 +369,8 @@ def scan_model(
             checkpoint.prefetch(wanted_parts(plan, coordinates))
 
     def forms_of(block: Block) -> Iterator[tuple[int, BilinearForm]]:
-        if forms is not None:
-            yield 0, forms(block)
-            return
-        for distance, form in block.forms(coordinates):
+        others = [(0, forms(block))] if forms else block.forms(coordinates)
+        for distance, form in others:
             yield distance, move(form) if move else form
 
     fitting = _blocks_that_fit(checkpoint, plans, coordinates)
@@ -402,7 +399,11 @@ def scan_model(
 
     rows: list[dict[str, Any]] = []
     pictured: list[BlockDetails] = []
-    with one_blas_thread() if side_by_side else nullcontext(), ThreadPoolExecutor(at_once) as pool:
+    with (
+        whole_products() if move else nullcontext(),
+        one_blas_thread() if side_by_side else nullcontext(),
+        ThreadPoolExecutor(at_once) as pool,
+    ):
         prefetch(fitting)
         try:
             for done, (plan, scored) in enumerate(
