@@ -74,6 +74,10 @@ class Curve:
         self.losses.append(loss)
         self._since = now()
 
+    def since_first(self) -> float:
+        """Seconds since the first look within training: without those of compiling."""
+        return self.seconds[-1] - self.seconds[1]
+
     def reaches(self, loss: float) -> float:
         """Seconds to a loss that was reached."""
         falling = np.minimum.accumulate(self.losses)
@@ -277,8 +281,9 @@ def main() -> None:
         f"{SHAPE['layers']} layers of width {SHAPE['width']}, {tokens:,} tokens a step, {steps} "
         f"steps, PyTorch {torch.__version__}, on "
         + ("a GPU, by the clock." if DEVICE == "cuda" else "one thread. On a GPU: not measured.")
-        + "\n\n| | tokens a second | / Trainer | held-out loss, nats | the loss that all reach "
-        "| how often an hour, / Trainer |\n|:--|--:|--:|--:|--:|--:|"
+        + "\n\n| | tokens a second | / Trainer | since the first look, / Trainer "
+        "| held-out loss, nats | the loss that all reach | how often an hour, / Trainer |\n"
+        "|:--|--:|--:|--:|--:|--:|--:|"
     )
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
@@ -296,9 +301,11 @@ def main() -> None:
             loss = max(curve.losses[-1] for curve in curves.values())
             for name, curve in curves.items():
                 faster = trainer.seconds[-1] / curve.seconds[-1]
+                later = trainer.since_first() / curve.since_first()
                 print(
                     f"| {mode}, {name} | {tokens * steps / curve.seconds[-1]:,.0f} | {faster:.2f} "
-                    f"| {curve.losses[-1]:.2f} | {loss:.2f} after {curve.reaches(loss):.1f} s "
+                    f"| {later:.2f} | {curve.losses[-1]:.2f} "
+                    f"| {loss:.2f} after {curve.reaches(loss):.1f} s "
                     f"| {trainer.reaches(loss) / curve.reaches(loss):.2f} |",
                     flush=True,
                 )

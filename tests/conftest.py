@@ -15,6 +15,7 @@ import jaxtyping
 import pytest
 from hypothesis import HealthCheck, settings
 from tests import groups
+from threadpoolctl import threadpool_limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,8 +64,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_configure() -> None:
-    """All workers, which inherit it, know the same day."""
+    """All workers and what they start know the same day, and have one thread for products each.
+
+    Threads of processes side by side would wait for each other, by spinning.
+    """
     groups.today()
+    for library in ("OMP", "OPENBLAS"):
+        os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+    threadpool_limits(1, "blas")  # of NumPy, which plugins have imported by now
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -121,12 +128,11 @@ KEPT: set[int] = set()
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> None:
-    """Sums keep their order; and the threads of tests side by side do not wait for each other."""
+def no_hooks() -> None:
+    """A measurement waits for hooks that a model of an earlier test has left."""
     if "torch" in sys.modules:  # most do without
-        sys.modules["torch"].set_num_threads(1)
         hooks = sys.modules["torch"].nn.modules.module._global_forward_pre_hooks
-        if not hooks.keys() <= KEPT:  # a model of an earlier test, which a measurement waits for
+        if not hooks.keys() <= KEPT:
             gc.collect()
             KEPT.update(hooks)  # those that a fixture still needs
 

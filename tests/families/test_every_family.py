@@ -6,7 +6,6 @@ quickest of their model types, as the tool that derives families proves them.
 
 from __future__ import annotations
 
-import json
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -140,7 +139,7 @@ def test_every_rule_is_that_of_a_proven_model_or_marked(tmp_path: Path) -> None:
         if any(model_type in families()[name].model_types for name in several):
             save(architecture, tmp_path / architecture.name)
             opened.append(wqk.open(tmp_path / architecture.name))
-    for number, config in enumerate(map(json.loads, FOUND)):
+    for number, config in enumerate(FOUND):
         if any(config["model_type"] in families()[name].model_types for name in several):
             record_type(config["model_type"], tmp_path / str(number), small_file(config))
             opened.append(wqk.open(tmp_path / str(number)))

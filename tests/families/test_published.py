@@ -62,10 +62,14 @@ def test_the_linear_part_of_a_norm_before_a_weight(kind: str) -> None:
     )
 
 
-def settings(name: str) -> list[Any]:
-    """The rows of a file beside this one, called after their model types, which take turns."""
+def rows(name: str) -> list[dict[str, Any]]:
+    """What a file beside this one lists."""
     lines = Path(__file__).with_name(name).read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
+    return [json.loads(line) for line in lines]
+
+
+def by_type(rows: list[dict[str, Any]]) -> list[Any]:
+    """Settings, called after their model types, which take turns."""
     kinds = [row["model_type"].replace("_", "-") for row in rows]
     return [
         pytest.param(row, id=f"{kind}-{kinds[:n].count(kind)}")
@@ -73,8 +77,13 @@ def settings(name: str) -> list[Any]:
     ]
 
 
-# Of which something was once read wrongly, or refused.
-@pytest.mark.parametrize("table", settings("found.jsonl"))
+# Settings of which something was once read wrongly, or refused.
+FOUND = rows("found.jsonl")
+# The same, beside which widths are shrunk.
+SETTINGS = rows("settings.jsonl")
+
+
+@pytest.mark.parametrize("table", by_type(FOUND))
 def test_settings_are_read_as_they_are_run(table: dict[str, Any], tmp_path: Path) -> None:
     assert configuration_faults(table, tmp_path / "model") == []
     assert {one.family for one in wqk.open(tmp_path / "model").plans if not one.output} <= {
@@ -82,9 +91,16 @@ def test_settings_are_read_as_they_are_run(table: dict[str, Any], tmp_path: Path
     }
 
 
+@pytest.mark.parametrize("drawn", by_type(SETTINGS))
+def test_settings_that_were_read_wrongly(drawn: dict[str, Any], tmp_path: Path) -> None:
+    own = {key: value for key, value in drawn.items() if key != "model_type"}
+    table = {"model_type": drawn["model_type"]}
+    assert configuration_faults(table, tmp_path / "model", own) == []
+
+
 # What publishers wrote, as far as attention depends on it, and where it was seen.
-LINES = (Path(__file__).parent / "published.jsonl").read_text(encoding="utf-8").splitlines()
-PUBLISHED = {row["model"]: row["config"] for row in map(json.loads, LINES)}
+ROWS = rows("published.jsonl")
+PUBLISHED = {row["model"]: row["config"] for row in ROWS}
 RUN = [name for name, config in PUBLISHED.items() if config["model_type"] in CONFIG_MAPPING_NAMES]
 # Without a softmax, there is nothing that these proofs see: tests/families/test_mixers.py.
 RUN = [name for name in RUN if PUBLISHED[name]["model_type"] != "falcon_mamba"]
@@ -103,7 +119,7 @@ def test_published_configurations_are_read_as_they_are_run(name: str, tmp_path: 
 
 
 def test_every_published_configuration_that_can_be_run_is_run() -> None:
-    assert len(PUBLISHED) == len(LINES)
+    assert len(PUBLISHED) == len(ROWS)
     assert {PUBLISHED[name]["model_type"] for name in PUBLISHED.keys() - set(RUN)} == {
         "baichuan", "chatglm", "deepseek", "falcon_mamba", "internlm", "kimi_k2", "kimi_k3",
         "mimo", "minicpm", "minimax_m3", "orion", "phi-msft", "qwen", "rwkv5",
@@ -123,14 +139,6 @@ def test_a_share_of_drawn_settings_is_read_as_it_is_run(model_type: str, tmp_pat
     assert configuration_faults({"model_type": model_type}, tmp_path / "model", drawn) == [], drawn
 
 
-# Beside which widths are shrunk.
-@pytest.mark.parametrize("drawn", settings("settings.jsonl"))
-def test_settings_that_were_read_wrongly(drawn: dict[str, Any], tmp_path: Path) -> None:
-    own = {key: value for key, value in drawn.items() if key != "model_type"}
-    table = {"model_type": drawn["model_type"]}
-    assert configuration_faults(table, tmp_path / "model", own) == []
-
-
 OUTCOMES = Path(__file__).parents[2] / "docs" / "model-types.jsonl"
 
 
@@ -142,8 +150,8 @@ def test_at_most_one_in_a_hundred_drawn_settings_is_read_wrongly() -> None:
     """
     end = time.monotonic() + 480
     seed = random.SystemRandom().randrange(10**6)
-    rows = map(json.loads, OUTCOMES.read_text(encoding="utf-8").splitlines()[1:])
-    kinds = [row["type"] for row in rows if row["outcome"] in ("proven", "partial")]
+    outcomes = map(json.loads, OUTCOMES.read_text(encoding="utf-8").splitlines()[1:])
+    kinds = [row["type"] for row in outcomes if row["outcome"] in ("proven", "partial")]
     kinds = [kind for kind in kinds if has_share(kind)]
     random.Random(seed).shuffle(kinds)
     found = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -88,8 +87,10 @@ def _found() -> dict[str, dict[int, tuple[Any, Any]]]:
     """Settings that were once read wrongly, by family: a file, and what stays as it is in it."""
     from tests.families.test_published import FOUND, SETTINGS
 
-    rows = [(json.loads(line), {}) for line in FOUND]
-    rows += [({"model_type": row.pop("model_type")}, row) for row in map(json.loads, SETTINGS)]
+    rows: list[tuple[Any, Any]] = [(row, {}) for row in FOUND]
+    for row in SETTINGS:
+        own = {key: value for key, value in row.items() if key != "model_type"}
+        rows.append(({"model_type": row["model_type"]}, own))
     found: dict[str, dict[int, tuple[Any, Any]]] = {}
     for number, (table, settings) in enumerate(rows):
         for family in _families(table["model_type"], table):
