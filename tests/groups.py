@@ -29,6 +29,8 @@ LONGEST = 600  # seconds by the clock of a test of the campaign
 
 # What the names of tests begin with.
 SLOW = (
+    "tests/checkpoints/test_attacks.py::test_a_server_at_its_worst",
+    "tests/checkpoints/test_http.py::test_a_server_that_keeps_one_waiting_is_given_up",
     "tests/checkpoints/test_hub.py::test_a_killed_scan_leaves_a_cache_that_goes_on",
     "tests/families/test_every_family.py::test_every_rule_is_that_of_a_proven_model_or_marked",
     "tests/families/test_in_threads.py",
@@ -40,6 +42,7 @@ SLOW = (
     "tests/lab/figures/test_model_sizes.py::test_one_model_alone_fills_both_panels",
     "tests/lab/figures/test_model_sizes.py::test_the_models_that_matter_are_named",
     "tests/lab/figures/test_paired.py::test_a_planted_effect_is_found",
+    "tests/lab/figures/test_paired.py::test_an_untrained_copy_differs_by_exactly_zero",
     "tests/lab/figures/test_paired.py::test_nothing_is_found_where_nothing_is_planted",
     "tests/lab/figures/test_paired.py::test_the_figure_and_its_numbers",
     "tests/lab/figures/test_sources.py::test_the_folder_of_a_monitor",
@@ -59,6 +62,7 @@ SLOW = (
     "tests/live/test_callback.py::test_a_resumed_run_goes_on_in_the_same_files",
     "tests/live/test_distributed.py",
     "tests/live/test_logits.py::test_compiled_models_are_measured",
+    "tests/lab/training/test_training.py::test_a_full_disk_is_one_line_and_leaves_whole_lines",
     "tests/reporting/test_browser.py",
     "tests/reporting/test_notebooks.py",
     "tests/scanning/test_scan.py::test_memory_does_not_grow_with_the_number_of_layers",
@@ -69,6 +73,8 @@ SLOW = (
     "tests/scanning/test_surveys.py::test_killed_and_resumed_the_table_is_identical",
     "tests/scanning/test_watch.py::test_a_killed_watch_loses_nothing",
     "tests/tables/test_in_a_kernel.py",
+    "tests/test_advice.py::test_what_errors_tell_to_do_works",
+    "tests/test_first_guesses.py::test_first_guesses_work",
     "tests/test_notebooks.py::test_a_notebook_runs",
     "tests/test_odd_input.py::test_odd_models_are_a_result_or_a_line",
 )

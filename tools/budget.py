@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -47,7 +48,7 @@ def code_lines(source: str) -> int:
     '''
     apart: set[int] = set()
     text: set[int] = set()  # of more than one line, in which blank ones and signs count
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(_parsed(source)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             apart.update(_span(node))
         elif isinstance(node, ast.Constant | ast.JoinedStr) and node.end_lineno != node.lineno:
@@ -57,6 +58,11 @@ def code_lines(source: str) -> int:
             apart.update(_span(node.body[0]))
     lines = enumerate(map(str.strip, source.split("\n")), start=1)
     return len(({n for n, line in lines if line and line[0] != "#"} | text) - apart)
+
+
+@cache
+def _parsed(source: str) -> ast.Module:
+    return ast.parse(source)
 
 
 def _span(node: ast.stmt | ast.expr) -> range:
@@ -69,7 +75,7 @@ def small_helpers(files: list[Path]) -> list[str]:
     named: Counter[str] = Counter()
     called: set[str] = set()
     for file in files:
-        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        for node in ast.walk(_parsed(file.read_text("utf-8"))):
             if isinstance(node, ast.Name | ast.Attribute):
                 named[_last(node)] += 1
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):

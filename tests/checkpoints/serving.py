@@ -86,10 +86,8 @@ class Site:
 
     def tag(self, path: str) -> str | None:
         content = self.files[path]
-        default = f'"{content}"'
-        if isinstance(content, bytes):
-            default = f'"{digest(content)[:32]}"'
-        return self.tags.get(path, default)
+        name = digest(content)[:32] if isinstance(content, bytes) else content
+        return self.tags.get(path, f'"{name}"')
 
     def respond(self, handler: Handler) -> None:
         """Answer as a static server does."""
