@@ -280,7 +280,7 @@ def main() -> None:
     print(
         f"{SHAPE['layers']} layers of width {SHAPE['width']}, {tokens:,} tokens a step, {steps} "
         f"steps, PyTorch {torch.__version__}, on "
-        + ("a GPU, by the clock." if DEVICE == "cuda" else "one thread. On a GPU: not measured.")
+        + ("a GPU, by the clock." if DEVICE == "cuda" else "one thread.")
         + "\n\n| | tokens a second | / Trainer | since the first look, / Trainer "
         "| held-out loss, nats | the loss that all reach | how often an hour, / Trainer |\n"
         "|:--|--:|--:|--:|--:|--:|--:|"
