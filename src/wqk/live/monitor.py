@@ -276,7 +276,7 @@ class Monitor(Advising, synonyms=SYNONYMS):
         self._has_begun = False
         self._before: Snapshot | None = None
         self._warned: set[str] = set()
-        self._returned: float | None = None
+        self._returned = float("nan")
         self.latest: ScoreTable | None = None
         self.costs: list[LookCost] = []
 
@@ -324,8 +324,7 @@ class Monitor(Advising, synonyms=SYNONYMS):
         except Exception as error:  # scores must not stop a run of weeks
             self._warn(type(error).__name__, f"step {step} has no scores: {error}")
         now = time.perf_counter()
-        since = float("nan") if self._returned is None else now - self._returned
-        self.costs.append(LookCost(step, now - start, (now - start) / since))
+        self.costs.append(LookCost(step, now - start, (now - start) / (now - self._returned)))
         self._returned = now
         return found
 

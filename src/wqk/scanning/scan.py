@@ -369,8 +369,7 @@ def scan_model(
             checkpoint.prefetch(wanted_parts(plan, coordinates))
 
     def forms_of(block: Block) -> Iterator[tuple[int, BilinearForm]]:
-        others = [(0, forms(block))] if forms else block.forms(coordinates)
-        for distance, form in others:
+        for distance, form in [(0, forms(block))] if forms else block.forms(coordinates):
             yield distance, move(form) if move else form
 
     fitting = _blocks_that_fit(checkpoint, plans, coordinates)
