@@ -55,6 +55,16 @@ def save(folder: Path, tensors: dict[str, Any], config: dict[str, Any]) -> Path:
     return folder
 
 
+def adapter(folder: Path, base: object, tensors: dict[str, np.ndarray], **about: Any) -> Path:
+    """A folder with an adapter of a base, of what PEFT calls these tensors."""
+    folder.mkdir(exist_ok=True)
+    said = {"peft_type": "LORA", "base_model_name_or_path": str(base)} | about
+    (folder / "adapter_config.json").write_text(json.dumps(said))
+    named = {f"base_model.model.{name}": value for name, value in tensors.items()}
+    pytest.importorskip("safetensors.numpy").save_file(named, folder / "adapter_model.safetensors")
+    return folder
+
+
 def edit(folder: Path, change: Callable[[str, np.ndarray], np.ndarray]) -> Path:
     """Change a folder's tensors: each is made anew, in float32, from its name and itself."""
     numpy = pytest.importorskip("safetensors.numpy")

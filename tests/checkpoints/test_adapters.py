@@ -5,13 +5,11 @@ What is read of one is compared with what PEFT merges in `test_peft`, rows of it
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 from tests import small
 
 from wqk.checkpoints import Part, open_checkpoint
@@ -34,13 +32,7 @@ def base(tmp_path: Path) -> Path:
 
 
 def adapter(base: Path, tensors: dict[str, np.ndarray], **config: Any) -> Path:
-    folder = base.parent / "adapter"
-    folder.mkdir(exist_ok=True)
-    about = {"peft_type": "LORA", "base_model_name_or_path": str(base), "lora_alpha": 6, **config}
-    (folder / "adapter_config.json").write_text(json.dumps(about))
-    named = {f"base_model.model.{name}": value for name, value in tensors.items()}
-    save_file(named, folder / "adapter_model.safetensors")
-    return folder
+    return small.adapter(base.parent / "adapter", base, tensors, **{"lora_alpha": 6, **config})
 
 
 def factors(module: str, rank: int = 3) -> dict[str, np.ndarray]:

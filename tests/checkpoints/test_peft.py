@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import peft
 import pytest
 import torch
 import transformers
+from tests import small
 
 from wqk.checkpoints import Part, open_checkpoint
 from wqk.checkpoints.adapters import STORED_IN_OUT, WITHOUT_EFFECT, read_adapter
@@ -85,12 +85,8 @@ def test_what_peft_saves_is_read_as_it_merges_or_refused(bases, tmp_path, is_rea
 
 @pytest.mark.parametrize("kind", [str(kind.value) for kind in peft.PeftType])
 def test_every_type_but_lora_is_refused(tmp_path: Path, kind: str):
-    from safetensors.numpy import save_file
-
     factors = {"q_proj.lora_A.weight": np.ones((2, 8), np.float32)}
-    save_file(factors, tmp_path / "adapter_model.safetensors")
-    about = {"peft_type": kind, "base_model_name_or_path": "owner/name"}
-    (tmp_path / "adapter_config.json").write_text(json.dumps(about))
+    small.adapter(tmp_path, "owner/name", factors, peft_type=kind)
     if kind == "LORA":
         assert read_adapter(local_folder(tmp_path)) is not None
         return

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests import small
 from tests.families.architectures import ALL, NAMED
 from tests.families.proving import safetensors, save, torch
 
@@ -151,11 +152,8 @@ def in_eight_bits(
         stored[f"{name}_scale_inv" if block else f"{name}_scale"] = (
             scales if block else scales.reshape(())
         )
-    folder.mkdir()
-    safetensors.save_file(stored, folder / "model.safetensors")
     about = {"quant_method": "fp8"} | ({"weight_block_size": [block, block]} if block else {})
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": about}))
-    return folder
+    return small.save(folder, stored, config | {"quantization_config": about})
 
 
 def keys_repeated(

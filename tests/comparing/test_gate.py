@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from tests.command import run
 from tests.comparing.conversions import edit, pairs, right
+from tests.small import save
 
 import wqk
-
-
-def save(folder: Path, tensors: Any, config: dict[str, Any]) -> Path:
-    from safetensors.numpy import save_file
-
-    folder.mkdir()
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 @pytest.fixture
