@@ -47,9 +47,7 @@ WHOLE = ("awq", "gptq", "hqq", "gpt-oss")
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_values_are_the_librarys_own(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_are_the_librarys_own(name: str, tmp_path, monkeypatch) -> None:
     counts: list[int] = []
     read_into = LocalFile.read_into
     monkeypatch.setattr(
