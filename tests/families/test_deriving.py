@@ -65,15 +65,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Record, Checkpoint]
     return read_record(folder), open_checkpoint(folder)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"scale": []},
-        {"causal": False, "stack": "encoder"},
-        {"rotary": {"order": "interleaved"}},
-        {"input_norm": "layers.{layer}.post_attention_layernorm"},
-    ],
-)
+@pytest.mark.parametrize("changes", cases(__file__, "changes"))
 def test_a_rule_that_nearly_fits_is_mended(llama, changes) -> None:
     (right,) = (rule_table(rule) for rule in families()["llama"].attention)
     _, found = mended(*llama, [right | changes])

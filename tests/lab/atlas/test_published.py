@@ -151,16 +151,7 @@ def test_a_row_is_found_by_any_of_its_names(row, column, spelled) -> None:  # ty
     assert not found.select("model", "flags", *scores).is_duplicated().any()
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("BERT-bass", ["did you mean BERT-base"]),
-        ("mixtral", ["Mixtral-8x22B"]),
-        ("qqqqqq", ["wqk lab atlas lists"]),
-        ("", ["wqk lab atlas lists"]),
-        ("openai/whisper-tinny", ["openai/whisper-tiny"]),
-    ],
-)
+@pytest.mark.parametrize(("name", "words"), cases(__file__, "no row"))
 def test_a_name_without_a_row_says_what_to_do(name: str, words: list[str]) -> None:
     with pytest.raises(UnknownName) as raised:
         lookup(name)

@@ -13,6 +13,7 @@ from typing import TextIO
 
 import pytest
 from click.testing import Result
+from tests.cases import cases
 from tests.command import run
 from tests.lab.figures.making import logged
 from tests.lab.training.making import experiment
@@ -104,14 +105,7 @@ NAMED = {"name": "a"}
         (experiment(NAMED, NAMED), "two cells are called 'a'"),
         ("cell = [1]", r"\[\[cell\]\] tables"),
         (experiment({}), "a cell needs a name"),
-        (experiment({"name": "../a"}), "must be a valid folder name"),
-        (experiment(NAMED | {"seeds": [1, 1]}), "must be distinct"),
-        (experiment(NAMED | {"stop": 7}), "stop must be one of the 6 steps"),
-        (experiment(NAMED | {"stop": True}), "stop must be one of the 6 steps"),
-        (experiment(NAMED | {"seed": 3}), "cell 'a': a cell lists its seeds; got seed 3"),
-        (experiment(NAMED | {"threads": 0}), "threads must be 1 or more; got 0"),
-        (experiment(NAMED | {"color": 1}), "cell 'a': recipe: no field named color"),
-        (experiment(NAMED | {"heads": 3}), "cell 'a': recipe: the width"),
+        *((experiment(NAMED | changes), told) for changes, told in cases(__file__, "wrong")),
     ],
 )
 def test_files_that_are_no_experiments(content: str, message: str, tmp_path: Path) -> None:

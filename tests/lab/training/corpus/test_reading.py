@@ -180,15 +180,7 @@ def test_named_corpora_are_the_papers(name: str, monkeypatch: pytest.MonkeyPatch
         assert address.endswith("/documents/2023-14/0000/en_head.json.gz")
 
 
-@pytest.mark.parametrize(
-    ("name", "advice"),
-    [
-        ("wikipedia", "20220301.en, and pass their folder"),
-        ("jigsaw", "--field comment_text"),
-        ("redpajama", "--field raw_content"),
-        ("owner/name", "pass their folder"),
-    ],
-)
+@pytest.mark.parametrize(("name", "advice"), cases(__file__, "advice"))
 def test_without_a_network_one_line_says_what_to_fetch(name: str, advice: str, monkeypatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ConnectionError("no route\nto host")
