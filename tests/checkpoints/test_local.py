@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save, save_file
 from tests.cases import cases
 from tests.checkpoints.stored import assert_holds, weights
-from tests.limits import within
+from tests.limits import failing, within
 
 from wqk.checkpoints import Part, open_checkpoint, steps_of
 from wqk.errors import CheckpointError
@@ -364,11 +364,7 @@ def test_a_file_that_shrinks_after_it_was_opened(folder):
 def test_a_file_that_the_system_refuses(folder, monkeypatch, function):
     # Root reads everything, so the refusal has to be played.
     write(folder)
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os, function, refuse)
+    monkeypatch.setattr(os, function, failing(PermissionError(13, "Permission denied")))
     with pytest.raises(CheckpointError, match=r"model\.safetensors: cannot be .*\(Permission"):
         open_checkpoint(folder)
 

@@ -63,15 +63,12 @@ def prints(model: Weights) -> list[Fingerprint]:
     return [one for one in found if one is not None]
 
 
-def orthogonal(size: int, seed: int = 1) -> np.ndarray:
-    return np.linalg.qr(np.random.default_rng(seed).standard_normal((size, size)))[0]
-
-
 # Changes of a model that shares something with what it was.
 
 
 def rotated(model: Weights) -> Weights:
-    turn = orthogonal(model[0][0].shape[-1])
+    size = model[0][0].shape[-1]
+    turn = np.linalg.qr(np.random.default_rng(1).standard_normal((size, size)))[0]
     return [(q @ turn, k @ turn) for q, k in model]
 
 

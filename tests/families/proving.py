@@ -167,7 +167,7 @@ def prove_norms(architecture: Architecture, folder: Path) -> None:
         plans = wqk.open(open_checkpoint(model)).plans
         records = stack.enter_context(recording(model, plans, plans, products))
         for norm in {norm for plan in plans for norm in _norms(plan).values()}:
-            module = model.get_submodule(_module_of(norm))
+            module = model.get_submodule(norm.gain[0].name.rpartition(".")[0])
             assert epsilon_of(module) in (None, norm.epsilon), norm.gain[0].name
             module.register_forward_hook(partial(_normalized, norm=norm, outputs=outputs))
         every: dict[str, list[np.ndarray]] = {}
@@ -214,10 +214,6 @@ def _norms(plan: AttentionPlan) -> dict[str, Norm]:
     """The norms that are named, by what they feed in an application of the attention."""
     sides = {"query_input": plan.query.input_norm, "key_input": plan.key.input_norm}
     return {side: norm for side, norm in sides.items() if norm is not None}
-
-
-def _module_of(norm: Norm) -> str:
-    return norm.gain[0].name.rpartition(".")[0]
 
 
 def _normalized(

@@ -42,10 +42,6 @@ def model(beside: dict[str, tuple[int, ...]], config: dict[str, Any] = CONFIG, *
     )
 
 
-def statuses(ref: Any, **options: Any) -> set[str]:
-    return set(wqk.scan(ref, **options).frame["status"]) - {"random-looking"}
-
-
 @pytest.fixture(autouse=True)
 def _trained(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random weights stand for trained ones."""
@@ -84,7 +80,7 @@ def test_scale_and_positions_that_nobody_knows_are_not_spoken_of() -> None:
 def test_norms_of_queries_and_keys_are_folded(names: tuple[str, str]) -> None:
     width = D // 4
     guess = model({f"{name}.weight": (width,) for name in names})
-    assert statuses(guess) == {"partial, guessed"}
+    assert set(wqk.scan(guess).frame["status"]) == {"partial, guessed"}
     attention = wqk.open(guess)[1]
     weights = guess.state_dict()
     gain = weights[ATTENTION.format(1) + f"{names[0]}.weight"]

@@ -214,6 +214,15 @@ def test_what_is_in_nanochat_s_code_alone_is_told_by_its_smear() -> None:
     assert "in float32" in verified.sentence
 
 
+def assert_written(model: nn.Module, batch: Any, found: Any, first: Any) -> None:
+    """It is clipped, as its first block shows: later inputs change with it; and initialized."""
+    limit = found.largest / 2
+    wqk.clip_(model, limit, logits=found)
+    after = wqk.logits(model, batch).blocks[first].max_logit
+    assert after.max() == pytest.approx(min(limit, found.blocks[first].max_logit.max()), rel=1e-5)
+    assert wqk.initialize_(model, "symmetric").layers[0].after.symmetry == pytest.approx(1)
+
+
 @pytest.mark.parametrize("family", MINE)
 def test_it_is_read_run_and_written_as_its_checkpoint_would_be(family: str) -> None:
     model = MINE[family]()
@@ -230,13 +239,7 @@ def test_it_is_read_run_and_written_as_its_checkpoint_would_be(family: str) -> N
     if family == "nanochat":  # whose norms have no gains
         assert "no effect" in repr(wqk.clip_(model, 1e-3, logits=found))
         return
-    limit = found.largest / 2
-    wqk.clip_(model, limit, logits=found)
-    after = wqk.logits(model.eval(), TOKENS).blocks["decoder", "self", 0].max_logit
-    assert after.max() == pytest.approx(
-        min(limit, found.blocks["decoder", "self", 0].max_logit.max()), rel=1e-5
-    )
-    assert wqk.initialize_(model, "symmetric").layers[0].after.symmetry == pytest.approx(1)
+    assert_written(model.eval(), TOKENS, found, ("decoder", "self", 0))
 
 
 def test_a_wrong_family_is_not_verified() -> None:
@@ -431,12 +434,7 @@ def test_libraries_that_keep_no_configuration_are_known_by_their_modules(family:
     assert verified.verdict == "right", verified
     found = wqk.logits(model, batch)
     assert not found.missing
-    limit = found.largest / 2
-    wqk.clip_(model, limit, logits=found)
-    first = ("vision", "self", 0)  # later inputs change with it
-    after = wqk.logits(model, batch).blocks[first].max_logit
-    assert after.max() == pytest.approx(min(limit, found.blocks[first].max_logit.max()), rel=1e-5)
-    assert wqk.initialize_(model, "symmetric").layers[0].after.symmetry == pytest.approx(1)
+    assert_written(model, batch, found, ("vision", "self", 0))
 
 
 def test_a_guess_is_taken_once_the_model_s_own_pass_has_proven_it() -> None:

@@ -14,6 +14,7 @@ import polars as pl
 import pytest
 import torch
 from tests.families.architectures import ALL, NAMED, Architecture
+from tests.limits import failing
 from tests.live.models import bert, gpt2, llama, train_step
 from tests.live.softmaxes import difference, measured, own_logits, trainable
 
@@ -290,14 +291,8 @@ def test_models_in_bf16_are_measured_as_their_rounding_allows(make: Any) -> None
 
 
 def test_a_guess_and_no_sequences_are_refused() -> None:
-    odd = torch.nn.ModuleDict(
-        {
-            f"layers_{n}": torch.nn.ModuleDict(
-                {"q_proj": torch.nn.Linear(8, 8), "k_proj": torch.nn.Linear(8, 8)}
-            )
-            for n in range(2)
-        }
-    )
+    pairs = [{f"{side}_proj": torch.nn.Linear(8, 8) for side in "qk"} for _ in range(2)]
+    odd = torch.nn.ModuleDict({f"layers_{n}": torch.nn.ModuleDict(p) for n, p in enumerate(pairs)})
     with pytest.raises(UnknownFamily):
         LogitMeter(odd)
     with pytest.raises(CheckpointError, match="sequences must be 1 or more"):
@@ -313,12 +308,8 @@ def test_a_monitor_completes_its_rows(tmp_path: Path) -> None:
     for step in range(4):
         logged.append(monitor(step))
         if step % 2 == 0:
-            meter = LogitMeter(model)
-            expected[step] = one_pass(
-                model,
-                meter,
-                torch.randint(20, (2, 8), generator=torch.Generator().manual_seed(step)),
-            )
+            tokens = torch.randint(20, (2, 8), generator=torch.Generator().manual_seed(step))
+            expected[step] = one_pass(model, LogitMeter(model), tokens)
         train_step(model, optimizer, step)
     monitor.look(4)
     assert {"wqk/max_logit", "wqk/attention_entropy_median"} <= set(logged[1])
@@ -367,15 +358,12 @@ def test_hooks_go_with_a_monitor_and_outlive_no_failed_pass(tmp_path: Path) -> N
     monitor = wqk.Monitor(model, tmp_path / "run" / "scores.jsonl", every=1, logits=True)
     monitor(0)
     assert listening() > before
-
-    def fail(*_: Any) -> None:
-        raise RuntimeError("out of memory")
-
-    failing = model.layers[1].register_forward_pre_hook(fail)
+    fails = failing(RuntimeError("out of memory"))
+    hook = model.layers[1].register_forward_pre_hook(fails)
     tokens = torch.arange(16).reshape(2, 8)
     with pytest.raises(RuntimeError, match="out of memory"):
         model(tokens)
-    failing.remove()
+    hook.remove()
     model(tokens)  # the same step, tried again
     assert listening() == before
     monitor(1)

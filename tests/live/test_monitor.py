@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from tests.limits import failing
 from tests.live.models import bert, gpt2, llama, train, train_step
 
 import wqk
@@ -209,12 +210,9 @@ def test_weights_that_are_not_finite_have_rows_that_say_so(tmp_path, caplog) -> 
 def test_a_disk_that_fails_does_not_end_the_run(tmp_path, caplog, monkeypatch) -> None:
     monitor = wqk.Monitor(bert(), tmp_path / "scores.jsonl", every=1)
     monitor(0)
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr("wqk._files.os.fsync", full)
+        full = OSError(28, "No space left on device")
+        patch.setattr("wqk._files.os.fsync", failing(full))
         assert monitor(1) == {}
         assert monitor(2) == {}
     assert caplog.text.count("No space left") == 1

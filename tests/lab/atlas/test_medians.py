@@ -62,16 +62,14 @@ def test_tables_of_other_forms_give_no_rows(metadata: dict[str, object]) -> None
 
 
 def test_every_stack_revision_and_step_is_a_row_with_its_name() -> None:
-    table = join(
-        [
-            layers([0.1], [0.1], checkpoint="run", step=100),
-            layers([0.2], [0.2], checkpoint="run", step=200),
-            layers([0.3], [0.3], checkpoint="a/run", revision="main"),
-            layers([0.4], [0.4], checkpoint="a/run", revision="main", stack="decoder"),
-            layers([0.5], [0.5], checkpoint="/b/checkpoint-7", step=7),
-        ]
-    )
-    assert summarize(table).select("name", "stack", "symmetry").rows() == [
+    tables = [
+        layers([0.1], [0.1], checkpoint="run", step=100),
+        layers([0.2], [0.2], checkpoint="run", step=200),
+        layers([0.3], [0.3], checkpoint="a/run", revision="main"),
+        layers([0.4], [0.4], checkpoint="a/run", revision="main", stack="decoder"),
+        layers([0.5], [0.5], checkpoint="/b/checkpoint-7", step=7),
+    ]
+    assert summarize(join(tables)).select("name", "stack", "symmetry").rows() == [
         ("run, step 100", "encoder", 0.1),
         ("run, step 200", "encoder", 0.2),
         ("run @ main", "encoder", 0.3),
@@ -81,15 +79,13 @@ def test_every_stack_revision_and_step_is_a_row_with_its_name() -> None:
 
 
 def test_statuses_become_flags() -> None:
-    table = join(
-        [
-            layers([0.0], [0.0], status="random-looking"),
-            layers([0.1], [0.0], checkpoint="b", status="partial"),
-            layers([0.2, 0.4], [0.0, 0.0], checkpoint="c"),
-            layers([float("nan")], [float("nan")], checkpoint="c", status="degenerate"),
-        ]
-    )
-    assert summarize(table).select("flags", "sound", "symmetry").rows() == [
+    tables = [
+        layers([0.0], [0.0], status="random-looking"),
+        layers([0.1], [0.0], checkpoint="b", status="partial"),
+        layers([0.2, 0.4], [0.0, 0.0], checkpoint="c"),
+        layers([float("nan")], [float("nan")], checkpoint="c", status="degenerate"),
+    ]
+    assert summarize(join(tables)).select("flags", "sound", "symmetry").rows() == [
         (["random-looking"], False, 0.0),
         (["partial"], True, 0.1),
         (["degenerate"], True, 0.30000000000000004),
@@ -98,15 +94,12 @@ def test_statuses_become_flags() -> None:
 
 def test_a_row_finds_its_model_by_id_before_folder_and_by_stack() -> None:
     row = published().filter(name="BERT-base").row(0, named=True)
-    rows = summarize(
-        join(
-            [
-                layers([0.1], [0.0], checkpoint="/models/bert-base-uncased"),
-                layers([0.2], [0.0], checkpoint="Google-BERT/bert-base-uncased"),
-                layers([0.3], [0.0], checkpoint="/models/other", stack="decoder"),
-            ]
-        )
-    )
+    tables = [
+        layers([0.1], [0.0], checkpoint="/models/bert-base-uncased"),
+        layers([0.2], [0.0], checkpoint="Google-BERT/bert-base-uncased"),
+        layers([0.3], [0.0], checkpoint="/models/other", stack="decoder"),
+    ]
+    rows = summarize(join(tables))
     assert of_model(rows, row)["symmetry"].to_list() == [0.2]
     assert of_model(rows[:1], row)["symmetry"].to_list() == [0.1]
     assert of_model(rows[2:], row).is_empty()

@@ -41,17 +41,14 @@ def softmax(scores: np.ndarray) -> np.ndarray:
     return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
 
 
-def centered_rows(beta: np.ndarray) -> np.ndarray:
-    """Rows that sum to 0, as a softmax makes them."""
-    return np.asarray(beta - beta.mean(axis=-1, keepdims=True))
-
-
 def inputs(random: np.random.Generator, batch: int = B) -> np.ndarray:
     return random.standard_normal((batch, N, D))
 
 
 def betas(random: np.random.Generator, batch: int = B) -> np.ndarray:
-    return centered_rows(random.standard_normal((batch, H, N, N)))
+    """Rows that sum to 0, as a softmax makes them."""
+    beta = random.standard_normal((batch, H, N, N))
+    return np.asarray(beta - beta.mean(axis=-1, keepdims=True))
 
 
 def layer_of(attention: Block, x: np.ndarray, beta: np.ndarray, **others: Any) -> LayerGradient:

@@ -58,10 +58,6 @@ def test_tails_are_those_of_the_dense_matrix_and_turn_with_it(seed: int) -> None
         assert getattr(turned, score) == pytest.approx(-getattr(form, score))
 
 
-def some_large() -> np.ndarray:
-    return np.exp(np.random.default_rng(7).standard_normal(96))
-
-
 def mean_tails(variances: np.ndarray, context_share: float = 1.0) -> tuple[float, float, float]:
     """ln of the ratio of variances, the directionality (excess), and the latter's error."""
     many = [
@@ -74,7 +70,8 @@ def mean_tails(variances: np.ndarray, context_share: float = 1.0) -> tuple[float
 
 
 def test_more_context_than_prediction_means_longer_rows_and_the_reverse() -> None:
-    ratios = [mean_tails(some_large(), share)[0] for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    some_large = np.exp(np.random.default_rng(7).standard_normal(96))
+    ratios = [mean_tails(some_large, share)[0] for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
     assert ratios == sorted(ratios, reverse=True)
     assert ratios[0] > 2
     assert abs(ratios[2]) < 0.2

@@ -15,7 +15,7 @@ from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError
 from wqk.forms import BilinearForm
 from wqk.forms.scores import symmetry
-from wqk_lab.theory.gradients import LayerGradient, blocks_of, gradients
+from wqk_lab.theory.gradients import blocks_of, gradients
 from wqk_lab.theory.updates import (
     alignment,
     expected_symmetry,
@@ -56,16 +56,12 @@ def test_gradients_have_to_be_there() -> None:
         parameter_gradients(model, wqk.open(open_checkpoint(model)).plans)
 
 
-def symmetric(layer: LayerGradient) -> LayerGradient:
-    return replace(layer, beta=layer.beta + layer.beta.swapaxes(-1, -2))
-
-
 @pytest.mark.parametrize("name", ["bert", "gptj"])
 def test_symmetry_passes_through_tied_factors_only(name: str) -> None:
     with built(name) as model:
         found = gradients(model, batch_for(model, 8), objective(linear, 8))
     for layer in found:
-        row = passed_on(symmetric(layer))
+        row = passed_on(replace(layer, beta=layer.beta + layer.beta.swapaxes(-1, -2)))
         assert row["gradient"] == pytest.approx(1)
         assert row["update_of_symmetric_part"] < 0.8
         if not layer.attention.plan.rotary:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from tests.command import run
+from tests.limits import failing
 from tests.small import sizes
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
@@ -234,10 +235,7 @@ def test_models_that_cannot_be_fine_tuned(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_is_told_without_the_attempts_of_other_libraries(monkeypatch) -> None:
-    def unknown(ref: str) -> None:
-        raise HubError(f"{ref}: is not a local path")
-
-    monkeypatch.setattr(glue, "open_model", unknown)
+    monkeypatch.setattr(glue, "open_model", failing(HubError("nothere: is not a local path")))
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", pytest.fail)
     with pytest.raises(HubError, match="nothere: is not a local path"):
         fine_tune("nothere", task(), (1,))

@@ -14,6 +14,7 @@ import polars as pl
 import pytest
 from tests.cases import cases
 from tests.lab.training.corpus.samples import write_jsonl
+from tests.limits import failing
 
 from wqk.errors import CorpusError
 from wqk_lab.training.corpus import reading
@@ -182,9 +183,7 @@ def test_named_corpora_are_the_papers(name: str, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(("name", "advice"), cases(__file__, "advice"))
 def test_without_a_network_one_line_says_what_to_fetch(name: str, advice: str, monkeypatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise ConnectionError("no route\nto host")
-
+    fail = failing(ConnectionError("no route\nto host"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.get_session", lambda: Mock(head=fail))
     monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: pytest.fail("asked in vain"))
