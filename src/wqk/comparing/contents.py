@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple
@@ -174,23 +174,6 @@ class Found(NamedTuple):
     changed: np.ndarray | None = None  # which entries differ, (n, D), where they are not too many
 
 
-@dataclass
-class _Apart:
-    """How far two tensors are apart, summed up piece by piece."""
-
-    changed: int = 0  # entries that differ by more than rounding
-    total: int = 0
-    largest: float = 0.0  # change of an entry, relative to it
-    products: np.ndarray = field(default_factory=lambda: np.zeros(4))  # xx, xy, yy, |x − y|²
-    expected: float = 0.0  # what the rounding of quantized types explains of |x − y|²
-
-    @property
-    def relative(self) -> float:
-        """‖x − y‖ / ‖x‖."""
-        xx, _, yy, step = self.products
-        return math.sqrt(step / xx) if xx else math.inf if yy else 0.0
-
-
 @np.errstate(divide="ignore", invalid="ignore", over="ignore")
 def compare_stored(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> Found:
     """Two parts of one shape, entry by entry."""
@@ -199,7 +182,10 @@ def compare_stored(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> 
     if equal_parts(checkpoints, parts):
         return Found(Outcome.EQUAL, "", 0.0)
     size = math.prod(parts[0].shape(first.shape))
-    apart, masks, floats = _Apart(), [], all(kind in PLAIN for kind in types)
+    masks, floats = [], all(kind in PLAIN for kind in types)
+    sums = np.zeros(4)  # xx, xy, yy, |x − y|²
+    expected = 0.0  # what the rounding of quantized types explains of |x − y|²
+    changed, largest = 0, 0.0  # entries that differ by more than rounding; by how much of them
     narrower = ["F16", "BF16"]  # to which one side may have been rounded before it was stored
     # The last place may differ, as after sums in another order; small sums by what float32 loses.
     unit = 2 * max(ROUNDING.get(kind, 0.0) for kind in types)
@@ -213,47 +199,41 @@ def compare_stored(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> 
         most = float(high.max(initial=0, where=np.isfinite(high)))
         near = (step <= unit * high + max(smallest, 8 * ROUNDING["F32"] * most)) & (step < np.inf)
         wrong = ~near & ~(np.isnan(x) & np.isnan(y)) & (x != y)
-        apart.total += x.size
         pairs = ((x, x), (x, y), (y, y), (step, step))
-        apart.products += [float(np.vdot(*pair)) for pair in pairs]
-        apart.expected += sum(
+        sums += [float(np.vdot(*pair)) for pair in pairs]
+        expected += sum(
             info.grid.rounding(v) ** 2 * float(np.vdot(v, v))
             for info, v in zip(infos, (x, y), strict=True) if info.grid
         )  # fmt: skip
         masks.append(np.atleast_1d(wrong))
         if wrong.any():
-            apart.changed += int(wrong.sum())
+            changed += int(wrong.sum())
             relative = step[wrong] / np.where(x[wrong] == 0, np.inf, np.abs(x[wrong]))
-            apart.largest = max(apart.largest, float(relative.max()))
+            largest = max(largest, float(relative.max()))
         for kind in list(narrower):
             close = step <= 2 * ROUNDING[kind] * high + 2 * AT_ZERO.get(kind, 0.0)
             if not (close & (step < np.inf)).all() or not any(lies_on(v, kind) for v in (x, y)):
                 narrower.remove(kind)
-    distance = apart.relative
-    if not apart.changed:
+    xx, xy, yy, squares = sums
+    distance = math.sqrt(squares / xx) if xx else math.inf if yy else 0.0
+    if not changed:
         return Found(Outcome.ROUNDED if distance else Outcome.EQUAL, "", distance)
-    if not floats and distance <= SAFETY * math.sqrt(apart.expected / apart.products[0]):
+    if not floats and distance <= SAFETY * math.sqrt(expected / xx):
         return Found(Outcome.ROUNDED, "", distance)
     if types == ("F32", "F32") and narrower:
         return Found(Outcome.ROUNDED, f"one side is rounded to {narrower[-1]}", distance)
     columns = first.shape[-1] if len(first.shape) > 1 else 1
     mask = np.concatenate(masks).reshape(-1, columns) if size <= MASKED else None
-    return Found(Outcome.DIFFERS, _reason(apart, mask), distance, mask)
-
-
-def _reason(apart: _Apart, mask: np.ndarray | None) -> str:
-    """How two tensors differ, in a phrase."""
-    xx, xy, yy, _ = apart.products
+    factor, reason = yy / xy if xy else math.nan, f"relative distance {distance:.2g}"
     if not yy:
-        return "all zero"
-    factor = yy / xy if xy else math.nan
-    if xx * yy - xy**2 <= (SAME_FACTOR * xy) ** 2 and abs(factor - 1) > SAME_FACTOR:
-        return f"scaled by {factor:.4g}"
-    if apart.changed < MOST * apart.total:
+        reason = "all zero"
+    elif xx * yy - xy**2 <= (SAME_FACTOR * xy) ** 2 and abs(factor - 1) > SAME_FACTOR:
+        reason = f"scaled by {factor:.4g}"
+    elif changed < MOST * size:
         where = "" if mask is None else f", the first in row {int(mask.any(axis=1).argmax())}"
-        many = f"{apart.changed} of {apart.total} entries differ{where}"
-        return f"{many}, by up to {100 * apart.largest:.2g} %" if apart.largest else many
-    return f"relative distance {apart.relative:.2g}"
+        reason = f"{changed} of {size} entries differ{where}"
+        reason += f", by up to {100 * largest:.2g} %" if largest else ""
+    return Found(Outcome.DIFFERS, reason, distance, mask)
 
 
 def stray_entries(mask: np.ndarray) -> int:

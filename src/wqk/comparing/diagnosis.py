@@ -202,25 +202,27 @@ def diagnose(
     means = _averaged(pair, checkpoints)
     if means is not None:
         return (means,)
-    best: tuple[tuple[int, int], tuple[Mismatch, ...]] | None = None
+    found: list[tuple[tuple[int, int], tuple[Mismatch, ...]]] = []
     for form in [*filter(None, [form_restored(models, pair)]), None]:
         plan = form[1] if form else pair[1]
         turned = rotary_repaired(models, (pair[0], plan))
         plan = replace(plan, rotary=turned[1].rotary, axial=turned[1].axial) if turned else plan
         settings = [one[0] for one in (form, turned) if one]
-        found = _best(models, (pair[0], plan), neighbors, tolerance, circuits, measured, settings)
-        best = found if best is None else min(best, found, key=lambda one: one[0])
+        found += _explanations(
+            checkpoints, (pair[0], plan), neighbors, tolerance, circuits, measured, settings
+        )
+        best = min(found, key=lambda one: one[0])
         if best[0] == (0, len(settings)):
             break
-    return best[1] if best else ()
+    return best[1]
 
 
-def _best(
-    models: Sequence[Model], pair: Pair, neighbors: Sequence[AttentionPlan], tolerance: float,
-    circuits: Sequence[str], measured: Mapping[str, Apart], settings: Sequence[Mismatch],
-) -> tuple[tuple[int, int], tuple[Mismatch, ...]]:  # fmt: skip
-    """The shortest of all that may be said once these settings are right, and how long it is."""
-    checkpoints = [model.checkpoint for model in models]
+def _explanations(
+    checkpoints: Sequence[Checkpoint], pair: Pair, neighbors: Sequence[AttentionPlan],
+    tolerance: float, circuits: Sequence[str], measured: Mapping[str, Apart],
+    settings: Sequence[Mismatch],
+) -> Iterator[tuple[tuple[int, int], tuple[Mismatch, ...]]]:  # fmt: skip
+    """What may be said once these settings are right: what of it explains nothing, and how much."""
     layout = Expected(checkpoints, pair)
 
     def left_after(some: Sequence[Finding]) -> dict[str, Apart]:
@@ -239,7 +241,6 @@ def _best(
             return {what: measured[what] for what in changed}
         return compare((checkpoints[0], second), (pair[0], layout.plan), tolerance, changed)
 
-    best: tuple[tuple[int, int], tuple[Mismatch, ...]] | None = None
     for some in _attempts(layout, neighbors, bool(settings)):
         left = left_after(some)
         for one in some if len(some) > 1 else ():
@@ -247,13 +248,10 @@ def _best(
             some = fewer if left_after(fewer).keys() <= left.keys() else some
         rest = tuple(_rest(left, layout.plan))
         found = (*(one.mismatch for one in some), *settings, *rest)
-        cost = sum(one.unexplained for one in rest), len(found)
-        if best is None or cost < best[0]:
-            best = cost, found
+        yield (sum(one.unexplained for one in rest), len(found)), found
         if not left and len(found) == 1:
             break
     layout.units.clear()  # each holds this list, and so their weights
-    return best or ((0, 0), ())
 
 
 def _rest(left: Mapping[str, Apart], plan: AttentionPlan) -> Iterator[Mismatch]:
@@ -282,18 +280,19 @@ def _attempts(
     if settings:
         yield []
     found = search(layout.units, lambda unit: layout.elsewhere(unit, neighbors))
+    kinds = {one.said.verdict for one in found}
     if (
         not settings
-        and found
-        and all(one.kind is Kind.SCALED and one.unit.role in ("query", "key") for one in found)
+        and kinds == {Kind.SCALED}
+        and {one.unit.role for one in found} <= {"query", "key"}
         and any(unit.role == "query" for unit in layout.units)  # in a tensor of their own
     ):
         yield []  # scores tell a factor of queries and keys together
     yield found
-    weights = [one for one in found if one.kind not in (Kind.BIASES, Kind.NORM)]
+    weights = [one for one in found if one.said.verdict not in (Kind.BIASES, Kind.NORM)]
     if len(weights) < len(found):
         yield weights
-    if len(found) > 1 and any(one.kind is Kind.NORM for one in found):
+    if len(found) > 1 and Kind.NORM in kinds:
         yield layout.folded()
     if found and not settings:
         yield []

@@ -86,11 +86,18 @@ class Expected:
     def _read(self, which: int, part: Part | str) -> np.ndarray:
         return self._checkpoints[which].read([Part(part) if isinstance(part, str) else part])[0]
 
-    def _target(self, name: str, source: str, role: str, side: Side | None = None) -> _Tensor:
-        """A tensor of the second checkpoint, with one more role; at first as it is."""
+    def _target(
+        self, name: str, source: str, role: str, side: Side | None = None, known: bool = False
+    ) -> _Tensor:
+        """A tensor of the second checkpoint, with one more role.
+
+        What it should be is ``known`` to be its source; otherwise it is at first as it is.
+        """
         if name not in self._tensors:
             stored = self._read(1, name)
-            self._tensors[name] = _Tensor(stored, stored.copy(), source)
+            is_equal = known and equal_parts(self._checkpoints, (Part(source), Part(name)))
+            wanted = self._read(0, source) if known and not is_equal else stored
+            self._tensors[name] = _Tensor(stored, wanted if known else stored.copy(), source)
         found = self._tensors[name]
         found.roles.append(role)
         found.sides += [side] if side is not None else []
@@ -101,13 +108,9 @@ class Expected:
         one, other = first.projection, second.projection
         if self._same:
             for (what, a), b in zip(one.roles.items(), other.roles.values(), strict=True):
-                if b.name not in self._tensors:
-                    stored = self._read(1, b.name)
-                    is_equal = equal_parts(self._checkpoints, (Part(a.name), Part(b.name)))
-                    wanted = stored if is_equal else self._read(0, a.name)
-                    self._tensors[b.name] = _Tensor(stored, wanted, a.name)
-                latent = ("norm of the latent of the " + role,)
-                self._target(b.name, a.name, *(latent if what == "inner_norm" else (role, second)))
+                is_norm = what == "inner_norm"
+                title = f"norm of the latent of the {role}" if is_norm else role
+                self._target(b.name, a.name, title, None if is_norm else second, known=True)
             return True
         fits = second.heads % first.heads == 0 and second.head_width == first.head_width
         if not (isinstance(one, Projection) and isinstance(other, Projection) and fits):

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -121,13 +121,9 @@ def layer_shares(agreement: Agreement) -> Float[np.ndarray, " layers"]:
     return np.asarray((1 + exceeding) / (1 + len(best)))
 
 
-class Found(NamedTuple):
-    """The best agreement of one layer of the second model with some of the first."""
-
-    layer: Float[np.ndarray, " n"]
-    best: int  # which of them
-    heads: np.ndarray  # of that one, for each own head
-    copy: float
+# The best agreement of one layer of the second model with some of the first, in each renumbering;
+# with which of them; its head for each own one; and the agreement with a copy.
+Found: TypeAlias = tuple[Float[np.ndarray, " n"], int, np.ndarray, float]
 
 
 class Randomization(NamedTuple):
@@ -160,8 +156,8 @@ def renumber(
         if rows and test.least(block) > 1:
             others = [(a[i], prepared[i]) for i in rows]
             found = test.compare(others, block, test.prepare(block), draw)
-            layers[:, j], match[j], heads[j] = found.layer, rows[found.best], found.heads
-            copy += found.copy
+            layers[:, j], best, heads[j], own = found
+            match[j], copy = rows[best], copy + own
     return Agreement(layers, match, tuple(heads), copy)
 
 
@@ -196,7 +192,7 @@ def permuted_heads(others: Others, block: Fingerprint, own: np.ndarray, draw: Dr
     """Agreement of how pairs of heads are related, under permutations of each layer's heads."""
     orders = _head_orders(draw, block.head_count, block.key_heads)
     layer, best, copy = _reordered(others, own, orders)
-    return Found(layer, best, np.arange(block.head_count), copy)
+    return layer, best, np.arange(block.head_count), copy
 
 
 def permuted_coordinates(others: Others, block: Fingerprint, own: np.ndarray, draw: Draw) -> Found:
@@ -207,7 +203,7 @@ def permuted_coordinates(others: Others, block: Fingerprint, own: np.ndarray, dr
     layer, best, copy = _reordered(others, own, draw.known[block.width])
     # For each head the other layer's with the largest cosine, on the sample.
     ours, theirs = (_unit_rows(x.forms.reshape(x.head_count, -1)) for x in (block, others[best][0]))
-    return Found(layer, best, (ours @ theirs.T).argmax(axis=1), copy)
+    return layer, best, (ours @ theirs.T).argmax(axis=1), copy
 
 
 def flipped_dimensions(others: Others, block: Fingerprint, own: np.ndarray, draw: Draw) -> Found:
@@ -223,7 +219,7 @@ def flipped_dimensions(others: Others, block: Fingerprint, own: np.ndarray, draw
     signs = _signs(draw, products.shape[:2])
     turned = np.matmul(signs.swapaxes(0, 1), products).swapaxes(0, 1)
     copy = float(_products(block.grams, block).sum())
-    return Found((turned * signs).sum(axis=(1, 2)), best, closest, copy)
+    return (turned * signs).sum(axis=(1, 2)), best, closest, copy
 
 
 def flipped_weights(
@@ -233,7 +229,7 @@ def flipped_weights(
     cosines = np.stack([_cosines(theirs, own, block) for _, theirs in others], axis=1)
     found = _signs(draw, cosines.shape[:1]) @ cosines
     copy = float(_cosines(own, own, block).sum())
-    return Found(found.max(axis=1), int(found[0].argmax()), np.arange(block.head_count), copy)
+    return found.max(axis=1), int(found[0].argmax()), np.arange(block.head_count), copy
 
 
 def _signs(draw: Draw, shape: tuple[int, ...]) -> np.ndarray:

@@ -22,7 +22,7 @@ import numpy as np
 
 from wqk.checkpoints.checkpoint import Part, Regrouping
 from wqk.comparing import mismatches
-from wqk.comparing.mismatches import Kind, listed
+from wqk.comparing.mismatches import Kind, Mismatch, listed
 from wqk.comparing.permutations import (
     name_in_fused,
     name_of_side,
@@ -305,16 +305,18 @@ def _sections(unit: Unit, strangers: bool = True) -> Finding | None:
     """
     wrong = [part for part in unit.parts if not part.right]
     found = [one for part in wrong if (one := _of_part(unit, part)) is not None]
-    told = {(o.kind, o.words, o.code) for o in found if o.kind is not Kind.TRANSPOSED}
+    told = {(one.verdict, one.reason, one.repair) for one in (each.said for each in found)
+            if one.verdict is not Kind.TRANSPOSED}  # fmt: skip
     alike = len(told) == 1 and len(unit.parts) == len(found) > 1  # said of the whole
     if not found or len(found) < len(wrong) or alike:
         return None
-    if not strangers and any(one.kind is Kind.STRANGERS for one in found):
+    if not strangers and any(one.said.verdict is Kind.STRANGERS for one in found):
         return None
     both: dict[str, np.ndarray] = {}
     words, code = [], []
     for one in found:
-        part, inner = one.unit, one.code if one.unit.flipped == unit.flipped else across(one.code)
+        part, inner = one.unit, one.said.repair
+        inner = inner if part.flipped == unit.flipped else across(inner)
         inner = re.sub(r"\b(w|b|original|original_b)\b", r"part_\1", inner)
         variables = ("w", "b", "original", "original_b")
         names = [name for name in variables if re.search(rf"part_{name}\b", inner)]
@@ -324,15 +326,15 @@ def _sections(unit: Unit, strangers: bool = True) -> Finding | None:
             inner,
             *(f"{name}[rows] = part_{name}" for name in names if len(name) == 1),
         ]
-        words.append(one.words.replace("{}", f"the {part.role} part of {{}}"))
+        words.append(one.said.reason.replace("{}", f"the {part.role} part of {{}}"))
         for name, value in one.repaired.items():
             both.setdefault(name, (unit.stored if name == unit.name else unit.bias.stored).copy())  # type: ignore[union-attr]
             both[name][part.rows] = value
-    kinds = {one.kind for one in found}
+    kinds = {one.said.verdict for one in found}
     kind = kinds.pop() if len(kinds) == 1 else Kind.FUSED
-    heads = found[0].heads if len(found) == 1 else ()
-    said = "; ".join(words), "\n".join(code)
-    return Finding(kind, *said, both, unit, heads=heads, sides=unit.sides)
+    heads = found[0].said.heads if len(found) == 1 else ()
+    said = Mismatch(kind, "; ".join(words), "\n".join(code), unit.sides, heads)
+    return Finding(said, both, unit)
 
 
 def _of_part(unit: Unit, part: Unit) -> Finding | None:
@@ -579,7 +581,8 @@ def _exchanged(
         repaired = {unit.name: unit.wanted for unit in (query, key, *biases * moved)}
         words = "transposed: queries and keys have changed places" + ", biases too" * moved
         code = "w_q, w_k = w_k, w_q" + "; b_q, b_k = b_k, b_q" * moved
-        yield Finding(Kind.EXCHANGED, words, code, repaired, query, sides=("query", "key"))
+        said = Mismatch(Kind.EXCHANGED, words, code, ("query", "key"))
+        yield Finding(said, repaired, query)
         held = {name: other for name, other in held.items() if name not in repaired}
     for unit in wrong:
         there = held.get(unit.name)
@@ -600,18 +603,18 @@ def _joined(found: Sequence[Finding], units: Sequence[Unit]) -> Iterator[Finding
     same: dict[tuple[str, str, str], list[Finding]] = {}
     for one in found:
         if not any(one is other for other in heads.values()):
-            same.setdefault((one.kind, one.words, one.code), []).append(one)
+            same.setdefault((one.said.verdict, one.said.reason, one.said.repair), []).append(one)
     for some in same.values():
-        first = some[0]
-        sides = tuple(dict.fromkeys(side for one in some for side in one.sides))
-        words = first.words
+        first, said = some[0], some[0].said
+        sides = tuple(dict.fromkeys(side for one in some for side in one.said.sides))
+        words = said.reason
         alone = len(sides) == 1 and len({u.name for u in units if u.role in ("query", "key")}) > 1
-        if alone and first.rows is not None and first.kind in (Kind.ROTARY, Kind.HEADS):
+        if alone and first.rows is not None and said.verdict in (Kind.ROTARY, Kind.HEADS):
             words += f", in the {sides[0]} weights alone"
         repaired = {name: value for one in some for name, value in one.repaired.items()}
         titles = tuple(dict.fromkeys(one.unit.title for one in some))
         words = words.replace("{}", ", ".join(titles))
-        yield replace(first, words=words, repaired=repaired, sides=sides)
+        yield replace(first, said=replace(said, reason=words, sides=sides), repaired=repaired)
 
 
 def _moved_heads(moved: Mapping[str, Finding]) -> Finding:
@@ -623,14 +626,11 @@ def _moved_heads(moved: Mapping[str, Finding]) -> Finding:
         rows = np.asarray(one.rows)
         orders[side] = rows[:: sizes.width] // sizes.width
         repaired |= one.repaired
-        code += [f"{line}  # {side}" for line in one.code.split("\n")]
+        code += [f"{line}  # {side}" for line in one.said.repair.split("\n")]
     queries = orders.get("query", np.arange(sizes.heads))
     keys = orders.get("key", np.arange(sizes.groups)).repeat(share)
     said = mismatches.pairing(queries, keys, sizes.groups)
     if np.array_equal(queries // share, keys):
         said = mismatches.head_order(queries)
     said = replace(said, repair="\n".join(code), sides=tuple(moved))
-    return replace(
-        first, kind=said.verdict, words=said.reason, code=said.repair, repaired=repaired,
-        sides=said.sides, heads=said.heads, facts=said.facts,
-    )  # fmt: skip
+    return replace(first, said=said, repaired=repaired)

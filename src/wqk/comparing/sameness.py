@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,7 @@ from wqk.checkpoints.references import HubFolder, check_options
 from wqk.comparing import configured, mismatches
 from wqk.comparing.answer import BlockComparison, CheckpointComparison, failure
 from wqk.comparing.blocks import Scoring, positions
-from wqk.comparing.contents import chunks, compare_stored, paired_names
+from wqk.comparing.contents import compare_stored, paired_names
 from wqk.comparing.diagnosis import (
     Apart,
     beside,
@@ -45,9 +46,6 @@ from wqk.errors import CheckpointError, UnknownFamily, require_list
 from wqk.families import AttentionPlan, Place
 from wqk.model import Model
 from wqk.model import open as open_model
-
-# Values that tell at once, of most weights, that they lie on no narrower type's grid.
-FEW = 4096
 
 
 def same(
@@ -225,12 +223,10 @@ def assert_same(ref: Any, other: Any, **options: Any) -> CheckpointComparison:
 def _grid(checkpoint: Checkpoint, plan: AttentionPlan) -> str:
     """Whether values lie on the grid of a narrower type than they are stored in, in words."""
     part = plan.query.projection.roles[""]
-    info = checkpoint.info(part.name)
-    dtype = found = info.dtype
-    if dtype in ("F64", "F32", "F16"):
-        (first,) = checkpoint.read([next(chunks(part, info, FEW))])
-        if not first.any() or grid(dtype, first) != dtype:  # most fail at once
-            found = grid(dtype, checkpoint.read([part])[0])
+    dtype = checkpoint.info(part.name).dtype
+    if dtype not in ("F64", "F32", "F16"):
+        return ""
+    found = grid(dtype, checkpoint.read([part])[0])
     words = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
     return f"values are rounded to {words.get(found)}, though stored as {dtype}" * (found != dtype)
 
@@ -263,25 +259,21 @@ def _compared(
     models: Sequence[Model], pair: Pair, tolerance: float, marks: _Marks, number: int
 ) -> tuple[BlockComparison, dict[str, Apart]]:
     """How far two blocks are apart in each circuit, and their settings; their marks are noted."""
-    apart: dict[str, Apart] = {}
     checkpoints = [model.checkpoint for model in models]
     found = [*configured.other_settings(models, pair)]
     if pair[0].sinks is not None and pair[1].sinks is not None:
         found += _sinks(checkpoints, (pair[0].sinks, pair[1].sinks))
-    heads = np.zeros(pair[0].query.heads)
+    apart, heads = dict[str, Apart](), np.zeros(pair[0].query.heads)
     equal = [circuit for circuit in CIRCUITS if identical(checkpoints, pair, circuit)]
-    none = dict.fromkeys(positions(*pair), 0.0) if SCORES in equal else {}
+    is_identical = len(equal) == len(CIRCUITS) and not any(plan.sinks for plan in pair)
+    distance = dict.fromkeys(positions(*pair), 0.0) if SCORES in equal else {}
     beside_scores = {what: 0.0 for what in equal if what != SCORES and sides_of(pair[0], what)}
-    block = BlockComparison(
-        *pair[0].place, none, 0, RESOLUTION, tuple(found), tuple(heads.tolist()),
-        identical=len(equal) == len(CIRCUITS) and not any(plan.sinks for plan in pair),
-    )  # fmt: skip
+    head, allowed, moved = 0, RESOLUTION, list[float]()
     for circuit in CIRCUITS:
         both = None if circuit in equal else scorings(checkpoints, pair, circuit)
         if both is None:
             continue
         a, b = both
-        at = positions(a, b)
         if circuit == SCORES:
             _require_sizes(pair[0], both)
             if len(a.query.weight) != len(b.query.weight):
@@ -289,22 +281,21 @@ def _compared(
                 restored = configured.form_restored(models, pair)
                 repair = restored[0].repair if restored else ""
                 found.insert(0, mismatches.setting("number of heads", said[0], said[1], repair))
-                unknown = dict.fromkeys(at, float("nan"))
-                return replace(block, distance=unknown, tolerance=0, mismatches=tuple(found)), {}
+                distance, allowed = dict.fromkeys(positions(a, b), math.nan), 0
+                beside_scores = {}
+                break
         elif not comparable(a, b):
             reason = " against ".join(_sizes(one) for one in both)
             found.append(beside(circuit, Mismatch(Kind.SIZES, reason)))
-            beside_scores[circuit] = float("nan")
+            beside_scores[circuit] = math.nan
             continue
         one = measure(checkpoints, pair, circuit, both, tolerance)
         far = one.distances
         by_head, shares = far.relative.max(axis=0), far.shares.max(axis=0)
         marks.add(number, circuit, both)
         if circuit == SCORES:
-            block = replace(
-                block, distance=dict(zip(at, far.relative.max(axis=1).tolist(), strict=True)),
-                head=int(shares.argmax()), tolerance=far.allowed, moved=tuple(by_head.tolist()),
-            )  # fmt: skip
+            distance = dict(zip(positions(a, b), far.relative.max(axis=1).tolist(), strict=True))
+            head, allowed, moved = int(shares.argmax()), far.allowed, by_head.tolist()
             if SUSPECT < shares.max() <= 1 and checkpoints[1].regrouping(
                 Part(pair[1].query.tensor, ((0, 1),))
             ):
@@ -316,9 +307,9 @@ def _compared(
             apart[circuit] = one
             if len(heads) == len(by_head):
                 heads = np.maximum(heads, np.where(shares > 1, by_head, 0.0))
-    return replace(
-        block, mismatches=tuple(found), beside=beside_scores, heads=tuple(heads.tolist()),
-        unequal=tuple(apart),
+    return BlockComparison(
+        *pair[0].place, distance, head, allowed, tuple(found), tuple(heads.tolist()),
+        beside_scores, tuple(apart), is_identical, tuple(moved),
     ), apart  # fmt: skip
 
 
@@ -405,16 +396,17 @@ def _opened(
     openings: Sequence[dict[str, Any]], heads: int | None, key_heads: int | None
 ) -> tuple[list[Model], list[str]]:
     """Both models; one that does not tell its heads has those given, or the other's."""
-    models: list[Model | None] = []
-    failed: list[Exception] = []
-    notes: list[str] = []
-    for opening in openings:
+    failed, notes = list[Exception](), list[str]()
+
+    def opened(opening: dict[str, Any]) -> Model | None:
         try:
-            models.append(open_model(**opening))
+            return open_model(**opening)
         except (CheckpointError, UnknownFamily) as error:
-            models.append(None)
             failed.append(error)
-    known = next((model for model in models if model is not None), None)
+            return None
+
+    models = [opened(opening) for opening in openings]
+    known = next(filter(None, models), None)
     if known is None and heads is None:
         raise failed[0]
     for number, opening in enumerate(openings):
@@ -425,10 +417,9 @@ def _opened(
             plan, told = known.plans[0], f"as in {known.name}"
             counts = plan.query.heads, plan.key.heads
             counts = counts if counts[0] != counts[1] else (counts[0], None)
-        try:
-            model = open_model(**opening, heads_per_layer=counts[0], key_heads=counts[1])
-        except (CheckpointError, UnknownFamily):
-            raise failed[0] from None
+        model = opened({**opening, "heads_per_layer": counts[0], "key_heads": counts[1]})
+        if model is None:
+            raise failed[0]
         config = model.checkpoint.config
         if heads is None and "model_type" in config and configured.is_configured(config):
             raise failed[0]  # transformers would fill in a number, and it is the wrong one

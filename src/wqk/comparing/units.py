@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -141,7 +141,7 @@ class Unit:
 
     def finding(
         self, kind: Kind, words: str, code: str = ORIGINAL, repaired: Any = None,
-        bias: tuple[np.ndarray, str] | None = None, **more: Any,
+        bias: tuple[np.ndarray, str] | None = None, rows: np.ndarray | None = None, **more: Any,
     ) -> Finding:  # fmt: skip
         """What was found of it; ``repaired`` is the weight without it, by default the original's.
 
@@ -157,7 +157,7 @@ class Unit:
             if bias is not None and same_numbers(one.wanted, bias[0]):
                 both[one.name] = bias[0].astype(one.stored.dtype, copy=False)
                 code += f"\n{bias[1]}"
-        return Finding(kind, words, code, both, self, sides=self.sides, **more)
+        return Finding(Mismatch(kind, words, code, self.sides, **more), both, self, rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,41 +166,32 @@ class Finding:
 
     Attributes
     ----------
-    kind, words, code
-        The cause, what it is in a phrase, and PyTorch that undoes it, as of a `Mismatch`; braces
-        stand for the weight's name.
+    said
+        The cause, what it is in a phrase, and PyTorch that undoes it; braces stand for the weight's
+        name.
     repaired
         The weights after it, by name.
     unit
         The weight in which it was found.
     rows
         The stored rows that make the weight, where they were in another order.
-    heads
-        Those that it concerns; empty for all.
-    sides
-        Which of ``query`` and ``key`` it concerns.
     """
 
-    kind: Kind
-    words: str
-    code: str
+    said: Mismatch
     repaired: Mapping[str, np.ndarray] = field(repr=False)
     unit: Unit = field(repr=False)
     rows: np.ndarray | None = field(default=None, repr=False)
-    heads: tuple[int, ...] = ()
-    sides: tuple[str, ...] = ()
-    facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def mismatch(self) -> Mismatch:
-        """The same, as it is said."""
-        roles = {unit.name: unit.role for unit in self.unit.block if unit.name in self.repaired}
-        facts = {"tensor": self.unit.name, "tensors": roles, **self.facts}
-        if self.unit.gain is not None:
-            facts["gain"] = self.unit.gain.name
-        code = across(self.code) if self.unit.flipped else self.code
-        words = self.words.replace("{}", self.unit.title)
-        return Mismatch(self.kind, words, code, self.sides, self.heads, facts)
+        """What is said, of the weight by its name and as it is stored."""
+        unit, said = self.unit, self.said
+        roles = {one.name: one.role for one in unit.block if one.name in self.repaired}
+        facts = {"tensor": unit.name, "tensors": roles, **said.facts}
+        if unit.gain is not None:
+            facts["gain"] = unit.gain.name
+        code = across(said.repair) if unit.flipped else said.repair
+        return replace(said, reason=said.reason.replace("{}", unit.title), repair=code, facts=facts)
 
 
 def across(code: str) -> str:
