@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import wqk
 from wqk.errors import CheckpointError, UnknownFamily
-from wqk.live.listening import AttentionCall
+from wqk.live.listening import AttentionCall, mask_of
 from wqk.live.scoring import Penalty
 from wqk_lab.training.initializations import STARTS
 
@@ -468,19 +468,22 @@ def test_pytorch_s_own_layers_are_known_and_run_with_their_masks(batch_first: bo
     """In evaluation mode they would run on a path of their own, past their attention."""
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=batch_first)
     model = strong(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
-    x, mask = torch.randn(7, 7, 32), torch.full((7, 7), -torch.inf).triu(1)
-    given = {"src": x, "mask": mask, "is_causal": True}
+    x, added = torch.randn(7, 7, 32), torch.randn(7, 7)
+    mask, padding = added + torch.full((7, 7), -torch.inf).triu(1), torch.zeros(7, 7)
+    padding[3, 5:] = -torch.inf
+    given = {"src": x, "mask": mask, "src_key_padding_mask": padding}
     found = wqk.logits(model, given)
     weight, bias = model.layers[0].self_attn.in_proj_weight, model.layers[0].self_attn.in_proj_bias
     inputs = x if batch_first else x.swapaxes(0, 1)
     q, k = (
         heads(inputs @ weight[rows].T + bias[rows], 4) for rows in (slice(0, 32), slice(32, 64))
     )
-    scores = q @ k.mT * 8**-0.5 + mask
+    scores = q @ k.mT * 8**-0.5 + mask + padding[:, None, None]
     own = found.blocks["unknown", "self", 0]
-    np.testing.assert_allclose(own.max_logit, scores.amax((0, 2, 3)).detach(), rtol=1e-5)
-    entropy = torch.distributions.Categorical(logits=scores).entropy().mean((0, 2))
-    np.testing.assert_allclose(own.attention_entropy, entropy.detach(), rtol=1e-5)
+    np.testing.assert_allclose(own.max_logit, (scores - added).amax((0, 2, 3)).detach(), rtol=1e-5)
+    entropy = torch.distributions.Categorical(logits=scores).entropy().swapaxes(1, 2)
+    expected = entropy[padding == 0].mean(0).detach()
+    np.testing.assert_allclose(own.attention_entropy, expected, rtol=1e-5)
     assert wqk.verify(model, given).verdict == "right"
     assert wqk.clip_(model, found.largest / 2, logits=found).heads
     assert wqk.logits(nn.DataParallel(model), given).blocks
@@ -505,6 +508,11 @@ def test_attention_is_known_among_what_a_module_puts_out() -> None:
     shares = torch.randn(2, plan.query.heads, 5, 5).softmax(-1)
     for one in (shares, shares.flatten(0, 1)):
         assert AttentionCall(plan, None, {}, {}, None, (one.log(), one, None)).attention is one
+    # Texts in one row, as kernels without a mask keep them apart; with a cache, they do not.
+    x, places = torch.zeros(1, 6, 4), {"position_ids": torch.arange(6)[None] % 3}
+    call = AttentionCall(plan, nn.Identity(), places, {}, None, None)
+    np.testing.assert_array_equal(mask_of(call, x, x)[0, 0], np.kron(np.eye(2), np.ones((3, 3))))
+    assert mask_of(call._replace(arguments=places | {"past_key_values": ()}), x, x) is None
 
 
 def test_norms_of_queries_are_no_plain_vision_transformer() -> None:

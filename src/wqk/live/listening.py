@@ -371,15 +371,20 @@ def shown(mask: Any) -> Any:
 
 
 def _of_pytorch(call: AttentionCall, batch: int) -> Any:
-    """Of `nn.MultiheadAttention`, to which True is hidden: (B, J); (I, J) or (B · H, I, J)."""
+    """Of `nn.MultiheadAttention`, to which True is hidden: (B, J); (I, J) or (B · H, I, J).
+
+    Numbers are added to the scores, those of both masks.
+    """
+    import torch
+
     padding, mask = call.arguments.get("key_padding_mask"), call.arguments.get("attn_mask")
     if mask is not None:
         mask = mask[None, None] if mask.ndim == 2 else mask.unflatten(0, (batch, -1))
-        mask = mask if mask.is_floating_point() else ~mask
-    if padding is None:
-        return mask
-    padding = (padding if padding.is_floating_point() else ~padding)[:, None, None]
-    return padding if mask is None else shown(mask) & shown(padding)
+    if padding is not None:
+        padding = padding.reshape(batch, 1, 1, -1)
+    given = [one for one in (mask, padding) if one is not None]
+    added = [m if m.is_floating_point() else torch.where(m, -torch.inf, 0.0) for m in given]
+    return sum(added) if added else None
 
 
 def _packed(call: AttentionCall, queries: int, keys: int) -> Any:

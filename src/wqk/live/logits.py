@@ -245,7 +245,8 @@ def tally(
             if own is not None:
                 tile = own if own.shape[-2] == 1 else own[:, rows]
                 visible = visible & shown(tile)
-                if tile.dtype != torch.bool and plan.position == "mask":
+                # Where the plan tells what is added, a mask may hold that, too.
+                if tile.dtype != torch.bool and plan.position in ("", "mask"):
                     scores = scores + tile
             if term is not None:
                 scores = scores + term[b % len(term)][:, rows].to(logits)
