@@ -39,14 +39,7 @@ from wqk.cli.main import command
 
 # The stand-in of a model's name: the first whose pattern is all of it.
 STAND_INS = {r"(.*/)?gpt2": "gpt2", r".*(bert|MiniLM|to/model).*": "bert", r".*": "llama"}
-FOLDERS = (
-    "REF", "ID", "A", "B", "a", "b", "FILE", "MODEL", "HF_FOLDER", "ORIGINAL_FOLDER", "ORIGINAL",
-    "QUANTIZED", "original", "converted", "merged", "parent", "my-model", "my-conversion",
-    "base-with-adapter",
-    "a-model-that-hides-its-parent", "gpt2", "bert-base-uncased", "path/to/model",
-    "path/to/bert-base", "path/to/bert-base-uncased", "google-bert/bert-base-uncased",
-    "all-MiniLM-L6-v2",
-)  # fmt: skip
+FOLDERS = cases(__file__, "folders")
 RUNS = "runs/{0} {0} pair/{0} runs/{0}-1 runs/{0}-2 runs/{0}-3 runs/wikipedia-{0}-1"
 # What stands for a number or a file.
 VALUES = {

@@ -128,10 +128,10 @@ def test_mistrals_single_file_is_its_twin(tmp_path: Path, folder: Path) -> None:
 
 def test_scaled_rotary_positions_of_llama_3(tmp_path: Path, folder: Path) -> None:
     save_file(original(), folder / "consolidated.safetensors")
-    scaled = PARAMS | {"use_scaled_rope": True, "rope_theta": 5e5}
+    scaled = PARAMS | {"use_scaled_rope": True, "rope_theta": 5e5, "rope_high_freq_factor": 2}
     (folder / "params.json").write_text(json.dumps(scaled))
     scaling = {
-        "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 2.0,
         "original_max_position_embeddings": 8192,
     }  # fmt: skip
     assert wqk.same(twin(tmp_path / "a", rope_theta=5e5, rope_scaling=scaling), folder).same
@@ -202,6 +202,10 @@ def test_nanogpts_archive_holds_its_configuration(tmp_path: Path) -> None:
     assert (checkpoint.step, checkpoint.config["n_head"]) == (250, 3)
     assert min(checkpoint.tensors()) == "transformer.h.0.attn.c_attn.bias"
     assert set(wqk.scan(tmp_path).frame["family"]) == {"nanogpt"}
+    # Of several parts of a trainer's configuration, one is the model's.
+    parts = {"trainer": {"steps": 9}, "model": {"model_type": "gpt2", "n_head": 6}}
+    torch.save({"model": held["model"], "config": parts}, tmp_path / "ckpt.pt")
+    assert open_checkpoint(tmp_path).config == parts["model"]
 
 
 @pytest.mark.parametrize("code", ["n_head : int = 6\nq = rms_norm(q)", ""])

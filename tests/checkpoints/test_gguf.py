@@ -15,7 +15,7 @@ from tests.limits import counts, refused
 import wqk
 from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.checkpoint import Grid, Part
-from wqk.checkpoints.gguf import QUANTIZED
+from wqk.checkpoints.gguf import QUANTIZED, TYPES
 from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
 
@@ -26,6 +26,10 @@ LAYERS, D, H, G, R = 2, 64, 4, 2, 32
 
 def named(kind: str) -> Any:
     return getattr(gguf.GGMLQuantizationType, kind)
+
+
+def test_types_have_ggml_s_names() -> None:
+    assert {kind.value: kind.name for kind in gguf.GGMLQuantizationType}.items() <= TYPES.items()
 
 
 @pytest.mark.parametrize("kind", QUANTIZED)

@@ -387,7 +387,7 @@ def test_a_gated_repository_says_what_to_do(hub):
 
 
 def test_a_busy_hub_is_asked_again(hub):
-    hub.faults.extend([status(503), status(429, Retry_After="1"), status(500)])
+    hub.faults.extend([status(429, Retry_After="1"), *map(status, (408, 425, 500, 503))])
     assert_bert(open_checkpoint(NAME))
     hub.faults.extend([status(503)] * 6)
     with pytest.raises(HubError, match=f"{NAME}: the hub answers 503"):

@@ -107,10 +107,13 @@ def test_a_subfolder(tmp_path):
     ],
 )
 @pytest.mark.parametrize("file", ["", "model.safetensors"])
-def test_the_step_is_in_the_folders_name(tmp_path, name, step, file):
+def test_the_step_is_in_the_folders_name(tmp_path, monkeypatch, name, step, file):
     (tmp_path / name).mkdir()
     write(tmp_path / name)
-    assert open_checkpoint(tmp_path / name / file).step == step
+    monkeypatch.chdir(tmp_path / name)
+    for ref in (tmp_path / name / file, file or "."):
+        assert open_checkpoint(ref).step == step
+    assert repr(open_checkpoint(file or ".")) == f"StoredCheckpoint({file or '.'!r}: 2 tensors)"
 
 
 def test_a_runs_steps_are_in_their_order(tmp_path):

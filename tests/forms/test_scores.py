@@ -471,6 +471,7 @@ def test_outliers_lie_above_the_threshold():
     threshold = norms.mean(-1, keepdims=True) + 1.5 * norms.std(-1, ddof=1, keepdims=True)
     np.testing.assert_array_equal(outliers(norms, 1.5), norms > threshold)
     assert outliers(norms, 1.5).any()
+    assert outliers(np.array([1.0, 3.0]), 0.5).tolist() == [False, True]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

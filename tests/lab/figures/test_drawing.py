@@ -227,6 +227,8 @@ def test_no_title_of_a_form_is_cut_off() -> None:
         assert page.x0 <= box.x0
         assert box.x1 <= page.x1
     assert "−0.10" in figure.axes[1]._left_title.get_text()
+    down, across = (len(norms) - 0.5 for norms in (image.row_norms, image.column_norms))
+    assert figure.axes[0].images[0].get_extent() == [-0.5, across, down, -0.5]
 
 
 def test_both_panels_of_losses_show_the_seeds_that_have_a_partner(tmp_path: Path) -> None:
