@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from tests.cases import cases
 from tests.families.architectures import ALL, NAMED, Architecture
 from tests.limits import failing
 from tests.live.models import bert, gpt2, llama, train_step
@@ -378,12 +379,5 @@ def test_layers_of_two_stacks_are_logged_apart() -> None:
         {"stack": stack, "layer": 0, "max_logit": n, "logit_std": n / 2} | rest
         for stack, n in (("encoder", 1.0), ("decoder", 3.0))
     ]
-    assert logit_summary(ScoreTable.from_rows(rows), layers=True) == {
-        "max_logit": 3.0,
-        "encoder/logit_std_median": 0.5,
-        "encoder/layer_00/max_logit": 1.0,
-        "encoder/layer_00/logit_std": 0.5,
-        "decoder/logit_std_median": 1.5,
-        "decoder/layer_00/max_logit": 3.0,
-        "decoder/layer_00/logit_std": 1.5,
-    }
+    found = logit_summary(ScoreTable.from_rows(rows), layers=True)
+    assert found == cases(__file__, "summary")
