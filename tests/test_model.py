@@ -187,3 +187,6 @@ def test_layers_that_are_stored_but_not_counted_are_said(tmp_path: Path):
     for shown in (wqk.scan(model), wqk.explain(folder)):
         assert said in " ".join(repr(shown).split())
     assert not wqk.open(DECODER).checkpoint.notes
+    beside = small.llama()._arrays | {"layers.0.q_proj.lora_A": np.eye(24)[:2]}
+    (note,) = wqk.open(beside, heads_per_layer=4).checkpoint.notes
+    assert "lora_A are stored beside weights" in note

@@ -112,10 +112,13 @@ def open(
         plans = plan_attention(checkpoint, counted)
         mixers = plan_mixers(checkpoint, counted)
     queries = {part.name for plan in (*plans, *mixers) for part in plan.query.parts}
+    said = [*checkpoint.notes]
     if beyond := layers_beyond(queries, checkpoint.tensors()):
-        note = f"layers {spans(beyond)} are stored, too, but not counted by the configuration"
-        if note not in checkpoint.notes:
-            checkpoint.notes = (*checkpoint.notes, note)
+        said.append(f"layers {spans(beyond)} are stored, too, but not counted by the configuration")
+    # As loralib saves models: merged or not, it does not tell.
+    if apart := next((name for name in checkpoint.tensors() if ".lora_A" in name), ""):
+        said.append(f"products such as that of {apart} are stored beside weights, and not added")
+    checkpoint.notes = tuple(dict.fromkeys(said))
     return Model(checkpoint, plans, mixers, ref=ref, family_file=family, hub=hub)
 
 

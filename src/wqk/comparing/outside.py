@@ -185,9 +185,8 @@ def outside(
     left_out: list[str] = []
     for some, every in zip(chosen, by_role, strict=True):
         left_out += [names.get(name, name) for name in every if name not in some]
-    unknown = [one.name or one.other for one in found if one.outcome is Outcome.UNKNOWN]
-    if any(VALUES not in block.beside for block in blocks):
-        unknown.insert(0, VALUES)
+    unknown = [VALUES] * any(VALUES not in block.beside for block in blocks)
+    unknown += [one.name or one.other for one in found if one.outcome is Outcome.UNKNOWN]
     found += () if tolerance else _entries(checkpoints, pairs, blocks, names)
     rest, other_rows = _rest(models, names)
     return (*found, *rest), (*unknown, *other_rows), tuple(dict.fromkeys(left_out))

@@ -377,12 +377,11 @@ def _of_pytorch(call: AttentionCall, batch: int) -> Any:
     """
     import torch
 
-    padding, mask = call.arguments.get("key_padding_mask"), call.arguments.get("attn_mask")
-    if mask is not None:
-        mask = mask[None, None] if mask.ndim == 2 else mask.unflatten(0, (batch, -1))
-    if padding is not None:
-        padding = padding.reshape(batch, 1, 1, -1)
-    given = [one for one in (mask, padding) if one is not None]
+    given = []
+    if (mask := call.arguments.get("attn_mask")) is not None:
+        given.append(mask[None, None] if mask.ndim == 2 else mask.unflatten(0, (batch, -1)))
+    if (padding := call.arguments.get("key_padding_mask")) is not None:
+        given.append(padding.reshape(batch, 1, 1, -1))
     added = [m if m.is_floating_point() else torch.where(m, -torch.inf, 0.0) for m in given]
     return sum(added) if added else None
 
