@@ -106,5 +106,4 @@ ELSEWHERE = {"wqk lab pairs --out DIR", "wqk lab atlas --json prints its rows"}
 
 def test_all_that_errors_tell_to_do_is_here() -> None:
     told = {text for _, text in messages() if text not in ELSEWHERE}
-    missing = [one for one in told if " ".join(one.rstrip(".").split()[:3]) not in ADVICE]
-    assert missing == []
+    assert [one for one in told if " ".join(one.rstrip(".").split()[:3]) not in ADVICE] == []

@@ -64,8 +64,7 @@ def test_a_file_that_is_nested_without_end_is_refused_in_time(text: str):
 
 def test_too_little_memory_is_told(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("wqk.attention.factors.load_factor", failing(MemoryError()))
-    result = run("scan", str(wqk.demo_model("encoder")), exits=2)
-    assert "out of memory" in result.output
+    assert "out of memory" in run("scan", str(wqk.demo_model("encoder")), exits=2).output
 
 
 def test_a_family_of_a_users_own_that_refuses_says_why(tmp_path: Path):

@@ -155,8 +155,7 @@ def test_directionality_of_planted_outliers(dtype, weight, rank, rows, columns, 
 
 @pytest.mark.parametrize(("d", "rank"), [(1500, 64), (1500, 375), (1200, 1200)])
 def test_float32_is_enough_at_the_size_of_a_layer(d, rank):
-    rng = np.random.default_rng(23)
-    query, key = rng.standard_normal((2, d, rank), dtype=np.float32)
+    query, key = np.random.default_rng(23).standard_normal((2, d, rank), dtype=np.float32)
     # A shared part makes it symmetric, an outlying dimension gives it a direction.
     key += query
     key[17] *= 12
@@ -208,8 +207,7 @@ def test_the_cheaper_route_is_taken(d, rank, route):
 
 
 def test_cancelling_factors_leave_the_identities_for_wider_tiles():
-    rng = np.random.default_rng(3)
-    a, b = rng.standard_normal((2, 40, 2)).astype(np.float32)
+    a, b = np.random.default_rng(3).standard_normal((2, 40, 2)).astype(np.float32)
     query, key = np.concatenate([a, a], -1), np.concatenate([b, -b * np.float32(1.001)], -1)
     moments = BilinearForm.from_factors(query, key).moments
     assert isinstance(moments, kernels.Tiles)

@@ -83,16 +83,14 @@ def test_the_largest_value_alone(dtype, tolerance, gap, width, rank) -> None:
 def test_powers_of_heads_that_differ_in_everything() -> None:
     """The zero matrix, equal singular values, and one that the others hide until late."""
     sizes = np.stack([np.zeros(64), np.ones(64), np.r_[1 + 1e-5, np.ones(63)]])
-    random = np.random.default_rng(0)
-    left, right = np.linalg.qr(random.standard_normal((2, 3, 256, 64))).Q
+    left, right = np.linalg.qr(np.random.default_rng(0).standard_normal((2, 3, 256, 64))).Q
     form = BilinearForm((1e3 * left * sizes[:, None]).astype("f4"), right.astype("f4"))
     assert form.moments.grams is not None
     assert spectral_norm(form) == pytest.approx([0, 1e3, 1e3 + 1e-2], rel=4e-7)
 
 
 def test_a_spectrum_that_lanczos_does_not_resolve_falls_back_to_the_core(monkeypatch) -> None:
-    random = np.random.default_rng(0)
-    form = BilinearForm.from_factors(*random.standard_normal((2, 400, 300)))
+    form = BilinearForm.from_factors(*np.random.default_rng(0).standard_normal((2, 400, 300)))
     expected = spectral_norm(form)
     monkeypatch.setattr("wqk.forms.spectra.MOST_STEPS", 8)
     assert spectral_norm(form) == pytest.approx(expected, rel=1e-12)
@@ -101,8 +99,7 @@ def test_a_spectrum_that_lanczos_does_not_resolve_falls_back_to_the_core(monkeyp
 
 def test_rank_that_is_not_there() -> None:
     """Equal columns make Gram matrices that have no Cholesky root."""
-    random = np.random.default_rng(0)
-    column = random.standard_normal((50, 1)).astype(np.float32)
+    column = np.random.default_rng(0).standard_normal((50, 1)).astype(np.float32)
     measured = spectrum(BilinearForm(np.repeat(column, 6, 1), np.repeat(column, 6, 1)))
     assert measured.stable_rank == pytest.approx(1)
     assert measured.effective_rank == pytest.approx(1, abs=1e-5)
@@ -121,8 +118,7 @@ def test_zero_and_nilpotent_forms() -> None:
 
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_scale_neither_over_nor_underflows(scale: float) -> None:
-    random = np.random.default_rng(0)
-    query, key = random.standard_normal((2, 40, 4)).astype(np.float32)
+    query, key = np.random.default_rng(0).standard_normal((2, 40, 4)).astype(np.float32)
     plain, scaled = (
         spectrum(BilinearForm(factor, key)) for factor in (query, query * np.float32(scale))
     )

@@ -37,8 +37,7 @@ def test_terms_add_up_to_the_change_and_have_its_spectra(d_query, d_key, rank, s
 
 
 def test_where_nothing_or_only_some_heads_moved_float32_is_enough() -> None:
-    random = np.random.default_rng(0)
-    a, b = random.standard_normal((2, 3, 20, 4)).astype(np.float32)
+    a, b = np.random.default_rng(0).standard_normal((2, 3, 20, 4)).astype(np.float32)
     before = BilinearForm.from_factors(a, b)
     moved = np.array([0, 1e-5, 0], np.float32)[:, None, None]
     for step in (0 * moved, moved):

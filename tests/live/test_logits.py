@@ -359,8 +359,7 @@ def test_hooks_go_with_a_monitor_and_outlive_no_failed_pass(tmp_path: Path) -> N
     monitor = wqk.Monitor(model, tmp_path / "run" / "scores.jsonl", every=1, logits=True)
     monitor(0)
     assert listening() > before
-    fails = failing(RuntimeError("out of memory"))
-    hook = model.layers[1].register_forward_pre_hook(fails)
+    hook = model.layers[1].register_forward_pre_hook(failing(RuntimeError("out of memory")))
     tokens = torch.arange(16).reshape(2, 8)
     with pytest.raises(RuntimeError, match="out of memory"):
         model(tokens)

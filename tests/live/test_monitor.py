@@ -211,8 +211,7 @@ def test_a_disk_that_fails_does_not_end_the_run(tmp_path, caplog, monkeypatch) -
     monitor = wqk.Monitor(bert(), tmp_path / "scores.jsonl", every=1)
     monitor(0)
     with monkeypatch.context() as patch:
-        full = OSError(28, "No space left on device")
-        patch.setattr("wqk._files.os.fsync", failing(full))
+        patch.setattr("wqk._files.os.fsync", failing(OSError(28, "No space left on device")))
         assert monitor(1) == {}
         assert monitor(2) == {}
     assert caplog.text.count("No space left") == 1

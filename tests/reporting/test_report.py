@@ -143,8 +143,7 @@ def test_statuses_are_told_in_words(tmp_path):
 
 
 def test_gammas_that_differ_are_told(tmp_path):
-    tables = [table(rows("a"), gamma=2.0), table(rows("b"), gamma=3.0)]
-    page = written(tmp_path, tables)
+    page = written(tmp_path, [table(rows("a"), gamma=2.0), table(rows("b"), gamma=3.0)])
     assert "different gammas (2.0, 3.0)" in page.text
     assert [own["group"] for own in page.data["published"]["own"]] == [0]
 

@@ -58,8 +58,7 @@ def test_entries_that_are_not_centered_make_a_symmetric_matrix() -> None:
 
 
 def test_the_simulation_is_that_of_dense_matrices_scored_by_hand() -> None:
-    random = np.random.default_rng(0)
-    dense = random.standard_normal((50, 9, 9))
+    dense = np.random.default_rng(0).standard_normal((50, 9, 9))
     s = np.trace(dense @ dense, axis1=1, axis2=2) / (dense**2).sum(axis=(1, 2))
     np.testing.assert_allclose(simulate_scores(9, None, trials=50, seed=0).symmetry, s)
 

@@ -56,8 +56,7 @@ def test_the_rule(direction: Direction, mean: float, spread: float, expected: st
 def test_undecided_says_how_many_would_decide() -> None:
     finding = decided("above", 0.3, 1.0)
     assert "times as many (8 batches) would decide" in finding.why
-    times = int(finding.why.split()[1])
-    assert decided("above", 0.3, 1.0, 8 * times).verdict == "holds"
+    assert decided("above", 0.3, 1.0, 8 * int(finding.why.split()[1])).verdict == "holds"
     alone = of(np.ones(1))
     assert alone.verdict == "undecided"
     assert str(alone.estimate) == "1.00"

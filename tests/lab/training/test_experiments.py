@@ -78,8 +78,7 @@ def test_runs_stop_resume_and_are_left_alone(tmp_path, monkeypatch) -> None:
     # Patterns such as runs/random-* match runs alone.
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"random-1", "held-1"}
     # A later stop goes on; what is done is not touched again.
-    longer = (CELLS[0] | {"stop": 6}, CELLS[1])
-    written(tmp_path, experiment(*longer, schedule="constant"))
+    written(tmp_path, experiment(*(CELLS[0] | {"stop": 6}, CELLS[1]), schedule="constant"))
     monkeypatch.setattr(experiments, "subprocess", SimpleNamespace(Popen=Here, STDOUT=STDOUT))
     again = command(tmp_path)
     assert "random-1: done" in again.stderr

@@ -284,8 +284,7 @@ def test_the_task_and_the_loss_are_one_graph() -> None:
     from wqk_lab.training.loop import Learner
 
     for name, mode in (("masked", "encoder"), ("causal", "decoder"), ("masked-next", "decoder")):
-        model = tiny_model(mode=mode).eval()
-        learner = Learner(model, Objective(name, 0.3, "bert", 1, 40))
+        learner = Learner(tiny_model(mode=mode).eval(), Objective(name, 0.3, "bert", 1, 40))
         blocks = torch.randint(4, 40, (8, 16), generator=torch.Generator().manual_seed(1))
         draws = learner.objective.draw(8, 16, torch.Generator().manual_seed(2))
         compiled = torch.compile(learner, backend="eager", fullgraph=True)
