@@ -28,6 +28,15 @@ def run(
     return done
 
 
+def refuse(*arguments: object, **how: int) -> str:
+    """The line in which the command says what is wrong, which is all that it says."""
+    done = run(*arguments, exits=2, **how)
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("wqk: ")
+    return line
+
+
 def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A command line; ``wqk`` stands for this interpreter's, ENCODER for the demo model."""
     line = line.replace("wqk ", '"$PYTHON" -m wqk ').replace("ENCODER", '"$ENCODER"')

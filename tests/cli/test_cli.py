@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests import small
-from tests.command import ENCODER, run, shell
+from tests.command import ENCODER, refuse, run, shell
 
 import wqk
 from wqk.cli.main import LABORATORY, command
@@ -83,11 +83,7 @@ def test_bad_input_gives_one_clear_line_and_nothing_else(tmp_path: Path) -> None
         (truncated, "truncated"),
         (not_finite, "1 of 16384 weights are NaN"),
     ):
-        result = run("scan", str(path), "--out", str(out), exits=2)
-        assert word in result.stderr
-        assert result.stderr.startswith("wqk: ")
-        assert len(result.stderr.splitlines()) == 1
-        assert result.stdout == ""
+        assert word in refuse("scan", path, "--out", out)
         assert not out.exists()
 
 

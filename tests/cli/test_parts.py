@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from tests.command import run
+from tests.command import refuse, run
 
 from wqk_lab.training.corpus import CorpusOptions, build_corpus
 
@@ -57,5 +57,5 @@ def test_json_has_every_row(places: tuple[str, str]) -> None:
 )
 def test_what_is_refused_is_one_line(places, options, message) -> None:
     model, corpus = places
-    result = run("parts", model, *(option.replace("CORPUS", corpus) for option in options), exits=2)
-    assert message in result.stderr
+    told = refuse("parts", model, *(option.replace("CORPUS", corpus) for option in options))
+    assert message in told

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.cases import cases
+from tests.command import refuse
 from tests.command import run as run_command
 from tests.lab.training.corpus.samples import content, sentences, write_jsonl
 
@@ -57,11 +58,7 @@ def test_a_vocabulary_file_is_named_in_the_header(text_file: Path, tmp_path: Pat
 def test_errors_are_one_line(arguments: list[str], fault: str, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_jsonl(Path("text.jsonl"), sentences(20))
-    result = run(*arguments, "-o", "store", exits=2)
-    assert result.stdout == ""
-    assert result.stderr.startswith("wqk: ")
-    assert result.stderr.count("\n") == 1
-    assert fault in result.stderr
+    assert fault in refuse("lab", "corpus", *arguments, "-o", "store")
     assert not Path("store").exists()
 
 
