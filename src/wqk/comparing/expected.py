@@ -285,7 +285,7 @@ class Expected:
         gains: dict[str, Gain] = {}
         units = []
         for unit in self.units:
-            own = self._tensors[unit.name].gain
+            own = unit.gain
             if own is not None and len(own.wanted) == unit.stored.shape[-1] and own.stored.all():
                 gains[unit.name] = own
                 wanted, stored = unit.wanted * own.wanted, unit.stored * own.stored

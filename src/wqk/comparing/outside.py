@@ -101,12 +101,10 @@ def roles(model: Model) -> dict[str, str]:
     mixing = {part.name for plan in model.mixers for part in form_parts(plan)}
     modules = {_module(plan) for plan in model.plans} - {""}
     modules |= {name.rpartition(".")[0] + "." for name in _unread(model, tensors)}
-    layers = {match[0] for name in modules if (match := re.match(r".*?\.\d+\.", name))}
+    layers = {layer_of(name) for name in modules} - {""}
     kinds = {without_numbers(layer) for layer in layers}
     fed = {_child(name, layer_of(name)) for name in formed}
-    usual = {
-        _child(name, layer) for name in tensors for layer in [layer_of(name)] if layer in layers
-    }
+    usual = {_child(name, layer_of(name)) for name in tensors if layer_of(name) in layers}
     found = {}
     for name in tensors:
         scaled = QUANTIZED.sub("", name)
@@ -115,7 +113,7 @@ def roles(model: Model) -> dict[str, str]:
         if name in formed or made or (scaled != name and scaled in tensors):
             continue  # part of a form, made anew, or a scale that reading applies
         layer = layer_of(name)
-        own = name.startswith(tuple(modules)) if modules else False
+        own = name.startswith(tuple(modules))
         apart = layer not in layers and without_numbers(layer) in kinds
         feeds = FEED_FORWARD.search(name) is not None
         mixes = MIXERS.search(name.lower()) and not own and not feeds
@@ -152,7 +150,7 @@ def _module(plan: AttentionPlan) -> str:
     together = takewhile(lambda some: len(set(some)) == 1, zip(*paths, strict=False))
     path = ".".join(some[0] for some in together)
     last = path.rpartition(".")[2]
-    return "" if not path or last.isdigit() or last in ("", "model") else f"{path}."
+    return "" if last.isdigit() or last in ("", "model") else f"{path}."
 
 
 def outside(

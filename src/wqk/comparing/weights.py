@@ -49,19 +49,16 @@ def scorings(
     many = math.prod(checkpoints[0].info(pair[0].query.tensor).shape) > MANY
     blocks, circuits = map(Block, checkpoints, pair), (circuit, circuit)
     found = side_by_side(_scoring, blocks, norms, turns, circuits, many=many)
-    if found[0] is None or found[1] is None:
+    a, b = found
+    if a is None or b is None:
         return None
-    known: list[dict[str, Any]] = [{}, {}]
-    if circuit == SCORES:
-        if unknown:
-            # Rows may lie in any order of rotary pairs: they are compared at distance 0 alone.
-            known = [{"rotary": None}, {"rotary": None}]
-        elif pair[1].rotary is not None:
-            known[1] = {"rotary": as_exact_as(pair[0].rotary, pair[1].rotary)}
-        for number in (0, 1):
-            if pair[number].rule.guess:
-                known[number] |= {"scale": pair[1 - number].scale}
-    return replace(found[0], **known[0]), replace(found[1], **known[1])
+    if circuit != SCORES:
+        return a, b
+    scales = [pair[1 - n if pair[n].rule.guess else n].scale for n in (0, 1)]
+    turning = as_exact_as(pair[0].rotary, pair[1].rotary) if pair[1].rotary else b.rotary
+    # Where not known, rows may lie in any order of pairs: they are compared at distance 0 alone.
+    a = replace(a, scale=scales[0], rotary=None if unknown else a.rotary)
+    return a, replace(b, scale=scales[1], rotary=None if unknown else turning)
 
 
 def sides_of(plan: AttentionPlan, circuit: str) -> tuple[Side, ...]:
