@@ -78,11 +78,8 @@ def running(key_heads: int = 1) -> Any:
     """A LLaMA of one layer of two heads over nine tokens, as `transformers` makes it."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=1, vocab_size=9,
-        num_attention_heads=2, num_key_value_heads=key_heads,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config)
+    chosen = sizes(16, 1, 2, num_key_value_heads=key_heads, intermediate_size=16, vocab_size=9)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**chosen))
 
 
 def bert(kind: str = "BertModel", *, seed: int = 0, **changes: Any) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.cases import cases
+from tests.small import sizes
 
 import wqk
 from wqk import same, scan
@@ -43,9 +44,9 @@ def at_patches(attention: wqk.Block, vectors: np.ndarray) -> np.ndarray:
 
 def configuration(model: str) -> Any:
     module = import_module(f"transformers.models.{model}.configuration_{model}")
-    sizes = {"depth": 2, "num_heads": 2, "hidden_size": WIDTH, "embed_dim": WIDTH}
-    sizes |= {"num_key_value_heads": 2} if model == "exaone4_5" else {}
-    return getattr(module, f"{MODELS[model]}VisionConfig")(**sizes)
+    chosen = {"depth": 2, "num_heads": 2, "hidden_size": WIDTH, "embed_dim": WIDTH}
+    chosen |= {"num_key_value_heads": 2} if model == "exaone4_5" else {}
+    return getattr(module, f"{MODELS[model]}VisionConfig")(**chosen)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -65,9 +66,7 @@ def test_rows_and_columns_with_frequencies_of_their_own() -> None:
     from transformers.models.pixtral import modeling_pixtral as module
     from transformers.models.pixtral.configuration_pixtral import PixtralVisionConfig
 
-    config = PixtralVisionConfig(
-        hidden_size=2 * WIDTH, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8
-    )
+    config = PixtralVisionConfig(**sizes(2 * WIDTH, 1, 2, intermediate_size=8))
     model = module.PixtralVisionModel(config)
     attention = wqk.open(model)[0]
     assert attention.bands().frequencies == pytest.approx(

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from tests.command import refuse, run
+from tests.small import sizes
 
 from wqk_lab.training.corpus import CorpusOptions, build_corpus
 
@@ -21,10 +22,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     options = CorpusOptions(text="characters", document="line", held_out=30)
     store = build_corpus([folder / "text.txt"], folder / "corpus", options)
     torch.manual_seed(0)
-    config = transformers.BertConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
-        vocab_size=store.vocabulary_size, max_position_embeddings=16,
-    )  # fmt: skip
+    chosen = sizes(16, 2, 2, intermediate_size=16, vocab_size=store.vocabulary_size)
+    config = transformers.BertConfig(**chosen, max_position_embeddings=16)
     transformers.BertForMaskedLM(config).save_pretrained(folder / "model")
     return str(folder / "model"), str(folder / "corpus")
 

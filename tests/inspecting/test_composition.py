@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 from tests import small
+from tests.small import sizes
 
 import wqk
 from wqk.attention.factors import Coordinates
@@ -248,10 +249,8 @@ def test_nothing_is_paired_across_an_unknown_projection(memory: int, monkeypatch
 def test_a_layer_that_is_applied_again_reads_itself():
     import transformers
 
-    config = transformers.AlbertConfig(
-        vocab_size=11, embedding_size=8, hidden_size=16, num_hidden_layers=4, num_hidden_groups=1,
-        num_attention_heads=2, intermediate_size=8,
-    )  # fmt: skip
+    chosen = sizes(16, 4, 2, vocab_size=11, embedding_size=8, num_hidden_groups=1)
+    config = transformers.AlbertConfig(**chosen, intermediate_size=8)
     pairs = joined(wqk.compose(transformers.AlbertModel(config), kind="q").frame)
     assert pairs == {(("encoder", "self", 0), "q", ("encoder", "self", 0))}
 
