@@ -65,6 +65,7 @@ class SurveyFolder:
         self.failed: dict[str, dict[str, Any]] = {}
         # Those of each repository, as first listed: a resumed survey uses the same.
         self.revisions: dict[str, list[str]] = {}
+        self._tables: dict[str, ScoreTable] = {}
 
     def apply(self, line: dict[str, Any]) -> None:
         """Take a line of the manifest into account."""
@@ -103,11 +104,13 @@ class SurveyFolder:
         return self.folder / "parts" / f"{key}.parquet"
 
     def load_part(self, key: str) -> ScoreTable:
-        """A job's table; `TableError` if it is damaged."""
-        try:
-            return read_table(self.part(key))
-        except TableError as error:
-            raise TableError(f"{error}; delete it and survey again") from None
+        """A job's table, read once; `TableError` if it is damaged."""
+        if key not in self._tables:
+            try:
+                self._tables[key] = read_table(self.part(key))
+            except TableError as error:
+                raise TableError(f"{error}; delete it and survey again") from None
+        return self._tables[key]
 
 
 @contextmanager
@@ -321,7 +324,9 @@ def _collect(
     problems = ([(job, failure(job.problem))] for job in pending if job.problem)
     for complete in chain(problems, running):
         folder.note(*(folder.keep(job, outcome) for job, outcome in complete))
-        for _, outcome in complete:
+        for job, outcome in complete:
+            if not outcome.error:
+                folder.load_part(job.key)  # while the workers score others
             failed, done = failed + bool(outcome.error), done + (not outcome.error)
             now, bytes_read = now + 1, bytes_read + outcome.bytes_read
             report()
