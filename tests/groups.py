@@ -82,7 +82,7 @@ SLOW = (
 BY_TURNS = (
     "tests/families/test_every_family.py::test_the_family_is_what_the_model_computes",
     "tests/families/test_proofs.py",
-    "tests/families/test_published.py::test_settings_",
+    "tests/families/test_published.py",
     "tests/live/test_contract.py",
     "tests/lab/theory/test_gradients.py",
     "tests/lab/training/starts/test_every_family.py",

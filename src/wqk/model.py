@@ -115,8 +115,9 @@ def open(
     said = [*checkpoint.notes]
     if beyond := layers_beyond(queries, checkpoint.tensors()):
         said.append(f"layers {spans(beyond)} are stored, too, but not counted by the configuration")
-    # As loralib saves models: merged or not, it does not tell.
-    if apart := next((name for name in checkpoint.tensors() if ".lora_A" in name), ""):
+    # As loralib saves models: merged or not, it does not tell. What PEFT adapts in memory is added.
+    products = (name for name in checkpoint.tensors() if ".lora_A" in name)
+    if (apart := next(products, "")) and not getattr(checkpoint, "adapted", ()):
         said.append(f"products such as that of {apart} are stored beside weights, and not added")
     checkpoint.notes = tuple(dict.fromkeys(said))
     return Model(checkpoint, plans, mixers, ref=ref, family_file=family, hub=hub)

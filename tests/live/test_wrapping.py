@@ -105,6 +105,7 @@ def test_peft_s_own_adapters_are_followed(tmp_path: Path) -> None:
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.1)
     followed, scanned = look(model, tmp_path), wqk.scan(model, bias=True)
+    assert scanned.metadata["notes"] == []  # what is added is not said to be left out
     with pytest.raises(CheckpointError, match="has an adapter"):
         wqk.initialize_(model, "symmetric")
     merged = model.merge_and_unload()
