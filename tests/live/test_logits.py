@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from polars.testing import assert_frame_equal
 from tests.cases import cases
 from tests.families.architectures import ALL, NAMED, Architecture
 from tests.limits import failing
@@ -126,14 +127,14 @@ def test_the_first_sequences_are_measured() -> None:
 
 
 def test_padding_does_not_count() -> None:
-    model = llama().double().train()
-    tokens = torch.randint(20, (1, 8), generator=torch.Generator().manual_seed(0))
-    meter = LogitMeter(model)
-    alone = as_arrays(one_pass(model, meter, tokens))
-    padded = torch.nn.functional.pad(tokens, (0, 3), value=7)
-    meter.start()
-    model(padded, attention_mask=(torch.arange(11) < 8)[None].long())
-    np.testing.assert_allclose(as_arrays(meter.logits), alone)
+    """Of what is read, that is: who reads it, and is as long, has none at the same places."""
+    tokens = torch.randint(20, (1, 11), generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(11) < 8)[None].long()
+    both = (llama().double(), {}), (trainable(NAMED["bart"]), {"decoder_input_ids": tokens})
+    for model, beside in both:
+        alone = wqk.logits(model, {"input_ids": tokens[:, :8], **beside})
+        padded = wqk.logits(model, {"input_ids": tokens, "attention_mask": mask, **beside})
+        assert_frame_equal(padded.frame, alone.frame)
 
 
 def test_a_mask_of_no_known_convention_is_said() -> None:

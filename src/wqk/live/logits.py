@@ -231,7 +231,7 @@ def tally(
     for b in range(count):
         own = None if mask is None else mask[b % len(mask)]
         is_token = torch.ones(size, dtype=torch.bool, device=x.device)
-        if own is not None and size == others:
+        if own is not None and size == others and plan.kind != "cross":
             # A key that no query may see is padding, and so is the query at its place.
             is_token = shown(own).any(-2).any(0).expand(size)
         for start in range(0, size, step):
