@@ -492,6 +492,14 @@ def test_pytorch_s_own_layers_are_known_and_run_with_their_masks(batch_first: bo
         wqk.logits(nn.ModuleDict({"layers": nn.ModuleList([adding])}), x)
 
 
+def test_the_one_bias_of_three_weights_is_read() -> None:
+    own = nn.MultiheadAttention(32, 4, kdim=20, vdim=20)
+    nn.init.normal_(own.in_proj_bias)
+    block = wqk.open(nn.ModuleDict({"layers": nn.ModuleList([own])})).block(0, kind="cross")
+    found = np.concatenate([block.query.bias.ravel(), block.key.bias.ravel()])
+    np.testing.assert_array_equal(found, own.in_proj_bias[:64].detach())
+
+
 def test_blocks_that_do_not_run_are_named() -> None:
     model = strong(Wrapped())
     model.attn_layers[1][0].requires_grad_(False)

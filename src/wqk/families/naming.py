@@ -97,6 +97,12 @@ class Match:
         if named is not None or isinstance(projection, Composed):
             return named
         name = projection.tensor.removesuffix("weight") + "bias"
+        # PyTorch's attention has one bias, where keys of another width give it three weights.
+        whole = re.sub(r"(?<=\.)[qkv]_proj_bias$", "in_proj_bias", name)
+        if not names and whole != name and whole in self.tensors:
+            size = projection.heads * projection.head_width
+            start = "qkv".index(name[-len("q_proj_bias")]) * size
+            return Part(whole, ((start, start + size),))
         return projection.bias_part(name) if not names and name in self.tensors else None
 
     def norm(self, spellings: tuple[str, ...], what: str, heads: int = 1) -> tuple[Part, ...]:

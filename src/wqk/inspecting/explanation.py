@@ -181,11 +181,10 @@ def explain(ref: Any) -> Explanation:
 def _without_form(model: Model) -> Iterator[str]:
     """The layers of which no block has a form, and why, in sentences."""
     tensors = model.checkpoint.tensors()
-    mixing = {plan.layer for plan in model.mixers}
     known = {plan.layer for plan in model.scored}
     for kind, found in recurrent_layers(tensors).items():
         known.update(found)
-        if layers := set(found) - mixing:
+        if layers := set(found) - {plan.layer for plan in model.mixers}:
             yield f"layers {spans(layers)}: {kind}; it has no form."
     queries = [plan.query.tensor for plan in model.scored if not plan.rule.every_layer]
     beside = "|".join({re.escape(re.split(r"(?<=\.)\d", name)[0]) for name in queries})

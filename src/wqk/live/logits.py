@@ -227,11 +227,13 @@ def tally(
     (count, _, size, _), others = queries.shape, keys.shape[-2]
     at, to = (torch.arange(n, device=x.device) for n in (size, others))
     whole = plan.position in KNOWN_POSITIONS or term is not None
+    # A guess cannot tell PyTorch's attention to another sequence from that to its own.
+    alike = torch.equal(x, y) if plan.family == "inferred" else plan.kind != "cross"
     step = max(1, TILE // (heads * others))
     for b in range(count):
         own = None if mask is None else mask[b % len(mask)]
         is_token = torch.ones(size, dtype=torch.bool, device=x.device)
-        if own is not None and size == others and plan.kind != "cross":
+        if own is not None and size == others and alike:
             # A key that no query may see is padding, and so is the query at its place.
             is_token = shown(own).any(-2).any(0).expand(size)
         for start in range(0, size, step):
@@ -454,13 +456,11 @@ class LogitMeter:
             raise CheckpointError(
                 f"inputs must be sequences (B, N, D), got {tuple(x.shape)} and {tuple(y.shape)}"
             )
-        device = x.device.type
-        with torch.no_grad(), torch.autocast(device, enabled=False), whole_products():
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False), whole_products():
             attention = Block(self._weights, plan)
             sinks = self._weights.read([plan.sinks])[0] if plan.sinks else None
-            dtype = attention.query.weight.dtype
             mask = mask_of(call, x, y)
-            x, y = (side[: self._sequences].to(dtype) for side in (x, y))
+            x, y = (side[: self._sequences].to(attention.query.weight.dtype) for side in (x, y))
             own = self._tallies.setdefault(plan.place, Tally(attention.head_count, x.device))
             mask = None if mask is None else mask[: len(x)]
             tally(own, attention, x, y, mask, sinks, _position_term(call))
