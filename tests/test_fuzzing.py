@@ -127,7 +127,7 @@ WORDS = [
 
 
 @counts(60, 10_000)
-def test_command_lines_are_done_or_refused_in_a_line(tmp_path, monkeypatch, count: int) -> None:
+def test_command_lines_are_done_or_refused_in_a_line(tmp_path, monkeypatch, count):
     monkeypatch.chdir(tmp_path)
     dice = random.Random(2)
     verbs = {name: command.get_command(click.Context(command), name) for name in VERBS}

@@ -46,7 +46,7 @@ LINES = cases(__file__, "lines")
 
 
 @pytest.mark.parametrize("name", [*ODD, *SCALINGS])
-def test_odd_models_are_a_result_or_a_line(tmp_path: Path, monkeypatch, name: str):
+def test_odd_models_are_a_result_or_a_line(tmp_path, monkeypatch, name):
     monkeypatch.setattr("wqk.comparing.kinship.RENUMBERINGS", 999)
     plain = folder(tmp_path / "plain")
     more = {"rope_scaling": SCALINGS[name]} if name in SCALINGS else {}

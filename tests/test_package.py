@@ -56,7 +56,7 @@ def closure(names: set[str]) -> set[str]:
     return found
 
 
-def test_the_wheel_runs_the_demo_with_its_core_dependencies_alone(wheel: Path, tmp_path) -> None:
+def test_the_wheel_runs_the_demo_with_its_core_dependencies_alone(wheel, tmp_path):
     environment = tmp_path / "empty"
     venv.create(environment)
     paths = {"base": str(environment), "platbase": str(environment)}

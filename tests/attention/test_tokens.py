@@ -33,7 +33,7 @@ def model(tensors: dict[str, np.ndarray] | None = None, **config: Any) -> StateD
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 5), st.integers(0, 2**32 - 1))
-def test_extreme_pairs_are_those_of_all_products(queries, keys, top, seed) -> None:
+def test_extreme_pairs_are_those_of_all_products(queries, keys, top, seed):
     random = np.random.default_rng(seed)
     query = random.standard_normal((queries, 3)) * random.lognormal(0, 2, (queries, 1))
     key = random.standard_normal((keys, 3)) * random.lognormal(0, 2, (keys, 1))
@@ -136,7 +136,7 @@ def biased(kind: str) -> StateDict:
     return StateDict(tensors, config, kind)
 
 
-def test_a_vocabulary_of_equal_scores_is_not_searched_pair_by_pair(monkeypatch) -> None:
+def test_a_vocabulary_of_equal_scores_is_not_searched_pair_by_pair(monkeypatch):
     monkeypatch.setattr(tokens, "BLOCK", (4, 4))
     taken, take = [], tokens._Best.take
     monkeypatch.setattr(tokens._Best, "take", lambda *a: taken.append(a) or take(*a))

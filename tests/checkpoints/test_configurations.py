@@ -92,7 +92,7 @@ def test_nonsense_is_read_or_refused(tmp_path: Path, name: str) -> None:
         ),
     ],
 )
-def test_errors_name_the_key_and_its_value(tmp_path, name, changes, message) -> None:
+def test_errors_name_the_key_and_its_value(tmp_path, name, changes, message):
     example = EXAMPLES[name]
     with pytest.raises(CheckpointError, match=message) as caught:
         example.plans(tmp_path, example.config | changes)

@@ -100,7 +100,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("parts", "embeddings"), [(1, 0), (2, 0), (2, 1)])
-def test_llamas_original_files_are_their_twin(tmp_path, folder, parts, embeddings) -> None:
+def test_llamas_original_files_are_their_twin(tmp_path, folder, parts, embeddings):
     for number, tensors in enumerate(split(original(), parts, embeddings)):
         torch.save(tensors, folder / f"consolidated.{number:02d}.pth")
     table = wqk.scan(folder, heads=True)
@@ -236,7 +236,7 @@ def test_other_formats_are_refused_by_their_names(tmp_path: Path, name: str, wha
 
 @pytest.mark.parametrize("specification", ["TransformerDecoderSpec", "WhisperSpec"])
 @pytest.mark.parametrize("as_file", [False, True])
-def test_ctranslate2_is_refused_by_its_header(tmp_path, specification: str, as_file: bool) -> None:
+def test_ctranslate2_is_refused_by_its_header(tmp_path, specification, as_file):
     """As its `ModelSpec.save` begins a file: version, name with its length, revision, variables."""
     name = specification.encode() + b"\0"
     header = struct.pack("<IH", 6, len(name)) + name + struct.pack("<II", 8, 2)

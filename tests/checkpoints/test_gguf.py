@@ -167,7 +167,7 @@ CONVERTED = [
 
 
 @pytest.mark.parametrize(("model", "kind"), CONVERTED)
-def test_a_conversion_is_the_same_within_its_number_type(tmp_path, model: str, kind: str) -> None:
+def test_a_conversion_is_the_same_within_its_number_type(tmp_path, model, kind):
     original = hf(model)
     converted = write(tmp_path / "model.gguf", original, kind)
     for pair in ((original, converted), (converted, original)):
@@ -304,7 +304,7 @@ def test_types_that_are_not_read_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["IQ4_NL", "MXFP4"])
-def test_types_of_ggmls_own_package_need_it(tmp_path, monkeypatch, kind: str) -> None:
+def test_types_of_ggmls_own_package_need_it(tmp_path, monkeypatch, kind):
     path = retyped(write(tmp_path / "model.gguf", hf("llama"), "Q8_0"), kind)
     part = Part("blk.0.attn_q.weight", ((3, 5),))
     (rows,) = open_checkpoint(path).read([part])
@@ -315,7 +315,7 @@ def test_types_of_ggmls_own_package_need_it(tmp_path, monkeypatch, kind: str) ->
 
 
 @pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_0"])
-def test_all_tensors_of_a_conversion_are_found_whatever_they_are_called(tmp_path, kind) -> None:
+def test_all_tensors_of_a_conversion_are_found_whatever_they_are_called(tmp_path, kind):
     """Gains that were never trained are equal; quantized weights are only nearly what they were."""
     attention, random = hf("llama"), np.random.default_rng(0)
     others = {"post_attention_layernorm": "ffn_norm", "mlp.up_proj": "ffn_up"}

@@ -47,7 +47,7 @@ WHOLE = ("awq", "gptq", "hqq", "gpt-oss")
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_values_are_the_librarys_own(name: str, tmp_path, monkeypatch) -> None:
+def test_values_are_the_librarys_own(name, tmp_path, monkeypatch):
     counts: list[int] = []
     read_into = LocalFile.read_into
     monkeypatch.setattr(
@@ -171,7 +171,7 @@ def both(folder: Path, bits: int = 4, order: Any = None) -> tuple[Path, Any, Any
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_what_quantization_alone_moves_is_expected_and_a_mistake_is_not(bits, tmp_path) -> None:
+def test_what_quantization_alone_moves_is_expected_and_a_mistake_is_not(bits, tmp_path):
     original, stored, config = both(tmp_path / "original", bits)
     table = wqk.diff(original, write(tmp_path / "quantized", stored, config))
     share = table.frame["moved"] / table.frame["rounding"]
@@ -233,7 +233,7 @@ def test_a_model_whose_forms_shrink_with_distance_is_quantized_alone(bits, share
 
 
 @pytest.mark.parametrize("name", ["torchao-int4", "torchao-float8", "float-quantized-8-channel"])
-def test_rounding_is_told_of_formats_whose_bits_are_not_their_types(name: str, tmp_path) -> None:
+def test_rounding_is_told_of_formats_whose_bits_are_not_their_types(name, tmp_path):
     stored, plain, about, config = llama(lambda at: case(name, at))
     quantized = write(tmp_path / "quantized", stored, about | config)
     rounding = wqk.diff(write(tmp_path / "plain", plain, about), quantized).frame["rounding"]
@@ -295,7 +295,7 @@ MISTAKES: dict[str, tuple[Any, dict[str, Callable[[Any], Any]], str]] = {
 
 
 @pytest.mark.parametrize(("order", "change", "named"), MISTAKES.values(), ids=MISTAKES)
-def test_mistakes_in_a_quantized_file_are_named_and_undone(order, change, named, tmp_path) -> None:
+def test_mistakes_in_a_quantized_file_are_named_and_undone(order, change, named, tmp_path):
     original, stored, config = both(tmp_path / "original", order=order)
     right = wqk.same(original, write(tmp_path / "right", stored, config))
     assert right.same
@@ -456,7 +456,7 @@ WRONG: list[tuple[str, str, Callable[[Any], Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "key", "change", "said"), WRONG)
-def test_tensors_of_another_kind_are_refused(name, key, change, said, tmp_path) -> None:
+def test_tensors_of_another_kind_are_refused(name, key, change, said, tmp_path):
     tensors, _, config = case(name)
     tensors[f"a.{key}"] = change(tensors[f"a.{key}"])
     kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}

@@ -17,7 +17,7 @@ PLACES = cases(__file__, "places")
 
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
-def test_saved_names_with_wrappers_are_those_of_the_plain_model(tmp_path, place) -> None:
+def test_saved_names_with_wrappers_are_those_of_the_plain_model(tmp_path, place):
     model = bert()
     model.config.save_pretrained(tmp_path)
     before, after = place

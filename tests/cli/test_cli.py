@@ -128,7 +128,7 @@ def test_a_shell_completes_paths_for_a_checkpoint(verb: str) -> None:
     assert (completion.type, completion.value) == ("file", "models/be")
 
 
-def test_several_checkpoints_share_one_legend_and_only_trained_ones_are_placed(tmp_path) -> None:
+def test_several_checkpoints_share_one_legend_and_only_trained_ones_are_placed(tmp_path):
     for step in (0, 10):
         shutil.copytree(ENCODER, tmp_path / "run" / f"checkpoint-{step}")
     fresh, dice = tmp_path / "run" / "checkpoint-0", np.random.default_rng(0)

@@ -54,7 +54,7 @@ def test_json_has_every_row(places: tuple[str, str]) -> None:
         (("--text", "CORPUS/none.txt"), "cannot be read as text"),
     ],
 )
-def test_what_is_refused_is_one_line(places, options, message) -> None:
+def test_what_is_refused_is_one_line(places, options, message):
     model, corpus = places
     told = refuse("parts", model, *(option.replace("CORPUS", corpus) for option in options))
     assert message in told

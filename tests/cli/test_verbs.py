@@ -90,7 +90,7 @@ def test_layers_count_from_the_end_in_every_verb(layers: str) -> None:
     assert run("scan", encoder, "--layers=-5", exits=2).stderr.count("no layer -5") == 1
 
 
-def test_what_an_older_version_left_of_a_folder_is_no_module(tmp_path, monkeypatch) -> None:
+def test_what_an_older_version_left_of_a_folder_is_no_module(tmp_path, monkeypatch):
     package = tmp_path / "package_of_verbs"
     (package / "go" / "__pycache__").mkdir(parents=True)
     (package / "__init__.py").touch()

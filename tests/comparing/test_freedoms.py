@@ -239,14 +239,14 @@ MATRIX = pytest.mark.parametrize("changes", [rewritten, stored_otherwise])
 @pytest.mark.parametrize(
     "name", random.Random(4).sample([a.name for a in ALL], SHARE)
 )  # of all, in the campaign
-def test_harmless_changes_of_some_families_raise_no_alarm(name, changes, tmp_path) -> None:
+def test_harmless_changes_of_some_families_raise_no_alarm(name, changes, tmp_path):
     assert alarms(*changes(name, tmp_path / "model")) == {}
 
 
 @pytest.mark.campaign
 @MATRIX
 @pytest.mark.parametrize("name", [a.name for a in ALL])
-def test_harmless_changes_of_every_family_raise_no_alarm(name: str, changes: Any, tmp_path) -> None:
+def test_harmless_changes_of_every_family_raise_no_alarm(name, changes, tmp_path):
     assert alarms(*changes(name, tmp_path / "model")) == {}
 
 

@@ -25,7 +25,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     return "original", "converted"
 
 
-def test_an_assertion_says_the_cause_and_its_repair(folders, assert_same) -> None:
+def test_an_assertion_says_the_cause_and_its_repair(folders, assert_same):
     assert assert_same is wqk.assert_same
     assert assert_same("original", "original", everything=True).same
     with pytest.raises(

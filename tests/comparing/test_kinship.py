@@ -205,7 +205,7 @@ def test_all_three_renumberings_at_once_leave_only_singular_values() -> None:
     assert "this has no p" not in " ".join(strangers.reading)
 
 
-def test_wide_heads_are_compared_straight_within_their_key_head(monkeypatch) -> None:
+def test_wide_heads_are_compared_straight_within_their_key_head(monkeypatch):
     parent = weights(0, groups=2)
     (whole, *_), group = prints(parent), np.arange(H) // 3
     monkeypatch.setattr(fingerprints, "WIDE", 0)

@@ -137,7 +137,7 @@ def test_what_no_forward_pass_reads_is_no_difference(changes: dict[str, object])
     ("none", True, True), ("copy", False, True), ("none", None, True), ("none", False, False),
     ("other", None, False), ("other", True, False),
 ])  # fmt: skip
-def test_an_output_head_is_the_embeddings_if_tied_or_a_copy(stored, tied, same) -> None:
+def test_an_output_head_is_the_embeddings_if_tied_or_a_copy(stored, tied, same):
     tensors, config, _ = right("LLaMA")
     alone = {name: value for name, value in tensors.items() if name != "lm_head.weight"}
     copied = alone | {"lm_head.weight": tensors["model.embed_tokens.weight"]}

@@ -312,7 +312,7 @@ def test_each_cause_is_said_once_with_its_layers() -> None:
     ]
 
 
-def test_what_is_stored_alike_is_read_once_and_all_is_let_go(monkeypatch) -> None:
+def test_what_is_stored_alike_is_read_once_and_all_is_let_go(monkeypatch):
     tensors = llama()
     for name in [name for name in tensors if name.endswith("q_proj.weight")]:
         tensors[name.replace("q_proj", "o_proj")] = noise((D, H * R), 1.0)
@@ -339,7 +339,7 @@ def test_what_is_stored_alike_is_read_once_and_all_is_let_go(monkeypatch) -> Non
 
 
 @pytest.mark.parametrize("change", [interleaved, lambda heads: heads[::-1], np.negative])
-def test_threads_find_what_one_finds(change, monkeypatch) -> None:
+def test_threads_find_what_one_finds(change, monkeypatch):
     changed = llama("float16") | both(change)
     alone = same(opened(llama("float16")), opened(changed), everything=True).to_dict()
     for module in (blocks, units, weights):

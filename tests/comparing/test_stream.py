@@ -155,7 +155,7 @@ def renumbered(original: Any, also: bool = True) -> Any:
 
 @pytest.mark.parametrize("name", ["llama3", "qwen2"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_heads_and_neurons_are_freedoms_with_the_stream_and_without(name, stream) -> None:
+def test_heads_and_neurons_are_freedoms_with_the_stream_and_without(name, stream):
     other = renumbered(turned(model(name)) if stream else model(name))
     tokens = torch.arange(1, 40)[None] % 60
     with torch.no_grad():

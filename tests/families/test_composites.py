@@ -79,7 +79,7 @@ PARTS: dict[str, tuple[dict[str, Any], dict[str, tuple[int, int]], dict[str, int
 
 
 @pytest.mark.parametrize(("config", "tensors", "told"), PARTS.values(), ids=PARTS)
-def test_each_part_is_read_by_its_own_configuration(config, tensors, told) -> None:
+def test_each_part_is_read_by_its_own_configuration(config, tensors, told):
     plans = planned(config, tensors)
     found = [
         f"{p.stack} {p.kind}, {p.query.heads} over {p.key.heads} heads of {p.query.head_width}"

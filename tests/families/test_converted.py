@@ -39,7 +39,7 @@ REMOTE = ["a2d-llama", "a2d-qwen2", "dream", "a2d-qwen3", "sdar"]
 
 
 @pytest.mark.parametrize("name", REMOTE)
-def test_converted_decoders_attend_in_both_directions_by_their_type(name: str, tmp_path) -> None:
+def test_converted_decoders_attend_in_both_directions_by_their_type(name, tmp_path):
     save(NAMED[name], tmp_path)
     edit_config(tmp_path, {"is_causal": None})
     plans = wqk.open(tmp_path).plans

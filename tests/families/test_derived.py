@@ -66,7 +66,7 @@ RULE: dict[str, Any] = cases(__file__, "rule")
         ({"rotary": None}, "positions are rotary"),
     ],
 )
-def test_a_wrong_rule_is_noticed(qwen3, changes, fault) -> None:
+def test_a_wrong_rule_is_noticed(qwen3, changes, fault):
     found = faults(*qwen3, parse_family(family_text("toy", ["qwen3"], [RULE | changes]), "toy"))
     assert bool(found) == bool(fault)
     assert fault in "; ".join(found)

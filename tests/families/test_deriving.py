@@ -37,14 +37,14 @@ from wqk.families.family import parse_family
         (lambda: 1 / 0, "ended with 1"),
     ],
 )
-def test_a_model_that_hangs_or_crashes_ends_alone(work, told, monkeypatch) -> None:
+def test_a_model_that_hangs_or_crashes_ends_alone(work, told, monkeypatch):
     monkeypatch.setattr(probing, "SECONDS", 1)
     monkeypatch.setattr(probing, "WALL", 1)
     assert probing.in_a_process(work) == told
 
 
 @pytest.mark.parametrize(("shape", "error", "wanted"), cases(__file__, "shapes"))
-def test_what_is_given_follows_from_the_error(shape, error, wanted) -> None:
+def test_what_is_given_follows_from_the_error(shape, error, wanted):
     assert list(adapted({"x": torch.zeros(shape)}, error)["x"].shape) == wanted
     assert adapted({"x": torch.zeros(shape)}, "something else") is None
 
@@ -66,7 +66,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Record, Checkpoint]
 
 
 @pytest.mark.parametrize("changes", cases(__file__, "changes"))
-def test_a_rule_that_nearly_fits_is_mended(llama, changes) -> None:
+def test_a_rule_that_nearly_fits_is_mended(llama, changes):
     (right,) = (rule_table(rule) for rule in families()["llama"].attention)
     _, found = mended(*llama, [right | changes])
     assert found == []

@@ -116,7 +116,7 @@ MIXERS: dict[str, dict[str, tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize(("kind", "shapes"), MIXERS.items(), ids=MIXERS)
-def test_recurrences_and_convolutions_are_no_attention(kind, shapes) -> None:
+def test_recurrences_and_convolutions_are_no_attention(kind, shapes):
     """Alone they are refused; beside a layer with attention they are named."""
     others = {f"layers.0.{name}": draw(*shape) for name, shape in shapes.items()}
     alone = "no family knows" if kind == "gated linear" else "recurrence or a convolution"
@@ -316,7 +316,7 @@ def taken(weight: np.ndarray, rows: list[int]) -> np.ndarray:
          [0, R, 4 * R, 5 * R], [2 * R, 6 * R]),
     ],
 )  # fmt: skip
-def test_fused_weights_of_grouped_heads_by_hand(model_type, name, queries, keys) -> None:
+def test_fused_weights_of_grouped_heads_by_hand(model_type, name, queries, keys):
     fused = draw(D + 2 * GROUPS * R, D)
     config = {"model_type": model_type, "num_attention_heads": 4, "hidden_size": D,
               "num_layers": 1}  # fmt: skip

@@ -16,7 +16,7 @@ from wqk.inspecting.explanation import explain
 from wqk.live.verification import verify
 
 
-def test_mistral_4_is_not_run_as_the_model_that_it_is_like(tmp_path, monkeypatch) -> None:
+def test_mistral_4_is_not_run_as_the_model_that_it_is_like(tmp_path, monkeypatch):
     save(FURTHER["mistral4"], tmp_path)
     assert "multiplied by a factor of their position" in wqk.open(tmp_path)[0].plan.reason
     monkeypatch.delitem(transformers.CONFIG_MAPPING._mapping, "mistral4")

@@ -198,7 +198,7 @@ MADE = [
 
 
 @pytest.mark.parametrize(("name", "seed"), MADE)
-def test_the_forms_are_what_enters_the_kernel(name, seed, tmp_path, monkeypatch) -> None:
+def test_the_forms_are_what_enters_the_kernel(name, seed, tmp_path, monkeypatch):
     model = made(name, tmp_path, seed)
     opened = wqk.open(tmp_path)
     found: dict[str, list[int]] = {}

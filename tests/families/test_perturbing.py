@@ -82,5 +82,5 @@ def test_settings_of_other_things_are_no_difference(model_type: str, tmp_path: P
          {("ffn_config", "ffn_act_fn", "name"): "gelu"}),
     ],
 )  # fmt: skip
-def test_a_key_is_idle_in_the_types_that_do_not_use_it(config, told) -> None:
+def test_a_key_is_idle_in_the_types_that_do_not_use_it(config, told):
     assert unread_settings(config, []) == told

@@ -126,7 +126,7 @@ def test_latent_widths_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     ("model", "reason"),
     [("DiffLlamaModel", "difference of two softmaxes"), ("HunYuanDenseV1Model", "token by token")],
 )
-def test_attention_that_is_more_than_its_form_is_partial(model: str, reason: str, tmp_path) -> None:
+def test_attention_that_is_more_than_its_form_is_partial(model, reason, tmp_path):
     save(Architecture("partial", model, GROUPED), tmp_path)
     plans = wqk.open(open_checkpoint(tmp_path)).plans
     assert {plan.statuses for plan in plans} == {("partial",)}

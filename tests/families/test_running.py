@@ -57,7 +57,7 @@ def test_a_text_longer_than_the_model_s_positions(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing:FutureWarning")
-def test_an_adapter_is_run_on_its_base_model(tmp_path, monkeypatch) -> None:
+def test_an_adapter_is_run_on_its_base_model(tmp_path, monkeypatch):
     import peft
 
     llama = NAMED["llama"]

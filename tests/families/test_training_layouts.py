@@ -162,7 +162,7 @@ def lens_tensors(kind: str) -> Tensors:
 }.values(),
 )  # fmt: skip
 @pytest.mark.parametrize("order", ["half", "interleaved"])
-def test_transformer_lens(kind, order, changes, told) -> None:
+def test_transformer_lens(kind, order, changes, told):
     tensors, x, at = lens_tensors(kind), RNG.standard_normal((N, WIDTH)), "blocks.1"
     config = LENS | changes | {
         "normalization_type": kind, "rotary_adjacent_pairs": order == "interleaved",

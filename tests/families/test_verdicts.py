@@ -70,7 +70,7 @@ def guess(folder: Path, query: str = "q_proj", key: str = "k_proj", more: str = 
         (None, None, True, "Not every attention could be compared"),
     ],
 )
-def test_the_last_line_says_the_worst(difference, form, described, said) -> None:
+def test_the_last_line_says_the_worst(difference, form, described, said):
     right = VerifiedBlock("s", "self", 0, 0, 1e-12, None, 0.5, 1e-9, 1.0, 2.0, True)
     other = VerifiedBlock("s", "self", 1, 0, difference, form, 0.5, 1e-9, 1.0, 2.0, described)
     found = Verification("m", "f", (right, other))
@@ -175,7 +175,7 @@ def test_products_are_compared_up_to_a_factor_and_biases() -> None:
         (None, None, 0.0, True, "not compared"),
     ],
 )
-def test_verdicts(difference, form, contrast, described, verdict) -> None:
+def test_verdicts(difference, form, contrast, described, verdict):
     block = VerifiedBlock(
         "decoder", "self", 0, 0, difference, form, contrast, 1e-9, None, None, described
     )

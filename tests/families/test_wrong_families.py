@@ -55,7 +55,7 @@ def test_a_family_that_does_not_fit_is_refused(row: dict[str, Any], tmp_path: Pa
         verify(wqk.open(tmp_path, family=family))
 
 
-def test_pairing_heads_with_the_wrong_key_heads_fails(tmp_path, monkeypatch) -> None:
+def test_pairing_heads_with_the_wrong_key_heads_fails(tmp_path, monkeypatch):
     save(NAMED["llama"], tmp_path)
     assert verify(tmp_path).ok
 

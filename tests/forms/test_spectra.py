@@ -33,7 +33,7 @@ def dense_spectrum(matrix: np.ndarray) -> dict[str, float]:
 @example(24, 24, 24, 0, "f4")
 @example(7, 7, 24, 1, "f4")
 @example(24, 3, 5, 2, "f8")
-def test_every_measure_is_that_of_the_dense_matrix(d_query, d_key, rank, seed, dtype) -> None:
+def test_every_measure_is_that_of_the_dense_matrix(d_query, d_key, rank, seed, dtype):
     random = np.random.default_rng(seed)
     query = random.standard_normal((2, d_query, rank)).astype(dtype)
     key = random.standard_normal((1, d_key, rank)).astype(dtype)
@@ -66,7 +66,7 @@ def test_small_singular_values_of_float32_factors_keep_their_digits() -> None:
 @pytest.mark.parametrize(("dtype", "tolerance"), [("f4", 2e-7), ("f8", 1e-10)])
 @pytest.mark.parametrize("gap", [0.0, 1e-8, 1e-4])
 @pytest.mark.parametrize(("width", "rank"), [(300, 300), (1100, 300), (1201, 300), (300, 64)])
-def test_the_largest_value_alone(dtype, tolerance, gap, width, rank) -> None:
+def test_the_largest_value_alone(dtype, tolerance, gap, width, rank):
     """Of M, its factors and their Gram matrices by iteration, and by squaring; near a tie."""
     random = np.random.default_rng(0)
     left, right = (np.linalg.qr(random.standard_normal((width, rank)))[0] for _ in range(2))
@@ -89,7 +89,7 @@ def test_powers_of_heads_that_differ_in_everything() -> None:
     assert spectral_norm(form) == pytest.approx([0, 1e3, 1e3 + 1e-2], rel=4e-7)
 
 
-def test_a_spectrum_that_lanczos_does_not_resolve_falls_back_to_the_core(monkeypatch) -> None:
+def test_a_spectrum_that_lanczos_does_not_resolve_falls_back_to_the_core(monkeypatch):
     form = BilinearForm.from_factors(*np.random.default_rng(0).standard_normal((2, 400, 300)))
     expected = spectral_norm(form)
     monkeypatch.setattr("wqk.forms.spectra.MOST_STEPS", 8)

@@ -223,7 +223,7 @@ def test_encoder_and_decoder_are_joined_by_cross_attention_alone():
 
 
 @pytest.mark.parametrize("memory", [composition.MEMORY, 1])
-def test_nothing_is_paired_across_an_unknown_projection(memory: int, monkeypatch):
+def test_nothing_is_paired_across_an_unknown_projection(memory, monkeypatch):
     import transformers
 
     monkeypatch.setattr(composition, "MEMORY", memory)

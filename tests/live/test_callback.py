@@ -247,7 +247,7 @@ def test_clipped_heads_are_counted_between_entries_of_the_log(tmp_path: Path) ->
     ("report_to", "attached", "told"),
     [(["x"], False, True), ([], False, False), (["x"], True, False)],
 )
-def test_loggers_that_hear_nothing_are_told(report_to, attached, told, tmp_path, caplog) -> None:
+def test_loggers_that_hear_nothing_are_told(report_to, attached, told, tmp_path, caplog):
     callback, args, state, control, heard = by_hand(tmp_path, every=2)
     args.report_to, callback._trainer = report_to, heard if attached else None
     callback.on_train_begin(args, state, control, model=bert())

@@ -28,7 +28,7 @@ def same(table: wqk.ScoreTable, other: wqk.ScoreTable) -> bool:
 
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-def test_rows_are_a_scan_s_of_the_model_and_of_its_checkpoint(tmp_path, make) -> None:
+def test_rows_are_a_scan_s_of_the_model_and_of_its_checkpoint(tmp_path, make):
     model = make()
     monitor = train(model, tmp_path / "run" / "scores.jsonl", steps=2)
     last = monitor.table.filter(pl.col("step") == 2)
@@ -71,7 +71,7 @@ def dense(model: torch.nn.Module) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-def test_updates_are_the_differences_of_dense_forms(tmp_path, make) -> None:
+def test_updates_are_the_differences_of_dense_forms(tmp_path, make):
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)  # small steps of large forms
     monitor = wqk.Monitor(model, tmp_path / "scores.jsonl", every=2)
@@ -162,7 +162,7 @@ def test_a_resumed_run_may_start_between_two_looks(tmp_path: Path) -> None:
     assert monitor.updates.layers.frame["step"].unique().to_list() == [10, 20, 30]
 
 
-def test_a_run_from_the_start_replaces_an_earlier_one_and_says_so(tmp_path, caplog) -> None:
+def test_a_run_from_the_start_replaces_an_earlier_one_and_says_so(tmp_path, caplog):
     path = tmp_path / "scores.jsonl"
     train(bert(), path, steps=2)
     assert not caplog.records
@@ -177,7 +177,7 @@ def test_a_run_from_the_start_replaces_an_earlier_one_and_says_so(tmp_path, capl
 # Whatever goes wrong
 
 
-def test_weights_that_are_not_finite_have_rows_that_say_so(tmp_path, caplog) -> None:
+def test_weights_that_are_not_finite_have_rows_that_say_so(tmp_path, caplog):
     model = bert()
     monitor = wqk.Monitor(model, tmp_path / "scores.jsonl", every=1)
     monitor(0)
@@ -207,7 +207,7 @@ def test_weights_that_are_not_finite_have_rows_that_say_so(tmp_path, caplog) -> 
     assert set(updates["status"]) == {"degenerate"}
 
 
-def test_a_disk_that_fails_does_not_end_the_run(tmp_path, caplog, monkeypatch) -> None:
+def test_a_disk_that_fails_does_not_end_the_run(tmp_path, caplog, monkeypatch):
     monitor = wqk.Monitor(bert(), tmp_path / "scores.jsonl", every=1)
     monitor(0)
     with monkeypatch.context() as patch:
@@ -238,7 +238,7 @@ def test_a_model_that_cannot_be_followed_is_refused_at_once(tmp_path: Path) -> N
         ({"steps": "linear"}, RunError, "'log' for 1, 2, 4, 8, ...; got 'linear'"),
     ],
 )
-def test_what_a_monitor_cannot_work_with(tmp_path, arguments, error, message) -> None:
+def test_what_a_monitor_cannot_work_with(tmp_path, arguments, error, message):
     (tmp_path / "file").touch()
     (tmp_path / "other.jsonl").write_text("a,b\n1,2\n")
     wqk.scan(bert()).write(tmp_path / "table.jsonl")

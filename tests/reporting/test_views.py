@@ -146,7 +146,7 @@ def test_the_strongest_pair_may_be_negative() -> None:
 @pytest.mark.parametrize(
     ("ending", "start"), [(".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")]
 )
-def test_pictures_are_written(tmp_path, arguments, ending, start) -> None:
+def test_pictures_are_written(tmp_path, arguments, ending, start):
     path = tmp_path / f"picture{ending}"
     run(*arguments, path)
     assert path.read_bytes().startswith(start)

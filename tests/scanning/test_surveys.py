@@ -118,7 +118,7 @@ def test_a_failure_is_told_under_the_name_that_was_given(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["processes", "own processes", "one thread"])
-def test_any_executor_gives_the_same_bytes(models: list[str], whole: bytes, tmp_path, kind: str):
+def test_any_executor_gives_the_same_bytes(models, whole, tmp_path, kind):
     executor: Executor | None = None
     if kind == "processes":
         executor = ProcessPoolExecutor(2, multiprocessing.get_context("spawn"))
@@ -465,7 +465,7 @@ def test_places_where_nothing_can_be_written(models: list[str], tmp_path: Path):
     ],
     ids=["replaced", "rewritten", "removed"],
 )
-def test_files_that_change_during_the_scan(models: list[str], tmp_path, monkeypatch, change: Any):
+def test_files_that_change_during_the_scan(models, tmp_path, monkeypatch, change):
     model, scan = Path(shutil.copytree(models[1], tmp_path / "model")), survey_jobs.scan
 
     def scan_and_change(checkpoint: Any, **options: Any) -> ScoreTable:

@@ -144,7 +144,7 @@ def test_a_failed_checkpoint_is_not_tried_again_before_it_changes(run: Path, out
     assert len(table.metadata["failed"]) == 1
 
 
-def test_an_unexpected_error_does_not_end_a_watch(run: Path, out: Path, monkeypatch) -> None:
+def test_an_unexpected_error_does_not_end_a_watch(run, out, monkeypatch):
     from wqk.scanning.surveys import watch as module
 
     told, plain = [], module.open_model

@@ -23,7 +23,7 @@ SCORES = st.lists(st.floats(-1, 1), min_size=1, max_size=12)
 
 
 @given(SCORES, st.randoms())
-def test_medians_and_quartiles_are_numpys(symmetries, random) -> None:  # type: ignore[no-untyped-def]
+def test_medians_and_quartiles_are_numpys(symmetries, random):  # type: ignore[no-untyped-def]
     directionalities = random.sample(symmetries, len(symmetries))
     (row,) = summarize(layers(symmetries, directionalities)).to_dicts()
     for score, values in (("symmetry", symmetries), ("directionality", directionalities)):

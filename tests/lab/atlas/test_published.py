@@ -142,7 +142,7 @@ def test_grouped_and_fused_models_are_artifacts_and_others_are_not() -> None:
     st.sampled_from(["name", "model", "last"]),
     st.sampled_from([str.lower, str.upper, str.swapcase, lambda text: f" {text} "]),
 )
-def test_a_row_is_found_by_any_of_its_names(row, column, spelled) -> None:  # type: ignore[no-untyped-def]
+def test_a_row_is_found_by_any_of_its_names(row, column, spelled):  # type: ignore[no-untyped-def]
     name = row["model"].split("/")[1] if column == "last" else row[column]
     found = lookup(spelled(name))
     scores = [key for key in row if key.startswith(("symmetry", "directionality"))]

@@ -58,7 +58,7 @@ def test_tables_go_to_the_terminal_or_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "told"), cases(__file__, "refused"))
-def test_what_goes_wrong_is_one_line(arguments, told, tmp_path, monkeypatch) -> None:
+def test_what_goes_wrong_is_one_line(arguments, told, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert told in refuse("lab", "figure", *arguments)
     assert list(tmp_path.iterdir()) == []

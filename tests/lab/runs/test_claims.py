@@ -180,7 +180,7 @@ def test_contrasts_that_are_none(weights: Any, cells: Any, message: str) -> None
 
 
 @pytest.mark.parametrize(("carried", "related"), [((0.1, 0.2, 0.9), 1), ((0.9, 0.2, 0.1), -1)])
-def test_layers_of_a_run_are_correlated(tmp_path, carried: tuple[float, ...], related: int) -> None:
+def test_layers_of_a_run_are_correlated(tmp_path, carried, related):
     lines = ["model,seed,step,layer,part,share,symmetry"]
     for layer, share in enumerate(carried):
         lines += [f"a,1,9,{layer},whole,1,{0.1 * layer}", f"a,1,9,{layer},skew,.05,"]

@@ -85,7 +85,7 @@ def demo_pairs() -> list[Pair]:
     ]
 
 
-def test_a_survey_resumes_and_keeps_the_reasons_of_what_is_missing(tmp_path, monkeypatch) -> None:
+def test_a_survey_resumes_and_keeps_the_reasons_of_what_is_missing(tmp_path, monkeypatch):
     with ThreadPoolExecutor(1) as executor:
         first = survey_pairs(tmp_path, demo_pairs(), executor=executor, heads=False)
         # Nothing is measured twice.
@@ -100,7 +100,7 @@ def test_a_survey_resumes_and_keeps_the_reasons_of_what_is_missing(tmp_path, mon
     assert read_pairs(tmp_path).pairs == tuple(read)
 
 
-def test_the_command_reports_what_it_skipped(tmp_path, monkeypatch) -> None:
+def test_the_command_reports_what_it_skipped(tmp_path, monkeypatch):
     monkeypatch.setattr(room, "pairs", lambda: tuple(demo_pairs()[:3]))
     result = run("lab", "pairs", "--out", tmp_path, "--jobs", 1, width=300, exits=1)
     for said in ("skipped: ", "2 of 3 pairs", f"wqk lab figure pairs {tmp_path}"):

@@ -32,7 +32,7 @@ streams = st.lists(st.lists(st.integers(0, 4), max_size=9), min_size=1, max_size
 
 @pytest.mark.parametrize("how", CUTS)
 @given(documents=streams, block=st.integers(1, 7), chunks=st.integers(1, 4))
-def test_counts_are_those_of_a_loop_over_pairs(how, documents, block, chunks) -> None:
+def test_counts_are_those_of_a_loop_over_pairs(how, documents, block, chunks):
     tokens = np.array([token for document in documents for token in document], np.uint16)
     offsets = np.cumsum([0, *map(len, documents)])
     if how == "stream" and len(tokens) < block:

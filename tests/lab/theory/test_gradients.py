@@ -173,7 +173,7 @@ def test_distances_add_up_to_all_pairs() -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 6), st.integers(1, 4))
-def test_the_sum_is_made_of_rank_one_matrices(seed, tokens, contexts, heads) -> None:
+def test_the_sum_is_made_of_rank_one_matrices(seed, tokens, contexts, heads):
     random = np.random.default_rng(seed)
     x, y = random.standard_normal((2, tokens, 7)), random.standard_normal((2, contexts, 5))
     beta = random.standard_normal((2, heads, tokens, contexts))

@@ -14,7 +14,7 @@ numbers = st.floats(-3, 3, allow_nan=False, width=32).map(float)
 
 
 @given(arrays(np.float64, (4, 3), elements=numbers), arrays(np.float64, (4, 4), elements=numbers))
-def test_contributions_are_the_norms_of_each_tokens_own_matrix(x, beta) -> None:
+def test_contributions_are_the_norms_of_each_tokens_own_matrix(x, beta):
     added = contributions(x, beta)
     for token in range(4):
         as_context = sum(beta[i, token] * np.outer(x[i], x[token]) for i in range(4))

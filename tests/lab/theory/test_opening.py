@@ -64,7 +64,7 @@ def opened(ref: Path | str, corpus: Path | str, **options: Any) -> Subject:
 
 
 @given(st.integers(2, 40), st.floats(0.001, 0.999), st.integers(0, 100))
-def test_every_block_has_the_same_number_of_masked_tokens(length, share, seed) -> None:
+def test_every_block_has_the_same_number_of_masked_tokens(length, share, seed):
     counts = set(choose(np.random.default_rng(seed), (4, length), share).sum(axis=1).tolist())
     assert len(counts) == 1
     assert 1 <= counts.pop() <= length - 1
@@ -249,7 +249,7 @@ def test_what_cannot_be_tested_is_refused_in_a_line(case: str, place: Path) -> N
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_named_like_a_model_type_is_a_checkpoint(place: Path, monkeypatch) -> None:
+def test_a_folder_named_like_a_model_type_is_a_checkpoint(place, monkeypatch):
     monkeypatch.chdir(place)
     subject = opened("bert", "store")
     assert not subject.missing

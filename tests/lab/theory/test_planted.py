@@ -72,7 +72,7 @@ def test_models_that_share_dimensions_rarely_hold(layers: int) -> None:
         assert rates.Rate(verdicts.count(wrong), 100).low <= 0.05
 
 
-def test_draws_go_on_where_they_were_interrupted(tmp_path, monkeypatch) -> None:
+def test_draws_go_on_where_they_were_interrupted(tmp_path, monkeypatch):
     key = find("Theorem S1.12, Equation S96 as a cause")
     monkeypatch.setattr(rates, "BY_CHANCE", [key])
     path = tmp_path / "draws.jsonl"

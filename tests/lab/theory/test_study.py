@@ -39,7 +39,7 @@ def one(findings: Any, number: str, part: str = "") -> Finding:
     return found
 
 
-def test_every_statement_is_a_finding_that_says_all_there_is_to_say(causal, masked) -> None:
+def test_every_statement_is_a_finding_that_says_all_there_is_to_say(causal, masked):
     for findings in (causal, masked):
         assert [f.statement for f in findings] == list(STATEMENTS)
         for finding in findings:
@@ -56,7 +56,7 @@ def test_every_statement_is_a_finding_that_says_all_there_is_to_say(causal, mask
                 )
 
 
-def test_identities_are_shown_and_not_counted_as_support(causal, masked) -> None:
+def test_identities_are_shown_and_not_counted_as_support(causal, masked):
     for findings in (causal, masked):
         for finding in findings:
             if finding.statement.direction == "identity":
@@ -130,7 +130,7 @@ def test_what_has_no_single_form_is_not_tested() -> None:
         ("bert.encoder.layer.0.attention.self.query.weight", {"text", "nothing"}),
     ],
 )
-def test_statements_on_tensors_that_are_not_there_are_not_tested(lacks, tested) -> None:
+def test_statements_on_tensors_that_are_not_there_are_not_tested(lacks, tested):
     subject = subjects.subject(subjects.bert(), "masked", missing=(lacks, "cls.x"))
     for finding in measure(Evidence(subject, subjects.text())):
         statement = finding.statement
@@ -236,7 +236,7 @@ def test_seeds_are_taken_together(place: Path) -> None:
     assert one(reports[-1].findings, "Proposition S1.17 (3)").estimate.over == "400 draws"
 
 
-def test_models_that_differ_in_kind_are_not_taken_together(place, masked, causal) -> None:
+def test_models_that_differ_in_kind_are_not_taken_together(place, masked, causal):
     assert over_seeds([masked, masked])[0].sample is not None
     assert len(over_steps([causal, causal])) == len(causal)
     subjects.save(subjects.bert(decoder=True, num_hidden_layers=1), place / "shallow")

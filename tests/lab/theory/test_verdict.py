@@ -174,7 +174,7 @@ SKEWED = np.array([0.1, 0.12, 0.15, 0.2, 0.22, 0.3, 0.9])  # a long tail above
     ("direction", "other"), [("above", "below"), ("below", "above"), ("near", "near")]
 )
 @pytest.mark.parametrize("shift", [-0.6, -0.3, -0.1, 0.0, 0.3])
-def test_what_is_skewed_down_is_decided_as_its_mirror_image(direction, other, shift) -> None:
+def test_what_is_skewed_down_is_decided_as_its_mirror_image(direction, other, shift):
     one, mirrored = of(SKEWED + shift, direction), of(-SKEWED - shift, other)
     assert (mirrored.verdict, mirrored.p) == (one.verdict, pytest.approx(one.p))
     assert mirrored.estimate.low == pytest.approx(-one.estimate.high)

@@ -20,7 +20,7 @@ from wqk_lab.training.objectives import Rows
     seed=st.integers(0, 2**40),
     index=st.integers(0, 2**40),
 )
-def test_every_block_is_a_piece_of_the_stream(size, block, batch, seed, index) -> None:
+def test_every_block_is_a_piece_of_the_stream(size, block, batch, seed, index):
     tokens = np.arange(size, dtype=np.uint16)
     blocks = Rows(tokens, block).drawn(batch, seed=seed, index=index)
     assert blocks.shape == (batch, block)

@@ -48,7 +48,7 @@ wqk_train = partial(command, "lab", "train")
         ("", "causal", "decoder"),
     ],
 )
-def test_loss_and_mask_are_chosen_apart(options, loss, mask, decoder, tmp_path) -> None:
+def test_loss_and_mask_are_chosen_apart(options, loss, mask, decoder, tmp_path):
     out = tmp_path / "child"
     chosen = (*options.split(), "--keep-checkpoints", "0", "-o", out)
     wqk_train("--from", decoder.folder, *chosen)
@@ -67,7 +67,7 @@ def test_loss_and_mask_are_chosen_apart(options, loss, mask, decoder, tmp_path) 
     assert any(not np.array_equal(after[name], weights(out, 6)[name]) for name in after)
 
 
-def test_blocks_go_on_where_the_parent_s_ended(decoder: Run, tmp_path, monkeypatch) -> None:
+def test_blocks_go_on_where_the_parent_s_ended(decoder, tmp_path, monkeypatch):
     recipe = continued(Recipe.from_json(decoder.recipe), "decoder-1", {"steps": 3})
     assert recipe.batches_before == 6
     assert continued(recipe, "child-1", {}).batches_before == 9
@@ -84,7 +84,7 @@ def test_blocks_go_on_where_the_parent_s_ended(decoder: Run, tmp_path, monkeypat
     assert drawn[:3] == [6, 7, 8]
 
 
-def test_a_killed_child_resumes_to_the_same_bits(decoder: Run, tmp_path, caplog) -> None:
+def test_a_killed_child_resumes_to_the_same_bits(decoder, tmp_path, caplog):
     recipe = continued(Recipe.from_json(decoder.recipe), "decoder-1", {"objective": "masked"})
     whole = train(recipe, None, tmp_path / "whole", parent=decoder.folder)
     for stop, kept in ((4, True), (3, False)):

@@ -64,7 +64,7 @@ class Here:
         """It has ended."""
 
 
-def test_runs_stop_resume_and_are_left_alone(tmp_path, monkeypatch) -> None:
+def test_runs_stop_resume_and_are_left_alone(tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text("a rose is a rose\nis a rose is a rose\n" * 20)
     options = CorpusOptions(text="characters", document="line", held_out=1)
     build_corpus([tmp_path / "text.txt"], tmp_path / "store", options)
@@ -174,7 +174,7 @@ def test_finished_runs_of_one_goal_and_recipe_are_compared(tmp_path: Path) -> No
     assert flops_left(trials) == flops(trials[0].recipe, 8)
 
 
-def test_cells_without_a_common_seed_do_not_keep_the_others_from_being_compared(tmp_path) -> None:
+def test_cells_without_a_common_seed_do_not_keep_the_others_from_being_compared(tmp_path):
     seeds = {"random": [1, 2], "symmetric": [1, 2], "paired": [3]}
     cells = [{"name": init, "init": init, "seeds": some} for init, some in seeds.items()]
     file = written(tmp_path, experiment(*cells))

@@ -234,7 +234,7 @@ def test_models_that_cannot_be_fine_tuned(tmp_path: Path) -> None:
         fine_tune(tmp_path / "empty", task(), (1,))
 
 
-def test_an_unknown_name_is_told_without_the_attempts_of_other_libraries(monkeypatch) -> None:
+def test_an_unknown_name_is_told_without_the_attempts_of_other_libraries(monkeypatch):
     monkeypatch.setattr(glue, "open_model", failing(HubError("nothere: is not a local path")))
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", pytest.fail)
     with pytest.raises(HubError, match="nothere: is not a local path"):

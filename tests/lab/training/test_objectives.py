@@ -160,7 +160,7 @@ def padded_blocks(lengths: list[int], block: int) -> torch.Tensor:
     share=st.floats(0.1, 0.6),
     corruption=st.sampled_from(["bert", "mask"]),
 )
-def test_padding_is_neither_changed_nor_predicted(name, lengths, share, corruption) -> None:
+def test_padding_is_neither_changed_nor_predicted(name, lengths, share, corruption):
     blocks = padded_blocks(lengths, 20)
     objective = Objective(name, share, corruption, MASK, VOCABULARY, PADDING)
     task = objective.task(blocks, objective.draw(*blocks.shape, draw(1)))

@@ -118,7 +118,7 @@ def test_differences_name_every_field() -> None:
         (100, "all", 40, [0, 40, 80, 100], None),
     ],
 )
-def test_which_checkpoints_stay(steps, keep, save_every, kept, saved) -> None:
+def test_which_checkpoints_stay(steps, keep, save_every, kept, saved):
     recipe = make_recipe(steps=steps, keep_checkpoints=keep, save_every=save_every)
     assert sorted(recipe.kept_steps) == kept
     assert sorted(recipe.saved_steps) == (saved or kept)

@@ -55,7 +55,7 @@ def whole(corpus: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @counts(4, 10, "times")
-def test_killed_several_times_a_run_ends_in_the_same_bits(times, order, whole, tmp_path) -> None:
+def test_killed_several_times_a_run_ends_in_the_same_bits(times, order, whole, tmp_path):
     touches, folder = random.Random(1), tmp_path / "killed"
     codes = [order(LONG, folder, touch=touches.randint(1, 45))[0] for _ in range(times)]
     assert {*codes} <= {0, -signal.SIGKILL}
@@ -97,7 +97,7 @@ def stopped(corpus: TokenStore, tmp_path: Path) -> Run:
     return open_run(tmp_path / "stopped")
 
 
-def test_an_exception_is_survived_too(whole: Run, stopped: Run, caplog) -> None:
+def test_an_exception_is_survived_too(whole, stopped, caplog):
     assert [step for step, _ in stopped.checkpoints] == [0, 10, 14]
     finished = train(None, None, stopped.folder, resume=True)
     assert result(finished) == result(whole)
@@ -116,7 +116,7 @@ def test_without_the_optimizer_s_state_a_run_ends_elsewhere(whole: Run, stopped:
     assert result(resumed)["files"] != result(whole)["files"]
 
 
-def test_dropout_is_a_function_of_the_step(corpus, whole, tmp_path, monkeypatch) -> None:
+def test_dropout_is_a_function_of_the_step(corpus, whole, tmp_path, monkeypatch):
     # The other control: dropout does matter, and no state of the process takes part in it.
     torch.manual_seed(99)
     before = torch.random.get_rng_state()

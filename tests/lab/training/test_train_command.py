@@ -34,7 +34,7 @@ def test_every_field_of_a_recipe_has_an_option() -> None:
             assert f"--{entry.name.replace('_', '-')} " in help_text
 
 
-def test_what_is_given_is_heard_and_the_rest_is_the_preset_s(where: list[str], tmp_path) -> None:
+def test_what_is_given_is_heard_and_the_rest_is_the_preset_s(where, tmp_path):
     done = wqk_train(
         *flags(**SMALL), *where, "--mode", "decoder", "--penalty", "skew=0.5", "--init", "skew",
         "--init-norm", "1", "--threads", "1",
@@ -85,7 +85,7 @@ def test_resuming_needs_no_more_than_the_folder(where: list[str], tmp_path: Path
         (["--config", __file__], "contains no JSON object"),
     ],
 )
-def test_mistakes_are_one_line(arguments, message, where, tmp_path) -> None:
+def test_mistakes_are_one_line(arguments, message, where, tmp_path):
     done = wqk_train(*(where if arguments else where[2:]), *arguments, exits=2)
     assert message in done.stderr
     assert "Traceback" not in done.output
@@ -93,7 +93,7 @@ def test_mistakes_are_one_line(arguments, message, where, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("begun", [True, False])
-def test_interrupted_it_promises_what_there_is(begun, where, tmp_path, monkeypatch) -> None:
+def test_interrupted_it_promises_what_there_is(begun, where, tmp_path, monkeypatch):
     import wqk_lab.training.training
 
     def interrupt(recipe: Recipe, corpus: Path, folder: Path, **_: Any) -> None:

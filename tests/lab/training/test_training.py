@@ -139,7 +139,7 @@ def test_the_held_out_loss_is_what_it_says(run: Run, corpus: TokenStore) -> None
     assert run.metrics["held_out_loss"][-1] == pytest.approx(np.mean(losses), rel=1e-5)
 
 
-def test_the_loss_is_that_of_the_start_and_without_the_penalty(corpus, trained) -> None:
+def test_the_loss_is_that_of_the_start_and_without_the_penalty(corpus, trained):
     once = {"steps": 1, "warmup": 0, "log_every": 1, "dropout": 0.5}
     plain = trained("plain", **once).metrics
     penalty = {"penalty": "symmetric", "penalty_weight": 3.0}
@@ -203,7 +203,7 @@ def test_a_run_that_exists_is_not_begun_again(run: Run, corpus: TokenStore) -> N
     assert (run.folder / METRICS).read_bytes() == before
 
 
-def test_resuming_by_another_recipe_or_corpus_is_refused(run, corpus, tmp_path) -> None:
+def test_resuming_by_another_recipe_or_corpus_is_refused(run, corpus, tmp_path):
     recipe = replace(Recipe.from_json(run.recipe), steps=13, seed=2)
     with pytest.raises(RunError, match="differs in steps: 12 → 13; seed: 1 → 2"):
         train(recipe, corpus.folder, run.folder, resume=True)
@@ -302,7 +302,7 @@ def test_a_run_on_a_gpu(trained: Train) -> None:
     assert train(None, None, run.folder, resume=True).metrics.equals(run.metrics)
 
 
-def test_a_run_is_created_by_the_holder_of_its_lock(trained: Train, monkeypatch) -> None:
+def test_a_run_is_created_by_the_holder_of_its_lock(trained, monkeypatch):
     def create(folder: Path, settings: Any) -> Run:
         with (
             pytest.raises(RunError, match="another training run"),
@@ -329,7 +329,7 @@ def test_of_several_gpus_one_trains(trained: Train, monkeypatch: pytest.MonkeyPa
         (20_000, r"checkpoint-0 cannot be written \(.*File too large"),
     ],
 )
-def test_a_full_disk_is_one_line_and_leaves_whole_lines(most, said, order, tmp_path) -> None:
+def test_a_full_disk_is_one_line_and_leaves_whole_lines(most, said, order, tmp_path):
     recipe = tiny(log_every=1, held_out_every=1, keep_checkpoints="spaced")
     code, message = order(recipe, tmp_path / "run", most=most)
     assert code == 1

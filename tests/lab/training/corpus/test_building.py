@@ -56,7 +56,7 @@ def test_words_come_back_as_wordpiece_leaves_them(text_file: Path, tmp_path: Pat
 
 @pytest.mark.usefixtures("small_shards")
 @pytest.mark.parametrize("options", [CHARACTERS, WORDS], ids=["characters", "words"])
-def test_the_store_does_not_depend_on_the_number_of_threads(options, text_file, tmp_path) -> None:
+def test_the_store_does_not_depend_on_the_number_of_threads(options, text_file, tmp_path):
     stores = [
         content(build_corpus([text_file], tmp_path / f"{jobs}", options, jobs=jobs).folder)
         for jobs in (1, 2, 5)
@@ -93,7 +93,7 @@ def test_a_header_has_no_trace_of_the_machine(text_file: Path, tmp_path: Path) -
     st.lists(st.sampled_from(["a" * n for n in range(1, 13)]), min_size=2, max_size=40),
     st.integers(0, 6) | st.floats(0.01, 0.6),
 )
-def test_no_text_is_on_both_sides(tmp_path_factory, texts: list[str], held_out: float) -> None:
+def test_no_text_is_on_both_sides(tmp_path_factory, texts, held_out):
     folder = tmp_path_factory.mktemp("both")
     path = write_jsonl(folder / "text.jsonl", texts)
     options = CorpusOptions(text="characters", held_out=held_out)

@@ -55,7 +55,7 @@ def test_a_vocabulary_file_is_named_in_the_header(text_file: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("arguments", "fault"), cases(__file__, "errors"))
-def test_errors_are_one_line(arguments: list[str], fault: str, tmp_path, monkeypatch) -> None:
+def test_errors_are_one_line(arguments, fault, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_jsonl(Path("text.jsonl"), sentences(20))
     assert fault in refuse("lab", "corpus", *arguments, "-o", "store")

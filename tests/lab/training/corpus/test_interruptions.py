@@ -13,7 +13,7 @@ from wqk_lab.training.corpus import CorpusOptions, CorpusProgress, build_corpus
 
 @pytest.mark.usefixtures("small_shards")
 @pytest.mark.parametrize("stage", ["reading", "learning", "tokenizing", "writing"])
-def test_a_build_that_is_stopped_leaves_nothing(text_file: Path, tmp_path, stage: str) -> None:
+def test_a_build_that_is_stopped_leaves_nothing(text_file, tmp_path, stage):
     def stop(progress: CorpusProgress) -> None:
         assert not (tmp_path / "store").exists()
         if progress.stage == stage:

@@ -133,7 +133,7 @@ def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
         ("empty", "has no text files"),
     ],
 )
-def test_what_is_no_source_is_refused(ref: str, fault: str, tmp_path, monkeypatch) -> None:
+def test_what_is_no_source_is_refused(ref, fault, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.md").write_text("a")
     (tmp_path / "empty").mkdir()
@@ -182,7 +182,7 @@ def test_named_corpora_are_the_papers(name: str, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(("name", "advice"), cases(__file__, "advice"))
-def test_without_a_network_one_line_says_what_to_fetch(name: str, advice: str, monkeypatch) -> None:
+def test_without_a_network_one_line_says_what_to_fetch(name, advice, monkeypatch):
     fail = failing(ConnectionError("no route\nto host"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.get_session", lambda: Mock(head=fail))

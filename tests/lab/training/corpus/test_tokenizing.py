@@ -46,7 +46,7 @@ def split(chunk: Chunk, separator: int = 3) -> list[list[int]]:
 
 
 @given(documents, documents, st.integers(1, 40), st.booleans())
-def test_characters_are_looked_up_one_by_one(learned, texts, size, lower) -> None:
+def test_characters_are_looked_up_one_by_one(learned, texts, size, lower):
     def shown(text: str) -> str:
         return lowered(text) if lower else text
 
@@ -178,7 +178,7 @@ def test_a_bad_tokenizer_is_refused(content: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_the_librarys_threads_are_asked_for_and_left_as_they_were(monkeypatch) -> None:
+def test_the_librarys_threads_are_asked_for_and_left_as_they_were(monkeypatch):
     import os
 
     name = "TOKENIZERS_PARALLELISM"
