@@ -149,6 +149,19 @@ def test_a_mask_of_no_known_convention_is_said() -> None:
     assert not meter.logits.blocks
 
 
+def test_what_a_call_shows_or_hides_is_said_by_its_mask_and_cache() -> None:
+    model, tokens = llama(), torch.arange(16).reshape(2, 8)
+    earlier = model(tokens).past_key_values
+    found = wqk.logits(model, {"input_ids": tokens[:, :1], "past_key_values": earlier})
+    assert all("keys of earlier passes" in why for why in found.missing.values())
+    assert not found.blocks
+    model.set_attn_implementation("eager")
+    given = {"input_ids": tokens, "attention_mask": torch.zeros(2, 1, 8, 8)}  # later tokens, too
+    own = model(**given, output_attentions=True).attentions
+    top = [attention.detach().amax(-1).mean((0, 2)) for attention in own]
+    np.testing.assert_allclose(as_arrays(wqk.logits(model, given))[:, 3], top, rtol=1e-5)
+
+
 def test_several_texts_in_a_row_do_not_see_each_other() -> None:
     model = llama().double().train()
     tokens = torch.randint(20, (2, 8), generator=torch.Generator().manual_seed(0))

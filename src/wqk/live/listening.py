@@ -365,6 +365,15 @@ def mask_of(call: AttentionCall, x: Any, y: Any) -> Any:
     raise CheckpointError(f"mask unknown: {kind} for {implementation or 'its own'} attention")
 
 
+def masks_all(call: AttentionCall) -> bool:
+    """Whether a mask with a row for each query says all that is hidden.
+
+    It does in `transformers`, where no module has rules of its own, in a buffer called ``bias``.
+    """
+    given = any(call.arguments.get(name) is not None for name in ARGUMENTS)
+    return given and "bias" not in dict(call.module.named_buffers(recurse=False))
+
+
 def shown(mask: Any) -> Any:
     """Where a mask lets pairs through."""
     return mask if str(mask.dtype) == "torch.bool" else mask > HIDDEN

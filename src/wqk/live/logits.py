@@ -20,7 +20,7 @@ import math
 import sys
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,6 +38,7 @@ from wqk.live.listening import (
     Listener,
     known_plans,
     mask_of,
+    masks_all,
     network_of,
     own_inputs,
     shown,
@@ -456,10 +457,16 @@ class LogitMeter:
             raise CheckpointError(
                 f"inputs must be sequences (B, N, D), got {tuple(x.shape)} and {tuple(y.shape)}"
             )
+        for given in call.arguments.values():  # a cache, which holds what this pass has added
+            earlier = hasattr(given, "get_seq_length") and plan.kind == "self"
+            if earlier and given.get_seq_length(getattr(call.module, "layer_idx", 0)) > y.shape[1]:
+                raise CheckpointError("keys of earlier passes, in a cache, are not measured")
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False), whole_products():
             attention = Block(self._weights, plan)
             sinks = self._weights.read([plan.sinks])[0] if plan.sinks else None
             mask = mask_of(call, x, y)
+            if mask is not None and 1 < mask.shape[-2] == x.shape[1] and masks_all(call):
+                attention = Block(self._weights, replace(plan, causal=False, window=None))
             x, y = (side[: self._sequences].to(attention.query.weight.dtype) for side in (x, y))
             own = self._tallies.setdefault(plan.place, Tally(attention.head_count, x.device))
             mask = None if mask is None else mask[: len(x)]
