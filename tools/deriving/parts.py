@@ -223,8 +223,9 @@ def _kinds(config: Any) -> dict[str, Any]:
         return {}
     windowed = {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 3}
     later = lists(**windowed).get(DEEPEST - 1, [])
-    if len(set(later)) == 2 and later[:3] == later[:1] * 3 and set(later[3:]) == {later[3]}:
-        return {"kinds": {"repeat": later[:1], "after": "max_window_layers", "then": later[3]}}
+    expected = [kind_of_layer(rule, layer, len(later)) for layer in range(len(later))]
+    if later != expected and later[:3] == expected[:3] and len(set(later[3:])) == 1:
+        return {"kinds": rule | {"after": "max_window_layers", "then": later[3]}}
     period = len(rule["repeat"])
     for key in PERIODS:
         other = _repeated(lists(**{key: period + 1}))
