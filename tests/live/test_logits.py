@@ -124,6 +124,9 @@ def test_the_first_sequences_are_measured() -> None:
     tokens = torch.randint(20, (3, 8), generator=torch.Generator().manual_seed(0))
     few = as_arrays(one_pass(model, LogitMeter(model, sequences=2), tokens))
     np.testing.assert_allclose(few, as_arrays(one_pass(model, LogitMeter(model), tokens[:2])))
+    several = LogitMeter(model, training=False)  # as two texts that one model reads
+    several.start(), model(tokens[:1]), model(tokens[1:2])
+    np.testing.assert_allclose(as_arrays(several.logits), few)
 
 
 def test_padding_does_not_count() -> None:
@@ -156,7 +159,9 @@ def test_what_a_call_shows_or_hides_is_said_by_its_mask_and_cache() -> None:
     assert all("keys of earlier passes" in why for why in found.missing.values())
     assert not found.blocks
     model.set_attn_implementation("eager")
-    given = {"input_ids": tokens, "attention_mask": torch.zeros(2, 1, 8, 8)}  # later tokens, too
+    # Later tokens, too, and far ones.
+    given = {"input_ids": tokens, "attention_mask": torch.zeros(2, 1, 8, 8)}
+    given["position_ids"] = 3 * torch.arange(16).reshape(2, 8) ** 2
     own = model(**given, output_attentions=True).attentions
     top = [attention.detach().amax(-1).mean((0, 2)) for attention in own]
     np.testing.assert_allclose(as_arrays(wqk.logits(model, given))[:, 3], top, rtol=1e-5)

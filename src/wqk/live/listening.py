@@ -329,9 +329,8 @@ CONVENTIONS = (
     Convention(("sdpa",), 4, True, lambda mask, batch: mask),  # True: visible
     Convention((), 4, False, lambda mask, batch: mask),  # added to the scores
     Convention((), 3, False, _windows),  # added
-    Convention(
-        (), 2, None, lambda mask, batch: mask.bool()[:, None, None]
-    ),  # (B, J): 1 for a token
+    # (B, J): 1 for a token
+    Convention((), 2, None, lambda mask, batch: mask.bool()[:, None, None]),
 )
 
 
@@ -372,6 +371,13 @@ def masks_all(call: AttentionCall) -> bool:
     """
     given = any(call.arguments.get(name) is not None for name in ARGUMENTS)
     return given and "bias" not in dict(call.module.named_buffers(recurse=False))
+
+
+def positions_of(call: AttentionCall, x: Any, y: Any) -> Any:
+    """The positions (1 or B, N) that a block was called with; None for 0, 1, 2, ..."""
+    given: Any = call.arguments.get("position_ids")
+    is_own = x.shape[1:2] == y.shape[1:2] == getattr(given, "shape", ())[1:]
+    return given.cpu().numpy() if is_own else None
 
 
 def shown(mask: Any) -> Any:

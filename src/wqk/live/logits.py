@@ -41,6 +41,7 @@ from wqk.live.listening import (
     masks_all,
     network_of,
     own_inputs,
+    positions_of,
     shown,
 )
 from wqk.live.recomputation import alibi, allowed
@@ -210,6 +211,7 @@ def tally(
     mask: Array | None = None,
     sinks: Float[Array, " heads"] | None = None,
     term: Float[Array, "batch heads queries keys"] | None = None,
+    positions: np.ndarray | None = None,
 ) -> None:
     """Add the logits of some inputs of a block's projections.
 
@@ -220,18 +222,21 @@ def tally(
         each of which may be 1; None for what the block's own rules hide.
     term
         What the model adds to the scores besides, of the same axes.
+    positions
+        Those of the tokens, (1 or B, N); by default 0, 1, 2, ...
     """
     import torch
 
     plan, heads = attention.plan, attention.head_count
-    queries, keys = attention.queries(x), attention.keys(y)
-    (count, _, size, _), others = queries.shape, keys.shape[-2]
+    (count, size, _), others = x.shape, y.shape[1]
     at, to = (torch.arange(n, device=x.device) for n in (size, others))
     whole = plan.position in KNOWN_POSITIONS or term is not None
     # A guess cannot tell PyTorch's attention to another sequence from that to its own.
     alike = torch.equal(x, y) if plan.family == "inferred" else plan.kind != "cross"
     step = max(1, TILE // (heads * others))
     for b in range(count):
+        place = None if positions is None else positions[b % len(positions)]
+        queries, keys = attention.queries(x[b], place), attention.keys(y[b], place)
         own = None if mask is None else mask[b % len(mask)]
         is_token = torch.ones(size, dtype=torch.bool, device=x.device)
         if own is not None and size == others and alike:
@@ -241,7 +246,7 @@ def tally(
             rows = slice(start, min(size, start + step))
             distance = at[rows, None] - to
             visible = allowed(plan, distance)[None]
-            logits = plan.scale * (queries[b, :, rows] @ keys[b].swapaxes(-1, -2))
+            logits = plan.scale * (queries[:, rows] @ keys.swapaxes(-1, -2))
             scores = plan.softcap * (logits / plan.softcap).tanh() if plan.softcap else logits
             if plan.position.endswith("alibi"):
                 scores = scores + alibi(plan, heads, distance).to(logits)
@@ -431,9 +436,10 @@ class LogitMeter:
         except Exception as error:  # a measurement must not stop a run of weeks
             self._missing[place] = f"{type(error).__name__}: {first_line(error)}"
         self._passes[place] = self._passes.get(place, 0) + 1
-        # A module that stands for several layers runs once for each of them.
+        # A module that stands for several layers runs once for each of them. Where it is one pass
+        # that is asked for, all that runs in it counts.
         wanted = call.plan.applications * self._sharing[place]
-        if self._passes[place] >= wanted or place in self._missing:
+        if (self._training and self._passes[place] >= wanted) or place in self._missing:
             self._listener.forget(place)
             if not self._listener.is_listening:
                 self.stop()
@@ -464,13 +470,13 @@ class LogitMeter:
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False), whole_products():
             attention = Block(self._weights, plan)
             sinks = self._weights.read([plan.sinks])[0] if plan.sinks else None
-            mask = mask_of(call, x, y)
+            mask, positions = mask_of(call, x, y), positions_of(call, x, y)
             if mask is not None and 1 < mask.shape[-2] == x.shape[1] and masks_all(call):
                 attention = Block(self._weights, replace(plan, causal=False, window=None))
             x, y = (side[: self._sequences].to(attention.query.weight.dtype) for side in (x, y))
             own = self._tallies.setdefault(plan.place, Tally(attention.head_count, x.device))
             mask = None if mask is None else mask[: len(x)]
-            tally(own, attention, x, y, mask, sinks, _position_term(call))
+            tally(own, attention, x, y, mask, sinks, _position_term(call), positions)
 
 
 def _run_uncompiled(wanted: bool) -> bool:
