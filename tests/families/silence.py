@@ -37,6 +37,7 @@ KNOWN = {
     ("ultrabert", "partial_rotary_factor"): "all files have bases",
     ("olmo3", "rope_theta"): "goes to full layers alone; files have the value of the others",
     ("qwen2", "sliding_window"): "no default where windows are off, which they are by default",
+    ("qwen2_moe", "sliding_window"): "no default where windows are off, which they are by default",
 }
 
 
