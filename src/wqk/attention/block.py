@@ -158,8 +158,7 @@ class Block(Factors, Advising, synonyms=SYNONYMS):
                     "the key's bias counts only with rotary positions, and whether it has these is "
                     "not known; leave out the biases, or describe the model in a family file"
                 )
-            seen = every_bias or plan.rotary is not None or not plan.has_softmax
-            keeps_right_bias = seen and not of_values
+            keeps_right_bias = (every_bias or plan.key_bias_counts) and not of_values
             plain = stacked(
                 augmented(*left), augmented(right[0], right[1] if keeps_right_bias else None)
             )

@@ -7,8 +7,8 @@ which positions do not act:
 - ``fold_norm``: the gain of the norm that feeds each side is folded in, with LayerNorm's centering;
   the form then acts on normalized residual vectors.
 - ``bias``: the augmented form of [x, 1], with the biases as one more row and column. The key's
-  enters only with rotary positions; otherwise it is the same for all keys and cancels in the
-  softmax.
+  enters only with rotary positions, a norm or limit after it, sinks, or no softmax; otherwise it is
+  the same for all keys and cancels in the softmax.
 - ``distances``: A R(−N) Bᵀ for relative distances N = i − j, in rotary models.
 - ``circuit``: ``ov`` for W_v W_o instead of W_q W_kᵀ.
 
@@ -494,7 +494,9 @@ def _of_biases(plan: AttentionPlan) -> str:
         return "; each adds a term in the other side alone"
     key = (
         "the key's, turned by the positions, one in the query"
-        if plan.rotary
+        if plan.rotary or plan.axial
+        else "the key's one in the query"
+        if plan.key_bias_counts
         else "the key's is the same for all keys and cancels in the softmax"
     )
     return f"; the query's adds a term in the key alone, {key}"

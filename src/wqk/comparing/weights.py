@@ -43,12 +43,14 @@ def scorings(
     guesses = any(plan.rule.guess and not plan.rule.input_norm for plan in pair)
     norms = [all(fed)] * 2 if guesses else fed
     unknown = any(plan.rotation_unknown for plan in pair)
-    # Without rotary positions a key's bias adds the same to all scores of a query.
-    turns = [plan.rotary is not None for plan in pair]
-    turns = [any(turns)] * 2 if unknown else turns
+    # Terms of keys with positions hold the key's bias, too.
+    counts = [p.key_bias_counts or "key" in p.rule.position_uses for p in pair]
+    if unknown:
+        told = [count for p, count in zip(pair, counts, strict=True) if not p.rotation_unknown]
+        counts = [any(told or counts)] * 2
     many = math.prod(checkpoints[0].info(pair[0].query.tensor).shape) > MANY
     blocks, circuits = map(Block, checkpoints, pair), (circuit, circuit)
-    found = side_by_side(_scoring, blocks, norms, turns, circuits, many=many)
+    found = side_by_side(_scoring, blocks, norms, counts, circuits, many=many)
     a, b = found
     if a is None or b is None:
         return None

@@ -239,6 +239,16 @@ class AttentionPlan:
         return bool(self.rotary or self.rule.guess) or self.position.startswith("rotary")
 
     @property
+    def key_bias_counts(self) -> bool:
+        """Whether a key's bias may change attention, not add the same to all scores of a query.
+
+        It may where positions turn it, a norm or a limit comes after it, or other scores are
+        without it.
+        """
+        apart = (self.axial, self.key.norm, self.clip, self.softcap, self.sinks)
+        return self.may_turn or not self.has_softmax or any(one is not None for one in apart)
+
+    @property
     def rotation_unknown(self) -> bool:
         """Whether positions may rotate queries and keys in a way, and an order, that is not known.
 
