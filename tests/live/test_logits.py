@@ -153,18 +153,17 @@ def test_a_mask_of_no_known_convention_is_said() -> None:
 
 
 def test_what_a_call_shows_or_hides_is_said_by_its_mask_and_cache() -> None:
+    """And by its positions; what its cache holds, or its length changes, is said to be missing."""
     model, tokens = llama(), torch.arange(16).reshape(2, 8)
-    earlier = model(tokens).past_key_values
-    found = wqk.logits(model, {"input_ids": tokens[:, :1], "past_key_values": earlier})
-    assert all("keys of earlier passes" in why for why in found.missing.values())
-    assert not found.blocks
+    step = {"input_ids": tokens[:, :1], "past_key_values": model(tokens).past_key_values}
+    assert {"earlier passes" in why for why in wqk.logits(model, step).missing.values()} == {True}
     model.set_attn_implementation("eager")
-    # Later tokens, too, and far ones.
-    given = {"input_ids": tokens, "attention_mask": torch.zeros(2, 1, 8, 8)}
-    given["position_ids"] = 3 * torch.arange(16).reshape(2, 8) ** 2
-    own = model(**given, output_attentions=True).attentions
-    top = [attention.detach().amax(-1).mean((0, 2)) for attention in own]
-    np.testing.assert_allclose(as_arrays(wqk.logits(model, given))[:, 3], top, rtol=1e-5)
+    given = {"input_ids": tokens, "position_ids": tokens**2}
+    given["attention_mask"] = torch.zeros(2, 1, 8, 8)  # later tokens, too
+    top = torch.stack(model(**given, output_attentions=True).attentions).amax(-1).mean((1, 3))
+    np.testing.assert_allclose(as_arrays(wqk.logits(model, given))[:, 3], top.detach(), rtol=1e-5)
+    model.config.rope_parameters |= {"rope_type": "dynamic", "original_max_position_embeddings": 8}
+    assert {"beyond 8" in why for why in wqk.logits(model, given).missing.values()} == {True}
 
 
 def test_several_texts_in_a_row_do_not_see_each_other() -> None:

@@ -455,8 +455,7 @@ class LogitMeter:
             raise CheckpointError("the block ran without its own projections")
         # Rows and columns of a picture are one sequence, or else several.
         joined = (1, 2) if plan.position == "relative" else (0, 1)
-        both = (inputs[side] for side in ("query", "key"))
-        x, y = (given.flatten(*joined) if given.ndim == 4 else given for given in both)
+        x, y = (v.flatten(*joined) if v.ndim == 4 else v for v in (inputs["query"], inputs["key"]))
         if y.ndim == 3 and len(y) % len(x) == 0:
             y = y.reshape(len(x), -1, y.shape[-1])  # several pictures of one text
         if x.ndim != 3 or y.ndim != 3 or len(x) != len(y):
@@ -471,11 +470,16 @@ class LogitMeter:
             attention = Block(self._weights, plan)
             sinks = self._weights.read([plan.sinks])[0] if plan.sinks else None
             mask, positions = mask_of(call, x, y), positions_of(call, x, y)
+            config: Any = getattr(call.module, "config", None)
+            rope = getattr(config, "rope_parameters", None) or {}
+            if {"dynamic", "longrope", "llama_4_scaling_beta"} & {rope.get("rope_type"), *rope}:
+                most = rope.get("original_max_position_embeddings", config.max_position_embeddings)
+                if positions is None or positions.max() >= most:
+                    raise CheckpointError(f"beyond {most} tokens, queries and keys are others")
             if mask is not None and 1 < mask.shape[-2] == x.shape[1] and masks_all(call):
                 attention = Block(self._weights, replace(plan, causal=False, window=None))
             x, y = (side[: self._sequences].to(attention.query.weight.dtype) for side in (x, y))
             own = self._tallies.setdefault(plan.place, Tally(attention.head_count, x.device))
-            mask = None if mask is None else mask[: len(x)]
             tally(own, attention, x, y, mask, sinks, _position_term(call), positions)
 
 
@@ -494,14 +498,10 @@ def _position_term(call: AttentionCall) -> Any:
 
     T5 and its kin get it from the block before, and hand it on; MPNet's blocks all get the same.
     """
-    import torch
-
     plan, output = call.plan, call.output
     takes_term = TERM in inspect.signature(call.module.forward).parameters
     if plan.position != "relative" or plan.family not in SHOW_TERM or not takes_term:
         return None
-    handed_on = output[1] if isinstance(output, tuple) and len(output) > 1 else None
-    for term in (call.arguments.get(TERM), handed_on):
-        if isinstance(term, torch.Tensor) and term.ndim == 4 and term.shape[1] == plan.query.heads:
-            return term.detach()
-    return None
+    both: Any = call.arguments.get(TERM), *(output[1:2] if isinstance(output, tuple) else ())
+    terms = [t for t in both if getattr(t, "ndim", 0) == 4 and t.shape[1] == plan.query.heads]
+    return terms[0].detach() if terms else None
