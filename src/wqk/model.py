@@ -279,7 +279,7 @@ class Model(Advising, synonyms=SYNONYMS):
     ) -> Model:
         """The model with some of its blocks: of these layers, of this stack, of this kind.
 
-        Negative layers count from the end.
+        Negative layers count from the end of each stack.
 
         Raises
         ------
@@ -294,17 +294,19 @@ class Model(Advising, synonyms=SYNONYMS):
             )
         if layers is not None:
             require_list("layers", layers, [0, -1])
-            there_are = {p.layer for p in plans}
-            count = 1 + max(there_are)
-            places = {layer: layer + count if layer < 0 else layer for layer in layers}
-            missing = sorted(layer for layer, place in places.items() if place not in there_are)
+            counts: dict[str, int] = {}
+            for p in plans:
+                counts[p.stack] = max(1 + p.layer, counts.get(p.stack, 0))
+            numbers = [{p.layer, p.layer - counts[p.stack]} for p in plans]
+            missing = sorted(set(layers).difference(*numbers))
             if missing or not layers:
                 what = f"no layer {missing[0]}" if missing else "no layer was chosen"
+                there_are = [p.layer for p in plans]
                 raise CheckpointError(
                     f"{self.name}: {what}; layers are numbered from {min(there_are)} to "
                     f"{max(there_are)}"
                 )
-            plans = [p for p in plans if p.layer in places.values()]
+            plans = [p for p, its in zip(plans, numbers, strict=True) if not its.isdisjoint(layers)]
         return self.on(self.checkpoint, plans)
 
     def on(self, checkpoint: Checkpoint, plans: Sequence[AttentionPlan] | None = None) -> Model:

@@ -54,6 +54,7 @@ def test_blocks_are_paired_by_name_not_by_order() -> None:
         comparison = same(*pair)
         assert comparison.same, comparison.sentence
         assert len(comparison.blocks) == 7
+        assert len(same(*pair, layers=[-1]).blocks) == 3  # the last of each stack
         assert max(max(block.distance.values()) for block in comparison.blocks) == 0
 
 

@@ -122,7 +122,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "layer": {"type": int, "metavar": "L", "help": "Which layer; negative: from the end."},
     "layers": {
         "type": Numbers(from_end=True), "metavar": "L,L:M",
-        "help": "Only these layers, such as 3,10:20; negative ones count from the end.",
+        "help": "Only these layers, such as 3,10:20; negative ones count from each stack's end.",
     },
     "head": {"type": click.IntRange(min=0), "metavar": "H"},
     "heads": {"is_flag": True, "help": "Also score every head."},
