@@ -157,9 +157,11 @@ def test_what_a_call_shows_or_hides_is_said_by_its_mask_and_cache() -> None:
     model, tokens = llama(), torch.arange(16).reshape(2, 8)
     step = {"input_ids": tokens[:, :1], "past_key_values": model(tokens).past_key_values}
     assert {"earlier passes" in why for why in wqk.logits(model, step).missing.values()} == {True}
+    every = {"input_ids": tokens, "attention_mask": torch.zeros(2, 1, 8, 8)}  # later tokens, too
+    free = wqk.logits(model, {"input_ids": tokens, "is_causal": False}).frame
+    assert_frame_equal(free, wqk.logits(model, every).frame)
+    given = every | {"position_ids": tokens**2}
     model.set_attn_implementation("eager")
-    given = {"input_ids": tokens, "position_ids": tokens**2}
-    given["attention_mask"] = torch.zeros(2, 1, 8, 8)  # later tokens, too
     top = torch.stack(model(**given, output_attentions=True).attentions).amax(-1).mean((1, 3))
     np.testing.assert_allclose(as_arrays(wqk.logits(model, given))[:, 3], top.detach(), rtol=1e-5)
     model.config.rope_parameters |= {"rope_type": "dynamic", "original_max_position_embeddings": 8}
@@ -169,11 +171,9 @@ def test_what_a_call_shows_or_hides_is_said_by_its_mask_and_cache() -> None:
 def test_several_texts_in_a_row_do_not_see_each_other() -> None:
     model = llama().double().train()
     tokens = torch.randint(20, (2, 8), generator=torch.Generator().manual_seed(0))
-    meter = LogitMeter(model)
-    apart = as_arrays(one_pass(model, meter, tokens))
-    meter.start()
-    model(tokens.reshape(1, 16), position_ids=torch.arange(16)[None] % 8, use_cache=False)
-    np.testing.assert_allclose(as_arrays(meter.logits), apart)
+    apart = as_arrays(wqk.logits(model, tokens))
+    packed = {"input_ids": tokens.reshape(1, 16), "position_ids": torch.arange(16)[None] % 8}
+    np.testing.assert_allclose(as_arrays(wqk.logits(model, packed | {"use_cache": False})), apart)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

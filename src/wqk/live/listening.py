@@ -365,19 +365,15 @@ def mask_of(call: AttentionCall, x: Any, y: Any) -> Any:
 
 
 def masks_all(call: AttentionCall) -> bool:
-    """Whether a mask with a row for each query says all that is hidden.
+    """Whether a mask with a row for each query, or none at all, says all that is hidden.
 
-    It does in `transformers`, where no module has rules of its own, in a buffer called ``bias``.
+    It does in `transformers`, where no module has rules of its own, in a buffer called ``bias``;
+    and where kernels are told not to hide later tokens, by the call or by the module.
     """
-    given = any(call.arguments.get(name) is not None for name in ARGUMENTS)
-    return given and "bias" not in dict(call.module.named_buffers(recurse=False))
-
-
-def positions_of(call: AttentionCall, x: Any, y: Any) -> Any:
-    """The positions (1 or B, N) that a block was called with; None for 0, 1, 2, ..."""
-    given: Any = call.arguments.get("position_ids")
-    is_own = x.shape[1:2] == y.shape[1:2] == getattr(given, "shape", ())[1:]
-    return given.cpu().numpy() if is_own else None
+    causal = call.arguments.get("is_causal", getattr(call.module, "is_causal", True))
+    if all(call.arguments.get(name) is None for name in ARGUMENTS):
+        return causal is False and call.plan.causal
+    return "bias" not in dict(call.module.named_buffers(recurse=False))
 
 
 def shown(mask: Any) -> Any:
