@@ -30,6 +30,8 @@ LONGEST = 600  # seconds by the clock of a test of the campaign
 # What the names of tests begin with.
 SLOW = (
     "tests/checkpoints/test_attacks.py::test_a_server_at_its_worst",
+    "tests/checkpoints/test_endless.py::test_a_yaml_file_whose_parts_name_each_other",
+    "tests/checkpoints/test_formats.py::test_a_distributed_checkpoint_is_refused_until_pytorch",
     "tests/checkpoints/test_http.py::test_a_server_that_keeps_one_waiting_is_given_up",
     "tests/checkpoints/test_hub.py::test_a_killed_scan_leaves_a_cache_that_goes_on",
     "tests/families/test_every_family.py::test_every_rule_is_that_of_a_proven_model_or_marked",
@@ -48,21 +50,23 @@ SLOW = (
     "tests/lab/figures/test_sources.py::test_the_folder_of_a_monitor",
     "tests/lab/runs/test_claims.py::test_a_bold_sentence_without_its_contrast",
     "tests/lab/runs/test_claims.py::test_the_page_says_what_the_records_say[conversion.md",
+    "tests/lab/theory/test_command.py::test_findings_are_printed_saved_and_drawn",
     "tests/lab/theory/test_study.py::test_a_run_is_followed_from_save_to_save",
     "tests/lab/training/corpus/test_interruptions.py",
     "tests/lab/training/test_conversion.py",
     "tests/lab/training/test_experiments.py",
     "tests/lab/training/test_glue.py",
+    "tests/lab/training/test_recipe.py::test_whatever_a_file_holds_is_a_recipe_or_an_error",
     "tests/lab/training/test_repeating.py",
     "tests/lab/training/test_resuming.py",
     "tests/lab/training/test_torchrun.py",
     "tests/lab/training/test_train_command.py",
+    "tests/lab/training/test_training.py::test_a_full_disk_is_one_line_and_leaves_whole_lines",
     "tests/lab/training/test_training.py::test_a_run_can_be_clipped_and_its_logits_measured",
     "tests/lab/training/test_training.py::test_the_task_and_the_loss_are_one_graph",
     "tests/live/test_callback.py::test_a_resumed_run_goes_on_in_the_same_files",
     "tests/live/test_distributed.py",
     "tests/live/test_logits.py::test_compiled_models_are_measured",
-    "tests/lab/training/test_training.py::test_a_full_disk_is_one_line_and_leaves_whole_lines",
     "tests/reporting/test_browser.py",
     "tests/reporting/test_notebooks.py",
     "tests/scanning/test_scan.py::test_memory_does_not_grow_with_the_number_of_layers",
@@ -73,18 +77,20 @@ SLOW = (
     "tests/scanning/test_surveys.py::test_killed_and_resumed_the_table_is_identical",
     "tests/scanning/test_watch.py::test_a_killed_watch_loses_nothing",
     "tests/tables/test_in_a_kernel.py",
-    "tests/test_advice.py::test_what_errors_tell_to_do_works",
+    "tests/test_advice.py",
+    "tests/test_architecture.py::test_there_is_not_more_to_read_than_the_budget_says",
     "tests/test_first_guesses.py::test_first_guesses_work",
     "tests/test_notebooks.py::test_a_notebook_runs",
     "tests/test_odd_input.py::test_odd_models_are_a_result_or_a_line",
 )
-# Functions that are repeated for every family or architecture.
+# Functions that are repeated for every family, architecture or statement.
 BY_TURNS = (
     "tests/families/test_every_family.py::test_the_family_is_what_the_model_computes",
     "tests/families/test_proofs.py",
     "tests/families/test_published.py",
     "tests/live/test_contract.py",
     "tests/lab/theory/test_gradients.py",
+    "tests/lab/theory/test_planted.py::test_chance_rarely_decides",
     "tests/lab/training/starts/test_every_family.py",
 )
 # Which of them are repeated for settings, and the code that reads those.
