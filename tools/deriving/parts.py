@@ -118,7 +118,9 @@ def _values(config: Any, family: Family, has_counts: bool) -> dict[str, Any]:
         for rule in family.attention
         for key in (*rule.layers, *rule.heads, *rule.key_heads)
     }
+    spelled = getattr(config, "attribute_map", {})
     named = {key.partition(" ")[0] for rule in family.attention for key in rule.heads}
+    named |= {spelled[key] for key in named if key in spelled}
     if not (made := _made(config)):  # some configurations cannot be made of nothing
         return {}
     table = _flat(made.to_dict(), family)

@@ -23,7 +23,7 @@ from wqk.live.running import inputs_of
 from wqk_lab.training.initializations import STARTS
 
 # Keys and values share a latent.
-REFUSED = ("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "deepseek-v3-yarn")
+REFUSED = ("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "deepseek-v3-yarn", "longcat-flash")
 # What files on the hub are like says nothing of a live model.
 LIVE = [a for a in ALL if not a.hub and not a.spelling]
 SETTABLE = [architecture for architecture in LIVE if architecture.name not in REFUSED]
