@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
@@ -326,7 +326,8 @@ def _collect(
         folder.note(*(folder.keep(job, outcome) for job, outcome in complete))
         for job, outcome in complete:
             if not outcome.error:
-                folder.load_part(job.key)  # while the workers score others
+                with suppress(TableError):  # which is said at the end
+                    folder.load_part(job.key)  # while the workers score others
             failed, done = failed + bool(outcome.error), done + (not outcome.error)
             now, bytes_read = now + 1, bytes_read + outcome.bytes_read
             report()
