@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 from tests import groups
 from tests.families.architectures import NAMED
@@ -36,3 +38,12 @@ def test_files_of_the_other_group_are_not_imported() -> None:
     assert not left_out("tests/test_errors.py", fast)
     for name in ("tests", "tests/conftest.py", whole, some):
         assert not any(left_out(name, marks) for marks in ("", "not campaign", "campaign"))
+
+
+def test_settings_are_fast_where_the_code_that_reads_them_differs(monkeypatch):
+    name = f"{groups.OF_SETTINGS}::test_settings_are_read_as_they_are_run[no-such-type-0]"
+    item = Mock(spec=pytest.Function, nodeid=name, callspec=None)
+    monkeypatch.setattr(groups, "has_turn", lambda *_: False)
+    for found, slow in (([], True), ([groups.ROOT / "src/wqk/families/config.py"], False)):
+        monkeypatch.setattr(groups, "changed_files", lambda _, found=found: found)
+        assert groups.is_slow(item) is slow
