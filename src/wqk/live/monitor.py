@@ -211,6 +211,8 @@ class Monitor(Advising, synonyms=SYNONYMS):
         They are sharded in a way that hides them, or the file holds scores of another kind.
     OutputError
         The file cannot be written.
+    MissingPackage
+        PyTorch cannot use the device.
 
     Examples
     --------
@@ -251,13 +253,8 @@ class Monitor(Advising, synonyms=SYNONYMS):
         path = Path(path)
         chosen(measures)
         self._cadence = Cadence(every, steps)
-        move = mover(device) if device else None
-        self._options: dict[str, Any] = {
-            "gamma": gamma,
-            "heads": heads,
-            "measures": measures,
-            "move": move,
-        }
+        self._options: dict[str, Any] = {"gamma": gamma, "heads": heads, "measures": measures}
+        self._options["move"] = mover(device) if device else None
         self._per_layer = per_layer
         self._tracker = Tracker(
             model, name or path.resolve().parent.name, with_norms="ceiling" in measures
