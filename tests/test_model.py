@@ -154,8 +154,10 @@ def test_every_place_tells_the_same_omissions() -> None:
     assert all(omission.explanation in explained for omission in block.omissions())
     assert all(term in block._repr_html_() for term in terms)
     longrope = {"type": "longrope", "short_factor": [1] * 2, "long_factor": [2] * 2}
-    scaled = llama(rope_scaling=longrope, max_position_embeddings=32)
-    assert "more than 32 tokens" in str(wqk.scan(scaled, distances=[40]).metadata["left_out"])
+    growing = {"type": "yarn", "factor": 4, "llama_4_scaling_beta": 0.1}  # queries, in Ministral 3
+    for scaling in (longrope, growing):
+        scaled = llama(rope_scaling=scaling, max_position_embeddings=32)
+        assert "more than 32 tokens" in str(wqk.scan(scaled, distances=[40]).metadata["left_out"])
 
 
 def test_torchs_own_encoder_knows_its_heads():

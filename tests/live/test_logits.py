@@ -164,7 +164,9 @@ def test_what_a_call_shows_or_hides_is_said_by_its_mask_and_cache() -> None:
     model.set_attn_implementation("eager")
     top = torch.stack(model(**given, output_attentions=True).attentions).amax(-1).mean((1, 3))
     np.testing.assert_allclose(as_arrays(wqk.logits(model, given))[:, 3], top.detach(), rtol=1e-5)
-    model.config.rope_parameters |= {"rope_type": "dynamic", "original_max_position_embeddings": 8}
+    lengths = {"original_max_position_embeddings": 8, "factor": 2.0}
+    model.config.rope_parameters |= {"rope_type": "dynamic", **lengths}
+    assert not wqk.logits(model, tokens).missing
     assert {"beyond 8" in why for why in wqk.logits(model, given).missing.values()} == {True}
 
 

@@ -421,9 +421,9 @@ def omissions(plan: AttentionPlan, coordinates: Coordinates = PLAIN) -> Iterator
             f"rotary positions; the form is the score at distance 0 ({rotary.order} order, "
             f"{2 * len(rotary.frequencies)} of {plan.query.head_width} dimensions turn)",
         )
-    if rotary is not None and rotary.longest and coordinates.distances != (0,):
-        term = f"other rotary frequencies in texts of more than {rotary.longest} tokens"
-        yield Omission("rotary", term, f"{term} are not those of the form")
+    if plan.longest and coordinates.distances != (0,):
+        term = f"what positions do otherwise in texts of more than {plan.longest} tokens"
+        yield Omission("rotary", term, f"{term} is not part of the form")
     if rotary is not None and rotary.amplitude != 1:
         yield Omission(
             "rotary",

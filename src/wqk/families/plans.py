@@ -239,6 +239,12 @@ class AttentionPlan:
         return bool(self.rotary or self.rule.guess) or self.position.startswith("rotary")
 
     @property
+    def longest(self) -> int | None:
+        """Tokens of a text beyond which positions act otherwise; None where they never do."""
+        turned = self.rotary or (self.positional and self.positional.rotary)
+        return turned.longest if turned else None
+
+    @property
     def key_bias_counts(self) -> bool:
         """Whether a key's bias may change attention, not add the same to all scores of a query.
 

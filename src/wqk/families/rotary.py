@@ -39,7 +39,7 @@ class Rotary:
     order: str  # half: dimension k turns with k + P; interleaved: dimension 2k with 2k + 1
     amplitude: float = 1.0
     axes: int = 1
-    longest: int | None = None  # tokens of a text beyond which frequencies are others
+    longest: int | None = None  # tokens of a text beyond which frequencies or queries are others
 
     def rotate(self, vectors: Array, positions: np.ndarray) -> Array:
         """Rotate queries or keys (..., N, R) by their positions (N,).
@@ -162,6 +162,7 @@ def rotary_of(
             f"config.json: rotary scaling {kind!r} lacks or misstates {error!s:.60}"
         ) from None
     by_length = kind in ("longrope", "su", "dynamic") and "alpha" not in scaling
+    by_length = by_length or bool(scaling.get("llama_4_scaling_beta"))  # grows with the position
     longest = _trained(unscaled) if by_length and config.get("max_position_embeddings") else None
     return Rotary(sign * scaled, order, amplitude, rule.axes, longest)
 

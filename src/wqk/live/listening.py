@@ -376,6 +376,13 @@ def masks_all(call: AttentionCall) -> bool:
     return "bias" not in dict(call.module.named_buffers(recurse=False))
 
 
+def positions_of(call: AttentionCall, x: Any, y: Any) -> Any:
+    """The positions (1 or B, N) that a block was called with; None for 0, 1, 2, ..."""
+    given: Any = call.arguments.get("position_ids")
+    is_own = x.shape[1:2] == y.shape[1:2] == getattr(given, "shape", ())[1:]
+    return given.cpu().numpy() if is_own else None
+
+
 def shown(mask: Any) -> Any:
     """Where a mask lets pairs through."""
     return mask if str(mask.dtype) == "torch.bool" else mask > HIDDEN

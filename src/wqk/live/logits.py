@@ -41,6 +41,7 @@ from wqk.live.listening import (
     masks_all,
     network_of,
     own_inputs,
+    positions_of,
     shown,
 )
 from wqk.live.recomputation import alibi, allowed
@@ -467,16 +468,10 @@ class LogitMeter:
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False), whole_products():
             attention = Block(self._weights, plan)
             sinks = self._weights.read([plan.sinks])[0] if plan.sinks else None
-            mask = mask_of(call, x, y)
-            at: Any = call.arguments.get("position_ids")
-            is_own = x.shape[1:2] == y.shape[1:2] == getattr(at, "shape", ())[1:]
-            positions = at.cpu().numpy() if is_own else None
-            config: Any = getattr(call.module, "config", None)
-            rope = getattr(config, "rope_parameters", None) or {}
-            if {"dynamic", "longrope", "llama_4_scaling_beta"} & {rope.get("rope_type"), *rope}:
-                most = rope.get("original_max_position_embeddings", config.max_position_embeddings)
-                if positions is None or positions.max() >= most:
-                    raise CheckpointError(f"beyond {most} tokens, queries and keys are others")
+            mask, positions = mask_of(call, x, y), positions_of(call, x, y)
+            length = y.shape[1] if positions is None else 1 + positions.max()
+            if plan.longest is not None and length > plan.longest:
+                raise CheckpointError(f"beyond {plan.longest} tokens, positions act otherwise")
             if (mask is None or 1 < mask.shape[-2] == x.shape[1]) and masks_all(call):
                 attention = Block(self._weights, replace(plan, causal=False, window=None))
             x, y = (side[: self._sequences].to(attention.query.weight.dtype) for side in (x, y))
