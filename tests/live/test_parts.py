@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import peft
 import pytest
 import torch
 import transformers
@@ -17,7 +18,8 @@ from safetensors.torch import save_file
 from tests.small import sizes
 
 import wqk
-from wqk.errors import CheckpointError, CorpusError, UnknownFamily
+from wqk.errors import CheckpointError, CorpusError, FormError, UnknownFamily
+from wqk.live.held_out import choose
 from wqk.live.mixing import NONE, SKEW, SYMMETRIC, Mixer, Part, Place, involution, mixed
 from wqk.live.parts import share_kept
 
@@ -303,6 +305,12 @@ def deberta() -> Any:
     return transformers.DebertaV2ForMaskedLM(transformers.DebertaV2Config(**SIZE, vocab_size=40))
 
 
+def adapted(**about: Any) -> Any:
+    about |= {"task_type": "CAUSAL_LM"}
+    config = peft.LoraConfig(**about) if "r" in about else peft.PromptTuningConfig(**about)
+    return peft.get_peft_model(made(KINDS[2], torch.float32), config)
+
+
 TOKENS = np.arange(400) % 29
 REFUSED: list[tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] = [
     (deberta, {}, UnknownFamily, "computes its attention itself"),
@@ -314,6 +322,21 @@ REFUSED: list[tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] = 
     (lambda: made(KINDS[1]), {"tokens": TOKENS + 30}, CorpusError, "a vocabulary of 40"),
     (lambda: made(KINDS[1]), {"tokens": TOKENS / 2}, CorpusError, "must be whole numbers"),
     (lambda: made(KINDS[1]), {"tokens": TOKENS[:20]}, CorpusError, "hold no 2 blocks"),
+    (lambda: made(KINDS[1]), {"block": 1}, CorpusError, "hold no 2 blocks of 1"),
+    (lambda: made(KINDS[1]), {"block": 0}, CorpusError, "hold no 2 blocks of 0"),
+    (lambda: made(KINDS[1]), {"tokens": TOKENS[None, :9]}, CorpusError, r"2 or more blocks.*1, 9"),
+    (lambda: made(KINDS[1]), {"tokens": TOKENS[:4, None]}, CorpusError, r"more tokens, .*4, 1"),
+    (lambda: made(KINDS[0]), {"tokens": TOKENS.reshape(8, 50)}, CorpusError, "no mask token"),
+    (lambda: made(KINDS[1]), {"tokens": TOKENS.reshape(8, 50)}, CheckpointError, "cannot be run"),
+    (lambda: made(KINDS[1]), {"draws": 0}, FormError, "draws must be 1 or more, got 0"),
+    (lambda: made(KINDS[1]), {"rank": [2, -1]}, FormError, "rank must be 1 or more, got -1"),
+    (
+        lambda: adapted(num_virtual_tokens=2),
+        {},
+        CheckpointError,
+        "its learned prompts would be left out",
+    ),
+    (lambda: transformers.ViTModel(transformers.ViTConfig(**SIZE)), {}, CheckpointError, "tokens"),
     (lambda: made(KINDS[1]), {"tokens": None}, CorpusError, "give one of text, corpus and tokens"),
     (lambda: made(KINDS[1]), {"tokens": None, "text": "x"}, CorpusError, "tokenizer of a saved"),
     (
@@ -325,10 +348,39 @@ REFUSED: list[tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] = 
 ]
 
 
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing")
 @pytest.mark.parametrize(("model", "options", "error", "message"), REFUSED)
 def test_what_is_refused(model: Any, options: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         wqk.parts(model(), **{"tokens": TOKENS, **options})
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "predicts"),
+    [
+        ("BertForPreTraining", "masked"),
+        ("BertForSequenceClassification", "states"),
+        ("ElectraForPreTraining", "states"),
+        ("", "causal"),
+    ],
+)
+def test_what_a_model_predicts_and_that_its_whole_loss_is_its_own(name: str, predicts: str) -> None:
+    tokens = TOKENS.reshape(50, 8)
+    plain = KINDS[0]._replace(name=name)
+    model = made(plain, torch.float32) if name else adapted(r=2, init_lora_weights=False)
+    model.config.mask_token_id = 3
+    found = wqk.parts(model, tokens=tokens, draws=1, seed=2)
+    expected, ids = 0.0, torch.from_numpy(tokens)
+    with torch.no_grad():
+        if predicts == "masked":
+            hidden = choose(np.random.default_rng(2), tokens.shape, 0.15)
+            logits = model(ids.masked_fill(torch.from_numpy(hidden), 3)).prediction_logits
+            expected = float(torch.nn.functional.cross_entropy(logits[hidden], ids[hidden]))
+        elif predicts == "causal":
+            expected = float(model(ids, labels=ids).loss)
+    assert found.predicts == predicts
+    assert found.shares["loss"][0] == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_checkpoint_without_its_other_tensors_is_refused(tmp_path: Path) -> None:

@@ -18,9 +18,10 @@ from wqk._console import counted
 from wqk._files import UNREADABLE, opened
 from wqk._typing import Float
 from wqk.checkpoints import open_checkpoint
+from wqk.checkpoints.modules import unwrapped
 from wqk.checkpoints.references import HubOptions
 from wqk.errors import CheckpointError, CorpusError, first_line
-from wqk.live.running import load_pretrained, most_positions, quiet
+from wqk.live.running import load_pretrained, most_positions, quiet, run_batch
 from wqk.model import Model
 from wqk.tables.run import checkpoints_in
 
@@ -95,8 +96,10 @@ class HeldOut:
         if self.predicts == "sequence":
             inputs["labels"] = torch.from_numpy(self.labels[at]).to(device)
         cache = {"use_cache": False} if hasattr(self.model.config, "use_cache") else {}
-        out = self.model(**inputs, **cache)
-        return out.last_hidden_state if self.predicts == "states" else out.logits
+        out = run_batch(self.model, inputs | cache)
+        if self.predicts == "states":
+            return out.last_hidden_state
+        return out.logits if "logits" in out else out.prediction_logits
 
     def _losses(self, at: slice) -> np.ndarray:
         import torch
@@ -135,6 +138,12 @@ def open_held_out(
     if blocks < 2:
         raise CorpusError(f"an interval needs at least 2 blocks; got {blocks}")
     predicts = predicted_by(type(model).__name__)
+    if predicts == "sequence" and not model.config.is_encoder_decoder:
+        predicts = "causal"  # a decoder that also sees pictures
+    if type(model).__name__.endswith("ForPreTraining") and model.get_output_embeddings() is None:
+        predicts = "states"  # ELECTRA's discriminator
+    if predicts == "states":
+        model = model.base_model
     mask: int | None = None
     if text is not None:
         name, ids, mask = _encoded(Path(text), folder, blocks * (block or BLOCK))
@@ -152,11 +161,10 @@ def open_held_out(
                 mask = tokenizer_of(folder).mask_token_id
     if ids.ndim == 1:
         positions = most_positions(model)
-        own = BLOCK if positions is None else min(BLOCK, positions)
-        length = min(block or own, own if block is None else block)
+        length = min(BLOCK, positions or BLOCK) if block is None else block
         if positions is not None and length > positions:
             raise CorpusError(f"blocks of {length} tokens; the model has {positions} positions")
-        count = min(blocks, len(ids) // length)
+        count = min(blocks, len(ids) // length) if length > 1 else 0
         if count < 2:
             raise CorpusError(
                 f"{name}: {len(ids):,} tokens hold no 2 blocks of {length}; give more text, or "
@@ -166,7 +174,12 @@ def open_held_out(
         starts = np.linspace(0, len(ids) // length - 1, count).astype(int) * length
         ids = ids[starts[:, None] + np.arange(length)]
     ids = ids[:blocks].astype(np.int64)
-    size = model.get_input_embeddings().num_embeddings
+    if min(ids.shape) < 2:
+        raise CorpusError(f"{name}: expected 2 or more blocks of 2 or more tokens, got {ids.shape}")
+    try:
+        size = model.get_input_embeddings().num_embeddings
+    except (AttributeError, NotImplementedError):
+        raise CheckpointError(f"{type(model).__name__} does not read tokens") from None
     if ids.min() < 0 or ids.max() >= size:
         raise CorpusError(
             f"{name}: has token ids up to {ids.max()}, and the model a vocabulary of {size}; "
@@ -210,20 +223,22 @@ def predicted_by(name: str) -> Predicts:
 def load(ref: Any) -> tuple[Any, str | None]:
     """A model with its head, if the checkpoint has one, in float32, and where it is saved.
 
-    A model in memory is returned as it is, without a place.
+    A model in memory is returned as it is, without its wrappers and a place.
 
     Raises
     ------
     CheckpointError
-        transformers cannot load it.
+        transformers cannot load it, or it has learned prompts.
     """
     import torch
     import transformers
 
     hub = ref.hub if isinstance(ref, Model) else HubOptions()
     ref = ref.ref if isinstance(ref, Model) else ref
+    if getattr(getattr(ref, "active_peft_config", None), "is_prompt_learning", False):
+        raise CheckpointError(f"{type(ref).__name__}: its learned prompts would be left out")
     if not isinstance(ref, str | Path):
-        return ref, None
+        return (unwrapped(ref) if hasattr(ref, "named_children") else ref), None
     steps = checkpoints_in(Path(ref)) if Path(ref).is_dir() else []
     place = str(steps[-1][1] if steps else ref)
     open_checkpoint(place, **hub)  # its errors are clearer than those of transformers

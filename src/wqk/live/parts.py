@@ -12,7 +12,7 @@ import polars as pl
 
 from wqk._console import Result, number
 from wqk._typing import FilePath, Float
-from wqk.errors import CheckpointError, required_by
+from wqk.errors import CheckpointError, FormError, required_by
 from wqk.live.held_out import HeldOut, fresh, load, open_held_out
 from wqk.live.mixing import (
     HALF,
@@ -216,6 +216,8 @@ def parts(
         form.
     CheckpointError
         The model or the text cannot be used.
+    FormError
+        A rank or the number of draws is below 1.
     MissingPackage
         PyTorch or transformers is not installed.
 
@@ -235,8 +237,11 @@ def parts(
             "parts of cross-attention are not defined: its queries and keys come from different "
             "sequences, so that no score is that of a pair read the other way"
         )
+    for name, least in [("draws", draws), *(("rank", one) for one in rank or ())]:
+        if least < 1:
+            raise FormError(f"{name} must be 1 or more, got {least}")
     loaded, folder = load(ref)
-    opened = open_model(loaded)
+    opened = open_model(loaded, family=getattr(ref, "family_file", None))
     able = Mixer(opened, seed)
     for plan in able.modules.values() if rank else ():
         require_one_form(opened.name, plan)
@@ -283,7 +288,7 @@ def parts(
         "left_whole": opened.without_softmax,
     }
     with torch.no_grad():
-        untrained = _untrained(given, seed)
+        untrained = _untrained(given, seed, opened.family_file)
     return Parts(
         str(ref) if isinstance(ref, str | Path) else getattr(ref, "name", opened.name),
         given.predicts,
@@ -422,13 +427,13 @@ def share_kept(
     return share, share - reach, share + reach
 
 
-def _untrained(given: HeldOut, seed: int) -> float | None:
+def _untrained(given: HeldOut, seed: int, family: FilePath | None) -> float | None:
     """What all scores explain in a new model of the same configuration: the zero of every share."""
     model = fresh(given.model, seed)
     if model is None:
         return None
     mine = replace(given, model=model)
-    with Mixer(open_model(model), seed).installed() as mixer:
+    with Mixer(open_model(model, family=family), seed).installed() as mixer:
         measured = _Measurement(mixer, mine)
         stacks = dict.fromkeys(plan.stack for plan in mixer.modules.values())
         none = [measured.losses(Place(stack), NONE).mean() for stack in stacks]

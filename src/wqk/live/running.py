@@ -335,6 +335,8 @@ def run_batch(module: Any, batch: Any) -> Any:
         if isinstance(batch, Mapping):
             return module(**batch)
         return module(*batch) if isinstance(batch, tuple | list) else module(batch)
+    except WqkError:  # of what listens to it
+        raise
     except Exception as error:  # the model's own code may fail in any way
         raise CheckpointError(
             f"{type(module).__name__}: cannot be run on this batch ({first_line(error)})"
