@@ -47,7 +47,9 @@ class Rows:
         bias = None if self.bias is None else self.bias[head : head + 1]
         if self.norm is not None:
             weight, bias = with_norm(weight.astype(np.float64), bias, *self.norm)
-        found = np.empty((weight.shape[1], weight.shape[2] + 1))
+        wide = (weight.shape[1], weight.shape[2] + 1)
+        # As it lies in memory: to transpose a weight takes longer than to multiply it.
+        found = np.empty(wide, order="C" if weight.strides[2] == weight.itemsize else "F")
         found[:, :-1], found[:, -1] = weight[0], 0 if bias is None else bias[0]
         return found
 
@@ -133,12 +135,15 @@ class Distances(NamedTuple):
         return float(self.tolerance.flat[which.argmax()])
 
 
-def distances(a: Scoring, b: Scoring, tolerance: float = 0.0) -> Distances:
+def distances(
+    a: Scoring, b: Scoring, products: Sequence[InnerProducts], tolerance: float = 0.0
+) -> Distances:
     """Relative distances of two blocks, head by head, at each of their `positions`.
 
-    ``tolerance`` is a relative distance that is accepted anyway.
+    Given are the products of a with itself, of a with b, and of b with itself. ``tolerance`` is a
+    relative distance that is accepted anyway.
     """
-    found = _apart(a, b, inner_products(a, b, b.own), 1.0)
+    found = _apart(a, b, products, 1.0)
     return found._replace(tolerance=np.maximum(found.tolerance, tolerance))
 
 
@@ -147,10 +152,8 @@ def fitted(
 ) -> tuple[np.ndarray, Distances]:
     """Each head's factor that brings b closest to a at distance 0, and how far apart they then are.
 
-    Given are the products of a with itself, of a with b, and of b with itself.
-
-    A factor is 1 if rounding explains it. A pruned head, which any factor fits, gets the median of
-    the others.
+    Given are the products as for `distances`. A factor is 1 if rounding explains it. A pruned head,
+    which any factor fits, gets the median of the others.
     """
     across, squares = (one.at(0) for one in products[1:])
     pruned = squares == 0

@@ -14,9 +14,8 @@ Axes: H query heads, G key heads, R head width, P probes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +25,7 @@ from wqk.checkpoints.checkpoint import Overlay
 from wqk.comparing import mismatches
 from wqk.comparing.blocks import (
     Distances,
+    InnerProducts,
     Match,
     Scoring,
     distances,
@@ -57,34 +57,33 @@ from wqk.model import Model
 
 
 class Apart(NamedTuple):
-    """A circuit of two blocks that differs: how far, and which heads may be which."""
+    """A circuit of two blocks that differs: how far, and how forms alone explain it."""
 
-    read: Callable[[], tuple[Scoring, Scoring] | None]
     distances: Distances
-    match: Match | None
+    # The changes after which the second is the first; None if some head is not among its.
+    explained: tuple[Mismatch, ...] | None
 
-    @property
-    def explained(self) -> tuple[Mismatch, ...] | None:
-        """The changes after which the second is the first; None if some head is not among its."""
-        if self.match is None or (both := self.read()) is None:
-            return None
-        a, b = both
-        own, across, theirs = inner_products(a, b, self.match)
-        turnings = [b.turning]
-        if b.turning is not None:
-            other = {"half": "interleaved", "interleaved": "half"}
-            turnings.append(replace(b.turning, order=other[b.turning.order]))
-        for turning in turnings:
-            products = (
-                own,
-                across._replace(rotary=(a.turning, turning)),
-                theirs._replace(rotary=(turning, turning)),
-            )
-            factors, left = fitted(a, b, products)
-            allowed = np.maximum(left.tolerance, self.distances.tolerance)
-            if factors.all() and (left.relative <= allowed).all():
-                return tuple(_named(a, b, self.match, turning, factors))
-        return None
+
+def _explained(
+    a: Scoring, b: Scoring, match: Match, products: Sequence[InnerProducts], far: Distances
+) -> tuple[Mismatch, ...] | None:
+    """The changes after which b is a, if its heads are these; the products are those of `match`."""
+    own, across, theirs = products
+    turnings = [b.turning]
+    if b.turning is not None:
+        other = {"half": "interleaved", "interleaved": "half"}
+        turnings.append(replace(b.turning, order=other[b.turning.order]))
+    for turning in turnings:
+        turned = (
+            own,
+            across._replace(rotary=(a.turning, turning)),
+            theirs._replace(rotary=(turning, turning)),
+        )
+        factors, left = fitted(a, b, turned)
+        allowed = np.maximum(left.tolerance, far.tolerance)
+        if factors.all() and (left.relative <= allowed).all():
+            return tuple(_named(a, b, match, turning, factors))
+    return None
 
 
 def signature(scoring: Scoring) -> np.ndarray:
@@ -146,19 +145,21 @@ def compare(
         same = is_local and identical(checkpoints, pair, circuit, numbers=True)
         both = None if same else scorings(checkpoints, pair, circuit)
         if both is not None and comparable(*both):
-            one = measure(checkpoints, pair, circuit, both, tolerance)
+            one = measure(*both, tolerance)
             found |= {} if one.distances.agree else {circuit: one}
     return found
 
 
-def measure(
-    checkpoints: Sequence[Checkpoint], pair: Pair, circuit: str, both: tuple[Scoring, Scoring],
-    tolerance: float,
-) -> Apart:  # fmt: skip
-    """How far a circuit of two blocks is apart, and where it differs which heads may be which."""
-    far = distances(*both, tolerance)
-    match = None if far.agree else matched(*both)
-    return Apart(partial(scorings, checkpoints, pair, circuit), far, match)
+def measure(a: Scoring, b: Scoring, tolerance: float) -> Apart:
+    """How far two circuits are apart, and where they differ what in their forms may explain it."""
+    products = inner_products(a, b, b.own)
+    far = distances(a, b, products, tolerance)
+    match = None if far.agree else matched(a, b)
+    if match is None:
+        return Apart(far, None)
+    if not all(map(np.array_equal, match, b.own)):
+        products = inner_products(a, b, match)
+    return Apart(far, _explained(a, b, match, products, far))
 
 
 def identical(

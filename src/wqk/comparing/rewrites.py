@@ -20,8 +20,10 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from wqk._machine import side_by_side
 from wqk.checkpoints.checkpoint import Part, Regrouping
 from wqk.comparing import mismatches
+from wqk.comparing.blocks import MANY
 from wqk.comparing.mismatches import Kind, Mismatch, listed
 from wqk.comparing.permutations import (
     name_in_fused,
@@ -74,7 +76,7 @@ LARGEST_RANK = 64
 
 def _rows(unit: Unit, columns: bool = False) -> Finding | None:
     """Rows in another order, of a weight and of its bias if that moved along; or columns."""
-    rows = permutation(unit.wanted, unit.stored, unit.alike)
+    rows = permutation(unit.wanted, unit.stored, unit.alike, unit.sketches)
     if rows is None:
         return None
     width, groups = unit.sizes.width, unit.heads // unit.repeated
@@ -112,13 +114,8 @@ def _rows(unit: Unit, columns: bool = False) -> Finding | None:
 
 
 def _across(unit: Unit, find: Find) -> Finding | None:
-    """What is found of columns, as of rows; those of outputs make heads."""
-    turned = replace(
-        unit, wanted=unit.wanted.T, stored=unit.stored.T, flipped=not unit.flipped,
-        heads=unit.sizes.heads if unit.role == "output" else 0, bias=None, gain=None, parts=(),
-        repeated=1,
-    )  # fmt: skip
-    found = find(turned)
+    """What is found of columns, as of rows."""
+    found = find(unit.turned)
     return found and replace(found, rows=None, repaired={n: v.T for n, v in found.repaired.items()})
 
 
@@ -143,12 +140,12 @@ def _heads(unit: Unit) -> Finding | None:
                for some in (slice(1), slice(None))):  # fmt: skip
             words = f"{unit.heads} {unit.role} heads were averaged to {count}, which loses them"
             return unit.finding(Kind.AVERAGED, words)
-    strange = cosines(unit.wanted, unit.stored) < QUANTIZED_ALIKE
+    strange = unit.likeness < QUANTIZED_ALIKE
     lost = np.flatnonzero(strange.reshape(stored.shape[:2]).mean(axis=1) > MOST)
     kept = np.setdiff1d(np.arange(unit.heads), lost)
     if not len(lost) or not len(kept) or not same_numbers(wanted[kept], stored[kept]):
         return None
-    place = nearest(sketch(stored[lost].reshape(-1, wanted.shape[2])), sketch(unit.wanted))
+    place = nearest(sketch(stored[lost].reshape(-1, wanted.shape[2])), unit.sketches[0])
     origin = whole_heads(place, unit.sizes.width)
     source = next((other.role for other in unit.block if _among(stored[lost], other)), "")
     kind, which = Kind.STRANGERS, f"{unit.role} heads {listed(lost)}"
@@ -184,7 +181,7 @@ def _among(heads: np.ndarray, other: Unit) -> bool:
     if other.role not in ("query", "key", "value") or other.wanted.shape[1] != heads.shape[2]:
         return False
     rows = heads.reshape(-1, heads.shape[2])
-    place = nearest(sketch(rows), sketch(other.wanted))
+    place = nearest(sketch(rows), other.sketches[0])
     return bool((cosines(rows, other.wanted[place]) > QUANTIZED_ALIKE).all() and rows.any())
 
 
@@ -404,12 +401,14 @@ def _merged(unit: Unit, adapter: Adapter) -> Finding | None:
 def _rank(step: np.ndarray, noise: float) -> int | None:
     """The rank of a matrix if it is low and plain; None otherwise."""
     most = min(LARGEST_RANK, min(step.shape) // 4)
-    random = np.random.default_rng(0)
-    some = step @ random.standard_normal((step.shape[1], most + 8)).astype(step.dtype)
-    values = np.linalg.svd(some, compute_uv=False).astype(np.float64)
-    floor = max(values[0] * RANK, noise * np.sqrt(step.size))
-    rank = int((values > floor).sum())
-    return rank if 0 < rank <= most and values[rank] < values[rank - 1] / 3 else None
+    random = np.random.default_rng(0).standard_normal((step.shape[1], most + 8)).astype(step.dtype)
+    for some in (step[:: max(1, len(step) // SAMPLED)], step):  # few rows tell a high rank
+        values = np.linalg.svd(some @ random, compute_uv=False).astype(np.float64)
+        floor = max(values[0] * RANK, noise * np.sqrt(some.size))
+        rank = int((values > floor).sum())
+        if rank > most:
+            return None
+    return rank if rank and values[rank] < values[rank - 1] / 3 else None
 
 
 def regrouped(unit: Unit) -> Finding | None:
@@ -556,10 +555,11 @@ def search(
     wrong = [unit for unit in units if not unit.right]
     found = [*_exchanged(units, wrong, elsewhere)]
     # Weights first, which explain the biases that moved with them.
-    for unit in sorted(wrong, key=lambda unit: -unit.wanted.ndim):
-        done = any(unit.name in one.repaired for one in found)
-        if not done and (first := _first(unit)) is not None:
-            found.append(first)
+    for is_weight in (True, False):
+        told = {name for one in found for name in one.repaired}
+        left = [u for u in wrong if (u.wanted.ndim > 1) == is_weight and u.name not in told]
+        many = any(unit.wanted.size > MANY for unit in left)
+        found += filter(None, side_by_side(_first, left, many=many))
     return list(_joined(found, units))
 
 

@@ -289,7 +289,7 @@ def _compared(
             found.append(beside(circuit, Mismatch(Kind.SIZES, reason)))
             beside_scores[circuit] = math.nan
             continue
-        one = measure(checkpoints, pair, circuit, both, tolerance)
+        one = measure(a, b, tolerance)
         far = one.distances
         by_head, shares = far.relative.max(axis=0), far.shares.max(axis=0)
         marks.add(number, circuit, both)

@@ -6,7 +6,7 @@ Axes: n rows, D columns; H query heads, G key heads, R head width.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -122,6 +122,27 @@ class Unit:
     def alike(self) -> float:
         """The cosine of rows that are the same."""
         return QUANTIZED_ALIKE if self.grid else ALIKE
+
+    @cached_property
+    def turned(self) -> Unit:
+        """The same with columns for rows; those of outputs make heads."""
+        return replace(
+            self, wanted=self.wanted.T, stored=self.stored.T, flipped=not self.flipped,
+            heads=self.sizes.heads if self.role == "output" else 0, bias=None, gain=None, parts=(),
+            repeated=1,
+        )  # fmt: skip
+
+    @cached_property
+    def sketches(self) -> list[np.ndarray]:
+        """Its rows as they should be, and as they are, each by a `sketch`."""
+        return side_by_side(sketch, (self.wanted, self.stored), many=self.wanted.size > MANY)
+
+    @cached_property
+    def likeness(self) -> np.ndarray:
+        """The cosine of each row with itself as it should be, nearly; 1 for two of zeros."""
+        wanted, stored = self.sketches
+        silent = ~(wanted.any(axis=1) | stored.any(axis=1))
+        return np.where(silent, 1, np.abs((wanted * stored).sum(axis=1)))
 
     @cached_property
     def right(self) -> bool:
@@ -285,9 +306,11 @@ def matched(wanted: np.ndarray, stored: np.ndarray) -> tuple[np.ndarray, np.ndar
     return place, np.equal(*ranked)
 
 
-def permutation(wanted: np.ndarray, stored: np.ndarray, alike: float) -> np.ndarray | None:
+def permutation(
+    wanted: np.ndarray, stored: np.ndarray, alike: float, sketches: Sequence[np.ndarray] = ()
+) -> np.ndarray | None:
     """The stored rows that make the wanted ones; None unless each is there, or all are in place."""
-    marks, others = side_by_side(sketch, (wanted, stored), many=wanted.size > MANY)
+    marks, others = sketches or map(sketch, (wanted, stored))
     if (np.abs((marks * others).sum(axis=1)) > alike).all():
         return None
     # Of unrelated rows, some tell it for all.

@@ -27,9 +27,6 @@ SCORES, VALUES, POSITIONS = CIRCUITS = "attention", "values", "scores of positio
 
 Pair = tuple[AttentionPlan, AttentionPlan]
 
-# Rows that are transposed at a time, which a cache holds.
-SOME = 32
-
 
 def scorings(
     checkpoints: Sequence[Checkpoint], pair: Pair, circuit: str
@@ -114,11 +111,7 @@ def _rows(block: Block, side: Side, norms: bool, biases: bool) -> tuple[Rows, fl
     stored: dict[Part, Any] = {}
     if isinstance(one, Projection):  # held once, and not kept by the block
         parts.remove(one.part)
-        if one.transposed and one.outputs is None and one.axes is None and not one.groups:
-            stored[one.part] = _turned(block.checkpoint, one.part)
-            side = replace(side, projection=replace(one, transposed=False))
-        else:
-            stored[one.part] = block.checkpoint.read([one.part])[0]
+        stored[one.part] = block.checkpoint.read([one.part])[0]
     stored |= zip(parts, block.read(parts), strict=True)
     factor = load_factor(stored, side, block.checkpoint.name)
     norm = None
@@ -133,20 +126,6 @@ def _rows(block: Block, side: Side, norms: bool, biases: bool) -> tuple[Rows, fl
         count += 3 * float(np.square(np.log(factor.temperature)).max())
     bias = factor.bias if biases else None
     return Rows(factor.weight, bias, norm), rounding_of(block, factor, side, count)
-
-
-def _turned(checkpoint: Checkpoint, part: Part) -> np.ndarray:
-    """A weight that is stored (in, out) as (out, in), held once where it is not remote."""
-    count, width = checkpoint.info(part.name).shape
-    step = max(1, MANY // width) if checkpoint.bytes_fetched is None else count
-    found = np.empty((width, count), np.float32)
-    for first in range(0, count, step):
-        (values,) = checkpoint.read([Part(part.name, ((first, min(first + step, count)),))])
-        found = found if found.dtype == values.dtype else np.empty_like(found, values.dtype)
-        for start in range(0, len(values), SOME):
-            some = values[start : start + SOME]
-            found[:, first + start : first + start + len(some)] = some.T
-    return found
 
 
 def rounding_of(block: Block, factor: Factor, side: Side, roundings: float = 1.0) -> float:
@@ -174,7 +153,7 @@ def grid(dtype: str, values: np.ndarray) -> str:
     """
     if dtype not in ("F64", "F32", "F16"):
         return dtype
-    flat, found = values.reshape(-1), dtype
+    flat, found = values.ravel("K"), dtype
     for some in (flat[:4096], flat):  # most weights fail at once
         kinds = ("BF16", *(("F16",) * (dtype != "F16")), *(("F32",) * (dtype == "F64")))
         found = next((kind for kind in kinds if lies_on(some, kind)), dtype)
@@ -198,6 +177,6 @@ def rounding_in(info: TensorInfo, values: np.ndarray) -> float:
         return info.grid.rounding(values)
     kind = grid(info.dtype, values)
     relative, at_zero = ROUNDING.get(kind, ROUNDING["F8_E5M2"]), AT_ZERO.get(kind, 0.0)
-    flat = values.reshape(-1)
+    flat = values.ravel("K")
     size = float(np.sqrt(np.vdot(flat, flat) / flat.size)) if at_zero and flat.size else 0.0
     return max(relative, at_zero / size if size else 0.0)
