@@ -131,7 +131,15 @@ def as_image(figure: Figure, alt: str = "") -> str:
 
 @style()
 def written(text: str) -> Figure:
-    """Lines of text as a figure, in a font whose columns stay aligned."""
+    r"""Lines of text as a figure that holds them, in a font whose columns stay aligned.
+
+    Examples
+    --------
+    >>> figure = written("one line\nor more\n" * 9)
+    >>> extent = figure.texts[0].get_window_extent()
+    >>> bool(extent.width < figure.bbox.width and extent.height < figure.bbox.height)
+    True
+    """
     lines = text.splitlines() or [""]
     figure = new_figure(0.2 + 0.068 * max(map(len, lines)), 0.2 + 0.16 * len(lines))
     figure.text(

@@ -371,8 +371,8 @@ def shortened(text: str, longest: int = LONGEST) -> str:
 
     Examples
     --------
-    >>> shortened("a" * 20, 9)
-    'aaaa…aaaa'
+    >>> shortened("a" * 20, 9), shortened("a" * 9, 9)
+    ('aaaa…aaaa', 'aaaaaaaaa')
     """
     half = (longest - 1) // 2
     return text if len(text) <= longest else f"{text[:half]}…{text[-half:]}"

@@ -264,6 +264,11 @@ def test_parameters_views_and_float8(tmp_path):
     torch.save({"w": small, "w_scale": torch.tensor(2.0)}, tmp_path / "model.pt")
     (read,) = open_checkpoint(tmp_path).read([Part("w")])
     np.testing.assert_array_equal(read, small.float().numpy() * 2)
+    # Nothing is read behind the end.
+    torch.save(
+        {"w": torch.empty(4, 0)}, tmp_path / "model.pt", _use_new_zipfile_serialization=False
+    )
+    assert open_checkpoint(tmp_path).read([Part("w")])[0].shape == (4, 0)
 
 
 def test_a_training_scripts_other_values_are_read_as_data(tmp_path):

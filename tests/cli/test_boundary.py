@@ -176,3 +176,4 @@ def test_without_matplotlib_no_picture_is_promised(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     told = refuse("same", ENCODER, ENCODER, "--picture", tmp_path / "p.png")
     assert "needs matplotlib: pip install '.[report]'" in told
+    assert wqk.scan(ENCODER)._repr_html_().count("<table")

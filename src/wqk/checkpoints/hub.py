@@ -131,7 +131,13 @@ def open_base(adapter: Adapter, **access: Unpack[HubAccess]) -> Checkpoint:
 
 
 def is_hub_id(ref: str) -> bool:
-    """Whether a string that is not a path could name a repository: ``name`` or ``owner/name``."""
+    """Whether a string that is not a path could name a repository: ``name`` or ``owner/name``.
+
+    Examples
+    --------
+    >>> [is_hub_id(ref) for ref in ("gpt2", "a/b", "./a", "~/a", "/a", "a/b/c", "a.safetensors")]
+    [True, True, False, False, False, False, False]
+    """
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
@@ -139,7 +145,7 @@ def is_hub_id(ref: str) -> bool:
         validate_repo_id(ref)
     except HFValidationError:
         return False
-    return not ref.startswith((".", "/", "~")) and Path(ref).suffix not in ENDINGS
+    return Path(ref).suffix not in ENDINGS
 
 
 def _open(wanted: Wanted, listing: Listing, *, offline: bool) -> Checkpoint:

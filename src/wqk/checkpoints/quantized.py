@@ -511,10 +511,8 @@ def _four_bits(stem: str, source: Source) -> Quantized:
         "table": Component(f"{name}.quant_map"),
         "about": Component(about),
     }
-    if (
-        not (outputs > 0 and inputs > 0 and block > 0)
-        or size > 2**40
-        or (math.prod(source.tensors[name].shape) != -(-size // 2))
+    if not (outputs > 0 and inputs > 0 and block > 0) or (
+        math.prod(source.tensors[name].shape) != -(-size // 2)
     ):
         raise CheckpointError(f"{name} does not hold two codes a byte of {outputs} × {inputs}")
     if source.shape(f"{name}.quant_map", "F32", axes=1) != (16,):

@@ -394,7 +394,7 @@ def loss_curves(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 spread = {"mean": values.mean(), "low": values.min(), "high": values.max()}
                 drawn = found.select("step", **spread)
                 curves.append(
-                    {"name": name, "kind": kind, "mode": str(group[0].recipe.get("mode"))}
+                    {"name": name, "kind": kind, "mode": group[0].recipe.get("mode")}
                     | {"step": drawn["step"].to_list()}
                     | {n: [digits(v) for v in drawn[n]] for n in spread}
                 )
