@@ -420,9 +420,10 @@ def test_a_text_is_read_as_a_corpus_is(tmp_path: Path) -> None:
     compressed.write_bytes(gzip.compress(text.encode()))
     lines = "".join(json.dumps({"id": 3, "text": half}) + "\n" for half in (text[:360], text[360:]))
     rows.write_bytes(lzma.compress(lines.encode()))
+    inside = wqk.open(tmp_path, subfolder="model")  # whose tokenizer lies there, too
     losses = [
-        wqk.parts(str(folder), text=of, block=8, blocks=4).shares["loss"].to_list()
-        for of in (plain, compressed, rows)
+        wqk.parts(ref, text=of, block=8, blocks=4).shares["loss"].to_list()
+        for ref, of in ((str(folder), plain), (str(folder), compressed), (inside, rows))
     ]
     assert losses[0] == losses[1] == losses[2]
     # The tokenizer knows the mask token, too, where token ids are given.

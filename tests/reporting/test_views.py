@@ -129,7 +129,7 @@ def test_the_strongest_pair_may_be_negative() -> None:
     subtitle = coupling_view(attention, "three heads").subtitle
     assert subtitle == "strongest pair 0 and 1: -1.00; 0% of pairs positive"
     silent = read_heads(0 * query, query)
-    assert coupling_view(silent, "none").subtitle == "no two heads to compare"
+    assert repr(coupling_view(silent, "none")) == "none, coupling of heads\nno two heads to compare"
 
 
 @pytest.mark.parametrize(

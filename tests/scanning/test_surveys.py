@@ -175,7 +175,7 @@ def test_the_command_reports_failures(models: list[str], tmp_path: Path):
     assert len(told["metadata"]["failed"]) == 2
     assert len(told["rows"]) == 18 * LAYERS
     assert run("survey", *models[:2], "--dry-run").stdout.split() == models[:2]
-    run("survey", models[0], "--out", str(tmp_path / "fine"))
+    assert "medians over layers" in run("survey", models[0], "--out", str(tmp_path / "fine")).stdout
 
 
 # Interruptions

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from tools.mutating.mutants import Mutant
     from tools.mutating.recording import Record
 
-MOST = 12.0  # recorded seconds of the tests that reach a mutant, and of those that name it
+# Recorded seconds of the tests that reach a mutant, of those of them that name it, and of others
+# that name it, whose processes may reach it.
+MOST = 12.0
 FILES = 10  # of tests that a mutant meets that is imported anew
 BODY = ast.FunctionDef | ast.AsyncFunctionDef
 COMPOUND = (
@@ -72,30 +74,31 @@ def choose(mutant: Mutant, record: Record) -> tuple[list[str], bool]:
     file = mutant.path.as_posix()
     collected = record.collected.get(file, set())
     anew = not place.function or not collected.isdisjoint(place.lines)
+    reaching = set()
     if place.function:
-        found = record.reaching(file, place.lines) or record.reaching(file, place.function)
-        found = _within(found, record)
-    else:
-        found = set()
+        reaching = record.reaching(file, place.lines) or record.reaching(file, place.function)
+    found = _within(reaching, record)
     if anew:
         words = re.compile(rf"\b{re.escape(place.name)}\b") if place.name else None
         said = [n for n, one in enumerate(text.split("\n"), 1) if words and words.search(one)]
         rest = record.lines.get(file, {})
         found = found or _within(record.reaching(file, said), record)
         found |= _within(record.reaching(file, rest) - found, record)
-        files = Counter(record.tests[n].partition("::")[0] for n in found)
-        most = {one for one, _ in files.most_common(FILES)}
+        counts = Counter(record.tests[n].partition("::")[0] for n in found)
+        most = {one for one, _ in counts.most_common(FILES)}
         found = {n for n in found if record.tests[n].partition("::")[0] in most}
-    ordered = _ordered(found, record)
-    named = tests_of_code(mutant.path)
-    more = {n for n, test in enumerate(record.tests) if test.partition("::")[0] in named} - found
-    return [record.tests[n] for n in [*ordered, *_ordered(_within(more, record), record)]], anew
+    own = {file: n for n, file in enumerate(tests_of_code(mutant.path))}
+    files = [own.get(test.partition("::")[0]) for test in record.tests]
+    named = {n for n, file in enumerate(files) if file is not None} - found
+    nearest = _within(named & reaching, record, files)
+    every = (found, nearest, _within(named - reaching, record))
+    return [record.tests[n] for some in every for n in _ordered(some, record)], anew
 
 
-def _within(found: set[int], record: Record) -> set[int]:
-    """The cheapest of these tests, as many as may be run."""
+def _within(found: set[int], record: Record, rank: Sequence[int | None] = ()) -> set[int]:
+    """As many of these tests as may be run: of the least rank, then the cheapest."""
     total, some = 0.0, set()
-    for n in sorted(found, key=lambda n: record.seconds[n]):
+    for n in sorted(found, key=lambda n: (rank[n] if rank else 0, record.seconds[n])):
         total += record.seconds[n]
         if total > MOST:
             break

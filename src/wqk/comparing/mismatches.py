@@ -135,7 +135,15 @@ def pairing(query_heads: Numbers, key_heads: Numbers, groups: int) -> Mismatch:
 
 
 def scaled(factors: Sequence[float], width: int) -> Mismatch:
-    """Each head's scores times a factor; the root of the width is forgotten most often."""
+    """Each head's scores times a factor; the root of the width is forgotten most often.
+
+    Examples
+    --------
+    >>> scaled((4.0, 3.98), 16).reason
+    "scaled by 4 = √16, of the score's scale"
+    >>> scaled((4.0, 3.0), 16).reason
+    'scaled, each head otherwise, by 3 to 4'
+    """
     low, high = min(factors), max(factors)
     facts = {"factors": tuple(map(float, factors)), "width": width}
     if high - low > SAME * abs(high):

@@ -9,8 +9,9 @@ import io
 import json
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 
@@ -123,7 +124,7 @@ class HeldOut:
 
 def open_held_out(
     model: Any,
-    folder: str | None,
+    own: partial[Any] | None,
     text: Any,
     corpus: Any,
     tokens: Any,
@@ -132,7 +133,7 @@ def open_held_out(
     mask_share: float,
     seed: int,
 ) -> HeldOut:
-    """A text for a model, which lies in a folder; arguments and errors as for `wqk.live.parts`."""
+    """A text for a model with its own tokenizer; arguments and errors as for `wqk.live.parts`."""
     if sum(value is not None for value in (text, corpus, tokens)) != 1:
         raise CorpusError("give one of text, corpus and tokens: what the model is to read")
     if blocks < 2:
@@ -146,7 +147,7 @@ def open_held_out(
         model = model.base_model
     mask: int | None = None
     if text is not None:
-        name, ids, mask = _encoded(Path(text), folder, blocks * (block or BLOCK))
+        name, ids, mask = _encoded(Path(text), own, blocks * (block or BLOCK))
     elif corpus is not None:
         name, ids, mask = _stored(Path(corpus))
     else:
@@ -156,9 +157,9 @@ def open_held_out(
                 f"tokens must be whole numbers (B, N) or (N,), got {ids.dtype} {ids.shape}"
             )
         mask = getattr(model.config, "mask_token_id", None)
-        if mask is None and folder:
+        if mask is None and own:
             with suppress(CorpusError):
-                mask = tokenizer_of(folder).mask_token_id
+                mask = own().mask_token_id
     if ids.ndim == 1:
         positions = most_positions(model)
         length = min(BLOCK, positions or BLOCK) if block is None else block
@@ -220,10 +221,10 @@ def predicted_by(name: str) -> Predicts:
     return next(kinds, "states")
 
 
-def load(ref: Any) -> tuple[Any, str | None]:
-    """A model with its head, if the checkpoint has one, in float32, and where it is saved.
+def load(ref: Any) -> tuple[Any, partial[Any] | None]:
+    """A model with its head, if the checkpoint has one, in float32, and what reads its tokenizer.
 
-    A model in memory is returned as it is, without its wrappers and a place.
+    A model in memory is returned as it is, without its wrappers and a tokenizer.
 
     Raises
     ------
@@ -261,7 +262,7 @@ def load(ref: Any) -> tuple[Any, str | None]:
             f"{ref}: lacks {counted(len(missing), 'tensor')} that the model runs with, such as "
             f"{missing[0]}; drawn at random, they would decide the loss: give a whole checkpoint"
         )
-    return model.eval(), place
+    return model.eval(), partial(tokenizer_of, place, **hub)
 
 
 def fresh(model: Any, seed: int) -> Any:
@@ -278,9 +279,11 @@ def fresh(model: Any, seed: int) -> Any:
             return None
 
 
-def _encoded(path: Path, ref: str | None, wanted: int) -> tuple[str, np.ndarray, int | None]:
+def _encoded(
+    path: Path, own: partial[Any] | None, wanted: int
+) -> tuple[str, np.ndarray, int | None]:
     """A text file in a model's own tokens."""
-    if ref is None:
+    if own is None:
         raise CorpusError("a text needs the tokenizer of a saved model; give tokens instead")
     # A token has at least one character, mostly; what is not needed is not read.
     enough = 40 * wanted
@@ -297,21 +300,19 @@ def _encoded(path: Path, ref: str | None, wanted: int) -> tuple[str, np.ndarray,
         raise CorpusError(f"{path}: cannot be read as text ({first_line(error)})") from None
     except (KeyError, TypeError):
         raise CorpusError(f'{path}: expected a JSON object with a "text" in each line') from None
-    tokenizer = tokenizer_of(ref)
+    tokenizer = own()
     with quiet():
         ids = tokenizer(text[:enough], add_special_tokens=False)["input_ids"]
     return path.name, np.asarray(ids, np.int64), tokenizer.mask_token_id
 
 
-def tokenizer_of(ref: str, revision: str | None = None) -> Any:
+def tokenizer_of(ref: str, **hub: Unpack[HubOptions]) -> Any:
     """A model's own tokenizer; CorpusError if it has none that encodes text."""
     from transformers import AutoTokenizer
 
     try:
         with quiet():
-            tokenizer = AutoTokenizer.from_pretrained(
-                ref, revision=revision, trust_remote_code=False
-            )
+            tokenizer = AutoTokenizer.from_pretrained(ref, trust_remote_code=False, **hub)
         # Where a model's files are missing, transformers may make a tokenizer without words.
         if len(tokenizer) <= len(tokenizer.all_special_ids):
             raise ValueError("no vocabulary")

@@ -240,12 +240,12 @@ def parts(
     for name, least in [("draws", draws), *(("rank", one) for one in rank or ())]:
         if least < 1:
             raise FormError(f"{name} must be 1 or more, got {least}")
-    loaded, folder = load(ref)
+    loaded, own = load(ref)
     opened = open_model(loaded, family=getattr(ref, "family_file", None))
     able = Mixer(opened, seed)
     for plan in able.modules.values() if rank else ():
         require_one_form(opened.name, plan)
-    given = open_held_out(loaded, folder, text, corpus, tokens, blocks, block, mask_share, seed)
+    given = open_held_out(loaded, own, text, corpus, tokens, blocks, block, mask_share, seed)
     with torch.no_grad(), able.installed() as mixer:
         measured = _Measurement(mixer, given)
         stacks = dict.fromkeys(plan.stack for plan in mixer.modules.values())

@@ -71,7 +71,15 @@ def draw_curve(axis: Axes, curve: pl.DataFrame, band: tuple[str, str], **look: A
 
 
 def panel_grid(figure: FigureBase, count: int, columns: int, **share: Any) -> list[Axes]:
-    """``count`` panels in rows; what is left of the last row stays empty."""
+    """``count`` panels in rows; what is left of the last row stays empty.
+
+    Examples
+    --------
+    >>> from wqk._style import new_figure
+    >>> figure = new_figure(4, 3)
+    >>> panel_grid(figure, 3, 2) == figure.axes
+    True
+    """
     axes = figure.subplots(math.ceil(count / columns), columns, squeeze=False, **share).flat
     for axis in axes[count:]:
         axis.remove()

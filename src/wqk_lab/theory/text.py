@@ -120,7 +120,7 @@ def _numbers(path: Path) -> Text:
 def _tokenized(path: Path, ref: str, revision: str | None, limit: int) -> Text:
     documents, total = [np.zeros(0, np.int64)], 0
     with quiet():
-        tokenizer = tokenizer_of(ref, revision)
+        tokenizer = tokenizer_of(ref, revision=revision)
         texts = filter(str.strip, read_documents(path, "text", "paragraph"))
         while total < limit and (some := list(islice(texts, AT_ONCE))):
             for ids in tokenizer(some, add_special_tokens=False)["input_ids"]:
@@ -142,7 +142,7 @@ def vocabulary_of(source: str | Path, revision: str | None = None) -> Mapping[st
             if file.is_file():
                 found = PreTrainedTokenizerFast(tokenizer_file=str(file))
             else:
-                found = tokenizer_of(str(source), revision)
+                found = tokenizer_of(str(source), revision=revision)
         except Exception:  # the tokenizers library raises bare exceptions
             return None
     vocabulary: dict[str, int] = found.get_vocab()
