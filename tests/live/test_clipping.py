@@ -15,7 +15,7 @@ from tests.live.models import bert, gpt2, llama, train_step
 
 import wqk
 from wqk.attention import Block
-from wqk.errors import FormError, UnknownFamily
+from wqk.errors import CheckpointError, FormError, UnknownFamily
 from wqk.live.logits import LogitMeter
 
 
@@ -135,9 +135,13 @@ def test_tied_layers_are_scaled_once() -> None:
         np.testing.assert_allclose(products, factor * before[key][0], rtol=1e-6, atol=1e-9)
 
 
-def test_keys_of_two_layers_are_left_as_they_are() -> None:
+@pytest.mark.parametrize("by", ["module", "memory"])
+def test_keys_of_two_layers_are_left_as_they_are(by: str) -> None:
     model = llama().double()
-    model.layers[1].self_attn.k_proj = model.layers[0].self_attn.k_proj
+    if by == "module":
+        model.layers[1].self_attn.k_proj = model.layers[0].self_attn.k_proj
+    else:
+        model.layers[1].self_attn.k_proj.weight.data = model.layers[0].self_attn.k_proj.weight.data
     before = forms(model)
     wqk.clip_(model, 100.0, logits={(0, 2): 200.0})
     for key, (products, _) in forms(model).items():
@@ -183,6 +187,17 @@ def test_logits_have_to_fit() -> None:
     assert "without a finite maximum" in repr(report)
     with pytest.raises(FormError, match="grouped"):
         wqk.clip_(model, 1.0, grouped="keys")  # type: ignore[arg-type]
+
+
+def test_a_model_is_clipped_as_a_whole_or_not_at_all() -> None:
+    model = llama()
+    key = model.layers[1].self_attn.k_proj
+    key.weight.requires_grad_(False)
+    key.weight.data = key.weight.data.to(torch.float8_e4m3fn)
+    query = model.layers[0].self_attn.q_proj.weight.clone()
+    with pytest.raises(CheckpointError, match=r"k_proj\.weight holds float8_e4m3fn"):
+        wqk.clip_(model, 1.0, logits={(0, 1): 4.0, (1, 1): 4.0})
+    assert torch.equal(model.layers[0].self_attn.q_proj.weight, query)
 
 
 def test_no_weights_are_written_on_a_guess() -> None:

@@ -26,6 +26,7 @@ from wqk.checkpoints.checkpoint import (
     plain_name,
 )
 from wqk.checkpoints.configurations import Opened, configured, lens_configuration
+from wqk.checkpoints.files import PLAIN
 from wqk.errors import CheckpointError
 
 # What authors of modules call their configuration.
@@ -145,7 +146,7 @@ class StateDict(Checkpoint):
         """The wanted rows of an array, range by range, as stored."""
         info, array = self.info(part.name), self._array(part.name)
         _require_values(array, part.name)
-        if info.dtype not in ("F64", "F32", "F16", "BF16"):
+        if info.dtype not in PLAIN:
             raise CheckpointError(f"{part.name}: holds {info.dtype}, not floating-point weights")
         if part.name in self.adapted:
             array = with_adapter(array, self.adapted[part.name], part.name)
@@ -218,12 +219,31 @@ class LiveCheckpoint(StateDict):
 
     def writable(self, name: str) -> Any:
         """A parameter that can be changed in place; `CheckpointError` where none is stored."""
+        import torch
+
+        tensor, kind = self.current(name), self.info(name).dtype
+        outside = not torch.is_inference_mode_enabled()
+        repeats = any(
+            n > 1 and not step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
+        )
+        why = {
+            "is made of other weights when the model is saved": name not in self._owners,
+            "is on the meta device": tensor.is_meta,
+            f"holds {kind}": kind not in PLAIN,
+            "was made in inference mode": tensor.is_inference() and outside,
+            "is expanded: its rows or columns are one in memory": repeats,
+        }
+        if found := next((reason for reason, holds in why.items() if holds), None):
+            raise CheckpointError(f"{self.name}: {name} {found}, so that nothing can be written")
+        return tensor
+
+    def memory(self, name: str) -> Any:
+        """What is equal for two names whose parameters begin at one place in memory."""
         if name not in self._owners:
-            raise CheckpointError(
-                f"{self.name}: {name} is made of other weights when the model is saved, so that "
-                "nothing can be written to it"
-            )
-        return self.current(name)
+            return name
+        tensor = self.current(name)
+        place = 0 if hasattr(tensor, "full_tensor") else tensor.data_ptr()
+        return place or id(tensor)
 
     def whole(self, name: str) -> Any:
         """A weight as passes use it, without gradients: with adapters, gathered if sharded."""

@@ -218,9 +218,10 @@ def clip_(
             for head, factor in enumerate(applied)
             if factor != 1
         ]
+    tensors = {scaling.tensor: weights.writable(scaling.tensor) for scaling in scalings}
     with torch.no_grad():
         for scaling in scalings:
-            _scale(weights.writable(scaling.tensor), scaling)
+            _scale(tensors[scaling.tensor], scaling)
     notes += [f"{what}: left as they are" for what in meter.left]
     return Clipping(limit, tuple(heads), tuple(notes))
 
@@ -449,8 +450,8 @@ def _uses_of(weights: LiveCheckpoint, side: Side) -> list[Any]:
     outer = outer.outer if isinstance(outer, Composed) else outer
     gains = side.norm.gain if side.norm else ()
     return [
-        (id(weights.writable(outer.tensor)), outer.outputs),
-        *((id(weights.writable(part.name)), part.rows) for part in gains),
+        (weights.memory(outer.tensor), outer.outputs),
+        *((weights.memory(part.name), part.rows) for part in gains),
     ]
 
 

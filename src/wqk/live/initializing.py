@@ -29,6 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -352,10 +353,10 @@ def initialize_(
     rng = np.random.default_rng(torch.initial_seed() if seed is None else seed)
     # All are planned before the first is written: a model is set as a whole or not at all.
     planned = [_planned(checkpoint, plan, chosen, rng, ratios) for plan in plans]
+    tensors = _writable(parameters, [copies for _, copies in planned]) if writes else {}
     with torch.no_grad():
         for plan, (_, copies) in zip(plans, planned, strict=True) if writes else ():
             new = open_checkpoint(copies)
-            tensors = {name: parameters.writable(name) for name in copies}
             for side in filter(None, (plan.query, plan.key, plan.value)):
                 if _is_single(side):
                     bias = None if side.bias is None else _bias(new, side)
@@ -389,6 +390,19 @@ def _require_settable(
             )
 
 
+def _writable(parameters: LiveCheckpoint, planned: Sequence[Copies]) -> dict[str, Any]:
+    """The parameters to write; `CheckpointError` where one is to become two different ones."""
+    held: dict[Any, tuple[str, np.ndarray]] = {}
+    for name, values in chain.from_iterable(copies.items() for copies in planned):
+        first, same = held.setdefault(parameters.memory(name), (name, values))
+        if first != name and not np.array_equal(same, values, equal_nan=True):
+            raise CheckpointError(
+                f"{parameters.name}: {first} and {name} are one weight, which this start would set "
+                "in two ways; give each its own first"
+            )
+    return {name: parameters.writable(name) for copies in planned for name in copies}
+
+
 def _planned(
     checkpoint: Checkpoint,
     plan: AttentionPlan,
@@ -398,8 +412,8 @@ def _planned(
 ) -> tuple[LayerScores, Copies]:
     """A layer's current scores, and copies of its tensors with its new weights."""
     query, key, value = plan.query, plan.key, plan.value
-    names = {part.name for part in (*plan.parts, *(value.parts if value else ()))}
-    copies = {name: checkpoint.read([Part(name)])[0] for name in names}
+    names = [part.name for part in (*plan.parts, *(value.parts if value else ()))]
+    copies = {name: checkpoint.read([Part(name)])[0] for name in dict.fromkeys(names)}
     trial = open_checkpoint(copies)  # shows what is written into the copies
     before = _measured(trial, plan)
     if kind.draw:

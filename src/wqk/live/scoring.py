@@ -30,6 +30,7 @@ from wqk._typing import Array, Float
 from wqk.attention import Block
 from wqk.attention.measures import ceiling_parts
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
+from wqk.checkpoints.files import PLAIN
 from wqk.checkpoints.modules import LiveCheckpoint, Read, require_plain_lora
 from wqk.errors import CheckpointError, FormError, RunError
 from wqk.families import AttentionPlan
@@ -105,7 +106,7 @@ class Tracker:
             self._wanted.setdefault(part.name, []).append(part)
         for tensor in self._wanted:
             dtype = self._weights.info(tensor).dtype
-            if dtype not in ("F64", "F32", "F16", "BF16"):
+            if dtype not in PLAIN:
                 raise CheckpointError(f"{tensor}: holds {dtype}, not floating-point weights")
             if tensor in self._weights.adapted:
                 require_plain_lora(self._weights.adapted[tensor], tensor)

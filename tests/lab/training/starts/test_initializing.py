@@ -237,6 +237,42 @@ def test_a_model_is_set_as_a_whole_or_not_at_all():
     assert is_as(model, before)
 
 
+def untied(model: Any) -> None:
+    attention_of(model, 1).key.weight.data = attention_of(model, 0).key.weight.data
+
+
+def as_values(model: Any) -> None:
+    attention_of(model, 1).value.weight = attention_of(model, 1).key.weight
+
+
+def expanded(model: Any) -> None:
+    key = attention_of(model, 1).key
+    key.weight.data = key.weight.data[:1].expand_as(key.weight)
+
+
+def inferred(model: Any) -> None:
+    with torch.inference_mode():
+        attention_of(model, 1).key.weight.data = torch.randn(64, 64)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (untied, r"layer\.0.*key\.weight and .*layer\.1.*key\.weight are one weight"),
+        (as_values, r"key\.weight and .*value\.weight are one weight"),
+        (expanded, "is expanded"),
+        (inferred, "was made in inference mode"),
+    ],
+)
+def test_weights_that_cannot_be_set_by_themselves_are_refused(change, message):
+    model = bert()
+    change(model)
+    before = copied(model)
+    with pytest.raises(CheckpointError, match=message):
+        wqk.initialize_(model, "symmetric")
+    assert is_as(model, before)
+
+
 def test_cross_attention_is_left_alone():
     model = build(NAMED["bart"])
     before = copied(model)
