@@ -340,7 +340,8 @@ def run_in_processes(
     waiting = deque(jobs)
     suspects: deque[Job] = deque()
     while waiting or suspects:
-        queue, at_once = (suspects, 1) if suspects else (waiting, processes)
+        queue = suspects or waiting
+        at_once = 1 if suspects else min(processes, len(waiting))
         # Twice the number of processes, so that none is idle; a suspect runs alone.
         limit = 1 if suspects else 2 * at_once
         running: dict[Future[Outcome], Job] = {}
@@ -395,7 +396,8 @@ def _pool(processes: int) -> Iterator[ProcessPoolExecutor]:
     )
     try:
         try:
-            pool.submit(os.getpid).result()
+            # Each starts a process, which a pool otherwise does when those that it has are busy.
+            next(as_completed([pool.submit(os.getpid) for _ in range(processes)])).result()
         except BrokenExecutor:
             raise RunError(
                 "no worker process can be started; give an executor such as ThreadPoolExecutor()"
