@@ -147,6 +147,13 @@ class Config:
     for nested parts; empty for all of it. ``defaults`` are the values of keys that the
     configuration leaves out. Of further keys `transformers` knows the values of its own model type,
     or else of ``model_type``; and their other names.
+
+    Examples
+    --------
+    >>> Config({"model_type": "gpt2", "num_attention_heads": 4}).get("n_head")
+    4
+    >>> Config({"model_type": "gpt2", "n_head": 2, "num_attention_heads": 4}).get("n_head")
+    2
     """
 
     def __init__(

@@ -317,7 +317,15 @@ class Convention(NamedTuple):
 
 
 def _windows(mask: Any, batch: int) -> Any:
-    """(W, I, J) for each of B/W pictures, or (B · H, I, J), with four axes."""
+    """(W, I, J) for each of B/W pictures, or (B · H, I, J), with four axes.
+
+    Examples
+    --------
+    >>> import torch
+    >>> windows = torch.arange(3.0).expand(4, 2, 3).contiguous()
+    >>> _windows(windows, 8).shape, _windows(windows, 2).shape
+    (torch.Size([8, 1, 2, 3]), torch.Size([2, 2, 2, 3]))
+    """
     if batch % len(mask) == 0:
         return mask.repeat(batch // len(mask), 1, 1)[:, None]
     return mask.unflatten(0, (batch, -1))
