@@ -494,7 +494,7 @@ class Config:
             switch is not None and not self.holds("use_sliding_window")
         ) or self._nulls.intersection(keys):
             return None
-        chunk = CHUNK if keys[0] == "attention_chunk_size" else ""
+        chunk = CHUNK if keys[0] in ("attention_chunk_size", "context_size") else ""
         text = "local" if size is None else chunk + "x".join([str(size)] * axes)
         full = self.get("global_attn_indexes", "global_attention_blocks")
         if isinstance(full, list) and layer in full:
