@@ -5,8 +5,9 @@ process of its own. The exponents are of processor time and of memory against wh
 stored, by least squares through the logarithms.
 
 ``--deep LLaMA-3-70B --layers 24`` measures so many layers of one shape instead, beside the same
-model with the queries and keys of every layer in the other rotary order, for which `same` has the
-most to do. Each layer has the random rows of the first in another order.
+model with the queries and keys of every layer in the other rotary order, beside one that was
+trained on, each of its entries moved by 1 % of their standard deviation, and beside unrelated
+weights. Each layer has the random rows of the first in another order.
 
 ``--equal LLaMA-3-8B --layers 8`` measures `same --all` of equal files beside reading both, once and
 in two threads, into memory that is used again; with ``--cold`` from the disk (as root, on Linux).
@@ -67,19 +68,28 @@ print(json.dumps([*seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss /
 """
 
 
-# Beside the model with its queries and keys in the other rotary order.
+# How many times a scan by the clock a pair is to take at most.
+AIM = 2.0
+# A model beside others: its queries and keys in the other rotary order, trained on, unrelated.
+OTHERS = ("rotary", "trained", "unrelated")
 DEEP = {
-    "`scan`": "wqk.scan(a)",
-    "`same`, other rotary order": "assert wqk.same(a, b).repair",
-    "`same --all`": "assert wqk.same(a, b, everything=True).repair",
-    "`kin`": "wqk.kin(a, b)",
+    "`scan`": ("wqk.scan(a)", "rotary"),
+    "`same`, other rotary order": ("assert wqk.same(a, b).repair", "rotary"),
+    "`same --all`, other rotary order": ("assert wqk.same(a, b, everything=True).repair", "rotary"),
+    "`same`, trained on": ("assert not wqk.same(a, b).same", "trained"),
+    "`same`, unrelated": ("assert not wqk.same(a, b).same", "unrelated"),
+    "`kin`, trained on": ("wqk.kin(a, b)", "trained"),
+    "`kin`, unrelated": ("wqk.kin(a, b)", "unrelated"),
 }
 
 
-def write_deep(place: Path, shape: Shape) -> list[Path]:
-    """A checkpoint of many layers, and one whose queries and keys are in the other rotary order."""
-    folders = [write_whole(place / name, replace(shape, layers=1)) for name in "ab"]
-    for folder, other in zip(folders, (False, True), strict=True):
+def write_deep(place: Path, shape: Shape) -> dict[str, Path]:
+    """A checkpoint of many layers under "", and `OTHERS`."""
+    folders = {}
+    for name in ("", *OTHERS):
+        seed = int(name == "unrelated")
+        folders[name] = folder = write_whole(place / f"of {name}", replace(shape, layers=1), seed)
+        random = np.random.default_rng(7)
         with (folder / "model.safetensors").open("rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
             tensors = {
@@ -90,22 +100,25 @@ def write_deep(place: Path, shape: Shape) -> list[Path]:
             }
         size = sum(value.nbytes for value in tensors.values())
         every = {
-            name.replace(".0.", f".{layer}."): {
+            tensor.replace(".0.", f".{layer}."): {
                 **about,
                 "data_offsets": [layer * size + end for end in about["data_offsets"]],
             }
             for layer in range(shape.layers)
-            for name, about in header.items()
+            for tensor, about in header.items()
         }
         text = json.dumps(every).encode()
         with (folder / "model.safetensors").open("wb") as file:
             file.writelines([len(text).to_bytes(8, "little"), text])
             for layer in range(shape.layers):
-                for name, value in tensors.items():
+                for tensor, value in tensors.items():
                     rolled = np.roll(value, layer, axis=0)
-                    if other and ("q_proj" in name or "k_proj" in name):
+                    if name == "rotary" and ("q_proj" in tensor or "k_proj" in tensor):
                         pairs = rolled.reshape(-1, 2, shape.head_width // 2, shape.width)
                         rolled = pairs.swapaxes(1, 2)
+                    if name == "trained":
+                        moved = random.standard_normal(rolled.shape, np.float32)
+                        rolled = (rolled + 0.01 * rolled.std() * moved).astype(np.float16)
                     file.write(rolled.tobytes())
         config = json.loads((folder / "config.json").read_text()) | {
             "num_hidden_layers": shape.layers
@@ -114,19 +127,29 @@ def write_deep(place: Path, shape: Shape) -> list[Path]:
     return folders
 
 
-def print_deep(shape: Shape) -> None:
+def print_deep(shape: Shape, rounds: int) -> None:
     """One line for each function."""
     with tempfile.TemporaryDirectory() as place:
         folders = write_deep(Path(place), shape)
-        stored = (folders[0] / "model.safetensors").stat().st_size
-        found = {name: measure(call, folders, 1) for name, call in DEEP.items()}
+        stored = (folders[""] / "model.safetensors").stat().st_size
+        found = np.array(
+            [
+                [measure(call, [folders[""], folders[other]], 1) for call, other in DEEP.values()]
+                for _ in range(rounds)
+            ]
+        )
     print(
         f"| {shape.layers} layers of {shape.name}, {stored / 1e9:.1f} GB | processor time | "
-        "by the clock | processor time / scan | peak memory |\n|:--|--:|--:|--:|--:|"
+        "/ scan | by the clock | / scan | aim | peak memory |\n|:--|--:|--:|--:|--:|:--|--:|"
     )
-    for name, (clock, busy, peak) in found.items():
-        ratio = busy / found["`scan`"][1]
-        print(f"| {name} | {busy:.1f} s | {clock:.1f} s | {ratio:.1f} | {peak:.0f} MB |")
+    for name, own in zip(DEEP, np.moveaxis(found, 1, 0), strict=True):
+        clock, busy, peak = np.median(own, axis=0)
+        ratios = [estimate(own[:, n] / found[:, 0, n]) for n in (1, 0)]
+        aim = "" if name == "`scan`" else f"{AIM:g}: {ratios[1].against(AIM)}"
+        print(
+            f"| {name} | {busy:.1f} s | {ratios[0]} | {clock:.1f} s | {ratios[1]} | {aim} | "
+            f"{peak:.0f} MB |"
+        )
 
 
 def print_equal(shape: Shape, rounds: int, cold: bool) -> None:
@@ -180,17 +203,17 @@ def main() -> None:
     parser.add_argument("--deep", choices=[shape.name for shape in SHAPES])
     parser.add_argument("--equal", choices=[shape.name for shape in SHAPES])
     parser.add_argument("--cold", action="store_true", help="with --equal: files from the disk")
-    parser.add_argument("--rounds", type=int, default=9, help="with --equal (%(default)s)")
+    parser.add_argument("--rounds", type=int, help="with --deep (3) and --equal (9)")
     parser.add_argument("--layers", type=int, default=8, help="with the two (%(default)s)")
     options = parser.parse_args()
     names = [shape.name for shape in SHAPES]
     if options.deep:
         shape = SHAPES[names.index(options.deep)]
-        print_deep(replace(shape, layers=options.layers))
+        print_deep(replace(shape, layers=options.layers), options.rounds or 3)
         return
     if options.equal:
         shape = replace(SHAPES[names.index(options.equal)], layers=options.layers)
-        print_equal(shape, options.rounds, options.cold)
+        print_equal(shape, options.rounds or 9, options.cold)
         return
     shapes = SHAPES[: names.index(options.largest) + 1]
     stored: list[int] = []
