@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.cases import cases
 from tests.command import run
 from tests.small import sizes
 
@@ -377,8 +378,8 @@ def test_of_scalings_that_differ_the_one_key_that_matters_is_named() -> None:
     kinds = {"full_attention": rounded, "sliding_attention": {"rope_theta": 77.0}}
     # A family whose layers have rotary positions by their kind.
     here, there = (
-        opened(llama(), model_type="olmo3", layer_types=["full_attention"] * 2, rope_parameters=one)
-        for one in (yarn, kinds)
+        opened(llama(), model_type="olmo3", layer_types=["full_attention"] * 2, **one)
+        for one in ({"rope_scaling": yarn}, {"rope_parameters": kinds})
     )
     (cause,) = same(here, there).causes
     assert "beta_fast 2 expected, beta_fast None found" in cause.mismatch.reason
@@ -414,19 +415,27 @@ def test_epsilons_of_other_norms_are_compared() -> None:
     assert other.repair == 'config["final_norm_eps"] = 1e-05'
 
 
-@pytest.mark.parametrize("kind", ["bert", "deberta-v2", "internvl_vision"])
-def test_a_key_s_bias_is_compared_where_scores_see_it(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "beside", "names", "counts"), cases(__file__, "key_biases"))
+def test_a_key_s_bias_is_compared_where_scores_see_it(
+    kind: str, beside: dict[str, Any], names: list[str], counts: bool
+) -> None:
     at = "encoder.layer.0.attention."
-    named = {"bert": ["self.query", "self.key"], "deberta-v2": ["self.query_proj", "self.key_proj"]}
-    names = named.get(kind, ["q_proj", "k_proj"])
     tensors = {f"{at}{name}.weight": np.eye(8) for name in names}
     tensors |= {f"{at}{name}.bias": np.arange(8.0) for name in names}
     tensors |= {f"{at}{side}_norm.weight": np.ones(8) for side in "qk"}  # InternVL's
-    config = {"model_type": kind, **sizes(8, 1, 2)}
+    config = {"model_type": kind, **sizes(8, 1, 2), **beside}
     one = StateDict(tensors, config, "one")
     other = tensors | {f"{at}{names[1]}.bias": np.arange(8.0)[::-1]}
-    assert bool(same(one, StateDict(other, config, "other"))) == (kind == "bert")
+    assert bool(same(one, StateDict(other, config, "other"))) != counts
     assert wqk.open(one)[0].at(bias=True).dense()[:, :-1, -1].any() == (kind == "internvl_vision")
+
+
+@pytest.mark.parametrize("row", cases(__file__, "terms"))
+def test_terms_of_positions_are_compared(row: list[Any]) -> None:
+    at = "encoder.layer.0.attention.self"
+    tensors = {f"{at}.{side}_proj.weight": np.eye(8) for side in ("query", "key")}
+    config = {"model_type": "deberta-v2", "relative_attention": True, **sizes(8, 1, 2)}
+    assert row[2] in same(*(StateDict(tensors, config | own, "m") for own in row[:2])).sentence
 
 
 def test_an_entry_of_a_bias_that_no_form_shows_is_compared() -> None:

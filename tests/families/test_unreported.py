@@ -75,8 +75,8 @@ def test_what_chunks_attend_with_is_read(tmp_path: Path, monkeypatch: pytest.Mon
         logits = tanh(capped.pop()[0, :, 0, :6, past : past + 6]) * block.plan.softcap
         np.testing.assert_allclose(block.logits(x[0].numpy(), x[0].numpy()), logits, rtol=1e-4)
         plan, module = block.plan, f"layers.{block.plan.layer}.self_attn"
-        told = (plan.stack, plan.causal, plan.window, plan.position)
-        assert told == ("audio", True, "5", "relative")
+        told = (plan.stack, plan.causal, plan.window, plan.position, plan.position_uses)
+        assert told == ("audio", True, "5", "relative", ("query",))
         assert plan.value.tensor == f"{module}.v_proj.linear.weight"
         assert plan.output.tensor == f"{module}.post.linear.weight"
         norm = plan.query.input_norm

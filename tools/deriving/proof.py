@@ -132,8 +132,7 @@ def _site_faults(checkpoint: Checkpoint, attention: Block, site: Site) -> Iterat
         reach = tokens - 1
         if p.window and p.window.removeprefix(CHUNK).isdigit():
             size = int(p.window.removeprefix(CHUNK))
-            one_sided = p.causal or p.window.startswith(CHUNK)
-            reach = min(reach, size - 1 if one_sided else size // 2)
+            reach = min(reach, size - 1 if p.causal else size // 2)
         elif p.window and " ahead" in p.window:
             reach = min(reach, max(int(word) for word in re.findall(r"\d+", p.window)))
         # Several pictures in a row, each of which sees itself alone.
@@ -201,9 +200,9 @@ def _use_faults(p: AttentionPlan, site: Site) -> Iterator[str]:
     others = [c for c in site.products if c not in content and "topk" not in c.through]
     names = _made_by([s for c in others for s in (c.query_sources, c.key_sources)])
     for side, own in (("query", query - key), ("key", key - query)):
-        if p.position and names & own and side not in p.rule.position_uses:
+        if p.position and names & own and side not in p.position_uses:
             yield f"what is added to the scores of {p.query.tensor} is made with its {side}"
-    if p.position and names & query & key and not p.rule.position_uses:
+    if p.position and names & query & key and not p.position_uses:
         yield f"what is added to the scores of {p.query.tensor} is made with it"
 
 

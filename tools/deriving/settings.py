@@ -8,6 +8,7 @@ key that the code for a type ignores, the key is listed under that type in ``unr
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 import tempfile
@@ -18,12 +19,14 @@ import numpy as np
 from tools.deriving.configured import overlaid, small_file
 from tools.deriving.probing import in_a_process, record_type
 from tools.deriving.records import Record, read_record
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import wqk
 import wqk.families
 from wqk.errors import WqkError
 from wqk.families import config, families
 from wqk.families.family import family_of_type
+from wqk.families.rotary import SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,6 +54,11 @@ USED = {"use_sliding_window": True, "max_window_layers": 0}
 KINDS = ["full_attention", "sliding_attention"]
 BESIDE_WINDOWS: tuple[dict[str, Any], ...] = ({}, USED, {"layer_types": KINDS} | USED)
 BESIDE_OTHERS: tuple[dict[str, Any], ...] = ({}, {"use_bidirectional_attention": False})
+# Frequencies that are not scaled, where these are not a type's own.
+BESIDE_SHARES: tuple[dict[str, Any], ...] = (
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    {},
+)
 # Keys that are read of every file. Masks have to be causal only where a window is looked for.
 EVERYWHERE = {
     "head_dim": (16, 32),
@@ -64,8 +72,12 @@ def _is_unread(model_type: str, path: str, key: str, values: tuple[Any, Any]) ->
 
     What is read is read as if nothing were known to be unread.
     """
+    by_kind = isinstance(config.default_values(model_type).get("scaled"), list)
+    if key == SHARE and by_kind and _says(model_type, key):
+        return False  # kinds of layers have shares of their own, which count
     told = False
-    for beside in BESIDE_WINDOWS if "window" in key else BESIDE_OTHERS:
+    others = BESIDE_SHARES if key == SHARE else BESIDE_OTHERS
+    for beside in BESIDE_WINDOWS if "window" in key else others:
         parts = [{**beside, key: value} for value in values]
         tables = [{path: part} if path else part for part in parts]
         (one, its), (other, theirs) = (_record({"model_type": model_type} | t) for t in tables)
@@ -77,9 +89,15 @@ def _is_unread(model_type: str, path: str, key: str, values: tuple[Any, Any]) ->
         )
         if one and other and one.sites and seen and its != theirs:
             told = True
-            if not _alike(one, other):
-                return False
-    return told
+            if key == SHARE or not _alike(one, other):
+                return _alike(one, other)
+    return told or (key == SHARE and not _says(model_type, key))
+
+
+def _says(model_type: str, key: str) -> bool:
+    """Whether the code for a type has this word, where nothing could be run to tell."""
+    folder = Path(inspect.getfile(CONFIG_MAPPING[model_type])).parent
+    return any(key in file.read_text(encoding="utf-8") for file in folder.glob("*.py"))
 
 
 def _read(rule: AttentionRule, is_part: bool) -> Iterator[tuple[str, tuple[Any, Any]]]:
@@ -91,6 +109,8 @@ def _read(rule: AttentionRule, is_part: bool) -> Iterator[tuple[str, tuple[Any, 
         yield rule.softcap, (0.3, 3.0)
     if rule.clip and "." not in rule.clip:
         yield rule.clip, (0.1, 1.0)
+    if rule.rotary and SHARE in rule.rotary.fraction:
+        yield SHARE, (0.5, 1.0)
     if is_part and rule.causal_if == "is_decoder":
         yield rule.causal_if, (True, False)
     for key, values in EVERYWHERE.items():
@@ -111,8 +131,9 @@ def _record(table: dict[str, Any]) -> tuple[Record | None, list[Any]]:
         try:
             read: list[Any] = [
                 (p.window, p.softcap, p.clip, p.causal, p.query.head_width,
-                 p.rotary and p.rotary.frequencies.tolist())
+                 turned and turned.frequencies.tolist())
                 for p in wqk.open(folder).plans
+                for turned in [p.rotary or p.axial or (p.positional and p.positional.rotary)]
             ]  # fmt: skip
         except WqkError as error:
             read = [str(error)]

@@ -323,13 +323,14 @@ def of_attention(name: str, models: Sequence[Model]) -> bool:
 
 def _terms(plan: AttentionPlan) -> dict[str, Any]:
     """The terms of a score besides the form and its rotation."""
-    position = None if plan.position.startswith("rotary") else plan.position or None
+    sides = f" with the {' and the '.join(plan.position_uses)}" if plan.position_uses else ""
+    position = plan.position and not plan.position.startswith("rotary") and plan.position + sides
     return {
         "mask": "causal" if plan.causal else "none",
         "window": plan.window,
         "softcap": plan.softcap,
         "limit of queries and keys": plan.clip,
-        "positions added to the score": position,
+        "positions added to the score": position or None,
         "norm of queries": plan.query.norm.kind if plan.query.norm else None,
         "norm of keys": plan.key.norm.kind if plan.key.norm else None,
         "sinks": "learned" if plan.sinks else None,

@@ -41,7 +41,7 @@ def scorings(
     norms = [all(fed)] * 2 if guesses else fed
     unknown = any(plan.rotation_unknown for plan in pair)
     # Terms of keys with positions hold the key's bias, too.
-    counts = [p.key_bias_counts or "key" in p.rule.position_uses for p in pair]
+    counts = [p.key_bias_counts or "key" in p.position_uses for p in pair]
     if unknown:
         told = [count for p, count in zip(pair, counts, strict=True) if not p.rotation_unknown]
         counts = [any(told or counts)] * 2

@@ -147,13 +147,6 @@ class Config:
     for nested parts; empty for all of it. ``defaults`` are the values of keys that the
     configuration leaves out. Of further keys `transformers` knows the values of its own model type,
     or else of ``model_type``; and their other names.
-
-    Examples
-    --------
-    >>> Config({"model_type": "gpt2", "num_attention_heads": 4}).get("n_head")
-    4
-    >>> Config({"model_type": "gpt2", "n_head": 2, "num_attention_heads": 4}).get("n_head")
-    2
     """
 
     def __init__(
@@ -172,7 +165,7 @@ class Config:
         own = named or part_types(whole).get(nested, whole)
         left_out = default_values(own) or default_values(model_type)
         left_out = {**left_out, **default_values(f"{whole}.{nested}")}
-        unread = {*unread_keys(own), *unread_keys(f"{whole}.{nested}")}
+        unread = self.passed_over = {*unread_keys(own), *unread_keys(f"{whole}.{nested}")}
         names = left_out.get("names", {})
         chosen = {
             names.get(k, k) if names.get(k) not in chosen else k: v for k, v in chosen.items()
@@ -184,7 +177,9 @@ class Config:
         self._left_out = {k: v for k, v in left_out.items() if k not in chosen}
         self._left_out["is_part"] = bool(nested)
         self._nulls = {k for k, v in chosen.items() if v is None}
-        self.unread = [k for k in chosen if k in unread and k not in self._nulls]
+        turning = chosen.get("rope_parameters")
+        said = {**turning, **chosen} if isinstance(turning, dict) else chosen
+        self.unread = [k for k in said if k in unread and k not in self._nulls]
         # What changes attention and is not read, where it is not as by default.
         known = switches(own).get("attention", {})
         self.switched = [k for k, v in known.items() if chosen.get(k) not in (None, v)]
@@ -226,7 +221,8 @@ class Config:
     def holds(self, condition: str) -> bool:
         """Whether switches are on or off, such as ``multi_query and not alibi``; empty: always.
 
-        ``and`` binds closer than ``or``.
+        ``and`` binds closer than ``or``. Of lists, and of texts such as ``c2p|p2c``, ``=`` asks for
+        one.
 
         Examples
         --------
@@ -234,6 +230,8 @@ class Config:
         >>> config.holds("attn_config.clip and not alibi")
         True
         >>> config.holds("attn_config.clip=8.0")
+        True
+        >>> Config({"pos_att_type": "p2c|c2p"}).holds("pos_att_type=c2p")
         True
         """
         return any(
@@ -249,26 +247,26 @@ class Config:
             "(?i)'(true|false|yes|no|on|off|0|1|none|null)'", repr(found)
         ):
             raise self.wrong([key], "true or false", found)
-        is_on = as_text(found) == value if value else bool(found)
+        several = found if isinstance(found, list) else re.split(r" *\| *", as_text(found))
+        is_on = value.lower() in (str(one).lower() for one in several) if value else bool(found)
         return is_on != term.startswith("not ")
 
     def whole(self, keys: Sequence[str], layer: int = 0) -> int:
         """A required count, as `optional_whole`."""
-        value = self.optional_whole(keys, layer)
-        if value is None:
-            raise CheckpointError(f"config.json lacks {' or '.join(keys)}")
-        return value
+        return _required(keys, self.optional_whole(keys, layer))
 
     def optional_whole(self, keys: Sequence[str], layer: int = 0) -> int | None:
         """A count, None if no key has it; a list holds one for each layer."""
-        value = self.get(*keys)
-        if isinstance(value, list):
-            value = value[layer] if layer < len(value) else None
-        if value is None:
-            return None
-        if type(value) is not int or not 0 < value <= LARGEST_COUNT:
+        value = self._entry(keys, layer)
+        value = None if isinstance(value, list) else value
+        if value is not None and (type(value) is not int or not 0 < value <= LARGEST_COUNT):
             raise self.wrong(keys, f"a whole number from 1 to {LARGEST_COUNT:,}", value)
         return value
+
+    def _entry(self, keys: Sequence[str], layer: int) -> Any:
+        """What these keys hold: of a list, the layer's entry; all of a list that is too short."""
+        value = self.get(*keys)
+        return value[layer] if isinstance(value, list) and layer < len(value) else value
 
     def optional_length(self, keys: Sequence[str], layer: int = 0) -> int | None:
         """A number of tokens, None if no key has it: a window, or the longest text.
@@ -281,19 +279,14 @@ class Config:
         >>> Config({"sliding_window": 131072}).optional_length(["sliding_window"])
         131072
         """
-        value = self.get(*keys)
-        if isinstance(value, list) and layer < len(value):
-            value = value[layer]
+        value = self._entry(keys, layer)
         if value is not None and (type(value) is not int or not 0 < value < 2**63):
             raise self.wrong(keys, "a positive whole number", value)
         return value
 
     def length(self, keys: Sequence[str]) -> int:
         """A required number of tokens, as `optional_length`."""
-        value = self.optional_length(keys)
-        if value is None:
-            raise CheckpointError(f"config.json lacks {' or '.join(keys)}")
-        return value
+        return _required(keys, self.optional_length(keys))
 
     def wrong(self, keys: Sequence[str], expected: str, value: Any) -> CheckpointError:
         """The error for a value that is not what these keys should hold."""
@@ -355,13 +348,9 @@ class Config:
 
     def optional_number(self, keys: Sequence[str], layer: int = 0) -> float | None:
         """A finite number, None if no key has it; a list holds one for each layer."""
-        value = self.get(*keys)
-        if isinstance(value, list) and layer < len(value):
-            value = value[layer]
-        if value is None:
-            return None
-        number = as_number(value)
-        if number is None:
+        value = self._entry(keys, layer)
+        number = None if value is None else as_number(value)
+        if number is None and value is not None:
             raise self.wrong(keys, "a number", value)
         return number
 
@@ -409,12 +398,7 @@ class Config:
 
     def _terms(self) -> int:
         """Number of terms in DeBERTa's score: content to content, and each positional one."""
-        kinds = self.get("pos_att_type") or []
-        if isinstance(kinds, str):
-            kinds = kinds.split("|")
-        if not isinstance(kinds, list):
-            raise self.wrong(["pos_att_type"], "a list", kinds)
-        return 1 + len([k for k in kinds if k in ("c2p", "p2c")])
+        return 1 + sum(self.holds(f"pos_att_type={kind}") for kind in ("c2p", "p2c"))
 
     def layer_type(self, layer: int) -> str | None:
         """The layer's kind, such as ``sliding_attention``; None where nothing says it.
@@ -494,7 +478,7 @@ class Config:
             switch is not None and not self.holds("use_sliding_window")
         ) or self._nulls.intersection(keys):
             return None
-        chunk = CHUNK if keys[0] in ("attention_chunk_size", "context_size") else ""
+        chunk = CHUNK if keys[0] == "attention_chunk_size" else ""
         text = "local" if size is None else chunk + "x".join([str(size)] * axes)
         full = self.get("global_attn_indexes", "global_attention_blocks")
         if isinstance(full, list) and layer in full:
@@ -540,6 +524,12 @@ def kind_of_layer(
     # One layer of each period is like no other: its first or its last.
     place, odd = (0, 0) if repeat[0] != repeat[1] and repeat[0] != repeat[-1] else (period - 1, -1)
     return str(repeat[odd] if layer % period == place else repeat[0 if odd else 1])
+
+
+def _required(keys: Sequence[str], value: int | None) -> int:
+    if value is None:
+        raise CheckpointError(f"config.json lacks {' or '.join(keys)}")
+    return value
 
 
 def _expanded(runs: Any) -> list[Any] | None:

@@ -184,11 +184,11 @@ class AttentionPlan:
     window: str | None
     applications: int
     position: str
+    position_uses: tuple[str, ...]  # sides that this, or a convolution, is made with
     rotary: Rotary | None  # along one axis, with which forms at a distance are computed
     axial: Rotary | None  # along two
     positional: Positional | None
     quantized: tuple[str, ...] = ()  # how queries and keys are stored, if with few bits
-    grows_from: int | None = None  # the number of the token from which on queries grow
 
     @property
     def stack(self) -> str:
@@ -243,8 +243,7 @@ class AttentionPlan:
     def longest(self) -> int | None:
         """Tokens of a text beyond which positions act otherwise; None where they never do."""
         turned = self.rotary or (self.positional and self.positional.rotary)
-        unchanged = self.grows_from and self.grows_from - 1
-        return turned.longest if turned else unchanged
+        return turned.longest if turned else None
 
     @property
     def key_bias_counts(self) -> bool:
@@ -277,8 +276,8 @@ class AttentionPlan:
                 "what goes through the latents has the gains of their norms, but not the tokens' "
                 "own scales"
             )
-        if self.position and self.rule.position_uses:
-            sides = " and the ".join(self.rule.position_uses)
+        if self.position and self.position_uses:
+            sides = " and the ".join(self.position_uses)
             reasons.append(f"terms of the {sides} with positions are added to the form's score")
         if self.rule.between:
             reasons.append(
@@ -486,7 +485,6 @@ def _plan_layer(
         positional = Positional(
             Side(projections["q_position"]), Side(projections["k_position"]), rotary or UNTURNED
         )
-    grows = rotary is None and config.holds(" and ".join(rule.grows_from[1:]))
     if query.head_width != key.head_width or query.heads % key.heads:
         raise CheckpointError(
             f"{query.heads} query heads of width {query.head_width} do not fit "
@@ -516,10 +514,14 @@ def _plan_layer(
         window=window,
         applications=_applications(config, rule, match.group, groups),
         position=rule.position if config.holds(rule.position_if) else "",
+        position_uses=tuple(
+            use.split(" if ")[0]
+            for use in rule.position_uses
+            if config.holds(use.partition(" if ")[2])
+        ),
         rotary=rotary if rotary and rotary.axes == 1 and rule.layout != "latent" else None,
         axial=rotary if rotary and rotary.axes > 1 else None,
         positional=positional,
-        grows_from=config.optional_length(rule.grows_from[:1]) if grows else None,
     )
     require_fitting(planned, match.tensors)
     stored = {match.tensors[part.name].quantized: None for part in planned.parts}

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from wqk.families.config import Config
     from wqk.families.family import RotaryRule
 
+# The share of a head's dimensions that turns; many classes pass it over, unless frequencies are
+# scaled, by functions that all of them have in common.
+SHARE = "partial_rotary_factor"
+PLAIN = ("default", "mrope", "axial")
+
 
 @dataclass(frozen=True, eq=False)
 class Rotary:
@@ -104,9 +109,9 @@ def rotary_of(
     order = rule.order
     if rule.other_order_if and config.holds(rule.other_order_if):
         order = "half" if order == "interleaved" else "interleaved"
-    share = "partial_rotary_factor"
-    fraction = _number(config, scaling, rule.fraction, 1.0, share)
     kind = as_text(scaling.get("rope_type", scaling.get("type", "default")))
+    whole = kind in PLAIN and SHARE in config.passed_over
+    fraction = 1.0 if whole else _number(config, scaling, rule.fraction, 1.0, SHARE, layer)
     if width is None and 0 < fraction <= 1:
         width = head_width if kind == "proportional" else int(head_width * fraction)
     if width is None or not 0 < width <= head_width:
@@ -140,7 +145,7 @@ def rotary_of(
     else:
         frequencies = np.tile(frequencies, rule.axes)
     sign = -1 if rule.reversed else 1
-    if kind in ("default", "mrope", "axial") or local:
+    if kind in PLAIN or local:
         return Rotary(sign * frequencies, order, axes=rule.axes)
     if kind not in _SCALINGS:
         raise CheckpointError(
@@ -159,7 +164,8 @@ def rotary_of(
         ) from None
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"config.json: rotary scaling {kind!r} lacks or misstates {error!s:.60}"
+            f"config.json: rotary scaling {kind!r} lacks or misstates {error!s:.60}; "
+            f"got {shown(scaling)}"
         ) from None
     by_length = kind in ("longrope", "su", "dynamic") and "alpha" not in scaling
     by_length = by_length or bool(scaling.get("llama_4_scaling_beta"))  # grows with the position
@@ -209,7 +215,7 @@ def _parameters(config: Config, layer: int, windowed: bool) -> dict[str, Any]:
     if not isinstance(scaled, list):
         return found
     if kind in scaled and not _is_by_kind(parameters):
-        found = found | parameters  # scaling as older files have it joins them
+        found = found | (config.told("rope_scaling") or {})  # as older files have it
     # Where a class has kinds, transformers looks for `truncate` beside them, and finds none.
     return {key: value for key, value in found.items() if key != "truncate"}
 
@@ -237,6 +243,12 @@ def _trained(given: _Unscaled) -> int:
     return int(own) if own else given.config.length(("max_position_embeddings",))
 
 
+def _factor(given: _Unscaled) -> float:
+    if given.scaling.get("factor") is None:
+        raise KeyError("factor")
+    return float(given.scaling["factor"])
+
+
 def _llama3(given: _Unscaled) -> tuple[np.ndarray, float]:
     """Long wavelengths are stretched, short ones kept, those in between blended (Llama 3.1)."""
     frequencies, scaling = given.frequencies, given.scaling
@@ -245,14 +257,16 @@ def _llama3(given: _Unscaled) -> tuple[np.ndarray, float]:
     turns = trained * frequencies / (2 * math.pi)
     # Llama 4 Scout's two are the same: nothing lies in between.
     kept = np.clip((turns - low) / (high - low), 0.0, 1.0) if high != low else turns >= low
-    return frequencies * (kept + (1 - kept) / float(scaling["factor"])), 1.0
+    return frequencies * (kept + (1 - kept) / _factor(given)), 1.0
 
 
 def _yarn(given: _Unscaled) -> tuple[np.ndarray, float]:
     """Interpolation by parts (Peng et al., 2023)."""
     frequencies, scaling = given.frequencies, given.scaling
-    factor = float(scaling["factor"])
-    trained = float(_trained(given))
+    factor, trained = scaling["factor"], float(_trained(given))
+    # A null stands for the ratio of both lengths; a file without the key is refused everywhere.
+    longest = ("max_position_embeddings",)
+    factor = given.config.length(longest) / trained if factor is None else float(factor)
 
     def pair_turning(times: float) -> float:
         turns = trained / (times * 2 * math.pi)
@@ -315,7 +329,7 @@ def _factors(given: _Unscaled) -> tuple[np.ndarray, float]:
 
 
 _SCALINGS: dict[str, Callable[[_Unscaled], tuple[np.ndarray, float]]] = {
-    "linear": lambda given: (given.frequencies / float(given.scaling["factor"]), 1.0),
+    "linear": lambda given: (given.frequencies / _factor(given), 1.0),
     # The base grows only for texts beyond the trained length.
     "dynamic": lambda given: (given.frequencies, 1.0),
     "llama3": _llama3,

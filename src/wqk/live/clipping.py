@@ -309,7 +309,7 @@ def _scalings(
     """What to multiply for these factors of a block's heads; the factors in effect; a remark."""
     sharing = plan.query.heads // plan.key.heads
     query, key = (_reach(weights, side, uses) for side in (plan.query, plan.key))
-    if plan.rule.position_uses == ("query",):
+    if plan.position_uses == ("query",):
         query = Reach.NONE
     wanted, notes = factors, []
     of_query, of_key = np.ones_like(factors), np.ones(plan.key.heads)
@@ -343,7 +343,7 @@ def _scalings(
         notes.append(
             f"entries of queries and keys end at ±{plan.clip:g}; where they do, logits fall less"
         )
-    if "key" in plan.rule.position_uses:
+    if "key" in plan.position_uses:
         notes.append("position terms are made with queries and keys, and change with them")
     found = [*_of_side(weights, plan.query, of_query), *_of_side(weights, plan.key, of_key)]
     if plan.positional is not None:
