@@ -288,13 +288,14 @@ def test_derivatives_are_those_of_autograd() -> None:
     assert slopes["all"]["derivative"] == pytest.approx(float(slope), rel=0.02)
 
 
-def test_intervals_cover_the_share() -> None:
+@pytest.mark.parametrize("blocks", [4, 64])
+def test_intervals_cover_the_share(blocks: int) -> None:
     random = np.random.default_rng(0)
     hits = 0
     for _ in range(300):
-        explained = random.gamma(4, 0.25, 64)
-        kept = 0.6 * explained + random.normal(0, 0.1, 64)
-        whole = random.normal(2, 0.5, 64)
+        explained = random.gamma(16, 0.0625, blocks)
+        kept = 0.6 * explained + random.normal(0, 0.1, blocks)
+        whole = random.normal(2, 0.5, blocks)
         _, low, high = share_kept(whole + explained - kept, whole + explained, whole)
         hits += (low or 1) <= 0.6 <= (high or 0)
     assert 0.9 < hits / 300 < 0.99

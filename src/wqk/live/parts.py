@@ -171,7 +171,8 @@ def parts(
 
     The scores S are replaced by parts of them, such as (S + Sᵀ)/2, in all heads, a layer or a head,
     and the loss on held-out text is read. A share of the explained loss that a part keeps is to be
-    read against its zero, that of random halves, not against 100 %. Needs PyTorch and transformers.
+    read against its zero, that of random halves, not against 100 %. Needs PyTorch, transformers
+    and SciPy.
 
     Parameters
     ----------
@@ -219,7 +220,7 @@ def parts(
     FormError
         A rank or the number of draws is below 1.
     MissingPackage
-        PyTorch or transformers is not installed.
+        PyTorch, transformers or SciPy is not installed.
 
     Examples
     --------
@@ -231,6 +232,7 @@ def parts(
     ['whole', 'none', 'half', 'symmetric', 'skew', 'random']
     """
     with required_by("running the model"):
+        import scipy.special  # type: ignore[import-untyped]  # noqa: F401
         import torch
     if stack == "cross":
         raise CheckpointError(
@@ -377,7 +379,7 @@ class _Measurement:
                 ("derivative", (up - down) / (2 * STEP)),
                 ("curvature", (up - 2 * self.whole + down) / STEP**2),
             ):
-                value, reach = float(values.mean()), 1.96 * float(spread(values))
+                value, reach = float(values.mean()), interval(values)
                 about |= {what: value, f"{what}_low": value - reach, f"{what}_high": value + reach}
             rows.append(about)
         return rows
@@ -402,6 +404,13 @@ def spread(values: Float[np.ndarray, " blocks"]) -> float:
     return float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else float("nan")
 
 
+def interval(values: Float[np.ndarray, " blocks"]) -> float:
+    """How far the 95 % interval of a mean over blocks reaches, by Student's t."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(len(values) - 1, 0.975)) * spread(values)
+
+
 def share_kept(
     losses: Float[np.ndarray, " blocks"],
     none: Float[np.ndarray, " blocks"],
@@ -423,7 +432,7 @@ def share_kept(
     if not total > 3 * spread(explained):
         return None, None, None
     share = float((none - losses).mean()) / total
-    reach = 1.96 * spread((none - losses) - share * explained) / total
+    reach = interval((none - losses) - share * explained) / total
     return share, share - reach, share + reach
 
 
