@@ -72,6 +72,19 @@ def adapted_bert(role: str) -> tuple[torch.nn.Module, Adapted]:
     return model, adapter
 
 
+def test_adapters_that_come_and_modules_that_change_later_are_followed(tmp_path: Path) -> None:
+    model = bert()
+    attention = model.encoder.layer[0].attention.self
+    monitor = wqk.Monitor(model, tmp_path / "scores.jsonl", every=1)
+    monitor(0)
+    attention.key = Adapted(attention.key)
+    before, attention.query = attention.query, torch.nn.Linear(32, 32)
+    monitor(1)
+    assert monitor.latest is not None
+    assert same(monitor.latest, wqk.scan(model))
+    assert not torch.equal(before.weight, attention.query.weight)
+
+
 def test_an_adapter_s_product_is_part_of_the_weight(tmp_path: Path) -> None:
     model, adapter = adapted_bert("key")
     expected = bert()

@@ -125,6 +125,8 @@ class Tracker:
         for module in self._network.modules():
             if hasattr(module, "reshard"):
                 module.reshard()
+        # Since the last look, adapters may have been added, or modules replaced.
+        self._weights = LiveCheckpoint(self._network)
         with torch.no_grad():
             for name, parts in self._wanted.items():
                 tensor = self._weights.whole(name)
