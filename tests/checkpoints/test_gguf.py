@@ -17,6 +17,7 @@ from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.checkpoint import Grid, Part
 from wqk.checkpoints.gguf import QUANTIZED, TYPES
 from wqk.checkpoints.modules import StateDict
+from wqk.comparing.contents import Outcome
 from wqk.errors import CheckpointError
 
 gguf = pytest.importorskip("gguf")
@@ -55,6 +56,16 @@ def test_the_bound_holds_for_what_was_quantized(kind: str) -> None:
     own = QUANTIZED[kind]
     error = np.sqrt(np.mean((weight - stored) ** 2) / np.mean(stored**2))
     assert 1 < Grid(own.shared, own.steps).rounding(stored) / error < (3 if kind[0] == "Q" else 5)
+
+
+@pytest.mark.parametrize("kind", ["IQ4_NL", "IQ4_XS"])
+def test_the_widest_step_is_that_of_all_codes(kind: str) -> None:
+    own = QUANTIZED[kind]
+    stored = np.full(own.nbytes, 60, np.uint8)
+    stored[-own.values // 2 :] = np.tile(17 * np.arange(16), own.values // 32)
+    groups = np.sort(own.unpack(stored[None]).reshape(-1, own.shared))
+    steps = np.diff(groups).max(axis=1) / np.abs(groups).max(axis=1)
+    np.testing.assert_allclose(steps, own.steps, rtol=1e-6)
 
 
 # The norm before fused queries, keys and values, these, and their shape.
@@ -176,6 +187,8 @@ def test_a_conversion_is_the_same_within_its_number_type(tmp_path, model, kind):
         assert comparison.notes == ()
     distance = comparison.blocks[0].distance[0]
     assert distance < 1e-6 if kind == "F32" else distance > 1e-5
+    rounded = [one for one in comparison.tensors if one.outcome is Outcome.ROUNDED]
+    assert all(0 < one.distance < 1 for one in rounded)
     faulty = hf(model)
     name = next(n for n in faulty._arrays if n.endswith(("q_proj.weight", "attn.weight",
                                                          "key_value.weight")))  # fmt: skip

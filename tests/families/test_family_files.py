@@ -60,7 +60,16 @@ ALWAYS_READ = {"windowed_kind", "latent_norm_epsilon", "global_attn_indexes"}
 # Another attention's scores are in one softmax with the form's, without a position.
 JOINED = {"longformer", "pegasus-x", "qwen4-exp-text"}
 # Tables whose reason for being partial no other key tells.
-BEYOND = {"deepseek-v4", "diffllama", "gemma4-audio", "informer", "mistral4", "swinv2", "wavlm"}
+BEYOND = {
+    "beam",
+    "deepseek-v4",
+    "diffllama",
+    "gemma4-audio",
+    "informer",
+    "mistral4",
+    "swinv2",
+    "wavlm",
+}
 
 # Half of the heads are convolutions; outputs are made in groups; the last block's text has none.
 WITHOUT_OUTPUT = {"convbert", "deepseek-v4", "diffusers-flux"}

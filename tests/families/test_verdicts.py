@@ -128,7 +128,9 @@ class Bilinear:
     def __init__(self, seed: int) -> None:
         self.matrices = np.random.default_rng(seed).standard_normal((2, 4, 4))
         self.groups = SimpleNamespace(widths=(4, 4))
-        self.plan = SimpleNamespace(rule=SimpleNamespace(partial="", whole_score=True))
+        self.plan = SimpleNamespace(
+            rule=SimpleNamespace(partial="", whole_score=True), longest=None
+        )
 
     def products(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return np.asarray(x[:, None] @ self.matrices @ y[:, None].swapaxes(-1, -2))

@@ -92,12 +92,12 @@ def in_training(model: Any) -> Any:
 
 
 def measured(
-    model: Any, sequences: int = 10**6
+    model: Any, sequences: int = 10**6, given: dict[str, Any] | None = None
 ) -> tuple[LogitMeter, Logits, dict[Any, list[Seen]]]:
     """What a meter measures in one pass, and the softmaxes of that pass."""
     meter = LogitMeter(model, sequences=sequences)
     modules = {plan.place: model.get_submodule(parent_of(plan)) for plan in meter.plans}
-    given = inputs_of(model, None, 24, 0)
+    given = inputs_of(model, None, 24, 0) if given is None else given
     meter.start()
     softmaxes = Softmaxes(modules)
     with torch.no_grad(), double_precision(), sdpa_kernel(SDPBackend.MATH), softmaxes:

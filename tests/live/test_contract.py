@@ -27,6 +27,7 @@ from tests.families.test_derived import proven_types
 from tests.lab.training.starts.untrained import untrained
 from tests.live.softmaxes import HIDDEN, Seen, Softmaxes, in_training, trainable
 from tools.deriving.building import build
+from tools.deriving.configured import tiny_file
 from tools.deriving.feeding import adapted, model_feeds
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -426,12 +427,13 @@ def test_clipping_does_so_in_every_type(model_type: str) -> None:
     prove_clipping(model, feeds)
 
 
-def derived(model_type: str) -> Any:
+def derived(model_type: str, settings: dict[str, Any] | None = None) -> Any:
     """The first variant of a type's tiny model that can be built and read."""
+    file = tiny_file({"model_type": model_type}, settings) if settings else None
     for variant in range(4):
         try:
             with double_precision():
-                model = in_training(build(model_type, variant, flat=False)[0].double())
+                model = in_training(build(model_type, variant, False, file)[0].double())
             if not wqk.open(model).plans[0].rule.guess:
                 return model
             reason = "its family is guessed"

@@ -6,6 +6,7 @@ import copy
 import gc
 import math
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,18 @@ import pytest
 import torch
 from polars.testing import assert_frame_equal
 from tests.cases import cases
-from tests.families.architectures import ALL, NAMED, Architecture
+from tests.families.architectures import ALL, FURTHER, NAMED, Architecture
 from tests.limits import failing
 from tests.live.models import bert, gpt2, llama, train_step
 from tests.live.softmaxes import difference, measured, own_logits, trainable
+from tests.live.test_contract import derived
+from tools.deriving.feeding import adapted, model_feeds
 
 import wqk
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.live import logits as measuring
 from wqk.live.logits import KNOWN_POSITIONS, LogitMeter
+from wqk.live.running import double_precision
 from wqk.live.scoring import logit_summary
 from wqk.tables.score_table import ScoreTable
 
@@ -38,9 +42,9 @@ FEW = (
 SHOW_THEIR_TERM = {"t5", "t5-equal-depth", "mt5", "switch-transformers", "mpnet"}
 
 
-def prove(architecture: Architecture) -> None:
+def prove(model: Any, name: str = "", given: dict[str, Any] | None = None) -> None:
     """All measures of all blocks in float64; those of the logits alone where a term is unknown."""
-    meter, logits, seen = measured(trainable(architecture))
+    meter, logits, seen = measured(model, given=given)
     for plan in meter.plans:
         place = plan.place
         if place in logits.missing:
@@ -53,8 +57,7 @@ def prove(architecture: Architecture) -> None:
         if plan.query.temperature:  # the model's own scores are not to be had without its bias
             continue
         own = own_logits(plan, seen[place])
-        shows = architecture.name in SHOW_THEIR_TERM
-        if plan.position not in KNOWN_POSITIONS and not shows:
+        if plan.position not in KNOWN_POSITIONS and name not in SHOW_THEIR_TERM:
             assert np.isnan(found.attention_entropy).all()
             found = found._replace(attention_entropy=own[0].attention_entropy)
             found = found._replace(attention_top_share=own[0].attention_top_share)
@@ -63,13 +66,36 @@ def prove(architecture: Architecture) -> None:
 
 @pytest.mark.parametrize("name", FEW)
 def test_measured_logits_are_those_of_the_model_s_own_softmax(name: str) -> None:
-    prove(NAMED[name])
+    prove(trainable(NAMED[name]), name)
+
+
+@pytest.mark.parametrize("model_type", cases(__file__, "own"))
+def test_they_are_where_masks_or_blocks_of_tokens_are_a_module_s_own(model_type: str) -> None:
+    model = derived(model_type, cases(__file__, "own")[model_type])
+    prove(model, given=fed(model))
+
+
+def fed(model: Any) -> dict[str, Any]:
+    """What a type's tiny model runs on; the last text is shorter."""
+    with torch.no_grad(), double_precision():
+        for given in model_feeds(model):
+            feed: dict[str, Any] | None = given
+            while feed:
+                if "input_ids" in feed:
+                    shorter = torch.arange(feed["input_ids"].shape[1]) < 8
+                    feed["attention_mask"] = torch.stack([shorter | True, shorter]).long()
+                try:
+                    model(**feed)
+                    return feed
+                except Exception as error:  # each model's code has its own
+                    feed = adapted(feed, str(error))
+    raise AssertionError("it did not run")
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("architecture", ALL, ids=lambda architecture: architecture.name)
 def test_they_are_in_every_architecture(architecture: Architecture) -> None:
-    prove(architecture)
+    prove(trainable(architecture), architecture.name)
 
 
 def one_pass(model: Any, meter: LogitMeter, tokens: Any = None) -> Any:
@@ -140,16 +166,48 @@ def test_padding_does_not_count() -> None:
         assert_frame_equal(padded.frame, alone.frame)
 
 
-def test_a_mask_of_no_known_convention_is_said() -> None:
+@pytest.mark.parametrize("of_another", [True, False])
+def test_every_query_counts_that_reads_another_sequence_as_long(of_another: bool) -> None:
+    """Which nothing says of PyTorch's own attention; of its own sequence, padding does not."""
+    module = torch.nn.MultiheadAttention(16, 4, batch_first=True).double()
+    x, y = torch.randn(2, 2, 8, 16, generator=torch.Generator().manual_seed(0)).double() * 3
+    y = y if of_another else x
+    given = {"query": x, "key": y, "value": y, "key_padding_mask": torch.arange(16).view(2, 8) > 12}
+    own = module(**given, average_attn_weights=False)[1].detach().amax(-1)
+    (found,) = wqk.logits(module, given).blocks.values()
+    counted = ~given["key_padding_mask"] | of_another
+    np.testing.assert_allclose(found.attention_top_share, own.swapaxes(1, 2)[counted].mean(0))
+
+
+ADDED = torch.tensor([[0.0, -0.5, 0, 0, 0, -1e4, -1e4, -1e4]])
+
+
+@pytest.mark.parametrize(
+    ("mask", "unknown"),
+    [
+        (torch.ones(2, 1, 8, 8, dtype=torch.bool).tril(), "bool (2, 1, 8, 8)"),
+        (ADDED, ""),  # of the keys alone
+        (ADDED[0] * torch.ones(8, 1), "float32 (8, 8)"),  # or of one text's queries and keys
+        (ADDED.abs(), "float32 (1, 8)"),
+    ],
+)
+def test_a_mask_of_no_known_convention_is_said(mask: torch.Tensor, unknown: str) -> None:
     model = bert()
     model.set_attn_implementation("eager")
     meter = LogitMeter(model)
     meter.start()
-    hidden = torch.ones(2, 1, 8, 8, dtype=torch.bool).triu(1)
-    model.train().encoder.layer[0].attention.self(torch.ones(2, 8, 32), attention_mask=~hidden)
-    (why,) = meter.logits.missing.values()
-    assert "mask unknown: bool (2, 1, 8, 8) for eager attention" in why
-    assert not meter.logits.blocks
+    x = torch.randn(
+        len(mask) if len(mask) < 8 else 1, 8, 32, generator=torch.Generator().manual_seed(0)
+    )
+    _, own = model.train().encoder.layer[0].attention.self(5 * x, attention_mask=mask)
+    if unknown:
+        (why,) = meter.logits.missing.values()
+        assert f"mask unknown: {unknown} for eager attention" in why
+        assert not meter.logits.blocks
+        return
+    (found,) = meter.logits.blocks.values()
+    top = own[..., :5, :].detach().amax(-1).mean((0, 2))
+    np.testing.assert_allclose(found.attention_top_share, top, rtol=1e-5)
 
 
 def test_what_a_call_shows_or_hides_is_said_by_its_mask_and_cache() -> None:
@@ -168,6 +226,26 @@ def test_what_a_call_shows_or_hides_is_said_by_its_mask_and_cache() -> None:
     model.config.rope_parameters |= {"rope_type": "dynamic", **lengths}
     assert not wqk.logits(model, tokens).missing
     assert {"beyond 8" in why for why in wqk.logits(model, given).missing.values()} == {True}
+
+
+@pytest.mark.parametrize("longest", cases(__file__, "longest"), ids=lambda row: row["model"])
+def test_longer_texts_in_which_positions_act_otherwise_are_said(longest: dict[str, Any]) -> None:
+    """Of every block that is measured nevertheless, and up to that length, all is right."""
+    known = {**NAMED, **FURTHER}[longest["model"]]
+    model = trainable(replace(known, config=known.config | longest.get("changed", {})))
+    for length, is_longer in ((longest["tokens"], False), (longest["tokens"] + 1, longest["acts"])):
+        tokens = torch.randint(3, 20, (2, length), generator=torch.Generator().manual_seed(0))
+        found, verified = wqk.logits(model, tokens), wqk.verify(model, tokens)
+        whys = [why.removeprefix("CheckpointError: ") for why in found.missing.values()]
+        said = f"beyond {longest['tokens']} tokens, positions act otherwise"
+        assert set(whys) == ({said} if is_longer else set())
+        assert sum("positions act otherwise" in why for why in verified.failures) == len(whys)
+        assert {one.verdict for one in verified.blocks} & {"wrong", "only form right"} == set()
+        assert (verified.verdict == "right") == (not is_longer)
+        own = model(tokens, output_attentions=True).attentions
+        for place, block in found.blocks.items():
+            top = own[place.layer].amax(-1).mean((0, 2)).detach()
+            np.testing.assert_allclose(block.attention_top_share, top, rtol=1e-5)
 
 
 def test_several_texts_in_a_row_do_not_see_each_other() -> None:
@@ -390,6 +468,30 @@ def test_hooks_go_with_a_monitor_and_outlive_no_failed_pass(tmp_path: Path) -> N
     assert listening() > before
     del monitor
     assert listening() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "after"),
+    [("llama-yarn", "layers.1.self_attn.v_proj"), ("gemma3n-text", "layers.1.self_attn.o_proj")],
+)
+def test_nothing_of_a_pass_that_failed_within_an_attention_is_measured(
+    name: str, after: str
+) -> None:
+    """Nor keys that later layers share."""
+    model = trainable({**NAMED, **FURTHER}[name])
+    tokens = torch.randint(3, 20, (2, 2, 8), generator=torch.Generator().manual_seed(0))
+    found = []
+    for fails in (False, True):
+        meter = LogitMeter(model)
+        meter.start()
+        if fails:
+            hook = model.get_submodule(after).register_forward_hook(failing(RuntimeError("odd")))
+            with pytest.raises(RuntimeError, match="odd"):
+                model(tokens[0])
+            hook.remove()
+        model(tokens[1])
+        found.append(as_arrays(meter.logits)[-1])  # which had not run
+    np.testing.assert_array_equal(*found)
 
 
 def test_layers_of_two_stacks_are_logged_apart() -> None:

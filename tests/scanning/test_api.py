@@ -87,10 +87,16 @@ def test_small_blocks_share_one_blas_thread_each_and_a_large_one_waits():
             time.sleep(0.05)
             assert not waiting.done()
         assert waiting.result() == before
+        assert pool.submit(limited).result() == {1}  # as any thread may from now on
 
 
 def large():
     with all_blas_threads():
+        return blas_threads()
+
+
+def limited():
+    with threadpool_limits(1, "blas"):
         return blas_threads()
 
 

@@ -166,6 +166,12 @@ def test_progress_counts_what_is_done(models: list[str], tmp_path: Path):
     assert told[-1].bytes_read == 2 * LAYERS * 2 * WIDTH * WIDTH * 4
 
 
+def test_workers_that_do_not_start_are_said(monkeypatch):
+    monkeypatch.setattr(survey_jobs, "_start_worker", os._exit)
+    with pytest.raises(RunError, match="no worker process can be started"), survey_jobs._pool(1):
+        pass
+
+
 def test_the_command_reports_failures(models: list[str], tmp_path: Path):
     out = tmp_path / "out"
     result = run("survey", *models, "--jobs", "1", "--out", str(out), exits=1)

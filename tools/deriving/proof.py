@@ -132,7 +132,8 @@ def _site_faults(checkpoint: Checkpoint, attention: Block, site: Site) -> Iterat
         reach = tokens - 1
         if p.window and p.window.removeprefix(CHUNK).isdigit():
             size = int(p.window.removeprefix(CHUNK))
-            reach = min(reach, size - 1 if p.causal else size // 2)
+            one_sided = p.causal or p.window.startswith(CHUNK)
+            reach = min(reach, size - 1 if one_sided else size // 2)
         elif p.window and " ahead" in p.window:
             reach = min(reach, max(int(word) for word in re.findall(r"\d+", p.window)))
         # Several pictures in a row, each of which sees itself alone.

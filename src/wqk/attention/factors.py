@@ -356,6 +356,15 @@ def lacks_norm(plan: AttentionPlan, coordinates: Coordinates) -> bool:
 
     Either the residual stream is projected without a norm, or something lies between the norm and
     the projections. Then nothing is folded.
+
+    Examples
+    --------
+    >>> from dataclasses import replace
+    >>> import wqk
+    >>> plan = wqk.open(wqk.demo_model("induction"))[0].plan
+    >>> plan = replace(plan, query=replace(plan.query, input_norm=None))
+    >>> [lacks_norm(plan, Coordinates(circuit=one, fold_norm=True)) for one in ("qk", "ov")]
+    [True, False]
     """
     fed = [plan.value or plan.key] if coordinates.circuit == "ov" else [plan.query, plan.key]
     return coordinates.fold_norm and any(side.input_norm is None for side in fed)

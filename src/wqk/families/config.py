@@ -147,6 +147,13 @@ class Config:
     for nested parts; empty for all of it. ``defaults`` are the values of keys that the
     configuration leaves out. Of further keys `transformers` knows the values of its own model type,
     or else of ``model_type``; and their other names.
+
+    Examples
+    --------
+    >>> Config({"model_type": "gpt2", "num_attention_heads": 4}).get("n_head")
+    4
+    >>> Config({"model_type": "gpt2", "n_head": 2, "num_attention_heads": 4}).get("n_head")
+    2
     """
 
     def __init__(
@@ -478,7 +485,7 @@ class Config:
             switch is not None and not self.holds("use_sliding_window")
         ) or self._nulls.intersection(keys):
             return None
-        chunk = CHUNK if keys[0] == "attention_chunk_size" else ""
+        chunk = CHUNK if keys[0] in ("attention_chunk_size", "context_size") else ""
         text = "local" if size is None else chunk + "x".join([str(size)] * axes)
         full = self.get("global_attn_indexes", "global_attention_blocks")
         if isinstance(full, list) and layer in full:

@@ -132,6 +132,8 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sinks: tuple[str, ...] = ()  # scores of a virtual key, one per head
     temperature: tuple[str, ...] = ()  # logarithm of a learned factor of each head's score
     softplus: tuple[str, ...] = ()  # whose softplus multiplies each dimension of the queries
+    # In layers without rotary positions, queries grow with theirs: from which on, and a switch.
+    grows_from: tuple[str, ...] = ()
     rotary: RotaryRule | None = None
     position: str = ""  # what is added to the scores besides the form: alibi, relative, ...
     position_if: str = ""

@@ -189,6 +189,7 @@ class AttentionPlan:
     axial: Rotary | None  # along two
     positional: Positional | None
     quantized: tuple[str, ...] = ()  # how queries and keys are stored, if with few bits
+    grows_from: int | None = None  # the number of the token from which on queries grow
 
     @property
     def stack(self) -> str:
@@ -243,7 +244,8 @@ class AttentionPlan:
     def longest(self) -> int | None:
         """Tokens of a text beyond which positions act otherwise; None where they never do."""
         turned = self.rotary or (self.positional and self.positional.rotary)
-        return turned.longest if turned else None
+        unchanged = self.grows_from and self.grows_from - 1
+        return turned.longest if turned else unchanged
 
     @property
     def key_bias_counts(self) -> bool:
@@ -485,6 +487,7 @@ def _plan_layer(
         positional = Positional(
             Side(projections["q_position"]), Side(projections["k_position"]), rotary or UNTURNED
         )
+    grows = rotary is None and config.holds(" and ".join(rule.grows_from[1:]))
     if query.head_width != key.head_width or query.heads % key.heads:
         raise CheckpointError(
             f"{query.heads} query heads of width {query.head_width} do not fit "
@@ -522,6 +525,7 @@ def _plan_layer(
         rotary=rotary if rotary and rotary.axes == 1 and rule.layout != "latent" else None,
         axial=rotary if rotary and rotary.axes > 1 else None,
         positional=positional,
+        grows_from=config.optional_length(rule.grows_from[:1]) if grows else None,
     )
     require_fitting(planned, match.tensors)
     stored = {match.tensors[part.name].quantized: None for part in planned.parts}

@@ -103,13 +103,18 @@ class Listener:
         self._plans = {plan.place: plan for plan in plans}
         self._given: dict[Place, dict[str, Any]] = {place: {} for place in self._plans}
         self._roles: WeakKeyDictionary[Any, list[tuple[Place, str]]] = WeakKeyDictionary()
+        self._apart: set[tuple[Place, str]] = set()  # projections that another block's module runs
         modules = {
             _plain_module(name): module
             for name, module in model.named_modules(remove_duplicate=False)
         }
         for plan in plans:
-            for role, module in _modules_of(plan, modules).items():
+            found = _modules_of(plan, modules)
+            within = set(found["parent"].modules())
+            for role, module in found.items():
                 self._roles.setdefault(module, []).append((plan.place, role))
+                if module not in within:
+                    self._apart.add((plan.place, role))
         held = weakref.ref(self)
 
         def entering(module: Any, args: Any) -> None:
@@ -169,11 +174,13 @@ class Listener:
             given = self._given.get(place)
             if given is None or _is_repeated():
                 continue
-            if role == "parent":
+            if role == "parent":  # what was given before is of a pass that failed within it
+                kept = {name: x for name, x in given.items() if (place, name) in self._apart}
+                self._given[place] = kept
                 self._entered()
-            elif args:
+            elif args and ((place, role) in self._apart or role not in given):
                 # Only the first: relative positions may go through the same projection later.
-                given.setdefault(role, args[0])
+                given[role] = args[0]
 
     def _leave(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
         for place, role in self._roles.get(module, ()):
@@ -213,6 +220,11 @@ def is_pytorch_s(module: Any) -> bool:
     return isinstance(module, MultiheadAttention)
 
 
+def is_fairseq_s(module: Any) -> bool:
+    """Whether it is fairseq's attention, as FSMT has it: masks are PyTorch's, tokens come first."""
+    return type(module).__module__.endswith(".modeling_fsmt")
+
+
 # Modules whose own attention is what was guessed of it, as their own forward pass has shown.
 PROVEN: WeakSet[Any] = WeakSet()
 
@@ -245,7 +257,9 @@ def own_inputs(call: AttentionCall) -> dict[str, Any]:
     """What queries and keys were made of, (B, N, D); arguments, where no projection ran."""
     if not is_pytorch_s(call.module):
         one = call.arguments.get("hidden_states") if not call.inputs else None
-        return dict(call.inputs) if one is None else {"query": one, "key": one}
+        given = dict(call.inputs) if one is None else {"query": one, "key": one}
+        swaps = is_fairseq_s(call.module)
+        return {name: side.swapaxes(0, 1) if swaps else side for name, side in given.items()}
     given = {side: call.arguments[side] for side in ("query", "key") if side in call.arguments}
     given = {name: side if side.ndim == 3 else side[None] for name, side in given.items()}
     swaps = not call.module.batch_first and call.arguments["query"].ndim == 3
@@ -303,7 +317,7 @@ def _arguments(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> d
 # Masks add less than this to the scores of hidden keys; models use -10,000 or less.
 HIDDEN = -5e3
 
-# Names under which models pass masks to their attention.
+# Names under which models pass masks to their attention; the last to that of another sequence.
 ARGUMENTS = ("attention_mask", "mask", "attn_mask", "encoder_attention_mask")
 
 
@@ -313,24 +327,45 @@ class Convention(NamedTuple):
     whose: tuple[str, ...]  # implementations of transformers, or families; none for all
     axes: int
     boolean: bool | None  # or numbers; None for either
-    read: Callable[[Any, int], Any]  # from the mask and B to four axes: True visible, or added
+    # From the mask and B to four axes: True visible, or added; None where neither can be meant.
+    read: Callable[[Any, int], Any]
 
 
 def _windows(mask: Any, batch: int) -> Any:
-    """(W, I, J) for each of B/W pictures, or (B · H, I, J), with four axes."""
+    """(W, I, J) for each of B/W pictures, or (B · H, I, J), with four axes.
+
+    Examples
+    --------
+    >>> import torch
+    >>> windows = torch.arange(3.0).expand(4, 2, 3).contiguous()
+    >>> _windows(windows, 8).shape, _windows(windows, 2).shape
+    (torch.Size([8, 1, 2, 3]), torch.Size([2, 2, 2, 3]))
+    """
     if batch % len(mask) == 0:
         return mask.repeat(batch // len(mask), 1, 1)[:, None]
     return mask.unflatten(0, (batch, -1))
 
 
+def _of_keys(mask: Any, batch: int) -> Any:
+    """(B, J), with four axes: 1 for a token; or numbers of which none is above 0, which are added.
+
+    Longformer's are neither: for tokens that all others see, a large number is added.
+    """
+    if len(mask) not in (1, batch):
+        return None
+    if not mask.is_floating_point() or (((mask == 0) | (mask == 1)).all() and mask.any()):
+        return mask.bool()[:, None, None]
+    return None if (mask > 0).any() else mask[:, None, None]
+
+
 CONVENTIONS = (
     Convention(("deberta", "deberta-v2"), 4, False, lambda mask, batch: mask.bool()),  # 1: visible
+    Convention(("canine",), 3, False, lambda mask, batch: mask.bool()[:, None]),  # the same
     Convention(("mpt",), 4, True, lambda mask, batch: ~mask),  # True: hidden
     Convention(("sdpa",), 4, True, lambda mask, batch: mask),  # True: visible
     Convention((), 4, False, lambda mask, batch: mask),  # added to the scores
     Convention((), 3, False, _windows),  # added
-    # (B, J): 1 for a token
-    Convention((), 2, None, lambda mask, batch: mask.bool()[:, None, None]),
+    Convention((), 2, None, _of_keys),
 )
 
 
@@ -344,9 +379,13 @@ def mask_of(call: AttentionCall, x: Any, y: Any) -> Any:
     import torch
 
     (batch, queries, _), keys = x.shape, y.shape[1]
-    if is_pytorch_s(call.module):
+    if is_pytorch_s(call.module) or is_fairseq_s(call.module):
         return _of_pytorch(call, batch)
-    mask: Any = next((m for n in ARGUMENTS if (m := call.arguments.get(n)) is not None), None)
+    names = ARGUMENTS[::-1] if call.plan.kind == "cross" else ARGUMENTS[:-1]
+    mask: Any = next((m for n in names if (m := call.arguments.get(n)) is not None), None)
+    for name, given in call.arguments.items() if mask is None else ():
+        if name.endswith("mask") and name not in ARGUMENTS and hasattr(given, "ndim"):
+            raise CheckpointError(f"mask unknown: {name} {tuple(given.shape)}")
     if mask is None:
         return _packed(call, queries, keys)
     if hasattr(mask, "mask_mod"):  # of FlexAttention
@@ -354,14 +393,19 @@ def mask_of(call: AttentionCall, x: Any, y: Any) -> Any:
         numbers = torch.arange(batch, device=x.device)
         rows = [mask.mask_mod(number, 0, at[:, None], to) for number in numbers]
         return torch.stack(rows)[:, None]
-    implementation = getattr(getattr(call.module, "config", None), "_attn_implementation", "")
-    whose, is_boolean = {implementation, call.plan.family}, mask.dtype == torch.bool
+    whose, is_boolean = {_kernel(call), call.plan.family}, mask.dtype == torch.bool
     for convention in CONVENTIONS if mask.shape[-1] == keys else ():
         known = not convention.whose or not whose.isdisjoint(convention.whose)
-        if known and mask.ndim == convention.axes and convention.boolean in (None, is_boolean):
-            return convention.read(mask, batch)
+        fits = mask.ndim == convention.axes and convention.boolean in (None, is_boolean)
+        if known and fits and (read := convention.read(mask, batch)) is not None:
+            return read
     kind = f"{str(mask.dtype).removeprefix('torch.')} {tuple(mask.shape)}"
-    raise CheckpointError(f"mask unknown: {kind} for {implementation or 'its own'} attention")
+    raise CheckpointError(f"mask unknown: {kind} for {_kernel(call) or 'its own'} attention")
+
+
+def _kernel(call: AttentionCall) -> str:
+    """How transformers calls the implementation of a module's attention; empty for its own."""
+    return str(getattr(getattr(call.module, "config", None), "_attn_implementation", ""))
 
 
 def masks_all(call: AttentionCall) -> bool:
@@ -371,9 +415,12 @@ def masks_all(call: AttentionCall) -> bool:
     and where kernels are told not to hide later tokens, by the call or by the module.
     """
     causal = call.arguments.get("is_causal", getattr(call.module, "is_causal", True))
+    has_own = "bias" in dict(call.module.named_buffers(recurse=False))
     if all(call.arguments.get(name) is None for name in ARGUMENTS):
-        return causal is False and call.plan.causal
-    return "bias" not in dict(call.module.named_buffers(recurse=False))
+        is_eager = _kernel(call) == "eager" and "attention_mask" in call.arguments
+        hides_none = (is_eager and not has_own) or is_fairseq_s(call.module)
+        return call.plan.causal and (causal is False or hides_none)
+    return not has_own
 
 
 def positions_of(call: AttentionCall, x: Any, y: Any) -> Any:
@@ -405,9 +452,21 @@ def _of_pytorch(call: AttentionCall, batch: int) -> Any:
 
 
 def _packed(call: AttentionCall, queries: int, keys: int) -> Any:
-    """Of texts in one row, each numbered from 0; None if there are none."""
+    """Of texts in one row, each numbered from 0, or told by their ends; None if there are none.
+
+    What a module adds to its tokens itself, to fill a last block, is padding.
+    """
     import torch
 
+    own: Any = call.arguments.get("hidden_states")
+    filled = getattr(own, "ndim", 0) == 3 and own.shape[1] < queries == keys
+    if filled:
+        return (torch.arange(keys, device=own.device) < own.shape[1])[None, None, None]
+    ends: Any = call.arguments.get("cu_seqlens")
+    if ends is not None and queries == keys == ends[-1]:
+        place = torch.arange(keys, device=ends.device)
+        text = torch.bucketize(place, ends[1:], right=True)[None]
+        return text[:, None, :, None] == text[:, None, None, :]
     packed: Any = call.arguments.get("position_ids")
     is_packed = isinstance(packed, torch.Tensor) and packed.shape[1:] == (queries,)
     if not is_packed or call.arguments.get("past_key_values") is not None or queries != keys:

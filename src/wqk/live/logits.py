@@ -32,7 +32,7 @@ from wqk._typing import Array, Float
 from wqk.attention import Block
 from wqk.checkpoints.modules import LiveCheckpoint, Read
 from wqk.errors import CheckpointError, NonFiniteWeights, first_line, required_by
-from wqk.families import Place
+from wqk.families import AttentionPlan, Place
 from wqk.live.listening import (
     AttentionCall,
     Listener,
@@ -44,7 +44,7 @@ from wqk.live.listening import (
     positions_of,
     shown,
 )
-from wqk.live.recomputation import alibi, allowed
+from wqk.live.recomputation import alibi, allowed, beyond
 from wqk.live.running import run_batch
 from wqk.model import open as open_model
 from wqk.tables.sheet import Sheet
@@ -391,11 +391,7 @@ class LogitMeter:
         model = self._model()
         if model is None:
             return
-        self._missing = {
-            plan.place: f"its positions ({plan.position or 'rotary, on two axes'}) are not computed"
-            for plan in self.plans
-            if plan.position.startswith("rotary") or plan.axial is not None
-        }
+        self._missing = {plan.place: why for plan in self.plans if (why := _not_computed(plan))}
         plans = [plan for plan in self.plans if plan.place not in self._missing]
         held = weakref.ref(self)  # a listener does not keep its meter alive
 
@@ -469,14 +465,25 @@ class LogitMeter:
             attention = Block(self._weights, plan)
             sinks = self._weights.read([plan.sinks])[0] if plan.sinks else None
             mask, positions = mask_of(call, x, y), positions_of(call, x, y)
-            length = y.shape[1] if positions is None else 1 + positions.max()
-            if plan.longest is not None and length > plan.longest:
-                raise CheckpointError(f"beyond {plan.longest} tokens, positions act otherwise")
+            counted_alone = positions is None or plan.grows_from is not None
+            length = y.shape[1] if counted_alone else 1 + positions.max()
+            if why := beyond(plan, length):
+                raise CheckpointError(why)
             if (mask is None or 1 < mask.shape[-2] == x.shape[1]) and masks_all(call):
                 attention = Block(self._weights, replace(plan, causal=False, window=None))
             x, y = (side[: self._sequences].to(attention.query.weight.dtype) for side in (x, y))
             own = self._tallies.setdefault(plan.place, Tally(attention.head_count, x.device))
             tally(own, attention, x, y, mask, sinks, _position_term(call), positions)
+
+
+def _not_computed(plan: AttentionPlan) -> str:
+    """Why a block's logits, or the pairs that it lets through, are not known; empty if they are."""
+    if plan.position.startswith("rotary") or plan.axial is not None:
+        return f"its positions ({plan.position or 'rotary, on two axes'}) are not computed"
+    if plan.family == "xlnet":
+        return "its tokens come before its texts, and with those of earlier passes"
+    is_known = plan.rule.whole_score or (plan.position and not plan.rule.partial)
+    return "" if is_known else plan.rule.partial or plan.rule.note
 
 
 def _run_uncompiled(wanted: bool) -> bool:

@@ -47,14 +47,24 @@ def holds_whole_score(plan: AttentionPlan, application: Application) -> bool:
     """Whether the plan and what was recorded of an application make up its whole score.
 
     They do not if the plan was guessed, leaves a term out (``whole_score = false``), or only names
-    its positions (``rotary, on several axes``), or if a term or mask was not recorded.
+    its positions (``rotary, on several axes``), if a term or mask was not recorded, or if the text
+    is so long that positions act otherwise.
     """
     if plan.rule.guess or not plan.rule.whole_score:
+        return False
+    if beyond(plan, application.key_input.shape[1]):
         return False
     if plan.position == "mask":
         return application.mask is not None
     has_term = application.term is not None
     return plan.position in FROM_DISTANCE or (plan.position in FROM_TERM and has_term)
+
+
+def beyond(plan: AttentionPlan, length: int) -> str:
+    """Why the score of a text of this length is another than the plan's; empty if it is not."""
+    longest = plan.longest
+    where = f"beyond {longest} tokens, " if longest else ""
+    return "" if longest is None or length <= longest else f"{where}positions act otherwise"
 
 
 def recomputed(
@@ -252,7 +262,8 @@ def form_difference(block: Block, application: Application | None) -> float | No
         for expected in _expected(block, x, y, last)
         for product in _of_size(application.products, expected, len(x))
     ]
-    if block.plan.rule.partial and not block.plan.rule.whole_score:
+    is_part = block.plan.rule.partial and not block.plan.rule.whole_score
+    if is_part or beyond(block.plan, y.shape[1]):
         found = [one for one in found if one < ALIKE]
     telling = [one for one in found if one == one]
     # One that cannot tell may be the product of these queries and keys.

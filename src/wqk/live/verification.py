@@ -30,7 +30,7 @@ from wqk.checkpoints.checkpoint import Around
 from wqk.checkpoints.modules import LiveCheckpoint, unwrapped
 from wqk.errors import CheckpointError
 from wqk.live.listening import PROVEN
-from wqk.live.recomputation import form_difference, holds_whole_score, recomputed
+from wqk.live.recomputation import beyond, form_difference, holds_whole_score, recomputed
 from wqk.live.running import Run, run, run_module
 from wqk.model import Model
 from wqk.model import open as open_model
@@ -63,8 +63,8 @@ VERDICTS = {
     ),
     NOT_COMPARED: (
         "not compared",
-        "Not every attention could be compared: some did not run, or compute no product of all "
-        "queries and keys.",
+        "Not every attention could be compared: some did not run, compute no product of all "
+        "queries and keys, or read a text in which positions act otherwise.",
     ),
     TOO_UNIFORM: (
         "too uniform to tell",
@@ -214,7 +214,7 @@ class Verification(Result):
             limit = Cell(bound if score else "–", times)
             table.add(attention, layer, difference, largest, limit, verdict)
         yield table
-        if self.verdict == NOT_COMPARED:
+        if self.verdict in (NOT_COMPARED, FORM_RIGHT):
             yield from (Text(f"not measured: {failure}") for failure in self.failures)
         yield Text(f"\n{self.result}")
 
@@ -361,7 +361,14 @@ def _compared(model: Model, measured: Callable[[bool], Run], tolerance: float) -
     without = (
         f"{what}: has no softmax whose input could be compared" for what in model.without_softmax
     )
-    return Verification(model.name, model.family, tuple(blocks), (*failures, *without))
+    unknown = (
+        f"{block.plan.place}: {why}"
+        for block, record in zip(model, records, strict=True)
+        for why in {beyond(block.plan, use.key_input.shape[1]) for use in record}
+        if why
+    )
+    told = (*failures, *without, *unknown)
+    return Verification(model.name, model.family, tuple(blocks), told)
 
 
 def _on_host(batch: Any, exact: bool) -> Any:

@@ -281,6 +281,15 @@ def coupling(matrix: Float[Array, "heads heads"], title: str) -> Figure:
 
     1 (red) where two heads are each other's transpose; the diagonal holds each head's own symmetry.
     Numbers are printed in hundredths where they fit.
+
+    Examples
+    --------
+    >>> figure = coupling(np.full((PRINTED_HEADS, PRINTED_HEADS), -0.99), "all opposite")
+    >>> figure.draw_without_rendering()
+    >>> axis = figure.axes[0]
+    >>> widest = max(text.get_window_extent().width for text in axis.texts)
+    >>> bool(widest < axis.bbox.width / PRINTED_HEADS)
+    True
     """
     figure = new_figure(3.9, 3.5)
     axis = figure.subplots()

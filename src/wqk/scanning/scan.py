@@ -300,6 +300,15 @@ def _blocks_that_fit(
     """How many of the largest block the spare memory holds, at least 1.
 
     A block needs its weights in float32, twice.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import wqk
+    >>> fused = {"model.layers.0.self_attn.qkv_proj.weight": np.ones((96, 32), np.float32)}
+    >>> model = wqk.open(fused, heads_per_layer=4)
+    >>> _blocks_that_fit(model.checkpoint, [model[0].plan], PLAIN) * 8 * 2 * 32**2 == SPARE_MEMORY
+    True
     """
 
     def numbers(plan: AttentionPlan) -> int:
