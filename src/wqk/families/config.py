@@ -20,9 +20,11 @@ CHUNK = "chunk of "
 LARGEST_COUNT = 100_000
 
 # Classes that lift the causal mask of a decoder and leave its model type: LLM2Vec's, under both of
-# their names, and the wrapper of DiffuGPT and DiffuLLaMA.
+# their names, the wrapper of DiffuGPT and DiffuLLaMA, and those that say so (LFM 2.5's encoders,
+# Voyage 4 nano).
 UNMASKED = re.compile(
     r"(Llama|Mistral|Qwen2|Gemma2?)(Encoder|Bi)(Model|For(MaskedLM|MNTP))|DiscreteDiffusionModel"
+    r"|\w+Bidir(ectional)?([A-Z]\w*)?"
 )
 
 # Keys of what no forward pass depends on: names, sizes that tensors tell, training, generation.
@@ -264,8 +266,7 @@ class Config:
 
     def optional_whole(self, keys: Sequence[str], layer: int = 0) -> int | None:
         """A count, None if no key has it; a list holds one for each layer."""
-        value = self._entry(keys, layer)
-        value = None if isinstance(value, list) else value
+        value = None if isinstance(found := self._entry(keys, layer), list) else found
         if value is not None and (type(value) is not int or not 0 < value <= LARGEST_COUNT):
             raise self.wrong(keys, f"a whole number from 1 to {LARGEST_COUNT:,}", value)
         return value
