@@ -396,6 +396,9 @@ def _blocks(
     for number, application in enumerate((*record,) or (None,)):
         difference, contrast, largest, described = None, 0.0, None, not plan.rule.guess
         reported = None if application is None else application.attention
+        if application is not None and reported is not None and not plan.rule.whole_score:
+            # Entries that are made of many tokens (DeepSeek V4) are no tokens' keys.
+            reported = reported if reported.shape[-1] == application.key_input.shape[1] else None
         if application is not None and reported is not None:
             x, y = application.query_input, application.key_input
             expected, products = None, np.asarray(np.inf)
@@ -434,12 +437,12 @@ def _compare(
     expected: np.ndarray | None, reported: np.ndarray, seen: Mapping[int, np.ndarray]
 ) -> tuple[float, float]:
     """Largest difference of two attentions (B, H, I, J), and the second's from uniform."""
-    batch, heads, queries, _ = reported.shape
+    batch, _, queries, _ = reported.shape
     rows = seen.get(queries, np.full((batch, queries), True))
     model = reported.swapaxes(1, 2)[rows]
     # Of what is given to the keys: a sink takes a share of its own.
     uniform = model.sum(axis=-1, keepdims=True) / (model > 0).sum(axis=-1, keepdims=True)
     contrast = float(np.where(model > 0, np.abs(model - uniform), 0).max())
-    if expected is None or expected.shape[1] != heads:
+    if expected is None or expected.shape != reported.shape:
         return math.inf, contrast
     return float(np.abs(expected.swapaxes(1, 2)[rows] - model).max()), contrast
