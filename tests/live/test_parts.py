@@ -288,6 +288,23 @@ def test_derivatives_are_those_of_autograd() -> None:
     assert slopes["all"]["derivative"] == pytest.approx(float(slope), rel=0.02)
 
 
+def test_what_is_seen_is_not_predicted() -> None:
+    """Of models that would predict the next token, and attend to it, the states are compared."""
+    decoder = Kind("BertLMHeadModel", KINDS[0].config, "", "", transposed(), 1.0)
+    lifted = KINDS[2]._replace(config=KINDS[2].config | {"is_causal": False})
+    for kind in (decoder, lifted):
+        model, later = made(kind), ids()
+        later[:, -1] = 6
+        assert not torch.allclose(output(model, ids())[:, :-1], output(model, later)[:, :-1])
+        found, states = (
+            wqk.parts(one, tokens=TOKENS, block=8, blocks=4) for one in (model, model.base_model)
+        )
+        assert found.predicts == "states"
+        assert found.shares.equals(states.shares)
+    causal = made(decoder._replace(config=KINDS[0].config | {"is_decoder": True}))
+    assert wqk.parts(causal, tokens=TOKENS, block=8, blocks=4).predicts == "causal"
+
+
 @pytest.mark.parametrize("blocks", [4, 64])
 def test_intervals_cover_the_share(blocks: int) -> None:
     random = np.random.default_rng(0)

@@ -13,7 +13,7 @@ import polars as pl
 from wqk._console import Result, number
 from wqk._typing import FilePath, Float
 from wqk.errors import CheckpointError, FormError, required_by
-from wqk.live.held_out import HeldOut, fresh, load, open_held_out
+from wqk.live.held_out import HeldOut, fresh, load, open_held_out, predicted_by
 from wqk.live.mixing import (
     HALF,
     NONE,
@@ -55,9 +55,9 @@ class Parts(Result):
         The model's name.
     predicts
         ``masked``, ``causal`` or ``sequence`` (the second half of a block from the first): the
-        loss is in nats per predicted token. ``states``: the model has no head, and what stands for
-        the loss is the squared distance of its last hidden states from those of the whole model,
-        over their variance.
+        loss is in nats per predicted token. ``states``: the model has no head, or attends to the
+        tokens that it predicts, and what stands for the loss is the squared distance of its last
+        hidden states from those of the whole model, over their variance.
     shares
         A row for each place and part: ``stack``, ``layer``, ``head``, ``part``, ``loss``, and the
         ``share`` of the explained loss that it keeps with its 95 % interval, ``low`` and ``high``.
@@ -247,6 +247,10 @@ def parts(
     able = Mixer(opened, seed)
     for plan in able.modules.values() if rank else ():
         require_one_form(opened.name, plan)
+    # A token that attention sees already is not predicted.
+    is_next = predicted_by(type(loaded).__name__) == "causal"
+    if is_next and not any(plan.causal for plan in able.modules.values()):
+        loaded = loaded.base_model
     given = open_held_out(loaded, own, text, corpus, tokens, blocks, block, mask_share, seed)
     with torch.no_grad(), able.installed() as mixer:
         measured = _Measurement(mixer, given)
