@@ -22,6 +22,8 @@ from tests.live.models import bert, gpt2, llama, train_step
 from tests.live.softmaxes import difference, measured, own_logits, trainable
 from tests.live.test_contract import derived
 from tools.deriving.feeding import adapted, model_feeds
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.models.llama.modeling_llama import eager_attention_forward
 
 import wqk
 from wqk.errors import CheckpointError, UnknownFamily
@@ -253,7 +255,33 @@ def test_several_texts_in_a_row_do_not_see_each_other() -> None:
     tokens = torch.randint(20, (2, 8), generator=torch.Generator().manual_seed(0))
     apart = as_arrays(wqk.logits(model, tokens))
     packed = {"input_ids": tokens.reshape(1, 16), "position_ids": torch.arange(16)[None] % 8}
-    np.testing.assert_allclose(as_arrays(wqk.logits(model, packed | {"use_cache": False})), apart)
+    packed |= {"use_cache": False}
+    np.testing.assert_allclose(as_arrays(wqk.logits(model, packed)), apart)
+
+    def flash(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+        """As kernels that read texts by their positions."""
+        assert mask is None
+        text = (options["position_ids"] == 0).cumsum(1)[0]
+        own = (text[:, None] == text).tril().log().to(query)
+        return eager_attention_forward(module, query, key, value, own, **options)
+
+    AttentionInterface.register("flash", flash)
+    AttentionMaskInterface.register("flash", lambda *_, **__: None)
+    model.config._attn_implementation_internal = "flash"
+    np.testing.assert_allclose(as_arrays(wqk.logits(model, packed)), apart)
+
+
+def test_positions_that_begin_again_hide_nothing_where_no_mask_does() -> None:
+    model, tokens = bert().double(), torch.arange(16)[None]
+    model.set_attn_implementation("eager")
+    prove(model, given={"input_ids": tokens, "position_ids": tokens % 8})
+
+
+def test_linear_biases_count_the_tokens_that_a_mask_shows() -> None:
+    model, tokens = trainable(NAMED["bloom"]), torch.arange(8).repeat(2, 1)
+    shown = torch.ones(2, 8).long()
+    shown[1, 3:5] = 0
+    prove(model, given={"input_ids": tokens, "attention_mask": shown, "use_cache": False})
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

@@ -317,6 +317,9 @@ def _arguments(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> d
 # Masks add less than this to the scores of hidden keys; models use -10,000 or less.
 HIDDEN = -5e3
 
+# Implementations to which transformers tells texts in a row by a mask; empty: a module's own.
+MASKED = ("", "eager", "sdpa", "flex_attention")
+
 # Names under which models pass masks to their attention; the last to that of another sequence.
 ARGUMENTS = ("attention_mask", "mask", "attn_mask", "encoder_attention_mask")
 
@@ -468,7 +471,8 @@ def _packed(call: AttentionCall, queries: int, keys: int) -> Any:
         text = torch.bucketize(place, ends[1:], right=True)[None]
         return text[:, None, :, None] == text[:, None, None, :]
     packed: Any = call.arguments.get("position_ids")
-    is_packed = isinstance(packed, torch.Tensor) and packed.shape[1:] == (queries,)
+    # Flash kernels read one row so; for all others, transformers makes a mask.
+    is_packed = _kernel(call) not in MASKED and getattr(packed, "shape", ()) == (1, queries)
     if not is_packed or call.arguments.get("past_key_values") is not None or queries != keys:
         return None
     text = (packed.diff(dim=1, prepend=packed[:, :1] - 1) != 1).cumsum(1)

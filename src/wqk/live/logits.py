@@ -247,7 +247,7 @@ def tally(
             visible = allowed(plan, distance)[None]
             logits = plan.scale * (queries[:, rows] @ keys.swapaxes(-1, -2))
             scores = plan.softcap * (logits / plan.softcap).tanh() if plan.softcap else logits
-            if plan.position.endswith("alibi"):
+            if plan.position.endswith("alibi") and term is None:
                 scores = scores + alibi(plan, heads, distance).to(logits)
             if own is not None:
                 tile = own if own.shape[-2] == 1 else own[:, rows]
@@ -256,7 +256,8 @@ def tally(
                 if tile.dtype != torch.bool and plan.position in ("", "mask"):
                     scores = scores + tile
             if term is not None:
-                scores = scores + term[b % len(term)][:, rows].to(logits)
+                added = term[b % len(term)]
+                scores = scores + (added if added.shape[-2] == 1 else added[:, rows]).to(logits)
             weights_log = _normalized(scores.masked_fill(~visible, -math.inf), sinks)
             into.add(logits, weights_log if whole else None, visible, is_token[rows])
 
@@ -497,11 +498,16 @@ def _run_uncompiled(wanted: bool) -> bool:
 
 
 def _position_term(call: AttentionCall) -> Any:
-    """What a block adds to its scores for positions, (1 or B, H, I, J), where it shows that.
+    """What a block adds to its scores for positions, (1 or B, H, 1 or I, J), where it shows that.
 
-    T5 and its kin get it from the block before, and hand it on; MPNet's blocks all get the same.
+    T5 and its kin get it from the block before, and hand it on; MPNet's blocks all get the same, as
+    do Bloom's and Falcon's, whose linear biases count the tokens that a mask shows.
     """
     plan, output = call.plan, call.output
+    biases: Any = call.arguments.get("alibi") if plan.position.endswith("alibi") else None
+    if biases is not None:
+        scale = plan.scale if plan.position == "scaled alibi" else 1.0
+        return scale * biases.detach().unflatten(0, (-1, plan.query.heads))
     takes_term = TERM in inspect.signature(call.module.forward).parameters
     if plan.position != "relative" or plan.family not in SHOW_TERM or not takes_term:
         return None
