@@ -28,7 +28,7 @@ from transformers.models.llama.modeling_llama import eager_attention_forward
 import wqk
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.live import logits as measuring
-from wqk.live.logits import KNOWN_POSITIONS, LogitMeter
+from wqk.live.logits import KNOWN_POSITIONS, LogitMeter, Tally
 from wqk.live.running import double_precision
 from wqk.live.scoring import logit_summary
 from wqk.tables.score_table import ScoreTable
@@ -145,6 +145,17 @@ def test_products_are_whole_where_training_rounds_its_own(monkeypatch: pytest.Mo
     finally:
         torch.set_float32_matmul_precision(before)
     assert set(seen) == {("ieee", "ieee")}
+
+
+def test_a_small_spread_of_large_logits_loses_no_digits() -> None:
+    logits = 500 + torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0)) / 100
+    tally = Tally(3, "cpu")
+    for tile in logits:
+        tally.add(
+            tile, None, torch.ones(1, 6, 6, dtype=torch.bool), torch.ones(6, dtype=torch.bool)
+        )
+    expected = logits.double().std((0, 2, 3), correction=0).numpy()
+    np.testing.assert_allclose(tally.result().logit_std, expected, rtol=1e-6)
 
 
 def test_the_first_sequences_are_measured() -> None:

@@ -156,6 +156,7 @@ class Tally:
         self._zero = partial(torch.zeros, heads, dtype=torch.float64, device=device)
         self._largest = self._zero() - math.inf
         self._pairs, self._sum, self._squares = self._zero(), self._zero(), self._zero()
+        self._middle: Any = None  # (H, 1, 1), from which logits differ little where they all do
         self._rows, self._entropy, self._top = self._zero(), self._zero(), self._zero()
 
     def add(self, logits: Array, weights_log: Array | None, visible: Array, rows: Array) -> None:
@@ -177,7 +178,11 @@ class Tally:
         largest = logits.masked_fill(hidden, -math.inf).amax((-2, -1)).to(wide)
         self._largest = torch.maximum(self._largest, largest)
         self._pairs += visible.sum((-2, -1))
-        logits = logits.masked_fill(hidden, 0)
+        if self._middle is None:
+            pairs = visible.sum((-2, -1), keepdim=True).clip(min=1)
+            total = logits.masked_fill(hidden, 0).sum((-2, -1), keepdim=True, dtype=wide)
+            self._middle = (total / pairs).to(logits.dtype)
+        logits = (logits - self._middle).masked_fill(hidden, 0)
         self._sum += logits.sum((-2, -1), dtype=wide)
         self._squares += logits.square().sum((-2, -1), dtype=wide)
         if weights_log is None:
