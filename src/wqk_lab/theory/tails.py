@@ -122,7 +122,7 @@ def lemma(sample: Sample) -> Sample:
     wider = sample.values > 0
     agree = np.where(np.isfinite(sample.values), wider == (sample.details["reach"] > 1), np.nan)
     either = np.repeat([[0.0], [1.0]], agree.shape[1], axis=1)
-    return Sample(np.concatenate([agree, either]), sample.unit, sample.layers)
+    return Sample(np.concatenate([agree, either]), sample.unit, sample.layers, added=len(either))
 
 
 RATIO = "ln(Var‖column‖/Var‖row‖)"

@@ -67,6 +67,8 @@ class Sample:
     one_model
         Whether all numbers are of one model's weights and share what is a matter of its chance, so
         that they describe it, and only several such models allow an inference.
+    added
+        How many of the units were not measured.
     """
 
     values: np.ndarray
@@ -75,6 +77,7 @@ class Sample:
     details: Mapping[str, np.ndarray] = field(default_factory=dict)
     chance: float = 0.0
     one_model: bool = False
+    added: int = 0
 
     def rows(self) -> list[dict[str, Any]]:
         """Every number, one row for each unit and layer."""
@@ -186,7 +189,7 @@ def _reach(degrees: float, skewness: float) -> float:
 
 
 def _over(values: np.ndarray, sample: Sample) -> str:
-    units, layers = values.shape
+    units, layers = len(values) - sample.added, values.shape[1]
     one = "batch" if sample.unit == "batches" else sample.unit.removesuffix("s")
     names = [f"{units} {sample.unit}" if units > 1 else one]
     if units == 1 and sample.layers:

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wqk import BilinearForm
-from wqk_lab.theory.tails import tails, tails_of
+from wqk_lab.theory.tails import lemma, tails, tails_of
+from wqk_lab.theory.verdict import Estimate, Sample
 
 
 def simulate_update(
@@ -116,3 +117,8 @@ def test_the_chance_of_independent_entries_is_the_one_that_is_stated(width: int)
     assert sample.values.std() == pytest.approx(sample.chance, rel=0.12)
     assert not sample.one_model
     assert tails_of({"0": forms[:1]}, "models").one_model
+
+
+def test_a_lemma_is_said_to_be_of_the_batches_that_there_were() -> None:
+    sample = Sample(np.ones((3, 2)), "batches", ("0", "1"), {"reach": np.full((3, 2), 2.0)})
+    assert Estimate.of(lemma(sample)).over == "3 batches × 2 layers"
