@@ -16,7 +16,8 @@ from tests.live.models import bert, gpt2, llama, train_step
 import wqk
 from wqk.attention import Block
 from wqk.errors import CheckpointError, FormError, UnknownFamily
-from wqk.live.logits import LogitMeter
+from wqk.families import Place
+from wqk.live.logits import LogitMeter, Logits
 
 
 def forms(model: Any) -> dict[tuple[Any, ...], tuple[np.ndarray, float]]:
@@ -187,6 +188,18 @@ def test_logits_have_to_fit() -> None:
     assert "without a finite maximum" in repr(report)
     with pytest.raises(FormError, match="grouped"):
         wqk.clip_(model, 1.0, grouped="keys")  # type: ignore[arg-type]
+
+
+def test_measured_logits_of_other_models_are_refused_and_blocks_without_any_said() -> None:
+    tokens = torch.arange(8)[None]
+    measured = wqk.logits(gpt2(), tokens)
+    with pytest.raises(FormError, match=r"logits of decoder self 0, 4 heads, are of another model"):
+        wqk.clip_(bert(), 1e-6, measured)
+    place = Place("decoder", "self", 1)
+    one = Logits({place: measured.blocks[place]})
+    report = wqk.clip_(gpt2(), 1e-6, one)
+    assert {head.layer for head in report.heads} == {1}
+    assert report.notes == ("decoder self 0: not measured: it did not run",)
 
 
 def test_a_model_is_clipped_as_a_whole_or_not_at_all() -> None:

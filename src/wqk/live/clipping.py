@@ -478,6 +478,11 @@ def _over_processes(
     maxima = {plan.place: np.full(plan.query.heads, -math.inf) for plan in plans}
     if measured is not None:
         for place, block in measured.blocks.items():
+            if len(maxima.get(place, ())) != len(block.max_logit):
+                raise FormError(
+                    f"the logits of {place}, {counted(len(block.max_logit), 'head')}, are of "
+                    f"another model than {weights.name}; measure this one's"
+                )
             # The maximum of NaN and a number is not defined among processes; that of ∞ is.
             maxima[place] = np.nan_to_num(block.max_logit, nan=math.inf, neginf=-math.inf)
     if distributed.is_available() and distributed.is_initialized():
@@ -486,7 +491,10 @@ def _over_processes(
         distributed.all_reduce(joined, distributed.ReduceOp.MAX)
         ends = np.cumsum([len(one) for one in maxima.values()])[:-1]
         maxima = dict(zip(maxima, np.split(joined.cpu().numpy(), ends), strict=True))
-    missing = {} if measured is None else measured.missing
+    missing: Mapping[Place, str] = {}
+    if measured is not None:
+        silent = maxima.keys() - measured.blocks.keys()
+        missing = dict.fromkeys(sorted(silent), "it did not run") | dict(measured.missing)
     notes = [f"{place}: not measured: {why}" for place, why in missing.items()]
     return maxima, notes
 
