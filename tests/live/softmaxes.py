@@ -18,8 +18,8 @@ from wqk.live.running import double_precision, inputs_of
 
 SOFTMAXES = ("aten::_softmax", "aten::_safe_softmax")
 
-# Below this, a score is that of a hidden key; the first GPT adds -10,000 to them.
-HIDDEN = {"openai-gpt": -5e3}
+# Below this, a score is that of a hidden key; GPT adds -10,000 to them, Funnel -1,000,000.
+HIDDEN = {"openai-gpt": -5e3, "funnel": -5e5}
 
 
 class Seen(NamedTuple):

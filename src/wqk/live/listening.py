@@ -386,11 +386,14 @@ def mask_of(call: AttentionCall, x: Any, y: Any) -> Any:
         return _of_pytorch(call, batch)
     names = ARGUMENTS[::-1] if call.plan.kind == "cross" else ARGUMENTS[:-1]
     mask: Any = next((m for n in names if (m := call.arguments.get(n)) is not None), None)
+    if mask is None and call.plan.family == "funnel":  # beside its positions
+        mask = call.arguments["attention_inputs"][2]
     for name, given in call.arguments.items() if mask is None else ():
-        if name.endswith("mask") and name not in ARGUMENTS and hasattr(given, "ndim"):
+        is_model_s = name in ARGUMENTS or name.startswith("input_")
+        if name.endswith("mask") and not is_model_s and hasattr(given, "ndim"):
             raise CheckpointError(f"mask unknown: {name} {tuple(given.shape)}")
     if mask is None:
-        return _packed(call, queries, keys)
+        return _packed(call, batch, queries, keys)
     if hasattr(mask, "mask_mod"):  # of FlexAttention
         at, to = (torch.arange(n, device=x.device) for n in (queries, keys))
         numbers = torch.arange(batch, device=x.device)
@@ -454,7 +457,7 @@ def _of_pytorch(call: AttentionCall, batch: int) -> Any:
     return sum(added) if added else None
 
 
-def _packed(call: AttentionCall, queries: int, keys: int) -> Any:
+def _packed(call: AttentionCall, batch: int, queries: int, keys: int) -> Any:
     """Of texts in one row, each numbered from 0, or told by their ends; None if there are none.
 
     What a module adds to its tokens itself, to fill a last block, is padding.
@@ -462,8 +465,8 @@ def _packed(call: AttentionCall, queries: int, keys: int) -> Any:
     import torch
 
     own: Any = call.arguments.get("hidden_states")
-    filled = getattr(own, "ndim", 0) == 3 and own.shape[1] < queries == keys
-    if filled:
+    has_rows = getattr(own, "ndim", 0) == 3 and len(own) == batch
+    if has_rows and own.shape[1] < queries == keys:
         return (torch.arange(keys, device=own.device) < own.shape[1])[None, None, None]
     ends: Any = call.arguments.get("cu_seqlens")
     if ends is not None and queries == keys == ends[-1]:

@@ -455,7 +455,7 @@ class LogitMeter:
         if "query" not in inputs or "key" not in inputs:
             raise CheckpointError("the block ran without its own projections")
         # Rows and columns of a picture are one sequence, or else several.
-        joined = (1, 2) if plan.position == "relative" else (0, 1)
+        joined = (1, 2) if plan.rule.position == "relative" else (0, 1)
         x, y = (v.flatten(*joined) if v.ndim == 4 else v for v in (inputs["query"], inputs["key"]))
         if y.ndim == 3 and len(y) % len(x) == 0:
             y = y.reshape(len(x), -1, y.shape[-1])  # several pictures of one text
