@@ -84,7 +84,7 @@ def test_heads_that_do_not_divide_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("factor", [5, 1.5, 1e9, -1, 0.1])
 def test_no_more_dimensions_turn_than_there_are(factor: float) -> None:
     with pytest.raises(wqk.WqkError, match="rotary"):
-        wqk.scan(model("llama", {"partial_rotary_factor": factor}), distances=(0, 1))
+        wqk.scan(model("stablelm", {"partial_rotary_factor": factor}), distances=(0, 1))
 
 
 @pytest.mark.parametrize(

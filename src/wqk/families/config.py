@@ -85,7 +85,7 @@ def unread_keys(model_type: object) -> Sequence[str]:
     Examples
     --------
     >>> unread_keys("llama")
-    ['sliding_window']
+    ['partial_rotary_factor', 'sliding_window']
     """
     found: Sequence[str] = _tables("unread.toml").get(str(model_type), [])  # type: ignore[assignment]
     return found
