@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from tools.mutating.mutants import Mutant
 
 SLOW, FAST = "slow and not campaign", "not campaign and not slow"  # the groups of tests
-FEWEST = 6  # mutants of a room
+FEWEST = 8  # mutants of a room
 DATA = Path("src/wqk/families/data")
 HEAVY = ("numpy", "scipy.stats", "torch", "transformers", "safetensors")
 
