@@ -340,8 +340,7 @@ def run_in_processes(
     waiting = deque(jobs)
     suspects: deque[Job] = deque()
     while waiting or suspects:
-        queue = suspects or waiting
-        at_once = 1 if suspects else min(processes, len(waiting))
+        queue, at_once = (suspects, 1) if suspects else (waiting, processes)
         # Twice the number of processes, so that none is idle; a suspect runs alone.
         limit = 1 if suspects else 2 * at_once
         running: dict[Future[Outcome], Job] = {}
