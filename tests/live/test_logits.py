@@ -28,6 +28,7 @@ from transformers.models.llama.modeling_llama import eager_attention_forward
 import wqk
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.live import logits as measuring
+from wqk.live.listening import AttentionCall, mask_of
 from wqk.live.logits import KNOWN_POSITIONS, LogitMeter, Tally
 from wqk.live.running import double_precision
 from wqk.live.scoring import logit_summary
@@ -293,6 +294,26 @@ def test_linear_biases_count_the_tokens_that_a_mask_shows() -> None:
     shown = torch.ones(2, 8).long()
     shown[1, 3:5] = 0
     prove(model, given={"input_ids": tokens, "attention_mask": shown, "use_cache": False})
+
+
+def test_each_kind_of_attention_has_a_mask_of_its_own() -> None:
+    x, (own, other) = torch.zeros(1, 8, 24), torch.zeros(2, 1, 1, 1, 8)
+    for plan in wqk.open(trainable(NAMED["bart"])).plans:
+        masks = {"attention_mask": own, "encoder_attention_mask": other}
+        call = AttentionCall(plan, torch.nn.Linear(1, 1), masks, {}, None, None)
+        assert mask_of(call, x, x) is (other if plan.kind == "cross" else own)
+        masks["attention_mask"] = None
+        assert mask_of(call, x, x) is (other if plan.kind == "cross" else None)
+
+
+def test_a_module_that_layers_share_is_measured_in_all_its_runs() -> None:
+    model, tokens = bert().double().train(), torch.arange(16).reshape(2, 8)
+    model.encoder.layer[1] = copy.deepcopy(model.encoder.layer[0])
+    apart = as_arrays(one_pass(model, LogitMeter(model), tokens))[:, :1]
+    model.encoder.layer[1] = model.encoder.layer[0]
+    shared = as_arrays(one_pass(model, LogitMeter(model), tokens))
+    np.testing.assert_allclose(shared[:, 0], [apart.max((0, 1))] * 2)
+    np.testing.assert_allclose(shared, as_arrays(wqk.logits(model, tokens)))
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
