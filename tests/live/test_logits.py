@@ -306,6 +306,14 @@ def test_each_kind_of_attention_has_a_mask_of_its_own() -> None:
         assert mask_of(call, x, x) is (other if plan.kind == "cross" else None)
 
 
+@pytest.mark.parametrize("model_type", ["lilt", "xlnet"])
+def test_scores_that_a_family_does_not_describe_are_said_to_be_missing(model_type: str) -> None:
+    model = derived(model_type)
+    meter = LogitMeter(model)
+    meter.start()
+    assert meter.logits.missing.keys() == {plan.place for plan in meter.plans}
+
+
 def test_a_module_that_layers_share_is_measured_in_all_its_runs() -> None:
     model, tokens = bert().double().train(), torch.arange(16).reshape(2, 8)
     model.encoder.layer[1] = copy.deepcopy(model.encoder.layer[0])
