@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -516,9 +517,10 @@ def test_attention_is_known_among_what_a_module_puts_out() -> None:
     shares = torch.randn(2, plan.query.heads, 5, 5).softmax(-1)
     for one in (shares, shares.flatten(0, 1)):
         assert AttentionCall(plan, None, {}, {}, None, (one.log(), one, None)).attention is one
-    # Texts in one row, as kernels without a mask keep them apart; with a cache, they do not.
+    # Texts in one row, as flash kernels keep them apart; with a cache, they do not.
     x, places = torch.zeros(1, 6, 4), {"position_ids": torch.arange(6)[None] % 3}
-    call = AttentionCall(plan, nn.Identity(), places, {}, None, None)
+    flash = SimpleNamespace(config=SimpleNamespace(_attn_implementation="flash_attention_2"))
+    call = AttentionCall(plan, flash, places, {}, None, None)
     np.testing.assert_array_equal(mask_of(call, x, x)[0, 0], np.kron(np.eye(2), np.ones((3, 3))))
     assert mask_of(call._replace(arguments=places | {"past_key_values": ()}), x, x) is None
 
