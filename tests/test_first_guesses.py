@@ -35,7 +35,7 @@ def names(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "other": wqk.demo_model("decoder"), "pair": wqk.demo_model("induction"),
         "rotary": wqk.open(small.llama(sides="qkvo", name="llama")),
         "json": json, "torch": torch, "batch": torch.arange(8)[None] % 9,
-        "tokens": torch.arange(64)[None] % 9,
+        "tokens": torch.arange(64).reshape(2, 32) % 9,
         "a": random.standard_normal((8, 2)), "b": random.standard_normal((8, 2)), "x": np.ones(128),
         "net": small.running(key_heads=2),
     }  # fmt: skip

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from wqk.checkpoints import Checkpoint
     from wqk.families import AttentionPlan, Family
 
+# Families whose positions are an einsum of queries with a projection, which is not followed.
+UNFOLLOWED = {"bros"}
+
 # A fault that leaves everything right that is said.
 WEAK = "not said:"
 # One that the run cannot tell.
@@ -159,7 +162,7 @@ def _site_faults(checkpoint: Checkpoint, attention: Block, site: Site) -> Iterat
     explained = p.rule.note or p.query.norm
     if any(bias.shape == shape for bias in head_biases(product)) and not explained:
         yield "beside the form: a vector of each head that is added to the queries"
-    if p.position == "relative" and not (product.terms or others):
+    if p.position == "relative" and not (product.terms or others or p.family in UNFOLLOWED):
         yield "nothing is added beside the form"
     yield from _input_faults(checkpoint, p, product)
     if (
