@@ -16,14 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 
+from wqk._machine import side_by_side
 from wqk.checkpoints import Checkpoint
 from wqk.checkpoints.checkpoint import Overlay
 from wqk.comparing import mismatches
 from wqk.comparing.blocks import (
+    MANY,
     Distances,
     InnerProducts,
     Match,
@@ -153,6 +156,7 @@ def compare(
 def measure(a: Scoring, b: Scoring, tolerance: float) -> Apart:
     """How far two circuits are apart, and where they differ what in their forms may explain it."""
     products = inner_products(a, b, b.own)
+    side_by_side(attrgetter("probes"), (a, b), many=a.query.weight.size > MANY)  # which are kept
     far = distances(a, b, products, tolerance)
     match = None if far.agree else matched(a, b)
     if match is None:

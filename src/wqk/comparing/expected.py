@@ -16,8 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from wqk._machine import side_by_side
 from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.adapters import AdaptedCheckpoint
+from wqk.comparing.blocks import MANY
 from wqk.comparing.contents import equal_parts
 from wqk.comparing.mismatches import Kind
 from wqk.comparing.permutations import Sizes, to_order
@@ -94,10 +96,12 @@ class Expected:
         What it should be is ``known`` to be its source; otherwise it is at first as it is.
         """
         if name not in self._tensors:
-            stored = self._read(1, name)
             is_equal = known and equal_parts(self._checkpoints, (Part(source), Part(name)))
-            wanted = self._read(0, source) if known and not is_equal else stored
-            self._tensors[name] = _Tensor(stored, wanted if known else stored.copy(), source)
+            places = [(1, 0), (name, source)] if known and not is_equal else [(1,), (name,)]
+            many = self._checkpoints[1].info(name).nbytes > MANY
+            values = side_by_side(self._read, *places, many=many)
+            wanted = values[-1] if known else values[0].copy()
+            self._tensors[name] = _Tensor(values[0], wanted, source)
         found = self._tensors[name]
         found.roles.append(role)
         found.sides += [side] if side is not None else []
