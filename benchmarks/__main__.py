@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import math
 import os
 import platform
 import subprocess
@@ -44,7 +45,7 @@ SECTIONS = {
     "peers": Section("benchmarks.peers", 10, always=False),
     "growth": Section("benchmarks.growth --out docs/images/growth.png", 9, always=False),
 }
-IDLE = 0.5  # load average below which nothing else of weight runs
+IDLE = 0.2  # busy cores below which nothing else of weight runs
 
 
 def processor() -> str:
@@ -55,19 +56,35 @@ def processor() -> str:
     return next(names, platform.machine())
 
 
+def busy_cores(seconds: float = 2.0) -> float:
+    """How many cores other programs keep busy, on average over some seconds; NaN where unknown."""
+    if not Path("/proc/stat").exists():
+        return math.nan
+
+    def spent() -> tuple[float, float]:
+        """Ticks that cores were busy, and all."""
+        ticks = list(map(int, Path("/proc/stat").read_text("ascii").split("\n")[0].split()[1:]))
+        return sum(ticks) - sum(ticks[3:5]), sum(ticks)
+
+    before = spent()
+    time.sleep(seconds)
+    busy, every = np.subtract(spent(), before)
+    return float(busy / every * (os.cpu_count() or 1))
+
+
 def measure(section: Section) -> str:
     """What the command prints, under a line about how it was run.
 
     Raises `subprocess.CalledProcessError` if it fails.
     """
-    load, start = os.getloadavg()[0], time.perf_counter()
+    others, start = busy_cores(), time.perf_counter()
     command = [sys.executable, "-m", *section.command.split()]
     printed = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
     minutes = (time.perf_counter() - start) / 60
     beside = (
         "nothing else ran"
-        if load < IDLE
-        else f"**other programs ran** (load {load:.1f}): only ratios of processor time count"
+        if others < IDLE
+        else f"**other programs ran** ({others:.1f} cores): only ratios of processor time count"
     )
     return (
         f"`python -m {section.command}`, {minutes:.1f} minutes on {processor()}, {os.cpu_count()} "
