@@ -399,7 +399,15 @@ def _merged(unit: Unit, adapter: Adapter) -> Finding | None:
 
 
 def _rank(step: np.ndarray, noise: float) -> int | None:
-    """The rank of a matrix if it is low and plain; None otherwise."""
+    """The rank of a matrix if it is low and plain; None otherwise.
+
+    Examples
+    --------
+    >>> random = np.random.default_rng(0)
+    >>> factors = random.standard_normal((2, 600, 60))
+    >>> _rank(factors[0] @ factors[1].T, 0.0), _rank(random.standard_normal((600, 600)), 0.0)
+    (60, None)
+    """
     most = min(LARGEST_RANK, min(step.shape) // 4)
     random = np.random.default_rng(0).standard_normal((step.shape[1], most + 8)).astype(step.dtype)
     for some in (step[:: max(1, len(step) // SAMPLED)], step):  # few rows tell a high rank

@@ -86,6 +86,15 @@ class Unit:
         Which of ``query`` and ``key`` it belongs to.
     block
         All of its block's.
+
+    Examples
+    --------
+    >>> wanted = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
+    >>> unit = Unit("o_proj.weight", "output", wanted, wanted[[0, 0, 2]], Sizes(2, 2, 1))
+    >>> unit.likeness.tolist()  # the last is zero in both
+    [1.0, 0.0, 1.0]
+    >>> unit.heads, unit.turned.heads  # columns of outputs make heads
+    (0, 2)
     """
 
     name: str
@@ -310,7 +319,7 @@ def permutation(
     wanted: np.ndarray, stored: np.ndarray, alike: float, sketches: Sequence[np.ndarray] = ()
 ) -> np.ndarray | None:
     """The stored rows that make the wanted ones; None unless each is there, or all are in place."""
-    marks, others = sketches or map(sketch, (wanted, stored))
+    marks, others = sketches or side_by_side(sketch, (wanted, stored), many=wanted.size > MANY)
     if (np.abs((marks * others).sum(axis=1)) > alike).all():
         return None
     # Of unrelated rows, some tell it for all.
