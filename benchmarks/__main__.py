@@ -117,10 +117,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "sections", nargs="*", metavar="SECTION",
+        "sections",
+        nargs="*",
+        metavar="SECTION",
         help="; ".join(f"{name}, {of.minutes:g} min" for name, of in SECTIONS.items())
         + ". By default all but the last four",
-    )  # fmt: skip
+    )
     parser.add_argument("--page", type=Path, metavar="FILE", help="the page to write them into")
     options = parser.parse_args()
     for name in options.sections:

@@ -164,9 +164,10 @@ def table(runs: dict[str, list[dict[str, Any]]]) -> str:
     names = list(signals(runs["healthy"][0]))
     rows = [
         "| run | seed | loss, last 10 | least | largest logit | heads clipped | loss moves | "
-        + " | ".join(names) + " |",
+        + " | ".join(names)
+        + " |",
         "|:--|" + "--:|" * (6 + len(names)),
-    ]  # fmt: skip
+    ]
     for arm, group in runs.items():
         for seed, record in enumerate(group):
             others = [one for one in runs["healthy"] if one is not record]

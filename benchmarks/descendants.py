@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 _NAMES = {
     "llama": ("model.layers.{}.self_attn.{}_proj.weight", "q", "k", "model.embed_tokens.weight"),
     "bert": (
-        "bert.encoder.layer.{}.attention.self.{}.weight", "query", "key",
+        "bert.encoder.layer.{}.attention.self.{}.weight",
+        "query",
+        "key",
         "bert.embeddings.word_embeddings.weight",
     ),
-}  # fmt: skip
+}
 _NAMES["grouped"] = _NAMES["llama"]
 # A layer's number follows one of these.
 _LAYERS = ("model.layers.", "bert.encoder.layer.")
@@ -109,11 +111,17 @@ class Model:
 
     def with_noise(self, size: float, random: np.random.Generator) -> Model:
         """Every weight matrix with noise of this size, relative to its own."""
-        return replace(self, tensors={
-            name: value if value.ndim < 2 else
-            (value + size * value.std() * random.standard_normal(value.shape)).astype(np.float32)
-            for name, value in self.tensors.items()
-        })  # fmt: skip
+        return replace(
+            self,
+            tensors={
+                name: value
+                if value.ndim < 2
+                else (value + size * value.std() * random.standard_normal(value.shape)).astype(
+                    np.float32
+                )
+                for name, value in self.tensors.items()
+            },
+        )
 
 
 def orthogonal(size: int, seed: int) -> np.ndarray:

@@ -32,15 +32,31 @@ class Shape:
 
 
 BERT_BASE = Shape(
-    "BERT-base", "bert", 12, 768, 12, 12, 64, "F16",
-    "encoder.layer.{}.attention.self.query.weight", "encoder.layer.{}.attention.self.key.weight",
+    "BERT-base",
+    "bert",
+    12,
+    768,
+    12,
+    12,
+    64,
+    "F16",
+    "encoder.layer.{}.attention.self.query.weight",
+    "encoder.layer.{}.attention.self.key.weight",
     rest=191_000_000,
-)  # fmt: skip
+)
 LLAMA_3_8B = Shape(
-    "LLaMA-3-8B", "llama", 4, 4096, 32, 8, 128, "BF16",
-    "model.layers.{}.self_attn.q_proj.weight", "model.layers.{}.self_attn.k_proj.weight",
+    "LLaMA-3-8B",
+    "llama",
+    4,
+    4096,
+    32,
+    8,
+    128,
+    "BF16",
+    "model.layers.{}.self_attn.q_proj.weight",
+    "model.layers.{}.self_attn.k_proj.weight",
     rest=14_700_000_000,
-)  # fmt: skip
+)
 
 
 def write_checkpoint(

@@ -35,25 +35,41 @@ if TYPE_CHECKING:
 
 SCORES = ("norm", "symmetry", "directionality", "symmetry_within_heads", "symmetry_between_heads")
 SIZES: dict[str, Any] = {
-    "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 500,
+    "hidden_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 500,
     "intermediate_size": 512,
-}  # fmt: skip
+}
 MODELS: dict[str, dict[str, Any]] = {
     "Llama": SIZES | {"num_key_value_heads": 2},
     "Qwen3": SIZES | {"num_key_value_heads": 2, "head_dim": 64},
     "Gemma2": SIZES | {"num_key_value_heads": 2, "head_dim": 64, "sliding_window": 16},
     "GPT2": {
-        "n_embd": 256, "n_layer": 2, "n_head": 4, "vocab_size": 500, "bos_token_id": 1,
+        "n_embd": 256,
+        "n_layer": 2,
+        "n_head": 4,
+        "vocab_size": 500,
+        "bos_token_id": 1,
         "eos_token_id": 2,
     },
-    "DeepseekV3": SIZES | {
-        "num_key_value_heads": 4, "moe_intermediate_size": 64, "n_routed_experts": 4,
-        "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,
-        "q_lora_rank": 64, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32,
+    "DeepseekV3": SIZES
+    | {
+        "num_key_value_heads": 4,
+        "moe_intermediate_size": 64,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 64,
+        "kv_lora_rank": 32,
+        "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 32,
         "v_head_dim": 32,
     },
     "Bert": SIZES,
-}  # fmt: skip
+}
 PRECISIONS = ("float32", "TF32", "bfloat16")
 
 
@@ -185,9 +201,13 @@ def print_steps(device: str, small: bool, rounds: int) -> None:
     """A training step, and what wqk adds to it."""
     layers, batch, tokens = (2, 2, 64) if small else (8, 8, 2048)
     config = transformers.LlamaConfig(
-        hidden_size=256 if small else 4096, num_hidden_layers=layers, num_attention_heads=32,
-        num_key_value_heads=8, intermediate_size=512 if small else 14336, vocab_size=32000,
-    )  # fmt: skip
+        hidden_size=256 if small else 4096,
+        num_hidden_layers=layers,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        intermediate_size=512 if small else 14336,
+        vocab_size=32000,
+    )
     torch.manual_seed(0)
     with torch.device(device):
         model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)

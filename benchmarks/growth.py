@@ -43,11 +43,17 @@ SIZES = (
 )
 SHAPES = tuple(
     replace(
-        like, name=name, layers=layers, width=width, heads=heads, key_heads=key_heads,
-        head_width=head_width, rest=rest,
+        like,
+        name=name,
+        layers=layers,
+        width=width,
+        heads=heads,
+        key_heads=key_heads,
+        head_width=head_width,
+        rest=rest,
     )
     for like, name, layers, width, heads, key_heads, head_width, rest in SIZES
-)  # fmt: skip
+)
 ONCE = 1e9  # bytes of queries and keys above which a scan is timed once
 
 CHECKPOINTS, PROCESSES = (2, 4, 8, 16), (1, 2)
@@ -137,9 +143,11 @@ def measure_looks(rounds: int) -> dict[str, tuple[int, float, float]]:
         ("base", 12, 768),
     ):
         config = BertConfig(
-            hidden_size=width, num_hidden_layers=layers, num_attention_heads=width // 64,
+            hidden_size=width,
+            num_hidden_layers=layers,
+            num_attention_heads=width // 64,
             intermediate_size=4 * width,
-        )  # fmt: skip
+        )
         count = sum(p.numel() for p in BertForMaskedLM(config).parameters())
         step, look, _ = (float(np.median(times)) for times in measure(config, 8, 128, rounds))
         looks[f"BERT-{name}"] = (count, step, look)
@@ -199,11 +207,16 @@ def main() -> None:
         table(
             ("scan", "stored", "read", "processor", "peak memory"),
             [
-                (s.name, f"{v['stored'] / 1e9:.2f} GB", f"{v['read'] / 1e6:.0f} MB",
-                 f"{v['seconds']:.2f} s", f"{v['memory'] / 1e6:.0f} MB")
+                (
+                    s.name,
+                    f"{v['stored'] / 1e9:.2f} GB",
+                    f"{v['read'] / 1e6:.0f} MB",
+                    f"{v['seconds']:.2f} s",
+                    f"{v['memory'] / 1e6:.0f} MB",
+                )
                 for s, v in zip(shapes, scans, strict=True)
             ],
-        )  # fmt: skip
+        )
         stored = [values["stored"] for values in scans]
         powers = (
             f"{name} to the {slope(Curve(stored, [values[key] for values in scans], '', '')):.2f}"
@@ -230,11 +243,16 @@ def main() -> None:
     table(
         ("look of the monitor", "parameters", "step", "look", f"share, every {CADENCE} steps"),
         [
-            (name, f"{count / 1e6:.0f} M", f"{1e3 * step:.0f} ms", f"{1e3 * look:.0f} ms",
-             f"{look / (CADENCE * step):.2%}")
+            (
+                name,
+                f"{count / 1e6:.0f} M",
+                f"{1e3 * step:.0f} ms",
+                f"{1e3 * look:.0f} ms",
+                f"{look / (CADENCE * step):.2%}",
+            )
             for name, (count, step, look) in looks.items()
         ],
-    )  # fmt: skip
+    )
 
     def scanned(key: str, unit: float, color: str) -> list[Curve]:
         stored = [v["stored"] / 1e9 for v in scans]
@@ -258,9 +276,12 @@ def main() -> None:
         panel(e, report, "rows", "report, processor seconds")
         shares = [100 * look / (CADENCE * step) for step, look in zip(steps, times, strict=True)]
         panel(
-            f, [Curve([n / 1e6 for n in counts], shares, "", OLIVE)],
-            "millions of parameters", f"a look every {CADENCE} steps, %", list(looks),
-        )  # fmt: skip
+            f,
+            [Curve([n / 1e6 for n in counts], shares, "", OLIVE)],
+            "millions of parameters",
+            f"a look every {CADENCE} steps, %",
+            list(looks),
+        )
         for axes in (b, c, d, e, f):
             low, high = axes.get_ylim()
             if high / low < 100:

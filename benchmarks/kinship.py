@@ -292,9 +292,17 @@ def print_costs(layers: int) -> None:
         found = wqk.kin(*folders)
         kin = time.perf_counter() - clock, time.process_time() - processor
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
-    print(json.dumps({
-        "layers": layers, "scan": scan, "kin": kin, "p": found.p, "peak_MB": round(peak),
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "layers": layers,
+                "scan": scan,
+                "kin": kin,
+                "p": found.p,
+                "peak_MB": round(peak),
+            }
+        )
+    )
 
 
 def main() -> None:

@@ -210,9 +210,13 @@ def trained(kind: str, data: torch.Tensor) -> tuple[Any, torch.Tensor]:
         return data[starts + torch.arange(TOKENS)]
 
     config = BertConfig(
-        vocab_size=257, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
-        intermediate_size=192, max_position_embeddings=TOKENS,
-    )  # fmt: skip
+        vocab_size=257,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=192,
+        max_position_embeddings=TOKENS,
+    )
     model = decoder() if kind == "decoder" else BertForMaskedLM(config)
     optimizer = torch.optim.AdamW(model.train().parameters(), lr=3e-3)
     for _ in range(400):

@@ -95,9 +95,12 @@ def now() -> float:
 def objective_of(recipe: Recipe, store: TokenStore) -> Objective:
     """As `wqk lab train` makes it."""
     return Objective(
-        recipe.objective, recipe.mask_share, recipe.corruption, store.special["mask"],
+        recipe.objective,
+        recipe.mask_share,
+        recipe.corruption,
+        store.special["mask"],
         store.vocabulary_size,
-    )  # fmt: skip
+    )
 
 
 def train_ours(recipe: Recipe, store: TokenStore, folder: Path) -> Curve:
@@ -129,9 +132,12 @@ def train_with_trainer(recipe: Recipe, store: TokenStore, folder: Path) -> Curve
     )
     masked = recipe.mode == "encoder"
     collator = DataCollatorForLanguageModeling(
-        tokenizer, mlm=masked, mlm_probability=recipe.mask_share if masked else None,
-        mask_replace_prob=1.0, random_replace_prob=0.0,
-    )  # fmt: skip
+        tokenizer,
+        mlm=masked,
+        mlm_probability=recipe.mask_share if masked else None,
+        mask_replace_prob=1.0,
+        random_replace_prob=0.0,
+    )
     curve = Curve()
 
     class Look(TrainerCallback):  # type: ignore[misc]
@@ -147,17 +153,24 @@ def train_with_trainer(recipe: Recipe, store: TokenStore, folder: Path) -> Curve
     trainer = Trainer(
         model=model,
         args=TrainingArguments(
-            output_dir=str(folder), max_steps=recipe.steps,
-            per_device_train_batch_size=recipe.batch, learning_rate=recipe.learning_rate,
-            warmup_steps=recipe.warmup, weight_decay=recipe.weight_decay,
-            max_grad_norm=recipe.clip, use_cpu=DEVICE == "cpu", save_strategy="no",
-            report_to="none", disable_tqdm=True, logging_strategy="no",
+            output_dir=str(folder),
+            max_steps=recipe.steps,
+            per_device_train_batch_size=recipe.batch,
+            learning_rate=recipe.learning_rate,
+            warmup_steps=recipe.warmup,
+            weight_decay=recipe.weight_decay,
+            max_grad_norm=recipe.clip,
+            use_cpu=DEVICE == "cpu",
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            logging_strategy="no",
             dataloader_pin_memory=DEVICE != "cpu",
         ),
         train_dataset=[{"input_ids": row} for row in np.concatenate(blocks)],
         data_collator=collator,
         callbacks=[Look()],
-    )  # fmt: skip
+    )
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     return curve
@@ -228,9 +241,12 @@ def train_plainly(recipe: Recipe, store: TokenStore, folder: Path) -> Curve:
                 {"params": model.embedding.parameters(), "lr": 0.2 * narrow},
                 {"params": model.head.parameters(), "lr": 0.004 * narrow},
             ],
-            betas=(0.8, 0.95), eps=1e-10, weight_decay=0.0, fused=True,
+            betas=(0.8, 0.95),
+            eps=1e-10,
+            weight_decay=0.0,
+            fused=True,
         ),
-    ]  # fmt: skip
+    ]
     schedules = [
         torch.optim.lr_scheduler.LambdaLR(
             one, lambda step: min(1.0, (recipe.steps - step) / (0.2 * recipe.steps))
@@ -290,9 +306,16 @@ def main() -> None:
         store = write_store(place)
         for mode in ("encoder", "decoder"):
             recipe = make_recipe(
-                "fast", mode=mode, steps=steps, log_every=every, held_out_every=every,
-                held_out_blocks=64, keep_checkpoints="last", **rarely, **SHAPE,
-            )  # fmt: skip
+                "fast",
+                mode=mode,
+                steps=steps,
+                log_every=every,
+                held_out_every=every,
+                held_out_blocks=64,
+                keep_checkpoints="last",
+                **rarely,
+                **SHAPE,
+            )
             curves = {
                 name: way(recipe, store, place / f"{mode}-{number}")
                 for number, (name, way) in enumerate(WAYS.items())

@@ -63,8 +63,11 @@ def moved(weight: np.ndarray, heads: int) -> np.ndarray:
 
 
 CHANGES: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
-    "pairs": pairs, "head": head, "noise": noise, "moved": moved,
-}  # fmt: skip
+    "pairs": pairs,
+    "head": head,
+    "noise": noise,
+    "moved": moved,
+}
 
 
 def add_norms(folder: Path, layers: int) -> None:

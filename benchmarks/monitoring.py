@@ -35,10 +35,14 @@ MODELS = {
     "BERT-base, 12 layers, d 768": BertConfig(),
     # Step and look both grow with the layers, so that one stands for all.
     "one layer of LLaMA-3-8B, d 4096": LlamaConfig(
-        hidden_size=4096, num_hidden_layers=1, num_attention_heads=32, num_key_value_heads=8,
-        intermediate_size=14336, vocab_size=1000,
+        hidden_size=4096,
+        num_hidden_layers=1,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        intermediate_size=14336,
+        vocab_size=1000,
     ),
-}  # fmt: skip
+}
 CADENCES = (1000, 200)
 AIM = 0.01  # share of a step, of looks that often
 

@@ -36,9 +36,12 @@ class Peer:
     def __init__(self, python: str, name: str, folder: Path) -> None:
         command = [python, "-m", "benchmarks.contender", name, str(folder)]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
             text=True,
-        )  # fmt: skip
+        )
         self.greeting = self.answer()
 
     def answer(self) -> dict[str, Any]:

@@ -26,10 +26,15 @@ MASK, VOCABULARY = 128, 129  # characters are bytes below 128
 
 # Architecture, configuration and model class of transformers, mode, configuration.
 _SIZES = {
-    "hidden_size": WIDTH, "num_attention_heads": HEADS, "intermediate_size": 2 * WIDTH,
-    "vocab_size": VOCABULARY, "max_position_embeddings": BLOCK, "pad_token_id": None,
-    "bos_token_id": None, "eos_token_id": None,
-}  # fmt: skip
+    "hidden_size": WIDTH,
+    "num_attention_heads": HEADS,
+    "intermediate_size": 2 * WIDTH,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": BLOCK,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
 ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", "LlamaForCausalLM", {**_SIZES, "num_hidden_layers": 4}),
     "grouped": (

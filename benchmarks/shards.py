@@ -56,8 +56,10 @@ def write_shards(folder: Path, shards: int, tensors: int) -> Path:
             weights, end = values.tobytes(), values.nbytes
             names[0] = wanted[number // step]
             header[names[0]] = {
-                "dtype": "F16", "shape": [WIDTH, WIDTH], "data_offsets": [0, end],
-            }  # fmt: skip
+                "dtype": "F16",
+                "shape": [WIDTH, WIDTH],
+                "data_offsets": [0, end],
+            }
         for name in names:
             if name not in header:
                 header[name] = {"dtype": "F16", "shape": [8, 8], "data_offsets": [end, end + 128]}
@@ -70,9 +72,12 @@ def write_shards(folder: Path, shards: int, tensors: int) -> Path:
     index = {"metadata": {}, "weight_map": place}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     config = {
-        "model_type": "mixtral", "hidden_size": WIDTH, "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS, "num_key_value_heads": HEADS,
-    }  # fmt: skip
+        "model_type": "mixtral",
+        "hidden_size": WIDTH,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS,
+    }
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
 

@@ -19,9 +19,15 @@ from benchmarks.generate import LLAMA_3_8B, write_checkpoint
 from benchmarks.rounds import estimate
 
 SHAPE = replace(
-    LLAMA_3_8B, name="Qwen2.5-0.5B", layers=24, width=896, heads=14, key_heads=2, head_width=64,
+    LLAMA_3_8B,
+    name="Qwen2.5-0.5B",
+    layers=24,
+    width=896,
+    heads=14,
+    key_heads=2,
+    head_width=64,
     rest=950_000_000,
-)  # fmt: skip
+)
 
 # What is started, and the seconds that it may take; none for what is there for comparison.
 STARTS: dict[str, tuple[tuple[str, ...], float | None]] = {

@@ -49,9 +49,13 @@ def recorded(folder: Path) -> Sources:
             own = losses.filter(start=start, seed=seed).drop("start", "seed")
             append_lines(run.folder / METRICS, *own.sort("step").to_dicts())
             shared = dict.fromkeys(SCHEMA) | {
-                "checkpoint": name, "stack": "encoder", "kind": "self", "circuit": "qk",
-                "distance": 0, "status": "ok",
-            }  # fmt: skip
+                "checkpoint": name,
+                "stack": "encoder",
+                "kind": "self",
+                "circuit": "qk",
+                "distance": 0,
+                "status": "ok",
+            }
             rows = scores.filter(start=start, seed=seed).drop("start", "seed").sort("step", "layer")
             append_lines(run.folder / SCORES, *(shared | row for row in rows.to_dicts()))
     return read_sources(folder)

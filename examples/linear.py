@@ -30,9 +30,13 @@ RATE, DECAY, DEVIATION, HIDDEN, HELD_OUT = 2e-3, 1.0, 0.06, 0.3, 32
 PADDING = SYMBOLS + 1  # occurs nowhere
 SCORES = {"symmetry": "symmetry", "directionality": "directionality_excess"}
 COLUMNS = (
-    "start", "seed", "step", "held_out_loss", *(f"mean_{name}" for name in SCORES),
+    "start",
+    "seed",
+    "step",
+    "held_out_loss",
+    *(f"mean_{name}" for name in SCORES),
     *(f"{name}_{layer}" for name in SCORES for layer in range(LAYERS)),
-)  # fmt: skip
+)
 CELLS = [f"{kind} {mode}" for kind in ("linear", "softmax") for mode in ("encoder", "decoder")]
 
 

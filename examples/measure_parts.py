@@ -20,9 +20,19 @@ import polars as pl
 import wqk
 
 COLUMNS = (
-    "model", "seed", "step", "layer", "part", "loss", "share", "low", "high",
-    "derivative", "curvature", "symmetry",
-)  # fmt: skip
+    "model",
+    "seed",
+    "step",
+    "layer",
+    "part",
+    "loss",
+    "share",
+    "low",
+    "high",
+    "derivative",
+    "curvature",
+    "symmetry",
+)
 
 
 def main() -> None:
@@ -48,9 +58,13 @@ def main() -> None:
             continue
         checkpoint = dict(run.checkpoints)[int(step)]
         found = wqk.parts(
-            checkpoint, corpus=run.corpus["folder"], each_layer=given.layers,
-            mask_share=run.recipe["mask_share"], block=run.recipe["block"], blocks=given.blocks,
-        )  # fmt: skip
+            checkpoint,
+            corpus=run.corpus["folder"],
+            each_layer=given.layers,
+            mask_share=run.recipe["mask_share"],
+            block=run.recipe["block"],
+            blocks=given.blocks,
+        )
         rows = [*found.shares.iter_rows(named=True)]
         losses = dict(
             found.shares.filter(pl.col("layer").is_null()).select("part", "loss").iter_rows()

@@ -206,13 +206,17 @@ def trained(name: str, seed: int, text: np.ndarray, steps: int = STEPS) -> dict[
         zip(
             COLUMNS,
             (
-                name, seed, steps, f"{np.mean(losses[PLATEAU] or losses):.5f}",
-                int(below[0]) + 50 if len(below) else "", f"{means[-1]:.5f}",
+                name,
+                seed,
+                steps,
+                f"{np.mean(losses[PLATEAU] or losses):.5f}",
+                int(below[0]) + 50 if len(below) else "",
+                f"{means[-1]:.5f}",
                 f"{added.mean():.4f}",
             ),
             strict=True,
         )
-    )  # fmt: skip
+    )
 
 
 def run(job: tuple[str, int, str]) -> dict[str, Any]:

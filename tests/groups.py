@@ -78,7 +78,6 @@ SLOW = (
     "tests/scanning/test_watch.py::test_a_killed_watch_loses_nothing",
     "tests/tables/test_in_a_kernel.py",
     "tests/test_advice.py",
-    "tests/test_architecture.py::test_there_is_not_more_to_read_than_the_budget_says",
     "tests/test_first_guesses.py::test_first_guesses_work",
     "tests/test_notebooks.py::test_a_notebook_runs",
     "tests/test_odd_input.py::test_odd_models_are_a_result_or_a_line",

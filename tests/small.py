@@ -20,10 +20,19 @@ def sizes(width: int, layers: int, heads: int, **more: Any) -> dict[str, Any]:
 
 
 def llama(
-    *, layers: int = 2, heads: int = 4, key_heads: int = 2, head_width: int = 6, width: int = 24,
-    sides: str = "qk", biases: str = "", norms: bool = False, seed: int = 0,
-    name: str = "tiny", **config: Any,
-) -> StateDict:  # fmt: skip
+    *,
+    layers: int = 2,
+    heads: int = 4,
+    key_heads: int = 2,
+    head_width: int = 6,
+    width: int = 24,
+    sides: str = "qk",
+    biases: str = "",
+    norms: bool = False,
+    seed: int = 0,
+    name: str = "tiny",
+    **config: Any,
+) -> StateDict:
     """A rotary model of grouped heads in memory, in float64: its queries and keys, or all sides."""
     rng = np.random.default_rng(seed)
     rows = {"q": heads * head_width, "k": key_heads * head_width, "v": key_heads * head_width}

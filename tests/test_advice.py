@@ -52,12 +52,23 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     torch.save(unsure.state_dict(), "unsaid.pt")
     Path("text.txt").write_text("\n".join(f"some words of text {n}" for n in range(99)), "utf-8")
     return {
-        "net": net, "model": net, "batch": TOKENS, "unsure": wqk.open(unsure, heads_per_layer=4),
-        "unsaid": dict(unsure.state_dict()), "guess": strong(Wrapped()),
-        "inputs": torch.randn(2, 7, 32), "ref": "llama", "layer": 1, "head": 0, "N": 4,
-        "path": "page.html", "wqk": wqk, "Head": Head, "survey_table": survey_table,
+        "net": net,
+        "model": net,
+        "batch": TOKENS,
+        "unsure": wqk.open(unsure, heads_per_layer=4),
+        "unsaid": dict(unsure.state_dict()),
+        "guess": strong(Wrapped()),
+        "inputs": torch.randn(2, 7, 32),
+        "ref": "llama",
+        "layer": 1,
+        "head": 0,
+        "N": 4,
+        "path": "page.html",
+        "wqk": wqk,
+        "Head": Head,
+        "survey_table": survey_table,
         "FILE": Path(wqk.__file__).parent / "families/data/nanogpt.toml",
-    }  # fmt: skip
+    }
 
 
 CHOSEN = {"REF": "llama", "ORIGINAL": "llama", r"\bN\b": "4"}

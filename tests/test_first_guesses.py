@@ -31,14 +31,22 @@ def names(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.chdir(tmp_path)
     ref, random = wqk.demo_model("encoder"), np.random.default_rng(0)
     return {
-        "wqk": wqk, "np": np, "ref": ref, "model": wqk.open(ref),
-        "other": wqk.demo_model("decoder"), "pair": wqk.demo_model("induction"),
+        "wqk": wqk,
+        "np": np,
+        "ref": ref,
+        "model": wqk.open(ref),
+        "other": wqk.demo_model("decoder"),
+        "pair": wqk.demo_model("induction"),
         "rotary": wqk.open(small.llama(sides="qkvo", name="llama")),
-        "json": json, "torch": torch, "batch": torch.arange(8)[None] % 9,
+        "json": json,
+        "torch": torch,
+        "batch": torch.arange(8)[None] % 9,
         "tokens": torch.arange(64).reshape(2, 32) % 9,
-        "a": random.standard_normal((8, 2)), "b": random.standard_normal((8, 2)), "x": np.ones(128),
+        "a": random.standard_normal((8, 2)),
+        "b": random.standard_normal((8, 2)),
+        "x": np.ones(128),
         "net": small.running(key_heads=2),
-    }  # fmt: skip
+    }
 
 
 def tried(goals: str, names: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:

@@ -51,12 +51,24 @@ def test_adapters_are_read_as_they_say_or_refused(tmp_path: Path, count: int) ->
     about = json.loads((folder / "adapter_config.json").read_text())
     factors = wqk.open_checkpoint(folder / "adapter_model.safetensors")
     keys = [
-        *about, "alpha_pattern", "rank_pattern", "use_rslora", "use_dora", "bias",
-        "init_lora_weights", "modules_to_save", "layers_to_transform", "layers_pattern",
-        "fan_in_fan_out", "lora_dropout",
-        "exclude_modules", "layer_replication", "trainable_token_indices", "target_parameters",
+        *about,
+        "alpha_pattern",
+        "rank_pattern",
+        "use_rslora",
+        "use_dora",
+        "bias",
+        "init_lora_weights",
+        "modules_to_save",
+        "layers_to_transform",
+        "layers_pattern",
+        "fan_in_fan_out",
+        "lora_dropout",
+        "exclude_modules",
+        "layer_replication",
+        "trainable_token_indices",
+        "target_parameters",
         "no_such_option",
-    ]  # fmt: skip
+    ]
     harmless = 0
     for _ in range(count):
         changes = {dice.choice(keys): dice.choice(HOSTILE) for _ in range(dice.randrange(1, 3))}
@@ -121,9 +133,29 @@ def test_family_files_are_read_or_refused(count: int) -> None:
 # Verbs that neither wait, nor serve, nor start processes.
 VERBS = ("scan", "explain", "show", "diff", "same", "tokens", "compose", "kin", "bars", "families")
 WORDS = [
-    "", "-1", "0", "1e300", "nan", "0:100000000", "1:2:3", "a" * 3000, "{layer}", "..", "\x00",
-    "١", "[]", "5", "0.5", "encoder", "q", "all", "no/such/file.toml", "--", "%s", "\u202e",
-]  # fmt: skip
+    "",
+    "-1",
+    "0",
+    "1e300",
+    "nan",
+    "0:100000000",
+    "1:2:3",
+    "a" * 3000,
+    "{layer}",
+    "..",
+    "\x00",
+    "١",
+    "[]",
+    "5",
+    "0.5",
+    "encoder",
+    "q",
+    "all",
+    "no/such/file.toml",
+    "--",
+    "%s",
+    "\u202e",
+]
 
 
 @counts(60, 10_000)

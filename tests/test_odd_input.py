@@ -41,7 +41,7 @@ ODD: dict[str, dict[str, Any]] = {
     "few gains": {GAIN: np.ones(D - 1)},
     "a gain": {GAIN: np.ones(())},
 }
-SCALINGS: dict[str, dict[str, Any]] = cases(__file__, "scalings")  # fmt: skip
+SCALINGS: dict[str, dict[str, Any]] = cases(__file__, "scalings")
 LINES = cases(__file__, "lines")
 
 

@@ -43,9 +43,12 @@ FOLDERS = cases(__file__, "folders")
 RUNS = "runs/{0} {0} pair/{0} runs/{0}-1 runs/{0}-2 runs/{0}-3 runs/wikipedia-{0}-1"
 # What stands for a number or a file.
 VALUES = {
-    r"\bL\b|\bH\b": "1", r"\b(RUN|DIR)\b": "run", r"TABLE\.\.\.": "scores.parquet",
-    r"FILE\.": "plain.", r"\bNAME\b": "fig2",
-}  # fmt: skip
+    r"\bL\b|\bH\b": "1",
+    r"\b(RUN|DIR)\b": "run",
+    r"TABLE\.\.\.": "scores.parquet",
+    r"FILE\.": "plain.",
+    r"\bNAME\b": "fig2",
+}
 # Smaller, at the end of commands that train.
 SMALLER = shlex.split(
     "--layers 1 --width 16 --heads 2 --intermediate 16 --steps 4 --block 32 --batch 8 --warmup 1 "
@@ -146,9 +149,10 @@ def make_runs() -> None:
         for step in STEPS:
             shutil.copytree(run / "checkpoint-4", run / f"checkpoint-{step}")
     for kind, more in {
-        "encoder": ["random"], "decoder": [],
+        "encoder": ["random"],
+        "decoder": [],
         "symmetric": ["paired", "published", "wikipedia-encoder-symmetric"],
-    }.items():  # fmt: skip
+    }.items():
         for name in " ".join(RUNS.format(name) for name in (kind, *more)).split():
             if not Path(name).exists():
                 shutil.copytree(f"runs/{kind}", name)
@@ -166,8 +170,10 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.chdir(folder)
         patch.setattr(test_gguf, "LAYERS", 6)
         for name, value in {
-            "SLURM_ARRAY_TASK_ID": "1", "SLURM_CPUS_PER_TASK": "1", "SCRATCH": "scratch",
-        }.items():  # fmt: skip
+            "SLURM_ARRAY_TASK_ID": "1",
+            "SLURM_CPUS_PER_TASK": "1",
+            "SCRATCH": "scratch",
+        }.items():
             patch.setenv(name, value)
         make_models()
         make_runs()
@@ -189,8 +195,10 @@ def outcome(number: int, text: str) -> str:
     if words[:2] == ["lab", "train"] and not {"--resume", "--help"} & {*words}:
         words += SMALLER[8 * ("--config" in words) :]
     if words[:1] == ["lab"] and words[1] in ("train", "corpus") and "--resume" not in words:
-        words = [f"again/{number}" if before == "-o" else word
-                 for before, word in zip(["", *words], words, strict=False)]  # fmt: skip
+        words = [
+            f"again/{number}" if before == "-o" else word
+            for before, word in zip(["", *words], words, strict=False)
+        ]
     result = CliRunner().invoke(command, words)
     usual = (0, 1) if FAILS & {*words[:1]} else (0,)
     if result.exit_code in usual and result.output.strip():
@@ -351,9 +359,10 @@ def test_snippets_of_python_run(desk: Path) -> None:
     config = transformers.GPT2Config(n_embd=32, n_layer=4, n_head=4, vocab_size=60, n_positions=32)
     ids = torch.arange(16)[None] % 60
     some = [
-        (place, text) for place, text in fences("python")
+        (place, text)
+        for place, text in fences("python")
         if not any(re.search(pattern, text) for pattern in SNIPPETS_EXCEPTED)
-    ]  # fmt: skip
+    ]
     wrong, pages = [], dict[str, dict[str, Any]]()
     Path("path/to/wikipedia.txt").write_text("some words " * 99, encoding="utf-8")
     for number, (place, text) in enumerate(some):
@@ -367,16 +376,25 @@ def test_snippets_of_python_run(desk: Path) -> None:
         )
         names = pages.setdefault(place, {})
         names |= {
-            "wqk": wqk, "np": np, "Path": Path, "transformers": transformers, "model": model,
+            "wqk": wqk,
+            "np": np,
+            "Path": Path,
+            "transformers": transformers,
+            "model": model,
             "batch": batch,
-            "batches": [batch], "loader": [batch], "step": 0, "token": None,
+            "batches": [batch],
+            "loader": [batch],
+            "step": 0,
+            "token": None,
             "optimizer": torch.optim.AdamW(model.parameters(), 1e-3),
-            "train_step": lambda *_: None, "inputs": torch.randn(8, 16, 32).numpy(),
+            "train_step": lambda *_: None,
+            "inputs": torch.randn(8, 16, 32).numpy(),
             "trainer": transformers.Trainer(model, arguments),
             "wandb": SimpleNamespace(log=lambda *_, **__: None),
             "lightning": SimpleNamespace(Callback=object),
-            "penalty": lambda: torch.zeros(()), "usual": 1.0,
-        }  # fmt: skip
+            "penalty": lambda: torch.zeros(()),
+            "usual": 1.0,
+        }
         if "build_corpus" in text:
             shutil.rmtree("store")
         for run in ("run", "healthy"):

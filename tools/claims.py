@@ -196,10 +196,14 @@ def _related(rows: pl.DataFrame) -> pl.DataFrame:
     """
     run = ("model", "seed", "step")
     share, part = pl.col("share").cast(float), pl.col("part")
-    by_layer = rows.drop_nulls("layer").group_by(*run, "layer").agg(
-        carried=share.filter(part == "symmetric").sum() - share.filter(part == "skew").sum(),
-        symmetry=pl.col("symmetry").cast(float).filter(part == "whole").first(),
-    )  # fmt: skip
+    by_layer = (
+        rows.drop_nulls("layer")
+        .group_by(*run, "layer")
+        .agg(
+            carried=share.filter(part == "symmetric").sum() - share.filter(part == "skew").sum(),
+            symmetry=pl.col("symmetry").cast(float).filter(part == "whole").first(),
+        )
+    )
     enough = by_layer.filter(pl.len().over(run) > 2, pl.all().is_not_null().all().over(run))
     related = enough.group_by(run).agg(
         related=pl.corr("symmetry", "carried", method="spearman").cast(str),
@@ -418,12 +422,17 @@ def contrasts_table(folder: Path) -> list[str]:
     for name, result in results(folder).items():
         contrast, p, alone = result.contrast, result.p, result.alone
         cells = (
-            f"`{name}`", contrast.says, contrast.measure, str(result.count),
+            f"`{name}`",
+            contrast.says,
+            contrast.measure,
+            str(result.count),
             interval_of(result, result.low, result.high),
-            "–" if alone.low is None or alone.high is None
+            "–"
+            if alone.low is None or alone.high is None
             else f"[{_number(result, alone.low)}, {_number(result, alone.high)}]",
-            f"{p:.3f}" if p >= 0.001 else "<.001", _number(result, result.detectable).lstrip("+"),
-        )  # fmt: skip
+            f"{p:.3f}" if p >= 0.001 else "<.001",
+            _number(result, result.detectable).lstrip("+"),
+        )
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 

@@ -25,8 +25,15 @@ TABLE = PACKAGE / "checkpoints" / "llama-cpp.toml"
 HEAD = "# Written by tools/llama_cpp.py from llama.cpp's sources.\n"
 
 # Keys of the metadata that only some architectures read.
-OPTIONAL = ("SCALE", "SLIDING_WINDOW", "SLIDING_WINDOW_PATTERN", "CLAMP_KQV", "MAX_ALIBI_BIAS",
-            "OUTPUT_SCALE", "ROPE_PATTERN")  # fmt: skip
+OPTIONAL = (
+    "SCALE",
+    "SLIDING_WINDOW",
+    "SLIDING_WINDOW_PATTERN",
+    "CLAMP_KQV",
+    "MAX_ALIBI_BIAS",
+    "OUTPUT_SCALE",
+    "ROPE_PATTERN",
+)
 
 
 class Sources:
@@ -181,9 +188,15 @@ def _positions(read: str, graph: str) -> dict[str, Any]:
     inherits = re.search(r"freq_scale_train_swa\s*=\s*hparams\.rope_freq_scale_train", read)
     if plain or (scaled and not inherits):
         made["local_scaling"] = False
-    if re.search(r"use_rope\s*=\s*hparams\.is_swa\(il\)|if \(is_swa( \|\| force_rope)?\) {|"
-                 r"if \(hparams\.is_swa\(il\)\) {|if \(is_local_layer\)|"
-                 r"use_rope\s*=\s*is_local_layer", graph) and not plain:  # fmt: skip
+    if (
+        re.search(
+            r"use_rope\s*=\s*hparams\.is_swa\(il\)|if \(is_swa( \|\| force_rope)?\) {|"
+            r"if \(hparams\.is_swa\(il\)\) {|if \(is_local_layer\)|"
+            r"use_rope\s*=\s*is_local_layer",
+            graph,
+        )
+        and not plain
+    ):
         made["turned"] = "windowed"
     step = re.search(r"n_no_rope_layer_step\s*=\s*(\d+)", read)
     if "n_no_rope_layer_step" in graph:
@@ -253,10 +266,17 @@ def _scores(
 # Architectures whose attention has no form of its own, as their graphs were read, and the family
 # that says why.
 REFUSED = {
-    "dflash": "draft", "eagle3": "draft", "gemma4-assistant": "draft", "deepseek4": "compressed",
-    "glm5-next": "compressed", "qwen4exp": "compressed", "gptj": "other", "graniteswitch": "other",
-    "hrm_text": "other", "minimax-01": "other",
-}  # fmt: skip
+    "dflash": "draft",
+    "eagle3": "draft",
+    "gemma4-assistant": "draft",
+    "deepseek4": "compressed",
+    "glm5-next": "compressed",
+    "qwen4exp": "compressed",
+    "gptj": "other",
+    "graniteswitch": "other",
+    "hrm_text": "other",
+    "minimax-01": "other",
+}
 
 
 def family_of(name: str, row: Mapping[str, Any]) -> str:

@@ -45,9 +45,13 @@ def gptq(weight: torch.Tensor) -> Iterator[Case]:
 
 
 def gptq_stored(
-    rounded: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, group_of: torch.Tensor,
-    bits: int, ordered: bool,
-) -> Iterator[Case]:  # fmt: skip
+    rounded: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor,
+    group_of: torch.Tensor,
+    bits: int,
+    ordered: bool,
+) -> Iterator[Case]:
     """GPTQModel's own module packs and dequantizes; its first version by its own conversion."""
     from gptqmodel.nn_modules.qlinear.torch import TorchLinear
     from gptqmodel.utils.model import convert_gptq_v2_to_v1_format_module
@@ -56,9 +60,15 @@ def gptq_stored(
     linear = torch.nn.Linear(I, O, bias=False)
     linear.weight.data = rounded
     module = TorchLinear(
-        bits=bits, group_size=GROUP, sym=False, desc_act=ordered, in_features=I,
-        out_features=O, bias=False, register_buffers=True,
-    )  # fmt: skip
+        bits=bits,
+        group_size=GROUP,
+        sym=False,
+        desc_act=ordered,
+        in_features=I,
+        out_features=O,
+        bias=False,
+        register_buffers=True,
+    )
     module.pack(linear, scales, zeros, group_of.to(torch.int32))
     module.post_init()
     module.scales, module.dequant_dtype = module.scales.float(), torch.int32
@@ -121,18 +131,27 @@ def compressed_tensors(weight: torch.Tensor) -> Iterator[Case]:
     for bits in (2, 3, 4, 8):
         for symmetric in (True, False):
             yield case(
-                "pack-quantized", grouped / (2 ** (bits - 1) - 0.5), num_bits=bits, type="int",
-                symmetric=symmetric, strategy="group", group_size=GROUP,
-            )  # fmt: skip
+                "pack-quantized",
+                grouped / (2 ** (bits - 1) - 0.5),
+                num_bits=bits,
+                type="int",
+                symmetric=symmetric,
+                strategy="group",
+                group_size=GROUP,
+            )
     rows = weight.abs().amax(1, keepdim=True)
     yield case(
         "pack-quantized", rows / 7.5, num_bits=4, type="int", symmetric=True, strategy="channel"
     )
     for symmetric in (True, False):
         yield case(
-            "int-quantized", rows / 127, num_bits=8, type="int", symmetric=symmetric,
+            "int-quantized",
+            rows / 127,
+            num_bits=8,
+            type="int",
+            symmetric=symmetric,
             strategy="channel",
-        )  # fmt: skip
+        )
     for strategy, scales, more in (
         ("channel", rows / 448, {}),
         ("tensor", rows.max().reshape(1) / 448, {}),
@@ -140,18 +159,33 @@ def compressed_tensors(weight: torch.Tensor) -> Iterator[Case]:
         ("group", grouped / 448, {"group_size": GROUP}),
     ):
         yield case(
-            "float-quantized", scales, num_bits=8, type="float", symmetric=True,
-            strategy=strategy, **more,
-        )  # fmt: skip
+            "float-quantized",
+            scales,
+            num_bits=8,
+            type="float",
+            symmetric=True,
+            strategy=strategy,
+            **more,
+        )
     small = weight.reshape(O, -1, 16).abs().amax(-1) / 6
     yield case(
-        "nvfp4-pack-quantized", (30 * small).to(torch.float8_e4m3fn).float(), num_bits=4,
-        type="float", symmetric=True, strategy="tensor_group", group_size=16,
-    )  # fmt: skip
+        "nvfp4-pack-quantized",
+        (30 * small).to(torch.float8_e4m3fn).float(),
+        num_bits=4,
+        type="float",
+        symmetric=True,
+        strategy="tensor_group",
+        group_size=16,
+    )
     yield case(
-        "mxfp4-pack-quantized", torch.exp2((grouped / 6).log2().ceil()), num_bits=4, type="float",
-        symmetric=True, strategy="group", group_size=32,
-    )  # fmt: skip
+        "mxfp4-pack-quantized",
+        torch.exp2((grouped / 6).log2().ceil()),
+        num_bits=4,
+        type="float",
+        symmetric=True,
+        strategy="group",
+        group_size=32,
+    )
 
 
 def bitsandbytes(weight: torch.Tensor) -> Iterator[Case]:
@@ -225,9 +259,17 @@ def hqq(weight: torch.Tensor) -> Iterator[Case]:
 
     about = {"quantization_config": {"quant_method": "hqq"}}
     for bits, axis, group in (
-        (8, 1, GROUP), (6, 1, GROUP), (4, 1, GROUP), (4, 0, GROUP), (3, 1, GROUP), (3, 0, GROUP),
-        (2, 1, 16), (1.58, 1, GROUP), (1, 0, GROUP), (4, 1, None),
-    ):  # fmt: skip
+        (8, 1, GROUP),
+        (6, 1, GROUP),
+        (4, 1, GROUP),
+        (4, 0, GROUP),
+        (3, 1, GROUP),
+        (3, 0, GROUP),
+        (2, 1, 16),
+        (1.58, 1, GROUP),
+        (1, 0, GROUP),
+        (4, 1, None),
+    ):
         settings = BaseQuantizeConfig(nbits=bits, group_size=group, axis=axis)
         linear = torch.nn.Linear(*weight.T.shape, bias=False)
         linear.weight.data = weight.clone()

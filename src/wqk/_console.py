@@ -215,9 +215,13 @@ def plain(*renderables: Any, width: int | None = None) -> str:
 
     target = io.StringIO()
     console = Console(
-        file=target, width=width, color_system=None, highlight=False, markup=False,
+        file=target,
+        width=width,
+        color_system=None,
+        highlight=False,
+        markup=False,
         force_jupyter=False,
-    )  # fmt: skip
+    )
     cleaning(console).print(*renderables, sep="\n", crop=False)
     return "\n".join(line.rstrip() for line in target.getvalue().splitlines()).strip("\n")
 

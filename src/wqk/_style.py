@@ -143,9 +143,15 @@ def written(text: str) -> Figure:
     lines = text.splitlines() or [""]
     figure = new_figure(0.2 + 0.068 * max(map(len, lines)), 0.2 + 0.16 * len(lines))
     figure.text(
-        0.1 / figure.get_figwidth(), 1 - 0.1 / figure.get_figheight(), text, va="top",
-        family="monospace", fontsize=8, linespacing=1.2, parse_math=False,
-    )  # fmt: skip
+        0.1 / figure.get_figwidth(),
+        1 - 0.1 / figure.get_figheight(),
+        text,
+        va="top",
+        family="monospace",
+        fontsize=8,
+        linespacing=1.2,
+        parse_math=False,
+    )
     return figure
 
 

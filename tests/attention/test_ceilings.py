@@ -91,9 +91,10 @@ def test_every_head_s_length_has_its_own_bias() -> None:
 def test_normalized_queries_are_as_long_as_the_root_of_what_is_normalized(over: str) -> None:
     """Olmo 2 normalizes all heads together, so that one of them may hold all of the length."""
     model_type, count, norm = {
-        "model": ("olmo2", 3, "norm"), "head": ("qwen3", 1, "norm"),
+        "model": ("olmo2", 3, "norm"),
+        "head": ("qwen3", 1, "norm"),
         "head, shifted": ("phi", 1, "layernorm"),
-    }[over]  # fmt: skip
+    }[over]
     at, gain = "model.layers.0.self_attn", np.linspace(0.5, 2, 4 * count)
     tensors = {f"{at}.{side}_proj.weight": RNG.standard_normal((12, D)) for side in "qk"}
     tensors |= {f"{at}.{side}_{norm}.weight": gain for side in "qk"}

@@ -21,8 +21,11 @@ SIZES = sizes(48, 2, 6, vocab_size=60, max_position_embeddings=32, intermediate_
 GROUPED = {**SIZES, "num_key_value_heads": 2, "head_dim": 8}
 GPT2 = {"vocab_size": 60, "n_positions": 32, "n_embd": 48, "n_layer": 2, "n_head": 4}
 YARN = {
-    "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16,
-}  # fmt: skip
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 
 # The modules of layer 1: the norm before, projections to queries and keys or to all three, W_o.
 LLAMA_MODULES = {

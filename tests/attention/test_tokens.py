@@ -91,9 +91,13 @@ def test_pairs_have_the_attention_factor_of_yarn() -> None:
     torch.manual_seed(0)
     positions = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0}
     config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY, num_hidden_layers=1, num_attention_heads=H, hidden_size=D,
-        intermediate_size=8, rope_parameters={**positions, "original_max_position_embeddings": 16},
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        num_hidden_layers=1,
+        num_attention_heads=H,
+        hidden_size=D,
+        intermediate_size=8,
+        rope_parameters={**positions, "original_max_position_embeddings": 16},
+    )
     live = transformers.LlamaModel(config)
     attention, scale = live.layers[0].self_attn, live.rotary_emb.attention_scaling**2 * R**-0.5
     with torch.no_grad():
@@ -109,13 +113,25 @@ def biased(kind: str) -> StateDict:
     random = np.random.default_rng(3)
     names = {
         "gpt2": ("wte", "h.0.attn.c_attn", (D, 3 * D), "h.0.ln_1"),
-        "falcon": ("word_embeddings", "h.0.self_attention.query_key_value", (3 * D, D),
-                   "h.0.input_layernorm"),
-        "bert": ("embeddings.word_embeddings", "encoder.layer.0.attention.self.{}", (D, D),
-                 "embeddings.LayerNorm"),
-        "qwen2": ("model.embed_tokens", "model.layers.0.self_attn.{}_proj", (D, D),
-                  "model.layers.0.input_layernorm"),
-    }  # fmt: skip
+        "falcon": (
+            "word_embeddings",
+            "h.0.self_attention.query_key_value",
+            (3 * D, D),
+            "h.0.input_layernorm",
+        ),
+        "bert": (
+            "embeddings.word_embeddings",
+            "encoder.layer.0.attention.self.{}",
+            (D, D),
+            "embeddings.LayerNorm",
+        ),
+        "qwen2": (
+            "model.embed_tokens",
+            "model.layers.0.self_attn.{}_proj",
+            (D, D),
+            "model.layers.0.input_layernorm",
+        ),
+    }
     table, projection, shape, norm = names[kind]
     sides = {"bert": ("query", "key"), "qwen2": ("q", "k")}.get(kind, ("",))
     tensors = {f"{table}.weight": random.standard_normal((VOCABULARY, D))}
@@ -128,11 +144,19 @@ def biased(kind: str) -> StateDict:
     if kind != "qwen2":
         tensors[f"{norm}.bias"] = random.standard_normal(D)
     config = {
-        "model_type": kind, "num_attention_heads": H, "num_hidden_layers": 1, "n_head": H,
-        "n_layer": 1, "alibi": True, "multi_query": False, "num_kv_heads": H,
-        "num_key_value_heads": H, "layer_norm_eps": 1e-5, "layer_norm_epsilon": 1e-5,
+        "model_type": kind,
+        "num_attention_heads": H,
+        "num_hidden_layers": 1,
+        "n_head": H,
+        "n_layer": 1,
+        "alibi": True,
+        "multi_query": False,
+        "num_kv_heads": H,
+        "num_key_value_heads": H,
+        "layer_norm_eps": 1e-5,
+        "layer_norm_epsilon": 1e-5,
         "rms_norm_eps": 1e-6,
-    }  # fmt: skip
+    }
     return StateDict(tensors, config, kind)
 
 

@@ -17,9 +17,22 @@ from wqk.live.verification import _InDoublePrecision
 # Biases; groups; gains of one head, of all heads, of each head; layer norms; gains stored from 1;
 # limits; a cap; a latent; a part of the head that turns, in pairs; a scale that is none.
 MODELS = (
-    "bert", "gpt2", "llama", "qwen3", "olmo2", "stablelm-norms", "cohere-norms", "gemma3-text",
-    "olmo-clipped", "gemma2", "deepseek-v2", "deepseek-v2-lite", "glm", "gpt-neo", "persimmon",
-)  # fmt: skip
+    "bert",
+    "gpt2",
+    "llama",
+    "qwen3",
+    "olmo2",
+    "stablelm-norms",
+    "cohere-norms",
+    "gemma3-text",
+    "olmo-clipped",
+    "gemma2",
+    "deepseek-v2",
+    "deepseek-v2-lite",
+    "glm",
+    "gpt-neo",
+    "persimmon",
+)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -76,9 +76,20 @@ RANGES = (
 )
 DATES = ("Mon, 01 Jan 2024 00:00:00 +99999999", "soon", "Sun, 99 Foo 0000 99:99:99 GMT")
 PLACES = (
-    "http://[::1", "//", "http://", "file:///etc/passwd", "ftp://127.0.0.1/x", "", "\x80", "?",
-    "http://127.0.0.1:99999/x", "https://127.0.0.1:1/", "/nowhere", "../" * 50, "x" * 9000,
-)  # fmt: skip
+    "http://[::1",
+    "//",
+    "http://",
+    "file:///etc/passwd",
+    "ftp://127.0.0.1/x",
+    "",
+    "\x80",
+    "?",
+    "http://127.0.0.1:99999/x",
+    "https://127.0.0.1:1/",
+    "/nowhere",
+    "../" * 50,
+    "x" * 9000,
+)
 ENCODINGS = ("gzip", "identity, gzip", "br", "")
 
 
@@ -115,9 +126,26 @@ def random_fault(dice: Random, slow: bool = False) -> Fault:
 
 
 NONSENSE: tuple[Any, ...] = (
-    None, True, -1, 0, 2**63, 10**400, 1e308, "", "12", "x" * 5000, [], {}, [None], {"a": []},
-    "../../etc/passwd", "a\x00b", "\ud800", "-" * 40, float("nan"),
-)  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    2**63,
+    10**400,
+    1e308,
+    "",
+    "12",
+    "x" * 5000,
+    [],
+    {},
+    [None],
+    {"a": []},
+    "../../etc/passwd",
+    "a\x00b",
+    "\ud800",
+    "-" * 40,
+    float("nan"),
+)
 
 
 def mutated(value: Any, dice: Random) -> Any:

@@ -34,9 +34,18 @@ OPCODES = [
 
 # How the unpickler ends on nonsense; never in anything that the system says.
 FAILURES = (
-    pickle.UnpicklingError, ArithmeticError, AttributeError, EOFError, LookupError, MemoryError,
-    RecursionError, TypeError, ValueError, AssertionError, struct.error,
-)  # fmt: skip
+    pickle.UnpicklingError,
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    AssertionError,
+    struct.error,
+)
 
 
 @counts(500, 100_000)
@@ -71,12 +80,21 @@ def test_folders_with_random_files(tmp_path: Path, count: int):
     weights = save({"a": np.zeros((2, 2), np.float32)})
     index = {"weight_map": {"a": "model-1.safetensors"}}
     files = {
-        "model.safetensors": weights, "model-1.safetensors": weights, "other.safetensors": weights,
-        "model.safetensors.index.json": json.dumps(index).encode(), "config.json": b"{}",
-        "adapter_config.json": b'{"peft_type": "LORA"}', "adapter_model.safetensors": weights,
-        "pytorch_model.bin": b"PK", "model.onnx": b"", "mp_rank_00_model_states.pt": b"",
-        "tf_model.h5": b"", "flax_model.msgpack": b"", ".metadata": b"", "__0_0.distcp": b"",
-    }  # fmt: skip
+        "model.safetensors": weights,
+        "model-1.safetensors": weights,
+        "other.safetensors": weights,
+        "model.safetensors.index.json": json.dumps(index).encode(),
+        "config.json": b"{}",
+        "adapter_config.json": b'{"peft_type": "LORA"}',
+        "adapter_model.safetensors": weights,
+        "pytorch_model.bin": b"PK",
+        "model.onnx": b"",
+        "mp_rank_00_model_states.pt": b"",
+        "tf_model.h5": b"",
+        "flax_model.msgpack": b"",
+        ".metadata": b"",
+        "__0_0.distcp": b"",
+    }
     found = set()
     for number in range(count):
         folder = tmp_path / str(number)

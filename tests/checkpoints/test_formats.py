@@ -28,20 +28,35 @@ LAYERS, D, H, G, R, V = 2, 48, 6, 2, 8, 40
 Tensors = dict[str, torch.Tensor]
 # LLaMA's own names, and those of transformers.
 NAMES = {
-    "attention.wq": "self_attn.q_proj", "attention.wk": "self_attn.k_proj",
-    "attention.wv": "self_attn.v_proj", "attention.wo": "self_attn.o_proj",
-    "attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
-    "feed_forward.w1": "mlp.gate_proj", "feed_forward.w2": "mlp.down_proj",
+    "attention.wq": "self_attn.q_proj",
+    "attention.wk": "self_attn.k_proj",
+    "attention.wv": "self_attn.v_proj",
+    "attention.wo": "self_attn.o_proj",
+    "attention_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "feed_forward.w1": "mlp.gate_proj",
+    "feed_forward.w2": "mlp.down_proj",
     "feed_forward.w3": "mlp.up_proj",
-}  # fmt: skip
+}
 SHAPES = {
-    "attention.wq": (H * R, D), "attention.wk": (G * R, D), "attention.wv": (G * R, D),
-    "attention.wo": (D, H * R), "attention_norm": (D,), "ffn_norm": (D,),
-    "feed_forward.w1": (64, D), "feed_forward.w2": (D, 64), "feed_forward.w3": (64, D),
-}  # fmt: skip
+    "attention.wq": (H * R, D),
+    "attention.wk": (G * R, D),
+    "attention.wv": (G * R, D),
+    "attention.wo": (D, H * R),
+    "attention_norm": (D,),
+    "ffn_norm": (D,),
+    "feed_forward.w1": (64, D),
+    "feed_forward.w2": (D, 64),
+    "feed_forward.w3": (64, D),
+}
 PARAMS = {
-    "dim": D, "n_layers": LAYERS, "n_heads": H, "n_kv_heads": G, "vocab_size": V, "norm_eps": 1e-5,
-}  # fmt: skip
+    "dim": D,
+    "n_layers": LAYERS,
+    "n_heads": H,
+    "n_kv_heads": G,
+    "vocab_size": V,
+    "norm_eps": 1e-5,
+}
 
 
 def original() -> Tensors:
@@ -53,8 +68,10 @@ def original() -> Tensors:
         for kind, shape in SHAPES.items()
     }
     shapes |= {
-        "tok_embeddings.weight": (V, D), "norm.weight": (D,), "output.weight": (V, D),
-    }  # fmt: skip
+        "tok_embeddings.weight": (V, D),
+        "norm.weight": (D,),
+        "output.weight": (V, D),
+    }
     return {
         name: torch.randn(shape, generator=generator) / D**0.5 + (len(shape) == 1)
         for name, shape in shapes.items()
@@ -131,9 +148,12 @@ def test_scaled_rotary_positions_of_llama_3(tmp_path: Path, folder: Path) -> Non
     scaled = PARAMS | {"use_scaled_rope": True, "rope_theta": 5e5, "rope_high_freq_factor": 2}
     (folder / "params.json").write_text(json.dumps(scaled))
     scaling = {
-        "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 2.0,
+        "rope_type": "llama3",
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 2.0,
         "original_max_position_embeddings": 8192,
-    }  # fmt: skip
+    }
     assert wqk.same(twin(tmp_path / "a", rope_theta=5e5, rope_scaling=scaling), folder).same
     assert not wqk.same(twin(tmp_path / "b", rope_theta=5e5), folder).same
 
@@ -194,9 +214,12 @@ def test_nanogpts_archive_holds_its_configuration(tmp_path: Path) -> None:
     arguments = {"n_layer": 1, "n_head": 3, "n_embd": 24, "block_size": 8, "bias": True}
     held = {
         "model": {f"{attn}.weight": torch.ones(72, 24), f"{attn}.bias": torch.ones(72)},
-        "optimizer": {"state": {0: {"step": torch.ones(())}}}, "model_args": arguments,
-        "iter_num": 250, "best_val_loss": torch.ones(()), "config": {"n_head": 99},
-    }  # fmt: skip
+        "optimizer": {"state": {0: {"step": torch.ones(())}}},
+        "model_args": arguments,
+        "iter_num": 250,
+        "best_val_loss": torch.ones(()),
+        "config": {"n_head": 99},
+    }
     torch.save(held, tmp_path / "ckpt.pt")
     checkpoint = open_checkpoint(tmp_path)
     assert (checkpoint.step, checkpoint.config["n_head"]) == (250, 3)

@@ -190,8 +190,11 @@ def test_a_conversion_is_the_same_within_its_number_type(tmp_path, model, kind):
     rounded = [one for one in comparison.tensors if one.outcome is Outcome.ROUNDED]
     assert all(0 < one.distance < 1 for one in rounded)
     faulty = hf(model)
-    name = next(n for n in faulty._arrays if n.endswith(("q_proj.weight", "attn.weight",
-                                                         "key_value.weight")))  # fmt: skip
+    name = next(
+        n
+        for n in faulty._arrays
+        if n.endswith(("q_proj.weight", "attn.weight", "key_value.weight"))
+    )
     part = faulty._arrays[name]
     part[: R // 2] += (
         0.6 * np.random.default_rng(5).standard_normal(part[: R // 2].shape) * part.std()
@@ -209,9 +212,12 @@ def test_keys_permuted_with_the_queries_heads_are_named(tmp_path: Path) -> None:
 
 def test_the_scaling_of_llama_3_is_read_from_its_factors(tmp_path: Path) -> None:
     scaling = {
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64,
-    }  # fmt: skip
+    }
     original = hf("llama", rope_scaling=scaling, rope_theta=500_000.0)
     plain = wqk.open(hf("llama", rope_theta=500_000.0))[0].plan.rotary
     scaled = wqk.open(original)[0].plan.rotary
@@ -334,8 +340,9 @@ def test_all_tensors_of_a_conversion_are_found_whatever_they_are_called(tmp_path
     others = {"post_attention_layernorm": "ffn_norm", "mlp.up_proj": "ffn_up"}
     rest = {
         f"{layer}.{name}": random.standard_normal((64, D)) if "mlp" in name else np.ones(D)
-        for layer in range(LAYERS) for name in others
-    }  # fmt: skip
+        for layer in range(LAYERS)
+        for name in others
+    }
     tensors = {f"model.layers.{name}.weight": v.astype(np.float32) for name, v in rest.items()}
     whole = StateDict(attention._arrays | tensors, attention.config, "llama")
     facts = {}

@@ -609,11 +609,16 @@ ROWS = map(json.loads, PUBLISHED.read_text("utf-8").splitlines())
 LLAMA = next(row["config"] for row in ROWS if row["model"].endswith("Llama-3.1-405B"))
 # The tensors of each of its layers.
 LAYER = {
-    "input_layernorm": (16384,), "mlp.down_proj": (16384, 53248), "mlp.gate_proj": (53248, 16384),
-    "mlp.up_proj": (53248, 16384), "post_attention_layernorm": (16384,),
-    "self_attn.k_proj": (1024, 16384), "self_attn.o_proj": (16384, 16384),
-    "self_attn.q_proj": (16384, 16384), "self_attn.v_proj": (1024, 16384),
-}  # fmt: skip
+    "input_layernorm": (16384,),
+    "mlp.down_proj": (16384, 53248),
+    "mlp.gate_proj": (53248, 16384),
+    "mlp.up_proj": (53248, 16384),
+    "post_attention_layernorm": (16384,),
+    "self_attn.k_proj": (1024, 16384),
+    "self_attn.o_proj": (16384, 16384),
+    "self_attn.q_proj": (16384, 16384),
+    "self_attn.v_proj": (1024, 16384),
+}
 
 
 @pytest.fixture(scope="module")

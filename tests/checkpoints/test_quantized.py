@@ -239,8 +239,10 @@ def test_rounding_is_told_of_formats_whose_bits_are_not_their_types(name, tmp_pa
     rounding = wqk.diff(write(tmp_path / "plain", plain, about), quantized).frame["rounding"]
     assert (rounding > 0.02).all()
     for factor in (1, 4):  # of the error that is expected of each of two weights
-        moved = {k: v + factor * rounding[0] / 2**0.5 * v.std() * torch.randn(v.shape)
-                 for k, v in plain.items()}  # fmt: skip
+        moved = {
+            k: v + factor * rounding[0] / 2**0.5 * v.std() * torch.randn(v.shape)
+            for k, v in plain.items()
+        }
         original = write(tmp_path / f"original{factor}", moved, about)
         assert wqk.same(original, quantized).same == (factor == 1)
 
@@ -276,22 +278,30 @@ def neighbors(groups: Any) -> Any:
 # a weight's tensors, and how it is named.
 MISTAKES: dict[str, tuple[Any, dict[str, Callable[[Any], Any]], str]] = {
     "scales of other rows": (
-        None, {"scale": lambda s: s.flip(0)}, "scales of other rows or blocks",
+        None,
+        {"scale": lambda s: s.flip(0)},
+        "scales of other rows or blocks",
     ),
     "scales of other blocks": (
-        None, {"scale": lambda s: s.flip(1)}, "scales of other rows or blocks",
+        None,
+        {"scale": lambda s: s.flip(1)},
+        "scales of other rows or blocks",
     ),
     "nibbles": (None, {"packed": swapped}, "lie in another order within each 2"),
     "zero points": (None, {"packed": lambda w: w + 0x11111111}, "a zero point is off"),
     "order of words": (None, {"packed": as_bytes}, "lie in another order within each 8"),
     "act-order ignored": (ORDER, {"g_idx": neighbors}, "act-order (g_idx) is ignored"),
     "act-order not undone": (
-        ORDER, {"packed": in_order, "g_idx": neighbors}, "act-order was not undone",
+        ORDER,
+        {"packed": in_order, "g_idx": neighbors},
+        "act-order was not undone",
     ),
     "act-order of another weight": (
-        ORDER, {"g_idx": lambda g: g.flip(0)}, "columns have the scales of another group",
+        ORDER,
+        {"g_idx": lambda g: g.flip(0)},
+        "columns have the scales of another group",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("order", "change", "named"), MISTAKES.values(), ids=MISTAKES)
@@ -321,12 +331,18 @@ def test_wrong_layers_are_named(tmp_path: Path) -> None:
     mixed[f"model.{Q_PROJ}.weight"] = plain[f"model.{Q_PROJ}.weight"]
     settings = config["quantization_config"]
     listed = config | {"quantization_config": settings | {"ignore": [f"re:.*{Q_PROJ}$"]}}
-    for number, (tensors, about, named) in enumerate((
-        (swapped, config, "layer 1 has those of layer 0"),
-        (stored, listed, "q_proj: plain by the configuration, stored as INT 4-bit, groups of 32"),
-        (mixed, config, "q_proj: quantized by the configuration, stored plain"),
-        (mixed, listed, "The same"),
-    )):  # fmt: skip
+    for number, (tensors, about, named) in enumerate(
+        (
+            (swapped, config, "layer 1 has those of layer 0"),
+            (
+                stored,
+                listed,
+                "q_proj: plain by the configuration, stored as INT 4-bit, groups of 32",
+            ),
+            (mixed, config, "q_proj: quantized by the configuration, stored plain"),
+            (mixed, listed, "The same"),
+        )
+    ):
         found = wqk.same(original, write(tmp_path / str(number), tensors, about))
         assert named in found.sentence
         assert found.same == (named == "The same")
@@ -446,13 +462,21 @@ def whole(scales: Any) -> Any:
 
 # A case, which of its tensors is changed, how, and what is then said.
 WRONG: list[tuple[str, str, Callable[[Any], Any], str]] = [
-    ("nvfp4-pack-quantized-4-tensor_group", "weight_global_scale", lambda _: torch.ones(2),
-     "weight_global_scale must be one number"),
+    (
+        "nvfp4-pack-quantized-4-tensor_group",
+        "weight_global_scale",
+        lambda _: torch.ones(2),
+        "weight_global_scale must be one number",
+    ),
     ("float-quantized-8-channel", "weight_scale", whole, "weight_scale"),
-    ("hqq-4-axis1", "W_q", lambda codes: codes.view(torch.float16),  # view_as_float
-     r"a\.W_q must be .* U8, got F16"),
+    (
+        "hqq-4-axis1",
+        "W_q",
+        lambda codes: codes.view(torch.float16),  # view_as_float
+        r"a\.W_q must be .* U8, got F16",
+    ),
     ("hqq-4-axis1", "packing", lambda _: None, r"a\.packing must be there"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "key", "change", "said"), WRONG)

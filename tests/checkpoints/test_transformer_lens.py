@@ -23,12 +23,25 @@ LAYERS, D, H, G, R = 2, 24, 4, 2, 6
 ABOUT = {"rope_theta": 5e5, "attention_bias": True, "rms_norm_eps": 1e-5}
 LLAMA = small.llama(sides="qkvo", biases="qkv", norms=True, **ABOUT)
 LENS = {
-    "n_layers": LAYERS, "d_model": D, "n_heads": H, "n_key_value_heads": G, "d_head": R,
-    "positional_embedding_type": "rotary", "rotary_dim": R, "rotary_base": 5e5,
-    "rotary_adjacent_pairs": False, "attention_dir": "causal", "use_attn_scale": True,
-    "attn_scale": R**0.5, "scale_attn_by_inverse_layer_idx": False, "normalization_type": "RMS",
-    "eps": 1e-5, "attn_scores_soft_cap": -1.0, "use_local_attn": False, "window_size": None,
-}  # fmt: skip
+    "n_layers": LAYERS,
+    "d_model": D,
+    "n_heads": H,
+    "n_key_value_heads": G,
+    "d_head": R,
+    "positional_embedding_type": "rotary",
+    "rotary_dim": R,
+    "rotary_base": 5e5,
+    "rotary_adjacent_pairs": False,
+    "attention_dir": "causal",
+    "use_attn_scale": True,
+    "attn_scale": R**0.5,
+    "scale_attn_by_inverse_layer_idx": False,
+    "normalization_type": "RMS",
+    "eps": 1e-5,
+    "attn_scores_soft_cap": -1.0,
+    "use_local_attn": False,
+    "window_size": None,
+}
 SIDES = {"q": H, "k": G, "v": G}
 Arrays = dict[str, np.ndarray]
 

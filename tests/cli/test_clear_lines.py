@@ -39,9 +39,19 @@ def test_a_family_whose_names_do_not_match_is_refused(keys: dict[str, str], mess
 
 @pytest.mark.parametrize(
     "scale",
-    ["head_width ** 1.2.3", "head_width ** -.", "head_width ** 99999", "head_width ** -99999",
-     "1e400", "1e300 ** 2", "head_width ** ", "** 2", "head_width**2", "0 ** 1"],
-)  # fmt: skip
+    [
+        "head_width ** 1.2.3",
+        "head_width ** -.",
+        "head_width ** 99999",
+        "head_width ** -99999",
+        "1e400",
+        "1e300 ** 2",
+        "head_width ** ",
+        "** 2",
+        "head_width**2",
+        "0 ** 1",
+    ],
+)
 def test_a_scale_that_is_none_is_refused(scale: str, tmp_path: Path):
     path = tmp_path / "x.toml"
     path.write_text(family(scale=scale))
@@ -51,10 +61,16 @@ def test_a_scale_that_is_none_is_refused(scale: str, tmp_path: Path):
 
 @pytest.mark.parametrize(
     "text",
-    ["a = " + "[" * 50_000, "a = " + "{a=" * 5_000, ".".join(["a"] * 50_000) + " = 1",
-     "a = 1\n" * 50_000, ".".join(["a"] * 2_000) + " = 1", "[" + ".".join(["a"] * 2_000) + "]"],
+    [
+        "a = " + "[" * 50_000,
+        "a = " + "{a=" * 5_000,
+        ".".join(["a"] * 50_000) + " = 1",
+        "a = 1\n" * 50_000,
+        ".".join(["a"] * 2_000) + " = 1",
+        "[" + ".".join(["a"] * 2_000) + "]",
+    ],
     ids=["arrays", "tables", "keys", "long", "fewer keys", "header"],
-)  # fmt: skip
+)
 def test_a_file_that_is_nested_without_end_is_refused_in_time(text: str):
     start = time.process_time()
     with pytest.raises(UnknownFamily):

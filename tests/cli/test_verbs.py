@@ -45,8 +45,11 @@ def test_python_has_the_verb_by_the_same_name(verb: str) -> None:
 def test_the_readme_lists_every_verb() -> None:
     done = subprocess.run(
         [sys.executable, "-c", "import generate_verbs as g; print(g.table(), end='')"],
-        cwd=ROOT / "docs", capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        cwd=ROOT / "docs",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout in (ROOT / "README.md").read_text("utf-8"), (
         "README.md: python docs/generate_verbs.py writes its table"
     )

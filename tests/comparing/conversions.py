@@ -57,9 +57,12 @@ class Conversion:
 COMMON = {"hidden_size": D, "num_hidden_layers": LAYERS, "num_attention_heads": H}
 GROUPED = COMMON | {"num_key_value_heads": G, "head_dim": R, "max_position_embeddings": 4096}
 LLAMA3 = {
-    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
     "original_max_position_embeddings": 256,
-}  # fmt: skip
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": GROUPED | {"model_type": "llama", "rope_theta": 500_000.0, "rope_scaling": LLAMA3},
     "qwen2": GROUPED | {"model_type": "qwen2", "rope_theta": 1e6},
@@ -67,14 +70,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma": GROUPED | {"model_type": "gemma"},
     "gemma2": GROUPED
     | {
-        "model_type": "gemma2", "query_pre_attn_scalar": 16, "attn_logit_softcapping": 50.0,
-        "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "model_type": "gemma2",
+        "query_pre_attn_scalar": 16,
+        "attn_logit_softcapping": 50.0,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
     },
     "phi": COMMON | {"model_type": "phi", "partial_rotary_factor": 0.5, "hidden_size": H * R},
     "bert": COMMON | {"model_type": "bert", "hidden_size": H * R},
     "gpt_neox": COMMON | {"model_type": "gpt_neox", "hidden_size": H * R, "rotary_pct": 0.25},
     "phi3": GROUPED | {"model_type": "phi3"},
-}  # fmt: skip
+}
 
 
 def right(model: str) -> tuple[Tensors, dict[str, Any]]:

@@ -50,8 +50,11 @@ def mend(
         whole = role.removeprefix("bias of the ").replace("fused weight", "fused")
         if role.startswith("bias") and by_role.get(whole):
             continue
-        lines = [line for line in mismatch.repair.split("\n")
-                 if "  # " not in line or line.endswith((f"# {role}", "rank 4"))]  # fmt: skip
+        lines = [
+            line
+            for line in mismatch.repair.split("\n")
+            if "  # " not in line or line.endswith((f"# {role}", "rank 4"))
+        ]
         variable = next((v for v, start in VARIABLES.items() if role.startswith(start)), "w")
         variable = "b" if variable == "gain" and name.endswith("bias") else variable
         if not beside and variable != "b":

@@ -33,37 +33,60 @@ ROTARY = {"rope_theta": 5e4, "rope_type": "default"}
 BERT = sizes(H * R, LAYERS, H, vocab_size=40, intermediate_size=48, pad_token_id=0)
 BERT |= {"max_position_embeddings": 2048}
 GROUPED = BERT | {
-    "hidden_size": 288, "num_key_value_heads": G, "head_dim": R, "rope_parameters": ROTARY,
-}  # fmt: skip
+    "hidden_size": 288,
+    "num_key_value_heads": G,
+    "head_dim": R,
+    "rope_parameters": ROTARY,
+}
 WINDOWED = GROUPED | {"sliding_window": 8, "layer_types": ["sliding_attention"] * LAYERS}
 LATENT = {key: value for key, value in GROUPED.items() if key != "head_dim"} | {
-    "num_key_value_heads": H, "q_lora_rank": 40, "kv_lora_rank": 48, "qk_nope_head_dim": 20,
-    "qk_rope_head_dim": 12, "v_head_dim": 28, "first_k_dense_replace": LAYERS,
-}  # fmt: skip
-EXPERTS = {"num_experts": 2, "num_local_experts": 2, "moe_intermediate_size": 16,
-           "shared_expert_intermediate_size": 16}  # fmt: skip
+    "num_key_value_heads": H,
+    "q_lora_rank": 40,
+    "kv_lora_rank": 48,
+    "qk_nope_head_dim": 20,
+    "qk_rope_head_dim": 12,
+    "v_head_dim": 28,
+    "first_k_dense_replace": LAYERS,
+}
+EXPERTS = {
+    "num_experts": 2,
+    "num_local_experts": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
 LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "BERT": ("BertModel", BERT),
     "GPT-2": ("GPT2Model", {"vocab_size": 40, "n_embd": H * R, "n_head": H, "n_layer": LAYERS}),
     "OPT": ("OPTModel", BERT | {"ffn_dim": 48, "word_embed_proj_dim": H * R}),
     "LLaMA": ("LlamaForCausalLM", GROUPED),
     "GPT-NeoX": ("GPTNeoXModel", BERT | {"rotary_pct": 0.5}),
-    "Falcon": ("FalconModel", BERT | {"new_decoder_architecture": True, "num_kv_heads": G,
-                                      "bias": True}),
+    "Falcon": (
+        "FalconModel",
+        BERT | {"new_decoder_architecture": True, "num_kv_heads": G, "bias": True},
+    ),
     "Phi": ("PhiModel", BERT | {"partial_rotary_factor": 0.5}),
     "Phi-3": ("Phi3Model", GROUPED),
     "Qwen 2": ("Qwen2Model", GROUPED),
     "Qwen 3": ("Qwen3Model", GROUPED),
     "Qwen 3.5": ("Qwen3NextModel", GROUPED | EXPERTS | {"layer_types": ["full_attention"] * 3}),
-    "T5": ("T5EncoderModel", {"vocab_size": 40, "d_model": 288, "num_heads": H, "d_kv": R,
-                              "d_ff": 48, "num_layers": LAYERS}),
+    "T5": (
+        "T5EncoderModel",
+        {
+            "vocab_size": 40,
+            "d_model": 288,
+            "num_heads": H,
+            "d_kv": R,
+            "d_ff": 48,
+            "num_layers": LAYERS,
+        },
+    ),
     "Gemma": ("GemmaModel", GROUPED),
     "Gemma 2": ("Gemma2Model", WINDOWED | {"attn_logit_softcapping": 50.0}),
     "Mistral": ("MistralModel", WINDOWED),
     "ModernBERT": ("ModernBertModel", BERT | {"local_attention": 8, "attention_bias": True}),
     "DeepSeek": ("DeepseekV2Model", LATENT),
     "gpt-oss": ("GptOssModel", WINDOWED | EXPERTS),
-}  # fmt: skip
+}
 
 
 @cache
@@ -133,8 +156,10 @@ def largest(b: Array) -> Array:
 
 
 def low_rank(w: Array, n: Numbers) -> Array:
-    up, down = (n.random.standard_normal(shape) for shape in ((w.shape[0] * w.shape[1], 4),
-                                                              (4, w.shape[-1])))  # fmt: skip
+    up, down = (
+        n.random.standard_normal(shape)
+        for shape in ((w.shape[0] * w.shape[1], 4), (4, w.shape[-1]))
+    )
     return w + (0.02 * up @ down).reshape(w.shape)
 
 
@@ -153,88 +178,180 @@ PLANTS: tuple[Plant, ...] = (
     Plant("rows in the other rotary order", "q k v qk", halved, ROWS),
     Plant("rows from halves to pairs", "q k v qk", paired, ROWS),
     Plant("converted twice", "q k qk", lambda w, n: halved(halved(w, n), n), ROWS),
-    Plant("converted with another number of heads", "q k",
-          lambda w, n: halved(w, n, n.own // 3) if n.own % 3 == 0 else None, ROWS),
+    Plant(
+        "converted with another number of heads",
+        "q k",
+        lambda w, n: halved(w, n, n.own // 3) if n.own % 3 == 0 else None,
+        ROWS,
+    ),
     Plant("dimensions rolled in each head", "q k v", lambda w, n: np.roll(w, 1, 1), ROWS),
     Plant("heads exchanged", "q k v o", lambda w, n: w[[1, 0, *range(2, n.own)]], MOVED),
     Plant("heads rolled", "q k v o", lambda w, n: np.roll(w, 1, 0), MOVED),
     Plant("heads in reverse order", "q k v o", lambda w, n: w[::-1], MOVED),
-    Plant("heads by the other grouping", "q o",
-          lambda w, n: None if n.heads == n.groups else
-          w.reshape(n.groups, -1, *w.shape[1:]).swapaxes(0, 1).reshape(w.shape), MOVED),
-    Plant("all rows in reverse order", "q k v",
-          lambda w, n: w.reshape(-1, w.shape[-1])[::-1].reshape(w.shape), (*ROWS, *MOVED)),
+    Plant(
+        "heads by the other grouping",
+        "q o",
+        lambda w, n: (
+            None
+            if n.heads == n.groups
+            else w.reshape(n.groups, -1, *w.shape[1:]).swapaxes(0, 1).reshape(w.shape)
+        ),
+        MOVED,
+    ),
+    Plant(
+        "all rows in reverse order",
+        "q k v",
+        lambda w, n: w.reshape(-1, w.shape[-1])[::-1].reshape(w.shape),
+        (*ROWS, *MOVED),
+    ),
     Plant("a head copied", "q k v o", lambda w, n: some(w, n, w[0]), (K.COPIES,)),
-    Plant("a head drawn anew", "q k v o",
-          lambda w, n: some(w, n, 0.02 * n.random.standard_normal(w[0].shape)), (K.STRANGERS,)),
+    Plant(
+        "a head drawn anew",
+        "q k v o",
+        lambda w, n: some(w, n, 0.02 * n.random.standard_normal(w[0].shape)),
+        (K.STRANGERS,),
+    ),
     Plant("a head pruned", "q k v o", lambda w, n: some(w, n, 0), (K.STRANGERS, K.ZERO)),
-    Plant("heads averaged", "q k v", lambda w, n: None if n.own < 2 else
-          np.broadcast_to(w.mean(axis=0), w.shape).copy(), (K.AVERAGED,)),
-    Plant("columns in the other rotary order", "q k v",
-          lambda w, n: w.reshape(*w.shape[:2], 2, -1).swapaxes(2, 3).reshape(w.shape),
-          (K.COLUMNS,)),
+    Plant(
+        "heads averaged",
+        "q k v",
+        lambda w, n: None if n.own < 2 else np.broadcast_to(w.mean(axis=0), w.shape).copy(),
+        (K.AVERAGED,),
+    ),
+    Plant(
+        "columns in the other rotary order",
+        "q k v",
+        lambda w, n: w.reshape(*w.shape[:2], 2, -1).swapaxes(2, 3).reshape(w.shape),
+        (K.COLUMNS,),
+    ),
     Plant("columns rolled", "q k v", lambda w, n: np.roll(w, 5, 2), (K.COLUMNS,)),
     Plant("columns in reverse order", "q k v o", lambda w, n: w[..., ::-1], (K.COLUMNS, K.ROWS)),
-    Plant("nibbles exchanged", "q k v",
-          lambda w, n: w.reshape(*w.shape[:2], -1, 2)[..., ::-1].reshape(w.shape), (K.COLUMNS,)),
+    Plant(
+        "nibbles exchanged",
+        "q k v",
+        lambda w, n: w.reshape(*w.shape[:2], -1, 2)[..., ::-1].reshape(w.shape),
+        (K.COLUMNS,),
+    ),
     Plant("all zero", "q k v o", lambda w, n: 0 * w, (K.ZERO,)),
     Plant("times a factor", "q k v o", lambda w, n: 1.7 * w, (K.SCALED,)),
     Plant("of the other sign", "q k v o", lambda w, n: -w, (K.SCALED, K.SIGNS)),
-    Plant("rows each with a factor", "q k v",
-          lambda w, n: w * np.linspace(0.5, 2, w[..., 0].size).reshape(*w.shape[:2], 1),
-          (K.ROW_FACTORS,)),
-    Plant("signs of rows", "q k v",
-          lambda w, n: w * signs(n, w.shape[1])[:, None], (K.SIGNS,)),
+    Plant(
+        "rows each with a factor",
+        "q k v",
+        lambda w, n: w * np.linspace(0.5, 2, w[..., 0].size).reshape(*w.shape[:2], 1),
+        (K.ROW_FACTORS,),
+    ),
+    Plant("signs of rows", "q k v", lambda w, n: w * signs(n, w.shape[1])[:, None], (K.SIGNS,)),
     Plant("signs of columns", "q k v", lambda w, n: w * signs(n, w.shape[-1]), (K.SIGNS,)),
-    Plant("columns each with a factor", "q k v",
-          lambda w, n: w * np.linspace(0.5, 2, w.shape[-1]), (K.COLUMN_FACTORS,)),
-    Plant("the gain before it folded in", "q k v qk",
-          lambda w, n: None if n.gain is None or len(n.gain) != w.shape[-1] else w * n.gain,
-          (K.GAIN_FOLDED,)),
+    Plant(
+        "columns each with a factor",
+        "q k v",
+        lambda w, n: w * np.linspace(0.5, 2, w.shape[-1]),
+        (K.COLUMN_FACTORS,),
+    ),
+    Plant(
+        "the gain before it folded in",
+        "q k v qk",
+        lambda w, n: None if n.gain is None or len(n.gain) != w.shape[-1] else w * n.gain,
+        (K.GAIN_FOLDED,),
+    ),
     Plant("an update of low rank", "q k v o qk", low_rank, (K.ADAPTER,)),
     Plant("weights of another layer", "q k v o qkvo", elsewhere, (K.LAYER,)),
     Plant("sides exchanged", "qk kv", elsewhere, (K.EXCHANGED, K.TENSOR)),
-    *(Plant(f"{what}, blocks of {size}", "q! k! v! o!",
-            lambda w, n, change=change, size=size: blocks(w, change, size)
-            if w.shape[1] % size == 0 else None, (kind,))
-      for size in (32, 16) for what, change, kind in (
-          ("scales of other rows", lambda b: b / largest(b) * np.roll(largest(b), 1, axis=0),
-           K.BLOCK_SCALES),
-          ("integers without scales", lambda b: np.rint(b / largest(b) * 127), K.INTEGERS),
-          ("zero points off", lambda b: b + 0.1 * largest(b), K.ZERO_POINT),
-          ("halves exchanged", lambda b: np.roll(b, b.shape[2] // 2, axis=2), K.COLUMNS))),
-    Plant("offsets of blocks of 24", "q! k! v! o!",
-          lambda w, n: None if w.shape[1] % 24 else
-          blocks(w, lambda b: b + 0.1 * n.random.standard_normal((*b.shape[:2], 1)), 24),
-          (K.ZERO_POINT,)),
-    Plant("stored the other way", "q! k! v! o!",
-          lambda w, n: w.T if w.shape[0] == w.shape[1] else None, (K.TRANSPOSED,)),
-    Plant("its parts stored the other way", "q!",
-          lambda w, n: np.concatenate([part.T for part in n.parts])
-          if n.parts and all(len(part) == w.shape[1] for part in n.parts)
-        and np.array_equal(np.concatenate(n.parts), w) else None,
-          (K.TRANSPOSED,)),
-    *(Plant(f"fused {what}", "q!", change, (K.FUSED,)) for what, change in (
-        ("in sections", lambda w, n: joined(n, "qkv", 1)),
-        ("in the order k q v", lambda w, n: joined(n, "kqv", 1)),
-        ("in the order v k q", lambda w, n: joined(n, "vkq", 1)),
-        ("per key head", lambda w, n: joined(n, "qkv", n.groups)),
-        ("per key head, keys first", lambda w, n: joined(n, "kvq", n.groups)),
-        ("in two shards", lambda w, n: joined(n, "qkv", 2)),
-        ("in four shards", lambda w, n: joined(n, "qkv", 4)))),
-    Plant("all rows rolled by a head", "q! k! v!", lambda w, n: np.roll(w, n.width, 0),
-          (*MOVED, *ROWS)),
-    *(Plant(f"{what} biases", "qb kb vb", change, (K.BIASES,)) for what, change in (
-        ("no", lambda w, n: 0 * w), ("other", lambda w, n: n.random.standard_normal(w.shape)),
-        ("rolled", lambda w, n: np.roll(w, 1)),
-        ("other signs of", lambda w, n: w * signs(n, len(w))))),
-    *(Plant(f"{what} gains", "qn kn q# k#", change, (K.NORM, K.SCALED)) for what, change in (
-        ("one more in", lambda w, n: w + 1), ("one less in", lambda w, n: w - 1),
-        ("plain", lambda w, n: np.ones_like(w)), ("reversed", lambda w, n: w[::-1]))),
-    *(Plant(f"{what} sinks", "s", change, (K.SINKS,)) for what, change in (
-        ("no", lambda w, n: 0 * w), ("rolled", lambda w, n: np.roll(w, 1)),
-        ("other", lambda w, n: w + 0.5))),
-)  # fmt: skip
+    *(
+        Plant(
+            f"{what}, blocks of {size}",
+            "q! k! v! o!",
+            lambda w, n, change=change, size=size: (
+                blocks(w, change, size) if w.shape[1] % size == 0 else None
+            ),
+            (kind,),
+        )
+        for size in (32, 16)
+        for what, change, kind in (
+            (
+                "scales of other rows",
+                lambda b: b / largest(b) * np.roll(largest(b), 1, axis=0),
+                K.BLOCK_SCALES,
+            ),
+            ("integers without scales", lambda b: np.rint(b / largest(b) * 127), K.INTEGERS),
+            ("zero points off", lambda b: b + 0.1 * largest(b), K.ZERO_POINT),
+            ("halves exchanged", lambda b: np.roll(b, b.shape[2] // 2, axis=2), K.COLUMNS),
+        )
+    ),
+    Plant(
+        "offsets of blocks of 24",
+        "q! k! v! o!",
+        lambda w, n: (
+            None
+            if w.shape[1] % 24
+            else blocks(w, lambda b: b + 0.1 * n.random.standard_normal((*b.shape[:2], 1)), 24)
+        ),
+        (K.ZERO_POINT,),
+    ),
+    Plant(
+        "stored the other way",
+        "q! k! v! o!",
+        lambda w, n: w.T if w.shape[0] == w.shape[1] else None,
+        (K.TRANSPOSED,),
+    ),
+    Plant(
+        "its parts stored the other way",
+        "q!",
+        lambda w, n: (
+            np.concatenate([part.T for part in n.parts])
+            if n.parts
+            and all(len(part) == w.shape[1] for part in n.parts)
+            and np.array_equal(np.concatenate(n.parts), w)
+            else None
+        ),
+        (K.TRANSPOSED,),
+    ),
+    *(
+        Plant(f"fused {what}", "q!", change, (K.FUSED,))
+        for what, change in (
+            ("in sections", lambda w, n: joined(n, "qkv", 1)),
+            ("in the order k q v", lambda w, n: joined(n, "kqv", 1)),
+            ("in the order v k q", lambda w, n: joined(n, "vkq", 1)),
+            ("per key head", lambda w, n: joined(n, "qkv", n.groups)),
+            ("per key head, keys first", lambda w, n: joined(n, "kvq", n.groups)),
+            ("in two shards", lambda w, n: joined(n, "qkv", 2)),
+            ("in four shards", lambda w, n: joined(n, "qkv", 4)),
+        )
+    ),
+    Plant(
+        "all rows rolled by a head",
+        "q! k! v!",
+        lambda w, n: np.roll(w, n.width, 0),
+        (*MOVED, *ROWS),
+    ),
+    *(
+        Plant(f"{what} biases", "qb kb vb", change, (K.BIASES,))
+        for what, change in (
+            ("no", lambda w, n: 0 * w),
+            ("other", lambda w, n: n.random.standard_normal(w.shape)),
+            ("rolled", lambda w, n: np.roll(w, 1)),
+            ("other signs of", lambda w, n: w * signs(n, len(w))),
+        )
+    ),
+    *(
+        Plant(f"{what} gains", "qn kn q# k#", change, (K.NORM, K.SCALED))
+        for what, change in (
+            ("one more in", lambda w, n: w + 1),
+            ("one less in", lambda w, n: w - 1),
+            ("plain", lambda w, n: np.ones_like(w)),
+            ("reversed", lambda w, n: w[::-1]),
+        )
+    ),
+    *(
+        Plant(f"{what} sinks", "s", change, (K.SINKS,))
+        for what, change in (
+            ("no", lambda w, n: 0 * w),
+            ("rolled", lambda w, n: np.roll(w, 1)),
+            ("other", lambda w, n: w + 0.5),
+        )
+    ),
+)
 
 
 def joined(n: Numbers, order: str, shards: int) -> Array | None:
@@ -278,8 +395,12 @@ class Case(NamedTuple):
 
 def cases(layout: str) -> list[Case]:
     """All that a layout has; some change nothing, and are no mistakes."""
-    return [Case(layout, plant, on, layers) for plant in PLANTS for on in plant.on.split()
-            for layers in (EVERYWHERE, (1,))]  # fmt: skip
+    return [
+        Case(layout, plant, on, layers)
+        for plant in PLANTS
+        for on in plant.on.split()
+        for layers in (EVERYWHERE, (1,))
+    ]
 
 
 def planted(case: Case) -> Tensors | None:
@@ -387,11 +508,15 @@ def numbers(plan: AttentionPlan, side: Any, original: Tensors) -> Numbers:
             whole = original[of.tensor].T if of.transposed else original[of.tensor]
             parts.append(np.concatenate([whole[slice(*ends)] for ends in of.outputs]))
     return Numbers(
-        plan.query.heads, plan.key.heads, one.heads, one.head_width,
-        min(turned(plan) or one.head_width, one.head_width), np.random.default_rng(plan.layer),
+        plan.query.heads,
+        plan.key.heads,
+        one.heads,
+        one.head_width,
+        min(turned(plan) or one.head_width, one.head_width),
+        np.random.default_rng(plan.layer),
         original[norm.gain[0].name] + norm.offset if norm and norm.gain else None,
         tuple(parts) if len(parts) == 3 else (),
-    )  # fmt: skip
+    )
 
 
 class Verdict(NamedTuple):

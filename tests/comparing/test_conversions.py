@@ -83,10 +83,13 @@ def test_an_adapter_that_is_known_says_how_it_was_merged(tmp_path: Any) -> None:
     folder, update = adapter_on(tmp_path, tensors, config, 1e-4)  # some roundings of what is stored
     adapted = open_checkpoint(folder)
     for times, text in (
-        (1, None), (0, "not merged"), (2, "merged twice or merged with alpha / √rank"),
-        (1 / 4, "merged without its scale"), (4, "merged with 4 times"),
+        (1, None),
+        (0, "not merged"),
+        (2, "merged twice or merged with alpha / √rank"),
+        (1 / 4, "merged without its scale"),
+        (4, "merged with 4 times"),
         (0.3, "merged with 0.300"),
-    ):  # fmt: skip
+    ):
         merged = {n: v + times * update.get(n, 0) for n, v in tensors.items()}
         merged = {n: np.asarray(v, np.float16) for n, v in merged.items()}
         comparison = same(adapted, StateDict(merged, config, "merged"))

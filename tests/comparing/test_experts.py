@@ -23,8 +23,10 @@ ORDER = [2, 0, 3, 1]
 
 def moved(tensors: Tensors, which: Callable[[str], bool]) -> Tensors:
     """Experts, or their routers, in another order."""
-    return {name: value[ORDER] if which(name) and value.shape[0] == 4 else value
-            for name, value in tensors.items()}  # fmt: skip
+    return {
+        name: value[ORDER] if which(name) and value.shape[0] == 4 else value
+        for name, value in tensors.items()
+    }
 
 
 def by_number(tensors: Tensors) -> Tensors:
@@ -72,11 +74,16 @@ def test_experts_in_any_order(name: str) -> None:
             assert not compared(both, n_group=None).same  # the class has a number of its own
 
 
-@pytest.mark.parametrize(("name", "parts"), [
-    ("bert", "intermediate.dense.weight|intermediate.dense.bias|output.dense.weight"),
-    ("opt", "fc1.weight|fc1.bias|fc2.weight"), ("gpt2", "c_fc.weight|c_fc.bias|c_proj.weight"),
-    ("phi3", "gate_up_proj|down_proj"), ("llama3", "gate_proj|up_proj|down_proj"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("bert", "intermediate.dense.weight|intermediate.dense.bias|output.dense.weight"),
+        ("opt", "fc1.weight|fc1.bias|fc2.weight"),
+        ("gpt2", "c_fc.weight|c_fc.bias|c_proj.weight"),
+        ("phi3", "gate_up_proj|down_proj"),
+        ("llama3", "gate_proj|up_proj|down_proj"),
+    ],
+)
 def test_neurons_in_any_order(name: str, parts: str) -> None:
     """Rows of one weight and its bias, of gates as of what they gate, and columns of the next."""
     model = build(NAMED[name])

@@ -226,8 +226,11 @@ def stored_otherwise(name: str, folder: Path) -> tuple[Any, Copies]:
 
 def alarms(original: Any, copies: Copies) -> dict[str, str]:
     """What is said of each harmless change; nothing is right."""
-    pairs = [(what, pair) for what, copy in copies.items()
-             for pair in ((original, copy), (copy, original))]  # fmt: skip
+    pairs = [
+        (what, pair)
+        for what, copy in copies.items()
+        for pair in ((original, copy), (copy, original))
+    ]
     found = [(what, same(*pair)) for what, pair in pairs]
     return {what: comparison.sentence for what, comparison in found if not comparison.same}
 

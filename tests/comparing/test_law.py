@@ -107,7 +107,6 @@ def test_an_infinity_is_no_rounding() -> None:
     for value in (np.inf, -np.inf, np.nan):
         broken = tensors[name].copy()
         broken.reshape(-1)[3] = value
-        pair = [StateDict({**tensors, name: one}, config, "m")
-                for one in (tensors[name], broken)]  # fmt: skip
+        pair = [StateDict({**tensors, name: one}, config, "m") for one in (tensors[name], broken)]
         assert not wqk.same(*pair, everything=True).same
         assert wqk.same(pair[1], pair[1], everything=True).same

@@ -42,9 +42,13 @@ def random_whisper(heads: int, decoder_heads: int, dims: bool) -> tuple[StateDic
             other = re.sub(pattern, replacement, other)
         theirs[other] = tensors[name]
     config = {
-        "model_type": "whisper", "d_model": 24, "encoder_layers": 3, "decoder_layers": 2,
-        "encoder_attention_heads": heads, "decoder_attention_heads": decoder_heads,
-    }  # fmt: skip
+        "model_type": "whisper",
+        "d_model": 24,
+        "encoder_layers": 3,
+        "decoder_layers": 2,
+        "encoder_attention_heads": heads,
+        "decoder_attention_heads": decoder_heads,
+    }
     counts = {"n_audio_head": heads, "n_text_head": decoder_heads} if dims else {}
     return StateDict(tensors, config, "hf"), StateDict(theirs, counts, "openai")
 

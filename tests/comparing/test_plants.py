@@ -83,9 +83,15 @@ def test_the_order_of_heads_is_a_freedom_if_values_and_outputs_share_it(outputs:
     assert wqk.same(*pair, up_to=["heads"]).same == outputs
 
 
-@pytest.mark.parametrize(("layout", "free"), [
-    ("Phi-3", True), ("Gemma 2", True), ("T5", False), ("Qwen 3.5", False),  # relative; gates
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("layout", "free"),
+    [
+        ("Phi-3", True),
+        ("Gemma 2", True),
+        ("T5", False),
+        ("Qwen 3.5", False),  # relative; gates
+    ],
+)
 def test_heads_are_in_any_order_if_nothing_is_theirs_by_number(layout: str, free: bool) -> None:
     moved = Plant("", "", lambda w, n: w[::-1], ())
     tensors, config, _ = right(layout)
@@ -127,12 +133,23 @@ def test_a_setting_that_was_lost_is_said_and_put_back(setting: Setting) -> None:
     assert again.same, again.sentence
 
 
-@pytest.mark.parametrize("changes", [
-    {"eos_token_id": 5, "use_cache": False, "dtype": "float16", "attention_dropout": 0.5,
-     "license": "mit", "tags": ["a"], "use_flash_attn": True, "bf16": True},
-    {"rms_norm_eps": float(np.float32(1e-6)), "hidden_act": "swish", "rope_theta": 5e4},
-    {"max_position_embeddings": 4096, "initializer_range": 1.0, "vocab_size": 64},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {
+            "eos_token_id": 5,
+            "use_cache": False,
+            "dtype": "float16",
+            "attention_dropout": 0.5,
+            "license": "mit",
+            "tags": ["a"],
+            "use_flash_attn": True,
+            "bf16": True,
+        },
+        {"rms_norm_eps": float(np.float32(1e-6)), "hidden_act": "swish", "rope_theta": 5e4},
+        {"max_position_embeddings": 4096, "initializer_range": 1.0, "vocab_size": 64},
+    ],
+)
 def test_what_no_forward_pass_reads_is_no_difference(changes: dict[str, object]) -> None:
     tensors, config, _ = right("LLaMA")
     config = {"use_flash_attn": False, "bf16": False, "license": "other", **config}
@@ -142,10 +159,17 @@ def test_what_no_forward_pass_reads_is_no_difference(changes: dict[str, object])
     assert not wqk.same(*pair).settings
 
 
-@pytest.mark.parametrize(("stored", "tied", "same"), [
-    ("none", True, True), ("copy", False, True), ("none", None, True), ("none", False, False),
-    ("other", None, False), ("other", True, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("stored", "tied", "same"),
+    [
+        ("none", True, True),
+        ("copy", False, True),
+        ("none", None, True),
+        ("none", False, False),
+        ("other", None, False),
+        ("other", True, False),
+    ],
+)
 def test_an_output_head_is_the_embeddings_if_tied_or_a_copy(stored, tied, same):
     tensors, config, _ = right("LLaMA")
     alone = {name: value for name, value in tensors.items() if name != "lm_head.weight"}

@@ -131,9 +131,11 @@ def original(reorder: bool) -> StateDict:
     """The twin as its authors wrote it; with the weights left as they were, the order is wrong."""
     tensors = both(interleaved) if reorder else llama()
     names = {
-        "model.": "", "self_attn.q_proj": "attention.wq", "self_attn.k_proj": "attention.wk",
+        "model.": "",
+        "self_attn.q_proj": "attention.wq",
+        "self_attn.k_proj": "attention.wk",
         "input_layernorm": "attention_norm",
-    }  # fmt: skip
+    }
     renamed = {}
     for name, value in tensors.items():
         for old, new in names.items():
@@ -157,25 +159,44 @@ ROTARY = "other rotary positions"
 # Tensors, changed settings, and what is found; the first with what is said first.
 FAULTS: dict[str, tuple[Tensors, dict[str, Any], list[str], str]] = {
     "rotary order": (both(interleaved), {}, [ROTARY], ""),
-    "rotary base": (llama(), {"rope_theta": 500_000.0}, [ROTARY],
-                    "other rotary base (rope_theta): 10000 expected, 500000 found"),
-    "rotary scaling": (llama(), {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
-                       [ROTARY], ""),
+    "rotary base": (
+        llama(),
+        {"rope_theta": 500_000.0},
+        [ROTARY],
+        "other rotary base (rope_theta): 10000 expected, 500000 found",
+    ),
+    "rotary scaling": (
+        llama(),
+        {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+        [ROTARY],
+        "",
+    ),
     "rotary order of the keys": (edited(interleaved, "k"), {}, [ROTARY], ""),
     "order and base": (both(interleaved), {"rope_theta": 5e5}, [ROTARY] * 2, ""),
     # Key heads 1, 0 with their queries 3, 4, 5, 0, 1, 2.
-    "order of heads": (both(lambda heads: np.roll(heads, len(heads) // 2, axis=0)), {},
-                       ["same heads in another order"], "same heads in another order: 3 4 5 0 1 2"),
+    "order of heads": (
+        both(lambda heads: np.roll(heads, len(heads) // 2, axis=0)),
+        {},
+        ["same heads in another order"],
+        "same heads in another order: 3 4 5 0 1 2",
+    ),
     # Queries as h mod G would want them.
-    "pairing": (edited(lambda q: q.reshape(G, H // G, *q.shape[1:]).swapaxes(0, 1), "q"), {},
-                ["other pairing of query and key heads"],
-                "query head h belongs to key head h mod 2, is read with h // 3"),
+    "pairing": (
+        edited(lambda q: q.reshape(G, H // G, *q.shape[1:]).swapaxes(0, 1), "q"),
+        {},
+        ["other pairing of query and key heads"],
+        "query head h belongs to key head h mod 2, is read with h // 3",
+    ),
     "factor": (edited(lambda q: q * np.sqrt(R), "q"), {}, ["scaled"], "scaled by 2.828 = √8"),
     "noise": (edited(lambda q: q + noise(q.shape, 1.0), "q"), {}, ["different weights"], ""),
-    "a copy that was trained on": (edited(lambda q: q + noise(q.shape, 1e-2), "q"), {}, ["close"],
-                                   ""),
+    "a copy that was trained on": (
+        edited(lambda q: q + noise(q.shape, 1e-2), "q"),
+        {},
+        ["close"],
+        "",
+    ),
     "window": (llama(), {"model_type": "mistral", "sliding_window": 16}, ["other setting"], ""),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -250,8 +271,10 @@ def test_a_pairing_without_a_rule_is_told_head_by_head(order: list[int], belong:
     assert f"w.view(-1, 8, D)[{mended}]" in mismatch.repair
     facts = mismatch.facts
     assert (facts["query_heads"], facts["key_heads"], facts["groups"]) == (
-        tuple(mended), (0, 0, 0, 1, 1, 1), 2,
-    )  # fmt: skip
+        tuple(mended),
+        (0, 0, 0, 1, 1, 1),
+        2,
+    )
 
 
 def test_models_that_cannot_be_compared() -> None:
@@ -371,9 +394,13 @@ def test_an_interruption_ends_what_waits(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_of_scalings_that_differ_the_one_key_that_matters_is_named() -> None:
     yarn = {
-        "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64,
-        "rope_theta": 500.0, "beta_fast": 2, "mrope_section": [2, 1, 1],
-    }  # fmt: skip
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 64,
+        "rope_theta": 500.0,
+        "beta_fast": 2,
+        "mrope_section": [2, 1, 1],
+    }
     rounded = {key: yarn[key] for key in list(yarn)[:4]}
     kinds = {"full_attention": rounded, "sliding_attention": {"rope_theta": 77.0}}
     # A family whose layers have rotary positions by their kind.

@@ -103,11 +103,16 @@ def test_a_gain_that_was_lost_or_is_another_layer_s_is_said(of: int | None) -> N
     assert wqk.same(original, other, up_to=["stream"]).same == (of == 2)
 
 
-@pytest.mark.parametrize(("layout", "readers", "same"), [
-    ("LLaMA", "gate_proj|up_proj", True), ("LLaMA", "up_proj", False),
-    ("Gemma", "gate_proj|up_proj", True), ("Phi-3", "gate_up_proj", True),
-    ("Gemma 2", "gate_proj|up_proj", False),  # that norm does not feed them
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("layout", "readers", "same"),
+    [
+        ("LLaMA", "gate_proj|up_proj", True),
+        ("LLaMA", "up_proj", False),
+        ("Gemma", "gate_proj|up_proj", True),
+        ("Phi-3", "gate_up_proj", True),
+        ("Gemma 2", "gate_proj|up_proj", False),  # that norm does not feed them
+    ],
+)
 def test_a_gain_may_be_folded_into_all_that_it_feeds(layout: str, readers: str, same: bool) -> None:
     tensors, config, _ = right(layout)
     folded, offset = dict(tensors), float("Gemma" in layout)
@@ -133,8 +138,10 @@ def renumbered(original: Any, also: bool = True) -> Any:
     config = other.config
     heads = np.arange(config.num_attention_heads).reshape(config.num_key_value_heads, -1)[::-1]
     width = config.head_dim
-    rows = {n: torch.tensor((np.ravel(some)[:, None] * width + np.arange(width)).ravel())
-            for n, some in (("q", heads), ("k", np.arange(len(heads))[::-1]))}  # fmt: skip
+    rows = {
+        n: torch.tensor((np.ravel(some)[:, None] * width + np.arange(width)).ravel())
+        for n, some in (("q", heads), ("k", np.arange(len(heads))[::-1]))
+    }
     with torch.no_grad():
         for layer in other.model.layers:
             attention, fed = layer.self_attn, layer.mlp

@@ -28,9 +28,11 @@ SIGNS = {
 # Keys of other families, which a configuration may hold without meaning anything; two are too many
 # where queries have one head.
 STRAY = [
-    {"num_key_value_heads": 1}, {"num_key_value_heads": 2}, {"num_hidden_layers": 1},
+    {"num_key_value_heads": 1},
+    {"num_key_value_heads": 2},
+    {"num_hidden_layers": 1},
     {"num_attention_heads": 1},
-]  # fmt: skip
+]
 
 
 def omissions(checkpoint: Checkpoint, family: Family) -> list[str]:
@@ -74,10 +76,14 @@ def absent(plans: Sequence[AttentionPlan]) -> list[tuple[str, str, str]]:
     named, there = set(), set()
     for p in plans:
         has = {
-            "value": p.value, "output": p.output, "output_norm": p.output and p.output.norm,
-            "input_norm": p.query.input_norm, "query_bias": p.query.bias, "sinks": p.sinks,
+            "value": p.value,
+            "output": p.output,
+            "output_norm": p.output and p.output.norm,
+            "input_norm": p.query.input_norm,
+            "query_bias": p.query.bias,
+            "sinks": p.sinks,
             "key_input_norm": p.kind == "self" or p.key.input_norm,
-        }  # fmt: skip
+        }
         has |= {} if p.layer else {"input_norm": True}  # of the layer before
         named |= {(p.stack, p.kind, role) for role in has if getattr(p.rule, role)}
         there |= {(p.stack, p.kind, role) for role, one in has.items() if one}

@@ -45,9 +45,15 @@ def split(vectors: np.ndarray, heads: int) -> np.ndarray:
 
 
 def separate(
-    tensors: Tensors, name: str, width: int, groups: int = H, *,
-    bias: bool = True, output: str = "o", wide: int = 0,
-) -> None:  # fmt: skip
+    tensors: Tensors,
+    name: str,
+    width: int,
+    groups: int = H,
+    *,
+    bias: bool = True,
+    output: str = "o",
+    wide: int = 0,
+) -> None:
     """Projections of queries, keys, values and outputs; what is read may be wider than the rest."""
     for side, heads in (("q", H), ("k", groups), ("v", groups)):
         linear(tensors, name.format(side), heads * R, wide or width, bias)
@@ -70,8 +76,10 @@ def by_key_head(rows: np.ndarray, groups: int) -> list[np.ndarray]:
     """The same where each key head's queries come first, then its key, then its value."""
     rows = rows.reshape(len(rows), groups, H // groups + 2, R)
     parts = (rows[:, :, :-2], rows[:, :, -2], rows[:, :, -1])
-    return [split(part.reshape(len(rows), -1), n) for part, n in zip(parts, (H, groups, groups),
-                                                                     strict=True)]  # fmt: skip
+    return [
+        split(part.reshape(len(rows), -1), n)
+        for part, n in zip(parts, (H, groups, groups), strict=True)
+    ]
 
 
 def rms(x: np.ndarray, gains: np.ndarray | float, epsilon: float) -> np.ndarray:
@@ -130,10 +138,17 @@ class Fed(NamedTuple):
 
 # Unless a test says otherwise.
 PLAIN = {
-    "scale": R**-0.5, "softcap": None, "clip": None, "sinks": None, "causal": False, "window": None,
-    "applications": 1, "position": "", "statuses": (),
+    "scale": R**-0.5,
+    "softcap": None,
+    "clip": None,
+    "sinks": None,
+    "causal": False,
+    "window": None,
+    "applications": 1,
+    "position": "",
+    "statuses": (),
     "whole_score": True,
-}  # fmt: skip
+}
 
 
 def assert_read(

@@ -110,15 +110,20 @@ def entry(name: str, path: Path) -> dict[str, Any]:
         key: value
         for key, value in about.items()
         if key == "general.architecture"
-        or re.search(r"\.(attention|rope|attn_|block_count|embedding_length|context_length|nextn"
-                     r"|decoder_block|ssm)", key) or key.startswith("rope_")
-    }  # fmt: skip
+        or re.search(
+            r"\.(attention|rope|attn_|block_count|embedding_length|context_length|nextn"
+            r"|decoder_block|ssm)",
+            key,
+        )
+        or key.startswith("rope_")
+    }
     shapes = {
         key: info.shape
         for key, info in model.checkpoint.tensors().items()
         if key.startswith(("blk.", "enc.", "dec.", "token_embd_norm"))
-        and re.search(r"attn|norm|ssm_(in|out|x)\.", key) and "ffn" not in key
-    }  # fmt: skip
+        and re.search(r"attn|norm|ssm_(in|out|x)\.", key)
+        and "ffn" not in key
+    }
     assert f"gguf-{architecture}" == model.checkpoint.config["model_type"]
     return {"name": name, "metadata": kept, "tensors": folded(shapes), "read": reading(model)}
 
@@ -154,21 +159,29 @@ def reading(model: wqk.Model) -> list[dict[str, Any]]:
     for plan in model.scored:
         rotary = plan.rotary or (plan.positional and plan.positional.rotary)
         told = {
-            "stack": plan.stack, "kind": plan.kind, "family": plan.family,
+            "stack": plan.stack,
+            "kind": plan.kind,
+            "family": plan.family,
             "heads": [plan.query.heads, plan.key.heads, plan.query.head_width],
-            "scale": float(f"{plan.scale:.7g}"), "softcap": plan.softcap, "clip": plan.clip,
-            "causal": plan.causal, "window": plan.window, "position": plan.position,
+            "scale": float(f"{plan.scale:.7g}"),
+            "softcap": plan.softcap,
+            "clip": plan.clip,
+            "causal": plan.causal,
+            "window": plan.window,
+            "position": plan.position,
             "sinks": plan.sinks is not None,
             "norms": [
                 norm and [norm.kind, norm.epsilon]
                 for norm in (plan.query.input_norm, plan.query.norm, plan.key.norm)
             ],
-            "rotary": rotary and [
-                rotary.order, float(f"{rotary.amplitude:.7g}"),
+            "rotary": rotary
+            and [
+                rotary.order,
+                float(f"{rotary.amplitude:.7g}"),
                 *(float(f"{f:.7g}") for f in rotary.frequencies[[0, 1, -1]]),
                 len(rotary.frequencies),
             ],
-        }  # fmt: skip
+        }
         told = {key: value for key, value in told.items() if value not in (None, "", False)}
         same = next((one for one in found if {**one, "layers": 0} == {**told, "layers": 0}), None)
         if same is None:

@@ -42,11 +42,13 @@ CROSS = {name.replace("self_attn", "encoder_attn"): shape for name, shape in DEC
 # Configurations, tensors, and how many attentions of which stack, kind, heads and width there are.
 PARTS: dict[str, tuple[dict[str, Any], dict[str, tuple[int, int]], dict[str, int]]] = {
     "a text and a picture": (
-        {"text_config": TEXT, "vision_config": VISION}, LLAVA,
+        {"text_config": TEXT, "vision_config": VISION},
+        LLAVA,
         {"vision self, 4 over 4 heads of 8": 3, "decoder self, 6 over 2 heads of 8": 2},
     ),
     "a part of the type that transformers takes it for": (
-        {"model_type": "paligemma", "text_config": TEXT, "vision_config": UNTYPED}, LLAVA,
+        {"model_type": "paligemma", "text_config": TEXT, "vision_config": UNTYPED},
+        LLAVA,
         {"vision self, 4 over 4 heads of 8": 3, "decoder self, 6 over 2 heads of 8": 2},
     ),
     "a part with the heads of its type": (
@@ -55,7 +57,8 @@ PARTS: dict[str, tuple[dict[str, Any], dict[str, tuple[int, int]], dict[str, int
         {"decoder self, 32 over 32 heads of 2": 32},
     ),
     "a part within a part": (
-        {"thinker_config": {"text_config": TEXT}}, pair("thinker.model.layers"),
+        {"thinker_config": {"text_config": TEXT}},
+        pair("thinker.model.layers"),
         {"decoder self, 6 over 2 heads of 8": 2},
     ),
     "towers that are called like their configurations": (
@@ -65,17 +68,21 @@ PARTS: dict[str, tuple[dict[str, Any], dict[str, tuple[int, int]], dict[str, int
     ),
     "modules of one configuration": (
         {"qformer_config": TEXT},
-        pair("near.0.qformer.layers") | pair("near.1.qformer.layers")
+        pair("near.0.qformer.layers")
+        | pair("near.1.qformer.layers")
         | pair("far.0.qformer.layers"),
         {f"qformer-{one} self, 6 over 2 heads of 8": 2 for one in ("near", "near-1", "far")},
     ),
     "attention beside the parts": (
         {"model_type": "moonshine_streaming", "encoder_config": TEXT, "num_attention_heads": 3},
         pair("encoder.layers") | DECODER | CROSS,
-        {"encoder self, 6 over 2 heads of 8": 2, "decoder self, 3 over 3 heads of 16": 2,
-         "decoder cross, 3 over 3 heads of 16": 2},
+        {
+            "encoder self, 6 over 2 heads of 8": 2,
+            "decoder self, 3 over 3 heads of 16": 2,
+            "decoder cross, 3 over 3 heads of 16": 2,
+        },
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("config", "tensors", "told"), PARTS.values(), ids=PARTS)
@@ -101,9 +108,12 @@ def test_two_towers_that_nothing_tells_apart_are_refused() -> None:
 
 
 WINDOWED = {
-    "model_type": "ultrabert", "num_attention_heads": 4, "num_hidden_layers": 2,
-    "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"],
-}  # fmt: skip
+    "model_type": "ultrabert",
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "sliding_window": 6,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
 
 
 def test_a_window_that_is_told_for_either_side() -> None:

@@ -60,15 +60,26 @@ def test_llada_is_llama_without_a_mask_under_names_of_olmo(tmp_path: Path) -> No
     known, other = tmp_path / "known", tmp_path / "llada"
     for folder in (known, other):
         save(NAMED["llama-bidirectional"], folder)
-    names = {rf".*layers\.(\d+)\.self_attn\.{a}": rf"model.transformer.blocks.\1.{b}"
-             for a, b in LLADA.items()}  # fmt: skip
+    names = {
+        rf".*layers\.(\d+)\.self_attn\.{a}": rf"model.transformer.blocks.\1.{b}"
+        for a, b in LLADA.items()
+    }
     names[r".*layers\.(\d+)\.input_layernorm"] = r"model.transformer.blocks.\1.attn_norm"
     edit_tensors(other, lambda tensors: respelled(tensors, names))
     config = {
-        "model_type": "llada", "n_layers": 2, "n_heads": 6, "n_kv_heads": 2, "rope": True,
-        "attention_layer_norm": False, "block_type": "llama", "is_causal": None, "head_dim": None,
-        "num_attention_heads": None, "num_key_value_heads": None, "num_hidden_layers": None,
-    }  # fmt: skip
+        "model_type": "llada",
+        "n_layers": 2,
+        "n_heads": 6,
+        "n_kv_heads": 2,
+        "rope": True,
+        "attention_layer_norm": False,
+        "block_type": "llama",
+        "is_causal": None,
+        "head_dim": None,
+        "num_attention_heads": None,
+        "num_key_value_heads": None,
+        "num_hidden_layers": None,
+    }
     edit_config(other, config)
     assert {(p.stack, p.causal, p.statuses) for p in wqk.open(other).plans} == {
         ("encoder", False, ())

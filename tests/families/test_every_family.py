@@ -110,9 +110,17 @@ def test_every_family_is_proven_somewhere() -> None:
 
 # Types that have other tensors where they run than in their files.
 OTHER_IN_MEMORY = (
-    "gte", "hrm_text", "jina_embeddings_v3", "molmo2_text", "nomic_bert", "radio", "rf_detr",
-    "step3p5_vision", "tipsv2_text_model", "tipsv2_vision_model",
-)  # fmt: skip
+    "gte",
+    "hrm_text",
+    "jina_embeddings_v3",
+    "molmo2_text",
+    "nomic_bert",
+    "radio",
+    "rf_detr",
+    "step3p5_vision",
+    "tipsv2_text_model",
+    "tipsv2_vision_model",
+)
 
 
 @pytest.mark.filterwarnings("ignore:You'd better set embed_dim")
@@ -164,6 +172,12 @@ def test_every_rule_is_that_of_a_proven_model_or_marked(tmp_path: Path) -> None:
 def _table(rule: AttentionRule) -> tuple[object, ...]:
     """What tells one table from another, whatever was filled in since."""
     return (
-        rule.stack, rule.kind, rule.query, rule.key, rule.fused, rule.only_if,
-        rule.rotary_only, rule.every_layer,
-    )  # fmt: skip
+        rule.stack,
+        rule.kind,
+        rule.query,
+        rule.key,
+        rule.fused,
+        rule.only_if,
+        rule.rotary_only,
+        rule.every_layer,
+    )

@@ -59,10 +59,15 @@ GRAPHS = {name: Graph(**row) for name, row in tomllib.loads(ROWS).items()}
 def metadata_of(graph: Graph) -> dict[str, Any]:
     small = "layer_norm_epsilon" if graph.kind == "layer" else "layer_norm_rms_epsilon"
     own = {
-        "block_count": 2, "embedding_length": WIDTH, "attention.head_count": H,
-        "attention.head_count_kv": graph.groups, "attention.key_length": R,
-        f"attention.{small}": EPSILON, "rope.freq_base": 500.0, "rope.dimension_count": 4,
-    }  # fmt: skip
+        "block_count": 2,
+        "embedding_length": WIDTH,
+        "attention.head_count": H,
+        "attention.head_count_kv": graph.groups,
+        "attention.key_length": R,
+        f"attention.{small}": EPSILON,
+        "rope.freq_base": 500.0,
+        "rope.dimension_count": 4,
+    }
     named = {f"{graph.architecture}.{key}": value for key, value in (own | graph.metadata).items()}
     return {"general.architecture": graph.architecture, **named}
 
@@ -110,11 +115,15 @@ def test_a_graph_of_llama_cpp(name: str, fused: bool) -> None:
                 vectors = turned(vectors, 4, base, graph.order, stretch)
             turning.append(vectors)
         assert_read(
-            block_of(tensors, config, "decoder", "self", n), x, *turning,
+            block_of(tensors, config, "decoder", "self", n),
+            x,
+            *turning,
             fed=Fed(graph.kind, f"{at}.attn_norm.weight", EPSILON),
-            circuit=(value, tensors[f"{at}.attn_output.weight"]), causal=True,
-            statuses=PARTIAL if graph.norms or "clip" in told else (), **told,
-        )  # fmt: skip
+            circuit=(value, tensors[f"{at}.attn_output.weight"]),
+            causal=True,
+            statuses=PARTIAL if graph.norms or "clip" in told else (),
+            **told,
+        )
 
 
 def test_a_graph_of_bert() -> None:
@@ -128,7 +137,10 @@ def test_a_graph_of_bert() -> None:
     for n, fed_by in enumerate(("token_embd_norm", "blk.0.layer_output_norm")):
         query, key, value = sides(tensors, f"blk.{n}.attn_{{}}", x)
         assert_read(
-            block_of(tensors, config, "encoder", "self", n), x, query, key,
+            block_of(tensors, config, "encoder", "self", n),
+            x,
+            query,
+            key,
             fed=Fed("layer", f"{fed_by}.weight", EPSILON),
             circuit=(value, tensors[f"blk.{n}.attn_output.weight"]),
-        )  # fmt: skip
+        )

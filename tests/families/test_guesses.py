@@ -90,9 +90,16 @@ def test_norms_of_queries_and_keys_are_folded(names: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["q_norm.scale_table", "gate", "q_proj.lora_A.weight", "short_filter.weight", "rel_bias",
-     "scaling", "use_qk_norm"],
-)  # fmt: skip
+    [
+        "q_norm.scale_table",
+        "gate",
+        "q_proj.lora_A.weight",
+        "short_filter.weight",
+        "rel_bias",
+        "scaling",
+        "use_qk_norm",
+    ],
+)
 def test_what_is_not_explained_is_named(name: str) -> None:
     """Tensors beside the queries, and norms without gains, which the configuration tells."""
     told = name == "use_qk_norm"
@@ -103,16 +110,27 @@ def test_what_is_not_explained_is_named(name: str) -> None:
 
 # What else mixes tokens in a layer, and its tensors.
 MIXERS: dict[str, dict[str, tuple[int, ...]]] = {
-    "state-space": {"mixer.A_log": (4,), "mixer.in_proj.weight": (3 * D, D),
-                    "mixer.conv1d.weight": (D, 1, 4)},
+    "state-space": {
+        "mixer.A_log": (4,),
+        "mixer.in_proj.weight": (3 * D, D),
+        "mixer.conv1d.weight": (D, 1, 4),
+    },
     "lightning": {"self_attn.slope_rate": (4,), "self_attn.qkv_proj.weight": (3 * D, D)},
-    "gated linear": {"temporal_block.rg_lru.recurrent_param": (D,),
-                     "temporal_block.conv_1d.weight": (D, 1, 4)},
-    "short convolution": {"conv.in_proj.weight": (3 * D, D), "conv.conv.weight": (D, 1, 3),
-                          "conv.out_proj.weight": (D, D)},
-    "no attention there": {"attn.q_proj.weight": (D, D), "attn.k_proj.weight": (D, D),
-                           "attn.q_conv1d.weight": (D, 1, 4)},
-}  # fmt: skip
+    "gated linear": {
+        "temporal_block.rg_lru.recurrent_param": (D,),
+        "temporal_block.conv_1d.weight": (D, 1, 4),
+    },
+    "short convolution": {
+        "conv.in_proj.weight": (3 * D, D),
+        "conv.conv.weight": (D, 1, 3),
+        "conv.out_proj.weight": (D, D),
+    },
+    "no attention there": {
+        "attn.q_proj.weight": (D, D),
+        "attn.k_proj.weight": (D, D),
+        "attn.q_conv1d.weight": (D, 1, 4),
+    },
+}
 
 
 @pytest.mark.parametrize(("kind", "shapes"), MIXERS.items(), ids=MIXERS)
@@ -307,19 +325,25 @@ def taken(weight: np.ndarray, rows: list[int]) -> np.ndarray:
     ("model_type", "name", "queries", "keys"),
     [
         # ChatGLM2/3, GLM-4 and Bailing: all queries, then the keys, then the values.
-        ("chatglm", "transformer.encoder.layers.{}.self_attention.query_key_value",
-         [0, R, 2 * R, 3 * R], [D, D + R]),
-        ("bailing_moe", "model.layers.{}.attention.query_key_value",
-         [0, R, 2 * R, 3 * R], [D, D + R]),
+        (
+            "chatglm",
+            "transformer.encoder.layers.{}.self_attention.query_key_value",
+            [0, R, 2 * R, 3 * R],
+            [D, D + R],
+        ),
+        (
+            "bailing_moe",
+            "model.layers.{}.attention.query_key_value",
+            [0, R, 2 * R, 3 * R],
+            [D, D + R],
+        ),
         # InternLM2: for each key head its queries, its key and its value.
-        ("internlm2", "model.layers.{}.attention.wqkv",
-         [0, R, 4 * R, 5 * R], [2 * R, 6 * R]),
+        ("internlm2", "model.layers.{}.attention.wqkv", [0, R, 4 * R, 5 * R], [2 * R, 6 * R]),
     ],
-)  # fmt: skip
+)
 def test_fused_weights_of_grouped_heads_by_hand(model_type, name, queries, keys):
     fused = draw(D + 2 * GROUPS * R, D)
-    config = {"model_type": model_type, "num_attention_heads": 4, "hidden_size": D,
-              "num_layers": 1}  # fmt: skip
+    config = {"model_type": model_type, "num_attention_heads": 4, "hidden_size": D, "num_layers": 1}
     counted = "multi_query_group_num" if model_type == "chatglm" else "num_key_value_heads"
     attention = wqk.open(Module({f"{name.format(0)}.weight": fused}, config | {counted: GROUPS}))[0]
     x = draw(5, D)

@@ -17,17 +17,47 @@ from tests.stand_in import Module
 import wqk
 
 HOSTILE = [
-    None, True, -1, 0, 7, 2**31, 2**63, 1e308, -0.5, "", "12", "x" * 10_000, [], [1, 2], [[]], {},
-    {"a": {"b": []}}, [None], ["full_attention"], {"rope_type": "no such"}, {"factor": "x"},
-    10**400, 1e9, 5, "\ud800", {"rope_theta": "x"}, {"rope_type": "yarn", "factor": 10**400},
-    {"rope_theta": 0, "partial_rotary_factor": 1e9}, {"full_attention": {"rope_theta": {}}},
-]  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    7,
+    2**31,
+    2**63,
+    1e308,
+    -0.5,
+    "",
+    "12",
+    "x" * 10_000,
+    [],
+    [1, 2],
+    [[]],
+    {},
+    {"a": {"b": []}},
+    [None],
+    ["full_attention"],
+    {"rope_type": "no such"},
+    {"factor": "x"},
+    10**400,
+    1e9,
+    5,
+    "\ud800",
+    {"rope_theta": "x"},
+    {"rope_type": "yarn", "factor": 10**400},
+    {"rope_theta": 0, "partial_rotary_factor": 1e9},
+    {"full_attention": {"rope_theta": {}}},
+]
 ROWS = Path(__file__).with_name("hostile.toml").read_text(encoding="utf-8")
 KINDS = tomllib.loads(ROWS)
 GOOD = {
-    "num_attention_heads": 4, "num_key_value_heads": 2, "n_head": 4, "num_heads": 4,
-    "num_hidden_layers": 1, "n_layer": 1, "num_layers": 1,
-}  # fmt: skip
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "n_head": 4,
+    "num_heads": 4,
+    "num_hidden_layers": 1,
+    "n_layer": 1,
+    "num_layers": 1,
+}
 
 
 def model(kind: str, changes: dict[str, object]) -> Module:

@@ -128,25 +128,42 @@ PUBLISHED = {
     )
 }
 HYBRIDS = [
-    "Qwen/Qwen3.5-397B-A17B", "Qwen/Qwen3.5-27B", "Qwen/Qwen3.5-9B",
-    "Qwen/Qwen3-Next-80B-A3B-Thinking", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
-    "nvidia/Nemotron-H-56B-Base-8K", "ai21labs/AI21-Jamba-1.5-Mini", "tiiuae/falcon-mamba-7b",
-]  # fmt: skip
+    "Qwen/Qwen3.5-397B-A17B",
+    "Qwen/Qwen3.5-27B",
+    "Qwen/Qwen3.5-9B",
+    "Qwen/Qwen3-Next-80B-A3B-Thinking",
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+    "nvidia/Nemotron-H-56B-Base-8K",
+    "ai21labs/AI21-Jamba-1.5-Mini",
+    "tiiuae/falcon-mamba-7b",
+]
 
 
 # Numbers of a configuration that can be any.
 ANY = {
-    "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_head_dim": 12,
-    "linear_num_heads": 5, "linear_conv_kernel_dim": 5, "state_size": 12, "mamba_d_state": 12,
-    "ssm_state_size": 12, "conv_kernel": 5, "mamba_d_conv": 5, "mamba_dt_rank": 9,
-    "time_step_rank": 9, "chunk_size": 9, "mamba_chunk_size": 9,
-}  # fmt: skip
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_head_dim": 12,
+    "linear_num_heads": 5,
+    "linear_conv_kernel_dim": 5,
+    "state_size": 12,
+    "mamba_d_state": 12,
+    "ssm_state_size": 12,
+    "conv_kernel": 5,
+    "mamba_d_conv": 5,
+    "mamba_dt_rank": 9,
+    "time_step_rank": 9,
+    "chunk_size": 9,
+    "mamba_chunk_size": 9,
+}
 # Groups, what divides into them, and how often.
 GROUPINGS = [
     ("linear_num_key_heads", "linear_num_value_heads", None),
-    ("n_groups", "num_heads", "head_dim"), ("n_groups", "mamba_num_heads", "mamba_head_dim"),
-    ("mamba_n_groups", "mamba_n_heads", "mamba_d_head"), ("mamba_ngroups", "n_mamba_heads", None),
-]  # fmt: skip
+    ("n_groups", "num_heads", "head_dim"),
+    ("n_groups", "mamba_num_heads", "mamba_head_dim"),
+    ("mamba_n_groups", "mamba_n_heads", "mamba_d_head"),
+    ("mamba_ngroups", "n_mamba_heads", None),
+]
 SWITCHES = ("use_bias", "use_conv_bias", "mamba_conv_bias", "mamba_proj_bias", "mamba_rms_norm")
 
 
@@ -405,11 +422,15 @@ def test_without_a_softmax_there_are_no_logits_and_no_ceilings(hybrid: Path) -> 
 @pytest.mark.parametrize(
     "measure",
     [
-        wqk.compose, wqk.verify, wqk.parts, partial(wqk.initialize_, kind="symmetric"),
-        partial(wqk.clip_, limit=1.0), partial(wqk.logits, batch=torch.arange(9)[None]),
+        wqk.compose,
+        wqk.verify,
+        wqk.parts,
+        partial(wqk.initialize_, kind="symmetric"),
+        partial(wqk.clip_, limit=1.0),
+        partial(wqk.logits, batch=torch.arange(9)[None]),
     ],
     ids=["compose", "verify", "parts", "initialize_", "clip_", "logits"],
-)  # fmt: skip
+)
 def test_what_is_about_a_softmax_is_refused_without_one(measure: Any) -> None:
     torch.manual_seed(0)
     model = transformers.Mamba2Model(transformers.Mamba2Config(**CASES["mamba2"].config))
@@ -546,9 +567,13 @@ def test_rwkv_7_is_what_its_authors_run(tmp_path: Path, monkeypatch: pytest.Monk
 def test_rwkv_7_has_one_form_in_both_spellings() -> None:
     own = {name: value.numpy() for name, value in rwkv7(3, 8).items()}
     names = {
-        "blocks.": "model.layers.", "att.receptance": "attn.r_proj", "att.key": "attn.k_proj",
-        "att.value": "attn.v_proj", "att.output": "attn.o_proj", "ln1.": "attn_norm.",
-    }  # fmt: skip
+        "blocks.": "model.layers.",
+        "att.receptance": "attn.r_proj",
+        "att.key": "attn.k_proj",
+        "att.value": "attn.v_proj",
+        "att.output": "attn.o_proj",
+        "ln1.": "attn_norm.",
+    }
     other = dict(own)
     for before, after in names.items():
         other = {name.replace(before, after): value for name, value in other.items()}

@@ -76,11 +76,18 @@ def test_settings_of_other_things_are_no_difference(model_type: str, tmp_path: P
     [
         ({"model_type": "bert", "pad_token_id": 1}, {}),
         ({"model_type": "camembert", "pad_token_id": 1}, {("pad_token_id",): 1}),
-        ({"model_type": "altclip", "text_config": {"pad_token_id": 1}},
-         {("text_config", "pad_token_id"): 1}),
-        ({"model_type": "dbrx", "ffn_config": {"model_type": "", "ffn_act_fn": {"name": "gelu"}}},
-         {("ffn_config", "ffn_act_fn", "name"): "gelu"}),
+        (
+            {"model_type": "altclip", "text_config": {"pad_token_id": 1}},
+            {("text_config", "pad_token_id"): 1},
+        ),
+        (
+            {
+                "model_type": "dbrx",
+                "ffn_config": {"model_type": "", "ffn_act_fn": {"name": "gelu"}},
+            },
+            {("ffn_config", "ffn_act_fn", "name"): "gelu"},
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_key_is_idle_in_the_types_that_do_not_use_it(config, told):
     assert unread_settings(config, []) == told

@@ -121,16 +121,45 @@ def test_published_configurations_are_read_as_they_are_run(name: str, tmp_path: 
 def test_every_published_configuration_that_can_be_run_is_run() -> None:
     assert len(PUBLISHED) == len(ROWS)
     assert {PUBLISHED[name]["model_type"] for name in PUBLISHED.keys() - set(RUN)} == {
-        "baichuan", "chatglm", "deepseek", "falcon_mamba", "internlm", "kimi_k2", "kimi_k3",
-        "mimo", "minicpm", "minimax_m3", "orion", "phi-msft", "qwen", "rwkv5",
-    }  # fmt: skip
+        "baichuan",
+        "chatglm",
+        "deepseek",
+        "falcon_mamba",
+        "internlm",
+        "kimi_k2",
+        "kimi_k3",
+        "mimo",
+        "minicpm",
+        "minimax_m3",
+        "orion",
+        "phi-msft",
+        "qwen",
+        "rwkv5",
+    }
 
 
 DRAWN = (
-    "bert", "cohere2", "deepseek_v3", "electra", "gemma2", "gemma3_text", "gpt2", "gpt_neox",
-    "gpt_oss", "granite", "llama", "mixtral", "olmo3", "qwen2", "qwen3_moe", "smollm3", "stablelm",
-    "starcoder2", "t5gemma2_text", "vit",
-)  # fmt: skip
+    "bert",
+    "cohere2",
+    "deepseek_v3",
+    "electra",
+    "gemma2",
+    "gemma3_text",
+    "gpt2",
+    "gpt_neox",
+    "gpt_oss",
+    "granite",
+    "llama",
+    "mixtral",
+    "olmo3",
+    "qwen2",
+    "qwen3_moe",
+    "smollm3",
+    "stablelm",
+    "starcoder2",
+    "t5gemma2_text",
+    "vit",
+)
 
 
 @pytest.mark.parametrize("model_type", DRAWN)

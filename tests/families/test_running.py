@@ -86,10 +86,16 @@ def test_a_configuration_is_not_made_up(tmp_path: Path) -> None:
 
 def test_a_model_that_predicts_several_tokens_at_once_is_compared_in_its_first_stream(tmp_path):
     config = transformers.ProphetNetConfig(
-        vocab_size=64, hidden_size=32, max_position_embeddings=64,
-        encoder_ffn_dim=32, num_encoder_layers=1, num_encoder_attention_heads=4,
-        decoder_ffn_dim=32, num_decoder_layers=2, num_decoder_attention_heads=2,
-    )  # fmt: skip
+        vocab_size=64,
+        hidden_size=32,
+        max_position_embeddings=64,
+        encoder_ffn_dim=32,
+        num_encoder_layers=1,
+        num_encoder_attention_heads=4,
+        decoder_ffn_dim=32,
+        num_decoder_layers=2,
+        num_decoder_attention_heads=2,
+    )
     transformers.ProphetNetModel(config).save_pretrained(tmp_path)
     blocks = [b for b in wqk.verify(tmp_path).blocks if (b.stack, b.kind) == ("decoder", "self")]
     assert len(blocks) == 2

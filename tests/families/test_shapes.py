@@ -24,9 +24,16 @@ def draw(*shape: int) -> np.ndarray:
 def qwen3(**changed: Any) -> StateDict:
     """A block with everything around it; tensors may be given other shapes, or left out."""
     block = small.llama(
-        layers=1, heads=H, key_heads=H // 2, head_width=D // H, width=D, sides="qkvo", norms=True,
-        model_type="qwen3", rms_norm_eps=1e-6,
-    )  # fmt: skip
+        layers=1,
+        heads=H,
+        key_heads=H // 2,
+        head_width=D // H,
+        width=D,
+        sides="qkvo",
+        norms=True,
+        model_type="qwen3",
+        rms_norm_eps=1e-6,
+    )
     norms = {f"{LAYER}self_attn.{side}_norm.weight": draw(D // H) for side in "qk"}
     tensors = block._arrays | norms | {"model.embed_tokens.weight": draw(9, D)}
     return StateDict(tensors | changed, block.config, "changed")

@@ -36,10 +36,18 @@ from wqk.families import families, plan_attention
 
 PARTIAL = ("partial",)
 LITGPT = {
-    "model_type": "litgpt", "n_layer": 2, "n_head": H, "n_query_groups": 2, "head_size": R,
-    "rotary_percentage": 0.5, "rope_base": 500, "attention_scores_scalar": 20,
-    "attention_logit_softcapping": 3.0, "norm_eps": 0.1, "norm_qk": True,
-}  # fmt: skip
+    "model_type": "litgpt",
+    "n_layer": 2,
+    "n_head": H,
+    "n_query_groups": 2,
+    "head_size": R,
+    "rotary_percentage": 0.5,
+    "rope_base": 500,
+    "attention_scores_scalar": 20,
+    "attention_logit_softcapping": 3.0,
+    "norm_eps": 0.1,
+    "norm_qk": True,
+}
 
 
 @pytest.mark.parametrize("older", [False, True])
@@ -81,10 +89,16 @@ def test_litgpt(norm: str, older: bool) -> None:
         (window | {"rope_local_base_freq": 9.0}, 4, 9, half),
     ):
         assert_read(
-            block_of(tensors, changed, "decoder", "self", 1), x,
-            turned(query, width, base), turned(key, width, base),
-            fed=fed, circuit=circuit, causal=True, statuses=PARTIAL, **told,
-        )  # fmt: skip
+            block_of(tensors, changed, "decoder", "self", 1),
+            x,
+            turned(query, width, base),
+            turned(key, width, base),
+            fed=fed,
+            circuit=circuit,
+            causal=True,
+            statuses=PARTIAL,
+            **told,
+        )
 
 
 @pytest.mark.parametrize("within", ["", "text."])
@@ -109,11 +123,14 @@ def test_open_clip(masked: bool, within: str) -> None:
         packed = x @ tensors[f"{at}.attn.in_proj_weight"].T + tensors[f"{at}.attn.in_proj_bias"]
         query, key, value = sections(packed, H)
         assert_read(
-            block_of(tensors, config, stack, "self", layers - 1), x, query, key,
+            block_of(tensors, config, stack, "self", layers - 1),
+            x,
+            query,
+            key,
             fed=Fed("layer", f"{at}.ln_1.weight", 1e-5),
             circuit=(value, tensors[f"{at}.attn.out_proj.weight"]),
             causal=masked and stack == "text",
-        )  # fmt: skip
+        )
 
 
 def test_timm() -> None:
@@ -126,10 +143,13 @@ def test_timm() -> None:
     x = RNG.standard_normal((N, width))
     query, key, value = sections(applied(tensors, "blocks.1.attn.qkv", x), H)
     assert_read(
-        block_of(tensors, config, "vision", "self", 1), x, query, key,
+        block_of(tensors, config, "vision", "self", 1),
+        x,
+        query,
+        key,
         fed=Fed("layer", "blocks.1.norm1.weight", 1e-6),
         circuit=(value, tensors["blocks.1.attn.proj.weight"]),
-    )  # fmt: skip
+    )
     # Another part of a larger model with blocks of the same name is none of it.
     more = tensors | {f"aside.{name}": value for name, value in tensors.items()}
     assert len(wqk.open(StateDict(more, config, "stand-in"))) == 2
@@ -163,9 +183,11 @@ def test_diffusers_joint_attention(kind: str) -> None:
             gain(tensors, f"{place}.{norm_q}", R)
             gain(tensors, f"{place}.{norm_k}", R)
     config = {
-        "model_type": f"diffusers-{kind}Transformer2DModel", "num_attention_heads": H,
-        "num_layers": 2, "num_single_layers": 3,
-    }  # fmt: skip
+        "model_type": f"diffusers-{kind}Transformer2DModel",
+        "num_attention_heads": H,
+        "num_layers": 2,
+        "num_single_layers": 3,
+    }
     # So small that the norms' epsilon counts.
     seen = {stream: RNG.standard_normal((N, width)) / 900 for stream in JOINT}
     place = "transformer_blocks.1.attn"
@@ -184,10 +206,16 @@ def test_diffusers_joint_attention(kind: str) -> None:
         written = tensors.get(f"{at}.{output}.weight")
         block = block_of(tensors, config, stack, attention, number)
         assert_read(
-            block, seen[one], query, key, y=seen[other], tolerance=1e-7,
-            circuit=None if written is None else (value, written), statuses=PARTIAL,
+            block,
+            seen[one],
+            query,
+            key,
+            y=seen[other],
+            tolerance=1e-7,
+            circuit=None if written is None else (value, written),
+            statuses=PARTIAL,
             position="rotary, on several axes" if flux else "",
-        )  # fmt: skip
+        )
         if written is None:
             assert block.plan.value.tensor == f"{at}.to_v.weight"
 
@@ -211,8 +239,11 @@ def test_diffusers_attention_to_the_text(kind: str) -> None:
             gain(tensors, f"{stem}.{n}.norm2", width, bias=True)
     name = "WanTransformer3DModel" if wan else f"{kind}Transformer2DModel"
     config = {
-        "model_type": f"diffusers-{name}", "num_attention_heads": H, "eps": 1e-3, "num_layers": 2,
-    }  # fmt: skip
+        "model_type": f"diffusers-{name}",
+        "num_attention_heads": H,
+        "eps": 1e-3,
+        "num_layers": 2,
+    }
     stack = "video" if wan else "image"
     assert len(wqk.open(StateDict(tensors, config, "stand-in"))) == 2 * len(attentions)
     for attention, kind_of in zip(attentions, ("self", "cross"), strict=False):
@@ -225,8 +256,13 @@ def test_diffusers_attention_to_the_text(kind: str) -> None:
         value = split(applied(tensors, f"{at}.to_v", y), H)
         is_fed = wan and kind_of == "cross"
         assert_read(
-            block_of(tensors, config, stack, kind_of, 1), x, *sides, y=y, tolerance=1e-7,
+            block_of(tensors, config, stack, kind_of, 1),
+            x,
+            *sides,
+            y=y,
+            tolerance=1e-7,
             fed=Fed("layer", f"{stem}.1.norm2.weight", 1e-3) if is_fed else None,
-            circuit=(value, tensors[f"{at}.to_out.0.weight"]), statuses=PARTIAL if wan else (),
+            circuit=(value, tensors[f"{at}.to_out.0.weight"]),
+            statuses=PARTIAL if wan else (),
             position="rotary, on several axes" if wan and kind_of == "self" else "",
-        )  # fmt: skip
+        )

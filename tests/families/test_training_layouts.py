@@ -49,18 +49,27 @@ def test_llama_original(window: int | None) -> None:
         separate(tensors, name.replace("1", str(n)), WIDTH, G, bias=False)
         gain(tensors, f"layers.{n}.attention_norm", WIDTH)
     params = {
-        "dim": WIDTH, "n_layers": 2, "n_heads": H, "n_kv_heads": G, "head_dim": R,
-        "norm_eps": EPSILON, "rope_theta": 500.0, "sliding_window": window,
-    }  # fmt: skip
+        "dim": WIDTH,
+        "n_layers": 2,
+        "n_heads": H,
+        "n_kv_heads": G,
+        "head_dim": R,
+        "norm_eps": EPSILON,
+        "rope_theta": 500.0,
+        "sliding_window": window,
+    }
     x = RNG.standard_normal((N, WIDTH))
     query, key, value = sides(tensors, name, x, G)
     assert_read(
-        block_of(tensors, completed(tensors, params), "decoder", "self", 1), x,
-        turned(query, R, 500.0, "interleaved"), turned(key, R, 500.0, "interleaved"),
+        block_of(tensors, completed(tensors, params), "decoder", "self", 1),
+        x,
+        turned(query, R, 500.0, "interleaved"),
+        turned(key, R, 500.0, "interleaved"),
         fed=Fed("rms", "layers.1.attention_norm.weight", EPSILON),
-        circuit=(value, tensors["layers.1.attention.wo.weight"]), causal=True,
+        circuit=(value, tensors["layers.1.attention.wo.weight"]),
+        causal=True,
         window=window and str(window),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("generation", ["gemma", "gemma2"])
@@ -72,9 +81,14 @@ def test_gemma_original(generation: str) -> None:
         linear(tensors, f"layers.{n}.self_attn.o_proj", WIDTH, H * R, bias=False)
         gain(tensors, f"layers.{n}.input_layernorm", WIDTH)
     config = {
-        "model_type": generation, "num_hidden_layers": 2, "num_attention_heads": H,
-        "num_key_value_heads": G, "head_dim": R, "rms_norm_eps": EPSILON, "rope_theta": 500.0,
-    }  # fmt: skip
+        "model_type": generation,
+        "num_hidden_layers": 2,
+        "num_attention_heads": H,
+        "num_key_value_heads": G,
+        "head_dim": R,
+        "rms_norm_eps": EPSILON,
+        "rope_theta": 500.0,
+    }
     if later:
         config |= {"query_pre_attn_scalar": 20, "attn_logit_softcapping": 3.0, "sliding_window": 4}
     x = RNG.standard_normal((N, WIDTH))
@@ -84,12 +98,16 @@ def test_gemma_original(generation: str) -> None:
         query, key, value = sections(rows, G)
         windowed = later and n == 0
         assert_read(
-            block_of(tensors, config, "decoder", "self", n), x,
-            turned(query, R, 500.0), turned(key, R, 500.0),
+            block_of(tensors, config, "decoder", "self", n),
+            x,
+            turned(query, R, 500.0),
+            turned(key, R, 500.0),
             fed=Fed("rms", f"layers.{n}.input_layernorm.weight", EPSILON, 1.0),
-            circuit=(value, tensors[f"layers.{n}.self_attn.o_proj.weight"]), causal=True,
-            window="4" if windowed else None, **told,
-        )  # fmt: skip
+            circuit=(value, tensors[f"layers.{n}.self_attn.o_proj.weight"]),
+            causal=True,
+            window="4" if windowed else None,
+            **told,
+        )
 
 
 def test_nanogpt() -> None:
@@ -103,10 +121,14 @@ def test_nanogpt() -> None:
     x, at = RNG.standard_normal((N, width)), "transformer.h.1"
     query, key, value = sections(applied(tensors, f"{at}.attn.c_attn", x), H)
     assert_read(
-        block_of(tensors, config, "decoder", "self", 1), x, query, key,
+        block_of(tensors, config, "decoder", "self", 1),
+        x,
+        query,
+        key,
         fed=Fed("layer", f"{at}.ln_1.weight", 1e-5),
-        circuit=(value, tensors[f"{at}.attn.c_proj.weight"]), causal=True,
-    )  # fmt: skip
+        circuit=(value, tensors[f"{at}.attn.c_proj.weight"]),
+        causal=True,
+    )
 
 
 @pytest.mark.parametrize("normed", [True, False])
@@ -122,18 +144,32 @@ def test_modded_nanogpt(normed: bool) -> None:
     if normed:
         query, key = rms(query, 1.0, 0.0), rms(key, 1.0, 0.0)
     assert_read(
-        block_of(tensors, config, "decoder", "self", 2), x, query, key,
-        circuit=(value, tensors[f"{name.format('proj')}.weight"]), causal=True,
-        position="rotary, of its own kind", statuses=PARTIAL if normed else (),
-    )  # fmt: skip
+        block_of(tensors, config, "decoder", "self", 2),
+        x,
+        query,
+        key,
+        circuit=(value, tensors[f"{name.format('proj')}.weight"]),
+        causal=True,
+        position="rotary, of its own kind",
+        statuses=PARTIAL if normed else (),
+    )
 
 
 LENS = {
-    "n_layers": 2, "d_model": WIDTH, "n_heads": H, "n_key_value_heads": G, "d_head": R,
-    "positional_embedding_type": "standard", "attention_dir": "causal", "use_attn_scale": True,
-    "attn_scale": R**0.5, "eps": EPSILON, "attn_scores_soft_cap": -1.0, "use_local_attn": False,
+    "n_layers": 2,
+    "d_model": WIDTH,
+    "n_heads": H,
+    "n_key_value_heads": G,
+    "d_head": R,
+    "positional_embedding_type": "standard",
+    "attention_dir": "causal",
+    "use_attn_scale": True,
+    "attn_scale": R**0.5,
+    "eps": EPSILON,
+    "attn_scores_soft_cap": -1.0,
+    "use_local_attn": False,
     "window_size": None,
-}  # fmt: skip
+}
 
 
 def lens_tensors(kind: str) -> Tensors:
@@ -156,18 +192,25 @@ def lens_tensors(kind: str) -> Tensors:
 @pytest.mark.parametrize("kind", ["LN", "RMS"])
 @pytest.mark.parametrize(
     ("changes", "told"),
-    {**cases(__file__, "lens"),
-    "by layer": ({"scale_attn_by_inverse_layer_idx": True}, {"scale": R**-0.5 / 2}),
-    "scale": ({"attn_scale": 3.0}, {"scale": 1 / 3}),
-}.values(),
-)  # fmt: skip
+    {
+        **cases(__file__, "lens"),
+        "by layer": ({"scale_attn_by_inverse_layer_idx": True}, {"scale": R**-0.5 / 2}),
+        "scale": ({"attn_scale": 3.0}, {"scale": 1 / 3}),
+    }.values(),
+)
 @pytest.mark.parametrize("order", ["half", "interleaved"])
 def test_transformer_lens(kind, order, changes, told):
     tensors, x, at = lens_tensors(kind), RNG.standard_normal((N, WIDTH)), "blocks.1"
-    config = LENS | changes | {
-        "normalization_type": kind, "rotary_adjacent_pairs": order == "interleaved",
-        "rotary_dim": 4, "rotary_base": 500.0,
-    }  # fmt: skip
+    config = (
+        LENS
+        | changes
+        | {
+            "normalization_type": kind,
+            "rotary_adjacent_pairs": order == "interleaved",
+            "rotary_dim": 4,
+            "rotary_base": 500.0,
+        }
+    )
     query, key, value = (
         np.einsum("pd,hdr->hpr", x, tensors[f"{at}.attn.{w}"]) + tensors[f"{at}.attn.{b}"][:, None]
         for w, b in (("W_Q", "b_Q"), ("_W_K", "_b_K"), ("_W_V", "_b_V"))
@@ -176,11 +219,14 @@ def test_transformer_lens(kind, order, changes, told):
         query, key = turned(query, 4, 500.0, order), turned(key, 4, 500.0, order)
     stack = "encoder" if config["attention_dir"] == "bidirectional" else "decoder"
     assert_read(
-        block_of(tensors, config, stack, "self", 1), x, query, key,
+        block_of(tensors, config, stack, "self", 1),
+        x,
+        query,
+        key,
         fed=Fed("layer" if kind == "LN" else "rms", f"{at}.ln1.weight", EPSILON),
         circuit=(value, tensors[f"{at}.attn.W_O"].reshape(H * R, WIDTH).T),
         **{"causal": True} | told,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("kind", ["LN", "RMS"])
@@ -216,8 +262,15 @@ def test_zamba2(adapted: bool, rotary: bool) -> None:
         query, key = turned(query, R, 500.0), turned(key, R, 500.0)
     block = block_of(tensors, config, "decoder", "self", 4)
     assert_read(
-        block, x, query, key, fed=Fed("rms", f"{at}.input_layernorm.weight", EPSILON),
-        circuit=(value, tensors[f"{at}.self_attn.o_proj.weight"]), causal=True,
-        scale=(R / 2) ** -0.5, statuses=PARTIAL if adapted else (), whole_score=not adapted,
-    )  # fmt: skip
+        block,
+        x,
+        query,
+        key,
+        fed=Fed("rms", f"{at}.input_layernorm.weight", EPSILON),
+        circuit=(value, tensors[f"{at}.self_attn.o_proj.weight"]),
+        causal=True,
+        scale=(R / 2) ** -0.5,
+        statuses=PARTIAL if adapted else (),
+        whole_score=not adapted,
+    )
     assert adapted == ("adapter of its own" in block.plan.reason)

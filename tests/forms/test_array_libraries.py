@@ -79,10 +79,12 @@ def test_every_library_computes_what_the_matrix_gives(shapes, make, tolerance):
 @EVERY_LIBRARY
 def test_every_library_gives_the_same_scores(d, rank, route, make, tolerance):
     form, _ = form_of(grouped(d, rank), make=make)
-    reference = BilinearForm.from_factors(*(
-        np.asarray(f.double() if isinstance(f, torch.Tensor) else f, float)
-        for f in (form.query, form.key)
-    ))  # fmt: skip
+    reference = BilinearForm.from_factors(
+        *(
+            np.asarray(f.double() if isinstance(f, torch.Tensor) else f, float)
+            for f in (form.query, form.key)
+        )
+    )
     assert type(form.moments) is type(reference.moments) is route
     for name, score in SCORES.items():
         assert_close(score(form), score(reference), tolerance, name)

@@ -40,8 +40,10 @@ def test_products_are_those_of_matrices_at_the_smallest_rank(sizes, stacks, seed
     other, n = form_of([(*stacks[1], inner, other_rank), (*stacks[1], d_key, other_rank)], seed + 1)
     smallest = min(rank, inner, other_rank)
     for product, most in (
-        (one @ other, smallest), (one @ n, min(rank, inner)), (m @ other, min(inner, other_rank)),
-    ):  # fmt: skip
+        (one @ other, smallest),
+        (one @ n, min(rank, inner)),
+        (m @ other, min(inner, other_rank)),
+    ):
         assert_close(product, m @ n)
         assert product.rank == most
 
@@ -76,18 +78,37 @@ def test_scores_of_a_batch_for_one_form():
 WHOLE = slice(None)
 INDICES = {
     "not square": [
-        0, -1, slice(1, 3), ..., (WHOLE, 2), (WHOLE, slice(None, None, 2)), (1, -1), (..., 0),
-        (slice(1), ...), ([0, 2],), np.arange(7) % 2 == 0, (WHOLE, np.array([4, 0])),
+        0,
+        -1,
+        slice(1, 3),
+        ...,
+        (WHOLE, 2),
+        (WHOLE, slice(None, None, 2)),
+        (1, -1),
+        (..., 0),
+        (slice(1), ...),
+        ([0, 2],),
+        np.arange(7) % 2 == 0,
+        (WHOLE, np.array([4, 0])),
         (np.int64(2), slice(2, 4)),
     ],
     "stack": [2, -1, slice(1, 3), ()],
     "query without stack": [(0, 2)],
     "grouped heads": [
-        0, (1, 2), (WHOLE, 0), (0, 1, 2), (WHOLE, 1), (..., slice(2), 1), (0, 0, -1, -1),
-        (1, 2, slice(3), slice(1, 2)), (1, 2, 0), (WHOLE, WHOLE, 1), (..., [0, 3]),
+        0,
+        (1, 2),
+        (WHOLE, 0),
+        (0, 1, 2),
+        (WHOLE, 1),
+        (..., slice(2), 1),
+        (0, 0, -1, -1),
+        (1, 2, slice(3), slice(1, 2)),
+        (1, 2, 0),
+        (WHOLE, WHOLE, 1),
+        (..., [0, 3]),
         np.array([[True, False, True], [False, True, False]]),
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(

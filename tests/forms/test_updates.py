@@ -14,9 +14,12 @@ from wqk.forms.spectra import spectrum
 
 
 @given(
-    st.integers(1, 20), st.integers(1, 20), st.integers(1, 8), st.sampled_from([1.0, 1e-3, 1e-6]),
+    st.integers(1, 20),
+    st.integers(1, 20),
+    st.integers(1, 8),
+    st.sampled_from([1.0, 1e-3, 1e-6]),
     st.integers(0, 2**32 - 1),
-)  # fmt: skip
+)
 def test_terms_add_up_to_the_change_and_have_its_spectra(d_query, d_key, rank, step, seed):
     random = np.random.default_rng(seed)
     a, b = random.standard_normal((d_query, rank)), random.standard_normal((d_key, rank))

@@ -20,8 +20,12 @@ from wqk.inspecting import composition
 LAYERS, HEADS, KEY_HEADS, WIDTH, RANK = 3, 4, 2, 48, 6
 PAIRS = 3 * HEADS**2  # of three layers
 SIZES = {
-    "layers": LAYERS, "heads": HEADS, "key_heads": KEY_HEADS, "head_width": RANK, "width": WIDTH,
-}  # fmt: skip
+    "layers": LAYERS,
+    "heads": HEADS,
+    "key_heads": KEY_HEADS,
+    "head_width": RANK,
+    "width": WIDTH,
+}
 
 
 # With such a threshold, chance is a rotation of the whole stream.

@@ -36,9 +36,23 @@ from wqk.tables.score_table import ScoreTable
 
 # Fused, grouped, latent, normalized, windowed, capped, with sinks, linear biases, cross-attention.
 FEW = (
-    "bert", "gpt2", "llama-yarn", "gemma2", "qwen3", "olmo2", "deepseek-v3", "gpt-oss", "bloom",
-    "t5", "mpnet", "umt5", "wavlm", "modernbert", "albert-groups", "swin",
-)  # fmt: skip
+    "bert",
+    "gpt2",
+    "llama-yarn",
+    "gemma2",
+    "qwen3",
+    "olmo2",
+    "deepseek-v3",
+    "gpt-oss",
+    "bloom",
+    "t5",
+    "mpnet",
+    "umt5",
+    "wavlm",
+    "modernbert",
+    "albert-groups",
+    "swin",
+)
 
 
 # Whose learned position terms can be seen from outside the block.

@@ -47,33 +47,56 @@ def transposed(*names: str) -> Callable[[Any], list[Any]]:
 SIZE = sizes(24, 2, 4, intermediate_size=32)
 KINDS = [
     Kind(
-        "BertForMaskedLM", {**SIZE, "max_position_embeddings": 16},
-        "bert.encoder.layer.0.attention.self", "bert.encoder.layer.0.attention.output.dense",
-        transposed("query", "key", "value"), 6**-0.5, "encoder",
+        "BertForMaskedLM",
+        {**SIZE, "max_position_embeddings": 16},
+        "bert.encoder.layer.0.attention.self",
+        "bert.encoder.layer.0.attention.output.dense",
+        transposed("query", "key", "value"),
+        6**-0.5,
+        "encoder",
     ),
     Kind(
-        "GPT2LMHeadModel", {"n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 16},
-        "transformer.h.0.attn", "transformer.h.0.attn.c_proj",
-        lambda attention: list(attention.c_attn.weight.split(24, dim=1)), 6**-0.5,
+        "GPT2LMHeadModel",
+        {"n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 16},
+        "transformer.h.0.attn",
+        "transformer.h.0.attn.c_proj",
+        lambda attention: list(attention.c_attn.weight.split(24, dim=1)),
+        6**-0.5,
     ),
     Kind(
-        "LlamaForCausalLM", {**SIZE, "num_key_value_heads": 2, "max_position_embeddings": 16},
-        "model.layers.0.self_attn", "model.layers.0.self_attn.o_proj",
-        transposed("q_proj", "k_proj", "v_proj"), 6**-0.5, rotary=True,
+        "LlamaForCausalLM",
+        {**SIZE, "num_key_value_heads": 2, "max_position_embeddings": 16},
+        "model.layers.0.self_attn",
+        "model.layers.0.self_attn.o_proj",
+        transposed("q_proj", "k_proj", "v_proj"),
+        6**-0.5,
+        rotary=True,
     ),
     Kind(
         "T5ForConditionalGeneration",
-        {"d_model": 24, "num_layers": 2, "num_heads": 4, "d_kv": 6, "d_ff": 32,
-         "decoder_start_token_id": 0},
-        "encoder.block.0.layer.0.SelfAttention", "encoder.block.0.layer.0.SelfAttention.o",
-        transposed("q", "k", "v"), 1.0, "encoder",
+        {
+            "d_model": 24,
+            "num_layers": 2,
+            "num_heads": 4,
+            "d_kv": 6,
+            "d_ff": 32,
+            "decoder_start_token_id": 0,
+        },
+        "encoder.block.0.layer.0.SelfAttention",
+        "encoder.block.0.layer.0.SelfAttention.o",
+        transposed("q", "k", "v"),
+        1.0,
+        "encoder",
     ),
-]  # fmt: skip
+]
 GEMMA = Kind(
     "Gemma2ForCausalLM",
     {**SIZE, "num_key_value_heads": 2, "head_dim": 6, "attn_logit_softcapping": 0.5},
-    "", "", transposed(), 1.0,
-)  # fmt: skip
+    "",
+    "",
+    transposed(),
+    1.0,
+)
 named = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 
 
@@ -132,9 +155,12 @@ def rotated(x: np.ndarray) -> np.ndarray:
 
 
 def directly(
-    kind: Kind, model: Any, x: np.ndarray, mix: Callable[[np.ndarray], np.ndarray],
+    kind: Kind,
+    model: Any,
+    x: np.ndarray,
+    mix: Callable[[np.ndarray], np.ndarray],
     reflection: np.ndarray | None = None,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """What the heads of layer 0 put out, (B, N, H R), computed from its weights."""
     attention = model.get_submodule(kind.attention)
     weights = [w.detach().numpy() for w in kind.projections(attention)]

@@ -164,6 +164,19 @@ def test_a_snapshot_holds_the_queries_and_keys_alone_and_keeps_them() -> None:
 def test_powers_of_two_and_multiples() -> None:
     both = Cadence(1000, "log")
     assert [step for step in range(2001) if both.is_due(step)] == [
-        0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 1024, 2000,
-    ]  # fmt: skip
+        0,
+        1,
+        2,
+        4,
+        8,
+        16,
+        32,
+        64,
+        128,
+        256,
+        512,
+        1000,
+        1024,
+        2000,
+    ]
     assert [step for step in range(20) if Cadence(None, [3, 5]).is_due(step)] == [3, 5]

@@ -22,10 +22,20 @@ EVIL = "=</script><img src=x onerror=document.title='owned'>&amp;<b>${title}`"
 def row(**values: Any) -> dict[str, Any]:
     """A row as a scan makes it, of a layer."""
     known = {
-        "checkpoint": "owner/model", "stack": "encoder", "kind": "self", "layer": 0, "heads": 2,
-        "circuit": "qk", "distance": 0, "norm": 2.5, "symmetry": 0.25, "symmetry_null": 0.0625,
-        "directionality": -0.5, "directionality_excess": -0.75, "status": "ok",
-    }  # fmt: skip
+        "checkpoint": "owner/model",
+        "stack": "encoder",
+        "kind": "self",
+        "layer": 0,
+        "heads": 2,
+        "circuit": "qk",
+        "distance": 0,
+        "norm": 2.5,
+        "symmetry": 0.25,
+        "symmetry_null": 0.0625,
+        "directionality": -0.5,
+        "directionality_excess": -0.75,
+        "status": "ok",
+    }
     return known | values
 
 
@@ -35,9 +45,16 @@ def rows(
     """A layer's row and one for each of its heads, again and again."""
     dice, made = np.random.default_rng(seed), []
     about = {
-        "checkpoint": checkpoint, "model_type": "bert", "family": "bert", "parameters": 12_345_678,
-        "heads": heads, "key_heads": heads, "d_query": 64, "d_key": 64, "symmetry_null": 0.02,
-    }  # fmt: skip
+        "checkpoint": checkpoint,
+        "model_type": "bert",
+        "family": "bert",
+        "parameters": 12_345_678,
+        "heads": heads,
+        "key_heads": heads,
+        "d_query": 64,
+        "d_key": 64,
+        "symmetry_null": 0.02,
+    }
     for layer in range(layers):
         for head in (None, *range(heads)):
             symmetry, leaning, excess = dice.uniform(-1, 1, 3)

@@ -104,9 +104,10 @@ def test_measures_on_request_have_a_panel_each_with_their_value_by_chance(browse
         drawn = [curves(page, "measures", i) for i in range(4)]
         assert page.locator("#measures figure").count() == 4
     for figure, name in zip(
-        drawn, ("spectral_norm", "stable_rank", "effective_rank", "eigenvalue_positivity"),
+        drawn,
+        ("spectral_norm", "stable_rank", "effective_rank", "eigenvalue_positivity"),
         strict=True,
-    ):  # fmt: skip
+    ):
         shown = {label: curve["y"] for label, curve in figure.items()}
         own = next(y for label, y in shown.items() if label.endswith("decoder"))
         assert own == pytest.approx(layers[name].to_list(), rel=1e-5)

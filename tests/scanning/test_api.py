@@ -232,8 +232,10 @@ def test_other_forms_say_so_wherever_they_are_shown(tmp_path):
     assert words in (tmp_path / "t.md").read_text()
     assert words in (tmp_path / "t.tex").read_text()
     assert wqk.read_table(tmp_path / "t.csv").metadata == {
-        "gamma": 1.5, "folded_norms": False, "biases": True,
-    }  # fmt: skip
+        "gamma": 1.5,
+        "folded_norms": False,
+        "biases": True,
+    }
     assert "biases included · gamma 1.5" in " ".join(repr(table).split())
     values = wqk.ScoreTable(table.frame.with_columns(circuit=pl.lit("ov")), table.metadata)
     assert "circuit ov" in repr(values)

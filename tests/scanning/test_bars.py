@@ -21,9 +21,15 @@ SNAPSHOTS = Path(__file__).with_name("terminal")
 def table() -> wqk.ScoreTable:
     """Four layers of four heads with numbers of every kind."""
     common = row(
-        family="bert", model_type="bert", heads=4, key_heads=4, d_query=128, d_key=128,
-        applications=1, norm=12.5,
-    )  # fmt: skip
+        family="bert",
+        model_type="bert",
+        heads=4,
+        key_heads=4,
+        d_query=128,
+        d_key=128,
+        applications=1,
+        norm=12.5,
+    )
     symmetry = (0.902, 0.671, -0.0004, -0.464)
     rows = []
     for layer, score in enumerate(symmetry):

@@ -40,8 +40,9 @@ def test_rows_have_the_spectra_and_the_ceilings_of_their_forms(table: wqk.ScoreT
             bounds = {
                 "score_ceiling": ceiling.at_distance[distance][head],
                 "score_ceiling_any_distance": ceiling.any_distance[head],
-                "query_norm": ceiling.query_norm[head], "key_norm": ceiling.key_norm[head],
-            }  # fmt: skip
+                "query_norm": ceiling.query_norm[head],
+                "key_norm": ceiling.key_norm[head],
+            }
             assert {name: row[name] for name in bounds} == pytest.approx(bounds)
 
 

@@ -506,8 +506,10 @@ def test_notes_name_their_model_where_there_are_several() -> None:
     )
     text = repr(join([one, other]))
     for said in (
-        "partial (a decoder): a reason", "partial (b decoder): a reason", "b: a note",
+        "partial (a decoder): a reason",
+        "partial (b decoder): a reason",
+        "b: a note",
         "family of a guessed from x; check with wqk verify",
-    ):  # fmt: skip
+    ):
         assert said in text
     assert "family guessed from x" in repr(join([one, one]))

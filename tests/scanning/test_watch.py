@@ -198,8 +198,16 @@ def test_a_killed_watch_loses_nothing(run: Path, out: Path) -> None:
     for step in range(1, 6):
         checkpoint(run, step)
     command = [
-        sys.executable, "-m", "wqk", "watch", str(run), "--out", str(out), "--every", "0.05",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "wqk",
+        "watch",
+        str(run),
+        "--out",
+        str(out),
+        "--every",
+        "0.05",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         timer = threading.Timer(120, process.kill)
         timer.start()

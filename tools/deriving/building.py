@@ -49,8 +49,13 @@ def model_classes(model_type: str) -> list[Any]:
         except ImportError:
             continue
         own += [v for v in vars(code).values() if inspect.isclass(v) and _is_built_from(v, config)]
-    own.sort(key=lambda kind: (not hasattr(kind, "save_pretrained"),
-                               not kind.__name__.endswith("Model"), -_size(kind)))  # fmt: skip
+    own.sort(
+        key=lambda kind: (
+            not hasattr(kind, "save_pretrained"),
+            not kind.__name__.endswith("Model"),
+            -_size(kind),
+        )
+    )
     whole = [kind for kind in own if hasattr(kind, "save_pretrained")]
     return list(dict.fromkeys(classes or whole or own))
 

@@ -51,8 +51,21 @@ if TYPE_CHECKING:
 
 SECONDS = 30  # of one processor, for each type
 # Families that are asked first, where several fit.
-PREFERRED = ("llama", "bert", "bart", "vit", "clip-vision", "clip-text", "siglip-vision", "t5",
-             "gpt2", "deepseek", "wav2vec2", "whisper", "swin")  # fmt: skip
+PREFERRED = (
+    "llama",
+    "bert",
+    "bart",
+    "vit",
+    "clip-vision",
+    "clip-text",
+    "siglip-vision",
+    "t5",
+    "gpt2",
+    "deepseek",
+    "wav2vec2",
+    "whisper",
+    "swin",
+)
 
 
 def fitting_family(

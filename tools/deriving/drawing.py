@@ -47,13 +47,16 @@ SCALINGS: tuple[dict[str, Any], ...] = (
     {"type": "linear", "factor": 2.0},
     {"rope_type": "dynamic", "factor": 2.0},
     {
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64,
     },
     YARN,
     YARN | {"attention_factor": 1.3, "truncate": False},
     YARN | {"mscale": 1.0, "mscale_all_dim": 0.7, "beta_fast": 16, "beta_slow": 2},
-)  # fmt: skip
+)
 
 
 def settings(model_type: str) -> list[tuple[str, list[Any]]]:

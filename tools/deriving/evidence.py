@@ -25,13 +25,38 @@ if TYPE_CHECKING:
     from wqk.checkpoints import Checkpoint
     from wqk.families import Family
 
-HEADS = ("num_attention_heads_per_layer", "num_attention_heads", "n_head", "num_heads", "n_heads",
-         "attention_heads", "nhead", "resampler_n_heads", "decoder_attention_heads",
-         "encoder_attention_heads", "num_encoder_attention_heads", "n_layer_heads")  # fmt: skip
-KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num",
-             "kv_n_heads", "n_kv_heads")  # fmt: skip
-LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth", "encoder_layers",
-          "num_encoder_layers", "depths")  # fmt: skip
+HEADS = (
+    "num_attention_heads_per_layer",
+    "num_attention_heads",
+    "n_head",
+    "num_heads",
+    "n_heads",
+    "attention_heads",
+    "nhead",
+    "resampler_n_heads",
+    "decoder_attention_heads",
+    "encoder_attention_heads",
+    "num_encoder_attention_heads",
+    "n_layer_heads",
+)
+KEY_HEADS = (
+    "num_key_value_heads",
+    "num_kv_heads",
+    "n_head_kv",
+    "multi_query_group_num",
+    "kv_n_heads",
+    "n_kv_heads",
+)
+LAYERS = (
+    "num_hidden_layers",
+    "n_layer",
+    "num_layers",
+    "n_layers",
+    "depth",
+    "encoder_layers",
+    "num_encoder_layers",
+    "depths",
+)
 OUTPUTS = re.compile(
     r"(o|(to_|linear_|attention_)?out|output|c)_?(proj(ection)?|lin|put)?"
     r"|wo|dense|Wo|proj(ection)?(_layer)?"

@@ -20,10 +20,28 @@ GRID = ((1, 4, 4), (1, 4, 6))  # frames, rows and columns of patches of two pict
 
 # Which arguments are given together, one try after the other; required ones always.
 TRIES: tuple[tuple[str, ...], ...] = (
-    ("MAIN", "decoder_input_ids", "decoder_input_values", "bbox", "grid_thw", "future_values",
-     "future_time_features", "visual_feats", "visual_pos"),
-    ("MAIN", "input_ids", "pixel_values", "image_attention_mask", "input_features",
-     "input_values", "decoder_input_ids", "bbox", "image_grid_thw"),
+    (
+        "MAIN",
+        "decoder_input_ids",
+        "decoder_input_values",
+        "bbox",
+        "grid_thw",
+        "future_values",
+        "future_time_features",
+        "visual_feats",
+        "visual_pos",
+    ),
+    (
+        "MAIN",
+        "input_ids",
+        "pixel_values",
+        "image_attention_mask",
+        "input_features",
+        "input_values",
+        "decoder_input_ids",
+        "bbox",
+        "image_grid_thw",
+    ),
     ("MAIN",),
     ("MAIN", "MASKS"),
     ("MAIN", "pixel_values", "input_ids", "bbox", "query_embeds", "encoder_hidden_states"),
@@ -33,7 +51,7 @@ TRIES: tuple[tuple[str, ...], ...] = (
     ("query_embeds", "encoder_hidden_states"),
     ("flattened_patches",),
     ("hidden_states",),
-)  # fmt: skip
+)
 # Models that mask later tokens only where they are told which are padding, as tokenizers do.
 MASKED = {"aimv2_text_model", "videoprism", "videoprism_text_model"}
 # The same for a module that is no model.
@@ -45,21 +63,68 @@ INNER: tuple[tuple[str, ...], ...] = (
     (),
     ("position_embeddings", "cu_seqlens"),
 )
-BINS = ("num_mel_bins", "feature_size", "input_feat_per_channel", "n_mels", "input_feat_size",
-        "feature_projection_input_dim", "input_dim", "mel_bins", "num_mels")  # fmt: skip
-PARTS = ("text_config", "vision_config", "audio_config", "encoder", "decoder", "text_encoder",
-         "backbone_config", "encoder_config", "decoder_config", "thinker_config")  # fmt: skip
-VIDEO = ("videomae", "vivit", "timesformer", "vjepa2", "xclip_vision_model", "xclip", "videoprism",
-         "videoprism_vision_model")  # fmt: skip
+BINS = (
+    "num_mel_bins",
+    "feature_size",
+    "input_feat_per_channel",
+    "n_mels",
+    "input_feat_size",
+    "feature_projection_input_dim",
+    "input_dim",
+    "mel_bins",
+    "num_mels",
+)
+PARTS = (
+    "text_config",
+    "vision_config",
+    "audio_config",
+    "encoder",
+    "decoder",
+    "text_encoder",
+    "backbone_config",
+    "encoder_config",
+    "decoder_config",
+    "thinker_config",
+)
+VIDEO = (
+    "videomae",
+    "vivit",
+    "timesformer",
+    "vjepa2",
+    "xclip_vision_model",
+    "xclip",
+    "videoprism",
+    "videoprism_vision_model",
+)
 # Sound before time: (B, bins, N).
-BINS_FIRST = ("whisper", "qwen2_audio_encoder", "qwen2_audio", "voxtral", "voxtral_encoder",
-              "glmasr", "glmasr_encoder", "audioflamingo3", "audioflamingo3_encoder",
-              "musicflamingo", "musicflamingo_encoder", "vibevoice_asr", "qwen3_asr",
-              "qwen3_asr_encoder")  # fmt: skip
+BINS_FIRST = (
+    "whisper",
+    "qwen2_audio_encoder",
+    "qwen2_audio",
+    "voxtral",
+    "voxtral_encoder",
+    "glmasr",
+    "glmasr_encoder",
+    "audioflamingo3",
+    "audioflamingo3_encoder",
+    "musicflamingo",
+    "musicflamingo_encoder",
+    "vibevoice_asr",
+    "qwen3_asr",
+    "qwen3_asr_encoder",
+)
 
 
-MASKS = ("input_features_mask", "feature_attention_mask", "padding_mask", "feature_lens",
-         "target_sizes", "pixel_attention_mask", "spatial_shapes", "merge_sizes")  # fmt: skip
+MASKS = (
+    "input_features_mask",
+    "feature_attention_mask",
+    "padding_mask",
+    "feature_lens",
+    "target_sizes",
+    "pixel_attention_mask",
+    "spatial_shapes",
+    "merge_sizes",
+)
 
 
 def adapted(given: dict[str, Any], error: str) -> dict[str, Any] | None:
@@ -391,8 +456,35 @@ def _makers(
 
 
 CROSS_WIDTHS = ("encoder_hidden_size", "cross_attention_hidden_size")
-VECTORS = ("hidden_state", "vision_pos_encoding", "prompt_features",
-           "x", "query", "key", "value", "key_value_states", "context", "queries",
-           "query_embeds", "latents", "input_embeds", "input_tensor", "input", "hidden", "keys",
-           "values", "q", "k", "v", "encoder_outputs", "inputs", "src", "tgt", "vision_features",
-           "image_embeds", "text_features", "image_features", "encoded_hidden_states")  # fmt: skip
+VECTORS = (
+    "hidden_state",
+    "vision_pos_encoding",
+    "prompt_features",
+    "x",
+    "query",
+    "key",
+    "value",
+    "key_value_states",
+    "context",
+    "queries",
+    "query_embeds",
+    "latents",
+    "input_embeds",
+    "input_tensor",
+    "input",
+    "hidden",
+    "keys",
+    "values",
+    "q",
+    "k",
+    "v",
+    "encoder_outputs",
+    "inputs",
+    "src",
+    "tgt",
+    "vision_features",
+    "image_embeds",
+    "text_features",
+    "image_features",
+    "encoded_hidden_states",
+)

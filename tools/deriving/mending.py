@@ -34,13 +34,24 @@ if TYPE_CHECKING:
 Rules = list[dict[str, Any]]
 
 SCALES: tuple[tuple[str, ...], ...] = (
-    (), ("head_width ** -0.5",), ("scaling",), ("attention_multiplier",),
-    ("query_pre_attn_scalar ** -0.5",), ("scale",), ("hidden_size ** -0.5",),
-    ("head_dim ** -0.5",), ("d_model ** -0.5",), ("embed_dim ** -0.5",),
-    ("head_width ** -0.5", "rotary_stretch ** 2"), ("attention_head_size ** -0.5",),
-    ("head_width ** -0.5", "2 ** 0.5"), ("attention_scale",), ("softmax_scale",),
-    ("logit_scale",), ("dim_head ** -0.5",),
-)  # fmt: skip
+    (),
+    ("head_width ** -0.5",),
+    ("scaling",),
+    ("attention_multiplier",),
+    ("query_pre_attn_scalar ** -0.5",),
+    ("scale",),
+    ("hidden_size ** -0.5",),
+    ("head_dim ** -0.5",),
+    ("d_model ** -0.5",),
+    ("embed_dim ** -0.5",),
+    ("head_width ** -0.5", "rotary_stretch ** 2"),
+    ("attention_head_size ** -0.5",),
+    ("head_width ** -0.5", "2 ** 0.5"),
+    ("attention_scale",),
+    ("softmax_scale",),
+    ("logit_scale",),
+    ("dim_head ** -0.5",),
+)
 ROTARY: tuple[dict[str, Any] | None, ...] = (
     {"order": "half"},
     {"order": "interleaved"},
@@ -52,10 +63,22 @@ ROTARY: tuple[dict[str, Any] | None, ...] = (
     {"order": "half", "fraction": "rotary_pct"},
     {"order": "half", "width": "qk_rope_head_dim"},
 )
-CAPS = ("attn_logit_softcapping", "attn_logit_softcap", "attention_logit_cap", "attn_logit_cap",
-        "attention_logit_softcapping", "attn_softcap")  # fmt: skip
-WINDOWS = ("sliding_window", "attention_window", "window_size", "local_attention",
-           "sliding_window_size", "attention_chunk_size")  # fmt: skip
+CAPS = (
+    "attn_logit_softcapping",
+    "attn_logit_softcap",
+    "attention_logit_cap",
+    "attn_logit_cap",
+    "attention_logit_softcapping",
+    "attn_softcap",
+)
+WINDOWS = (
+    "sliding_window",
+    "attention_window",
+    "window_size",
+    "local_attention",
+    "sliding_window_size",
+    "attention_chunk_size",
+)
 
 
 def strong(found: list[str]) -> list[str]:
@@ -149,10 +172,11 @@ def _changes(
             if key in checkpoint.config:
                 yield all_with(window=key)
                 yield [
-                    rule if rule.get("kind") == "cross" or rule.get("causal")
+                    rule
+                    if rule.get("kind") == "cross" or rule.get("causal")
                     else rule | {"window": key, "window_counts": "each side"}
                     for rule in rules
-                ]  # fmt: skip
+                ]
         yield all_with(window=[])
     if "scale is" in said:
         wanted = [float(number) for number in re.findall(r"scale is ([\d.e+-]+)", said)]
@@ -160,8 +184,9 @@ def _changes(
         yield from ([rule | {"scale": list(scale)} for rule in rules] for scale in scales)
         for number in range(len(rules)):
             for scale in scales:
-                yield [r | {"scale": list(scale)} if i == number else r
-                       for i, r in enumerate(rules)]  # fmt: skip
+                yield [
+                    r | {"scale": list(scale)} if i == number else r for i, r in enumerate(rules)
+                ]
     if "rotary" in said:
         for number, rotary in itertools.product(range(len(rules)), ROTARY):
             yield [r | {"rotary": rotary} if i == number else r for i, r in enumerate(rules)]
@@ -171,8 +196,10 @@ def _changes(
         for number, rule in enumerate(rules):
             own = _sites_of(record, rule, rules)
             if own:
-                yield [r | terms(content_of(own[0])[0], own) if i == number else r
-                       for i, r in enumerate(rules)]  # fmt: skip
+                yield [
+                    r | terms(content_of(own[0])[0], own) if i == number else r
+                    for i, r in enumerate(rules)
+                ]
 
 
 def _may_be(scale: tuple[str, ...], config: Mapping[str, Any], wanted: Sequence[float]) -> bool:

@@ -27,8 +27,11 @@ PARTS = Path(wqk.families.__file__).parent / "parts.toml"
 DEFAULTS = Path(wqk.families.__file__).parent / "defaults.toml"
 # Keys that are read for every family; see Config.window and families/rotary.py.
 SWITCHES = {
-    "use_sliding_window", "max_window_layers", "global_attention_blocks", "pos_att_type",
-}  # fmt: skip
+    "use_sliding_window",
+    "max_window_layers",
+    "global_attention_blocks",
+    "pos_att_type",
+}
 LENGTHS = {"max_position_embeddings", "original_max_position_embeddings"}
 # Configuration keys of how many layers it takes until one is of another kind.
 PERIODS = ("sliding_window_pattern", "global_attn_every_n_layers", "full_attention_interval")

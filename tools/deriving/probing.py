@@ -236,9 +236,15 @@ def judge_type(folder: Path) -> dict[str, Any]:
 
 def _plan(plan: AttentionPlan) -> list[Any]:
     return [
-        plan.stack, plan.kind, plan.layer, plan.query.tensor, plan.query.heads,
-        plan.key.heads, plan.query.head_width, plan.status,
-    ]  # fmt: skip
+        plan.stack,
+        plan.kind,
+        plan.layer,
+        plan.query.tensor,
+        plan.query.heads,
+        plan.key.heads,
+        plan.query.head_width,
+        plan.status,
+    ]
 
 
 def _line(error: BaseException) -> str:

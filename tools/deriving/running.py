@@ -75,12 +75,13 @@ class Run:
                 (
                     inner
                     for name, inner in child.named_modules()
-                    if name and PROJECTIONS.fullmatch(name.rpartition(".")[2])
+                    if name
+                    and PROJECTIONS.fullmatch(name.rpartition(".")[2])
                     and isinstance(getattr(inner, "weight", None), torch.Tensor)
                     and inner.weight.ndim == 2
                 ),
                 None,
-            )  # fmt: skip
+            )
             if linear is None:
                 continue
             owner = self._owner(child)

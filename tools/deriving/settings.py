@@ -130,11 +130,17 @@ def _record(table: dict[str, Any]) -> tuple[Record | None, list[Any]]:
             return None, []
         try:
             read: list[Any] = [
-                (p.window, p.softcap, p.clip, p.causal, p.query.head_width,
-                 turned and turned.frequencies.tolist())
+                (
+                    p.window,
+                    p.softcap,
+                    p.clip,
+                    p.causal,
+                    p.query.head_width,
+                    turned and turned.frequencies.tolist(),
+                )
                 for p in wqk.open(folder).plans
                 for turned in [p.rotary or p.axial or (p.positional and p.positional.rotary)]
-            ]  # fmt: skip
+            ]
         except WqkError as error:
             read = [str(error)]
         return record, read
@@ -174,8 +180,12 @@ def main() -> None:
     config.unread_keys = lambda model_type: ()
     unread_keys("llama")  # what is loaded late is loaded once, for all processes
     known = {kind for family in families().values() for kind in family.model_types}
-    parts = [f"{whole}.{path}" for whole, types in config._tables("parts.toml").items()
-             for path, kind in types.items() if kind in known]  # fmt: skip
+    parts = [
+        f"{whole}.{path}"
+        for whole, types in config._tables("parts.toml").items()
+        for path, kind in types.items()
+        if kind in known
+    ]
     for kind in named or [*sorted(known & set(CONFIG_MAPPING_NAMES)), *sorted(parts)]:
         whole, _, path = kind.partition(".")
         with tempfile.TemporaryDirectory() as scratch:

@@ -30,38 +30,70 @@ NUMBERS: tuple[tuple[str, int | str], ...] = (
     (r"max_window_layers", 1),
     (r"mamba_n_heads|mamba_num_heads", 12),
     (r"mamba_d_head|mamba_head_dim", 16),
-    (r"(decoder_|cross_)?num_(global_)?key_value_heads|num_kv_heads|n_head_kv|multi_query_group_num"
-     r"|swa_num_key_value_heads|n_kv_heads|kv_n_heads", "key heads"),
+    (
+        r"(decoder_|cross_)?num_(global_)?key_value_heads|num_kv_heads|n_head_kv|multi_query_group_num"
+        r"|swa_num_key_value_heads|n_kv_heads|kv_n_heads",
+        "key heads",
+    ),
     (r"(num_)?encoder_(num_)?attention_heads|encoder_heads", "tower heads"),
-    (r"(num_|n_)?(attention_)?heads?|num_attention_heads|(num_)?decoder_(num_)?attention_heads"
-     r"|attention_heads|nhead|.*_num_attention_heads|.*_(num|n)_heads", "heads"),
-    (r"head_dim|kv_channels|attention_head_dim|d_kv|attention_head_size|attention_key_size"
-     r"|swa_head_dim", "head width"),
+    (
+        r"(num_|n_)?(attention_)?heads?|num_attention_heads|(num_)?decoder_(num_)?attention_heads"
+        r"|attention_heads|nhead|.*_num_attention_heads|.*_(num|n)_heads",
+        "heads",
+    ),
+    (
+        r"head_dim|kv_channels|attention_head_dim|d_kv|attention_head_size|attention_key_size"
+        r"|swa_head_dim",
+        "head width",
+    ),
     (r"global_head_dim", 32),
-    (r"rotary_dim", 8), (r"qk_nope_head_dim", 20),
-    (r"qk_rope_head_dim", 8), (r"qk_head_dim", 28), (r"v_head_dim", 12),
-    (r"q_lora_rank", 40), (r"kv_lora_rank", 32), (r"index_head_dim", 16),
+    (r"rotary_dim", 8),
+    (r"qk_nope_head_dim", 20),
+    (r"qk_rope_head_dim", 8),
+    (r"qk_head_dim", 28),
+    (r"v_head_dim", 12),
+    (r"q_lora_rank", 40),
+    (r"kv_lora_rank", 32),
+    (r"index_head_dim", 16),
     (r"index_n_heads", 2),
-    (r"hidden_size|d_model|n_embd|embed_dim|hidden_dim|projection_dim|embedding_size|dim|d_embed"
-     r"|emb_dim|embedding_dim|(encoder|decoder|text|vision|output|out|cross|cross_attention|audio"
-     r"|backbone|qformer|mm|encoder_hidden|backbone|word_embed_proj|memory_attention|memory_encoder)"
-     r"_(hidden_)?(size|dim|proj_dim)|proj_dim|projection_size|hidden_size_per_head", "width"),
-    (r"(.*_)?(intermediate_size|ffn_dim|mlp_dim|d_ff|ffn_hidden_size|feedforward_dim|n_inner"
-     r"|feed_forward_size|linear_units|intermediate_dim|ffn_size|dim_feedforward)", 40),
+    (
+        r"hidden_size|d_model|n_embd|embed_dim|hidden_dim|projection_dim|embedding_size|dim|d_embed"
+        r"|emb_dim|embedding_dim|(encoder|decoder|text|vision|output|out|cross|cross_attention|audio"
+        r"|backbone|qformer|mm|encoder_hidden|backbone|word_embed_proj|memory_attention|memory_encoder)"
+        r"_(hidden_)?(size|dim|proj_dim)|proj_dim|projection_size|hidden_size_per_head",
+        "width",
+    ),
+    (
+        r"(.*_)?(intermediate_size|ffn_dim|mlp_dim|d_ff|ffn_hidden_size|feedforward_dim|n_inner"
+        r"|feed_forward_size|linear_units|intermediate_dim|ffn_size|dim_feedforward)",
+        40,
+    ),
     (r"num_(local_|routed_)?experts|n_routed_experts|moe_num_experts", 4),
     (r"num_experts_per_tok(en)?|moe_topk|moe_k|num_selected_experts|top_k(_experts)?|moe_top_k", 2),
-    (r"n_group|topk_group|n_groups", 1), (r"num_queries", 8),
+    (r"n_group|topk_group|n_groups", 1),
+    (r"num_queries", 8),
     (r"max_position_embeddings|n_positions|max_seq_len|seq_length", 256),
-    (r"(num_hidden_|num_|n_|encoder_|decoder_|text_|e_|c_|dec_|enc_)?(layers?|depth)"
-     r"|num_(encoder|decoder|resampler|perceiver)_(hidden_)?layers|(encoder|decoder)_num_layers|n_blocks"
-     r"|depth|num_(hidden_)?blocks|num_global_layers|resampler_depth|.*_num_(hidden_)?layers"
-     r"|num_hidden_layers_.*|num_hidden_groups|(encoder|decoder)_num_hidden_layers", "layers"),
-    (r"codebook_size|num_embeddings", 128), (r"coordinate_size|shape_size", 16),
+    (
+        r"(num_hidden_|num_|n_|encoder_|decoder_|text_|e_|c_|dec_|enc_)?(layers?|depth)"
+        r"|num_(encoder|decoder|resampler|perceiver)_(hidden_)?layers|(encoder|decoder)_num_layers|n_blocks"
+        r"|depth|num_(hidden_)?blocks|num_global_layers|resampler_depth|.*_num_(hidden_)?layers"
+        r"|num_hidden_layers_.*|num_hidden_groups|(encoder|decoder)_num_hidden_layers",
+        "layers",
+    ),
+    (r"codebook_size|num_embeddings", 128),
+    (r"coordinate_size|shape_size", 16),
     (r"(.*_)?vocab_size(_per_layer_input)?", VOCABULARY),
-)  # fmt: skip
+)
 TOWERS = re.compile(r"(vision|visual|image|audio|speech|sound|acoustic|encoder|mm|video)")
-KINDS = ("layer_types", "layers_block_type", "block_types", "attn_type_list", "mlp_layer_types",
-         "indexer_types", "attention_layers")  # fmt: skip
+KINDS = (
+    "layer_types",
+    "layers_block_type",
+    "block_types",
+    "attn_type_list",
+    "mlp_layer_types",
+    "indexer_types",
+    "attention_layers",
+)
 OVERRIDES: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parent / "overrides.json").read_text(encoding="utf-8")
 )
@@ -211,8 +243,16 @@ DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth")
 
 
 STAGES = ("depths", "blocks_per_stage")
-UNTOLD = {"transformers_version", "quantization_config", "architectures", "torch_dtype", "dtype",
-          "id2label", "label2id", "_name_or_path"}  # fmt: skip
+UNTOLD = {
+    "transformers_version",
+    "quantization_config",
+    "architectures",
+    "torch_dtype",
+    "dtype",
+    "id2label",
+    "label2id",
+    "_name_or_path",
+}
 # Of backbones, by number of a stage, which may be that of a layer.
 OUTPUTS = {"stage_names", "out_features", "out_indices", "_out_features", "_out_indices"}
 

@@ -19,11 +19,22 @@ if TYPE_CHECKING:
 # Keys that name a family or speak to readers; which types it serves is another test's.
 SPOKEN = {"name", "model_types", "note", "guess", "refusal"}
 OTHER = {
-    "half": "interleaved", "rms": "layer", "layer": "rms", "separate": "gated", "self": "cross",
-    "sectioned": "grouped", "grouped": "sectioned", "encoder": "decoder", "decoder": "encoder",
-    "vision": "text", "text": "vision", "qkv": "kqv", "conv1d": "sectioned", "cross": "self",
+    "half": "interleaved",
+    "rms": "layer",
+    "layer": "rms",
+    "separate": "gated",
+    "self": "cross",
+    "sectioned": "grouped",
+    "grouped": "sectioned",
+    "encoder": "decoder",
+    "decoder": "encoder",
+    "vision": "text",
+    "text": "vision",
+    "qkv": "kqv",
+    "conv1d": "sectioned",
+    "cross": "self",
     "interleaved": "half",
-}  # fmt: skip
+}
 # Keywords that change nothing where the rest is right, and the system writes UTF-8.
 CAUTIOUS = {"strict", "encoding"}
 KINDS = {"layout", "norm", "input_norm_kind", "order", "stack", "kind"}
@@ -101,13 +112,26 @@ def _toml(value: object) -> str:
 
 
 COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
-}  # fmt: skip
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+}
 COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Pow: ast.Mult,
-    ast.FloorDiv: ast.Mult, ast.Mod: ast.Add,
-}  # fmt: skip
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.Pow: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Add,
+}
 
 
 def code_mutants(path: Path, text: str) -> Iterator[Mutant]:

@@ -13,9 +13,13 @@ from pathlib import Path
 
 TESTS = Path("tests")
 FAMILIES = [
-    "test_family_files", "test_plans", "test_older_files", "test_hybrids", "test_composites",
+    "test_family_files",
+    "test_plans",
+    "test_older_files",
+    "test_hybrids",
+    "test_composites",
     "test_shapes",
-]  # fmt: skip
+]
 MOST = 5  # further files of tests
 
 

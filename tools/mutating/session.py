@@ -32,9 +32,17 @@ MOST = 12.0
 FILES = 10  # of tests that a mutant meets that is imported anew
 BODY = ast.FunctionDef | ast.AsyncFunctionDef
 COMPOUND = (
-    BODY | ast.ClassDef | ast.If | ast.For | ast.While | ast.With | ast.Try | ast.Match
-    | ast.AsyncFor | ast.AsyncWith
-)  # fmt: skip
+    BODY
+    | ast.ClassDef
+    | ast.If
+    | ast.For
+    | ast.While
+    | ast.With
+    | ast.Try
+    | ast.Match
+    | ast.AsyncFor
+    | ast.AsyncWith
+)
 
 
 class Place:

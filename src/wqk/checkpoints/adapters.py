@@ -78,14 +78,38 @@ FILES = ("adapter_model.safetensors", "adapter_model.bin")
 # Keys of adapter_config.json that say nothing about W + s B A, or whose values are read here. Any
 # other may stand for a variant, now or in a later PEFT, and must be off.
 WITHOUT_EFFECT = {
-    "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying",
-    "eva_config", "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform",
-    "loftq_config", "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core",
-    "modules_to_save", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
-    "runtime_config", "target_modules", "task_type",
+    "auto_mapping",
+    "base_model_name_or_path",
+    "bias",
+    "corda_config",
+    "ensure_weight_tying",
+    "eva_config",
+    "exclude_modules",
+    "inference_mode",
+    "layers_pattern",
+    "layers_to_transform",
+    "loftq_config",
+    "lora_dropout",
+    "lora_ga_config",
+    "megatron_config",
+    "megatron_core",
+    "modules_to_save",
+    "peft_version",
+    "qalora_group_size",
+    "r",
+    "rank_pattern",
+    "revision",
+    "runtime_config",
+    "target_modules",
+    "task_type",
     # Read here, or decided by the tensors.
-    "alpha_pattern", "fan_in_fan_out", "init_lora_weights", "lora_alpha", "peft_type", "use_rslora",
-}  # fmt: skip
+    "alpha_pattern",
+    "fan_in_fan_out",
+    "init_lora_weights",
+    "lora_alpha",
+    "peft_type",
+    "use_rslora",
+}
 OFF: tuple[Any, ...] = (None, False, [])
 # Initializations that do not change the base model.
 PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")

@@ -339,9 +339,11 @@ class Overlay(View):
     """A checkpoint in which some tensors have other values, or with another configuration."""
 
     def __init__(
-        self, base: Checkpoint, values: Mapping[str, np.ndarray],
+        self,
+        base: Checkpoint,
+        values: Mapping[str, np.ndarray],
         config: Mapping[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(base, config)
         self._values = self.changed = values
 

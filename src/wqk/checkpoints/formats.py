@@ -227,12 +227,17 @@ ENDINGS = (".safetensors", *ARCHIVES, ".gguf")
 
 # One file before the index of several, safetensors before archives; then other libraries' names.
 PREFERRED = (
-    "model.safetensors", "model.safetensors.index.json",
-    "pytorch_model.bin", "pytorch_model.bin.index.json",
-    "diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json",
-    "diffusion_pytorch_model.bin", "diffusion_pytorch_model.bin.index.json",
-    "open_clip_model.safetensors", "open_clip_pytorch_model.bin",
-)  # fmt: skip
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+    "diffusion_pytorch_model.safetensors",
+    "diffusion_pytorch_model.safetensors.index.json",
+    "diffusion_pytorch_model.bin",
+    "diffusion_pytorch_model.bin.index.json",
+    "open_clip_model.safetensors",
+    "open_clip_pytorch_model.bin",
+)
 
 # Other files with the endings of weights: adapters, and the Trainer's own state.
 NOT_WEIGHTS = ("adapter_", "training_args.", "optimizer.", "scheduler.", "scaler.", "rng_state")

@@ -142,12 +142,18 @@ class DataUnpickler(pickle._Unpickler):
         pickle.FROZENSET[0]: _list_of_items,
         **dict.fromkeys(
             (
-                pickle.BYTEARRAY8[0], pickle.NEXT_BUFFER[0], pickle.READONLY_BUFFER[0],
-                pickle.EXT1[0], pickle.EXT2[0], pickle.EXT4[0], pickle.INST[0], pickle.OBJ[0],
+                pickle.BYTEARRAY8[0],
+                pickle.NEXT_BUFFER[0],
+                pickle.READONLY_BUFFER[0],
+                pickle.EXT1[0],
+                pickle.EXT2[0],
+                pickle.EXT4[0],
+                pickle.INST[0],
+                pickle.OBJ[0],
             ),
             _refuse,
         ),
-    }  # fmt: skip
+    }
 
 
 def _hashable(key: Any) -> Any:
@@ -165,28 +171,73 @@ DEEPEST, LONGEST, MOST = 5, 10_000, 2_000_000
 LARGEST_TUPLE = 100_000
 
 STORAGES = {
-    "DoubleStorage": "F64", "FloatStorage": "F32", "HalfStorage": "F16", "BFloat16Storage": "BF16",
-    "LongStorage": "I64", "IntStorage": "I32", "ShortStorage": "I16", "CharStorage": "I8",
-    "ByteStorage": "U8", "BoolStorage": "BOOL", "ComplexFloatStorage": "C64",
-    "UntypedStorage": "U8", "QInt8Storage": "I8", "QUInt8Storage": "U8", "QInt32Storage": "I32",
-}  # fmt: skip
+    "DoubleStorage": "F64",
+    "FloatStorage": "F32",
+    "HalfStorage": "F16",
+    "BFloat16Storage": "BF16",
+    "LongStorage": "I64",
+    "IntStorage": "I32",
+    "ShortStorage": "I16",
+    "CharStorage": "I8",
+    "ByteStorage": "U8",
+    "BoolStorage": "BOOL",
+    "ComplexFloatStorage": "C64",
+    "UntypedStorage": "U8",
+    "QInt8Storage": "I8",
+    "QUInt8Storage": "U8",
+    "QInt32Storage": "I32",
+}
 DTYPES = {
-    "float64": "F64", "double": "F64", "float32": "F32", "float": "F32", "float16": "F16",
-    "half": "F16", "bfloat16": "BF16", "int64": "I64", "long": "I64", "int32": "I32", "int": "I32",
-    "int16": "I16", "int8": "I8", "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64",
-    "bool": "BOOL", "complex64": "C64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+    "float64": "F64",
+    "double": "F64",
+    "float32": "F32",
+    "float": "F32",
+    "float16": "F16",
+    "half": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "long": "I64",
+    "int32": "I32",
+    "int": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+    "bool": "BOOL",
+    "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
     "float8_e8m0fnu": "F8_E8M0",
-}  # fmt: skip
+}
 
 # Records that training scripts store with the weights: read as data, and ignored. Pickled modules
 # are not among them: what they compute depends on code that is not in the file.
 INERT = (
-    "torch.device", "torch.layout", "torch.strided", "torch.torch_version.", "torch._utils.",
-    "torch.serialization.", "torch.storage.", "torch.nn.parameter.", "torch.optim.",
-    "torch.distributed.", "numpy.", "argparse.Namespace", "types.SimpleNamespace", "pathlib.",
-    "datetime.", "typing.", "omegaconf.", "pytorch_lightning.", "lightning.", "lightning_fabric.",
-    "transformers.", "megatron.",
-)  # fmt: skip
+    "torch.device",
+    "torch.layout",
+    "torch.strided",
+    "torch.torch_version.",
+    "torch._utils.",
+    "torch.serialization.",
+    "torch.storage.",
+    "torch.nn.parameter.",
+    "torch.optim.",
+    "torch.distributed.",
+    "numpy.",
+    "argparse.Namespace",
+    "types.SimpleNamespace",
+    "pathlib.",
+    "datetime.",
+    "typing.",
+    "omegaconf.",
+    "pytorch_lightning.",
+    "lightning.",
+    "lightning_fabric.",
+    "transformers.",
+    "megatron.",
+)
 
 
 class Storage(NamedTuple):

@@ -177,9 +177,17 @@ def refuse_unread(config: Mapping[str, Any]) -> None:
 
 # Methods whose files are known and not read.
 UNREAD_METHODS = {
-    "aqlm", "auto-round", "eetq", "fp_quant", "higgs", "marlin", "quanto", "quark", "spqr",
+    "aqlm",
+    "auto-round",
+    "eetq",
+    "fp_quant",
+    "higgs",
+    "marlin",
+    "quanto",
+    "quark",
+    "spqr",
     "vptq",
-}  # fmt: skip
+}
 
 
 def scaled(
@@ -622,14 +630,33 @@ def _hqq(stem: str, source: Source) -> Quantized:
 
 # What lies beside a matrix of HQQ, and bits of a code and codes in a word, the first one highest.
 HQQ = (
-    "W_q", "scale", "zero", "packing", "shape", "nbits", "axis", "group_size", "channel_wise",
-    "optimize", "round_zero", "view_as_float", "unpack_view_dtype", "compute_dtype", "quant_scale",
-    "quant_zero", "offload_meta", "encoded_state_dict", "stores_quant_config",
-)  # fmt: skip
+    "W_q",
+    "scale",
+    "zero",
+    "packing",
+    "shape",
+    "nbits",
+    "axis",
+    "group_size",
+    "channel_wise",
+    "optimize",
+    "round_zero",
+    "view_as_float",
+    "unpack_view_dtype",
+    "compute_dtype",
+    "quant_scale",
+    "quant_zero",
+    "offload_meta",
+    "encoded_state_dict",
+    "stores_quant_config",
+)
 HQQ_PACKING = {
-    b"8bit_u8": (8, 1, "U8"), b"4bit_u8": (4, 2, "U8"), b"3bit_32": (3, 10, "I32"),
-    b"2bit_u8": (2, 4, "U8"), b"1bit_u8": (1, 8, "U8"),
-}  # fmt: skip
+    b"8bit_u8": (8, 1, "U8"),
+    b"4bit_u8": (4, 2, "U8"),
+    b"3bit_32": (3, 10, "I32"),
+    b"2bit_u8": (2, 4, "U8"),
+    b"1bit_u8": (1, 8, "U8"),
+}
 
 
 def _float8(name: str, source: Source) -> Quantized:

@@ -29,8 +29,14 @@ if TYPE_CHECKING:
 
 # Where scripts keep the weights, first of all.
 NESTED_UNDER = (
-    "state_dict", "model_state_dict", "model", "module", "language_model", "encoder", "transformer",
-)  # fmt: skip
+    "state_dict",
+    "model_state_dict",
+    "model",
+    "module",
+    "language_model",
+    "encoder",
+    "transformer",
+)
 
 
 def state_dict(content: Any) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:

@@ -121,22 +121,29 @@ ranges = Numbers()
 OPTIONS: dict[str, dict[str, Any]] = {
     "layer": {"type": int, "metavar": "L", "help": "Which layer; negative: from the end."},
     "layers": {
-        "type": Numbers(from_end=True), "metavar": "L,L:M",
+        "type": Numbers(from_end=True),
+        "metavar": "L,L:M",
         "help": "Only these layers, such as 3,10:20; negative ones count from each stack's end.",
     },
     "head": {"type": click.IntRange(min=0), "metavar": "H"},
     "heads": {"is_flag": True, "help": "Also score every head."},
     "stack": {"metavar": "NAME", "help": "encoder or decoder, if the model has both."},
     "distance": {
-        "type": click.IntRange(min=0), "metavar": "N", "default": 0,
+        "type": click.IntRange(min=0),
+        "metavar": "N",
+        "default": 0,
         "help": "Distance from key to query in tokens (rotary models).",
     },
     "distances": {
-        "flag": "--distance", "type": ranges, "metavar": "N,N:M", "default": "0",
+        "flag": "--distance",
+        "type": ranges,
+        "metavar": "N,N:M",
+        "default": "0",
         "help": "Relative distances, such as 0,1,8:64 (rotary models).",
     },
     "gamma": {
-        "type": Number(min=0), "default": 2.0,
+        "type": Number(min=0),
+        "default": 2.0,
         "help": "Outliers exceed the mean norm by this many standard deviations.",
     },
     "beside": {"type": REF, "metavar": "REF"},
@@ -145,24 +152,28 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "top": {"type": COUNT, "metavar": "N"},
     "seed": {"type": click.IntRange(min=0), "metavar": "N", "default": 0},
     "mask_share": {
-        "type": Number(0, 1, min_open=True, max_open=True), "metavar": "X",
+        "type": Number(0, 1, min_open=True, max_open=True),
+        "metavar": "X",
         "help": "Fraction of tokens that encoders predict.",
     },
     "revision": {"metavar": "R", "help": "Revision of a Hub repository."},
     "family": {
-        "type": click.Path(dir_okay=False), "metavar": "NAME|FILE.toml",
+        "type": click.Path(dir_okay=False),
+        "metavar": "NAME|FILE.toml",
         "help": "A known family, or a file that describes which tensors are queries and keys.",
     },
     "heads_per_layer": {
-        "type": COUNT, "metavar": "N",
+        "type": COUNT,
+        "metavar": "N",
         "help": "Query heads, if the config does not give their number.",
     },
     "key_heads": {
-        "type": COUNT, "metavar": "N",
+        "type": COUNT,
+        "metavar": "N",
         "help": "Key heads, if the config does not give their number.",
     },
     "out": {"type": FILE, "help": "Write the table: .parquet, .csv, .jsonl, .tex or .md."},
-}  # fmt: skip
+}
 
 # Of other arguments, by the annotation in the function's signature.
 ANNOTATED: dict[str, dict[str, Any]] = {
@@ -203,9 +214,13 @@ def _one_for_each(
 
 
 revision_of_each = click.option(
-    "--revision", "revisions", multiple=True, metavar="R", callback=_one_for_each,
+    "--revision",
+    "revisions",
+    multiple=True,
+    metavar="R",
+    callback=_one_for_each,
     help="Hub revision; give it twice, for the first and for the second REF.",
-)  # fmt: skip
+)
 
 
 def measure_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -37,9 +37,11 @@ if TYPE_CHECKING:
 @every_head
 @gamma
 @click.option(
-    "--circuit", type=click.Choice(["qk", "ov"]), default="qk",
+    "--circuit",
+    type=click.Choice(["qk", "ov"]),
+    default="qk",
     help="Circuit to score: queries and keys, or values and outputs.",
-)  # fmt: skip
+)
 @option("fold_norm")
 @click.option("--bias", is_flag=True, help="Score the form augmented with the biases.")
 @option("distances")
@@ -54,18 +56,23 @@ if TYPE_CHECKING:
 )
 @table_file
 @click.option(
-    "--report", type=FILE, metavar="FILE.html",
+    "--report",
+    type=FILE,
+    metavar="FILE.html",
     help="Write an HTML report that includes every head.",
-)  # fmt: skip
+)
 @click.option(
-    "--details", type=FILE, metavar="FILE.npz",
+    "--details",
+    type=FILE,
+    metavar="FILE.npz",
     help="Save matrices as images, norms and head coupling; the report shows them.",
-)  # fmt: skip
+)
 @measure_options
 @click.option(
-    "--full", is_flag=True,
+    "--full",
+    is_flag=True,
     help="Print every score: what chance gives, heads' shares, directionality by definition.",
-)  # fmt: skip
+)
 @click.option("--sort", "sort_by", metavar="COLUMN", help="Largest values of a column first.")
 @click.option("--top", type=COUNT, metavar="N", help="Print this many rows.")
 @layers

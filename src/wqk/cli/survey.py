@@ -22,13 +22,18 @@ MOST_LINES = 20
 @click.command()
 @click.argument("refs", nargs=-1, metavar="SET|REF...", type=REF)
 @click.option(
-    "--revision", "revisions", multiple=True, metavar="R",
+    "--revision",
+    "revisions",
+    multiple=True,
+    metavar="R",
     help="Hub revision, or a pattern of revisions or steps such as 'step*'; repeatable.",
-)  # fmt: skip
+)
 @click.option(
-    "--jobs", type=COUNT, metavar="N",
+    "--jobs",
+    type=COUNT,
+    metavar="N",
     help="Number of processes.  [default: one per core, at most 8]",
-)  # fmt: skip
+)
 @click.option("--dask", metavar="ADDRESS", help="Scheduler of a Dask cluster: tcp://host:8786.")
 @click.option("--retry", is_flag=True, help="Retry checkpoints that failed before.")
 @every_head

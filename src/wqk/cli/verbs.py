@@ -120,9 +120,13 @@ kin = Verb(
 @click.option("--coupling", is_flag=True, help="Show how the layer's heads transpose each other.")
 @stack
 @click.option(
-    "--cross", "kind", flag_value="cross", default="self", show_default=False,
+    "--cross",
+    "kind",
+    flag_value="cross",
+    default="self",
+    show_default=False,
     help="Cross-attention instead of self-attention.",
-)  # fmt: skip
+)
 @click.option("--linear", "kind", flag_value="linear", help="Linear attention instead.")
 @click.option("--state-space", "kind", flag_value="state-space", help="State spaces instead.")
 @click.option(
@@ -167,21 +171,26 @@ def show(ref: str, layer: int, out: Path | None, as_json: bool, **options: Any) 
 @click.option("--other-family", **OPTIONS["family"] | {"help": "The family of B, likewise."})
 @layers
 @click.option(
-    "--tolerance", type=Number(min=0), default=0.0, metavar="X",
+    "--tolerance",
+    type=Number(min=0),
+    default=0.0,
+    metavar="X",
     help="Accept heads that lie this far apart, relative to their norm.",
-)  # fmt: skip
+)
 @click.option(
     "--all",
     "everything",
     is_flag=True,
     help="Compare every other tensor too, by name or by what it holds.",
-)  # fmt: skip
+)
 @click.option(
-    "--up-to", type=Several("stream", "heads", "neurons"), multiple=True,
+    "--up-to",
+    type=Several("stream", "heads", "neurons"),
+    multiple=True,
     callback=lambda context, option, given: [*chain(*given)],
     help="Ignore a freedom: the coordinates of the residual stream, if one rotation turns "
     "everything (QuaRot, SpinQuant); the order of neurons (both imply --all); or that of heads.",
-)  # fmt: skip
+)
 @click.option("--junit", type=FILE, metavar="FILE.xml", help="Write a report as JUnit's XML.")
 @click.option("--picture", type=FILE, help="Draw where they differ: .png, .pdf or .svg.")
 @json_output
@@ -242,9 +251,12 @@ def same(
 @click.option("--out", type=PATH, metavar="DIR", help="[default: DIR/wqk-scores]")
 @click.option("--until", type=click.IntRange(min=0), metavar="STEP", help="Stop after this step.")
 @click.option(
-    "--every", type=POSITIVE, default=10.0, metavar="SECONDS",
+    "--every",
+    type=POSITIVE,
+    default=10.0,
+    metavar="SECONDS",
     help="Seconds between looks at the folder.",
-)  # fmt: skip
+)
 @every_head
 @gamma
 def watch(run: str, out: Path | None, **options: Any) -> None:
@@ -293,9 +305,13 @@ def watch(run: str, out: Path | None, **options: Any) -> None:
 @click.command()
 @click.argument("sources", nargs=-1, required=True, type=PATH, metavar="TABLE...")
 @click.option(
-    "--details", "details_files", type=FILE, multiple=True, metavar="FILE.npz",
+    "--details",
+    "details_files",
+    type=FILE,
+    multiple=True,
+    metavar="FILE.npz",
     help="Details from wqk scan --details (matrices, norms, head coupling); repeatable.",
-)  # fmt: skip
+)
 @click.option(
     "-o", "--out", type=FILE, required=True, metavar="FILE.html", help="Report to write (.html)."
 )
@@ -342,13 +358,18 @@ def report(
 
 @click.command()
 @click.option(
-    "--out", type=FILE, default=Path("wqk-demo.png"),
+    "--out",
+    type=FILE,
+    default=Path("wqk-demo.png"),
     help="Figure to write (.png, .pdf, .svg); needs matplotlib.",
-)  # fmt: skip
+)
 @click.option(
-    "--report", type=FILE, metavar="FILE.html", default=Path("wqk-demo.html"),
+    "--report",
+    type=FILE,
+    metavar="FILE.html",
+    default=Path("wqk-demo.html"),
     help="Report to write (.html); needs plotly.",
-)  # fmt: skip
+)
 @json_output
 def demo(out: Path, report: Path, as_json: bool) -> None:
     """Scan an encoder and a decoder trained with the same recipe, side by side.

@@ -362,9 +362,14 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
             for block in blocks:
                 for mismatch in block.mismatches[:1]:
                     axis.barh(
-                        block.layer, 0.025 * (right - left), left=left - 0.035 * (right - left),
-                        height=1.0, linewidth=0, color=color_of[mismatch.verdict], clip_on=False,
-                    )  # fmt: skip
+                        block.layer,
+                        0.025 * (right - left),
+                        left=left - 0.035 * (right - left),
+                        height=1.0,
+                        linewidth=0,
+                        color=color_of[mismatch.verdict],
+                        clip_on=False,
+                    )
             axis.set_xlim(left, right)
             axis.tick_params(axis="y", length=0, pad=12)
             axis.spines[:].set_visible(False)

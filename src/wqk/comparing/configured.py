@@ -418,9 +418,11 @@ def _named(config: str, plan: AttentionPlan) -> str:
 
 
 def _replanned(
-    model: Model, plan: AttentionPlan, own: Mapping[str, Any],
+    model: Model,
+    plan: AttentionPlan,
+    own: Mapping[str, Any],
     whole: Mapping[str, Any] | None = None,
-) -> AttentionPlan | None:  # fmt: skip
+) -> AttentionPlan | None:
     """The plan of the same block with another configuration; None if that cannot be read.
 
     ``own`` is the part that describes this attention; ``whole`` replaces what is around it.

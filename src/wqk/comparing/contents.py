@@ -203,8 +203,9 @@ def compare_stored(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> 
         sums += [float(np.vdot(*pair)) for pair in pairs]
         expected += sum(
             info.grid.rounding(v) ** 2 * float(np.vdot(v, v))
-            for info, v in zip(infos, (x, y), strict=True) if info.grid
-        )  # fmt: skip
+            for info, v in zip(infos, (x, y), strict=True)
+            if info.grid
+        )
         masks.append(np.atleast_1d(wrong))
         if wrong.any():
             changed += int(wrong.sum())
@@ -365,9 +366,10 @@ class _Index:
 
 
 def _find_vectors(
-    checkpoints: Sequence[Checkpoint], infos: Sequence[dict[str, TensorInfo]],
+    checkpoints: Sequence[Checkpoint],
+    infos: Sequence[dict[str, TensorInfo]],
     places: tuple[dict[str, str], dict[str, str]],
-) -> None:  # fmt: skip
+) -> None:
     """Vectors that are parts of longer ones, such as the biases of fused weights."""
     left = [
         {

@@ -195,9 +195,13 @@ def comparable(a: Scoring, b: Scoring) -> bool:
 
 
 def diagnose(
-    models: Sequence[Model], pair: Pair, neighbors: Sequence[AttentionPlan], tolerance: float,
-    circuits: Sequence[str], measured: Mapping[str, Apart],
-) -> tuple[Mismatch, ...]:  # fmt: skip
+    models: Sequence[Model],
+    pair: Pair,
+    neighbors: Sequence[AttentionPlan],
+    tolerance: float,
+    circuits: Sequence[str],
+    measured: Mapping[str, Apart],
+) -> tuple[Mismatch, ...]:
     """How the second of two blocks that differ was changed, in as few words as possible.
 
     ``neighbors`` are the first model's other blocks whose weights the second may hold, ``circuits``
@@ -223,10 +227,14 @@ def diagnose(
 
 
 def _explanations(
-    checkpoints: Sequence[Checkpoint], pair: Pair, neighbors: Sequence[AttentionPlan],
-    tolerance: float, circuits: Sequence[str], measured: Mapping[str, Apart],
+    checkpoints: Sequence[Checkpoint],
+    pair: Pair,
+    neighbors: Sequence[AttentionPlan],
+    tolerance: float,
+    circuits: Sequence[str],
+    measured: Mapping[str, Apart],
     settings: Sequence[Mismatch],
-) -> Iterator[tuple[tuple[int, int], tuple[Mismatch, ...]]]:  # fmt: skip
+) -> Iterator[tuple[tuple[int, int], tuple[Mismatch, ...]]]:
     """What may be said once these settings are right: what of it explains nothing, and how much."""
     layout = Expected(checkpoints, pair)
 

@@ -44,18 +44,29 @@ DIFFERENCE_COLUMNS = (
     Column("before_step", int, "its training step"),
     *(column for column in COLUMNS if column.name in (*_SHARED, *_PLACE)),
     Column("norm", float, "norm of the form before", "norm", r"$\lVert W_{qk} \rVert$"),
-    Column("moved", float, "norm of the difference over the norm before", "moved",
-           r"$\lVert \Delta W_{qk} \rVert / \lVert W_{qk} \rVert$"),
+    Column(
+        "moved",
+        float,
+        "norm of the difference over the norm before",
+        "moved",
+        r"$\lVert \Delta W_{qk} \rVert / \lVert W_{qk} \rVert$",
+    ),
     Column("cosine", float, "cosine between the two forms", "cosine"),
     Column("symmetry", float, "symmetry of the difference", "symmetry", "$s$"),
-    Column("directionality", float, "of the difference, by Definition 3.2",
-           "directionality", "$d$"),
-    Column("directionality_excess", float, "of the difference, as published", "(excess)",
-           "$d$ (excess)"),
+    Column(
+        "directionality", float, "of the difference, by Definition 3.2", "directionality", "$d$"
+    ),
+    Column(
+        "directionality_excess",
+        float,
+        "of the difference, as published",
+        "(excess)",
+        "$d$ (excess)",
+    ),
     Column("status", str, "why the scores are to be doubted; ok if nothing is known", "status"),
     Column("rounding", float, "what quantization is expected to move, as moved", "rounding"),
     Column("beside", float, "moved, of the other version", "beside"),
-)  # fmt: skip
+)
 DIFFERENCE_SCHEMA = types(DIFFERENCE_COLUMNS)
 
 
@@ -243,9 +254,10 @@ def diff(
             f"where the other has {odd[1] or 'no more layers'}"
         )
     shared = checkpoint_columns(new.checkpoint) | {
-        "before": old.name, "before_revision": old.checkpoint.revision,
+        "before": old.name,
+        "before_revision": old.checkpoint.revision,
         "before_step": old.checkpoint.step,
-    }  # fmt: skip
+    }
     plans = [*old.scored, *new.scored]
     folds = any(plan.quantized for plan in plans) and not any(lacks_norm(p, FOLDED) for p in plans)
     blocks = ([Block(m.checkpoint, plan) for plan in m.scored] for m in (old, new))
@@ -296,12 +308,16 @@ def block_rows(
             statuses = {*old.plan.statuses, *new.plan.statuses}
             statuses |= {"unmoved"} if values["directionality"] is None else set()
             statuses |= {"degenerate"} if values["norm"] == 0 else set()
-            yield shared | values | {
-                "head": head,
-                "key_head": None if head is None else head // sharing,
-                "status": joined_statuses(statuses),
-                "rounding": math.hypot(*roundings) / 3**0.5 if roundings else None,
-            }  # fmt: skip
+            yield (
+                shared
+                | values
+                | {
+                    "head": head,
+                    "key_head": None if head is None else head // sharing,
+                    "status": joined_statuses(statuses),
+                    "rounding": math.hypot(*roundings) / 3**0.5 if roundings else None,
+                }
+            )
 
 
 def _columns(

@@ -199,13 +199,21 @@ class Expected:
         info = self._checkpoints[1].tensors().get(name)
         rounded = rounding_in(self._checkpoints[0].info(one.source), wanted)
         return Unit(
-            name, role, wanted, stored, sizes, heads,
+            name,
+            role,
+            wanted,
+            stored,
+            sizes,
+            heads,
             max(rounded, rounding_in(info, stored) if info else 0.0),
-            gain=one.gain, flipped=operator.xor(*self._axes(name, one.stored.shape)),
+            gain=one.gain,
+            flipped=operator.xor(*self._axes(name, one.stored.shape)),
             grid=info.grid if info else None,
-            regrouped=self._checkpoints[1].regrouping, repeated=max(1, repeated),
-            adapter=self._adapter(name, one.source), sides=sides,
-        )  # fmt: skip
+            regrouped=self._checkpoints[1].regrouping,
+            repeated=max(1, repeated),
+            adapter=self._adapter(name, one.source),
+            sides=sides,
+        )
 
     def _parts(self, unit: Unit) -> Iterator[Unit]:
         """The rows of each side of a fused weight, and those of none, such as gates."""
@@ -226,9 +234,16 @@ class Expected:
             beside = bias and replace(bias, wanted=bias.wanted[rows], stored=bias.stored[rows])
             sizes = replace(unit.sizes, width=len(rows) // (heads or 1))
             yield replace(
-                unit, role=role, wanted=unit.wanted[rows], stored=unit.stored[rows], heads=heads,
-                bias=beside, rows=rows, sides=(role,) if role in ROLES[:2] else (), sizes=sizes,
-            )  # fmt: skip
+                unit,
+                role=role,
+                wanted=unit.wanted[rows],
+                stored=unit.stored[rows],
+                heads=heads,
+                bias=beside,
+                rows=rows,
+                sides=(role,) if role in ROLES[:2] else (),
+                sizes=sizes,
+            )
 
     def _adapter(self, name: str, source: str) -> Adapter | None:
         """What the adapter of one of the two does to a tensor."""

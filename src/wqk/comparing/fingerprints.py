@@ -46,10 +46,29 @@ WIDE = 2048
 
 # Families whose residual stream holds sinusoids by design, so that its coordinates have meanings.
 SINUSOIDAL = {
-    "conditional_detr", "ctrl", "detr", "flaubert", "fsmt", "informer", "m2m_100", "marian",
-    "musicgen", "nllb-moe", "pegasus", "pegasus_x", "roformer", "seamless_m4t", "seamless_m4t_v2",
-    "speech_to_text", "speecht5", "time_series_transformer", "vit_mae", "whisper", "xglm", "xlm",
-}  # fmt: skip
+    "conditional_detr",
+    "ctrl",
+    "detr",
+    "flaubert",
+    "fsmt",
+    "informer",
+    "m2m_100",
+    "marian",
+    "musicgen",
+    "nllb-moe",
+    "pegasus",
+    "pegasus_x",
+    "roformer",
+    "seamless_m4t",
+    "seamless_m4t_v2",
+    "speech_to_text",
+    "speecht5",
+    "time_series_transformer",
+    "vit_mae",
+    "whisper",
+    "xglm",
+    "xlm",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,15 +130,24 @@ def fingerprint(block: Block, folds: bool) -> Fingerprint | None:
     units = _units(form.rank, rotary.planes if rotary else None)
     spectra = _spectra(products[0], products[1, :: len(query) // len(key)])
     return Fingerprint(
-        plan.stack, plan.layer, pairs, norms * scale,
+        plan.stack,
+        plan.layer,
+        pairs,
+        norms * scale,
         query[..., at] if scale == 1 else query[..., at].astype(np.float64) * scale,
-        key[..., at].copy(), units, _grams(products, units), spectra, _rounding(block),
+        key[..., at].copy(),
+        units,
+        _grams(products, units),
+        spectra,
+        _rounding(block),
         form.widths[0],
         "" if "alibi" not in plan.position else "its heads differ by their linear biases",
-        "" if plan.family not in SINUSOIDAL and block.checkpoint.config.get("model_type")
-        not in SINUSOIDAL else "its residual stream holds sinusoids of position",
+        ""
+        if plan.family not in SINUSOIDAL
+        and block.checkpoint.config.get("model_type") not in SINUSOIDAL
+        else "its residual stream holds sinusoids of position",
         _dimensions_differ(plan),
-    )  # fmt: skip
+    )
 
 
 def _rounding(block: Block) -> float:

@@ -212,8 +212,11 @@ def _reading(kinship: Kinship) -> Iterator[str]:
             )
         return
     if not kinship.related:
-        visible = ", ".join(f"{test.visible:.0%} by {test.name}" for test in kinship.tests
-                            if test.visible is not None)  # fmt: skip
+        visible = ", ".join(
+            f"{test.visible:.0%} by {test.name}"
+            for test in kinship.tests
+            if test.visible is not None
+        )
         yield f"Agreement that would have been seen, as a share of a copy's: {visible}."
         if near:
             yield (
@@ -408,10 +411,18 @@ def kin(ref: Any, other: Any, *, on_progress: Callable[[int, int], None] | None 
                     kind = "rotated copy"
                     matches = tuple(replace(m, changes=(0.0,) * len(m.heads)) for m in matches)
     return Kinship(
-        a.name, b.name, evidence.weights, evidence.coordinates, evidence.floor, evidence.outcomes,
-        tuple(_likenesses(a, b)) if coordinates else (), matches, kind, bounds,
+        a.name,
+        b.name,
+        evidence.weights,
+        evidence.coordinates,
+        evidence.floor,
+        evidence.outcomes,
+        tuple(_likenesses(a, b)) if coordinates else (),
+        matches,
+        kind,
+        bounds,
         spectral_closeness(a.prints, b.prints),
-    )  # fmt: skip
+    )
 
 
 def _shape(model: _Model) -> str:

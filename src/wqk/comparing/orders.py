@@ -41,9 +41,11 @@ class Renumbered(View):
     """
 
     def __init__(
-        self, base: Checkpoint, orders: Mapping[str, tuple[int, np.ndarray]],
+        self,
+        base: Checkpoint,
+        orders: Mapping[str, tuple[int, np.ndarray]],
         places: Mapping[str, str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(base)
         self._orders, self._places = orders, places
         self.changed = {*orders, *places}

@@ -154,9 +154,14 @@ def _module(plan: AttentionPlan) -> str:
 
 
 def outside(
-    models: Sequence[Model], pairs: Sequence[Pair], blocks: Sequence[BlockComparison],
-    names: Mapping[str, str], everything: bool, layers: Collection[int] | None, tolerance: float,
-) -> tuple[tuple[TensorComparison, ...], tuple[str, ...], tuple[str, ...]]:  # fmt: skip
+    models: Sequence[Model],
+    pairs: Sequence[Pair],
+    blocks: Sequence[BlockComparison],
+    names: Mapping[str, str],
+    everything: bool,
+    layers: Collection[int] | None,
+    tolerance: float,
+) -> tuple[tuple[TensorComparison, ...], tuple[str, ...], tuple[str, ...]]:
     """Tensors outside the forms, or with single entries that differ; what was not compared."""
     checkpoints = [model.checkpoint for model in models]
     infos = [checkpoint.tensors() for checkpoint in checkpoints]
@@ -208,9 +213,11 @@ def _rest(
 
 
 def _entries(
-    checkpoints: Sequence[Checkpoint], pairs: Sequence[Pair], blocks: Sequence[BlockComparison],
+    checkpoints: Sequence[Checkpoint],
+    pairs: Sequence[Pair],
+    blocks: Sequence[BlockComparison],
     names: Mapping[str, str],
-) -> Iterator[TensorComparison]:  # fmt: skip
+) -> Iterator[TensorComparison]:
     """Tensors of equal forms of which single entries differ, too few for the forms to show it."""
     seen: set[str] = set()
     for (plan, _), block in zip(pairs, blocks, strict=True):

@@ -46,10 +46,17 @@ class Sizes:
         """Lengths of axes, those with a meaning first."""
         share = self.heads // self.groups
         named = [
-            (self.heads, "heads"), (self.groups, "key heads"), (self.width, "head width"),
-            (share, "queries per key head"), (share + 2, "queries, key and value"),
-            (self.width // 2, "rotary pairs"), (3, "q, k, v"), (2, "2"), (4, "4"), (8, "8"),
-        ]  # fmt: skip
+            (self.heads, "heads"),
+            (self.groups, "key heads"),
+            (self.width, "head width"),
+            (share, "queries per key head"),
+            (share + 2, "queries, key and value"),
+            (self.width // 2, "rotary pairs"),
+            (3, "q, k, v"),
+            (2, "2"),
+            (4, "4"),
+            (8, "8"),
+        ]
         found: dict[int, str] = {}
         for length, name in named:
             if length > 1:

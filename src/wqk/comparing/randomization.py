@@ -139,9 +139,12 @@ class Randomization(NamedTuple):
 
 
 def renumber(
-    test: Randomization, a: Sequence[Fingerprint], b: Sequence[Fingerprint], count: int,
+    test: Randomization,
+    a: Sequence[Fingerprint],
+    b: Sequence[Fingerprint],
+    count: int,
     random: np.random.Generator,
-) -> Agreement | str:  # fmt: skip
+) -> Agreement | str:
     """The agreement of every layer of the second model, or why the test does not apply."""
     differ = next((text for f in (*a, *b) if (text := getattr(f, test.meaning))), "")
     if differ:

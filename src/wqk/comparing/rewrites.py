@@ -55,7 +55,7 @@ from wqk.comparing.units import (
     same_numbers,
     short,
     sketch,
-)  # fmt: skip
+)
 
 # Of an order without a name: said, and found again by content.
 UNORDERED = "in another order, by no known rule"
@@ -136,8 +136,10 @@ def _heads(unit: Unit) -> Finding | None:
     )
     for count in (n for n in range(1, unit.heads) if unit.heads % n == 0):
         groups, share = wanted.reshape(count, -1, *wanted.shape[1:]), unit.heads // count
-        if all(same_numbers(groups[:, :, some].mean(axis=1).repeat(share, axis=0), stored[:, some])
-               for some in (slice(1), slice(None))):  # fmt: skip
+        if all(
+            same_numbers(groups[:, :, some].mean(axis=1).repeat(share, axis=0), stored[:, some])
+            for some in (slice(1), slice(None))
+        ):
             words = f"{unit.heads} {unit.role} heads were averaged to {count}, which loses them"
             return unit.finding(Kind.AVERAGED, words)
     strange = unit.likeness < QUANTIZED_ALIKE
@@ -171,9 +173,13 @@ def _heads(unit: Unit) -> Finding | None:
         code = f"{of_vector(f'w.{view}', 'b')} = {of_vector(f'w.{view}', 'original_b')}"
         bias = np.where(rows, unit.bias.wanted, unit.bias.stored), code
     return unit.finding(
-        kind, words, f"w.{view} = original.{view}", repaired.reshape(unit.stored.shape), bias,
+        kind,
+        words,
+        f"w.{view} = original.{view}",
+        repaired.reshape(unit.stored.shape),
+        bias,
         heads=tuple(map(int, lost)),
-    )  # fmt: skip
+    )
 
 
 def _among(heads: np.ndarray, other: Unit) -> bool:
@@ -302,8 +308,11 @@ def _sections(unit: Unit, strangers: bool = True) -> Finding | None:
     """
     wrong = [part for part in unit.parts if not part.right]
     found = [one for part in wrong if (one := _of_part(unit, part)) is not None]
-    told = {(one.verdict, one.reason, one.repair) for one in (each.said for each in found)
-            if one.verdict is not Kind.TRANSPOSED}  # fmt: skip
+    told = {
+        (one.verdict, one.reason, one.repair)
+        for one in (each.said for each in found)
+        if one.verdict is not Kind.TRANSPOSED
+    }
     alike = len(told) == 1 and len(unit.parts) == len(found) > 1  # said of the whole
     if not found or len(found) < len(wrong) or alike:
         return None
@@ -572,9 +581,10 @@ def search(
 
 
 def _exchanged(
-    units: Sequence[Unit], wrong: Sequence[Unit],
+    units: Sequence[Unit],
+    wrong: Sequence[Unit],
     elsewhere: Callable[[Unit], tuple[Kind, str] | None],
-) -> Iterator[Finding]:  # fmt: skip
+) -> Iterator[Finding]:
     """Weights that are another tensor's: queries and keys exchanged, with or without biases."""
     held: dict[str, Unit] = {}
     for unit, other in product(wrong, units):

@@ -181,9 +181,20 @@ def same(
     few = [{kind for pair in pairs for kind in pair[n].quantized} for n in (0, 1)]
     told = tuple(one for name, one in settings.items() if name not in left)
     return CheckpointComparison(
-        checkpoints[0].name, checkpoints[1].name, tuple(blocks), missing, added, tuple(notes),
-        tensors, unsure, skipped, accepted, tuple(sorted(few[0] ^ few[1])), told, tuple(left),
-    )  # fmt: skip
+        checkpoints[0].name,
+        checkpoints[1].name,
+        tuple(blocks),
+        missing,
+        added,
+        tuple(notes),
+        tensors,
+        unsure,
+        skipped,
+        accepted,
+        tuple(sorted(few[0] ^ few[1])),
+        told,
+        tuple(left),
+    )
 
 
 def assert_same(ref: Any, other: Any, **options: Any) -> CheckpointComparison:
@@ -308,9 +319,17 @@ def _compared(
             if len(heads) == len(by_head):
                 heads = np.maximum(heads, np.where(shares > 1, by_head, 0.0))
     return BlockComparison(
-        *pair[0].place, distance, head, allowed, tuple(found), tuple(heads.tolist()),
-        beside_scores, tuple(apart), is_identical, tuple(moved),
-    ), apart  # fmt: skip
+        *pair[0].place,
+        distance,
+        head,
+        allowed,
+        tuple(found),
+        tuple(heads.tolist()),
+        beside_scores,
+        tuple(apart),
+        is_identical,
+        tuple(moved),
+    ), apart
 
 
 def _require_sizes(plan: AttentionPlan, both: Sequence[Scoring]) -> None:
@@ -341,8 +360,10 @@ def _free(models: Sequence[Model], pairs: Sequence[Pair]) -> set[int]:
         for number, plan in enumerate(pair[which] for pair in pairs):
             layer, heads = layer_of(plan.query.tensor), plan.query.heads
             rows = heads * plan.query.head_width if layer else 0
-            numbered = any(heads in shape or (len(shape) > 1 and rows in shape)
-                           for shape in beside.get(layer, []))  # fmt: skip
+            numbered = any(
+                heads in shape or (len(shape) > 1 and rows in shape)
+                for shape in beside.get(layer, [])
+            )
             added = not plan.position.startswith("rotary") and plan.position not in ("", "mask")
             if numbered or added or plan.sinks or plan.query.tensor in left:
                 bound.add(number)
@@ -362,9 +383,14 @@ def _order_of_heads(block: BlockComparison, apart: Mapping[str, Apart]) -> tuple
 
 
 def _explained(
-    models: Sequence[Model], pairs: Sequence[Pair], blocks: Sequence[BlockComparison],
-    marks: _Marks, number: int, apart: Mapping[str, Apart], tolerance: float,
-) -> BlockComparison:  # fmt: skip
+    models: Sequence[Model],
+    pairs: Sequence[Pair],
+    blocks: Sequence[BlockComparison],
+    marks: _Marks,
+    number: int,
+    apart: Mapping[str, Apart],
+    tolerance: float,
+) -> BlockComparison:
     """A block with the causes of what differs in it: another layer's weights, or changed ones."""
     block, pair = blocks[number], pairs[number]
     if not block.unequal:
@@ -472,9 +498,11 @@ def _renamed(
 
 
 def _chosen(
-    pairs: list[Pair], missing: tuple[Place, ...], added: tuple[Place, ...],
+    pairs: list[Pair],
+    missing: tuple[Place, ...],
+    added: tuple[Place, ...],
     layers: Collection[int] | None,
-) -> tuple[list[Pair], tuple[Place, ...], tuple[Place, ...]]:  # fmt: skip
+) -> tuple[list[Pair], tuple[Place, ...], tuple[Place, ...]]:
     """The blocks of these layers; negative numbers count from a stack's last one."""
     if layers is None:
         return pairs, missing, added

@@ -43,9 +43,12 @@ class Turned(View):
     """
 
     def __init__(
-        self, models: Sequence[Model], names: Mapping[str, str],
-        rotation: np.ndarray | None = None, table: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        models: Sequence[Model],
+        names: Mapping[str, str],
+        rotation: np.ndarray | None = None,
+        table: str = "",
+    ) -> None:
         first, self._second = (model.checkpoint for model in models)
         super().__init__(first)
         self._rotation, self._names, self.straight = rotation, dict(names), list[str]()

@@ -136,10 +136,16 @@ class Unit:
     def turned(self) -> Unit:
         """The same with columns for rows; those of outputs make heads."""
         return replace(
-            self, wanted=self.wanted.T, stored=self.stored.T, flipped=not self.flipped,
-            heads=self.sizes.heads if self.role == "output" else 0, bias=None, gain=None, parts=(),
+            self,
+            wanted=self.wanted.T,
+            stored=self.stored.T,
+            flipped=not self.flipped,
+            heads=self.sizes.heads if self.role == "output" else 0,
+            bias=None,
+            gain=None,
+            parts=(),
             repeated=1,
-        )  # fmt: skip
+        )
 
     @cached_property
     def sketches(self) -> list[np.ndarray]:
@@ -170,9 +176,15 @@ class Unit:
         return bool(left < SAFETY * self.grid.rounding(value) * size / math.sqrt(3))
 
     def finding(
-        self, kind: Kind, words: str, code: str = ORIGINAL, repaired: Any = None,
-        bias: tuple[np.ndarray, str] | None = None, rows: np.ndarray | None = None, **more: Any,
-    ) -> Finding:  # fmt: skip
+        self,
+        kind: Kind,
+        words: str,
+        code: str = ORIGINAL,
+        repaired: Any = None,
+        bias: tuple[np.ndarray, str] | None = None,
+        rows: np.ndarray | None = None,
+        **more: Any,
+    ) -> Finding:
         """What was found of it; ``repaired`` is the weight without it, by default the original's.
 
         ``bias`` is its bias if that was changed along, and the code for it; the bias of a weight

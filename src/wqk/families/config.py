@@ -42,11 +42,24 @@ IDLE = re.compile(
 ALSO = re.compile("mrope|^layer_types$")
 # What is read besides the keys that rules name.
 TURNING = {"rope_parameters", "rope_scaling", "per_layer_config"}
-READ = frozenset({
-    "attention_layers", "attention_types", "global_attention_blocks", "global_attn_indexes",
-    "head_dim", "is_causal", "layer_types", "max_window_layers", "num_kv_shared_layers",
-    "pos_att_type", "rope_theta", "sliding_window", "use_sliding_window", "windowed_kind",
-})  # fmt: skip
+READ = frozenset(
+    {
+        "attention_layers",
+        "attention_types",
+        "global_attention_blocks",
+        "global_attn_indexes",
+        "head_dim",
+        "is_causal",
+        "layer_types",
+        "max_window_layers",
+        "num_kv_shared_layers",
+        "pos_att_type",
+        "rope_theta",
+        "sliding_window",
+        "use_sliding_window",
+        "windowed_kind",
+    }
+)
 
 
 @cache

@@ -309,8 +309,12 @@ HEADS = re.compile(
 )
 NO_QUERIES = {"key", "kv", "value", "linear", "index", "mamba", "ssm", "query_group"}
 KEY_HEADS = (
-    "num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv", "multi_query_group_num",
-)  # fmt: skip
+    "num_key_value_heads",
+    "num_kv_heads",
+    "n_kv_heads",
+    "n_head_kv",
+    "multi_query_group_num",
+)
 HEAD_WIDTHS = ("head_dim", "d_kv", "kv_channels", "d_head")
 # Names of nested configurations that belong to the whole model.
 WHOLE = {"model", "transformer", "attention", "attn", "args", "params", "model_args", "hparams"}

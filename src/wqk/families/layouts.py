@@ -33,9 +33,16 @@ from wqk.errors import CheckpointError
 from wqk.forms.kernels import array_namespace
 
 LAYOUTS = (
-    "separate", "gated", "convolution", "sectioned", "conv1d", "grouped", "stacked", "spread",
+    "separate",
+    "gated",
+    "convolution",
+    "sectioned",
+    "conv1d",
+    "grouped",
+    "stacked",
+    "spread",
     "latent",
-)  # fmt: skip
+)
 
 # Root mean square, or with the mean taken off first.
 NORMS = ("rms", "layer")

@@ -44,9 +44,30 @@ QUANTIZED = re.compile(r"weight_scale(?:_inv)?$|input_scale$")
 # Words of tensors next to queries and keys that do not affect their products: values and outputs,
 # with their norms, and rotary tables.
 HARMLESS = {
-    "o", "out", "output", "c", "wo", "v", "value", "values", "wv", "resid", "sub", "inner", "post",
-    "ffn", "add", "dropout", "rotary", "emb", "inv", "freq", "rope", "freqs", *NORM_WORDS,
-}  # fmt: skip
+    "o",
+    "out",
+    "output",
+    "c",
+    "wo",
+    "v",
+    "value",
+    "values",
+    "wv",
+    "resid",
+    "sub",
+    "inner",
+    "post",
+    "ffn",
+    "add",
+    "dropout",
+    "rotary",
+    "emb",
+    "inv",
+    "freq",
+    "rope",
+    "freqs",
+    *NORM_WORDS,
+}
 # Queries and keys of positions: their products are terms of another attention's score.
 POSITIONAL = {"pos", "position", "rel", "relative"}
 # Next to these, a projection feeds a convolution or a recurrence, not a softmax.

@@ -102,9 +102,14 @@ def matrix(image: MatrixImage, title: str, subtitle: str = "") -> Figure:
     down, across = len(image.row_norms) / height, len(image.column_norms) / width
     if max(down, across) > 1:
         figure.text(
-            0.01, 0.005, f"each pixel: the largest of about {down:.1f} × {across:.1f} entries",
-            ha="left", va="bottom", fontsize=5.5, color=GRAY,
-        )  # fmt: skip
+            0.01,
+            0.005,
+            f"each pixel: the largest of about {down:.1f} × {across:.1f} entries",
+            ha="left",
+            va="bottom",
+            fontsize=5.5,
+            color=GRAY,
+        )
     return figure
 
 

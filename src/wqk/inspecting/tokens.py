@@ -398,9 +398,15 @@ def token_names(ref: Any, **hub: Unpack[HubOptions]) -> dict[int, str]:
             try:
                 return read(path)
             except (
-                OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError,
-                RecursionError, MemoryError,
-            ) as error:  # fmt: skip
+                OSError,
+                ValueError,
+                LookupError,
+                TypeError,
+                AttributeError,
+                ArithmeticError,
+                RecursionError,
+                MemoryError,
+            ) as error:
                 raise CheckpointError(
                     f"{path}: contains no tokenizer ({first_line(error)})"
                 ) from None

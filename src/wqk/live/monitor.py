@@ -146,8 +146,10 @@ class Cadence:
 
 # What one may try on a monitor, and what has it.
 SYNONYMS = dict.fromkeys(("frame", "scores", "history", "rows"), "table") | {
-    "plot": "table.plot()", "report": "wqk.report(monitor.table, path)", "summary": "latest",
-}  # fmt: skip
+    "plot": "table.plot()",
+    "report": "wqk.report(monitor.table, path)",
+    "summary": "latest",
+}
 
 
 class Monitor(Advising, synonyms=SYNONYMS):

@@ -34,9 +34,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHARES: dict[str, Any] = {
-    "stack": pl.String, "layer": pl.Int64, "head": pl.Int64, "part": pl.String,
-    "loss": pl.Float64, "share": pl.Float64, "low": pl.Float64, "high": pl.Float64,
-}  # fmt: skip
+    "stack": pl.String,
+    "layer": pl.Int64,
+    "head": pl.Int64,
+    "part": pl.String,
+    "loss": pl.Float64,
+    "share": pl.Float64,
+    "low": pl.Float64,
+    "high": pl.Float64,
+}
 
 # The loss is differentiated by steps of this size.
 STEP = 0.05

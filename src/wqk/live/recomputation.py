@@ -346,15 +346,18 @@ class Application(NamedTuple):
 LEARNED_TERMS: Mapping[str, Callable[[Any, Sequence[Any]], Any]] = {
     **dict.fromkeys(
         (
-            "compute_bias", "compute_position_bias", "disentangled_att_bias",
-            "disentangled_attention_bias", "get_decomposed_rel_pos",
+            "compute_bias",
+            "compute_position_bias",
+            "disentangled_att_bias",
+            "disentangled_attention_bias",
+            "get_decomposed_rel_pos",
         ),
         lambda result, args: result,
     ),
     "relative_position_bias.forward": lambda result, args: result,
     "add_decomposed_rel_pos": lambda result, args: result - args[0],
     "torch_multi_head_self_attention": lambda result, args: args[2],
-}  # fmt: skip
+}
 
 
 def _continuous_bias(module: Any) -> Any:

@@ -211,9 +211,13 @@ def band(axis: Axes, low: float, high: float) -> None:
 
 # Every part has one color, and the zeros are gray.
 COLORS = {
-    "symmetric": TEAL, "skew": WINE, "random": GRAY, "half": OUTLIER, "next head": VIOLET,
+    "symmetric": TEAL,
+    "skew": WINE,
+    "random": GRAY,
+    "half": OUTLIER,
+    "next head": VIOLET,
     "all": OUTLIER,
-}  # fmt: skip
+}
 ZEROS = ("random", "half")
 
 
@@ -362,24 +366,33 @@ def composition_arcs(frame: pl.DataFrame, top: int = 30) -> Figure:
     axis.scatter(
         [n for n in range(len(order)) for _ in range(heads)],
         [head for _ in order for head in range(heads)],
-        s=6, color=GRAY, alpha=0.4, linewidths=0, zorder=1, rasterized=True,
-    )  # fmt: skip
+        s=6,
+        color=GRAY,
+        alpha=0.4,
+        linewidths=0,
+        zorder=1,
+        rasterized=True,
+    )
     largest = float(strongest["excess"][0])
     beyond = bool((frame["p_corrected"] < SIGNIFICANT).any())
     for rank, row in enumerate(strongest.iter_rows(named=True)):
         start, stop = ((column[attention(row, end)], row[f"{end}_head"]) for end in ENDS)
         color = KINDS[row["kind"]][0] if beyond else GRAY
         axis.annotate(
-            "", stop, start, zorder=3 if rank < LABELED else 2,
+            "",
+            stop,
+            start,
+            zorder=3 if rank < LABELED else 2,
             arrowprops={
                 "arrowstyle": "-|>,head_length=0.3,head_width=0.12",
                 "connectionstyle": f"arc3,rad={-0.18 if stop[1] >= start[1] else 0.18}",
                 "color": color,
                 "linewidth": 0.4 + 2.0 * row["excess"] / largest,
                 "alpha": 0.35 + 0.65 * row["excess"] / largest,
-                "shrinkA": 2, "shrinkB": 2,
+                "shrinkA": 2,
+                "shrinkB": 2,
             },
-        )  # fmt: skip
+        )
     labeled: set[tuple[float, int]] = set()
     for row in strongest.head(LABELED).iter_rows(named=True):
         for end, side, shift in (("writer", "right", -5), ("reader", "left", 5)):

@@ -78,26 +78,51 @@ COLUMNS = (
     Column("circuit", str, "qk, or ov for values and outputs", missing="qk"),
     Column("distance", int, "from key to query in tokens (rotary models)", missing=0),
     Column("norm", float, "Frobenius norm of the form", "norm", r"$\lVert W_{qk} \rVert$"),
-    Column("symmetry", float,
-           "1 if the form is symmetric, −1 if skew-symmetric, about 0 if untrained",
-           "symmetry", "$s$"),
-    Column("symmetry_null", float,
-           "symmetry that is expected by chance, with random signs of the rows", "null", "$s_0$"),
-    Column("symmetry_within_heads", float, "the part of symmetry within single heads",
-           "in heads", "$s$ in heads"),
+    Column(
+        "symmetry",
+        float,
+        "1 if the form is symmetric, −1 if skew-symmetric, about 0 if untrained",
+        "symmetry",
+        "$s$",
+    ),
+    Column(
+        "symmetry_null",
+        float,
+        "symmetry that is expected by chance, with random signs of the rows",
+        "null",
+        "$s_0$",
+    ),
+    Column(
+        "symmetry_within_heads",
+        float,
+        "the part of symmetry within single heads",
+        "in heads",
+        "$s$ in heads",
+    ),
     Column("symmetry_between_heads", float, "the part of symmetry between different heads"),
-    Column("symmetry_within_random", float,
-           "the part within heads, if the rank dimensions were assigned to heads at random",
-           "(random)"),
-    Column("directionality", float,
-           "by Definition 3.2: norms beyond mean + gamma · standard deviation, summed over rows "
-           "(R) and columns (C), as (R − C) / (R + C); below 0 where columns dominate",
-           "directionality", "$d$"),
-    Column("directionality_excess", float,
-           "directionality as published: sums what these norms have beyond the threshold",
-           "(excess)", "$d$ (excess)"),
+    Column(
+        "symmetry_within_random",
+        float,
+        "the part within heads, if the rank dimensions were assigned to heads at random",
+        "(random)",
+    ),
+    Column(
+        "directionality",
+        float,
+        "by Definition 3.2: norms beyond mean + gamma · standard deviation, summed over rows "
+        "(R) and columns (C), as (R − C) / (R + C); below 0 where columns dominate",
+        "directionality",
+        "$d$",
+    ),
+    Column(
+        "directionality_excess",
+        float,
+        "directionality as published: sums what these norms have beyond the threshold",
+        "(excess)",
+        "$d$ (excess)",
+    ),
     Column("status", str, "why the scores are to be doubted; ok if nothing is known", "status"),
-)  # fmt: skip
+)
 
 # The terms of first and second order of an update; see `wqk.forms.chaining`.
 UPDATE_COLUMNS = tuple(
@@ -208,10 +233,16 @@ def _bands(block: Block, distances: Sequence[int]) -> dict[int, dict[str, ndarra
 
 
 SPECTRAL_NORM = (
-    Column("spectral_norm", float, "the largest score of two vectors of length 1",
-           "σ₁", r"$\sigma_1$", chance="spectral_norm_null"),
+    Column(
+        "spectral_norm",
+        float,
+        "the largest score of two vectors of length 1",
+        "σ₁",
+        r"$\sigma_1$",
+        chance="spectral_norm_null",
+    ),
     Column("spectral_norm_null", float, "σ₁ of factors with independent entries"),
-)  # fmt: skip
+)
 
 MEASURES = (
     Measure("spectral_norm", SPECTRAL_NORM, "form", _spectral_norm),
@@ -219,15 +250,29 @@ MEASURES = (
         "spectrum",
         (
             *SPECTRAL_NORM,
-            Column("stable_rank", float, "how many directions carry the norm: ‖M‖² / σ₁²",
-                   "stable rank", chance="stable_rank_null"),
+            Column(
+                "stable_rank",
+                float,
+                "how many directions carry the norm: ‖M‖² / σ₁²",
+                "stable rank",
+                chance="stable_rank_null",
+            ),
             Column("stable_rank_null", float, "of factors with independent entries"),
-            Column("effective_rank", float, "how many directions are in use: exp(−Σ p log p), "
-                   "p = σ / Σσ", "effective rank", chance="effective_rank_null"),
+            Column(
+                "effective_rank",
+                float,
+                "how many directions are in use: exp(−Σ p log p), p = σ / Σσ",
+                "effective rank",
+                chance="effective_rank_null",
+            ),
             Column("effective_rank_null", float, "of factors with independent entries"),
-            Column("eigenvalue_positivity", float, "1 if every token attends to its like, −1 if to "
-                   "its opposite: Σ Re λ / Σ |λ|", "positivity",
-                   chance="eigenvalue_positivity_spread"),
+            Column(
+                "eigenvalue_positivity",
+                float,
+                "1 if every token attends to its like, −1 if to its opposite: Σ Re λ / Σ |λ|",
+                "positivity",
+                chance="eigenvalue_positivity_spread",
+            ),
             Column("eigenvalue_positivity_spread", float, "standard deviation by chance, about 0"),
         ),
         "form",
@@ -240,8 +285,12 @@ MEASURES = (
             Column("query_norm", float, "the largest length of a query", "query norm"),
             Column("key_norm", float, "the largest length of a key", "key norm"),
             Column("score_ceiling", float, "the largest score at this distance", "score ceiling"),
-            Column("score_ceiling_any_distance", float, "the largest score at any distance",
-                   "any distance"),
+            Column(
+                "score_ceiling_any_distance",
+                float,
+                "the largest score at any distance",
+                "any distance",
+            ),
         ),
         "block",
         _ceiling,
@@ -250,13 +299,19 @@ MEASURES = (
     ),
     Measure(
         "bands",
-        (Column("rotary_low_share", float, "share of the slower half of the rotary planes",
-                "rotary low share"),),
+        (
+            Column(
+                "rotary_low_share",
+                float,
+                "share of the slower half of the rotary planes",
+                "rotary low share",
+            ),
+        ),
         "block",
         _bands,
         "Add the share of slow rotary planes.",
     ),
-)  # fmt: skip
+)
 
 
 def chosen(names: Collection[str], circuit: str = "qk") -> list[Measure]:

@@ -428,9 +428,14 @@ def layer_curves(axis: Axes, table: ScoreTable, score: str, label: str) -> None:
             axis.plot(rows["layer"], rows["symmetry_null"], ":", color=color, linewidth=0.8)
             if index == 0:
                 axis.annotate(
-                    "by chance", (rows["layer"][0], 0.0), xytext=(6, -3), va="top",
-                    textcoords="offset points", fontsize=6, color=GRAY,
-                )  # fmt: skip
+                    "by chance",
+                    (rows["layer"][0], 0.0),
+                    xytext=(6, -3),
+                    va="top",
+                    textcoords="offset points",
+                    fontsize=6,
+                    color=GRAY,
+                )
     axis.axhline(0, color=GRAY, linewidth=0.6, zorder=0)
     axis.set(title=label, xlabel="layer", ylim=(-1, 1))
     axis.locator_params(axis="x", integer=True, min_n_ticks=1)

@@ -51,8 +51,14 @@ FURTHER_COLUMNS = (
 
 # What a row's status may say, in this order, where more than one holds; "ok" if none does.
 STATUSES = (
-    "non-finite", "degenerate", "partial", "guessed", "random-looking", "unmoved", "quantized",
-)  # fmt: skip
+    "non-finite",
+    "degenerate",
+    "partial",
+    "guessed",
+    "random-looking",
+    "unmoved",
+    "quantized",
+)
 BETWEEN_STATUSES = ", "
 
 # No two rows of a table agree in all of these.
@@ -543,10 +549,12 @@ def _named_notes(table: ScoreTable) -> dict[str, Any]:
     found: dict[str, Any] = {
         kind: [f"{begin}{names[0]}{end}{line}" for line in lines]
         for kind, begin, end in (
-            ("inferred", "of ", " "), ("unread", "", ": "), ("notes", "", ": "),
+            ("inferred", "of ", " "),
+            ("unread", "", ": "),
+            ("notes", "", ": "),
         )
         if isinstance(lines := table.metadata.get(kind), list)
-    }  # fmt: skip
+    }
     if isinstance(reasons := table.metadata.get("partial"), dict):
         found["partial"] = {f"{names[0]} {stack}": why for stack, why in reasons.items()}
     return found

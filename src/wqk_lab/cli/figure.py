@@ -16,9 +16,22 @@ if TYPE_CHECKING:
 
 # Repeated here so that nothing heavy is loaded for their names; a test compares them.
 FIGURES = (
-    "fig2", "fig3", "s1", "s2", "s3", "s4", "s5", "losses", "dose", "convert", "updates", "pairs",
-    "heads", "coupling", "distances",
-)  # fmt: skip
+    "fig2",
+    "fig3",
+    "s1",
+    "s2",
+    "s3",
+    "s4",
+    "s5",
+    "losses",
+    "dose",
+    "convert",
+    "updates",
+    "pairs",
+    "heads",
+    "coupling",
+    "distances",
+)
 TABLES = ("table1", "tableS2", "tableS3")
 
 

@@ -138,12 +138,18 @@ def separate_labels(axis: Axes, labels: Iterable[Annotation]) -> None:
         label.set(position=(x, y), horizontalalignment=side)
         if best >= len(OFFSETS) // 3 or abs(y) > 15:
             axis.annotate(
-                "", label.xy, xytext=(x, y + 2), textcoords="offset points",
+                "",
+                label.xy,
+                xytext=(x, y + 2),
+                textcoords="offset points",
                 arrowprops={
-                    "arrowstyle": "-", "linewidth": 0.4, "color": label.get_color(),
-                    "shrinkA": 0, "shrinkB": 2,
+                    "arrowstyle": "-",
+                    "linewidth": 0.4,
+                    "color": label.get_color(),
+                    "shrinkA": 0,
+                    "shrinkB": 2,
                 },
-            )  # fmt: skip
+            )
         placed.append(boxes[best])
 
 
@@ -322,10 +328,14 @@ def terms_by_layer(rows: pl.DataFrame) -> Figure:
             axis.bar(layers + width / 2, between, width, color=SAND, label="between heads"),
             *axis.plot(layers - width / 2, chance, label="within heads by chance", **CHANCE),
             axis.hlines(
-                group["symmetry"], layers - width, layers + width,
-                color=GRAY, linewidth=1, label="sum: the symmetry",
+                group["symmetry"],
+                layers - width,
+                layers + width,
+                color=GRAY,
+                linewidth=1,
+                label="sum: the symmetry",
             ),
-        ]  # fmt: skip
+        ]
         axis.set(title=group["title"][0], xlabel="layer")
         axis.locator_params(axis="x", integer=True, min_n_ticks=1)
     for axis in axes[::columns]:

@@ -21,14 +21,22 @@ if TYPE_CHECKING:
 
 CONDITION = ("origin", "loss", "attention")
 SCORES = (
-    "symmetry", "directionality_excess", "change_symmetry", "change_norm", "kept_symmetric",
-    "kept_skew", "new_symmetry",
-)  # fmt: skip
+    "symmetry",
+    "directionality_excess",
+    "change_symmetry",
+    "change_norm",
+    "kept_symmetric",
+    "kept_skew",
+    "new_symmetry",
+)
 SCHEMA = {
-    "run": pl.String(), "seed": pl.Int64(), **dict.fromkeys(("corpus", *CONDITION), pl.String()),
-    "step": pl.Int64(), "layer": pl.Int64(),
+    "run": pl.String(),
+    "seed": pl.Int64(),
+    **dict.fromkeys(("corpus", *CONDITION), pl.String()),
+    "step": pl.Int64(),
+    "layer": pl.Int64(),
     **dict.fromkeys((*SCORES, "held_out_loss"), pl.Float64()),
-}  # fmt: skip
+}
 
 # What is drawn, and its label.
 SHOWN = {
@@ -190,9 +198,12 @@ def _draw(axis: Axes, curves: pl.DataFrame, condition: tuple[str, ...]) -> None:
     origin, loss, attention = condition
     color = ATTENTION_COLORS[attention]
     look: dict[str, Any] = {
-        "color": color, "linestyle": LINES[loss], "linewidth": 1,
-        "marker": MARKERS.get(origin, OTHER_ORIGIN), "markersize": 3.5,
-    }  # fmt: skip
+        "color": color,
+        "linestyle": LINES[loss],
+        "linewidth": 1,
+        "marker": MARKERS.get(origin, OTHER_ORIGIN),
+        "markersize": 3.5,
+    }
     label = f"{origin.replace(', ', ' → ')}: {loss} loss, {attention} attention"
     axis.plot(curve["step"], curve["value"], label=label, **look)
     known = curve.filter(pl.col("seeds") >= ENOUGH)

@@ -116,9 +116,14 @@ def _draw(axis: Axes, rows: pl.DataFrame, quantity: str, looks: Mapping[str, Any
         reached = shown.drop_nulls(quantity).sort("factor")
         for seed in reached.partition_by("seed"):
             axis.plot(
-                seed["factor"], seed[quantity],
-                marker="o", color=look["color"], markersize=2.5, linewidth=0.5, alpha=0.5,
-            )  # fmt: skip
+                seed["factor"],
+                seed[quantity],
+                marker="o",
+                color=look["color"],
+                markersize=2.5,
+                linewidth=0.5,
+                alpha=0.5,
+            )
         never = shown.filter(pl.col(quantity).is_null())
         axis.plot(never["factor"], never["step"], "^", color=look["color"], fillstyle="none")
         # Means over all seeds, whose factors differ in the last digits.

@@ -223,9 +223,14 @@ def _look(row: Mapping[str, Any], faint: bool) -> dict[str, Any]:
     """The marker of a row; ``faint`` if it is published and shown next to own rows."""
     if row["reason"]:
         return {
-            "marker": HOLLOW[row["reason"]], "color": GRAY, "mfc": "white",
-            "mew": 0.7, "ms": 4, "alpha": 0.6, "zorder": 1,
-        }  # fmt: skip
+            "marker": HOLLOW[row["reason"]],
+            "color": GRAY,
+            "mfc": "white",
+            "mew": 0.7,
+            "ms": 4,
+            "alpha": 0.6,
+            "zorder": 1,
+        }
     own = row["source"] == "own"
     return {
         "marker": MARKERS[row["stack"]],
@@ -250,9 +255,12 @@ def _handles(rows: pl.DataFrame) -> list[Line2D]:
     groups |= {flags()[flag].title: rows.filter(reason=flag) for flag in HOLLOW}
     return [
         Line2D(
-            [], [], linestyle="", label=f"{title} ({group.height})",
+            [],
+            [],
+            linestyle="",
+            label=f"{title} ({group.height})",
             **_look(group.row(0, named=True), faint=False),
         )
         for title, group in groups.items()
         if group.height
-    ]  # fmt: skip
+    ]

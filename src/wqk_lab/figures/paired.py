@@ -32,15 +32,25 @@ SCHEMA: dict[str, pl.DataType] = {
     "head": pl.Int64(),
     **dict.fromkeys(
         (
-            "symmetry_before", "symmetry_after", "symmetry",  # the difference
-            "directionality_before", "directionality_after", "directionality", "moved",
-            "update_symmetry", "update_symmetry_null",  # with random signs of its rows
-            "update_symmetry_excess", "symmetric_share", "skew_share", "update_directionality",
-            "span", "span_chance",
+            "symmetry_before",
+            "symmetry_after",
+            "symmetry",  # the difference
+            "directionality_before",
+            "directionality_after",
+            "directionality",
+            "moved",
+            "update_symmetry",
+            "update_symmetry_null",  # with random signs of its rows
+            "update_symmetry_excess",
+            "symmetric_share",
+            "skew_share",
+            "update_directionality",
+            "span",
+            "span_chance",
         ),
         pl.Float64(),
     ),
-}  # fmt: skip
+}
 
 # The predictions that are tested: of which pairs, and of what. Their number is the multiplicity.
 TESTED = (
@@ -140,20 +150,29 @@ def _rows(pair: Pair, survey: PairSurvey) -> pl.DataFrame:
     if not pair.is_update:  # trained apart, whose heads do not correspond
         joined = joined.filter(pl.col("head").is_null())
     updates = survey.updates.filter(pair=pair.title).select(
-        "layer", "head", "moved", "span", "span_chance", update_symmetry="symmetry",
-        update_symmetry_null="symmetry_null", update_directionality="directionality_excess",
-    )  # fmt: skip
+        "layer",
+        "head",
+        "moved",
+        "span",
+        "span_chance",
+        update_symmetry="symmetry",
+        update_symmetry_null="symmetry_null",
+        update_directionality="directionality_excess",
+    )
     joined = joined.join(updates, on=("layer", "head"), how="left", nulls_equal=True)
     symmetry = pl.col("update_symmetry")
     return joined.with_columns(
         *(pl.col(score).alias(f"{score}_before") for score in ("symmetry", "directionality")),
         *(pl.col(f"{s}_after").alias(s) - pl.col(s) for s in ("symmetry", "directionality")),
-        pair=pl.lit(pair.title), recipe=pl.lit(pair.recipe), relation=pl.lit(pair.relation),
+        pair=pl.lit(pair.title),
+        recipe=pl.lit(pair.recipe),
+        relation=pl.lit(pair.relation),
         expected=pl.lit(pair.expected, pl.Int64()),
         depth=pl.col("layer") / pl.max_horizontal(pl.col("layer").max(), pl.lit(1)),
         update_symmetry_excess=symmetry - pl.col("update_symmetry_null"),
-        symmetric_share=(1 + symmetry) / 2, skew_share=(1 - symmetry) / 2,
-    ).select(*SCHEMA)  # fmt: skip
+        symmetric_share=(1 + symmetry) / 2,
+        skew_share=(1 - symmetry) / 2,
+    ).select(*SCHEMA)
 
 
 def _scores(survey: PairSurvey, ref: str, stack: str) -> pl.DataFrame:
@@ -273,10 +292,14 @@ def paired_panels(rows: pl.DataFrame) -> Figure:
             relation = own["relation"][0]
             known = own.drop_nulls(quantity)
             axis.plot(
-                known["depth"], known[quantity], color=COLORS[relation], linewidth=0.8, alpha=0.7,
+                known["depth"],
+                known[quantity],
+                color=COLORS[relation],
+                linewidth=0.8,
+                alpha=0.7,
                 linestyle="--" if own["expected"][0] == -1 else "-",
                 marker="." if known.height == 1 else "",
-            )  # fmt: skip
+            )
         axis.set_xlabel("depth (0: first layer, 1: last)")
         axis.set_xlim(-0.02, 1.02)
     heads = rows.filter(pl.col("head").is_not_null()).drop_nulls("update_symmetry_excess")

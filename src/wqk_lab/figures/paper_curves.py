@@ -9,8 +9,10 @@ from wqk_lab.figures.curves import from_layers, of_cells, over_seeds
 
 # Corpora of the figures that show the 12-layer models; S5 shows a 4-layer one.
 CORPORA = {
-    "fig3": ("Wikipedia",), "s3": ("Jigsaw", "Red Pajama"), "s4": ("Jigsaw", "Red Pajama"),
-}  # fmt: skip
+    "fig3": ("Wikipedia",),
+    "s3": ("Jigsaw", "Red Pajama"),
+    "s4": ("Jigsaw", "Red Pajama"),
+}
 SIZE = "12-layer"
 STARTS = {"size": "4-layer", "dataset": "Red Pajama", "mode": "encoder"}
 

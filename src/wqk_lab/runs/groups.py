@@ -33,9 +33,16 @@ SCALES = {"init_head_norm": "heads", "init_norm": "norm", "init_values": "values
 
 # Fields that titles omit: shown elsewhere, or without effect on the numbers.
 UNNAMED = {
-    "mode", "corpus", "fingerprint", "parent", *START,
-    "log_every", "held_out_every", "held_out_blocks", "score_every",
-}  # fmt: skip
+    "mode",
+    "corpus",
+    "fingerprint",
+    "parent",
+    *START,
+    "log_every",
+    "held_out_every",
+    "held_out_blocks",
+    "score_every",
+}
 
 OWN_OBJECTIVES = {("encoder", "masked"), ("decoder", "causal")}
 

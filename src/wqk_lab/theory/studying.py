@@ -34,8 +34,17 @@ if TYPE_CHECKING:
     OnProgress = Callable[[str, int, int], None]
 
 FILES = (
-    bilinear_scores, softmax, updates, growth, counts, tails, causes, optimizer, pairing, bounds,
-)  # fmt: skip
+    bilinear_scores,
+    softmax,
+    updates,
+    growth,
+    counts,
+    tails,
+    causes,
+    optimizer,
+    pairing,
+    bounds,
+)
 
 
 def _read() -> list[Statement]:

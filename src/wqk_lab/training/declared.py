@@ -113,12 +113,18 @@ def _use_threads(context: click.Context, option: click.Parameter, number: int | 
 
 
 threads = click.option(
-    "--threads", type=COUNT, metavar="N", expose_value=False, callback=_use_threads,
+    "--threads",
+    type=COUNT,
+    metavar="N",
+    expose_value=False,
+    callback=_use_threads,
     help="Number of CPU threads.",
-)  # fmt: skip
+)
 
 
 below = click.option(
-    "--below", type=Number(min=0), metavar="LOSS",
+    "--below",
+    type=Number(min=0),
+    metavar="LOSS",
     help="Also compare when the training loss (mean of 100 steps) first falls below LOSS.",
-)  # fmt: skip
+)

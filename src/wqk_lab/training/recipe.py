@@ -20,10 +20,20 @@ from wqk_lab.training.declared import checked, option
 OBJECTIVES = ("masked", "causal", "masked-next")
 
 INITIALIZATIONS = (
-    "random", "symmetric", "negated", "indefinite", "paired", "skew", "mimetic", "published",
-    "published-independent", "published-indefinite", "published-negated", "published-values",
+    "random",
+    "symmetric",
+    "negated",
+    "indefinite",
+    "paired",
+    "skew",
+    "mimetic",
+    "published",
+    "published-independent",
+    "published-indefinite",
+    "published-negated",
+    "published-values",
     "published-queries-keys",
-)  # fmt: skip
+)
 
 SIZES: dict[str, dict[str, int]] = {
     "mini": {"layers": 4, "width": 256, "heads": 4},

@@ -24,8 +24,12 @@ def test_filters_and_orders() -> None:
     assert len(names("--stack", "encoder")) + len(names("--stack", "decoder")) == 198
     assert len(names("--sound")) == all_published()["sound"].sum()
     assert set(names("--search", "PHI-")) == {
-        "Phi-1", "Phi-1.5", "Phi-2", "Phi-3-mini-4k-instruct", "Phi-3-mini-128k-instruct",
-    }  # fmt: skip
+        "Phi-1",
+        "Phi-1.5",
+        "Phi-2",
+        "Phi-3-mini-4k-instruct",
+        "Phi-3-mini-128k-instruct",
+    }
     assert names("--sort", "symmetry")[:2] == ["BERT-tiny", "BERT-2L-128"]
     assert names("--sort", "directionality")[:2] == ["TinyStories-1M", "TinyStories-3M"]
     assert names("--sort", "directionality")[-2:] == ["GPT2-medium", "Phi-2"]

@@ -13,19 +13,38 @@ from wqk.tables.run import METRICS, SCORES, UPDATES, Run, create_run
 from wqk.tables.score_table import SCHEMA, ScoreTable
 
 RECIPE = {
-    "preset": "fast", "mode": "encoder", "objective": "masked", "layers": 3, "init": "random",
-    "penalty": "none", "penalty_weight": 0.0, "steps": 40, "seed": 1, "dropout": 0.0,
-    "width": 8, "batch": 4, "block": 16, "accumulation": 1,
-}  # fmt: skip
+    "preset": "fast",
+    "mode": "encoder",
+    "objective": "masked",
+    "layers": 3,
+    "init": "random",
+    "penalty": "none",
+    "penalty_weight": 0.0,
+    "steps": 40,
+    "seed": 1,
+    "dropout": 0.0,
+    "width": 8,
+    "batch": 4,
+    "block": 16,
+    "accumulation": 1,
+}
 
 
 def row(layer: int, **values: Any) -> dict[str, Any]:
     """A layer's row of a score table, with all its columns."""
     known = {
-        "checkpoint": "model", "parameters": 1_000_000, "stack": "encoder", "kind": "self",
-        "layer": layer, "circuit": "qk", "distance": 0, "symmetry": 0.1, "directionality": 0.0,
-        "directionality_excess": 0.0, "status": "ok",
-    }  # fmt: skip
+        "checkpoint": "model",
+        "parameters": 1_000_000,
+        "stack": "encoder",
+        "kind": "self",
+        "layer": layer,
+        "circuit": "qk",
+        "distance": 0,
+        "symmetry": 0.1,
+        "directionality": 0.0,
+        "directionality_excess": 0.0,
+        "status": "ok",
+    }
     return dict.fromkeys(SCHEMA) | known | values
 
 

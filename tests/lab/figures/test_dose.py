@@ -14,9 +14,14 @@ from wqk_lab.figures import Sources, draw, numbers
 
 
 def run(
-    folder: Path, init: str, norm: float, values: float, losses: Sequence[float], seed: int = 1,
+    folder: Path,
+    init: str,
+    norm: float,
+    values: float,
+    losses: Sequence[float],
+    seed: int = 1,
     **recipe: float,
-) -> Run:  # fmt: skip
+) -> Run:
     """A run with layers of these ratios, and these losses at every hundredth step."""
     scales = [
         {"norm_ratio": norm * layer, "value_ratio": values * layer} for layer in (0.98, 1.0, 1.02)

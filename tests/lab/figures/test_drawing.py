@@ -31,9 +31,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Sources:
     """Two corpora, two modes, two seeds; four starts and a penalty on the first."""
     folder = tmp_path_factory.mktemp("runs")
     changes: list[dict[str, Any]] = [
-        {}, {"mode": "decoder"}, {"init": "symmetric"}, {"init": "paired"}, {"init": "skew"},
-        {"init": "mimetic"}, {"penalty": "symmetric", "penalty_weight": 0.1},
-    ]  # fmt: skip
+        {},
+        {"mode": "decoder"},
+        {"init": "symmetric"},
+        {"init": "paired"},
+        {"init": "skew"},
+        {"init": "mimetic"},
+        {"penalty": "symmetric", "penalty_weight": 0.1},
+    ]
     return Sources(
         tuple(
             make_run(folder / f"{index}-{seed}", seed=seed, **change)

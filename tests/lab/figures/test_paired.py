@@ -22,7 +22,7 @@ from wqk_lab.figures.paired import (
     pair_rows,
     pair_tests,
     sentences,
-)  # fmt: skip
+)
 from wqk_lab.runs.pairs import PairSurvey, pairs, survey_pairs
 
 MISSING = "JetLM/SDAR-1.7B-Chat"

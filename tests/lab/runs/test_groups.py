@@ -100,14 +100,19 @@ def test_what_is_missing_is_told_with_what_there_is() -> None:
 
 def test_starts_are_told_in_words_random_first() -> None:
     runs = [
-        run(init="paired"), run(), run(init="symmetric", init_norm=1.0),
+        run(init="paired"),
+        run(),
+        run(init="symmetric", init_norm=1.0),
         run(penalty="skew", penalty_weight=0.1),
         run(init="skew", penalty="symmetric", penalty_weight=2.0),
-    ]  # fmt: skip
+    ]
     assert list(starts(runs, "losses", penalties=True)) == [
-        "random", "paired", "symmetric, norm × 1", "skew penalty 0.1",
+        "random",
+        "paired",
+        "symmetric, norm × 1",
+        "skew penalty 0.1",
         "skew, symmetric penalty 2",
-    ]  # fmt: skip
+    ]
     assert list(starts(runs, "s5", penalties=False)) == ["random", "paired", "symmetric, norm × 1"]
 
 

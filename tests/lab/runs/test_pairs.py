@@ -23,7 +23,7 @@ from wqk_lab.runs.pairs import (
     span_shares,
     survey_pairs,
     update_rows,
-)  # fmt: skip
+)
 
 CONFIG = sizes(32, 1, 4, model_type="llama", num_key_value_heads=2, head_dim=8)
 QUERY, KEY = (f"model.layers.0.self_attn.{side}_proj.weight" for side in "qk")

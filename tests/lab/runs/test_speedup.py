@@ -25,9 +25,13 @@ STEPS = 100
 
 
 def train(
-    folder: Path, losses: Iterable[float], init: str = "random", seed: int = 1, last: int = STEPS,
+    folder: Path,
+    losses: Iterable[float],
+    init: str = "random",
+    seed: int = 1,
+    last: int = STEPS,
     **more: Any,
-) -> Run:  # fmt: skip
+) -> Run:
     """A finished run that was logged at equal distances; the first entry is the start."""
     recipe = {"init": init, "seed": seed, "steps": STEPS} | more
     entries = [float(loss) for loss in losses]

@@ -24,7 +24,7 @@ from tests.lab.theory.planting import (
     spread_form,
     weighted,
     with_updates,
-)  # fmt: skip
+)
 
 from wqk.forms import BilinearForm
 from wqk.forms.scores import directionality
@@ -77,8 +77,9 @@ def errors(size: float) -> Case:
 def noisy(mean: float, spread: float = 0.02) -> Case:
     return lambda seed: Sample(
         mean + spread * np.random.default_rng(seed).standard_normal((U, L)),
-        "batches", tuple("012"),
-    )  # fmt: skip
+        "batches",
+        tuple("012"),
+    )
 
 
 # Attention that is, or is not, the softmax of the scores.
@@ -431,83 +432,183 @@ def eightfold(seed: int) -> Sample:
 # the verdict that chance must not give more often than once in twenty times.
 CASES: dict[str, tuple[Case, Case, Case | None, str]] = {
     find("Proposition 2.1, Equation 2"): (
-        attending(softmax), attending(lambda s: softmax(1.1 * s)), None, ""),
+        attending(softmax),
+        attending(lambda s: softmax(1.1 * s)),
+        None,
+        "",
+    ),
     find("Proposition 2.1, Equation S15"): (
-        attending(softmax), attending(lambda s: softmax(-s)),
-        attending(softmax, noise=0.005), "fails"),
+        attending(softmax),
+        attending(lambda s: softmax(-s)),
+        attending(softmax, noise=0.005),
+        "fails",
+    ),
     find("Proposition 2.1, Equation S16"): (
-        attending(softmax), attending(lambda s: 0.9 * softmax(s)), None, ""),
+        attending(softmax),
+        attending(lambda s: 0.9 * softmax(s)),
+        None,
+        "",
+    ),
     find("Remark S1.5, Equation S20"): (attending(softmax), errors(1e-2), None, ""),
     find("Remark S1.5, Equation S21"): (
-        attending(softmax, tied=True), attending(lambda s: softmax(-s), tied=True),
-        attending(softmax, tied=True, noise=0.005), "fails"),
+        attending(softmax, tied=True),
+        attending(lambda s: softmax(-s), tied=True),
+        attending(softmax, tied=True, noise=0.005),
+        "fails",
+    ),
     find("Proposition 2.2"): (errors(1e-6), errors(1e-2), None, ""),
     find("Proposition 2.2, Equations S33-S36"): (
-        gradient(proportional_error), gradient(random_error), gradient(random_error), "holds"),
+        gradient(proportional_error),
+        gradient(random_error),
+        gradient(random_error),
+        "holds",
+    ),
     find("Remark S1.6, Equation S40"): (
-        gradient(orthogonal_heads), gradient(plain), gradient(plain), "holds"),
+        gradient(orthogonal_heads),
+        gradient(plain),
+        gradient(plain),
+        "holds",
+    ),
     find("Remark S1.6 with Theorem S1.14"): (
-        gradient(tied_heads), gradient(plain), gradient(plain), "holds"),
+        gradient(tied_heads),
+        gradient(plain),
+        gradient(plain),
+        "holds",
+    ),
     find("Proposition S1.7, Equations S42-S49"): (gradient(plain), errors(1e-2), None, ""),
     find("Proposition S1.7, Equation S50"): (
-        gradient(diagonal), gradient(plain), gradient(plain), "holds"),
+        gradient(diagonal),
+        gradient(plain),
+        gradient(plain),
+        "holds",
+    ),
     find("Proposition S1.8"): (
-        gradient(two_sides(True)), gradient(two_sides(False)), gradient(plain), "holds"),
+        gradient(two_sides(True)),
+        gradient(two_sides(False)),
+        gradient(plain),
+        "holds",
+    ),
     find("Corollary S1.9"): (
-        gradient(two_sides(False)), gradient(two_sides(True)), gradient(plain), "holds"),
+        gradient(two_sides(False)),
+        gradient(two_sides(True)),
+        gradient(plain),
+        "holds",
+    ),
     find("Proposition S1.8, assumption", "centered"): (moved(0), moved(1), moved(0), "fails"),
-    find("Proposition S1.8, assumption", "isotropic"): (
-        moved(0), moved(0, 20), moved(0), "fails"),
+    find("Proposition S1.8, assumption", "isotropic"): (moved(0), moved(0, 20), moved(0), "fails"),
     find("Theorem S1.12, Equation S96", "stream"): (
-        ordered(20, 3, False), ordered(3, 20, False), no_order, "holds"),
+        ordered(20, 3, False),
+        ordered(3, 20, False),
+        no_order,
+        "holds",
+    ),
     find("Theorem S1.12, Equation S96", "documents"): (
-        ordered(20, 3, True), ordered(3, 20, True), no_order, "holds"),
+        ordered(20, 3, True),
+        ordered(3, 20, True),
+        no_order,
+        "holds",
+    ),
     find("Proposition S1.10, Equation S69"): (lambda seed: evidence(), errors(1e-2), None, ""),
     find("Theorem S1.12, Equations S97-S98"): (norms(True, False), errors(1e-2), None, ""),
     find("Lemma S1.11"): (one_shape, two_shapes, at_the_edge, "holds"),
     find("Theorems 2.3 and S1.12, update"): (
-        norms(True, False), norms(False, True), norms(False, False), "holds"),
+        norms(True, False),
+        norms(False, True),
+        norms(False, False),
+        "holds",
+    ),
     find("Theorems 2.3 and S1.12, W_qk"): (
-        norms(True, False), norms(False, True), shared_dimensions(), "holds"),
+        norms(True, False),
+        norms(False, True),
+        shared_dimensions(),
+        "holds",
+    ),
     find("Corollary S1.13, update"): (
-        symmetric_forms, columns_vary_e_times, norms(True, True), "fails"),
+        symmetric_forms,
+        columns_vary_e_times,
+        norms(True, True),
+        "fails",
+    ),
     find("Corollary S1.13, W_qk"): (
-        symmetric_forms, columns_vary_e_times, norms(True, True), "fails"),
+        symmetric_forms,
+        columns_vary_e_times,
+        norms(True, True),
+        "fails",
+    ),
     find("Theorem S1.12, Equation S96 as a cause"): (
-        noisy(0.5), noisy(-0.5), noisy(0.0, 0.5), "holds"),
+        noisy(0.5),
+        noisy(-0.5),
+        noisy(0.0, 0.5),
+        "holds",
+    ),
     find("Theorem S1.12, Cov(x) ≠ σ²I as a cause"): (
-        isotropy(True), isotropy(False), isotropy(False), "holds"),
+        isotropy(True),
+        isotropy(False),
+        isotropy(False),
+        "holds",
+    ),
     find("Theorem 2.3 through Remark S1.6"): (
-        factors(0, 1), factors(1, 0), gradient(plain, objective="causal"), "holds"),
+        factors(0, 1),
+        factors(1, 0),
+        gradient(plain, objective="causal"),
+        "holds",
+    ),
     find("Remark S1.6 with Adam", "a step"): (
-        factors(0, 1), factors(1, 0), gradient(plain), "holds"),
+        factors(0, 1),
+        factors(1, 0),
+        gradient(plain),
+        "holds",
+    ),
     find("Remark S1.6 with Adam, the cause"): (
-        mean_of_inputs(3), mean_of_inputs(0), mean_of_inputs(0), "holds"),
+        mean_of_inputs(3),
+        mean_of_inputs(0),
+        mean_of_inputs(0),
+        "holds",
+    ),
     find("Theorem S1.14, assumption"): (paired(1), paired(-1), gradient(plain), "holds"),
     find("Theorems 2.4 and S1.14"): (paired(1), paired(-1), gradient(plain), "holds"),
     find("Theorem 2.4, on average"): (in_common(1), in_common(-1), in_common(0), "holds"),
-    find("Remark S1.15, Equation S119"): (
-        paired(1), paired(-1, 50.0), gradient(plain), "holds"),
+    find("Remark S1.15, Equation S119"): (paired(1), paired(-1, 50.0), gradient(plain), "holds"),
     find("Lemma S1.16, Proposition S1.17 (1)"): (norms(True, False), errors(1e-2), None, ""),
     find("Proposition S1.17 (3)"): (
         lambda seed: Sample(8 * np.random.default_rng(seed).exponential(1, (400, 1)), "draws"),
-        lambda seed: evidence(), eightfold, "holds"),
+        lambda seed: evidence(),
+        eightfold,
+        "holds",
+    ),
     find("Proposition S1.18 (3)"): (
         lambda seed: evidence(),
         lambda seed: Sample(unlike_factors(seed)[:, None], "draws"),
         lambda seed: Sample(
-            bounds.simulate_scores(16, trials=200, seed=seed).directionality[:, None], "draws"),
-        "fails"),
+            bounds.simulate_scores(16, trials=200, seed=seed).directionality[:, None], "draws"
+        ),
+        "fails",
+    ),
     find("Proposition S1.18 (3), limit"): (
-        lambda seed: evidence(), noisy(0.3), noisy(0.0, 0.3), "holds"),
+        lambda seed: evidence(),
+        noisy(0.3),
+        noisy(0.0, 0.3),
+        "holds",
+    ),
     find("Theorem 2.3, along training"): (
-        changing(True, False), changing(False, True), changing(False, False), "holds"),
+        changing(True, False),
+        changing(False, True),
+        changing(False, False),
+        "holds",
+    ),
     find("Corollary S1.13, along training"): (
-        changing(False, False, symmetric=True), changing(True, False), changing(False, False),
-        "fails"),
+        changing(False, False, symmetric=True),
+        changing(True, False),
+        changing(False, False),
+        "fails",
+    ),
     find("Remark S1.6 with Adam, along training"): (
-        changing(False, False, 1.0), changing(False, False, -1.0), changing(False, False), "holds"),
-}  # fmt: skip
+        changing(False, False, 1.0),
+        changing(False, False, -1.0),
+        changing(False, False),
+        "holds",
+    ),
+}
 
 
 BY_CHANCE = [key for key in CASES if CASES[key][2]]

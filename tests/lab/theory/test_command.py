@@ -76,8 +76,13 @@ def test_files_hold_every_finding(tmp_path: Path) -> None:
     numbers = both[0]["findings"][0]["numbers"]
     assert [row["value"] for row in numbers] == [1.5, None, 1.6]
     assert both[0]["tally"] == {
-        "holds": 1, "fails": 0, "undecided": 0, "described": 0, "not tested": 1, "identity": 0,
-    }  # fmt: skip
+        "holds": 1,
+        "fails": 0,
+        "undecided": 0,
+        "described": 0,
+        "not tested": 1,
+        "identity": 0,
+    }
     markdown = (tmp_path / "findings.md").read_text()
     assert "## m, step 3: masked, 15% masked; 1 × 2 blocks of 8 tokens of t" in markdown
     assert "| holds | A \\| b | x, 2 grows | 1.55 [0.91, 2.19] | > 0 |" in markdown
@@ -96,8 +101,10 @@ def test_steps_of_a_run_stand_side_by_side(place: Path) -> None:
     assert "run, 2 saved steps" in result.stdout
     reports = json.loads((place / "steps.json").read_text())["reports"]
     assert [report["model"] for report in reports] == [
-        "run, step 0", "run, step 4", "run, 2 saved steps",
-    ]  # fmt: skip
+        "run, step 0",
+        "run, step 4",
+        "run, 2 saved steps",
+    ]
     assert "along training" in reports[-1]["findings"][-1]["number"]
 
 

@@ -199,8 +199,9 @@ SMALL = {"batches": 2, "batch": 2, "block": 8}
 def test_a_run_is_followed_from_save_to_save(place: Path) -> None:
     reports = study([str(place / "run-0")], place / "tokens.npy", steps=(), **SMALL)
     assert [r.model for r in reports] == [
-        *(f"run-0, step {step}" for step in (0, 5, 10, 12)), "run-0, 4 saved steps",
-    ]  # fmt: skip
+        *(f"run-0, step {step}" for step in (0, 5, 10, 12)),
+        "run-0, 4 saved steps",
+    ]
     finding = one(reports[-1].findings, "Theorem 2.3, along training")
     assert finding.sample.values.shape == (3, 2)
     assert np.isnan(finding.sample.values[-1]).all()  # nothing changed

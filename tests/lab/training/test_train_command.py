@@ -36,14 +36,29 @@ def test_every_field_of_a_recipe_has_an_option() -> None:
 
 def test_what_is_given_is_heard_and_the_rest_is_the_preset_s(where, tmp_path):
     done = wqk_train(
-        *flags(**SMALL), *where, "--mode", "decoder", "--penalty", "skew=0.5", "--init", "skew",
-        "--init-norm", "1", "--threads", "1",
-    )  # fmt: skip
+        *flags(**SMALL),
+        *where,
+        "--mode",
+        "decoder",
+        "--penalty",
+        "skew=0.5",
+        "--init",
+        "skew",
+        "--init-norm",
+        "1",
+        "--threads",
+        "1",
+    )
     run = open_run(tmp_path / "run")
     expected = make_recipe(
-        "fast", mode="decoder", penalty="skew", penalty_weight=0.5, init="skew",
-        init_norm=1.0, **SMALL,
-    )  # fmt: skip
+        "fast",
+        mode="decoder",
+        penalty="skew",
+        penalty_weight=0.5,
+        init="skew",
+        init_norm=1.0,
+        **SMALL,
+    )
     assert run.recipe == expected.to_json()
     assert "4 steps, 128 tokens" in done.stdout
     assert f"next: wqk scan {tmp_path / 'run'}" in done.stdout
