@@ -106,7 +106,8 @@ SECTIONS ?=
 performance: $(READY)
 	$(BIN)/python -m benchmarks $(SECTIONS) --page docs/performance.md
 
-# Of what is repeated for hundreds of cases, one in SHARE is run, others each day; 1 is all, for hours.
+# Of tests that are repeated for hundreds of cases, one in SHARE runs, others at each commit;
+# 1 is all, for hours.
 SHARE ?= 10
 campaign: export WQK_CAMPAIGN_SHARE = $(SHARE)
 campaign: $(READY)

@@ -1,4 +1,4 @@
-"""What all tests share: shapes checked at run time, seeded hypothesis, data that may be absent."""
+"""Setup of all tests: shapes checked at run time, seeded hypothesis, data that may be absent."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ settings.load_profile("wqk")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """What is collected stays: no later search for garbage goes through it, nor through PyTorch."""
+    """Keep collected tests and PyTorch out of all later garbage collections."""
     gc.disable()
     try:
         return (yield)
@@ -52,23 +52,23 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Files without a test of the group that is asked for are not even imported."""
+    """Skip the import of files that have no test of the selected group."""
     return groups.has_none(collection_path, config.option.markexpr) or None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """A process that only collects has no threads of polars: a forked one would wait for them."""
+    """Refuse tests that use polars while they are collected: a forked process would hang."""
     for task in Path("/proc/self/task").glob("*/comm"):
         if re.match(r"polars-\d", task.read_text()):
             raise pytest.UsageError("a test uses polars while it is collected; use a fixture")
 
 
 def pytest_configure() -> None:
-    """All workers and what they start know the same day, and have one thread for products each.
+    """Give all workers and their children the same turn, and one thread for products each.
 
-    Threads of processes side by side would wait for each other, by spinning.
+    Threads of processes that share the cores would wait for each other, by spinning.
     """
-    groups.today()
+    groups.choose_turn()
     for library in ("OMP", "OPENBLAS"):
         os.environ.setdefault(f"{library}_NUM_THREADS", "1")
     threadpool_limits(1, "blas")  # of NumPy, which plugins have imported by now
@@ -76,20 +76,21 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marked before they are selected by their marks."""
+    """Mark the slow tests before tests are selected by their marks."""
     groups.mark(items)
-    if left := set(groups.left_to_other_days(items)):
-        config.hook.pytest_deselected(items=[*left])
-        items[:] = [item for item in items if item not in left]
+    deselected = set(groups.left_out_of_campaign(items))
+    if deselected:
+        config.hook.pytest_deselected(items=[*deselected])
+        items[:] = [item for item in items if item not in deselected]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """The processor time of the test itself goes with its report."""
+    """Add the processor time of the test itself to its report."""
     before = processor_time()
     if item.get_closest_marker("campaign"):
         signal.signal(signal.SIGALRM, too_long)
-        signal.alarm(groups.LONGEST)
+        signal.alarm(groups.CAMPAIGN_SECONDS)
     try:
         return (yield)
     finally:
@@ -101,26 +102,35 @@ SECONDS = "seconds of processor time"
 
 
 def too_long(*_: object) -> None:
-    raise TimeoutError(f"took longer than {groups.LONGEST} s by the clock")
+    raise TimeoutError(f"took longer than {groups.CAMPAIGN_SECONDS} s by the clock")
 
 
 def processor_time() -> float:
-    """Of this process and its children that have ended."""
-    used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    """Seconds of processor time of this process and its children that have ended."""
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Name the tests that are too slow for the group that they are in."""
+    """Print commands that repeat failures, and name tests that are too slow for their group."""
+    failures = [report.nodeid for report in terminalreporter.getreports("failed")]
+    if failures:
+        terminalreporter.section("to repeat a failure")
+        for name in dict.fromkeys(failures):
+            terminalreporter.line(groups.repeating_command(name))
     if "not slow" not in config.option.markexpr:
         return
-    reports = [one for one in terminalreporter.getreports("passed") if one.when == "call"]
-    took = {one.nodeid: dict(one.user_properties).get(SECONDS, 0.0) for one in reports}
-    long = {name: seconds for name, seconds in took.items() if seconds > groups.MOST}
-    if long:
-        terminalreporter.section(f"over {groups.MOST} s of processor time: see tests/groups.py")
-        for name, seconds in sorted(long.items(), key=lambda one: -one[1]):
-            terminalreporter.line(f"{seconds:6.1f} {name}")
+    seconds_by_test = {
+        report.nodeid: dict(report.user_properties).get(SECONDS, 0.0)
+        for report in terminalreporter.getreports("passed")
+        if report.when == "call"
+    }
+    slow = [name for name, seconds in seconds_by_test.items() if seconds > groups.MOST_SECONDS]
+    if slow:
+        limit = f"over {groups.MOST_SECONDS} s of processor time: see tests/groups.py"
+        terminalreporter.section(limit)
+        for name in sorted(slow, key=seconds_by_test.__getitem__, reverse=True):
+            terminalreporter.line(f"{seconds_by_test[name]:6.1f} {name}")
 
 
 # Hooks that were there after objects were collected.
@@ -129,7 +139,7 @@ KEPT: set[int] = set()
 
 @pytest.fixture(autouse=True)
 def no_hooks() -> None:
-    """A measurement waits for hooks that a model of an earlier test has left."""
+    """Remove hooks that models of earlier tests have left, before a test measures."""
     if "torch" in sys.modules:  # most do without
         hooks = sys.modules["torch"].nn.modules.module._global_forward_pre_hooks
         if not hooks.keys() <= KEPT:
@@ -139,7 +149,7 @@ def no_hooks() -> None:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """Real weights and texts beside the project; where they are not, the test skips."""
+    """Folder of real weights and texts next to the project; a test skips where it is missing."""
     default = Path(__file__).parents[2] / "shared"
     folder = Path(os.environ.get("WQK_SHARED", default))
     if not folder.is_dir():
@@ -149,7 +159,7 @@ def shared() -> Path:
 
 @pytest.fixture
 def unchecked_arguments() -> Iterator[None]:
-    """For arguments that are wrong on purpose: wqk's own check comes before the tests' one."""
+    """Switch off the shape checks of the tests, for arguments that are wrong on purpose."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)

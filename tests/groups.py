@@ -1,9 +1,12 @@
 """Two groups of tests: `make test` runs the fast ones, `make test-slow` those marked slow here.
 
-Slow is what starts a notebook, a browser, a server's peers or several processes, kills them, trains
-a model, or takes more than `MOST` seconds of processor time. Of a test that is repeated for every
-family, a tenth is fast, another one each day, and all families whose data differ from `main`. Of
-one that is repeated for settings, all are fast where the code that reads them differs.
+A test is slow if it starts a notebook, a browser, a server's peers or several processes, kills
+processes, trains a model, or takes more than `MOST_SECONDS` of processor time.
+
+Tests that are repeated for every family take turns: a tenth of their cases is fast, and all cases
+of families whose data differ from `main`. The commit decides which tenth (`turn`), so that a
+failure can be repeated from its commit. If the code that reads settings differs from `main`, all
+tests of settings are fast.
 """
 
 from __future__ import annotations
@@ -13,21 +16,22 @@ import subprocess
 import tomllib
 import zlib
 from collections import Counter
-from datetime import date
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MOST = 2.0  # seconds of processor time of a fast test, its children among them
-DAY = "WQK_TEST_DAY"  # the day whose turn it is, as its ordinal number; one for all workers
-# Of what the campaign repeats for many cases, one in so many is run, others each day.
+MOST_SECONDS = 2.0  # processor time of a fast test and its children
+TURNS = 10
+# The whole number that decides which cases run: set by `choose_turn`, the same in all workers.
+TURN = "WQK_TEST_TURN"
+# One of this many cases runs, where the campaign repeats a test for more than `MANY` cases.
 SHARE = "WQK_CAMPAIGN_SHARE"
 MANY = 40
-LONGEST = 600  # seconds by the clock of a test of the campaign
+CAMPAIGN_SECONDS = 600  # by the clock, for one test of the campaign
 
-# What the names of tests begin with.
+# Beginnings of the names of slow tests.
 SLOW = (
     "tests/checkpoints/test_attacks.py::test_a_server_at_its_worst",
     "tests/checkpoints/test_endless.py::test_a_yaml_file_whose_parts_name_each_other",
@@ -82,7 +86,7 @@ SLOW = (
     "tests/test_notebooks.py::test_a_notebook_runs",
     "tests/test_odd_input.py::test_odd_models_are_a_result_or_a_line",
 )
-# Functions that are repeated for every family, architecture or statement.
+# Tests that are repeated for every family, architecture or statement.
 BY_TURNS = (
     "tests/families/test_every_family.py::test_the_family_is_what_the_model_computes",
     "tests/families/test_proofs.py",
@@ -92,86 +96,113 @@ BY_TURNS = (
     "tests/lab/theory/test_planted.py::test_chance_rarely_decides",
     "tests/lab/training/starts/test_every_family.py",
 )
-# Which of them are repeated for settings, and the code that reads those.
+# The test that is repeated for settings, and the code that reads settings.
 OF_SETTINGS = "tests/families/test_published.py"
 READERS = "src/wqk/families"
 
 
 def is_slow(item: pytest.Item) -> bool:
-    """Whether a test is of the slow group today."""
+    """Return whether a test belongs to the slow group at this commit."""
     if item.nodeid.startswith(SLOW):
         return True
     if item.nodeid.startswith(OF_SETTINGS) and changed_files(f"{READERS}/*.py"):
         return False
-    if not item.nodeid.startswith(BY_TURNS) or not isinstance(item, pytest.Function):
-        return False
-    case = item.nodeid.rpartition("[")[2].removesuffix("]") if hasattr(item, "callspec") else ""
-    return bool(case) and not has_turn(case, int(os.environ[DAY]), changed_families())
+    return takes_turns(item) and not has_turn(case_of(item), turn(), changed_families())
+
+
+def takes_turns(item: pytest.Item) -> bool:
+    """Return whether a test is one case of a test that is repeated by turns."""
+    return (
+        item.nodeid.startswith(BY_TURNS)
+        and isinstance(item, pytest.Function)
+        and hasattr(item, "callspec")
+    )
+
+
+def case_of(item: pytest.Item) -> str:
+    """Name of the case that a repeated test runs with: what its id has in brackets."""
+    return item.nodeid.rpartition("[")[2].removesuffix("]")
 
 
 def has_none(path: Path, marks: str) -> bool:
-    """Whether a file has, as its name tells, no test of the group that these marks select."""
+    """Return whether a file has, by its name, no test of the group that these marks select."""
     name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
     if not name.endswith(".py"):
         return False
     if "not slow" in marks:
         return name in SLOW
-    return "slow" in marks and not any(one.startswith(name) for one in (*SLOW, *BY_TURNS))
+    return "slow" in marks and not any(test.startswith(name) for test in (*SLOW, *BY_TURNS))
 
 
-def has_turn(case: str, day: int, changed: frozenset[str]) -> bool:
-    """Whether a case, named after its family, is run on a day."""
-    named = any(case == family or case.startswith(f"{family}-") for family in changed)
-    return named or zlib.crc32(case.encode()) % 10 == day % 10
+def has_turn(case: str, turn: int, changed: frozenset[str]) -> bool:
+    """Return whether a case runs at a turn; cases of changed families always run."""
+    is_changed = any(case == family or case.startswith(f"{family}-") for family in changed)
+    return is_changed or zlib.crc32(case.encode()) % TURNS == turn % TURNS
 
 
 def has_share(case: str) -> bool:
-    """Whether a case of the campaign is run today."""
+    """Return whether a case of the campaign runs at this commit."""
     share = int(os.environ.get(SHARE, "1"))
-    return (zlib.crc32(case.encode()) + int(os.environ[DAY])) % share == 0
+    return (zlib.crc32(case.encode()) + turn()) % share == 0
 
 
-def left_to_other_days(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Tests of the campaign that are repeated for many cases, without those of today."""
-    repeated = [item for item in items if item.get_closest_marker("campaign")]
-    counts = Counter(item.nodeid.partition("[")[0] for item in repeated)
+def left_out_of_campaign(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Tests of the campaign that are repeated for many cases and have no share at this commit."""
+    campaign = [item for item in items if item.get_closest_marker("campaign")]
+    counts = Counter(item.nodeid.partition("[")[0] for item in campaign)
     return [
         item
-        for item in repeated
+        for item in campaign
         if counts[item.nodeid.partition("[")[0]] > MANY and not has_share(item.nodeid)
     ]
+
+
+def turn() -> int:
+    """Return the number that decides which cases run."""
+    return int(os.environ[TURN])
+
+
+def choose_turn() -> None:
+    """Take the turn from the commit, unless the environment sets one.
+
+    Outside a git checkout, such as in a source distribution, the turn is 0.
+    """
+    commit = _output_of_git("rev-parse", "--short=7", "HEAD")
+    os.environ.setdefault(TURN, str(int(commit[0], 16) if commit else 0))
+
+
+def repeating_command(name: str) -> str:
+    """Command that runs one test again in the same turn."""
+    return f"{TURN}={turn()} python -m pytest '{name}'"
 
 
 @cache
 def changed_files(pattern: str) -> list[Path]:
     """The files that differ from `main`; none where git or `main` is missing."""
-    lists = (
-        ["diff", "--name-only", "--merge-base", "main", "--", pattern],
-        ["ls-files", "--others", "--exclude-standard", "--", pattern],
-    )
-    found: list[str] = []
-    for arguments in lists:
-        try:
-            done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
-        except OSError:
-            break
-        found += done.stdout.splitlines() if done.returncode == 0 else []
-    return [ROOT / name for name in found]
+    names = [
+        *_output_of_git("diff", "--name-only", "--merge-base", "main", "--", pattern),
+        *_output_of_git("ls-files", "--others", "--exclude-standard", "--", pattern),
+    ]
+    return [ROOT / name for name in names]
+
+
+def _output_of_git(*arguments: str) -> list[str]:
+    """Lines that git prints; none where git is missing or fails."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    except OSError:
+        return []
+    return done.stdout.splitlines() if done.returncode == 0 else []
 
 
 @cache
 def changed_families() -> frozenset[str]:
     """The names and the model types of families whose files differ, with hyphens."""
-    found: set[str] = set()
+    names: set[str] = set()
     for file in changed_files(f"{READERS}/data"):
         text = file.read_text(encoding="utf-8") if file.is_file() else ""
-        found |= {file.stem, *tomllib.loads(text).get("model_types", [])}
-    return frozenset(name.replace("_", "-") for name in found)
-
-
-def today() -> None:
-    """Set the day, unless it is set."""
-    os.environ.setdefault(DAY, str(date.today().toordinal()))
+        names |= {file.stem, *tomllib.loads(text).get("model_types", [])}
+    return frozenset(name.replace("_", "-") for name in names)
 
 
 def mark(items: list[pytest.Item]) -> None:

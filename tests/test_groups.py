@@ -1,7 +1,8 @@
-"""The slow group is what its list says, and every case of a test by turns has a day."""
+"""The slow group follows from its list, and every case of a test by turns has a turn."""
 
 from __future__ import annotations
 
+import itertools
 from unittest.mock import Mock
 
 import pytest
@@ -16,13 +17,34 @@ def test_what_is_listed_is_there(name: str) -> None:
     assert f"def {function.partition('[')[0]}" in text
 
 
-def test_every_family_has_a_turn_within_ten_days_and_when_its_file_changes() -> None:
-    days = [[has for has in NAMED if groups.has_turn(has, day, frozenset())] for day in range(10)]
-    assert sorted(name for day in days for name in day) == sorted(NAMED)
-    assert max(map(len, days)) < len(NAMED) / 5
+def test_every_family_has_one_turn_of_ten_and_each_one_when_its_file_changes() -> None:
+    cases_by_turn = [
+        [case for case in NAMED if groups.has_turn(case, turn, frozenset())]
+        for turn in range(groups.TURNS)
+    ]
+    assert sorted(itertools.chain(*cases_by_turn)) == sorted(NAMED)
+    assert max(map(len, cases_by_turn)) < len(NAMED) / 5
     changed = frozenset({"deepseek-v3"})
-    assert all(groups.has_turn("deepseek-v3-yarn", day, changed) for day in range(10))
-    assert not all(groups.has_turn("deepseek-v2", day, changed) for day in range(10))
+    turns = range(groups.TURNS)
+    assert all(groups.has_turn("deepseek-v3-yarn", turn, changed) for turn in turns)
+    assert not all(groups.has_turn("deepseek-v2", turn, changed) for turn in turns)
+
+
+def test_the_turn_follows_from_the_commit_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(groups.TURN)
+    monkeypatch.setattr(groups, "_output_of_git", lambda *_: ["00000ff"])
+    groups.choose_turn()
+    assert groups.turn() == 255
+    monkeypatch.delenv(groups.TURN)
+    monkeypatch.setattr(groups, "_output_of_git", lambda *_: [])  # no git, as in an archive
+    groups.choose_turn()
+    assert groups.turn() == 0
+
+
+def test_the_command_that_repeats_a_failure_sets_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(groups.TURN, "7")
+    command = groups.repeating_command("tests/test_a.py::test_b[c]")
+    assert command == "WQK_TEST_TURN=7 python -m pytest 'tests/test_a.py::test_b[c]'"
 
 
 def test_files_of_the_other_group_are_not_imported() -> None:
@@ -42,7 +64,7 @@ def test_files_of_the_other_group_are_not_imported() -> None:
 
 def test_settings_are_fast_where_the_code_that_reads_them_differs(monkeypatch):
     name = f"{groups.OF_SETTINGS}::test_settings_are_read_as_they_are_run[no-such-type-0]"
-    item = Mock(spec=pytest.Function, nodeid=name, callspec=None)
+    item = Mock(spec=pytest.Function, nodeid=name, callspec=Mock())
     monkeypatch.setattr(groups, "has_turn", lambda *_: False)
     for found, slow in (([], True), ([groups.ROOT / "src/wqk/families/config.py"], False)):
         monkeypatch.setattr(groups, "changed_files", lambda _, found=found: found)

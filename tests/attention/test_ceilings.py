@@ -13,7 +13,12 @@ from wqk.attention.measures import Ceilings
 from wqk.checkpoints.modules import StateDict
 
 D = 6
-RNG = np.random.default_rng(4)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """A generator of its own for each test, so that the order of tests changes no number."""
+    return np.random.default_rng(4)
 
 
 def rotary(head_width: int, heads: int = 2, biases: str = "") -> Block:
@@ -61,11 +66,13 @@ def test_the_ceiling_at_any_distance_is_nearly_reached_where_one_plane_turns() -
         assert length[0] == pytest.approx(linear)
 
 
-def test_with_a_bias_the_ceiling_is_above_all_inputs_and_below_one_half_more() -> None:
+def test_with_a_bias_the_ceiling_is_above_all_inputs_and_below_one_half_more(
+    rng: np.random.Generator,
+) -> None:
     block = rotary(4, heads=1, biases="k")
     gain, best = gain_of(block), 0.0
     found = ceiling(block)
-    x, y = RNG.standard_normal((2, 1, D))
+    x, y = rng.standard_normal((2, 1, D))
     for _ in range(40):  # each side's best input for the other's: scores only grow
         for side in (0, 1):
             given = (np.diag(gain), y) if side == 0 else (x, np.diag(gain))
@@ -88,7 +95,9 @@ def test_every_head_s_length_has_its_own_bias() -> None:
 
 
 @pytest.mark.parametrize("over", ["model", "head", "head, shifted"])
-def test_normalized_queries_are_as_long_as_the_root_of_what_is_normalized(over: str) -> None:
+def test_normalized_queries_are_as_long_as_the_root_of_what_is_normalized(
+    over: str, rng: np.random.Generator
+) -> None:
     """Olmo 2 normalizes all heads together, so that one of them may hold all of the length."""
     model_type, count, norm = {
         "model": ("olmo2", 3, "norm"),
@@ -96,9 +105,9 @@ def test_normalized_queries_are_as_long_as_the_root_of_what_is_normalized(over: 
         "head, shifted": ("phi", 1, "layernorm"),
     }[over]
     at, gain = "model.layers.0.self_attn", np.linspace(0.5, 2, 4 * count)
-    tensors = {f"{at}.{side}_proj.weight": RNG.standard_normal((12, D)) for side in "qk"}
+    tensors = {f"{at}.{side}_proj.weight": rng.standard_normal((12, D)) for side in "qk"}
     tensors |= {f"{at}.{side}_{norm}.weight": gain for side in "qk"}
-    shift = RNG.standard_normal(4) if "shifted" in over else np.zeros(0)
+    shift = rng.standard_normal(4) if "shifted" in over else np.zeros(0)
     if len(shift):
         tensors |= {f"{at}.{side}_{norm}.bias": shift for side in "qk"}
     config = sizes(
@@ -111,16 +120,16 @@ def test_normalized_queries_are_as_long_as_the_root_of_what_is_normalized(over: 
     )
 
 
-def latent(rank: int, kind: str = "deepseek_v3") -> Block:
+def latent(rank: int, rng: np.random.Generator, kind: str = "deepseek_v3") -> Block:
     """One number of content and one turning plane, from latents: of two coordinates."""
     drawn = {
-        "self_attn{}.q_a_proj": RNG.standard_normal((rank, 2)),
+        "self_attn{}.q_a_proj": rng.standard_normal((rank, 2)),
         "self_attn{}.q_a_layernorm": np.linspace(1.7, 0.9, rank),
-        "self_attn{}.q_b_proj": RNG.standard_normal((3, rank)),
-        "self_attn{}.kv_a_proj_with_mqa": RNG.standard_normal((3, 2)),
+        "self_attn{}.q_b_proj": rng.standard_normal((3, rank)),
+        "self_attn{}.kv_a_proj_with_mqa": rng.standard_normal((3, 2)),
         "self_attn{}.kv_a_layernorm": np.array([0.6]),
-        "self_attn{}.kv_b_proj": RNG.standard_normal((2, 1)),
-        "self_attn{}.o_proj": RNG.standard_normal((2, 1)),
+        "self_attn{}.kv_b_proj": rng.standard_normal((2, 1)),
+        "self_attn{}.o_proj": rng.standard_normal((2, 1)),
         "input_layernorm{}": np.array([0.8, 1.3]),
     }
     both = (".0", ".1") if kind == "longcat_flash" else ("",)  # attentions of a layer
@@ -139,15 +148,28 @@ def circle(block: Block) -> np.ndarray:
     return np.sqrt(2) * np.stack([np.cos(angles), np.sin(angles)], axis=1) * gain_of(block)
 
 
-def test_queries_from_latents_are_as_long_as_the_root_of_their_rank() -> None:
-    block = latent(rank=2)  # every latent comes from some input
-    found, longest = ceiling(block), np.linalg.norm(block.queries(circle(block)), axis=-1).max()
-    assert 0.99 * found.query_norm[0] < longest <= found.query_norm[0] * (1 + 1e-9)
+def test_queries_from_latents_are_as_long_as_the_root_of_their_rank(
+    rng: np.random.Generator,
+) -> None:
+    block = latent(rank=2, rng=rng)  # every latent comes from some input
+    queries = block.queries(circle(block))
+    content, position = queries[..., :1], queries[..., 1:]
+    latents = block.plan.query.projection
+    whole_weight = latents.outer.part._replace(rows=None)
+    query_weight, gain = block.read([whole_weight, latents.norm.gain[0]])
+    bounds = [np.sqrt(2) * np.linalg.norm(rows * gain, 2) for rows in np.split(query_weight, [1])]
+    # Each part reaches its bound, for some input; both may reach it for different inputs.
+    for part, bound in zip((content, position), bounds, strict=True):
+        longest = np.linalg.norm(part, axis=-1).max()
+        assert 0.99 * bound < longest <= bound * (1 + 1e-9)
+    assert ceiling(block).query_norm[0] == pytest.approx(np.hypot(*bounds))
 
 
 @pytest.mark.parametrize("kind", ["deepseek_v3", "longcat_flash"])  # whose keys have a factor
-def test_the_ceiling_of_latent_attention_is_nearly_reached(kind: str) -> None:
-    block = latent(rank=1, kind=kind)
+def test_the_ceiling_of_latent_attention_is_nearly_reached(
+    kind: str, rng: np.random.Generator
+) -> None:
+    block = latent(rank=1, rng=rng, kind=kind)
     inputs = circle(block)[::10]
     best = max(float(block.logits(inputs, inputs, n).max()) for n in range(60))
     found = ceiling(block)
