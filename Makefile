@@ -13,6 +13,10 @@ CHECKED := src tests tools benchmarks examples docs
 WORKERS ?= 2
 TESTS = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
+# Tests run in the order of their files, or with ORDER=N in a random order that the number N decides.
+ORDER ?=
+TESTS += $(if $(ORDER),-p randomly --randomly-seed=$(ORDER) --randomly-dont-reset-seed)
+
 # make train: what is trained, what on, and where everything about it lies.
 PAIR := examples/pair.toml
 RUNS := out/pair
