@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from tests import small
-from tests.cases import cases
 from tests.command import run
 
 import wqk
@@ -41,8 +40,36 @@ ODD: dict[str, dict[str, Any]] = {
     "few gains": {GAIN: np.ones(D - 1)},
     "a gain": {GAIN: np.ones(())},
 }
-SCALINGS: dict[str, dict[str, Any]] = cases(__file__, "scalings")
-LINES = cases(__file__, "lines")
+SCALINGS: dict[str, dict[str, Any]] = {
+    "yarn, factor": {"rope_type": "yarn", "factor": 0.0},
+    "yarn, length": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 0},
+    "yarn, betas": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 0, "beta_slow": 0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 0,
+        "low_freq_factor": 0,
+        "high_freq_factor": 0,
+        "original_max_position_embeddings": 0,
+    },
+    "longrope": {
+        "rope_type": "longrope",
+        "short_factor": [0, 0, 0, 0],
+        "long_factor": [0, 0, 0, 0],
+        "original_max_position_embeddings": 0,
+    },
+    "linear": {"rope_type": "linear", "factor": 0},
+}
+LINES = [
+    "tokens {odd} --layer 0 --head 1",
+    "tokens {odd} --layer 0 --head 1 --circuit ov --top 999999999",
+    "tokens {odd} --layer 0 --head 1 --fold-norm",
+    "scan {odd} --fold-norm",
+    "scan {odd} --distance 0,1,5",
+    "same {odd} {plain}",
+    "same {plain} {odd}",
+    "kin {odd} {plain}",
+    "compose {odd} --top 99999999999999999999999",
+]
 
 
 @pytest.mark.parametrize("name", [*ODD, *SCALINGS])

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.cases import cases
 from tests.small import sizes
 
 import wqk
@@ -19,7 +18,16 @@ from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
 
 # Modules of transformers, and the classes' names before VisionConfig and VisionRotaryEmbedding.
-MODELS = cases(__file__, "models")
+MODELS = {
+    "qwen2_vl": "Qwen2VL",
+    "qwen2_5_vl": "Qwen2_5_VL",
+    "qwen3_vl": "Qwen3VL",
+    "glm4v": "Glm4v",
+    "ernie4_5_vl_moe": "Ernie4_5_VLMoe",
+    "cohere_compass": "CohereCompass",
+    "exaone4_5": "Exaone4_5_",
+    "glm_ocr": "GlmOcr",
+}
 WIDTH = 16
 
 

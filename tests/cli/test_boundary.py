@@ -12,15 +12,36 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.cases import cases
 from tests.command import ENCODER, refuse, run, shell
 from tests.limits import failing
 
 import wqk
 
+STREAMS = [
+    ("wqk scan ENCODER >/dev/full", 2, "No space left on device"),
+    ("wqk --help >/dev/full", 2, "No space left on device"),
+    ("wqk scan ENCODER >&-", 0, ""),
+    ("wqk explain ENCODER 2>&- <&-", 0, ""),
+    ("wqk scan /no/such/model 2>/dev/full", 2, ""),
+]
+
+ENVIRONMENT = [
+    ("POLARS_MAX_THREADS=0 wqk scan ENCODER", "POLARS_MAX_THREADS='0'; expected a number"),
+    ("COLUMNS=0 wqk scan ENCODER", "COLUMNS='0'; expected a width"),
+    ("SOURCE_DATE_EPOCH=x wqk scan ENCODER --out /dev/null/a.parquet", "cannot be written"),
+    (
+        "SOURCE_DATE_EPOCH=x wqk show ENCODER --layer 0 --out /dev/shm/form.pdf",
+        "SOURCE_DATE_EPOCH='x'; expected seconds",
+    ),
+    ("HF_HUB_DOWNLOAD_TIMEOUT=x wqk scan o/m", "HF_HUB_DOWNLOAD_TIMEOUT='x'; expected sec"),
+    ("HTTPS_PROXY=http://me:hunter2@h:x wqk scan o/m", "HTTPS_PROXY='http://…'; expected a p"),
+    ("HF_ENDPOINT=http://[ wqk scan o/m", "expected the address of a hub"),
+    ("wqk explain 'owner/model?token=hunter2'", "wqk: owner/model: "),
+]
+
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize(("line", "status", "says"), cases(__file__, "streams"))
+@pytest.mark.parametrize(("line", "status", "says"), STREAMS)
 def test_streams_that_are_full_or_closed(line, status, says):
     done = shell(line)
     assert done.returncode == status
@@ -29,7 +50,7 @@ def test_streams_that_are_full_or_closed(line, status, says):
     assert done.stderr.count("\n") <= 1
 
 
-@pytest.mark.parametrize(("line", "says"), cases(__file__, "environment"))
+@pytest.mark.parametrize(("line", "says"), ENVIRONMENT)
 def test_what_is_in_the_way_is_one_line_without_secrets(line, says):
     environment, _, verb = line.rpartition("wqk ")
     done = shell(f"HF_HUB_OFFLINE=0 NO_PROXY= {environment} wqk {verb}")

@@ -6,13 +6,65 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.cases import cases
 from tests.command import ENCODER, run
 from tests.reporting.making import rows, table
 
 import wqk
 
-REFUSED = cases(__file__, "refused")
+REFUSED = [
+    ("scan ENCODER --revision main", "only Hub repositories have revisions"),
+    ("explain ENCODER --revision main", "only Hub repositories have revisions"),
+    ("scan ENCODER --heads-per-layer 2", "knows the number of heads"),
+    ("diff ENCODER ENCODER --heads-per-layer 2", "knows the number of heads"),
+    ("diff ENCODER ENCODER --revision a", "expected --revision twice"),
+    ("diff ENCODER INDUCTION", "cannot be compared"),
+    ("show ENCODER --layer 0 --head 1 --coupling", "give one"),
+    ("survey ENCODER --jobs 2 --dask x --out y", "Error: "),
+    ("tokens INDUCTION --layer 1 --head 2 --through one.2", "one.2"),
+    ("same ENCODER ENCODER --up-to stream,head", "'head' is not one of 'stream'"),
+    ("scan ENCODER --gamma nan", "expected a finite number, got 'nan'"),
+    ("scan ENCODER --gamma 1e400", "Error: "),
+    ("watch run --every inf", "expected a finite number, got 'inf'"),
+    ("lab figure dose --below nan", "expected a finite number, got 'nan'"),
+    ("scan ENCODER --distance 3:1", "expected whole numbers"),
+    ("scan ENCODER --distance 0:4", "no rotary positions"),
+    ("scan ENCODER --distance 0:100000000", "Error: "),
+    ("scan ENCODER --distance 0:50000,60000:200000", "Error: "),
+    ("scan ENCODER --distance NINES:9NINES", "Error: "),
+    ("scan ENCODER --layers 0:100000000000000", "Error: "),
+    ("show ENCODER --layer 4", "no self-attention in layer 4"),
+    ("show ENCODER --layer 0 --head 4", "heads are 0 to 3"),
+    ("show ENCODER --layer 0 --cross", "no cross-attention"),
+    ("logits MODEL", "no such command; in Python it is wqk.logits: see help(wqk.logits)"),
+    ("Clip MODEL", "no such command; in Python it is wqk.clip_: see help(wqk.clip_)"),
+    ("nonsense MODEL", "No such command 'nonsense'."),
+    ("survey --out DIR", "an earlier survey goes on with the names that it had"),
+    ("show MODEL", "Missing option '--layer'. Which layer; negative: from the end."),
+    ("lab theory MODEL", "'--corpus'. Token store, text file, or token ids as .npy."),
+    ("scan LONG", "cannot be opened"),
+    ("lab theory bert --corpus no-such", "no-such: no such file or folder"),
+    ("report no-such -o r.html", "no-such: no such file or folder"),
+    ("report absent.parquet -o r.html", "cannot be read"),
+    ("report bad.jsonl -o r.html", "contains no score table"),
+    ("report . -o r.html", "a model is scanned first"),
+    ("report good.csv --details good.csv -o r.html", "holds no details"),
+    ("report pairs.parquet -o r.html", "expected a score table beside them"),
+    ("report good.csv -o r.docx", "written as .html"),
+    ("report good.csv -o absent/r.html", "cannot be written"),
+    ("scan ENCODER --report r.txt", "written as .html"),
+    ("scan ENCODER --details r.txt", "written as .npz"),
+    ("scan ENCODER --details absent/t.npz", "cannot be written"),
+    ("scan ENCODER --out absent/t.csv", "cannot be written"),
+    ("scan ENCODER --out t.xlsx", "a table is written as .parquet"),
+    ("diff ENCODER ENCODER --out t.doc", "a table is written as"),
+    ("show ENCODER --layer 0 --out t.gif", "a picture is written as .png"),
+    ("explain http://me:hunter2%40host/m?a", "http://host/m: not a valid URL"),
+    ("watch http://me:hunter2@host/m", "http://host/m: is an address"),
+    ("scan ENCODER --family a?token=hunter2", "wqk: a: "),
+    ("report a.csv -o b?token=hunter2", "b: "),
+    ("explain a b?token=hunter2", "extra argument (b)"),
+    ("diff ENCODER --beside \x00", "contains a null character"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.cases import cases
 
 from wqk import BilinearForm
 
 # Shapes (query, key) of stacks that broadcast: alone, alike, shared keys, shared queries.
-SHAPES = cases(__file__, "shapes")
+SHAPES = {
+    "single": [(5, 2), (5, 2)],
+    "not square": [(7, 2), (5, 2)],
+    "full rank": [(6, 6), (6, 6)],
+    "stack": [(4, 5, 2), (4, 5, 2)],
+    "grouped heads": [(2, 3, 5, 2), (2, 1, 5, 2)],
+    "one key head": [(1, 4, 5, 2), (1, 1, 5, 2)],
+    "shared query": [(1, 5, 2), (4, 3, 2)],
+    "key without stack": [(4, 5, 2), (3, 2)],
+    "query without stack": [(5, 2), (2, 3, 5, 2)],
+    "rank above the width": [(3, 4, 9), (3, 4, 9)],
+    "unequal widths, rank above both": [(7, 12), (5, 12)],
+}
 EVERY_SHAPE = pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
 
 

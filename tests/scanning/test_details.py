@@ -17,11 +17,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests import small
-from tests.cases import cases
 
 import wqk
 from wqk.errors import OutputError, TableError
 from wqk.tables.details import SIDE, BlockDetails, Details, LayerKey, block_details, read_details
+
+CHANGES = [
+    {"format": "another"},
+    {"version": 2},
+    {"gamma": "two"},
+    {"blocks": 7},
+    {"blocks": [7]},
+    {"blocks": [{}]},
+    {"layer": "0"},
+    {"layer": True},
+    {"revision": 7},
+    {"norm_unit": []},
+]
 
 ENCODER = wqk.demo_model("encoder")
 PLACE = LayerKey("a/b", None, None, "encoder", "self", 0, "qk", 0)
@@ -187,7 +199,7 @@ def file_of(**changes: Any) -> bytes:
 @pytest.mark.parametrize(
     "changes",
     [
-        *cases(__file__, "changes"),
+        *CHANGES,
         {"gamma": None},
         {"checkpoint": None},
         {"row_norms": None},

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import save
-from tests.cases import cases
 from tests.small import sizes
 
 from wqk_lab.runs.pairs import pairs
@@ -27,7 +26,29 @@ GPT2_COUNTS = {"n_embd": WIDTH, "n_head": HEADS, "n_layer": LAYERS}
 
 # By a part of the hub's name, of which the first that fits counts: its type, and where a layer's
 # weight is, or each of its sides is.
-TYPES = cases(__file__, "types")
+TYPES = {
+    "BERT": ["modernbert", "model.layers.{}.attn.Wqkv"],
+    "ettin-enc": ["modernbert", "model.layers.{}.attn.Wqkv"],
+    "gpt2": ["gpt2", "h.{}.attn.c_attn"],
+    "diffugpt": ["gpt2", "denoise_model.h.{}.attn.c_attn"],
+    "Ling": ["bailing_moe_v2", "model.layers.{}.attention.query_key_value"],
+    "LLaDA": ["llada2_moe", "model.layers.{}.attention.query_key_value"],
+    "ettin-dec": ["modernbert-decoder", "model.layers.{}.attn.{}_proj"],
+    "MLMvsCLM": ["slm", "model.layers.{}.self_attn.{}_proj"],
+    "gemma-2-2b": ["gemma2", "model.layers.{}.self_attn.{}_proj"],
+    "gemma-3": ["gemma3_text", "model.layers.{}.self_attn.{}_proj"],
+    "Mistral": ["mistral", "model.layers.{}.self_attn.{}_proj"],
+    "diffullama": ["llama", "denoise_model.layers.{}.self_attn.{}_proj"],
+    "lama": ["llama", "model.layers.{}.self_attn.{}_proj"],
+    "LLaMA": ["llama", "model.layers.{}.self_attn.{}_proj"],
+    "Dream": ["Dream", "model.layers.{}.self_attn.{}_proj"],
+    "Qwen2.5": ["qwen2", "model.layers.{}.self_attn.{}_proj"],
+    "SDAR": ["sdar", "model.layers.{}.self_attn.{}_proj"],
+    "a2d": ["a2d-qwen3", "model.layers.{}.self_attn.{}_proj"],
+    "OPDLM": ["a2d-qwen3", "model.layers.{}.self_attn.{}_proj"],
+    "diffusion": ["a2d-qwen3", "model.layers.{}.self_attn.{}_proj"],
+    "Qwen3": ["qwen3", "model.layers.{}.self_attn.{}_proj"],
+}
 QK_NORM, LAYER_NORM = "model.layers.{}.self_attn.{}_norm", "model.layers.{}.attention.{}_layernorm"
 # The norms of queries and keys, and the gain that leaves them as they are.
 NORMS = {

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import Result
-from tests.cases import cases
 from tests.command import run as run_command
 from tests.lab.theory import subjects
 
@@ -109,7 +108,16 @@ def test_steps_of_a_run_stand_side_by_side(place: Path) -> None:
 
 
 # One of each place that refuses: endings, folders, the opening of what is tested, the text.
-HOSTILE = cases(__file__, "hostile")
+HOSTILE = {
+    "--out findings.txt": "written as .json, .md, .csv; got the ending '.txt'",
+    "--out /nowhere/findings.md": "/nowhere/findings.md",
+    "--figure tails.gif": "written as .png, .pdf, .svg; got the ending '.gif'",
+    "--steps all": "only a training run has steps",
+    "--objective masked": "no masked language model of type 'llama'",
+    "--layers 9": "no layer 9; layers are numbered from 0 to 1",
+    "--revision main": "only a Hub repository has revisions",
+    "--batches 100000": "take fewer or shorter ones",
+}
 
 
 @pytest.mark.parametrize("options", HOSTILE)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.cases import cases
 
 from wqk_lab.theory.verdict import (
     Direction,
@@ -20,6 +19,21 @@ from wqk_lab.theory.verdict import (
     decide,
     tail,
 )
+
+VERDICTS = [
+    ("above", 1.0, 0.1, "holds"),
+    ("above", -1.0, 0.1, "fails"),
+    ("above", 0.05, 0.01, "fails"),
+    ("above", 0.1, 1.0, "undecided"),
+    ("below", -1.0, 0.1, "holds"),
+    ("below", 1.0, 0.1, "fails"),
+    ("near", 0.05, 0.01, "holds"),
+    ("near", 1.0, 0.1, "fails"),
+    ("near", -1.0, 0.1, "fails"),
+    ("near", 0.0, 1.0, "undecided"),
+    ("identity", 0.0, 0.1, "identity"),
+    ("identity", 1.0, 0.1, "fails"),
+]
 
 # The t that is exceeded with a probability of 2.5 %, from printed tables.
 TABLE = {1: 12.706, 2: 4.303, 5: 2.571, 10: 2.228, 30: 2.042, 120: 1.980}
@@ -48,7 +62,7 @@ def test_quantiles_are_those_of_the_tables(degrees: int) -> None:
     assert tail(TABLE[degrees], degrees) == pytest.approx(0.025, abs=2e-5)
 
 
-@pytest.mark.parametrize(("direction", "mean", "spread", "expected"), cases(__file__, "rule"))
+@pytest.mark.parametrize(("direction", "mean", "spread", "expected"), VERDICTS)
 def test_the_rule(direction: Direction, mean: float, spread: float, expected: str) -> None:
     assert decided(direction, mean, spread).verdict == expected
 

@@ -13,7 +13,6 @@ from typing import TextIO
 
 import pytest
 from click.testing import Result
-from tests.cases import cases
 from tests.command import run
 from tests.lab.figures.making import logged
 from tests.lab.training.making import experiment
@@ -33,6 +32,17 @@ from wqk_lab.training.experiments import (
     run_experiments,
 )
 from wqk_lab.training.recipe import make_recipe
+
+WRONG_CELLS = [
+    ({"name": "../a"}, "must be a valid folder name"),
+    ({"seeds": [1, 1]}, "must be distinct"),
+    ({"stop": 7}, "stop must be one of the 6 steps"),
+    ({"stop": True}, "stop must be one of the 6 steps"),
+    ({"seed": 3}, "cell 'a': a cell lists its seeds; got seed 3"),
+    ({"threads": 0}, "threads must be 1 or more; got 0"),
+    ({"color": 1}, "cell 'a': recipe: no field named color"),
+    ({"heads": 3}, "cell 'a': recipe: the width"),
+]
 
 CELLS = (
     {"name": "random", "stop": 4},
@@ -104,7 +114,7 @@ NAMED = {"name": "a"}
         (experiment(NAMED, NAMED), "two cells are called 'a'"),
         ("cell = [1]", r"\[\[cell\]\] tables"),
         (experiment({}), "a cell needs a name"),
-        *((experiment(NAMED | changes), told) for changes, told in cases(__file__, "wrong")),
+        *((experiment(NAMED | changes), told) for changes, told in WRONG_CELLS),
     ],
 )
 def test_files_that_are_no_experiments(content: str, message: str, tmp_path: Path) -> None:

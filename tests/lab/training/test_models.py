@@ -8,13 +8,21 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.cases import cases
 from tests.lab.training.making import VOCABULARY, tiny_model
 
 import wqk
 from wqk.errors import RunError
 from wqk_lab.training.initializations import STARTS
 from wqk_lab.training.models import load_checkpoint
+
+NO_MODEL = [
+    ("encoder", {"model_type": "llama", "hidden_size": 32}, "the encoder of type llama"),
+    ("decoder", {"model_type": "vit"}, "the decoder of type vit"),
+    ("decoder", {"model_type": "nonsense"}, "must be known to transformers; got 'nonsense'"),
+    ("decoder", {"hidden_size": 32}, "must be known to transformers; got None"),
+    ("decoder", {"model_type": "gpt2", "n_positions": 8}, "the configuration has 8"),
+    ("decoder", {"model_type": "gpt2", "n_embd": "wide"}, "from this configuration .*wide"),
+]
 
 
 @pytest.mark.parametrize("preset", ["paper", "fast"])
@@ -73,7 +81,7 @@ def test_a_model_is_as_large_as_its_recipe_and_vocabulary() -> None:
     assert (pre.model_type, pre.max_position_embeddings) == ("roberta-prelayernorm", 17)
 
 
-@pytest.mark.parametrize(("mode", "config", "message"), cases(__file__, "no model"))
+@pytest.mark.parametrize(("mode", "config", "message"), NO_MODEL)
 def test_configurations_that_make_no_model(mode: str, config: Any, message: str) -> None:
     with pytest.raises(RunError, match=message):
         tiny_model(mode=mode, config=config)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.cases import cases
 from tests.families.architectures import NAMED
 from tests.families.proving import build
 from tests.small import bert
@@ -20,7 +19,23 @@ from wqk.errors import CheckpointError, FormError, NonFiniteWeights
 from wqk.live.scoring import FLOOR, Penalty
 
 # One of each layout, and of each thing that is folded into a form.
-LAYOUTS = cases(__file__, "layouts")
+LAYOUTS = [
+    "bert",
+    "gpt2",
+    "modernbert",
+    "codegen",
+    "gpt-neox",
+    "falcon-multi-query",
+    "llama",
+    "qwen3",
+    "gemma3-text",
+    "cohere-norms",
+    "phi-norms",
+    "stablelm-norms",
+    "deepseek-v2",
+    "swinv2",
+    "t5",
+]
 KINDS = pytest.mark.parametrize("kind", ["symmetric", "skew"])
 EVERY_LAYOUT = pytest.mark.parametrize("name", LAYOUTS)
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.cases import cases
 
 from wqk.errors import RunError
 from wqk_lab.training.initializations import STARTS
@@ -23,6 +22,28 @@ from wqk_lab.training.recipe import (
     differences,
     make_recipe,
 )
+
+WRONG_RECIPES = [
+    ({"mode": "both"}, "mode='both' must be one of encoder, decoder"),
+    ({"objective": "causal"}, "an encoder's objective must be masked"),
+    ({"mode": "decoder", "objective": "masked"}, "a decoder's causal or masked-next"),
+    ({"width": 30, "heads": 4}, "divisible by the number of heads; got width 30 and 4 heads"),
+    ({"layers": 0}, "layers=0 must be at least 1"),
+    ({"layers": 2.0}, "layers=2.0 must be of type int"),
+    ({"layers": True}, "layers=True must be of type int"),
+    ({"steps": "many"}, "steps='many' must be of type int"),
+    ({"dropout": 1}, "dropout=1.0 must be less than 1"),
+    ({"learning_rate": 0}, "learning_rate=0.0 must be greater than 0"),
+    ({"learning_rate": float("inf")}, "finite"),
+    ({"weight_decay": float("nan")}, "weight_decay=nan must be at least 0"),
+    ({"warmup": 11, "steps": 10}, "warmup must not exceed the steps; got 11 of 10"),
+    ({"block": 2, "mask_share": 0.1}, "at least one token"),
+    ({"keep_checkpoints": "some"}, "got 'some'"),
+    ({"config": "bert"}, "config='bert' must be of type Mapping"),
+    ({"init_norm": "twice"}, "of type float"),
+    ({"init_norm": 1.0, "init_head_norm": 1.0}, "give only one"),
+    ({"lauers": 3}, "no field named lauers"),
+]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +102,7 @@ def test_a_configuration_takes_the_place_of_the_sizes() -> None:
             make_recipe(config={"model_type": "llama"}, **twice)
 
 
-@pytest.mark.parametrize(("wrong", "message"), cases(__file__, "wrong"))
+@pytest.mark.parametrize(("wrong", "message"), WRONG_RECIPES)
 def test_wrong_values_are_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(RunError, match=message):
         make_recipe(**wrong)

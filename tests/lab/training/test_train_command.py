@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cases import cases
 from tests.command import run
 from tests.lab.training import making
 from tests.lab.training.making import flags
@@ -17,6 +16,18 @@ from tests.lab.training.making import flags
 from wqk.tables.run import create_run, open_run
 from wqk_lab.training.corpus import TokenStore
 from wqk_lab.training.recipe import Recipe, make_recipe
+
+MISTAKES = [
+    (["--heads", "3", "--width", "16"], "divisible by the number of heads"),
+    (["--steps", "0"], "--steps 0 must be at least 1"),
+    (["--steps", "many"], "Invalid value for '--steps'"),
+    (["--penalty", "symmetric"], "a kind and a weight such as symmetric=0.1"),
+    (["--penalty", "round=1"], "--penalty 'round' must be one of none, symmetric, skew"),
+    (["--mode", "decoder", "--objective", "masked"], "an encoder's objective must be masked"),
+    (["--preset", "slow"], "Invalid value for '--preset'"),
+    (["--report-to", "nonsense"], "expected installed loggers: "),
+    ([], "--corpus"),
+]
 
 SMALL = making.SMALL | {"steps": 4, "warmup": 1}
 wqk_train = partial(run, "lab", "train")
@@ -96,7 +107,7 @@ def test_resuming_needs_no_more_than_the_folder(where: list[str], tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        *cases(__file__, "mistakes"),
+        *MISTAKES,
         (["--config", __file__], "contains no JSON object"),
     ],
 )

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.cases import cases
 from tests.lab.training.corpus.samples import content, documents, sentences, write_jsonl
 
 from wqk.errors import CorpusError
@@ -22,6 +21,17 @@ from wqk_lab.training.corpus import (
     build_corpus,
     building,
 )
+
+WRONG_OPTIONS = [
+    ({"text": "letters"}, "text='letters' must be one of words, characters"),
+    ({"document": "page"}, "document='page' must be one of"),
+    ({"vocabulary": 5}, "vocabulary=5 must be at least 100"),
+    ({"text": "characters", "characters": 0}, "characters=0 must be at least 1"),
+    ({"max_documents": 0}, "max_documents=0 must be at least 1"),
+    ({"text": "characters", "vocabulary": 500}, "characters and vocabulary=500 contradict"),
+    ({"characters": 50}, "text=words and characters=50 contradict"),
+    ({"tokenizer": "a", "lower": True}, "tokenizer=a and lower=True contradict"),
+]
 
 CHARACTERS = CorpusOptions(text="characters", held_out=20)
 WORDS = CorpusOptions(vocabulary=300, held_out=20)
@@ -175,7 +185,7 @@ SHARE = r"held_out=[-\w.]+ must be a (finite number|fraction below 1)"
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
-        *cases(__file__, "options"),
+        *WRONG_OPTIONS,
         *(({"held_out": share}, SHARE) for share in (-0.1, 1.5, float("nan"), float("inf"))),
     ],
     ids=str,

@@ -7,12 +7,24 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.cases import cases
 from tests.command import refuse
 from tests.command import run as run_command
 from tests.lab.training.corpus.samples import content, sentences, write_jsonl
 
 from wqk_lab.training.corpus import CorpusOptions, TokenStore, build_corpus
+
+ERRORS = [
+    (["nofile.txt"], "no such file or folder"),
+    (["text.jsonl", "--field", "body"], "has no 'body'; set --field NAME to one of text"),
+    (["text.jsonl", "--vocabulary", "nofile"], "nofile: cannot be read"),
+    (["text.jsonl", "--tokenizer", "text.jsonl"], "no tokenizer can be read"),
+    (
+        ["text.jsonl", "--text", "characters", "--vocabulary", "500"],
+        "--text characters and --vocabulary 500 contradict",
+    ),
+    (["text.jsonl", "--held-out", "1.5"], "--held-out 1.5 must be a fraction below 1"),
+    (["text.jsonl", "--held-out", "1000"], "different document"),
+]
 
 run = partial(run_command, "lab", "corpus")
 
@@ -54,7 +66,7 @@ def test_a_vocabulary_file_is_named_in_the_header(text_file: Path, tmp_path: Pat
     assert content(same.folder) == content(made.folder)
 
 
-@pytest.mark.parametrize(("arguments", "fault"), cases(__file__, "errors"))
+@pytest.mark.parametrize(("arguments", "fault"), ERRORS)
 def test_errors_are_one_line(arguments, fault, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_jsonl(Path("text.jsonl"), sentences(20))

@@ -12,13 +12,39 @@ from unittest.mock import Mock
 
 import polars as pl
 import pytest
-from tests.cases import cases
 from tests.lab.training.corpus.samples import write_jsonl
 from tests.limits import failing
 
 from wqk.errors import CorpusError
 from wqk_lab.training.corpus import reading
 from wqk_lab.training.corpus.reading import find_source, read_documents
+
+BAD_FILES = {
+    "text.jsonl": [
+        '{"text": "a"}\n{"body": "a"}\n',
+        "line 2: has no 'text'; set field=NAME to one of body",
+    ],
+    "object.jsonl": ['["a"]\n', "line 1: expected one JSON object, got list"],
+    "list.json": ['[\n{"text": "a"}\n]', "line 1: expected"],
+    "open.jsonl": ['{"text": "a"}\n{"text": "a\n', "line 2: expected a JSON object"],
+    "number.jsonl": ['{"text": 3}\n', "line 1: expected text in 'text', got int"],
+    "columns.csv": ["a,b\n1,2\n", "has no 'text'; set field=NAME to one of a, b"],
+    "empty.csv": ["", "has no 'text'; set field=NAME to one of none"],
+    "quote.csv": ['text\nb\n"a\n', "cannot be read"],
+    "wrong.jsonl.xz": ["not xz", "cannot be read completely"],
+    "wrong.jsonl.gz": ["not gzip", "cannot be read completely"],
+    "wrong.jsonl.bz2": ["not bzip2", "cannot be read completely"],
+    "wrong.jsonl.zst": ["not zstd", "cannot be read"],
+    "wrong.parquet": ["PAR1 not parquet PAR1", "cannot be read"],
+    "empty.parquet": ["", "cannot be read"],
+}
+
+ADVICE = [
+    ("wikipedia", "20220301.en, and pass their folder"),
+    ("jigsaw", "--field comment_text"),
+    ("redpajama", "--field raw_content"),
+    ("owner/name", "pass their folder"),
+]
 
 TEXTS = ["one", "two\nlines, and a comma", 'a "quoted" one', "", "naïve 猫 🙂"]
 
@@ -70,7 +96,7 @@ def test_null_is_an_empty_document(tmp_path: Path) -> None:
 
 XZ = lzma.compress(b'{"text": "a"}\n' * 10_000)
 BAD = {
-    **{name: (text.encode(), told) for name, (text, told) in cases(__file__, "bad").items()},
+    **{name: (text.encode(), told) for name, (text, told) in BAD_FILES.items()},
     "deep.jsonl": (b"[" * 100_000 + b"\n", "line 1: expected a JSON object"),
     "latin.jsonl": ('{"text": "é"}\n'.encode("latin-1"), "line 1: expected UTF-8"),
     "latin.txt": ("é\n".encode("latin-1"), "expected UTF-8 text"),
@@ -181,7 +207,7 @@ def test_named_corpora_are_the_papers(name: str, monkeypatch: pytest.MonkeyPatch
         assert address.endswith("/documents/2023-14/0000/en_head.json.gz")
 
 
-@pytest.mark.parametrize(("name", "advice"), cases(__file__, "advice"))
+@pytest.mark.parametrize(("name", "advice"), ADVICE)
 def test_without_a_network_one_line_says_what_to_fetch(name, advice, monkeypatch):
     fail = failing(ConnectionError("no route\nto host"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
