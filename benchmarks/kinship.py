@@ -36,12 +36,12 @@ from benchmarks.descendants import (
 from benchmarks.generate import LLAMA_3_8B, write_checkpoint
 from benchmarks.rivals import RIVALS
 from wqk.checkpoints.modules import StateDict
-from wqk.comparing.fingerprints import fingerprint, lacks_any_norm
-from wqk.comparing.randomization import TESTS, gather
+from wqk.kinship.fingerprints import fingerprint, lacks_any_norm
+from wqk.kinship.randomization import TESTS, gather
 
 if TYPE_CHECKING:
-    from wqk.comparing.fingerprints import Fingerprint
-    from wqk.comparing.randomization import Evidence
+    from wqk.kinship.fingerprints import Fingerprint
+    from wqk.kinship.randomization import Evidence
 
 
 # Parents in addition to all that were trained long; their children are trained, too.

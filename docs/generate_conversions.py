@@ -24,11 +24,11 @@ def rows() -> Iterator[str]:
     """A line of the table for each mistake."""
     sys.path.insert(0, str(ROOT))
     try:
-        from tests.comparing.conversions import MISTAKES, right
+        from tests.sameness.conversions import MISTAKES, right
     finally:
         sys.path.pop(0)
     from wqk.checkpoints.modules import StateDict
-    from wqk.comparing.sameness import same
+    from wqk.sameness.same import same
 
     for mistake in MISTAKES:
         tensors, config = right(mistake.model)

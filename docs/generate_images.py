@@ -113,7 +113,7 @@ def photograph(page: Path, picture: Path, width: int = 1200, height: int = 1150)
 def mistaken() -> None:
     """Where a conversion differs: one layer in its rotary order, two heads left as initialized."""
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    from tests.comparing.conversions import edit, initialized, pairs, right
+    from tests.sameness.conversions import edit, initialized, pairs, right
 
     from wqk import same
     from wqk.checkpoints.modules import StateDict

@@ -24,7 +24,9 @@ ROOMS = {
     "live": "models in memory: scored while they train, set, clipped, run and verified",
     "inspecting": "one checkpoint looked at closely: its forms, its tokens, its heads together",
     "reporting": "the HTML report, and pictures of forms and tables",
-    "comparing": "two checkpoints, or more, side by side",
+    "differences": "what training changed: forms of two checkpoints, head by head",
+    "kinship": "lineage of two checkpoints, from what their weights share by more than chance",
+    "sameness": "whether two checkpoints are one model, the causes of differences, their repairs",
     "scanning": "checkpoints to score tables: scan, surveys of many, watch",
     "tables": "score tables: their columns, how they are shown, and their files",
     "model": "the model in the middle: a checkpoint, its family and its blocks, opened once",
@@ -116,6 +118,19 @@ def test_every_room_is_on_the_list() -> None:
         rooms[package].add(room)
     assert rooms["wqk"] - {"__init__", "__main__"} - SHARED == set(ROOMS)
     assert rooms["wqk_lab"] - {"__init__"} == set(LABORATORY_ROOMS)
+
+
+def test_comparisons_do_not_import_each_other() -> None:
+    """Only `wqk.kin` calls another one: `wqk.same`, for a rotation of the residual stream."""
+    leaves = ("differences", "kinship", "sameness")
+    crossing = {
+        name
+        for path in modules()
+        for name in imported(path, late=True)
+        if room_of(path)[1] in leaves and name.split(".")[1:2] != [room_of(path)[1]]
+        if name.split(".")[1:2] and name.split(".")[1] in leaves
+    }
+    assert crossing == {"wqk.sameness.same.same"}
 
 
 def test_no_arrow_points_back() -> None:

@@ -15,8 +15,8 @@ import pytest
 from safetensors.numpy import save_file
 from tests import small
 from tests.command import run
-from tests.comparing.adapting import adapter_on
 from tests.limits import counts, within
+from tests.sameness.adapting import adapter_on
 from tools.mutating.mutants import data_mutants
 
 import wqk

@@ -74,7 +74,7 @@ LINES = [
 
 @pytest.mark.parametrize("name", [*ODD, *SCALINGS])
 def test_odd_models_are_a_result_or_a_line(tmp_path, monkeypatch, name):
-    monkeypatch.setattr("wqk.comparing.kinship.RENUMBERINGS", 999)
+    monkeypatch.setattr("wqk.kinship.kin.RENUMBERINGS", 999)
     plain = folder(tmp_path / "plain")
     more = {"rope_scaling": SCALINGS[name]} if name in SCALINGS else {}
     odd = folder(tmp_path / "odd", ODD.get(name), **more)

@@ -29,7 +29,7 @@ from click.testing import CliRunner
 from tests.checkpoints import test_gguf
 from tests.checkpoints.serving import own_hub
 from tests.command import shell
-from tests.comparing.adapting import adapter_on
+from tests.sameness.adapting import adapter_on
 from tests.test_printed import OPEN, PAGES, ROOT, commands, fences
 
 import wqk

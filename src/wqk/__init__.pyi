@@ -4,10 +4,7 @@ from .attention import Block as Block
 from .attention import Head as Head
 from .checkpoints import Checkpoint as Checkpoint
 from .checkpoints import open_checkpoint as open_checkpoint
-from .comparing.differences import diff as diff
-from .comparing.kinship import kin as kin
-from .comparing.sameness import assert_same as assert_same
-from .comparing.sameness import same as same
+from .differences import diff as diff
 from .errors import WqkError as WqkError
 from .forms import BilinearForm as BilinearForm
 from .forms.scores import coupling as coupling
@@ -20,6 +17,7 @@ from .inspecting.composition import compose as compose
 from .inspecting.explanation import explain as explain
 from .inspecting.showing import show as show
 from .inspecting.tokens import match_tokens as match_tokens
+from .kinship.kin import kin as kin
 from .live import Monitor as Monitor
 from .live import ScoreCallback as ScoreCallback
 from .live import clip_ as clip_
@@ -31,6 +29,8 @@ from .model import Model as Model
 from .model import open as open
 from .reporting import write_report as write_report
 from .reporting.demo import demo_model as demo_model
+from .sameness.same import assert_same as assert_same
+from .sameness.same import same as same
 from .scanning.scan import scan as scan
 from .scanning.surveys import survey as survey
 from .scanning.surveys.watch import watch as watch

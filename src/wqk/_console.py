@@ -13,7 +13,7 @@ import io
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -334,3 +334,9 @@ def _told(value: Any) -> dict[str, Any]:
     return {
         name: json_value(getattr(value, name)) for name in (*names, *getattr(value, "told", ()))
     }
+
+
+def farthest(moved: Sequence[tuple[float, str]]) -> str:
+    """The heads that moved most, in a sentence; nothing without any."""
+    named = ", ".join(f"{head} ({far:.2g})" for far, head in sorted(moved)[:-6:-1])
+    return f"Heads that moved most, as layer.head: {named}." if named else ""

@@ -21,8 +21,8 @@ from tests.small import sizes
 import wqk
 from wqk.checkpoints import Part, open_checkpoint
 from wqk.checkpoints.formats import FORMATS, Format
-from wqk.comparing.sameness import same
 from wqk.errors import CheckpointError
+from wqk.sameness.same import same
 
 LAYERS, D, H, G, R, V = 2, 48, 6, 2, 8, 40
 Tensors = dict[str, torch.Tensor]

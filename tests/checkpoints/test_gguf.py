@@ -17,8 +17,8 @@ from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.checkpoint import Grid, Part
 from wqk.checkpoints.gguf import QUANTIZED, TYPES
 from wqk.checkpoints.modules import StateDict
-from wqk.comparing.contents import Outcome
 from wqk.errors import CheckpointError
+from wqk.sameness.contents import Outcome
 
 gguf = pytest.importorskip("gguf")
 

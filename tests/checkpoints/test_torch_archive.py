@@ -24,8 +24,8 @@ from tests.checkpoints.stored import assert_holds, read_all, weights, write_pick
 from tests.limits import counts, in_memory, refused, within
 
 from wqk.checkpoints import Part, open_checkpoint
-from wqk.comparing.contents import equal_parts
 from wqk.errors import CheckpointError
+from wqk.sameness.contents import equal_parts
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth", "model.ckpt"])

@@ -16,8 +16,8 @@ from tests.stand_in import Module
 import wqk
 from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.modules import StateDict
-from wqk.comparing.sameness import same
 from wqk.errors import CheckpointError
+from wqk.sameness.same import same
 
 LAYERS, D, H, G, R = 2, 24, 4, 2, 6
 ABOUT = {"rope_theta": 5e5, "attention_bias": True, "rms_norm_eps": 1e-5}

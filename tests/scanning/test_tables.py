@@ -29,7 +29,7 @@ from tests.reporting.making import row
 
 import wqk
 from wqk._files import write_atomically
-from wqk.comparing.differences import DifferenceTable
+from wqk.differences import DifferenceTable
 from wqk.errors import OutputError, TableError
 from wqk.inspecting.composition import CompositionTable
 from wqk.tables.columns import COLUMNS as COLUMN_RECORDS

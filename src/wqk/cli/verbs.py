@@ -36,7 +36,7 @@ from wqk.cli.options import (
 from wqk.cli.verb import Verb
 
 if TYPE_CHECKING:
-    from wqk.comparing.kinship import Kinship
+    from wqk.kinship.kin import Kinship
     from wqk.tables.score_table import ScoreTable
 
 explain = Verb(
@@ -82,7 +82,7 @@ parts = Verb(
 )
 
 diff = Verb(
-    "wqk.comparing.differences:diff",
+    "wqk.differences:diff",
     examples=(
         "wqk diff EleutherAI/pythia-160m ./my-finetuned-pythia",
         "wqk diff ./run/checkpoint-1000 ./run/checkpoint-2000 --terms",
@@ -96,14 +96,14 @@ diff = Verb(
 
 def _with_matches(result: Kinship, matches: bool) -> list[Any]:
     """Who is related to whom, and on request the layers and heads that match."""
-    from wqk.comparing.kinship import layer_table
+    from wqk.kinship.kin import layer_table
 
     title = f"{result.other}, and its matches in {result.checkpoint}"
     return [result, *([title, layer_table(result)] if matches and result.related else [])]
 
 
 kin = Verb(
-    "wqk.comparing.kinship:kin",
+    "wqk.kinship.kin:kin",
     own={"matches": {"is_flag": True, "help": "Also print which layers and heads match."}},
     show=_with_matches,
     examples=(
@@ -226,7 +226,7 @@ def same(
     """
     from wqk._style import check_picture, save_figure
     from wqk.cli import display
-    from wqk.comparing.sameness import same as compare
+    from wqk.sameness.same import same as compare
 
     if picture:
         check_picture(picture)
@@ -236,7 +236,7 @@ def same(
     display.show(result.to_dict(), result, as_json=as_json)
     if junit:
         from wqk._files import write_atomically
-        from wqk.comparing.answer import junit as report_of
+        from wqk.sameness.answer import junit as report_of
 
         write_atomically(junit, report_of(result))
     if picture:

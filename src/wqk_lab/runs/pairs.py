@@ -27,7 +27,7 @@ import polars as pl
 from wqk._files import read_text, unwritable, write_atomically
 from wqk.attention import Block
 from wqk.checkpoints.references import HubAccess
-from wqk.comparing.differences import DIFFERENCE_SCHEMA, block_rows
+from wqk.differences import DIFFERENCE_SCHEMA, block_rows
 from wqk.errors import CheckpointError, TableError, WqkError, all_lines
 from wqk.forms.scores import symmetry_null
 from wqk.model import open as open_model

@@ -1,1 +1,0 @@
-"""Two checkpoints, or more, side by side."""

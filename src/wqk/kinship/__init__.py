@@ -1,0 +1,1 @@
+"""Lineage of two checkpoints: `wqk.kin`."""

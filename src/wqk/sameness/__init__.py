@@ -1,0 +1,1 @@
+"""Whether two checkpoints are the same model, and why not: `wqk.same`."""

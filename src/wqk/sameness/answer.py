@@ -1,0 +1,501 @@
+"""What `wqk.same` found: blocks, causes, tensors, counts, and how it is said everywhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from textwrap import shorten
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+from rich.text import Text
+
+from wqk._console import Result, counted, farthest, json_value, last_part, spans
+from wqk._style import CATEGORIES, style
+from wqk.errors import TableError
+from wqk.families import Place
+from wqk.sameness.contents import Outcome, TensorComparison
+from wqk.sameness.mismatches import Kind, Mismatch
+from wqk.sameness.outside import ATTENTION, MIXER, OTHER
+from wqk.sameness.weights import SCORES
+from wqk.tables.sheet import Cell, Sheet
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Tensors that differ are printed up to so many.
+LISTED = 8
+# Of heads that are the same.
+SAME = "#f3f3f1"
+
+
+def few(names: Sequence[str], most: int = 3) -> str:
+    """The first of many names, and how many more there are.
+
+    Examples
+    --------
+    >>> few(["a", "b", "c", "d", "e"])
+    'a, b, c and 2 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+# Where what a GGUF file lacks may be.
+MMPROJ = " (llama.cpp keeps towers in a file of their own, mmproj)"
+
+
+@dataclass(frozen=True)
+class BlockComparison:
+    """One block of two checkpoints, under its name in the first."""
+
+    stack: str
+    kind: str
+    layer: int
+    distance: dict[int, float]  # largest ‖M_a(N) − M_b(N)‖ / ‖M_a(N)‖ over heads, by position N
+    head: int  # the head in which it is largest
+    tolerance: float  # what rounding explains of that head's distance, or what was accepted
+    mismatches: tuple[Mismatch, ...]  # how the second block differs; none if they are equal
+    heads: tuple[float, ...] = ()  # each head's largest distance; 0 where rounding explains it
+    # The same of what it does besides its scores, such as its values; without what is not known.
+    beside: dict[str, float] = field(default_factory=dict)
+    unequal: tuple[str, ...] = ()  # the circuits that differ by more than is allowed
+    identical: bool = False  # whether all that they store is the same, byte by byte
+    moved: tuple[float, ...] = ()  # each head's largest distance of scores, explained or not
+
+    @property
+    def place(self) -> Place:
+        """Where it is in the first checkpoint."""
+        return Place(self.stack, self.kind, self.layer)
+
+    @property
+    def same(self) -> bool:
+        """Whether the blocks attend the same way."""
+        return not (self.mismatches or self.unequal)
+
+    @property
+    def farthest(self) -> float:
+        """The largest distance of any head in any circuit."""
+        return max((*self.distance.values(), *self.beside.values()), default=0.0)
+
+    @property
+    def wrong(self) -> set[str]:
+        """The circuits that differ, in their weights or in what is beside these."""
+        beside = (Kind.SETTING, Kind.SINKS, Kind.SIZES)
+        found = {
+            one.facts.get("circuit", SCORES) for one in self.mismatches if one.verdict in beside
+        }
+        return found.union(self.unequal)
+
+    @property
+    def reason(self) -> str:
+        """How the blocks differ, as text."""
+        return "; ".join(map(str, self.mismatches))
+
+    @property
+    def repair(self) -> str:
+        """Code that makes the second block like the first, as far as it is known."""
+        return "; ".join(one.repair for one in self.mismatches if one.repair)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A mismatch, and the blocks that have it."""
+
+    mismatch: Mismatch
+    places: tuple[Place, ...]
+
+    @property
+    def where(self) -> str:
+        """These blocks, in few words."""
+        return _places(self.places) or "in the configuration"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, for JSON."""
+        return self.mismatch.to_dict() | {"blocks": [place._asdict() for place in self.places]}
+
+
+# What one may try on a comparison, and what has it.
+SYNONYMS = {
+    **dict.fromkeys(("reasons", "why", "mismatches"), "causes"),
+    **dict.fromkeys(("code", "fix", "fixes", "repairs"), "repair"),
+}
+
+
+@dataclass(frozen=True, repr=False)
+class CheckpointComparison(Result, synonyms=SYNONYMS):
+    """Two checkpoints, block by block.
+
+    Attributes
+    ----------
+    checkpoint, other
+        Their names.
+    blocks
+        Those that both have, in the first checkpoint's order.
+    missing, added
+        Blocks that only the first one has, and only the second.
+    notes
+        What was not compared, or is known of the numbers: rounded values in a wider type, guesses.
+    tensors
+        Those outside the forms: of attention and other mixers, and with ``everything`` all others.
+    unknown
+        What of attention could not be compared: values that a family does not name, tensors that
+        the other lacks or stores in another layout.
+    not_compared
+        Names of the other tensors that were not compared.
+    accepted
+        The tolerance that was given.
+    quantized
+        How the weights of the forms are stored in either, where it is with few bits.
+    settings
+        Settings of the configurations that differ, beside those of blocks; with ``everything`` all.
+    settings_not_compared
+        Keys of the other settings that differ, with dots for nested parts.
+    """
+
+    checkpoint: str
+    other: str
+    blocks: tuple[BlockComparison, ...]
+    missing: tuple[Place, ...] = ()
+    added: tuple[Place, ...] = ()
+    notes: tuple[str, ...] = ()
+    tensors: tuple[TensorComparison, ...] = ()
+    unknown: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ()
+    accepted: float = 0.0
+    quantized: tuple[str, ...] = ()
+    settings: tuple[Mismatch, ...] = ()
+    settings_not_compared: tuple[str, ...] = ()
+
+    @property
+    def same(self) -> bool:
+        """Whether both have the same blocks, and nothing that was compared differs."""
+        blocks = not (self.missing or self.added) and all(block.same for block in self.blocks)
+        return blocks and not self.differing and not self.settings
+
+    def __bool__(self) -> bool:
+        return self.same
+
+    @property
+    def differing(self) -> tuple[TensorComparison, ...]:
+        """The tensors outside the forms that differ."""
+        return tuple(one for one in self.tensors if one.outcome.differs)
+
+    @property
+    def alone(self) -> list[tuple[str, tuple[Place, ...], str]]:
+        """Which checkpoint has blocks that the other lacks: its name, these, the other's name."""
+        names = (self.checkpoint, self.other), (self.other, self.checkpoint)
+        both = zip(names, (self.missing, self.added), strict=True)
+        return [(name, places, to) for (name, to), places in both if places]
+
+    @property
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """How many are equal of those compared: blocks, circuits in them, tensors, by name."""
+        found: dict[str, list[bool]] = {SCORES: []}
+        for block in self.blocks:
+            for what in (SCORES, *block.beside):
+                found.setdefault(what, []).append(what not in block.wrong)
+        titles = {
+            ATTENTION: "attention's other tensors",
+            MIXER: "other mixers",
+            OTHER: "other tensors",
+        }
+        for one in self.tensors:
+            if one.outcome is not Outcome.UNKNOWN:
+                found.setdefault(titles[one.role], []).append(one.outcome.same)
+        return {name: (sum(some), len(some)) for name, some in found.items()}
+
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """What is wrong, each once with the blocks that have it; the most frequent first."""
+        found: dict[tuple[str, str, str], list[tuple[Mismatch, Place]]] = {}
+        for block in self.blocks:
+            for one in block.mismatches:
+                # Distances and factors differ from layer to layer.
+                reason = one.reason if one.repair else one.verdict
+                found.setdefault((one.verdict, reason, one.repair), []).append((one, block.place))
+        causes = []
+        for some in found.values():
+            first = some[0][0]
+            if any(one.reason != first.reason for one, _ in some):
+                first = replace(first, reason=str(first.verdict))
+            causes.append(Cause(first, tuple(place for _, place in some)))
+        causes += [Cause(one, ()) for one in self.settings]
+        return tuple(sorted(causes, key=lambda cause: -len(cause.places)))
+
+    @property
+    def reason(self) -> str:
+        """How the blocks differ, each cause once."""
+        return "; ".join(dict.fromkeys(str(cause.mismatch) for cause in self.causes))
+
+    @property
+    def repair(self) -> str:
+        """Lines that make the second checkpoint's blocks like the first, as far as known."""
+        return "\n".join(dict.fromkeys(c.mismatch.repair for c in self.causes if c.mismatch.repair))
+
+    @property
+    def sentence(self) -> str:
+        """The outcome in one sentence: what is equal, what differs, what was not compared."""
+        differing = [block for block in self.blocks if not block.same]
+        parts = [
+            f"{counted(len(places), 'block')} only in {name}"
+            + MMPROJ * (to.endswith(".gguf") and places[0].stack.startswith(("vision", "audio")))
+            for name, places, to in self.alone
+        ]
+        if differing:
+            kinds = [
+                m.reason if m.repair or m.verdict in (Kind.SETTING, Kind.ROTARY) else m.verdict
+                for m in (cause.mismatch for cause in self.causes if cause.places)
+            ]
+            known = "; ".join(dict.fromkeys(kinds))
+            sizes = [block.farthest for block in differing]
+            spread = f"{min(sizes):.2g} to {max(sizes):.2g}"
+            if max(sizes) <= 2 * min(sizes):
+                spread = f"up to {max(sizes):.2g}"
+            far = f" (relative distance {spread})" if max(sizes) > 0 else ""
+            parts.insert(0, f"{len(differing)} of {len(self.blocks)} blocks differ: {known}{far}")
+        if self.differing:
+            told = few([*map(str, self.differing)], 1)
+            parts.append(f"{_differ(self.differing, 'tensor')} ({told})")
+        if self.settings:
+            told = "; ".join(map(str, self.settings[:3])) + " …" * (len(self.settings) > 3)
+            parts.append(f"{_differ(self.settings, 'setting')} ({told})")
+        compared = " · ".join(f"{name} {same}/{n}" for name, (same, n) in self.counts.items() if n)
+        if self.unknown:
+            compared += f" · not compared: {few(self.unknown)}"
+        if self.not_compared:
+            compared += f" · {counted(len(self.not_compared), 'other tensor')} not compared"
+        if self.settings_not_compared:
+            compared += f" · other settings, not compared: {few(self.settings_not_compared)}"
+        if parts:
+            beyond = ", beyond what quantization explains" if self.quantized else ""
+            return f"Not the same{beyond}: {'; '.join(parts)}. Equal: {compared}.{self._farthest}"
+        sizes = [block.farthest for block in self.blocks]
+        allowed = max((b.tolerance for b in self.blocks), default=0.0)
+        explains = "the rounding of stored numbers explains"
+        if self.accepted:
+            explains = "the tolerance that was given accepts"
+            allowed = max(allowed, self.accepted)
+        whole = "The same attention" + ", as far as it was compared" * bool(self.unknown)
+        if not (self.unknown or self.not_compared or self.settings_not_compared):
+            whole = "The same model"
+        if self.quantized:
+            whole += f" but for quantization ({', '.join(self.quantized)})"
+        if not sizes:  # no attention with a softmax, and so no heads
+            return f"{whole.replace('attention', 'mixers of tokens')}: {compared}."
+        return (
+            f"{whole}: {compared}. Heads lie at most {max(sizes):.1e} apart, relative to their "
+            f"norm; {explains} {allowed:.1e}.{self._farthest}"
+        )
+
+    @property
+    def _farthest(self) -> str:
+        """Of quantized weights, the heads that moved most."""
+        several = len({(b.stack, b.kind) for b in self.blocks}) > 1
+        far = [
+            (moved, f"{b.stack} {b.kind} " * several + f"{b.layer}.{head}")
+            for b in self.blocks
+            if self.quantized
+            for head, moved in enumerate(b.moved)
+            if math.isfinite(moved)
+        ]
+        return " " * bool(far) + farthest(far)
+
+    def _rows(self) -> Iterator[Mapping[str, Any]]:
+        """One for each block."""
+        for one in self.blocks:
+            names = ("stack", "kind", "layer", "same", "distance", "tolerance", "reason", "repair")
+            row = {name: getattr(one, name) for name in names}
+            row["distance"] = one.farthest
+            yield row | {name: row[name] or None for name in names[-2:]}
+
+    @style()
+    def plot(self) -> Figure:
+        """Draw every head's distance from the same head of the other, for each attention.
+
+        Heads that are the same, up to rounding, are pale. A bar beside each layer has the color of
+        its cause, the most frequent ones with their names below.
+
+        Raises
+        ------
+        TableError
+            No block was compared.
+        MissingPackage
+            Matplotlib is not installed.
+        """
+        import polars as pl
+        from matplotlib.colors import LogNorm
+        from matplotlib.patches import Patch
+
+        from wqk.tables.rendering import head_maps
+
+        attentions: dict[str, list[BlockComparison]] = {}
+        for block in self.blocks:
+            attentions.setdefault(f"{block.stack} {block.kind}-attention", []).append(block)
+        if not attentions:
+            raise TableError("no attention block was compared, so there is nothing to draw")
+        verdicts = list(dict.fromkeys(cause.mismatch.verdict for cause in self.causes))
+        color_of = {
+            name: CATEGORIES[min(n, len(CATEGORIES) - 1)] for n, name in enumerate(verdicts)
+        }
+        schema = {"layer": pl.Int64, "head": pl.Int64, "distance": pl.Float64}
+        kinds = []
+        for name, blocks in attentions.items():
+            cells = [
+                (b.layer, n, far if far > 0 else None)
+                for b in blocks
+                for n, far in enumerate(b.heads)
+            ]
+            kinds.append((name, pl.DataFrame(cells, schema, orient="row")))
+        scale = LogNorm(1e-4, 2, clip=True)  # what lies beyond has the nearer end's color
+        figure = head_maps(kinds, {"distance": ""}, "relative distance of a head", norm=scale)
+        for axis, blocks in zip(figure.axes, attentions.values(), strict=False):
+            axis.set_facecolor(SAME)
+            left, right = axis.get_xlim()
+            for block in blocks:
+                for mismatch in block.mismatches[:1]:
+                    axis.barh(
+                        block.layer,
+                        0.025 * (right - left),
+                        left=left - 0.035 * (right - left),
+                        height=1.0,
+                        linewidth=0,
+                        color=color_of[mismatch.verdict],
+                        clip_on=False,
+                    )
+            axis.set_xlim(left, right)
+            axis.tick_params(axis="y", length=0, pad=12)
+            axis.spines[:].set_visible(False)
+        names = [self.checkpoint, self.other]
+        last = [last_part(name) for name in names]
+        names = [shorten(name, 40) for name in (names if last[0] == last[1] else last)]
+        figure.suptitle(f"{names[1]} against {names[0]}", fontsize=8)
+        same = [Patch(color=SAME, label="the same, up to rounding")]
+        causes = [Patch(color=color_of[name], label=name) for name in verdicts]
+        figure.legend(handles=[*causes, *same], loc="outside lower left", ncols=2)
+        return figure
+
+    def _drawn(self) -> Figure | None:
+        return None if all(block.same for block in self.blocks) else self.plot()
+
+    def _shown(self, width: int) -> Iterator[Any]:
+        """What differs, where, and how to mend it; the outcome last."""
+        yield Text.assemble((self.checkpoint, "bold"), "  and  ", (self.other, "bold"))
+        for note in self.notes:
+            yield Text(note, style="dim")
+        for name, places, _ in self.alone:
+            yield f"only in {name}: {_places(places)}"
+        differing = [block for block in self.blocks if not block.same]
+        if differing:
+            at = list(differing[0].distance)
+            headings = ("attention", "layer", *(f"N={n}" for n in at), "reason")
+            table = Sheet.of(*headings, text=["attention", "reason"])
+            for block in differing:
+                distances = (f"{block.distance[n]:.1e}" if n in block.distance else "–" for n in at)
+                place = (f"{block.stack} {block.kind}", str(block.layer))
+                table.add(*place, *distances, Cell(block.reason, style="bold"))
+            yield table
+            note = (
+                "‖M_A(N) − M_B(N)‖ / ‖M_A(N)‖ of the head farthest off; N tokens from query to key"
+            )
+            yield Text(note, style="dim")
+        for cause in self.causes:
+            one = cause.mismatch
+            sides = f" ({' and '.join(one.sides)})" if one.sides else ""
+            yield Text.assemble((one.reason, "bold"), f"{sides}, {cause.where}")
+            if one.repair:
+                yield Text(f"  {one.repair}")
+        for tensor in self.differing[:LISTED]:
+            title = tensor.name or tensor.other
+            yield Text.assemble((title, "bold"), f"  {tensor.reason or tensor.outcome}")
+        if len(self.differing) > LISTED:
+            yield f"and {len(self.differing) - LISTED} more tensors that differ (--json lists them)"
+        yield self.sentence
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, for JSON."""
+        blocks = [
+            asdict(block)
+            | {"same": block.same, "mismatches": [m.to_dict() for m in block.mismatches]}
+            for block in self.blocks
+        ]
+        said = {
+            "checkpoint": self.checkpoint,
+            "other": self.other,
+            "same": self.same,
+            "sentence": self.sentence,
+            "causes": [cause.to_dict() for cause in self.causes],
+            "missing": [place._asdict() for place in self.missing],
+            "added": [place._asdict() for place in self.added],
+            "notes": list(self.notes),
+            "counts": {name: {"same": n, "compared": of} for name, (n, of) in self.counts.items()},
+            "tensors": [asdict(one) for one in self.tensors if one.outcome is not Outcome.EQUAL],
+            "unknown": list(self.unknown),
+            "not_compared": list(self.not_compared),
+            "settings_not_compared": list(self.settings_not_compared),
+            "blocks": blocks,
+        }
+        return {name: json_value(value) for name, value in said.items()}
+
+
+def _differ(some: Sequence[object], what: str) -> str:
+    return f"{counted(len(some), what)} differ{'s' * (len(some) == 1)}"
+
+
+def _places(places: Sequence[Place]) -> str:
+    """Blocks in few words, each once.
+
+    Examples
+    --------
+    >>> _places([Place("decoder", "self", layer) for layer in (0, 0, 1, 1, 2, 5)])
+    'decoder self, layers 0-2, 5'
+    """
+    layers: dict[str, set[int]] = {}
+    for place in places:
+        layers.setdefault(f"{place.stack} {place.kind}", set()).add(place.layer)
+    return "; ".join(
+        f"{name}, layer{'s' * (len(numbers) > 1)} {spans([*numbers])}"
+        for name, numbers in layers.items()
+    )
+
+
+def failure(comparison: CheckpointComparison) -> Iterator[str]:
+    """What is wrong, line by line: the sentence, then each cause with its repair, and tensors."""
+    yield comparison.sentence
+    for cause in comparison.causes:
+        yield f"{cause.where}: {cause.mismatch.reason}"
+        yield from (f"    {line}" for line in cause.mismatch.repair.splitlines())
+    yield from map(str, comparison.differing)
+
+
+def junit(comparison: CheckpointComparison) -> bytes:
+    """The comparison as JUnit's XML: a case for each block, and for each tensor outside them.
+
+    What was not compared is a case that was skipped.
+    """
+    suite = ElementTree.Element("testsuite", name=f"{comparison.checkpoint} = {comparison.other}")
+
+    def case(name: str, wrong: str = "", skipped: bool = False) -> None:
+        one = ElementTree.SubElement(suite, "testcase", classname="wqk.same", name=name)
+        if wrong:
+            ElementTree.SubElement(one, "failure", message=wrong.splitlines()[0]).text = wrong
+        elif skipped:
+            ElementTree.SubElement(one, "skipped", message="not compared")
+
+    for block in comparison.blocks:
+        wrong = "" if block.same else f"{block.reason}\n{block.repair}"
+        case(str(block.place), wrong)
+    for name, places, _ in comparison.alone:
+        for place in places:
+            case(str(place), f"only in {name}")
+    for setting in comparison.settings:
+        case(f"config.{setting.facts['name']}", f"{setting.reason}\n{setting.repair}")
+    for tensor in comparison.tensors:
+        case(tensor.name or tensor.other, str(tensor) if tensor.outcome.differs else "")
+    keys = (f"config.{name}" for name in comparison.settings_not_compared)
+    for name in (*comparison.unknown, *comparison.not_compared, *keys):
+        case(name, skipped=True)
+    for what, path in (("tests", "*"), ("failures", "*/failure"), ("skipped", "*/skipped")):
+        suite.set(what, str(len(suite.findall(path))))
+    return b'<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suite)

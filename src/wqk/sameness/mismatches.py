@@ -1,0 +1,195 @@
+"""How a block differs from another's: the kinds, what a mismatch says, and the words.
+
+Each mismatch describes the second block: how it was changed, or what it lacks. Its repair is
+PyTorch, in which ``w`` is the second checkpoint's weight, (n, D) as in ``nn.Linear``, ``b`` the
+bias beside it, ``gain`` a norm's, and ``config`` the configuration; ``original`` is the same of the
+first checkpoint (``original_b`` where both are needed), and ``D`` is ``w.shape[1]``. Where two
+sides are needed, they are ``w_q`` and ``w_k``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from wqk.sameness.tolerances import CLOSE, DIFFERENT, NEARLY, SAME, SAME_FACTOR
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Kind(StrEnum):
+    """What happened to a block, in the same words for every one."""
+
+    # Orders of what is stored.
+    ROTARY = "other rotary positions"
+    HEADS = "same heads in another order"
+    PAIRING = "other pairing of query and key heads"
+    DIMENSIONS = "other order of dimensions"
+    ROWS = "other order of rows"
+    COLUMNS = "other order of columns"
+    FUSED = "other layout of the fused weight"
+    TRANSPOSED = "stored transposed"
+    # Weights in the place of others.
+    EXCHANGED = "transposed"
+    TENSOR = "another tensor's weights"
+    LAYER = "another layer's weights"
+    STRANGERS = "heads of other weights"
+    COPIES = "heads copied from others"
+    AVERAGED = "heads averaged"
+    ADAPTER = "other adapter"
+    # Numbers.
+    ZERO = "all zero"
+    SCALED = "scaled"
+    SIGNS = "other signs"
+    ROW_FACTORS = "other factors of rows"
+    COLUMN_FACTORS = "other factors of columns"
+    GAIN_FOLDED = "a norm's gain, folded in as well"
+    INTEGERS = "not dequantized"
+    BLOCK_SCALES = "scales of other blocks"
+    ZERO_POINT = "zero points off"
+    GROUPS = "columns in other groups"
+    BIASES = "same weights, other biases"
+    NORM = "same weights, other norm"
+    SINKS = "other sinks"
+    # Beside the weights.
+    SETTING = "other setting"
+    SIZES = "other sizes"
+    # Without a cause.
+    CLOSE = "close"
+    UNKNOWN = "no known mistake"
+    DIFFERENT = "different weights"
+
+
+UNEXPLAINED = frozenset({Kind.CLOSE, Kind.UNKNOWN, Kind.DIFFERENT})
+# One for each head, or of heads.
+Numbers: TypeAlias = "Sequence[Any] | np.ndarray"
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A difference between two blocks.
+
+    Attributes
+    ----------
+    verdict
+        Its kind.
+    reason
+        What it is, in one phrase.
+    repair
+        Code that undoes it; empty where none is known.
+    sides
+        The sides of the form that it concerns: ``query``, ``key``, or both.
+    heads
+        The heads that it concerns; empty for all.
+    facts
+        Numbers behind the reason, by name.
+    """
+
+    verdict: Kind
+    reason: str
+    repair: str = ""
+    sides: tuple[str, ...] = ()
+    heads: tuple[int, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __str__(self) -> str:
+        return self.reason
+
+    @property
+    def unexplained(self) -> bool:
+        """Whether it says how far apart two blocks are, and not why."""
+        return self.verdict in UNEXPLAINED
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, for JSON."""
+        plain = asdict(self)
+        return plain | dict(plain.pop("facts"))
+
+
+def head_order(heads: Numbers) -> Mismatch:
+    """The same heads in another order; for each head of the first block, the second's."""
+    order = tuple(map(int, heads))
+    repair = f"w = w.view({len(order)}, -1, D)[{list(order)}].reshape(-1, D)"
+    reason = f"{Kind.HEADS}: {listed(order)}"
+    return Mismatch(Kind.HEADS, reason, repair, ("query", "key"), order)
+
+
+def pairing(query_heads: Numbers, key_heads: Numbers, groups: int) -> Mismatch:
+    """The same query and key heads, paired differently: which, for each head of the first block."""
+    pairs = dict(zip(map(int, query_heads), map(int, key_heads), strict=True))
+    repair, share = "", len(pairs) // groups
+    if all(key == head % groups for head, key in pairs.items()):
+        rule = f"query head h belongs to key head h mod {groups}"
+        repair = f"w_q = w_q.view({share}, {groups}, -1, D).transpose(0, 1).reshape(-1, D)"
+    else:
+        heads = sorted(pairs)
+        met = listed([pairs[head] for head in heads])
+        rule = f"query heads {listed(heads)} belong to key heads {met}"
+    facts = {"query_heads": tuple(pairs), "key_heads": tuple(pairs.values()), "groups": groups}
+    reason = f"{Kind.PAIRING}: {rule}, is read with h // {share}"
+    return Mismatch(Kind.PAIRING, reason, repair, ("query",), facts=facts)
+
+
+def scaled(factors: Sequence[float], width: int) -> Mismatch:
+    """Each head's scores times a factor; the root of the width is forgotten most often.
+
+    Examples
+    --------
+    >>> scaled((4.0, 3.98), 16).reason
+    "scaled by 4 = √16, of the score's scale"
+    >>> scaled((4.0, 3.0), 16).reason
+    'scaled, each head otherwise, by 3 to 4'
+    """
+    low, high = min(factors), max(factors)
+    facts = {"factors": tuple(map(float, factors)), "width": width}
+    if high - low > SAME * abs(high):
+        reason = f"scaled, each head otherwise, by {low:.4g} to {high:.4g}"
+        return Mismatch(Kind.SCALED, reason, facts=facts)
+    known = {1 / math.sqrt(width): "1/√", math.sqrt(width): "√"}
+    near = [text for value, text in known.items() if math.isclose(high, value, rel_tol=SAME)]
+    named = f" = {near[0]}{width}, of the score's scale" if near else ""
+    signs = math.isclose(high, -1, rel_tol=SAME_FACTOR)
+    repair = "w_q = -w_q" if signs else f"w_q = w_q / {high:.9g}"
+    return Mismatch(Kind.SCALED, f"scaled by {high:.4g}{named}", repair, facts=facts)
+
+
+def setting(name: str, value: Any, other: Any, repair: str = "") -> Mismatch:
+    """A setting outside the form that differs."""
+    texts = ["none" if one is None else str(one) for one in (value, other)]
+    facts = {"name": name, "value": texts[0], "other_value": texts[1]}
+    return Mismatch(Kind.SETTING, f"{name}: {texts[0]} against {texts[1]}", repair, facts=facts)
+
+
+def unexplained(distances: Numbers, shares: Numbers) -> Mismatch:
+    """No known change makes the blocks equal: how far apart they are, and in which heads.
+
+    ``shares`` are those distances over their tolerances.
+    """
+    far = [head for head, share in enumerate(shares) if share > 1]
+    low, high = (pick(distances[head] for head in far) for pick in (min, max))
+    size = f"{high:.2g}" if low > high / 2 else f"{low:.2g} to {high:.2g}"
+    if len(far) < len(distances):
+        rest = [h for h in range(len(distances)) if h not in far]
+        near = [h for h in rest if shares[h] > NEARLY]
+        most = max((distances[h] for h in near), default=0.0)
+        within = f"; just within the tolerance in {_counted(near)} ({most:.2g})" if near else ""
+        reason = f"{Kind.UNKNOWN}: relative distance {size} in {_counted(far)}{within or ' alone'}"
+        return Mismatch(Kind.UNKNOWN, reason, heads=tuple(far), facts={"size": high})
+    kind = Kind.DIFFERENT if low > DIFFERENT else Kind.CLOSE if high < CLOSE else Kind.UNKNOWN
+    words = f"{Kind.CLOSE}, but {Kind.UNKNOWN}" if kind is Kind.CLOSE else str(kind)
+    reason = f"{words}: relative distance {size} in all heads"
+    return Mismatch(kind, reason, facts={"size": high})
+
+
+def _counted(heads: Numbers) -> str:
+    return f"head {heads[0]}" if len(heads) == 1 else f"heads {listed(heads)}"
+
+
+def listed(numbers: Numbers) -> str:
+    """A readable list of numbers that fits a line."""
+    shown = " ".join(map(str, numbers[:16]))
+    return shown + (" …" if len(numbers) > 16 else "")

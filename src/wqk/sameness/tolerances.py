@@ -1,0 +1,57 @@
+"""Every tolerance of the comparisons, once: what it allows, and where it comes from."""
+
+from __future__ import annotations
+
+# By how many times its expected rounding anything may differ: what is expected is the mean of
+# independent errors, which single weights exceed.
+SAFETY = 1.5
+
+# -- forms -------------------------------------------------------------------------------------
+
+# Products of float64 Gram matrices resolve no smaller distance, relative to ‖A‖ ‖B‖: the root of
+# float64's rounding, as distances are roots of differences, and what many sums add.
+RESOLUTION = 1e-7
+# Signatures of the same heads have at least this cosine; those of quantized ones less, by twice the
+# square of what rounding explains of their distance, but never less than the second.
+ALIKE_FORMS, LEAST_ALIKE = 0.99, 0.8
+# Far below any tolerance: stands for that of a pruned head, which is 0.
+TINY = 1e-30
+# From this share of what quantization explains on, columns are looked for in other groups.
+SUSPECT = 0.5
+# Distances of two heads, relative to the first: of a copy that was trained on, and of heads that
+# share next to nothing (√2 for independent ones).
+CLOSE, DIFFERENT = 0.3, 0.9
+# The share of the tolerance beyond which a head is not said to be equal beside heads that differ.
+NEARLY = 0.5
+# Frequencies of rotary positions, which files and programs compute in float32.
+SAME_FREQUENCY = 1e-6
+# How far vectors may lie from the turned ones, beside their rounding: what sums in float32 lose.
+TURNED = 1e-5
+
+# -- stored weights ----------------------------------------------------------------------------
+
+# Rows and columns are the same above this cosine; those of quantized weights above the second.
+# Unrelated ones in 64 directions have cosines of ⅛, root mean square.
+ALIKE, QUANTIZED_ALIKE = 0.999, 0.9
+# Numbers are the same up to this share of the largest, and factors up to this share: the rounding
+# of bfloat16 is .4 %.
+SAME = 1e-2
+# Ratios of two tensors as they are stored, that differ by less than this, are one factor.
+SAME_FACTOR = 1e-3
+# Equal rows are equal to this in single precision.
+TIED = 1e-6
+# Factors and offsets of many groups leave at most this share of the distance that they explain:
+# fitted to noise, they leave nearly all of it.
+LEFT = 0.5
+# So many rows are fitted first, and all of them where those are left with at most this share: of
+# unrelated weights of one size, .7 is left.
+SCREENED, FITS = 64, 0.6
+# A change of coordinates, or of a head, changes most of its entries or rows; one of single entries
+# does not.
+MOST = 0.5
+# Columns belong to other groups if their squares are left with this share.
+REGROUPED = 0.7
+# Whole numbers lie at most so far from what was rounded: a half, and what a fitted factor is off.
+HALF = 0.75
+# Singular values below this share of the largest are the rounding of float32.
+RANK = 1e-4

@@ -1,0 +1,125 @@
+"""Experts in another order are the same experts, if their router has them in that order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.families.architectures import NAMED
+from tests.families.proving import build
+
+import wqk
+from wqk.checkpoints import Part
+from wqk.checkpoints.checkpoint import Around
+from wqk.checkpoints.modules import StateDict
+from wqk.sameness.orders import Renumbered
+
+Tensors = dict[str, np.ndarray]
+ORDER = [2, 0, 3, 1]
+
+
+def moved(tensors: Tensors, which: Callable[[str], bool]) -> Tensors:
+    """Experts, or their routers, in another order."""
+    return {
+        name: value[ORDER] if which(name) and value.shape[0] == 4 else value
+        for name, value in tensors.items()
+    }
+
+
+def by_number(tensors: Tensors) -> Tensors:
+    """Each expert's weights apart, as older files have them."""
+    found = {}
+    for name, value in tensors.items():
+        start, _, end = name.partition("experts.")
+        parts = {f"{start}experts.{n}.{end}.weight": one for n, one in enumerate(value)}
+        found |= parts if end in ("gate_up_proj", "down_proj") else {name: value}
+    return found
+
+
+@pytest.mark.parametrize("name", ["mixtral", "gpt-oss", "deepseek-v3"])
+def test_experts_in_any_order(name: str) -> None:
+    config = NAMED[name].config | {"num_local_experts": 4}
+    model = build(replace(NAMED[name], config=config))
+    tensors = {n: v.float().numpy() for n, v in model.state_dict().items()}
+    config = model.config.to_dict()
+
+    def compared(other: Tensors, **settings: int) -> wqk.CheckpointComparison:
+        pair = (StateDict(some, config | settings, "m") for some in (original, other))
+        return wqk.same(*pair, everything=True)
+
+    for original in (tensors, by_number(tensors)):
+        numbered = original is not tensors
+        order = {f"experts.{new}.": f"experts.{old}." for new, old in enumerate(ORDER)}
+
+        def source(tensor: str, order: dict[str, str] = order) -> str:
+            key = next((one for one in order if one in tensor), "")
+            return tensor.replace(key, order[key]) if key else tensor
+
+        renumbered = {n: original[source(n)] for n in original} if numbered else original
+        experts = moved(renumbered, lambda n: ".experts." in n and "shared" not in n)
+        router = moved(original, lambda n: ".experts." not in n and (".mlp." in n))
+        both = moved(experts, lambda n: ".experts." not in n and (".mlp." in n))
+        assert any(not np.array_equal(router[n], original[n]) for n in original)
+        assert compared(both).same, compared(both).sentence
+        assert not compared(experts).same
+        alone = compared(router)
+        assert not alone.same
+        assert all("experts" not in one.name for one in alone.differing)
+        if "n_group" in config:  # experts change their group
+            assert not compared(both, n_group=2).same
+            assert not compared(both, n_group=None, text_config={"n_group": 2}).same
+            assert not compared(both, n_group=None).same  # the class has a number of its own
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("bert", "intermediate.dense.weight|intermediate.dense.bias|output.dense.weight"),
+        ("opt", "fc1.weight|fc1.bias|fc2.weight"),
+        ("gpt2", "c_fc.weight|c_fc.bias|c_proj.weight"),
+        ("phi3", "gate_up_proj|down_proj"),
+        ("llama3", "gate_proj|up_proj|down_proj"),
+    ],
+)
+def test_neurons_in_any_order(name: str, parts: str) -> None:
+    """Rows of one weight and its bias, of gates as of what they gate, and columns of the next."""
+    model = build(NAMED[name])
+    tensors = {n: v.float().numpy() for n, v in model.state_dict().items()}
+    config, dice = model.config.to_dict(), np.random.default_rng(0)
+    width = config.get("intermediate_size") or config.get("ffn_dim") or 4 * config["n_embd"]
+    order = dice.permutation(width)
+    many = np.concatenate([order, order + width])
+    for left in (*parts.split("|"), "gate half", ""):
+        other, half = dict(tensors), np.concatenate([order, np.arange(width, 2 * width)])
+        for tensor, value in tensors.items():
+            if re.search(parts, tensor) and "att" not in tensor and not (left and left in tensor):
+                axis = value.shape.index(width if width in value.shape else 2 * width)
+                rows = (half if left == "gate half" else many)[: value.shape[axis]]
+                other[tensor] = np.take(value, rows, axis)
+        pair = [StateDict(some, config, "m") for some in (tensors, other)]
+        assert not wqk.same(*pair, everything=True).same
+        alike = not left or (left == "gate half" and name != "phi3")
+        assert wqk.same(*pair, up_to=["neurons"]).same == alike, left
+
+
+def test_what_lies_in_another_order_is_read_row_by_row() -> None:
+    asked: list[Part] = []
+
+    class Recorded(Around):
+        def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
+            asked.extend(parts)
+            return self.inner.read(parts)
+
+    tensors = {name: np.random.default_rng(0).random((3, 3, 2)) for name in "efg"}
+    order = np.array([2, 0, 1])
+    base = Recorded(StateDict(tensors, {}, "m"))
+    view = Renumbered(base, {"e": (0, order), "f": (1, order)}, {"g": "e"})
+    parts = [Part("e", ((1, 3),)), Part("f", ((0, 2),)), Part("g"), Part("e")]
+    expected = [tensors["e"][[0, 1]], tensors["f"][:2, order], tensors["e"], tensors["e"][order]]
+    for found, wanted in zip(view.read(parts), expected, strict=True):
+        assert np.array_equal(found, wanted)
+    assert asked[:3] == [Part("e", ((0, 1), (1, 2))), parts[1], Part("e")]
+    assert view.raw(parts[0]) is None

@@ -1,0 +1,192 @@
+"""Each cause is planted in each layout, seen, named, and undone by the code that is printed."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+from tests.sameness.conversions import MISTAKES
+from tests.sameness.plants import (
+    EVERYWHERE,
+    LAYOUTS,
+    PLANTS,
+    SETTINGS,
+    Case,
+    Plant,
+    Setting,
+    cases,
+    planted,
+    right,
+    tried,
+)
+
+import wqk
+from wqk.checkpoints.modules import StateDict
+from wqk.sameness.mismatches import UNEXPLAINED, Kind
+
+# Of all plants, what is not right: seen, but not named.
+NAMED = 0.95
+
+
+def test_every_cause_has_a_plant() -> None:
+    """Those of quantized weights, of sizes and of settings stand in other tests."""
+    planted = {kind for plant in PLANTS for kind in plant.kinds}
+    planted |= {mistake.verdict for mistake in MISTAKES}
+    assert planted | {Kind.GROUPS, Kind.SIZES} | UNEXPLAINED == set(Kind)
+
+
+def judged(some: list[Case]) -> Counter[str]:
+    """How many plants are named rightly, and so on; all are seen, and none has a wrong name."""
+    counts, wrong = Counter[str](), []
+    for case in some:
+        verdict = tried(case)
+        if verdict is None:
+            continue
+        counts[verdict.named] += 1
+        counts["repaired"] += verdict.repaired is True
+        if verdict.named in ("unseen", "wrong") or verdict.repaired is False:
+            wrong.append(f"{case}: {verdict}")
+    assert not wrong, "\n".join(wrong)
+    return counts
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=[plant.what for plant in PLANTS])
+def test_each_plant_is_seen_named_and_undone_somewhere(plant: Plant) -> None:
+    every = [case for layout in LAYOUTS for case in cases(layout) if case.plant is plant]
+    random.Random(12).shuffle(every)
+    assert judged([next(case for case in every if planted(case) is not None)])["right"]
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_all_plants_are_seen_named_and_undone(layout: str) -> None:
+    counts = judged(cases(layout))
+    print(layout, dict(counts))
+    assert counts["right"] >= NAMED * (counts.total() - counts["repaired"])
+
+
+@pytest.mark.parametrize("outputs", [True, False])
+def test_the_order_of_heads_is_a_freedom_if_values_and_outputs_share_it(outputs: bool) -> None:
+    """Key heads rolled with all that belongs to them; or their outputs forgotten."""
+    original, config, _ = right("LLaMA")
+    tensors = dict(original)
+    for name, value in tensors.items():
+        if "attn" in name and "o_proj" not in name:
+            tensors[name] = np.roll(value, len(value) // 3, axis=0)
+        elif "o_proj" in name and outputs:
+            tensors[name] = np.roll(value, value.shape[1] // 3, axis=1)
+    pair = StateDict(original, config, "a"), StateDict(tensors, config, "b")
+    assert not wqk.same(*pair).same
+    assert wqk.same(*pair, up_to=["heads"]).same == outputs
+
+
+@pytest.mark.parametrize(
+    ("layout", "free"),
+    [
+        ("Phi-3", True),
+        ("Gemma 2", True),
+        ("T5", False),
+        ("Qwen 3.5", False),  # relative; gates
+    ],
+)
+def test_heads_are_in_any_order_if_nothing_is_theirs_by_number(layout: str, free: bool) -> None:
+    moved = Plant("", "", lambda w, n: w[::-1], ())
+    tensors, config, _ = right(layout)
+    other = planted(Case(layout, moved, "qkvo", EVERYWHERE))
+    pair = StateDict(tensors, config, "a"), StateDict(other or {}, config, "b")
+    assert wqk.same(*pair, up_to=["heads"], everything=True).same == free
+
+
+def test_what_holds_of_each_part_of_a_fused_weight_is_said_of_the_whole() -> None:
+    (tensors, config, _), name = right("Phi-3"), "layers.0.self_attn.qkv_proj.weight"
+    other = tensors | {name: tensors[name] * np.linspace(0.5, 2, tensors[name].shape[1])}
+    found = wqk.same(StateDict(tensors, config, "a"), StateDict(other, config, "b"))
+    assert found.blocks[0].reason == "qkv_proj: each of its columns has a factor of its own"
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_a_setting_that_was_lost_is_said_and_put_back(setting: Setting) -> None:
+    """With everything, any; without, those of attention, and others are listed."""
+    tensors, config, _ = right(setting.layout)
+    lost = copy.deepcopy(config)
+    for path, value in setting.changes.items():
+        *parts, key = path.split(".")
+        part = lost
+        for name in parts:
+            part = part[name]
+        assert part[key] != value
+        part[key] = value
+    pair = StateDict(tensors, config, "a"), StateDict(tensors, lost, "b")
+    found, usual = wqk.same(*pair, everything=True), wqk.same(*pair)
+    assert not found.same
+    assert usual.same == (not setting.of_attention)
+    assert all(text in str(found.causes) for text in setting.says)
+    assert not usual.same or "not compared" in usual.sentence
+    for path in setting.changes:
+        assert path.rpartition(".")[2] in str(found.causes) + found.repair, found.sentence
+        assert not usual.same or path in usual.settings_not_compared
+    exec(found.repair, {"config": lost, "original": config})
+    again = wqk.same(pair[0], StateDict(tensors, lost, "b"), everything=True)
+    assert again.same, again.sentence
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {
+            "eos_token_id": 5,
+            "use_cache": False,
+            "dtype": "float16",
+            "attention_dropout": 0.5,
+            "license": "mit",
+            "tags": ["a"],
+            "use_flash_attn": True,
+            "bf16": True,
+        },
+        {"rms_norm_eps": float(np.float32(1e-6)), "hidden_act": "swish", "rope_theta": 5e4},
+        {"max_position_embeddings": 4096, "initializer_range": 1.0, "vocab_size": 64},
+    ],
+)
+def test_what_no_forward_pass_reads_is_no_difference(changes: dict[str, object]) -> None:
+    tensors, config, _ = right("LLaMA")
+    config = {"use_flash_attn": False, "bf16": False, "license": "other", **config}
+    pair = StateDict(tensors, config, "a"), StateDict(tensors, config | changes, "b")
+    found = wqk.same(*pair, everything=True)
+    assert found.same, found.sentence
+    assert not wqk.same(*pair).settings
+
+
+@pytest.mark.parametrize(
+    ("stored", "tied", "same"),
+    [
+        ("none", True, True),
+        ("copy", False, True),
+        ("none", None, True),
+        ("none", False, False),
+        ("other", None, False),
+        ("other", True, False),
+    ],
+)
+def test_an_output_head_is_the_embeddings_if_tied_or_a_copy(stored, tied, same):
+    tensors, config, _ = right("LLaMA")
+    alone = {name: value for name, value in tensors.items() if name != "lm_head.weight"}
+    copied = alone | {"lm_head.weight": tensors["model.embed_tokens.weight"]}
+    other = {"none": alone, "copy": copied, "other": tensors}[stored]
+    first = StateDict(alone, config | {"tie_word_embeddings": True}, "a")
+    second = StateDict(other, config | {"tie_word_embeddings": tied}, "b")
+    assert wqk.same(first, second, everything=True).same == same
+
+
+def test_what_one_file_lost_is_not_passed_over() -> None:
+    tensors, config, _ = right("LLaMA")
+    first, second = (f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 1))
+    twice = tensors | {second: tensors[first]}  # as after a layer was copied
+    lost = {name: value for name, value in twice.items() if name != second}
+    silent = {key: value for key, value in config.items() if key != "hidden_act"}
+    pair = StateDict(twice, config, "a"), StateDict(lost, silent, "b")
+    found = wqk.same(*pair, everything=True)
+    assert found.unknown == (second,)
+    assert found.settings_not_compared == ("hidden_act",)

@@ -1,0 +1,46 @@
+"""Tolerances are declared in one file, each with what it means."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import wqk.kinship.thresholds as thresholds
+import wqk.sameness.tolerances as tolerances
+from wqk.families.rotary import Rotary
+from wqk.sameness.blocks import as_exact_as, same_rotation
+
+FREQUENCIES = Rotary(np.geomspace(1, 1e-4, 8), "half", amplitude=1.2)
+
+
+@pytest.mark.parametrize(("factor", "near"), [(1 + 1e-8, True), (1 - 1e-8, True), (1.001, False)])
+def test_rounding_of_single_precision_is_no_other_rotation(factor: float, near: bool) -> None:
+    other = replace(FREQUENCIES, frequencies=factor * FREQUENCIES.frequencies)
+    assert same_rotation(FREQUENCIES, as_exact_as(FREQUENCIES, other)) == near
+
+
+FILES = [Path(tolerances.__file__), Path(thresholds.__file__)]
+
+
+@pytest.mark.parametrize("declaring", FILES, ids=lambda file: file.stem)
+def test_every_tolerance_of_the_room_is_declared_once(declaring: Path) -> None:
+    declared = re.compile(r"^[A-Z][A-Z_, ]* = [^\"\n]*(?:\d\.\d|\de-\d)", re.MULTILINE)
+    for file in declaring.parent.glob("*.py"):
+        found = declared.findall(file.read_text(encoding="utf-8"))
+        assert bool(found) == (file == declaring), (file, found)
+
+
+@pytest.mark.parametrize("declaring", FILES, ids=lambda file: file.stem)
+def test_every_tolerance_has_a_meaning_and_a_use(declaring: Path) -> None:
+    text = declaring.read_text(encoding="utf-8")
+    others = "".join(
+        f.read_text(encoding="utf-8") for f in declaring.parent.glob("*.py") if f != declaring
+    )
+    for names in re.findall(r"^([A-Z][A-Z_, ]*) = ", text, re.MULTILINE):
+        before = text[: text.index(f"\n{names} = ")].splitlines()[-1]
+        assert before.startswith("#"), names
+        assert all(re.search(rf"\b{name}\b", others) for name in names.split(", ")), names
