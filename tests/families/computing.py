@@ -181,6 +181,7 @@ def assert_read(
     """
     plan, expected = block.plan, PLAIN | told
     found = {name: getattr(plan, name, getattr(plan.rule, name, None)) for name in expected}
+    found["window"] = None if plan.window is None else str(plan.window)
     assert found == expected | {"scale": pytest.approx(expected["scale"])}
     share = H // len(keys)
     scores = np.stack([q @ keys[h // share].T * plan.scale for h, q in enumerate(queries)])

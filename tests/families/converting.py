@@ -167,7 +167,7 @@ def reading(model: wqk.Model) -> list[dict[str, Any]]:
             "softcap": plan.softcap,
             "clip": plan.clip,
             "causal": plan.causal,
-            "window": plan.window,
+            "window": None if plan.window is None else str(plan.window),
             "position": plan.position,
             "sinks": plan.sinks is not None,
             "norms": [

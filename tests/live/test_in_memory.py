@@ -209,7 +209,7 @@ def test_what_is_in_nanochat_s_code_alone_is_told_by_its_smear() -> None:
     model = Mine(NumbersOfToday(), "transformer", "h", "norm", "attn", Normed)
     model.smear_lambda = nn.Parameter(torch.zeros(1))
     model.steps[1].attn.window = 512  # the last layer has none
-    assert [plan.window for plan in wqk.open(model).plans] == ["129", None]
+    assert [str(plan.window) for plan in wqk.open(model).plans] == ["129", "None"]
     verified = wqk.verify(model, torch.arange(200)[None] % 20)
     assert verified.verdict == "right", verified
     assert "in float32" in verified.sentence

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PARTS = Path(wqk.families.__file__).parent / "parts.toml"
 DEFAULTS = Path(wqk.families.__file__).parent / "defaults.toml"
-# Keys that are read for every family; see Config.window and families/rotary.py.
+# Keys that are read for every family; see families/windows.py and families/rotary.py.
 SWITCHES = {
     "use_sliding_window",
     "max_window_layers",

@@ -25,7 +25,7 @@ from tools.deriving.judging import (
 
 from wqk.attention import Block
 from wqk.families import Composed, plan_attention
-from wqk.families.config import CHUNK
+from wqk.families.windows import Chunk, LocalWindow, Span
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -133,15 +133,13 @@ def _site_faults(checkpoint: Checkpoint, attention: Block, site: Site) -> Iterat
         if site.causal and p.stack in ("encoder", "vision"):
             yield "the stack is no encoder"
         reach = tokens - 1
-        if p.window and p.window.removeprefix(CHUNK).isdigit():
-            size = int(p.window.removeprefix(CHUNK))
-            one_sided = p.causal or p.window.startswith(CHUNK)
-            reach = min(reach, size - 1 if one_sided else size // 2)
-        elif p.window and " ahead" in p.window:
-            reach = min(reach, max(int(word) for word in re.findall(r"\d+", p.window)))
+        if isinstance(p.window, Chunk):
+            reach = min(reach, p.window.size - 1)
+        elif isinstance(p.window, Span):
+            reach = min(reach, max(p.window.back, p.window.ahead))
         # Several pictures in a row, each of which sees itself alone.
         packed = not (p.window or site.causal) and tokens % (site.reach + 1) == 0
-        sized = p.rule.window_axes == 1 and p.window != "local"
+        sized = p.rule.window_axes == 1 and not isinstance(p.window, LocalWindow)
         if sized and site.reach != reach and not packed:
             yield f"attention reaches {site.reach}, said {reach}"
     yield from _kind_faults(p, product)

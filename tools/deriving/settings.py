@@ -131,7 +131,7 @@ def _record(table: dict[str, Any]) -> tuple[Record | None, list[Any]]:
         try:
             read: list[Any] = [
                 (
-                    p.window,
+                    str(p.window),
                     p.softcap,
                     p.clip,
                     p.causal,

@@ -33,6 +33,7 @@ from wqk._typing import Array, Float
 from wqk.checkpoints import Checkpoint, Part
 from wqk.errors import CheckpointError, NonFiniteWeights
 from wqk.families import AttentionPlan, Composed, Norm, Side
+from wqk.families.windows import Chunk, LocalWindow
 from wqk.forms import BilinearForm
 from wqk.forms.kernels import array_namespace
 
@@ -479,8 +480,11 @@ def omissions(plan: AttentionPlan, coordinates: Coordinates = PLAIN) -> Iterator
             "a sink, a score of its own in every head, takes part of the attention",
         )
     if plan.window is not None:
-        size = f"a window of {plan.window} tokens" if plan.window != "local" else "a local window"
-        size = f"a {plan.window} tokens" if plan.window.startswith("chunk") else size
+        size = f"a window of {plan.window} tokens"
+        if isinstance(plan.window, LocalWindow):
+            size = "a local window"
+        elif isinstance(plan.window, Chunk):
+            size = f"a {plan.window} tokens"
         yield Omission("window", size, f"some layers attend within {size}")
     for term in plan.rule.between:
         yield Omission("mixing", term, f"{term} is not part of the form")

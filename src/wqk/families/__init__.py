@@ -6,6 +6,7 @@ from wqk.families.layouts import Composed, Norm, Projection
 from wqk.families.plans import AttentionPlan, Place, plan_attention, plan_mixers
 from wqk.families.rotary import Rotary
 from wqk.families.sides import Side
+from wqk.families.windows import Window
 
 __all__ = [
     "AttentionPlan",
@@ -17,6 +18,7 @@ __all__ = [
     "Projection",
     "Rotary",
     "Side",
+    "Window",
     "families",
     "find_family",
     "load_family",

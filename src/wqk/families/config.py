@@ -14,8 +14,6 @@ from typing import Any
 from wqk.checkpoints.checkpoint import as_number
 from wqk.errors import CheckpointError, shown
 
-# What a window is called that is a part of the text, not a distance.
-CHUNK = "chunk of "
 # More heads or layers than this are a broken configuration, not a model. Lengths have no limit.
 LARGEST_COUNT = 100_000
 
@@ -471,46 +469,9 @@ class Config:
             first, block = stage, [first - (ends[stage - 1] if stage else 0)]
         return first, first if block[0] or not first else first - 1
 
-    def window(
-        self, keys: Sequence[str], layer: int, axes: int = 1, place: int | None = None
-    ) -> str | None:
-        """Size of a layer's attention window; ``local`` if unknown; None for full attention.
-
-        Windows with two axes are written ``7x7``. Within a ``chunk of 8192`` tokens (Llama 4), the
-        first sees itself alone. A list has an entry for each ``place``, by default each layer: a
-        size, or whether there is a window. The key ``local`` stands for windows that have no size.
-
-        Examples
-        --------
-        >>> kinds = ["sliding_attention", "full_attention", "reference_sliding_attention"]
-        >>> config = Config({"layer_types": kinds, "sliding_window": 64})
-        >>> [config.window(["sliding_window"], layer) for layer in range(3)]
-        ['64', None, None]
-        """
-        if not keys or keys[0] == "local":
-            return keys[0] if keys else None
-        place = layer if place is None else place
-        listed = self.get(*keys)
-        if isinstance(listed, list) and place < len(listed) and type(listed[place]) is bool:
-            return "local" if listed[place] else None
-        size = None if listed == 0 else self.optional_length(keys, place)  # 0: off
-        switch = self.get("use_sliding_window")
-        if (
-            switch is not None and not self.holds("use_sliding_window")
-        ) or self._nulls.intersection(keys):
-            return None
-        chunk = CHUNK if keys[0] in ("attention_chunk_size", "context_size") else ""
-        text = "local" if size is None else chunk + "x".join([str(size)] * axes)
-        full = self.get("global_attn_indexes", "global_attention_blocks")
-        if isinstance(full, list) and layer in full:
-            return None
-        kind = self.layer_type(layer)
-        windowed = self.get("windowed_kind")  # whose layers have windows only where one is said
-        if kind is None or (windowed and size is None):
-            return None if size is None else text
-        # Reference layers (Unlimited OCR) see all of the text that was given, beside a window.
-        windowed = as_text(windowed or "(?<!reference_)sliding|local|chunked")
-        return text if re.search(windowed, kind) else None
+    def sets_to_null(self, keys: Sequence[str]) -> bool:
+        """Return whether the file itself sets one of these keys to null."""
+        return bool(self._nulls.intersection(keys))
 
 
 def kind_of_layer(

@@ -22,6 +22,7 @@ from wqk.families.layouts import Composed
 from wqk.families.naming import find_layers, weight_name, without_numbers
 from wqk.families.rotary import Rotary, rotary_of, rotary_stretch
 from wqk.families.sides import Side, projections_of, sides_of
+from wqk.families.windows import Window, window_of
 
 if TYPE_CHECKING:
     from wqk.families.family import AttentionRule, Family
@@ -181,7 +182,7 @@ class AttentionPlan:
     clip: float | None
     sinks: Part | None
     causal: bool
-    window: str | None
+    window: Window | None
     applications: int
     position: str
     position_uses: tuple[str, ...]  # sides that this, or a convolution, is made with
@@ -460,12 +461,11 @@ def _plan_layer(
     query, key, value, output = sides_of(config, rule, match, projections)
     _, place = config.stage(rule.layers, match.index)
     staged = isinstance(config.get(*rule.layers), list)
-    window = config.window(rule.window, layer, rule.window_axes, place if staged else None)
     is_lifted = rule.kind == "self" and rule.causal and config.lifts_mask
-    if window and window.isdigit() and (rule.window_counts == "each side" or is_lifted):
-        window = str(2 * int(window))
-    elif window and window.isdigit() and rule.window_counts == "itself" and not rule.causal:
-        window = f"{(int(window) - 1) // 2} back, {int(window) // 2} ahead"
+    is_causal = rule.causal and not is_lifted
+    if rule.causal_if:
+        is_causal = is_causal or config.holds(rule.causal_if)
+    window = window_of(rule, config, layer, place if staged else layer, is_causal, is_lifted)
     turned = projections.get("q_position", query.projection).head_width
     rotary = (
         rotary_of(rule.rotary, config, turned, layer, window is not None) if rule.rotary else None
@@ -512,8 +512,7 @@ def _plan_layer(
         softcap=config.optional_number((rule.softcap,)) if rule.softcap else None,
         clip=config.optional_number((rule.clip,)) if rule.clip else None,
         sinks=match.part(rule.sinks),
-        causal=(rule.causal and not is_lifted)
-        or bool(rule.causal_if and config.holds(rule.causal_if)),
+        causal=is_causal,
         window=window,
         applications=_applications(config, rule, match.group, groups),
         position=rule.position if config.holds(rule.position_if) else "",

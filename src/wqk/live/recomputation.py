@@ -17,7 +17,6 @@ Axes: B texts, H query heads, G key heads, N tokens (I queries, J keys), D width
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -29,7 +28,6 @@ from wqk._typing import Array
 from wqk.attention import Block
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families import AttentionPlan, Place
-from wqk.families.config import CHUNK
 from wqk.live.listening import (
     HIDDEN,
     AttentionCall,
@@ -133,17 +131,10 @@ def allowed(plan: AttentionPlan, distance: Array) -> Array:
     The first key is the text's first token.
     """
     seen = distance >= 0 if plan.causal else distance == distance
-    if plan.window is not None and plan.window.startswith(CHUNK):
-        size, queries = int(plan.window.removeprefix(CHUNK)), distance[..., :1]
-        return seen & (queries // size == (queries - distance) // size)
-    if plan.window is not None and (sides := re.fullmatch(r"(\d+) back, (\d+) ahead", plan.window)):
-        back, ahead = map(int, sides.groups())
-        return seen & (distance <= back) & (-distance <= ahead)
-    if plan.window is not None and plan.window.isdigit():
-        # One-sided windows count the token itself; two-sided ones give half to either side.
-        size = int(plan.window)
-        seen = seen & (distance < size if plan.causal else abs(distance) <= size // 2)
-    return seen
+    if plan.window is None:
+        return seen
+    query = distance[..., :1]  # the distance from the first token
+    return seen & plan.window.allows(query, query - distance)
 
 
 def _softmax(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:

@@ -327,7 +327,7 @@ def _terms(plan: AttentionPlan) -> dict[str, Any]:
     position = plan.position and not plan.position.startswith("rotary") and plan.position + sides
     return {
         "mask": "causal" if plan.causal else "none",
-        "window": plan.window,
+        "window": None if plan.window is None else str(plan.window),
         "softcap": plan.softcap,
         "limit of queries and keys": plan.clip,
         "positions added to the score": position or None,

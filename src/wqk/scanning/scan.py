@@ -99,7 +99,7 @@ def block_columns(
         "family": plan.family,
         "stack": plan.stack,
         "kind": plan.kind,
-        "window": plan.window,
+        "window": None if plan.window is None else str(plan.window),
         "layer": plan.layer,
         "heads": key_heads * sharing,
         "key_heads": key_heads,

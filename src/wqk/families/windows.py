@@ -1,0 +1,235 @@
+"""Local attention: the keys near a query that a layer's queries may attend to.
+
+A window is one of four kinds. A `Span` reaches a number of tokens back and ahead, a `Chunk` is a
+part of the text, a `Rectangle` is a part of a picture, and the extent of a `LocalWindow` is
+unknown. Every kind answers `allows`, and prints itself as in the column ``window`` of a score
+table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from wqk.families.config import as_text
+
+if TYPE_CHECKING:
+    from wqk.families.config import Config
+    from wqk.families.family import AttentionRule
+
+# Configuration keys whose windows are parts of the text instead of distances.
+CHUNK_KEYS = ("attention_chunk_size", "context_size")
+# Kinds of layers with a window. Reference layers (Unlimited OCR) also see all of the prompt.
+WINDOWED_KINDS = "(?<!reference_)sliding|local|chunked"
+
+
+class Window:
+    """Local attention of a layer; see the four kinds in this module."""
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether positions alone decide which keys the window contains."""
+        return True
+
+    def allows(self, query: Any, key: Any) -> Any:
+        """Return whether a query may attend to a key, by their positions.
+
+        A causal mask is not part of the window. Of a window whose extent is unknown, or that is
+        part of a picture, every key is allowed.
+
+        Parameters
+        ----------
+        query, key
+            Positions in the text, from 0: integers, or arrays that broadcast, of NumPy or PyTorch.
+
+        Returns
+        -------
+        A truth value, or an array of them with the broadcast shape.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Span(Window):
+    """Keys at most ``back`` tokens before a query and ``ahead`` tokens after the query.
+
+    Attributes
+    ----------
+    back, ahead
+        Numbers of tokens on either side; the query's own token is not counted.
+    size
+        The window's size as the score table prints it. None if both sides are printed.
+
+    Examples
+    --------
+    >>> window = Span(back=3, ahead=0, size=4)
+    >>> str(window), window.allows(query=5, key=2), window.allows(query=5, key=1)
+    ('4', True, False)
+    >>> str(Span(back=3, ahead=4))
+    '3 back, 4 ahead'
+    """
+
+    back: int
+    ahead: int
+    size: int | None = None
+
+    def allows(self, query: Any, key: Any) -> Any:
+        """Return whether the key is at most ``back`` before and ``ahead`` after the query."""
+        distance = query - key
+        return (distance <= self.back) & (-distance <= self.ahead)
+
+    def __str__(self) -> str:
+        return f"{self.back} back, {self.ahead} ahead" if self.size is None else str(self.size)
+
+
+@dataclass(frozen=True)
+class Chunk(Window):
+    """Keys in the same part of the text, of ``size`` tokens, as the query (Llama 4).
+
+    Examples
+    --------
+    >>> window = Chunk(4)
+    >>> str(window), window.allows(query=5, key=4), window.allows(query=5, key=3)
+    ('chunk of 4', True, False)
+    """
+
+    size: int
+
+    def allows(self, query: Any, key: Any) -> Any:
+        """Return whether the query and the key are in the same chunk."""
+        return query // self.size == key // self.size
+
+    def __str__(self) -> str:
+        return f"chunk of {self.size}"
+
+
+@dataclass(frozen=True)
+class Rectangle(Window):
+    """Keys in the same part of a picture; positions in a row of tokens do not determine it.
+
+    Examples
+    --------
+    >>> str(Rectangle((7, 7)))
+    '7x7'
+    """
+
+    sides: tuple[int, ...]
+
+    @property
+    def is_known(self) -> bool:
+        """Return False: which tokens are a part depends on the picture's shape."""
+        return False
+
+    def allows(self, query: Any, key: Any) -> Any:
+        """Return True for every key."""
+        return query - key == query - key
+
+    def __str__(self) -> str:
+        return "x".join(map(str, self.sides))
+
+
+@dataclass(frozen=True)
+class LocalWindow(Window):
+    """Local attention of unknown extent.
+
+    Examples
+    --------
+    >>> str(LocalWindow()), LocalWindow().is_known
+    ('local', False)
+    """
+
+    @property
+    def is_known(self) -> bool:
+        """Return False."""
+        return False
+
+    def allows(self, query: Any, key: Any) -> Any:
+        """Return True for every key."""
+        return query - key == query - key
+
+    def __str__(self) -> str:
+        return "local"
+
+
+def window_of(
+    rule: AttentionRule, config: Config, layer: int, place: int, causal: bool, lifted: bool
+) -> Window | None:
+    """Return a layer's window; None for full attention.
+
+    Parameters
+    ----------
+    rule, config
+        Where sizes are found, and the model's configuration.
+    layer
+        The layer's number.
+    place
+        The entry of lists of sizes or switches: the layer, or its stage.
+    causal
+        Whether later tokens are masked.
+    lifted
+        Whether the configuration lifts the mask of a decoder, whose window then has both sides.
+
+    Raises
+    ------
+    CheckpointError
+        The configuration has a size that is no positive whole number.
+
+    Examples
+    --------
+    >>> from wqk.families.config import Config
+    >>> from wqk.families.family import AttentionRule
+    >>> kinds = ["sliding_attention", "full_attention", "reference_sliding_attention"]
+    >>> config = Config({"layer_types": kinds, "sliding_window": 64})
+    >>> rule = AttentionRule("decoder", query=("q",), key=("k",), window=("sliding_window",))
+    >>> [str(window_of(rule, config, layer, layer, True, False)) for layer in range(3)]
+    ['64', 'None', 'None']
+    """
+    keys = rule.window
+    if not keys:
+        return None
+    if keys[0] == "local":
+        return LocalWindow()
+    entries = config.get(*keys)
+    if isinstance(entries, list) and place < len(entries) and type(entries[place]) is bool:
+        return LocalWindow() if entries[place] else None
+    is_off = entries == 0
+    size = None if is_off else config.optional_length(keys, place)
+    if not _has_window(config, keys, layer, size):
+        return None
+    if size is None:
+        return LocalWindow()
+    if keys[0] in CHUNK_KEYS:
+        return Chunk(size)
+    if rule.window_axes > 1:
+        return Rectangle((size,) * rule.window_axes)
+    return _span(size, rule.window_counts, causal, lifted)
+
+
+def _has_window(config: Config, keys: Sequence[str], layer: int, size: int | None) -> bool:
+    """Return whether a layer has a window, by switches and by the layer's kind."""
+    switch = config.get("use_sliding_window")
+    if switch is not None and not config.holds("use_sliding_window"):
+        return False
+    if config.sets_to_null(keys):
+        return False
+    full_layers = config.get("global_attn_indexes", "global_attention_blocks")
+    if isinstance(full_layers, list) and layer in full_layers:
+        return False
+    kind = config.layer_type(layer)
+    windowed_kind = config.get("windowed_kind")  # such layers have windows only if a size is set
+    if kind is None or (windowed_kind and size is None):
+        return size is not None
+    return bool(re.search(as_text(windowed_kind or WINDOWED_KINDS), kind))
+
+
+def _span(size: int, counts: str, causal: bool, lifted: bool) -> Span:
+    """Return the span of a window of this size; ``counts`` is the rule's ``window_counts``."""
+    if counts == "each side" or lifted:
+        size *= 2
+    elif counts == "itself" and not causal:
+        return Span(back=(size - 1) // 2, ahead=size // 2)
+    if causal:
+        return Span(back=size - 1, ahead=0, size=size)
+    return Span(back=size // 2, ahead=size // 2, size=size)
