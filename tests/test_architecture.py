@@ -32,7 +32,8 @@ ROOMS = {
     "model": "the model in the middle: a checkpoint, its family and its blocks, opened once",
     "attention": "one block: heads as forms, other coordinates, ceilings",
     "families": "which tensors are a model's queries and keys, as data; it reads no bytes",
-    "checkpoints": "where tensors come from: folders, the hub, archives, modules in memory",
+    "checkpoints": "files as named tensors: formats, archives, adapters, modules in memory",
+    "storage": "bytes by position: files on disk, the Hub, and files behind HTTP",
     "forms": "BilinearForm, A Bᵀ kept as its factors: kernels, scores, spectra, images",
     "errors": "one tree of errors",
 }

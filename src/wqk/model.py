@@ -14,7 +14,6 @@ from wqk._console import kind_in_words, spans
 from wqk._typing import FilePath
 from wqk.attention import Block, Head
 from wqk.checkpoints import Checkpoint, open_checkpoint
-from wqk.checkpoints.references import HubOptions, check_options
 from wqk.errors import Advising, CheckpointError, errors_about, require_list
 from wqk.families import (
     AttentionPlan,
@@ -27,6 +26,7 @@ from wqk.families import (
 from wqk.families.naming import POSITIONAL, candidates, layers_beyond, neighbors_of
 from wqk.forms import BilinearForm
 from wqk.forms.kernels import is_number
+from wqk.storage.references import HubOptions, check_options
 
 # What one may try on a model, and what does it.
 SYNONYMS = {

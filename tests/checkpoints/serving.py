@@ -23,7 +23,8 @@ from huggingface_hub import close_session, constants
 from safetensors.numpy import save
 from tests.small import sizes
 
-from wqk.checkpoints import Part, http
+from wqk.checkpoints import Part
+from wqk.storage import http
 
 
 class Request(NamedTuple):

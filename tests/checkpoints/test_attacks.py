@@ -20,10 +20,11 @@ from tests.checkpoints.stored import read_all, write_pickle
 from tests.limits import counts, refused
 
 import wqk
-from wqk.checkpoints import http, open_checkpoint
+from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.pickles import load
-from wqk.checkpoints.references import redacted
 from wqk.errors import WqkError
+from wqk.storage import http
+from wqk.storage.references import redacted
 
 # Opcodes that build values, with the arguments that they take from the stream.
 OPCODES = [

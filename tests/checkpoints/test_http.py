@@ -32,10 +32,11 @@ from tests.checkpoints.serving import (
 from tests.limits import within
 
 import wqk
-from wqk.checkpoints import Part, http, open_checkpoint, ranged
-from wqk.checkpoints.http import RemoteFile, Traffic
-from wqk.checkpoints.ranged import RangeCache, coalesce, split
+from wqk.checkpoints import Part, open_checkpoint
 from wqk.errors import CheckpointError, HubError
+from wqk.storage import http, ranged
+from wqk.storage.http import RemoteFile, Traffic
+from wqk.storage.ranged import RangeCache, coalesce, split
 
 WEIGHTS = "/m/model.safetensors"
 

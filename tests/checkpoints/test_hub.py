@@ -43,9 +43,10 @@ from tests.command import run
 from tests.limits import within
 
 import wqk
-from wqk.checkpoints import Part, open_checkpoint, ranged
+from wqk.checkpoints import Part, open_checkpoint
 from wqk.errors import CheckpointError, HubError
 from wqk.scanning import scan as scanning
+from wqk.storage import ranged
 
 NAME, EMBEDDINGS = "owner/bert", "embeddings.word_embeddings.weight"
 TENSORS = query_key_bytes(bert_weights())

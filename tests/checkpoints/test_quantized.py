@@ -22,8 +22,9 @@ from tests.small import sizes
 
 import wqk
 from wqk.checkpoints import Part, open_checkpoint
-from wqk.checkpoints.files import LocalFile, unpacked
+from wqk.checkpoints.files import unpacked
 from wqk.errors import CheckpointError
+from wqk.storage.local import LocalFile
 
 # Written by tools/quantizing.py, which asks the libraries themselves: autoawq 0.2.9, bitsandbytes
 # 0.50.2, compressed-tensors 0.20.0, gptqmodel 7.7.0,

@@ -15,9 +15,9 @@ from tests.limits import within
 
 import wqk
 from wqk.checkpoints import open_checkpoint, steps_of
-from wqk.checkpoints.references import redacted, without_secrets
 from wqk.errors import CheckpointError, WqkError
 from wqk.scanning.surveys.jobs import expand
+from wqk.storage.references import redacted, without_secrets
 
 # All with a secret, as addresses of every kind are mistyped.
 SECRETS = Path(__file__).with_name("secrets.txt").read_text(encoding="utf-8").splitlines()

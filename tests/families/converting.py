@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 import wqk
-from wqk.checkpoints.files import LocalFile
 from wqk.checkpoints.gguf import configuration, open_gguf
 from wqk.checkpoints.modules import StateDict
+from wqk.storage.local import LocalFile
 
 DATA = Path(__file__).parent / "llama-cpp.jsonl"
 

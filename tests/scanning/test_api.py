@@ -28,7 +28,7 @@ ENCODER, DECODER = (wqk.demo_model(name) for name in ("encoder", "decoder"))
 
 
 def test_how_a_checkpoint_is_opened_is_said_to_open_alone():
-    from wqk.checkpoints.references import HubOptions
+    from wqk.storage.references import HubOptions
 
     with pytest.raises(TypeError, match=r"^open\(\) got an unexpected keyword argument"):
         wqk.open(ENCODER, nonsense=1)

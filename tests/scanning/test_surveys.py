@@ -29,7 +29,6 @@ from tests.limits import counts, failing, refused
 
 import wqk
 from wqk._machine import usable_cores
-from wqk.checkpoints import http
 from wqk.errors import (
     CheckpointError,
     MissingPackage,
@@ -42,6 +41,7 @@ from wqk.scanning.surveys import SurveyProgress, dask_executor
 from wqk.scanning.surveys import jobs as survey_jobs
 from wqk.scanning.surveys.jobs import Job, Outcome, expand, run_in_processes
 from wqk.scanning.surveys.model_sets import model_set, model_sets
+from wqk.storage import http
 from wqk.tables.score_table import SCHEMA_VERSION, ScoreTable, read_table
 
 LAYERS, WIDTH, HEADS = 3, 64, 4

@@ -13,11 +13,11 @@ from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.formats import exists, has_weights, local_folder, open_local
 from wqk.checkpoints.hub import hub_page, is_hub_id, open_base, open_hub, open_url
 from wqk.checkpoints.modules import open_live
-from wqk.checkpoints.references import is_url, redacted, step_in
 from wqk.errors import CheckpointError, errors_about
+from wqk.storage.references import is_url, redacted, step_in
 
 if TYPE_CHECKING:
-    from wqk.checkpoints.references import HubAccess
+    from wqk.storage.references import HubAccess
 
 # What trainers call the folder of a step: Trainer, torchtitan, DeepSpeed, Megatron-LM.
 STEP_FOLDERS = ("checkpoint-*", "step[-_]*", "global_step*", "iter_*")

@@ -20,8 +20,8 @@ import numpy as np
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo, as_number
 from wqk.checkpoints.formats import StoredCheckpoint, weight_file
 from wqk.checkpoints.modules import without_adapter
-from wqk.checkpoints.references import redacted
 from wqk.errors import CheckpointError, errors_about, shortened, shown
+from wqk.storage.references import redacted
 
 if TYPE_CHECKING:
     from wqk.checkpoints.formats import Folder

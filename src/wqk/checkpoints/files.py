@@ -4,8 +4,6 @@ Tensors lie in one file row by row, as in those of safetensors (8 bytes little-e
 that many bytes of JSON, name → dtype, shape, data_offsets, then the data); or they are put together
 from the rows or columns that tensor-parallel files hold.
 
-Of the files on disk, few are open at once.
-
 Values become float32, piece by piece, so that the stored bytes of a whole tensor are never in
 memory next to its values. 8-bit floats mean nothing without their scales, by which the stored
 values are multiplied. Two conventions are in use: ``weight_scale_inv`` (DeepSeek) has one factor
@@ -15,24 +13,19 @@ for each block of the matrix, of the configuration's ``weight_block_size`` or el
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import os
 import re
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Protocol
-from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
 
-from wqk._machine import in_children
 from wqk._typing import Int
 from wqk.checkpoints.checkpoint import Part, TensorInfo
 from wqk.errors import CheckpointError
+from wqk.storage.byte_source import ByteSource, bytes_at
 
 # NumPy's own limits: axes of an array, and values that it may seem to have next to an empty axis.
 MOST_AXES = 64
@@ -69,43 +62,6 @@ ITEM_BITS = {
 PIECE, READ = 2**16, 2**19
 
 
-def bytes_at(source: ByteSource, offset: int, count: int) -> bytearray:
-    """So many bytes of a source from an offset on."""
-    content = bytearray(count)
-    source.read_into(offset, memoryview(content))
-    return content
-
-
-class Raw(io.RawIOBase):
-    """A source of bytes as one of Python's raw files, to be read ahead by `io.BufferedReader`."""
-
-    def __init__(self, source: ByteSource) -> None:
-        self._source, self._position = source, 0
-
-    def readable(self) -> bool:
-        """Whether it can be read."""
-        return True
-
-    def seekable(self) -> bool:
-        """Whether it can be read from any byte on."""
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a byte, which may lie behind the end."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._source.size}[whence]
-        if base + offset < 0:
-            raise OSError("before the beginning")
-        self._position = base + offset
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill the buffer, as far as there are bytes."""
-        count = max(0, min(len(buffer), self._source.size - self._position))
-        self._source.read_into(self._position, memoryview(buffer)[:count])
-        self._position += count
-        return count
-
-
 def refuse_pointer(start: bytes | bytearray) -> None:
     """Refuse the text that stands for a large file in a clone without Git LFS."""
     if start.startswith(b"version "):
@@ -124,20 +80,6 @@ def check_sizes(what: str, shape: Sequence[Any], offsets: Sequence[Any] = ()) ->
             raise CheckpointError(f"{what} has a shape or offset that is not a whole number")
     if len(shape) > MOST_AXES or math.prod(filter(None, shape)) > MOST_VALUES:
         raise CheckpointError(f"{what} has an impossible shape")
-
-
-class ByteSource(Protocol):
-    """Bytes by position: a local file, or one behind HTTP."""
-
-    name: str
-    size: int
-
-    @property
-    def identity(self) -> Any:
-        """What tells its content from any other; None if nothing does."""
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill the buffer from this offset, or raise `CheckpointError`."""
 
 
 class WeightFile(Protocol):
@@ -322,137 +264,6 @@ class JoinedFiles:
                 if low < high:
                     found.append(file.read(Part(part.name, ((low - begin, high - begin),))))
         return np.concatenate(found)
-
-
-# Files that are open at once.
-MOST_OPEN = 64
-
-
-class Identity(NamedTuple):
-    """What tells a file, as it is now, from every other."""
-
-    device: int
-    inode: int
-    size: int
-    modified: int  # nanoseconds
-
-
-class Handle:
-    """An open file, closed when nothing refers to it any more."""
-
-    def __init__(self, path: Path, name: str) -> None:
-        if path.exists() and not path.is_file():  # a pipe or a device may never end
-            raise CheckpointError(f"{name}: not a regular file")
-        try:
-            self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-        except OSError as error:
-            raise CheckpointError(f"{name}: cannot be opened ({error.strerror})") from None
-        finalize(self, os.close, self._descriptor)
-        self._lock = threading.Lock()
-
-    @property
-    def identity(self) -> Identity:
-        """The file's identity as of now."""
-        status = os.fstat(self._descriptor)
-        return Identity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-
-    def read_into(self, offset: int, buffer: memoryview) -> int:
-        """Read bytes from this offset; how many, which is 0 at the end."""
-        if hasattr(os, "preadv"):
-            return os.preadv(self._descriptor, [buffer], offset)
-        with self._lock:  # Windows reads from the current position only
-            os.lseek(self._descriptor, offset, os.SEEK_SET)
-            content = os.read(self._descriptor, len(buffer))
-        buffer[: len(content)] = content
-        return len(content)
-
-
-class LocalFile:
-    """A file's bytes by position.
-
-    Positional reads rather than a memory map: a file that shrinks while it is read gives an error,
-    not a signal that kills the process. So does one that is written to, by its time; writes through
-    a memory map may not show in it: scan files that nobody writes to.
-
-    The last `MOST_OPEN` files that were read are open; others are opened again by their path, and
-    must be the same file. A file that is replaced keeps its old content while it is open. Copies
-    and pickles hold the path and the identity, never a handle.
-    """
-
-    def __init__(self, path: str | Path, identity: Identity | None = None) -> None:
-        self.name, self._path = str(path), Path(path).absolute()
-        self._handle: Handle | None = None
-        if identity is None:
-            self._handle = Handle(self._path, self.name)
-            identity = self._handle.identity
-            _keep_open(self)
-        self._identity, self.size = identity, identity.size
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return LocalFile, (self._path, self._identity), {"name": self.name}
-
-    @property
-    def identity(self) -> tuple[int, ...]:
-        """What tells the file from others on every machine that sees its disk."""
-        return self._identity[1:]
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill the buffer from this offset."""
-        handle = self._opened()
-        while buffer:
-            try:
-                count = handle.read_into(offset, buffer)
-            except OSError as error:
-                raise CheckpointError(f"{self.name}: cannot be read ({error.strerror})") from None
-            if count == 0:
-                raise CheckpointError(f"{self.name}: ended at byte {offset}, during the read")
-            buffer, offset = buffer[count:], offset + count
-        if handle.identity != self._identity:
-            raise CheckpointError(
-                f"{self.name}: changed during the read; scan it again once it is no longer "
-                "written to"
-            )
-
-    def _opened(self) -> Handle:
-        """The file's handle, opened again if others have been read since."""
-        handle = self._handle
-        if handle is None:
-            handle = Handle(self._path, self.name)
-            if handle.identity != self._identity:
-                raise CheckpointError(
-                    f"{self.name}: is no longer the file that was opened; open the checkpoint again"
-                )
-            self._handle = handle
-        _keep_open(self)
-        return handle
-
-    def close(self) -> None:
-        """Let go of the handle; who reads at this moment keeps it until the end of the read."""
-        self._handle = None
-
-
-# The open files, those read last at the end.
-_open: WeakKeyDictionary[LocalFile, None] = WeakKeyDictionary()
-_lock = threading.Lock()
-
-
-def _keep_open(file: LocalFile) -> None:
-    """Move a file to the end of the open ones, and close the first if there are too many."""
-    with _lock:
-        _open.pop(file, None)
-        _open[file] = None
-        while len(_open) > MOST_OPEN:
-            first = next(iter(_open))
-            del _open[first]
-            first.close()
-
-
-def _after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()  # another thread of the parent may have held it
-
-
-in_children(_after_fork)
 
 
 @cache

@@ -36,9 +36,7 @@ from wqk.checkpoints.configurations import COMPLETIONS, Opened, configured
 from wqk.checkpoints.files import (
     PLAIN,
     JoinedFiles,
-    LocalFile,
     RowFile,
-    bytes_at,
     is_float8,
     is_text,
     open_safetensors,
@@ -47,13 +45,16 @@ from wqk.checkpoints.files import (
 )
 from wqk.checkpoints.gguf import open_gguf
 from wqk.checkpoints.quantized import Quantized, Source, find_quantized, refuse_unread
-from wqk.checkpoints.ranged import CONNECTIONS, RangedFile
-from wqk.checkpoints.references import redacted, step_in
 from wqk.errors import CheckpointError, did_you_mean, errors_about, first_line
+from wqk.storage.byte_source import bytes_at
+from wqk.storage.local import LocalFile
+from wqk.storage.ranged import CONNECTIONS, RangedFile
+from wqk.storage.references import redacted, step_in
 
 if TYPE_CHECKING:
-    from wqk.checkpoints.files import ByteSource, WeightFile
-    from wqk.checkpoints.ranged import Workers
+    from wqk.checkpoints.files import WeightFile
+    from wqk.storage.byte_source import ByteSource
+    from wqk.storage.ranged import Workers
 
 
 # Largest configuration or index; YAML, which usually takes 5 kB, is slow to parse.

@@ -28,16 +28,16 @@ from wqk.checkpoints.checkpoint import Grid, Part, TensorInfo
 from wqk.checkpoints.files import (
     ITEM_BITS,
     STORED,
-    Raw,
     RowFile,
     Stored,
     check_sizes,
     refuse_pointer,
 )
 from wqk.errors import CheckpointError
+from wqk.storage.byte_source import Raw
 
 if TYPE_CHECKING:
-    from wqk.checkpoints.files import ByteSource
+    from wqk.storage.byte_source import ByteSource
 
 MAGIC = b"GGUF"
 

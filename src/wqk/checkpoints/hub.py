@@ -19,9 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 from urllib.parse import quote, unquote, urlunsplit
 
 from wqk._version import __version__
-from wqk.checkpoints import http
 from wqk.checkpoints.adapters import AdaptedCheckpoint, read_adapter
-from wqk.checkpoints.files import LocalFile
 from wqk.checkpoints.formats import (
     ENDINGS,
     PREFERRED,
@@ -34,17 +32,19 @@ from wqk.checkpoints.formats import (
     read_folder,
     unread_format,
 )
-from wqk.checkpoints.ranged import RangedFile, Workers, open_cache
-from wqk.checkpoints.references import redacted, split_address, step_in
 from wqk.errors import CheckpointError, HubError, errors_about, first_line
+from wqk.storage import http
+from wqk.storage.local import LocalFile
+from wqk.storage.ranged import RangedFile, Workers, open_cache
+from wqk.storage.references import redacted, split_address, step_in
 
 if TYPE_CHECKING:
     from wqk.checkpoints.adapters import Adapter
     from wqk.checkpoints.checkpoint import Checkpoint
-    from wqk.checkpoints.files import ByteSource
     from wqk.checkpoints.formats import StoredCheckpoint
-    from wqk.checkpoints.ranged import RangeCache
-    from wqk.checkpoints.references import HubAccess
+    from wqk.storage.byte_source import ByteSource
+    from wqk.storage.ranged import RangeCache
+    from wqk.storage.references import HubAccess
 
 TIMEOUT = 10
 

@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wqk.checkpoints.checkpoint import TensorInfo
-from wqk.checkpoints.files import ITEM_BITS, Raw, bytes_at, is_text, refuse_pointer, widened
+from wqk.checkpoints.files import ITEM_BITS, is_text, refuse_pointer, widened
 from wqk.checkpoints.pickles import Refused, Storage, StoredTensor, load, plain
 from wqk.errors import CheckpointError, WqkError, errors_about, first_line, shortened
+from wqk.storage.byte_source import Raw, bytes_at
 
 if TYPE_CHECKING:
     from wqk.checkpoints.checkpoint import Part
-    from wqk.checkpoints.files import ByteSource
+    from wqk.storage.byte_source import ByteSource
 
 # Where scripts keep the weights, first of all.
 NESTED_UNDER = (

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
 from wqk._console import UNPRINTABLE, cleaning, json_value, printable, size
-from wqk.checkpoints.references import without_secrets
+from wqk.storage.references import without_secrets
 
 if TYPE_CHECKING:
     from wqk.checkpoints import Checkpoint

@@ -155,7 +155,7 @@ class Boundary(click.Group):
             tell("; ".join(["interrupted", *map(str, stopped.args)]))
             context.exit(130)
         except click.ClickException as error:
-            from wqk.checkpoints.references import without_secrets
+            from wqk.storage.references import without_secrets
 
             if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Option):
                 told = first_sentence(error.param.help or "")
@@ -205,7 +205,7 @@ class Boundary(click.Group):
 def tell(message: str) -> None:
     """Print one line to standard error, if it is open."""
     from wqk._console import printable
-    from wqk.checkpoints.references import without_secrets
+    from wqk.storage.references import without_secrets
 
     message = without_secrets(" ".join(message.split()))
     with contextlib.suppress(OSError, ValueError):

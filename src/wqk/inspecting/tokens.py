@@ -30,12 +30,12 @@ from wqk._typing import Float
 from wqk.attention import Block
 from wqk.attention.factors import Coordinates, lacks_norm, omissions
 from wqk.checkpoints import Checkpoint, Part
-from wqk.checkpoints.references import HubOptions, redacted
 from wqk.errors import CheckpointError, HubError, first_line
 from wqk.families import AttentionPlan
 from wqk.families.naming import embedding_table
 from wqk.forms import BilinearForm
 from wqk.model import open as open_model
+from wqk.storage.references import HubOptions, redacted
 from wqk.tables.sheet import Sheet
 
 # Files of tokenizers are 20 MB at most.

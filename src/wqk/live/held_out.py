@@ -20,10 +20,10 @@ from wqk._files import UNREADABLE, opened
 from wqk._typing import Float
 from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.modules import unwrapped
-from wqk.checkpoints.references import HubOptions
 from wqk.errors import CheckpointError, CorpusError, first_line
 from wqk.live.running import load_pretrained, most_positions, quiet, run_batch
 from wqk.model import Model
+from wqk.storage.references import HubOptions
 from wqk.tables.run import checkpoints_in
 
 Predicts = Literal["masked", "causal", "sequence", "states"]

@@ -14,7 +14,6 @@ from wqk._machine import one_blas_thread
 from wqk._typing import FilePath
 from wqk.attention.rounding import grid
 from wqk.checkpoints import Checkpoint, Part
-from wqk.checkpoints.references import HubFolder, check_options
 from wqk.errors import CheckpointError, UnknownFamily, require_list
 from wqk.families import AttentionPlan, Place
 from wqk.model import Model
@@ -47,6 +46,7 @@ from wqk.sameness.rewrites import regrouped
 from wqk.sameness.stream import folded, turned
 from wqk.sameness.tolerances import ALIKE_FORMS, LEAST_ALIKE, RESOLUTION, SUSPECT, TURNED
 from wqk.sameness.weights import CIRCUITS, SCORES, Pair, scorings, sides_of
+from wqk.storage.references import HubFolder, check_options
 
 
 def same(

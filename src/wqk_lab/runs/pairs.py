@@ -26,12 +26,12 @@ import polars as pl
 
 from wqk._files import read_text, unwritable, write_atomically
 from wqk.attention import Block
-from wqk.checkpoints.references import HubAccess
 from wqk.differences import DIFFERENCE_SCHEMA, block_rows
 from wqk.errors import CheckpointError, TableError, WqkError, all_lines
 from wqk.forms.scores import symmetry_null
 from wqk.model import open as open_model
 from wqk.scanning.surveys import survey
+from wqk.storage.references import HubAccess
 from wqk.tables.score_table import ScoreTable, read_table
 
 DATA = Path(__file__).parent / "data"

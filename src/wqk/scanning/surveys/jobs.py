@@ -41,18 +41,18 @@ from wqk._machine import cached_property, one_blas_thread, share_cores
 from wqk._version import __version__
 from wqk.checkpoints import open_checkpoint, steps_of
 from wqk.checkpoints.formats import exists, has_weights
-from wqk.checkpoints.http import within_deadline
-from wqk.checkpoints.references import (
+from wqk.errors import CheckpointError, HubError, RunError, WqkError, all_lines, required_by
+from wqk.model import open as open_model
+from wqk.scanning.scan import plan_bytes, scan
+from wqk.scanning.surveys.model_sets import PREFIX, model_set, read_list
+from wqk.storage.http import within_deadline
+from wqk.storage.references import (
     HubAccess,
     digest_of_query,
     redacted,
     step_in,
     without_secrets,
 )
-from wqk.errors import CheckpointError, HubError, RunError, WqkError, all_lines, required_by
-from wqk.model import open as open_model
-from wqk.scanning.scan import plan_bytes, scan
-from wqk.scanning.surveys.model_sets import PREFIX, model_set, read_list
 from wqk.tables.score_table import ScoreTable
 from wqk.tables.writers import to_parquet
 

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 from wqk._files import append_lines, locked, read_lines, unwritable
 from wqk._machine import usable_cores
 from wqk._version import __version__
-from wqk.checkpoints.references import HubAccess, check_options
 from wqk.errors import CheckpointError, OutputError, RunError, TableError, WqkError
 from wqk.scanning.surveys.jobs import (
     Options,
@@ -38,6 +37,7 @@ from wqk.scanning.surveys.jobs import (
     run_job,
     run_on,
 )
+from wqk.storage.references import HubAccess, check_options
 from wqk.tables.score_table import KEY, SCHEMA_VERSION, ScoreTable, join, read_table
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ import polars as pl
 from wqk._version import __version__
 from wqk.checkpoints import step_folders
 from wqk.checkpoints.formats import exists, has_weights
-from wqk.checkpoints.references import redacted, step_in
 from wqk.errors import OutputError, RunError, WqkError, all_lines, shortened
 from wqk.model import open as open_model
 from wqk.scanning.surveys.jobs import Options, files_of
 from wqk.scanning.surveys.surveying import open_folder, survey
+from wqk.storage.references import redacted, step_in
 from wqk.tables.score_table import SCHEMA_VERSION, ScoreTable, read_table
 
 # Seconds between looks: a month.

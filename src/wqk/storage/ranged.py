@@ -31,11 +31,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet, finalize
 
 from wqk._files import write_atomically
-from wqk.checkpoints.http import Traffic
 from wqk.errors import HubError, OutputError
+from wqk.storage.http import Traffic
 
 if TYPE_CHECKING:
-    from wqk.checkpoints.http import RemoteFile
+    from wqk.storage.http import RemoteFile
 
 # Bytes that the cache may take, unless WQK_CACHE_LIMIT says otherwise.
 LIMIT = 20 * 10**9

@@ -19,8 +19,8 @@ from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 from urllib.parse import urljoin
 
-from wqk.checkpoints.references import redacted, split_address
 from wqk.errors import CheckpointError, HubError, errors_about
+from wqk.storage.references import redacted, split_address
 
 # Answers that are worth another attempt.
 PASSING = (408, 425, 429, 500, 502, 503, 504)

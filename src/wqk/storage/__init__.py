@@ -1,0 +1,1 @@
+"""Sources of bytes: files on disk, the Hub, and files behind HTTP."""
