@@ -83,6 +83,52 @@ def test_what_peft_saves_is_read_as_it_merges_or_refused(bases, tmp_path, is_rea
     assert changed
 
 
+def rename_keys(folder: Path, rename: dict[str, str]) -> None:
+    """Rename the tensors of a saved adapter whose names contain one of these texts."""
+    numpy = pytest.importorskip("safetensors.numpy")
+    path = folder / "adapter_model.safetensors"
+    renamed = {}
+    for name, value in numpy.load_file(path).items():
+        for old, new in rename.items():
+            name = name.replace(old, new)
+        renamed[name] = value
+    numpy.save_file(renamed, path)
+
+
+def merged_by_peft(base: Path, adapter: Path) -> dict[str, np.ndarray]:
+    """The weights that PEFT ends with when it loads an adapter and merges it."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    merged = peft.PeftModel.from_pretrained(model, adapter).merge_and_unload()
+    return {name: value.detach().numpy() for name, value in merged.state_dict().items()}
+
+
+@pytest.mark.parametrize("prefix", ["language_model.", "base_model.model.", "a.b."])
+def test_keys_under_another_prefix_are_not_applied_as_in_peft(bases, tmp_path, prefix):
+    base, adapter = bases / "qwen2", tmp_path / "adapter"
+    saved(base, adapter, {})
+    first_layer = ".model.model.layers.0."
+    rename_keys(adapter, {first_layer: f".model.{prefix}model.layers.0."})
+    checkpoint = open_checkpoint(adapter)
+    merged = merged_by_peft(base, adapter)
+    for name in (f"model.layers.{layer}.self_attn.q_proj.weight" for layer in range(2)):
+        (read,) = checkpoint.read([Part(name)])
+        np.testing.assert_allclose(read, merged[name], rtol=1e-4, atol=1e-5, err_msg=name)
+    assert any("2 adapted modules" in note and "not applied" in note for note in checkpoint.notes)
+    rename_keys(adapter, {".model.model.layers.1.": f".model.{prefix}model.layers.1."})
+    with pytest.raises(CheckpointError, match=r"its keys match no module of .*rename the keys"):
+        open_checkpoint(adapter)
+
+
+def test_the_prefix_of_a_model_with_a_head_may_be_missing_in_the_base_file(bases, tmp_path):
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    transformers.AutoModel.from_pretrained(bases / "qwen2").save_pretrained(base)
+    saved(base, adapter, {})
+    name = "layers.1.self_attn.k_proj.weight"
+    (read,) = open_checkpoint(adapter).read([Part(name)])
+    merged = merged_by_peft(base, adapter)
+    np.testing.assert_allclose(read, merged[f"model.{name}"], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", [str(kind.value) for kind in peft.PeftType])
 def test_every_type_but_lora_is_refused(tmp_path: Path, kind: str):
     factors = {"q_proj.lora_A.weight": np.ones((2, 8), np.float32)}

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from wqk._console import counted
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo, as_number
 from wqk.checkpoints.formats import StoredCheckpoint, weight_file
 from wqk.checkpoints.modules import without_adapter
@@ -35,8 +36,12 @@ FACTOR = re.compile(
 SAVED, UNUSED = re.compile(r"\.modules_to_save(\.\w+(?=\.\w+$))?"), ".original_module."
 NUMBERED = re.compile(r"(^|\.)\d+\.")
 
-# By how many words the names of a base model and of an adapter's tensors may begin differently.
-PREFIX_WORDS = 4
+# First words that models with a head put before the names of their base models. Base models of
+# their own type (`roberta`, `gpt_neox`) are called by it.
+BASE_PREFIXES = ("model", "transformer", "roberta")
+# A file of a model of pictures and texts has the first order of words, the model in memory the
+# second.
+TOWER_ON_DISK, TOWER_IN_MEMORY = "language_model.model.", "model.language_model."
 
 
 def module_of(tensor: str) -> str:
@@ -45,31 +50,39 @@ def module_of(tensor: str) -> str:
 
 
 class BaseNames:
-    """The base model's names, found under a prefix more or fewer."""
+    """The base model's tensors, by the names that PEFT has for them.
 
-    def __init__(self, tensors: Collection[str]) -> None:
+    PEFT adapts the model in memory, and its adapter's keys are exactly the names of modules there.
+    A file may lack, or have in addition, the one word that a model with a head puts before the
+    names of its base model.
+    """
+
+    def __init__(self, tensors: Collection[str], model_type: object) -> None:
         self.tensors = tensors
-        self._by_end: dict[str, list[str]] = defaultdict(list)  # without their first words
-        for name in self.tensors:
-            for end in _ends(name):
-                self._by_end[end].append(name)
+        self._model_type = str(model_type or "").replace("-", "_")
 
     def own(self, name: str) -> str | None:
-        """The base model's name for a tensor; None if there is none, or several might be meant."""
+        """Return the base model's name for a tensor; None if PEFT has no module of that name."""
         if name in self.tensors:
             return name
-        shorter = (end for end in _ends(name) if end in self.tensors)
-        found = {*self._by_end.get(name, ()), *shorter}
-        return found.pop() if len(found) == 1 else None
+        first, _, rest = name.partition(".")
+        if self._is_prefix(first) and rest in self.tensors:
+            return rest
+        if name.startswith(TOWER_IN_MEMORY):
+            on_disk = TOWER_ON_DISK + name.removeprefix(TOWER_IN_MEMORY)
+            if on_disk in self.tensors:
+                return on_disk
+        longer = (f"{prefix}.{name}" for prefix in self._prefixes)
+        return next((tensor for tensor in longer if tensor in self.tensors), None)
 
+    def _is_prefix(self, word: str) -> bool:
+        return word in BASE_PREFIXES or (len(word) > 1 and word in self._model_type)
 
-def _ends(name: str) -> Iterator[str]:
-    """What is left of a name without its first words."""
-    for _ in range(PREFIX_WORDS):
-        _, dot, name = name.partition(".")
-        if not dot:
-            return
-        yield name
+    @cached_property
+    def _prefixes(self) -> list[str]:
+        """The first words of the base model's names that a model with a head adds."""
+        words = dict.fromkeys(name.partition(".")[0] for name in self.tensors)
+        return [word for word in words if self._is_prefix(word)]
 
 
 CONFIG = "adapter_config.json"
@@ -201,10 +214,13 @@ class AdaptedCheckpoint(Checkpoint):
         self.name, self.config = adapter.tensors.name, {**base.config, **classes}
         self.adapter, self.base, self._adapter = adapter, base, adapter.tensors
         with errors_about(self.name):
-            self._updates, self._whole = _changes(base, adapter)
+            changes = _changes(base, adapter)
+        self._updates, self._whole = changes.updates, changes.whole
         count = len(self._updates)
         layers = f"{count} of its tensors" if count else "none of its tensors"
         self.notes = (*base.notes, f"{base.name} with a LoRA adapter on {layers}")
+        if changes.unmatched:
+            self.notes += (_unmatched(changes.unmatched, base.name),)
 
     def scale_of(self, tensor: str) -> float | None:
         """The factor of what the adapter adds to a tensor; None if it adds nothing."""
@@ -272,13 +288,21 @@ def unrounded(checkpoint: AdaptedCheckpoint) -> AdaptedCheckpoint:
 MERGE = "merge it into its base model first (peft: model.merge_and_unload().save_pretrained(...))"
 
 
-def _changes(base: Checkpoint, adapter: Adapter) -> tuple[dict[str, Update], dict[str, str]]:
-    """What is added to tensors of the base model, and which of the adapter's stand for others.
+class Changes(NamedTuple):
+    """The part of an adapter that its base model takes."""
+
+    updates: dict[str, Update]  # by the base's name
+    whole: dict[str, str]  # the base's name → the adapter's tensor that stands for it
+    unmatched: list[str]  # modules of the adapter that the base does not have
+
+
+def _changes(base: Checkpoint, adapter: Adapter) -> Changes:
+    """Return the changes that an adapter makes to its base model, as PEFT matches their names.
 
     Raises `CheckpointError` for a tensor that is no factor of one adapter, nor a head or a table of
-    tokens that was saved whole.
+    tokens that was saved whole; and for an adapter none of whose modules the base model has.
     """
-    names = BaseNames(base.tensors())
+    names = BaseNames(base.tensors(), base.config.get("model_type"))
     found: dict[str, dict[str, str]] = {"A": {}, "B": {}}  # the base's name → the adapter's
     whole: dict[str, str] = {}
     # Tables with more tokens are saved twice, with the mark of modules_to_save and without.
@@ -297,17 +321,34 @@ def _changes(base: Checkpoint, adapter: Adapter) -> tuple[dict[str, Update], dic
     alpha = adapter.config.get("lora_alpha", 8)
     if as_number(alpha) is None:
         raise CheckpointError(f"lora_alpha must be a number, got {shown(alpha)}")
-    updates = {}
+    updates: dict[str, Update] = {}
+    unmatched: list[str] = []
     down, up = found["A"], found["B"]
     for name in down | up:
         own = names.own(name)
-        if own is None or name not in down or name not in up:
+        if name not in down or name not in up:
             raise CheckpointError(
-                f"adapts {shortened(module_of(name), 120)}, which {base.name} does not hold, "
-                "or lacks one of its two factors"
+                f"adapts {shortened(module_of(name), 120)}, but lacks one of its two factors"
             )
-        updates[own] = _update(base, adapter, own, (down[name], up[name]), alpha)
-    return updates, whole
+        if own is None:
+            unmatched.append(module_of(name))
+        else:
+            updates[own] = _update(base, adapter, own, (down[name], up[name]), alpha)
+    if unmatched and not updates:
+        raise CheckpointError(
+            f"its keys match no module of {base.name}: adapts {shortened(unmatched[0], 120)}, "
+            f"which {base.name} does not hold, so PEFT applies nothing; rename the keys, or use "
+            "the base model"
+        )
+    return Changes(updates, whole, unmatched)
+
+
+def _unmatched(modules: Sequence[str], base: str) -> str:
+    """The note on modules that PEFT leaves out, because the base model does not have them."""
+    return (
+        f"{counted(len(modules), 'adapted module')} that {base} does not hold, not applied, as in "
+        f"PEFT: {shortened(modules[0], 120)}{', …' if len(modules) > 1 else ''}"
+    )
 
 
 def _saved_whole(base: Checkpoint, adapter: Adapter, names: BaseNames, stored: str) -> str | None:
