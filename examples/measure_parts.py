@@ -1,11 +1,11 @@
 """Measure parts of the scores of training runs, into the records of docs/results/parts.
 
-python examples/measure_parts.py OUT.csv RUN[@STEP]... [--blocks N] [--layers]
+python examples/measure_parts.py OUT.csv RUN[@STEP]... [--blocks N] [--layers] [--prefix NAME]
 
-A line for each run, step, layer (none: all) and part; with the part "whole" of a layer stands the
-symmetry of its form. Lines without a share have the derivative and curvature of the loss along that
-part, over the explained loss. Runs that OUT.csv holds already are
-left out. --prefix stands before the names of the cells.
+A line for each run, step, layer (none: all) and part. The part "whole" of a layer has the symmetry
+of its form and the size of its control, |M|²/|S|². Lines without a share have the derivative and
+curvature of the loss along that part, over the explained loss. Runs that OUT.csv holds already are
+left out. The prefix is put before the names of the cells.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ COLUMNS = (
     "derivative",
     "curvature",
     "symmetry",
+    "control_size",
 )
 
 
@@ -66,17 +67,22 @@ def main() -> None:
             blocks=given.blocks,
         )
         rows = [*found.shares.iter_rows(named=True)]
-        losses = dict(
-            found.shares.filter(pl.col("layer").is_null()).select("part", "loss").iter_rows()
-        )
+        everywhere = found.shares.filter(pl.col("layer").is_null())
+        losses = dict(everywhere.select("part", "loss").iter_rows())
         explained = losses["none"] - losses["whole"]
-        for row in found.slopes.iter_rows(named=True):
-            slopes = {name: row[name] / explained for name in ("derivative", "curvature")}
-            rows.append({"part": row["direction"], **slopes})
+        for slope in found.slopes.iter_rows(named=True):
+            row = {"part": slope["direction"]}
+            for name in ("derivative", "curvature"):
+                row[name] = None if slope[name] is None else slope[name] / explained
+            rows.append(row)
+        control_size = dict(found.control_size.select("layer", "size").iter_rows())
+        if not given.layers:
+            rows += [{"part": "whole", "layer": layer} for layer in control_size]
         symmetry = dict(wqk.scan(checkpoint).layers.frame.select("layer", "symmetry").iter_rows())
         for row in rows:
             if row["part"] == "whole":
-                row["symmetry"] = symmetry.get(row["layer"])
+                row["symmetry"] = symmetry.get(row.get("layer"))
+                row["control_size"] = control_size.get(row.get("layer"))
         named = dict(zip(COLUMNS, about, strict=False))
         with given.out.open("a", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", restval="")

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import peft
+import polars as pl
 import pytest
 import torch
 import transformers
@@ -20,8 +21,9 @@ from tests.small import sizes
 import wqk
 from wqk.errors import CheckpointError, CorpusError, FormError, UnknownFamily
 from wqk.live.held_out import choose
-from wqk.live.mixing import NONE, SKEW, SYMMETRIC, Mixer, Part, Place, involution, mixed
+from wqk.live.mixing import NONE, SKEW, SYMMETRIC, Mixer, Part, Place, mixed
 from wqk.live.parts import share_kept
+from wqk.live.reflections import InputRoots, involution
 
 N = 7
 COMMON = {"vocab_size": 40, "bos_token_id": None, "eos_token_id": None}
@@ -123,8 +125,13 @@ def output(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     return found
 
 
+# The text that second moments of inputs are measured on.
+MEASURED = torch.randint(5, 40, (40, N), generator=torch.Generator().manual_seed(9))
+
+
 def with_part(model: Any, tokens: torch.Tensor, part: Part, place: Place) -> torch.Tensor:
     with Mixer(wqk.open(model)).installed() as mixer:
+        mixer.measure_inputs(lambda: output(model, MEASURED))
         mixer.place, mixer.part = place, part
         return output(model, tokens)
 
@@ -187,6 +194,19 @@ def directly(
     return np.asarray((chances @ heads(x, weights[2])).swapaxes(1, 2).reshape(*x.shape[:2], -1))
 
 
+def inputs_of_layer_0(kind: Kind, model: Any, tokens: torch.Tensor) -> np.ndarray:
+    """The inputs (B, N, D) of the attention of layer 0."""
+    inputs: list[torch.Tensor] = []
+
+    def keep(module: Any, args: Any, kwargs: Any) -> None:
+        inputs.append(args[0] if args else kwargs["hidden_states"])
+
+    hook = model.get_submodule(kind.attention).register_forward_pre_hook(keep, with_kwargs=True)
+    output(model, tokens)
+    hook.remove()
+    return inputs[0].numpy()
+
+
 def heard(kind: Kind, model: Any, part: Part, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """The inputs of layer 0's attention, and what its heads put out in the model's own pass."""
     kept: dict[str, Any] = {}
@@ -198,6 +218,7 @@ def heard(kind: Kind, model: Any, part: Part, seed: int = 0) -> tuple[np.ndarray
         kept["out"] = args[0]
 
     with Mixer(wqk.open(model), seed).installed() as mixer:
+        mixer.measure_inputs(lambda: output(model, MEASURED))
         attention, after = model.get_submodule(kind.attention), model.get_submodule(kind.output)
         hooks = [
             attention.register_forward_pre_hook(given, with_kwargs=True, prepend=True),
@@ -222,8 +243,12 @@ def test_a_and_b_equal_a_direct_computation(kind: Kind, a: float, b: float) -> N
 @named
 def test_a_random_involution_equals_a_direct_computation(kind: Kind) -> None:
     model = made(kind)
+    inputs = inputs_of_layer_0(kind, model, MEASURED)
+    deviations, axes = np.linalg.svd(inputs.reshape(-1, 24), full_matrices=False)[1:]
+    deviations = np.maximum(deviations, 1e-3 * deviations[0])  # of a direction without inputs
+    reflection = axes.T / deviations @ axes @ involution(24, (5, 3)) @ axes.T * deviations @ axes
+    np.testing.assert_allclose(reflection @ reflection, np.eye(24), atol=1e-9)
     x, out = heard(kind, model, mixed("", 1, 0, "involution", 3), seed=5)
-    reflection = involution(24, (5, 3))
     expected = directly(kind, model, x, lambda s: (s[0] + s[1]) / 2, reflection)
     np.testing.assert_allclose(out, expected, atol=1e-6)
 
@@ -291,6 +316,76 @@ def test_a_rank_is_that_of_the_best_approximation(rank: int) -> None:
         KINDS[0], model, x, lambda _: 6**-0.5 * np.einsum("bid,hde,bje->bhij", x, best, x)
     )
     np.testing.assert_allclose(out, expected, atol=1e-8)
+
+
+# In a trained model, inputs lie in few directions.
+
+
+@pytest.fixture(scope="module")
+def trained() -> Any:
+    """A decoder of two layers that continues rising tokens, trained for about a second."""
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel._from_config(
+        transformers.GPT2Config(
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            n_positions=12,
+            vocab_size=20,
+            bos_token_id=None,
+            eos_token_id=None,
+            resid_pdrop=0,
+            embd_pdrop=0,
+            attn_pdrop=0,
+        ),
+        attn_implementation="eager",
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for seed in range(60):
+        tokens = torch.from_numpy(rising(16, seed))
+        loss = model(input_ids=tokens, labels=tokens).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model.eval()
+
+
+def rising(count: int, seed: int) -> np.ndarray:
+    """Token ids (count, 12): each row rises by 1 to 3 at a step, modulo 20."""
+    random = np.random.default_rng(seed)
+    begin, step = random.integers(0, 20, (count, 1)), random.integers(1, 4, (count, 1))
+    return np.asarray((begin + step * np.arange(12)) % 20)
+
+
+def plain_involution(moments: np.ndarray) -> InputRoots:
+    """The roots with which R′ is the orthogonal involution R, whatever the inputs are."""
+    return InputRoots(np.eye(len(moments)), np.eye(len(moments)))
+
+
+def test_the_control_is_as_large_as_the_scores(trained: Any) -> None:
+    found = wqk.parts(trained, tokens=rising(32, 999))
+    assert found.control_size["layer"].to_list() == [0, 1]
+    assert found.control_size["size"].is_between(0.7, 1.4).all()
+    assert found.shares.filter(part="random")["share"].null_count() == 0
+    assert [row["layer"] for row in found.to_dict()["control_size"]] == [0, 1]
+    assert "control_size, |M|²/|S|² of the random mirror M by layer (decoder): " in repr(found)
+
+
+def test_a_control_that_turns_weights_away_from_inputs_is_refused(
+    trained: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plain orthogonal involution, which nearly removes the scores of a trained model."""
+    monkeypatch.setattr("wqk.live.mixing.input_roots", plain_involution)
+    found = wqk.parts(trained, tokens=rising(32, 999), each_layer=True, curves=True)
+    assert (found.control_size["size"] < 0.5).all()
+    random = found.shares.filter(pl.col("part").str.starts_with("random"))
+    assert random["share"].null_count() == random["loss"].null_count() == len(random)
+    symmetric = found.shares.filter(pl.col("layer").is_null(), part="symmetric")["share"]
+    assert symmetric.null_count() == 0
+    assert found.slopes.filter(direction="random")["curvature"].to_list() == [None]
+    assert "random" not in found.curves["direction"].to_list()
+    assert "their control is refused" in found.sentence
+    assert "control refused in decoder layers 0, 1: its size lies outside 0.5 to 2" in repr(found)
 
 
 def test_derivatives_are_those_of_autograd() -> None:

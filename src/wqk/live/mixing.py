@@ -4,7 +4,8 @@ The logits of attention before mask and bias, S_ij = x_i W x_jᵀ times the mode
 u S + v M, where M is a mirror image of S. With the transpose, the score of the same pair read the
 other way, this is a (S + Sᵀ)/2 + b (S − Sᵀ)/2 for u = (a + b)/2 and v = (a − b)/2. Masks and
 position terms stay whole, so that in a causal model only the lower triangle of Sᵀ enters. Rotary
-positions and norms are in S, as the model computes it.
+positions and norms are in S, as the model computes it. The control's mirror is that of inputs
+turned by a random involution that keeps their second moments (`wqk.live.reflections`).
 
 No weights are touched. A model that calls transformers' attention interface adds its mask to the
 scaled products of queries and keys; what changes the products is added to the mask.
@@ -15,8 +16,9 @@ Axes: B blocks, H query heads, G key heads, N tokens, R head width, D width.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
@@ -25,10 +27,14 @@ from wqk._typing import Array, Float
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families import AttentionPlan
 from wqk.live.listening import parent_of
+from wqk.live.reflections import InputRoots, input_roots, involution
 from wqk.model import Model
 
 # The name under which transformers knows the attention that mixes parts.
 NAME = "wqk_parts"
+
+# The argument of attention modules that takes the inputs.
+INPUTS = "hidden_states"
 
 Mirror = Literal["transpose", "next head", "involution", "rank"]
 
@@ -72,6 +78,14 @@ class Place(NamedTuple):
     head: int | None = None
 
 
+@dataclass
+class SumsOfSquares:
+    """Sums of squares of scores and of their mirror, over a text."""
+
+    mirror: float = 0.0
+    scores: float = 0.0
+
+
 class Mixer:
     """Lets a model run with parts of its scores; use within ``installed()``.
 
@@ -109,6 +123,9 @@ class Mixer:
         self._probing = False
         self._mirrored: dict[Any, Array] = {}
         self._between: dict[tuple[Any, int], Array] = {}
+        self.roots: dict[Any, InputRoots] = {}
+        self._involutions: dict[tuple[int, int], Array] = {}
+        self._squares: dict[int, SumsOfSquares] | None = None
 
     @contextmanager
     def installed(self) -> Iterator[Mixer]:
@@ -139,6 +156,53 @@ class Mixer:
             for hook in hooks:
                 hook.remove()
 
+    def measure_inputs(self, run: Callable[[], object]) -> None:
+        """Measure the second moments of all blocks' inputs, which random involutions keep.
+
+        Parameters
+        ----------
+        run
+            Runs the model on its text, with whole scores.
+        """
+        moments: dict[Any, Array] = {}
+
+        def add(module: Any, args: Any, kwargs: Any) -> None:
+            inputs = _inputs_of(args, kwargs).flatten(0, -2).double()
+            moments[module] = moments.get(module, 0) + inputs.mT @ inputs
+
+        hooks = [module.register_forward_pre_hook(add, with_kwargs=True) for module in self.modules]
+        self.part = WHOLE
+        try:
+            run()
+        finally:
+            for hook in hooks:
+                hook.remove()
+        for module, sums in moments.items():
+            self.roots[module] = input_roots(sums.cpu().numpy())
+
+    def control_sizes(self, run: Callable[[], object], stack: str, number: int) -> dict[int, float]:
+        """Measure |M|²/|S|² of a random involution's M in each layer of a stack.
+
+        The sums of squares are those of all heads and of all pairs of tokens of the text. The model
+        runs with its whole scores.
+
+        Parameters
+        ----------
+        run
+            Runs the model on its text.
+        stack
+            The stack whose layers are measured.
+        number
+            Number of the involution, as in `Part`.
+        """
+        self.place, self.part = Place(stack), Part("", 1, 0, "involution", number)
+        squares = self._squares = {}
+        try:
+            run()
+        finally:
+            self._squares = None
+        return {layer: sums.mirror / sums.scores for layer, sums in squares.items() if sums.scores}
+
     def require_all_seen(self) -> None:
         """Raise `UnknownFamily` if some self-attention has not gone through the interface."""
         for module, plan in self.modules.items():
@@ -162,17 +226,33 @@ class Mixer:
         """For a random involution, also compute queries and keys of the reflected inputs."""
         if self.part.mirror != "involution" or self._probing or not self._is_changed(module):
             return
-        name = "hidden_states"
-        x = args[0] if args else kwargs[name]
-        reflected = x @ involution(x.shape[-1], (self.seed, self.part.number), x)
+        reflected = self._reflected(module, _inputs_of(args, kwargs))
         self._probing = True
         try:
             if args:
                 module(reflected, *args[1:], **kwargs)
             else:
-                module(**{**kwargs, name: reflected})
+                module(**{**kwargs, INPUTS: reflected})
         finally:
             self._probing = False
+
+    def _reflected(self, module: Any, inputs: Float[Array, "B N D"]) -> Float[Array, "B N D"]:
+        """The inputs of a block, turned by the part's involution.
+
+        Square roots and involutions are kept in the type and on the device of the inputs.
+        """
+        import torch
+
+        roots, width = self.roots.get(module), inputs.shape[-1]
+        assert roots is not None, "measure_inputs() comes before a random involution"
+        if isinstance(roots.root, np.ndarray):
+            both = (torch.from_numpy(side).to(inputs) for side in (roots.root, roots.inverse_root))
+            roots = self.roots[module] = InputRoots(*both)
+        key = width, self.part.number
+        if key not in self._involutions:
+            drawn = involution(width, (self.seed, self.part.number))
+            self._involutions[key] = torch.from_numpy(drawn).to(inputs)
+        return roots.reflect(inputs, self._involutions[key])
 
     def attend(
         self,
@@ -227,6 +307,8 @@ class Mixer:
         transposed = scores.swapaxes(-1, -2)
         if part.mirror == "involution":
             mirrored = self._mirrored.pop(module)
+            if self._squares is not None:
+                self._add_squares(module, mirrored, scores)
         elif part.mirror == "rank":
             mirrored = scores_of(query @ self._truncating(module, query), key, scaling)
         else:
@@ -240,6 +322,13 @@ class Mixer:
         # to the rest.
         sign = 1 if part.size_of == "symmetric" else -1
         return size * scores + sign * (size * (1 - size)).sqrt() * mirrored
+
+    def _add_squares(self, module: Any, mirror: Array, scores: Array) -> None:
+        """Add the sums of squares of a mirror and of scores to those of the layer."""
+        assert self._squares is not None
+        sums = self._squares.setdefault(self.modules[module].layer, SumsOfSquares())
+        sums.mirror += float(mirror.double().square().sum())
+        sums.scores += float(scores.double().square().sum())
 
     def _truncating(self, module: Any, like: Array) -> Array:
         """What between queries and keys leaves the best rank k of each head's form, (H, R, R)."""
@@ -284,23 +373,9 @@ def scores_of(query: Array, key: Array, scaling: float | None) -> Array:
     return query @ key.swapaxes(-1, -2) * scale
 
 
-def involution(width: int, seed: Any, like: Array | None = None) -> Array:
-    """A random orthogonal matrix R = Rᵀ = R⁻¹ with as many eigenvalues 1 as −1.
-
-    Examples
-    --------
-    >>> r = involution(6, 0)
-    >>> bool(np.allclose(r @ r, np.eye(6))), bool(np.allclose(r, r.T)), round(float(r.trace()))
-    (True, True, 0)
-    """
-    random = np.random.default_rng(seed)
-    basis, _ = np.linalg.qr(random.standard_normal((width, width)))
-    reflected: np.ndarray = (basis * (1 - 2 * (np.arange(width) % 2))) @ basis.T
-    if like is None:
-        return reflected
-    import torch
-
-    return torch.from_numpy(reflected).to(like)
+def _inputs_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Array:
+    """The hidden states (B, N, D) that an attention module is called with."""
+    return args[0] if args else kwargs[INPUTS]
 
 
 def _own_attention(module: Any) -> Any:

@@ -1,4 +1,9 @@
-"""What the symmetric and the skew part of the scores do: the loss of a model without them."""
+"""The loss of a model with only the symmetric, only the skew, or a random part of its scores.
+
+The random part is the control. It is made of scores of the same inputs, turned by random
+involutions that keep the inputs' second moments (`wqk.live.reflections`), so that it is about as
+large as the scores that it replaces. Its size is measured, and is part of the result.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +32,7 @@ from wqk.live.mixing import (
     mixed,
     require_one_form,
 )
+from wqk.live.reflections import LARGEST_CONTROL, SMALLEST_CONTROL
 from wqk.model import open as open_model
 from wqk.tables.sheet import Sheet
 
@@ -42,6 +48,14 @@ SHARES: dict[str, Any] = {
     "share": pl.Float64,
     "low": pl.Float64,
     "high": pl.Float64,
+}
+
+CONTROL_SIZES: dict[str, Any] = {
+    "stack": pl.String,
+    "layer": pl.Int64,
+    "size": pl.Float64,
+    "smallest": pl.Float64,
+    "largest": pl.Float64,
 }
 
 # The loss is differentiated by steps of this size.
@@ -68,13 +82,20 @@ class Parts(Result):
         A row for each place and part: ``stack``, ``layer``, ``head``, ``part``, ``loss``, and the
         ``share`` of the explained loss that it keeps with its 95 % interval, ``low`` and ``high``.
         The explained loss is that with scores of zero there, less that of the whole model.
-        ``random`` is the mean over the halves that random orthogonal involutions select;
-        ``share`` is null where scores explain nothing.
+        ``random`` is the mean over the halves that random involutions select, which keep the
+        second moments of each block's inputs. ``share`` is null where scores explain nothing, and
+        for random parts where their control is refused.
     slopes
         A row for each stack and direction: ``derivative`` and ``curvature`` of the loss at the
         whole model along a factor of a half of the scores, with intervals.
     curves
         The loss against a factor of a half, the other half kept; empty unless asked for.
+    control_size
+        A row for each layer: ``stack``, ``layer``, and |M|²/|S|² of the random involutions' M
+        beside the scores S, over all heads and pairs of tokens: the mean ``size`` over
+        involutions, the ``smallest`` and the ``largest``. Near 1, the control is as large as what
+        it replaces. A control with a size below ½ or above 2 is refused: the loss and the share of
+        random parts are null where it enters.
     settings
         Blocks, tokens in a block, seed and the like.
     """
@@ -84,28 +105,30 @@ class Parts(Result):
     shares: pl.DataFrame = field(repr=False)
     slopes: pl.DataFrame = field(repr=False)
     curves: pl.DataFrame = field(repr=False)
+    control_size: pl.DataFrame = field(repr=False)
     settings: dict[str, Any]
 
     @property
     def sentence(self) -> str:
-        """What parts of the scores of all layers keep, for each stack."""
-        told = []
-        whole = self.shares.filter(pl.all_horizontal(pl.col("layer", "head").is_null()))
-        for rows in whole.partition_by("stack"):
-            loss, share = (
-                {row["part"]: row[of] for row in rows.to_dicts()} for of in ("loss", "share")
-            )
+        """The shares that parts of the scores of all layers keep, for each stack."""
+        sentences = []
+        everywhere = self.shares.filter(pl.all_horizontal(pl.col("layer", "head").is_null()))
+        for rows in everywhere.partition_by("stack"):
+            loss = dict(rows.select("part", "loss").iter_rows())
+            share = dict(rows.select("part", "share").iter_rows())
             where = "" if self.shares["stack"].n_unique() < 2 else f" of the {rows['stack'][0]}"
-            explained = loss["none"] - loss["whole"]
             if share["symmetric"] is None:
-                told.append(f"The attention scores{where} explain nothing of the loss.")
+                sentences.append(f"The attention scores{where} explain nothing of the loss.")
                 continue
-            told.append(
-                f"Of the {explained:.3g} by which attention scores{where} lower the loss, their "
-                f"symmetric part alone keeps {share['symmetric']:.0%}, their skew part "
-                f"{share['skew']:.0%}, random halves {share['random']:.0%}."
+            random = "their control is refused"
+            if share["random"] is not None:
+                random = f"random halves {share['random']:.0%}"
+            sentences.append(
+                f"Of the {loss['none'] - loss['whole']:.3g} by which attention scores{where} lower "
+                f"the loss, their symmetric part alone keeps {share['symmetric']:.0%}, their skew "
+                f"part {share['skew']:.0%}, {random}."
             )
-        return " ".join(told)
+        return " ".join(sentences)
 
     def _rows(self) -> Iterable[dict[str, Any]]:
         return self.shares.iter_rows(named=True)
@@ -120,7 +143,7 @@ class Parts(Result):
         table = Sheet.of(*columns, text=("stack", "part", "95 %"))
         for row in self.shares.iter_rows(named=True):
             where = [row["stack"], *("all" if row[n] is None else row[n] for n in columns[1:3])]
-            cells = [f"{row['loss']:.4f}", number(row["share"], 3), _interval(row, "")]
+            cells = [number(row["loss"], 4), number(row["share"], 3), _interval(row, "")]
             table.add(*map(str, where), row["part"], *cells)
         yield table
         headings = ("stack", "along", "derivative", "95 %", "curvature", "95 % ")
@@ -131,14 +154,31 @@ class Parts(Result):
                 cells += [number(row[what], 4), _interval(row, f"{what}_")]
             table.add(*cells)
         yield table
-        yield Text(
+        yield Text("\n".join(self._footnotes()), style="dim")
+
+    def _footnotes(self) -> Iterator[str]:
+        """Lines that explain the tables."""
+        about = self.settings
+        yield (
             "share kept: of the loss without these scores less that of the whole model; random: "
-            f"the mean of the halves that {about['draws']} random involutions select.\n"
+            f"the mean of the halves that {about['draws']} random involutions select, which keep "
+            "the second moments of each block's inputs."
+        )
+        for (stack,), rows in self.control_size.group_by("stack", maintain_order=True):
+            sizes = ", ".join(number(size, 2) for size in rows["size"])
+            yield f"control_size, |M|²/|S|² of the random mirror M by layer ({stack}): {sizes}"
+            refused = rows.filter(~_sizes_allowed())["layer"].to_list()
+            if refused:
+                yield (
+                    f"control refused in {stack} layers {', '.join(map(str, refused))}: "
+                    f"its size lies outside {SMALLEST_CONTROL:g} to {LARGEST_CONTROL:g}"
+                )
+        yield (
             "Masks and position terms stay whole. In an untrained model of this configuration all "
             f"scores explain {number(about['explained_untrained'], 4)}."
-            + "".join(f"\n{what}: left whole" for what in about["left_whole"]),
-            style="dim",
         )
+        for layer in about["left_whole"]:
+            yield f"{layer}: left whole"
 
     def plot(self) -> Figure:
         """Draw the loss against factors of each half, if measured, and the shares that parts keep.
@@ -173,12 +213,12 @@ def parts(
     seed: int = 0,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Parts:
-    """Find out what the symmetric and the skew part of the scores do to the loss.
+    """Measure the loss with only the symmetric, the skew or a random part of the scores.
 
     The scores S are replaced by parts of them, such as (S + Sᵀ)/2, in all heads, a layer or a head,
     and the loss on held-out text is read. A share of the explained loss that a part keeps is to be
-    read against its zero, that of random halves, not against 100 %. Needs PyTorch, transformers
-    and SciPy.
+    read against its zero, that of random halves, not against 100 %. Random halves are as large as
+    the scores' own: their size is reported. Needs PyTorch, transformers and SciPy.
 
     Parameters
     ----------
@@ -211,7 +251,7 @@ def parts(
     draws
         Number of random involutions.
     seed
-        Of masks and involutions.
+        Seed of the masks and the random involutions.
     on_progress
         Called with the passes over the text that are done, and their number.
 
@@ -245,70 +285,100 @@ def parts(
             "parts of cross-attention are not defined: its queries and keys come from different "
             "sequences, so that no score is that of a pair read the other way"
         )
-    for name, least in [("draws", draws), *(("rank", one) for one in rank or ())]:
+    ranks = sorted(set(rank or ()))
+    for name, least in [("draws", draws), *(("rank", each) for each in ranks)]:
         if least < 1:
             raise FormError(f"{name} must be 1 or more, got {least}")
-    loaded, own = load(ref)
+    loaded, tokenizer = load(ref)
     opened = open_model(loaded, family=getattr(ref, "family_file", None))
-    able = Mixer(opened, seed)
-    for plan in able.modules.values() if rank else ():
+    mixer = Mixer(opened, seed)
+    for plan in mixer.modules.values() if ranks else ():
         require_one_form(opened.name, plan)
     # A token that attention sees already is not predicted.
     is_next = predicted_by(type(loaded).__name__) == "causal"
-    if is_next and not any(plan.causal for plan in able.modules.values()):
+    if is_next and not any(plan.causal for plan in mixer.modules.values()):
         loaded = loaded.base_model
-    given = open_held_out(loaded, own, text, corpus, tokens, blocks, block, mask_share, seed)
-    with torch.no_grad(), able.installed() as mixer:
-        measured = _Measurement(mixer, given)
-        stacks = dict.fromkeys(plan.stack for plan in mixer.modules.values())
+    held_out = open_held_out(
+        loaded, tokenizer, text, corpus, tokens, blocks, block, mask_share, seed
+    )
+    stacks = list(dict.fromkeys(plan.stack for plan in mixer.modules.values()))
+    with torch.no_grad(), mixer.installed():
+        measurement = _Measurement(mixer, held_out)
         if stack is not None and stack not in stacks:
             raise CheckpointError(
                 f"{opened.name}: no {stack} self-attention; it has that of: {', '.join(stacks)}"
             )
-        chosen = [name for name in stacks if stack in (None, name)]
-        some = {name: [p for p in mixer.modules.values() if p.stack == name] for name in chosen}
-        places = [Place(name) for name in chosen]
-        one_by_one = [
-            Place(name, plan.layer, head)
-            for name, plans in some.items()
-            for plan in plans
-            for head in ([None] * each_layer + [*range(plan.query.heads)] * each_head)
-        ]
-        base = [HALF, SYMMETRIC, SKEW, *random_halves(draws)]
-        whole = [
-            Part(f"random, size of {which}", 0, 0, "involution", 0, which)
-            for which in ("symmetric", "skew")
-        ] + [mixed("next head", 1, 0, "next head")]
-        ranks = [Part(f"rank {k}", 0, 1, "rank", k) for k in sorted(set(rank or ()))]
-        jobs = [(place, [*base, *whole, *ranks]) for place in places]
-        jobs += [(place, [*base[:5], *ranks]) for place in one_by_one]
-        slopes = _directions(draws)
-        measured.total = sum(2 + len(each) for _, each in jobs) + len(places) * (
-            2 * len(slopes) + curves * len(FACTORS) * 4
+        chosen = stacks if stack is None else [stack]
+        jobs = _jobs(mixer, chosen, ranks, draws, each_layer=each_layer, each_head=each_head)
+        directions = _directions(draws)
+        passes_of_slopes = len(chosen) * 2 * sum(len(alongs) for _, alongs in directions)
+        passes_of_curves = len(chosen) * len(FACTORS) * len(directions) if curves else 0
+        passes_of_shares = sum(1 + len(parts) for _, parts in jobs)
+        measurement.total = (
+            1 + len(chosen) * draws + passes_of_shares + passes_of_slopes + passes_of_curves
         )
-        measured.on_progress = on_progress
-        shares = [row for place, each in jobs for row in measured.shares(place, each)]
-        slope_rows = [row for place in places for row in measured.slopes(place, slopes)]
-        curve_rows = [row for place in places if curves for row in measured.curves(place)]
+        measurement.on_progress = on_progress
+        measurement.measure_controls(chosen, draws)
+        shares = [row for place, parts in jobs for row in measurement.shares(place, parts)]
+        slope_rows = [row for name in chosen for row in measurement.slopes(Place(name), directions)]
+        curve_rows = [row for name in chosen if curves for row in measurement.curves(Place(name))]
     settings = {
-        "text": given.name,
-        "blocks": given.count,
-        "tokens": given.length,
-        "mask_share": mask_share if given.predicts == "masked" else None,
+        "text": held_out.name,
+        "blocks": held_out.count,
+        "tokens": held_out.length,
+        "mask_share": mask_share if held_out.predicts == "masked" else None,
         "seed": seed,
         "draws": draws,
         "left_whole": opened.without_softmax,
     }
     with torch.no_grad():
-        untrained = _untrained(given, seed, opened.family_file)
+        untrained = _untrained(held_out, seed, opened.family_file)
     return Parts(
-        str(ref) if isinstance(ref, str | Path) else getattr(ref, "name", opened.name),
-        given.predicts,
-        pl.DataFrame(shares, schema=SHARES),
-        pl.DataFrame(slope_rows),
-        pl.DataFrame(curve_rows),
-        settings | {"explained_untrained": untrained},
+        checkpoint=str(ref) if isinstance(ref, str | Path) else getattr(ref, "name", opened.name),
+        predicts=held_out.predicts,
+        shares=pl.DataFrame(shares, schema=SHARES),
+        slopes=pl.DataFrame(slope_rows),
+        curves=pl.DataFrame(curve_rows),
+        control_size=measurement.control_size,
+        settings=settings | {"explained_untrained": untrained},
     )
+
+
+def _jobs(
+    mixer: Mixer,
+    stacks: Sequence[str],
+    ranks: Sequence[int],
+    draws: int,
+    *,
+    each_layer: bool,
+    each_head: bool,
+) -> list[tuple[Place, list[Part]]]:
+    """The places whose scores are changed, each with the parts that take their place."""
+    truncated = [Part(f"rank {k}", 0, 1, "rank", k) for k in ranks]
+    halves = [HALF, SYMMETRIC, SKEW, *random_halves(draws)]
+    sized = [
+        Part(f"random, size of {which}", 0, 0, "involution", 0, which)
+        for which in ("symmetric", "skew")
+    ]
+    everywhere = [*halves, *sized, mixed("next head", 1, 0, "next head"), *truncated]
+    # One layer or head at a time takes a single involution.
+    in_one_place = [HALF, SYMMETRIC, SKEW, *random_halves(1), *truncated]
+    jobs = [(Place(stack), everywhere) for stack in stacks]
+    for stack in stacks:
+        for plan in mixer.modules.values():
+            if plan.stack != stack:
+                continue
+            if each_layer:
+                jobs.append((Place(stack, plan.layer), in_one_place))
+            if each_head:
+                for head in range(plan.query.heads):
+                    jobs.append((Place(stack, plan.layer, head), in_one_place))
+    return jobs
+
+
+def _sizes_allowed() -> pl.Expr:
+    """Whether the size of a layer's control lies within the limits, as a column."""
+    return pl.col("size").is_between(SMALLEST_CONTROL, LARGEST_CONTROL)
 
 
 def _interval(row: dict[str, Any], prefix: str) -> str:
@@ -341,37 +411,74 @@ def _directions(draws: int) -> list[tuple[str, list[Callable[[float], Part]]]]:
 
 
 class _Measurement:
-    """The losses of parts, block by block, and what follows from them."""
+    """The losses of parts, block by block, and shares, slopes and curves that follow from them."""
 
-    def __init__(self, mixer: Mixer, given: HeldOut) -> None:
-        self.mixer, self.given = mixer, given
+    def __init__(self, mixer: Mixer, held_out: HeldOut) -> None:
+        self.mixer, self.held_out = mixer, held_out
         self.on_progress: Callable[[int, int], None] | None = None
         self.done = self.total = 0
+        self.control_size = pl.DataFrame(schema=CONTROL_SIZES)
         self.mixer.part = WHOLE
-        self.given.remember_states()
-        self.whole = given.losses()
+        self.held_out.remember_states()
+        self.whole = held_out.losses()
         self.mixer.require_all_seen()
+
+    def measure_controls(self, stacks: Sequence[str], draws: int) -> None:
+        """Measure the inputs of all blocks, and the sizes of the controls made of them."""
+        self.mixer.measure_inputs(self._run)
+        rows = []
+        for stack in stacks:
+            draws_by_layer: dict[int, list[float]] = {}
+            for number_of_draw in range(draws):
+                sizes = self.mixer.control_sizes(self._run, stack, number_of_draw)
+                for layer, size in sizes.items():
+                    draws_by_layer.setdefault(layer, []).append(size)
+            for layer, layer_sizes in sorted(draws_by_layer.items()):
+                mean = sum(layer_sizes) / len(layer_sizes)
+                rows.append((stack, layer, mean, min(layer_sizes), max(layer_sizes)))
+        self.control_size = pl.DataFrame(rows, schema=CONTROL_SIZES, orient="row")
+
+    def is_refused(self, place: Place, part: Part) -> bool:
+        """Return whether a part is made with a control that is too small or too large."""
+        if part.mirror != "involution":
+            return False
+        sizes = self.control_size.filter(stack=place.stack)
+        if place.layer is not None:
+            sizes = sizes.filter(layer=place.layer)
+        return not sizes.select(_sizes_allowed().all()).item()
 
     def losses(self, place: Place, part: Part) -> np.ndarray:
         """The loss of each block."""
         self.mixer.place, self.mixer.part = place, part
+        return self._run()
+
+    def _run(self) -> np.ndarray:
+        """The loss of each block with the mixer as it is; a step of the progress."""
         self.done += 1
         if self.on_progress is not None:
             self.on_progress(self.done, self.total)
-        return self.given.losses()
+        return self.held_out.losses()
 
-    def shares(self, place: Place, some: Sequence[Part]) -> list[dict[str, Any]]:
-        """A row for each part, those of one name averaged."""
+    def shares(self, place: Place, parts: Sequence[Part]) -> list[dict[str, Any]]:
+        """A row for each part; losses of parts of one name are averaged."""
         none = self.losses(place, NONE)
-        by_name: dict[str, list[np.ndarray]] = {"whole": [self.whole], "none": [none]}
-        for part in some:
-            by_name.setdefault(part.name, []).append(self.losses(place, part))
+        losses_by_name: dict[str, list[np.ndarray]] = {"whole": [self.whole], "none": [none]}
+        for part in parts:
+            losses = self.losses(place, part)
+            if self.is_refused(place, part):
+                losses = np.full_like(losses, np.nan)
+            losses_by_name.setdefault(part.name, []).append(losses)
         rows = []
-        for name, values in by_name.items():
-            losses = np.mean(values, axis=0)
+        for name, draws in losses_by_name.items():
+            losses = np.mean(draws, axis=0)
+            row: dict[str, Any] = {**place._asdict(), "part": name}
+            if np.isnan(losses).any():
+                rows.append(row)
+                continue
             share, low, high = share_kept(losses, none, self.whole)
-            about = {**place._asdict(), "part": name, "loss": float(losses.mean())}
-            rows.append(about | {"share": share, "low": low, "high": high})
+            rows.append(
+                row | {"loss": float(losses.mean()), "share": share, "low": low, "high": high}
+            )
         return rows
 
     def slopes(
@@ -380,33 +487,34 @@ class _Measurement:
         """Derivative and curvature along each direction, with intervals over blocks."""
         rows = []
         for name, alongs in directions:
-            up, down = (
-                np.mean([self.losses(place, along(1 + side)) for along in alongs], axis=0)
-                for side in (STEP, -STEP)
-            )
-            about: dict[str, Any] = {"stack": place.stack, "direction": name}
-            for what, values in (
-                ("derivative", (up - down) / (2 * STEP)),
-                ("curvature", (up - 2 * self.whole + down) / STEP**2),
-            ):
-                value, reach = float(values.mean()), interval(values)
-                about |= {what: value, f"{what}_low": value - reach, f"{what}_high": value + reach}
-            rows.append(about)
+            up = np.mean([self.losses(place, along(1 + STEP)) for along in alongs], axis=0)
+            down = np.mean([self.losses(place, along(1 - STEP)) for along in alongs], axis=0)
+            row: dict[str, Any] = {"stack": place.stack, "direction": name}
+            if not self.is_refused(place, alongs[0](0)):
+                curvature = (up - 2 * self.whole + down) / STEP**2
+                row |= _with_interval("derivative", (up - down) / (2 * STEP))
+                row |= _with_interval("curvature", curvature)
+            rows.append(row)
         return rows
 
     def curves(self, place: Place) -> list[dict[str, Any]]:
         """The loss at several factors of one half, or of all scores."""
-        some = {name: alongs[0] for name, alongs in _directions(1)}
-        return [
-            {
-                "stack": place.stack,
-                "direction": name,
-                "factor": factor,
-                "loss": float(self.losses(place, along(factor)).mean()),
-            }
-            for name, along in some.items()
-            for factor in FACTORS
-        ]
+        rows = []
+        for name, alongs in _directions(1):
+            if self.is_refused(place, alongs[0](0)):
+                continue
+            for factor in FACTORS:
+                loss = float(self.losses(place, alongs[0](factor)).mean())
+                rows.append(
+                    {"stack": place.stack, "direction": name, "factor": factor, "loss": loss}
+                )
+        return rows
+
+
+def _with_interval(name: str, values: Float[np.ndarray, " blocks"]) -> dict[str, float]:
+    """The mean of values over blocks and the ends of its interval, as columns."""
+    mean, reach = float(values.mean()), interval(values)
+    return {name: mean, f"{name}_low": mean - reach, f"{name}_high": mean + reach}
 
 
 def spread(values: Float[np.ndarray, " blocks"]) -> float:
@@ -446,14 +554,13 @@ def share_kept(
     return share, share - reach, share + reach
 
 
-def _untrained(given: HeldOut, seed: int, family: FilePath | None) -> float | None:
-    """What all scores explain in a new model of the same configuration: the zero of every share."""
-    model = fresh(given.model, seed)
+def _untrained(held_out: HeldOut, seed: int, family: FilePath | None) -> float | None:
+    """The loss that all scores explain in a new model of this configuration: every share's zero."""
+    model = fresh(held_out.model, seed)
     if model is None:
         return None
-    mine = replace(given, model=model)
     with Mixer(open_model(model, family=family), seed).installed() as mixer:
-        measured = _Measurement(mixer, mine)
+        measurement = _Measurement(mixer, replace(held_out, model=model))
         stacks = dict.fromkeys(plan.stack for plan in mixer.modules.values())
-        none = [measured.losses(Place(stack), NONE).mean() for stack in stacks]
-        return float(max(none) - measured.whole.mean())
+        none = [measurement.losses(Place(stack), NONE).mean() for stack in stacks]
+        return float(max(none) - measurement.whole.mean())

@@ -1,0 +1,73 @@
+"""Random involutions of attention inputs that keep the inputs' second moments.
+
+The control of ``wqk parts`` compares the scores S = x W xᵀ with M = (x R′) Wᵀ (x R′)ᵀ. A random
+orthogonal involution R would turn W away from the few directions in which inputs lie, and M would
+nearly vanish. With the second moments C = E[xᵀx] of a block's inputs, R′ = C^-½ R C^½ is an
+involution as well, and x R′ has the second moments C again: M is about as large as S.
+
+Axes: D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from wqk._typing import Array, Float
+
+# Second moments below this share of the largest are raised to it, so that the inverse root exists.
+LEAST_MOMENT = 1e-6
+
+# A control is refused if |M|²/|S|² lies outside these limits.
+SMALLEST_CONTROL, LARGEST_CONTROL = 0.5, 2.0
+
+
+@dataclass(frozen=True)
+class InputRoots:
+    """Square roots of the second moments C of a block's inputs, each (D, D)."""
+
+    root: Array  #: C^½
+    inverse_root: Array  #: C^-½
+
+    def reflect(self, inputs: Array, involution: Array) -> Array:
+        """Return x C^-½ R C^½ for inputs x (…, D) and an orthogonal involution R (D, D)."""
+        return inputs @ self.inverse_root @ involution @ self.root
+
+
+def input_roots(moments: Float[np.ndarray, "D D"]) -> InputRoots:
+    """Return the square roots of second moments.
+
+    Examples
+    --------
+    Reflected inputs have the second moments of the inputs, however unequal those are:
+
+    >>> inputs = np.random.default_rng(0).standard_normal((500, 6)) * [30, 9, 3, 1, 0.3, 0.1]
+    >>> moments = inputs.T @ inputs / 500
+    >>> reflected = input_roots(moments).reflect(inputs, involution(6, 0))
+    >>> bool(np.allclose(reflected.T @ reflected / 500, moments))
+    True
+    """
+    values, vectors = np.linalg.eigh(np.asarray(moments, np.float64))
+    deviations = np.sqrt(np.maximum(values, LEAST_MOMENT * values[-1]))
+    return InputRoots(
+        root=(vectors * deviations) @ vectors.T,
+        inverse_root=(vectors / deviations) @ vectors.T,
+    )
+
+
+def involution(width: int, seed: Any) -> Float[np.ndarray, "D D"]:
+    """Return a random orthogonal matrix R = Rᵀ = R⁻¹ with as many eigenvalues 1 as −1.
+
+    Examples
+    --------
+    >>> r = involution(6, 0)
+    >>> bool(np.allclose(r @ r, np.eye(6))), bool(np.allclose(r, r.T)), round(float(r.trace()))
+    (True, True, 0)
+    """
+    random = np.random.default_rng(seed)
+    basis, _ = np.linalg.qr(random.standard_normal((width, width)))
+    signs = 1 - 2 * (np.arange(width) % 2)
+    reflection: np.ndarray = (basis * signs) @ basis.T
+    return reflection
