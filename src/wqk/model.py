@@ -192,7 +192,7 @@ class Model(Advising, synonyms=SYNONYMS):
         return (Block(self.checkpoint, plan) for plan in self.plans)
 
     def __len__(self) -> int:
-        """Number of blocks, of all stacks."""
+        """Return the number of blocks, of all stacks."""
         return len(self.plans)
 
     def __bool__(self) -> bool:
@@ -217,7 +217,7 @@ class Model(Advising, synonyms=SYNONYMS):
     @overload
     def __getitem__(self, index: tuple[slice, int]) -> list[Head]: ...
     def __getitem__(self, index: Any) -> Any:
-        """The self-attention block of a layer; with two numbers, one of its heads.
+        """Return the self-attention block of a layer; with two numbers, one of its heads.
 
         A slice of layers gives a list: ``model[:, 0]`` the first head of each.
         """
@@ -229,7 +229,7 @@ class Model(Advising, synonyms=SYNONYMS):
         return self.block(layer)[head[0]] if head else self.block(layer)
 
     def block(self, layer: int, *, stack: str | None = None, kind: str = "self") -> Block:
-        """The attention of one layer.
+        """Return the attention of one layer.
 
         Parameters
         ----------
@@ -277,7 +277,7 @@ class Model(Advising, synonyms=SYNONYMS):
         stack: str | None = None,
         kind: str | None = None,
     ) -> Model:
-        """The model with some of its blocks: of these layers, of this stack, of this kind.
+        """Return the model with some of its blocks: of these layers, of this stack, of this kind.
 
         Negative layers count from the end of each stack.
 
@@ -310,7 +310,7 @@ class Model(Advising, synonyms=SYNONYMS):
         return self.on(self.checkpoint, plans)
 
     def on(self, checkpoint: Checkpoint, plans: Sequence[AttentionPlan] | None = None) -> Model:
-        """The same blocks with the weights of another checkpoint, such as of a later step."""
+        """Return a model with the same blocks and the weights of another checkpoint."""
         chosen = self.scored if plans is None else plans
         return Model(
             checkpoint,

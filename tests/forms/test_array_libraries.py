@@ -296,7 +296,7 @@ SQUARE = torch.nn.Linear(8, 8)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: linear(16, 8, None), "with heads="),
+        (lambda: linear(16, 8, None), "as heads="),
         (lambda: linear(16, 8, 3), "do not divide into 3 query heads"),
         (lambda: linear(16, 8, 0), "do not divide"),
         (lambda: linear(24, 16, 6), "do not divide"),

@@ -1,4 +1,4 @@
-"""One block of a model: its heads as forms, other coordinates of it, and what it leaves out."""
+"""One attention block: its heads as forms, coordinates of the forms, terms that forms leave out."""
 
 from wqk.attention.block import Block, Head
 from wqk.attention.factors import Coordinates, Omission

@@ -1,4 +1,4 @@
-"""One attention block of a model: its heads as bilinear forms, and the other terms of its score.
+"""One attention block of a model: its heads as bilinear forms, and the rest of its score.
 
 Axes: H query heads, G key heads, R head width, D width, N tokens.
 """
@@ -32,8 +32,8 @@ from wqk.errors import Advising, CheckpointError, FormError, UnknownFamily
 from wqk.forms import BilinearForm
 from wqk.forms.kernels import array_namespace, is_number
 
-# What one may try on a block, and what it has.
-SYNONYMS = {
+# Attributes of similar libraries, and the attributes of a block that replace them.
+BLOCK_SYNONYMS = {
     "coupling": "wqk.coupling(block)",
     "head": "block[index]",
     "qk": "form",
@@ -41,20 +41,20 @@ SYNONYMS = {
 }
 
 
-class Block(Factors, Advising, synonyms=SYNONYMS):
-    """One attention block of a model; `wqk.open` makes them.
+class Block(Factors, Advising, synonyms=BLOCK_SYNONYMS):
+    """One attention block of a model that was opened with `wqk.open`.
 
-    Weights are read when they are first needed, and once. The linear parts of norms between
-    projection and score, gains and centering, are folded into the forms. A token's own scale is
-    not; `queries` and `keys` include it.
+    Each weight is read when it is first needed, and only once. The linear parts of norms between
+    projection and score, gains and centering, are folded into the forms. The scale of each token
+    is not part of the forms; `queries` and `keys` include it.
 
     Attributes
     ----------
     checkpoint
-        Where the weights are.
+        The checkpoint that stores the weights.
     plan
-        Which weights they are, and what else the score holds: stack, kind, layer, scale, rotary
-        positions, status.
+        The weights of the block and the other terms of its score: stack, kind, layer, scale,
+        rotary positions, status.
 
     Examples
     --------
@@ -68,25 +68,25 @@ class Block(Factors, Advising, synonyms=SYNONYMS):
 
     @property
     def heads(self) -> Heads:
-        """The H heads, in order."""
+        """The H heads, in their order."""
         return Heads(self)
 
     @cached_property
     def groups(self) -> BilinearForm:
-        """The heads' forms as a stack (G, H/G): row g holds those that share key head g.
+        """Forms of the heads as a stack (G, H/G): row g holds the heads that share key head g.
 
-        What is computed of all heads at once is computed from it: shared factors are kept once.
+        Computations on all heads use this stack, in which each shared factor is stored once.
         """
         return stacked(self.query.weight, self.key.weight)
 
     @cached_property
     def form(self) -> BilinearForm:
-        """The layer's query-key form: the sum over its heads, of rank G·R (paper, S20)."""
+        """Query-key form of the layer: the sum over its heads, of rank G·R (paper, S20)."""
         return self.groups.sum()
 
     @cached_property
     def ov(self) -> BilinearForm:
-        """The layer's output-value form, the sum over its heads of W_v W_o.
+        """Return the layer's output-value form, the sum over its heads of W_v W_o.
 
         `CheckpointError` if the family describes no values and outputs, or they are not there.
         """
@@ -100,10 +100,10 @@ class Block(Factors, Advising, synonyms=SYNONYMS):
         bias: bool = False,
         circuit: Literal["qk", "ov"] = "qk",
     ) -> BilinearForm:
-        """The heads' forms in other coordinates than the plain W_q W_kᵀ.
+        """Return the heads' forms in other coordinates than the plain W_q W_kᵀ.
 
-        What the parameters mean, and when they raise `CheckpointError`, stands in
-        `wqk.attention.factors`.
+        `wqk.attention.factors` describes the parameters. Coordinates that the block does not have
+        raise `CheckpointError`.
 
         Examples
         --------
@@ -120,7 +120,7 @@ class Block(Factors, Advising, synonyms=SYNONYMS):
     @overload
     def __getitem__(self, index: slice) -> BilinearForm: ...
     def __getitem__(self, index: int | slice) -> BilinearForm:
-        """A head; or the forms of several, as a stack."""
+        """Return a head; or the forms of several, as a stack."""
         if not (is_number(index) or isinstance(index, slice)):
             raise IndexError(f"a head is a number, as in block[3], or a slice; got {index!r}")
         form: BilinearForm = self.heads[index]
@@ -137,57 +137,70 @@ class Block(Factors, Advising, synonyms=SYNONYMS):
     ) -> Iterator[tuple[int, BilinearForm]]:
         """Each distance with the forms of all heads, stacked as `groups`, made one by one.
 
-        With ``every_bias``, the key's bias enters also where the softmax does not see it, as in
-        scores that are compared across queries.
+        With ``every_bias``, the key's bias is included also where it cancels in the softmax. Scores
+        that are compared across queries need it.
 
         Raises `CheckpointError` if the block has no values and outputs, or no rotary positions.
         """
         plan = self.plan
-        of_values = coordinates.circuit == "ov"
-        factors = self.value_output if of_values else self.query_key
-        norms = (plan.value, None) if of_values else (plan.query, plan.key)
+        left_norm = right_norm = None
         fold = coordinates.fold_norm and not lacks_norm(plan, coordinates)
-        left, right = (
-            self.linear(factor, side.input_norm if fold and side else None)
-            for factor, side in zip(factors, norms, strict=True)
-        )
-        if coordinates.bias:
-            if not (every_bias or of_values) and plan.rule.guess and right[1] is not None:
-                raise CheckpointError(
-                    f"layer {self.layer} of the {self.stack} was guessed from tensor names; "
-                    "the key's bias counts only with rotary positions, and whether it has these is "
-                    "not known; leave out the biases, or describe the model in a family file"
-                )
-            keeps_right_bias = (every_bias or plan.key_bias_counts) and not of_values
-            plain = stacked(
-                augmented(*left), augmented(right[0], right[1] if keeps_right_bias else None)
-            )
+        if coordinates.circuit == "ov":
+            left, right = self.value_output
+            if fold and plan.value is not None:
+                left_norm = plan.value.input_norm
         else:
-            plain = stacked(left[0], right[0])
+            left, right = self.query_key
+            if fold:
+                left_norm, right_norm = plan.query.input_norm, plan.key.input_norm
+        left_weight, left_bias = self.linear(left, left_norm)
+        right_weight, right_bias = self.linear(right, right_norm)
+        if coordinates.bias:
+            if not self._right_bias_counts(coordinates, right_bias, every_bias):
+                right_bias = None
+            left_weight = augmented(left_weight, left_bias)
+            right_weight = augmented(right_weight, right_bias)
+        plain = stacked(left_weight, right_weight)
         return ((n, at_distance(plain, plan, n)) for n in coordinates.distances)
 
+    def _right_bias_counts(
+        self, coordinates: Coordinates, bias: Array | None, every_bias: bool
+    ) -> bool:
+        """Return whether the bias of the keys belongs into the form; that of outputs never does."""
+        if coordinates.circuit == "ov":
+            return False
+        if every_bias:
+            return True
+        if self.plan.rule.guess and bias is not None:
+            raise CheckpointError(
+                f"layer {self.layer} of the {self.stack} was guessed from tensor names; "
+                "the key's bias counts only with rotary positions, and whether it has these is "
+                "not known; leave out the biases, or describe the model in a family file"
+            )
+        return self.plan.key_bias_counts
+
     def weights(self, circuit: Literal["qk", "ov"] = "qk") -> tuple[Array, Array]:
-        """The two weights of a circuit, (H, R, D) and (G, R, D)."""
+        """Return the two weights of a circuit, (H, R, D) and (G, R, D)."""
         left, right = self.query_key if circuit == "qk" else self.value_output
         return left.weight, right.weight
 
     def ceiling(self, distances: Sequence[int] = (0,)) -> Ceilings | None:
-        """The largest scores that any input can produce; None if they have no bound.
+        """Bound the scores that any input can produce; None if they have no bound.
 
         See `wqk.attention.measures`.
         """
         return ceilings(self, distances)
 
     def bands(self) -> Bands:
-        """How each head's weight is spread over rotary planes; `CheckpointError` without these."""
+        """Measure the distribution of each head's weight over its rotary planes."""
         return rotary_bands(self)
 
     def omissions(self, coordinates: Coordinates = PLAIN) -> tuple[Omission, ...]:
-        """The terms of the score that the forms in these coordinates leave out."""
+        """List the terms of the score that are not part of the forms in these coordinates."""
         return tuple(omissions(self.plan, coordinates))
 
     def with_weights(self, query: Array, key: Array, biases: bool = True) -> Block:
-        """The block with other stored weights, (H, R, D) and (G, R, D), with or without biases."""
+        """Replace the stored weights, (H, R, D) and (G, R, D); the biases are kept or dropped."""
         sides = []
         for side, weight in ((self.query, query), (self.key, key)):
             bias = side.stored_bias if biases else None
@@ -201,7 +214,7 @@ class Block(Factors, Advising, synonyms=SYNONYMS):
     def queries(
         self, x: Float[Array, "*batch tokens d"], positions: np.ndarray | None = None
     ) -> Float[Array, "*batch heads tokens width"]:
-        """The queries of some inputs, as they enter the score.
+        """Return the queries of some inputs, as they enter the score.
 
         They include biases, norms, temperatures, limits and rotary positions; latent attention's
         position dimensions come last.
@@ -226,7 +239,7 @@ class Block(Factors, Advising, synonyms=SYNONYMS):
     def keys(
         self, y: Float[Array, "*batch tokens d"], positions: np.ndarray | None = None
     ) -> Float[Array, "*batch heads tokens width"]:
-        """The keys, as `queries`; one per query head, several of which may share a key head."""
+        """Return the keys, as `queries`: a key for each query head, also where heads share keys."""
         self._require_known("a key")
         return self._shared(self._vectors(1, y, positions))
 
@@ -236,12 +249,13 @@ class Block(Factors, Advising, synonyms=SYNONYMS):
         y: Float[np.ndarray, "*batch keys d"],
         positions: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> Float[np.ndarray, "*batch heads queries keys"]:
-        """The products q·k of queries and keys before they are scaled.
+        """Return the products q·k of queries and keys, before they are scaled.
 
-        By default at distance 0; else at these positions of the queries and of the keys.
+        Without positions of the queries and of the keys, all pairs have the distance 0.
         """
-        at = positions or (np.zeros(x.shape[-2]), np.zeros(y.shape[-2]))
-        queries, keys = self._vectors(0, x, at[0]), self._vectors(1, y, at[1])
+        if positions is None:
+            positions = np.zeros(x.shape[-2]), np.zeros(y.shape[-2])
+        queries, keys = self._vectors(0, x, positions[0]), self._vectors(1, y, positions[1])
         return np.asarray(queries @ self._shared(keys).swapaxes(-1, -2))
 
     def logits(
@@ -250,7 +264,7 @@ class Block(Factors, Advising, synonyms=SYNONYMS):
         y: Float[np.ndarray, "*batch keys d"],
         distance: int | None = None,
     ) -> Float[np.ndarray, "*batch heads queries keys"]:
-        """The scores of queries x_i and keys y_j: scaled, and soft-capped if the model does.
+        """Return the scores of queries x_i and keys y_j: scaled, and soft-capped if the model does.
 
         The input of the softmax, without additive terms: masks, sinks, linear biases and
         learned positions (``plan.position``).
@@ -275,10 +289,10 @@ class Block(Factors, Advising, synonyms=SYNONYMS):
         if not self.plan.has_softmax:
             raise UnknownFamily(f"{self.plan.what} has no softmax, and so no logits; see products")
         queries, keys = x.shape[-2], y.shape[-2]
-        at = (np.arange(queries), np.arange(keys))
+        positions = np.arange(queries), np.arange(keys)
         if distance is not None:
-            at = (np.full(queries, distance), np.zeros(keys, int))
-        return self.scores(self.products(x, y, at))
+            positions = np.full(queries, distance), np.zeros(keys, int)
+        return self.scores(self.products(x, y, positions))
 
     def scores(self, products: np.ndarray) -> np.ndarray:
         """Products q·k as scores: scaled, and soft-capped if the model does."""
@@ -293,15 +307,16 @@ class Block(Factors, Advising, synonyms=SYNONYMS):
             )
 
     def _shared(self, keys: Array) -> Array:
-        """Each key head for all query heads that meet it."""
+        """Repeat each key head for the query heads that share it."""
         sharing = self.head_count // keys.shape[-3]
         if isinstance(keys, np.ndarray):
             return keys.repeat(sharing, -3)
         return keys.repeat_interleave(sharing, -3)
 
     def _vectors(self, side: int, x: Array, positions: np.ndarray | None) -> Array:
+        """Return queries (side 0) or keys (side 1), with norms, limits and positions applied."""
         plan = self.plan
-        # The weights of the forms, so that attention that equals a model's proves the forms.
+        # The weights are those of the forms: attention that equals a model's proves the forms.
         weights = (self.groups.query, self.groups.key)[side].swapaxes(-1, -2)
         factor = (self.query, self.key)[side]
         vectors = factor.vectors(x, weights.reshape(-1, *weights.shape[-2:]))
@@ -329,16 +344,17 @@ class Block(Factors, Advising, synonyms=SYNONYMS):
 
     def _repr_html_(self) -> str:
         plan = self.plan
+        # A partial form has a reason, which explains more than the status.
+        statuses = [status for status in plan.statuses if status != "partial"]
+        if plan.reason:
+            statuses.append(plan.reason)
         facts = {
             "attention": f"{plan.stack} {plan.kind}, layer {self.layer}, family {plan.family}",
             "heads": f"{self.head_count} over {self.key_head_count} key heads, of width "
             f"{plan.query.head_width}",
             "form": "{} × {}, rank {}".format(*self.form.shape, self.form.rank),
             "not in the form": "; ".join(omission.term for omission in self.omissions()),
-            "status": "; ".join(
-                [*(one for one in plan.statuses if one != "partial"), *filter(None, [plan.reason])]
-            )
-            or "ok",
+            "status": "; ".join(statuses) or "ok",
         }
         rows = "".join(
             f"<tr><td>{escape(name)}</td><td>{escape(fact)}</td></tr>"
@@ -363,9 +379,9 @@ class Heads(BilinearForm):
     """
 
     block: Block
-    _others: BilinearForm | None  # in other coordinates
+    _groups: BilinearForm | None  # the forms in other coordinates than the block's
 
-    if TYPE_CHECKING:  # where a single form has numbers
+    if TYPE_CHECKING:  # scores of a stack are arrays; those of a single form are numbers
         norm: Array
         symmetry: Array
         symmetry_null: Array
@@ -374,28 +390,28 @@ class Heads(BilinearForm):
         trace: Array
 
     def __init__(self, block: Block, groups: BilinearForm | None = None) -> None:
-        self.__dict__.update(block=block, _others=groups)
+        self.__dict__.update(block=block, _groups=groups)  # the class is a frozen dataclass
 
     @property
     def groups(self) -> BilinearForm:
-        """The same forms as a stack (G, H/G), in which shared factors are kept once."""
-        return self.block.groups if self._others is None else self._others
+        """Forms of the heads as a stack (G, H/G), in which a shared factor is stored once."""
+        return self.block.groups if self._groups is None else self._groups
 
     @cached_property
     def query(self) -> Float[Array, "heads d_query rank"]:
-        """The first factors, (H, D, R)."""
+        """First factors, (H, D, R)."""
         return self._flat(self.groups.query)
 
     @cached_property
     def key(self) -> Float[Array, "heads d_key rank"]:
-        """The second factors, (H, D, R), repeated for the heads that share them."""
+        """Second factors, (H, D, R), repeated for heads that share a factor."""
         return self._flat(self.groups.key)
 
     def _flat(self, factor: Array) -> Array:
         xp = array_namespace(factor)
         matrix = tuple(factor.shape[-2:])
-        whole = xp.broadcast_to(factor, (*self.groups.stack, *matrix))
-        return xp.reshape(whole, (len(self), *matrix))
+        repeated = xp.broadcast_to(factor, (*self.groups.stack, *matrix))
+        return xp.reshape(repeated, (len(self), *matrix))
 
     @property
     def ov(self) -> BilinearForm:
@@ -403,7 +419,7 @@ class Heads(BilinearForm):
         return self.block.at(circuit="ov")
 
     def sum(self) -> BilinearForm:
-        """The layer's form, of rank G·R."""
+        """Return the layer's form, of rank G·R."""
         return self.groups.sum()
 
     def __len__(self) -> int:
@@ -417,26 +433,26 @@ class Heads(BilinearForm):
     @overload
     def __getitem__(self, index: Any) -> Any: ...
     def __getitem__(self, index: Any) -> Any:
-        """A head; or several, or entries of their forms, as of any stack of forms."""
-        if self._others is None and is_number(index):
+        """Return a head; or several, or entries of their forms, as of any stack of forms."""
+        if self._groups is None and is_number(index):
             return Head(self.block, index)
         return super().__getitem__(index)
 
     def __repr__(self) -> str:
-        return (
-            f"Heads({len(self)} of {self.block!r})" if self._others is None else super().__repr__()
-        )
+        if self._groups is not None:
+            return super().__repr__()
+        return f"Heads({len(self)} of {self.block!r})"
 
 
 class Head(BilinearForm):
-    """One head, ``model[layer, head]``: its query-key form W_q W_kᵀ, with the other one as `ov`.
+    """One head, ``model[layer, head]``: its query-key form W_q W_kᵀ; `ov` is its W_v W_o.
 
     Attributes
     ----------
     block
-        The block that it belongs to.
+        The block of the head.
     index
-        Its number within the block, from 0.
+        Number of the head within the block, from 0.
 
     Raises
     ------
@@ -470,32 +486,33 @@ class Head(BilinearForm):
 
     @property
     def layer(self) -> int:
-        """The number of its layer."""
+        """Number of the layer within its stack."""
         return self.block.layer
 
     @property
     def key_head(self) -> int:
-        """The number of its key head."""
+        """Number of the key head that the head uses."""
         return self.index // (self.block.head_count // self.block.key_head_count)
 
     @property
     def qk(self) -> BilinearForm:
-        """The query-key form alone, apart from its model."""
+        """Query-key form alone, as a `BilinearForm` without a model."""
         return BilinearForm.from_factors(self.query, self.key)
 
     @cached_property
     def ov(self) -> BilinearForm:
-        """The output-value form W_v W_o; `CheckpointError` if the block's family describes none.
+        """Output-value form W_v W_o; `CheckpointError` if the family describes no such form.
 
-        A head of linear attention may have several of them, with the same scores: their sum.
+        A head of linear attention may have several value heads with the same scores. The form is
+        their sum.
         """
         values = self.block.at(circuit="ov")
-        each = max(1, len(values) // self.block.head_count)
-        form: BilinearForm = values[self.index * each : (self.index + 1) * each].sum()
+        per_head = max(1, len(values) // self.block.head_count)
+        form: BilinearForm = values[self.index * per_head : (self.index + 1) * per_head].sum()
         return form
 
     def at(self, distance: int = 0, **coordinates: Any) -> BilinearForm:
-        """The head's form in other coordinates, as `Block.at`."""
+        """Return the head's form in other coordinates, as `Block.at`."""
         form: BilinearForm = self.block.at(distance, **coordinates)[self.index]
         return form
 

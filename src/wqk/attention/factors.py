@@ -1,22 +1,21 @@
-"""What a block's forms are made of: its factors, as they are stored and in other coordinates.
+"""Factors of a block's forms, as they are stored and in other coordinates.
 
 Factors map residual vectors to queries, keys or values. The plain form is W_q W_kᵀ. Each coordinate
-changes one thing about it. They can be combined, except for distances with values and outputs, on
-which positions do not act:
+changes one property of the form. Coordinates can be combined, with one exception: values and
+outputs have no distances, because positions do not act on them.
 
 - ``fold_norm``: the gain of the norm that feeds each side is folded in, with LayerNorm's centering;
   the form then acts on normalized residual vectors.
-- ``bias``: the augmented form of [x, 1], with the biases as one more row and column. The key's
-  enters only with rotary positions, a norm or limit after it, sinks, or no softmax; otherwise it is
-  the same for all keys and cancels in the softmax.
+- ``bias``: the augmented form of [x, 1], with the biases as one more row and column. The key's bias
+  is included only with rotary positions, a norm or limit after it, sinks, or no softmax. Otherwise
+  its contribution is the same for all keys and cancels in the softmax.
 - ``distances``: A R(−N) Bᵀ for relative distances N = i − j, in rotary models.
 - ``circuit``: ``ov`` for W_v W_o instead of W_q W_kᵀ.
 
 Axes: H query heads, G key heads, R head width, D model width, C latent width, N tokens.
 
-What a model's score holds besides, `omissions` lists, for all that speak of it. A score is softmax-
-ready: ``cap(scale · (x A + a) R (y B + b)ᵀ + position)`` where the mask allows it. The form A Bᵀ
-leaves out the rest.
+A score, the input of the softmax, is ``cap(scale · (x A + a) R (y B + b)ᵀ + position)`` where the
+mask allows it. The form is A Bᵀ; `omissions` lists the other terms of a model's score.
 """
 
 from __future__ import annotations
@@ -40,15 +39,29 @@ from wqk.forms.kernels import array_namespace
 
 @dataclass(frozen=True, eq=False)
 class Factor:
-    """The weights of one side of a block."""
+    """Weights of one side of a block.
 
-    side: Side  # where they come from
-    stored_weight: Float[Array, "heads width d"]  # as an ``nn.Linear`` stores it, q = W x
+    Attributes
+    ----------
+    side
+        The stored tensors that the weights come from.
+    stored_weight, stored_bias
+        Weight and bias of the projection, q = W x + b, in the orientation of an ``nn.Linear``.
+    gain, shift
+        Gain (R or H·R values) and bias of the norm between projection and score.
+    temperature
+        Factors of the projected vectors; see `Temperature`.
+    latent
+        Projection to the normalized latent, for latent attention.
+    """
+
+    side: Side
+    stored_weight: Float[Array, "heads width d"]
     stored_bias: Float[Array, "heads width"] | None = None
-    gain: Float[Array, " gains"] | None = None  # of the norm before the score: R or H·R values
-    shift: Float[Array, "heads width"] | None = None  # what that norm adds
-    temperature: Float[Array, "heads_or_1 width_or_1"] | None = None  # see `Temperature`
-    latent: Float[Array, "latent d"] | None = None  # maps to the normalized latent, if there is one
+    gain: Float[Array, " gains"] | None = None
+    shift: Float[Array, "heads width"] | None = None
+    temperature: Float[Array, "heads_or_1 width_or_1"] | None = None
+    latent: Float[Array, "latent d"] | None = None
 
     @cached_property
     def _folded(self) -> tuple[Array, Array | None]:
@@ -67,7 +80,7 @@ class Factor:
 
     @property
     def bias(self) -> Float[Array, "heads width"] | None:
-        """The bias, with the same folded in, but without the norm's ``shift``."""
+        """The bias, with the norm's gain and the temperature folded in, but without ``shift``."""
         return self._folded[1]
 
     def vectors(
@@ -75,9 +88,10 @@ class Factor:
         x: Float[Array, "*batch tokens d"],
         weight: Float[Array, "heads width d"] | None = None,
     ) -> Array:
-        """Queries, keys or values (…, H, N, R) of residual vectors (…, N, D), before positions.
+        """Compute queries, keys or values (…, H, N, R) of vectors (…, N, D), before positions.
 
-        They are products with the folded weight, by default `weight`, times the tokens' own scales.
+        The vectors are products with the folded weight, by default `weight`, times the scale that
+        the norms give each token.
         """
         projection, norm = self.side.projection, self.side.norm
         result = _projected(x, self.weight if weight is None else weight, self.bias)
@@ -100,7 +114,7 @@ class Factor:
 
 
 def load_factor(stored: Mapping[Part, Array], side: Side, name: str) -> Factor:
-    """The factor from what has been read for a side.
+    """Build the factor of one side from the parts that were read.
 
     Raises `NonFiniteWeights` if a weight or bias has NaN or infinite entries.
     """
@@ -116,30 +130,33 @@ def load_factor(stored: Mapping[Part, Array], side: Side, name: str) -> Factor:
     temperature = None
     if side.temperature is not None:
         temperature = side.temperature.factors(stored[side.temperature.stored])
+    latent = None
+    if isinstance(projection, Composed):
+        latent = projection.inner.weight(stored)[0]
     factor = Factor(
-        side,
-        weight,
-        bias,
-        _joined(stored, norm.gain, xp) if norm else None,
-        shift,
-        temperature,
-        projection.inner.weight(stored)[0] if isinstance(projection, Composed) else None,
+        side=side,
+        stored_weight=weight,
+        stored_bias=bias,
+        gain=_joined(stored, norm.gain, xp) if norm else None,
+        shift=shift,
+        temperature=temperature,
+        latent=latent,
     )
-    for part, array in ((projection.roles[""], factor.weight), (side.bias, factor.bias)):
-        if part is not None and array is not None:
-            _require_finite(array, f"{name}: {part.name}")
+    _require_finite(factor.weight, f"{name}: {projection.roles[''].name}")
+    if side.bias is not None and factor.bias is not None:
+        _require_finite(factor.bias, f"{name}: {side.bias.name}")
     return factor
 
 
 class Factors:
-    """What is read of one block: each weight when it is first needed, and once.
+    """The weights of one block; each weight is read when it is first needed, and only once.
 
     Attributes
     ----------
     checkpoint
-        Where the weights are.
+        The checkpoint that stores the weights.
     plan
-        Which weights they are.
+        The plan of the block, which names its weights.
     """
 
     def __init__(self, checkpoint: Checkpoint, plan: AttentionPlan) -> None:
@@ -147,14 +164,14 @@ class Factors:
         self._stored: dict[Part, Array] = {}
 
     def read(self, parts: Sequence[Part]) -> list[Array]:
-        """Parts of the checkpoint, as `Checkpoint.read` gives them; each is read once."""
+        """Return parts of the checkpoint as `Checkpoint.read` does; each part is read only once."""
         missing = [part for part in dict.fromkeys(parts) if part not in self._stored]
         if missing:
             self._stored |= zip(missing, self.checkpoint.read(missing), strict=True)
         return [self._stored[part] for part in parts]
 
     def _factors(self, *sides: Side) -> tuple[Factor, Factor]:
-        """The factors of two sides, read in one request.
+        """Return the factors of two sides, read in one request.
 
         `NonFiniteWeights` if a weight or bias has NaN or infinite entries.
         """
@@ -164,7 +181,7 @@ class Factors:
 
     @property
     def layer(self) -> int:
-        """The layer's number within its stack, from 0."""
+        """Number of the layer within its stack, from 0."""
         return self.plan.layer
 
     @property
@@ -194,12 +211,12 @@ class Factors:
 
     @property
     def query(self) -> Factor:
-        """The queries' weight (H, R, D), and what comes with it."""
+        """Weight of the queries (H, R, D), with bias and norm."""
         return self.query_key[0]
 
     @property
     def key(self) -> Factor:
-        """The keys' weight (G, R, D), and what comes with it.
+        """Weight of the keys (G, R, D), with bias and norm.
 
         Query head h meets key head h // (H/G).
         """
@@ -207,16 +224,18 @@ class Factors:
 
     @cached_property
     def positional(self) -> tuple[Factor, Factor] | None:
-        """Queries and keys of the dimensions of latent attention that hold only positions.
+        """Position dimensions of latent attention, as queries and keys; None without these.
 
-        They are not in the form.
+        The form does not contain these dimensions.
         """
-        apart = self.plan.positional
-        return self._factors(apart.query, apart.key) if apart else None
+        positional = self.plan.positional
+        if positional is None:
+            return None
+        return self._factors(positional.query, positional.key)
 
     @cached_property
     def value_output(self) -> tuple[Factor, Factor]:
-        """The weights of values (G, R, D) and outputs (H, R, D), and what comes with them.
+        """Weights of values (G, R, D) and outputs (H, R, D), with biases and norms.
 
         `CheckpointError` if the family describes none, or they are not there.
         """
@@ -228,9 +247,9 @@ class Factors:
         return self._factors(self.plan.value, self.plan.output)
 
     def linear(self, factor: Factor, norm: Norm | None) -> tuple[Array, Array | None]:
-        """A factor's weight (heads, R, D) and bias (heads, R), with the norm before it folded in.
+        """Return the weight (heads, R, D) and bias (heads, R) of a factor, with its norm folded in.
 
-        They act on normalized vectors before gain and bias.
+        The weight then acts on normalized vectors before gain and bias.
         """
         weight, bias = factor.weight, factor.bias
         if norm is None:  # the residual stream itself; or the output, which no norm follows
@@ -239,7 +258,7 @@ class Factors:
         return with_norm(weight, bias, gain, shift, norm.kind)
 
     def gain(self, norm: Norm) -> tuple[Array, Array | None]:
-        """A norm's gain, and its bias if it has one.
+        """Return the gain of a norm, and its bias if the norm has one.
 
         `NonFiniteWeights` if they have NaN or infinite entries, `CheckpointError` if they are no
         vectors.
@@ -252,13 +271,14 @@ class Factors:
                     f"{self.checkpoint.name}: {part.name} must be a vector, a number for each "
                     f"dimension; got the shape {tuple(values.shape)}"
                 )
-        gain, *shift = self.read(parts)
+        gain, *biases = self.read(parts)
         offset, factor = (gain.dtype.type(number) for number in (norm.offset, norm.factor))
-        return factor * (gain + offset), factor * shift[0] if shift else None
+        bias = factor * biases[0] if biases else None
+        return factor * (gain + offset), bias
 
 
 def _joined(stored: Mapping[Part, Array], parts: tuple[Part, ...], xp: Any) -> Array | None:
-    """The entries of all parts one after the other; None if there are none."""
+    """Concatenate the entries of all parts; None if there are no parts."""
     return xp.concat([stored[part].reshape(-1) for part in parts]) if parts else None
 
 
@@ -268,7 +288,7 @@ def _projected(x: Array, weight: Array, bias: Array | None) -> Array:
 
 
 def _inverse_size(vectors: Array, axes: tuple[int, ...], epsilon: float) -> Array:
-    """The factor that brings vectors to a mean square of 1."""
+    """Return the factor that scales vectors to a mean square of 1."""
     size = (vectors**2).mean(axis=axes, keepdims=True) + epsilon
     return (size + (size == 0)) ** -0.5  # zeros stay zeros
 
@@ -291,7 +311,7 @@ def _require_finite(weight: Array, name: str) -> None:
 
 @dataclass(frozen=True)
 class Coordinates:
-    """Which form of each block to score; by default the plain W_q W_kᵀ."""
+    """Coordinates of the forms to score; by default the plain W_q W_kᵀ."""
 
     circuit: Literal["qk", "ov"] = "qk"
     fold_norm: bool = False
@@ -318,34 +338,37 @@ PLAIN, FOLDED = Coordinates(), Coordinates(fold_norm=True)
 def stacked(
     left: Float[Array, "left_heads width d_left"], right: Float[Array, "right_heads width d_right"]
 ) -> BilinearForm:
-    """The forms of all heads as a stack (G, H/G)."""
+    """Return the forms of all heads as a stack (G, H/G)."""
     groups = min(len(left), len(right))
-    query, key = (
-        weight.reshape(groups, -1, *weight.shape[1:]).swapaxes(-1, -2) for weight in (left, right)
-    )
-    return BilinearForm.from_factors(query, key)
+    left_groups = left.reshape(groups, -1, *left.shape[1:])
+    right_groups = right.reshape(groups, -1, *right.shape[1:])
+    return BilinearForm.from_factors(left_groups.swapaxes(-1, -2), right_groups.swapaxes(-1, -2))
 
 
 def at_distance(form: BilinearForm, plan: AttentionPlan, distance: int) -> BilinearForm:
-    """A R(−N) Bᵀ: the form between a query and a key N tokens before it.
+    """Return A R(−N) Bᵀ, the form between a query and a key N tokens before it.
 
-    As at N = 0, the attention factor of YaRN and LongRoPE is left out: it is the same at every
-    distance. Raises `CheckpointError` if the block's positions are not rotary along one axis.
+    The attention factor of YaRN and LongRoPE is left out, because it is the same at every distance.
+
+    Raises
+    ------
+    CheckpointError
+        The block's positions are not rotary along one axis.
     """
     if distance == 0:
         return form
     if plan.rotary is None:
-        why = "has no rotary positions; its form is the same at every distance"
+        reason = "has no rotary positions; its form is the same at every distance"
         if plan.positional:
-            why = "has positions in dimensions of their own, which its form does not hold"
+            reason = "has positions in dimensions of their own, which its form does not hold"
         elif plan.position.startswith("rotary"):
-            why = f"has positions that are {plan.position}, for which one number is no distance"
+            reason = f"has positions that are {plan.position}, for which one number is no distance"
         elif plan.rule.between:
-            why = f"has no form at a distance: behind it stand {', '.join(plan.rule.between)}"
+            reason = f"has no form at a distance: its products pass {', '.join(plan.rule.between)}"
         elif plan.rule.guess:
-            why = "was guessed from the names of tensors; its positions are not known"
+            reason = "was guessed from the names of tensors; its positions are not known"
         raise CheckpointError(
-            f"layer {plan.layer} of the {plan.stack} {why}; leave out the distance"
+            f"layer {plan.layer} of the {plan.stack} {reason}; leave out the distance"
         )
     positions = np.full(form.widths[0], distance)
     turned = plan.rotary.turning.rotate(form.query, positions).astype(form.query.dtype)
@@ -353,10 +376,10 @@ def at_distance(form: BilinearForm, plan: AttentionPlan, distance: int) -> Bilin
 
 
 def lacks_norm(plan: AttentionPlan, coordinates: Coordinates) -> bool:
-    """Whether norms should be folded into a block but no norm is known to feed it.
+    """Return whether norms should be folded into a block, but no known norm feeds it.
 
-    Either the residual stream is projected without a norm, or something lies between the norm and
-    the projections. Then nothing is folded.
+    Either the residual stream is projected without a norm, or another operation lies between the
+    norm and the projections. Then no norm is folded.
 
     Examples
     --------
@@ -367,8 +390,8 @@ def lacks_norm(plan: AttentionPlan, coordinates: Coordinates) -> bool:
     >>> [lacks_norm(plan, Coordinates(circuit=one, fold_norm=True)) for one in ("qk", "ov")]
     [True, False]
     """
-    fed = [plan.value or plan.key] if coordinates.circuit == "ov" else [plan.query, plan.key]
-    return coordinates.fold_norm and any(side.input_norm is None for side in fed)
+    normalized = [plan.value or plan.key] if coordinates.circuit == "ov" else [plan.query, plan.key]
+    return coordinates.fold_norm and any(side.input_norm is None for side in normalized)
 
 
 def with_norm(
@@ -378,42 +401,52 @@ def with_norm(
     shift: Float[Array, " d"] | None,
     kind: str,
 ) -> tuple[Array, Array | None]:
-    """A weight and a bias with the norm that feeds them folded in: its gain, shift and centering.
+    """Fold the norm that feeds a projection into its weight and bias: gain, shift and centering.
 
-    They then act on normalized vectors. ``kind`` is that of the norm, ``rms`` or ``layer``.
+    The results act on normalized vectors. The kind of norm is ``rms`` or ``layer``.
     """
     folded = weight * gain
     if kind == "layer":
         folded = folded - folded.mean(axis=-1, keepdims=True)
     if shift is not None:
-        moved = weight @ shift
-        bias = moved if bias is None else bias + moved
+        projected_shift = weight @ shift
+        bias = projected_shift if bias is None else bias + projected_shift
     return folded, bias
 
 
 def augmented(weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-    """(heads, R, D + 1): with the bias, or 0, as the weight of a constant 1."""
+    """Return a weight (heads, R, D + 1) whose last column is the bias, or 0 without bias."""
     column = np.zeros(weight.shape[:2], weight.dtype) if bias is None else bias
     return np.concatenate([weight, column[..., None]], axis=-1)
 
 
-Kind = Literal[
+OmissionKind = Literal[
     "unknown", "rotary", "biases", "positions", "norms", "cap", "sinks", "window", "mixing", "scale"
 ]
 
 
 class Omission(NamedTuple):
-    """A term of the score that a form does not have."""
+    """A term of the score that is not part of a form.
 
-    kind: Kind
-    term: str  # in a few words, for a list
-    explanation: str  # in a sentence
+    Attributes
+    ----------
+    kind
+        The kind of term.
+    term
+        A short name of the term, for lists.
+    explanation
+        A sentence about the term.
+    """
+
+    kind: OmissionKind
+    term: str
+    explanation: str
 
 
 def omissions(plan: AttentionPlan, coordinates: Coordinates = PLAIN) -> Iterator[Omission]:
-    """The terms that the forms of one block leave out, in the order in which a score is made.
+    """Yield the terms that the forms of one block leave out, in the order of the computation.
 
-    Values and outputs make no score: their forms leave out nothing.
+    Output-value forms are no scores and leave out no terms.
 
     Examples
     --------
@@ -503,16 +536,15 @@ def omissions(plan: AttentionPlan, coordinates: Coordinates = PLAIN) -> Iterator
 
 
 def _of_biases(plan: AttentionPlan) -> str:
-    """What the biases would add, where that is known."""
+    """Describe the contribution of the biases; empty if it is unknown."""
     if plan.rule.guess:
         return ""
     if not plan.has_softmax:
         return "; each adds a term in the other side alone"
-    key = (
-        "the key's, turned by the positions, one in the query"
-        if plan.rotary or plan.axial
-        else "the key's one in the query"
-        if plan.key_bias_counts
-        else "the key's is the same for all keys and cancels in the softmax"
-    )
-    return f"; the query's adds a term in the key alone, {key}"
+    if plan.rotary or plan.axial:
+        key_term = "the key's, turned by the positions, one in the query"
+    elif plan.key_bias_counts:
+        key_term = "the key's one in the query"
+    else:
+        key_term = "the key's is the same for all keys and cancels in the softmax"
+    return f"; the query's adds a term in the key alone, {key_term}"

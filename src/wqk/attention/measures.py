@@ -1,13 +1,14 @@
-"""Measures of a block on request: the largest scores it can produce, and its rotary planes.
+"""Optional measures of a block: upper bounds of its scores, and its rotary planes.
 
-The largest scores are bounds from the weights alone. A norm feeds the projections: its output
-before the gain, x̂, has length at most √D. With gains and biases folded in, q = Ã x̂ + a has length
-at most √D σ₁(Ã) + ‖a‖, which rotary positions do not change, and no score is larger than
-scale · ‖q‖ ‖k‖ at any distance. At distance N it is at most scale · D σ₁(Ã R(−N) B̃ᵀ), with biases
-as one more row and column.
+The bounds follow from the weights alone. A norm feeds the projections: its output before the gain,
+x̂, has length at most √D. With gains and biases folded in, q = Ã x̂ + a has length at most
+√D σ₁(Ã) + ‖a‖, which rotary positions do not change, and no score is larger than scale · ‖q‖ ‖k‖ at
+any distance. At distance N the score is at most scale · D σ₁(Ã R(−N) B̃ᵀ), with biases as one more
+row and column.
 
-Queries or keys that are themselves normalized, with gains g, have length at most √R max|g|,
-whatever feeds them; those from a normalized latent of width C, at most √C σ₁ of what follows it.
+Queries or keys that are themselves normalized, with gains g, have length at most √R max|g| for any
+input. Vectors from a normalized latent of width C have length at most √C σ₁(B), with B the weight
+that follows the latent.
 
 Rotary positions rotate a head's dimensions plane by plane: fast planes distinguish nearby
 positions, slow ones hardly rotate and match content at any distance. A plane's contribution to the
@@ -30,24 +31,34 @@ from wqk.attention.factors import Factor, Factors, at_distance, augmented, stack
 from wqk.checkpoints import Part
 from wqk.errors import CheckpointError
 from wqk.families import AttentionPlan, Composed, Norm, Side
+from wqk.forms import BilinearForm
 from wqk.forms.spectra import spectral_norm
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Bounds of one block's queries, keys and scores, for each query head.
+    """Upper bounds of one block's queries, keys and scores, for each query head.
 
-    Scores are taken before a soft cap and without additive position terms.
+    The scores are those before a soft cap and without additive position terms.
+
+    Attributes
+    ----------
+    query_norm, key_norm
+        Bounds of the length of a query and of a key.
+    any_distance
+        Bound of the score at any distance: scale · ‖q‖ ‖k‖, or less without rotary positions.
+    at_distance
+        Bound of the score by distance.
     """
 
-    query_norm: Float[np.ndarray, " heads"]  # length of a query
+    query_norm: Float[np.ndarray, " heads"]
     key_norm: Float[np.ndarray, " heads"]
-    any_distance: Float[np.ndarray, " heads"]  # scale · ‖q‖ ‖k‖, or less without rotary positions
-    at_distance: dict[int, Float[np.ndarray, " heads"]]  # the largest score by distance
+    any_distance: Float[np.ndarray, " heads"]
+    at_distance: dict[int, Float[np.ndarray, " heads"]]
 
 
 def lacks_ceiling(plan: AttentionPlan) -> str:
-    """Why a block's scores have no bound; empty if they have one."""
+    """Return the reason why a block's scores have no bound; empty if they have one."""
     if not plan.has_softmax:
         return f"{plan.what} has no scores, but products that are added up"
     sides = [plan.query, plan.key]
@@ -63,17 +74,18 @@ def lacks_ceiling(plan: AttentionPlan) -> str:
 
 
 def ceiling_parts(plan: AttentionPlan) -> tuple[Part, ...]:
-    """What `ceilings` reads of a checkpoint besides the plan's own parts."""
-    norms = [side.input_norm for side in (plan.query, plan.key) if side.input_norm]
-    apart = (plan.positional.query, plan.positional.key) if plan.positional else ()
-    return (
-        *(part for norm in norms for part in (*norm.gain, *norm.bias)),
-        *(part for side in apart for part in side.parts),
-    )
+    """List the parts of a checkpoint that `ceilings` reads besides the plan's own parts."""
+    parts: list[Part] = []
+    for side in (plan.query, plan.key):
+        if side.input_norm:
+            parts += [*side.input_norm.gain, *side.input_norm.bias]
+    if plan.positional:
+        parts += [*plan.positional.query.parts, *plan.positional.key.parts]
+    return tuple(parts)
 
 
 def ceilings(block: Factors, distances: Sequence[int] = (0,)) -> Ceilings | None:
-    """The bounds of one block; None without one, see `lacks_ceiling`.
+    """Compute the bounds of one block; None if it has no bound, see `lacks_ceiling`.
 
     Examples
     --------
@@ -92,24 +104,26 @@ def ceilings(block: Factors, distances: Sequence[int] = (0,)) -> Ceilings | None
     query, key = lengths[0], lengths[1].repeat(sharing)
     bound = query * key
     if block.positional:
-        apart = lengths[2], lengths[3].repeat(len(query) // len(lengths[3]))
-        bound = bound + apart[0] * apart[1]
-        query, key = np.hypot(query, apart[0]), np.hypot(key, apart[1])
+        position_query = lengths[2]
+        position_key = lengths[3].repeat(len(query) // len(lengths[3]))
+        bound = bound + position_query * position_key
+        query, key = np.hypot(query, position_query), np.hypot(key, position_key)
     bound = plan.scale * bound
-    wanted = (*distances,) if plan.may_turn else (*distances, 0)
-    bounds = _by_distance(block, bound, wanted)
+    requested = (*distances,) if plan.may_turn else (*distances, 0)
+    bounds = _by_distance(block, bound, requested)
     # A form that positions do not turn is the same at every distance.
-    return Ceilings(query, key, bound if plan.may_turn else bounds[0], bounds)
+    any_distance = bound if plan.may_turn else bounds[0]
+    return Ceilings(query, key, any_distance, bounds)
 
 
 def _fed(plan: AttentionPlan, sides: Sequence[Side]) -> list[Side]:
-    """Queries and keys; their position dimensions are fed by the same norms."""
+    """Return the sides with their input norms; position dimensions have the norms of the others."""
     norms = [plan.query.input_norm, plan.key.input_norm] * 2
     return [replace(side, input_norm=norm) for side, norm in zip(sides, norms, strict=False)]
 
 
 def _length(block: Factors, factor: Factor, side: Side) -> Float[np.ndarray, " heads"]:
-    """The largest length of a query or a key, for each of its heads."""
+    """Largest possible length of a query or a key, for each of its heads."""
     plan = block.plan
     heads, width, d = factor.stored_weight.shape
     if side.norm is not None:
@@ -122,7 +136,8 @@ def _length(block: Factors, factor: Factor, side: Side) -> Float[np.ndarray, " h
     elif side.input_norm is not None:
         weight, bias = block.linear(factor, side.input_norm)
         length = math.sqrt(d) * _largest(weight)
-        length = length if bias is None else length + np.linalg.norm(bias, axis=-1)
+        if bias is not None:
+            length = length + np.linalg.norm(bias, axis=-1)
     else:
         length = np.full(heads, math.inf)
     if plan.clip is not None:
@@ -136,8 +151,9 @@ def _normalized_length(factor: Factor, norm: Norm) -> Float[np.ndarray, " heads"
     """√R max|g|, or √(H R) max|g| if all heads are normalized together."""
     heads, width, _ = factor.stored_weight.shape
     gain = np.ones(width) if factor.gain is None else factor.gain + norm.offset
-    together = len(norm.axes(0 if factor.gain is None else len(gain), width)) > 1
-    length = math.sqrt(width * (heads if together else 1)) * np.abs(gain).reshape(-1, width).max(1)
+    heads_together = len(norm.axes(0 if factor.gain is None else len(gain), width)) > 1
+    normalized = width * heads if heads_together else width
+    length = math.sqrt(normalized) * np.abs(gain).reshape(-1, width).max(1)
     if factor.shift is not None:
         length = length + np.linalg.norm(factor.shift, axis=-1)
     if factor.temperature is not None:
@@ -146,7 +162,7 @@ def _normalized_length(factor: Factor, norm: Norm) -> Float[np.ndarray, " heads"
 
 
 def _largest(weight: Float[np.ndarray, "heads width d"]) -> Float[np.ndarray, " heads"]:
-    """σ₁ of each head's weight, in float64."""
+    """Largest singular value of each head's weight, in float64."""
     weight = weight.astype(np.float64)
     squares = np.linalg.eigvalsh(weight @ weight.swapaxes(-1, -2))
     return np.asarray(np.sqrt(squares[:, -1].clip(min=0)))
@@ -155,44 +171,57 @@ def _largest(weight: Float[np.ndarray, "heads width d"]) -> Float[np.ndarray, " 
 def _by_distance(
     block: Factors, bound: np.ndarray, distances: Sequence[int]
 ) -> dict[int, np.ndarray]:
-    """The smaller of the bound at any distance and that of the form at each."""
+    """Return, by distance, the smaller of the general bound and the bound of the form there."""
     plan = block.plan
     factors = (block.query, block.key)
     is_linear = all(
-        f.side.norm is None and f.side.input_norm and not isinstance(f.side.projection, Composed)
-        for f in factors
+        factor.side.norm is None
+        and factor.side.input_norm
+        and not isinstance(factor.side.projection, Composed)
+        for factor in factors
     )
     stretched = plan.rotary is not None and plan.rotary.amplitude != 1
     if not is_linear or plan.clip is not None or plan.positional or stretched:
         return dict.fromkeys(distances, bound)
-    linear = [block.linear(f, f.side.input_norm) for f in factors]
-    biased = any(bias is not None for _, bias in linear)
-    # Biases are weights of one more input, 1/t of them where that is t: every t gives a bound.
-    units = (1.0, math.sqrt(linear[0][0].shape[-1])) if biased else (None,)
+    query_weight, query_bias = block.linear(block.query, block.query.side.input_norm)
+    key_weight, key_bias = block.linear(block.key, block.key.side.input_norm)
+    d_query, d_key = query_weight.shape[-1], key_weight.shape[-1]
+    forms: list[tuple[BilinearForm, float]] = []  # with the length that their inputs have at most
+    if query_bias is None and key_bias is None:
+        forms.append((stacked(query_weight, key_weight), math.sqrt(d_query * d_key)))
+    else:
+        # A bias is the weight of one more input. If that input is t, the weight is bias / t.
+        # Every t gives a bound.
+        for t in (1.0, math.sqrt(d_query)):
+            query = augmented(query_weight, None if query_bias is None else query_bias / t)
+            key = augmented(key_weight, None if key_bias is None else key_bias / t)
+            forms.append((stacked(query, key), math.sqrt((d_query + t**2) * (d_key + t**2))))
     bounds: dict[int, np.ndarray] = {}
     for distance in distances:
-        best = bound
-        for unit in units:
-            # With a bias for an input of this size as one more column.
-            form = stacked(
-                *(
-                    weight if unit is None else augmented(weight, None if b is None else b / unit)
-                    for weight, b in linear
-                )
-            )
-            size = math.sqrt(math.prod(w.shape[-1] + (unit or 0) ** 2 for w, _ in linear))
+        smallest = bound
+        for form, size in forms:
             largest = spectral_norm(at_distance(form, plan, distance)).ravel()
-            best = np.asarray(np.minimum(best, plan.scale * size * largest))
-        bounds[distance] = best
+            smallest = np.asarray(np.minimum(smallest, plan.scale * size * largest))
+        bounds[distance] = smallest
     return bounds
 
 
 class Bands(NamedTuple):
-    """One block's rotary planes."""
+    """Rotary planes of one block.
 
-    frequencies: Float[np.ndarray, " planes"]  # |radians per token|, after any scaling
-    axes: Int[np.ndarray, " planes"]  # 0; for a picture's patches, 1 where the column turns planes
-    energies: Float[np.ndarray, "heads planes"]  # E_k of each query head
+    Attributes
+    ----------
+    frequencies
+        |Radians per token| of each plane, after any scaling.
+    axes
+        Axis of the positions that turn the plane: 0, or 1 for the columns of a picture's patches.
+    energies
+        E_k of each query head.
+    """
+
+    frequencies: Float[np.ndarray, " planes"]
+    axes: Int[np.ndarray, " planes"]
+    energies: Float[np.ndarray, "heads planes"]
 
     @property
     def shares(self) -> Float[np.ndarray, "heads planes"]:
@@ -208,7 +237,7 @@ class Bands(NamedTuple):
 
 
 def rotary_bands(block: Factors) -> Bands:
-    """The rotary planes of one block.
+    """Return the rotary planes of one block.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The query-key form as its factors: kernels, scores, images, and whether it looks random."""
+"""The query-key form, stored as two factors: kernels, scores, spectra, images."""
 
 from wqk.forms.form import BilinearForm
 

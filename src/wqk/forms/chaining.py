@@ -1,20 +1,20 @@
-"""How strongly one form passes on what another writes, and what chance would give.
+"""Composition of two forms through the residual stream, its score, and the score by chance.
 
-One form writes to a stream of width D, another reads from it: the product of the two, W R, is a
-virtual form from the first one's input to the second one's output. Its share of the largest norm
-it could have is the composition score (Elhage et al. 2021, "A Mathematical Framework for
-Transformer Circuits"), ‖W R‖ / (‖W‖ ‖R‖).
+A form W writes to a stream of width D, and a form R reads from the stream. Their product, W R, is a
+virtual form from the input of W to the output of R. The composition score is the norm of the
+product relative to the largest norm it could have, ‖W R‖ / (‖W‖ ‖R‖) (Elhage et al. 2021, "A
+Mathematical Framework for Transformer Circuits").
 
-Of each form only one end counts: M = A Bᵀ meets the stream with A, and B can be replaced by the
-small triangle of its QR decomposition. With w and r for the two ends, both (D, R) and of norm 1,
-the squared score is ‖wᵀ r‖², from an R × R core.
+Only one end of each form matters: M = A Bᵀ acts on the stream with A, and B can be replaced by the
+small triangle of its QR decomposition. With w and r for the ends of the two forms, both (D, R) and
+of norm 1, the squared score is ‖wᵀ r‖², computed from an R × R core.
 
-**Chance.** Let a random rotation U of the stream come between the two forms. Then ‖wᵀ U r‖² has a
+**Chance.** Let a random rotation U of the stream act between the two forms. Then ‖wᵀ U r‖² has a
 mean and a variance in closed form: with P = w wᵀ and S = r rᵀ, and P₀ and S₀ for their traceless
-parts, E = 1/D and Var = 2 ‖P₀‖² ‖S₀‖² / ((D − 1)(D + 2)), as Haar-distributed rotations act
-irreducibly on traceless symmetric matrices. Streams have outlying dimensions, which most forms
-read and write; a fairer chance leaves those where they are and rotates the other m. With indices
-1 and 2 for the fixed and the rotated dimensions,
+parts, E = 1/D and Var = 2 ‖P₀‖² ‖S₀‖² / ((D − 1)(D + 2)), because Haar-distributed rotations act
+irreducibly on traceless symmetric matrices. Most forms read and write the outlying dimensions of a
+stream. Therefore chance keeps the outlying dimensions fixed and rotates the other m dimensions.
+With indices 1 and 2 for the fixed and the rotated dimensions,
 
     E   = ⟨P₁₁, S₁₁⟩ + tr P₂₂ tr S₂₂ / m
     Var = 4 ⟨P₁₂P₂₁, S₁₂S₂₁⟩ / m + 2 ‖(P₂₂)₀‖² ‖(S₂₂)₀‖² / ((m − 1)(m + 2)).
@@ -24,8 +24,8 @@ Tail probabilities are those of a shifted gamma distribution with these two cumu
 simulations they are right within a factor of 2 down to 10⁻³, mostly too large.
 
 **Updates.** A step adds (A + ΔA)(B + ΔB)ᵀ − A Bᵀ = Δ₂ + Δ₃ to a form. The first-order term, Δ₂ = ΔA
-Bᵀ + A ΔBᵀ, has rank 2R, the second-order term, Δ₃ = ΔA ΔBᵀ, rank R. Between two training steps Δ₃
-is small; where it is not, the weights move faster than the form's gradient says.
+Bᵀ + A ΔBᵀ, has rank 2R; the second-order term, Δ₃ = ΔA ΔBᵀ, has rank R. Between two training steps
+Δ₃ is small, unless the weights move so far that the form's gradient no longer describes the step.
 
 Axes: ``...`` a stack of forms, W writing and R reading heads, G groups of heads that share a
 factor, D width of the stream, K fixed dimensions, r rank of a form's core.
@@ -51,58 +51,74 @@ from wqk.forms.spectra import root_of, spectral_norm
 
 
 class Chained(NamedTuple):
-    """Every writing form with every reading one; all arrays are (W, R).
+    """Compositions of every writing form with every reading form; all arrays are (W, R).
 
-    Scores are NaN where a form is zero.
+    Attributes
+    ----------
+    score
+        ‖W R‖ / (‖W‖ ‖R‖); NaN if a form is zero.
+    mean, variance, third
+        The first three cumulants of the squared score by chance.
     """
 
-    score: np.ndarray  # ‖W R‖ / (‖W‖ ‖R‖)
-    mean: np.ndarray  # of the squared score, by chance
+    score: np.ndarray
+    mean: np.ndarray
     variance: np.ndarray
-    third: np.ndarray  # its third cumulant
+    third: np.ndarray
 
     @property
     def expected(self) -> np.ndarray:
-        """The score that chance gives, root mean square."""
+        """Score by chance, root mean square."""
         return np.asarray(np.sqrt(self.mean))
 
     @property
     def z(self) -> np.ndarray:
-        """Standard deviations of the squared score above its mean; NaN if chance leaves none."""
+        """Standard deviations of the squared score above its mean; NaN if chance has no spread."""
         with np.errstate(divide="ignore", invalid="ignore"):
             z = (self.score**2 - self.mean) / np.sqrt(self.variance)
         return np.where(self.variance > 1e-12 * self.mean**2, z, np.nan)
 
     @property
     def p(self) -> np.ndarray:
-        """The probability that chance gives a score as large, one-sided."""
+        """Probability of a score at least as large by chance, one-sided."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return gamma_tail(self.z, self.third / self.variance**1.5)
 
 
 @dataclass(frozen=True, eq=False)
 class End(StackSide):
-    """A side, and what chance makes of it: w₁ are the rows that it leaves in place, w₂ the others.
+    """One side of a stack of forms, with the moments that chance needs.
 
-    With G = w₂ᵀ w₂.
+    The rows w₁ belong to the fixed dimensions of the stream, w₂ to the rotated dimensions, and
+    G = w₂ᵀ w₂.
+
+    Attributes
+    ----------
+    fixed
+        w₁ Gⁿ w₁ᵀ for n = 0, 1, 2, flattened.
+    traces
+        tr Gⁿ for n = 1, 2, 3.
+    rotated
+        Number m of rotated dimensions.
     """
 
-    fixed: Float[np.ndarray, "heads 3 kk"]  # w₁ Gⁿ w₁ᵀ for n = 0, 1, 2
-    traces: Float[np.ndarray, "heads 3"]  # tr Gⁿ for n = 1, 2, 3
-    rotated: int  # number m of the dimensions that are not fixed
+    fixed: Float[np.ndarray, "heads 3 kk"]
+    traces: Float[np.ndarray, "heads 3"]
+    rotated: int
 
 
 def end(form: BilinearForm, fixed: np.ndarray | None = None) -> End:
-    """The query side of a form, or of a stack (G, S) of forms: what it reads.
+    """Return the query side of a form, or of a stack (G, S) of forms: what it reads.
 
     The key side, what it writes, is the end of the transpose.
 
     Parameters
     ----------
     form
-        Its query may be shared within a group, (G, 1, D, R), or be every form's own, (G, S, D, R).
+        A form or a stack. Its query is shared within groups, (G, 1, D, R), or separate for each
+        form, (G, S, D, R).
     fixed
-        Which of the D dimensions chance leaves where they are, as a mask; by default none.
+        Mask of the D dimensions that chance keeps fixed; by default none.
 
     Examples
     --------
@@ -116,77 +132,92 @@ def end(form: BilinearForm, fixed: np.ndarray | None = None) -> End:
     >>> float(chain(end(up.T), end(identity)).score[0, 0])
     0.5
     """
-    return keeping(sides(form)[0], fixed)
+    return with_chance(sides(form)[0], fixed)
 
 
 def sides(form: BilinearForm) -> tuple[StackSide, StackSide]:
-    """The query side of a form, or of a stack, and its key side, without what chance makes of them.
+    """Return the query side and the key side of a form or a stack, without moments of chance.
 
-    The shapes are those for `end`.
+    The shapes are as for `end`.
     """
     groups, sharing = (1, 1, *form.stack)[-2:]
-    factors = [
+    shape = groups, sharing
+    query, key = (
         balance(np.reshape(factor, (-1, *(1, 1, *factor.shape)[-3:])), np).factor
         for factor in (form.query, form.key)
-    ]
-    grams = [_gram(factor) for factor in factors]
-    triangles = [_triangle(factor, gram) for factor, gram in zip(factors, grams, strict=True)]
-
-    def side(near: np.ndarray, gram: np.ndarray, triangle: np.ndarray) -> StackSide:
-        # Everything about single forms is small; in double precision.
-        core = triangle.swapaxes(-1, -2) @ gram @ triangle
-        square = np.trace(core, axis1=-2, axis2=-1)
-        scale = np.where(square > 0, square, 1)[..., None, None]
-        mix = np.broadcast_to(triangle / np.sqrt(scale), (groups, sharing, *triangle.shape[-2:]))
-        own = near.shape[1] == sharing  # no factor is shared
-        if own:
-            size = np.linalg.norm(core / scale, axis=(-2, -1))
-        else:  # rounding acts on the shared factor, whatever its mix leaves of it
-            stretch = np.linalg.norm(gram, 2, axis=(-2, -1))
-            size = stretch * np.linalg.norm(mix @ mix.swapaxes(-1, -2), axis=(-2, -1))
-        mix = mix.astype(near.dtype)
-        columns = near @ mix if own else near[:, 0]
-        return StackSide(
-            np.ascontiguousarray(np.moveaxis(columns, -2, 0).reshape(near.shape[-2], -1)),
-            None if own else mix,
-            groups * sharing,
-            np.broadcast_to(square == 0, (groups, sharing)).ravel(),
-            np.broadcast_to(size, (groups, sharing)).ravel(),
-        )
-
-    return side(factors[0], grams[0], triangles[1]), side(factors[1], grams[1], triangles[0])
+    )
+    query_gram, key_gram = _gram(query), _gram(key)
+    return (
+        _side(query, query_gram, _triangle(key, key_gram), shape),
+        _side(key, key_gram, _triangle(query, query_gram), shape),
+    )
 
 
-def keeping(side: StackSide, fixed: np.ndarray | None) -> End:
-    """The same with what chance makes of it, where it leaves some dimensions, a mask, in place."""
-    kept = np.zeros(side.width, bool) if fixed is None else fixed
-    free = int((~kept).sum())
-    if free < 2:
-        raise FormError(f"chance needs two dimensions to rotate, got {free} of {side.width}")
-    core, at_fixed = _gram(side.factors(~kept)), side.factors(kept).astype(np.float64)
+def _side(
+    near: Float[np.ndarray, "groups near_sharing d rank"],
+    gram: Float[np.ndarray, "groups near_sharing rank rank"],
+    triangle: Float[np.ndarray, "groups far_sharing rank r"],
+    shape: tuple[int, int],
+) -> StackSide:
+    """Return the near side of a stack of forms; a triangle replaces the factor of the far side."""
+    # Matrices of single forms are small and computed in double precision.
+    core = triangle.swapaxes(-1, -2) @ gram @ triangle
+    square = np.trace(core, axis1=-2, axis2=-1)
+    scale = np.where(square > 0, square, 1)[..., None, None]
+    mix = np.broadcast_to(triangle / np.sqrt(scale), (*shape, *triangle.shape[-2:]))
+    is_shared = near.shape[1] != shape[1]
+    if is_shared:
+        # Rounding errors are relative to the shared factor, even where the mix makes it small.
+        stretch = np.linalg.norm(gram, 2, axis=(-2, -1))
+        size = stretch * np.linalg.norm(mix @ mix.swapaxes(-1, -2), axis=(-2, -1))
+    else:
+        size = np.linalg.norm(core / scale, axis=(-2, -1))
+    mix = mix.astype(near.dtype)
+    columns = near[:, 0] if is_shared else near @ mix
+    return StackSide(
+        columns=np.ascontiguousarray(np.moveaxis(columns, -2, 0).reshape(near.shape[-2], -1)),
+        mix=mix if is_shared else None,
+        heads=math.prod(shape),
+        zero=np.broadcast_to(square == 0, shape).ravel(),
+        size=np.broadcast_to(size, shape).ravel(),
+    )
+
+
+def with_chance(side: StackSide, fixed: np.ndarray | None) -> End:
+    """Add the moments of chance to a side; ``fixed`` is the mask of the fixed dimensions."""
+    is_fixed = np.zeros(side.width, bool) if fixed is None else fixed
+    rotated = int((~is_fixed).sum())
+    if rotated < 2:
+        raise FormError(f"chance needs two dimensions to rotate, got {rotated} of {side.width}")
+    core = _gram(side.factors(~is_fixed))
+    fixed_rows = side.factors(is_fixed).astype(np.float64)
     if side.mix is not None:
         mix = side.mix.astype(np.float64)
-        core, at_fixed = mix.swapaxes(-1, -2) @ core[:, None] @ mix, at_fixed[:, None] @ mix
-    square, image, blocks = core @ core, at_fixed, []
+        core = mix.swapaxes(-1, -2) @ core[:, None] @ mix
+        fixed_rows = fixed_rows[:, None] @ mix
+    blocks = []
+    image = fixed_rows
     for _ in range(3):
-        blocks.append((image @ at_fixed.swapaxes(-1, -2)).reshape(side.heads, -1))
+        blocks.append((image @ fixed_rows.swapaxes(-1, -2)).reshape(side.heads, -1))
         image = image @ core
-    traces = [np.trace(one, axis1=-2, axis2=-1).ravel() for one in (core, square, square @ core)]
-    return End(**vars(side), fixed=np.stack(blocks, 1), traces=np.stack(traces, 1), rotated=free)
+    square = core @ core
+    powers = (core, square, square @ core)
+    traces = [np.trace(power, axis1=-2, axis2=-1).ravel() for power in powers]
+    return End(**vars(side), fixed=np.stack(blocks, 1), traces=np.stack(traces, 1), rotated=rotated)
 
 
 def chain(writer: End, reader: End, tiled: np.ndarray | None = None) -> Chained:
-    """The composition of every writing form with every reading one.
+    """Return the composition of every writing form with every reading one.
 
     Parameters
     ----------
     writer
-        The end of the transposed forms that write, none of which share a factor on this side.
+        The end of the transposed forms that write. They share no factor on this side.
     reader
         The end of the forms that read.
     tiled
-        ‖wᵀ r‖² of every pair by `wqk.forms.overlaps.by_tiles`, where known; those that rounding may
-        have changed are computed again from their cores.
+        ‖wᵀ r‖² of every pair, if already computed by `wqk.forms.overlaps.by_tiles`. Pairs that
+        rounding may have changed are computed again from their cores.
 
     Raises
     ------
@@ -200,72 +231,92 @@ def chain(writer: End, reader: End, tiled: np.ndarray | None = None) -> Chained:
         )
     m = writer.rotated
     fixed = [writer.fixed[:, n] @ reader.fixed[:, n].T for n in range(3)]
-    zero = np.logical_or.outer(writer.zero, reader.zero)
     first, second, third = (
-        np.outer(left, right)
-        for left, right in zip(_deviations(writer), _deviations(reader), strict=True)
+        np.outer(writer_moment, reader_moment)
+        for writer_moment, reader_moment in zip(
+            _deviations(writer), _deviations(reader), strict=True
+        )
     )
     variance = 4 * fixed[1] / m + 2 * second / ((m - 1) * (m + 2))
     if tiled is None:
         squares = overlaps.by_cores(writer, reader)
     else:
-        unsure = overlaps.uncertain(tiled, variance, writer, reader)
-        again = np.flatnonzero(unsure.any(axis=1))
         squares = tiled
-        if len(again):
+        uncertain = overlaps.uncertain(tiled, variance, writer, reader)
+        uncertain_writers = np.flatnonzero(uncertain.any(axis=1))
+        if len(uncertain_writers):
             squares = tiled.copy()
-            squares[again] = overlaps.by_cores(writer, reader, again)
+            squares[uncertain_writers] = overlaps.by_cores(writer, reader, uncertain_writers)
+    is_zero = np.logical_or.outer(writer.zero, reader.zero)
     return Chained(
-        np.where(zero, np.nan, np.sqrt(squares)),
-        fixed[0] + first / m,
-        variance,
-        24 * fixed[2] / m**2 + 8 * third / m**3,
+        score=np.where(is_zero, np.nan, np.sqrt(squares)),
+        mean=fixed[0] + first / m,
+        variance=variance,
+        third=24 * fixed[2] / m**2 + 8 * third / m**3,
     )
 
 
 def chain_all(
-    writers: Sequence[End], readers: Sequence[End], wanted: Sequence[tuple[int, int]], threads: int
+    writers: Sequence[End], readers: Sequence[End], pairs: Sequence[tuple[int, int]], threads: int
 ) -> list[Chained]:
-    """The composition of many stacks of forms at once, which takes less time than one by one.
+    """Compute the compositions of many stacks at once, in less time than one by one.
 
     Parameters
     ----------
     writers, readers
         Ends as for `chain`.
-    wanted
-        Which writing stack with which reading one, by their numbers.
+    pairs
+        Numbers of a writing stack and of a reading stack, for each composition.
     threads
-        How many products run at a time, each with a single-threaded BLAS.
+        Number of products that run at the same time, each with a single-threaded BLAS.
     """
     tiled: dict[tuple[int, int], np.ndarray] = {}
-    for width in {readers[j].width for _, j in wanted}:
-        pairs = [pair for pair in wanted if readers[pair[1]].width == width]
-        rows = sorted({i for i, _ in pairs})
-        fed = {j: [rows.index(i) for i, one in pairs if one == j] for j in {j for _, j in pairs}}
-        spans = {column: (min(one), max(one) + 1) for column, one in fed.items()}
-        columns = sorted(spans, key=lambda column: spans[column])
-        some = [writers[i] for i in rows], [readers[j] for j in columns]
-        places = [(rows.index(i), columns.index(j)) for i, j in pairs]
-        if not overlaps.tiles_pay(*some, places):
-            continue
-        squares = overlaps.by_tiles(*some, [spans[column] for column in columns], threads)
-        starts = [np.cumsum([0, *(one.heads for one in ends)]) for ends in some]
-        for pair, place in zip(pairs, places, strict=True):
-            at = [slice(start[n], start[n + 1]) for start, n in zip(starts, place, strict=True)]
-            tiled[pair] = squares[at[0], at[1]]
-    with ThreadPoolExecutor(threads) as pool:
-        return list(
-            pool.map(
-                lambda pair: chain(writers[pair[0]], readers[pair[1]], tiled.get(pair)), wanted
-            )
+    for width in {readers[j].width for _, j in pairs}:
+        tiled |= _tiled_squares(
+            writers, readers, [pair for pair in pairs if readers[pair[1]].width == width], threads
         )
+
+    def chain_pair(pair: tuple[int, int]) -> Chained:
+        writer, reader = pair
+        return chain(writers[writer], readers[reader], tiled.get(pair))
+
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(chain_pair, pairs))
+
+
+def _tiled_squares(
+    writers: Sequence[End], readers: Sequence[End], pairs: Sequence[tuple[int, int]], threads: int
+) -> dict[tuple[int, int], np.ndarray]:
+    """Compute ‖wᵀ r‖² of pairs of one width by tiles; empty if cores take less time."""
+    writer_numbers = sorted({i for i, _ in pairs})
+    row_of = {number: row for row, number in enumerate(writer_numbers)}
+    spans: dict[int, tuple[int, int]] = {}  # rows of the writers of each reader: from, up to
+    for i, j in pairs:
+        start, stop = spans.get(j, (len(row_of), 0))
+        spans[j] = min(start, row_of[i]), max(stop, row_of[i] + 1)
+    reader_numbers = sorted(spans, key=lambda number: spans[number])
+    column_of = {number: column for column, number in enumerate(reader_numbers)}
+    row_ends = [writers[i] for i in writer_numbers]
+    column_ends = [readers[j] for j in reader_numbers]
+    cells = [(row_of[i], column_of[j]) for i, j in pairs]
+    if not overlaps.tiles_pay(row_ends, column_ends, cells):
+        return {}
+    squares = overlaps.by_tiles(row_ends, column_ends, [spans[j] for j in reader_numbers], threads)
+    row_starts = np.cumsum([0, *(end.heads for end in row_ends)])
+    column_starts = np.cumsum([0, *(end.heads for end in column_ends)])
+    return {
+        pair: squares[
+            row_starts[row] : row_starts[row + 1], column_starts[column] : column_starts[column + 1]
+        ]
+        for pair, (row, column) in zip(pairs, cells, strict=True)
+    }
 
 
 def gamma_tail(z: np.ndarray, skewness: np.ndarray) -> np.ndarray:
-    """P(Z ≥ z) of a standardized gamma distribution of this skewness.
+    """Tail probability P(Z ≥ z) of a standardized gamma distribution with this skewness.
 
-    By the cube root of Wilson and Hilferty (1931): within 10 % where it is likely, and too large
-    rather than too small, by a factor of up to 2, where it is not. NaN where z is.
+    The approximation is the cube root of Wilson and Hilferty (1931). Large probabilities are
+    right within 10 %; small ones are up to twice too large, rarely too small. NaN where z is NaN.
 
     Examples
     --------
@@ -280,15 +331,15 @@ def gamma_tail(z: np.ndarray, skewness: np.ndarray) -> np.ndarray:
     return np.reshape(tail, np.shape(normal))
 
 
-def _deviations(one: End) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tr P₂₂, and the traces of the square and the cube of its traceless part, (heads,)."""
-    m = one.rotated
-    first, second, third = one.traces.T
+def _deviations(side: End) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return tr P₂₂, and the traces of the square and cube of its traceless part, (heads,)."""
+    m = side.rotated
+    first, second, third = side.traces.T
     return first, second - first**2 / m, third - 3 * first * second / m + 2 * first**3 / m**2
 
 
 def _triangle(key: np.ndarray, gram: np.ndarray) -> np.ndarray:
-    """What can replace a factor on the far side of its form, (…, R, r): T Tᵀ = keyᵀ key.
+    """Return a small matrix T, (…, R, r), that can replace the far factor: T Tᵀ = keyᵀ key.
 
     Examples
     --------
@@ -302,7 +353,7 @@ def _triangle(key: np.ndarray, gram: np.ndarray) -> np.ndarray:
 
 
 def _gram(factor: np.ndarray) -> np.ndarray:
-    """factorᵀ factor of (…, D, R) in double precision."""
+    """Return factorᵀ factor of (…, D, R) in double precision."""
     return np.asarray((factor.swapaxes(-1, -2) @ factor).astype(np.float64))
 
 
@@ -325,8 +376,8 @@ def update_terms(before: BilinearForm, after: BilinearForm) -> UpdateTerms:
     --------
     >>> import numpy as np
     >>> from wqk import BilinearForm
-    >>> one = BilinearForm(np.eye(2), np.eye(2))
-    >>> terms = update_terms(one, BilinearForm(1.1 * np.eye(2), 1.1 * np.eye(2)))
+    >>> before = BilinearForm(np.eye(2), np.eye(2))
+    >>> terms = update_terms(before, BilinearForm(1.1 * np.eye(2), 1.1 * np.eye(2)))
     >>> terms.first.dense().round(6).tolist(), terms.second.dense().round(6).tolist()
     ([[0.2, 0.0], [0.0, 0.2]], [[0.01, 0.0], [0.0, 0.01]])
     """
@@ -349,14 +400,14 @@ def change(before: BilinearForm, after: BilinearForm) -> BilinearForm:
 
 
 def update_measures(before: BilinearForm, after: BilinearForm) -> dict[str, Any]:
-    """Norm, σ₁ and stable rank of both terms, each (...), by their columns in a table.
+    """Norm, σ₁ and stable rank of both terms, each (...), by column of the score table.
 
     Examples
     --------
     >>> import numpy as np
     >>> from wqk import BilinearForm
-    >>> one = BilinearForm(np.eye(2), np.eye(2))
-    >>> float(update_measures(one, one * 1.1)["first_order_stable_rank"].round(3))
+    >>> before = BilinearForm(np.eye(2), np.eye(2))
+    >>> float(update_measures(before, before * 1.1)["first_order_stable_rank"].round(3))
     2.0
     """
     measures: dict[str, Any] = {}
@@ -374,10 +425,10 @@ def update_measures(before: BilinearForm, after: BilinearForm) -> dict[str, Any]
 
 
 def _rescaled(form: BilinearForm) -> BilinearForm:
-    """The same forms with factors of equal size, by exact powers of two; zeros beside a zero.
+    """Rescale the factors of forms to equal size, by exact powers of two; forms stay the same.
 
-    To the kernels, a small step next to large weights would look like cancellation, for which they
-    need float64 and many times the time; so would no step at all.
+    The kernels treat a small step next to large weights as cancellation, and then compute in
+    float64 in many times the time. If one factor is zero, the other becomes zero as well.
     """
     xp = array_namespace(form.query, form.key)
     of_one = (-2, -1) if form.query.shape[:-2] == form.key.shape[:-2] else (-3, -2, -1)

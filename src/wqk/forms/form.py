@@ -27,7 +27,7 @@ from wqk.forms.kernels import (
     directionalities,
     is_number,
     joined,
-    kept,
+    keep_axis,
     linear_weight,
     side_by_side,
     stacked_as,
@@ -121,9 +121,9 @@ class BilinearForm(Advising, synonyms=SYNONYMS):
 
     @classmethod
     def from_factors(cls, query: Any, key: Any) -> BilinearForm:
-        """A form from factors that are known to be (..., d_query, rank) and (..., d_key, rank).
+        """Return a form of factors that are (..., d_query, rank) and (..., d_key, rank) for sure.
 
-        Unlike the constructor, it takes ranks above the width and square parameters.
+        Unlike the constructor, this method accepts ranks above the width and square parameters.
 
         Examples
         --------
@@ -137,7 +137,7 @@ class BilinearForm(Advising, synonyms=SYNONYMS):
 
     @classmethod
     def from_linear(cls, q_proj: Any, k_proj: Any, heads: int | None = None) -> BilinearForm:
-        """A form from two ``nn.Linear``, or from their weights, which are stored (out, in).
+        """Return a form from two ``nn.Linear``, or from their weights, which are stored (out, in).
 
         Biases are left out: a form is the score's part that is linear on both sides.
 
@@ -168,7 +168,7 @@ class BilinearForm(Advising, synonyms=SYNONYMS):
             if outputs[0] != outputs[1]:
                 raise FormError(
                     f"query and key have {outputs[0]} and {outputs[1]} outputs, as grouped heads "
-                    "have; say how many query heads there are with heads="
+                    "have; pass the number of query heads as heads="
                 )
             return cls.from_factors(query.T, key.T)
         width = outputs[0] // heads if heads > 0 else 0
@@ -185,7 +185,7 @@ class BilinearForm(Advising, synonyms=SYNONYMS):
 
     @classmethod
     def from_matrix(cls, matrix: Any) -> BilinearForm:
-        """A form from M itself, (..., d_query, d_key), as M · Iᵀ.
+        """Return a form from M itself, (..., d_query, d_key), as M · Iᵀ.
 
         Examples
         --------
@@ -249,12 +249,12 @@ class BilinearForm(Advising, synonyms=SYNONYMS):
 
     @property
     def groups(self) -> BilinearForm:
-        """The same forms, stacked so that shared factors are kept once; see `wqk.Block.groups`."""
+        """The forms, stacked such that a shared factor is stored once; see `wqk.Block.groups`."""
         return self
 
     @property
     def is_square(self) -> bool:
-        """Whether both sides have one width, as symmetry requires."""
+        """Whether both sides have the same width. Symmetry requires it."""
         return self.widths[0] == self.widths[1]
 
     def __repr__(self) -> str:
@@ -270,11 +270,11 @@ class BilinearForm(Advising, synonyms=SYNONYMS):
         return "{} × {}".format(*self.widths)
 
     def __len__(self) -> int:
-        """The first axis of the stack; of a single form, its number of rows."""
+        """Return the first axis of the stack; of a single form, its number of rows."""
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Any]:
-        """The forms along the first axis of the stack; of a single form, its rows."""
+        """Yield the forms along the first axis of the stack; of a single form, its rows."""
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, index: Any) -> Any:
@@ -296,20 +296,26 @@ class BilinearForm(Advising, synonyms=SYNONYMS):
         (np.float64(8.0), (64,))
         """
         index = index if isinstance(index, tuple) else (index,)
-        dots = [i for i, one in enumerate(index) if one is Ellipsis] or [len(index)]
-        missing = len(self.stack) + 2 - sum(axes_taken(one) for one in index if one is not Ellipsis)
-        if missing < 0 or len(dots) > 1 or any(one is None for one in index):
+        dots = [i for i, entry in enumerate(index) if entry is Ellipsis] or [len(index)]
+        indexed = sum(axes_taken(entry) for entry in index if entry is not Ellipsis)
+        missing = len(self.stack) + 2 - indexed
+        if missing < 0 or len(dots) > 1 or any(entry is None for entry in index):
             raise FormError(f"a form of shape {self.shape} takes no index {index}")
         full = (*index[: dots[0]], *[slice(None)] * missing, *index[dots[0] + 1 :])
         query, key = (
             stacked_as(factor, self.stack)[(*full[:-2], ...)] for factor in (self.query, self.key)
         )
-        rows, columns = (kept(one, n) for one, n in zip(full[-2:], self.widths, strict=True))
-        part = BilinearForm.from_factors(query[..., rows, :], key[..., columns, :])
-        if not any(map(is_number, full[-2:])):
+        rows, columns = full[-2:]
+        part = BilinearForm.from_factors(
+            query[..., keep_axis(rows, self.widths[0]), :],
+            key[..., keep_axis(columns, self.widths[1]), :],
+        )
+        if not (is_number(rows) or is_number(columns)):
             return part
-        numbers = [0 if is_number(one) else slice(None) for one in full[-2:]]
-        return part.dense()[(*[slice(None)] * len(part.stack), *numbers)]
+        row_index = 0 if is_number(rows) else slice(None)
+        column_index = 0 if is_number(columns) else slice(None)
+        stack_index = [slice(None)] * len(part.stack)  # an ellipsis would not give a plain number
+        return part.dense()[(*stack_index, row_index, column_index)]
 
     def __call__(self, x: Any, y: Any) -> Array:
         """Scores x M yᵀ of query-side vectors x (..., N, d_query) and key-side y (..., N, d_key).
@@ -338,10 +344,10 @@ class BilinearForm(Advising, synonyms=SYNONYMS):
         from wqk.forms.images import matrix, matrix_image
 
         image = matrix_image(self)
-        said = f"directionality (excess) {float(self.directionality_excess):z.2f}"
+        scores = f"directionality (excess) {float(self.directionality_excess):z.2f}"
         if self.is_square:
-            said = f"symmetry {float(self.symmetry):z.2f}, {said}"
-        return matrix(image, title or self._title, said)
+            scores = f"symmetry {float(self.symmetry):z.2f}, {scores}"
+        return matrix(image, title or self._title, scores)
 
     def dense(self) -> Float[Array, "... d_query d_key"]:
         """M itself, (..., d_query, d_key), as an array of the factors' library, with gradients."""
@@ -371,7 +377,7 @@ class BilinearForm(Advising, synonyms=SYNONYMS):
         return self.query.__dlpack_device__()
 
     def __matmul__(self, other: Any) -> Any:
-        """The product with a vector (d_key,), a matrix (..., d_key, N) or a form.
+        """Return the product with a vector (d_key,), a matrix (..., d_key, N) or a form.
 
         Products with matrices and forms are forms, of the smallest rank that the factors give.
 
@@ -398,14 +404,14 @@ class BilinearForm(Advising, synonyms=SYNONYMS):
         return BilinearForm.from_factors(self.query, xp.matmul(y, self.key))
 
     def __rmatmul__(self, other: Any) -> Any:
-        """The product of a vector (d_query,) or a matrix (..., N, d_query) with the form."""
+        """Return the product of a vector (d_query,) or a matrix (..., N, d_query) with the form."""
         xp = array_namespace(self.query, self.key)
         x = self._operand(other, self.widths[0], -1)
         product = self.T @ (x if x.ndim == 1 else xp.matrix_transpose(x))
         return product if x.ndim == 1 else product.T
 
     def _operand(self, values: Any, width: int, axis: int = -2) -> Array:
-        """The other operand of a matrix product, in the form's type."""
+        """Return the second operand of a matrix product, in the form's type."""
         values = self._converted(values)
         if values.ndim == 0 or values.shape[axis if values.ndim > 1 else 0] != width:
             raise FormError(
@@ -427,7 +433,7 @@ class BilinearForm(Advising, synonyms=SYNONYMS):
         return BilinearForm.from_factors(self.key, self.query)
 
     def __mul__(self, factor: Any) -> BilinearForm:
-        """M times a number; or each form of a stack times its own, in an array of its shape."""
+        """Multiply by a number, or multiply each form of a stack by its entry of an array."""
         return BilinearForm.from_factors(self.query * self._scalar(factor), self.key)
 
     __rmul__ = __mul__
@@ -439,7 +445,7 @@ class BilinearForm(Advising, synonyms=SYNONYMS):
         return self * -1.0
 
     def _scalar(self, factor: Any) -> Any:
-        """A number, or one for each form of the stack, as it multiplies the query."""
+        """Return a number, or an array with a number for each form, ready to multiply the query."""
         if isinstance(factor, BilinearForm):
             raise FormError(
                 "an entrywise product or quotient of forms has no factors; the matrix product is "
@@ -460,14 +466,14 @@ class BilinearForm(Advising, synonyms=SYNONYMS):
         return factor[..., None, None]
 
     def __add__(self, other: BilinearForm) -> BilinearForm:
-        """The sum, of rank ``self.rank + other.rank``."""
+        """Return the sum, of rank ``self.rank + other.rank``."""
         self._require_alike(other)
         return BilinearForm.from_factors(
             side_by_side(self.query, other.query), side_by_side(self.key, other.key)
         )
 
     def __radd__(self, other: Any) -> BilinearForm:
-        """``0 + form``, with which `sum` begins."""
+        """Return ``0 + form``, the first step of the builtin `sum`."""
         return self if isinstance(other, int) and other == 0 else self + other
 
     def __sub__(self, other: BilinearForm) -> BilinearForm:
@@ -491,8 +497,8 @@ class BilinearForm(Advising, synonyms=SYNONYMS):
         Examples
         --------
         >>> import numpy as np
-        >>> one = BilinearForm(np.eye(2), np.eye(2))
-        >>> float((one * 3.0).difference(one).norm) == float((one * 2.0).norm)
+        >>> identity = BilinearForm(np.eye(2), np.eye(2))
+        >>> float((identity * 3.0).difference(identity).norm) == float((identity * 2.0).norm)
         True
         """
         self._require_alike(other)
@@ -504,15 +510,15 @@ class BilinearForm(Advising, synonyms=SYNONYMS):
         )
 
     def sum(self) -> BilinearForm:
-        """The sum over the stack as one form: the layer's W_qk from its heads' (paper, S20).
+        """Return the sum over the stack as one form: the layer's W_qk from its heads' (paper, S20).
 
         Queries that share a key (a stack axis of length 1 in the key) are added, which keeps the
         rank at key_heads · head_width.
         """
         xp = array_namespace(self.query, self.key)
         query, key = (
-            xp.reshape(a, (1,) * (len(self.stack) + 2 - a.ndim) + tuple(a.shape))
-            for a in (self.query, self.key)
+            xp.reshape(factor, (1,) * (len(self.stack) + 2 - factor.ndim) + tuple(factor.shape))
+            for factor in (self.query, self.key)
         )
         for _ in self.stack:
             if key.shape[-3] == 1:
@@ -525,7 +531,7 @@ class BilinearForm(Advising, synonyms=SYNONYMS):
 
     @cached_property
     def moments(self) -> kernels.Moments:
-        """The sums over M's entries that scores are computed from; see `wqk.forms.kernels`."""
+        """Sums over M's entries, from which scores are computed; see `wqk.forms.kernels`."""
         return kernels.measure(self.query, self.key)
 
     @property
@@ -556,7 +562,7 @@ class BilinearForm(Advising, synonyms=SYNONYMS):
 
     @property
     def symmetry_null(self) -> Scores:
-        """The mean of s under random signs of rows; see `wqk.symmetry_null`."""
+        """Mean of s under random signs of rows; see `wqk.symmetry_null`."""
         self.require_square("symmetry_null")
         xp = array_namespace(self.query, self.key)
         diagonal = kernels.row_dots(self.moments.query, self.moments.key, xp)
@@ -564,23 +570,23 @@ class BilinearForm(Advising, synonyms=SYNONYMS):
 
     @property
     def directionality(self) -> Scores:
-        """D as Definition 3.2 prints it; `wqk.directionality` has its parameters."""
+        """Directionality as printed in Definition 3.2; `wqk.directionality` has parameters."""
         return self.number(directionalities(self.moments).directionality)
 
     @property
     def directionality_excess(self) -> Scores:
-        """D as in the published tables: ``wqk.directionality(form, weight="excess")``."""
+        """Directionality of the published tables: ``wqk.directionality(form, weight="excess")``."""
         return self.number(directionalities(self.moments).directionality_excess)
 
     @staticmethod
     def number(score: Array) -> Scores:
-        """A score as it is returned: of a single NumPy form, a plain number."""
+        """Return a score as it is returned: of a single NumPy form, a plain number."""
         is_single = isinstance(score, np.ndarray | np.generic) and not score.ndim
         shown: Scores = float(score) if is_single else score
         return shown
 
     def svd(self) -> kernels.SVD:
-        """The singular value decomposition, from that of a rank × rank core; computed once.
+        """Return the singular value decomposition, from that of a rank × rank core; computed once.
 
         Returns
         -------
@@ -617,7 +623,7 @@ class BilinearForm(Advising, synonyms=SYNONYMS):
         return array_namespace(self.query).matrix_transpose(self.svd().Vh)
 
     def singular_values(self) -> Float[Array, "... k"]:
-        """The singular values of `svd`, in less time."""
+        """Compute the singular values of `svd` alone, in less time."""
         return kernels.singular_values(self.query, self.key)
 
     def eigenvalues(self) -> Array:

@@ -32,23 +32,23 @@ from wqk.errors import FormError, NonFiniteWeights
 
 
 def array_namespace(*arrays: Any) -> Any:
-    """The module that computes with these arrays.
+    """Return the module that computes with these arrays.
 
-    Of NumPy's arrays NumPy itself, which follows the array API since version 2.1: importing the
-    copy of it that array-api-compat makes takes .09 s, a sixth of a small scan.
+    For NumPy arrays this is NumPy itself, which follows the array API since version 2.1. The
+    wrapper of NumPy in array-api-compat takes .09 s to import, a sixth of a small scan.
 
     Examples
     --------
     >>> array_namespace(np.eye(2), 1.0).__name__
     'numpy'
     """
-    if all(isinstance(one, np.ndarray | np.generic | float | int | None) for one in arrays):
+    if all(isinstance(array, np.ndarray | np.generic | float | int | None) for array in arrays):
         return np
     return array_api_compat.array_namespace(*arrays)
 
 
 def as_array(values: Any) -> Array:
-    """An array as it is; nested lists, and lists of arrays, as one array of real numbers."""
+    """Convert nested lists, or a list of arrays, to one array; return an array unchanged."""
     if is_array_api_obj(values):
         return values
     if hasattr(values, "weight"):
@@ -73,7 +73,7 @@ def as_array(values: Any) -> Array:
 
 
 def linear_weight(projection: Any) -> Array:
-    """The weight (out, in) of an ``nn.Linear``, or such a weight itself."""
+    """Return the weight (out, in) of an ``nn.Linear``, or such a weight itself."""
     weight = projection if is_array_api_obj(projection) else getattr(projection, "weight", None)
     weight = as_array(projection if weight is None else weight)
     expected = getattr(projection, "out_features", None), getattr(projection, "in_features", None)
@@ -92,12 +92,12 @@ def is_number(index: Any) -> bool:
 
 
 def axes_taken(index: Any) -> int:
-    """How many axes an index takes: a boolean mask takes as many as it has."""
+    """Return the number of axes that an index consumes: a mask consumes all its axes."""
     return index.ndim if "bool" in str(getattr(index, "dtype", "")) else 1
 
 
-def kept(index: Any, count: int) -> Any:
-    """An index of rows or columns that keeps their axis."""
+def keep_axis(index: Any, count: int) -> Any:
+    """Return an index that selects the same rows or columns and keeps the axis."""
     if not is_number(index):
         return index
     number = operator.index(index)
@@ -107,7 +107,7 @@ def kept(index: Any, count: int) -> Any:
 
 
 def common_stack(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    """The common shape of two stacks."""
+    """Return the common shape of two stacks."""
     try:
         return np.broadcast_shapes(a, b)
     except ValueError:
@@ -115,7 +115,7 @@ def common_stack(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def stacked_as(factor: Array, stack: tuple[int, ...]) -> Array:
-    """A factor broadcast to a stack's shape."""
+    """Return a factor broadcast to a stack's shape."""
     return array_namespace(factor).broadcast_to(factor, (*stack, *factor.shape[-2:]))
 
 
@@ -126,7 +126,7 @@ def side_by_side(a: Array, b: Array) -> Array:
 
 
 def total(factor: Array, xp: Any) -> Array:
-    """The sum of (..., S, D, R) over S, in float64 if float32 cannot hold it."""
+    """Return the sum of (..., S, D, R) over S, in float64 if float32 cannot hold it."""
     if factor.shape[-3] == 1:
         return factor[..., 0, :, :]
     with np.errstate(over="ignore", invalid="ignore"):
@@ -206,9 +206,9 @@ class TileSums(NamedTuple):
 
 
 def tile_sums(query: Array, key: Array, xp: Any) -> TileSums:
-    """Sum over M block by block, so that a large M is never in memory.
+    """Sum over M block by block. A large M is never in memory as a whole.
 
-    Blocks (i, j) and (j, i) of a square form are taken together: tr(M M) needs both.
+    Blocks (i, j) and (j, i) of a square form are computed together, because tr(M M) needs both.
     """
     is_square = query.shape[-2] == key.shape[-2]
     stack = math.prod(query.shape[:-2]) or 1
@@ -225,9 +225,10 @@ def tile_sums(query: Array, key: Array, xp: Any) -> TileSums:
 
     for i in range(len(row_parts)):
         for j in range(i if is_square else 0, len(column_parts)):
-            places = dict.fromkeys([(i, j), (j, i)] if is_square else [(i, j)])
+            # A set with an order: the blocks of the diagonal are their own mirror images.
+            blocks = dict.fromkeys([(i, j), (j, i)] if is_square else [(i, j)])
             tiles = {}
-            for row, column in places:
+            for row, column in blocks:
                 r, c = row_parts[row], column_parts[column]
                 if matrix is None:
                     entries = xp.matmul(query[..., r, :], keys[..., c])
@@ -241,7 +242,10 @@ def tile_sums(query: Array, key: Array, xp: Any) -> TileSums:
                 mirror = xp.matrix_transpose(tiles[j, i])
                 trace = trace + len(tiles) * inner(tiles[i, j], mirror, xp)
     return TileSums(
-        xp.concat(rows, axis=-1), xp.concat(columns, axis=-1), trace if is_square else None, matrix
+        rows=xp.concat(rows, axis=-1),
+        columns=xp.concat(columns, axis=-1),
+        trace_of_square=trace if is_square else None,
+        matrix=matrix,
     )
 
 
@@ -253,7 +257,7 @@ TOLERANCE = {32: 1e-5, 64: 1e-10}
 
 
 class Balanced(NamedTuple):
-    """A factor divided by a power of two so that sums of fourth powers of its entries fit."""
+    """A factor divided by a power of two, such that sums of fourth powers of entries are finite."""
 
     factor: Float[Array, "... d r"]
     exponent: Float[Array, "*stack"]
@@ -261,9 +265,9 @@ class Balanced(NamedTuple):
 
 
 class Moments:
-    """Sums over the entries of M / 2**exponent = query · keyᵀ, of which every score is a function.
+    """Sums over the entries of M / 2**exponent = query · keyᵀ. Every score is a function of them.
 
-    Scores do not depend on the exponent; norms are multiplied by the power of two last.
+    Scores do not depend on the exponent. Norms are multiplied by the power of two at the end.
     """
 
     query: Float[Array, "... d_query r"]
@@ -301,7 +305,7 @@ class Moments:
 
 
 def measure(query: Float[Array, "... d_query r"], key: Float[Array, "... d_key r"]) -> Moments:
-    """The moments of a stack of forms, both factors float32 or both float64.
+    """Return the moments of a stack of forms, both factors float32 or both float64.
 
     Raises
     ------
@@ -318,13 +322,13 @@ def measure(query: Float[Array, "... d_query r"], key: Float[Array, "... d_key r
 
 
 def measure_entries(matrix: Array, identity: Array) -> Moments:
-    """The moments of M = matrix · identityᵀ; NonFiniteWeights as for `measure`."""
+    """Return the moments of M = matrix · identityᵀ; NonFiniteWeights as for `measure`."""
     xp = array_namespace(matrix)
     return Entries(balance(matrix, xp), balance(identity, xp))
 
 
 def widen(query: Array, key: Array) -> tuple[Array, Array]:
-    """Both factors in one type, at least float32, since half precision cannot hold sums of squares.
+    """Convert both factors to one type, at least float32: half precision overflows in sums.
 
     Raises
     ------
@@ -342,7 +346,7 @@ def widen(query: Array, key: Array) -> tuple[Array, Array]:
 
 
 def on_host(array: Array) -> np.ndarray:
-    """An array of any library as NumPy's."""
+    """Return an array of any library as NumPy's."""
     return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
 
 
@@ -352,19 +356,19 @@ def bits(array: Array, xp: Any) -> int:
 
 
 def precision(array: Array, xp: Any) -> float:
-    """The ratio of a sum to its summands below which the sum's root misses the tolerance."""
+    """Return the ratio of a sum to its summands below which the sum's root misses the tolerance."""
     return float(xp.finfo(array.dtype).eps) / (2 * TOLERANCE[bits(array, xp)])
 
 
 def quotient(value: Array, size: Array, xp: Any) -> Array:
-    """``value / size``; NaN where the size is 0."""
+    """Divide ``value`` by ``size``; NaN where the size is 0."""
     is_zero = size == 0
-    found = value / xp.where(is_zero, xp.ones_like(size), size)
-    return xp.where(is_zero, xp.full_like(found, math.nan), found)
+    ratio = value / xp.where(is_zero, xp.ones_like(size), size)
+    return xp.where(is_zero, xp.full_like(ratio, math.nan), ratio)
 
 
 def root(squares: Array, xp: Any) -> Array:
-    """The square root, with the gradient 0, not infinity, at 0."""
+    """Return the square root, with the gradient 0, not infinity, at 0."""
     positive = squares > 0
     safe = xp.where(positive, squares, xp.ones_like(squares))
     return xp.where(positive, xp.sqrt(safe), xp.zeros_like(squares))
@@ -390,9 +394,9 @@ def restore(array: Array, exponent: Array) -> Array:
 
 
 def balance(factor: Float[Array, "... d r"], xp: Any) -> Balanced:
-    """Divide a factor by a power of two, which is exact, so that it is in the safe range.
+    """Divide a factor by a power of two, which is exact, to bring its entries into the safe range.
 
-    A safe factor is returned as it is.
+    A factor that is already in the safe range is returned unchanged.
     """
     low, high = SAFE_ENTRY[bits(factor, xp)]
     with np.errstate(over="ignore", invalid="ignore"):
@@ -414,10 +418,11 @@ def balance(factor: Float[Array, "... d r"], xp: Any) -> Balanced:
 def level(
     query: Float[Array, "... d_query r"], key: Float[Array, "... d_key r"], xp: Any
 ) -> tuple[Balanced, Balanced]:
-    """The same M from factors each of whose rank dimensions is as large in the one as in the other.
+    """Return factors of the same M in which every rank dimension has the same size on both sides.
 
-    A dimension that is huge in one factor and tiny or zero in the other may say little about M,
-    yet all others would be lost beside it. Factors are multiplied by powers of two, then balanced.
+    A dimension that is huge in one factor and tiny or zero in the other may contribute little to
+    M, but next to it the digits of all other dimensions would be lost. Factors are multiplied by
+    powers of two, then balanced.
     """
     sizes = [xp.max(xp.abs(factor), axis=-2) for factor in (query, key)]
     counts = (sizes[0] > 0) & (sizes[1] > 0)
@@ -440,10 +445,10 @@ class Identities(Moments):
         self.grams = gram(self.query, self._xp), gram(self.key, self._xp)
 
     def cancels(self) -> bool:
-        """Whether some ‖M‖² is so small against the Gram matrices that its digits are lost."""
+        """Return whether cancellation in the Gram matrices loses the digits of some ‖M‖²."""
         xp = self._xp
         # The Gram matrices are symmetric; their transposes are summed faster, along the memory.
-        query, key = (xp.sqrt(square_sum(xp.matrix_transpose(one), xp)) for one in self.grams)
+        query, key = (xp.sqrt(square_sum(xp.matrix_transpose(matrix), xp)) for matrix in self.grams)
         return bool(xp.any(self.square_norm < 2 * precision(self.query, xp) * query * key))
 
     @cached_property
@@ -467,14 +472,16 @@ class Identities(Moments):
         """Square roots of the row sums of (B AᵀA) ∘ B."""
         return self._norms(self.key, self.query, self.grams[0], self.square_sizes[0])
 
-    def _norms(self, factor: Array, other: Array, other_gram: Array, other_size: Array) -> Array:
-        """Norms of the rows of ``factor @ other.T``, by tiles where the identity cancels."""
+    def _norms(
+        self, factor: Array, opposite: Array, opposite_gram: Array, opposite_size: Array
+    ) -> Array:
+        """Norms of the rows of ``factor @ opposite.T``, by tiles where the identity cancels."""
         xp = self._xp
-        squares = gram_dots(factor, other_gram, xp)
-        bounds = row_dots(factor, factor, xp) * other_size[..., None]
+        squares = gram_dots(factor, opposite_gram, xp)
+        bounds = row_dots(factor, factor, xp) * opposite_size[..., None]
         lost = squares < precision(factor, xp) ** 2 * bounds
         if bool(xp.any(lost)):
-            squares = xp.where(lost, tile_sums(factor, other, xp).rows, squares)
+            squares = xp.where(lost, tile_sums(factor, opposite, xp).rows, squares)
         return root(squares, xp)
 
 
@@ -482,7 +489,7 @@ class Tiles(Moments):
     """Moments from one pass over the blocks of M."""
 
     def cancels(self) -> bool:
-        """Whether some M is so small against its factors that its digits need float64, or more."""
+        """Return whether the digits of some M are lost in the precision of its factors."""
         xp = self._xp
         bound = self.square_sizes[0] * self.square_sizes[1]
         if bits(self.query, xp) == 64:
@@ -593,10 +600,10 @@ def eigenvalues(query: Array, key: Array) -> Array:
 def _core(query: Array, key: Array) -> tuple[Array, Array, Array, Array]:
     """Q_a, R_a R_bᵀ, Q_b and the exponent (...) of M = Q_a (R_a R_bᵀ) Q_bᵀ · 2**exponent."""
     xp = array_namespace(query, key)
-    balanced = balance(query, xp), balance(key, xp)
-    (query_basis, left), (key_basis, right) = (xp.linalg.qr(one.factor) for one in balanced)
+    sides = balance(query, xp), balance(key, xp)
+    (query_basis, left), (key_basis, right) = (xp.linalg.qr(side.factor) for side in sides)
     core = xp.matmul(left, xp.matrix_transpose(right))
-    return query_basis, core, key_basis, balanced[0].exponent + balanced[1].exponent
+    return query_basis, core, key_basis, sides[0].exponent + sides[1].exponent
 
 
 # A standard deviation below this share of the mean is rounding error.
@@ -611,20 +618,20 @@ class Directionalities(NamedTuple):
 
 
 def directionalities(moments: Moments, gamma: float = 2.0) -> Directionalities:
-    """Both kinds of `wqk.directionality` from the same outliers."""
+    """Return `wqk.directionality` with both weights, from one search for outliers."""
     xp = array_namespace(moments.row_norms)
 
-    def balance(rows: Array, columns: Array) -> Array:
+    def contrast(rows: Array, columns: Array) -> Array:
         total = rows + columns
         score = (rows - columns) / xp.where(total == 0, xp.ones_like(total), total)
         return xp.where(moments.square_norm > 0, score, xp.full_like(score, math.nan))
 
     sums = (_outlier_sums(norms, gamma) for norms in (moments.row_norms, moments.column_norms))
-    return Directionalities(*map(balance, *sums))
+    return Directionalities(*map(contrast, *sums))
 
 
 def outliers(norms: Float[Array, "... n"], gamma: float = 2.0) -> Bool[Array, "... n"]:
-    """Which norms exceed mean + gamma · std (n − 1) along the last axis; none if all are equal.
+    """Mask of the norms above mean + gamma · std (n − 1) of the last axis; empty if all are equal.
 
     Examples
     --------
@@ -636,7 +643,7 @@ def outliers(norms: Float[Array, "... n"], gamma: float = 2.0) -> Bool[Array, ".
 
 
 def _outlier_sums(norms: Array, gamma: float) -> tuple[Array, Array]:
-    """Sums over the outliers: of their norms, and of what these are above the threshold."""
+    """Return two sums over the outliers: of the norms, and of the norms less the threshold."""
     xp = array_namespace(norms)
     excess = _excess(norms, gamma)
     zero = xp.zeros_like(norms)

@@ -1,13 +1,13 @@
-"""‖wᵀ r‖² of many pairs of matrices: of what some heads write with what others read.
+"""‖wᵀ r‖² for many pairs of matrices: w from heads that write, r from heads that read.
 
-Two ways lead to it, and the cheaper one is taken. *By cores*: of each pair the R × R core wᵀ r,
-and its squares summed; 2 D R² operations for each pair. *By tiles*: ‖wᵀ r‖² = ⟨w wᵀ, r rᵀ⟩, a
-product of two D × D matrices, both symmetric; D² operations for each pair, and D² R for each
-matrix, which pays where there are many pairs and 2 R² > D. The D × D matrices are made tile by tile
-for all heads, so that one product of tiles gives the summand of every pair.
+There are two methods, and the cheaper one is used. *By cores*: compute the R × R core wᵀ r of each
+pair and sum its squares, in 2 D R² operations for each pair. *By tiles*: ‖wᵀ r‖² = ⟨w wᵀ, r rᵀ⟩, a
+product of two symmetric D × D matrices, in D² operations for each pair and D² R for each matrix.
+Tiles are cheaper if there are many pairs and 2 R² > D. The D × D matrices are computed tile by tile
+for all heads; one product of tiles contains a summand of every pair.
 
-Products are in single precision, sums over tiles in double. Other than cores, tiles can cancel:
-`uncertain` says for which pairs, and these are left to their cores.
+Products are in single precision, sums over tiles in double. Unlike cores, tiles can cancel:
+`uncertain` finds the pairs that lose digits, and these pairs are computed from their cores.
 
 Axes: W writing and R reading heads, D width of the stream, r rank of a form's core.
 """
@@ -27,36 +27,49 @@ from wqk._typing import Bool, Float
 # Rows and columns of a tile: 64 kB for each head.
 TILE = 128
 
-# How many times as long as in cores an operation takes in tiles, whose products are smaller.
-SLOWER = 1.5
+# Time of an operation in tiles, whose products are small, relative to an operation in cores.
+TILE_COST = 1.5
 
-# Pairs are left to their cores if rounding could change a score by more than this, or by more than
-# this many of its standard deviations.
+# A pair is computed from its core if rounding in tiles could change its score by more than
+# PRECISION, or by more than DEVIATIONS standard deviations of the score.
 PRECISION, DEVIATIONS = 2e-6, 1e-3
 
 
 @dataclass(frozen=True, eq=False)
 class StackSide:
-    """The query side of every form of a stack, as the stream meets it; each form has norm 1.
+    """The matrices w, (D, r), of all forms of a stack, on one side; each form has norm 1.
 
-    Forms that share a factor share its columns: those of head h are the columns of its group times
-    its own ``mix``.
+    Forms that share a factor share its columns: the matrix of head h is the columns of its group
+    times the ``mix`` of the head.
+
+    Attributes
+    ----------
+    columns
+        The factors next to each other, one for each head or, if shared, for each group.
+    mix
+        Matrices that follow the shared factors; None if no factor is shared.
+    heads
+        Number of forms.
+    zero
+        Mask of the forms that are zero.
+    size
+        ‖w wᵀ‖ of each form; an upper bound if the factor is shared.
     """
 
     columns: Float[np.ndarray, "d groups_rank"]
-    mix: Float[np.ndarray, "groups sharing rank r"] | None  # none if no factor is shared
+    mix: Float[np.ndarray, "groups sharing rank r"] | None
     heads: int
-    zero: Bool[np.ndarray, " heads"]  # whether the form is zero
-    size: Float[np.ndarray, " heads"]  # ‖w wᵀ‖, or of the shared factor's a bound
+    zero: Bool[np.ndarray, " heads"]
+    size: Float[np.ndarray, " heads"]
 
     @property
     def width(self) -> int:
-        """Of the stream."""
+        """Width D of the stream."""
         return len(self.columns)
 
     @property
     def shares(self) -> Float[np.ndarray, " d"]:
-        """The share of each dimension in a form's squared norm, averaged over the stack."""
+        """Share of each dimension in a form's squared norm, averaged over the stack."""
         factors = self.factors(slice(None))
         images = factors
         if self.mix is not None:
@@ -64,12 +77,12 @@ class StackSide:
         return np.asarray(np.vecdot(images, factors).sum(axis=0, dtype=np.float64) / self.heads)
 
     def factors(self, rows: slice | np.ndarray) -> Float[np.ndarray, "factors rows r"]:
-        """Some rows of each factor."""
+        """Return some rows of each factor."""
         count = self.heads if self.mix is None else len(self.mix)
         return self.columns.reshape(self.width, count, -1)[rows].swapaxes(0, 1)
 
-    def left(self, rows: slice) -> Float[np.ndarray, "factors rows_of_all r"]:
-        """What gives some rows of w wᵀ of every form when multiplied by the factors."""
+    def gram_rows(self, rows: slice) -> Float[np.ndarray, "factors rows_of_all r"]:
+        """Return matrices whose products with the factors are some rows of every form's w wᵀ."""
         factors = self.factors(rows)
         if self.mix is None:
             return np.ascontiguousarray(factors)
@@ -83,56 +96,59 @@ def by_cores(
     """‖wᵀ r‖² of every pair of two stacks, or of some writing heads, from the cores."""
     columns = writer.columns
     if not isinstance(heads, slice):
-        columns = columns.reshape(len(columns), writer.heads, -1)[:, heads].reshape(
-            len(columns), -1
-        )
+        by_head = columns.reshape(len(columns), writer.heads, -1)
+        columns = by_head[:, heads].reshape(len(columns), -1)
     core = columns.T @ reader.columns
     if reader.mix is None:
         core = core.reshape(len(core), reader.heads, -1)
         squares = np.linalg.vecdot(core, core)
     else:
         groups, _, rank, _ = reader.mix.shape
-        core = core.reshape(len(core), groups, 1, rank)
-        squares = np.stack(
-            [
-                np.linalg.vecdot(part, part)
-                for group in range(groups)
-                for part in core[:, group, 0] @ reader.mix[group]
-            ],
-            -1,
-        )
-    rank = writer.columns.shape[1] // writer.heads
-    parts = squares.reshape(-1, rank, squares.shape[-1])
-    return np.asarray(parts.sum(axis=1, dtype=np.float64))
+        core = core.reshape(len(core), groups, rank)
+        squares_by_head = []
+        for group in range(groups):
+            mixed = core[:, group] @ reader.mix[group]
+            squares_by_head += [np.linalg.vecdot(head_core, head_core) for head_core in mixed]
+        squares = np.stack(squares_by_head, -1)
+    writer_rank = writer.columns.shape[1] // writer.heads
+    squares_by_row = squares.reshape(-1, writer_rank, squares.shape[-1])
+    return np.asarray(squares_by_row.sum(axis=1, dtype=np.float64))
 
 
 def uncertain(
     squares: np.ndarray, variance: np.ndarray, writer: StackSide, reader: StackSide
 ) -> Bool[np.ndarray, "w r"]:
-    """Which pairs tiles may have given with too large an error, as it is relative to the tiles."""
+    """Mask of the pairs whose error may be too large by tiles: the error is relative to the tiles.
+
+    Parameters
+    ----------
+    squares
+        ‖wᵀ r‖² of every pair, by tiles.
+    variance
+        Variance of ‖wᵀ r‖² by chance.
+    """
     error = 2.0**-24 * np.outer(writer.size, reader.size)
     allowed = np.minimum(PRECISION * np.sqrt(squares.clip(min=0)), DEVIATIONS * np.sqrt(variance))
-    return np.asarray(
-        (error > allowed) & np.logical_not(np.logical_or.outer(writer.zero, reader.zero))
-    )
+    is_zero = np.logical_or.outer(writer.zero, reader.zero)
+    return np.asarray((error > allowed) & ~is_zero)
 
 
 def tiles_pay(
-    writers: Sequence[StackSide], readers: Sequence[StackSide], wanted: Sequence[tuple[int, int]]
+    writers: Sequence[StackSide], readers: Sequence[StackSide], pairs: Sequence[tuple[int, int]]
 ) -> bool:
     """Whether tiles take less time than cores for these pairs of stacks, by their operations."""
     width = writers[0].width
     cores, tiles = 0.0, 0.0
-    for i, j in wanted:
+    for i, j in pairs:
         columns, reader = writers[i].columns.shape[1], readers[j]
         cores += 2 * width * columns * reader.columns.shape[1]
         if reader.mix is not None:
             cores += 2 * columns * reader.heads * reader.mix.shape[-2] * reader.mix.shape[-1]
         tiles += width**2 * writers[i].heads * reader.heads
-    for one in (*writers, *readers):
-        factors = one.heads if one.mix is None else len(one.mix)
-        tiles += width**2 * one.heads * (one.columns.shape[1] // factors)
-    return SLOWER * tiles < cores
+    for side in (*writers, *readers):
+        factors = side.heads if side.mix is None else len(side.mix)
+        tiles += width**2 * side.heads * (side.columns.shape[1] // factors)
+    return TILE_COST * tiles < cores
 
 
 def by_tiles(
@@ -141,60 +157,64 @@ def by_tiles(
     spans: Sequence[tuple[int, int]],
     threads: int,
 ) -> Float[np.ndarray, "w r"]:
-    """‖wᵀ r‖² of the heads of all stacks, one after the other.
+    """‖wᵀ r‖² of all heads of all stacks, in the order of the stacks.
 
     Parameters
     ----------
     writers, readers
-        Stacks of one width, of which the first share no factors.
+        Stacks of one width. The writing stacks share no factors.
     spans
-        For each reading stack, in ascending order, which writing ones it is paired with: from, and
-        up to. Other pairs are zero.
+        For each reading stack, the first writing stack that it is paired with, and the end of the
+        range, both in ascending order. Other pairs are zero.
     threads
-        How many tiles are made at a time, each with a single-threaded BLAS.
+        Number of tiles that are computed at the same time, each with a single-threaded BLAS.
     """
-    starts, reads = (np.cumsum([0, *(one.heads for one in ends)]) for ends in (writers, readers))
+    write_starts = np.cumsum([0, *(side.heads for side in writers)])
+    read_starts = np.cumsum([0, *(side.heads for side in readers)])
     products = [
-        (slice(*starts[[begin, end]]), slice(*reads[[first, last]]))
+        (slice(*write_starts[[begin, end]]), slice(*read_starts[[first, last]]))
         for begin, end, first, last in _rectangles(spans)
     ]
     width = writers[0].width
     count = -(-width // TILE)
     edges = [width * n // count for n in range(count + 1)]
     strips = [slice(*pair) for pair in itertools.pairwise(edges)]
-    tiles = [(row, column) for row in range(count) for column in range(row, count)]
-    longest = max(strip.stop - strip.start for strip in strips) ** 2
+    # The matrices are symmetric: tiles below the diagonal repeat those above it.
+    tiles = list(itertools.combinations_with_replacement(range(count), 2))
+    largest_tile = max(strip.stop - strip.start for strip in strips) ** 2
 
-    def summed(share: Sequence[tuple[int, int]]) -> np.ndarray:
-        total = np.zeros((int(starts[-1]), int(reads[-1])))
-        room = [np.empty(rows * longest, np.float32) for rows in total.shape]
-        left: list[list[np.ndarray]] = []
-        place = -1
+    def sum_over_tiles(share: Sequence[tuple[int, int]]) -> np.ndarray:
+        total = np.zeros((int(write_starts[-1]), int(read_starts[-1])))
+        write_buffer, read_buffer = (
+            np.empty(heads * largest_tile, np.float32) for heads in total.shape
+        )
+        write_rows: list[np.ndarray] = []
+        read_rows: list[np.ndarray] = []
+        current_row = -1
         for row, column in share:
-            if row != place:
-                place = row
-                left = [[one.left(strips[row]) for one in ends] for ends in (writers, readers)]
-            made = [
-                _tiles(ends, sides, strips[column], space)
-                for ends, sides, space in zip((writers, readers), left, room, strict=True)
-            ]
+            if row != current_row:
+                current_row = row
+                write_rows = [side.gram_rows(strips[row]) for side in writers]
+                read_rows = [side.gram_rows(strips[row]) for side in readers]
+            write_tiles = _tiles(writers, write_rows, strips[column], write_buffer)
+            read_tiles = _tiles(readers, read_rows, strips[column], read_buffer)
+            multiplicity = 1 if row == column else 2
             for writing, reading in products:
-                product = made[0][writing] @ made[1][reading].T
-                total[writing, reading] += (1 + (row != column)) * product
+                product = write_tiles[writing] @ read_tiles[reading].T
+                total[writing, reading] += multiplicity * product
         return total
 
-    shares = [
-        tiles[n * len(tiles) // threads : (n + 1) * len(tiles) // threads] for n in range(threads)
-    ]
+    bounds = [n * len(tiles) // threads for n in range(threads + 1)]
+    shares = [tiles[start:stop] for start, stop in itertools.pairwise(bounds)]
     with ThreadPoolExecutor(threads) as pool:
-        return np.asarray(sum(pool.map(summed, shares)))
+        return np.asarray(sum(pool.map(sum_over_tiles, shares)))
 
 
 def _rectangles(spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
-    """Few and large products for all spans: writing stacks from, up to, reading ones from, up to.
+    """Cover all spans with few large rectangles, (first writer, end, first reader, end).
 
-    The upper half of the readers meets all that its first one is paired with; what is left of
-    either half is cut in the same way.
+    The upper half of the readers forms a rectangle with the writers of its first reader. The pairs
+    that remain of either half are divided in the same way.
 
     Examples
     --------
@@ -202,26 +222,28 @@ def _rectangles(spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, in
     [(0, 2, 1, 4), (2, 3, 3, 4), (0, 1, 0, 1)]
     """
     begins = [begin for begin, _ in spans]
-    left = [(begin, begins.index(begin), bisect_right(begins, begin)) for begin in set(begins)]
-    while left:
-        begin, first, last = left.pop()
+    remaining = [(begin, begins.index(begin), bisect_right(begins, begin)) for begin in set(begins)]
+    while remaining:
+        begin, first, last = remaining.pop()
         if first < last:
             middle = (first + last) // 2
             end = spans[middle][1]
-            alike = bisect_left(spans, spans[middle]), bisect_right(spans, spans[middle])
-            yield begin, end, alike[0], last
-            left += [(begin, first, alike[0]), (end, alike[1], last)]
+            equal_first = bisect_left(spans, spans[middle])
+            equal_last = bisect_right(spans, spans[middle])
+            yield begin, end, equal_first, last
+            remaining += [(begin, first, equal_first), (end, equal_last, last)]
 
 
 def _tiles(
-    ends: Sequence[StackSide], left: Sequence[np.ndarray], columns: slice, room: np.ndarray
+    sides: Sequence[StackSide], rows: Sequence[np.ndarray], columns: slice, buffer: np.ndarray
 ) -> Float[np.ndarray, "heads tile"]:
-    """One tile of w wᵀ for every head, written into ``room``."""
-    place = 0
-    for one, side in zip(ends, left, strict=True):
-        right = one.factors(columns).swapaxes(-1, -2)
-        shape = (*side.shape[:-1], right.shape[-1])
+    """Compute one tile of w wᵀ for every head, in ``buffer``; ``rows`` are from `gram_rows`."""
+    start = 0
+    for side, row_matrices in zip(sides, rows, strict=True):
+        column_matrices = side.factors(columns).swapaxes(-1, -2)
+        shape = (*row_matrices.shape[:-1], column_matrices.shape[-1])
         size = int(np.prod(shape))
-        np.matmul(side, right, out=room[place : place + size].reshape(shape))
-        place += size
-    return room[:place].reshape(sum(one.heads for one in ends), -1)
+        out = buffer[start : start + size].reshape(shape)
+        np.matmul(row_matrices, column_matrices, out=out)
+        start += size
+    return buffer[:start].reshape(sum(side.heads for side in sides), -1)

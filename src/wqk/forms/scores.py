@@ -9,10 +9,11 @@ Proposition S1.17            `symmetry_null`                            [0, 1]
 sum over heads, S20          `head_terms`, `coupling`                   unbounded, [-1, 1]
 ===========================  =========================================  =======================
 
-Whether weights were ever trained can be seen, too: initial entries are independent, centered and of
-one variance, so the norms of a weight's rows and columns hardly differ: the squared norm of n
-normal entries has the relative variance 2/n, that of uniform or truncated ones less. Training soon
-makes some inputs and outputs many times larger than others, before it shows anywhere else.
+`looks_random` recognizes weights that were never trained. Initial entries are independent, centered
+and of one variance, therefore the norms of a weight's rows and columns hardly differ: the squared
+norm of n normal entries has the relative variance 2/n, and that of uniform or truncated entries
+less. Training soon makes some inputs and outputs many times larger than others, before it changes
+any score.
 
 Axes: ``...`` a stack of forms, H query heads, G key heads, D width, R rank, in a head its width.
 """
@@ -72,8 +73,8 @@ def symmetry(form: BilinearForm | Any, key: Any = None) -> Scores:
 def symmetry_null(form: BilinearForm | Any, key: Any = None) -> Scores:
     """Mean symmetry under random signs of M's rows: Σ_i M_ii² / ‖M‖², shape (...).
 
-    It keeps the norms of the rows, so that a few outlying dimensions do not pass for symmetry: a
-    fairer baseline than the 1/d of a matrix with independent entries.
+    Random signs keep the norms of the rows. Symmetry that only comes from a few outlying dimensions
+    is therefore part of this baseline, but not of 1/d, the mean for independent entries.
 
     Parameters
     ----------
@@ -126,7 +127,8 @@ def directionality(
     if weight not in WEIGHTS:
         raise FormError(f"weight must be 'norm' or 'excess', got {weight!r}")
     form = _as_form(form, key)
-    return form.number(directionalities(form.moments, gamma)[WEIGHTS.index(weight)])
+    by_weight = directionalities(form.moments, gamma)
+    return form.number(by_weight[WEIGHTS.index(weight)])
 
 
 class HeadTerms(NamedTuple):
@@ -240,15 +242,15 @@ def coupling(heads: BilinearForm) -> Float[Array, "heads heads"]:
 
 
 def _as_form(form: BilinearForm | Any, key: Any) -> BilinearForm:
-    """The form itself, or that of a matrix or of two factors."""
+    """Return the form of a form, a block, a matrix or two factors."""
     if key is not None:
         return BilinearForm(form, key)
-    form = getattr(form, "form", form)  # a block's
+    form = getattr(form, "form", form)  # a block has its form as an attribute
     return form if isinstance(form, BilinearForm) else BilinearForm.from_matrix(form)
 
 
 def _as_heads(heads: Any) -> BilinearForm:
-    """Heads, or those of a block, by the groups that share a factor."""
+    """Return the heads of a stack or a block, grouped by shared factors."""
     groups = getattr(heads, "groups", None)
     if not isinstance(groups, BilinearForm):
         raise FormError(
@@ -262,16 +264,16 @@ SIGNIFICANT = 0.01
 
 
 def holm(p: np.ndarray, tests: int | None = None) -> np.ndarray:
-    """P-values corrected for the number of tests as Holm (1979) does.
+    """Correct p-values for the number of tests, by the method of Holm (1979).
 
-    Holds whatever the dependence between tests, at the price of some power.
+    The correction is valid for any dependence between tests, and costs some power.
 
     Parameters
     ----------
     p
-        Of each test; NaN where there was none, and there only stays NaN.
+        P-value of each test, (tests,). NaN marks a missing test and stays NaN.
     tests
-        Their number, if it is not that of the values.
+        Number of tests, if it differs from the number of values.
 
     Examples
     --------
@@ -279,9 +281,10 @@ def holm(p: np.ndarray, tests: int | None = None) -> np.ndarray:
     [0.06, 0.03, nan, 0.06]
     """
     order = np.argsort(p, kind="stable")  # NaN last
-    left = (np.count_nonzero(~np.isnan(p)) if tests is None else tests) - np.arange(len(p))
+    count = int(np.count_nonzero(~np.isnan(p))) if tests is None else tests
+    remaining = count - np.arange(len(p))
     corrected = np.empty(len(p))
-    corrected[order] = np.minimum(np.maximum.accumulate(p[order] * left), 1)
+    corrected[order] = np.minimum(np.maximum.accumulate(p[order] * remaining), 1)
     return corrected
 
 
@@ -300,11 +303,11 @@ DRAWN = 2e8
 
 @cache
 def untrained_range(width: int, rank: int, gamma: float = 2.0) -> dict[str, tuple[float, float]]:
-    """The scores that forms of untrained weights have: 95 % ranges, by drawing such forms.
+    """Return the 95 % ranges of the scores of untrained weights, from randomly drawn forms.
 
-    Factors (D, R) have independent normal entries, whose law no rotation of the rank dimensions
-    changes: the ranges are those at every relative distance. Forms above `DRAWN` are drawn at a
-    smaller width and rank of the same ratio, whose ranges are wider.
+    Factors (D, R) have independent normal entries. Rotations of the rank dimensions do not change
+    their distribution, therefore the ranges hold at every relative distance. Forms above `DRAWN`
+    are drawn at a smaller width and rank of the same ratio; their ranges are wider.
 
     Parameters
     ----------
@@ -315,7 +318,8 @@ def untrained_range(width: int, rank: int, gamma: float = 2.0) -> dict[str, tupl
 
     Returns
     -------
-    ``symmetry`` and ``directionality_excess``, each with the ends of its range.
+    dict
+        The ends of the range of ``symmetry`` and of ``directionality_excess``.
 
     Examples
     --------
@@ -326,16 +330,19 @@ def untrained_range(width: int, rank: int, gamma: float = 2.0) -> dict[str, tupl
     shrink = min(1.0, (DRAWN / (width * rank**2)) ** (1 / 3))
     shape = max(2, round(width * shrink)), max(1, round(rank * shrink))
     rng = np.random.default_rng(0)
-    drawn = []
+    scores = []
     for _ in range(DRAWS):
         form = BilinearForm.from_factors(*rng.standard_normal((2, *shape)))
-        drawn.append((symmetry(form), directionality(form, gamma=gamma, weight="excess")))
-    columns = zip(("symmetry", "directionality_excess"), np.array(drawn).T, strict=True)
-    return {name: (float(values.min()), float(values.max())) for name, values in columns}
+        scores.append((symmetry(form), directionality(form, gamma=gamma, weight="excess")))
+    symmetries, directionalities = np.array(scores).T
+    return {
+        "symmetry": (float(symmetries.min()), float(symmetries.max())),
+        "directionality_excess": (float(directionalities.min()), float(directionalities.max())),
+    }
 
 
 def looks_random(weights: Sequence[Float[Array, "_ _ _"]], symmetry: float, d: int) -> bool:
-    """Whether a layer's weights and its symmetry are those of independent random entries.
+    """Return whether weights and symmetry are as expected of independent random entries.
 
     The weights are the query's and the key's, each (H, R, D). The symmetry of a form of width ``d``
     with random factors is 1/d ± √2/d (paper, Proposition S1.17, with its constant corrected).
@@ -354,7 +361,7 @@ def looks_random(weights: Sequence[Float[Array, "_ _ _"]], symmetry: float, d: i
 
 
 def _is_even(weight: Float[Array, "outputs inputs"]) -> bool:
-    """Whether the norms of rows and columns spread no more than by chance."""
+    """Return whether the norms of rows and columns vary no more than by chance."""
     rows, columns = _square_sums(weight)
     if not 1e-20 < rows.max(initial=0) < 1e20:  # squares may have over- or underflowed
         largest = np.abs(weight).max(initial=0)
@@ -373,7 +380,7 @@ def _is_even(weight: Float[Array, "outputs inputs"]) -> bool:
 
 
 def _square_sums(weight: Float[Array, "outputs inputs"]) -> tuple[np.ndarray, np.ndarray]:
-    """Sums of squares of the rows and of the columns."""
+    """Return the sums of squares of the rows and of the columns."""
     rows, columns = (np.zeros(count) for count in weight.shape)
     with np.errstate(over="ignore"):
         for start in range(0, len(weight), ROWS):

@@ -28,8 +28,8 @@ from wqk.forms import BilinearForm
 from wqk.forms.kernels import array_namespace, bits, gram, square_sum, times_power
 
 # Allowed distance between the bounds of log λ₁, and allowed residual relative to λ₁, by width of
-# the floating-point type: the relative error of σ₁ is at most a quarter of the one or half of the
-# other.
+# the floating-point type. The relative error of σ₁ is at most a quarter of the distance, or half
+# of the residual.
 ENCLOSURE = {32: 4e-7, 64: 2e-12}
 RESIDUAL = {32: 1e-6, 64: 1e-11}
 
@@ -58,7 +58,8 @@ def by_squaring(
     power = xp.matmul(query_gram, key_gram)
     trace = _trace(power, xp)
     logarithm = xp.log(trace)  # of the trace of Pⁿ; `power` is a multiple of Pⁿ
-    for n in (2.0**k for k in range(MOST_SQUARINGS)):
+    for squarings in range(MOST_SQUARINGS):
+        n = 2.0**squarings
         power = power / xp.astype(trace, power.dtype)[..., None, None]
         power = xp.matmul(power, power)
         trace = _trace(power, xp)
@@ -75,9 +76,9 @@ def by_iteration(query_side: Sequence[Array], key_side: Sequence[Array]) -> floa
 
     P is self-adjoint in the inner product of BᵀB. Every new vector is made orthogonal to all
     previous ones twice, without which float32 would lose the basis. λ₁ is accepted once
-    ‖P x − λ₁ x‖ / λ₁ is small: an eigenvalue is no further than that. AᵀA is the product of the
-    query side's matrices, applied to vectors (R,) one after the other, and BᵀB that of the key
-    side's; without any it is the identity.
+    ‖P x − λ₁ x‖ / λ₁ is small: no eigenvalue is further away. AᵀA is the product of the query
+    side's matrices, which are applied to vectors (R,) in turn, and BᵀB the product of the key
+    side's. The product of no matrices is the identity.
 
     Examples
     --------
@@ -90,14 +91,16 @@ def by_iteration(query_side: Sequence[Array], key_side: Sequence[Array]) -> floa
     def apply(side: Sequence[Array], vector: Array) -> Array:
         return reduce(lambda v, matrix: matrix @ v, side, vector)
 
-    one = query_side[0]
-    xp, rank = array_namespace(one), one.shape[-1]
-    allowed = RESIDUAL[bits(one, xp)]
+    example = query_side[0]
+    xp, rank = array_namespace(example), example.shape[-1]
+    like_example: dict[str, Any] = {"dtype": example.dtype, "device": device(example)}
+    allowed = RESIDUAL[bits(example, xp)]
     start = np.random.default_rng(0).standard_normal(rank)
-    new = xp.asarray(start, dtype=one.dtype, device=device(one))
+    new = xp.asarray(start, **like_example)
     image = apply(key_side, new)
     # An orthonormal basis x in that inner product, and w = BᵀB x; in it, P is tridiagonal.
-    vectors, images = (xp.zeros((0, rank), dtype=one.dtype, device=device(one)) for _ in "xw")
+    vectors = xp.zeros((0, rank), **like_example)
+    images = xp.zeros((0, rank), **like_example)
     diagonal: list[float] = []
     lengths = [_length(new, image)]
     while len(diagonal) < min(MOST_STEPS, rank) and lengths[-1] > 0:
@@ -119,7 +122,7 @@ def by_iteration(query_side: Sequence[Array], key_side: Sequence[Array]) -> floa
 
 
 def _trace(square: Array, xp: Any) -> Float[Array, "*stack"]:
-    """The trace in float64; 1 for the zero matrix."""
+    """Return the trace in float64; 1 for the zero matrix."""
     trace = xp.linalg.trace(square, dtype=xp.float64)
     return xp.where(trace > 0, trace, xp.ones_like(trace))
 
@@ -243,9 +246,9 @@ def null_spectrum(d_query: int, d_key: int, rank: int) -> NullSpectrum:
     >>> round(by_chance.effective_rank), round(by_chance.eigenvalue_positivity_spread, 3)
     (127, 0.012)
     """
-    random, left, right, shrink = _random_factors(d_query, d_key, rank)
-    draws, _, width = left.shape
-    values = _by_square(left @ right.swapaxes(-1, -2))
+    random, query_roots, key_roots, shrink = _random_factors(d_query, d_key, rank)
+    draws, _, width = query_roots.shape
+    values = _by_square(query_roots @ key_roots.swapaxes(-1, -2))
     energy = (values**2).sum(axis=-1)
     shares = values / values.sum(axis=-1, keepdims=True)
     entropy = -(shares * np.log(np.where(shares > 0, shares, 1.0))).sum(axis=-1)
@@ -253,9 +256,10 @@ def null_spectrum(d_query: int, d_key: int, rank: int) -> NullSpectrum:
     if d_query == d_key:
         # Given A, BᵀA is a matrix of independent entries times A's root; its trace has the
         # variance ‖A‖².
-        crossed = random.standard_normal((draws, width, left.shape[-2])) @ left
+        crossed = random.standard_normal((draws, width, query_roots.shape[-2])) @ query_roots
         sizes = np.abs(np.linalg.eigvals(crossed)).sum(axis=-1)
-        spread = math.sqrt((left**2).sum(axis=(-2, -1)).mean() / (sizes**2).mean()) / shrink
+        trace_variance = (query_roots**2).sum(axis=(-2, -1)).mean()
+        spread = math.sqrt(trace_variance / (sizes**2).mean()) / shrink
     return NullSpectrum(
         spectral_norm=null_spectral_norm(d_query, d_key, rank),
         stable_rank=float((energy / values[:, 0] ** 2).mean()) * shrink,
@@ -266,7 +270,7 @@ def null_spectrum(d_query: int, d_key: int, rank: int) -> NullSpectrum:
 
 @lru_cache(maxsize=256)
 def null_spectral_norm(d_query: int, d_key: int, rank: int) -> float:
-    """The ``spectral_norm`` of `null_spectrum`, in less time."""
+    """Compute the ``spectral_norm`` of `null_spectrum` alone, in less time."""
     _, left, right, shrink = _random_factors(d_query, d_key, rank)
     values = _by_square(left @ right.swapaxes(-1, -2))
     return float((values[:, 0] / np.linalg.norm(values, axis=-1)).mean()) / math.sqrt(shrink)
@@ -275,43 +279,51 @@ def null_spectral_norm(d_query: int, d_key: int, rank: int) -> float:
 def _random_factors(
     d_query: int, d_key: int, rank: int
 ) -> tuple[np.random.Generator, np.ndarray, np.ndarray, float]:
-    """The random generator, roots of random factors, and how many times they are too small."""
+    """Return a random generator, roots of random factors, and the ratio by which they are smaller.
+
+    The generator has drawn the roots and can be used for further draws.
+    """
     shrink = max(1.0, min(rank, max(d_query, d_key)) / LARGEST_DRAW)
-    wide, tall, width = (max(1, round(n / shrink)) for n in (d_query, d_key, rank))
+    small_query, small_key, small_rank = (max(1, round(n / shrink)) for n in (d_query, d_key, rank))
     random = np.random.default_rng(0)
-    draws = max(4, 4096 // width)
-    left, right = (_random_roots(random, draws, d, width) for d in (wide, tall))
-    return random, left, right, shrink
+    draws = max(4, 4096 // small_rank)
+    query_roots = _random_roots(random, draws, small_query, small_rank)
+    key_roots = _random_roots(random, draws, small_key, small_rank)
+    return random, query_roots, key_roots, shrink
 
 
 def _by_iteration(form: BilinearForm, xp: Any) -> Float[Array, "*stack"] | None:
     """σ₁ / 2**exponent; None if it did not converge for some form."""
     moments = form.moments
     if moments.matrix is not None:  # M = M Iᵀ
-        sides = [[moments.matrix, xp.matrix_transpose(moments.matrix)], []]
+        query_side = [moments.matrix, xp.matrix_transpose(moments.matrix)]
+        key_side = []
     elif moments.grams is not None:
-        sides = [[gram] for gram in moments.grams]
+        query_side, key_side = [moments.grams[0]], [moments.grams[1]]
     else:
-        sides = [[f, xp.matrix_transpose(f)] for f in (moments.query, moments.key)]
-    flat = [
-        [
-            xp.reshape(xp.broadcast_to(m, (*form.stack, *m.shape[-2:])), (-1, *m.shape[-2:]))
-            for m in side
-        ]
-        for side in sides
-    ]
-    values = [
-        by_iteration(*([m[i, ...] for m in side] for side in flat))
-        for i in range(math.prod(form.stack))
-    ]
-    if None in values:
-        return None
-    found = xp.asarray(values, dtype=xp.float64, device=device(moments.query))
-    return xp.reshape(found, form.stack)
+        query_side = [moments.query, xp.matrix_transpose(moments.query)]
+        key_side = [moments.key, xp.matrix_transpose(moments.key)]
+
+    def flatten(matrix: Array) -> Array:
+        shape = tuple(matrix.shape[-2:])
+        return xp.reshape(xp.broadcast_to(matrix, (*form.stack, *shape)), (-1, *shape))
+
+    query_side = [flatten(matrix) for matrix in query_side]
+    key_side = [flatten(matrix) for matrix in key_side]
+    values = []
+    for i in range(math.prod(form.stack)):
+        value = by_iteration(
+            [matrix[i, ...] for matrix in query_side], [matrix[i, ...] for matrix in key_side]
+        )
+        if value is None:
+            return None
+        values.append(value)
+    norms = xp.asarray(values, dtype=xp.float64, device=device(moments.query))
+    return xp.reshape(norms, form.stack)
 
 
 def _wide(form: BilinearForm, xp: Any) -> list[Array]:
-    """A and B in float64."""
+    """Return A and B in float64."""
     factors = form.moments.query, form.moments.key
     return [xp.astype(factor, xp.float64, copy=False) for factor in factors]
 
@@ -390,7 +402,7 @@ def _positivity(
 
 
 def _restored(values: Array, form: BilinearForm, xp: Any) -> Array:
-    """Multiplied by 2**exponent, and 0 for the zero matrix."""
+    """Multiply norms by 2**exponent; the norm of the zero matrix becomes 0."""
     exponent = xp.astype(form.moments.exponent, xp.float64)
     values = times_power(values, exponent)
     return xp.where(form.moments.square_norm == 0, xp.zeros_like(values), values)

@@ -504,7 +504,7 @@ def _ends(
             end: side for one, both in found for end, side in zip(CIRCUITS[one], both, strict=True)
         }
         streams = [(source.stream(plan, end), sides[end].width) for end in met]
-        kept = pool.map(chaining.keeping, (sides[end] for end in met), map(fixed.get, streams))
+        kept = pool.map(chaining.with_chance, (sides[end] for end in met), map(fixed.get, streams))
         return dict(zip(met, kept, strict=True))
 
 
