@@ -1,9 +1,9 @@
 """Text for terminals, prompts and notebooks, from the same rich renderables.
 
-All text is printed from here, without control characters: a tensor's name, or other text from a
+All text is printed by this file, without control characters: a tensor's name, or other text from a
 checkpoint, must not move the cursor or change the terminal.
 
-A verb's `Result` has a sentence, a table, plain values, and views in a notebook.
+A verb returns a `Result`: it has a sentence, a table, plain values, and views for notebooks.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ UNPRINTABLE = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
-# Characters to a line of what a notebook shows in blocks.
+# Characters in a line of preformatted text in a notebook.
 PAGE_WIDTH = 100
 
 
 def printable(text: str) -> str:
-    r"""Text without control characters.
+    r"""Escape the control characters of a text.
 
     Examples
     --------
     >>> printable("layer\x1b[2J.weight")
     'layer\\x1b[2J.weight'
     """
-    return UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
+    return UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def one_line(text: str) -> str:
-    """`printable` text without line feeds either."""
+    """Escape line feeds as well as control characters."""
     return printable(text).replace("\n", "\\n")
 
 
 def size(count: float) -> str:
-    """A readable number of bytes, in decimal units.
+    """Format a number of bytes in decimal units.
 
     Examples
     --------
@@ -69,7 +69,7 @@ def size(count: float) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A score to three digits, without a negative zero; a dash if there is none.
+    """Format a score with three digits, without a negative zero; None becomes a dash.
 
     Examples
     --------
@@ -82,7 +82,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def count(number: int | None) -> str:
-    """A large number, such as of parameters, to three digits.
+    """Format a large number, such as a number of parameters, with three digits.
 
     Examples
     --------
@@ -98,7 +98,7 @@ def count(number: int | None) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things.
+    """Format a number of things.
 
     Examples
     --------
@@ -122,11 +122,11 @@ def spans(numbers: Collection[int]) -> str:
             ranges[-1][1] = number
         else:
             ranges.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 def last_part(model: str) -> str:
-    """A Hub id without its owner, or a path's last folder.
+    """Return a Hub id without its owner, or the last folder of a path.
 
     Examples
     --------
@@ -136,8 +136,8 @@ def last_part(model: str) -> str:
     return model.rstrip("/").rpartition("/")[2]
 
 
-# Substitutes for the package's own characters on terminals without Unicode.
-PLAIN = str.maketrans(
+# Substitutes, on terminals without Unicode, for the characters that wqk prints.
+ASCII_SUBSTITUTES = str.maketrans(
     {"–": "-", "−": "-", "·": "|", "×": "x", "…": "...", "±": "+-", "→": "->"}
     | {"•": "*", "‖": "||", "σ": "s", "₁": "1", "✓": "+", "✗": "x"}
 )
@@ -153,39 +153,41 @@ class _Cleaned:
         from rich.segment import Segment
 
         for text, style, control in console.render(self.renderable, options):
-            shown = text if control else printable(text)
-            yield Segment(shown.translate(PLAIN) if options.ascii_only else shown, style, control)
+            if not control:
+                text = printable(text)
+            if options.ascii_only:
+                text = text.translate(ASCII_SUBSTITUTES)
+            yield Segment(text, style, control)
 
 
 class _Cleaning:
-    """Cleans everything that a console prints."""
+    """Hook that cleans everything that a console prints."""
 
     def process_renderables(self, renderables: list[Any]) -> list[Any]:
         return [_Cleaned(renderable) for renderable in renderables]
 
 
 def cleaning(console: Console) -> Console:
-    """The console, from now on without control characters in its output."""
+    """Remove control characters from everything that a console prints from now on."""
     console.push_render_hook(_Cleaning())  # type: ignore[arg-type]
     return console
 
 
 class Shown(ABC):
-    """Base of objects that the command, a prompt and a notebook show alike."""
+    """Base of objects that the command, a prompt and a notebook show in the same way."""
 
     @abstractmethod
     def _shown(self, width: int) -> Iterable[Any]:
-        """Renderables for lines of this width."""
+        """Return renderables for lines of this width."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for renderable in self._shown(options.max_width):
-            yield from console.render(
-                console.render_str(renderable) if isinstance(renderable, str) else renderable,
-                options,
-            )
+            if isinstance(renderable, str):
+                renderable = console.render_str(renderable)
+            yield from console.render(renderable, options)
 
     def _drawn(self) -> Figure | None:
-        """The picture, if there is one; `WqkError` if it cannot be drawn."""
+        """Draw the picture, if there is one; `WqkError` if that is impossible."""
         return None
 
     def __repr__(self) -> str:
@@ -200,7 +202,7 @@ class Shown(ABC):
         return html(self)
 
     def _repr_png_(self) -> bytes | None:
-        """The picture, or the text as one; nothing without matplotlib."""
+        """Return the picture, or the text as a picture; None without matplotlib."""
         from wqk._style import as_png, written
 
         try:
@@ -210,7 +212,7 @@ class Shown(ABC):
 
 
 def plain(*renderables: Any, width: int | None = None) -> str:
-    """Renderables as text without colors, by default as wide as the terminal."""
+    """Render as text without colors, by default as wide as the terminal."""
     from rich.console import Console
 
     target = io.StringIO()
@@ -227,7 +229,7 @@ def plain(*renderables: Any, width: int | None = None) -> str:
 
 
 def html(*renderables: Any) -> str:
-    """Renderables as HTML for a notebook: tables, and paragraphs of text.
+    """Render as HTML for a notebook: tables, and paragraphs of text.
 
     Examples
     --------
@@ -248,40 +250,42 @@ def _in_html(renderable: Any) -> str:
     if not text:
         return ""
     tag = "b" if "bold" in str(getattr(renderable, "style", "")) else "span"
-    tag = "code" if text.startswith("  ") else tag  # of a repair
+    if text.startswith("  "):  # indented lines are the code of a repair
+        tag = "code"
     return f"<div><{tag}>{text}</{tag}></div>"
 
 
 def kind_in_words(kind: str) -> str:
-    """What a kind of block is called.
+    """Name a kind of block in words.
 
     Examples
     --------
     >>> kind_in_words("cross"), kind_in_words("linear")
     ('cross-attention', 'linear attention')
     """
-    named = {"linear": "linear attention", "state-space": "state space"}
-    return named.get(kind, f"{kind}-attention")
+    names = {"linear": "linear attention", "state-space": "state space"}
+    return names.get(kind, f"{kind}-attention")
 
 
 class Result(Shown, Advising):
-    """Base of what verbs return, which are dataclasses.
+    """Base of the results of verbs, which are dataclasses.
 
-    Each says its `sentence`, the rows of its `frame`, the lines that the command prints (`_shown`),
-    and, if there is one, its picture (`_drawn`). The rest follows.
+    A result defines its `sentence`, the rows of its `frame`, the lines that the command prints
+    (`_shown`), and its picture (`_drawn`), if there is one. The rest follows from these.
     """
 
-    # Properties that `to_dict` has besides the fields; dataclasses in these fields may say theirs.
+    # Properties that `to_dict` includes besides the fields. Dataclasses in the fields may have the
+    # same attribute.
     told: ClassVar[tuple[str, ...]] = ()
 
     @property
     @abstractmethod
     def sentence(self) -> str:
-        """The outcome."""
+        """Outcome of the verb, as one sentence."""
 
     @abstractmethod
     def _rows(self) -> Iterable[Mapping[str, Any]]:
-        """The rows of `frame`, which share their columns."""
+        """Return the rows of `frame`, all with the same columns."""
 
     @property
     def frame(self) -> pl.DataFrame:
@@ -291,7 +295,7 @@ class Result(Shown, Advising):
         return pl.DataFrame([json_value(row) for row in self._rows()], infer_schema_length=None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, for JSON."""
+        """Return all values as plain values, for JSON."""
         return _told(self)
 
     def __str__(self) -> str:
@@ -299,7 +303,7 @@ class Result(Shown, Advising):
 
 
 def json_value(value: Any) -> Any:
-    """A value as JSON can hold it, with None in place of NaN and infinity.
+    """Convert a value to plain JSON values; NaN and infinity become None.
 
     Examples
     --------
@@ -317,10 +321,7 @@ def json_value(value: Any) -> Any:
     if hasattr(value, "_asdict"):
         return json_value(value._asdict())
     if isinstance(value, Mapping):
-        return {
-            " ".join(map(str, key)) if isinstance(key, tuple) else str(key): json_value(item)
-            for key, item in value.items()
-        }
+        return {_json_key(key): json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [json_value(item) for item in value]
     if isinstance(value, float):
@@ -328,11 +329,16 @@ def json_value(value: Any) -> Any:
     return value if value is None or isinstance(value, int | str) else str(value)
 
 
-def _told(value: Any) -> dict[str, Any]:
-    """A dataclass's fields, and the properties that it tells."""
-    names = [field.name for field in dataclasses.fields(value)]
+def _json_key(key: Any) -> str:
+    return " ".join(map(str, key)) if isinstance(key, tuple) else str(key)
+
+
+def _told(instance: Any) -> dict[str, Any]:
+    """Collect a dataclass's fields and the further properties that its class lists."""
+    names = [field.name for field in dataclasses.fields(instance)]
     return {
-        name: json_value(getattr(value, name)) for name in (*names, *getattr(value, "told", ()))
+        name: json_value(getattr(instance, name))
+        for name in (*names, *getattr(instance, "told", ()))
     }
 
 

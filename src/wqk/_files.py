@@ -26,8 +26,8 @@ Bytes = IO[bytes] | gzip.GzipFile
 def write_atomically(path: Path, *contents: bytes | bytearray, sync: bool = True) -> None:
     """Replace a file atomically; a reader sees either the old file or the complete new one.
 
-    Its contents are given in pieces; ``sync`` waits until they are on the disk. OutputError if the
-    folder is missing, read-only or full.
+    The contents are written piece by piece; with ``sync``, the function waits until they are on the
+    disk. OutputError if the folder is missing, read-only or full.
 
     Examples
     --------
@@ -66,7 +66,7 @@ def sync(path: Path) -> None:
 
 
 def check_output(path: Path, what: str, endings: Iterable[str]) -> None:
-    """Check before any work that ``what``, such as ``a table``, can be written to a file.
+    """Check that a file can be written before any work is done.
 
     OutputError if the ending is not among the supported ones, the path is a folder, or its folder
     is missing or read-only.
@@ -90,7 +90,7 @@ def check_output(path: Path, what: str, endings: Iterable[str]) -> None:
 
 
 def json_line(record: Mapping[str, Any]) -> bytes:
-    """One JSON object as a line."""
+    """Encode one JSON object as a line."""
     try:
         return json.dumps(dict(record), ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError:  # a lone surrogate, which has no UTF-8 and is escaped
@@ -98,14 +98,14 @@ def json_line(record: Mapping[str, Any]) -> bytes:
 
 
 def require_file(path: Path, error: type[WqkError]) -> None:
-    """Raise this error for a pipe or a device, which may never end; not for what is not there."""
+    """Raise the given error for a pipe or a device, which may never end."""
     with contextlib.suppress(OSError, ValueError):
         if path.exists() and not path.is_file() and not path.is_dir():
             raise error(f"{path}: not a regular file")
 
 
 def read_text(path: Path, error: type[WqkError], expected: str = "") -> str:
-    """The text of a file; this error, which ends with what was expected, if it has none."""
+    """Return the text of a file, or raise the given error."""
     require_file(path, error)
     try:
         return path.read_text("utf-8")
@@ -115,7 +115,7 @@ def read_text(path: Path, error: type[WqkError], expected: str = "") -> str:
 
 
 def opened(path: Path) -> Bytes:
-    """A file to read bytes from, decompressed if its name has one of the endings `COMPRESSIONS`.
+    """Open a file for reading bytes; files with an ending in `COMPRESSIONS` are decompressed.
 
     What is not so compressed as its name says raises one of `UNREADABLE` when it is read.
     """
@@ -139,7 +139,7 @@ UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error)
 
 
 def append_lines(path: Path, *records: Mapping[str, Any]) -> int:
-    """Append JSON objects to a file, one per line; on return all are on the disk.
+    """Append JSON objects to a file, one per line, and wait until they are on the disk.
 
     An incomplete last line, which a killed process may have left, is removed first. Returns the
     position at which the first begins. OutputError if the file cannot be written; then it keeps its
@@ -164,7 +164,7 @@ def append_lines(path: Path, *records: Mapping[str, Any]) -> int:
 
 
 def replace_last_lines(path: Path, begin: int, *records: Mapping[str, Any]) -> None:
-    """Replace the lines from a position on, in one write; on return all are on the disk."""
+    """Replace all lines from a position on, in one write, and wait for the disk."""
     content = b"".join(map(json_line, records))
     try:
         with path.open("r+b", buffering=0) as file:
@@ -177,7 +177,7 @@ def replace_last_lines(path: Path, begin: int, *records: Mapping[str, Any]) -> N
 
 
 def _end_of_lines(file: FileIO) -> int:
-    """Where the last complete line of a file ends."""
+    """Return the position after the last complete line of a file."""
     end = file.seek(0, os.SEEK_END)
     while end:
         start = max(0, end - 2**16)
@@ -190,7 +190,7 @@ def _end_of_lines(file: FileIO) -> int:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON objects of a file, one per line, without an incomplete last line.
+    """Return the JSON objects of a file, one per line, without an incomplete last line.
 
     Empty if there is no file; RunError if a line is not a JSON object, or the file cannot be read.
     """
@@ -246,6 +246,6 @@ def locked(path: Path, holder: str) -> Iterator[None]:
 
 
 def unwritable(path: Path, error: OSError) -> OutputError:
-    """The error for a file or folder that cannot be written."""
+    """Build the error for a file or folder that cannot be written."""
     reason = error.strerror or type(error).__name__
     return OutputError(f"{path}: cannot be written ({reason})", path=path, reason=reason)

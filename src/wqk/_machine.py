@@ -1,17 +1,16 @@
-"""How the machine is used: its threads, its cores and its memory; and a word on forked processes.
+"""Use of the machine: threads, cores and memory, also in forked processes.
 
-One block for each core uses the cores better than all cores on one block, whose sums and
-conversions run on a single one. Large blocks are taken one by one, with every core on their matrix
-products.
+Small blocks are scored at the same time, one on each core: sums and conversions of a block run on a
+single core. Large blocks are scored one after the other, with all cores on each matrix product.
 
-The last digits of a product depend on the number of BLAS threads, which belongs to the process and
-not to a thread. Scans in several threads therefore agree on it block by block: small blocks share
-one BLAS thread each, a large block waits until it is alone. The number that was there before is put
-back as soon as no block is being scored.
+The last digits of a product depend on the number of BLAS threads, which is a property of the
+process and not of a thread. Therefore scans in several threads agree on the number block by block:
+small blocks use one BLAS thread each, and a large block waits until no other block is scored. The
+previous number is restored as soon as no block is being scored.
 
-Before Python 3.12, `functools.cached_property` holds one lock for all instances of a class, so that
-threads that score different forms would wait for each other. A process that was forked may wait for
-threads that it lacks.
+Before Python 3.12, `functools.cached_property` holds one lock for all instances of a class. Threads
+that score different forms would wait for each other; `cached_property` of this file has no lock. A
+forked process may wait forever for threads that only its parent has.
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
 from threading import Condition
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -35,15 +35,23 @@ if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
 Value = TypeVar("Value")
-Found = TypeVar("Found")
+Returned = TypeVar("Returned")
 
-# The GNU C library hands freed memory back, to be cleared again page by page for the next block,
-# until an array this large was freed; then it keeps twice as much. No page of this one is touched.
-np.empty(2**25 - 2**16, np.uint8)
+
+@cache
+def keep_freed_memory() -> None:
+    """Let the GNU C library keep the memory of freed arrays, from now on.
+
+    By default the library returns the memory of large arrays to the system, which clears every page
+    again for the next array. Once an array of 32 MB has been freed, the library keeps up to twice
+    that size. The array is never written to and takes no memory.
+    """
+    with suppress(MemoryError):
+        np.empty(2**25 - 2**16, np.uint8)
 
 
 class cached_property(Generic[Value]):  # noqa: N801, named like the standard one
-    """As `functools.cached_property`, but two threads may both compute an instance's value.
+    """Like `functools.cached_property`, but two threads may both compute a value.
 
     Examples
     --------
@@ -75,18 +83,19 @@ class cached_property(Generic[Value]):  # noqa: N801, named like the standard on
         return value
 
 
-POOL = re.compile(r"polars-\d")  # threads that a child waits for; others begin with the import
+# Names of the worker threads that polars waits for; polars starts other threads on import.
+POOL_THREAD = re.compile(r"polars-\d")
 _waits_forever = False
 
 
 def in_children(do: Callable[[], None]) -> None:
-    """Call this first in every process that is forked from this one."""
+    """Register a function that every forked child process calls first."""
     if hasattr(os, "register_at_fork"):  # Windows has no fork
         os.register_at_fork(after_in_child=do)
 
 
 def require_threads() -> None:
-    """Raise `RunError` where tables would wait for threads that a fork has left behind."""
+    """Raise `RunError` in a forked process that lacks the threads of polars."""
     if _waits_forever:
         raise RunError(
             "this process was forked from one that had used polars, whose threads it lacks; start "
@@ -98,31 +107,31 @@ def _after_fork() -> None:
     global _waits_forever
     if "polars" in sys.modules:
         names = [path.read_text() for path in Path(f"/proc/{os.getppid()}/task").glob("*/comm")]
-        _waits_forever = _waits_forever or not names or any(map(POOL.match, names))
+        _waits_forever = _waits_forever or not names or any(map(POOL_THREAD.match, names))
 
 
 in_children(_after_fork)
 
 
 _changed = Condition()
-_sharing = 0  # small blocks that are being scored
-_limit: Any = None  # while there are any: what puts back the number of BLAS threads
+_sharing = 0  # number of small blocks that are being scored
+_limit: Any = None  # during that time, an object that can restore the number of BLAS threads
 _alone = False  # whether a large block is being scored
 _confined: ContextVar[bool] = ContextVar("confined", default=False)
 
 
-# Worker processes of a survey that share the cores with this one, itself among them.
+# Number of processes of a survey that share the cores, including this process.
 _sharers = 1
 
 
 def share_cores(processes: int) -> None:
-    """Take this process for one of so many that compute side by side."""
+    """Set the number of processes that compute on these cores at the same time."""
     global _sharers
     _sharers = processes
 
 
 def usable_cores() -> int:
-    """Cores that this process may use, fewer than there are under Slurm and in containers."""
+    """Number of cores that this process may use, also under Slurm and in containers."""
     if hasattr(os, "sched_getaffinity"):
         count = len(os.sched_getaffinity(0))
     else:
@@ -131,13 +140,13 @@ def usable_cores() -> int:
 
 
 def is_confined() -> bool:
-    """Whether this code runs within `one_blas_thread`."""
+    """Return whether this code runs within `one_blas_thread`."""
     return _confined.get()
 
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Compute with one BLAS thread, concurrently with others that do."""
+    """Compute with one BLAS thread, while other threads may do the same."""
     global _sharing, _limit
     token = _confined.set(True)
     with _changed:
@@ -158,10 +167,12 @@ def one_blas_thread() -> Iterator[None]:
                 _changed.notify_all()
 
 
-def side_by_side(do: Callable[..., Found], *items: Iterable[Any], many: bool = True) -> list[Found]:
-    """What a function gives for each item, one on each core, each with one BLAS thread.
+def side_by_side(
+    do: Callable[..., Returned], *items: Iterable[Any], many: bool = True
+) -> list[Returned]:
+    """Apply a function to all items, one item on each core, each with one BLAS thread.
 
-    What is not ``many`` is done in this thread: others take longer to start.
+    Without ``many``, this thread does the work, because other threads take longer to start.
     """
     if not many or usable_cores() == 1:
         return list(map(do, *items))
@@ -190,26 +201,26 @@ def whole_products() -> Iterator[None]:
     import torch
 
     settings: list[Any] = [torch.backends.cuda.matmul]
-    whole: tuple[str, Any] = ("allow_tf32", False)
+    exact: tuple[str, Any] = ("allow_tf32", False)
     if hasattr(settings[0], "fp32_precision"):  # since PyTorch 2.9; the two must not be mixed
         settings.append(torch.backends.mkldnn.matmul)  # products on a CPU
-        whole = ("fp32_precision", "ieee")
-    before = [getattr(one, whole[0]) for one in settings]
+        exact = ("fp32_precision", "ieee")
+    before = [getattr(setting, exact[0]) for setting in settings]
     try:
-        for one in settings:
-            setattr(one, *whole)
+        for setting in settings:
+            setattr(setting, *exact)
         yield
     finally:
-        for one, value in zip(settings, before, strict=True):
-            setattr(one, whole[0], value)
+        for setting, value in zip(settings, before, strict=True):
+            setattr(setting, exact[0], value)
 
 
 @contextmanager
 def _control() -> Iterator[ThreadpoolController]:
     """Change the BLAS threads from this thread.
 
-    threadpoolctl 3.8 heeds only the first thread that ever changed them, and ignores all others
-    without a word. Here any thread may be the first to come or the last to go, under one lock.
+    threadpoolctl 3.8 only accepts changes from the first thread that ever made one, and silently
+    ignores all others. Here any thread may be the first or the last that scores, under one lock.
     """
     from threadpoolctl import ThreadpoolController
 

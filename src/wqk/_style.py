@@ -22,11 +22,11 @@ PICTURES = (".png", ".pdf", ".svg")
 BLUE, ORANGE, SKY, YELLOW, GRAY = "#0072B2", "#D55E00", "#56B4E9", "#E69F00", "#767676"
 COLORS = {"encoder": BLUE, "decoder": ORANGE}
 
-# Whatever else is told apart by color has one of these (Tol's "muted" scheme).
+# Colors of all other distinctions (Tol's "muted" scheme).
 WINE, TEAL, SAND, VIOLET, OLIVE = "#882255", "#44AA99", "#C6B24A", "#AA4499", "#999933"
 CATEGORIES = (WINE, TEAL, SAND, VIOLET, OLIVE, GRAY)
 
-# Purple for negative, green for positive: blue and orange are taken.
+# Purple for negative, green for positive: blue and orange are the colors of stacks.
 SIGNS = "PRGn"
 
 # Outlying rows and columns, and values expected by chance, in every figure.
@@ -42,7 +42,7 @@ CHANCE: dict[str, Any] = {
 # Width of a page of a paper, in inches.
 PAGE = 6.8
 
-# Pixels of a notebook to an inch of a figure; pictures have twice as many.
+# Pixels in a notebook per inch of a figure; files have twice as many.
 DOTS = 100
 
 SYMMETRY, DIRECTIONALITY = "symmetry", "directionality (excess)"
@@ -89,7 +89,7 @@ def style() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of a size in inches, to be drawn in `style`; notebooks display it."""
+    """Create an empty figure, in inches, to be drawn in `style`; notebooks display it."""
     return _displayed()(figsize=(width, height))
 
 
@@ -110,19 +110,19 @@ def _displayed() -> type[Figure]:
 
 
 def as_picture(figure: Figure, ending: str, **options: Any) -> bytes:
-    """A figure as the content of a file: ``png``, ``pdf`` or ``svg``."""
+    """Encode a figure as the content of a file: ``png``, ``pdf`` or ``svg``."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format=ending, **options)
     return buffer.getvalue()
 
 
 def as_png(figure: Figure) -> bytes:
-    """A figure as a screen shows it."""
+    """Encode a figure in the resolution of a screen."""
     return as_picture(figure, "png", dpi=2 * DOTS)
 
 
 def as_image(figure: Figure, alt: str = "") -> str:
-    """A figure as an element of a page: pixels in a notebook, curves where it is described."""
+    """Encode a figure as an ``img`` element: pixels for a notebook, curves if described."""
     data = as_picture(figure, "svg") if alt else as_png(figure)
     kind, text = "svg+xml" if alt else "png", base64.b64encode(data).decode()
     width = round(figure.get_figwidth() * DOTS)
@@ -131,7 +131,7 @@ def as_image(figure: Figure, alt: str = "") -> str:
 
 @style()
 def written(text: str) -> Figure:
-    r"""Lines of text as a figure that holds them, in a font whose columns stay aligned.
+    r"""Draw lines of text as a figure, in a font whose columns are aligned.
 
     Examples
     --------
@@ -156,7 +156,7 @@ def written(text: str) -> Figure:
 
 
 def check_picture(path: Path) -> None:
-    """Raise if no figure can be written to this path, or matplotlib is missing."""
+    """Raise an error if no figure can be written to a path, or matplotlib is missing."""
     check_output(path, "a picture", PICTURES)
     with required_by("drawing", "report"):
         import matplotlib as _  # noqa: F401

@@ -1,11 +1,11 @@
-"""Every error that wqk raises on purpose; and on an unknown name, the one that was meant.
+"""All errors that wqk raises on purpose, and advice on misspelled names.
 
 ::
 
     WqkError
     ├── CheckpointError      a checkpoint that cannot be read, or cannot be trusted
     ├── HubError             a checkpoint that the Hub or the network does not provide
-    ├── UnknownFamily        no rule says which tensors are the queries and keys
+    ├── UnknownFamily        no rule finds the tensors of the queries and keys
     ├── NonFiniteWeights     NaN or infinity among the weights
     ├── MissingPackage       an optional package that this needs is not installed
     ├── FormError            factors that do not form a bilinear form
@@ -16,8 +16,9 @@
     ├── RunError             a training run or a survey that cannot start, continue or be read
     └── TheoryError          a statement that cannot be computed on a model, text or objective
 
-The message says it all in one sentence; the facts in it are attributes, too. Public names of a
-package are imported when first used; a name that is not public is told the one that is.
+Every message is one sentence: *subject: problem; expected X, got Y; do Z.* The facts in the message
+are also attributes of the error. `public` imports the public names of a package when they are first
+used; for any other name, the error suggests the most similar public name.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import lazy_loader  # type: ignore[import-untyped]
 
-# Longer messages are cut: some quote what a hostile file holds.
+# Longer messages are shortened, because some quote the content of a hostile file.
 LONGEST = 500
 
 
@@ -53,9 +54,9 @@ class WqkError(Exception):
 
     def __init__(self, message: str, /, **facts: Any) -> None:
         super().__init__(message)
-        for name, fact in facts.items():
-            getattr(type(self), name)  # a fact that the class does not declare is a mistake here
-            setattr(self, name, fact)
+        for name, value in facts.items():
+            getattr(type(self), name)  # raises if the class does not declare such an attribute
+            setattr(self, name, value)
 
 
 class CheckpointError(WqkError):
@@ -83,7 +84,7 @@ class HubError(WqkError):
 
 
 class UnknownFamily(WqkError):
-    """A model whose query and key tensors wqk does not know how to find.
+    """A model whose query and key tensors no rule finds.
 
     Attributes
     ----------
@@ -102,7 +103,7 @@ class NonFiniteWeights(WqkError):
     tensor
         Checkpoint and name of the tensor.
     count
-        How many of its entries are not finite.
+        Number of entries that are not finite.
     """
 
     tensor: str | None = None
@@ -110,7 +111,7 @@ class NonFiniteWeights(WqkError):
 
 
 class MissingPackage(WqkError):
-    """Something that needs an optional package, which is not installed.
+    """A function that needs an optional package, which is not installed.
 
     Attributes
     ----------
@@ -125,7 +126,7 @@ class MissingPackage(WqkError):
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra's packages, as the documentation has it.
+    """Return the command that installs the packages of an extra, as documented.
 
     Examples
     --------
@@ -216,7 +217,7 @@ class TheoryError(WqkError):
 
 @contextmanager
 def errors_about(checkpoint: str) -> Iterator[None]:
-    """Tell errors raised inside which checkpoint, or file of it, they are about; messages, too.
+    """Add the name of a checkpoint to errors raised inside, and to their messages.
 
     Examples
     --------
@@ -230,15 +231,16 @@ def errors_about(checkpoint: str) -> Iterator[None]:
     try:
         yield
     except (CheckpointError, HubError, UnknownFamily) as error:
-        error.checkpoint = checkpoint  # outside of its files is the checkpoint that was asked for
-        # A file's own name begins with that of the folder or repository.
+        # The outermost context is the last to set the attribute: the checkpoint of the user.
+        error.checkpoint = checkpoint
+        # Messages about a file begin with its name, which begins with the folder or repository.
         if not str(error).startswith((f"{checkpoint}:", f"{checkpoint}/", f"{checkpoint} ")):
             error.args = (f"{checkpoint}: {error}",)
         raise
 
 
 def did_you_mean(name: str, known: Iterable[str], synonyms: Mapping[str, str] | None = None) -> str:
-    """The end of a message on an unknown name: ``; did you mean ...?``, or nothing.
+    """Return the end of a message on an unknown name: ``; did you mean ...?``, or nothing.
 
     Examples
     --------
@@ -252,63 +254,45 @@ def did_you_mean(name: str, known: Iterable[str], synonyms: Mapping[str, str] | 
     return f"; did you mean {meanings[close[0]]!r}?" if close else ""
 
 
-_TRIED = {
-    "BilinearForm": "FactoredMatrix Form LowRank QKForm form",
-    "Monitor": "attach monitor",
-    "ScoreCallback": "Callback TrainerCallback callback",
-    "ScoreTable": "DataFrame Table table",
-    "demo_model": "demo example",
-    "diff": "compare difference distance",
-    "explain": "describe info summary",
-    "initialize_": "init_ initialize",
-    "join": "concat merge",
-    "tokens": "top_tokens token_pairs",
-    "open": "attention from_pretrained head layer load load_checkpoint load_model read "
-    "read_attention",
-    "Block": "Attention block heads",
-    "read_table": "load_table read_csv read_parquet",
-    "same": "allclose equal is_same similarity",
-    "scan": "analyze compute measure score scores",
-    "show": "display draw heatmap plot view visualize",
-    "verify": "check test validate",
-    "report": "html to_html",
-    "wqk_lab.atlas": "atlas published",
-    "wqk_lab.figures": "figure figures",
-    "wqk_lab.corpus": "build_corpus corpus",
-    "wqk_lab.experiments": "experiments run_experiments",
-    "wqk_lab.glue": "fine_tune glue",
-    "wqk_lab.speedup": "speedup speedups",
-    "wqk_lab.study": "study theory",
-    "wqk_lab.train": "fit train",
-}
-
-SYNONYMS = {name: meant for meant, names in _TRIED.items() for name in names.split()}
-
-
 def public(
-    package: str, file: str, commands: Mapping[str, str], synonyms: Mapping[str, str] | None = None
+    package: str,
+    file: str,
+    commands: Mapping[str, str],
+    names_elsewhere: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """``__getattr__``, ``__dir__`` and ``__all__`` of a package whose stub lies beside ``file``.
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package with lazy imports.
 
-    ``commands`` are the names of commands whose functions have others. An AttributeError on an
-    unknown name says which one was probably meant, by its spelling or as one of the ``synonyms``.
+    An AttributeError on an unknown name suggests the public name that was probably meant.
+
+    Parameters
+    ----------
+    package, file
+        ``__name__`` and ``__file__`` of the package. Its stub, ``__init__.pyi``, lists the public
+        names and lies next to the file.
+    commands
+        By command, the name of its function, if the two differ.
+    names_elsewhere
+        By public name, the names of similar functions and classes in other libraries.
     """
-    found, _, names = lazy_loader.attach_stub(package, file)
-    listed = sorted({*names, *commands})
+    synonyms: dict[str, str] = {}
+    for name, similar in (names_elsewhere or {}).items():
+        synonyms |= dict.fromkeys(similar, name)
+    load, _, names = lazy_loader.attach_stub(package, file)
+    public_names = sorted({*names, *commands})
 
     def get(name: str) -> Any:
-        if name in listed or name.startswith("_"):
-            return found(commands.get(name, name))
-        advice = did_you_mean(name, listed, synonyms)
+        if name in public_names or name.startswith("_"):
+            return load(commands.get(name, name))  # lazy_loader imports it now
+        advice = did_you_mean(name, public_names, synonyms)
         raise AttributeError(f"module {package!r} has no attribute {name!r}{advice}")
 
-    return get, lambda: listed, listed
+    return get, lambda: public_names, public_names
 
 
 class Advising:
-    """An object whose AttributeError names the attribute that was meant.
+    """Base of objects whose AttributeError suggests a similar attribute.
 
-    Type checkers do not see this, so that they report the mistake themselves.
+    Type checkers do not see ``__getattr__`` and report an unknown attribute themselves.
     """
 
     _synonyms: ClassVar[Mapping[str, str]] = {}
@@ -326,24 +310,26 @@ class Advising:
             raise AttributeError(f"{article} {kind} has no attribute {name!r}{advice}")
 
 
-def require_list(name: str, value: Any, like: Sequence[str] | Sequence[int]) -> None:
-    """Raise `CheckpointError` if an argument is no list of names, or of numbers, as ``like`` is.
+def require_list(name: str, value: Any, example: Sequence[str] | Sequence[int]) -> None:
+    """Raise `CheckpointError` if an argument is no list of names or numbers, as the example is.
 
     Examples
     --------
     >>> require_list("layers", (0, -1), [0, -1])
     """
-    kind, kinds = (str, "names") if isinstance(like[0], str) else (Integral, "whole numbers")
-    if isinstance(value, str | bytes) or not (
-        isinstance(value, Iterable) and all(isinstance(one, kind) for one in value)
-    ):
+    item_type: type = Integral
+    item_names = "whole numbers"
+    if isinstance(example[0], str):
+        item_type, item_names = str, "names"
+    is_list = isinstance(value, Iterable) and not isinstance(value, str | bytes)
+    if not is_list or not all(isinstance(item, item_type) for item in value):
         raise CheckpointError(
-            f"{name}: expected a list of {kinds}, such as {name}={like}; got {value!r}"
+            f"{name}: expected a list of {item_names}, such as {name}={example}; got {value!r}"
         )
 
 
 def first_line(error: BaseException) -> str:
-    r"""The first line of an error's message, truncated; its class if the message is empty.
+    r"""Return the first line of an error's message, shortened; without one, its class.
 
     Examples
     --------
@@ -356,7 +342,7 @@ def first_line(error: BaseException) -> str:
 
 
 def all_lines(error: BaseException, longest: int = LONGEST) -> str:
-    r"""An error's message as one line, truncated; its class if the message is empty.
+    r"""Return an error's message as one line, shortened; without one, its class.
 
     Examples
     --------
@@ -367,7 +353,7 @@ def all_lines(error: BaseException, longest: int = LONGEST) -> str:
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:
-    """Text of at most ``longest`` characters; the middle of longer text is left out.
+    """Shorten a text to at most ``longest`` characters by leaving out its middle.
 
     Examples
     --------
@@ -378,13 +364,13 @@ def shortened(text: str, longest: int = LONGEST) -> str:
     return text if len(text) <= longest else f"{text[:half]}…{text[-half:]}"
 
 
-# Nested values are quoted in part: lists whose entries name each other would be written for years.
+# Nested values are quoted in part, because lists that contain each other have no end.
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 100, 100, 100
 
 
 def shown(value: Any) -> str:
-    """A value as an error quotes it: short, whatever it is.
+    """Quote a value for an error message; every value gives a short text.
 
     Examples
     --------

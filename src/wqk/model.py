@@ -1,7 +1,7 @@
-"""The model in the middle: a checkpoint, its family and its attention blocks, opened once.
+"""The central class, `Model`: a checkpoint, its family and its attention blocks, opened once.
 
-Whatever reads a checkpoint takes a `Model`, or opens one. Which family describes it, how many heads
-it has and how the hub is reached is said to `open`, and nowhere else.
+Every function that reads a checkpoint takes a `Model`, or opens one. Only `open` has the options
+for the family, the numbers of heads and the access to the Hub.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from wqk.forms import BilinearForm
 from wqk.forms.kernels import is_number
 from wqk.storage.references import HubOptions, check_options
 
-# What one may try on a model, and what does it.
-SYNONYMS = {
+# Attributes of similar libraries, and the expressions that replace them.
+MODEL_SYNONYMS = {
     "attention": "layers",
     "block_count": "len(model)",
     "blocks": "list(model)",
@@ -66,7 +66,7 @@ def open(
         A shipped family's name, such as ``"nanogpt"``, or a family file, to use instead of the
         model type's own.
     heads_per_layer, key_heads
-        Numbers of query and key heads, where the configuration does not have them.
+        Numbers of query and key heads, if the configuration does not contain them.
     **hub
         ``revision``, ``subfolder``, ``token``, ``cache_dir``, ``local_files_only``: see
         `open_checkpoint`.
@@ -79,11 +79,11 @@ def open(
     Raises
     ------
     UnknownFamily
-        No family knows the model, and none can be guessed; or the given file is not a family.
+        No family describes the model, and none can be guessed; or the given file is not a family.
     CheckpointError
         There is no such checkpoint, tensors are missing, or they do not fit the configuration.
     HubError
-        The hub, or another server, does not provide it.
+        The Hub, or another server, does not provide the checkpoint.
 
     Examples
     --------
@@ -96,47 +96,63 @@ def open(
     """
     check_options("open", hub)
     if isinstance(ref, Model):
-        given = {
+        options = {
             "family": family,
             "heads_per_layer": heads_per_layer,
             "key_heads": key_heads,
             **hub,
         }
-        if wrong := next((name for name, value in given.items() if value is not None), None):
-            raise CheckpointError(f"{ref.name}: is open already; {wrong} is said when it is opened")
+        if option := next((name for name, value in options.items() if value is not None), None):
+            raise CheckpointError(
+                f"{ref.name}: is already open; pass {option}= to wqk.open() instead"
+            )
         return ref
     checkpoint = open_checkpoint(ref, **hub)
-    known = load_family(family) if family else find_family(checkpoint, heads_per_layer is None)
+    found_family = (
+        load_family(family) if family else find_family(checkpoint, heads_per_layer is None)
+    )
     with errors_about(checkpoint.name):
-        counted = with_head_counts(known, checkpoint, heads_per_layer, key_heads)
+        counted = with_head_counts(found_family, checkpoint, heads_per_layer, key_heads)
         plans = plan_attention(checkpoint, counted)
         mixers = plan_mixers(checkpoint, counted)
-    queries = {part.name for plan in (*plans, *mixers) for part in plan.query.parts}
-    said = [*checkpoint.notes]
-    if beyond := layers_beyond(queries, checkpoint.tensors()):
-        said.append(f"layers {spans(beyond)} are stored, too, but not counted by the configuration")
-    # As loralib saves models: merged or not, it does not tell. What PEFT adapts in memory is added.
-    products = (name for name in checkpoint.tensors() if ".lora_A" in name)
-    if (apart := next(products, "")) and not getattr(checkpoint, "adapted", ()):
-        said.append(f"products such as that of {apart} are stored beside weights, and not added")
-    checkpoint.notes = tuple(dict.fromkeys(said))
+    checkpoint.notes = _notes(checkpoint, (*plans, *mixers))
     return Model(checkpoint, plans, mixers, ref=ref, family_file=family, hub=hub)
 
 
-class Model(Advising, synonyms=SYNONYMS):
-    """A checkpoint and its attention blocks; made by `open`.
+def _notes(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> tuple[str, ...]:
+    """Return the notes of a checkpoint, with notes on stored weights that no block uses."""
+    notes = [*checkpoint.notes]
+    queries: set[str] = set()
+    for plan in plans:
+        queries.update(part.name for part in plan.query.parts)
+    if beyond := layers_beyond(queries, checkpoint.tensors()):
+        notes.append(
+            f"layers {spans(beyond)} are stored, too, but not counted by the configuration"
+        )
+    # Files of loralib do not contain whether the products are merged into the weights. The products
+    # of a PEFT model in memory are added when the weights are read.
+    unmerged = next((name for name in checkpoint.tensors() if ".lora_A" in name), "")
+    if unmerged and not getattr(checkpoint, "adapted", ()):
+        notes.append(
+            f"products such as that of {unmerged} are stored beside weights, and not added"
+        )
+    return tuple(dict.fromkeys(notes))
+
+
+class Model(Advising, synonyms=MODEL_SYNONYMS):
+    """A checkpoint with its attention blocks; `open` makes it.
 
     Attributes
     ----------
     checkpoint
-        Where the weights are.
+        The checkpoint that stores the weights.
     plans
-        What has to be read of each block, in order.
+        Plans of the blocks with a softmax, in order.
     mixers
-        The same of blocks that score pairs of tokens without a softmax: linear attention, state
-        spaces. ``model.block(layer, kind="linear")`` is one of them.
+        Plans of the blocks that score pairs of tokens without a softmax: linear attention, state
+        spaces. ``model.block(layer, kind="linear")`` is such a block.
     ref, family_file, hub
-        What was opened, and how.
+        The arguments of `open`.
     """
 
     def __init__(
@@ -154,7 +170,7 @@ class Model(Advising, synonyms=SYNONYMS):
         self._last: Block | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: no weights that were read, and no token."""
+        """Return the state for copies and pickles, without weights and without the token."""
         hub = {name: value for name, value in self.hub.items() if name != "token"}
         return {**self.__dict__, "hub": hub, "_last": None}
 
@@ -170,19 +186,19 @@ class Model(Advising, synonyms=SYNONYMS):
 
     @property
     def scored(self) -> tuple[AttentionPlan, ...]:
-        """All blocks that have a form, with a softmax and without."""
+        """Plans of all blocks that have a form, with and without a softmax."""
         return (*self.plans, *self.mixers)
 
     @property
     def without_softmax(self) -> list[str]:
-        """What has a form, but no softmax: ``["decoder linear attention, layers 0-2"]``."""
+        """Blocks without a softmax: ``["decoder linear attention, layers 0-2"]``."""
         layers: dict[str, list[int]] = {}
         for plan in self.mixers:
             layers.setdefault(f"{plan.stack} {plan.what}", []).append(plan.layer)
-        return [f"{kind}, layers {spans(found)}" for kind, found in layers.items()]
+        return [f"{kind}, layers {spans(numbers)}" for kind, numbers in layers.items()]
 
     def require_softmax(self) -> None:
-        """Raise `CheckpointError` if no block has a softmax, which some measures are about."""
+        """Raise `CheckpointError` if no block has a softmax."""
         if not self.plans:
             has = "; ".join(self.without_softmax)
             raise CheckpointError(f"{self.name}: no attention with a softmax; it has {has}")
@@ -200,9 +216,9 @@ class Model(Advising, synonyms=SYNONYMS):
 
     @property
     def layers(self) -> list[Block]:
-        """The self-attention blocks of the model's stack, in order.
+        """Self-attention blocks of the model's stack, in order.
 
-        `CheckpointError` if it has several stacks: choose one with `select`.
+        `CheckpointError` if the model has several stacks: choose a stack with `select`.
         """
         return [Block(self.checkpoint, plan) for plan in self._stack()]
 
@@ -225,7 +241,9 @@ class Model(Advising, synonyms=SYNONYMS):
         if isinstance(layer, slice):
             return [block[head[0]] if head else block for block in self.layers[layer]]
         if not is_number(layer) or len(head) > 1:
-            raise IndexError(f"say model[layer], or model[layer, head], by number; got {index!r}")
+            raise IndexError(
+                f"a model takes numbers, model[layer] or model[layer, head]; got {index!r}"
+            )
         return self.block(layer)[head[0]] if head else self.block(layer)
 
     def block(self, layer: int, *, stack: str | None = None, kind: str = "self") -> Block:
@@ -242,27 +260,29 @@ class Model(Advising, synonyms=SYNONYMS):
         Raises
         ------
         CheckpointError
-            There is no such layer, or the stack has to be named.
+            There is no such layer, or the model has several stacks and none is named.
         """
         if not is_number(layer):
             raise CheckpointError(f"{self.name}: a layer is a number, got {layer!r}")
         plans = self._stack(stack, kind)
-        by_layer = {p.layer: p for p in plans}
-        wanted = layer if layer >= 0 else max(by_layer, default=-1) + 1 + layer
-        if wanted not in by_layer:
-            has = f" of the {plans[0].stack}, which has {len(plans)}" if plans else ""
-            other = next((p for p in self.scored if p.layer == layer and p.kind != kind), None)
-            if other is not None:
-                has = f", but {other.what}, kind={other.kind!r}"
-            raise CheckpointError(f"{self.name}: no {kind_in_words(kind)} in layer {layer}{has}")
-        if self._last is None or self._last.plan is not by_layer[wanted]:
-            # Heads of one layer, asked for one after the other, share what is read.
-            self._last = Block(self.checkpoint, by_layer[wanted])
+        by_layer = {plan.layer: plan for plan in plans}
+        number = layer if layer >= 0 else max(by_layer, default=-1) + 1 + layer
+        if number not in by_layer:
+            detail = f" of the {plans[0].stack}, which has {len(plans)}" if plans else ""
+            alternative = next(
+                (plan for plan in self.scored if plan.layer == layer and plan.kind != kind), None
+            )
+            if alternative is not None:
+                detail = f", but {alternative.what}, kind={alternative.kind!r}"
+            raise CheckpointError(f"{self.name}: no {kind_in_words(kind)} in layer {layer}{detail}")
+        if self._last is None or self._last.plan is not by_layer[number]:
+            # Successive heads of one layer share the weights that were read.
+            self._last = Block(self.checkpoint, by_layer[number])
         return self._last
 
     def _stack(self, stack: str | None = None, kind: str = "self") -> list[AttentionPlan]:
-        plans = [p for p in self.scored if p.kind == kind and stack in (None, p.stack)]
-        stacks = list(dict.fromkeys(p.stack for p in plans))
+        plans = [plan for plan in self.scored if plan.kind == kind and stack in (None, plan.stack)]
+        stacks = list(dict.fromkeys(plan.stack for plan in plans))
         if len(stacks) > 1:
             raise CheckpointError(
                 f"{self.name}: has several stacks; choose one with stack="
@@ -277,7 +297,7 @@ class Model(Advising, synonyms=SYNONYMS):
         stack: str | None = None,
         kind: str | None = None,
     ) -> Model:
-        """Return the model with some of its blocks: of these layers, of this stack, of this kind.
+        """Return a model with some of the blocks: of these layers, this stack, this kind.
 
         Negative layers count from the end of each stack.
 
@@ -288,9 +308,9 @@ class Model(Advising, synonyms=SYNONYMS):
         """
         plans = [p for p in self.scored if stack in (None, p.stack) and kind in (None, p.kind)]
         if not plans:
-            there = ", ".join(dict.fromkeys(f"{p.stack} {p.kind}" for p in self.scored))
+            kinds = ", ".join(dict.fromkeys(f"{p.stack} {p.kind}" for p in self.scored))
             raise CheckpointError(
-                f"{self.name}: no {' '.join(filter(None, (stack, kind)))}-attention; it has {there}"
+                f"{self.name}: no {' '.join(filter(None, (stack, kind)))}-attention; it has {kinds}"
             )
         if layers is not None:
             require_list("layers", layers, [0, -1])
@@ -300,13 +320,16 @@ class Model(Advising, synonyms=SYNONYMS):
             numbers = [{p.layer, p.layer - counts[p.stack]} for p in plans]
             missing = sorted(set(layers).difference(*numbers))
             if missing or not layers:
-                what = f"no layer {missing[0]}" if missing else "no layer was chosen"
-                there_are = [p.layer for p in plans]
+                problem = f"no layer {missing[0]}" if missing else "no layer was chosen"
+                known = [p.layer for p in plans]
                 raise CheckpointError(
-                    f"{self.name}: {what}; layers are numbered from {min(there_are)} to "
-                    f"{max(there_are)}"
+                    f"{self.name}: {problem}; layers are numbered from {min(known)} to {max(known)}"
                 )
-            plans = [p for p, its in zip(plans, numbers, strict=True) if not its.isdisjoint(layers)]
+            plans = [
+                p
+                for p, layer_numbers in zip(plans, numbers, strict=True)
+                if not layer_numbers.isdisjoint(layers)
+            ]
         return self.on(self.checkpoint, plans)
 
     def on(self, checkpoint: Checkpoint, plans: Sequence[AttentionPlan] | None = None) -> Model:
@@ -325,13 +348,21 @@ class Model(Advising, synonyms=SYNONYMS):
     def unread(self) -> list[str]:
         """Names of tensors that look like queries, but that no block reads.
 
-        Such as cross-attention that a family does not describe, another tower, or a pooling head.
+        Examples are cross-attention that a family does not describe, another tower, or a pooling
+        head.
         """
-        read = {part.name for plan in self.scored for part in plan.parts}
+        read: set[str] = set()
+        for plan in self.scored:
+            read.update(part.name for part in plan.parts)
         tensors = self.checkpoint.tensors()
-        named = candidates(tensors)
-        unread = [c for c in named if read.isdisjoint(c.tensors) and not c.words & POSITIONAL]
-        return [c.query for c in unread if not neighbors_of(c, named, tensors).recurrent]
+        similar = candidates(tensors)
+        return [
+            candidate.query
+            for candidate in similar
+            if read.isdisjoint(candidate.tensors)
+            and not candidate.words & POSITIONAL
+            and not neighbors_of(candidate, similar, tensors).recurrent
+        ]
 
     def __repr__(self) -> str:
         kinds: dict[str, int] = {}

@@ -15,7 +15,7 @@ from tests.forms.laws import EVERY_SHAPE, SHAPES, assert_close, compared, form_o
 import wqk
 from wqk import BilinearForm
 from wqk.errors import FormError
-from wqk.forms.form import SYNONYMS
+from wqk.forms.form import FORM_SYNONYMS
 
 
 @EVERY_SHAPE
@@ -287,6 +287,6 @@ def test_a_wrong_name_is_told_the_right_one(name, meant):
 
 def test_every_synonym_leads_to_something():
     known = dir(SQUARE)
-    for name, meant in SYNONYMS.items():
+    for name, meant in FORM_SYNONYMS.items():
         assert name not in known
         assert meant.partition("(")[0].partition(".")[0] in [*known, "form"]

@@ -38,7 +38,7 @@ def test_how_a_checkpoint_is_opened_is_said_to_open_alone():
     model = wqk.open(ENCODER, token=None, cache_dir=None, local_files_only=True)
     assert wqk.open(model) is model
     assert len(wqk.scan(model, heads=False)) == 4
-    with pytest.raises(wqk.errors.CheckpointError, match="revision is said when it is opened"):
+    with pytest.raises(wqk.errors.CheckpointError, match="is already open; pass revision= to wqk"):
         wqk.open(model, revision="main")
 
 

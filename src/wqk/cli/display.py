@@ -39,7 +39,7 @@ class _Output(Console):
 
 
 def output() -> Console:
-    """The current standard output, without automatic highlighting of numbers.
+    """Return the current standard output, without automatic highlighting of numbers.
 
     Examples
     --------

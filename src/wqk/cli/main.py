@@ -78,7 +78,7 @@ class Verbs(Mapping[str, click.Command]):
         return {t: [*verbs] for found in self._packages().values() for t, verbs in found.items()}
 
     def module(self, name: str) -> str:
-        """The module of a verb; KeyError if there is no such verb."""
+        """Return the module of a verb; KeyError if there is no such verb."""
         for package, sections in self._packages().items():
             if any(name in verbs for verbs in sections.values()):
                 own = f"{package}.{name}"
@@ -86,7 +86,7 @@ class Verbs(Mapping[str, click.Command]):
         raise KeyError(name)
 
     def declared(self, name: str) -> Verb | click.Command:
-        """A verb as its module declares it."""
+        """Return a verb as its module declares it."""
         verb: Verb | click.Command = getattr(import_module(self.module(name)), name)
         return verb
 
@@ -95,7 +95,7 @@ class Verbs(Mapping[str, click.Command]):
         return verb.command(name) if isinstance(verb, Verb) else verb
 
     def summary(self, name: str) -> str:
-        """The first sentence of a verb's help."""
+        """Return the first sentence of a verb's help."""
         if found := written(f"{self.module(name)}:{name}"):
             return first_sentence(found[1])
         verb = self.declared(name)
@@ -171,7 +171,7 @@ class Boundary(click.Group):
             context.exit(2)
 
     def described(self, error: Exception, context: click.Context) -> str:
-        """An error in one line."""
+        """Return an error in one line."""
         if isinstance(error, WqkError):
             return self.in_flags(str(error), context)
         if isinstance(error, OSError):
@@ -187,7 +187,7 @@ class Boundary(click.Group):
         return f"unexpected {type(error).__name__}{message} (wqk --debug shows where)"
 
     def in_flags(self, message: str, context: click.Context) -> str:
-        """A message that names Python's arguments, naming the verb's options instead.
+        """Return a message that names Python's arguments, naming the verb's options instead.
 
         ``heads_per_layer=4`` becomes ``--heads-per-layer 4``, ``retry=True`` ``--retry``.
         """

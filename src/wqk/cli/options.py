@@ -97,7 +97,7 @@ class Several(click.ParamType):  # type: ignore[type-arg]
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """The names that begin so."""
+        """Return the names that begin so."""
         return self.one.shell_complete(ctx, param, incomplete)
 
 
@@ -224,7 +224,7 @@ revision_of_each = click.option(
 
 
 def measure_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A flag for each measure that a scan adds on request."""
+    """Return a flag for each measure that a scan adds on request."""
     for measure in reversed(MEASURES):
         if measure.help:
             function = click.option(f"--{measure.name}", is_flag=True, help=measure.help)(function)
@@ -243,7 +243,7 @@ OPENING = ("revision", "family", "heads_per_layer", "key_heads")
 
 
 def opened(ref: str, options: dict[str, Any]) -> Model:
-    """The model that REF names, opened as the options say; takes those out of the others."""
+    """Return the model that REF names, opened as the options say; takes those out of the others."""
     from wqk.model import open as open_model
 
     return open_model(ref, **{name: options.pop(name) for name in OPENING if name in options})

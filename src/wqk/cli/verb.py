@@ -65,7 +65,7 @@ def written(function: str) -> tuple[str, str] | None:
 
 
 def first_sentence(text: str) -> str:
-    """The first sentence of a help text, on one line.
+    """Return the first sentence of a help text, on one line.
 
     Examples
     --------
@@ -176,7 +176,7 @@ class Verb:
         return first_sentence(found[1]) if found else ""
 
     def command(self, name: str) -> click.Command:
-        """The command of this name."""
+        """Return the command of this name."""
         from wqk.cli.options import (
             FILE,
             OPENING,

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Other libraries' names for what a form has.
-SYNONYMS = {
+FORM_SYNONYMS = {
     "A": "query",
     "B": "key",
     "AB": "dense()",
@@ -63,7 +63,7 @@ SYNONYMS = {
 
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
-class BilinearForm(Advising, synonyms=SYNONYMS):
+class BilinearForm(Advising, synonyms=FORM_SYNONYMS):
     """M = query · keyᵀ, or a stack of such forms.
 
     The leading axes stack forms and broadcast, so query heads may share a key head. Factors are

@@ -109,13 +109,13 @@ class CompositionTable(Table):
     top: int = SHOWN
 
     def to_dict(self) -> dict[str, Any]:
-        """The metadata and the first ``top`` pairs, as ``--json`` prints them."""
+        """Return the metadata and the first ``top`` pairs, as ``--json`` prints them."""
         return super().to_dict() | {"rows": records(self.frame.head(self.top))}
 
     def around(
         self, layer: int, head: int, stack: str | None = None, kind: str = "self"
     ) -> CompositionTable:
-        """The pairs that a head is part of: what it reads from, and what reads from it.
+        """Return the pairs that a head is part of: what it reads from, and what reads from it.
 
         Parameters
         ----------
@@ -178,7 +178,7 @@ class CompositionTable(Table):
     _drawn = plot
 
     def _shown(self, width: int) -> Iterator[Any]:
-        """The first pairs, and how many of each kind exceed chance."""
+        """Yield the first pairs, and how many of each kind exceed chance."""
         frame, top = self.frame, self.top
         if not len(self):
             yield Text("no rows")
@@ -397,7 +397,7 @@ def _has_values(plan: AttentionPlan) -> bool:
 
 
 def outlying_dimensions(source: Source, gamma: float = 2.0) -> dict[Stream, np.ndarray]:
-    """The outlying dimensions of every stream that is written to, as masks (D,).
+    """Return the outlying dimensions of every stream that is written to, as masks (D,).
 
     Every head that writes to the stream or reads from it has its share of its form's squared norm
     in each dimension. Outlying is a dimension whose root mean share exceeds the mean over
@@ -520,7 +520,7 @@ class _Reader(NamedTuple):
 def _chained(
     writers: Sequence[tuple[AttentionPlan, End]], readers: Sequence[_Reader]
 ) -> Iterator[_Pair]:
-    """The pairs of some writing blocks with some reading ones."""
+    """Yield the pairs of some writing blocks with some reading ones."""
     wanted = [(n, m) for m, reader in enumerate(readers) for n in reader.fed]
     scored = chaining.chain_all(
         [end for _, end in writers], [reader.end for reader in readers], wanted, usable_cores()

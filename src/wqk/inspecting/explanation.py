@@ -56,13 +56,13 @@ class TensorUse:
 
 
 # What one may try on an explanation, and what has it.
-SYNONYMS = dict.fromkeys(
+EXPLANATION_SYNONYMS = dict.fromkeys(
     ["bytes", "nbytes", "total_bytes", "size"], "bytes_to_read"
 ) | dict.fromkeys(["tensors", "names"], "uses")
 
 
 @dataclass(frozen=True, repr=False)
-class Explanation(Result, synonyms=SYNONYMS):
+class Explanation(Result, synonyms=EXPLANATION_SYNONYMS):
     """How a checkpoint is interpreted.
 
     Attributes
@@ -179,7 +179,7 @@ def explain(ref: Any) -> Explanation:
 
 
 def _without_form(model: Model) -> Iterator[str]:
-    """The layers of which no block has a form, and why, in sentences."""
+    """Yield the layers of which no block has a form, and why, in sentences."""
     tensors = model.checkpoint.tensors()
     known = {plan.layer for plan in model.scored}
     for kind, found in recurrent_layers(tensors).items():
@@ -195,7 +195,7 @@ def _without_form(model: Model) -> Iterator[str]:
 
 
 def _uses(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> Iterator[TensorUse]:
-    """The tensors' uses, merged if they differ only in the layer."""
+    """Yield the tensors' uses, merged if they differ only in the layer."""
     gathered: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
     for plan in plans:
         roles = [("query", plan.query, *role) for role in plan.query.roles]

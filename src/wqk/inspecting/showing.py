@@ -52,7 +52,7 @@ class View(Result):
         return f"{self.title}: {self.subtitle}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The numbers behind the figure, as plain values for JSON."""
+        """Return the numbers behind the figure, as plain values for JSON."""
         return {name: json_value(value) for name, value in self.values.items()}
 
     def _rows(self) -> Iterator[Mapping[str, Any]]:
@@ -79,7 +79,7 @@ class View(Result):
 
 
 def form_view(block: Block, name: str, head: int | None = None, gamma: float = 2.0) -> View:
-    """A layer's or a head's form: image, norms, outlying rows and columns.
+    """Return a layer's or a head's form: image, norms, outlying rows and columns.
 
     FormError if there is no such head.
     """

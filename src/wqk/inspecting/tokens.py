@@ -379,7 +379,7 @@ def _normalized(rows: np.ndarray, plan: AttentionPlan) -> np.ndarray:
 
 
 def embedding_rows(checkpoint: Checkpoint, table: str) -> Iterator[np.ndarray]:
-    """The table's rows in order, (at most `ROWS`, D) at a time."""
+    """Yield the table's rows in order, (at most `ROWS`, D) at a time."""
     count = checkpoint.info(table).shape[0]
     for start in range(0, count, ROWS):
         yield checkpoint.read([Part(table, ((start, min(start + ROWS, count)),))])[0]
@@ -414,7 +414,7 @@ def token_names(ref: Any, **hub: Unpack[HubOptions]) -> dict[int, str]:
 
 
 def _beside(ref: str | os.PathLike[str], name: str, hub: Mapping[str, Any]) -> Path | None:
-    """A file next to the weights, fetched from the Hub if necessary."""
+    """Return a file next to the weights, fetched from the Hub if necessary."""
     folder = Path(ref) / (hub.get("subfolder") or "")
     if Path(ref).exists():
         path = (folder if folder.is_dir() else folder.parent) / name
@@ -435,7 +435,7 @@ def _beside(ref: str | os.PathLike[str], name: str, hub: Mapping[str, Any]) -> P
 
 
 def _from_tokenizer(path: Path) -> dict[int, str]:
-    """The vocabulary of a ``tokenizer.json``, in either form."""
+    """Return the vocabulary of a ``tokenizer.json``, in either form."""
     content = json.loads(_text(path))
     vocabulary = content["model"]["vocab"]
     pairs = (
@@ -474,7 +474,7 @@ def _side_by_side(
 
 
 def _score(score: float, largest: float) -> str:
-    """A score to the digits that the largest beside it needs.
+    """Return a score to the digits that the largest beside it needs.
 
     Examples
     --------
@@ -494,7 +494,7 @@ def _key(pair: TokenPair) -> str:
 
 
 def _name(number: int, name: str | None) -> str:
-    """A token's name with control characters escaped; its number if it has none."""
+    """Return a token's name with control characters escaped; its number if it has none."""
     if name is None:
         return str(number)
     return name if name.isprintable() else name.encode("unicode_escape").decode()

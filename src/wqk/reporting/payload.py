@@ -40,7 +40,7 @@ def outliers(rows: int, columns: int) -> str:
 
 
 def strongest_pair(coupling: np.ndarray) -> str:
-    """The two heads closest to being each other's transposes, up to their sign.
+    """Return the two heads closest to being each other's transposes, up to their sign.
 
     Parameters
     ----------
@@ -158,7 +158,7 @@ def in_script(text: str) -> str:
 
 
 def digits(value: float) -> float | None:
-    """A number to six digits; None for NaN and infinity.
+    """Return a number to six digits; None for NaN and infinity.
 
     Examples
     --------
@@ -169,7 +169,7 @@ def digits(value: float) -> float | None:
 
 
 def _column(values: pl.Series) -> dict[str, Any]:
-    """A column in its shortest form: a single value, words and their indices, or a list."""
+    """Return a column in its shortest form: a single value, words and their indices, or a list."""
     if values.dtype == pl.Float64:
         return {"values": [None if value is None else digits(value) for value in values]}
     if values.n_unique() <= 1:
@@ -182,7 +182,7 @@ def _column(values: pl.Series) -> dict[str, Any]:
 
 
 def _owned(groups: Sequence[Group], details: Sequence[Details]) -> list[tuple[int, BlockDetails]]:
-    """The blocks of layers in the tables, each after the number of its group."""
+    """Return the blocks of layers in the tables, each after the number of its group."""
     columns = ("checkpoint", "revision", "step", "stack", "kind", "layer", "circuit", "distance")
     owner = {
         key: number
@@ -198,7 +198,7 @@ def _owned(groups: Sequence[Group], details: Sequence[Details]) -> list[tuple[in
 
 
 def _pictures(block: BlockDetails, side: int) -> dict[str, Any]:
-    """A block's images and norms, reduced to what a screen shows."""
+    """Return a block's images and norms, reduced to what a screen shows."""
     pixels = _fewer(_fewer(block.image, side, axis=0), side, axis=1)
     coupling = block.coupling
     return {

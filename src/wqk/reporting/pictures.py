@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def latest(table: ScoreTable) -> ScoreTable:
-    """The table with only the last step of every checkpoint with several, such as a run."""
+    """Return the table with only the last step of every checkpoint with several, such as a run."""
     steps = pl.col("step")
     return table.filter(steps.is_null() | (steps == steps.max().over("checkpoint", "revision")))
 
@@ -430,7 +430,7 @@ Place = tuple[tuple[bool, str], int, bool]
 
 
 def strongest_pairs(frame: pl.DataFrame, top: int) -> pl.DataFrame:
-    """The pairs that exceed chance most.
+    """Return the pairs that exceed chance most.
 
     Raises
     ------

@@ -136,7 +136,7 @@ def write_report(
 
 
 def _opened(source: Any) -> Sequence[Run | ScoreTable]:
-    """The runs or the table in a file or a folder; a table as it is."""
+    """Return the runs or the table in a file or a folder; a table as it is."""
     if isinstance(source, ScoreTable):
         return [source]
     if not isinstance(source, str | PathLike):
@@ -177,7 +177,7 @@ def page(
     runs: Sequence[Run] = (),
     compositions: Sequence[Table] = (),
 ) -> str:
-    """The whole document."""
+    """Return the whole document."""
     from plotly.offline import get_plotlyjs
 
     shown = groups(tables)
@@ -207,7 +207,7 @@ def page(
 
 
 def _dates(runs: Sequence[Run]) -> str:
-    """The days on which runs last wrote."""
+    """Return the days on which runs last wrote."""
     days = [
         date.fromtimestamp((run.folder / METRICS).stat().st_mtime)
         for run in runs
@@ -224,12 +224,12 @@ def _asset(name: str) -> str:
 
 
 def _script(text: str) -> str:
-    """A script as the browser reads it from its element, so that the hashes agree."""
+    """Return a script as the browser reads it from its element, so that the hashes agree."""
     return text.replace("\r\n", "\n").replace("</script", "<\\/script")
 
 
 def _policy(scripts: Sequence[str]) -> str:
-    """A content security policy without connections, and with these scripts only."""
+    """Return a content security policy without connections, and with these scripts only."""
     hashes = (hashlib.sha256(script.encode()).digest() for script in scripts)
     allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes)
     return (
@@ -282,7 +282,7 @@ RESULTS = "wqk.results"
 
 
 def by_recipe(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """The runs that differ only in their seed, by a name that says what else differs."""
+    """Return the runs that differ only in their seed, by a name that says what else differs."""
     cells: defaultdict[tuple[tuple[str, str], ...], list[Run]] = defaultdict(list)
     for run in runs:
         cells[tuple((k, str(v)) for k, v in run.recipe.items() if k != SEED)].append(run)
@@ -295,7 +295,7 @@ def by_recipe(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def _varied(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The entries in which recipes differ, besides the seed."""
+    """Return the entries in which recipes differ, besides the seed."""
     names = dict.fromkeys(name for recipe in recipes for name in recipe if name != SEED)
     return [name for name in names if len({str(recipe.get(name)) for recipe in recipes}) > 1]
 
@@ -319,7 +319,7 @@ def runs_section(runs: Sequence[Run]) -> str:
 
 
 def _result(name: str, runs: Sequence[Run]) -> str:
-    """The outcome of runs with one recipe, at the last step that all of them reached."""
+    """Return the outcome of runs with one recipe, at the last step that all of them reached."""
     losses = _common(runs, "held_out_loss")
     losses = losses if losses.height else _common(runs, "loss")
     symmetries = _common(runs, "symmetry")
@@ -332,14 +332,14 @@ def _result(name: str, runs: Sequence[Run]) -> str:
 
 
 def _common(runs: Sequence[Run], column: str) -> pl.DataFrame:
-    """The steps at which all runs have a value, and the ``values``, one for each run."""
+    """Return the steps at which all runs have a value, and the ``values``, one for each run."""
     rows = pl.concat([_curve(run, column) for run in runs])
     together = rows.group_by("step").agg(pl.col("value").alias("values"))
     return together.filter(pl.col("values").list.len() == len(runs)).sort("step")
 
 
 def _curve(run: Run, column: str) -> pl.DataFrame:
-    """A column of the metrics, or the median ``symmetry`` over layers, by step."""
+    """Return a column of the metrics, or the median ``symmetry`` over layers, by step."""
     if column == "symmetry":
         layers = run.scores.layers.frame.group_by("step").agg(pl.median("symmetry").alias("value"))
         return layers.drop_nulls().sort("step")
@@ -347,7 +347,7 @@ def _curve(run: Run, column: str) -> pl.DataFrame:
 
 
 def _table(runs: Sequence[Run]) -> Sheet:
-    """A row for each run."""
+    """Return a row for each run."""
     names = ("step", "tokens", "loss", "held-out loss", "median symmetry", "minutes")
     sheet = Sheet([Column("run", text=True), *map(Column, names)])
     for run in runs:

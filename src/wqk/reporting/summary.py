@@ -46,7 +46,7 @@ class Group:
 
 
 def groups(tables: Sequence[ScoreTable]) -> list[Group]:
-    """The groups of all tables in order, with the shortest names that are distinct.
+    """Return the groups of all tables in order, with the shortest names that are distinct.
 
     Of rows with the same key, the first table's is kept.
 
@@ -79,7 +79,7 @@ def groups(tables: Sequence[ScoreTable]) -> list[Group]:
 
 
 def colors(groups: Sequence[Group]) -> list[str]:
-    """The names of the groups' colors: a shade of their stack's.
+    """Return the names of the groups' colors: a shade of their stack's.
 
     Examples
     --------
@@ -94,7 +94,7 @@ def colors(groups: Sequence[Group]) -> list[str]:
 
 
 def model_name() -> pl.Expr:
-    """The checkpoint without its step's folder, and the revision unless that is a step."""
+    """Return the checkpoint without its step's folder, and the revision unless that is a step."""
     step = pl.concat_str(pl.lit("checkpoint-"), pl.col("step"))
     without = pl.col("checkpoint").str.strip_suffix(step).str.strip_chars_end("/\\")
     name = pl.when(pl.col("step").is_null()).then(pl.col("checkpoint")).otherwise(without)
@@ -103,7 +103,7 @@ def model_name() -> pl.Expr:
 
 
 def short_names(names: Sequence[str]) -> dict[str, str]:
-    """The shortest distinct suffix of each name; Hub ids stay whole.
+    """Return the shortest distinct suffix of each name; Hub ids stay whole.
 
     Examples
     --------
@@ -159,7 +159,7 @@ def summary_table(groups: Sequence[Group]) -> str:
 
 
 def _several(layers: pl.DataFrame, first: str, second: str) -> str:
-    """The values of two columns over the layers, joined unless they are equal."""
+    """Return the values of two columns over the layers, joined unless they are equal."""
     one, other = (_span(layers[column].drop_nulls().to_list()) for column in (first, second))
     if one == other:
         return one
@@ -202,7 +202,7 @@ def placement_list(groups: Sequence[Group], placed: dict[int, Any]) -> str:
 
 
 def points(placed: dict[int, Any]) -> dict[str, Any] | None:
-    """The other models and the report's own, as data for the page's script."""
+    """Return the other models and the report's own, as data for the page's script."""
     own = [
         {"group": number, "symmetry": p.symmetry.value, "directionality": p.directionality.value}
         for number, p in placed.items()
@@ -267,13 +267,13 @@ def provenance(tables: Sequence[ScoreTable]) -> str:
 
 
 def _sources(table: ScoreTable) -> list[str]:
-    """The checkpoints and revisions of a table."""
+    """Return the checkpoints and revisions of a table."""
     rows = table.frame.select(GROUP[:2]).unique(maintain_order=True).iter_rows()
     return [f"{name}{f' @ {revision}' if revision else ''}" for name, revision in rows]
 
 
 def _setting(value: Any) -> str:
-    """A readable value of the metadata.
+    """Return a readable value of the metadata.
 
     Examples
     --------
@@ -290,7 +290,7 @@ def _setting(value: Any) -> str:
 
 
 def pairs_sheet(frame: pl.DataFrame) -> Sheet:
-    """A line for each pair of heads of `wqk.compose`."""
+    """Return a line for each pair of heads of `wqk.compose`."""
     headings = ("kind", "writer", "reader", "score", "expected", "excess", "z", "p")
     sheet = Sheet.of(*headings, text=headings[:3])
     for row in frame.iter_rows(named=True):
@@ -306,7 +306,7 @@ def pairs_sheet(frame: pl.DataFrame) -> Sheet:
 
 
 def head_name(row: Mapping[str, Any], end: str) -> str:
-    """A writing or reading head as LAYER.HEAD, with what distinguishes its attention."""
+    """Return a writing or reading head as LAYER.HEAD, with what distinguishes its attention."""
     words = [row[f"{end}_stack"]] if row["writer_stack"] != row["reader_stack"] else []
     words += ["cross"] if row[f"{end}_attention"] == "cross" else []
     return " ".join([*words, f"{row[f'{end}_layer']}.{row[f'{end}_head']}"])

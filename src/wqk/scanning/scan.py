@@ -117,7 +117,7 @@ def with_status(
     coordinates: Coordinates,
     weights: Sequence[Array],
 ) -> list[dict[str, Any]]:
-    """The rows of one block, the layer's own first, with their status.
+    """Return the rows of one block, the layer's own first, with their status.
 
     ``weights`` are the two that the forms are made of; none if these are not a model's own.
     """
@@ -136,7 +136,7 @@ def with_status(
 
 
 def checkpoint_columns(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The columns that all rows of a checkpoint share."""
+    """Return the columns that all rows of a checkpoint share."""
     model_type = checkpoint.config.get("model_type")
     return {
         "checkpoint": checkpoint.name,
@@ -281,7 +281,7 @@ def _single_refs(ref: Any) -> list[Any]:
 
 
 def wanted_parts(plan: AttentionPlan, coordinates: Coordinates) -> list[Part]:
-    """The large parts of a block, each once: all but the vectors of norms."""
+    """Return the large parts of a block, each once: all but the vectors of norms."""
     sides = (plan.query, plan.key) if coordinates.circuit == "qk" else (plan.value, plan.output)
     return [*dict.fromkeys(part for side in sides if side is not None for part in side.parts)]
 
@@ -321,7 +321,7 @@ def _blocks_that_fit(
 
 
 def mover(device: str) -> Callable[[BilinearForm], BilinearForm]:
-    """A function that moves a form to a device, such as ``"cuda"``.
+    """Return a function that moves a form to a device, such as ``"cuda"``.
 
     Raises `MissingPackage` if PyTorch is not installed, or cannot use the device.
     """

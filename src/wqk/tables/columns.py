@@ -195,7 +195,7 @@ def _spectrum(form: BilinearForm) -> dict[str, Any]:
 
 
 def _ceiling(block: Block, distances: Sequence[int]) -> dict[int, dict[str, ndarray]]:
-    """A layer's lengths and ceilings are the largest of its heads'."""
+    """Return a layer's lengths and ceilings are the largest of its heads'."""
     import numpy as np
 
     bounds = block.ceiling(distances)
@@ -315,7 +315,7 @@ MEASURES = (
 
 
 def chosen(names: Collection[str], circuit: str = "qk") -> list[Measure]:
-    """The measures of these names, in the order of the list.
+    """Return the measures of these names, in the order of the list.
 
     Raises
     ------
@@ -346,7 +346,7 @@ def chosen(names: Collection[str], circuit: str = "qk") -> list[Measure]:
 def with_block_measures(
     rows: list[dict[str, Any]], block: Block, distances: Sequence[int], measures: Sequence[Measure]
 ) -> list[dict[str, Any]]:
-    """A block's rows with the measures that need more of it than its forms."""
+    """Return a block's rows with the measures that need more of it than its forms."""
     found = [one.compute(block, distances) for one in measures if one.of == "block"]
     return [
         row

@@ -163,7 +163,7 @@ def check_details_output(path: Path) -> None:
 def block_details(
     key: LayerKey, heads: BilinearForm, gamma: float = 2.0, layer: BilinearForm | None = None
 ) -> BlockDetails:
-    """The details of one layer, from its heads as a stack (G, H/G)."""
+    """Return the details of one layer, from its heads as a stack (G, H/G)."""
     picture = matrix_image(heads.sum() if layer is None else layer, SIDE, gamma)
     unit = float(np.quantile(np.abs(picture.pixels), SATURATION)) or 1.0
     image = np.rint(np.clip(picture.pixels / unit, -1, 1) * LEVELS).astype(np.int8)
@@ -180,7 +180,7 @@ def block_details(
 
 
 def _packed(block: BlockDetails) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """A block's entry in the contents, and its arrays in their small types."""
+    """Return a block's entry in the contents, and its arrays in their small types."""
     largest = max(float(block.row_norms.max()), float(block.column_norms.max()))
     unit = largest or 1.0
     arrays = {
@@ -196,7 +196,7 @@ def _packed(block: BlockDetails) -> tuple[dict[str, Any], dict[str, np.ndarray]]
 
 
 def _unpacked(entry: Mapping[str, Any], file: Mapping[str, np.ndarray], at: str) -> BlockDetails:
-    """A block from an untrusted file."""
+    """Return a block from an untrusted file."""
     key = msgspec.convert(entry, LayerKey)
     unit, image_unit = float(entry["norm_unit"]), float(entry["image_unit"])
     rows, columns = (

@@ -63,7 +63,7 @@ STATUSES = {
 
 
 def label(score: str) -> str:
-    """A score's name on screen.
+    """Return a score's name on screen.
 
     Examples
     --------
@@ -74,7 +74,7 @@ def label(score: str) -> str:
 
 
 def score_table(table: ScoreTable, width: int) -> Iterator[Any]:
-    """The layers of one checkpoint and their heads; for several, their medians."""
+    """Yield the layers of one checkpoint and their heads; for several, their medians."""
     checkpoints = table.frame.select("checkpoint", "revision", "step").unique()
     if checkpoints.height > 1:
         yield from overview(table)
@@ -85,7 +85,7 @@ def score_table(table: ScoreTable, width: int) -> Iterator[Any]:
 
 
 def one_checkpoint(table: ScoreTable, width: int, full: bool = False) -> Iterator[Any]:
-    """The scores of a checkpoint, what statuses mean, and what the forms leave out.
+    """Yield the scores of a checkpoint, what statuses mean, and what the forms leave out.
 
     With ``full``, all scores, and what their headings mean.
     """
@@ -95,7 +95,7 @@ def one_checkpoint(table: ScoreTable, width: int, full: bool = False) -> Iterato
 
 
 def scores(table: ScoreTable, width: int, full: bool = False) -> Iterator[Any]:
-    """A table for each kind of attention of a checkpoint, its heads, and the medians."""
+    """Yield a table for each kind of attention of a checkpoint, its heads, and the medians."""
     for frame in table.frame.partition_by("stack", "kind", maintain_order=True):
         layers = frame.filter(pl.col("head").is_null())
         shown = layers if layers.height else frame
@@ -138,13 +138,13 @@ def _title(
 
 
 def title(row: Mapping[str, Any]) -> str:
-    """The name of a row's checkpoint, with its revision."""
+    """Return the name of a row's checkpoint, with its revision."""
     revision = f" @ {row['revision']}" if row["revision"] else ""
     return one_line(f"{row['checkpoint'] or 'unnamed'}{revision}")
 
 
 def _columns(frame: pl.DataFrame, full: bool) -> list[Column]:
-    """The columns of a table of layers, besides their number: those that say something."""
+    """Return the columns of a table of layers, besides their number: those that say something."""
     return [
         column
         for column in COLUMNS
@@ -225,7 +225,7 @@ def _medians(table: ScoreTable, scores: Sequence[str]) -> Iterator[Text]:
 
 
 def median(row: Mapping[str, Any], score: str) -> str:
-    """The median and the quartiles of a summary's row."""
+    """Return the median and the quartiles of a summary's row."""
     middle, low, high = (number(row[f"{score}_{name}"], 2) for name in ("median", "q25", "q75"))
     return f"{middle} (quartiles {low} to {high})"
 
@@ -323,7 +323,7 @@ def side_by_side(table: ScoreTable) -> Iterator[Any]:
 def measured(
     table: ScoreTable, measures: Sequence[str], sort_by: str | None, top: int | None
 ) -> Iterator[Any]:
-    """A table of scores and one for each measure, of the first ``top`` rows by a column."""
+    """Yield a table of scores and one for each measure, of the first ``top`` rows by a column."""
     frame = table.frame
     if sort_by is not None:
         if sort_by not in frame.columns:
@@ -401,7 +401,7 @@ def _layer_curves(table: ScoreTable) -> Figure:
 
 
 def shades_of(stacks: Iterable[str]) -> list[tuple[str, int]]:
-    """The color of each model, by its stack, and which of its shades.
+    """Return the color of each model, by its stack, and which of its shades.
 
     Examples
     --------
@@ -453,7 +453,7 @@ def _heads(table: ScoreTable) -> Figure:
 
 
 def head_map(axis: Axes, rows: pl.DataFrame, column: str, **look: Any) -> AxesImage:
-    """A column of rows of heads as a map, layers down and heads across."""
+    """Return a column of rows of heads as a map, layers down and heads across."""
     layer, head = rows["layer"].to_numpy(), rows["head"].to_numpy()
     values = np.full((layer.max() + 1, head.max() + 1), np.nan)
     values[layer, head] = rows[column].cast(pl.Float64).fill_null(np.nan).to_numpy()
@@ -516,7 +516,7 @@ def titles(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def place(table: ScoreTable) -> list[Any]:
-    """The place of each checkpoint and stack of a table among models that a package knows.
+    """Return the place of each checkpoint and stack of a table among models that a package knows.
 
     As text, each is one sentence; it has the ``name`` of the checkpoint, its ``stack``, a second
     sentence, ``meaning``, the values that were compared, and the ``others``.

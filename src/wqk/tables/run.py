@@ -69,7 +69,7 @@ class Run:
         return self._setting("corpus")
 
     def _setting(self, name: str) -> Mapping[str, Any]:
-        """A part of the settings; RunError if it is missing."""
+        """Return a part of the settings; RunError if it is missing."""
         part = self.settings.get(name)
         if not isinstance(part, dict):
             raise RunError(f"{self.folder / SETTINGS}: expected an object {name!r}, got {part!r}")
@@ -114,7 +114,7 @@ class Run:
 
 
 def open_run(folder: str | PathLike[str]) -> Run:
-    """The run in a folder, finished or not.
+    """Return the run in a folder, finished or not.
 
     Raises
     ------

@@ -28,7 +28,7 @@ TYPES: dict[type, pl.DataType] = {str: pl.String(), int: pl.Int64(), float: pl.F
 
 
 def types(columns: Iterable[Column]) -> dict[str, pl.DataType]:
-    """The types of columns, by name.
+    """Return the types of columns, by name.
 
     Examples
     --------
@@ -75,7 +75,7 @@ SUMMARIZED = ("symmetry", "directionality", "directionality_excess")
 
 
 def joined_statuses(statuses: Collection[str]) -> str:
-    """A row's status.
+    """Return a row's status.
 
     Examples
     --------
@@ -86,7 +86,7 @@ def joined_statuses(statuses: Collection[str]) -> str:
 
 
 def statuses() -> pl.Expr:
-    """The rows' statuses as lists.
+    """Return the rows' statuses as lists.
 
     Examples
     --------
@@ -129,7 +129,7 @@ def conditions(frame: pl.DataFrame, metadata: Mapping[str, Any], *, every: bool)
 
 
 # Names that one may try on a table, and what it has.
-SYNONYMS = {
+TABLE_SYNONYMS = {
     "columns": "frame.columns",
     "data": "frame",
     "head": "table[layer, head]",
@@ -186,7 +186,7 @@ class Table(Shown):
         object.__setattr__(self, "frame", frame)
 
     def headed(self) -> list[Column]:
-        """The columns of this table that are printed, in their order."""
+        """Return the columns of this table that are printed, in their order."""
         return [
             column
             for column in (*self.declared, *self.further)
@@ -204,11 +204,11 @@ class Table(Shown):
         return self.filter(pl.col("head").is_not_null())
 
     def filter(self, *predicates: pl.Expr) -> Self:
-        """The rows for which all polars expressions are true."""
+        """Return the rows for which all polars expressions are true."""
         return replace(self, frame=self.frame.filter(*predicates))
 
     def __getitem__(self, key: Any) -> Any:
-        """A column, by name; or the rows of a layer, of several, or of one head in a layer.
+        """Return a column, by name; or the rows of a layer, of several, or of one head in a layer.
 
         Returns
         -------
@@ -240,7 +240,7 @@ class Table(Shown):
         return table
 
     def _only(self, column: str, index: int | slice) -> Self:
-        """The rows whose number in a column is one of these, by place or slice."""
+        """Return the rows whose number in a column is one of these, by place or slice."""
         count: int = 1 + max(self.frame[column].drop_nulls(), default=-1)
         try:
             found = range(count)[index]
@@ -253,23 +253,23 @@ class Table(Shown):
         return rows
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """The rows, as dictionaries."""
+        """Yield the rows, as dictionaries."""
         return self.frame.iter_rows(named=True)
 
     if not TYPE_CHECKING:  # type checkers report the mistake themselves
 
         def __getattr__(self, name: str) -> Any:
             frame = f"frame.{name}"
-            names = ({name: frame} if hasattr(pl.DataFrame, name) else {}) | SYNONYMS
+            names = ({name: frame} if hasattr(pl.DataFrame, name) else {}) | TABLE_SYNONYMS
             advice = "" if name.startswith("_") else did_you_mean(name, dir(self), names)
             raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}{advice}")
 
     def to_dict(self) -> dict[str, Any]:
-        """The metadata and the rows, as ``--json`` prints them."""
+        """Return the metadata and the rows, as ``--json`` prints them."""
         return {"metadata": json_value(self.metadata), "rows": records(self.frame)}
 
     def to_pandas(self) -> pandas.DataFrame:
-        """The frame as a pandas frame.
+        """Return the frame as a pandas frame.
 
         Raises
         ------
@@ -351,7 +351,7 @@ class ScoreTable(Table):
         metadata: Mapping[str, Any] | None = None,
         details: Details | None = None,
     ) -> ScoreTable:
-        """A table from one mapping for each row; absent columns are null."""
+        """Return a table from one mapping for each row; absent columns are null."""
         listed = list(rows)
         named = {name for row in listed for name in row}
         further = types(column for column in FURTHER_COLUMNS if column.name in named)
@@ -383,7 +383,7 @@ class ScoreTable(Table):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The metadata, the `summary` and the rows, as ``--json`` prints them."""
+        """Return the metadata, the `summary` and the rows, as ``--json`` prints them."""
         whole = super().to_dict()
         return {"metadata": whole.pop("metadata"), "summary": records(self.summary()), **whole}
 
@@ -431,7 +431,7 @@ class ScoreTable(Table):
 
 
 def _pair(key: Any) -> tuple[Any, ...]:
-    """The layers and, if given, the heads that an index chooses."""
+    """Return the layers and, if given, the heads that an index chooses."""
     pair = key if isinstance(key, tuple) else (key,)
     if not 0 < len(pair) < 3 or not all(isinstance(one, int | slice) for one in pair):
         raise TableError(
@@ -542,7 +542,7 @@ def join(tables: ScoreTable | Sequence[ScoreTable]) -> ScoreTable:
 
 
 def _named_notes(table: ScoreTable) -> dict[str, Any]:
-    """The notes on a table's only checkpoint, each with its name."""
+    """Return the notes on a table's only checkpoint, each with its name."""
     names = table.frame["checkpoint"].unique().to_list()
     if len(names) != 1:
         return {}
@@ -561,5 +561,5 @@ def _named_notes(table: ScoreTable) -> dict[str, Any]:
 
 
 def records(frame: pl.DataFrame) -> list[dict[str, Any]]:
-    """A frame's rows ready for JSON: NaN becomes null."""
+    """Return a frame's rows ready for JSON: NaN becomes null."""
     return frame.fill_nan(None).to_dicts()

@@ -51,7 +51,7 @@ class Bar:
 
 
 def bar(value: float | None, cells: int = 6, ascii_only: bool = False) -> Text:
-    """The bar of a score, with this many cells on each side of the middle.
+    """Return the bar of a score, with this many cells on each side of the middle.
 
     Examples
     --------
@@ -174,7 +174,7 @@ class Sheet:
 
     @classmethod
     def of(cls, *headings: str, text: Collection[str] = ()) -> Sheet:
-        """An empty sheet; the columns ``text`` hold text, the others numbers."""
+        """Return an empty sheet; the columns ``text`` hold text, the others numbers."""
         return cls([Column(heading, heading in text) for heading in headings])
 
     def add(self, *cells: Cell | Bar | str, style: str = "") -> None:
@@ -195,7 +195,7 @@ class Sheet:
     # In files.
 
     def markdown(self) -> str:
-        """A pipe table between its caption and its footnotes."""
+        """Return a pipe table between its caption and its footnotes."""
         places = self._worded()
         lines = [
             [_in_markdown(self.columns[place].heading) for place in places],
@@ -213,7 +213,7 @@ class Sheet:
         return "\n\n".join(filter(None, [_in_markdown(self.caption), grid, *notes])) + "\n"
 
     def latex(self) -> str:
-        """A booktabs tabular below its caption, and its footnotes as paragraphs."""
+        """Return a booktabs tabular below its caption, and its footnotes as paragraphs."""
         places = self._worded()
         body = []
         for row in self.rows:
@@ -248,7 +248,7 @@ class Sheet:
     # On a page.
 
     def html(self) -> str:
-        """A table for a notebook or a page, with headings that screen readers announce."""
+        """Return a table for a notebook or a page, with headings that screen readers announce."""
         header = "".join(
             f'<th scope="col"{_side(column)}>{escape(column.heading)}</th>'
             if column.heading
@@ -298,13 +298,13 @@ class Sheet:
                 yield cell.width if isinstance(cell, Bar) else cell_len(_words(cell))
 
     def _least(self, places: Sequence[int], narrowest: int = 10**6) -> int:
-        """The cells that these columns need, of text at most ``narrowest``."""
+        """Return the cells that these columns need, of text at most ``narrowest``."""
         widths = ((max(self._widths(place)), self.columns[place].text) for place in places)
         needed = sum(min(width, narrowest) if text else width for width, text in widths)
         return needed + GAP * len(places)
 
     def _grid(self, places: list[int], width: int) -> Table:
-        """The columns side by side; bars take what is left of the width."""
+        """Return the columns side by side; bars take what is left of the width."""
         widths = {place: max(self._widths(place), default=0) for place in places}
         barred = [p for p in places if any(isinstance(r[p], Bar) for r in self.rows if len(r) > 1)]
         left_over = width - sum(widths.values()) - GAP * len(places)
@@ -334,7 +334,7 @@ class Sheet:
         return len(row) == 1 < len(self.columns)
 
     def _worded(self) -> list[int]:
-        """The columns that files show: all but those of bars."""
+        """Return the columns that files show: all but those of bars."""
         return [
             place
             for place in range(len(self.columns))
@@ -345,7 +345,7 @@ class Sheet:
 
 
 def _words(cell: Cell | Bar) -> str:
-    """A cell as plain text."""
+    """Return a cell as plain text."""
     if isinstance(cell, Bar):
         return ""
     beside = f" ({cell.beside})" if cell.beside else ""
@@ -354,7 +354,7 @@ def _words(cell: Cell | Bar) -> str:
 
 
 def _drawn(cell: Cell | Bar, left_over: int, bars: int) -> Text | Bar:
-    """A cell as a terminal shows it."""
+    """Return a cell as a terminal shows it."""
     if isinstance(cell, Bar):
         return Bar(cell.value, min(Bar.MOST, cell.cells + max(0, left_over) // (2 * bars)))
     rest = _words(cell).removeprefix(cell.text)
@@ -371,7 +371,7 @@ def _in_latex(text: str) -> str:
 
 
 def _filed(cell: Cell | Bar, markup: Callable[[str], str], superscript: str) -> str:
-    """A cell as a file has it: its text, and the letters of its footnotes."""
+    """Return a cell as a file has it: its text, and the letters of its footnotes."""
     if isinstance(cell, Bar):
         return ""
     marks = superscript.format(",".join(cell.marks)) if cell.marks else ""

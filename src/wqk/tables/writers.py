@@ -42,7 +42,7 @@ UNREADABLE = (
 
 
 def to_parquet(table: Table) -> bytes:
-    """The table, with its metadata as JSON under ``wqk``."""
+    """Return the table, with its metadata as JSON under ``wqk``."""
     buffer = io.BytesIO()
     table.frame.write_parquet(buffer, metadata={"wqk": json.dumps(dict(table.metadata))})
     return buffer.getvalue()
@@ -55,7 +55,7 @@ def from_parquet(content: bytes, types: Types) -> Content:
 
 
 def to_json_lines(table: Table) -> bytes:
-    """The metadata, then one row on each line."""
+    """Return the metadata, then one row on each line."""
     rows = table.frame.fill_nan(None).to_dicts()
     lines = [{"metadata": dict(table.metadata)}, *rows]
     return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
@@ -70,7 +70,7 @@ def from_json_lines(content: bytes, types: Types) -> Content:
 
 
 def from_objects(lines: list[dict[str, Any]], types: Types) -> Content:
-    """The rows and the metadata of lines of JSON."""
+    """Return the rows and the metadata of lines of JSON."""
     metadata = _mapping(lines.pop(0)["metadata"]) if lines and "metadata" in lines[0] else {}
     named = {name for line in lines for name in line}
     columns = {name: kind for name, kind in types.items() if name in named}
@@ -86,7 +86,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def to_csv(table: Table) -> bytes:
-    """The rows, each with the table's conditions at its end."""
+    """Return the rows, each with the table's conditions at its end."""
     conditions = (
         pl.lit(table.metadata.get(name), kind).alias(name) for name, kind in CONDITIONS.items()
     )
@@ -94,7 +94,7 @@ def to_csv(table: Table) -> bytes:
 
 
 def without_formulas(frame: pl.DataFrame) -> pl.DataFrame:
-    """A frame for a CSV file, in which no cell is a formula to a spreadsheet.
+    """Return a frame for a CSV file, in which no cell is a formula to a spreadsheet.
 
     Examples
     --------
@@ -127,7 +127,7 @@ def to_latex(table: Table) -> bytes:
 
 
 def as_sheet(table: Table) -> Sheet:
-    """A table's nonempty columns in words, below what all rows share."""
+    """Return a table's nonempty columns in words, below what all rows share."""
     frame = table.frame
     # Columns that distinguish attentions come first.
     context = [c for c in GROUP if c in frame.columns and frame[c].n_unique() > 1]

@@ -74,7 +74,7 @@ class Job:
 
     @cached_property
     def key(self) -> str:
-        """A file name determined by name and revision."""
+        """Return a file name determined by name and revision."""
         identity = json.dumps([self.name, self.revision]).encode()
         digest = hashlib.blake2b(identity, digest_size=8).hexdigest()
         readable = re.sub(r"[^A-Za-z0-9.]+", "-", self.title).strip("-.")[-60:]
@@ -112,7 +112,7 @@ def expand(
 
 
 def _name(ref: str) -> str:
-    """A ref's name in tables: redacted, and another one for every address."""
+    """Return a ref's name in tables: redacted, and another one for every address."""
     digest = digest_of_query(ref)
     return redacted(ref) + (f" ({digest})" if digest else "")
 
@@ -137,7 +137,7 @@ def hub_revisions(repository: str, token: str | bool | None = None) -> list[str]
 
 
 def natural_order(name: str) -> list[str | int]:
-    """A key that sorts numbers within names as numbers: step2 before step10.
+    """Return a key that sorts numbers within names as numbers: step2 before step10.
 
     Examples
     --------
@@ -249,7 +249,7 @@ def run_job(
 
 
 def failure(error: BaseException) -> Outcome:
-    """The outcome of a job that raised this, its message in one line."""
+    """Return the outcome of a job that raised this, its message in one line."""
     return Outcome(error=type(error).__name__, reason=all_lines(error))
 
 

@@ -100,11 +100,11 @@ class SurveyFolder:
         return {"event": "done", **about, **result}
 
     def part(self, key: str) -> Path:
-        """The file with a job's table."""
+        """Return the file with a job's table."""
         return self.folder / "parts" / f"{key}.parquet"
 
     def load_part(self, key: str) -> ScoreTable:
-        """A job's table, read once; `TableError` if it is damaged."""
+        """Return a job's table, read once; `TableError` if it is damaged."""
         if key not in self._tables:
             try:
                 self._tables[key] = read_table(self.part(key))
@@ -334,7 +334,7 @@ def _collect(
 
 
 def _finish(folder: SurveyFolder, chosen: Sequence[Job], options: Options) -> ScoreTable:
-    """The whole table, from the parts alone, in whatever order they were written."""
+    """Return the whole table, from the parts alone, in whatever order they were written."""
     done = [job for job in chosen if job.key in folder.done]
     failed = [
         {"checkpoint": job.name, "revision": job.revision, "reason": line["reason"]}
@@ -364,7 +364,7 @@ def _finish(folder: SurveyFolder, chosen: Sequence[Job], options: Options) -> Sc
 
 
 def survey_table(*folders: str | PathLike[str]) -> ScoreTable:
-    """The scores in the folders of surveys, finished or not (see `wqk.survey`).
+    """Return the scores in the folders of surveys, finished or not (see `wqk.survey`).
 
     If several surveys scored the same form, the last one's scores are used.
 

@@ -42,7 +42,7 @@ def model_set(name: str) -> list[str]:
 
 
 def read_list(path: Path) -> list[str]:
-    """The lines of a text file that are neither empty nor comments (#).
+    """Return the lines of a text file that are neither empty nor comments (#).
 
     Raises `CheckpointError` if it cannot be read, or has no such lines.
     """
