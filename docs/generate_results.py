@@ -294,6 +294,7 @@ PAGES: dict[str, tuple[Path, dict[str, Callable[[], list[str]]]]] = {
     ),
     "starts.md": (FOLDER / "starts", {}),
     "linear.md": (FOLDER / "linear", {"models": models_table}),
+    "directionality.md": (FOLDER / "directionality", {}),
 }
 
 # How the verdicts are told to somebody who reads no tables.

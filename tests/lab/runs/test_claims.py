@@ -27,7 +27,7 @@ from wqk.errors import RunError
 
 DOCS = Path(__file__).parents[3] / "docs"
 RESULTS = DOCS / "results"
-FOLDERS = ("conversion", "parts", "starts", "linear")
+FOLDERS = ("conversion", "parts", "starts", "linear", "directionality")
 INCLUDED = {"all-contrasts.md"}
 
 
