@@ -8,7 +8,7 @@ import pytest
 from rich.cells import cell_len
 
 from wqk._console import html, plain
-from wqk.tables.sheet import Bar, Cell, Column, Sheet
+from wqk.tables.sheet import Bar, Cell, Sheet, SheetColumn
 
 EVIL = "<script>alert(1)</script>|*_`\\x[a](b)"
 
@@ -40,7 +40,7 @@ def test_many_rows_stay_rows():
 
 
 def test_bars_take_what_is_left_and_are_in_no_file():
-    sheet = Sheet([Column("layer"), Column("symmetry"), Column("", text=True)])
+    sheet = Sheet([SheetColumn("layer"), SheetColumn("symmetry"), SheetColumn("", text=True)])
     sheet.add("0", "0.900", Bar(0.9))
     assert plain(sheet, width=120).count("█") > plain(sheet, width=40).count("█") > 0
     assert "█" not in plain(sheet, width=20)
@@ -73,7 +73,7 @@ def test_marks_and_headings_across():
     sheet = Sheet.of("model", "loss", text=["model"])
     sheet.caption, sheet.notes = "Losses & such.", {"a": "Doubtful, 5 %."}
     sheet.heading("4 layers")
-    sheet.add(Cell("random", marks="a"), Cell("2.5", beside="2.4 to 2.6"))
+    sheet.add(Cell("random", marks="a"), Cell("2.5", aside="2.4 to 2.6"))
     markdown, latex, page = sheet.markdown(), sheet.latex(), sheet.html()
     assert "| **4 layers** |  |" in markdown
     assert "| random<sup>a</sup> | 2.5 (2.4 to 2.6) |" in markdown
@@ -87,7 +87,7 @@ def test_marks_and_headings_across():
 
 
 def test_columns_that_one_can_do_without_are_left_out_where_lines_are_too_short():
-    sheet = Sheet([Column("name", text=True), *(Column(h, optional=True) for h in "ab")])
+    sheet = Sheet([SheetColumn("name", text=True), *(SheetColumn(h, optional=True) for h in "ab")])
     sheet.add("weight", "1", "2")
     shown = [plain(sheet, width=width).splitlines()[0].split() for width in (20, 12, 9)]
     assert shown == [["name", "a", "b"], ["name", "a"], ["name"]]

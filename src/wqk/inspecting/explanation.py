@@ -16,7 +16,7 @@ from wqk.families.config import Config
 from wqk.families.naming import layers_beyond, recurrent_layers
 from wqk.model import Model
 from wqk.model import open as open_model
-from wqk.tables.sheet import Column, Sheet
+from wqk.tables.sheet import Sheet, SheetColumn
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Explanation(Result, synonyms=EXPLANATION_SYNONYMS):
             headings = ("role", "tensor", "layout", "heads", "stored", "bytes")
             table = Sheet(
                 [
-                    Column(name, text=True, optional=name in ("layout", "stored"))
+                    SheetColumn(name, text=True, optional=name in ("layout", "stored"))
                     for name in headings
                 ]
             )

@@ -35,7 +35,7 @@ from wqk.live.scoring import (
 )
 from wqk.model import Model
 from wqk.scanning.scan import mover
-from wqk.tables.columns import chosen
+from wqk.tables.columns import select_measures
 from wqk.tables.run import drop_after, read_table
 from wqk.tables.score_table import ScoreTable, records
 
@@ -253,7 +253,7 @@ class Monitor(Advising, synonyms=SYNONYMS):
             path = Path(mkdtemp(prefix="wqk-")) / "scores.jsonl"
             weakref.finalize(self, shutil.rmtree, path.parent, ignore_errors=True)
         path = Path(path)
-        chosen(measures)
+        select_measures(measures)
         self._cadence = Cadence(every, steps)
         self._options: dict[str, Any] = {"gamma": gamma, "heads": heads, "measures": measures}
         self._options["move"] = mover(device) if device else None

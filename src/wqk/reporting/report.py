@@ -42,7 +42,7 @@ from wqk.tables.rendering import label
 from wqk.tables.run import METRICS, SCORES, SETTINGS, Run, open_run
 from wqk.tables.run import read_table as read_scores
 from wqk.tables.score_table import ScoreTable, Table, read_table
-from wqk.tables.sheet import Column, Sheet
+from wqk.tables.sheet import Sheet, SheetColumn
 
 SCRIPTS = ("scores.js", "drawing.js", "sections.js", "matrices.js", "table.js", "page.js")
 ENDINGS = (".html", ".htm")
@@ -349,7 +349,7 @@ def _curve(run: Run, column: str) -> pl.DataFrame:
 def _table(runs: Sequence[Run]) -> Sheet:
     """Return a row for each run."""
     names = ("step", "tokens", "loss", "held-out loss", "median symmetry", "minutes")
-    sheet = Sheet([Column("run", text=True), *map(Column, names)])
+    sheet = Sheet([SheetColumn("run", text=True), *map(SheetColumn, names)])
     for run in runs:
         last = {
             name: values[-1] if len(values := run.metrics[name].drop_nulls()) else None

@@ -16,10 +16,10 @@ import polars as pl
 
 from wqk._console import count, kind_in_words, number
 from wqk.errors import TableError
-from wqk.tables.rendering import HEADLINE, STATUSES, label, place, shades_of
+from wqk.tables.rendering import HEADLINE, STATUS_MEANINGS, label, place, shades_of
 from wqk.tables.rendering import notes as notes_of
 from wqk.tables.score_table import GROUP, KEY, ScoreTable, statuses
-from wqk.tables.sheet import Cell, Column, Sheet
+from wqk.tables.sheet import Cell, Sheet, SheetColumn
 
 
 @dataclass(frozen=True)
@@ -130,9 +130,9 @@ PARTIAL = {"partial": "not the model's whole attention score"}
 def summary_table(groups: Sequence[Group]) -> str:
     """A table with a row for each group: what it is, medians and quartiles over its layers."""
     sheet = Sheet(
-        [Column(name, text=True) for name in ("model", "attention")]
-        + [Column(name) for name in ("parameters stored", "layers", "heads", "width")]
-        + [Column(label(score)) for score in HEADLINE]
+        [SheetColumn(name, text=True) for name in ("model", "attention")]
+        + [SheetColumn(name) for name in ("parameters stored", "layers", "heads", "width")]
+        + [SheetColumn(label(score)) for score in HEADLINE]
     )
     for group, color in zip(groups, colors(groups), strict=True):
         facts, layers = group.facts, ScoreTable(group.latest).layers
@@ -179,7 +179,7 @@ def _median(summary: pl.DataFrame, score: str) -> Cell:
         return Cell("–")
     middle, low, high = (summary[f"{score}_{name}"][0] for name in ("median", "q25", "q75"))
     middle, low, high = (number(value, 2).replace("-", "−") for value in (middle, low, high))
-    return Cell(middle, beside=f"{low} to {high}")
+    return Cell(middle, aside=f"{low} to {high}")
 
 
 def placements(groups: Sequence[Group]) -> dict[int, Any]:
@@ -221,7 +221,7 @@ def notes(groups: Sequence[Group], tables: Sequence[ScoreTable]) -> str:
 def _notes(groups: Sequence[Group], tables: Sequence[ScoreTable]) -> Iterator[str]:
     for group in groups:
         layers = group.latest.filter(pl.col("head").is_null())
-        for status, meaning in {**STATUSES, **PARTIAL}.items():
+        for status, meaning in {**STATUS_MEANINGS, **PARTIAL}.items():
             concerned = layers.filter(statuses().list.contains(status))["layer"].to_list()
             if concerned:
                 yield f"{group.label}: {_layers(concerned, layers.height)} is {status}: {meaning}."

@@ -43,7 +43,13 @@ from wqk.forms.kernels import directionalities, on_host
 from wqk.forms.scores import head_terms, looks_random
 from wqk.model import Model
 from wqk.model import open as open_model
-from wqk.tables.columns import COLUMNS, Measure, chosen, measure_metadata, with_block_measures
+from wqk.tables.columns import (
+    COLUMNS,
+    Measure,
+    measure_metadata,
+    select_measures,
+    with_block_measures,
+)
 from wqk.tables.details import BlockDetails, Details, LayerKey, block_details
 from wqk.tables.score_table import LAYER, ScoreTable, join, joined_statuses
 
@@ -249,7 +255,7 @@ def scan(
     [0, 1, 2, 3]
     """
     require_threads()
-    chosen(measures, circuit)  # before anything is read
+    select_measures(measures, circuit)  # before anything is read
     require_list("distances", distances, [0, 64])
     move = mover(device) if device else None
     coordinates = Coordinates(circuit, fold_norm, bias, tuple(dict.fromkeys(distances)))
@@ -367,7 +373,7 @@ def scan_model(
     if coordinates.circuit == "ov":
         plans = tuple(plan for plan in plans if plan.has_softmax or plan.value)
     plans = plans or model.scored  # which then say why they have none
-    wanted = chosen(measures, coordinates.circuit)
+    wanted = select_measures(measures, coordinates.circuit)
     start, bytes_read = time.perf_counter(), 0
     metadata = _metadata(model, plans, coordinates, gamma) | measure_metadata(plans, wanted)
     columns = checkpoint_columns(checkpoint)

@@ -1,1 +1,1 @@
-"""Score tables: their columns, how they are shown, and the files they are kept in."""
+"""Score tables: their columns, their display, and their files."""

@@ -1,12 +1,13 @@
-"""What a column of a table is; those of a score table, and the measures that add to them.
+"""Columns of score tables, and measures that add columns on request, as records.
 
-The order of `COLUMNS` is a contract: a new column is added at the end. Types, headings on the
-terminal and in files, what stands under a table, the pages of the documentation, and the value in
-files that were written before a column existed, all follow from these records.
+The order of `COLUMNS` is a contract: a new column is added at the end. Everything else about a
+column follows from its record: its type, its headings on the terminal and in files, the definition
+below a table, the pages of the documentation, and the value in files that are older than the
+column.
 
-A `Measure` is what a scan adds on request, with its own columns. It is declared here and nowhere
-else: the option of ``wqk scan``, the columns of tables and files, their place on the terminal and
-in the documentation follow from `MEASURES`.
+A `Measure` has columns of its own, which a scan adds on request. It is declared in `MEASURES` and
+nowhere else: the option of ``wqk scan``, the columns of tables and files, and their place on the
+terminal and in the documentation follow from the record.
 """
 
 from __future__ import annotations
@@ -32,19 +33,20 @@ class Column:
     Attributes
     ----------
     name
-        Also the attribute in rows, files and JSON.
+        Name of the column in rows, files and JSON.
     type
         ``str``, ``int`` or ``float``.
     meaning
-        In a few words.
+        Definition in a few words.
     heading
-        On a terminal and in Markdown; without one, the column is only in files for programs.
+        Heading on a terminal and in Markdown. A column without a heading is only in files for
+        programs.
     latex
-        The heading in LaTeX, if it is a formula there.
+        Heading in LaTeX, if it is a formula.
     missing
-        The value in files that lack the column; most often, none is known.
+        Value in files that lack the column.
     chance
-        The column that holds what chance would give.
+        Name of the column with the value by chance.
     """
 
     name: str
@@ -125,13 +127,16 @@ COLUMNS = (
 )
 
 # The terms of first and second order of an update; see `wqk.forms.chaining`.
-UPDATE_COLUMNS = tuple(
-    Column(f"{order}_order_{name}", float, f"{what} of the update's term of {order} order")
-    for order in ("first", "second")
-    for name, what in (("norm", "norm"), ("spectral_norm", "σ₁"), ("stable_rank", "stable rank"))
+UPDATE_COLUMNS = (
+    Column("first_order_norm", float, "norm of the update's term of first order"),
+    Column("first_order_spectral_norm", float, "σ₁ of the update's term of first order"),
+    Column("first_order_stable_rank", float, "stable rank of the update's term of first order"),
+    Column("second_order_norm", float, "norm of the update's term of second order"),
+    Column("second_order_spectral_norm", float, "σ₁ of the update's term of second order"),
+    Column("second_order_stable_rank", float, "stable rank of the update's term of second order"),
 )
 
-# What a monitor measures of attention logits; see `wqk.live.logits`.
+# Measures of attention logits by a monitor; see `wqk.live.logits`.
 LOGIT_COLUMNS = (
     Column("max_logit", float, "the largest logit, before a soft cap"),
     Column("logit_std", float, "standard deviation of the logits"),
@@ -147,19 +152,19 @@ class Measure:
     Attributes
     ----------
     name
-        In Python's ``measures``; ``wqk scan --name`` if there is ``help``.
+        Name in the argument ``measures``, and of the option ``wqk scan --NAME``.
     columns
-        What it adds.
+        The columns that the measure adds.
     of
-        A ``form``: computed from every form or stack of forms. A ``block``: from the weights of a
-        block of queries and keys, for the layer and its heads, by distance.
+        ``form`` if the measure is computed from every form or stack of forms; ``block`` if it is
+        computed from the weights of a block, for the layer and its heads, by distance.
     compute
-        From a form to its values by column, or from a block and distances to the values of the
-        layer, and then of its heads (1 + H), by distance and column.
+        Function of a form that returns values by column; or function of a block and distances that
+        returns, by distance and column, the values of the layer and then of its heads, (1 + H,).
     help
-        Of the option; empty if the measure is asked for in Python alone.
+        Help of the option. A measure without help has no option and is only available in Python.
     lacking
-        Why a block has no such values; empty if it has.
+        Function of a plan that returns the reason why the block has no such values, or "".
     """
 
     name: str
@@ -181,38 +186,40 @@ def _spectrum(form: BilinearForm) -> dict[str, Any]:
     from wqk.forms.spectra import null_spectral_norm, null_spectrum, spectrum
 
     shape = (*form.widths, form.rank)
+    values = {name: value for name, value in spectrum(form)._asdict().items() if value is not None}
+    values["spectral_norm_null"] = null_spectral_norm(*shape) * form.norm
     null = null_spectrum(*shape)
     by_chance = {
         "stable_rank_null": null.stable_rank,
         "effective_rank_null": null.effective_rank,
         "eigenvalue_positivity_spread": null.eigenvalue_positivity_spread,
     }
-    return {
-        **{name: value for name, value in spectrum(form)._asdict().items() if value is not None},
-        "spectral_norm_null": null_spectral_norm(*shape) * form.norm,
-        **{name: 0 * form.norm + v for name, v in by_chance.items() if v is not None},
-    }
+    for name, value in by_chance.items():
+        if value is not None:
+            values[name] = 0 * form.norm + value  # the same value for every form of a stack
+    return values
 
 
 def _ceiling(block: Block, distances: Sequence[int]) -> dict[int, dict[str, ndarray]]:
-    """Return a layer's lengths and ceilings are the largest of its heads'."""
+    """Bound lengths and scores, for the layer and its heads; a layer has its heads' maximum."""
     import numpy as np
 
     bounds = block.ceiling(distances)
     if bounds is None:
         return {}
-    return {
-        distance: {
-            name: np.concatenate([heads.max(keepdims=True), heads])
-            for name, heads in (
-                ("query_norm", bounds.query_norm),
-                ("key_norm", bounds.key_norm),
-                ("score_ceiling", bounds.at_distance[distance]),
-                ("score_ceiling_any_distance", bounds.any_distance),
-            )
+
+    def with_layer(heads: ndarray) -> ndarray:
+        return np.concatenate([heads.max(keepdims=True), heads])
+
+    by_distance = {}
+    for distance in distances:
+        by_distance[distance] = {
+            "query_norm": with_layer(bounds.query_norm),
+            "key_norm": with_layer(bounds.key_norm),
+            "score_ceiling": with_layer(bounds.at_distance[distance]),
+            "score_ceiling_any_distance": with_layer(bounds.any_distance),
         }
-        for distance in distances
-    }
+    return by_distance
 
 
 def _without_ceiling(plan: AttentionPlan) -> str:
@@ -314,8 +321,8 @@ MEASURES = (
 )
 
 
-def chosen(names: Collection[str], circuit: str = "qk") -> list[Measure]:
-    """Return the measures of these names, in the order of the list.
+def select_measures(names: Collection[str], circuit: str = "qk") -> list[Measure]:
+    """Return the measures of these names, in the order of `MEASURES`.
 
     Raises
     ------
@@ -324,7 +331,7 @@ def chosen(names: Collection[str], circuit: str = "qk") -> list[Measure]:
 
     Examples
     --------
-    >>> [measure.of for measure in chosen(["bands", "spectrum"])]
+    >>> [measure.of for measure in select_measures(["bands", "spectrum"])]
     ['form', 'block']
     """
     known = [measure.name for measure in MEASURES]
@@ -333,36 +340,42 @@ def chosen(names: Collection[str], circuit: str = "qk") -> list[Measure]:
         if name not in known:
             listed = ", ".join(map(repr, known))
             raise CheckpointError(f"no measure {name!r}; measures are {listed}")
-    found = [measure for measure in MEASURES if measure.name in names]
-    for measure in found:
+    selected = [measure for measure in MEASURES if measure.name in names]
+    for measure in selected:
         if measure.of == "block" and circuit != "qk":
             raise CheckpointError(
                 f"the measure {measure.name!r} exists only for queries and keys; leave it out with "
                 f"circuit={circuit!r}"
             )
-    return found
+    return selected
 
 
 def with_block_measures(
     rows: list[dict[str, Any]], block: Block, distances: Sequence[int], measures: Sequence[Measure]
 ) -> list[dict[str, Any]]:
-    """Return a block's rows with the measures that need more of it than its forms."""
-    found = [one.compute(block, distances) for one in measures if one.of == "block"]
-    return [
-        row
-        | {
-            name: float(values[0 if row.get("head") is None else 1 + row["head"]])
-            for by_distance in found
-            for name, values in by_distance.get(row["distance"], {}).items()
-        }
-        for row in rows
-    ]
+    """Add the measures that need more of a block than its forms to the rows of the block."""
+    measured = [measure.compute(block, distances) for measure in measures if measure.of == "block"]
+    extended = []
+    for row in rows:
+        place = 0 if row.get("head") is None else 1 + row["head"]  # the layer is in front
+        values_of_row = {}
+        for by_distance in measured:
+            for name, values in by_distance.get(row["distance"], {}).items():
+                values_of_row[name] = float(values[place])
+        extended.append(row | values_of_row)
+    return extended
 
 
 def measure_metadata(plans: Sequence[AttentionPlan], measures: Sequence[Measure]) -> dict[str, Any]:
-    """Which measures a table contains, and why stacks lack one: ``no_ceiling``."""
-    metadata: dict[str, Any] = {"measures": [one.name for one in measures]} if measures else {}
+    """List the measures of a table, and the reasons why stacks lack a measure: ``no_ceiling``."""
+    metadata: dict[str, Any] = {}
+    if measures:
+        metadata["measures"] = [measure.name for measure in measures]
     for measure in measures:
-        reasons = {plan.where: why for plan in plans if (why := measure.lacking(plan))}
-        metadata |= {f"no_{measure.name}": reasons} if reasons else {}
+        reasons = {}
+        for plan in plans:
+            if reason := measure.lacking(plan):
+                reasons[plan.where] = reason
+        if reasons:
+            metadata[f"no_{measure.name}"] = reasons
     return metadata

@@ -1,4 +1,4 @@
-"""Data for images of forms that do not fit into a table's row, in one ``.npz`` file.
+"""Data for images of forms, which do not fit into the rows of a table, in one ``.npz`` file.
 
 =========================  =====  ==================================================================
 key                        type   what
@@ -12,9 +12,9 @@ key                        type   what
 ``N/coupling``             f2     (H, H), upper triangle; absent where the form is not square
 =========================  =====  ==================================================================
 
-N counts the blocks, which ``contents`` describes in the same order: checkpoint, revision, step,
-stack, kind, layer, circuit and distance, as in a score table, and the two units. All of it is about
-layers; of single heads only the coupling is kept.
+N counts the blocks. ``contents`` describes them in the same order: checkpoint, revision, step,
+stack, kind, layer, circuit and distance, as in a score table, and the two units. All arrays belong
+to whole layers; only the coupling is about single heads.
 """
 
 from __future__ import annotations
@@ -36,21 +36,20 @@ from wqk._files import check_output, write_atomically
 from wqk._typing import Array, Float
 from wqk.errors import TableError, first_line
 from wqk.forms import BilinearForm
-from wqk.forms.images import matrix_image
+from wqk.forms.images import SATURATION, matrix_image
 from wqk.forms.kernels import on_host
 from wqk.forms.scores import coupling
 
 FORMAT, VERSION = "wqk details", 1
-SIDE = 256
+IMAGE_SIDE = 256
 
-# Colors reach their end at this quantile of the pixels' magnitudes.
-SATURATION = 0.995
-LEVELS = 127
+# Values of a pixel of either sign, the largest of an int8.
+IMAGE_LEVELS = 127
 
 
 @dataclass(frozen=True)
 class LayerKey:
-    """Which layer's form it is, with the names and values of a score table's rows."""
+    """Key of a layer's form, with the names and values of a score table's rows."""
 
     checkpoint: str
     revision: str | None
@@ -64,7 +63,7 @@ class LayerKey:
 
 @dataclass(frozen=True, eq=False)
 class BlockDetails:
-    """The data for images of one layer's form.
+    """Data for images of one layer's form.
 
     Outlying rows and columns are those whose L2 norms exceed mean + gamma · std. The image has at
     most 256 × 256 pixels (height, width), each the entry of largest magnitude, in steps of
@@ -84,7 +83,7 @@ class BlockDetails:
 
 @dataclass(frozen=True, repr=False)
 class Details:
-    """The details of many layers, from one checkpoint or several; made by `wqk.scan`.
+    """Details of many layers, from one checkpoint or several; made by `wqk.scan`.
 
     Examples
     --------
@@ -129,7 +128,7 @@ class Details:
 
 
 def read_details(path: str | PathLike[str]) -> Details:
-    """Read what `Details.write` wrote; nothing in the file is executed.
+    """Read a file that `Details.write` wrote; nothing in the file is executed.
 
     Raises
     ------
@@ -164,18 +163,18 @@ def block_details(
     key: LayerKey, heads: BilinearForm, gamma: float = 2.0, layer: BilinearForm | None = None
 ) -> BlockDetails:
     """Return the details of one layer, from its heads as a stack (G, H/G)."""
-    picture = matrix_image(heads.sum() if layer is None else layer, SIDE, gamma)
-    unit = float(np.quantile(np.abs(picture.pixels), SATURATION)) or 1.0
-    image = np.rint(np.clip(picture.pixels / unit, -1, 1) * LEVELS).astype(np.int8)
+    matrix = matrix_image(heads.sum() if layer is None else layer, IMAGE_SIDE, gamma)
+    unit = float(np.quantile(np.abs(matrix.pixels), SATURATION)) or 1.0
+    image = np.rint(np.clip(matrix.pixels / unit, -1, 1) * IMAGE_LEVELS).astype(np.int8)
     return BlockDetails(
-        key,
-        picture.row_norms,
-        picture.column_norms,
-        np.flatnonzero(picture.outlying_rows).astype(np.int32),
-        np.flatnonzero(picture.outlying_columns).astype(np.int32),
-        image,
-        unit,
-        on_host(coupling(heads)) if heads.is_square else None,
+        key=key,
+        row_norms=matrix.row_norms,
+        column_norms=matrix.column_norms,
+        outlying_rows=np.flatnonzero(matrix.outlying_rows).astype(np.int32),
+        outlying_columns=np.flatnonzero(matrix.outlying_columns).astype(np.int32),
+        image=image,
+        image_unit=unit,
+        coupling=on_host(coupling(heads)) if heads.is_square else None,
     )
 
 
@@ -199,25 +198,32 @@ def _unpacked(entry: Mapping[str, Any], file: Mapping[str, np.ndarray], at: str)
     """Return a block from an untrusted file."""
     key = msgspec.convert(entry, LayerKey)
     unit, image_unit = float(entry["norm_unit"]), float(entry["image_unit"])
-    rows, columns = (
-        _array(file, f"{at}{side}_norms", np.float16, 1).astype(np.float32) * np.float32(unit)
-        for side in ("row", "column")
-    )
-    outlying_rows, outlying_columns = (
-        _numbers(file, f"{at}outlying_{side}s", len(norms))
-        for side, norms in (("row", rows), ("column", columns))
-    )
+    row_norms = _norms(file, f"{at}row_norms", unit)
+    column_norms = _norms(file, f"{at}column_norms", unit)
     image = _array(file, f"{at}image", np.int8, 2)
-    if max(image.shape) > SIDE:
-        raise ValueError(f"{at}image is larger than {SIDE} × {SIDE}: {image.shape}")
-    heads = _array(file, f"{at}coupling", np.float16, 2) if f"{at}coupling" in file else None
-    if heads is not None:
-        if heads.shape[0] != heads.shape[1]:
-            raise ValueError(f"{at}coupling is not square: {heads.shape}")
-        heads = np.triu(heads.astype(np.float32)) + np.triu(heads.astype(np.float32), 1).T
+    if max(image.shape) > IMAGE_SIDE:
+        raise ValueError(f"{at}image is larger than {IMAGE_SIDE} × {IMAGE_SIDE}: {image.shape}")
+    coupling_matrix = None
+    if f"{at}coupling" in file:
+        upper = _array(file, f"{at}coupling", np.float16, 2).astype(np.float32)
+        if upper.shape[0] != upper.shape[1]:
+            raise ValueError(f"{at}coupling is not square: {upper.shape}")
+        coupling_matrix = np.triu(upper) + np.triu(upper, 1).T
     return BlockDetails(
-        key, rows, columns, outlying_rows, outlying_columns, image, image_unit, heads
+        key=key,
+        row_norms=row_norms,
+        column_norms=column_norms,
+        outlying_rows=_numbers(file, f"{at}outlying_rows", len(row_norms)),
+        outlying_columns=_numbers(file, f"{at}outlying_columns", len(column_norms)),
+        image=image,
+        image_unit=image_unit,
+        coupling=coupling_matrix,
     )
+
+
+def _norms(file: Mapping[str, np.ndarray], name: str, unit: float) -> np.ndarray:
+    """Return norms of rows or columns, which are stored relative to a unit."""
+    return _array(file, name, np.float16, 1).astype(np.float32) * np.float32(unit)
 
 
 def _array(

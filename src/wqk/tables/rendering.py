@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -39,21 +39,21 @@ if TYPE_CHECKING:
 
     from wqk.tables.score_table import ScoreTable
 
-# The scores that are shown unless all are asked for: the headline directionality is the published
-# rule's, by excess, so that tables, ranks, figures and reports agree.
+# The scores that are shown by default. The directionality is that of the published tables, by
+# excess, in tables, ranks, figures and reports alike.
 HEADLINE = ("symmetry", "directionality_excess")
 
-# Cells of the shorter half of a bar, where lines are short.
-SHORTEST = 4
+# Smallest width of half a bar, in cells.
+SHORTEST_BAR = 4
 
 # Most heads that are listed instead of summarized, and most lines of an overview.
 MOST_HEADS = 5000
 MOST_LINES = 200
 
-# The group of entry points: each is a function of a score table, as `wqk_lab.atlas.place` is.
+# The group of entry points; each is a function of a score table, such as `wqk_lab.atlas.place`.
 PLACES = "wqk.places"
 
-STATUSES = {
+STATUS_MEANINGS = {
     "degenerate": "the form is zero",
     "guessed": "the family was guessed from tensor names",
     "random-looking": "as if the weights had never been trained",
@@ -98,20 +98,19 @@ def scores(table: ScoreTable, width: int, full: bool = False) -> Iterator[Any]:
     """Yield a table for each kind of attention of a checkpoint, its heads, and the medians."""
     for frame in table.frame.partition_by("stack", "kind", maintain_order=True):
         layers = frame.filter(pl.col("head").is_null())
-        shown = layers if layers.height else frame
-        nearest = layers.filter(pl.col("distance") == shown["distance"][0])
-        yield from _title(shown.row(0, named=True), nearest.height, table.metadata, frame)
-        if nearest.height:
-            yield _layers(nearest, full)
-        heads = frame.filter(
-            pl.col("head").is_not_null(), pl.col("distance") == shown["distance"][0]
-        )
+        described = layers if layers.height else frame
+        first_distance = pl.col("distance") == described["distance"][0]
+        layers_there = layers.filter(first_distance)
+        yield from _title(described.row(0, named=True), layers_there.height, table.metadata, frame)
+        if layers_there.height:
+            yield _layers(layers_there, full)
+        heads = frame.filter(pl.col("head").is_not_null(), first_distance)
         if heads.height > MOST_HEADS:
             yield _head_summary(heads)
         for score in HEADLINE:
             if 0 < heads.height <= MOST_HEADS:
                 yield from _across(heads, score, "head", width)
-            if nearest.height < layers.height:
+            if layers_there.height < layers.height:  # there are rows at further distances
                 yield from _across(layers, score, "distance", width)
     yield from _medians(table, SUMMARIZED if full else HEADLINE)
 
@@ -144,34 +143,37 @@ def title(row: Mapping[str, Any]) -> str:
 
 
 def _columns(frame: pl.DataFrame, full: bool) -> list[Column]:
-    """Return the columns of a table of layers, besides their number: those that say something."""
-    return [
-        column
-        for column in COLUMNS
-        if column.heading
-        and column.name not in ("layer", "head", "norm")
-        and (full or column.name in ("window", *HEADLINE, "status"))
-        and frame[column.name].is_not_null().any()
-        and not (column.name == "status" and (frame["status"] == "ok").all())
-    ]
+    """Return the columns of a table of layers besides their number: those with information."""
+    columns = []
+    for column in COLUMNS:
+        if not column.heading or column.name in ("layer", "head", "norm"):
+            continue
+        if not full and column.name not in ("window", *HEADLINE, "status"):
+            continue
+        if frame[column.name].is_null().all():
+            continue
+        if column.name == "status" and (frame["status"] == "ok").all():
+            continue
+        columns.append(column)
+    return columns
 
 
 def _layers(layers: pl.DataFrame, full: bool) -> Sheet:
     """One line per layer."""
-    shown = _columns(layers, full)
-    lines = Sheet([sheet.Column("layer")])
-    for column in shown:
+    columns = _columns(layers, full)
+    lines = Sheet([sheet.SheetColumn("layer")])
+    for column in columns:
         heading = column.heading if full else label(column.name)
-        lines.columns.append(sheet.Column(heading))
+        lines.columns.append(sheet.SheetColumn(heading))
         if column.name in HEADLINE:
-            lines.columns.append(sheet.Column("", text=True))
+            lines.columns.append(sheet.SheetColumn("", text=True))
     for row in layers.iter_rows(named=True):
         cells: list[Any] = [str(row["layer"])]
-        for column in shown:
+        for column in columns:
             value = row[column.name]
             cells.append(number(value) if column.type is float else value or "")
             if column.name in HEADLINE:
-                cells.append(Bar(value, SHORTEST))
+                cells.append(Bar(value, SHORTEST_BAR))
         lines.add(*cells)
     return lines
 
@@ -180,27 +182,29 @@ def _across(frame: pl.DataFrame, score: str, column: str, width: int) -> Iterato
     """Layers down, heads or distances across, in hundredths; in blocks that fit the width."""
     if frame[score].is_null().all():
         return
-    labels = frame[column].unique(maintain_order=True).to_list()
-    room = max(1, (width - 8) // (2 + max(4, *(len(str(label)) for label in labels))))
+    places = frame[column].unique(maintain_order=True).to_list()  # heads or distances
+    cell_width = 2 + max(4, *(len(str(place)) for place in places))
+    per_block = max(1, (width - 8) // cell_width)
     yield Text(f"{label(score)} × 100 by {column}", style="dim")
-    for start in range(0, len(labels), room):
-        shown = labels[start : start + room]
-        block = Sheet.of("layer", *map(str, shown))
+    for start in range(0, len(places), per_block):
+        places_of_block = places[start : start + per_block]
+        block = Sheet.of("layer", *map(str, places_of_block))
         for layer in frame.partition_by("layer", maintain_order=True):
             values = dict(zip(layer[column], layer[score], strict=True))
-            block.add(str(layer["layer"][0]), *(_hundredths(values.get(x)) for x in shown))
+            cells = [_hundredths(values.get(place)) for place in places_of_block]
+            block.add(str(layer["layer"][0]), *cells)
         yield block
 
 
 def _hundredths(value: float | None) -> Cell:
     if value is None or value != value:
         return Cell("–")
-    strength = "bold " if abs(value) >= 0.5 else ""
-    return Cell(number(100 * value, 0), style=strength + (POSITIVE if value >= 0 else NEGATIVE))
+    color = POSITIVE if value >= 0 else NEGATIVE
+    return Cell(number(100 * value, 0), style=f"bold {color}" if abs(value) >= 0.5 else color)
 
 
 def _head_summary(heads: pl.DataFrame) -> Sheet:
-    """Quartiles over heads that are too many to list."""
+    """Return the quartiles over heads that are too many to list."""
     title = f"{heads.height:,} heads"
     lines = Sheet.of(title, "lowest", "q25", "median", "q75", "highest", text=[title])
     for score in HEADLINE:
@@ -217,11 +221,13 @@ def _medians(table: ScoreTable, scores: Sequence[str]) -> Iterator[Text]:
         pl.col("over") == "layers", pl.col("distance") == table.frame["distance"][0]
     )
     for row in rows.iter_rows(named=True):
-        where = f" {row['stack']} {row['kind']}" if rows.height > 1 else ""
-        where += " (guessed)" if table.metadata.get("inferred") else ""
+        attention = f" {row['stack']} {row['kind']}" if rows.height > 1 else ""
+        if table.metadata.get("inferred"):
+            attention += " (guessed)"
         for score in scores:
             if row[f"{score}_median"] is not None:
-                yield Text.assemble((f"median {label(score)}{where}: ", "dim"), median(row, score))
+                beginning = f"median {label(score)}{attention}: "
+                yield Text.assemble((beginning, "dim"), median(row, score))
 
 
 def median(row: Mapping[str, Any], score: str) -> str:
@@ -231,24 +237,27 @@ def median(row: Mapping[str, Any], score: str) -> str:
 
 
 def definitions(table: ScoreTable, full: bool = False) -> Iterator[Text]:
-    """What the statuses of `scores` mean; with ``full``, also the headings."""
-    found = table.frame.select(statuses().explode())["status"].drop_nulls().unique().sort()
-    meanings = [f"{name}: {STATUSES[name]}" for name in found if name in STATUSES]
+    """Define the statuses in a table of `scores`; with ``full``, also the headings."""
+    meanings = []
     if full:
-        shown = [column for column in _columns(table.frame, full) if column.name != "status"]
-        meanings = [f"{column.heading}: {column.meaning}" for column in shown] + meanings
+        columns = _columns(table.frame, full)
+        meanings += [f"{c.heading}: {c.meaning}" for c in columns if c.name != "status"]
+    present = table.frame.select(statuses().explode())["status"].drop_nulls().unique().sort()
+    for status in present:
+        if status in STATUS_MEANINGS:
+            meanings.append(f"{status}: {STATUS_MEANINGS[status]}")
     if meanings:
         yield Text("\n".join(meanings), style="dim")
 
 
 def remarks(table: ScoreTable) -> Iterator[Text]:
-    """`notes`, if there are any."""
+    """Yield the `notes` as one text, if there are any."""
     if text := "\n".join(notes(table)):
         yield Text(text, style="dim")
 
 
 def notes(table: ScoreTable) -> Iterator[str]:
-    """What the forms leave out, why some are partial, and how a family was guessed."""
+    """Yield the terms that forms leave out, and notes on partial forms and guessed families."""
     yield from left_out(table)
     reasons: Mapping[str, str] = table.metadata.get("partial") or {}
     yield from (f"partial ({stack}): {reason}" for stack, reason in reasons.items())
@@ -264,22 +273,23 @@ def left_out(table: ScoreTable) -> Iterator[str]:
 
     A line for attention, and one for each kind of block without a softmax.
     """
-    terms: dict[str, dict[str, dict[str, None]]] = {}
     softmax: Mapping[str, Sequence[str]] = table.metadata.get("left_out") or {}
-    others: Mapping[str, Any] = table.metadata.get("left_out_without_softmax") or {}
-    for checkpoint in {**softmax, **others}:
-        by_kind = {"": softmax.get(checkpoint, ()), **others.get(checkpoint, {})}
-        for kind, named in by_kind.items():
-            for term in named:
-                terms.setdefault(kind, {}).setdefault(term, {})[checkpoint] = None
-    count = table.frame["checkpoint"].n_unique()
-    for kind, of_kind in terms.items():
-        listed = (
-            term if len(models) == count else f"{term} ({len(models)} of {count} checkpoints)"
-            for term, models in of_kind.items()
-        )
-        where = f" in {kind}" if kind else ""
-        yield f"ignored{where}: {'; '.join(listed)} (wqk explain)"
+    without_softmax: Mapping[str, Any] = table.metadata.get("left_out_without_softmax") or {}
+    # By kind of block ("" for a softmax) and term, the number of checkpoints.
+    counts: dict[str, Counter[str]] = {}
+    for checkpoint in {**softmax, **without_softmax}:
+        by_kind = {"": softmax.get(checkpoint, ()), **without_softmax.get(checkpoint, {})}
+        for kind, terms in by_kind.items():
+            if terms:
+                counts.setdefault(kind, Counter()).update(dict.fromkeys(terms, 1))
+    checkpoints = table.frame["checkpoint"].n_unique()
+    for kind, count_by_term in counts.items():
+        phrases = []
+        for term, count in count_by_term.items():
+            scope = "" if count == checkpoints else f" ({count} of {checkpoints} checkpoints)"
+            phrases.append(f"{term}{scope}")
+        blocks = f" in {kind}" if kind else ""
+        yield f"ignored{blocks}: {'; '.join(phrases)} (wqk explain)"
 
 
 def overview(table: ScoreTable) -> Iterator[Any]:
@@ -288,12 +298,16 @@ def overview(table: ScoreTable) -> Iterator[Any]:
     over = "layers" if (rows["over"] == "layers").any() else "heads"
     rows = rows.filter(pl.col("over") == over)
     has_steps = rows["step"].is_not_null().any()
-    headings = ["checkpoint", *(["step"] if has_steps else []), "attention", *map(label, HEADLINE)]
+    step_heading = ["step"] if has_steps else []
+    headings = ["checkpoint", *step_heading, "attention", *map(label, HEADLINE)]
     lines = Sheet.of(*headings, text=["checkpoint", "attention"])
     for row in rows.head(MOST_LINES).iter_rows(named=True):
-        step = ["–" if row["step"] is None else str(row["step"])] if has_steps else []
-        medians = (number(row[f"{score}_median"]) for score in HEADLINE)
-        lines.add(title(row), *step, f"{row['stack']} {row['kind']}", *medians)
+        cells = [title(row)]
+        if has_steps:
+            cells.append("–" if row["step"] is None else str(row["step"]))
+        cells.append(f"{row['stack']} {row['kind']}")
+        cells += [number(row[f"{score}_median"]) for score in HEADLINE]
+        lines.add(*cells)
     conditional = conditions(table.frame, table.metadata, every=False)
     yield Text(f"\nmedians over {', '.join([over, *conditional])}", style="dim")
     yield lines
@@ -307,14 +321,14 @@ def side_by_side(table: ScoreTable) -> Iterator[Any]:
     names = table.frame["checkpoint"].unique(maintain_order=True).to_list()
     layers = table.layers.frame
     for score in HEADLINE:
-        lines = Sheet([sheet.Column("layer")])
+        lines = Sheet([sheet.SheetColumn("layer")])
         for name in names:
-            lines.columns += [sheet.Column(name), sheet.Column("", text=True)]
+            lines.columns += [sheet.SheetColumn(name), sheet.SheetColumn("", text=True)]
         for layer in layers.partition_by("layer", maintain_order=True):
             values = dict(zip(layer["checkpoint"], layer[score], strict=True))
             cells: list[Any] = []
             for name in names:
-                cells += [number(values.get(name)), Bar(values.get(name), SHORTEST)]
+                cells += [number(values.get(name)), Bar(values.get(name), SHORTEST_BAR)]
             lines.add(str(layer["layer"][0]), *cells)
         yield Text(f"\n{label(score)}", style="bold")
         yield lines
@@ -323,45 +337,68 @@ def side_by_side(table: ScoreTable) -> Iterator[Any]:
 def measured(
     table: ScoreTable, measures: Sequence[str], sort_by: str | None, top: int | None
 ) -> Iterator[Any]:
-    """Yield a table of scores and one for each measure, of the first ``top`` rows by a column."""
+    """Yield a table of scores and a table for each measure, of the first ``top`` rows."""
     frame = table.frame
     if sort_by is not None:
-        if sort_by not in frame.columns:
-            raise TableError(f"no column {sort_by!r}; columns are {', '.join(frame.columns)}")
-        nothing = pl.col(sort_by).fill_nan(None) if frame[sort_by].dtype.is_float() else sort_by
-        frame = frame.sort(nothing, descending=True, nulls_last=True, maintain_order=True)
-    chosen = [measure for measure in MEASURES if measure.name in measures]
-    known = {c.name: c for c in (*COLUMNS, *FURTHER_COLUMNS)}
-    sheets = [[*HEADLINE, "norm"]]
-    sheets += [[column.name for column in one.columns if column.heading] for one in chosen]
-    index = [c for c in ("checkpoint", "stack", "kind", "distance") if frame[c].n_unique() > 1]
-    index += ["layer", "head"] if frame["head"].is_not_null().any() else ["layer"]
+        frame = _sorted(frame, sort_by)
+    frame = frame.head(top or frame.height)
+    selected = [measure for measure in MEASURES if measure.name in measures]
+    columns_of_sheets = [[*HEADLINE, "norm"]]
+    for measure in selected:
+        columns_of_sheets.append([column.name for column in measure.columns if column.heading])
+    index = ["checkpoint", "stack", "kind", "distance"]
+    index = [name for name in index if table.frame[name].n_unique() > 1]
+    index += ["layer", "head"] if table.frame["head"].is_not_null().any() else ["layer"]
     yield Text(table.frame["checkpoint"][0], style="bold")
-    for columns in sheets:
-        there = [c for c in columns if c in frame.columns and frame[c].is_not_null().any()]
-        if not there:
+    for names in columns_of_sheets:
+        filled = [
+            name
+            for name in names
+            if name in frame.columns and table.frame[name].is_not_null().any()
+        ]
+        if not filled:
             continue
-        if sort_by is not None and sort_by not in (*there, *index):
-            there.append(sort_by)
-        names = (*index, *there)
-        headings = (known[n].heading if n not in HEADLINE else label(n) for n in names)
-        lines = Sheet.of(*(heading or n for n, heading in zip(names, headings, strict=True)))
-        for row in frame.head(top or frame.height).iter_rows(named=True):
-            cells = ["all" if row[name] is None else str(row[name]) for name in index]
-            lines.add(*cells, *(_cell(row[n], row.get(known[n].chance)) for n in there))
-        yield lines
-    chance = any(column.chance for one in chosen for column in one.columns)
-    notes = ["In parentheses: the same of factors with independent entries."] if chance else []
-    for measure in chosen:
+        if sort_by is not None and sort_by not in (*filled, *index):
+            filled.append(sort_by)
+        yield _sheet_of_columns(frame, index, filled)
+    notes = []
+    if any(column.chance for measure in selected for column in measure.columns):
+        notes.append("In parentheses: the same of factors with independent entries.")
+    for measure in selected:
         reasons = table.metadata.get(f"no_{measure.name}") or {}
-        notes += [f"No {measure.name} ({stack}): {why}." for stack, why in reasons.items()]
+        notes += [f"No {measure.name} ({stack}): {reason}." for stack, reason in reasons.items()]
     yield from (Text(note, style="dim") for note in notes)
 
 
-def _cell(value: object, beside: float | None) -> Cell:
+def _sorted(frame: pl.DataFrame, name: str) -> pl.DataFrame:
+    """Sort by a column, largest values first; rows without a value come last."""
+    if name not in frame.columns:
+        raise TableError(f"no column {name!r}; columns are {', '.join(frame.columns)}")
+    key = pl.col(name)
+    if frame[name].dtype.is_float():
+        key = key.fill_nan(None)
+    return frame.sort(key, descending=True, nulls_last=True, maintain_order=True)
+
+
+def _sheet_of_columns(frame: pl.DataFrame, index: Sequence[str], names: Sequence[str]) -> Sheet:
+    """Lay out some columns of a frame, each value with its value by chance in parentheses."""
+    column_of = {column.name: column for column in (*COLUMNS, *FURTHER_COLUMNS)}
+    headings = []
+    for name in (*index, *names):
+        heading = label(name) if name in HEADLINE else column_of[name].heading
+        headings.append(heading or name)
+    lines = Sheet.of(*headings)
+    for row in frame.iter_rows(named=True):
+        cells: list[Any] = ["all" if row[name] is None else str(row[name]) for name in index]
+        cells += [_cell(row[name], row.get(column_of[name].chance)) for name in names]
+        lines.add(*cells)
+    return lines
+
+
+def _cell(value: object, chance: float | None) -> Cell:
     if not isinstance(value, float):
         return Cell("–" if value is None else str(value))
-    return Cell(f"{value:.3g}", "" if beside is None else f"{beside:.2g}")
+    return Cell(f"{value:.3g}", "" if chance is None else f"{chance:.2g}")
 
 
 # Stacks differ by color, as in every figure, and models of one stack by its shade.
@@ -401,7 +438,7 @@ def _layer_curves(table: ScoreTable) -> Figure:
 
 
 def shades_of(stacks: Iterable[str]) -> list[tuple[str, int]]:
-    """Return the color of each model, by its stack, and which of its shades.
+    """Return the color of each model, which is that of its stack, and the number of its shade.
 
     Examples
     --------
@@ -409,12 +446,12 @@ def shades_of(stacks: Iterable[str]) -> list[tuple[str, int]]:
     [('encoder', 0), ('decoder', 0), ('encoder', 1)]
     """
     seen: Counter[str] = Counter()
-    found = []
+    shades = []
     for stack in stacks:
         kind = STACKS.get(stack, "other")
-        found.append((kind, seen[kind] % len(SHADES[kind])))
+        shades.append((kind, seen[kind] % len(SHADES[kind])))
         seen[kind] += 1
-    return found
+    return shades
 
 
 def layer_curves(axis: Axes, table: ScoreTable, score: str, label: str) -> None:
@@ -493,7 +530,7 @@ DISTINGUISHING = ("revision", "step", "stack", "kind", "circuit")
 
 
 def titles(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The last part of each checkpoint's name, and in what it differs from others of that name.
+    """Name models by the last part of a checkpoint's name, and by what distinguishes namesakes.
 
     Examples
     --------
@@ -501,24 +538,34 @@ def titles(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     >>> titles([*rows, {"checkpoint": "openai-community/gpt2", "stack": "decoder"}])
     ['whisper-tiny, encoder', 'whisper-tiny, decoder', 'gpt2']
     """
-    words: dict[str, Callable[[Any], str]] = {"kind": kind_in_words, "stack": str}
     names = [last_part(one_line(row["checkpoint"] or "unnamed")) for row in rows]
-    told = []
+    rows_by_name: dict[str, list[Mapping[str, Any]]] = {}
     for name, row in zip(names, rows, strict=True):
-        alike = [other for own, other in zip(names, rows, strict=True) if own == name]
-        differing = (
-            words.get(column, f"{column} {{}}".format)(row[column])
-            for column in DISTINGUISHING
-            if len({other.get(column) for other in alike}) > 1 and row[column] is not None
-        )
-        told.append(", ".join([name, *differing]))
-    return told
+        rows_by_name.setdefault(name, []).append(row)
+    distinct_titles = []
+    for name, row in zip(names, rows, strict=True):
+        parts = [name]
+        for column in DISTINGUISHING:
+            values = {namesake.get(column) for namesake in rows_by_name[name]}
+            if len(values) > 1 and row[column] is not None:
+                parts.append(_in_title(column, row[column]))
+        distinct_titles.append(", ".join(parts))
+    return distinct_titles
+
+
+def _in_title(column: str, value: Any) -> str:
+    if column == "kind":
+        return kind_in_words(value)
+    return str(value) if column == "stack" else f"{column} {value}"
 
 
 def place(table: ScoreTable) -> list[Any]:
-    """Return the place of each checkpoint and stack of a table among models that a package knows.
+    """Return the place of each checkpoint and stack of a table among models known to a package.
 
-    As text, each is one sentence; it has the ``name`` of the checkpoint, its ``stack``, a second
-    sentence, ``meaning``, the values that were compared, and the ``others``.
+    As text, a place is one sentence. Its attributes are the ``name`` of the checkpoint, its
+    ``stack``, a second sentence, ``meaning``, the compared values, and the ``others``.
     """
-    return [found for point in entry_points(group=PLACES) for found in point.load()(table)]
+    places: list[Any] = []
+    for entry_point in entry_points(group=PLACES):
+        places += entry_point.load()(table)
+    return places

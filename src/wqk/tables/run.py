@@ -1,14 +1,14 @@
-"""Run directories: what a training run has written so far, readable during training.
+"""Folders of training runs, which can be read while the run goes on.
 
 ::
 
     RUN/run.json         recipe, model configuration, environment, corpus; written once
     RUN/metrics.jsonl    losses, one JSON object a line, appended
     RUN/scores.jsonl     a score table with a `step` on every row, appended
-    RUN/updates.jsonl    the same for the change since the previous scores
+    RUN/updates.jsonl    a score table of the changes since the previous scores, appended
     RUN/clips.jsonl      a line for each head that was clipped, if any was
-    RUN/checkpoint-N/    the model after N steps, and all that a resumed run needs; renamed into
-                         place when complete
+    RUN/checkpoint-N/    the model after N steps, and the state that a resumed run needs; the
+                         folder gets its name when it is complete
 
 A killed run leaves complete lines and at most one torn last line, which is ignored.
 """
@@ -47,7 +47,7 @@ METRICS_SCHEMA: dict[str, pl.DataType] = {
 
 @dataclass(frozen=True)
 class Run:
-    """One training run's directory; files are read on first access and cached."""
+    """Folder of one training run; files are read on first access and cached."""
 
     folder: Path
     #: What ``run.json`` holds: ``recipe``, ``model``, ``corpus``, ``environment``.
@@ -114,7 +114,7 @@ class Run:
 
 
 def open_run(folder: str | PathLike[str]) -> Run:
-    """Return the run in a folder, finished or not.
+    """Open the run in a folder, finished or not.
 
     Raises
     ------
@@ -139,8 +139,8 @@ def open_run(folder: str | PathLike[str]) -> Run:
     require_file(path, RunError)
     try:
         # Halves of surrogate pairs, which no file or terminal takes, become question marks.
-        whole = json.dumps(json.loads(path.read_bytes()), ensure_ascii=False)
-        settings = json.loads(whole.encode("utf-8", "replace"))
+        text = json.dumps(json.loads(path.read_bytes()), ensure_ascii=False)
+        settings = json.loads(text.encode("utf-8", "replace"))
     except FileNotFoundError:
         raise RunError(f"{folder}: not a run's folder; expected a {SETTINGS} in it") from None
     except OSError as error:
@@ -167,13 +167,17 @@ def create_run(folder: str | PathLike[str], settings: Mapping[str, Any]) -> Run:
 
 
 def checkpoints_in(folder: Path) -> list[tuple[int, Path]]:
-    """Steps and folders of a run's complete checkpoints, earliest first."""
-    matches = ((re.fullmatch(r"checkpoint-(\d+)", path.name), path) for path in folder.iterdir())
-    return sorted((int(match[1]), path) for match, path in matches if match and path.is_dir())
+    """Return the steps and folders of a run's complete checkpoints, earliest first."""
+    checkpoints = []
+    for path in folder.iterdir():
+        match = re.fullmatch(r"checkpoint-(\d+)", path.name)
+        if match and path.is_dir():
+            checkpoints.append((int(match[1]), path))
+    return sorted(checkpoints)
 
 
 def drop_after(path: Path, step: int) -> None:
-    """Rewrite a file of JSON lines without those of later steps, and without a torn line."""
+    """Remove the lines of later steps, and an incomplete last line, from a file of JSON lines."""
     if path.exists():
         lines = read_lines(path)
         for name, kinds in (("step", int), ("seconds", (int, float))):
@@ -183,16 +187,16 @@ def drop_after(path: Path, step: int) -> None:
 
 
 def read_table(path: Path) -> ScoreTable:
-    """A score table that is being appended to: as `wqk.read_table`, but without a torn last line.
+    """Read a score table that is being appended to, without an incomplete last line.
 
     Raises
     ------
     RunError
         A complete line is not a row of a score table, or the file cannot be read.
     """
-    known = types((*ScoreTable.declared, *ScoreTable.further))
+    column_types = types((*ScoreTable.declared, *ScoreTable.further))
     try:
-        return ScoreTable(*from_objects(read_lines(path), known))
+        return ScoreTable(*from_objects(read_lines(path), column_types))
     except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError) as error:
         reason = first_line(error)
         raise RunError(f"{path}: does not hold a run's scores ({reason})") from None

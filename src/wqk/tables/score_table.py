@@ -1,4 +1,4 @@
-"""Score tables: the types of their columns, what identifies a row, and every export."""
+"""Score tables: types and keys of their rows, selection, summaries, and export."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ SCHEMA = types(COLUMNS)
 UPDATE_TERMS = types(UPDATE_COLUMNS)
 LOGITS = types(LOGIT_COLUMNS)
 
-# Those that may follow: of measures on request, of updates and of a monitor.
+# Columns that may follow `COLUMNS`: of measures on request, of updates and of a monitor.
 FURTHER_COLUMNS = (
     *{column.name: column for measure in MEASURES for column in measure.columns}.values(),
     *UPDATE_COLUMNS,
     *LOGIT_COLUMNS,
 )
 
-# What a row's status may say, in this order, where more than one holds; "ok" if none does.
+# Parts of a row's status, in this order; "ok" if none applies.
 STATUSES = (
     "non-finite",
     "degenerate",
@@ -64,13 +64,13 @@ BETWEEN_STATUSES = ", "
 # No two rows of a table agree in all of these.
 KEY = ("checkpoint", "revision", "step", "stack", "kind", "layer", "head", "circuit", "distance")
 
-# What identifies one attention, which is one line of a summary.
+# Columns that identify one attention, a line of a summary.
 GROUP = tuple(column for column in KEY if column not in ("layer", "head"))
 
-# What identifies one layer's form, in a table and among the details.
+# Columns that identify one layer's form, in a table and among the details.
 LAYER = tuple(column for column in KEY if column != "head")
 
-# The scores of which summaries give the median and the quartiles.
+# Scores whose median and quartiles are in summaries.
 SUMMARIZED = ("symmetry", "directionality", "directionality_excess")
 
 
@@ -82,7 +82,7 @@ def joined_statuses(statuses: Collection[str]) -> str:
     >>> joined_statuses({"random-looking", "guessed"}), joined_statuses(())
     ('guessed, random-looking', 'ok')
     """
-    return BETWEEN_STATUSES.join(one for one in STATUSES if one in statuses) or "ok"
+    return BETWEEN_STATUSES.join(status for status in STATUSES if status in statuses) or "ok"
 
 
 def statuses() -> pl.Expr:
@@ -109,26 +109,28 @@ def conditions(frame: pl.DataFrame, metadata: Mapping[str, Any], *, every: bool)
     >>> ", ".join(conditions(table.frame, table.metadata, every=True))
     'circuit qk, distance 0, norms not folded in, biases included, gamma 3'
     """
-    found: list[tuple[str, bool]] = []  # each, and whether it is the default
+    phrases: list[tuple[str, bool]] = []  # with True for the default value
     if "circuit" in frame.columns:
         circuits = frame["circuit"].drop_nulls().unique(maintain_order=True).to_list()
         if circuits:
-            found.append((f"circuit {' and '.join(circuits)}", circuits == ["qk"]))
+            phrases.append((f"circuit {' and '.join(circuits)}", circuits == ["qk"]))
         distances = sorted(frame["distance"].drop_nulls().unique().to_list())
         if distances:
             plural = "s" if len(distances) > 1 else ""
-            found.append((f"distance{plural} {spans(distances)}", distances == [0]))
-    folded, biases, gamma = (metadata.get(k) for k in ("folded_norms", "biases", "gamma"))
+            phrases.append((f"distance{plural} {spans(distances)}", distances == [0]))
+    folded = metadata.get("folded_norms")
     if folded is not None:
-        found.append((f"norms {'' if folded else 'not '}folded in", not folded))
+        phrases.append(("norms folded in" if folded else "norms not folded in", not folded))
+    biases = metadata.get("biases")
     if biases is not None:
-        found.append((f"biases {'included' if biases else 'left out'}", not biases))
+        phrases.append((f"biases {'included' if biases else 'left out'}", not biases))
+    gamma = metadata.get("gamma")
     if gamma is not None:
-        found.append((f"gamma {gamma:g}", gamma == 2))
-    return [words for words, is_usual in found if every or not is_usual]
+        phrases.append((f"gamma {gamma:g}", gamma == 2))
+    return [phrase for phrase, is_default in phrases if every or not is_default]
 
 
-# Names that one may try on a table, and what it has.
+# Attributes of data frames, and the expressions that replace them.
 TABLE_SYNONYMS = {
     "columns": "frame.columns",
     "data": "frame",
@@ -152,9 +154,10 @@ TABLE_SYNONYMS = {
 class Table(Shown):
     """Rows for layers and, with ``head`` filled in, for heads.
 
-    The frame's columns are `declared`, in that order, then those of `further` that are present.
-    Columns that a file lacks get their value for that; without one of `needed`, it is no such
-    table. The metadata, how the numbers were made, is kept by Parquet and JSON Lines files.
+    The columns of the frame are `declared`, in that order, then those of `further` that are
+    present. A declared column that a file lacks gets its `missing` value; a file that lacks a
+    `needed` column is rejected. The metadata describes how the numbers were computed; Parquet and
+    JSON Lines files store it.
     """
 
     declared: ClassVar[tuple[Column, ...]]
@@ -165,20 +168,23 @@ class Table(Shown):
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # Lines of JSON without any row name no column.
-        frame = self.frame if self.frame.columns else pl.DataFrame(schema=types(self.declared))
-        there = frame.columns
-        if lacking := [name for name in self.needed if name not in there]:
-            raise TableError(f"a {type(self).__name__} needs the columns {', '.join(lacking)}")
-        columns = [*self.declared, *(column for column in self.further if column.name in there)]
+        frame = self.frame
+        if not frame.columns:  # a file of JSON lines without rows
+            frame = pl.DataFrame(schema=types(self.declared))
+        present = frame.columns
+        if missing := [name for name in self.needed if name not in present]:
+            raise TableError(f"a {type(self).__name__} needs the columns {', '.join(missing)}")
+        columns = [*self.declared, *(column for column in self.further if column.name in present)]
+        expressions = []
+        for column in columns:
+            column_type = TYPES[column.type]
+            if column.name in present:
+                expressions.append(pl.col(column.name).cast(column_type))
+            else:
+                expressions.append(pl.lit(column.missing, column_type).alias(column.name))
         try:
             if [*frame.schema.items()] != [*types(columns).items()]:
-                frame = frame.select(
-                    pl.col(column.name).cast(TYPES[column.type])
-                    if column.name in there
-                    else pl.lit(column.missing, TYPES[column.type]).alias(column.name)
-                    for column in columns
-                )
+                frame = frame.select(expressions)
         except pl.exceptions.PolarsError as error:
             raise TableError(
                 f"a column has the wrong type for a score table: {first_line(error)}"
@@ -195,12 +201,12 @@ class Table(Shown):
 
     @property
     def layers(self) -> Self:
-        """Only the rows of whole layers."""
+        """The rows of whole layers."""
         return self.filter(pl.col("head").is_null())
 
     @property
     def heads(self) -> Self:
-        """Only the rows of single heads."""
+        """The rows of single heads."""
         return self.filter(pl.col("head").is_not_null())
 
     def filter(self, *predicates: pl.Expr) -> Self:
@@ -243,13 +249,14 @@ class Table(Shown):
         """Return the rows whose number in a column is one of these, by place or slice."""
         count: int = 1 + max(self.frame[column].drop_nulls(), default=-1)
         try:
-            found = range(count)[index]
+            chosen = range(count)[index]
         except IndexError:
-            found = range(0)
-        rows = self.filter(pl.col(column).is_in([found] if isinstance(found, int) else found))
+            chosen = range(0)
+        numbers = [chosen] if isinstance(chosen, int) else chosen
+        rows = self.filter(pl.col(column).is_in(numbers))
         if not len(rows):
-            has = f"0 to {count - 1}" if count else "none"
-            raise TableError(f"the table has no {column} {index}; its {column}s are {has}")
+            known = f"0 to {count - 1}" if count else "none"
+            raise TableError(f"the table has no {column} {index}; its {column}s are {known}")
         return rows
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -259,9 +266,10 @@ class Table(Shown):
     if not TYPE_CHECKING:  # type checkers report the mistake themselves
 
         def __getattr__(self, name: str) -> Any:
-            frame = f"frame.{name}"
-            names = ({name: frame} if hasattr(pl.DataFrame, name) else {}) | TABLE_SYNONYMS
-            advice = "" if name.startswith("_") else did_you_mean(name, dir(self), names)
+            synonyms = TABLE_SYNONYMS
+            if hasattr(pl.DataFrame, name):
+                synonyms = {name: f"frame.{name}"} | synonyms
+            advice = "" if name.startswith("_") else did_you_mean(name, dir(self), synonyms)
             raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}{advice}")
 
     def to_dict(self) -> dict[str, Any]:
@@ -318,13 +326,13 @@ class ScoreTable(Table):
     Attributes
     ----------
     frame
-        A polars frame with the columns of `wqk.tables.columns.COLUMNS`, in that order, then those
-        of the measures that were asked for.
+        A polars frame with the columns of `wqk.tables.columns.COLUMNS`, in that order, then the
+        columns of requested measures.
     metadata
-        How the scores were made: gamma, folded norms, biases, software and schema version, and why
-        rows are ``partial``. Kept by Parquet and JSON Lines files.
+        Description of the scores: gamma, folded norms, biases, software and schema version, and
+        the reasons of ``partial`` rows. Parquet and JSON Lines files store it.
     details
-        The data for pictures, if the scan was asked for it. Kept by a file of its own:
+        The data for pictures, if requested. It is stored in a file of its own:
         ``table.details.write("forms.npz")``.
 
     Examples
@@ -373,19 +381,16 @@ class ScoreTable(Table):
             *(pl.col(score).fill_nan(None) for score in SUMMARIZED),
         )
         quartiles = {"q25": 0.25, "median": 0.5, "q75": 0.75}
-        return scored.group_by([*GROUP, "over"], maintain_order=True).agg(
-            pl.col("directionality").count().alias("count"),
-            *(
-                pl.col(score).quantile(q, "linear").alias(f"{score}_{name}")
-                for score in SUMMARIZED
-                for name, q in quartiles.items()
-            ),
-        )
+        aggregates = [pl.col("directionality").count().alias("count")]
+        for score in SUMMARIZED:
+            for name, q in quartiles.items():
+                aggregates.append(pl.col(score).quantile(q, "linear").alias(f"{score}_{name}"))
+        return scored.group_by([*GROUP, "over"], maintain_order=True).agg(aggregates)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the metadata, the `summary` and the rows, as ``--json`` prints them."""
-        whole = super().to_dict()
-        return {"metadata": whole.pop("metadata"), "summary": records(self.summary()), **whole}
+        content = super().to_dict()
+        return {"metadata": content.pop("metadata"), "summary": records(self.summary()), **content}
 
     def join(self, *others: ScoreTable) -> ScoreTable:
         """All rows of this table and of others; see `wqk.join`."""
@@ -408,7 +413,7 @@ class ScoreTable(Table):
         Raises
         ------
         TableError
-            The view is neither, or the table has no such rows.
+            The view is not one of the two, or the table has no such rows.
 
         Examples
         --------
@@ -433,7 +438,7 @@ class ScoreTable(Table):
 def _pair(key: Any) -> tuple[Any, ...]:
     """Return the layers and, if given, the heads that an index chooses."""
     pair = key if isinstance(key, tuple) else (key,)
-    if not 0 < len(pair) < 3 or not all(isinstance(one, int | slice) for one in pair):
+    if not 0 < len(pair) < 3 or not all(isinstance(index, int | slice) for index in pair):
         raise TableError(
             f"a table takes a column's name, a layer, or a layer and a head; got {key!r}"
         )
@@ -488,10 +493,14 @@ def read_one_of(path: str | PathLike[str], *kinds: type[Table]) -> Table:
         )
     require_file(path, TableError)
     try:
-        known = types(column for one in kinds for column in (*one.declared, *one.further))
-        frame, metadata = reader(path.read_bytes(), known)
-        kind = next((one for one in kinds if {*one.needed} <= {*frame.columns}), kinds[0])
-        return kind(frame, metadata)
+        columns: list[Column] = []
+        for table_class in kinds:
+            columns += [*table_class.declared, *table_class.further]
+        frame, metadata = reader(path.read_bytes(), types(columns))
+        for table_class in kinds:
+            if {*table_class.needed} <= {*frame.columns}:
+                return table_class(frame, metadata)
+        return kinds[0](frame, metadata)  # raises an error that names the missing columns
     except OSError as error:
         raise TableError(f"{path}: cannot be read ({error.strerror})", path=path) from None
     except UNREADABLE as error:
@@ -503,8 +512,8 @@ def read_one_of(path: str | PathLike[str], *kinds: type[Table]) -> Table:
 def join(tables: ScoreTable | Sequence[ScoreTable]) -> ScoreTable:
     """All rows of several tables in one, and their details.
 
-    If metadata disagrees, the first table's is kept; entries about single checkpoints are merged,
-    and notes name theirs where there are several.
+    If metadata disagrees, the first table's metadata is kept. Entries about single checkpoints are
+    merged; if there are several checkpoints, each note begins with its checkpoint's name.
 
     Raises
     ------
@@ -524,21 +533,26 @@ def join(tables: ScoreTable | Sequence[ScoreTable]) -> ScoreTable:
     several = len(set().union(*(table.frame["checkpoint"] for table in tables))) > 1
     metadata: dict[str, Any] = {}
     for table in reversed(tables):
-        for name, value in {**table.metadata, **(_named_notes(table) if several else {})}.items():
-            known = metadata.get(name)
-            if isinstance(known, dict) and isinstance(value, dict):
-                value = {**known, **value}
-            elif isinstance(known, list) and isinstance(value, list):
-                value = [*value, *(line for line in known if line not in value)]
+        entries = dict(table.metadata)
+        if several:
+            entries |= _named_notes(table)
+        for name, value in entries.items():
+            present = metadata.get(name)
+            if isinstance(present, dict) and isinstance(value, dict):
+                value = {**present, **value}
+            elif isinstance(present, list) and isinstance(value, list):
+                value = [*value, *(line for line in present if line not in value)]
             metadata[name] = value
+    frame = pl.concat([table.frame for table in tables], how="diagonal")
+    return ScoreTable(frame, metadata, _joined_details(tables))
+
+
+def _joined_details(tables: Sequence[ScoreTable]) -> Details | None:
     details = [table.details for table in tables if table.details is not None]
-    return ScoreTable(
-        pl.concat([table.frame for table in tables], how="diagonal"),
-        metadata,
-        Details(tuple(block for part in details for block in part.blocks), details[0].gamma)
-        if details
-        else None,
-    )
+    if not details:
+        return None
+    blocks = [block for table_details in details for block in table_details.blocks]
+    return Details(tuple(blocks), details[0].gamma)
 
 
 def _named_notes(table: ScoreTable) -> dict[str, Any]:
@@ -546,18 +560,17 @@ def _named_notes(table: ScoreTable) -> dict[str, Any]:
     names = table.frame["checkpoint"].unique().to_list()
     if len(names) != 1:
         return {}
-    found: dict[str, Any] = {
-        kind: [f"{begin}{names[0]}{end}{line}" for line in lines]
-        for kind, begin, end in (
-            ("inferred", "of ", " "),
-            ("unread", "", ": "),
-            ("notes", "", ": "),
-        )
-        if isinstance(lines := table.metadata.get(kind), list)
-    }
-    if isinstance(reasons := table.metadata.get("partial"), dict):
-        found["partial"] = {f"{names[0]} {stack}": why for stack, why in reasons.items()}
-    return found
+    name = names[0]
+    beginnings = {"inferred": f"of {name} ", "unread": f"{name}: ", "notes": f"{name}: "}
+    notes: dict[str, Any] = {}
+    for kind, beginning in beginnings.items():
+        lines = table.metadata.get(kind)
+        if isinstance(lines, list):
+            notes[kind] = [f"{beginning}{line}" for line in lines]
+    reasons = table.metadata.get("partial")
+    if isinstance(reasons, dict):
+        notes["partial"] = {f"{name} {stack}": reason for stack, reason in reasons.items()}
+    return notes
 
 
 def records(frame: pl.DataFrame) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""A table that is shown: on a terminal, on a page, in Markdown and in LaTeX."""
+"""A table for display: on a terminal, on a page, in Markdown and in LaTeX."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ ASCII = ("|", "#", "#", "#")
 class Bar:
     """A bar to the right for positive, to the left for negative scores; ±1 fills its half."""
 
-    value: float | None  # the score; nothing is drawn without one
+    value: float | None  # the score; None draws nothing
     cells: int = 6  # width of each half
 
-    MOST: ClassVar[int] = 20
+    WIDEST: ClassVar[int] = 20
 
     @property
     def width(self) -> int:
@@ -51,7 +51,7 @@ class Bar:
 
 
 def bar(value: float | None, cells: int = 6, ascii_only: bool = False) -> Text:
-    """Return the bar of a score, with this many cells on each side of the middle.
+    """Draw the bar of a score, with this many cells on each side of the middle.
 
     Examples
     --------
@@ -89,7 +89,7 @@ MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\`*_|"}
 
 LINK = re.compile(r"\[(?![-+−]?\d)")
 
-# A column of text takes at least so many cells before a table is given up for a list.
+# Least width of a column of text, in cells.
 NARROWEST = 14
 
 # Between two columns, and before the first.
@@ -97,43 +97,43 @@ GAP = 2
 
 
 class Cell(NamedTuple):
-    """What stands in one place of a sheet.
+    """Content of one cell of a sheet.
 
     Attributes
     ----------
     text
         One line.
-    beside
-        A second, less important text: quartiles, or what chance would give.
+    aside
+        A second, less important text: quartiles, or the value by chance.
     marks
         The letters of its footnotes.
     style
-        On a terminal, such as ``bold``, ``dim`` or a color.
+        Style on a terminal, such as ``bold``, ``dim`` or a color.
     html
-        What a page shows instead of the text, already escaped.
+        HTML that replaces the text on a page.
     """
 
     text: str
-    beside: str = ""
+    aside: str = ""
     marks: str = ""
     style: str = ""
     html: str = ""
 
 
 @dataclass(frozen=True)
-class Column:
-    """A heading, and how its column is set.
+class SheetColumn:
+    """A heading, and the layout of its column.
 
     Attributes
     ----------
     heading
         One line; may be empty.
     text
-        Whether the column has text, which is left-aligned and may be wrapped, or numbers.
+        Whether the column contains text, which is left-aligned and may be wrapped, or numbers.
     latex
-        The heading in LaTeX, if it is a formula there.
+        Heading in LaTeX, if it is a formula.
     optional
-        Whether the column is left out where lines are too short, the last one first.
+        Whether the column may be left out if lines are too short. The last column goes first.
     """
 
     heading: str
@@ -144,16 +144,17 @@ class Column:
 
 @dataclass
 class Sheet:
-    """Columns, rows, a caption and footnotes, in whatever form they are shown.
+    """Columns, rows, a caption and footnotes, independent of the medium.
 
     Attributes
     ----------
     columns
-        From left to right.
+        The columns from left to right.
     rows
-        Of as many cells as there are columns; a row of one cell is a heading across all of them.
+        The rows, each with as many cells as there are columns. A row with a single cell is a
+        heading across all columns.
     caption
-        Above the table, except on a terminal.
+        Text above the table; terminals do not show it.
     notes
         Footnotes, by letter.
 
@@ -167,7 +168,7 @@ class Sheet:
     | mnli | 0.84 |
     """
 
-    columns: list[Column]
+    columns: list[SheetColumn]
     rows: list[list[Cell | Bar]] = field(default_factory=list)
     caption: str = ""
     notes: Mapping[str, str] = field(default_factory=dict)
@@ -175,10 +176,10 @@ class Sheet:
     @classmethod
     def of(cls, *headings: str, text: Collection[str] = ()) -> Sheet:
         """Return an empty sheet; the columns ``text`` hold text, the others numbers."""
-        return cls([Column(heading, heading in text) for heading in headings])
+        return cls([SheetColumn(heading, heading in text) for heading in headings])
 
     def add(self, *cells: Cell | Bar | str, style: str = "") -> None:
-        """Add a row; ``style`` is that of its cells without one of their own."""
+        """Add a row; ``style`` applies to cells without a style of their own."""
         row: list[Cell | Bar] = []
         for cell in cells:
             if isinstance(cell, str):
@@ -203,14 +204,16 @@ class Sheet:
         ]
         for row in self.rows:
             if self._is_heading(row):
-                lines.append([f"**{_in_markdown(_words(row[0]))}**", *[""] * (len(places) - 1)])
+                heading = f"**{_in_markdown(_words(row[0]))}**"
+                lines.append([heading, *[""] * (len(places) - 1)])
             else:
                 lines.append(
-                    [_filed(row[place], _in_markdown, "<sup>{}</sup>") for place in places]
+                    [_in_file(row[place], _in_markdown, "<sup>{}</sup>") for place in places]
                 )
         grid = "\n".join(f"| {' | '.join(texts)} |" for texts in lines)
         notes = [f"<sup>{mark}</sup> {_in_markdown(text)}" for mark, text in self.notes.items()]
-        return "\n\n".join(filter(None, [_in_markdown(self.caption), grid, *notes])) + "\n"
+        paragraphs = [_in_markdown(self.caption), grid, *notes]
+        return "\n\n".join(filter(None, paragraphs)) + "\n"
 
     def latex(self) -> str:
         """Return a booktabs tabular below its caption, and its footnotes as paragraphs."""
@@ -222,43 +225,39 @@ class Sheet:
                 texts = [rf"\multicolumn{{{len(places)}}}{{l}}{{\textbf{{{words}}}}}"]
             else:
                 texts = [
-                    _filed(row[place], _in_latex, r"\textsuperscript{{{}}}") for place in places
+                    _in_file(row[place], _in_latex, r"\textsuperscript{{{}}}") for place in places
                 ]
             body.append(f"  {' & '.join(texts)} \\\\")
         columns = [self.columns[place] for place in places]
-        notes = [
-            rf"{{\footnotesize\textsuperscript{{{mark}}} {text.translate(LATEX)}\par}}"
-            for mark, text in self.notes.items()
-        ]
-        lines = [
-            r"% needs \usepackage{booktabs,amsmath}",
-            *([rf"{{{self.caption.translate(LATEX)}\par}}"] if self.caption else []),
-            rf"\begin{{tabular}}{{{''.join('l' if column.text else 'r' for column in columns)}}}",
+        alignment = "".join("l" if column.text else "r" for column in columns)
+        headings = [column.latex or _in_latex(column.heading) for column in columns]
+        lines = [r"% needs \usepackage{booktabs,amsmath}"]
+        if self.caption:
+            lines.append(rf"{{{_in_latex(self.caption)}\par}}")
+        lines += [
+            rf"\begin{{tabular}}{{{alignment}}}",
             r"  \toprule",
-            f"  {' & '.join(c.latex or c.heading.translate(LATEX) for c in columns)} \\\\",
+            f"  {' & '.join(headings)} \\\\",
             r"  \midrule",
             *body,
             r"  \bottomrule",
             r"\end{tabular}",
-            *([r"\par\smallskip"] if notes else []),
-            *notes,
         ]
+        if self.notes:
+            lines.append(r"\par\smallskip")
+        for mark, text in self.notes.items():
+            lines.append(rf"{{\footnotesize\textsuperscript{{{mark}}} {_in_latex(text)}\par}}")
         return "\n".join(lines) + "\n"
 
     # On a page.
 
     def html(self) -> str:
         """Return a table for a notebook or a page, with headings that screen readers announce."""
-        header = "".join(
-            f'<th scope="col"{_side(column)}>{escape(column.heading)}</th>'
-            if column.heading
-            else "<td></td>"
-            for column in self.columns
-        )
         parts = ["<table>"]
         if self.caption:
             parts.append(f"<caption>{escape(self.caption)}</caption>")
         if any(column.heading for column in self.columns):
+            header = "".join(map(_heading_in_html, self.columns))
             parts.append(f"<thead><tr>{header}</tr></thead>")
         parts.append(f"<tbody>{''.join(map(self._row_in_html, self.rows))}</tbody></table>")
         for mark, text in self.notes.items():
@@ -267,15 +266,14 @@ class Sheet:
 
     def _row_in_html(self, row: list[Cell | Bar]) -> str:
         if self._is_heading(row):
-            return (
-                f'<tr><th scope="colgroup" colspan="{len(self.columns)}">{_paged(row[0])}</th></tr>'
-            )
+            heading = _in_html(row[0])
+            return f'<tr><th scope="colgroup" colspan="{len(self.columns)}">{heading}</th></tr>'
         cells = [
-            f'{_side(column)} data-label="{escape(column.heading)}">{_paged(cell)}'
+            f'{_alignment(column)} data-label="{escape(column.heading)}">{_in_html(cell)}'
             for column, cell in zip(self.columns, row, strict=True)
         ]
-        rest = "".join(f"<td{cell}</td>" for cell in cells[1:])
-        return f'<tr><th scope="row"{cells[0]}</th>{rest}</tr>'
+        data_cells = "".join(f"<td{cell}</td>" for cell in cells[1:])
+        return f'<tr><th scope="row"{cells[0]}</th>{data_cells}</tr>'
 
     # On a terminal.
 
@@ -286,7 +284,7 @@ class Sheet:
         optional = [place for place in places if self.columns[place].optional]
         while optional and self._least(places) > options.max_width:
             places.remove(optional.pop())
-        # Wider than the terminal rather than with a number cut short.
+        # A table may become wider than the terminal; a number is never cut.
         width = max(options.max_width, self._least(places, NARROWEST))
         yield from console.render(self._grid(places, width), options.update(width=width))
 
@@ -298,16 +296,20 @@ class Sheet:
                 yield cell.width if isinstance(cell, Bar) else cell_len(_words(cell))
 
     def _least(self, places: Sequence[int], narrowest: int = 10**6) -> int:
-        """Return the cells that these columns need, of text at most ``narrowest``."""
-        widths = ((max(self._widths(place)), self.columns[place].text) for place in places)
-        needed = sum(min(width, narrowest) if text else width for width, text in widths)
-        return needed + GAP * len(places)
+        """Return the width that these columns need; text needs at most ``narrowest``."""
+        needed = GAP * len(places)
+        for place in places:
+            width = max(self._widths(place))
+            if self.columns[place].text:
+                width = min(width, narrowest)
+            needed += width
+        return needed
 
     def _grid(self, places: list[int], width: int) -> Table:
-        """Return the columns side by side; bars take what is left of the width."""
+        """Lay out the columns next to each other; bars use the remaining width."""
         widths = {place: max(self._widths(place), default=0) for place in places}
-        barred = [p for p in places if any(isinstance(r[p], Bar) for r in self.rows if len(r) > 1)]
-        left_over = width - sum(widths.values()) - GAP * len(places)
+        bars = sum(self._has_bars(place) for place in places)
+        spare = width - sum(widths.values()) - GAP * len(places)
         grid = Table(
             box=None,
             padding=(0, 1),
@@ -327,38 +329,35 @@ class Sheet:
             if self._is_heading(row):
                 grid.add_row(Text(_words(row[0]), style="bold"))
             else:
-                grid.add_row(*(_drawn(row[place], left_over, len(barred)) for place in places))
+                grid.add_row(*(_on_terminal(row[place], spare, bars) for place in places))
         return grid
 
     def _is_heading(self, row: list[Cell | Bar]) -> bool:
         return len(row) == 1 < len(self.columns)
 
     def _worded(self) -> list[int]:
-        """Return the columns that files show: all but those of bars."""
-        return [
-            place
-            for place in range(len(self.columns))
-            if not any(
-                isinstance(row[place], Bar) for row in self.rows if not self._is_heading(row)
-            )
-        ]
+        """Return the numbers of the columns in files: all columns without bars."""
+        return [place for place in range(len(self.columns)) if not self._has_bars(place)]
+
+    def _has_bars(self, place: int) -> bool:
+        return any(isinstance(row[place], Bar) for row in self.rows if not self._is_heading(row))
 
 
 def _words(cell: Cell | Bar) -> str:
     """Return a cell as plain text."""
     if isinstance(cell, Bar):
         return ""
-    beside = f" ({cell.beside})" if cell.beside else ""
+    aside = f" ({cell.aside})" if cell.aside else ""
     marks = f" {' '.join(cell.marks)}" if cell.marks else ""
-    return f"{cell.text}{beside}{marks}"
+    return f"{cell.text}{aside}{marks}"
 
 
-def _drawn(cell: Cell | Bar, left_over: int, bars: int) -> Text | Bar:
-    """Return a cell as a terminal shows it."""
+def _on_terminal(cell: Cell | Bar, spare: int, bars: int) -> Text | Bar:
+    """Return a cell for a terminal; all bars of a line share its spare width."""
     if isinstance(cell, Bar):
-        return Bar(cell.value, min(Bar.MOST, cell.cells + max(0, left_over) // (2 * bars)))
-    rest = _words(cell).removeprefix(cell.text)
-    return Text.assemble(cell.text, (rest, "dim"), style=cell.style)
+        return Bar(cell.value, min(Bar.WIDEST, cell.cells + max(0, spare) // (2 * bars)))
+    suffix = _words(cell).removeprefix(cell.text)
+    return Text.assemble(cell.text, (suffix, "dim"), style=cell.style)
 
 
 def _in_markdown(text: str) -> str:
@@ -370,26 +369,32 @@ def _in_latex(text: str) -> str:
     return text.translate(LATEX)
 
 
-def _filed(cell: Cell | Bar, markup: Callable[[str], str], superscript: str) -> str:
-    """Return a cell as a file has it: its text, and the letters of its footnotes."""
+def _in_file(cell: Cell | Bar, markup: Callable[[str], str], superscript: str) -> str:
+    """Return a cell for a file: its text, and the letters of its footnotes."""
     if isinstance(cell, Bar):
         return ""
     marks = superscript.format(",".join(cell.marks)) if cell.marks else ""
     return markup(_words(cell._replace(marks=""))) + marks
 
 
-def _paged(cell: Cell | Bar) -> str:
+def _in_html(cell: Cell | Bar) -> str:
     if isinstance(cell, Bar):
         return f'<span aria-hidden="true" style="white-space: pre">{escape(str(cell))}</span>'
     text = cell.html or escape(cell.text)
     marks = f"<sup>{','.join(cell.marks)}</sup>" if cell.marks else ""
     if "bold" in cell.style.split():
         text = f"<b>{text}</b>"
-    if cell.beside:
-        text = f"<span>{text} <small>{escape(cell.beside)}</small></span>"
+    if cell.aside:
+        text = f"<span>{text} <small>{escape(cell.aside)}</small></span>"
     return text + marks
 
 
-def _side(column: Column) -> str:
-    # A number is one word, whatever hyphens it has.
+def _heading_in_html(column: SheetColumn) -> str:
+    if not column.heading:
+        return "<td></td>"
+    return f'<th scope="col"{_alignment(column)}>{escape(column.heading)}</th>'
+
+
+def _alignment(column: SheetColumn) -> str:
+    # Browsers must not break a number at its hyphens.
     return f' style="text-align: {"left" if column.text else "right; white-space: nowrap"}"'

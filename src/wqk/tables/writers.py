@@ -1,4 +1,4 @@
-"""The files that hold a table: Parquet, JSON Lines, CSV, Markdown and LaTeX."""
+"""Table files: Parquet, JSON Lines, CSV, Markdown and LaTeX."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def to_json_lines(table: Table) -> bytes:
 
 
 def from_json_lines(content: bytes, types: Types) -> Content:
-    """Read what `to_json_lines` wrote, with or without the metadata."""
+    """Read a file written by `to_json_lines`, with or without the metadata."""
     lines = [_mapping(json.loads(line)) for line in content.decode().split("\n") if line]
     if not lines:
         raise ValueError("it is empty")
@@ -71,9 +71,11 @@ def from_json_lines(content: bytes, types: Types) -> Content:
 
 def from_objects(lines: list[dict[str, Any]], types: Types) -> Content:
     """Return the rows and the metadata of lines of JSON."""
-    metadata = _mapping(lines.pop(0)["metadata"]) if lines and "metadata" in lines[0] else {}
-    named = {name for line in lines for name in line}
-    columns = {name: kind for name, kind in types.items() if name in named}
+    metadata = {}
+    if lines and "metadata" in lines[0]:
+        metadata = _mapping(lines.pop(0)["metadata"])
+    names = set().union(*lines)
+    columns = {name: kind for name, kind in types.items() if name in names}
     if lines and not columns:
         raise ValueError("its lines have no column of such a table")
     return pl.DataFrame(lines, schema=columns, strict=False), metadata
@@ -94,7 +96,7 @@ def to_csv(table: Table) -> bytes:
 
 
 def without_formulas(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return a frame for a CSV file, in which no cell is a formula to a spreadsheet.
+    """Return a frame for a CSV file, in which no spreadsheet finds a formula.
 
     Examples
     --------
@@ -108,7 +110,7 @@ def without_formulas(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def from_csv(content: bytes, types: Types) -> Content:
-    """Read what `to_csv` wrote; the conditions are those of the first row."""
+    """Read a file written by `to_csv`; the conditions are those of the first row."""
     frame = pl.read_csv(content, schema_overrides={**types, **CONDITIONS})
     frame = frame.with_columns(pl.col(pl.String).str.strip_prefix("'"))
     first = frame.row(0, named=True) if frame.height else {}
@@ -131,7 +133,7 @@ def as_sheet(table: Table) -> Sheet:
     frame = table.frame
     # Columns that distinguish attentions come first.
     context = [c for c in GROUP if c in frame.columns and frame[c].n_unique() > 1]
-    columns = [sheet.Column(name, text=True) for name in context]
+    columns = [sheet.SheetColumn(name, text=True) for name in context]
     shown = [
         column
         for column in table.headed()
@@ -139,12 +141,13 @@ def as_sheet(table: Table) -> Sheet:
     ]
     if (frame["status"] == "ok").all():
         shown = [column for column in shown if column.name != "status"]
-    columns += [sheet.Column(column.heading, latex=column.latex) for column in shown]
+    columns += [sheet.SheetColumn(column.heading, latex=column.latex) for column in shown]
+    caption = ", ".join(conditions(frame, table.metadata, every=True))
     checkpoints = frame["checkpoint"].drop_nulls().unique().to_list()
-    names = [one_line(name) for name in checkpoints] if len(checkpoints) == 1 else []
-    about = [*names, ", ".join(conditions(frame, table.metadata, every=True))]
-    lines = Sheet(columns, caption="; ".join(about))
-    for row in frame.select(*context, *(one.name for one in shown)).iter_rows():
+    if len(checkpoints) == 1:
+        caption = f"{one_line(checkpoints[0])}; {caption}"
+    lines = Sheet(columns, caption=caption)
+    for row in frame.select(*context, *(column.name for column in shown)).iter_rows():
         lines.add(*(number(v) if isinstance(v, float | None) else str(v) for v in row))
     return lines
 

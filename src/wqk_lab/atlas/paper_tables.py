@@ -12,7 +12,7 @@ import polars as pl
 from wqk._console import number
 from wqk.errors import TableError, UnknownName
 from wqk.tables.score_table import ScoreTable
-from wqk.tables.sheet import Cell, Column, Sheet
+from wqk.tables.sheet import Cell, Sheet, SheetColumn
 from wqk_lab.atlas.ranks import (
     flags,
     interquartile,
@@ -136,9 +136,13 @@ def _scores(score: str, own: ScoreTable | None) -> Sheet:
             cells += _median_cells(own_rows[-1], score) if own_rows else [Cell(""), Cell("")]
         lines.append(cells)
     half = len(lines) // 2
-    columns = [Column("Model", text=True), Column("Median"), Column("Interquartile range", True)]
+    columns = [
+        SheetColumn("Model", text=True),
+        SheetColumn("Median"),
+        SheetColumn("Interquartile range", True),
+    ]
     if mine is not None:
-        columns += [Column("Own median"), Column("Own range", text=True)]
+        columns += [SheetColumn("Own median"), SheetColumn("Own range", text=True)]
     return Sheet(
         columns * 2,
         [[*left, *right] for left, right in zip(lines[:half], lines[half:], strict=True)],

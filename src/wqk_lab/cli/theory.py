@@ -139,7 +139,7 @@ def _print_findings(report: Report, verbose: bool) -> None:
     from rich.text import Text
 
     from wqk.cli import display
-    from wqk.tables.sheet import Cell, Column, Sheet
+    from wqk.tables.sheet import Cell, Sheet, SheetColumn
     from wqk_lab.theory.findings import line, result
 
     console = display.output()
@@ -154,7 +154,7 @@ def _print_findings(report: Report, verbose: bool) -> None:
     for note in report.notes:
         console.print(Text(f"! {note}", style="yellow"), soft_wrap=True)
     doubtful = "!" if report.caveat else ""
-    table = Sheet([Column("", text=True) for _ in range(3)])
+    table = Sheet([SheetColumn("", text=True) for _ in range(3)])
     untested: dict[str, list[str]] = {}
     for finding in report.findings:
         cells = line(finding)
