@@ -72,7 +72,8 @@ WITHOUT = [
 AHEAD = ["decoder-parts", "wikipedia-decoder-parts"]
 VERDICTS = {
     **dict.fromkeys([*WITHOUT, *AHEAD, "interaction"], "reproduced"),
-    **dict.fromkeys(["wikipedia-interaction", "both-interaction"], "not reproduced"),
+    "wikipedia-interaction": "reversed",
+    "both-interaction": "not reproduced",
 }
 
 SCHEDULE, SPACING, SMOOTHING = 3000, 100, 0.05
@@ -302,6 +303,7 @@ OUTCOMES = {
     "reproduced": "What holds as a cause",
     "not reproduced": "What does not",
     "too small": "What does not",
+    "reversed": "What is the other way round",
     "undecided": "What is open",
     "depends": "What is open",
 }

@@ -1,9 +1,9 @@
 """Verdicts on claims, each computed from one named contrast of recorded runs.
 
 A contrast is a weighted sum of cells, taken seed by seed: ``{published = 1, random = -1}``. Few
-seeds give poor variances, so the variances of one pool of contrasts moderate each other: each is
-drawn toward what the others have in common (Smyth 2004, Linear models and empirical Bayes methods
-for assessing differential expression). A claim predicts the sign of its contrast and says
+seeds give poor variances. Therefore the variances of one pool of contrasts moderate each other:
+each is drawn toward what the others have in common (Smyth 2004, Linear models and empirical Bayes
+methods for assessing differential expression). A claim predicts the sign of its contrast and states
 how large an effect would matter. Its verdict follows from an interval that allows for all
 contrasts: those that Benjamini and Hochberg's rule finds at 5 % are the ones whose interval
 excludes zero (Benjamini & Yekutieli 2005, False discovery rate-adjusted multiple confidence
@@ -12,7 +12,8 @@ intervals for selected parameters).
 ================  ============================================================================
 reproduced        the interval lies on the predicted side of zero
 too small         the same, but it excludes every effect that would matter
-not reproduced    it excludes every effect that would matter, and holds zero or lies beyond it
+reversed          it lies beyond zero, and contains effects of the opposite sign that would matter
+not reproduced    it excludes every effect that would matter as predicted, and is not reversed
 undecided         none of these
 depends           it is a main effect, and its interaction may be large enough to matter
 not run           fewer than two seeds have its runs
@@ -36,7 +37,9 @@ import polars as pl
 from wqk.errors import RunError
 from wqk_lab.runs.seeds import LEVEL, POWER, Paired, by_seed, paired
 
-Verdict = Literal["reproduced", "too small", "not reproduced", "undecided", "depends", "not run"]
+Verdict = Literal[
+    "reproduced", "too small", "reversed", "not reproduced", "undecided", "depends", "not run"
+]
 
 # A quantity of each run, by cell and seed.
 Records = Mapping[str, Mapping[str, Mapping[int, float]]]
@@ -113,12 +116,14 @@ class Result:
         Number of seeds.
     low, high
         The 95 % interval.
-    alone
-        The same from this contrast's own variance, by Student's t.
     p
         Two-sided, of the hypothesis that the mean is zero.
     allowed
         The interval that allows for all contrasts.
+    alone
+        The 95 % interval from this contrast's own variance, by Student's t.
+    alone_allowed
+        Student's interval at the level of `allowed`; None if all differences are equal.
     """
 
     contrast: Contrast
@@ -131,11 +136,12 @@ class Result:
     p: float
     allowed: tuple[float, float]
     alone: Paired
+    alone_allowed: tuple[float, float] | None = None
 
     @property
     def borrows(self) -> bool:
-        """Whether its interval excludes zero, and would not by its own variance alone."""
-        low, high = self.alone.low or 0, self.alone.high or 0
+        """Return whether `allowed` excludes zero, and Student's interval at its level does not."""
+        low, high = self.alone_allowed or (0.0, 0.0)
         return low <= 0 <= high and not self.allowed[0] <= 0 <= self.allowed[1]
 
     @property
@@ -190,15 +196,20 @@ def _related(rows: pl.DataFrame) -> pl.DataFrame:
     """Over the layers of each run: the rank correlation of symmetry with what its part carries.
 
     The latter is the share that the symmetric part keeps, less the share that the skew part keeps.
-    Two layers have a sign and no rank. The cell beside it, without any relation, has zeros.
+    Two layers have a sign and no rank. A run with a layer whose scores explain nothing has no share
+    there, and no correlation. The cell beside it, without any relation, has zeros.
     """
     run = ("model", "seed", "step")
     share, part = pl.col("share").cast(float), pl.col("part")
+
+    def share_of(name: str) -> pl.Expr:
+        return share.filter(part == name).first()
+
     by_layer = (
         rows.drop_nulls("layer")
         .group_by(*run, "layer")
         .agg(
-            carried=share.filter(part == "symmetric").sum() - share.filter(part == "skew").sum(),
+            carried=share_of("symmetric") - share_of("skew"),
             symmetry=pl.col("symmetry").cast(float).filter(part == "whole").first(),
         )
     )
@@ -278,8 +289,6 @@ def moderate(variances: Sequence[float], degrees: Sequence[float]) -> tuple[floa
 
 def evaluate(contrasts: Sequence[Contrast], records: Records) -> list[Result]:
     """All contrasts, moderated within their pools, with intervals for their number."""
-    from scipy.stats import t
-
     each = {c.name: differences(c, records) for c in contrasts}
     if few := [name for name, values in each.items() if len(values) < 2]:
         raise RunError(f"contrasts of a single seed have no interval: {', '.join(few)}")
@@ -296,22 +305,77 @@ def evaluate(contrasts: Sequence[Contrast], records: Records) -> list[Result]:
     estimates = []
     for contrast in contrasts:
         values = each[contrast.name]
-        value, count, free = fmean(values), len(values), len(values) - 1
+        count, own_degrees = len(values), len(values) - 1
         shared, worth = common[contrast.pool or contrast.measure]
-        variance = (worth * shared + free * own[contrast.name]) / (worth + free)
-        degrees = worth + free
+        degrees = worth + own_degrees
+        variance = (worth * shared + own_degrees * own[contrast.name]) / degrees
         error = math.sqrt(variance * scale[contrast.name] / count)
-        estimates.append((contrast, value, error, degrees, count))
-    chances = [float(2 * t.sf(abs(value) / error, free)) for _, value, error, free, _ in estimates]
-    level = 1 - found_at(chances, 1 - LEVEL)
+        estimates.append(
+            Estimate(contrast, value=fmean(values), error=error, degrees=degrees, count=count)
+        )
+    level = 1 - found_at([estimate.p for estimate in estimates], 1 - LEVEL)
     results = []
-    for estimate, p in zip(estimates, chances, strict=True):
-        _, value, error, degrees, _ = estimate
-        reach, wide = (float(t.ppf((1 + share) / 2, degrees)) * error for share in (LEVEL, level))
-        allowed = value - wide, value + wide
-        alone = paired(each[estimate[0].name])
-        results.append(Result(*estimate, value - reach, value + reach, p, allowed, alone))
+    for estimate in estimates:
+        values = each[estimate.contrast.name]
+        low, high = estimate.interval(LEVEL)
+        results.append(
+            Result(
+                contrast=estimate.contrast,
+                value=estimate.value,
+                error=estimate.error,
+                degrees=estimate.degrees,
+                count=estimate.count,
+                low=low,
+                high=high,
+                p=estimate.p,
+                allowed=estimate.interval(level),
+                alone=paired(values),
+                alone_allowed=students_interval(values, level),
+            )
+        )
     return results
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A contrast's mean over seeds with its moderated error and degrees of freedom."""
+
+    contrast: Contrast
+    value: float
+    error: float
+    degrees: float
+    count: int
+
+    @property
+    def p(self) -> float:
+        """Two-sided, of the hypothesis that the mean is zero."""
+        from scipy.stats import t
+
+        return float(2 * t.sf(abs(self.value) / self.error, self.degrees))
+
+    def interval(self, level: float) -> tuple[float, float]:
+        """Return the interval of a level, between 0 and 1."""
+        from scipy.stats import t
+
+        reach = float(t.ppf((1 + level) / 2, self.degrees)) * self.error
+        return self.value - reach, self.value + reach
+
+
+def students_interval(values: Sequence[float], level: float) -> tuple[float, float] | None:
+    """Return Student's interval of a mean at a level; None if all values are equal.
+
+    Examples
+    --------
+    >>> [round(end, 3) for end in students_interval([0.1, 0.3, 0.2], 0.95)]
+    [-0.048, 0.448]
+    """
+    from scipy.stats import t
+
+    error = stdev(values) / math.sqrt(len(values))
+    if not error:
+        return None
+    reach = float(t.ppf((1 + level) / 2, len(values) - 1)) * error
+    return fmean(values) - reach, fmean(values) + reach
 
 
 def found_at(p: Sequence[float], rate: float) -> float:
@@ -340,6 +404,8 @@ def decide(claim: Claim, result: Result, interaction: Result | None = None) -> V
     >>> claim = Claim("a is lower", "c", "less", 0.02)
     >>> [decide(claim, at(*ends)) for ends in ((-2, -1), (-0.015, -0.01), (-0.01, 1), (-1, 1))]
     ['reproduced', 'too small', 'not reproduced', 'undecided']
+    >>> decide(claim, at(0.01, 0.5))
+    'reversed'
     """
     if interaction is not None and max(-interaction.low, interaction.high) >= claim.matters:
         return "depends"
@@ -349,6 +415,8 @@ def decide(claim: Claim, result: Result, interaction: Result | None = None) -> V
     matters = high >= claim.matters
     if low > 0:
         return "reproduced" if matters else "too small"
+    if high < 0 and -low >= claim.matters:
+        return "reversed"
     return "undecided" if matters else "not reproduced"
 
 

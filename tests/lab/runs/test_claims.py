@@ -104,6 +104,34 @@ def test_intervals_allow_for_all_contrasts() -> None:
         assert (r.p <= limit) == (low > 0 or high < 0)
 
 
+def test_a_borrowed_verdict_is_one_that_students_interval_of_the_same_level_does_not_give() -> None:
+    """One effect among 19 of none: at 95 % its own interval excludes zero, at that level not."""
+    random = np.random.default_rng(5)
+    cells = {"b": dict.fromkeys(range(5), 0.0)}
+    for k in range(19):
+        cells[f"a{k}"] = dict(enumerate(random.normal(0, 0.1, 5).tolist()))
+    cells["effect"] = dict(enumerate([0.3, 0.75, 0.5, 0.2, 0.9]))
+    contrasts = [Contrast(name, "", "loss", {name: 1, "b": -1}) for name in cells if name != "b"]
+    effect = evaluate(contrasts, {"loss": cells})[-1]
+    assert effect.allowed[0] > 0
+    assert effect.alone.low is not None
+    assert effect.alone_allowed is not None
+    assert effect.alone.low > 0 > effect.alone_allowed[0]
+    assert effect.borrows
+
+
+@pytest.mark.parametrize(
+    ("effect", "verdict"),
+    [(-0.3, "reproduced"), (0.3, "reversed"), (0.0, "not reproduced"), (0.012, "not reproduced")],
+)
+def test_an_effect_beyond_chance_on_the_other_side_is_reversed(effect: float, verdict: str) -> None:
+    """Unless it is too small to matter, as .012 is beside .02."""
+    noise = np.array([-0.002, 0.001, 0.0, 0.002, -0.001])
+    cells = {"a": dict(enumerate((effect + noise).tolist())), "b": dict.fromkeys(range(5), 0.0)}
+    (result,) = evaluate([Contrast("c", "", "loss", {"a": 1, "b": -1})], {"loss": cells})
+    assert decide(Claim("", "c", "less", 0.02), result) == verdict
+
+
 def test_variances_that_differ_are_moderated_less() -> None:
     random = np.random.default_rng(3)
     alike = (random.chisquare(4, 200) / 4).tolist()
@@ -188,3 +216,16 @@ def test_layers_of_a_run_are_correlated(tmp_path, carried, related):
     (tmp_path / "shares.csv").write_text("\n".join(lines), encoding="utf-8")
     records = read_records(tmp_path)["rank correlation by layer at step 9"]
     assert records == {"a layers": {1: pytest.approx(related)}, "a no relation": {1: 0.0}}
+
+
+def test_a_layer_without_a_share_gives_no_correlation(tmp_path):
+    """Scores that explain nothing have no share; counted as zero, the layer would carry least."""
+    lines = ["model,seed,step,layer,part,share,symmetry"]
+    for seed in (1, 2):
+        for layer, share in enumerate((0.1, 0.2, 0.9)):
+            share = "" if seed == 2 and layer == 1 else share
+            lines += [f"a,{seed},9,{layer},whole,1,{0.1 * layer}", f"a,{seed},9,{layer},skew,.05,"]
+            lines += [f"a,{seed},9,{layer},symmetric,{share},"]
+    (tmp_path / "shares.csv").write_text("\n".join(lines), encoding="utf-8")
+    records = read_records(tmp_path)["rank correlation by layer at step 9"]
+    assert records["a layers"] == {1: pytest.approx(1)}
