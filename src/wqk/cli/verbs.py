@@ -217,7 +217,8 @@ def same(
     gains of norms, a factor, rotary base, scaling or width, an adapter that was not merged.
 
     Exit status: 0 if the two are equal up to the rounding of their number types, 1 if they differ,
-    2 if they cannot be compared.
+    2 if they cannot be compared, 3 if it is not decided, as where a family only names its rotary
+    positions.
 
     \b
     Examples:
@@ -242,8 +243,7 @@ def same(
     if picture:
         save_figure(result.plot(), picture)
         display.say(f"picture: {picture}")
-    if not result.same:
-        context.exit(1)
+    context.exit(result.verdict.exit_status)
 
 
 @click.command()

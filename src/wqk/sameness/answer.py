@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -18,6 +19,7 @@ from wqk.families import Place
 from wqk.sameness.contents import Outcome, TensorComparison
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.outside import ATTENTION, MIXER, OTHER
+from wqk.sameness.verdicts import Verdict
 from wqk.sameness.weights import SCORES
 from wqk.tables.sheet import Cell, Sheet
 
@@ -63,6 +65,7 @@ class BlockComparison:
     unequal: tuple[str, ...] = ()  # the circuits that differ by more than is allowed
     identical: bool = False  # whether all that they store is the same, byte by byte
     moved: tuple[float, ...] = ()  # each head's largest distance of scores, explained or not
+    undecided: str = ""  # why its scores cannot be compared; empty if they can
 
     @property
     def place(self) -> Place:
@@ -70,9 +73,16 @@ class BlockComparison:
         return Place(self.stack, self.kind, self.layer)
 
     @property
-    def same(self) -> bool:
+    def verdict(self) -> Verdict:
         """Whether the blocks attend the same way."""
-        return not (self.mismatches or self.unequal)
+        if self.mismatches or self.unequal:
+            return Verdict.DIFFERENT
+        return Verdict.NOT_DECIDED if self.undecided else Verdict.SAME
+
+    @property
+    def same(self) -> bool | None:
+        """Whether the blocks attend the same way; None where it is not decided."""
+        return self.verdict.same
 
     @property
     def farthest(self) -> float:
@@ -82,7 +92,7 @@ class BlockComparison:
     @property
     def wrong(self) -> set[str]:
         """The circuits that differ, in their weights or in what is beside these."""
-        beside = (Kind.SETTING, Kind.SINKS, Kind.SIZES)
+        beside = (Kind.SETTING, Kind.ROTARY, Kind.SINKS, Kind.SIZES)
         found = {
             one.facts.get("circuit", SCORES) for one in self.mismatches if one.verdict in beside
         }
@@ -168,14 +178,34 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
     settings: tuple[Mismatch, ...] = ()
     settings_not_compared: tuple[str, ...] = ()
 
+    @cached_property
+    def verdict(self) -> Verdict:
+        """Whether both have the same blocks, and nothing that was compared differs.
+
+        It is not decided where nothing differs, and some block's scores could not be compared.
+        """
+        verdicts = {block.verdict for block in self.blocks}
+        beside = self.missing or self.added or self.differing or self.settings
+        if beside or Verdict.DIFFERENT in verdicts:
+            return Verdict.DIFFERENT
+        return Verdict.NOT_DECIDED if Verdict.NOT_DECIDED in verdicts else Verdict.SAME
+
     @property
-    def same(self) -> bool:
-        """Whether both have the same blocks, and nothing that was compared differs."""
-        blocks = not (self.missing or self.added) and all(block.same for block in self.blocks)
-        return blocks and not self.differing and not self.settings
+    def same(self) -> bool | None:
+        """Whether the two are the same; None where it is not decided."""
+        return self.verdict.same
 
     def __bool__(self) -> bool:
-        return self.same
+        return self.verdict is Verdict.SAME
+
+    @property
+    def undecided(self) -> dict[str, tuple[Place, ...]]:
+        """Why scores of blocks could not be compared, each reason once with its blocks."""
+        found: dict[str, list[Place]] = {}
+        for block in self.blocks:
+            if block.undecided:
+                found.setdefault(block.undecided, []).append(block.place)
+        return {reason: tuple(places) for reason, places in found.items()}
 
     @property
     def differing(self) -> tuple[TensorComparison, ...]:
@@ -195,6 +225,8 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
         found: dict[str, list[bool]] = {SCORES: []}
         for block in self.blocks:
             for what in (SCORES, *block.beside):
+                if what == SCORES and block.verdict is Verdict.NOT_DECIDED:
+                    continue
                 found.setdefault(what, []).append(what not in block.wrong)
         titles = {
             ATTENTION: "attention's other tensors",
@@ -237,7 +269,7 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
     @property
     def sentence(self) -> str:
         """The outcome in one sentence: what is equal, what differs, what was not compared."""
-        differing = [block for block in self.blocks if not block.same]
+        differing = [block for block in self.blocks if block.verdict is Verdict.DIFFERENT]
         parts = [
             f"{counted(len(places), 'block')} only in {name}"
             + MMPROJ * (to.endswith(".gguf") and places[0].stack.startswith(("vision", "audio")))
@@ -271,6 +303,11 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
         if parts:
             beyond = ", beyond what quantization explains" if self.quantized else ""
             return f"Not the same{beyond}: {'; '.join(parts)}. Equal: {compared}.{self._farthest}"
+        if self.verdict is Verdict.NOT_DECIDED:
+            reasons = [f"{reason} ({_places(where)})" for reason, where in self.undecided.items()]
+            compared = compared.removeprefix(" · ")  # no count comes first
+            equal = f" Equal as far as compared: {compared}." if compared else ""
+            return f"Not decided: {'; '.join(reasons)}.{equal}"
         sizes = [block.farthest for block in self.blocks]
         allowed = max((b.tolerance for b in self.blocks), default=0.0)
         explains = "the rounding of stored numbers explains"
@@ -377,7 +414,8 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
         return figure
 
     def _drawn(self) -> Figure | None:
-        return None if all(block.same for block in self.blocks) else self.plot()
+        is_different = any(block.verdict is Verdict.DIFFERENT for block in self.blocks)
+        return self.plot() if is_different else None
 
     def _shown(self, width: int) -> Iterator[Any]:
         """What differs, where, and how to mend it; the outcome last."""
@@ -386,7 +424,7 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
             yield Text(note, style="dim")
         for name, places, _ in self.alone:
             yield f"only in {name}: {_places(places)}"
-        differing = [block for block in self.blocks if not block.same]
+        differing = [block for block in self.blocks if block.verdict is Verdict.DIFFERENT]
         if differing:
             at = list(differing[0].distance)
             headings = ("attention", "layer", *(f"N={n}" for n in at), "reason")
@@ -424,6 +462,7 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
             "checkpoint": self.checkpoint,
             "other": self.other,
             "same": self.same,
+            "verdict": self.verdict,
             "sentence": self.sentence,
             "causes": [cause.to_dict() for cause in self.causes],
             "missing": [place._asdict() for place in self.missing],
@@ -476,16 +515,17 @@ def junit(comparison: CheckpointComparison) -> bytes:
     """
     suite = ElementTree.Element("testsuite", name=f"{comparison.checkpoint} = {comparison.other}")
 
-    def case(name: str, wrong: str = "", skipped: bool = False) -> None:
+    def case(name: str, wrong: str = "", skipped: str = "") -> None:
         one = ElementTree.SubElement(suite, "testcase", classname="wqk.same", name=name)
         if wrong:
             ElementTree.SubElement(one, "failure", message=wrong.splitlines()[0]).text = wrong
         elif skipped:
-            ElementTree.SubElement(one, "skipped", message="not compared")
+            ElementTree.SubElement(one, "skipped", message=skipped)
 
     for block in comparison.blocks:
-        wrong = "" if block.same else f"{block.reason}\n{block.repair}"
-        case(str(block.place), wrong)
+        is_different = block.verdict is Verdict.DIFFERENT
+        wrong = f"{block.reason}\n{block.repair}" if is_different else ""
+        case(str(block.place), wrong, f"not decided: {block.undecided}" if block.undecided else "")
     for name, places, _ in comparison.alone:
         for place in places:
             case(str(place), f"only in {name}")
@@ -495,7 +535,7 @@ def junit(comparison: CheckpointComparison) -> bytes:
         case(tensor.name or tensor.other, str(tensor) if tensor.outcome.differs else "")
     keys = (f"config.{name}" for name in comparison.settings_not_compared)
     for name in (*comparison.unknown, *comparison.not_compared, *keys):
-        case(name, skipped=True)
+        case(name, skipped="not compared")
     for what, path in (("tests", "*"), ("failures", "*/failure"), ("skipped", "*/skipped")):
         suite.set(what, str(len(suite.findall(path))))
     return b'<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suite)

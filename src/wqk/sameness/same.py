@@ -42,9 +42,11 @@ from wqk.sameness.outside import (
     outside,
     roles,
 )
+from wqk.sameness.positions import GUESSED, named_settings, undecided_positions
 from wqk.sameness.rewrites import regrouped
 from wqk.sameness.stream import folded, turned
 from wqk.sameness.tolerances import ALIKE_FORMS, LEAST_ALIKE, RESOLUTION, SUSPECT, TURNED
+from wqk.sameness.verdicts import Verdict
 from wqk.sameness.weights import CIRCUITS, SCORES, Pair, scorings, sides_of
 from wqk.storage.references import HubFolder, check_options
 
@@ -174,6 +176,8 @@ def same(
     one, two = (plan.query.tensor for plan in anchors[0])
     names = paired_names(checkpoints[0].tensors(), checkpoints[1].tensors(), (one, two))
     tensors, unsure, skipped = outside(models, pairs, blocks, names, everything, layers, tolerance)
+    if any(plan.rule.guess for pair in pairs for plan in pair):
+        unsure = (*unsure, GUESSED)
     notes += absent_towers(models)
     settings = {one.facts["name"]: one for one in configured.further_settings(models, everything)}
     left = [name for name in settings if not (everything or configured.of_attention(name, models))]
@@ -216,7 +220,7 @@ def assert_same(ref: Any, other: Any, **options: Any) -> CheckpointComparison:
     Raises
     ------
     AssertionError
-        They are not the same.
+        They are not the same, or it is not decided.
 
     Examples
     --------
@@ -227,7 +231,7 @@ def assert_same(ref: Any, other: Any, **options: Any) -> CheckpointComparison:
     """
     __tracebackhide__ = True
     comparison = same(ref, other, **options)
-    if not comparison.same:
+    if comparison.verdict is not Verdict.SAME:
         raise AssertionError("\n".join(failure(comparison)))
     return comparison
 
@@ -272,7 +276,8 @@ def _compared(
 ) -> tuple[BlockComparison, dict[str, Apart]]:
     """How far two blocks are apart in each circuit, and their settings; their marks are noted."""
     checkpoints = [model.checkpoint for model in models]
-    found = [*configured.other_settings(models, pair)]
+    found = [*configured.other_settings(models, pair), *named_settings(models, pair)]
+    undecided = ""
     if pair[0].sinks is not None and pair[1].sinks is not None:
         found += _sinks(checkpoints, (pair[0].sinks, pair[1].sinks))
     apart, heads = dict[str, Apart](), np.zeros(pair[0].query.heads)
@@ -281,12 +286,15 @@ def _compared(
     distance = dict.fromkeys(positions(*pair), 0.0) if SCORES in equal else {}
     beside_scores = {what: 0.0 for what in equal if what != SCORES and sides_of(pair[0], what)}
     head, allowed, moved = 0, RESOLUTION, list[float]()
+    if SCORES in equal:
+        undecided = undecided_positions(pair, None)
     for circuit in CIRCUITS:
         both = None if circuit in equal else scorings(checkpoints, pair, circuit)
         if both is None:
             continue
         a, b = both
         if circuit == SCORES:
+            undecided = undecided_positions(pair, both)
             _require_sizes(pair[0], both)
             if len(a.query.weight) != len(b.query.weight):
                 said = [f"{len(one.query.weight)} of width {one.width}" for one in both]
@@ -330,6 +338,7 @@ def _compared(
         tuple(apart),
         is_identical,
         tuple(moved),
+        undecided,
     ), apart
 
 

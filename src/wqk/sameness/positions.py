@@ -1,0 +1,128 @@
+"""Rotary positions that a family only names: the evidence on them that a comparison still has.
+
+The rotation is not known, so forms are compared at distance 0 alone, where any order of rows gives
+the same scores. Two models can be told apart by their settings, if they are of one family. They are
+taken for the same only if the rows of their queries and keys also lie in the same order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from wqk.families.config import default_values
+from wqk.model import Model
+from wqk.sameness.blocks import Rows, Scoring
+from wqk.sameness.mismatches import Kind, Mismatch
+from wqk.sameness.tolerances import ALIKE, QUANTIZED_ALIKE
+from wqk.sameness.weights import Pair
+
+# Settings of rotary positions, by one of the keys that lead to them.
+OF_ROTATION = re.compile(r"(?i)rope|rotary|theta")
+# Spellings of a rotation without scaling.
+UNSCALED = ("default", None)
+# Positions of a guessed family, in the list of what was not compared.
+GUESSED = "rotary positions (a family was guessed, and does not name them)"
+
+
+def positions_unknown(pair: Pair) -> bool:
+    """Return whether the positions of one of two blocks may turn in a way that is not known."""
+    return any(plan.rotation_unknown for plan in pair)
+
+
+def named_settings(models: Sequence[Model], pair: Pair) -> Iterator[Mismatch]:
+    """Differing settings of positions that the one family of both blocks only names."""
+    reference, candidate = pair
+    of_one_family = reference.family == candidate.family
+    is_guess = any(plan.rule.guess for plan in pair)
+    if not positions_unknown(pair) or is_guess or not of_one_family:
+        return
+    settings = [
+        _rotary_settings(model, plan.rule.config) for model, plan in zip(models, pair, strict=True)
+    ]
+    for path in sorted(settings[0].keys() | settings[1].keys()):
+        expected, found = (some.get(path) for some in settings)
+        if expected == found:
+            continue
+        nested = (*filter(None, [candidate.rule.config]), *path)
+        place = "".join(f'["{key}"]' for key in nested)
+        reason = f"rotary positions: {'.'.join(path)}: {expected} expected, {found} found"
+        facts = {"name": ".".join(path), "value": expected, "other_value": found}
+        repair = f"config{place} = {expected!r}" if expected is not None else ""
+        yield Mismatch(Kind.ROTARY, reason, repair, facts=facts)
+
+
+def _rotary_settings(model: Model, nested: str) -> dict[tuple[str, ...], Any]:
+    """Settings of rotary positions by their keys, with the defaults of the model's type."""
+    config: Mapping[str, Any] = model.checkpoint.config
+    if nested:
+        config = config.get(nested) or {}
+    whole = {**default_values(config.get("model_type")), **config}
+    found: dict[tuple[str, ...], Any] = {}
+    left: list[tuple[tuple[str, ...], Any]] = [((), whole)]
+    while left:
+        path, value = left.pop()
+        if isinstance(value, Mapping):
+            left += [((*path, str(key)), one) for key, one in value.items()]
+        elif any(map(OF_ROTATION.search, path)) and value not in UNSCALED:
+            found[path] = value
+    base = found.pop(("rope_theta",), None)
+    if base is not None:  # the older spelling of the same setting
+        found.setdefault(("rope_parameters", "rope_theta"), base)
+    return found
+
+
+def undecided_positions(pair: Pair, both: tuple[Scoring, Scoring] | None) -> str:
+    """Return why the positions of two blocks are not decided; empty if they are.
+
+    Parameters
+    ----------
+    pair
+        The plans of the two blocks.
+    both
+        Their scores; None for blocks that store the same bytes.
+    """
+    if not positions_unknown(pair):
+        return ""
+    is_guess = any(plan.rule.guess for plan in pair)
+    in_order = both is None or _same_order(*both)
+    if is_guess:
+        name = "of a guessed family are not known"
+    else:
+        name = f"({next(p.position for p in pair if p.rotation_unknown)}) are only named"
+        if pair[0].family != pair[1].family:
+            return f"rotary positions {name}, and the two are of different families"
+    if in_order:
+        return ""
+    return f"rotary positions {name}, and rows of queries and keys lie in another order"
+
+
+def _same_order(reference: Scoring, candidate: Scoring) -> bool:
+    """Return whether the rows of queries and keys of two blocks correspond one by one."""
+    rounding = reference.rounding + candidate.rounding
+    least = ALIKE if rounding < 1 - ALIKE else QUANTIZED_ALIKE
+    sides = (
+        (reference.query, candidate.query),
+        (reference.key, candidate.key),
+    )
+    return all(_cosines(*side).min(initial=1.0) > least for side in sides)
+
+
+def _cosines(reference: Rows, candidate: Rows) -> np.ndarray:
+    """Absolute cosine similarity of corresponding rows; 1 where both are zero."""
+    first, second = (_with_gain(rows) for rows in (reference, candidate))
+    if first.shape != second.shape:
+        return np.zeros(1)
+    products = np.abs(np.einsum("nd,nd->n", first, second))
+    sizes = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    both_zero = ~(first.any(axis=1) | second.any(axis=1))
+    return np.asarray(np.where(both_zero, 1.0, products / np.where(sizes > 0, sizes, 1.0)))
+
+
+def _with_gain(rows: Rows) -> np.ndarray:
+    """Rows (n, D) that read the stream, with the gain of the norm before them."""
+    flat = np.asarray(rows.weight, np.float64).reshape(-1, rows.weight.shape[-1])
+    return flat if rows.norm is None or rows.norm[0] is None else flat * rows.norm[0]
