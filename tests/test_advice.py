@@ -1,21 +1,21 @@
-"""What errors tell to do is done: each call or command that they name is run as it stands.
+"""The advice of errors works: each call or command that an error names is run.
 
-A line has what goes wrong, what the error says, and what is run then: the same words, unless they
-leave something to be chosen. Words in capitals, and the names of a call, stand for what `desk` has.
+A case has the call that goes wrong, the part of its message that gives advice, and the calls that
+follow the advice. Words in capitals in a command stand for the values of `CHOSEN`.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import transformers
 from click.testing import CliRunner
-from tests.cases import cases
 from tests.checkpoints import test_gguf
 from tests.live.test_in_memory import MINE, TOKENS, Wrapped, strong
 from tests.test_printed import messages
@@ -24,16 +24,47 @@ from tests.test_printed_runs import SMALLER
 import wqk
 from wqk.attention.block import Head
 from wqk.checkpoints.modules import StateDict
-from wqk.cli.main import command
+from wqk.cli.main import command as cli
 from wqk.errors import WqkError
 from wqk.scanning.surveys.surveying import survey_table
 
-# Where a line ends in "then", the first thing is done again, and goes right.
-ADVICE = cases(__file__, "advice")
+Call = Callable[[], Any]
+
+
+class Advice(NamedTuple):
+    """A call that goes wrong, the advice in its message, and calls that follow the advice."""
+
+    wrong: Call
+    message: str
+    then: list[Call]
+
+
+CHOSEN = {
+    "REF": "llama",
+    "ORIGINAL": "llama",
+    r"\bN\b": "4",
+    "TINY": f"--corpus tokens {' '.join(SMALLER)}",
+    r"FILE\.gguf": "model.gguf",
+    r"FILE\.": "one.",
+}
+
+
+def commands(*lines: str) -> Call:
+    """Commands to run one after the other; the first that fails raises `WqkError`."""
+
+    def run() -> None:
+        for line in lines:
+            for pattern, chosen in CHOSEN.items():
+                line = re.sub(pattern, chosen, line)
+            result = CliRunner().invoke(cli, shlex.split(line))
+            if result.exit_code:
+                raise WqkError(f"wqk {line}: {result.output} {result.exception!r}")
+
+    return run
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Advice]:
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     sizes = {"vocab_size": 60, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -51,70 +82,215 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     del unsure.settings
     torch.save(unsure.state_dict(), "unsaid.pt")
     Path("text.txt").write_text("\n".join(f"some words of text {n}" for n in range(99)), "utf-8")
-    return {
-        "net": net,
-        "model": net,
-        "batch": TOKENS,
-        "unsure": wqk.open(unsure, heads_per_layer=4),
-        "unsaid": dict(unsure.state_dict()),
-        "guess": strong(Wrapped()),
-        "inputs": torch.randn(2, 7, 32),
-        "ref": "llama",
-        "layer": 1,
-        "head": 0,
-        "N": 4,
-        "path": "page.html",
-        "wqk": wqk,
-        "Head": Head,
-        "survey_table": survey_table,
-        "FILE": Path(wqk.__file__).parent / "families/data/nanogpt.toml",
-    }
-
-
-CHOSEN = {"REF": "llama", "ORIGINAL": "llama", r"\bN\b": "4"}
-CHOSEN |= {"TINY": f"--corpus tokens {' '.join(SMALLER)}"}
-CHOSEN |= {r"FILE\.gguf": "model.gguf", r"FILE\.": "one."}
-
-
-def run(text: str, desk: dict[str, Any]) -> str:
-    """What a call or some commands say; a call that is refused raises."""
-    if not text.startswith("wqk "):
-        return repr(eval(text, desk))
-    said = ""
-    for pattern, chosen in CHOSEN.items():
-        text = re.sub(pattern, chosen, text)
-    for line in text.split(" && "):
-        result = CliRunner().invoke(command, shlex.split(line)[1:])
-        said += result.output
-        if result.exit_code:
-            raise WqkError(f"{line}: {said} {result.exception!r}")
-    return said
+    batch, inputs = TOKENS, torch.randn(2, 7, 32)
+    guess = strong(Wrapped())
+    unsaid = dict(unsure.state_dict())
+    unsure = wqk.open(unsure, heads_per_layer=4)
+    family_file = Path(wqk.__file__).parent / "families/data/nanogpt.toml"
+    return [
+        Advice(lambda: Head(3, 0), "wqk.open(ref)[layer, head]", [lambda: wqk.open("llama")[1, 0]]),
+        Advice(
+            lambda: wqk.symmetry("x"),
+            "wqk.open(model)[layer].form",
+            [lambda: wqk.open(net)[1].form],
+        ),
+        Advice(
+            lambda: wqk.symmetry("x"), "wqk.open(model)[layer, head]", [lambda: wqk.open(net)[1, 0]]
+        ),
+        Advice(
+            lambda: wqk.scan(unsaid),
+            "wqk.open(ref, heads_per_layer=N)",
+            [lambda: wqk.open(unsaid, heads_per_layer=4)],
+        ),
+        Advice(
+            commands("scan unsaid.pt"),
+            "--heads-per-layer N",
+            [commands("scan unsaid.pt --heads-per-layer N")],
+        ),
+        Advice(
+            lambda: wqk.logits(net), "wqk.logits(model, batch)", [lambda: wqk.logits(net, batch)]
+        ),
+        Advice(
+            lambda: wqk.clip_(net, 100, batch),
+            "wqk.logits(model, batch)",
+            [lambda: wqk.logits(net, batch)],
+        ),
+        Advice(
+            lambda: wqk.verify(net), "wqk.verify(model, batch)", [lambda: wqk.verify(net, batch)]
+        ),
+        Advice(
+            lambda: wqk.verify("model.gguf"),
+            "wqk same ORIGINAL FILE.gguf",
+            [commands("same ORIGINAL FILE.gguf")],
+        ),
+        Advice(
+            commands("verify model.gguf"),
+            "wqk same ORIGINAL FILE.gguf",
+            [commands("same ORIGINAL FILE.gguf")],
+        ),
+        Advice(
+            lambda: wqk.clip_(unsure),
+            'wqk.open(model, family="nanogpt")',
+            [lambda: wqk.open(net, family="nanogpt")],
+        ),
+        Advice(
+            lambda: wqk.initialize_(guess, "symmetric"),
+            "wqk.open(model, family=FILE)",
+            [lambda: wqk.open(net, family=family_file)],
+        ),
+        Advice(
+            lambda: wqk.logits(guess, inputs),
+            "wqk.open(model, family=FILE)",
+            [lambda: wqk.open(net, family=family_file)],
+        ),
+        Advice(
+            lambda: wqk.logits(guess, inputs),
+            "wqk.verify(model, batch)",
+            [lambda: wqk.verify(guess, inputs), lambda: wqk.logits(guess, inputs)],
+        ),
+        Advice(
+            lambda: wqk.report(3),
+            "wqk.report(wqk.scan(model), path)",
+            [lambda: wqk.report(wqk.scan(net), "page.html")],
+        ),
+        Advice(
+            lambda: wqk.report("llama"),
+            "wqk scan REF --report FILE.html",
+            [commands("scan REF --report FILE.html")],
+        ),
+        Advice(
+            commands("report REF -o FILE.html"),
+            "wqk scan REF --report FILE.html",
+            [commands("scan REF --report FILE.html")],
+        ),
+        Advice(
+            commands("report pairs.parquet -o FILE.html"),
+            "wqk scan REF --out scores.parquet",
+            [commands("scan REF --out scores.parquet")],
+        ),
+        Advice(
+            lambda: survey_table("llama"), "wqk survey --out", [commands("survey REF --out survey")]
+        ),
+        Advice(
+            commands("watch REF"),
+            "wqk.Monitor(model, path)",
+            [lambda: wqk.Monitor(net, "run/scores.jsonl")(0)],
+        ),
+        Advice(
+            commands("lab figure distances"),
+            "wqk scan REF --distance 0:64 --out FILE",
+            [
+                commands(
+                    "scan REF --distance 0:64 --out t.jsonl", "lab figure distances --from t.jsonl"
+                )
+            ],
+        ),
+        Advice(
+            commands("lab figure coupling bare.csv"),
+            "wqk scan REF --details FILE.npz",
+            [commands("scan REF --details FILE.npz", "lab figure coupling --from FILE.npz")],
+        ),
+        Advice(
+            commands("lab figure heads FILE.npz"),
+            "wqk scan REF --out FILE",
+            [commands("scan REF --out t.csv", "lab figure heads --from t.csv")],
+        ),
+        Advice(
+            commands("lab theory REF --corpus nowhere"),
+            "wqk lab corpus",
+            [
+                commands(
+                    "lab corpus text.txt --document line --text characters --held-out 3 -o tokens"
+                )
+            ],
+        ),
+        Advice(
+            commands("lab train --corpus nowhere -o run2"),
+            "wqk lab corpus",
+            [
+                commands(
+                    "lab corpus text.txt --document line --text characters --held-out 3 -o tokens2"
+                )
+            ],
+        ),
+        Advice(
+            commands("lab figure heads REF"),
+            "wqk survey or a monitor, or what wqk scan writes",
+            [commands("scan REF --out h.csv", "lab figure heads h.csv")],
+        ),
+        Advice(
+            commands("lab figure updates"),
+            "wqk lab train",
+            [commands("lab train --mode decoder TINY -o d-1", "lab figure updates d-1")],
+        ),
+        Advice(
+            commands("lab figure fig3 d-1"),
+            "wqk lab train --mode encoder and --mode decoder",
+            [commands("lab train --mode encoder TINY -o e-1", "lab figure fig3 e-1 d-1")],
+        ),
+        Advice(
+            commands("lab figure s5 e-1"),
+            "wqk lab train --init random and --init symmetric",
+            [
+                commands(
+                    "lab train --init symmetric --mode encoder TINY -o e-s", "lab figure s5 e-1 e-s"
+                )
+            ],
+        ),
+        Advice(
+            commands("lab figure dose e-1 e-s"),
+            "wqk lab train --init symmetric --init-norm 2",
+            [
+                commands(
+                    "lab train --init symmetric --init-norm 2 --mode encoder TINY -o e-2",
+                    "lab figure dose e-1 e-s e-2",
+                )
+            ],
+        ),
+        Advice(
+            commands("lab figure convert e-1"),
+            "wqk lab train --from RUN --objective masked --keep-checkpoints 0",
+            [
+                commands(
+                    "lab train --from d-1 --objective masked --keep-checkpoints 0,2"
+                    " --steps 4 -o child",
+                    "lab figure convert child",
+                )
+            ],
+        ),
+        Advice(
+            commands(
+                "lab train --mode decoder TINY --stop 2 -o half", "lab train --from half -o child2"
+            ),
+            "wqk lab train --resume -o half",
+            [commands("lab train --resume -o half")],
+        ),
+    ]
 
 
 @pytest.mark.usefixtures("unchecked_arguments")
-def test_what_errors_tell_to_do_works(desk: dict[str, Any]) -> None:
-    wrong, lines = [], ADVICE.replace("\\\n", "").strip().splitlines()
-    for line in lines:
-        first, advice, *rest = line.split(" | ")
-        first = first.removeprefix("$ ")
-        try:
-            said = f"no error, but {run(first, desk)}"
-        except WqkError as error:
-            said = " ".join(str(error).split())
-        if advice not in said:
-            wrong.append(f"{first}: {advice!r} is not said: {said}")
-        for done in [*(rest or [advice])]:
+def test_the_advice_of_errors_works(cases: list[Advice]) -> None:
+    failures = []
+    for case in cases:
+        with pytest.raises(WqkError) as caught:
+            case.wrong()
+        message = " ".join(str(caught.value).split())
+        if case.message not in message:
+            failures.append(f"{case.message!r} is not in: {message}")
+        for call in case.then:
             try:
-                run(first if done == "then" else done, desk)
+                call()
             except Exception as error:
-                wrong.append(f"{first}: {done}: {error!r}")
-    assert not wrong, "\n".join(wrong)
+                failures.append(f"{case.message}: {error!r}")
+    assert not failures, "\n".join(failures)
 
 
-# Of the laboratory, what is not run here: surveys of pairs, the data of GLUE, and words alone.
+# Advice of the laboratory that is not run here: surveys of pairs, the data of GLUE, plain words.
 ELSEWHERE = {"wqk lab pairs --out DIR", "wqk lab atlas --json prints its rows"}
 
 
-def test_all_that_errors_tell_to_do_is_here() -> None:
-    told = {text for _, text in messages() if text not in ELSEWHERE}
-    assert [one for one in told if " ".join(one.rstrip(".").split()[:3]) not in ADVICE] == []
+def test_all_advice_of_errors_is_here() -> None:
+    source = Path(__file__).read_text("utf-8")
+    advice = {text for _, text in messages() if text not in ELSEWHERE}
+    beginnings = {text: " ".join(text.rstrip(".").split()[:3]) for text in advice}
+    assert [text for text, beginning in beginnings.items() if beginning not in source] == []
