@@ -10,6 +10,7 @@ import json
 import lzma
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -449,7 +450,9 @@ def test_snippets_of_python_run(desk: Path) -> None:
             shutil.rmtree(run, ignore_errors=True)
             wqk.Monitor(model, f"{run}/scores.jsonl")(0)
         try:
-            exec(text, names)
+            snippet = Path("snippet.py")
+            snippet.write_text(text, encoding="utf-8")
+            names |= runpy.run_path(str(snippet), init_globals=names)
         except Exception as error:
             wrong.append(f"{place}: {text}\n{type(error).__name__}: {error}")
     assert not wrong, "\n".join(wrong)

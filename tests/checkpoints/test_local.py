@@ -11,12 +11,25 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save, save_file
-from tests.cases import cases
 from tests.checkpoints.stored import assert_holds, weights
 from tests.limits import failing, within
 
 from wqk.checkpoints import Part, open_checkpoint, steps_of
 from wqk.errors import CheckpointError
+
+BAD_INDEXES = {
+    "outside": [{"weight_map": {"a": "../model-1.safetensors"}}, "outside its own folder"],
+    "absolute": [{"weight_map": {"a": "/etc/passwd"}}, "outside its own folder"],
+    "parent": [{"weight_map": {"a": ".."}}, "outside its own folder"],
+    "nothing": [{"weight_map": {"a": ""}}, "outside its own folder"],
+    "missing": [{"weight_map": {"a": "model-9.safetensors"}}, "model-9.safetensors is missing"],
+    "no name": [{"weight_map": {"a": "nul\x00"}}, "outside its own folder"],
+    "a number": [{"weight_map": {"a": 5}}, "shard 5 is missing"],
+    "a list": [{"weight_map": ["a"]}, "lacks the 'weight_map'"],
+    "empty": [{"weight_map": {}}, "lacks the 'weight_map'"],
+    "no map": [{}, "lacks the 'weight_map'"],
+    "no object": [[1], "expected a JSON object"],
+}
 
 INDEX = "model.safetensors.index.json"
 
@@ -26,7 +39,17 @@ def write_json(path: Path, value: Any) -> None:
 
 
 # Files, and the names of their tensors.
-LAYOUTS = cases(__file__, "layouts")
+LAYOUTS = {
+    "one file": {"model.safetensors": "ab"},
+    "shards": {"model-1.safetensors": "ab", "model-2.safetensors": "c"},
+    "several files": {"one.safetensors": "a", "two.safetensors": "b"},
+    "one among others": {
+        "adapter_model.safetensors": "a",
+        "old.safetensors": "a",
+        "model.safetensors": "ab",
+    },
+    "one and an adapter": {"adapter_model.safetensors": "a", "weights.safetensors": "a"},
+}
 PASSED_OVER = ("adapter_model.safetensors", "old.safetensors")
 
 
@@ -297,7 +320,7 @@ def test_an_error_begins_with_a_name_that_its_message_also_contains(tmp_path, mo
 
 
 BAD_INDEXES = {
-    **cases(__file__, "bad indexes"),
+    **BAD_INDEXES,
     "long": ({"weight_map": {"a": "x" * 300}}, "File name too long|is missing"),
     "half a character": ({"weight_map": {"a": "\ud800"}}, "is missing"),
 }

@@ -6,14 +6,20 @@ import re
 
 import pytest
 import torch
-from tests.cases import cases
 from tests.live.models import bert
 from tests.live.test_monitor import same
 
 import wqk
 from wqk.checkpoints import open_checkpoint
 
-PLACES = cases(__file__, "places")
+PLACES = {
+    "compiled": ["", "_orig_mod."],
+    "parallel": ["", "module."],
+    "compiled layers": ["layer.0.", "layer.0._orig_mod."],
+    "parallel layers": ["layer.1.", "layer.1.module."],
+    "sharded layers": ["layer.0.", "_fsdp_wrapped_module.layer.0._fsdp_wrapped_module."],
+    "checkpointed layers": ["layer.1.", "layer.1._checkpoint_wrapped_module."],
+}
 
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
