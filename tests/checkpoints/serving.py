@@ -24,7 +24,7 @@ from safetensors.numpy import save
 from tests.small import sizes
 
 from wqk.checkpoints import Part
-from wqk.storage import http
+from wqk.storage import patience
 
 
 class Request(NamedTuple):
@@ -387,8 +387,8 @@ def own_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
             monkeypatch.setattr(constants, name, value)
         for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WQK_CACHE", "WQK_CACHE_LIMIT"):
             monkeypatch.delenv(name, raising=False)
-        patience = http.Patience(first=0.01, timeout=20, sleep=lambda _: None)
-        monkeypatch.setattr(http, "PATIENCE", patience)
+        limits = patience.Patience(first=0.01, longest=0.05)
+        monkeypatch.setattr(patience, "PATIENCE", limits)
         yield server
     close_session()
 

@@ -23,7 +23,7 @@ import wqk
 from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.pickles import load
 from wqk.errors import WqkError
-from wqk.storage import http
+from wqk.storage import patience
 from wqk.storage.references import redacted
 
 # Opcodes that build values, with the arguments that they take from the stream.
@@ -142,13 +142,12 @@ def hasty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    few = {"attempts": 3, "attempts_to_connect": 2, "first": 0, "timeout": 1}
-    patience = http.Patience(**few, slowest=10.0**6, sleep=lambda _: None)
-    monkeypatch.setattr(http, "PATIENCE", patience)
+    few = patience.Patience(attempts=3, attempts_to_connect=2, first=0, answer=1, silence=1)
+    monkeypatch.setattr(patience, "PATIENCE", few._replace(slowest=10.0**6))
     return monkeypatch
 
 
-@counts(12, 600)
+@counts(30, 600)
 def test_a_server_at_its_worst_gives_the_scores_or_an_error(hasty, truth, count):
     found = set()
     for seed in range(count):

@@ -41,7 +41,7 @@ from wqk.scanning.surveys import SurveyProgress, dask_executor
 from wqk.scanning.surveys import jobs as survey_jobs
 from wqk.scanning.surveys.jobs import Job, Outcome, expand, run_in_processes
 from wqk.scanning.surveys.model_sets import model_set, model_sets
-from wqk.storage import http
+from wqk.storage import patience
 from wqk.tables.score_table import SCHEMA_VERSION, ScoreTable, read_table
 
 LAYERS, WIDTH, HEADS = 3, 64, 4
@@ -578,7 +578,7 @@ def test_a_hub_that_does_not_answer_is_a_failure_of_that_ref(models, tmp_path, m
 
 def test_a_hub_that_never_stops_listing_is_given_up(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(LISTING, lambda *_: time.sleep(5))
-    monkeypatch.setattr(http, "PATIENCE", http.Patience(timeout=0.01))
+    monkeypatch.setattr(patience, "PATIENCE", patience.Patience(connect=0.01, answer=0.01))
     (job,) = expand(["o/m"], ["step*"])
     assert "its revisions cannot be listed (the server does not answer)" in str(job.problem)
 

@@ -178,7 +178,7 @@ def read_adapter(folder: Folder) -> Adapter | None:
     config = folder.object(CONFIG)
     with errors_about(folder.name):
         _require_plain(config)
-    tensors = StoredCheckpoint(folder.name, [weight_file(source)], {}, workers=folder.workers)
+    tensors = StoredCheckpoint(folder.name, [weight_file(source)], {}, transfers=folder.transfers)
     return Adapter(config, tensors, folder.object("config.json") if "config.json" in names else {})
 
 

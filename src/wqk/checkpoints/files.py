@@ -151,6 +151,8 @@ def open_safetensors(source: ByteSource) -> RowFile:
         if starts[name] < end:
             raise CheckpointError(f"the data of {name!r} and {previous!r} overlap")
         end, previous = starts[name] + tensors[name].nbytes, name
+    if end != source.size:
+        raise CheckpointError(f"has {source.size} bytes, its header describes {end}")
     return RowFile(source, tensors, starts)
 
 

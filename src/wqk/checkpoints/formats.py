@@ -48,13 +48,14 @@ from wqk.checkpoints.quantized import Quantized, Source, find_quantized, refuse_
 from wqk.errors import CheckpointError, did_you_mean, errors_about, first_line
 from wqk.storage.byte_source import bytes_at
 from wqk.storage.local import LocalFile
-from wqk.storage.ranged import CONNECTIONS, RangedFile
 from wqk.storage.references import redacted, step_in
+from wqk.storage.remote_file import RemoteFile
+from wqk.storage.transfers import CONNECTIONS
 
 if TYPE_CHECKING:
     from wqk.checkpoints.files import WeightFile
     from wqk.storage.byte_source import ByteSource
-    from wqk.storage.ranged import Workers
+    from wqk.storage.transfers import Transfers
 
 
 # Largest configuration or index; YAML, which usually takes 5 kB, is slow to parse.
@@ -68,7 +69,7 @@ class Folder(NamedTuple):
     source: Callable[[str], ByteSource | None]  # the bytes of a file; None if it does not exist
     names: Sequence[str] | None = None  # its files; None if they cannot be listed
     below: Callable[[], Iterable[str]] = tuple  # paths of files deeper in it
-    workers: Workers | None = None  # what fetches the files of a remote folder
+    transfers: Transfers | None = None  # what fetches the files of a remote folder
 
     def object(self, file: str) -> dict[str, Any]:
         """The object in a file of JSON or YAML; empty if there is no file."""
@@ -410,7 +411,7 @@ def _refuse_others(source: ByteSource) -> None:
 class StoredCheckpoint(Checkpoint):
     """One or more files of weights and a configuration.
 
-    ``workers`` fetch the bytes of remote files; None if all files are local. Raises
+    ``transfers`` fetch the bytes of remote files; None if all files are local. Raises
     `CheckpointError` if two files hold a tensor of the same name.
     """
 
@@ -421,10 +422,10 @@ class StoredCheckpoint(Checkpoint):
         config: Mapping[str, Any],
         step: int | None = None,
         notes: Sequence[str] = (),
-        workers: Workers | None = None,
+        transfers: Transfers | None = None,
     ) -> None:
         self.name, self.config, self.step, self.notes = name, config, step, tuple(notes)
-        self._workers = workers
+        self._transfers = transfers
         self._file_of: dict[str, WeightFile] = {}
         for file in files:
             for tensor in file.tensors:
@@ -453,7 +454,7 @@ class StoredCheckpoint(Checkpoint):
     @property
     def bytes_fetched(self) -> int | None:
         """Bytes that came over the network since it was opened, headers and configuration too."""
-        return None if self._workers is None else self._workers.traffic.bytes
+        return None if self._transfers is None else self._transfers.bytes
 
     def tensors(self) -> Mapping[str, TensorInfo]:
         """Every tensor's type, shape and size by name."""
@@ -482,7 +483,7 @@ class StoredCheckpoint(Checkpoint):
     def raw(self, part: Part, room: np.ndarray | None = None) -> np.ndarray | None:
         """A part's bytes; None if it is remote, in an archive, in pieces, or made of several."""
         dtype, is_made = self.info(part.name).dtype, part.name in self._quantized
-        if self._workers is not None or is_made or is_float8(dtype):
+        if self._transfers is not None or is_made or is_float8(dtype):
             return None
         file, own = self._lying(part)
         if not isinstance(file, RowFile):  # whose bytes say nothing without strides
@@ -516,10 +517,10 @@ class StoredCheckpoint(Checkpoint):
 
     def abandon(self) -> None:
         """Stop waiting for what is on its way: reads in other threads end with an error."""
-        if self._workers is not None:
-            self._workers.abandon()
+        if self._transfers is not None:
+            self._transfers.abandon()
         for file in self._file_of.values():
-            if isinstance(file.source, RangedFile):
+            if isinstance(file.source, RemoteFile):
                 file.source.clean()
 
     def _pieces(self, part: Part) -> dict[str, Part]:
@@ -554,13 +555,13 @@ class StoredCheckpoint(Checkpoint):
         lying = [self._lying(part) for part in parts]
         return [file.read(own) for file, own in lying]
 
-    def _ranges(self, parts: Sequence[Part]) -> list[tuple[RangedFile, list[tuple[int, int]]]]:
+    def _ranges(self, parts: Sequence[Part]) -> list[tuple[RemoteFile, list[tuple[int, int]]]]:
         """Where parts, and all that quantized ones need, lie in the remote files."""
-        wanted: dict[RangedFile, list[tuple[int, int]]] = {}
-        for part in parts if self._workers is not None else ():
+        wanted: dict[RemoteFile, list[tuple[int, int]]] = {}
+        for part in parts if self._transfers is not None else ():
             for piece in self._pieces(part).values():
                 file, own = self._lying(piece)
-                if isinstance(file.source, RangedFile):
+                if isinstance(file.source, RemoteFile):
                     wanted.setdefault(file.source, []).extend(file.byte_ranges(own))
         return list(wanted.items())
 
@@ -589,8 +590,8 @@ def read_folder(folder: Folder, weights: Weights | None = None) -> StoredCheckpo
         return weight_file(source)
 
     files = (
-        _side_by_side(open_file, chosen.files, folder.workers)
-        if folder.workers
+        _side_by_side(open_file, chosen.files, folder.transfers)
+        if folder.transfers
         else [open_file(name) for name in chosen.files]
     )
     abouts = [about for file in files if (about := getattr(file, "about", None))]
@@ -607,19 +608,19 @@ def read_folder(folder: Folder, weights: Weights | None = None) -> StoredCheckpo
     notes = (f"passed over further weights in the archive: {', '.join(others)}",) if others else ()
     step = _step({**(config if layout else {}), **about})
     return StoredCheckpoint(
-        folder.name, files, complete, step, (*chosen.notes, *notes), folder.workers
+        folder.name, files, complete, step, (*chosen.notes, *notes), folder.transfers
     )
 
 
 def _side_by_side(
-    open_file: Callable[[str], WeightFile], names: Sequence[str], workers: Workers
+    open_file: Callable[[str], WeightFile], names: Sequence[str], transfers: Transfers
 ) -> list[WeightFile]:
-    """Open remote files at once, in threads other than the workers, for which these wait."""
+    """Open remote files at once, in threads of their own, which wait for the transfers."""
     pool = ThreadPoolExecutor(min(CONNECTIONS, len(names)))
     try:
         return list(pool.map(open_file, names))
     except BaseException:
-        workers.abandon()
+        transfers.abandon()
         raise
     finally:
         pool.shutdown(cancel_futures=True)

@@ -1,11 +1,7 @@
-"""Checkpoints on the hub, or under another address.
+"""Checkpoints on the Hub, or under the address of a store.
 
-Of the hub: a revision's files, each from the hub's cache, or its ranges over HTTP.
-
-One request lists a revision's files with their sizes and the hashes of their contents. The listing
-is noted, so that without a network the same files are found again.
-
-Under a URL stands a file of weights, or a folder with weights and their configuration.
+Files on the Hub come whole from the Hub's own cache, or in ranges. Under an address lies a file of
+weights, or a folder with weights and their configuration.
 """
 
 from __future__ import annotations
@@ -13,12 +9,11 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 from urllib.parse import quote, unquote, urlunsplit
 
-from wqk._version import __version__
 from wqk.checkpoints.adapters import AdaptedCheckpoint, read_adapter
 from wqk.checkpoints.formats import (
     ENDINGS,
@@ -32,35 +27,29 @@ from wqk.checkpoints.formats import (
     read_folder,
     unread_format,
 )
-from wqk.errors import CheckpointError, HubError, errors_about, first_line
-from wqk.storage import http
+from wqk.errors import CheckpointError, HubError, errors_about
+from wqk.storage.hub_files import (
+    Listing,
+    Unreachable,
+    list_repository,
+    listing_in,
+    login_headers,
+    place_on_hub,
+)
 from wqk.storage.local import LocalFile
-from wqk.storage.ranged import RangedFile, Workers, open_cache
+from wqk.storage.range_cache import open_cache
 from wqk.storage.references import redacted, split_address, step_in
+from wqk.storage.remote_file import RemoteFile
+from wqk.storage.stores import web_location
+from wqk.storage.transfers import Absent, Transfers
 
 if TYPE_CHECKING:
     from wqk.checkpoints.adapters import Adapter
     from wqk.checkpoints.checkpoint import Checkpoint
     from wqk.checkpoints.formats import StoredCheckpoint
     from wqk.storage.byte_source import ByteSource
-    from wqk.storage.ranged import RangeCache
+    from wqk.storage.range_cache import RangeCache
     from wqk.storage.references import HubAccess
-
-TIMEOUT = 10
-
-# Who asks.
-ABOUT: dict[str, Any] = {"library_name": "wqk", "library_version": __version__}
-
-
-class _Unreachable(HubError):
-    """The Hub cannot be reached."""
-
-
-class Listing(NamedTuple):
-    """A revision's commit, and its files: path → size and hash of the content, where known."""
-
-    commit: str
-    files: dict[str, tuple[int | None, str | None]]
 
 
 class Wanted(NamedTuple):
@@ -111,7 +100,7 @@ def open_hub(
         else:
             try:
                 checkpoint = _open(wanted, _list(wanted), offline=False)
-            except _Unreachable:
+            except Unreachable:
                 checkpoint = _open_offline(wanted, "the hub cannot be reached")
     checkpoint.name, checkpoint.revision = repository, revision
     step = step_in(revision)
@@ -151,38 +140,41 @@ def is_hub_id(ref: str) -> bool:
 def _open(wanted: Wanted, listing: Listing, *, offline: bool) -> Checkpoint:
     """The checkpoint in one folder of a listed revision."""
     from huggingface_hub import constants, hf_hub_url, try_to_load_from_cache
-    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     repository, inside = wanted.repository, f"{wanted.folder}/" if wanted.folder else ""
-    headers = build_hf_headers(token=wanted.access.get("token"), **ABOUT)
-    workers = Workers()
+    token = wanted.access.get("token")
+    transfers = Transfers()
 
     def source(file: str) -> ByteSource | None:
         path = inside + file
         if path not in listing.files:
             return None
-        size, content = listing.files[path]
-        here = try_to_load_from_cache(
+        about = listing.files[path]
+        cached = try_to_load_from_cache(
             repository, path, cache_dir=wanted.cache_dir, revision=listing.commit
         )
-        if isinstance(here, str) and size in (None, Path(here).stat().st_size):
-            return LocalFile(Path(here))
-        remote = http.RemoteFile(
-            hf_hub_url(repository, path, revision=listing.commit, endpoint=constants.ENDPOINT),
-            name=f"{repository}/{path}",
-            headers=headers,
-            traffic=workers.traffic,
-            size=size,
+        if isinstance(cached, str) and about.size in (None, Path(cached).stat().st_size):
+            return LocalFile(Path(cached))
+        url = hf_hub_url(repository, path, revision=listing.commit, endpoint=constants.ENDPOINT)
+        remote = RemoteFile(
+            f"{repository}/{path}",
+            None if about.is_large else web_location(url, login_headers(token)),
+            renew=partial(place_on_hub, url, token),
+            transfers=transfers,
+            cache=wanted.cache,
+            size=about.size,
+            # The hash is what this endpoint claims: another one's ranges are never taken for it.
+            content=f"{constants.ENDPOINT} {about.content}" if about.content else None,
+            offline=offline,
         )
-        start = remote.describe() if size is None else b""
-        # The hash is what this endpoint claims: another one's ranges are never taken for it.
-        content = f"{constants.ENDPOINT} {content}" if content else None
-        return RangedFile(remote, content, wanted.cache, workers, offline, start)
+        if about.size is None:
+            remote.describe()
+        return remote
 
     paths = [path.removeprefix(inside) for path in listing.files if path.startswith(inside)]
     names = [path for path in paths if "/" not in path]
     below = [path for path in paths if "/" in path]
-    folder = Folder(repository, source, names, lambda: below, workers)
+    folder = Folder(repository, source, names, lambda: below, transfers)
     adapter = read_adapter(folder) if wanted.adapters else None
     return _on_base(adapter, wanted) if adapter else read_folder(folder)
 
@@ -192,86 +184,10 @@ def _on_base(adapter: Adapter, wanted: Wanted) -> Checkpoint:
 
 
 def _list(wanted: Wanted) -> Listing:
-    """Ask the hub for a revision's files, and note the answer."""
-    from huggingface_hub import HfApi
-
-    api = HfApi(token=wanted.access.get("token"), **ABOUT)
-
-    def ask() -> Listing:
-        about = api.model_info(
-            wanted.repository, revision=wanted.revision, files_metadata=True, timeout=TIMEOUT
-        )
-        return _listing(about, wanted.revision or "main")
-
-    listing = _asking(ask, wanted.revision)
-    wanted.cache.write_note(wanted.note, listing._asdict())
+    """List a revision's files, and note the listing."""
+    listing = list_repository(wanted.repository, wanted.revision, wanted.access.get("token"))
+    wanted.cache.write_note(wanted.note, listing.to_note())
     return listing
-
-
-def _listing(about: Any, revision: str) -> Listing:
-    """What the hub says of a revision, as far as it makes sense."""
-    files = {
-        sibling.rfilename: _claims(
-            sibling.size, sibling.lfs.sha256 if sibling.lfs else sibling.blob_id
-        )
-        for sibling in about.siblings or ()
-        if isinstance(sibling.rfilename, str)
-    }
-    is_commit = isinstance(about.sha, str) and re.fullmatch(r"[0-9a-f]{40}", about.sha)
-    return Listing(about.sha if is_commit else revision, files)
-
-
-def _noted(note: Any) -> Listing | None:
-    """The listing in a note; None if it is damaged, or there is none."""
-    try:
-        files = {path: _claims(size, content) for path, (size, content) in note["files"].items()}
-        return Listing(str(note["commit"]), files)
-    except (AttributeError, LookupError, TypeError, ValueError):
-        return None
-
-
-def _claims(size: Any, content: Any) -> tuple[int | None, str | None]:
-    """A file's size and hash, if they are such."""
-    is_size = type(size) is int and size >= 0
-    return size if is_size else None, content if isinstance(content, str) else None
-
-
-def _asking(ask: Callable[[], Listing], revision: str | None) -> Listing:
-    """Ask the hub, again if that may help; its errors in one line each."""
-    from huggingface_hub import errors
-
-    refusals: dict[type[Exception], str] = {
-        errors.GatedRepoError: "is gated; accept its terms on the hub and log in (hf auth login)",
-        errors.RepositoryNotFoundError: "is neither a path here nor a repository that this login "
-        "can see",
-        errors.RevisionNotFoundError: f"has no revision {redacted(revision or 'main')!r}",
-        errors.LocalTokenNotFoundError: "not logged in (hf auth login)",
-    }
-    passing: tuple[type[Exception], ...] = (http.Interrupted, *http.transport_errors())
-    failures = 0
-    while True:
-        wait = None
-        try:
-            listing: Listing = http.within_deadline(ask, discard=lambda _: None)
-            return listing
-        except tuple(refusals) as error:
-            reason = next(text for kind, text in refusals.items() if isinstance(error, kind))
-            raise HubError(reason) from None
-        except errors.HfHubHTTPError as error:
-            status, wait = error.response.status_code, http.asked_wait(error.response.headers)
-            failures += 1
-            if status not in http.PASSING or failures >= http.PATIENCE.attempts:
-                raise HubError(f"the hub answers {status}") from None
-        except passing:
-            failures += 1
-            if failures >= http.PATIENCE.attempts_to_connect:
-                raise _Unreachable("the hub cannot be reached") from None
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise HubError(
-                f"the endpoint does not answer as a hub does ({first_line(error)}); "
-                "check HF_ENDPOINT"
-            ) from None
-        http.PATIENCE.wait(failures, wait)
 
 
 def _open_offline(wanted: Wanted, why: str) -> Checkpoint:
@@ -294,7 +210,8 @@ def _open_offline(wanted: Wanted, why: str) -> Checkpoint:
         pass
     except CheckpointError as error:
         incomplete = error
-    if listing := _noted(wanted.cache.note(wanted.note)):
+    listing = listing_in(wanted.cache.note(wanted.note))
+    if listing is not None:
         return _open(wanted, listing, offline=True)
     if incomplete:
         raise incomplete
@@ -336,12 +253,11 @@ def open_url(
     provide it, `CheckpointError` if it is not one, or the server cannot serve parts of files.
     """
     from huggingface_hub import constants
-    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-    offline = access.get("local_files_only") or constants.HF_HUB_OFFLINE
+    offline = bool(access.get("local_files_only") or constants.HF_HUB_OFFLINE)
     on_hub = url.startswith(constants.ENDPOINT + "/") and not offline
-    headers = build_hf_headers(token=access.get("token") if on_hub else False, **ABOUT)
-    cache, workers = open_cache(access.get("cache_dir")), Workers()
+    token = access.get("token") if on_hub else False
+    cache, transfers = open_cache(access.get("cache_dir")), Transfers()
     path = Path(unquote(split_address(url).path))
     name = redacted(url)
     if what := unread_format(path.name):
@@ -350,35 +266,45 @@ def open_url(
     base = _parent(url) if is_file else _child(url, subfolder) if subfolder else url
 
     @functools.cache
-    def source(file: str) -> RangedFile | None:
+    def source(file: str) -> RemoteFile | None:
         address = _child(base, file)
-        remote = http.RemoteFile(
-            address, name=redacted(address), headers=headers, traffic=workers.traffic
+        size, tag = None, None
+        if offline:
+            match cache.note(address):
+                case [int(noted_size), str(noted_tag)] if noted_size >= 0:
+                    size, tag = noted_size, noted_tag
+                case _ if file in OPTIONAL:
+                    return None
+                case _:
+                    raise Absent(f"{redacted(address)}: {OFFLINE}")
+        remote = RemoteFile(
+            redacted(address),
+            None if on_hub else web_location(address, login_headers(False)),
+            renew=partial(place_on_hub, address, token) if on_hub else None,
+            transfers=transfers,
+            cache=cache,
+            size=size,
+            tag=tag,
+            offline=offline,
         )
-        start = b""
+        if offline:
+            return remote
         try:
-            if offline:
-                match cache.note(address):
-                    case [int(size), str(tag)] if size >= 0:
-                        remote.size, remote.tag = size, tag
-                    case _:
-                        raise http.Absent(f"{remote.name}: {OFFLINE}")
-            else:
-                start = remote.describe()
-        except http.Absent:
+            remote.describe()
+        except Absent:
             if file in OPTIONAL:
                 return None
             raise
-        if remote.tag and not offline:
-            cache.write_note(address, [remote.size, remote.tag])
-        return RangedFile(remote, None, cache, workers, offline, start)
+        if remote.strong_tag:
+            cache.write_note(address, [remote.size, remote.strong_tag])
+        return remote
 
     if offline and not is_file and not any(cache.note(_child(base, n)) for n in PREFERRED):
         raise HubError(f"{name}: {OFFLINE}")
     # Of a single file of GGUF, which holds its configuration, no other is looked for.
     own = format_of(path.name) if path.suffix == ".gguf" else None
     weights = Weights((path.name,), format=own) if is_file else None
-    return read_folder(Folder(name, source, workers=workers), weights)
+    return read_folder(Folder(name, source, transfers=transfers), weights)
 
 
 def _child(url: str, name: str) -> str:

@@ -45,7 +45,7 @@ from wqk.errors import CheckpointError, HubError, RunError, WqkError, all_lines,
 from wqk.model import open as open_model
 from wqk.scanning.scan import plan_bytes, scan
 from wqk.scanning.surveys.model_sets import PREFIX, model_set, read_list
-from wqk.storage.http import within_deadline
+from wqk.storage.hub_files import within_deadline
 from wqk.storage.references import (
     HubAccess,
     digest_of_query,
@@ -123,15 +123,14 @@ def hub_revisions(repository: str, token: str | bool | None = None) -> list[str]
     from huggingface_hub.errors import HFValidationError
 
     try:
-        refs = within_deadline(
-            lambda: HfApi(token=token).list_repo_refs(repository), lambda _: None
-        )
+        refs = within_deadline(lambda: HfApi(token=token).list_repo_refs(repository))
     except HFValidationError:
         raise CheckpointError(
             f"{redacted(repository)}: neither a local path nor a Hub id, so it has no revisions"
         ) from None
     except Exception as error:  # the client lets errors of its transport through, of any class
-        reason = all_lines(error)
+        is_late = isinstance(error, TimeoutError)
+        reason = "the server does not answer" if is_late else all_lines(error)
         raise HubError(f"{repository}: its revisions cannot be listed ({reason})") from None
     return list(dict.fromkeys(ref.name for ref in (*refs.branches, *refs.tags)))
 
