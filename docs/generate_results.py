@@ -5,30 +5,33 @@ python docs/generate_results.py
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 
 from wqk.errors import RunError
+from wqk_lab.claims import claims as paper_claims
 from wqk_lab.figures.convert import SCHEMA, over_seeds
-from wqk_lab.runs.descent import descent
-from wqk_lab.runs.seeds import by_seed, interval, paired
-from wqk_lab.runs.speedup import saved_share
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from tools.claims import (
+from wqk_lab.runs.contrasts import (
+    DEFINITION,
     Records,
     claims_table,
     contrasts_table,
     interval_of,
+    read_definition,
     read_records,
     results,
     unnamed,
     verdicts,
 )
+from wqk_lab.runs.descent import descent
+from wqk_lab.runs.seeds import by_seed, interval, paired
+from wqk_lab.runs.speedup import saved_share
 
 FOLDER = Path(__file__).parent / "results"
 
@@ -150,12 +153,12 @@ def _conditions_table(rows: pl.DataFrame, column: str, heads: list[str]) -> list
 
 def made(name: str, text: str) -> str:
     """A page with its tables made anew; RunError if a bold sentence names no measured contrast."""
-    folder, tables = PAGES[name]
-    for title, table in {"claims": lambda: claims_table(folder), **tables}.items():
+    page = PAGES[name]
+    for title, table in page.tables.items():
         begin, end = f"<!-- {title}: begin -->", f"<!-- {title}: end -->"
         before, rest = text.split(begin)
         text = "\n".join([before + begin, "", *table(), "", end + rest.split(end)[1]])
-    if wrong := unnamed(text, results(folder)):
+    if wrong := unnamed(text, page.names()):
         raise RunError(f"bold, and no measured contrast named: {'; '.join(wrong)}")
     return text
 
@@ -163,7 +166,7 @@ def made(name: str, text: str) -> str:
 def causes() -> list[str]:
     """What of the paper's picture holds as a cause, and what does not, in lists to quote."""
     told: dict[str, list[str]] = {title: [] for title in dict.fromkeys(OUTCOMES.values())}
-    for folder, _ in PAGES.values():
+    for folder in FOLDERS:
         for claim, verdict, result in verdicts(folder):
             if claim.quote and result is not None:
                 unit = next((u for of, u in UNITS.items() if of in result.contrast.measure), "")
@@ -272,31 +275,141 @@ def models_table() -> list[str]:
     return lines
 
 
-# Each page, the folder of its records, and what makes its tables besides that of the claims.
-PAGES: dict[str, tuple[Path, dict[str, Callable[[], list[str]]]]] = {
-    "index.md": (
-        FOLDER,
-        {"causes": causes, "speedups": lambda: speedups_table(read_records(FOLDER))},
+# Records of our runs that come with the package, for `wqk lab claims`.
+SHIPPED = Path(__file__).parents[1] / "src" / "wqk_lab" / "claims" / "data"
+
+# Names of recipes in `wqk lab claims`, by the parents' text and by the kind of attention.
+PARENTS = {"wikipedia": "pre-norm, Wikipedia", "reviews": "pre-norm, reviews"}
+ATTENTIONS = {"softmax": "softmax beside linear attention", "linear": "linear attention"}
+
+
+def trained_alike() -> pl.DataFrame:
+    """Scores of encoders and decoders that were trained alike: means over layers at the end."""
+    parents = conversions().filter(
+        pl.col("layer").is_null(), pl.col("origin").is_in(["encoder", "decoder"]), step=0
+    )
+    converted = parents.unique(["corpus", "origin", "seed"], keep="first").select(
+        recipe=pl.col("corpus").replace_strict(PARENTS),
+        mode="origin",
+        seed="seed",
+        symmetry="symmetry",
+        directionality="directionality_excess",
+    )
+    ends = pl.read_csv(FOLDER / "linear" / "runs.csv").filter(pl.col("step") > 0)
+    kind = pl.col("start").str.split(" ")
+    linear = ends.select(
+        recipe=kind.list.first().replace_strict(ATTENTIONS),
+        mode=kind.list.last(),
+        seed="seed",
+        symmetry="mean_symmetry",
+        directionality="mean_directionality",
+    )
+    rows = pl.concat([converted, linear]).with_columns(
+        pl.col("symmetry", "directionality").round(5)
+    )
+    order = [*PARENTS.values(), *ATTENTIONS.values()]
+    return rows.sort(
+        pl.col("recipe").replace_strict({name: at for at, name in enumerate(order)}), "mode", "seed"
+    )
+
+
+def starts_compared() -> pl.DataFrame:
+    """The records that the contrasts of starts are made of."""
+    records = read_records(FOLDER)
+    rows = {
+        (contrast.measure, cell, seed, value)
+        for contrast in read_definition(FOLDER)[0]
+        for cell in contrast.cells
+        for seed, value in records[contrast.measure][cell].items()
+    }
+    return pl.DataFrame(sorted(rows), schema=["measure", "start", "seed", "value"], orient="row")
+
+
+def symmetries_of_starts() -> pl.DataFrame:
+    """Median and range over layers of the symmetry of starts, at step 1,000."""
+    layers = pl.read_csv(FOLDER / "table1-cpu" / "scores.csv").filter(step=1000)
+    symmetry = pl.col("symmetry")
+    return (
+        layers.group_by("start", "seed")
+        .agg(
+            symmetry.median().round(5).alias("median"),
+            (symmetry.max() - symmetry.min()).round(5).alias("range"),
+        )
+        .sort("start", "seed")
+    )
+
+
+# The records that come with the package, and what makes them.
+EXTRACTS = {
+    "trained.csv": trained_alike,
+    "starts.csv": starts_compared,
+    "symmetries.csv": symmetries_of_starts,
+}
+
+
+def write_extracts(folder: Path = SHIPPED) -> None:
+    """Write the records that come with the package, and the contrasts of starts."""
+    for name, extract in EXTRACTS.items():
+        extract().write_csv(folder / name)
+    shutil.copyfile(FOLDER / DEFINITION, folder / DEFINITION)
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page of results.
+
+    Attributes
+    ----------
+    folder
+        The folder of its records and contrasts; None for the page of the paper's claims.
+    own_tables
+        What makes its tables besides that of the claims, by their titles.
+    """
+
+    folder: Path | None
+    own_tables: Mapping[str, Callable[[], list[str]]]
+
+    @property
+    def tables(self) -> dict[str, Callable[[], list[str]]]:
+        """What makes all tables of the page, by their titles."""
+        if self.folder is None:
+            return dict(self.own_tables)
+        return {"claims": partial(claims_table, self.folder), **self.own_tables}
+
+    def names(self) -> Collection[str]:
+        """The names of measured contrasts that a bold sentence of the page may follow from."""
+        if self.folder is None:
+            return [claim.number for claim in paper_claims().claims]
+        return results(self.folder)
+
+
+PAGES = {
+    "paper.md": Page(None, {"paper": lambda: paper_claims().markdown()}),
+    "index.md": Page(
+        FOLDER, {"causes": causes, "speedups": lambda: speedups_table(read_records(FOLDER))}
     ),
-    "conversion.md": (
+    "conversion.md": Page(
         FOLDER / "conversion",
         {
-            "symmetry by step": lambda: doses_table("symmetry"),
-            "change by step": lambda: doses_table("change_symmetry"),
-            "symmetry by layer": lambda: layers_table("symmetry"),
-            "change by layer": lambda: layers_table("change_symmetry"),
-            "directionality by layer": lambda: layers_table("directionality_excess"),
+            "symmetry by step": partial(doses_table, "symmetry"),
+            "change by step": partial(doses_table, "change_symmetry"),
+            "symmetry by layer": partial(layers_table, "symmetry"),
+            "change by layer": partial(layers_table, "change_symmetry"),
+            "directionality by layer": partial(layers_table, "directionality_excess"),
             "kept": kept_table,
         },
     ),
-    "parts.md": (
+    "parts.md": Page(
         FOLDER / "parts",
         {"shares": shares_table, "curvatures": curvatures_table, "in words": in_words},
     ),
-    "starts.md": (FOLDER / "starts", {}),
-    "linear.md": (FOLDER / "linear", {"models": models_table}),
-    "directionality.md": (FOLDER / "directionality", {}),
+    "starts.md": Page(FOLDER / "starts", {}),
+    "linear.md": Page(FOLDER / "linear", {"models": models_table}),
+    "directionality.md": Page(FOLDER / "directionality", {}),
 }
+
+# Folders with contrasts.
+FOLDERS = [page.folder for page in PAGES.values() if page.folder is not None]
 
 # How the verdicts are told to somebody who reads no tables.
 OUTCOMES = {
@@ -313,13 +426,14 @@ UNITS = {"end of the plateau": " steps", "loss": " nats"}
 
 def write_contrasts() -> None:
     """Write all contrasts, each by itself, into files that the pages include."""
-    for folder, _ in PAGES.values():
+    for folder in FOLDERS:
         lines = "\n".join(contrasts_table(folder)) + "\n"
         (folder / "all-contrasts.md").write_text(lines, encoding="utf-8")
 
 
 def main() -> None:
-    """Write the pages."""
+    """Write the records that come with the package, and the pages."""
+    write_extracts()
     for name in PAGES:
         path = FOLDER / name
         path.write_text(made(name, path.read_text(encoding="utf-8")), encoding="utf-8")

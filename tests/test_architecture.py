@@ -53,8 +53,9 @@ LABORATORY_ROOMS = {
     "theory": "the paper's statements, computed on a model and a text, with verdicts",
     "figures": "the paper's figures, from tables, runs and published numbers",
     "training": "corpus, recipe, models, objectives, the loop, experiments, fine-tuning",
+    "claims": "the paper's claims, beside published records and our own runs",
     "atlas": "the paper's published scores, curves and losses, and its tables",
-    "runs": "runs grouped by seed, speed-up, verdicts on claims",
+    "runs": "runs grouped by seed, speed-up, contrasts and verdicts",
 }
 HEAVY = {
     "accelerate",

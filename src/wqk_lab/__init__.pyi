@@ -1,4 +1,5 @@
 from . import atlas as atlas
+from . import claims as claims
 from . import figures as figures
 from . import theory as theory
 from .runs.speedup import speedups as speedups

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tools.claims import (
+
+from wqk.errors import RunError
+from wqk_lab.runs.contrasts import (
     Claim,
     Contrast,
     Records,
@@ -22,8 +24,6 @@ from tools.claims import (
     read_records,
     results,
 )
-
-from wqk.errors import RunError
 
 DOCS = Path(__file__).parents[3] / "docs"
 RESULTS = DOCS / "results"

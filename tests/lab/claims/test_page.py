@@ -1,0 +1,168 @@
+"""The paper's claims: estimates, verdicts, and the records that come with the package."""
+
+from __future__ import annotations
+
+import csv
+import json
+import runpy
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from scipy import stats
+from tests.command import run
+
+from wqk_lab.atlas import published_training
+from wqk_lab.claims import claims
+from wqk_lab.claims.comparing import Estimate, adjusted, mean_difference, separation
+from wqk_lab.claims.page import PaperClaim
+from wqk_lab.claims.records import encoder_decoders
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+@cache
+def page() -> dict[str, PaperClaim]:
+    """The claims by their numbers."""
+    return {claim.number: claim for claim in claims().claims}
+
+
+@pytest.mark.parametrize(
+    ("number", "verdict", "value", "result"),
+    [
+        ("S2", "open", 0.46, "medians .33 and .44"),
+        ("S4", "holds", 0.27, "21 of 23 as claimed"),
+        ("S5", "holds", 0.64, "6 of 6 as claimed"),
+        ("S6", "holds", 0.30, "5 of 5 as claimed"),
+        ("S7", "holds", 0.44, "5 of 5 as claimed"),
+        ("D3", "contradicted", -0.09, "19 of 23 negative"),
+        ("D4", "open", -0.02, "2 of 6 as claimed"),
+        ("D9", "holds", -0.55, "5 of 5"),
+        ("D11", "holds", -0.59, "5 of 5"),
+        ("T5", "open", -0.02, ""),
+    ],
+)
+def test_a_claim_is_what_its_records_say(
+    number: str, verdict: str, value: float, result: str
+) -> None:
+    claim = page()[number]
+    assert claim.estimate is not None
+    assert claim.verdict == verdict
+    assert claim.estimate.value == pytest.approx(value, abs=0.006)
+    assert claim.estimate.low < value < claim.estimate.high
+    assert result in claim.result
+
+
+def test_numbers_of_the_summary_have_no_record() -> None:
+    assert [page()[number].verdict for number in ("N1", "N2", "N3")] == [
+        "no record",
+        "no record",
+        "count",
+    ]
+    assert "73% (4-layer), 35% (12-layer)" in page()["N3"].result
+    assert "1.9035 to 1.8069 nats" in page()["T2"].result
+
+
+def test_pairs_of_the_paper_are_its_last_checkpoints() -> None:
+    """Recomputed from the layers of each run, without the page's own grouping."""
+    layers = published_training().filter(step=200_000)
+    directional = 0
+    for size in ("4-layer", "12-layer"):
+        for dataset in ("Jigsaw", "Wikipedia", "Red Pajama"):
+            encoder, decoder = (
+                median(layers.filter(size=size, dataset=dataset, mode=mode)["directionality"])
+                for mode in ("encoder", "decoder")
+            )
+            directional += decoder < encoder
+    assert directional == 2
+
+
+def test_encoder_decoders_are_paired_by_model() -> None:
+    models = encoder_decoders()
+    assert models["model"].n_unique() == models.height == 23
+    tiny = models.filter(model="openai/whisper-tiny").to_dicts()[0]
+    assert tiny["symmetry_encoder"] == pytest.approx(0.504, abs=0.001)
+    assert tiny["symmetry_decoder"] == pytest.approx(0.170, abs=0.001)
+
+
+def decided_by(value: float, p: float, predicts: Any) -> PaperClaim:
+    estimate = Estimate(value, value - 0.1, value + 0.1, null=0, p=p, detectable=0.2)
+    return PaperClaim("S", "", "", "runs", "", predicts, estimate, adjusted_p=p)
+
+
+@pytest.mark.parametrize(
+    ("value", "p", "predicts", "verdict"),
+    [
+        (0.3, 0.01, "more", "holds"),
+        (0.3, 0.01, "less", "contradicted"),
+        (0.3, 0.01, "none", "contradicted"),
+        (0.3, 0.06, "more", "open"),
+        (-0.3, 0.01, "less", "holds"),
+    ],
+)
+def test_the_verdict_follows_from_sign_and_adjusted_p(value, p, predicts, verdict):
+    assert decided_by(value, p, predicts).verdict == verdict
+
+
+def test_p_values_are_adjusted_as_scipy_does() -> None:
+    p = np.random.default_rng(0).uniform(0, 0.2, 12)
+    assert adjusted(p.tolist()) == pytest.approx(stats.false_discovery_control(p).tolist())
+
+
+def test_intervals_of_a_separation_cover_the_truth() -> None:
+    """Normal groups that are .8 deviations apart: AUC Φ(.8/√2)."""
+    random = np.random.default_rng(1)
+    truth = stats.norm.cdf(0.8 / 2**0.5)
+    covered = 0
+    for _ in range(300):
+        found = separation(random.normal(0.8, 1, 17).tolist(), random.normal(0, 1, 13).tolist())
+        covered += found.low <= truth <= found.high
+    assert 0.92 < covered / 300 < 0.99
+
+
+def test_a_detectable_difference_is_found_with_power_of_four_fifths() -> None:
+    random = np.random.default_rng(2)
+    detectable = 0.4  # of 6 pairs with a deviation of .28: 3.49 · .28/√6
+    found = [
+        mean_difference(random.normal(detectable, 0.28, 6).tolist(), "Student").p < 0.05
+        for _ in range(400)
+    ]
+    assert 0.75 < np.mean(found) < 0.87
+
+
+def test_records_that_come_with_the_package_are_those_of_the_pages(tmp_path: Path) -> None:
+    script = runpy.run_path(str(DOCS / "generate_results.py"))
+    script["write_extracts"](tmp_path)
+    for path in tmp_path.iterdir():
+        shipped = script["SHIPPED"] / path.name
+        assert shipped.read_text("utf-8") == path.read_text("utf-8"), (
+            "run python docs/generate_results.py"
+        )
+
+
+def test_the_command_prints_every_claim_and_json_has_the_numbers() -> None:
+    text = run("lab", "claims").stdout
+    assert "S4 holds: The encoder of an encoder-decoder has a higher degree" in text
+    assert "Of 33 claims of the paper: " in text
+    rows = json.loads(run("lab", "claims", "--json").stdout)["claims"]
+    assert [row["number"] for row in rows] == [*page()]
+    assert rows[3]["verdict"] == "holds"
+    assert rows[3]["value"] == pytest.approx(0.267, abs=0.001)
+    assert rows[-1]["value"] is None
+
+
+def test_a_changed_record_changes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = DOCS.parent / "src" / "wqk_lab" / "claims" / "data"
+    for path in data.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    with (data / "trained.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        row["symmetry"] = "0.1" if row["mode"] == "encoder" else str(0.5 + int(row["seed"]) / 100)
+    pl.DataFrame(rows).write_csv(tmp_path / "trained.csv")
+    monkeypatch.setattr("wqk_lab.claims.records.DATA", tmp_path)
+    assert {claim.number: claim.verdict for claim in claims().claims}["S6"] == "contradicted"
