@@ -23,7 +23,6 @@ import wqk
 from wqk.checkpoints.modules import StateDict
 from wqk.families import AttentionPlan, Composed
 from wqk.sameness.mismatches import UNEXPLAINED, Kind
-from wqk.sameness.weights import form_parts
 
 Array = np.ndarray
 Tensors = dict[str, Array]
@@ -534,21 +533,16 @@ def tried(case: Case) -> Verdict | None:
         return None  # without positions, rows of queries and keys in one order are the same
     first = StateDict(original, config, "a")
     found = wqk.same(first, StateDict(tensors, config, "b"))
-    causes = [(one, block.layer) for block in found.blocks for one in block.mismatches]
-    kinds, named = {one.verdict for one, _ in causes}, "right"
+    causes = [one for block in found.blocks for one in block.mismatches]
+    kinds, named = {one.verdict for one in causes}, "right"
     if not causes:
         named = "unseen" if found.same else "tensor"
     elif kinds - {*case.plant.kinds} - UNEXPLAINED:
         named = "wrong"
     elif kinds & UNEXPLAINED:
         named = "distance" if kinds <= UNEXPLAINED else "partly"
-    if not any(one.repair for one, _ in causes):
+    if not any(one.repair for one in causes):
         return Verdict(named, None, found.sentence)
     mended = dict(tensors)
-    for one, layer in causes:
-        if one.repair.startswith("layers["):
-            names = {part.name for part in form_parts(plans[layer])}
-            mended |= {name: original[name] for name in names}
-        else:
-            mend(one, mended, original, dict(config), config)
+    mend(found.repair, mended, original, dict(config))
     return Verdict(named, wqk.same(first, StateDict(mended, config, "b")).same, found.sentence)

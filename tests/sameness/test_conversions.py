@@ -18,7 +18,7 @@ from tests.sameness.conversions import (
 from tests.sameness.mending import mend
 
 from wqk.checkpoints.modules import StateDict
-from wqk.sameness.mismatches import Kind, unexplained
+from wqk.sameness.mismatches import unexplained
 from wqk.sameness.same import same
 
 IDS = [mistake.what for mistake in MISTAKES]
@@ -59,18 +59,12 @@ def test_the_mistake_is_named(mistake: Conversion) -> None:
         assert all(one.repair for one in block.mismatches), reasons
 
 
-# Repairs that are code of their own: the others say what to take from the original.
-APPLICABLE = [m for m in MISTAKES if m.verdict not in (Kind.ADAPTER, Kind.LAYER)]
-
-
-@pytest.mark.parametrize("mistake", APPLICABLE, ids=[m.what for m in APPLICABLE])
+@pytest.mark.parametrize("mistake", MISTAKES, ids=IDS)
 def test_the_repair_makes_them_the_same(mistake: Conversion) -> None:
     """The code that is printed, run on the tensors of the blocks that it is printed for."""
     tensors, config = wrong(mistake)
     original = right(mistake.model)
-    for block in found(mistake).blocks:
-        for mismatch in block.mismatches:
-            mend(mismatch, tensors, original[0], config, original[1])
+    mend(found(mistake).repair, tensors, original[0], config)
     assert compared(mistake, tensors, config).same
 
 

@@ -29,7 +29,7 @@ def test_an_assertion_says_the_cause_and_its_repair(folders, assert_same):
     assert assert_same is wqk.assert_same
     assert assert_same("original", "original", everything=True).same
     with pytest.raises(
-        AssertionError, match=r"layers 0-2: .*stored interleaved(.|\n)*w.view\(-1, 8, 2"
+        AssertionError, match=r"layers 0-2: .*stored interleaved(.|\n)*w.unflatten\(0, \(-1, 8, 2"
     ):
         assert_same(*folders)
 

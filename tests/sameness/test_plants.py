@@ -9,6 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from tests.sameness.conversions import MISTAKES
+from tests.sameness.mending import mend
 from tests.sameness.plants import (
     EVERYWHERE,
     LAYOUTS,
@@ -128,7 +129,7 @@ def test_a_setting_that_was_lost_is_said_and_put_back(setting: Setting) -> None:
     for path in setting.changes:
         assert path.rpartition(".")[2] in str(found.causes) + found.repair, found.sentence
         assert not usual.same or path in usual.settings_not_compared
-    exec(found.repair, {"config": lost, "original": config})
+    mend(found.repair, {}, {}, lost)
     again = wqk.same(pair[0], StateDict(tensors, lost, "b"), everything=True)
     assert again.same, again.sentence
 

@@ -227,6 +227,16 @@ class AdaptedCheckpoint(Checkpoint):
         update = self._updates.get(tensor)
         return None if update is None else update.scale
 
+    def rank_of(self, tensor: str) -> int:
+        """Return the rank of the adapter's update of a tensor; 0 without an update."""
+        update = self._updates.get(tensor)
+        return 0 if update is None else self._adapter.info(update.down).shape[0]
+
+    @property
+    def stabilized(self) -> bool:
+        """Whether updates are scaled by alpha / √rank, not by alpha / rank (rsLoRA)."""
+        return bool(self.adapter.config.get("use_rslora"))
+
     @property
     def identity(self) -> tuple[Any, ...]:
         """What tells the base model's and the adapter's files from others."""

@@ -237,7 +237,7 @@ def same(
     display.show(result.to_dict(), result, as_json=as_json)
     if junit:
         from wqk._files import write_atomically
-        from wqk.sameness.answer import junit as report_of
+        from wqk.sameness.reports import junit as report_of
 
         write_atomically(junit, report_of(result))
     if picture:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree
 
 from rich.text import Text
 
@@ -19,9 +18,10 @@ from wqk.families import Place
 from wqk.sameness.contents import Outcome, TensorComparison
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.outside import ATTENTION, MIXER, OTHER
+from wqk.sameness.repairs import merged, program
 from wqk.sameness.verdicts import Verdict
 from wqk.sameness.weights import SCORES
-from wqk.tables.sheet import Cell, Sheet
+from wqk.tables.sheet import Sheet
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,6 +44,11 @@ def few(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + more
 
 
+# The footnote of the table of distances.
+DISTANCE = (
+    "‖M_A(N) − M_B(N)‖ / ‖M_A(N)‖ of the head farthest off, and the farthest layer; "
+    "N tokens from query to key"
+)
 # Where what a GGUF file lacks may be.
 MMPROJ = " (llama.cpp keeps towers in a file of their own, mmproj)"
 
@@ -106,7 +111,7 @@ class BlockComparison:
     @property
     def repair(self) -> str:
         """Code that makes the second block like the first, as far as it is known."""
-        return "; ".join(one.repair for one in self.mismatches if one.repair)
+        return program(merged(step for one in self.mismatches for step in one.steps))
 
 
 @dataclass(frozen=True)
@@ -139,7 +144,7 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
 
     Attributes
     ----------
-    checkpoint, other
+    reference, candidate
         Their names.
     blocks
         Those that both have, in the first checkpoint's order.
@@ -164,8 +169,8 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
         Keys of the other settings that differ, with dots for nested parts.
     """
 
-    checkpoint: str
-    other: str
+    reference: str
+    candidate: str
     blocks: tuple[BlockComparison, ...]
     missing: tuple[Place, ...] = ()
     added: tuple[Place, ...] = ()
@@ -215,7 +220,7 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
     @property
     def alone(self) -> list[tuple[str, tuple[Place, ...], str]]:
         """Which checkpoint has blocks that the other lacks: its name, these, the other's name."""
-        names = (self.checkpoint, self.other), (self.other, self.checkpoint)
+        names = (self.reference, self.candidate), (self.candidate, self.reference)
         both = zip(names, (self.missing, self.added), strict=True)
         return [(name, places, to) for (name, to), places in both if places]
 
@@ -241,18 +246,20 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
     @property
     def causes(self) -> tuple[Cause, ...]:
         """What is wrong, each once with the blocks that have it; the most frequent first."""
-        found: dict[tuple[str, str, str], list[tuple[Mismatch, Place]]] = {}
+        found: dict[tuple[str, str], list[tuple[Mismatch, Place]]] = {}
         for block in self.blocks:
             for one in block.mismatches:
                 # Distances and factors differ from layer to layer.
-                reason = one.reason if one.repair else one.verdict
-                found.setdefault((one.verdict, reason, one.repair), []).append((one, block.place))
+                reason = one.reason if one.steps else one.verdict
+                found.setdefault((one.verdict, reason), []).append((one, block.place))
         causes = []
         for some in found.values():
             first = some[0][0]
             if any(one.reason != first.reason for one, _ in some):
                 first = replace(first, reason=str(first.verdict))
-            causes.append(Cause(first, tuple(place for _, place in some)))
+            steps = merged(step for one, _ in some for step in one.steps)
+            joined = replace(first, steps=steps)
+            causes.append(Cause(joined, tuple(place for _, place in some)))
         causes += [Cause(one, ()) for one in self.settings]
         return tuple(sorted(causes, key=lambda cause: -len(cause.places)))
 
@@ -263,8 +270,8 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
 
     @property
     def repair(self) -> str:
-        """Lines that make the second checkpoint's blocks like the first, as far as known."""
-        return "\n".join(dict.fromkeys(c.mismatch.repair for c in self.causes if c.mismatch.repair))
+        """Code that makes the candidate like the reference, as far as it is known."""
+        return program(merged(step for cause in self.causes for step in cause.mismatch.steps))
 
     @property
     def sentence(self) -> str:
@@ -404,7 +411,7 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
             axis.set_xlim(left, right)
             axis.tick_params(axis="y", length=0, pad=12)
             axis.spines[:].set_visible(False)
-        names = [self.checkpoint, self.other]
+        names = [self.reference, self.candidate]
         last = [last_part(name) for name in names]
         names = [shorten(name, 40) for name in (names if last[0] == last[1] else last)]
         figure.suptitle(f"{names[1]} against {names[0]}", fontsize=8)
@@ -418,38 +425,60 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
         return self.plot() if is_different else None
 
     def _shown(self, width: int) -> Iterator[Any]:
-        """What differs, where, and how to mend it; the outcome last."""
-        yield Text.assemble((self.checkpoint, "bold"), "  and  ", (self.other, "bold"))
+        """Yield the verdict, then the distances, each cause with its layers, and the repair."""
+        yield Text.assemble((self.reference, "bold"), "  and  ", (self.candidate, "bold"))
+        yield self.sentence
         for note in self.notes:
             yield Text(note, style="dim")
         for name, places, _ in self.alone:
             yield f"only in {name}: {_places(places)}"
-        differing = [block for block in self.blocks if block.verdict is Verdict.DIFFERENT]
-        if differing:
-            at = list(differing[0].distance)
-            headings = ("attention", "layer", *(f"N={n}" for n in at), "reason")
-            table = Sheet.of(*headings, text=["attention", "reason"])
-            for block in differing:
-                distances = (f"{block.distance[n]:.1e}" if n in block.distance else "–" for n in at)
-                place = (f"{block.stack} {block.kind}", str(block.layer))
-                table.add(*place, *distances, Cell(block.reason, style="bold"))
-            yield table
-            note = (
-                "‖M_A(N) − M_B(N)‖ / ‖M_A(N)‖ of the head farthest off; N tokens from query to key"
-            )
-            yield Text(note, style="dim")
+        if any(block.verdict is Verdict.DIFFERENT for block in self.blocks):
+            yield self._distances()
+            yield Text(DISTANCE, style="dim")
         for cause in self.causes:
-            one = cause.mismatch
-            sides = f" ({' and '.join(one.sides)})" if one.sides else ""
-            yield Text.assemble((one.reason, "bold"), f"{sides}, {cause.where}")
-            if one.repair:
-                yield Text(f"  {one.repair}")
+            sides = " and ".join(cause.mismatch.sides)
+            where = f" ({sides}), {cause.where}" if sides else f", {cause.where}"
+            yield Text.assemble((cause.mismatch.reason, "bold"), where)
         for tensor in self.differing[:LISTED]:
             title = tensor.name or tensor.other
             yield Text.assemble((title, "bold"), f"  {tensor.reason or tensor.outcome}")
         if len(self.differing) > LISTED:
             yield f"and {len(self.differing) - LISTED} more tensors that differ (--json lists them)"
-        yield self.sentence
+        if self.repair:
+            yield _code(self.commented_repair)
+
+    def _distances(self) -> Sheet:
+        """A table of the distances of blocks that differ; blocks of equal causes are a row."""
+        groups: dict[tuple[str, ...], list[BlockComparison]] = {}
+        for block in self.blocks:
+            if block.verdict is Verdict.DIFFERENT:
+                verdicts = [str(cause.verdict) for cause in block.mismatches]
+                key = (block.stack, block.kind, *verdicts, *block.unequal)
+                groups.setdefault(key, []).append(block)
+        positions = list(dict.fromkeys(n for block in self.blocks for n in block.distance))
+        circuits = list(dict.fromkeys(name for block in self.blocks for name in block.beside))
+        scores = [f"scores, N={position}" for position in positions]
+        sheet = Sheet.of("attention", "layers", *scores, *circuits, text=["attention", "layers"])
+        for blocks in groups.values():
+            cells = [_farthest_of(block.distance.get(n) for block in blocks) for n in positions]
+            cells += [_farthest_of(block.beside.get(name) for block in blocks) for name in circuits]
+            layers = spans([block.layer for block in blocks])
+            sheet.add(f"{blocks[0].stack} {blocks[0].kind}", layers, *cells)
+        return sheet
+
+    @property
+    def commented_repair(self) -> str:
+        """The repair after comments that explain its variables."""
+        comments = []
+        if "tensors[" in self.repair:
+            comments.append("# tensors: the candidate's, by name")
+        if "reference[" in self.repair:
+            comments.append(
+                "# reference: the reference's, under the candidate's names and in its layout"
+            )
+        if "config[" in self.repair or "config.pop" in self.repair:
+            comments.append("# config: the candidate's config.json")
+        return "\n".join([*comments, self.repair])
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON."""
@@ -459,8 +488,8 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
             for block in self.blocks
         ]
         said = {
-            "checkpoint": self.checkpoint,
-            "other": self.other,
+            "reference": self.reference,
+            "candidate": self.candidate,
             "same": self.same,
             "verdict": self.verdict,
             "sentence": self.sentence,
@@ -476,6 +505,18 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
             "blocks": blocks,
         }
         return {name: json_value(value) for name, value in said.items()}
+
+
+def _farthest_of(distances: Iterable[float | None]) -> str:
+    """The largest of some distances as text; a dash where none is known."""
+    known = [distance for distance in distances if distance is not None]
+    return f"{max(known):.1e}" if known else "–"
+
+
+def _code(text: str) -> Text:
+    """Code that is not wrapped, so that it can be copied as it is."""
+    indented = "\n".join(f"  {line}" for line in text.splitlines())
+    return Text(indented, no_wrap=True, overflow="ignore")
 
 
 def _differ(some: Sequence[object], what: str) -> str:
@@ -497,45 +538,3 @@ def _places(places: Sequence[Place]) -> str:
         f"{name}, layer{'s' * (len(numbers) > 1)} {spans([*numbers])}"
         for name, numbers in layers.items()
     )
-
-
-def failure(comparison: CheckpointComparison) -> Iterator[str]:
-    """What is wrong, line by line: the sentence, then each cause with its repair, and tensors."""
-    yield comparison.sentence
-    for cause in comparison.causes:
-        yield f"{cause.where}: {cause.mismatch.reason}"
-        yield from (f"    {line}" for line in cause.mismatch.repair.splitlines())
-    yield from map(str, comparison.differing)
-
-
-def junit(comparison: CheckpointComparison) -> bytes:
-    """The comparison as JUnit's XML: a case for each block, and for each tensor outside them.
-
-    What was not compared is a case that was skipped.
-    """
-    suite = ElementTree.Element("testsuite", name=f"{comparison.checkpoint} = {comparison.other}")
-
-    def case(name: str, wrong: str = "", skipped: str = "") -> None:
-        one = ElementTree.SubElement(suite, "testcase", classname="wqk.same", name=name)
-        if wrong:
-            ElementTree.SubElement(one, "failure", message=wrong.splitlines()[0]).text = wrong
-        elif skipped:
-            ElementTree.SubElement(one, "skipped", message=skipped)
-
-    for block in comparison.blocks:
-        is_different = block.verdict is Verdict.DIFFERENT
-        wrong = f"{block.reason}\n{block.repair}" if is_different else ""
-        case(str(block.place), wrong, f"not decided: {block.undecided}" if block.undecided else "")
-    for name, places, _ in comparison.alone:
-        for place in places:
-            case(str(place), f"only in {name}")
-    for setting in comparison.settings:
-        case(f"config.{setting.facts['name']}", f"{setting.reason}\n{setting.repair}")
-    for tensor in comparison.tensors:
-        case(tensor.name or tensor.other, str(tensor) if tensor.outcome.differs else "")
-    keys = (f"config.{name}" for name in comparison.settings_not_compared)
-    for name in (*comparison.unknown, *comparison.not_compared, *keys):
-        case(name, skipped="not compared")
-    for what, path in (("tests", "*"), ("failures", "*/failure"), ("skipped", "*/skipped")):
-        suite.set(what, str(len(suite.findall(path))))
-    return b'<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suite)

@@ -27,8 +27,9 @@ from wqk.sameness.blocks import as_exact_as, same_rotation
 from wqk.sameness.contents import copy_of
 from wqk.sameness.mismatches import Kind, Mismatch, setting
 from wqk.sameness.outside import ATTENDING, MIXERS
+from wqk.sameness.repairs import Setting
 from wqk.sameness.tolerances import SAME_FREQUENCY
-from wqk.sameness.units import short
+from wqk.sameness.weight_pairs import short
 from wqk.sameness.weights import Pair
 
 # Of the mixing of tokens, as far as plans do not read them, and of norms anywhere.
@@ -117,7 +118,7 @@ def rotary_repaired(models: Sequence[Model], pair: Pair) -> tuple[Mismatch, Atte
     axial = wanted is not None and wanted.axes > 1
     plan = replace(theirs, rotary=None if axial else wanted, axial=wanted if axial else None)
     same = _restored(models, pair, lambda one: one.rotary and one.rotary.frequencies.tobytes())
-    return Mismatch(Kind.ROTARY, reason, same[1] if same else ""), plan
+    return Mismatch(Kind.ROTARY, reason, tuple(same[1]) if same else ()), plan
 
 
 def _configured(
@@ -134,19 +135,19 @@ def _configured(
         return None
     turned = replace(ours, order=theirs.order)
 
-    def edited(keys: Sequence[str]) -> tuple[list[str], AttentionPlan] | None:
+    def edited(keys: Sequence[str]) -> tuple[list[Setting], AttentionPlan] | None:
         settings = has | {key: wanted.get(key) for key in keys}
-        told = {key: value for key, value in settings.items() if value is not None}
-        changed, code = _respelled(configs[1], kinds[1], told)
+        given = {key: value for key, value in settings.items() if value is not None}
+        changed, steps = _respelled(configs[1], kinds[1], given)
         plan = _replanned(models[1], pair[1], changed)
         fits = plan is not None and same_rotation(as_exact_as(turned, plan.rotary), turned)
-        return (code, plan) if plan is not None and fits else None
+        return (steps, plan) if plan is not None and fits else None
 
     unlike = [key for key in wanted | has if wanted.get(key) != has.get(key)]
     found = _fewest(unlike, edited)
     if found is None:
         return None
-    keys, (code, plan) = found
+    keys, (steps, plan) = found
     words, base = [], has["rope_theta"]
     if "rope_theta" in keys:
         other = f"{base:.8g}" if base else "another"
@@ -157,9 +158,9 @@ def _configured(
             one, two = (", ".join(f"{k} {some.get(k)}" for k in scaled) for some in (wanted, has))
             types = one, two
         words += [f"rotary scaling (rope_scaling): {types[0]} expected, {types[1]} found"]
-    repair = "; ".join(f"{_named('config', pair[1])}{line}" for line in code)
+    nested = [replace(step, path=(*_path_of(pair[1]), *step.path)) for step in steps]
     facts = {"base": wanted["rope_theta"], "other_base": base}
-    return Mismatch(Kind.ROTARY, f"other {'; '.join(words)}", repair, facts=facts), plan
+    return Mismatch(Kind.ROTARY, f"other {'; '.join(words)}", tuple(nested), facts=facts), plan
 
 
 def _fewest(
@@ -200,21 +201,21 @@ def _rotary_settings(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 def _respelled(
     config: Mapping[str, Any], kind: str, settings: Mapping[str, Any]
-) -> tuple[dict[str, Any], list[str]]:
-    """A configuration with these settings as it spells them, and the lines that change it."""
+) -> tuple[dict[str, Any], list[Setting]]:
+    """A configuration with these settings as it spells them, and the steps that change it."""
     had: Any = config.get("rope_parameters")
     if isinstance(had, Mapping):
         value: dict[str, Any] = {"rope_type": "default", **settings}
-        place = '["rope_parameters"]' + f'["{kind}"]' * bool(kind)
+        path = ("rope_parameters", kind) if kind else ("rope_parameters",)
         old: Any = had[kind] if kind else had
         changed = {**config, "rope_parameters": {**had, kind: value} if kind else value}
         if {k for k in value | old if value.get(k) != old.get(k)} <= {"rope_theta"}:
-            return changed, [f'{place}["rope_theta"] = {settings["rope_theta"]!r}']
-        return changed, [f"{place} = {value!r}"]
+            return changed, [Setting((*path, "rope_theta"), settings["rope_theta"])]
+        return changed, [Setting(path, value)]
     scaling = {key: value for key, value in settings.items() if key != "rope_theta"}
     edits = {"rope_theta": settings.get("rope_theta"), "rope_scaling": scaling or None}
-    code = [f'["{key}"] = {value!r}' for key, value in edits.items() if value != config.get(key)]
-    return {**config, **edits}, code
+    steps = [Setting((key,), value) for key, value in edits.items() if value != config.get(key)]
+    return {**config, **edits}, steps
 
 
 # -- other settings ----------------------------------------------------------------------------
@@ -233,7 +234,7 @@ def other_settings(models: Sequence[Model], pair: Pair) -> Iterator[Mismatch]:
             silent = name.startswith("epsilon") and not unknown.isdisjoint((value, known[name]))
             if value != known[name] and not silent:
                 found = _restored(models, pair, lambda one: _terms(one)[name])  # noqa: B023
-                yield setting(name, value, known[name], found[1] if found else "")
+                yield setting(name, value, known[name], found[1] if found else ())
     yield from _untold([model.checkpoint for model in models], pair)
     yield from _misplaced(models[1].checkpoint, theirs)
 
@@ -255,8 +256,7 @@ def further_settings(models: Sequence[Model], everything: bool = True) -> Iterat
             told = True in (one, other)
             close = one == other or (told and _same_heads(models, (one, other)))
         if told and not close and SPELLINGS.get(str(one), one) != SPELLINGS.get(str(other), other):
-            place = "".join(f'["{key}"]' for key in path)
-            yield setting(".".join(path), one, other, f"config{place} = {one!r}")
+            yield setting(".".join(path), one, other, [Setting(path, one)])
 
 
 def _unread(models: Sequence[Model]) -> list[dict[tuple[str, ...], Any]]:
@@ -366,16 +366,16 @@ def form_restored(models: Sequence[Model], pair: Pair) -> tuple[Mismatch, Attent
     found = None if _form(pair[0]) == _form(pair[1]) else _restored(models, pair, _form)
     if found is None:
         return None
-    keys, repair, plan = found
+    keys, steps, plan = found
     configs = [_own_config(*one) for one in zip(models, pair, strict=True)]
     one, other = (", ".join(str(config.get(key)) for key in keys) for config in configs)
-    said = setting(", ".join(keys), one, other, repair)
+    said = setting(", ".join(keys), one, other, steps)
     return said, replace(plan, rotary=pair[1].rotary, axial=pair[1].axial)
 
 
 def _restored(
     models: Sequence[Model], pair: Pair, view: Callable[[AttentionPlan], Any]
-) -> tuple[Sequence[str], str, AttentionPlan] | None:
+) -> tuple[Sequence[str], list[Setting], AttentionPlan] | None:
     """The fewest settings of the first model that give the second one's plan this of the first's.
 
     A model whose type does not use a setting needs the type of the original, too.
@@ -397,13 +397,12 @@ def _restored(
         whole = dict(models[1].checkpoint.config)
         whole |= {key: models[0].checkpoint.config.get(key) for key in also}
         if found := _fewest(own, planned):
-            left, right = _named("config", theirs), _named("original", theirs)
-            lines = [f'config["{key}"] = original["{key}"]' for key in also]
-            lines += [
-                f'{left}["{key}"] = {right}["{key}"]' if key in original else f'{left}.pop("{key}")'
-                for key in found[0]
-            ]
-            return found[0], "; ".join(lines), found[1]
+            outer = models[0].checkpoint.config
+            steps = [Setting((key,), outer.get(key)) for key in also]
+            for key in found[0]:
+                path = (*_path_of(theirs), key)
+                steps.append(Setting(path, original.get(key), removed=key not in original))
+            return found[0], steps, found[1]
     return None
 
 
@@ -413,8 +412,9 @@ def _own_config(model: Model, plan: AttentionPlan) -> dict[str, Any]:
     return dict((config.get(nested) or {}) if nested else config)
 
 
-def _named(config: str, plan: AttentionPlan) -> str:
-    return f'{config}["{plan.rule.config}"]' if plan.rule.config else config
+def _path_of(plan: AttentionPlan) -> tuple[str, ...]:
+    """Keys that lead to the part of a configuration that describes a block."""
+    return (plan.rule.config,) if plan.rule.config else ()
 
 
 def _replanned(
@@ -454,8 +454,8 @@ def _untold(checkpoints: Sequence[Checkpoint], pair: Pair) -> Iterator[Mismatch]
         name = told[0] or told[1] or ""
         values = [config.get(name) for config in configs]
         shown = ["not in the configuration" if value is None else value for value in values]
-        repair = f'config["{name}"] = {values[0]}' if values[0] is not None else ""
-        yield setting(name, shown[0], shown[1], repair)
+        steps = [Setting((*_path_of(pair[1]), name), values[0])] if values[0] is not None else []
+        yield setting(name, shown[0], shown[1], steps)
 
 
 def is_configured(config: Mapping[str, Any]) -> bool:
@@ -503,6 +503,5 @@ def _misplaced(checkpoint: Checkpoint, plan: AttentionPlan) -> Iterator[Mismatch
         name, which = "the wrong layers are quantized", ", ".join(sorted(names))
         told = ("plain", f"as {kind}") if kind else ("quantized", "plain")
         reason = f"{name}: {which}: {told[0]} by the configuration, stored {told[1]}"
-        repair = "quantization_config: list what is stored plain, and nothing else"
         facts = {"name": name, "tensors": sorted(names), "other_value": kind or "none"}
-        yield Mismatch(Kind.SETTING, reason, repair, facts=facts)
+        yield Mismatch(Kind.SETTING, reason, facts=facts)

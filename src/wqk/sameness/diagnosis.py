@@ -2,7 +2,8 @@
 
 What the first checkpoint holds is written in the second one's layout, which is what the second
 should hold: so blocks are compared in the terms of the family, and mended in those of the file.
-`rewrites.search` proposes; a repair counts if the block with it is the same.
+`finders.search` proposes; the printed code of a repair is run, and counts if the block with it is
+the same.
 
 Where stored weights tell nothing, forms alone do, whatever each head's own coordinates: the heads
 of one block are searched for among the other's, every query head with every key head, up to a
@@ -14,7 +15,8 @@ Axes: H query heads, G key heads, R head width, P probes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import NamedTuple
@@ -41,11 +43,14 @@ from wqk.sameness.blocks import (
 )
 from wqk.sameness.configured import form_restored, other_rotary, rotary_repaired
 from wqk.sameness.contents import equal_parts
+from wqk.sameness.edits import Axes, HeadOrder, Permute, Scale, Take
+from wqk.sameness.execution import Arrays, run
 from wqk.sameness.expected import Expected
+from wqk.sameness.finders import search
 from wqk.sameness.mismatches import Kind, Mismatch
-from wqk.sameness.rewrites import search
-from wqk.sameness.tolerances import ALIKE_FORMS, SAME
-from wqk.sameness.units import Finding
+from wqk.sameness.repairs import Change, Setting, Step
+from wqk.sameness.tolerances import ALIKE_FORMS, SAME, SAME_FACTOR
+from wqk.sameness.weight_pairs import SCORED, Finding
 from wqk.sameness.weights import (
     SCORES,
     VALUES,
@@ -228,86 +233,148 @@ def diagnose(
 
 def _explanations(
     checkpoints: Sequence[Checkpoint],
-    pair: Pair,
+    plans: Pair,
     neighbors: Sequence[AttentionPlan],
     tolerance: float,
     circuits: Sequence[str],
     measured: Mapping[str, Apart],
     settings: Sequence[Mismatch],
 ) -> Iterator[tuple[tuple[int, int], tuple[Mismatch, ...]]]:
-    """What may be said once these settings are right: what of it explains nothing, and how much."""
-    layout = Expected(checkpoints, pair)
+    """Explanations once these settings are right: each with its rank, and its causes.
 
-    def left_after(some: Sequence[Finding]) -> dict[str, Apart]:
-        values = layout.added | {
-            name: layout.stored(name, value) for one in some for name, value in one.repaired.items()
-        }
-        second = Overlay(checkpoints[1], values) if values else checkpoints[1]
-        changed = [
-            what
-            for what in circuits
-            if settings
-            or what in measured
-            or any(part.name in values for part in circuit_parts(layout.plan, what))
-        ]
-        if not (values or settings):
-            return {what: measured[what] for what in changed}
-        return compare((checkpoints[0], second), (pair[0], layout.plan), tolerance, changed)
+    The rank counts the causes that explain nothing, and all causes; the lowest is the best.
+    """
+    block = Expected(checkpoints, plans)
 
-    for some in _attempts(layout, neighbors, bool(settings)):
-        left = left_after(some)
-        for one in some if len(some) > 1 else ():
-            fewer = [each for each in some if each is not one]
-            some = fewer if left_after(fewer).keys() <= left.keys() else some
-        rest = tuple(_rest(left, layout.plan))
-        found = (*(one.mismatch for one in some), *settings, *rest)
-        yield (sum(one.unexplained for one in rest), len(found)), found
-        if not left and len(found) == 1:
+    def left_after(causes: Sequence[Mismatch]) -> dict[str, Apart]:
+        """Run the printed repairs of causes; return the circuits that still differ."""
+        arrays = {**block.added, **_repaired(block, causes)}
+        candidate = Overlay(checkpoints[1], arrays) if arrays else checkpoints[1]
+        touched = []
+        for circuit in circuits:
+            names = {part.name for part in circuit_parts(block.plan, circuit)}
+            if settings or circuit in measured or not names.isdisjoint(arrays):
+                touched.append(circuit)
+        if not (arrays or settings):
+            return {circuit: measured[circuit] for circuit in touched}
+        pair = (plans[0], block.plan)
+        return compare((checkpoints[0], candidate), pair, tolerance, touched)
+
+    for findings in _attempts(block, neighbors, bool(settings)):
+        causes = [block.mismatch(finding) for finding in findings]
+        left = left_after(causes)
+        if len(causes) > 1:
+            causes = _needed(causes, left, left_after)
+        rest = [_checked(cause, causes, left_after) for cause in _rest(left, block)]
+        explanation = (*causes, *settings, *rest)
+        unexplained = sum(cause.unexplained for cause in rest)
+        yield (unexplained, len(explanation)), explanation
+        if not left and len(explanation) == 1:
             break
-    layout.units.clear()  # each holds this list, and so their weights
+    block.clear()
 
 
-def _rest(left: Mapping[str, Apart], plan: AttentionPlan) -> Iterator[Mismatch]:
-    """What the forms alone tell of circuits that differ, or how far apart they are."""
+def _repaired(block: Expected, causes: Sequence[Mismatch]) -> dict[str, np.ndarray]:
+    """Run the printed repairs of causes on a block's tensors; return those that changed."""
+    tensors = Arrays(block.actual_arrays())
+    for cause in causes:
+        run(cause.repair, tensors, Arrays(block.expected_arrays()))
+    return tensors.changed
+
+
+def _needed(
+    causes: Sequence[Mismatch],
+    left: Mapping[str, Apart],
+    left_after: Callable[[Sequence[Mismatch]], Mapping[str, Apart]],
+) -> list[Mismatch]:
+    """Return the causes without which more circuits differ."""
+    needed = list(causes)
+    for cause in causes:
+        fewer = [each for each in needed if each is not cause]
+        if left_after(fewer).keys() <= left.keys():
+            needed = fewer
+    return needed
+
+
+def _checked(
+    cause: Mismatch,
+    others: Sequence[Mismatch],
+    left_after: Callable[[Sequence[Mismatch]], Mapping[str, Apart]],
+) -> Mismatch:
+    """Return a cause that forms explain; without its repair if the scores still differ after it."""
+    if not cause.steps or SCORES not in left_after([*others, cause]):
+        return cause
+    return replace(cause, steps=())
+
+
+def _rest(left: Mapping[str, Apart], block: Expected) -> Iterator[Mismatch]:
+    """The causes that forms alone explain of circuits that differ, or their distance."""
     for circuit, apart in left.items():
-        far = [some.max(axis=0) for some in (apart.distances.relative, apart.distances.shares)]
-        for one in apart.explained or (mismatches.unexplained(*far),):
+        relative, shares = apart.distances.relative, apart.distances.shares
+        unexplained = mismatches.unexplained(relative.max(axis=0), shares.max(axis=0))
+        for cause in apart.explained or (unexplained,):
+            if circuit != SCORES:
+                yield beside(circuit, cause)
+                continue
+            plan = block.plan
             tensors = {plan.query.tensor: "query", plan.key.tensor: "key"}
-            if plan.query.bias is not None and one.verdict is Kind.SCALED and one.repair:
+            if plan.query.bias is not None and cause.verdict is Kind.SCALED:
                 tensors[plan.query.bias.name] = "bias of the query"
-                one = replace(one, repair=f"{one.repair}; {one.repair.replace('w_q', 'b_q')}")
-            facts = {"tensors": tensors, **one.facts}
-            yield replace(one, facts=facts) if circuit == SCORES else beside(circuit, one)
+            facts = {"tensors": tensors, **cause.facts}
+            steps = cause.steps or _steps_of_form(cause, block)
+            yield replace(cause, steps=steps, facts=facts)
 
 
-def beside(circuit: str, one: Mismatch) -> Mismatch:
-    """A mismatch of another circuit than the scores, such as values and outputs."""
-    facts = {"circuit": circuit, **one.facts}
-    return replace(one, reason=f"{circuit}: {one.reason}", repair="", sides=(), facts=facts)
+def _steps_of_form(cause: Mismatch, block: Expected) -> tuple[Step, ...]:
+    """Return the steps that undo a change that was found in the forms."""
+    query, key = block.plan.query, block.plan.key
+    if cause.verdict is Kind.SCALED and "factor" in cause.facts:
+        factor = float(cause.facts["factor"])
+        is_sign = math.isclose(factor, -1, rel_tol=SAME_FACTOR)
+        return block.side_steps("query", Scale(-1.0 if is_sign else factor))
+    if cause.verdict is Kind.HEADS and cause.heads:
+        share = query.heads // key.heads
+        keys = tuple(head // share for head in cause.heads[::share])
+        queries = block.side_steps("query", Permute(0, HeadOrder(cause.heads, query.head_width)))
+        if len(set(keys)) != len(keys):
+            return ()
+        return (*queries, *block.side_steps("key", Permute(0, HeadOrder(keys, key.head_width))))
+    if cause.verdict is Kind.PAIRING:
+        pairs = zip(cause.facts["query_heads"], cause.facts["key_heads"], strict=True)
+        groups = cause.facts["groups"]
+        if all(key_head == head % groups for head, key_head in pairs):
+            shape = (query.heads // groups, groups, query.head_width)
+            return block.side_steps("query", Permute(0, Axes(shape, (1, 0, 2))))
+    return ()
+
+
+def beside(circuit: str, cause: Mismatch) -> Mismatch:
+    """Return a cause of another circuit than the scores, such as values and outputs."""
+    reason = f"{circuit}: {cause.reason}"
+    return replace(
+        cause, reason=reason, steps=(), sides=(), facts={"circuit": circuit, **cause.facts}
+    )
 
 
 def _attempts(
-    layout: Expected, neighbors: Sequence[AttentionPlan], settings: bool
+    block: Expected, neighbors: Sequence[AttentionPlan], has_settings: bool
 ) -> Iterator[list[Finding]]:
     """Findings that may together make the blocks the same: all, those of weights alone, or none."""
-    if settings:
+    if has_settings:
         yield []
-    found = search(layout.units, lambda unit: layout.elsewhere(unit, neighbors))
-    kinds = {one.said.verdict for one in found}
-    if (
-        not settings
-        and kinds == {Kind.SCALED}
-        and {one.unit.role for one in found} <= {"query", "key"}
-        and any(unit.role == "query" for unit in layout.units)  # in a tensor of their own
-    ):
-        yield []  # scores tell a factor of queries and keys together
-    yield found
-    weights = [one for one in found if one.said.verdict not in (Kind.BIASES, Kind.NORM)]
-    if len(weights) < len(found):
+    findings = search(block.pairs, lambda pair: block.elsewhere(pair, neighbors))
+    kinds = {finding.kind for finding in findings}
+    in_scores = all(finding.pair.role.side in SCORED for finding in findings)
+    apart = any(pair.is_side and pair.role.side == "query" for pair in block.pairs)
+    if not has_settings and kinds == {Kind.SCALED} and in_scores and apart:
+        yield []  # scores contain the factors of queries and keys together
+    yield findings
+    weights = [finding for finding in findings if finding.kind not in (Kind.BIASES, Kind.NORM)]
+    if len(weights) < len(findings):
         yield weights
-    if len(found) > 1 and Kind.NORM in kinds:
-        yield layout.folded()
-    if found and not settings:
+    if len(findings) > 1 and Kind.NORM in kinds:
+        yield block.folded()
+    if findings and not has_settings:
         yield []
 
 
@@ -329,5 +396,9 @@ def _averaged(pair: Pair, checkpoints: Sequence[Checkpoint]) -> Mismatch | None:
     counts = pair[0].key.heads, pair[1].key.heads
     reason = f"{counts[0]} key and value heads were averaged to {counts[1]}, which loses them"
     keys = pair[1].rule.key_heads
-    repair = f'w = original; config["{keys[0]}"] = {counts[0]}' if keys else "w = original"
-    return Mismatch(Kind.AVERAGED, reason, repair, ("key",))
+    names = tuple(getattr(pair[1], side).tensor for side in ("key", "value"))
+    steps: list[Step] = [Change(names, Take())]
+    if keys:
+        path = (pair[1].rule.config, keys[0]) if pair[1].rule.config else (keys[0],)
+        steps.append(Setting(path, counts[0]))
+    return Mismatch(Kind.AVERAGED, reason, tuple(steps), ("key",))

@@ -9,7 +9,6 @@ Axes: n rows, D columns; H query heads, G key heads, R head width.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,117 +23,218 @@ from wqk.families import AttentionPlan, Composed, Norm, Projection, Side
 from wqk.families.layouts import put_outputs
 from wqk.sameness.blocks import MANY
 from wqk.sameness.contents import equal_parts
-from wqk.sameness.mismatches import Kind
+from wqk.sameness.edits import Edit, Rows, Within
+from wqk.sameness.finders import search
+from wqk.sameness.matching import same_numbers
+from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.permutations import Sizes, to_order
-from wqk.sameness.rewrites import search
-from wqk.sameness.units import Adapter, Finding, Gain, Unit, same_numbers
+from wqk.sameness.repairs import Change, Exchange, Step
+from wqk.sameness.weight_pairs import (
+    SCORED,
+    Adapter,
+    Finding,
+    Gain,
+    Layout,
+    Role,
+    WeightPair,
+)
 from wqk.sameness.weights import Pair
 
-ROLES = ("query", "key", "value", "output")
+SIDES = ("query", "key", "value", "output")
 
 
 @dataclass(eq=False)
-class _Tensor:
-    """A tensor of the second checkpoint: what it holds, and what it should, as far as known."""
-
-    stored: np.ndarray
-    wanted: np.ndarray
-    source: str  # what the first one calls it, or a weight that is stored like its source
-    roles: list[str] = field(default_factory=list)
-    sides: list[Side] = field(default_factory=list)
-    gain: Gain | None = None  # of the norm before it
-
-
-class Expected:
-    """The weights of a block as they are stored, and as they should be.
+class StoredTensor:
+    """A tensor of the candidate as it is stored: the actual numbers, and the expected ones.
 
     Attributes
     ----------
-    units
-        Each weight as in ``nn.Linear``, each vector.
-    plan
-        The second block's, with the biases that only the first one has.
-    added
-        These, as zeros.
+    actual, expected
+        Both in the candidate's layout.
+    source
+        The reference's name of it, or of a weight that is stored like its source.
+    roles
+        Its uses in the block.
+    sides
+        The sides that it holds, in the order of the roles.
+    gain
+        Of the norm before it.
     """
 
-    def __init__(self, checkpoints: Sequence[Checkpoint], pair: Pair) -> None:
-        self._checkpoints, self._plans, self.plan = checkpoints, pair, pair[1]
-        self._same = _same_layout(*pair)
-        self._tensors: dict[str, _Tensor] = {}
+    actual: np.ndarray
+    expected: np.ndarray
+    source: str
+    roles: list[Role] = field(default_factory=list)
+    sides: list[Side] = field(default_factory=list)
+    gain: Gain | None = None
+
+
+class Expected:
+    """The weights of the candidate's block, actual and expected.
+
+    Attributes
+    ----------
+    pairs
+        Each weight as in ``nn.Linear``, each vector.
+    tensors
+        The same tensors as they are stored, by the candidate's names.
+    plan
+        The candidate's plan, with the biases that only the reference has.
+    added
+        These biases, as zeros.
+    """
+
+    def __init__(self, checkpoints: Sequence[Checkpoint], plans: Pair) -> None:
+        self._checkpoints, self._plans, self.plan = checkpoints, plans, plans[1]
+        self._same = _same_layout(*plans)
+        self.tensors: dict[str, StoredTensor] = {}
         self.added: dict[str, np.ndarray] = {}
-        for role in ROLES:
-            first, second = (getattr(plan, role) for plan in pair)
-            if first is not None and second is not None and self._weight(role, first, second):
-                self._bias(role, first, second)
-                for what in ("input_norm", "norm"):
-                    norms = [getattr(side, what) for side in (first, second)]
-                    if None not in norms:
-                        self._norm(role, "score" if what == "norm" else "projection", *norms)
-        apart = [plan.positional for plan in pair]
+        for side in SIDES:
+            first, second = (getattr(plan, side) for plan in plans)
+            if first is None or second is None or not self._add_weight(side, first, second):
+                continue
+            self._add_bias(side, first, second)
+            if first.input_norm is not None and second.input_norm is not None:
+                role = Role(side, "norm before the projection")
+                self._add_norm(role, first.input_norm, second.input_norm)
+            if first.norm is not None and second.norm is not None:
+                self._add_norm(Role(side, "norm before the score"), first.norm, second.norm)
+        apart = [plan.positional for plan in plans]
         if self._same and apart[0] is not None and apart[1] is not None:
-            self._weight("positions of queries", apart[0].query, apart[1].query)
-            self._weight("positions of keys", apart[0].key, apart[1].key)
-        self.units: list[Unit] = []
-        units = {name: self._unit(name, one) for name, one in self._tensors.items()}
-        for name, unit in units.items():
-            named = [side.bias.name for side in self._tensors[name].sides if side.bias]
-            bias = units.get(named[0]) if named and unit.wanted.ndim == 2 else None
-            if bias is not None and len(bias.wanted) == len(unit.wanted):
-                unit = replace(unit, bias=bias)
-            if unit.role == "fused" and not unit.right:
-                unit = replace(unit, parts=tuple(self._parts(unit)))
-            self.units.append(replace(unit, block=self.units))
+            self._add_weight("positions of queries", apart[0].query, apart[1].query)
+            self._add_weight("positions of keys", apart[0].key, apart[1].key)
+        self.pairs: list[WeightPair] = []
+        self._fill_pairs()
+
+    def _fill_pairs(self) -> None:
+        """Make the pairs of all tensors, weights with their biases and parts."""
+        pairs = {name: self._pair(name, tensor) for name, tensor in self.tensors.items()}
+        for name, pair in pairs.items():
+            biases = [side.bias.name for side in self.tensors[name].sides if side.bias]
+            bias = pairs.get(biases[0]) if biases and pair.expected.ndim == 2 else None
+            if bias is not None and len(bias.expected) == len(pair.expected):
+                pair = replace(pair, bias=bias)
+            if pair.role.fused and pair.role.part == "weight" and not pair.right:
+                pair = replace(pair, parts=tuple(self._parts(pair)))
+            self.pairs.append(replace(pair, block=self.pairs))
+
+    def clear(self) -> None:
+        """Forget the pairs, each of which holds the list of all, and so their weights."""
+        self.pairs.clear()
+        self.tensors.clear()
+
+    def actual_arrays(self) -> dict[str, np.ndarray]:
+        """The candidate's tensors as they are stored, by name; zeros for absent biases."""
+        return {name: tensor.actual for name, tensor in self.tensors.items()}
+
+    def expected_arrays(self) -> dict[str, np.ndarray]:
+        """The same tensors as they should be."""
+        return {name: tensor.expected for name, tensor in self.tensors.items()}
+
+    def steps(self, finding: Finding) -> tuple[Step, ...]:
+        """Return the steps that undo a finding, on tensors as they are stored."""
+        steps: list[Step] = []
+        if finding.swapped:
+            steps.append(Exchange(tuple(finding.swapped), tuple(finding.swapped.values())))
+        for name, edit in finding.edits.items():
+            steps.append(Change((name,), self._layout(name).as_stored(edit)))
+        return tuple(steps)
+
+    def mismatch(self, finding: Finding) -> Mismatch:
+        """Return a finding as a cause, of tensors by their names and as they are stored."""
+        pair = finding.pair
+        roles = {pair.name: str(pair.role) for pair in pair.block if pair.name in finding.tensors}
+        facts: dict[str, Any] = {"tensor": pair.name, "tensors": roles, **finding.facts}
+        if pair.gain is not None:
+            facts["gain"] = pair.gain.name
+        return Mismatch(
+            finding.kind,
+            finding.description.replace("{}", pair.title),
+            self.steps(finding),
+            finding.sides,
+            finding.heads,
+            facts,
+        )
+
+    def side_steps(self, side: str, edit: Edit) -> tuple[Step, ...]:
+        """Return the steps of an edit of the rows of a side, and of its bias."""
+        planned: Side = getattr(self.plan, side)
+        projection = planned.projection
+        if not isinstance(projection, Projection):
+            return ()
+        bias_edit = edit.on_bias()
+        bias = planned.bias
+        if projection.outputs is not None:
+            rows = np.concatenate([np.arange(*ends) for ends in projection.outputs])
+            described = Rows.of(rows)
+            if not np.array_equal(described.indices, rows):
+                return ()
+            edit = Within(0, described, edit)
+            bias_edit = edit.on_bias()
+        steps = [Change((planned.tensor,), self._layout(planned.tensor).as_stored(edit))]
+        if bias is not None and bias_edit is not None and bias.name in self.tensors:
+            steps.append(Change((bias.name,), self._layout(bias.name).as_stored(bias_edit)))
+        return tuple(steps)
 
     def _read(self, which: int, part: Part | str) -> np.ndarray:
         return self._checkpoints[which].read([Part(part) if isinstance(part, str) else part])[0]
 
-    def _target(
-        self, name: str, source: str, role: str, side: Side | None = None, known: bool = False
-    ) -> _Tensor:
-        """A tensor of the second checkpoint, with one more role.
+    def _tensor(
+        self, name: str, source: str, role: Role, side: Side | None = None, known: bool = False
+    ) -> StoredTensor:
+        """Return a tensor of the candidate, with one more role.
 
         What it should be is ``known`` to be its source; otherwise it is at first as it is.
         """
-        if name not in self._tensors:
-            is_equal = known and equal_parts(self._checkpoints, (Part(source), Part(name)))
-            places = [(1, 0), (name, source)] if known and not is_equal else [(1,), (name,)]
-            many = self._checkpoints[1].info(name).nbytes > MANY
-            values = side_by_side(self._read, *places, many=many)
-            wanted = values[-1] if known else values[0].copy()
-            self._tensors[name] = _Tensor(values[0], wanted, source)
-        found = self._tensors[name]
-        found.roles.append(role)
-        found.sides += [side] if side is not None else []
-        return found
+        if name not in self.tensors:
+            actual, expected = self._arrays(name, source, known)
+            self.tensors[name] = StoredTensor(actual, expected, source)
+        tensor = self.tensors[name]
+        tensor.roles.append(role)
+        if side is not None:
+            tensor.sides.append(side)
+        return tensor
 
-    def _weight(self, role: str, first: Side, second: Side) -> bool:
-        """Whether what a side should be is known."""
+    def _arrays(self, name: str, source: str, known: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Read a tensor and, if it is known, its source; equal ones are one array."""
+        if not known:
+            actual = self._read(1, name)
+            return actual, actual.copy()
+        if equal_parts(self._checkpoints, (Part(source), Part(name))):
+            actual = self._read(1, name)
+            return actual, actual
+        many = self._checkpoints[1].info(name).nbytes > MANY
+        actual, expected = side_by_side(self._read, (1, 0), (name, source), many=many)
+        return actual, expected
+
+    def _add_weight(self, side: str, first: Side, second: Side) -> bool:
+        """Add the weights of a side; return whether what it should be is known."""
         one, other = first.projection, second.projection
         if self._same:
-            for (what, a), b in zip(one.roles.items(), other.roles.values(), strict=True):
-                is_norm = what == "inner_norm"
-                title = f"norm of the latent of the {role}" if is_norm else role
-                self._target(b.name, a.name, title, None if is_norm else second, known=True)
+            for (part, a), b in zip(one.roles.items(), other.roles.values(), strict=True):
+                if part == "inner_norm":
+                    self._tensor(b.name, a.name, Role(side, "norm of the latent"), known=True)
+                else:
+                    self._tensor(b.name, a.name, Role(side), second, known=True)
             return True
         fits = second.heads % first.heads == 0 and second.head_width == first.head_width
         if not (isinstance(one, Projection) and isinstance(other, Projection) and fits):
             return False
-        weight = self._ordered(role, one.take(self._read(0, one.part)), first, second)
-        other.put(self._target(other.tensor, one.tensor, role, second).wanted, weight)
+        weight = self._ordered(side, one.take(self._read(0, one.part)), first, second)
+        other.put(self._tensor(other.tensor, one.tensor, Role(side), second).expected, weight)
         return True
 
-    def _ordered(self, role: str, weight: np.ndarray, first: Side, second: Side) -> np.ndarray:
-        """Rows (heads, R, ...) in the rotary order and with the heads of the second block."""
+    def _ordered(self, side: str, weight: np.ndarray, first: Side, second: Side) -> np.ndarray:
+        """Rows (heads, R, ...) in the rotary order and with the heads of the candidate."""
         turns = [plan.rotary for plan in self._plans]
-        if role in ("query", "key") and turns[0] and turns[1] and turns[0].order != turns[1].order:
+        if side in SCORED and turns[0] and turns[1] and turns[0].order != turns[1].order:
             pairs = len(turns[1].frequencies)
             rows = to_order(turns[1].order, first.heads, first.head_width, 2 * pairs)
             weight = weight.reshape(-1, *weight.shape[2:])[rows].reshape(weight.shape)
         return np.asarray(weight.repeat(second.heads // first.heads, axis=0))
 
-    def _bias(self, role: str, first: Side, second: Side) -> None:
-        """A side's bias, also where only one of the two has it."""
+    def _add_bias(self, side: str, first: Side, second: Side) -> None:
+        """Add a side's bias, also where only one of the two has it."""
         projection = second.projection
         if not isinstance(projection, Projection):
             return
@@ -147,174 +247,178 @@ class Expected:
                 return
             part = projection.bias_part(f"{second.tensor.removesuffix('.weight')}.bias")
             shape = self._checkpoints[1].info(second.tensor).shape
-            none = np.zeros(shape[-1] if projection.transposed else shape[0], np.float32)
-            self._tensors.setdefault(part.name, _Tensor(none, none.copy(), first.tensor))
-            self.added[part.name] = none
+            zeros = np.zeros(shape[-1] if projection.transposed else shape[0], np.float32)
+            self.tensors.setdefault(part.name, StoredTensor(zeros, zeros.copy(), first.tensor))
+            self.added[part.name] = zeros
             second = replace(second, bias=part)
-            self._tensors[second.tensor].sides[-1] = second
-            changed: dict[str, Any] = {role: second}
+            self.tensors[second.tensor].sides[-1] = second
+            changed: dict[str, Any] = {side: second}
             self.plan = replace(self.plan, **changed)
         source = first.bias.name if first.bias is not None else first.tensor
-        target = self._target(part.name, source, f"bias of the {role}", second)
-        ordered = self._ordered(role, bias, first, second).reshape(-1)
-        put_outputs(target.wanted.reshape(-1), part.rows, ordered)
+        tensor = self._tensor(part.name, source, Role(side, "bias"), second)
+        ordered = self._ordered(side, bias, first, second).reshape(-1)
+        put_outputs(tensor.expected.reshape(-1), part.rows, ordered)
 
-    def _norm(self, role: str, before: str, first: Norm, second: Norm) -> None:
-        """Gains and biases of a norm, up to what is added to them when they are read."""
+    def _add_norm(self, role: Role, first: Norm, second: Norm) -> None:
+        """Add gains and biases of a norm, up to what is added to them when they are read."""
         gains = [*zip(first.gain, second.gain, strict=False)]
         for number, (a, b) in enumerate((*gains, *zip(first.bias, second.bias, strict=False))):
             value = self._read(0, a).reshape(-1)
             offset = 0.0 if number >= len(gains) else first.offset - second.offset
-            target = self._target(b.name, a.name, f"norm before the {before} of the {role}")
-            ends = b.row_ranges(target.wanted.shape)
-            if target.wanted.ndim == 1 and sum(stop - start for start, stop in ends) == len(value):
-                put_outputs(target.wanted, b.rows, value + value.dtype.type(offset))
-            if before == "projection" and number == 0:
-                tensor = self._tensors[getattr(self.plan, role).tensor]
-                both = target.wanted + second.offset, target.stored + second.offset
-                tensor.gain = Gain(b.name, *both, second.offset)
+            tensor = self._tensor(b.name, a.name, role)
+            ends = b.row_ranges(tensor.expected.shape)
+            if tensor.expected.ndim == 1 and sum(end - start for start, end in ends) == len(value):
+                put_outputs(tensor.expected, b.rows, value + value.dtype.type(offset))
+            if role.part == "norm before the projection" and number == 0:
+                fed = self.tensors[getattr(self.plan, role.side).tensor]
+                both = tensor.expected + second.offset, tensor.actual + second.offset
+                fed.gain = Gain(b.name, *both, second.offset)
 
-    def _unit(self, name: str, one: _Tensor) -> Unit:
+    def _pair(self, name: str, tensor: StoredTensor) -> WeightPair:
+        """Return a tensor as a weight (n, D) or a vector (n,), expected and actual."""
         query, key = self.plan.query, self.plan.key
         rotary = self.plan.rotary or self.plan.axial
-        turned = 2 * len(rotary.frequencies) if rotary is not None else query.head_width
+        role = tensor.roles[0]
+        pieces = [_piece(side, side.tensor if role.is_bias else name) for side in tensor.sides]
+        piece = pieces[0] if len(pieces) == 1 else None
+        width = piece.head_width if piece is not None else query.head_width
+        turned = 2 * len(rotary.frequencies) if rotary is not None else width
         order = rotary.order if rotary is not None else ""
-        role, heads, repeated = one.roles[0], 0, 1
-        pieces = [
-            _piece(side, side.tensor if role.startswith("bias") else name) for side in one.sides
-        ]
-        own = pieces[0] if len(pieces) == 1 else None
-        width = own.head_width if own is not None else query.head_width
-        sizes = Sizes(query.heads, key.heads, width, min(turned, width), order)
-        stored = self._flat(name, one.stored)
-        wanted = stored if one.wanted is one.stored else self._flat(name, one.wanted)
-        sides = tuple(s for s in ("query", "key") if any(r.endswith(s) for r in one.roles))
-        if role.startswith("norm"):
-            role = role.rpartition(" of the ")[0]
-        elif own is not None and len(stored) == own.heads * own.head_width and role != "output":
-            first = getattr(self._plans[0], role.removeprefix("bias of the "), one.sides[0])
-            heads, repeated = own.heads, one.sides[0].heads // first.heads
-        elif role != "output":
-            role = "bias of the fused weight" if role.startswith("bias") else "fused"
-            sides = ()
+        actual = self._flat(name, tensor.actual)
+        expected = actual
+        if tensor.expected is not tensor.actual:
+            expected = self._flat(name, tensor.expected)
+        heads, repeated = 0, 1
+        sides = tuple(side for side in SCORED if any(role.side == side for role in tensor.roles))
+        if not role.is_norm and role.side != "output":
+            if piece is not None and len(actual) == piece.heads * piece.head_width:
+                of_reference = getattr(self._plans[0], role.side, tensor.sides[0])
+                heads, repeated = piece.heads, tensor.sides[0].heads // of_reference.heads
+            else:
+                role, sides = replace(role, fused=True), ()
         info = self._checkpoints[1].tensors().get(name)
-        rounded = rounding_in(self._checkpoints[0].info(one.source), wanted)
-        return Unit(
+        rounding = rounding_in(self._checkpoints[0].info(tensor.source), expected)
+        if info is not None:
+            rounding = max(rounding, rounding_in(info, actual))
+        return WeightPair(
             name,
             role,
-            wanted,
-            stored,
-            sizes,
+            expected,
+            actual,
+            Sizes(query.heads, key.heads, width, min(turned, width), order),
             heads,
-            max(rounded, rounding_in(info, stored) if info else 0.0),
-            gain=one.gain,
-            flipped=operator.xor(*self._axes(name, one.stored.shape)),
+            rounding,
+            gain=tensor.gain,
+            layout=self._layout(name),
             grid=info.grid if info else None,
             regrouped=self._checkpoints[1].regrouping,
             repeated=max(1, repeated),
-            adapter=self._adapter(name, one.source),
+            adapter=self._adapter(name, tensor.source),
             sides=sides,
         )
 
-    def _parts(self, unit: Unit) -> Iterator[Unit]:
+    def _parts(self, pair: WeightPair) -> Iterator[WeightPair]:
         """The rows of each side of a fused weight, and those of none, such as gates."""
-        tensor, free, bias = self._tensors[unit.name], np.ones(len(unit.stored), bool), unit.bias
+        tensor, free = self.tensors[pair.name], np.ones(len(pair.actual), bool)
         places: list[tuple[str, int, np.ndarray]] = []
         for role, side in zip(tensor.roles, tensor.sides, strict=True):
-            one = _piece(side, unit.name)
-            if one is None or one.outputs is None:
+            piece = _piece(side, pair.name)
+            if piece is None or piece.outputs is None:
                 return
-            rows = np.concatenate([np.arange(*ends) for ends in one.outputs])
+            rows = np.concatenate([np.arange(*ends) for ends in piece.outputs])
             if free[rows].all():  # what keys and values share comes once
-                places.append((role, one.heads, rows))
+                places.append((role.side, piece.heads, rows))
             free[rows] = False
         if free.any():
-            heads, more = divmod(int(free.sum()), unit.sizes.width)
-            places.append(("rest", 0 if more else heads, np.flatnonzero(free)))
-        for role, heads, rows in places:
-            beside = bias and replace(bias, wanted=bias.wanted[rows], stored=bias.stored[rows])
-            sizes = replace(unit.sizes, width=len(rows) // (heads or 1))
+            heads, remainder = divmod(int(free.sum()), pair.sizes.width)
+            places.append(("rest", 0 if remainder else heads, np.flatnonzero(free)))
+        for name, heads, rows in places:
+            bias = pair.bias
+            if bias is not None:
+                bias = replace(bias, expected=bias.expected[rows], actual=bias.actual[rows])
+            adapter = pair.adapter
+            if adapter is not None:
+                adapter = adapter._replace(start=adapter.start[rows])
             yield replace(
-                unit,
-                role=role,
-                wanted=unit.wanted[rows],
-                stored=unit.stored[rows],
+                pair,
+                role=Role(name),
+                expected=pair.expected[rows],
+                actual=pair.actual[rows],
                 heads=heads,
-                bias=beside,
+                bias=bias,
                 rows=rows,
-                sides=(role,) if role in ROLES[:2] else (),
-                sizes=sizes,
+                sides=(name,) if name in SCORED else (),
+                sizes=replace(pair.sizes, width=len(rows) // (heads or 1)),
+                adapter=adapter,
             )
 
     def _adapter(self, name: str, source: str) -> Adapter | None:
-        """What the adapter of one of the two does to a tensor."""
+        """The effect of an adapter of one of the two on a tensor."""
         for checkpoint, own in zip(self._checkpoints, (source, name), strict=True):
             if not (self._same and isinstance(checkpoint, AdaptedCheckpoint)):
                 continue
             if (scale := checkpoint.scale_of(own)) is not None:
                 start = self._flat(name, checkpoint.base.read([Part(own)])[0])
-                return Adapter(start, scale, checkpoint is self._checkpoints[0])
+                in_reference = checkpoint is self._checkpoints[0]
+                rank = checkpoint.rank_of(own)
+                return Adapter(start, scale, rank, in_reference, checkpoint.stabilized)
         return None
 
-    def _axes(self, name: str, shape: tuple[int, ...]) -> tuple[bool, bool]:
-        """Whether a weight's last axes are to be exchanged, and then those of the matrix."""
-        sides, roles = self._tensors[name].sides, self._tensors[name].roles
-        one = sides[0].projection if sides else None
-        if not isinstance(one, Projection) or one.tensor != name or len(shape) < 2:
-            return False, False
-        return one.transposed, roles[0] == "output"
+    def _layout(self, name: str) -> Layout:
+        """The shape of a tensor, and how it is turned into a matrix as in ``nn.Linear``."""
+        tensor = self.tensors[name]
+        shape = tensor.actual.shape
+        if tensor.roles[0].is_bias:
+            return Layout(shape)
+        side = tensor.sides[0].projection if tensor.sides else None
+        if not isinstance(side, Projection) or side.tensor != name or len(shape) < 2:
+            return Layout(shape)
+        return Layout(shape, side.transposed, tensor.roles[0].side == "output")
 
     def _flat(self, name: str, value: np.ndarray) -> np.ndarray:
         """A tensor as ``nn.Linear`` stores it, (n, D); vectors as they are."""
-        if self._tensors[name].roles[0].startswith("bias"):
+        if self.tensors[name].roles[0].is_bias:
             return value.reshape(-1)
-        first, last = self._axes(name, value.shape)
-        value = value.swapaxes(-1, -2) if first else value
+        layout = self._layout(name)
+        value = value.swapaxes(-1, -2) if layout.turned_first else value
         value = value.reshape(-1, value.shape[-1]) if value.ndim > 2 else value
-        return value.T if last else value
+        return value.T if layout.turned_last else value
 
-    def stored(self, name: str, value: np.ndarray) -> np.ndarray:
-        """The inverse: a tensor as the second checkpoint stores it."""
-        shape = self._tensors[name].stored.shape
-        first, last = self._axes(name, shape)
-        value = value.T if last else value
-        if first:
-            return value.reshape(*shape[:-2], shape[-1], shape[-2]).swapaxes(-1, -2)
-        return value.reshape(shape)
-
-    def elsewhere(self, unit: Unit, neighbors: Sequence[AttentionPlan]) -> tuple[Kind, str] | None:
-        """Which other block's tensor of the same role one is, and whether of another layer."""
-        own, raw = self._plans[0], self._tensors[unit.name].stored
-        role, source = self._tensors[unit.name].roles[0], self._tensors[unit.name].source
-        for plan in neighbors if self._same and role in ROLES else ():
-            of = [getattr(one, role) for one in (own, plan)]
-            parts = [side.projection.roles.values() if side else () for side in of]
-            name = next((b.name for a, b in zip(*parts, strict=False) if a.name == source), "")
+    def elsewhere(
+        self, pair: WeightPair, neighbors: Sequence[AttentionPlan]
+    ) -> tuple[Kind, str] | None:
+        """Return the other block whose tensor of the same role one is, as kind and words."""
+        own, tensor = self._plans[0], self.tensors[pair.name]
+        role = tensor.roles[0]
+        if not self._same or role.part != "weight" or role.side not in SIDES:
+            return None
+        for plan in neighbors:
+            both = [getattr(each, role.side) for each in (own, plan)]
+            parts = [side.projection.roles.values() if side else () for side in both]
+            pairs = zip(*parts, strict=False)
+            name = next((b.name for a, b in pairs if a.name == tensor.source), "")
             info = self._checkpoints[0].tensors().get(name)
-            if info is None or info.shape != raw.shape:
+            if info is None or info.shape != tensor.actual.shape:
                 continue
             first = self._read(0, Part(name, ((0, 1),)))
-            if same_numbers(first, raw[:1]) and same_numbers(self._read(0, name), raw):
+            if not same_numbers(first, tensor.actual[:1]):
+                continue
+            if same_numbers(self._read(0, name), tensor.actual):
                 if (plan.stack, plan.kind) == (own.stack, own.kind):
                     return Kind.LAYER, f"weights of layer {plan.layer}"
                 return Kind.TENSOR, f"weights of the {plan.stack}'s {plan.kind}-attention"
         return None
 
     def folded(self) -> list[Finding]:
-        """What is found where the norms before the weights are folded in, on both sides."""
-        gains: dict[str, Gain] = {}
-        units = []
-        for unit in self.units:
-            own = unit.gain
-            if own is not None and len(own.wanted) == unit.stored.shape[-1] and own.stored.all():
-                gains[unit.name] = own
-                wanted, stored = unit.wanted * own.wanted, unit.stored * own.stored
-                units.append(replace(unit, wanted=wanted, stored=stored, block=[]))
-        found = []
-        for one in search(units):
-            raw = {n: v / gains[n].stored if n in gains else v for n, v in one.repaired.items()}
-            found += [replace(one, repaired=raw)] if one.rows is not None else []
-        return found
+        """Orders of rows that are found where the norms before the weights are folded in."""
+        pairs = []
+        for pair in self.pairs:
+            gain = pair.gain
+            fits = gain is not None and len(gain.expected) == pair.actual.shape[-1]
+            if gain is not None and fits and gain.actual.all():
+                expected, actual = pair.expected * gain.expected, pair.actual * gain.actual
+                pairs.append(replace(pair, expected=expected, actual=actual, block=[]))
+        return [finding for finding in search(pairs) if finding.rows is not None]
 
 
 def _piece(side: Side, name: str) -> Projection | None:
@@ -328,7 +432,7 @@ def _same_layout(ours: AttentionPlan, theirs: AttentionPlan) -> bool:
     """Whether both blocks are stored the same way, whatever their tensors are called."""
 
     def layout(plan: AttentionPlan) -> list[object]:
-        sides = [getattr(plan, role) for role in ROLES]
+        sides = [getattr(plan, side) for side in SIDES]
         shapes = [side and side.projection for side in sides]
         shapes = [
             replace(one, tensor="") if isinstance(one, Projection) else type(one) for one in shapes

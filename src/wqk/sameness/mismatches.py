@@ -1,21 +1,19 @@
-"""How a block differs from another's: the kinds, what a mismatch says, and the words.
+"""Causes of a difference between two blocks: their kinds, and records with words and repairs.
 
-Each mismatch describes the second block: how it was changed, or what it lacks. Its repair is
-PyTorch, in which ``w`` is the second checkpoint's weight, (n, D) as in ``nn.Linear``, ``b`` the
-bias beside it, ``gain`` a norm's, and ``config`` the configuration; ``original`` is the same of the
-first checkpoint (``original_b`` where both are needed), and ``D`` is ``w.shape[1]``. Where two
-sides are needed, they are ``w_q`` and ``w_k``.
+A cause describes the candidate: how it was changed, or what it lacks. Its repair is a program of
+steps, see `wqk.sameness.repairs`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from wqk.sameness.tolerances import CLOSE, DIFFERENT, NEARLY, SAME, SAME_FACTOR
+from wqk.sameness.repairs import Step, merged, program
+from wqk.sameness.tolerances import CLOSE, DIFFERENT, NEARLY, SAME
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,16 +69,16 @@ Numbers: TypeAlias = "Sequence[Any] | np.ndarray"
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A difference between two blocks.
+    """A difference between two blocks, and its cause.
 
     Attributes
     ----------
     verdict
         Its kind.
     reason
-        What it is, in one phrase.
-    repair
-        Code that undoes it; empty where none is known.
+        The cause in one phrase.
+    steps
+        The steps that undo it; empty where none are known.
     sides
         The sides of the form that it concerns: ``query``, ``key``, or both.
     heads
@@ -91,7 +89,7 @@ class Mismatch:
 
     verdict: Kind
     reason: str
-    repair: str = ""
+    steps: tuple[Step, ...] = field(default=(), hash=False)
     sides: tuple[str, ...] = ()
     heads: tuple[int, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -100,38 +98,47 @@ class Mismatch:
         return self.reason
 
     @property
+    def repair(self) -> str:
+        """Code that undoes it; empty where none is known."""
+        return program(merged(self.steps))
+
+    @property
     def unexplained(self) -> bool:
-        """Whether it says how far apart two blocks are, and not why."""
+        """Whether only the distance of two blocks is known, not the cause."""
         return self.verdict in UNEXPLAINED
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON."""
-        plain = asdict(self)
-        return plain | dict(plain.pop("facts"))
+        return {
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "repair": self.repair,
+            "sides": self.sides,
+            "heads": self.heads,
+            **self.facts,
+        }
 
 
 def head_order(heads: Numbers) -> Mismatch:
-    """The same heads in another order; for each head of the first block, the second's."""
+    """The same heads in another order: the candidate's head for each head of the reference."""
     order = tuple(map(int, heads))
-    repair = f"w = w.view({len(order)}, -1, D)[{list(order)}].reshape(-1, D)"
     reason = f"{Kind.HEADS}: {listed(order)}"
-    return Mismatch(Kind.HEADS, reason, repair, ("query", "key"), order)
+    return Mismatch(Kind.HEADS, reason, sides=("query", "key"), heads=order)
 
 
 def pairing(query_heads: Numbers, key_heads: Numbers, groups: int) -> Mismatch:
-    """The same query and key heads, paired differently: which, for each head of the first block."""
+    """The same query and key heads, paired otherwise: both for each head of the reference."""
     pairs = dict(zip(map(int, query_heads), map(int, key_heads), strict=True))
-    repair, share = "", len(pairs) // groups
+    share = len(pairs) // groups
     if all(key == head % groups for head, key in pairs.items()):
         rule = f"query head h belongs to key head h mod {groups}"
-        repair = f"w_q = w_q.view({share}, {groups}, -1, D).transpose(0, 1).reshape(-1, D)"
     else:
         heads = sorted(pairs)
         met = listed([pairs[head] for head in heads])
         rule = f"query heads {listed(heads)} belong to key heads {met}"
     facts = {"query_heads": tuple(pairs), "key_heads": tuple(pairs.values()), "groups": groups}
     reason = f"{Kind.PAIRING}: {rule}, is read with h // {share}"
-    return Mismatch(Kind.PAIRING, reason, repair, ("query",), facts=facts)
+    return Mismatch(Kind.PAIRING, reason, sides=("query",), facts=facts)
 
 
 def scaled(factors: Sequence[float], width: int) -> Mismatch:
@@ -152,16 +159,15 @@ def scaled(factors: Sequence[float], width: int) -> Mismatch:
     known = {1 / math.sqrt(width): "1/√", math.sqrt(width): "√"}
     near = [text for value, text in known.items() if math.isclose(high, value, rel_tol=SAME)]
     named = f" = {near[0]}{width}, of the score's scale" if near else ""
-    signs = math.isclose(high, -1, rel_tol=SAME_FACTOR)
-    repair = "w_q = -w_q" if signs else f"w_q = w_q / {high:.9g}"
-    return Mismatch(Kind.SCALED, f"scaled by {high:.4g}{named}", repair, facts=facts)
+    return Mismatch(Kind.SCALED, f"scaled by {high:.4g}{named}", facts=facts | {"factor": high})
 
 
-def setting(name: str, value: Any, other: Any, repair: str = "") -> Mismatch:
+def setting(name: str, value: Any, other: Any, steps: Sequence[Step] = ()) -> Mismatch:
     """A setting outside the form that differs."""
-    texts = ["none" if one is None else str(one) for one in (value, other)]
+    texts = ["none" if each is None else str(each) for each in (value, other)]
     facts = {"name": name, "value": texts[0], "other_value": texts[1]}
-    return Mismatch(Kind.SETTING, f"{name}: {texts[0]} against {texts[1]}", repair, facts=facts)
+    reason = f"{name}: {texts[0]} against {texts[1]}"
+    return Mismatch(Kind.SETTING, reason, tuple(steps), facts=facts)
 
 
 def unexplained(distances: Numbers, shares: Numbers) -> Mismatch:

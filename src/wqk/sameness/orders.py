@@ -18,9 +18,9 @@ from wqk.checkpoints.checkpoint import View
 from wqk.checkpoints.files import PLAIN
 from wqk.model import Model
 from wqk.model import open as open_model
+from wqk.sameness.matching import permutation, same_numbers
 from wqk.sameness.outside import FEED_FORWARD, OTHER, roles
 from wqk.sameness.tolerances import ALIKE
-from wqk.sameness.units import permutation, same_numbers
 
 # A tensor of experts: of one, which has a number, or of all, along its first axis.
 EXPERTS = re.compile(r"^(?P<module>(?:.*?\.)?)(?:experts|\w+_exps)\.(?:(?P<number>\d+)\.)?")

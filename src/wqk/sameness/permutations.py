@@ -1,8 +1,9 @@
 """Orders of a weight's rows, and their names: views in the model's own numbers, axes exchanged.
 
-Conversions make and forget orders, each here as indices, words and code. With pairs they turn
-rotary pairs that lie side by side into halves, or back; with heads they regroup these. Any other is
-looked for among the views of the rows with up to four axes, and all orders of the axes.
+Conversions make and forget orders; each order is found here with a description and as an `Order`.
+Some turn rotary pairs that lie side by side into halves, or back; others regroup the heads. Any
+other order is looked for among the views of the rows with up to four axes, and all orders of the
+axes.
 
 Axes: n rows, D columns; H query heads, G key heads, R head width.
 """
@@ -12,13 +13,37 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 from itertools import pairwise, permutations, product
+from typing import NamedTuple
 
 import numpy as np
 
 from wqk._typing import Int
+from wqk.sameness.edits import (
+    Axes,
+    Edit,
+    Listed,
+    Order,
+    Periodic,
+    Permute,
+    Reversed,
+    Rolled,
+    RotatedPart,
+    Sections,
+    Then,
+)
 from wqk.sameness.mismatches import Kind
+
+# Explicit orders are printed up to this length.
+SHORT = 16
+
+
+class NamedOrder(NamedTuple):
+    """An order of rows that has a name: its description, and the edit that brings it about."""
+
+    description: str
+    edit: Edit
 
 
 @dataclass(frozen=True)
@@ -77,15 +102,15 @@ class Reorder:
         ``heads``.
     heads, width
         How many heads of which width it takes the rows for.
-    code
-        The same in PyTorch, of a weight ``w`` with ``D`` columns.
+    order
+        The same as an `Order` of an axis.
     """
 
     rows: Int[np.ndarray, " rows"]
     kind: str
     heads: int
     width: int
-    code: str
+    order: Order
 
 
 @cache
@@ -97,32 +122,28 @@ def reorders(heads: int, width: int, turned: int) -> tuple[Reorder, ...]:
     Examples
     --------
     >>> first = reorders(2, 4, 4)[0]
-    >>> first.rows, first.code
-    (array([0, 2, 1, 3, 4, 6, 5, 7]), 'w = w.view(-1, 2, 2, D).transpose(1, 2).reshape(-1, D)')
+    >>> first.rows, first.order
+    (array([0, 2, 1, 3, 4, 6, 5, 7]), Axes(shape=(2, 2, 2), axes=(0, 2, 1)))
     """
-    n = heads * width
+    count = heads * width
     found: list[Reorder] = []
-    for kind in ("half", "interleaved") if 0 < turned < width else ():
-        axes = (turned // 2, 2) if kind == "half" else (2, turned // 2)
-        table = np.arange(n).reshape(heads, width)
-        table[:, :turned] = table[:, np.arange(turned).reshape(axes).T.ravel()]
-        code = (
-            f"h = w.view(-1, {width}, D); h[:, :{turned}] = h[:, :{turned}]"
-            f".reshape(-1, {axes[0]}, {axes[1]}, D).transpose(1, 2).reshape(-1, {turned}, D)"
-        )
-        found.append(Reorder(table.ravel(), kind, heads, width, code))
-    counts = sorted((h for h in range(1, n // 2 + 1) if n % h == 0), key=lambda h: h != heads)
-    for count, kind in product(counts, ("half", "interleaved")):
-        wide = n // count
+    if 0 < turned < width:
+        for kind in ("half", "interleaved"):
+            shape = (turned // 2, 2) if kind == "half" else (2, turned // 2)
+            part = RotatedPart(width, shape)
+            found.append(Reorder(part.indices(count), kind, heads, width, part))
+    counts = [number for number in range(1, count // 2 + 1) if count % number == 0]
+    counts.sort(key=lambda number: number != heads)
+    for number, kind in product(counts, ("half", "interleaved")):
+        wide = count // number
         if wide % 2 == 0 and wide > 2:
-            axes = (wide // 2, 2) if kind == "half" else (2, wide // 2)
-            rows = np.arange(n).reshape(count, *axes).swapaxes(1, 2).ravel()
-            code = f"w = w.view(-1, {axes[0]}, {axes[1]}, D).transpose(1, 2).reshape(-1, D)"
-            found.append(Reorder(rows, kind, count, wide, code))
-    for groups in (g for g in range(2, heads) if heads % g == 0):
-        rows = np.arange(n).reshape(groups, heads // groups, width).swapaxes(0, 1).ravel()
-        code = f"w = w.view({groups}, -1, {width}, D).transpose(0, 1).reshape(-1, D)"
-        found.append(Reorder(rows, "heads", heads, width, code))
+            shape = (wide // 2, 2) if kind == "half" else (2, wide // 2)
+            pairs = Axes((number, *shape), (0, 2, 1))
+            found.append(Reorder(pairs.indices(count), kind, number, wide, pairs))
+    for groups in range(2, heads):
+        if heads % groups == 0:
+            regrouped = Axes((groups, heads // groups, width), (1, 0, 2))
+            found.append(Reorder(regrouped.indices(count), "heads", heads, width, regrouped))
     return tuple(found)
 
 
@@ -162,21 +183,23 @@ def whole_heads(rows: np.ndarray, width: int) -> np.ndarray | None:
     return table[:, 0] // width if in_order and not (table[:, 0] % width).any() else None
 
 
-def name_of_side(rows: np.ndarray, heads: int, sizes: Sizes) -> tuple[Kind, str, str] | None:
-    """Kind, words and code of an order of queries or keys; None if it has no name of its own."""
+def name_of_side(rows: np.ndarray, heads: int, sizes: Sizes) -> tuple[Kind, NamedOrder] | None:
+    """Kind and name of an order of queries or keys; None if it has no name of its own."""
     width = sizes.width
     if steps := steps_to(rows, heads, width, sizes.turned):
-        words, *others = dict.fromkeys(_in_words(each, heads, sizes) for each in steps)
+        description, *others = dict.fromkeys(_in_words(each, heads, sizes) for each in steps)
         if others:
-            words += f" (or {others[0].removeprefix('rotary order: ')}, which is the same here)"
+            other = others[0].removeprefix("rotary order: ")
+            description += f" (or {other}, which is the same here)"
         regrouped = any(step.kind == "heads" for step in steps[0])
+        edits: list[Edit] = [Permute(0, step.order) for step in steps[0]]
         kind = Kind.HEADS if regrouped else Kind.ROTARY
-        return kind, words, "; ".join(step.code for step in steps[0])
+        return kind, NamedOrder(description, reduce(Then, edits))
     table = rows.reshape(heads, width) - width * np.arange(heads)[:, None]
     if (table == table[0]).all():
-        listed = ", ".join(map(str, table[0]))
-        code = f"w = w.view(-1, {width}, D)[:, [{listed}]].reshape(-1, D)"
-        return Kind.DIMENSIONS, "dimensions of each head in another order", code
+        order = Periodic(tuple(table[0].tolist()))
+        description = "dimensions of each head in another order"
+        return Kind.DIMENSIONS, NamedOrder(description, Permute(0, order))
     return None
 
 
@@ -228,36 +251,29 @@ def _views(count: int, sizes: Sizes) -> tuple[tuple[tuple[int, ...], tuple[int, 
     return tuple(found)
 
 
-def name_permutation(rows: np.ndarray, sizes: Sizes) -> tuple[str, str] | None:
-    """Words and code of the permutation ``w[rows]``; None if it has no short name.
-
-    The code has ``%s`` where further axes stand.
+def name_permutation(rows: np.ndarray, sizes: Sizes) -> NamedOrder | None:
+    """Name of the permutation ``w[rows]``; None if it has no short one.
 
     Examples
     --------
     >>> rows = np.arange(24).reshape(2, 4, 3).transpose(0, 2, 1).ravel()
-    >>> name_permutation(rows, Sizes(2, 2, 12))[1]
-    'w = w.view(2, 4, 3%s).transpose(1, 2).reshape(-1%s)'
+    >>> name_permutation(rows, Sizes(2, 2, 12)).edit.order
+    Axes(shape=(2, 4, 3), axes=(0, 2, 1))
     """
     count, start = len(rows), np.arange(len(rows))
     if (np.diff(rows) % count == 1).all():
         by = int(rows[0]) if 2 * rows[0] <= count else int(rows[0]) - count
-        return f"rolled by {by}", f"w = w.roll({-by}, 0)"
+        return NamedOrder(f"rolled by {by}", Permute(0, Rolled(by)))
     if (np.diff(rows) == -1).all():
-        return "in reverse order", "w = w.flip(0)"
+        return NamedOrder("in reverse order", Permute(0, Reversed()))
     some = np.unique(np.linspace(0, count - 1, 17).astype(int))
     for shape, order in _views(count, sizes):
         moved = start.reshape(shape).transpose(order).ravel()
         if np.array_equal(moved[some], rows[some]) and np.array_equal(moved, rows):
             names = [sizes.factors.get(n, str(n)) if n > 2 else str(n) for n in shape]
-            lies, should = " × ".join(names), " × ".join(names[axis] for axis in order)
-            changed = [at for at, axis in enumerate(order) if at != axis]
-            turn = f"permute({', '.join(map(str, order))}%s)"
-            if len(changed) == 2:
-                turn = f"transpose({changed[0]}, {changed[1]})"
-            axes = ", ".join(map(str, shape))
-            code = f"w = w.view({axes}%s).{turn}.reshape(-1%s)"
-            return f"lie as {lies}, should as {should}", code
+            actual, expected = " × ".join(names), " × ".join(names[axis] for axis in order)
+            description = f"lie as {actual}, should as {expected}"
+            return NamedOrder(description, Permute(0, Axes(shape, order)))
     share = sizes.heads // sizes.groups
     periods = {sizes.width, 3 * sizes.width, (share + 2) * sizes.width, 2, 4, 8, 16, 32, 64, 128}
     for length in sorted(periods):
@@ -266,61 +282,49 @@ def name_permutation(rows: np.ndarray, sizes: Sizes) -> tuple[str, str] | None:
             if (table == table[0]).all() and table[0].min() >= 0 and table[0].max() < length:
                 return _within(table[0], sizes)
     moved = np.flatnonzero(rows != start)
-    if len(moved) <= 16:
-        listed = " ".join(map(str, moved[:16]))
-        code = f"w[{moved.tolist()}] = w[{rows[moved].tolist()}]"
-        return f"{listed} in each other's places", code
+    if len(moved) <= SHORT:
+        listed = " ".join(map(str, moved))
+        order_of_all = Listed(tuple(rows.tolist()))
+        return NamedOrder(f"{listed} in each other's places", Permute(0, order_of_all))
     return None
 
 
-def _within(inner: np.ndarray, sizes: Sizes) -> tuple[str, str]:
-    """A permutation that is the same in every stretch of so many rows."""
+def _within(inner: np.ndarray, sizes: Sizes) -> NamedOrder:
+    """Name of a permutation that is the same in every stretch of as many rows."""
     length, width = len(inner), sizes.width
     heads = whole_heads(inner, width) if length > width else None
     if heads is not None:
-        words = f"lie in another order within each {len(heads)} heads"
-        return words, f"w = w.view(-1, {len(heads)}, {width}%s)[:, {heads.tolist()}].reshape(-1%s)"
-    words = f"lie in another order within each {length}"
+        order = Periodic(tuple(heads.tolist()), width)
+        return NamedOrder(f"lie in another order within each {len(heads)} heads", Permute(0, order))
+    description = f"lie in another order within each {length}"
     if np.array_equal(np.roll(np.arange(length), length // 2), inner):
-        words += ", as halves of bytes (nibbles) read in the other order"
-    return words, f"w = w.view(-1, {length}%s)[:, {inner.tolist()}].reshape(-1%s)"
+        description += ", as halves of bytes (nibbles) read in the other order"
+    return NamedOrder(description, Permute(0, Periodic(tuple(inner.tolist()))))
 
 
-def name_in_fused(rows: np.ndarray, by_group: bool, sizes: Sizes) -> tuple[str, str] | None:
-    """Queries, keys and values joined in another way than they should be, or moved inside.
+def name_in_fused(rows: np.ndarray, by_group: bool, sizes: Sizes) -> NamedOrder | None:
+    """Name of an order in which queries, keys and values are joined otherwise, or moved inside.
 
     ``by_group`` is whether each key head's should follow each other, rather than all queries.
     """
     heads, groups, width = sizes.heads, sizes.groups, sizes.width
     for step in reorders(len(rows) // width, width, sizes.turned)[:4]:
         if step.width == width and np.array_equal(step.rows, rows):
-            return f"in {_in_words((step,), step.heads, sizes)}", step.code
-    lengths = [heads * width, groups * width, groups * width]
+            description = f"in {_in_words((step,), step.heads, sizes)}"
+            return NamedOrder(description, Permute(0, step.order))
+    lengths = heads * width, groups * width, groups * width
     shards = groups if by_group else 1
     if sum(lengths) == len(rows):
-        wanted = _fused(lengths, shards, (0, 1, 2))
         counts = dict.fromkeys((1, groups, 2, 4, 8, 16))
         for count, order in product(counts, permutations(range(3))):
             if any(length % count for length in lengths) or (count, order) == (shards, (0, 1, 2)):
                 continue
-            if np.array_equal(np.argsort(_fused(lengths, count, order))[wanted], rows):
-                each = [lengths[part] // count for part in order]
-                code = (
-                    f"parts = [torch.cat(some) for some in zip(*(shard.split({each}) "
-                    f"for shard in w.chunk({count})))]\n"
-                    f"w = torch.cat([torch.cat(some) for some in zip(*(parts[part].chunk({shards}) "
-                    f"for part in {[order.index(part) for part in range(3)]}))])"
-                )
-                should = _in_shards(shards, groups, (0, 1, 2))
-                return f"lie {_in_shards(count, groups, order)}, should {should}", code
+            sections = Sections(lengths, count, order, shards)
+            if np.array_equal(sections.indices(len(rows)), rows):
+                actual = _in_shards(count, groups, order)
+                expected = _in_shards(shards, groups, (0, 1, 2))
+                return NamedOrder(f"lie {actual}, should {expected}", Permute(0, sections))
     return name_permutation(rows, sizes)
-
-
-def _fused(lengths: Sequence[int], shards: int, order: Sequence[int]) -> np.ndarray:
-    """Rows of queries, keys and values, numbered one after the other, as shards join them."""
-    parts = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
-    split = [np.split(parts[part], shards) for part in order]
-    return np.concatenate([piece for shard in zip(*split, strict=True) for piece in shard])
 
 
 def _in_shards(shards: int, groups: int, order: Sequence[int]) -> str:

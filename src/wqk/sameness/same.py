@@ -19,7 +19,7 @@ from wqk.families import AttentionPlan, Place
 from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.sameness import configured, mismatches
-from wqk.sameness.answer import BlockComparison, CheckpointComparison, failure
+from wqk.sameness.answer import BlockComparison, CheckpointComparison
 from wqk.sameness.blocks import Scoring, positions
 from wqk.sameness.contents import compare_stored, paired_names
 from wqk.sameness.diagnosis import (
@@ -31,7 +31,9 @@ from wqk.sameness.diagnosis import (
     measure,
     signature,
 )
+from wqk.sameness.edits import Take
 from wqk.sameness.expected import Expected
+from wqk.sameness.finders import find_groups
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.orders import renumbered
 from wqk.sameness.outside import (
@@ -43,11 +45,12 @@ from wqk.sameness.outside import (
     roles,
 )
 from wqk.sameness.positions import GUESSED, named_settings, undecided_positions
-from wqk.sameness.rewrites import regrouped
+from wqk.sameness.repairs import Change
+from wqk.sameness.reports import failure
 from wqk.sameness.stream import folded, turned
 from wqk.sameness.tolerances import ALIKE_FORMS, LEAST_ALIKE, RESOLUTION, SUSPECT, TURNED
 from wqk.sameness.verdicts import Verdict
-from wqk.sameness.weights import CIRCUITS, SCORES, Pair, scorings, sides_of
+from wqk.sameness.weights import CIRCUITS, SCORES, Pair, form_parts, scorings, sides_of
 from wqk.storage.references import HubFolder, check_options
 
 
@@ -299,8 +302,8 @@ def _compared(
             if len(a.query.weight) != len(b.query.weight):
                 said = [f"{len(one.query.weight)} of width {one.width}" for one in both]
                 restored = configured.form_restored(models, pair)
-                repair = restored[0].repair if restored else ""
-                found.insert(0, mismatches.setting("number of heads", said[0], said[1], repair))
+                steps = restored[0].steps if restored else ()
+                found.insert(0, mismatches.setting("number of heads", said[0], said[1], steps))
                 distance, allowed = dict.fromkeys(positions(a, b), math.nan), 0
                 beside_scores = {}
                 break
@@ -319,8 +322,9 @@ def _compared(
             if SUSPECT < shares.max() <= 1 and checkpoints[1].regrouping(
                 Part(pair[1].query.tensor, ((0, 1),))
             ):
-                columns = map(regrouped, Expected(checkpoints, pair).units)
-                found[:0] = [one.mismatch for one in columns if one is not None]
+                expected = Expected(checkpoints, pair)
+                columns = [find_groups(weights) for weights in expected.pairs if weights.is_matrix]
+                found[:0] = [expected.mismatch(one) for one in columns if one is not None]
         else:
             beside_scores[circuit] = float(by_head.max())
         if not far.agree:
@@ -419,8 +423,9 @@ def _explained(
         tied = not blocks[held].unequal or any(marks.alike(held, m, SCORES, least) for m in rest)
         reason = f"{Kind.LAYER}: layer {layer} has those of layer {other}"
         reason += ", as another one does" * tied
-        repair = f"layers[{layer}] = original[{layer}]  # not [{other}]"
-        found.append(Mismatch(Kind.LAYER, reason, repair, facts={"other_layer": other}))
+        names = tuple(dict.fromkeys(part.name for part in form_parts(pair[1])))
+        steps = (Change(names, Take()),)
+        found.append(Mismatch(Kind.LAYER, reason, steps, facts={"other_layer": other}))
         left = tuple(what for what in left if not marks.alike(held, number, what, least))
     if {*left} & {*apart}:
         neighbors = [plan for plan, _ in pairs if plan is not pair[0]]
@@ -562,4 +567,4 @@ def _sinks(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> Iterator
     elif np.array_equal(np.sort(ours), np.sort(theirs)):
         reason = "sinks lie in the order of other heads"
     facts = {"circuit": "sinks", "tensors": {parts[1].name: "sinks"}}
-    yield Mismatch(Kind.SINKS, reason, "sinks = original", facts=facts)
+    yield Mismatch(Kind.SINKS, reason, (Change((parts[1].name,), Take()),), facts=facts)

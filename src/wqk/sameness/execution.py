@@ -1,0 +1,178 @@
+"""Run the printed code of a repair on NumPy arrays.
+
+The code is PyTorch. Comparing does not need PyTorch, therefore ``torch`` in the code is a small
+stand-in here: arrays with the methods that printed code uses, and the functions `arange` and `cat`.
+The tests run the same code with PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+# Functions of Python that printed code uses.
+FUNCTIONS = {"range": range, "slice": slice, "zip": zip}
+
+
+class Tensor:
+    """An array with the methods of PyTorch's tensors that printed code uses."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = np.asarray(array)
+
+    def unflatten(self, axis: int, shape: tuple[int, ...]) -> Tensor:
+        """Return the tensor with one axis as several."""
+        before, after = self.array.shape[:axis], self.array.shape[axis + 1 :]
+        return Tensor(self.array.reshape(*before, *shape, *after))
+
+    def flatten(self, first: int = 0, last: int = -1) -> Tensor:
+        """Return the tensor with several axes as one."""
+        after = last % self.array.ndim + 1
+        return Tensor(self.array.reshape(*self.array.shape[:first], -1, *self.array.shape[after:]))
+
+    def reshape(self, *shape: int) -> Tensor:
+        """Return the same numbers in another shape."""
+        return Tensor(self.array.reshape(shape))
+
+    view = reshape
+
+    def transpose(self, first: int, second: int) -> Tensor:
+        """Return the tensor with two axes exchanged."""
+        return Tensor(self.array.swapaxes(first, second))
+
+    def permute(self, *axes: int) -> Tensor:
+        """Return the tensor with its axes in another order."""
+        return Tensor(self.array.transpose(axes))
+
+    def movedim(self, sources: tuple[int, ...], targets: tuple[int, ...]) -> Tensor:
+        """Return the tensor with axes moved to other places."""
+        return Tensor(np.moveaxis(self.array, sources, targets))
+
+    def roll(self, by: int, axis: int) -> Tensor:
+        """Return the tensor with its entries moved along an axis."""
+        return Tensor(np.roll(self.array, by, axis))
+
+    def flip(self, axis: int) -> Tensor:
+        """Return the tensor with an axis in reverse order."""
+        return Tensor(np.flip(self.array, axis))
+
+    def split(self, lengths: Sequence[int], axis: int = 0) -> list[Tensor]:
+        """Return pieces of these lengths."""
+        return [Tensor(piece) for piece in np.split(self.array, np.cumsum(lengths)[:-1], axis)]
+
+    def chunk(self, count: int, axis: int = 0) -> list[Tensor]:
+        """Return as many equal pieces."""
+        return [Tensor(piece) for piece in np.split(self.array, count, axis)]
+
+    @property
+    def T(self) -> Tensor:
+        """The transposed matrix."""
+        return Tensor(self.array.T)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return Tensor(self.array[_plain(index)])
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.array[_plain(index)] = _plain(value)
+
+    def __neg__(self) -> Tensor:
+        return Tensor(-self.array)
+
+    def __add__(self, other: Any) -> Tensor:
+        return Tensor(self.array + _plain(other))
+
+    def __sub__(self, other: Any) -> Tensor:
+        return Tensor(self.array - _plain(other))
+
+    def __mul__(self, other: Any) -> Tensor:
+        return Tensor(self.array * _plain(other))
+
+    def __truediv__(self, other: Any) -> Tensor:
+        return Tensor(self.array / _plain(other))
+
+    def __pow__(self, power: int) -> Tensor:
+        return Tensor(self.array ** float(power))
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+def _plain(value: Any) -> Any:
+    """Return NumPy's array of a tensor, or of the tensors of an index."""
+    if isinstance(value, Tensor):
+        return value.array
+    if isinstance(value, tuple):
+        return tuple(_plain(part) for part in value)
+    return value
+
+
+def _arange(*ends: int) -> Tensor:
+    return Tensor(np.arange(*ends))
+
+
+def _cat(tensors: Iterable[Tensor], axis: int = 0) -> Tensor:
+    return Tensor(np.concatenate([tensor.array for tensor in tensors], axis))
+
+
+TORCH = SimpleNamespace(arange=_arange, cat=_cat)
+
+
+class Arrays(MutableMapping[str, Any]):
+    """Arrays by name, given to printed code as tensors; what the code assigns is kept apart.
+
+    Attributes
+    ----------
+    changed
+        The assigned arrays.
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self._arrays = arrays
+        self.changed: dict[str, np.ndarray] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name in self.changed:
+            return Tensor(self.changed[name])
+        return Tensor(self._arrays[name].copy())
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        array = _plain(value)
+        original = self._arrays.get(name)
+        dtype = array.dtype if original is None else original.dtype
+        self.changed[name] = np.ascontiguousarray(array, dtype)
+
+    def __delitem__(self, name: str) -> None:
+        raise TypeError("a repair deletes no tensor")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+
+def run(
+    code: str,
+    tensors: MutableMapping[str, Any],
+    reference: Mapping[str, Any],
+    config: dict[str, Any] | None = None,
+) -> None:
+    """Run the code of a repair; it changes the tensors and the configuration in place.
+
+    Examples
+    --------
+    >>> tensors = Arrays({"w": np.array([[1.0, 2.0], [3.0, 4.0]])})
+    >>> run('tensors["w"] = tensors["w"].flip(0)', tensors, {})
+    >>> tensors.changed["w"].tolist()
+    [[3.0, 4.0], [1.0, 2.0]]
+    """
+    scope = {
+        "__builtins__": FUNCTIONS,
+        "torch": TORCH,
+        "tensors": tensors,
+        "reference": reference,
+        "config": {} if config is None else config,
+    }
+    exec(compile(code, "<repair>", "exec"), scope)

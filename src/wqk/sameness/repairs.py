@@ -1,0 +1,236 @@
+"""Repairs as programs: steps that edit the candidate's tensors and its configuration.
+
+A program is text for people, and it is what runs: `wqk.sameness.execution` runs the printed lines
+themselves. Its variables are
+
+- ``tensors``: the candidate's tensors by name, as they are stored;
+- ``reference``: the reference's tensors under the candidate's names and in the candidate's layout;
+- ``config``: the candidate's configuration.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from wqk.sameness.edits import Edit, Order, Take
+
+# Columns of printed code.
+WIDTH = 100
+LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
+COMMENT = (
+    "# tensors: the candidate's, by name; "
+    "reference: the reference's, under the candidate's names and in its layout"
+)
+
+
+class Step(Protocol):
+    """One step of a program."""
+
+    def code(self) -> str:
+        """Return the step as lines of PyTorch."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One edit of several tensors."""
+
+    names: tuple[str, ...]
+    edit: Edit
+
+    def code(self) -> str:
+        """Return the step as lines of PyTorch.
+
+        Examples
+        --------
+        >>> print(Change(("layers.0.q", "layers.1.q"), Take()).code())
+        for layer in (0, 1):
+            name = f"layers.{layer}.q"
+            tensors[name] = reference[name]
+        """
+        if isinstance(self.edit, Take):
+            body = "tensors[name] = reference[name]"
+        elif self.edit.needs_original:
+            body = f"w, original = tensors[name], reference[name]\n{self.edit.code('w')}"
+            body += "\ntensors[name] = w"
+        else:
+            body = f"w = tensors[name]\n{self.edit.code('w')}\ntensors[name] = w"
+        return for_each(self.names, body)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Tensors that take the places of each other."""
+
+    targets: tuple[str, ...]
+    sources: tuple[str, ...]
+
+    def code(self) -> str:
+        """Return the step as lines of PyTorch.
+
+        Examples
+        --------
+        >>> print(Exchange(("a", "b"), ("b", "a")).code())
+        tensors["a"], tensors["b"] = tensors["b"], tensors["a"]
+        """
+        targets = ", ".join(f"tensors[{quoted(name)}]" for name in self.targets)
+        sources = ", ".join(f"tensors[{quoted(name)}]" for name in self.sources)
+        line = f"{targets} = {sources}"
+        if len(line) <= WIDTH:
+            return line
+        inner = "".join(f"    tensors[{quoted(name)}],\n" for name in self.sources)
+        values = f"values = (\n{inner})"
+        assignments = "\n".join(
+            f"tensors[{quoted(name)}] = values[{number}]"
+            for number, name in enumerate(self.targets)
+        )
+        return f"{values}\n{assignments}"
+
+
+@dataclass(frozen=True)
+class Recut:
+    """Tensors that are joined, brought into another order of rows, and cut again.
+
+    Attributes
+    ----------
+    names, lengths
+        The tensors in the order in which they are joined, and their numbers of rows.
+    order
+        The order of the joined rows, after which they are cut at the same places.
+    axis
+        The axis of the rows.
+    """
+
+    names: tuple[str, ...]
+    lengths: tuple[int, ...]
+    order: Order
+    axis: int = 0
+
+    def code(self) -> str:
+        """Return the step as lines of PyTorch."""
+        dim = f", {self.axis}" if self.axis else ""
+        listed = "".join(f"    {quoted(name)},\n" for name in self.names)
+        return (
+            f"names = (\n{listed})\n"
+            f"w = torch.cat([tensors[name] for name in names]{dim})\n"
+            f"{self.order.code('w', self.axis)}\n"
+            f"for name, part in zip(names, w.split({list(self.lengths)}{dim})):\n"
+            f"    tensors[name] = part"
+        )
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of the configuration, by the keys that lead to it; None as its value removes it."""
+
+    path: tuple[str, ...]
+    value: Any
+    removed: bool = False
+
+    def code(self) -> str:
+        """Return the step as lines of Python.
+
+        Examples
+        --------
+        >>> Setting(("text_config", "rope_theta"), 5e5).code()
+        'config["text_config"]["rope_theta"] = 500000.0'
+        """
+        place = "config" + "".join(f"[{quoted(key)}]" for key in self.path[:-1])
+        if self.removed:
+            return f"{place}.pop({quoted(self.path[-1])})"
+        return f"{place}[{quoted(self.path[-1])}] = {self.value!r}"
+
+
+def quoted(text: str) -> str:
+    """Return a string literal in double quotes, where the text allows them."""
+    literal = repr(text)
+    if '"' in text or "\\" in text or literal[0] != "'":
+        return literal
+    return f'"{literal[1:-1]}"'
+
+
+def merged(steps: Iterable[Step]) -> tuple[Step, ...]:
+    """Join changes of several tensors by one edit; settings come first, each once."""
+    names_by_code: dict[str, list[str]] = {}
+    edits: dict[str, Edit] = {}
+    settings: dict[str, Step] = {}
+    others: dict[str, Step] = {}
+    for step in steps:
+        if isinstance(step, Change):
+            code = step.edit.code()
+            edits.setdefault(code, step.edit)
+            names_by_code.setdefault(code, []).extend(step.names)
+        elif isinstance(step, Setting):
+            settings.setdefault(step.code(), step)
+        else:
+            others.setdefault(step.code(), step)
+    changes = [
+        Change(tuple(dict.fromkeys(names)), edits[code]) for code, names in names_by_code.items()
+    ]
+    return (*settings.values(), *others.values(), *changes)
+
+
+def program(steps: Sequence[Step]) -> str:
+    """Return the lines of several steps, at most `WIDTH` columns wide."""
+    lines = [line for step in steps for line in step.code().splitlines()]
+    return "\n".join(wrapped(line) for line in lines)
+
+
+def wrapped(line: str) -> str:
+    """Break a long line between the elements of a list."""
+    if len(line) <= WIDTH or '"' in line:
+        return line
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    return "\n".join(
+        textwrap.wrap(
+            line,
+            WIDTH,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+            drop_whitespace=True,
+        )
+    )
+
+
+def for_each(names: Sequence[str], body: str) -> str:
+    """Return lines that run ``body`` with ``name`` as each of several names.
+
+    Examples
+    --------
+    >>> print(for_each(["a"], "tensors[name] = 2 * tensors[name]"))
+    name = "a"
+    tensors[name] = 2 * tensors[name]
+    """
+    if len(names) == 1:
+        return f"name = {quoted(names[0])}\n{body}"
+    patterns: dict[str, list[str]] = {}
+    for name in names:
+        match = LAYER.search(name)
+        pattern = name if match is None else f"{name[: match.start()]}\0{name[match.end() :]}"
+        patterns.setdefault(pattern, []).append("" if match is None else match[0])
+    numbers = {tuple(found) for found in patterns.values()}
+    is_product = len(numbers) == 1 and all(pattern.count("\0") == 1 for pattern in patterns)
+    plain = not any(character in name for name in names for character in "{}\\\"'")
+    if not (is_product and plain):
+        listed = "".join(f"    {quoted(name)},\n" for name in names)
+        return f"for name in (\n{listed}):\n{textwrap.indent(body, '    ')}"
+    layers = [int(number) for number in numbers.pop()]
+    if len(layers) == 1:
+        spelled = [pattern.replace("\0", str(layers[0])) for pattern in patterns]
+        listed = "".join(f"    {quoted(name)},\n" for name in spelled)
+        return f"for name in (\n{listed}):\n{textwrap.indent(body, '    ')}"
+    sequence = f"({', '.join(map(str, layers))})"
+    if len(layers) > 2 and layers == list(range(layers[0], layers[-1] + 1)):
+        first = f"{layers[0]}, " if layers[0] else ""
+        sequence = f"range({first}{layers[-1] + 1})"
+    templates = [pattern.replace("\0", "{layer}") for pattern in patterns]
+    if len(templates) == 1:
+        inner = f'name = f"{templates[0]}"\n{body}'
+    else:
+        listed = "".join(f'    f"{template}",\n' for template in templates)
+        inner = f"for name in (\n{listed}):\n{textwrap.indent(body, '    ')}"
+    return f"for layer in {sequence}:\n{textwrap.indent(inner, '    ')}"

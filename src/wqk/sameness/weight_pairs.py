@@ -1,0 +1,314 @@
+"""A stored weight of the candidate next to what the reference makes it.
+
+Axes: n rows, D columns; H query heads, G key heads, R head width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from wqk._machine import cached_property, side_by_side
+from wqk.checkpoints.checkpoint import Grid, Part, Regrouping
+from wqk.sameness.blocks import MANY
+from wqk.sameness.edits import Edit, Take, Viewed
+from wqk.sameness.matching import largest, same_numbers, sketch, within
+from wqk.sameness.mismatches import Kind
+from wqk.sameness.permutations import Sizes
+from wqk.sameness.tolerances import ALIKE, QUANTIZED_ALIKE, SAFETY, SAME
+
+
+@dataclass(frozen=True)
+class Role:
+    """Use of a stored tensor in its block.
+
+    Attributes
+    ----------
+    side
+        ``query``, ``key``, ``value``, ``output``, or ``positions of queries`` and ``… of keys``.
+    part
+        ``weight``, ``bias``, or the norm that it belongs to: ``norm before the projection``,
+        ``norm before the score``, ``norm of the latent``.
+    fused
+        Whether the tensor holds several sides.
+
+    Examples
+    --------
+    >>> str(Role("query")), str(Role("query", "bias")), str(Role("query", fused=True))
+    ('query', 'bias of the query', 'fused')
+    """
+
+    side: str
+    part: str = "weight"
+    fused: bool = False
+
+    def __str__(self) -> str:
+        if self.is_norm:
+            return self.part
+        side = "fused" if self.fused else self.side
+        if self.part == "weight":
+            return side
+        return f"{self.part} of the {side}{' weight' if self.fused else ''}"
+
+    @property
+    def is_norm(self) -> bool:
+        """Whether the tensor is the gain or the bias of a norm."""
+        return self.part.startswith("norm")
+
+    @property
+    def is_bias(self) -> bool:
+        """Whether the tensor is the bias of a projection."""
+        return self.part == "bias"
+
+
+class Gain(NamedTuple):
+    """The gain of the norm before a weight, as it multiplies the inputs of either model."""
+
+    name: str
+    expected: np.ndarray
+    actual: np.ndarray
+    offset: float  # what is added when the stored gain is read
+
+
+class Adapter(NamedTuple):
+    """An adapter's effect on a weight in one of two checkpoints."""
+
+    start: np.ndarray  # the weight without the adapter
+    scale: float
+    rank: int
+    in_reference: bool
+    stabilized: bool  # whether the scale is alpha / √rank
+
+
+class Layout(NamedTuple):
+    """The shape of a stored tensor, and how it is turned into a matrix as in ``nn.Linear``."""
+
+    shape: tuple[int, ...]
+    turned_first: bool = False  # whether the last two axes are exchanged
+    turned_last: bool = False  # whether the matrix is then transposed
+
+    def as_stored(self, edit: Edit) -> Edit:
+        """Return the edit of the stored tensor, given that of the matrix or vector."""
+        if isinstance(edit, Take) or len(self.shape) < 2:
+            return edit
+        if len(self.shape) == 2:
+            return edit.turned() if self.turned_first != self.turned_last else edit
+        return Viewed(self.shape, self.turned_first, self.turned_last, edit)
+
+
+MATRIX = Layout(())
+
+
+@dataclass(frozen=True, eq=False)
+class WeightPair:
+    """A stored weight (n, D) or vector (n,) of a block, expected and actual.
+
+    Attributes
+    ----------
+    name
+        The candidate's name of it.
+    role
+        Its use in the block.
+    expected, actual
+        The numbers that the reference makes it, and the candidate's.
+    heads
+        Number of heads that its rows make, 0 if they make none.
+    sizes
+        Of its block.
+    rounding
+        Half the distance of neighboring stored numbers, relative to them.
+    bias
+        The vector that lies in the order of its rows.
+    gain
+        Of the norm before a weight.
+    layout
+        Of the stored tensor.
+    rows
+        Of a part of a fused weight: its rows in the whole.
+    parts
+        Of a fused weight: those of each side, and those of none.
+    grid, regrouped
+        Of a quantized weight: its numbers, and what it would be with its columns in other groups.
+    repeated
+        Number of times that each key head is stored.
+    adapter
+        The adapter's effect on it, where one of the two has an adapter.
+    sides
+        The sides among ``query`` and ``key`` that it belongs to.
+    block
+        All pairs of its block.
+
+    Examples
+    --------
+    >>> expected = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
+    >>> pair = WeightPair(
+    ...     "o_proj.weight", Role("output"), expected, expected[[0, 0, 2]], Sizes(2, 2, 1)
+    ... )
+    >>> pair.likeness.tolist()  # the last is zero in both
+    [1.0, 0.0, 1.0]
+    >>> pair.heads, pair.turned.heads  # columns of outputs make heads
+    (0, 2)
+    """
+
+    name: str
+    role: Role
+    expected: np.ndarray
+    actual: np.ndarray
+    sizes: Sizes
+    heads: int = 0
+    rounding: float = 0.0
+    bias: WeightPair | None = None
+    gain: Gain | None = None
+    layout: Layout = MATRIX
+    rows: np.ndarray | None = None
+    parts: tuple[WeightPair, ...] = ()
+    grid: Grid | None = None
+    regrouped: Callable[[Part], Regrouping | None] = lambda part: None
+    repeated: int = 1
+    adapter: Adapter | None = None
+    sides: tuple[str, ...] = ()
+    block: list[WeightPair] = field(default_factory=list, repr=False)
+
+    @property
+    def title(self) -> str:
+        """Its name, shortened."""
+        return short(self.name)
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it is a weight, not a vector."""
+        return self.expected.ndim > 1
+
+    @property
+    def is_side(self) -> bool:
+        """Whether it is the weight of the queries or of the keys alone."""
+        return not self.role.fused and self.role.part == "weight" and self.role.side in SCORED
+
+    @property
+    def alike(self) -> float:
+        """The cosine of rows that are the same."""
+        return QUANTIZED_ALIKE if self.grid else ALIKE
+
+    @cached_property
+    def turned(self) -> WeightPair:
+        """The same with columns for rows; those of outputs make heads."""
+        return replace(
+            self,
+            expected=self.expected.T,
+            actual=self.actual.T,
+            heads=self.sizes.heads if self.role.side == "output" else 0,
+            bias=None,
+            gain=None,
+            parts=(),
+            repeated=1,
+        )
+
+    @cached_property
+    def sketches(self) -> list[np.ndarray]:
+        """A `sketch` of its expected rows, and of its actual ones."""
+        return side_by_side(sketch, (self.expected, self.actual), many=self.expected.size > MANY)
+
+    @cached_property
+    def likeness(self) -> np.ndarray:
+        """The cosine of each actual row with the expected one, nearly; 1 for two of zeros."""
+        expected, actual = self.sketches
+        silent = ~(expected.any(axis=1) | actual.any(axis=1))
+        return np.where(silent, 1, np.abs((expected * actual).sum(axis=1)))
+
+    @cached_property
+    def right(self) -> bool:
+        """Whether it is as expected, up to rounding."""
+        if self.grid is not None:
+            return self.fits(self.actual)
+        bound = 8 * self.rounding * largest(self.expected)
+        return self.expected is self.actual or within(self.expected, self.actual, bound)
+
+    def fits(self, value: np.ndarray) -> bool:
+        """Whether a value is as expected, up to the rounding of a quantized weight."""
+        distance = value - self.expected
+        if self.grid is None:
+            return largest(distance) <= SAME * largest(self.expected)
+        size, left = (np.sqrt(np.mean(np.square(x, dtype=np.float64))) for x in (value, distance))
+        return bool(left < SAFETY * self.grid.rounding(value) * size / math.sqrt(3))
+
+    def finding(
+        self,
+        kind: Kind,
+        description: str,
+        edit: Edit | None = None,
+        *,
+        with_bias: bool = True,
+        rows: np.ndarray | None = None,
+        heads: tuple[int, ...] = (),
+        facts: Mapping[str, Any] | None = None,
+    ) -> Finding:
+        """Return a finding of this weight; without an edit it is taken from the reference.
+
+        The bias of the same rows is edited along, if that makes it the expected one.
+        """
+        edit = Take() if edit is None else edit
+        edits = {self.name: edit}
+        bias = self.bias
+        if with_bias and bias is not None and not bias.right:
+            if isinstance(edit, Take):
+                description = f"{description}, and its bias"
+            edit_of_bias = edit.on_bias()
+            if edit_of_bias is not None:
+                mended = edit_of_bias.apply(bias.actual, bias.expected)
+                if same_numbers(bias.expected, mended):
+                    edits[bias.name] = edit_of_bias
+        return Finding(kind, description, edits, self, rows, self.sides, heads, dict(facts or {}))
+
+
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """A change of stored weights, and the edits that undo it.
+
+    Attributes
+    ----------
+    kind
+        The cause.
+    description
+        What happened, in a phrase; braces stand for the weight's name.
+    edits
+        By the name of a tensor, as matrices and vectors in the orientation of ``nn.Linear``.
+    pair
+        The weight in which it was found.
+    rows
+        The actual rows that make the expected ones, where they were in another order.
+    sides, heads
+        The sides and heads that it concerns.
+    facts
+        Numbers behind the description, by name.
+    swapped
+        Tensors that hold each other's numbers: the source of each target.
+    """
+
+    kind: Kind
+    description: str
+    edits: Mapping[str, Edit] = field(repr=False)
+    pair: WeightPair = field(repr=False)
+    rows: np.ndarray | None = field(default=None, repr=False)
+    sides: tuple[str, ...] = ()
+    heads: tuple[int, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    swapped: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The tensors that are edited."""
+        return (*self.edits, *self.swapped)
+
+
+# The sides of scores.
+SCORED = ("query", "key")
+
+
+def short(name: str) -> str:
+    """Return a name without what all tensors of a block share."""
+    parts = [part for part in name.removesuffix(".weight").split(".") if not part.isdigit()]
+    return ".".join(parts[-2:]) if parts[-1] in ("bias", "dense") else parts[-1]
