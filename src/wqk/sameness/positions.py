@@ -17,6 +17,7 @@ from wqk.families.config import default_values
 from wqk.model import Model
 from wqk.sameness.blocks import Rows, Scoring
 from wqk.sameness.mismatches import Kind, Mismatch
+from wqk.sameness.repairs import Setting
 from wqk.sameness.tolerances import ALIKE, QUANTIZED_ALIKE
 from wqk.sameness.weights import Pair
 
@@ -48,11 +49,10 @@ def named_settings(models: Sequence[Model], pair: Pair) -> Iterator[Mismatch]:
         if expected == found:
             continue
         nested = (*filter(None, [candidate.rule.config]), *path)
-        place = "".join(f'["{key}"]' for key in nested)
         reason = f"rotary positions: {'.'.join(path)}: {expected} expected, {found} found"
         facts = {"name": ".".join(path), "value": expected, "other_value": found}
-        repair = f"config{place} = {expected!r}" if expected is not None else ""
-        yield Mismatch(Kind.ROTARY, reason, repair, facts=facts)
+        steps = (Setting(nested, expected),) if expected is not None else ()
+        yield Mismatch(Kind.ROTARY, reason, steps, facts=facts)
 
 
 def _rotary_settings(model: Model, nested: str) -> dict[tuple[str, ...], Any]:

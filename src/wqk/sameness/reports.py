@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from xml.etree import ElementTree
 
 from wqk.sameness.answer import CheckpointComparison
+from wqk.sameness.verdicts import Verdict
 
 # Characters that XML 1.0 does not allow.
 NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff\ud800-\udfff]")
@@ -38,20 +39,23 @@ def junit(comparison: CheckpointComparison) -> bytes:
 
     What was not compared is a case that was skipped.
     """
-    suite = ElementTree.Element(
-        "testsuite", name=f"{comparison.reference} = {comparison.candidate}"
-    )
+    title = in_xml(f"{comparison.reference} = {comparison.candidate}")
+    suite = ElementTree.Element("testsuite", name=title)
 
-    def case(name: str, wrong: str = "", skipped: bool = False) -> None:
-        one = ElementTree.SubElement(suite, "testcase", classname="wqk.same", name=name)
+    def case(name: str, wrong: str = "", skipped: str = "") -> None:
+        attributes = {"classname": "wqk.same", "name": in_xml(name)}
+        element = ElementTree.SubElement(suite, "testcase", attributes)
         if wrong:
-            ElementTree.SubElement(one, "failure", message=wrong.splitlines()[0]).text = wrong
+            text = in_xml(wrong)
+            failed = ElementTree.SubElement(element, "failure", message=text.splitlines()[0])
+            failed.text = text
         elif skipped:
-            ElementTree.SubElement(one, "skipped", message="not compared")
+            ElementTree.SubElement(element, "skipped", message=in_xml(skipped))
 
     for block in comparison.blocks:
-        wrong = "" if block.same else f"{block.reason}\n{block.repair}"
-        case(str(block.place), wrong)
+        is_different = block.verdict is Verdict.DIFFERENT
+        wrong = f"{block.reason}\n{block.repair}" if is_different else ""
+        case(str(block.place), wrong, f"not decided: {block.undecided}" if block.undecided else "")
     for name, places, _ in comparison.alone:
         for place in places:
             case(str(place), f"only in {name}")
