@@ -1,0 +1,185 @@
+"""Blocks of a running model: which module runs the attention that a plan describes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import msgspec
+
+from wqk._typing import FilePath
+from wqk.checkpoints.adapters import module_of
+from wqk.checkpoints.checkpoint import plain_name
+from wqk.checkpoints.modules import ADAPTED, unwrapped
+from wqk.errors import CheckpointError, FormError, UnknownFamily
+from wqk.families import AttentionPlan, Place
+from wqk.live.calls import ObservedCall
+from wqk.model import Model
+from wqk.model import open as open_model
+
+# Networks whose own attention is what was guessed of it, as `wqk.verify` has shown.
+PROVEN: WeakSet[Any] = WeakSet()
+
+
+def network_of(model: Any, what: str) -> Any:
+    """The `nn.Module` itself, of one or of a `Model` opened from one; ``what`` is done to it."""
+    network = model.ref if isinstance(model, Model) else model
+    if not hasattr(network, "named_modules"):
+        raise CheckpointError(
+            f"a model in memory is {what}: expected an nn.Module, or a Model opened from one, got "
+            f"{type(network).__name__}; load the checkpoint first, with the class of the model"
+        )
+    return network
+
+
+def opened_live(
+    model: Any, family: FilePath | None = None, heads_per_layer: int | None = None
+) -> Model:
+    """A module, or a `Model` opened from one, as a `Model`; options as for `wqk.open`."""
+    if family is None and heads_per_layer is None:
+        return open_model(model)
+    return open_model(network_of(model, "read"), family=family, heads_per_layer=heads_per_layer)
+
+
+def known_plans(model: Model, what: str) -> tuple[AttentionPlan, ...]:
+    """A live model's plans, of which none is a guess any longer.
+
+    A guess is proven by `wqk.verify`; PyTorch's own attention is known by its class.
+
+    Raises
+    ------
+    UnknownFamily
+        Something was guessed and not proven; ``what`` is needed.
+    """
+    network = unwrapped(model.ref)
+    modules = plain_modules(network)
+    plans = []
+    for plan in model.plans:
+        if plan.rule.guess and not is_known(plan, network, modules):
+            raise UnknownFamily(
+                f"{model.name}: {what}, and its family is unknown ({plan.rule.guess}); check the "
+                "guess by the model's own forward pass, wqk.verify(model, batch): where that is "
+                "right, the guess is taken from then on; or name the family, as in wqk.open(model, "
+                'family="nanogpt"), or describe it in a family file, wqk.open(model, family=FILE)'
+            )
+        plans.append(replace(plan, rule=msgspec.structs.replace(plan.rule, guess="")))
+    return tuple(plans)
+
+
+def is_known(plan: AttentionPlan, network: Any, modules: dict[str, Any]) -> bool:
+    """Whether a plan is no guess, or a guess that is proven, or PyTorch's own attention."""
+    if not plan.rule.guess or network in PROVEN:
+        return True
+    module = modules.get(module_of(plan.query.tensor))
+    return is_pytorch_s(module) and module.bias_k is None and not module.add_zero_attn
+
+
+def plain_modules(network: Any) -> dict[str, Any]:
+    """Modules by their names without those of wrappers and adapters."""
+    return {
+        _plain_module(name): module
+        for name, module in network.named_modules(remove_duplicate=False)
+    }
+
+
+def is_pytorch_s(module: Any) -> bool:
+    """Whether it is PyTorch's own attention."""
+    from torch.nn import MultiheadAttention
+
+    return isinstance(module, MultiheadAttention)
+
+
+def parent_of(plan: AttentionPlan) -> str:
+    """The module that runs a block's attention: the query's, if the key is another layer's."""
+    query, key = (module_of(side.tensor).split(".") for side in (plan.query, plan.key))
+    names = takewhile(lambda pair: pair[0] == pair[1], zip(query, key, strict=False))
+    shared = [name for name, _ in names]
+    apart = ("".join(name[len(shared) :][:1]) for name in (query, key))
+    is_own = query == key or all(map(str.isdigit, apart))
+    parent = query[:-1] if is_own else shared
+    only_projects = any("qkv" in name and "att" not in name for name in parent[-1:])
+    return ".".join(parent[:-1] if only_projects else parent)
+
+
+@dataclass(frozen=True)
+class Address:
+    """Name under which an observed attention is reported.
+
+    Attributes
+    ----------
+    name
+        Stack, kind and layer of a block that a family describes; else the path of the module.
+    heads
+        Number of query heads, if a family gives it.
+    is_self
+        Whether queries and keys belong to the same tokens.
+    """
+
+    name: Place | str
+    heads: int | None = None
+    is_self: bool = True
+
+
+class BlockIndex:
+    """Blocks by the modules that run them.
+
+    Parameters
+    ----------
+    network
+        The `nn.Module` that runs.
+    plans
+        Plans of its blocks; empty if no family describes the module.
+    """
+
+    def __init__(self, network: Any, plans: Sequence[AttentionPlan]) -> None:
+        self._plans: WeakKeyDictionary[Any, list[AttentionPlan]] = WeakKeyDictionary()
+        modules = plain_modules(unwrapped(network))
+        for plan in plans:
+            own = modules.get(module_of(plan.query.tensor))
+            runs = own if is_pytorch_s(own) else modules.get(parent_of(plan))
+            if runs is None:
+                raise UnknownFamily(
+                    f"no module is called {parent_of(plan)!r} while the model runs, where "
+                    f"{plan.query.tensor} is made of other weights when it is saved; its attention "
+                    "cannot be followed"
+                )
+            self._plans.setdefault(runs, []).append(plan)
+
+    def plans_of(self, call: ObservedCall) -> list[AttentionPlan]:
+        """Plans of the block that a call belongs to: several if layers share their module."""
+        for _, module in reversed(call.modules):
+            plans = self._plans.get(module)
+            if plans:
+                return _of_kind(plans, call)
+        return []
+
+    def addresses(self, call: ObservedCall) -> list[Address]:
+        """Names under which a call is reported."""
+        plans = self.plans_of(call)
+        if not plans:
+            return [Address(call.path, is_self=_is_self(call))]
+        return [
+            Address(plan.place, plan.query.heads, is_self=plan.kind != "cross") for plan in plans
+        ]
+
+
+def _of_kind(plans: list[AttentionPlan], call: ObservedCall) -> list[AttentionPlan]:
+    """The plans of one module that fit a call: by kind, if the module runs several kinds."""
+    if len({plan.kind for plan in plans}) == 1:
+        return plans
+    *_, queries, keys = call.shape
+    kind = "self" if queries == keys else "cross"
+    return [plan for plan in plans if plan.kind == kind] or plans
+
+
+def _is_self(call: ObservedCall) -> bool:
+    """Whether the queries and keys of a call of no known block may belong to the same tokens."""
+    return call.shape[-1] == call.shape[-2]
+
+
+def _plain_module(name: str) -> str:
+    """A module's name as the model itself has it."""
+    return plain_name(f"{name}.").rstrip(".").removesuffix(f".{ADAPTED}")

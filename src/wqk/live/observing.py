@@ -1,0 +1,314 @@
+"""Attention, observed at the operations that compute it, while a module runs.
+
+A dispatch mode of PyTorch sees every operation below autograd. Three kinds compute attention: a
+softmax, whose input are the scores; a fused kernel, whose arguments are queries, keys, mask and
+scale; and FlexAttention, a higher-order operation. No convention of a library is needed.
+
+Hooks of the observed modules enter the mode when the outermost of them begins, and leave it when
+that module ends or fails. They also keep the paths of the modules that run. A copy of a module, also
+a pickled one, has hooks that do nothing. Passes that activation checkpointing repeats are not
+observed.
+
+Axes: B sequences, H query heads, I queries, J keys, R head width.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache
+from typing import Any
+
+from wqk._machine import whole_products
+from wqk.checkpoints.modules import unwrapped
+from wqk.live.calls import ObservedCall
+from wqk.live.kernels import FLEX, flex_call, is_kernel, kernel_calls
+from wqk.live.tracing import RULES, Trace, Tracer
+
+SOFTMAXES = ("aten::_softmax", "aten::_safe_softmax")
+PRODUCTS = ("aten::bmm", "aten::baddbmm", "aten::baddbmm_")
+
+Modules = tuple[tuple[str, Any], ...]
+
+
+class Observer:
+    """Calls a function with each attention of a module's passes.
+
+    Parameters
+    ----------
+    module
+        The `nn.Module`, plain or wrapped (compiled, DDP, FSDP 2).
+    observed
+        Called with an `ObservedCall` for each attention, in the pass and without gradients. What it
+        raises is raised in the pass.
+    ended
+        Called when a pass of the module, or of a part of it, has ended: with the path of the
+        outermost module that ran, and whether it returned instead of raising an error.
+
+    Examples
+    --------
+    >>> import torch, transformers
+    >>> config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=50)
+    >>> model = transformers.GPT2Model(config)
+    >>> calls = []
+    >>> with Observer(model, calls.append):
+    ...     _ = model(torch.arange(12)[None])
+    >>> [(call.path, tuple(call.queries.shape), round(call.scale, 3)) for call in calls]
+    [('h.0.attn', (1, 4, 12, 8), 0.354), ('h.1.attn', (1, 4, 12, 8), 0.354)]
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        observed: Callable[[ObservedCall], object],
+        ended: Callable[[str, bool], object] = lambda path, complete: None,
+    ) -> None:
+        self._module = weakref.ref(unwrapped(module))
+        self._observed, self._ended = observed, ended
+        self._paths: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._running: list[tuple[str, Any]] = []
+        self._handles: list[Any] = []
+        self._armed = ExitStack()
+        self._pass = ExitStack()
+
+    @property
+    def is_observing(self) -> bool:
+        """Whether passes are observed."""
+        return bool(self._handles)
+
+    def start(self) -> None:
+        """Observe the passes that follow; compiled code runs uncompiled."""
+        if self._handles:
+            return
+        module = self._module()
+        if module is None:
+            return
+        observer = weakref.ref(self)
+        entering = _Hook(observer, Observer._enter)
+        leaving = _Hook(observer, Observer._leave)
+        for path, part in module.named_modules():
+            self._paths[part] = path
+            self._handles += [
+                part.register_forward_pre_hook(entering),
+                part.register_forward_hook(leaving, prepend=True, always_call=True),
+            ]
+        self._armed.enter_context(uncompiled())
+
+    def stop(self) -> None:
+        """Observe nothing any longer; all that was changed is put back."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._running.clear()
+        self._pass.close()
+        self._armed.close()
+
+    def __enter__(self) -> Observer:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def __del__(self) -> None:
+        try:
+            self.stop()
+        except (AttributeError, ImportError, TypeError):  # at the end of the process
+            return
+
+    def _enter(self, module: Any, *rest: Any) -> None:
+        """Note that a module begins; the outermost one enters the mode."""
+        if module not in self._paths or _is_repeated():
+            return
+        if not self._running:
+            self._pass.enter_context(slow_path())
+            self._pass.enter_context(_mode(self))
+        self._running.append((self._paths[module], module))
+
+    def _leave(self, module: Any, args: Any, output: Any = None) -> None:
+        """Note that a module ends, or fails; with the outermost one, the mode ends."""
+        if module not in self._paths or not self._running or _is_repeated():
+            return
+        while self._running and self._running.pop()[1] is not module:
+            pass  # a module that failed before its own hook
+        if not self._running:
+            self._pass.close()
+            # PyTorch calls hooks of a failed pass without an output, while the error is handled.
+            has_failed = output is None and sys.exc_info()[0] is not None
+            self._ended(self._paths[module], not has_failed)
+
+    def _heard(self, call: ObservedCall) -> None:
+        """Hand on a call, with no mode, gradient or autocast in the way."""
+        import torch
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        with (
+            _disable_current_modes(),
+            torch.no_grad(),
+            torch.autocast(call.device.type, enabled=False),
+            whole_products(),
+        ):
+            self._observed(call)
+
+
+class _Hook:
+    """A hook of a module that reaches its observer; a copy of it does nothing."""
+
+    def __init__(self, observer: weakref.ref[Observer], method: Callable[..., None]) -> None:
+        self._observer, self._method = observer, method
+
+    def __call__(self, *args: Any) -> None:
+        observer = self._observer()
+        if observer is not None:
+            self._method(observer, *args)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return nullcontext().__exit__
+
+    def __reduce__(self) -> Any:
+        # What a pickle names has to exist where it is loaded: a function of the standard library.
+        return getattr, (nullcontext(), "__exit__")
+
+
+def _mode(observer: Observer) -> Any:
+    """The dispatch mode of one pass."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Observing(TorchDispatchMode):  # type: ignore[misc]
+        """Sees every operation of a pass, and runs it as it is."""
+
+        supports_higher_order_operators = True  # FlexAttention
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.tracer = Tracer()
+
+        @classmethod
+        def ignore_compile_internals(cls) -> bool:
+            """FlexAttention compiles its eager form, which other modes forbid."""
+            return True
+
+        def __torch_dispatch__(
+            self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            kwargs = kwargs or {}
+            return _observe(observer, self.tracer, operation, args, kwargs)
+
+    return Observing()
+
+
+def _observe(
+    observer: Observer, tracer: Tracer, operation: Any, args: Any, kwargs: Mapping[str, Any]
+) -> Any:
+    """Run an operation, and hand on the attention that it computes."""
+    name = _name(operation)
+    modules = tuple(observer._running)
+    if is_kernel(operation):
+        for call in kernel_calls(operation, args, kwargs, modules):
+            observer._heard(call)
+    elif name == FLEX:
+        observer._heard(flex_call(args, modules))
+    output = operation(*args, **kwargs)
+    if name in PRODUCTS:
+        call = _note_product(name, tracer, args, kwargs, output)
+        if call is not None:
+            observer._heard(call)
+    elif name in SOFTMAXES:
+        call = _note_softmax(name, tracer, args, output, modules)
+        if call is not None:
+            observer._heard(call)
+    elif tracer and name in RULES:
+        tracer.follow(name, args, kwargs, output)
+    return output
+
+
+@cache
+def _name(operation: Any) -> str:
+    """Name of an operation without that of its overload."""
+    schema = getattr(operation, "_schema", None)
+    return str(operation.name() if schema is None else schema.name)
+
+
+def _note_product(
+    name: str, tracer: Tracer, args: Any, kwargs: Mapping[str, Any], output: Any
+) -> ObservedCall | None:
+    """Begin a trace at a batched product, unless it is that of weights and values.
+
+    Returns the call of a softmax whose weights are shown to be attention by being multiplied.
+    """
+    left, right = args[-2:]
+    for side in (left, right):
+        trace = tracer.get(side)
+        if trace is not None and not trace.is_product:
+            tracer.clear()
+            return trace.undecided
+    scale = 1.0 if name == "aten::bmm" else float(kwargs.get("alpha", 1.0))
+    tracer.multiplied(left, right, output, scale)
+    return None
+
+
+def _note_softmax(
+    name: str, tracer: Tracer, args: Any, weights: Any, modules: Modules
+) -> ObservedCall | None:
+    """Return the attention of a softmax over its last axis, if its input is a known product.
+
+    Otherwise the call is kept with the weights: it may be that of a router or a classifier.
+    """
+    scores, axis = args[0], args[1]
+    if scores.ndim < 3 or axis not in (-1, scores.ndim - 1):
+        return None
+    traced = tracer.scores_of(scores)
+    tracer.clear()
+    if traced is None:
+        call = ObservedCall(
+            operation=name, modules=modules, scores=scores.detach(), weights=weights.detach()
+        )
+        tracer.put(weights, Trace(undecided=call))
+        return None
+    tracer.put(weights, Trace())
+    return ObservedCall(
+        operation=name,
+        modules=modules,
+        queries=traced.queries,
+        keys=traced.keys,
+        scale=traced.scale,
+        factors=traced.factors,
+        softcap=traced.softcap,
+        scores=scores.detach(),
+        weights=weights.detach(),
+        columns=traced.columns,
+    )
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Let code of `torch.compile` run as written, since compiled code shows no operations."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    import torch
+
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@contextmanager
+def slow_path() -> Iterator[None]:
+    """Let `nn.MultiheadAttention` compute its attention, which its fast path hides."""
+    import torch
+
+    was_fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_fast)
+
+
+def _is_repeated() -> bool:
+    """Whether a module runs within a backward pass, as activation checkpointing lets it."""
+    import torch
+
+    return bool(torch._C._current_graph_task_id() != -1)

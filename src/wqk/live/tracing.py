@@ -1,0 +1,299 @@
+"""Where the input of a softmax comes from: the product of queries and keys, followed to it.
+
+Attention that runs as plain operations is a batched product, some multiplications, additions and
+masks, and a softmax. A trace goes with the storage of each result: views keep the storage, so that
+transposing and splitting need no rules. A trace remembers the two factors of the product, what
+multiplied it, and where the product lies in the storage. Additions and masks only pass the trace
+on: what they did is the difference between the softmax's input and the product.
+
+A storage holds row r of the product, of N matrices of M rows each, at ``offset + r · stride``.
+
+Axes: N matrices, M rows, J columns, R inner width.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+    from wqk.live.calls import ObservedCall
+
+# Traces that are kept; between a product and its softmax lie few others.
+KEPT = 16
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A storage that holds a product of queries and keys, or the weights of a softmax.
+
+    Attributes
+    ----------
+    left, right
+        Factors of the product, (N, M, R) and (N, R, J); None for weights.
+    scale
+        Number that multiplies the product: a float, or a tensor of one entry.
+    factors
+        Tensors that multiply it besides, with the shape of what they met.
+    scale_at_cap
+        The scale when a hyperbolic tangent was taken; None if none was.
+    offset, stride
+        Place of the first row in the storage, and distance of rows.
+    undecided
+        For weights: the call of a softmax whose input was no product. It is attention if the
+        weights multiply something.
+    """
+
+    left: torch.Tensor | None = None
+    right: torch.Tensor | None = None
+    scale: float | torch.Tensor = 1.0
+    factors: tuple[tuple[torch.Tensor, tuple[int, ...]], ...] = ()
+    scale_at_cap: float | torch.Tensor | None = None
+    offset: int = 0
+    stride: int = 0
+    undecided: ObservedCall | None = None
+
+    @property
+    def is_product(self) -> bool:
+        """Whether this is a product, and not the weights of a softmax."""
+        return self.left is not None
+
+
+class TracedScores(NamedTuple):
+    """Queries and keys behind the input of a softmax, with its leading axes."""
+
+    queries: torch.Tensor  # (..., I, R)
+    keys: torch.Tensor  # (..., J, R)
+    scale: float | torch.Tensor
+    factors: tuple[torch.Tensor, ...]
+    softcap: float | torch.Tensor | None
+    columns: slice  # of the softmax's input that the product fills
+
+
+class Tracer:
+    """Traces of the storages that hold products or weights."""
+
+    def __init__(self) -> None:
+        self._traces: OrderedDict[int, tuple[Any, Trace]] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._traces)
+
+    def clear(self) -> None:
+        """Forget all traces, and the queries and keys that they hold."""
+        self._traces.clear()
+
+    def get(self, tensor: Any) -> Trace | None:
+        """Trace of a tensor's storage."""
+        if not self._traces or not _is_plain(tensor):
+            return None
+        entry = self._traces.get(tensor.untyped_storage()._cdata)
+        return None if entry is None else entry[1]
+
+    def put(self, tensor: torch.Tensor, trace: Trace) -> None:
+        """Attach a trace to a tensor's storage."""
+        from torch.multiprocessing.reductions import StorageWeakRef
+
+        storage = tensor.untyped_storage()
+        # The weak reference keeps the address from being used for another storage.
+        self._traces[storage._cdata] = StorageWeakRef(storage), trace
+        self._traces.move_to_end(storage._cdata)
+        while len(self._traces) > KEPT:
+            self._traces.popitem(last=False)
+
+    def multiplied(self, left: Any, right: Any, product: torch.Tensor, scale: float) -> None:
+        """Begin a trace at a batched product, (N, M, R) times (N, R, J)."""
+        if _is_plain(product) and product.is_contiguous() and product.storage_offset() == 0:
+            trace = Trace(left.detach(), right.detach(), scale, stride=product.shape[-1])
+            self.put(product, trace)
+
+    def follow(self, name: str, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
+        """Pass a trace through an operation, if one of its inputs has one."""
+        rule = RULES.get(name)
+        if rule is None or not _is_plain(output):
+            return
+        source = args[0]
+        if name == "aten::cat":
+            source = args[0][0]
+        trace = self.get(source)
+        index = 0
+        if trace is None and len(args) > 1:
+            for index, source in enumerate(args[1:], 1):
+                if (trace := self.get(source)) is not None:
+                    break
+        if trace is None:
+            return
+        followed = rule(trace, args, kwargs, index)
+        moved = None if followed is None else _moved(followed, source, output, name)
+        if moved is not None:
+            self.put(output, moved)
+
+    def scores_of(self, scores: torch.Tensor) -> TracedScores | None:
+        """Queries and keys of the input of a softmax over its last axis."""
+        trace = self.get(scores)
+        if trace is None or trace.left is None or trace.right is None:
+            return None
+        return _traced(trace, trace.left, trace.right, scores)
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Whether something is a tensor with a storage, and of no subclass."""
+    import torch
+
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
+
+
+def _same(trace: Trace, args: Any, kwargs: Mapping[str, Any], index: int) -> Trace:
+    """Rule of operations that add to the product, hide pairs, or copy it."""
+    return trace
+
+
+def _multiplied(trace: Trace, args: Any, kwargs: Mapping[str, Any], index: int) -> Trace:
+    return _scaled(trace, args[0].shape if index == 0 else args[1].shape, args[1 - index], 1)
+
+
+def _divided(trace: Trace, args: Any, kwargs: Mapping[str, Any], index: int) -> Trace | None:
+    if index or kwargs.get("rounding_mode"):
+        return None
+    return _scaled(trace, args[0].shape, args[1], -1)
+
+
+def _scaled(trace: Trace, shape: Any, factor: Any, power: int) -> Trace:
+    """A trace multiplied by a number or a tensor to the power of 1 or −1."""
+    import torch
+
+    if not isinstance(factor, torch.Tensor):
+        return replace(trace, scale=trace.scale * float(factor) ** power)
+    factor = factor.detach()
+    factor = factor if power == 1 else 1 / factor
+    if factor.numel() == 1:
+        return replace(trace, scale=trace.scale * factor.reshape(()))
+    return replace(trace, factors=(*trace.factors, (factor, tuple(shape))))
+
+
+def _capped(trace: Trace, args: Any, kwargs: Mapping[str, Any], index: int) -> Trace | None:
+    return None if trace.factors else replace(trace, scale_at_cap=trace.scale)
+
+
+def _joined(trace: Trace, args: Any, kwargs: Mapping[str, Any], index: int) -> Trace | None:
+    """Rule of ``cat``: columns of sinks are put behind those of the product."""
+    axis = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+    return trace if axis in (-1, args[0][0].ndim - 1) else None
+
+
+Rule = Callable[[Trace, Any, Mapping[str, Any], int], Trace | None]
+
+_PASSED = (
+    *("add", "add_", "sub", "sub_", "rsub", "where", "masked_fill", "masked_fill_", "clone"),
+    *("_to_copy", "copy_", "clamp", "clamp_", "clamp_min", "clamp_max", "maximum", "minimum"),
+    *("nan_to_num", "tril", "triu", "index_put_", "index_fill_", "fill_", "scatter_", "dropout"),
+    *("native_dropout", "detach", "lift_fresh", "_unsafe_view", "_reshape_copy", "addcmul"),
+    *("constant_pad_nd", "slice_scatter", "select_scatter", "bernoulli_", "zero_"),
+)
+
+# How operations pass on the trace of an input.
+RULES: Mapping[str, Rule] = {
+    **{f"aten::{name}": _same for name in _PASSED},
+    **dict.fromkeys(("aten::mul", "aten::mul_"), _multiplied),
+    **dict.fromkeys(("aten::div", "aten::div_"), _divided),
+    **dict.fromkeys(("aten::tanh", "aten::tanh_"), _capped),
+    "aten::cat": _joined,
+}
+
+
+def _moved(trace: Trace, source: Any, output: torch.Tensor, name: str) -> Trace | None:
+    """The trace of an output whose entries are those of the input; None if rows are elsewhere."""
+    if not trace.is_product:
+        return trace
+    if source.untyped_storage()._cdata == output.untyped_storage()._cdata:
+        return trace
+    if source.ndim != output.ndim or source.ndim < 2 or source.stride(-1) != output.stride(-1):
+        return None
+    stride = None
+    for before, after, size, new in zip(
+        source.stride()[:-1], output.stride()[:-1], source.shape[:-1], output.shape[:-1], strict=True
+    ):
+        if size != new and size != 1:
+            return None
+        if size == 1:
+            continue
+        if before < trace.stride:  # an axis within rows, of a picture's rows and columns
+            if before != after:
+                return None
+            continue
+        if before % trace.stride or after * trace.stride % before:
+            return None
+        if stride not in (None, after * trace.stride // before):
+            return None
+        stride = after * trace.stride // before
+    stride = stride or output.shape[-1]
+    first, column = divmod(source.storage_offset() - trace.offset, trace.stride)
+    offset = output.storage_offset() - first * stride - column
+    return replace(trace, offset=offset, stride=stride)
+
+
+def _traced(
+    trace: Trace, left: torch.Tensor, right: torch.Tensor, scores: torch.Tensor
+) -> TracedScores | None:
+    """Queries and keys of a view of a storage; None if its last axis is not that of the keys."""
+    import torch
+
+    count, per_matrix, _ = left.shape
+    *leading, queries, columns = scores.shape
+    if scores.stride(-1) != 1 and columns > 1:
+        return None
+    first, column = divmod(scores.storage_offset() - trace.offset, trace.stride)
+    steps = []
+    for size, stride in zip(scores.shape[:-1], scores.stride()[:-1], strict=True):
+        if size > 1 and stride % trace.stride:
+            return None
+        steps.append(stride // trace.stride if size > 1 else 0)
+    filled = min(columns, right.shape[-1] - column)
+    if filled < 1:
+        return None
+    rows = torch.full((), first, device=left.device)
+    for size, step in zip(scores.shape[:-1], steps, strict=True):
+        rows = rows[..., None] + torch.arange(size, device=left.device) * step
+    if first < 0 or first + sum(
+        (size - 1) * step for size, step in zip(scores.shape[:-1], steps, strict=True)
+    ) >= count * per_matrix:
+        return None
+    if queries > 1 and per_matrix % queries and per_matrix != queries:
+        return None  # rows of one head would lie in several matrices
+    flat = left.reshape(count * per_matrix, -1)
+    matrices = (rows[..., 0] // per_matrix).reshape(-1)
+    keys = right.mT[:, column : column + filled]
+    is_plain = first == 0 and per_matrix == queries and rows.numel() == count * per_matrix
+    if is_plain and bool((steps[-1] == 1 or queries == 1) and scores.is_contiguous()):
+        own_queries = left.reshape(*leading, queries, -1)
+        own_keys = keys.reshape(*leading, filled, -1)
+    else:
+        own_queries = flat[rows.reshape(-1)].reshape(*leading, queries, -1)
+        own_keys = keys[matrices].reshape(*leading, filled, -1)
+    factors = []
+    for factor, shape in trace.factors:
+        broad = _broad(factor, shape, tuple(scores.shape), filled)
+        if broad is None:
+            return None
+        factors.append(broad)
+    softcap = None if trace.scale_at_cap is None else trace.scale / trace.scale_at_cap
+    return TracedScores(
+        own_queries, own_keys, trace.scale, tuple(factors), softcap, slice(0, filled)
+    )
+
+
+def _broad(
+    factor: torch.Tensor, met: tuple[int, ...], shape: tuple[int, ...], columns: int
+) -> torch.Tensor | None:
+    """A factor as broad as the softmax's input, which has the axes of what it met, or splits them."""
+    if len(met) == len(shape):
+        factor = factor.reshape((1,) * (len(shape) - factor.ndim) + tuple(factor.shape))
+    elif met[-1] == shape[-1]:
+        factor = factor.expand(met).reshape(shape)
+    else:
+        return None
+    return factor if factor.shape[-1] == 1 else factor[..., :columns]
