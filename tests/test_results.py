@@ -39,7 +39,7 @@ RESULTS: dict[str, Callable[[], Any]] = {
     "compose": lambda: wqk.compose(INDUCTION),
     "explain": lambda: wqk.explain(ENCODER),
     "logits": lambda: wqk.logits(model := small.running(), model.dummy_inputs["input_ids"] % 9),
-    "no numbers": lambda: Logits({("decoder", "self", 0): BlockLogits(*[np.full(1, np.nan)] * 4)}),
+    "no numbers": lambda: Logits({("decoder", "self", 0): BlockLogits(*[np.full(1, np.nan)] * 6)}),
     "initialize_": lambda: wqk.initialize_(small.running(), "symmetric"),
     "clip_": lambda: wqk.clip_(small.running(), 1.0, logits={(0, 0): 3.0, (0, 1): np.inf}),
     "parts": lambda: wqk.parts(small.running(), tokens=np.arange(32).reshape(4, 8) % 9, draws=1),

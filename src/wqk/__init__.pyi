@@ -18,6 +18,7 @@ from .inspecting.explanation import explain as explain
 from .inspecting.showing import show as show
 from .inspecting.tokens import match_tokens as match_tokens
 from .kinship.kin import kin as kin
+from .live import Clipper as Clipper
 from .live import Monitor as Monitor
 from .live import ScoreCallback as ScoreCallback
 from .live import clip_ as clip_

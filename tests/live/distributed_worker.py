@@ -46,9 +46,10 @@ LIMIT = 1e-4
 
 def clipped(model: torch.nn.Module, rank: int, path: Path) -> None:
     """Measured on each process's own batch, and clipped by the largest of all."""
-    wqk.clip_(model, LIMIT)
-    model(batch(rank)).last_hidden_state.sum().backward()
-    report = wqk.clip_(model, LIMIT)
+    clipper = wqk.Clipper(model, LIMIT)
+    for micro_batch in (batch(rank), batch(rank + 2)):
+        model(micro_batch).last_hidden_state.sum().backward()
+    report = clipper()
     state = {
         name.removeprefix("module."): getattr(value, "full_tensor", lambda v=value: v)()
         for name, value in model.state_dict().items()

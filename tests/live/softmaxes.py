@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from wqk.families import AttentionPlan
-from wqk.live.listening import parent_of
+from wqk.live.blocks import parent_of
 from wqk.live.logits import BlockLogits, LogitMeter, Logits
 from wqk.live.running import double_precision, inputs_of
 
@@ -114,7 +114,7 @@ def own_logits(plan: AttentionPlan, seen: list[Seen]) -> list[BlockLogits]:
     that they could be.
     """
     heads = plan.query.heads
-    pairs, shares, entropies = [], [], []
+    pairs, shares, entropies, firsts = [], [], [], []
     logits: list[list[np.ndarray]] = []
     for one in seen:
         scores, weights = (a.reshape(-1, heads, *a.shape[-2:]) for a in one[:2])
@@ -136,6 +136,9 @@ def own_logits(plan: AttentionPlan, seen: list[Seen]) -> list[BlockLogits]:
         entropy = -(share * np.log(np.where(share > 0, share, 1))).sum(-1)
         shares.append([share[:, h].max(-1)[rows[:, h]] for h in range(heads)])
         entropies.append([entropy[:, h][rows[:, h]] for h in range(heads)])
+        first = shown.any(axis=(1, 2)).argmax(-1)
+        share_of_first = np.take_along_axis(share, first[:, None, None, None], -1)[..., 0]
+        firsts.append([share_of_first[:, h][rows[:, h]] for h in range(heads)])
 
     def by_head(values: list[Any]) -> np.ndarray:
         return np.array([np.concatenate([one[h] for one in values]).mean() for h in range(heads)])
@@ -147,7 +150,17 @@ def own_logits(plan: AttentionPlan, seen: list[Seen]) -> list[BlockLogits]:
             for h in range(heads)
         ]
         largest, spread = (np.array([f(one) for one in flat]) for f in (np.max, np.std))
-        found.append(BlockLogits(largest, spread, by_head(entropies), by_head(shares)))
+        extreme = np.array([one[np.abs(one).argmax()] for one in flat])
+        found.append(
+            BlockLogits(
+                max_logit=largest,
+                logit_std=spread,
+                attention_entropy=by_head(entropies),
+                attention_top_share=by_head(shares),
+                extreme_logit=extreme,
+                first_token_share=by_head(firsts),
+            )
+        )
     return found
 
 

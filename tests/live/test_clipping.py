@@ -12,12 +12,13 @@ import torch
 from tests.families.architectures import NAMED
 from tests.families.proving import build
 from tests.live.models import bert, gpt2, llama, train_step
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import wqk
 from wqk.attention import Block
 from wqk.errors import CheckpointError, FormError, UnknownFamily
 from wqk.families import Place
-from wqk.live.logits import LogitMeter, Logits
+from wqk.live.logits import Logits
 
 
 def forms(model: Any) -> dict[tuple[Any, ...], tuple[np.ndarray, float]]:
@@ -109,20 +110,112 @@ def test_everything_else_is_the_same_to_the_last_bit(make: Any) -> None:
     assert np.array_equal(one, other)
 
 
-def test_measured_maxima_come_down_to_the_limit() -> None:
-    model = llama().double().train()
+def large(model: Any) -> Any:
+    """The model with logits far from zero."""
     with torch.no_grad():
         for layer in model.layers:
             layer.self_attn.q_proj.weight.mul_(40)
             layer.self_attn.k_proj.weight.mul_(40)
-    tokens = torch.randint(20, (2, 8), generator=torch.Generator().manual_seed(0))
-    assert "next training pass" in repr(wqk.clip_(model, 0.5))
+    return model
+
+
+def batches(count: int) -> list[torch.Tensor]:
+    """Several batches of two sequences."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(20, (2, 8), generator=generator) for _ in range(count)]
+
+
+def published_rule(model: Any, micro_batches: list[torch.Tensor], limit: float) -> set[Any]:
+    """The heads that MuonClip clips, from the softmax's input of eager attention."""
+    model = copy.deepcopy(model)
+    model.set_attn_implementation("eager")
+    largest: dict[tuple[int, int], float] = {}
+    for number, layer in enumerate(model.layers):
+        attention = layer.self_attn
+
+        def keep(module: Any, args: Any, kwargs: Any, number: int = number) -> None:
+            x, (cos, sin) = kwargs["hidden_states"], kwargs["position_embeddings"]
+            shape = (*x.shape[:2], -1, module.head_dim)
+            query = module.q_proj(x).view(shape).transpose(1, 2)
+            key = module.k_proj(x).view(shape).transpose(1, 2)
+            query, key = apply_rotary_pos_emb(query, key, cos, sin)
+            key = key.repeat_interleave(module.num_key_value_groups, 1)
+            logits = (query @ key.mT * module.scaling).tril()
+            hidden = torch.ones_like(logits, dtype=torch.bool).triu(1)
+            of_heads = logits.masked_fill(hidden, -math.inf).amax((0, 2, 3))
+            for head, value in enumerate(of_heads.tolist()):
+                largest[number, head] = max(value, largest.get((number, head), -math.inf))
+
+        attention.register_forward_pre_hook(keep, with_kwargs=True)
+    with torch.no_grad():
+        for tokens in micro_batches:
+            model(tokens)
+    return {key for key, value in largest.items() if value > limit}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.filterwarnings("error:Using `torch.compile")
+def test_every_pass_since_the_last_call_counts(compiled: bool) -> None:
+    """The clipped heads of each step are those of the published rule, written by hand."""
+    model = large(llama().train())
+    run = torch.compile(model, backend="eager") if compiled else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    tokens = batches(9)
+    largest = [block.max_logit for block in wqk.logits(model, tokens[0]).blocks.values()]
+    limit = float(np.quantile(largest, 0.8))
+    clipper = wqk.Clipper(model, limit)
+    for step in range(3):
+        micro_batches = tokens[3 * step : 3 * step + 3]
+        expected = published_rule(model, micro_batches, limit)
+        for micro_batch in micro_batches:
+            run(micro_batch).last_hidden_state[..., 0].square().sum().backward()
+        optimizer.step(), optimizer.zero_grad()
+        done = clipper()
+        assert {(one.layer, one.head) for one in done.heads} == expected
+        assert step or 0 < len(expected) < 8
+    clipper.close()
+
+
+def test_a_head_that_only_the_second_batch_shows_is_clipped() -> None:
+    model, (first, second) = large(llama().train()), batches(2)
+    clipper = wqk.Clipper(model, None)
+    largest = []
+    for tokens in (first, second):
+        model(tokens)
+        done = clipper()
+        assert not done.heads
+        largest.append(done.logits.frame["max_logit"].to_numpy())
+    model(first), model(second)
+    both = clipper().logits.frame["max_logit"].to_numpy()
+    np.testing.assert_array_equal(both, np.maximum(*largest))
+    assert (both > largest[0]).any()
+
+
+def test_sequences_limit_what_is_measured_and_steps_in_between_cost_nothing() -> None:
+    model, (tokens,) = llama().train(), batches(1)
+    clipper = wqk.Clipper(model, None, every=2, sequences=1)
     model(tokens)
-    assert len(wqk.clip_(model, 0.5)) > 0
-    meter = LogitMeter(model)
-    meter.start()
+    assert clipper().logits is None
+    assert any(module._forward_hooks for module in model.modules())
     model(tokens)
-    assert meter.logits.blocks["decoder", "self", 0].max_logit.max() == pytest.approx(0.5)
+    measured = clipper().logits
+    assert not any(module._forward_hooks for module in model.modules())
+    expected = wqk.logits(model, tokens[:1])
+    np.testing.assert_allclose(
+        measured.frame["max_logit"].to_numpy(), expected.frame["max_logit"].to_numpy(), rtol=1e-6
+    )
+
+
+def test_measured_maxima_come_down_to_the_limit() -> None:
+    model, (tokens,) = large(llama().double().train()), batches(1)
+    with pytest.raises(FormError, match="logits are missing"):
+        wqk.clip_(model, 0.5)
+    clipper = wqk.Clipper(model, 0.5)
+    assert "no pass in training mode was measured" in repr(clipper())
+    model(tokens)
+    assert len(clipper()) > 0
+    first = wqk.logits(model, tokens).blocks["decoder", "self", 0]
+    assert first.max_logit.max() == pytest.approx(0.5)
 
 
 def test_tied_layers_are_scaled_once() -> None:
@@ -190,6 +283,24 @@ def test_logits_have_to_fit() -> None:
         wqk.clip_(model, 1.0, grouped="keys")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "value", ["x", 10**400, 10**5000, None, [1.0], 1j], ids=lambda value: type(value).__name__
+)
+def test_logits_are_numbers(value: Any) -> None:
+    with pytest.raises(FormError, match="must be a number"):
+        wqk.clip_(bert(), 1.0, logits={(0, 0): value})
+    with pytest.raises(FormError, match="limit must be a positive number"):
+        wqk.clip_(bert(), value, logits={(0, 0): 1.0})
+
+
+@pytest.mark.parametrize(
+    "key", [("x", 0), (0, "x"), (10**400, 0), (0, None), (0.5, 0), (0, 0.5)], ids=[*"abcdef"]
+)
+def test_keys_name_heads(key: Any) -> None:
+    with pytest.raises(FormError, match="which the model lacks"):
+        wqk.clip_(bert(), 1.0, logits={key: 1.0})
+
+
 def test_measured_logits_of_other_models_are_refused_and_blocks_without_any_said() -> None:
     tokens = torch.arange(8)[None]
     measured = wqk.logits(gpt2(), tokens)
@@ -216,4 +327,4 @@ def test_a_model_is_clipped_as_a_whole_or_not_at_all() -> None:
 def test_no_weights_are_written_on_a_guess() -> None:
     sides = ({"q_proj": torch.nn.Linear(8, 8), "k_proj": torch.nn.Linear(8, 8)} for _ in range(2))
     with pytest.raises(UnknownFamily):
-        wqk.clip_(torch.nn.Sequential(*map(torch.nn.ModuleDict, sides)))
+        wqk.clip_(torch.nn.Sequential(*map(torch.nn.ModuleDict, sides)), logits={})

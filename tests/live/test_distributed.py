@@ -65,9 +65,10 @@ def test_all_processes_clip_by_the_largest_logits_of_all(folder: Path, kind: str
     model = bert().train()
     maxima: dict[tuple[int, int], float] = {}
     for rank in (0, 1):
-        meter = LogitMeter(model)
+        meter = LogitMeter(model, passes=None)
         meter.start()
         model(distributed_worker.batch(rank))
+        model(distributed_worker.batch(rank + 2))
         for (_, _, layer), block in meter.logits.blocks.items():
             for head, largest in enumerate(block.max_logit):
                 maxima[layer, head] = max(maxima.get((layer, head), -1), float(largest))

@@ -263,7 +263,7 @@ def test_a_family_is_named_or_the_refusal_says_how() -> None:
     model = MINE["nanogpt"]()
     del model.settings
     with pytest.raises(UnknownFamily, match='family="nanogpt"'):
-        wqk.clip_(wqk.open(model, heads_per_layer=4))
+        wqk.clip_(wqk.open(model, heads_per_layer=4), logits={})
     opened = wqk.open(model, family="nanogpt", heads_per_layer=4)
     assert wqk.verify(opened, TOKENS).verdict == "right"
     assert len(wqk.clip_(opened, 1.0, logits=dict.fromkeys(np.ndindex(2, 4), 2.0))) == 8
@@ -441,9 +441,10 @@ def test_libraries_that_keep_no_configuration_are_known_by_their_modules(family:
 def test_a_guess_is_taken_once_the_model_s_own_pass_has_proven_it() -> None:
     model, batch = strong(Wrapped()), torch.randn(2, 7, 32)
     assert wqk.open(model)[0].head_count == 4
-    for refused in (lambda: wqk.initialize_(model, "symmetric"), lambda: wqk.logits(model, batch)):
+    for refused in (lambda: wqk.initialize_(model, "symmetric"), lambda: wqk.Clipper(model)):
         with pytest.raises(UnknownFamily, match=r"wqk.verify\(model, batch\)"):
             refused()
+    assert wqk.logits(model, batch).blocks  # which need no queries and keys of the weights
     assert wqk.verify(model, batch).verdict == "right"
     assert wqk.logits(nn.DataParallel(model), batch).blocks
     found = wqk.logits(model, batch)
@@ -461,7 +462,7 @@ def test_a_guess_is_taken_once_the_model_s_own_pass_has_proven_it() -> None:
     other.attn_layers[1][0].to_q.register_forward_hook(lambda *args: 2 * args[-1])
     assert wqk.verify(other, batch).verdict != "right"
     with pytest.raises(UnknownFamily):
-        wqk.logits(other, batch)
+        wqk.Clipper(other)
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
@@ -489,8 +490,9 @@ def test_pytorch_s_own_layers_are_known_and_run_with_their_masks(batch_first: bo
     assert wqk.clip_(model, found.largest / 2, logits=found).heads
     assert wqk.logits(nn.DataParallel(model), given).blocks
     adding = nn.MultiheadAttention(32, 4, add_zero_attn=True)
+    assert wqk.logits(adding, {"query": x, "key": x, "value": x}).blocks
     with pytest.raises(UnknownFamily):
-        wqk.logits(nn.ModuleDict({"layers": nn.ModuleList([adding])}), x)
+        wqk.Clipper(nn.ModuleDict({"layers": nn.ModuleList([adding])}))
 
 
 def test_the_one_bias_of_three_weights_is_read() -> None:

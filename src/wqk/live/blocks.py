@@ -14,7 +14,7 @@ from wqk._typing import FilePath
 from wqk.checkpoints.adapters import module_of
 from wqk.checkpoints.checkpoint import plain_name
 from wqk.checkpoints.modules import ADAPTED, unwrapped
-from wqk.errors import CheckpointError, FormError, UnknownFamily
+from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families import AttentionPlan, Place
 from wqk.live.calls import ObservedCall
 from wqk.model import Model
@@ -73,7 +73,7 @@ def is_known(plan: AttentionPlan, network: Any, modules: dict[str, Any]) -> bool
     """Whether a plan is no guess, or a guess that is proven, or PyTorch's own attention."""
     if not plan.rule.guess or network in PROVEN:
         return True
-    module = modules.get(module_of(plan.query.tensor))
+    module: Any = modules.get(module_of(plan.query.tensor))
     return is_pytorch_s(module) and module.bias_k is None and not module.add_zero_attn
 
 
@@ -150,8 +150,8 @@ class BlockIndex:
 
     def plans_of(self, call: ObservedCall) -> list[AttentionPlan]:
         """Plans of the block that a call belongs to: several if layers share their module."""
-        for _, module in reversed(call.modules):
-            plans = self._plans.get(module)
+        for running in reversed(call.modules):
+            plans = self._plans.get(running.module)
             if plans:
                 return _of_kind(plans, call)
         return []
@@ -159,25 +159,29 @@ class BlockIndex:
     def addresses(self, call: ObservedCall) -> list[Address]:
         """Names under which a call is reported."""
         plans = self.plans_of(call)
+        reads_another = any(running.reads_another for running in call.modules)
         if not plans:
-            return [Address(call.path, is_self=_is_self(call))]
+            return [Address(call.path, is_self=not reads_another)]
         return [
-            Address(plan.place, plan.query.heads, is_self=plan.kind != "cross") for plan in plans
+            Address(
+                plan.place,
+                heads=None if plan.rule.guess else plan.query.heads,
+                is_self=plan.kind != "cross" and not reads_another,
+            )
+            for plan in plans
         ]
 
 
 def _of_kind(plans: list[AttentionPlan], call: ObservedCall) -> list[AttentionPlan]:
-    """The plans of one module that fit a call: by kind, if the module runs several kinds."""
+    """The plans of one module that fit a call: by width and kind, if the module runs several."""
+    if call.queries is not None:
+        width = call.queries.shape[-1]
+        plans = [plan for plan in plans if plan.query.head_width == width] or plans
     if len({plan.kind for plan in plans}) == 1:
         return plans
     *_, queries, keys = call.shape
     kind = "self" if queries == keys else "cross"
     return [plan for plan in plans if plan.kind == kind] or plans
-
-
-def _is_self(call: ObservedCall) -> bool:
-    """Whether the queries and keys of a call of no known block may belong to the same tokens."""
-    return call.shape[-1] == call.shape[-2]
 
 
 def _plain_module(name: str) -> str:

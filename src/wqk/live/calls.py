@@ -39,6 +39,14 @@ class Band(NamedTuple):
     offset: int = 0
 
 
+class RunningModule(NamedTuple):
+    """A module whose forward pass has begun."""
+
+    path: str
+    module: Any
+    reads_another: bool = False  # keys of another sequence than the queries, where that shows
+
+
 class Tile(NamedTuple):
     """A part of one attention: some sequences, all heads, some rows, all keys that they may see."""
 
@@ -59,7 +67,7 @@ class ObservedCall:
     operation
         Name of the operation, such as ``aten::_softmax``.
     modules
-        Paths of the modules that run, the outermost first, and the modules themselves.
+        Modules that run, the outermost first.
     queries, keys
         (B, H, I, R) and (B, G, J, R), after norms and positions; None if only the softmax was seen.
     scale
@@ -83,7 +91,7 @@ class ObservedCall:
     """
 
     operation: str
-    modules: tuple[tuple[str, Any], ...] = ()
+    modules: tuple[RunningModule, ...] = ()
     queries: torch.Tensor | None = None
     keys: torch.Tensor | None = None
     scale: float | torch.Tensor = 1.0
@@ -101,12 +109,12 @@ class ObservedCall:
     @property
     def path(self) -> str:
         """Path of the innermost module that runs; empty for the model itself."""
-        return self.modules[-1][0] if self.modules else ""
+        return self.modules[-1].path if self.modules else ""
 
     @property
     def module(self) -> Any:
         """The innermost module that runs."""
-        return self.modules[-1][1] if self.modules else None
+        return self.modules[-1].module if self.modules else None
 
     @property
     def has_logits(self) -> bool:
@@ -193,7 +201,7 @@ class ObservedCall:
             keys=arranged(self.keys),
             scores=arranged(self.scores),
             weights=arranged(self.weights),
-            factors=tuple(f if f.numel() == 1 else arranged(f) for f in factors),  # type: ignore[misc]
+            factors=tuple(f if f.numel() == 1 else arranged(f) for f in factors),
         )
 
     @property
@@ -299,8 +307,13 @@ class ObservedCall:
         """Apply the functions that FlexAttention was called with."""
         import torch
 
-        sizes = ((sequences.start, sequences.stop), (0, scores.shape[1]), (rows.start, rows.stop))
-        ranges = [torch.arange(*ends, device=scores.device) for ends in (*sizes, (0, scores.shape[-1]))]
+        batch, queries = sequences.stop - sequences.start, rows.stop - rows.start
+        starts = (sequences.start, 0, rows.start, 0)
+        sizes = (batch, scores.shape[1], queries, scores.shape[-1])
+        ranges = [
+            torch.arange(start, start + size, device=scores.device)
+            for start, size in zip(starts, sizes, strict=True)
+        ]
         if self.show_pair is not None:
             shown = self.show_pair(*ranges)
             visible = shown if visible is None else visible & shown
@@ -358,11 +371,11 @@ def _tile_of(factor: torch.Tensor, sequences: slice, rows: slice, keys: int) -> 
     return part if part.shape[-1] == 1 else part[..., :keys]
 
 
-def _head_count(modules: Sequence[tuple[str, Any]], size: int) -> int | None:
+def _head_count(modules: Sequence[RunningModule], size: int) -> int | None:
     """Number of heads of the innermost module that counts them, if it divides an axis."""
-    for _, module in reversed(modules):
+    for running in reversed(modules):
         for name in HEAD_COUNTS:
-            count = getattr(module, name, None)
+            count = getattr(running.module, name, None)
             if type(count) is int and count > 0 and size % count == 0:
                 return count
     return None

@@ -24,27 +24,26 @@ Axes: H query heads, G key heads, R head width, L layers.
 from __future__ import annotations
 
 import math
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from wqk._console import Result, counted
 from wqk._files import append_lines
-from wqk._typing import Float
+from wqk._typing import FilePath, Float
 from wqk.checkpoints import Part
 from wqk.checkpoints.modules import LiveCheckpoint
 from wqk.errors import CheckpointError, FormError, RunError, required_by
 from wqk.families import AttentionPlan, Composed, Place, Side
-from wqk.live.listening import network_of
+from wqk.live.blocks import known_plans, network_of, opened_live
 from wqk.live.logits import LogitMeter, Logits
 from wqk.live.scoring import is_first_process
-from wqk.model import Model
 from wqk.tables.run import drop_after
 from wqk.tables.sheet import Sheet
 
@@ -52,9 +51,6 @@ if TYPE_CHECKING:
     import torch
 
     from wqk.live.monitor import Monitor
-
-# The meters of models that are clipped, with the family files that they were opened with.
-_METERS: WeakKeyDictionary[Any, tuple[Any, LogitMeter]] = WeakKeyDictionary()
 
 
 class ClippedHead(NamedTuple):
@@ -72,16 +68,20 @@ class ClippedHead(NamedTuple):
 class Clipping(Result):
     """What `clip_` did; printing it shows a line for each head."""
 
-    limit: float
+    limit: float | None  #: None if nothing was to be clipped.
     heads: tuple[ClippedHead, ...] = ()
     notes: tuple[str, ...] = ()  #: What could not be clipped or measured, and why.
+    #: What this process measured, if a `Clipper` did.
+    logits: Logits | None = None
 
     def __len__(self) -> int:
         return len(self.heads)
 
     @property
     def sentence(self) -> str:
-        """How many heads were clipped."""
+        """Number of heads that were clipped."""
+        if self.limit is None:
+            return "logits were measured, no head was to be clipped"
         return f"{counted(len(self.heads), 'head')} clipped to logits of at most {self.limit:g}"
 
     def _rows(self) -> Sequence[Mapping[str, Any]]:
@@ -124,6 +124,8 @@ def clip_(
     logits: Logits | Monitor | Mapping[Any, float] | None = None,
     *,
     grouped: Literal["both", "queries"] = "both",
+    family: FilePath | None = None,
+    heads_per_layer: int | None = None,
 ) -> Clipping:
     """Rescale the queries and keys of the heads whose logits exceed a limit, in place.
 
@@ -140,13 +142,14 @@ def clip_(
     limit
         The largest logit that is left alone.
     logits
-        The largest logit of each head: measured by a `Monitor` with ``logits=True``, each
+        The largest logit of each head: of `wqk.logits`; of a `Monitor` with ``logits=True``, each
         measurement used once; or a mapping {(layer, head): value} or {(stack, kind, layer, head):
-        value}. Without it, each call measures the next training pass, and clips by what the pass
-        before it has shown; the first call only begins.
+        value}. A training loop needs a `Clipper` instead, which measures every pass.
     grouped
         Where query heads share a key head: ``both`` multiplies the key by the √ of its worst
         head's factor and each query by what is left; ``queries`` leaves the key.
+    family, heads_per_layer
+        How to read the model: see `wqk.open`.
 
     Returns
     -------
@@ -176,30 +179,47 @@ def clip_(
     0.25
     """
     with required_by("clipping"):
-        import torch
+        import torch  # noqa: F401
 
-    _require_limit(limit)
-    if grouped not in ("both", "queries"):
-        raise FormError(f"grouped must be 'both' or 'queries', got {grouped!r}")
-    weights = LiveCheckpoint(network_of(model, "clipped"))
-    meter = _meter_of(model)
-    _require_own(weights, meter.plans)
+    limit = _checked_limit(limit)
+    _require_grouping(grouped)
     if logits is None:
-        measured = meter.logits if meter.has_measured else None
-        maxima, notes = _over_processes(measured, meter.plans, weights)
-        notes += [] if measured else ["logits are measured in the next training pass"]
-        meter.start()
-    elif isinstance(logits, Logits) or hasattr(logits, "take_logits"):
+        raise FormError(
+            "logits are missing: expected the largest logit of each head, got None; pass "
+            "logits=wqk.logits(model, batch), or in a training loop make clipper = "
+            "wqk.Clipper(model, limit) before it and call clipper() after each step"
+        )
+    opened = opened_live(model, family, heads_per_layer)
+    plans = known_plans(opened, "clipping needs the model's queries and keys")
+    weights = LiveCheckpoint(network_of(model, "clipped"))
+    _require_own(weights, plans)
+    if isinstance(logits, Logits) or hasattr(logits, "take_logits"):
         measured = logits if isinstance(logits, Logits) else logits.take_logits()
-        maxima, notes = _over_processes(measured, meter.plans, weights)
+        own, notes = _maxima(measured, plans, weights)
+        maxima = _over_processes(own, weights, plans)
     else:
-        maxima, notes = _given(logits, meter.plans), []
+        maxima, notes = _from_mapping(logits, plans), []
+    notes += [f"{what}: left as they are" for what in opened.without_softmax]
+    return _clipped(weights, plans, maxima, limit, grouped, notes)
+
+
+def _clipped(
+    weights: LiveCheckpoint,
+    plans: Sequence[AttentionPlan],
+    maxima: Mapping[Place, np.ndarray],
+    limit: float,
+    grouped: str,
+    notes: list[str],
+) -> Clipping:
+    """Multiply the heads whose largest logits exceed the limit, all or none."""
+    import torch
+
     heads: list[ClippedHead] = []
     scalings: list[Scaling] = []
-    uses = _uses(weights, meter.plans)
-    for plans in _tied(weights, meter.plans):
-        plan = plans[0]
-        largest = np.max([maxima[one.place] for one in plans], axis=0)
+    uses = _uses(weights, plans)
+    for tied in _tied(weights, plans):
+        plan = tied[0]
+        largest = np.max([maxima[one.place] for one in tied], axis=0)
         factors = np.minimum(1.0, limit / np.maximum(largest, limit))
         if (lost := ~np.isfinite(largest) & (largest != -math.inf)).any():
             factors[lost] = 1.0
@@ -212,91 +232,186 @@ def clip_(
         changed, applied, note = _scalings(weights, plan, factors, grouped, uses)
         scalings += changed
         notes += [f"{_named(plan)}: {note}"] if note else []
-        heads += [
-            ClippedHead(*one.place, head, float(largest[head]), float(factor))
-            for one in plans
-            for head, factor in enumerate(applied)
-            if factor != 1
-        ]
+        for one in tied:
+            heads += [
+                ClippedHead(*one.place, head, float(largest[head]), float(factor))
+                for head, factor in enumerate(applied)
+                if factor != 1
+            ]
     tensors = {scaling.tensor: weights.writable(scaling.tensor) for scaling in scalings}
     with torch.no_grad():
         for scaling in scalings:
             _scale(tensors[scaling.tensor], scaling)
-    notes += [f"{what}: left as they are" for what in meter.left]
     return Clipping(limit, tuple(heads), tuple(notes))
 
 
 class Clipper:
-    """Clips a model at some steps, and keeps a record: for loops and callbacks.
+    """Clips a model after each optimizer step by the logits of every pass since the step before.
+
+    As in MuonClip, the maximum of a head is taken over all micro-batches, sequences and processes.
+    All processes of a distributed run make a clipper and call it at the same steps; their maxima
+    are exchanged in one packed operation. The optimizer's momentum is left.
 
     Parameters
     ----------
-    model, limit
-        As for `clip_`.
+    model
+        The `nn.Module` that is trained, of a family that wqk knows or that `wqk.verify` has proven;
+        plain, wrapped or sharded; or a `Model` opened from one.
+    limit
+        The largest logit that is left alone; None to measure without clipping.
     path
         A ``.jsonl`` file, to which a line is appended for each head that is clipped.
     every
-        Clip after every so many steps, by the logits of the pass that led to the last of them.
+        Clip at every so many calls. Only the passes that lead to such a call are measured; others
+        cost nothing, and run compiled if the model is compiled.
+    sequences
+        How many sequences of each batch are measured, the first ones; None for all.
+    grouped
+        As for `clip_`.
+    family, heads_per_layer
+        How to read the model: see `wqk.open`.
+
+    Raises
+    ------
+    FormError
+        The limit is not a positive number.
+    UnknownFamily
+        No family describes the model, and no guess has been verified.
+    CheckpointError
+        Its queries or keys have an adapter.
 
     Examples
     --------
-    >>> from tempfile import mkdtemp
-    >>> import torch, transformers
+    >>> import torch, transformers, wqk
     >>> config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=50)
     >>> model = transformers.GPT2Model(config).train()
-    >>> clipper = Clipper(model, 1e-6, Path(mkdtemp()) / "clips.jsonl")
-    >>> clipper.begin(0)
-    >>> _ = model(torch.arange(12)[None])
-    >>> len(clipper(1))
-    8
+    >>> clipper = wqk.Clipper(model, 1e-6)
+    >>> for micro_batch in torch.arange(24).reshape(2, 1, 12):
+    ...     _ = model(micro_batch)
+    >>> clipper()  # doctest: +ELLIPSIS
+    8 heads clipped to logits of at most 1e-06
+    ...
     """
 
-    def __init__(self, model: Any, limit: float, path: Path, every: int = 1) -> None:
-        if every < 1:
-            raise RunError(f"clipping happens every N steps with N at least 1, got {every}")
-        _require_limit(limit)
-        self._model, self._limit, self._path, self._every = model, limit, path, every
-        self._meter = LogitMeter(model)
+    def __init__(
+        self,
+        model: Any,
+        limit: float | None = 100.0,
+        path: FilePath | None = None,
+        every: int = 1,
+        *,
+        sequences: int | None = None,
+        grouped: Literal["both", "queries"] = "both",
+        family: FilePath | None = None,
+        heads_per_layer: int | None = None,
+    ) -> None:
+        if not isinstance(every, int) or every < 1:
+            raise RunError(f"clipping happens every N steps with N at least 1, got {every!r}")
+        self.limit = None if limit is None else _checked_limit(limit)
+        _require_grouping(grouped)
+        opened = opened_live(model, family, heads_per_layer)
+        self._plans = known_plans(opened, "clipping needs the model's queries and keys")
+        self._network = weakref.ref(network_of(model, "clipped"))
+        _require_own(LiveCheckpoint(self._network()), self._plans)
+        self._left = opened.without_softmax
+        self._path = None if path is None else Path(path)
+        self._every, self._grouped, self._calls = every, grouped, 0
+        self._meter = LogitMeter(opened, sequences, passes=None)
+        self._prepare()
 
     def begin(self, step: int) -> None:
         """Start after this many steps; the record of later ones is dropped."""
-        if is_first_process():
+        if self._path is not None and is_first_process():
             drop_after(self._path, step)
-        self._prepare(step)
+        self._calls = step
+        self._meter.stop()
+        self._prepare()
 
-    def __call__(self, step: int) -> Clipping:
-        """Clip, if that is due after this many steps."""
-        done = Clipping(self._limit)
-        if step % self._every == 0 and self._meter.has_measured:
-            done = clip_(self._model, self._limit, logits=self._meter.logits)
-            if done.heads and is_first_process():
-                append_lines(self._path, *({"step": step, **one._asdict()} for one in done.heads))
-        self._prepare(step)
+    def __call__(self, step: int | None = None) -> Clipping:
+        """Clip by what was measured since the last call, and measure the passes that follow.
+
+        Parameters
+        ----------
+        step
+            Number of optimizer steps done, for the record; counted if it is not given.
+        """
+        self._calls = self._calls + 1 if step is None else step
+        network = self._network()
+        done = Clipping(self.limit)
+        if self._calls % self._every == 0 and network is not None:
+            done = self._clip(LiveCheckpoint(network))
+            self._record(done)
+        self._prepare()
         return done
 
     def close(self) -> None:
         """Measure no coming pass: after a run."""
         self._meter.stop()
 
-    def _prepare(self, step: int) -> None:
-        """Measure the coming pass, if its step is followed by clipping."""
-        if (step + 1) % self._every == 0:
+    def _clip(self, weights: LiveCheckpoint) -> Clipping:
+        """Clip by the measured maxima of all processes, and hand on what was measured."""
+        measured = self._meter.logits
+        own, notes = _maxima(measured, self._plans, weights)
+        if self._meter.has_measured or not _is_distributed():
+            notes += [] if measured.blocks else ["no pass in training mode was measured"]
+        maxima = _over_processes(own, weights, self._plans)
+        notes += [f"{what}: left as they are" for what in self._left]
+        if self.limit is None:
+            return Clipping(None, notes=tuple(notes), logits=measured)
+        done = _clipped(weights, self._plans, maxima, self.limit, self._grouped, notes)
+        return replace(done, logits=measured)
+
+    def _record(self, done: Clipping) -> None:
+        """Append a line for each head that was clipped."""
+        if self._path is not None and done.heads and is_first_process():
+            rows = ({"step": self._calls, **head._asdict()} for head in done.heads)
+            append_lines(self._path, *rows)
+
+    def _prepare(self) -> None:
+        """Measure the coming passes, if their step is followed by clipping."""
+        if (self._calls + 1) % self._every == 0:
             self._meter.start()
+        else:
+            self._meter.stop()
+            self._meter.reset()
 
 
-def _require_limit(limit: Any) -> None:
-    if not (isinstance(limit, int | float) and 0 < limit < math.inf):
-        raise FormError(f"limit must be a positive number, got {limit!r}")
+def _checked_limit(limit: Any) -> float:
+    """The limit as a number; `FormError` if it is not positive and finite."""
+    value = _as_number(limit)
+    if value is None or not 0 < value < math.inf:
+        raise FormError(f"limit must be a positive number, got {_shortened(limit)}")
+    return value
 
 
-def _meter_of(model: Any) -> LogitMeter:
-    """The model's own meter; a new one where another family is given than before."""
-    network = network_of(model, "clipped")
-    known = model.family_file if isinstance(model, Model) else None
-    found = _METERS.get(network)
-    if found is None or found[0] != known:
-        found = _METERS[network] = (known, LogitMeter(model))
-    return found[1]
+def _require_grouping(grouped: Any) -> None:
+    if grouped not in ("both", "queries"):
+        raise FormError(f"grouped must be 'both' or 'queries', got {grouped!r}")
+
+
+def _as_number(value: Any) -> float | None:
+    """A number as a float; None for anything else, also for what no float can hold."""
+    if isinstance(value, str | bytes | bool):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None
+
+
+def _shortened(value: Any) -> str:
+    """What an error shows of a value."""
+    try:
+        shown = repr(value)
+    except ValueError:  # an integer of too many digits
+        return "an integer of more digits than Python prints"
+    return shown if len(shown) <= 40 else f"{shown[:37]}..."
+
+
+def _is_distributed() -> bool:
+    from torch import distributed
+
+    return bool(distributed.is_available() and distributed.is_initialized())
 
 
 def _scalings(
@@ -468,63 +583,81 @@ def _require_own(weights: LiveCheckpoint, plans: Sequence[AttentionPlan]) -> Non
             )
 
 
-def _over_processes(
+def _maxima(
     measured: Logits | None, plans: Sequence[AttentionPlan], weights: LiveCheckpoint
 ) -> tuple[dict[Place, np.ndarray], list[str]]:
-    """The largest logits of every block's heads over all processes; −∞ if none was measured."""
+    """The largest logits of every block's heads, −∞ if none was measured; and what was not."""
+    maxima = {plan.place: np.full(plan.query.heads, -math.inf) for plan in plans}
+    missing: dict[Any, str] = {}
+    if measured is None:
+        return maxima, []
+    for place, block in measured.blocks.items():
+        if isinstance(place, str):  # of a module that is no block of this model
+            continue
+        if len(maxima.get(Place(*place), ())) != len(block.max_logit):
+            raise FormError(
+                f"the logits of {place}, {counted(len(block.max_logit), 'head')}, are of "
+                f"another model than {weights.name}; measure this one's"
+            )
+        if place in measured.scores:
+            missing[place] = "its scores were observed, but not its logits"
+            continue
+        # The maximum of NaN and a number is not defined among processes; that of ∞ is.
+        maxima[place] = np.nan_to_num(block.max_logit, nan=math.inf, neginf=-math.inf)
+    silent = maxima.keys() - measured.blocks.keys()
+    missing |= dict.fromkeys(sorted(silent), "it did not run")
+    missing |= {place: why for place, why in measured.missing.items() if place in maxima}
+    return maxima, [f"{place}: not measured: {why}" for place, why in missing.items()]
+
+
+def _over_processes(
+    maxima: dict[Place, np.ndarray], weights: LiveCheckpoint, plans: Sequence[AttentionPlan]
+) -> dict[Place, np.ndarray]:
+    """The largest logits of all processes, exchanged in one operation."""
     import torch
     from torch import distributed
 
-    maxima = {plan.place: np.full(plan.query.heads, -math.inf) for plan in plans}
-    if measured is not None:
-        for place, block in measured.blocks.items():
-            if len(maxima.get(place, ())) != len(block.max_logit):
-                raise FormError(
-                    f"the logits of {place}, {counted(len(block.max_logit), 'head')}, are of "
-                    f"another model than {weights.name}; measure this one's"
-                )
-            # The maximum of NaN and a number is not defined among processes; that of ∞ is.
-            maxima[place] = np.nan_to_num(block.max_logit, nan=math.inf, neginf=-math.inf)
-    if distributed.is_available() and distributed.is_initialized():
-        joined = torch.from_numpy(np.concatenate([*maxima.values()]))
-        joined = joined.to(weights.current(plans[0].query.tensor).device)
-        distributed.all_reduce(joined, distributed.ReduceOp.MAX)
-        ends = np.cumsum([len(one) for one in maxima.values()])[:-1]
-        maxima = dict(zip(maxima, np.split(joined.cpu().numpy(), ends), strict=True))
-    missing: Mapping[Place, str] = {}
-    if measured is not None:
-        silent = maxima.keys() - measured.blocks.keys()
-        missing = dict.fromkeys(sorted(silent), "it did not run") | dict(measured.missing)
-    notes = [f"{place}: not measured: {why}" for place, why in missing.items()]
-    return maxima, notes
+    if not _is_distributed():
+        return maxima
+    joined = torch.from_numpy(np.concatenate([*maxima.values()]))
+    joined = joined.to(weights.current(plans[0].query.tensor).device)
+    distributed.all_reduce(joined, distributed.ReduceOp.MAX)
+    ends = np.cumsum([len(one) for one in maxima.values()])[:-1]
+    return dict(zip(maxima, np.split(joined.cpu().numpy(), ends), strict=True))
 
 
-def _given(logits: Any, plans: Sequence[AttentionPlan]) -> dict[Place, np.ndarray]:
+def _from_mapping(logits: Any, plans: Sequence[AttentionPlan]) -> dict[Place, np.ndarray]:
     """The maxima of every block's heads, from a mapping; −∞ where none is given."""
     if not isinstance(logits, Mapping):
         raise FormError(
             "logits must be wqk.logits(model, batch), or {(layer, head): value}; got "
             f"{type(logits).__name__}"
         )
-    places = {plan.place: np.full(plan.query.heads, -math.inf) for plan in plans}
-    own = [place for place in places if place[1] == "self"]
-    several = len({place[:2] for place in own}) != 1
+    maxima = {plan.place: np.full(plan.query.heads, -math.inf) for plan in plans}
+    of_self = [place for place in maxima if place.kind == "self"]
+    stacks = {place.stack for place in of_self}
     for key, value in logits.items():
         match key:
             case (stack, kind, layer, head):
                 place = Place(stack, kind, layer)
-            case (layer, head) if not several:
-                place = own[0]._replace(layer=layer)
+            case (layer, head) if len(stacks) == 1:
+                place = of_self[0]._replace(layer=layer)
             case _:
-                kinds = sorted({place[:2] for place in places})
+                kinds = sorted({place[:2] for place in maxima})
                 raise FormError(
                     "logits must have keys (layer, head), or (stack, kind, layer, head) in "
-                    f"models with several of {kinds}; got {key!r}"
+                    f"models with several of {kinds}; got {_shortened(key)}"
                 )
-        if place not in places or not 0 <= head < len(places[place]):
-            raise FormError(f"logits name layer and head {key!r}, which the model lacks")
-        places[place][head] = value
-    return places
+        is_head = place in maxima and isinstance(head, int | np.integer)
+        if not is_head or not 0 <= head < len(maxima[place]):
+            raise FormError(f"logits name layer and head {_shortened(key)}, which the model lacks")
+        number = _as_number(value)
+        if number is None:
+            raise FormError(
+                f"logits: the largest logit of {key!r} must be a number, got {_shortened(value)}"
+            )
+        maxima[place][head] = number
+    return maxima
 
 
 def _named(plan: AttentionPlan) -> str:

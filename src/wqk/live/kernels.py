@@ -1,8 +1,8 @@
 """Fused kernels of attention, read by the names of their arguments.
 
 PyTorch's own kernels, those of flash attention under whatever package registers them, and
-FlexAttention do not return scores. Their queries, keys, mask and scale are arguments; which argument
-is which follows from the operation's schema.
+FlexAttention do not return scores. Their queries, keys, mask and scale are arguments, whose names
+the operation's schema contains.
 
 Axes: B sequences, H query heads, G key heads, N tokens (I queries, J keys), T tokens of all
 sequences in one row, R head width.
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from wqk.live.calls import Band, ObservedCall
+from wqk.live.calls import Band, ObservedCall, RunningModule
 
 if TYPE_CHECKING:
     import torch
@@ -51,14 +51,16 @@ def is_kernel(operation: Any) -> bool:
     names = {argument.name for argument in schema.arguments}
     has_sides = all(names.intersection(side) for side in (QUERY, KEY, VALUE))
     is_named = "attention" in schema.name or not schema.name.startswith("aten::")
-    return has_sides and is_named and names.isdisjoint(OF_BACKWARD) and bool(names.intersection(SCALE))
+    return (
+        has_sides and is_named and names.isdisjoint(OF_BACKWARD) and bool(names.intersection(SCALE))
+    )
 
 
 def kernel_calls(
     operation: Any,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    modules: tuple[tuple[str, Any], ...],
+    modules: tuple[RunningModule, ...],
 ) -> Iterator[ObservedCall]:
     """Return the attention of a fused kernel; one call for each text of a packed row."""
     schema = operation._schema
@@ -102,7 +104,7 @@ def kernel_calls(
         )
 
 
-def flex_call(args: Sequence[Any], modules: tuple[tuple[str, Any], ...]) -> ObservedCall:
+def flex_call(args: Sequence[Any], modules: tuple[RunningModule, ...]) -> ObservedCall:
     """Return the attention of FlexAttention's higher-order operation."""
     from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
     from torch.nn.attention.flex_attention import _vmap_for_bhqkv

@@ -17,19 +17,13 @@ import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from itertools import takewhile
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, WeakSet
-
-import msgspec
+from weakref import WeakKeyDictionary
 
 from wqk.checkpoints.adapters import module_of
-from wqk.checkpoints.checkpoint import plain_name
-from wqk.checkpoints.modules import ADAPTED, unwrapped
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families import AttentionPlan, Place
-from wqk.model import Model
+from wqk.live.blocks import _plain_module, is_pytorch_s, parent_of
 
 # How far from 1 a row of probabilities may sum, and in half precision.
 ROUNDING, HALF_ROUNDING = 1e-5, 1e-2
@@ -51,17 +45,6 @@ class AttentionCall(NamedTuple):
         outputs = self.output if isinstance(self.output, tuple | list) else ()
         found = [value for value in outputs if _is_attention(value, self.plan)]
         return found[-1] if found else None
-
-
-def network_of(model: Any, what: str) -> Any:
-    """The `nn.Module` itself, of one or of a `Model` opened from one; ``what`` is done to it."""
-    network = model.ref if isinstance(model, Model) else model
-    if not hasattr(network, "named_modules"):
-        raise CheckpointError(
-            f"a model in memory is {what}: expected an nn.Module, or a Model opened from one, got "
-            f"{type(network).__name__}; load the checkpoint first, with the class of the model"
-        )
-    return network
 
 
 class Listener:
@@ -213,44 +196,9 @@ def _modules_of(plan: AttentionPlan, modules: Mapping[str, Any]) -> dict[str, An
     return found | {"parent": parent}
 
 
-def is_pytorch_s(module: Any) -> bool:
-    """Whether it is PyTorch's own attention."""
-    from torch.nn import MultiheadAttention
-
-    return isinstance(module, MultiheadAttention)
-
-
 def is_fairseq_s(module: Any) -> bool:
     """Whether it is fairseq's attention, as FSMT has it: masks are PyTorch's, tokens come first."""
     return type(module).__module__.endswith(".modeling_fsmt")
-
-
-# Modules whose own attention is what was guessed of it, as their own forward pass has shown.
-PROVEN: WeakSet[Any] = WeakSet()
-
-
-def known_plans(model: Model, what: str) -> tuple[AttentionPlan, ...]:
-    """A live model's plans, of which none is a guess any longer.
-
-    A guess is proven by `wqk.verify`; PyTorch's own attention is known by its class.
-    `UnknownFamily`, which says ``what`` is needed, where something was guessed and not proven.
-    """
-    network: Any = unwrapped(model.ref)
-    modules = {_plain_module(name): module for name, module in network.named_modules()}
-    found = []
-    for plan in model.plans:
-        module: Any = modules.get(module_of(plan.query.tensor))
-        is_own = module is not None and is_pytorch_s(module)
-        is_own = is_own and module.bias_k is None and not module.add_zero_attn
-        if plan.rule.guess and not is_own and network not in PROVEN:
-            raise UnknownFamily(
-                f"{model.name}: {what}, and its family is unknown ({plan.rule.guess}); check the "
-                "guess by the model's own forward pass, wqk.verify(model, batch): where that is "
-                "right, the guess is taken from then on; or name the family, as in wqk.open(model, "
-                'family="nanogpt"), or describe it in a family file, wqk.open(model, family=FILE)'
-            )
-        found.append(replace(plan, rule=msgspec.structs.replace(plan.rule, guess="")))
-    return tuple(found)
 
 
 def own_inputs(call: AttentionCall) -> dict[str, Any]:
@@ -266,18 +214,6 @@ def own_inputs(call: AttentionCall) -> dict[str, Any]:
     return {name: side.swapaxes(0, 1) if swaps else side for name, side in given.items()}
 
 
-def parent_of(plan: AttentionPlan) -> str:
-    """The module that runs a block's attention: the query's, if the key is another layer's."""
-    query, key = (module_of(side.tensor).split(".") for side in (plan.query, plan.key))
-    names = takewhile(lambda pair: pair[0] == pair[1], zip(query, key, strict=False))
-    shared = [name for name, _ in names]
-    apart = ("".join(name[len(shared) :][:1]) for name in (query, key))
-    is_own = query == key or all(map(str.isdigit, apart))
-    parent = query[:-1] if is_own else shared
-    only_projects = any("qkv" in name and "att" not in name for name in parent[-1:])
-    return ".".join(parent[:-1] if only_projects else parent)
-
-
 def _is_attention(value: Any, plan: AttentionPlan) -> bool:
     """Whether something is a tensor of probabilities (B, H, I, J) or (B · H, I, J).
 
@@ -290,11 +226,6 @@ def _is_attention(value: Any, plan: AttentionPlan) -> bool:
     if plan.sinks or (shares.ndim == 4 and shares.shape[1] == plan.query.heads):
         return bool(shares.min() >= 0 and total.max() <= 1 + rounding)
     return bool(((total - 1).abs() <= rounding).all())
-
-
-def _plain_module(name: str) -> str:
-    """A module's name as the model itself has it."""
-    return plain_name(f"{name}.").rstrip(".").removesuffix(f".{ADAPTED}")
 
 
 def _is_repeated() -> bool:

@@ -1,9 +1,9 @@
 """Attention logits as they occur while a model runs, for each head.
 
-A logit is the scaled product of a query and a key, with biases, norms and rotary positions, before a
-soft cap, additive position terms and the mask; of every pair that the mask lets through. Entropy and
-the largest weight are those of the whole attention. If only the input of a softmax can be observed,
-the softmax's input, the score, takes the place of the logit, and the block is listed in
+A logit is the scaled product of a query and a key, with biases, norms and rotary positions, before
+a soft cap, additive position terms and the mask; of every pair that the mask lets through. Entropy
+and the largest weight are those of the whole attention. If only the input of a softmax can be
+observed, the softmax's input, the score, takes the place of the logit, and the block is listed in
 `Logits.scores`.
 
 Axes: B sequences, H query heads, I queries, J keys.
@@ -24,7 +24,7 @@ from wqk._typing import FilePath
 from wqk.checkpoints.modules import unwrapped
 from wqk.errors import CheckpointError, UnknownFamily, first_line, required_by
 from wqk.families import AttentionPlan, Place
-from wqk.live.blocks import Address, BlockIndex, is_known, network_of, opened_live, plain_modules
+from wqk.live.blocks import Address, BlockIndex, network_of, opened_live
 from wqk.live.calls import ObservedCall
 from wqk.live.observing import Observer
 from wqk.live.running import run_batch
@@ -68,9 +68,9 @@ class Logits(Result, synonyms={"max": "largest", "max_logit": "largest"}):
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         for name, block in self.blocks.items():
-            place: dict[str, Any] = {"stack": None, "kind": None, "layer": None, "module": name}
-            if isinstance(name, Place):
-                place = {**name._asdict(), "module": None}
+            stack, kind, layer = (None, None, None) if isinstance(name, str) else name
+            module = name if isinstance(name, str) else None
+            place = {"stack": stack, "kind": kind, "layer": layer, "module": module}
             yield {**place, "head": None, **block.of_layer()}
             for head in range(len(block.max_logit)):
                 yield {**place, "head": head, **block.of_head(head)}
@@ -121,7 +121,7 @@ def logits(
     family: FilePath | None = None,
     heads_per_layer: int | None = None,
 ) -> Logits:
-    """Measure the attention logits of one pass: the largest of each head, their spread, the entropy.
+    """Measure the attention logits of one pass: largest, spread and entropy of each head.
 
     Parameters
     ----------
@@ -176,7 +176,8 @@ def logits(
             "kernel of attention in the pass; pass a model that attends"
         )
     silent = {plan.place for plan in meter.plans} - measured.blocks.keys() - measured.missing.keys()
-    missing = {**measured.missing, **dict.fromkeys(sorted(silent), "it did not run")}
+    missing = dict(measured.missing)
+    missing.update(dict.fromkeys(sorted(silent), "it did not run"))
     return Logits(measured.blocks, missing, measured.scores)
 
 
@@ -235,9 +236,7 @@ class LogitMeter:
         self.plans: tuple[AttentionPlan, ...] = ()
         self.left: tuple[str, ...] = ()
         if opened is not network:
-            modules = plain_modules(unwrapped(network))
-            known = (plan for plan in opened.plans if plan.has_softmax)
-            self.plans = tuple(p for p in known if is_known(p, unwrapped(network), modules))
+            self.plans = tuple(plan for plan in opened.plans if plan.has_softmax)
             self.left = opened.without_softmax
         self._sequences, self._training = sequences, training
         self._passes = passes
@@ -302,12 +301,16 @@ class LogitMeter:
     def __del__(self) -> None:
         try:
             self.stop()
-        except (AttributeError, ImportError, TypeError):  # at the end of the process, or never begun
+        except (
+            AttributeError,
+            ImportError,
+            TypeError,
+        ):  # at the end of the process, or never begun
             return
 
     def _observed(self, call: ObservedCall) -> None:
         """Measure a call, under each name of its block."""
-        if self._training and not call.modules[0][1].training:
+        if self._training and not call.modules[0].module.training:
             return
         for address in self._index.addresses(call):
             if address.name in self._current.missing:

@@ -5,8 +5,8 @@ softmax, whose input are the scores; a fused kernel, whose arguments are queries
 scale; and FlexAttention, a higher-order operation. No convention of a library is needed.
 
 Hooks of the observed modules enter the mode when the outermost of them begins, and leave it when
-that module ends or fails. They also keep the paths of the modules that run. A copy of a module, also
-a pickled one, has hooks that do nothing. Passes that activation checkpointing repeats are not
+that module ends or fails. They also keep the paths of the modules that run. A copy of a module,
+also a pickled one, has hooks that do nothing. Passes that activation checkpointing repeats are not
 observed.
 
 Axes: B sequences, H query heads, I queries, J keys, R head width.
@@ -23,14 +23,14 @@ from typing import Any
 
 from wqk._machine import whole_products
 from wqk.checkpoints.modules import unwrapped
-from wqk.live.calls import ObservedCall
+from wqk.live.calls import ObservedCall, RunningModule
 from wqk.live.kernels import FLEX, flex_call, is_kernel, kernel_calls
 from wqk.live.tracing import RULES, Trace, Tracer
 
 SOFTMAXES = ("aten::_softmax", "aten::_safe_softmax")
 PRODUCTS = ("aten::bmm", "aten::baddbmm", "aten::baddbmm_")
 
-Modules = tuple[tuple[str, Any], ...]
+Modules = tuple[RunningModule, ...]
 
 
 class Observer:
@@ -68,8 +68,9 @@ class Observer:
         self._module = weakref.ref(unwrapped(module))
         self._observed, self._ended = observed, ended
         self._paths: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        self._running: list[tuple[str, Any]] = []
+        self._running: list[RunningModule] = []
         self._handles: list[Any] = []
+        self._tracer = Tracer()
         self._armed = ExitStack()
         self._pass = ExitStack()
 
@@ -91,7 +92,7 @@ class Observer:
         for path, part in module.named_modules():
             self._paths[part] = path
             self._handles += [
-                part.register_forward_pre_hook(entering),
+                part.register_forward_pre_hook(entering, with_kwargs=True),
                 part.register_forward_hook(leaving, prepend=True, always_call=True),
             ]
         self._armed.enter_context(uncompiled())
@@ -102,6 +103,7 @@ class Observer:
             handle.remove()
         self._handles.clear()
         self._running.clear()
+        self._tracer.clear()
         self._pass.close()
         self._armed.close()
 
@@ -118,23 +120,27 @@ class Observer:
         except (AttributeError, ImportError, TypeError):  # at the end of the process
             return
 
-    def _enter(self, module: Any, *rest: Any) -> None:
+    def _enter(self, module: Any, args: Any, kwargs: Any) -> None:
         """Note that a module begins; the outermost one enters the mode."""
         if module not in self._paths or _is_repeated():
             return
         if not self._running:
             self._pass.enter_context(slow_path())
             self._pass.enter_context(_mode(self))
-        self._running.append((self._paths[module], module))
+        reads_another = _reads_another(module, args, kwargs)
+        self._running.append(RunningModule(self._paths[module], module, reads_another))
 
     def _leave(self, module: Any, args: Any, output: Any = None) -> None:
         """Note that a module ends, or fails; with the outermost one, the mode ends."""
         if module not in self._paths or not self._running or _is_repeated():
             return
-        while self._running and self._running.pop()[1] is not module:
+        while self._running and self._running.pop().module is not module:
             pass  # a module that failed before its own hook
+        if self._tracer and any(True for _ in module.children()):
+            self._tracer.clear()  # queries and keys of an attention are of no use outside
         if not self._running:
             self._pass.close()
+            self._tracer.clear()
             # PyTorch calls hooks of a failed pass without an output, while the error is handled.
             has_failed = output is None and sys.exc_info()[0] is not None
             self._ended(self._paths[module], not has_failed)
@@ -181,10 +187,6 @@ def _mode(observer: Observer) -> Any:
 
         supports_higher_order_operators = True  # FlexAttention
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.tracer = Tracer()
-
         @classmethod
         def ignore_compile_internals(cls) -> bool:
             """FlexAttention compiles its eager form, which other modes forbid."""
@@ -193,17 +195,14 @@ def _mode(observer: Observer) -> Any:
         def __torch_dispatch__(
             self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            kwargs = kwargs or {}
-            return _observe(observer, self.tracer, operation, args, kwargs)
+            return _observe(observer, operation, args, kwargs or {})
 
     return Observing()
 
 
-def _observe(
-    observer: Observer, tracer: Tracer, operation: Any, args: Any, kwargs: Mapping[str, Any]
-) -> Any:
+def _observe(observer: Observer, operation: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """Run an operation, and hand on the attention that it computes."""
-    name = _name(operation)
+    name, tracer = _name(operation), observer._tracer
     modules = tuple(observer._running)
     if is_kernel(operation):
         for call in kernel_calls(operation, args, kwargs, modules):
@@ -211,16 +210,15 @@ def _observe(
     elif name == FLEX:
         observer._heard(flex_call(args, modules))
     output = operation(*args, **kwargs)
+    shown = None
     if name in PRODUCTS:
-        call = _note_product(name, tracer, args, kwargs, output)
-        if call is not None:
-            observer._heard(call)
+        shown = _note_product(name, tracer, args, kwargs, output)
     elif name in SOFTMAXES:
-        call = _note_softmax(name, tracer, args, output, modules)
-        if call is not None:
-            observer._heard(call)
+        shown = _note_softmax(name, tracer, args, output, modules)
     elif tracer and name in RULES:
-        tracer.follow(name, args, kwargs, output)
+        tracer.follow(name, args, output, kwargs)
+    if shown is not None:
+        observer._heard(shown)
     return output
 
 
@@ -242,7 +240,6 @@ def _note_product(
     for side in (left, right):
         trace = tracer.get(side)
         if trace is not None and not trace.is_product:
-            tracer.clear()
             return trace.undecided
     scale = 1.0 if name == "aten::bmm" else float(kwargs.get("alpha", 1.0))
     tracer.multiplied(left, right, output, scale)
@@ -260,7 +257,6 @@ def _note_softmax(
     if scores.ndim < 3 or axis not in (-1, scores.ndim - 1):
         return None
     traced = tracer.scores_of(scores)
-    tracer.clear()
     if traced is None:
         call = ObservedCall(
             operation=name, modules=modules, scores=scores.detach(), weights=weights.detach()
@@ -305,6 +301,17 @@ def slow_path() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(was_fast)
+
+
+def _reads_another(module: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether `nn.MultiheadAttention` is called with keys of another sequence than its queries."""
+    from torch.nn import MultiheadAttention
+
+    if not isinstance(module, MultiheadAttention):
+        return False
+    query = args[0] if args else kwargs.get("query")
+    key = args[1] if len(args) > 1 else kwargs.get("key")
+    return query is not key
 
 
 def _is_repeated() -> bool:

@@ -28,13 +28,13 @@ from wqk._typing import Array
 from wqk.attention import Block
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families import AttentionPlan, Place
+from wqk.live.blocks import parent_of
 from wqk.live.listening import (
     HIDDEN,
     AttentionCall,
     Listener,
     mask_of,
     own_inputs,
-    parent_of,
 )
 
 # Positions added to scores that follow from the distance, or need the term that the model computed.

@@ -37,7 +37,7 @@ from wqk.families import AttentionPlan
 from wqk.forms import BilinearForm
 from wqk.forms.chaining import change
 from wqk.forms.scores import symmetry
-from wqk.live.listening import network_of
+from wqk.live.blocks import network_of
 from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.scanning.scan import scan_model
@@ -214,7 +214,8 @@ def with_logits(table: ScoreTable, logits: Logits) -> ScoreTable:
     Rows of logits that are not finite have the status ``non-finite``.
     """
     plain = table.frame.drop(LOGITS, strict=False)
-    frame = plain.join(logits.frame, on=ROW, how="left", nulls_equal=True).with_columns(
+    measured = logits.frame.drop("module").drop_nulls("stack")
+    frame = plain.join(measured, on=ROW, how="left", nulls_equal=True).with_columns(
         status=pl.when(pl.col("max_logit").is_finite() | pl.col("max_logit").is_null())
         .then("status")
         .otherwise(pl.lit("non-finite"))

@@ -119,9 +119,7 @@ class HeadStatistics:
         mean = mean.to(logits.dtype).double() + rest / pairs.clip(min=1)
         self._join(pairs, mean, squares - rest.square() / pairs.clip(min=1))
 
-    def _add_weights(
-        self, tile: Tile, counted: torch.Tensor, first: torch.Tensor | None
-    ) -> None:
+    def _add_weights(self, tile: Tile, counted: torch.Tensor, first: torch.Tensor | None) -> None:
         """Add the attention of the rows that count, (B, H, I) or broadcast to it."""
         import torch
 

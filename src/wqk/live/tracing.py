@@ -111,26 +111,20 @@ class Tracer:
             trace = Trace(left.detach(), right.detach(), scale, stride=product.shape[-1])
             self.put(product, trace)
 
-    def follow(self, name: str, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
+    def follow(self, name: str, args: Any, output: Any, kwargs: Mapping[str, Any]) -> None:
         """Pass a trace through an operation, if one of its inputs has one."""
         rule = RULES.get(name)
         if rule is None or not _is_plain(output):
             return
-        source = args[0]
-        if name == "aten::cat":
-            source = args[0][0]
-        trace = self.get(source)
-        index = 0
-        if trace is None and len(args) > 1:
-            for index, source in enumerate(args[1:], 1):
-                if (trace := self.get(source)) is not None:
-                    break
-        if trace is None:
-            return
-        followed = rule(trace, args, kwargs, index)
-        moved = None if followed is None else _moved(followed, source, output, name)
-        if moved is not None:
-            self.put(output, moved)
+        inputs = args[0][:1] if name == "aten::cat" else args
+        for index, source in enumerate(inputs):
+            trace = self.get(source)
+            if trace is not None:
+                followed = rule(trace, args, kwargs, index)
+                moved = None if followed is None else _moved(followed, source, output)
+                if moved is not None:
+                    self.put(output, moved)
+                return
 
     def scores_of(self, scores: torch.Tensor) -> TracedScores | None:
         """Queries and keys of the input of a softmax over its last axis."""
@@ -205,7 +199,7 @@ RULES: Mapping[str, Rule] = {
 }
 
 
-def _moved(trace: Trace, source: Any, output: torch.Tensor, name: str) -> Trace | None:
+def _moved(trace: Trace, source: Any, output: torch.Tensor) -> Trace | None:
     """The trace of an output whose entries are those of the input; None if rows are elsewhere."""
     if not trace.is_product:
         return trace
@@ -214,13 +208,12 @@ def _moved(trace: Trace, source: Any, output: torch.Tensor, name: str) -> Trace 
     if source.ndim != output.ndim or source.ndim < 2 or source.stride(-1) != output.stride(-1):
         return None
     stride = None
-    for before, after, size, new in zip(
-        source.stride()[:-1], output.stride()[:-1], source.shape[:-1], output.shape[:-1], strict=True
-    ):
-        if size != new and size != 1:
-            return None
+    for axis in range(source.ndim - 1):
+        before, after, size = source.stride(axis), output.stride(axis), source.shape[axis]
         if size == 1:
             continue
+        if size != output.shape[axis]:
+            return None
         if before < trace.stride:  # an axis within rows, of a picture's rows and columns
             if before != after:
                 return None
@@ -258,9 +251,12 @@ def _traced(
     rows = torch.full((), first, device=left.device)
     for size, step in zip(scores.shape[:-1], steps, strict=True):
         rows = rows[..., None] + torch.arange(size, device=left.device) * step
-    if first < 0 or first + sum(
-        (size - 1) * step for size, step in zip(scores.shape[:-1], steps, strict=True)
-    ) >= count * per_matrix:
+    if (
+        first < 0
+        or first
+        + sum((size - 1) * step for size, step in zip(scores.shape[:-1], steps, strict=True))
+        >= count * per_matrix
+    ):
         return None
     if queries > 1 and per_matrix % queries and per_matrix != queries:
         return None  # rows of one head would lie in several matrices
@@ -289,7 +285,7 @@ def _traced(
 def _broad(
     factor: torch.Tensor, met: tuple[int, ...], shape: tuple[int, ...], columns: int
 ) -> torch.Tensor | None:
-    """A factor as broad as the softmax's input, which has the axes of what it met, or splits them."""
+    """A factor with the axes of the softmax's input, which may be those that it met, or split."""
     if len(met) == len(shape):
         factor = factor.reshape((1,) * (len(shape) - factor.ndim) + tuple(factor.shape))
     elif met[-1] == shape[-1]:

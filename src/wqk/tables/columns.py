@@ -142,6 +142,8 @@ LOGIT_COLUMNS = (
     Column("logit_std", float, "standard deviation of the logits"),
     Column("attention_entropy", float, "mean entropy of a token's attention, in nats"),
     Column("attention_top_share", float, "mean of a token's largest attention weight"),
+    Column("extreme_logit", float, "the logit of largest magnitude, with its sign"),
+    Column("first_token_share", float, "mean attention weight of the first token"),
 )
 
 
