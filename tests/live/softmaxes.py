@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from wqk.families import AttentionPlan
-from wqk.live.blocks import parent_of
+from wqk.live.addresses import parent_of
 from wqk.live.logits import BlockLogits, LogitMeter, Logits
 from wqk.live.running import double_precision, inputs_of
 

@@ -35,7 +35,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import wqk
 from wqk.errors import CheckpointError
 from wqk.families import AttentionPlan
-from wqk.live.blocks import parent_of
+from wqk.live.addresses import parent_of
 from wqk.live.running import double_precision, inputs_of
 from wqk_lab.training.initializations import STARTS
 

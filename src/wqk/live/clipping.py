@@ -41,7 +41,7 @@ from wqk.checkpoints import Part
 from wqk.checkpoints.modules import LiveCheckpoint
 from wqk.errors import CheckpointError, FormError, RunError, required_by
 from wqk.families import AttentionPlan, Composed, Place, Side
-from wqk.live.blocks import known_plans, network_of, opened_live
+from wqk.live.addresses import known_plans, network_of, opened_live
 from wqk.live.logits import LogitMeter, Logits
 from wqk.live.scoring import is_first_process
 from wqk.tables.run import drop_after

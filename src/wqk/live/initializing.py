@@ -43,7 +43,7 @@ from wqk.errors import CheckpointError, FormError, required_by
 from wqk.families import AttentionPlan, Side
 from wqk.families.layouts import Projection, put_outputs
 from wqk.forms.scores import symmetry
-from wqk.live.blocks import known_plans, network_of
+from wqk.live.addresses import known_plans, network_of
 from wqk.model import open as open_model
 from wqk.tables.sheet import Sheet
 

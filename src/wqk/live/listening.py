@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 from wqk.checkpoints.adapters import module_of
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families import AttentionPlan, Place
-from wqk.live.blocks import _plain_module, is_pytorch_s, parent_of
+from wqk.live.addresses import _plain_module, is_pytorch_s, parent_of
 
 # How far from 1 a row of probabilities may sum, and in half precision.
 ROUNDING, HALF_ROUNDING = 1e-5, 1e-2

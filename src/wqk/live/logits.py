@@ -24,7 +24,7 @@ from wqk._typing import FilePath
 from wqk.checkpoints.modules import unwrapped
 from wqk.errors import CheckpointError, UnknownFamily, first_line, required_by
 from wqk.families import AttentionPlan, Place
-from wqk.live.blocks import Address, BlockIndex, network_of, opened_live
+from wqk.live.addresses import Address, BlockIndex, network_of, opened_live
 from wqk.live.calls import ObservedCall
 from wqk.live.observing import Observer
 from wqk.live.running import run_batch

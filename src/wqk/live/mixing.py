@@ -26,7 +26,7 @@ import numpy as np
 from wqk._typing import Array, Float
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families import AttentionPlan
-from wqk.live.blocks import parent_of
+from wqk.live.addresses import parent_of
 from wqk.live.reflections import InputRoots, input_roots, involution
 from wqk.model import Model
 

@@ -24,7 +24,7 @@ from typing import Any
 from wqk._machine import whole_products
 from wqk.checkpoints.modules import unwrapped
 from wqk.live.calls import ObservedCall, RunningModule
-from wqk.live.kernels import FLEX, flex_call, is_kernel, kernel_calls
+from wqk.live.fused import FLEX, flex_call, is_kernel, kernel_calls
 from wqk.live.tracing import RULES, Trace, Tracer
 
 SOFTMAXES = ("aten::_softmax", "aten::_safe_softmax")

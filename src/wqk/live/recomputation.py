@@ -28,7 +28,7 @@ from wqk._typing import Array
 from wqk.attention import Block
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families import AttentionPlan, Place
-from wqk.live.blocks import parent_of
+from wqk.live.addresses import parent_of
 from wqk.live.listening import (
     HIDDEN,
     AttentionCall,

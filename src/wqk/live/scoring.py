@@ -37,7 +37,7 @@ from wqk.families import AttentionPlan
 from wqk.forms import BilinearForm
 from wqk.forms.chaining import change
 from wqk.forms.scores import symmetry
-from wqk.live.blocks import network_of
+from wqk.live.addresses import network_of
 from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.scanning.scan import scan_model

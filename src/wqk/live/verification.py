@@ -29,7 +29,7 @@ from wqk.checkpoints.adapters import AdaptedCheckpoint, unrounded
 from wqk.checkpoints.checkpoint import Around
 from wqk.checkpoints.modules import LiveCheckpoint, unwrapped
 from wqk.errors import CheckpointError
-from wqk.live.blocks import PROVEN
+from wqk.live.addresses import PROVEN
 from wqk.live.recomputation import beyond, form_difference, holds_whole_score, recomputed
 from wqk.live.running import Run, run, run_module
 from wqk.model import Model
