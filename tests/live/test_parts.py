@@ -22,7 +22,7 @@ import wqk
 from wqk.errors import CheckpointError, CorpusError, FormError, UnknownFamily
 from wqk.live.held_out import choose
 from wqk.live.mixing import NONE, SKEW, SYMMETRIC, Mixer, Part, Place, mixed
-from wqk.live.parts import share_kept
+from wqk.live.parts import _Measurement, share_kept
 from wqk.live.reflections import InputRoots, involution
 
 N = 7
@@ -357,7 +357,7 @@ def rising(count: int, seed: int) -> np.ndarray:
     return np.asarray((begin + step * np.arange(12)) % 20)
 
 
-def plain_involution(moments: np.ndarray) -> InputRoots:
+def plain_involution(moments: np.ndarray, least_moment: float = 0) -> InputRoots:
     """The roots with which R′ is the orthogonal involution R, whatever the inputs are."""
     return InputRoots(np.eye(len(moments)), np.eye(len(moments)))
 
@@ -369,6 +369,40 @@ def test_the_control_is_as_large_as_the_scores(trained: Any) -> None:
     assert found.shares.filter(part="random")["share"].null_count() == 0
     assert [row["layer"] for row in found.to_dict()["control_size"]] == [0, 1]
     assert "control_size, |M|²/|S|² of the random mirror M by layer (decoder): " in repr(found)
+
+
+class PlantedSizes:
+    """A mixer whose controls have planted sizes, by layer and by the share of small moments."""
+
+    def __init__(self, sizes: dict[int, dict[float, float]]) -> None:
+        self.sizes = sizes
+        self.least_moments = dict.fromkeys(sizes, 1e-6)
+
+    def measure_inputs(self, run: Any) -> None:
+        """Nothing is measured."""
+
+    def raise_moments(self, stack: str, least_moments: dict[int, float]) -> None:
+        self.least_moments |= least_moments
+
+    def control_sizes(self, run: Any, stack: str, number: int) -> dict[int, float]:
+        return {layer: sizes[self.least_moments[layer]] for layer, sizes in self.sizes.items()}
+
+
+def test_a_layer_takes_the_share_whose_control_is_nearest_to_its_scores() -> None:
+    """One that is near enough with the first share keeps it; another comes back from a worse."""
+    mixer = PlantedSizes(
+        {
+            0: {1e-6: 3.6, 1e-5: 2.0, 1e-4: 1.1, 1e-3: 0.4},
+            1: {1e-6: 1.4, 1e-5: 1.0, 1e-4: 0.9, 1e-3: 0.5},
+            2: {1e-6: 0.6, 1e-5: 0.5, 1e-4: 0.3, 1e-3: 0.1},
+        }
+    )
+    measurement = object.__new__(_Measurement)
+    measurement.mixer, measurement.total = mixer, 0  # type: ignore[assignment]
+    measurement.measure_controls(["encoder"], 2)
+    assert measurement.control_size["size"].to_list() == pytest.approx([1.1, 1.4, 0.6])
+    assert measurement.control_size["least_moment"].to_list() == [1e-4, 1e-6, 1e-6]
+    assert mixer.least_moments == {0: 1e-4, 1: 1e-6, 2: 1e-6}
 
 
 def test_a_control_that_turns_weights_away_from_inputs_is_refused(

@@ -16,7 +16,7 @@ Axes: B blocks, H query heads, G key heads, N tokens, R head width, D width.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
@@ -124,6 +124,7 @@ class Mixer:
         self._mirrored: dict[Any, Array] = {}
         self._between: dict[tuple[Any, int], Array] = {}
         self.roots: dict[Any, InputRoots] = {}
+        self._moments: dict[Any, np.ndarray] = {}
         self._involutions: dict[tuple[int, int], Array] = {}
         self._squares: dict[int, SumsOfSquares] | None = None
 
@@ -177,8 +178,15 @@ class Mixer:
         finally:
             for hook in hooks:
                 hook.remove()
-        for module, sums in moments.items():
-            self.roots[module] = input_roots(sums.cpu().numpy())
+        self._moments = {module: sums.cpu().numpy() for module, sums in moments.items()}
+        for module, sums in self._moments.items():
+            self.roots[module] = input_roots(sums)
+
+    def raise_moments(self, stack: str, least_moments: Mapping[int, float]) -> None:
+        """Raise small second moments of layers' inputs to a share of the largest, by layer."""
+        for module, plan in self.modules.items():
+            if plan.stack == stack and plan.layer in least_moments:
+                self.roots[module] = input_roots(self._moments[module], least_moments[plan.layer])
 
     def control_sizes(self, run: Callable[[], object], stack: str, number: int) -> dict[int, float]:
         """Measure |M|²/|S|² of a random involution's M in each layer of a stack.

