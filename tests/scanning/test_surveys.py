@@ -39,7 +39,7 @@ from wqk.errors import (
 )
 from wqk.scanning.surveys import SurveyProgress, dask_executor
 from wqk.scanning.surveys import jobs as survey_jobs
-from wqk.scanning.surveys.jobs import Job, Outcome, expand, run_in_processes
+from wqk.scanning.surveys.jobs import Job, JobOutcome, expand, run_in_processes
 from wqk.scanning.surveys.model_sets import model_set, model_sets
 from wqk.storage import patience
 from wqk.tables.score_table import SCHEMA_VERSION, ScoreTable, read_table
@@ -328,10 +328,10 @@ def test_workers_keep_their_tables_and_are_of_one_version(models: list[str], tmp
     assert len(read_table(tmp_path / f"{job.key}.parquet")) == LAYERS * (1 + HEADS)
 
 
-def die_on_the_second(job: Job) -> Outcome:
+def die_on_the_second(job: Job) -> JobOutcome:
     if job.name == "1":
         os.kill(os.getpid(), signal.SIGKILL)
-    return Outcome(reason=job.name)
+    return JobOutcome(reason=job.name)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -344,8 +344,8 @@ def test_a_worker_that_dies_fails_its_job_and_no_other(processes: int):
     assert [outcomes[i].reason for i in "023"] == ["0", "2", "3"]
 
 
-def cores_of(job: Job) -> Outcome:
-    return Outcome(rows=usable_cores(), reason=job.name)
+def cores_of(job: Job) -> JobOutcome:
+    return JobOutcome(rows=usable_cores(), reason=job.name)
 
 
 def test_workers_share_the_cores():

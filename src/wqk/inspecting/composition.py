@@ -41,7 +41,7 @@ from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.reporting import pictures
 from wqk.reporting.summary import pairs_sheet
-from wqk.scanning.scan import checkpoint_columns, wanted_parts
+from wqk.scanning.scan import checkpoint_columns, scored_parts
 from wqk.tables.columns import COLUMNS, Column
 from wqk.tables.rendering import title
 from wqk.tables.score_table import Table, conditions, joined_statuses, records, types
@@ -314,7 +314,7 @@ class Source:
             math.prod(part.shape(checkpoint.info(part.name).shape))
             for coordinates in self._coordinates.values()
             for plan in filter(_has_values, plans)
-            for part in wanted_parts(plan, coordinates)
+            for part in scored_parts(plan, coordinates)
         )
         self.room = BATCH * max(MEMORY, PART * _free_memory())
         self._keeps_all = 4 * numbers <= 2 * self.room  # in single precision

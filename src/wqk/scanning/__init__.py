@@ -1,1 +1,1 @@
-"""From checkpoints to score tables: one, many, or two compared."""
+"""From checkpoints to score tables: scans of one checkpoint, surveys of many, watching a run."""

@@ -9,8 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy as np
 from wqk._machine import (
     all_blas_threads,
     is_confined,
+    keep_freed_memory,
     one_blas_thread,
     require_threads,
     usable_cores,
@@ -65,9 +65,20 @@ def score_heads(
     heads: bool = True,
     measures: Sequence[Measure] = (),
 ) -> list[dict[str, Any]]:
-    """Scores of a layer and, with ``heads``, of each head after it: what follows from the forms.
+    """Score a layer and, with ``heads``, each of its heads; the first row is the layer's.
 
-    ``stack`` has the layer's heads as (G, H/G), ``layer`` their sum, if already computed.
+    Parameters
+    ----------
+    stack
+        The heads of the layer, (G, H/G).
+    layer
+        Their sum, if already computed.
+    gamma
+        Threshold of the directionality score.
+    heads
+        Whether to add a row for each head.
+    measures
+        Further measures; only those of forms are computed.
     """
     layer = stack.sum() if layer is None else layer
     scores = {name: float(value) for name, value in _scores(layer, gamma, measures).items()}
@@ -81,25 +92,22 @@ def score_heads(
         }
     if not heads:
         return [row]
-    columns = {
+    scores_by_head = {
         name: np.ravel(on_host(values)) for name, values in _scores(stack, gamma, measures).items()
     }
     _, sharing = stack.stack
-    return [row] + [
-        {
-            "head": head,
-            "key_head": head // sharing,
-            "rank": stack.rank,
-            **{name: float(values[head]) for name, values in columns.items()},
-        }
-        for head in range(math.prod(stack.stack))
-    ]
+    rows = [row]
+    for head in range(math.prod(stack.stack)):
+        head_scores = {name: float(values[head]) for name, values in scores_by_head.items()}
+        position = {"head": head, "key_head": head // sharing, "rank": stack.rank}
+        rows.append(position | head_scores)
+    return rows
 
 
 def block_columns(
     form: BilinearForm, plan: AttentionPlan, coordinates: Coordinates, distance: int
 ) -> dict[str, Any]:
-    """The columns that all rows of a block at one distance share; heads are stacked (G, H/G)."""
+    """Return the columns that all rows of a block at one distance share; heads are (G, H/G)."""
     key_heads, sharing = form.stack
     return {
         "family": plan.family,
@@ -123,20 +131,22 @@ def with_status(
     coordinates: Coordinates,
     weights: Sequence[Array],
 ) -> list[dict[str, Any]]:
-    """Return the rows of one block, the layer's own first, with their status.
+    """Return the rows of one block, the layer's own row first, with their status.
 
-    ``weights`` are the two that the forms are made of; none if these are not a model's own.
+    ``weights`` are the two weights of the forms; none if the forms are no model's own.
     """
-    statuses = {*plan.statuses, *(["partial"] if lacks_norm(plan, coordinates) else [])}
+    statuses = set(plan.statuses)
+    if lacks_norm(plan, coordinates):
+        statuses.add("partial")
     score = rows[0].get("symmetry")
     if len(weights) and score is not None and looks_random(weights, score, weights[0].shape[-1]):
         statuses.add("random-looking")
 
     def status(row: dict[str, Any]) -> str:
         is_zero = math.isnan(row["directionality"])
-        return joined_statuses(
-            statuses - {"random-looking"} | {"degenerate"} if is_zero else statuses
-        )
+        if is_zero:
+            return joined_statuses(statuses - {"random-looking"} | {"degenerate"})
+        return joined_statuses(statuses)
 
     return [{**row, "status": status(row)} for row in rows]
 
@@ -144,19 +154,21 @@ def with_status(
 def checkpoint_columns(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the columns that all rows of a checkpoint share."""
     model_type = checkpoint.config.get("model_type")
+    if isinstance(model_type, str):
+        model_type = model_type.encode("utf-8", "replace").decode()  # without lone surrogates
+    else:
+        model_type = None
     return {
         "checkpoint": checkpoint.name,
         "revision": checkpoint.revision,
         "step": checkpoint.step,
-        "model_type": (
-            model_type.encode("utf-8", "replace").decode() if isinstance(model_type, str) else None
-        ),
+        "model_type": model_type,
         "parameters": checkpoint.parameters,
     }
 
 
-# The scores that a form has as attributes, named as their columns; directionality takes a gamma.
-ATTRIBUTES = tuple(
+# Columns with a score that is an attribute of forms. Directionality depends on gamma.
+SCORE_ATTRIBUTES = tuple(
     column.name
     for column in COLUMNS
     if column.type is float
@@ -166,15 +178,16 @@ ATTRIBUTES = tuple(
 
 
 def _scores(form: BilinearForm, gamma: float, measures: Sequence[Measure]) -> dict[str, Any]:
-    """Every score of a form or a stack; some only if both sides are the same space."""
-    found: dict[str, Any] = {}
-    for name in ATTRIBUTES:
+    """Compute every score of a form or a stack; symmetry is missing if the form is not square."""
+    scores: dict[str, Any] = {}
+    for name in SCORE_ATTRIBUTES:
         with suppress(FormError):
-            found[name] = getattr(form, name)
-    found |= directionalities(form.moments, gamma)._asdict()
+            scores[name] = getattr(form, name)
+    scores |= directionalities(form.moments, gamma)._asdict()
     for measure in measures:
-        found |= measure.compute(form) if measure.of == "form" else {}
-    return found
+        if measure.of == "form":
+            scores |= measure.compute(form)
+    return scores
 
 
 @dataclass(frozen=True)
@@ -216,18 +229,19 @@ def scan(
     heads
         Whether to add rows for single heads.
     circuit, fold_norm, bias, distances
-        Another form than the plain W_q W_kᵀ: see `wqk.attention.factors`. Each distance has
-        its own rows.
+        Coordinates of the form, if it is not the plain W_q W_kᵀ: see `wqk.attention.factors`. Each
+        distance has its own rows.
     device
-        Where PyTorch multiplies, such as ``"cuda"``; without it NumPy does, on the CPU.
+        Device on which PyTorch multiplies, such as ``"cuda"``; without it NumPy multiplies on the
+        CPU.
     details
-        Whether the table's ``details`` are to hold what pictures need: every layer's image, norms,
-        outlying dimensions and coupling of heads, at the first distance.
+        Whether to keep the data for pictures as the table's ``details``: every layer's image,
+        norms, outlying dimensions and coupling of heads, at the first distance.
     measures
-        What to add, from ``"spectral_norm"``, ``"spectrum"``, ``"ceiling"``, ``"bands"``: see
+        Further measures: ``"spectral_norm"``, ``"spectrum"``, ``"ceiling"``, ``"bands"``; see
         `wqk.tables.columns`.
     layers
-        Numbers of the layers to score, where not all of them.
+        Numbers of the layers to score; by default all.
     on_progress
         Called after every block.
 
@@ -243,8 +257,8 @@ def scan(
 
     Notes
     -----
-    While blocks are scored, BLAS has one thread in the whole process, also for what other threads
-    compute. Where that matters, scan in a process of its own: ``wqk.survey`` does, and so does any
+    While blocks are scored, BLAS has one thread in the whole process, also for the computations of
+    other threads. If that matters, scan in a separate process: ``wqk.survey`` does, and so does any
     ``ProcessPoolExecutor`` that spawns.
 
     Examples
@@ -255,16 +269,18 @@ def scan(
     [0, 1, 2, 3]
     """
     require_threads()
-    select_measures(measures, circuit)  # before anything is read
+    select_measures(measures, circuit)  # raises before anything is read
     require_list("distances", distances, [0, 64])
     move = mover(device) if device else None
     coordinates = Coordinates(circuit, fold_norm, bias, tuple(dict.fromkeys(distances)))
 
-    def scan_one(one: Any) -> ScoreTable:
-        model = open_model(one)
+    def scan_one(single: Any) -> ScoreTable:
+        model = open_model(single)
         with errors_about(model.name):
+            if layers is not None:
+                model = model.select(layers=layers)
             return scan_model(
-                model if layers is None else model.select(layers=layers),
+                model,
                 coordinates,
                 gamma=gamma,
                 heads=heads,
@@ -274,38 +290,42 @@ def scan(
                 move=move,
             )
 
-    return join([scan_one(one) for one in _single_refs(ref)])
+    return join([scan_one(single) for single in _single_refs(ref)])
 
 
 def _single_refs(ref: Any) -> list[Any]:
-    """One reference for each checkpoint that a reference, or a list of them, stands for."""
+    """Expand lists and the folders of runs: one reference for each checkpoint."""
     if isinstance(ref, list | tuple):
         if not ref:
             raise CheckpointError("a scan needs at least one checkpoint, got an empty list")
-        return [single for one in ref for single in _single_refs(one)]
+        return list(chain.from_iterable(map(_single_refs, ref)))
     return steps_of(os.fspath(ref)) if isinstance(ref, str | os.PathLike) else [ref]
 
 
-def wanted_parts(plan: AttentionPlan, coordinates: Coordinates) -> list[Part]:
+def scored_parts(plan: AttentionPlan, coordinates: Coordinates) -> list[Part]:
     """Return the large parts of a block, each once: all but the vectors of norms."""
     sides = (plan.query, plan.key) if coordinates.circuit == "qk" else (plan.value, plan.output)
-    return [*dict.fromkeys(part for side in sides if side is not None for part in side.parts)]
+    parts: dict[Part, None] = {}
+    for side in sides:
+        if side is not None:
+            parts |= dict.fromkeys(side.parts)
+    return list(parts)
 
 
 def plan_bytes(
     checkpoint: Checkpoint, plan: AttentionPlan, coordinates: Coordinates = PLAIN
 ) -> int:
-    """Bytes of the checkpoint that scoring one block reads, but for the vectors of norms."""
-    parts = wanted_parts(plan, coordinates)
+    """Count the bytes that scoring one block reads, without the vectors of norms."""
+    parts = scored_parts(plan, coordinates)
     return sum(part.nbytes(checkpoint.info(part.name)) for part in parts)
 
 
 def _blocks_that_fit(
     checkpoint: Checkpoint, plans: Sequence[AttentionPlan], coordinates: Coordinates
 ) -> int:
-    """How many of the largest block the spare memory holds, at least 1.
+    """Return the number of blocks that fit into the spare memory, at least 1.
 
-    A block needs its weights in float32, twice.
+    A block needs its weights in float32, twice. All blocks count as the largest of them.
 
     Examples
     --------
@@ -318,10 +338,10 @@ def _blocks_that_fit(
     """
 
     def numbers(plan: AttentionPlan) -> int:
-        parts = wanted_parts(plan, coordinates)
+        parts = scored_parts(plan, coordinates)
         return sum(math.prod(p.shape(checkpoint.info(p.name).shape)) for p in parts)
 
-    # A circuit that is missing has no size; reading it says so.
+    # A missing circuit has no size; reading it raises an error.
     largest = max(1, *(2 * 4 * numbers(plan) for plan in plans))
     return max(1, SPARE_MEMORY // largest)
 
@@ -342,7 +362,7 @@ def mover(device: str) -> Callable[[BilinearForm], BilinearForm]:
 
     def move(form: BilinearForm) -> BilinearForm:
         return BilinearForm.from_factors(
-            *(torch.tensor(f, device=device) for f in (form.query, form.key))
+            torch.tensor(form.query, device=device), torch.tensor(form.key, device=device)
         )
 
     return move
@@ -360,31 +380,43 @@ def scan_model(
     move: Callable[[BilinearForm], BilinearForm] | None = None,
     forms: Callable[[Block], BilinearForm] | None = None,
 ) -> ScoreTable:
-    """Score the blocks of a model that is open; otherwise as `scan`.
+    """Score the blocks of an open model; otherwise as `scan`.
 
-    Announces coming blocks to a remote checkpoint, so that it fetches them while others are scored.
+    A remote checkpoint fetches the next blocks while others are scored.
 
-    ``move`` takes forms to another device before they are scored. With ``forms``, others are scored
-    than the model's own, such as differences of two.
+    Parameters
+    ----------
+    model
+        The open model.
+    coordinates
+        Coordinates of the forms.
+    gamma, heads, details, measures, on_progress
+        As for `scan`.
+    move
+        Function that moves a form to another device before it is scored.
+    forms
+        Function that replaces the form of a block, such as by the difference from another model.
     """
+    keep_freed_memory()
     checkpoint = model.checkpoint
-    # Without a softmax, what a distance changes is no part of a form.
+    # Blocks without a softmax have no form at a distance.
     plans = model.scored if coordinates.distances == (0,) else model.plans
     if coordinates.circuit == "ov":
         plans = tuple(plan for plan in plans if plan.has_softmax or plan.value)
-    plans = plans or model.scored  # which then say why they have none
-    wanted = select_measures(measures, coordinates.circuit)
+    plans = plans or model.scored  # reading these raises an error with the reason
+    selected = select_measures(measures, coordinates.circuit)
     start, bytes_read = time.perf_counter(), 0
-    metadata = _metadata(model, plans, coordinates, gamma) | measure_metadata(plans, wanted)
+    metadata = _metadata(model, plans, coordinates, gamma) | measure_metadata(plans, selected)
     columns = checkpoint_columns(checkpoint)
     upcoming = iter(plans)
 
     def prefetch(count: int) -> None:
         for plan in islice(upcoming, count):
-            checkpoint.prefetch(wanted_parts(plan, coordinates))
+            checkpoint.prefetch(scored_parts(plan, coordinates))
 
     def forms_of(block: Block) -> Iterator[tuple[int, BilinearForm]]:
-        for distance, form in [(0, forms(block))] if forms else block.forms(coordinates):
+        by_distance = [(0, forms(block))] if forms else block.forms(coordinates)
+        for distance, form in by_distance:
             yield distance, move(form) if move else form
 
     fitting = _blocks_that_fit(checkpoint, plans, coordinates)
@@ -392,27 +424,27 @@ def scan_model(
     side_by_side = at_once > 1 or is_confined()
 
     def score(block: Block) -> tuple[list[dict[str, Any]], list[BlockDetails]]:
-        """Rows of one block at every distance, and the details of its layer at the first."""
+        """Score one block at every distance; the details are those of the first distance."""
         prefetch(1)
         rows: list[dict[str, Any]] = []
-        pictured: list[BlockDetails] = []
+        layer_details: list[BlockDetails] = []
         with nullcontext() if side_by_side else all_blas_threads():
             for distance, form in forms_of(block):
                 layer = form.sum()
                 shared = columns | block_columns(form, block.plan, coordinates, distance)
-                more = score_heads(form, layer, gamma=gamma, heads=heads, measures=wanted)
-                rows += [shared | row for row in more]
-                if details and not pictured:
+                scored_rows = score_heads(form, layer, gamma=gamma, heads=heads, measures=selected)
+                rows += [shared | row for row in scored_rows]
+                if details and not layer_details:
                     key = LayerKey(**{name: rows[0][name] for name in LAYER})
-                    pictured.append(block_details(key, form, gamma, layer))
+                    layer_details.append(block_details(key, form, gamma, layer))
                 del form, layer  # large, and no longer needed
             weights = () if forms else block.weights(coordinates.circuit)
             rows = with_status(rows, block.plan, coordinates, weights)
-            rows = with_block_measures(rows, block, coordinates.distances, wanted)
-        return rows, pictured
+            rows = with_block_measures(rows, block, coordinates.distances, selected)
+        return rows, layer_details
 
     rows: list[dict[str, Any]] = []
-    pictured: list[BlockDetails] = []
+    layer_details: list[BlockDetails] = []
     with (
         whole_products() if move else nullcontext(),
         one_blas_thread() if side_by_side else nullcontext(),
@@ -420,65 +452,79 @@ def scan_model(
     ):
         prefetch(fitting)
         try:
-            for done, (plan, scored) in enumerate(
-                zip(plans, pool.map(score, map(partial(Block, checkpoint), plans)), strict=True),
-                start=1,
-            ):
-                rows += scored[0]
-                pictured += scored[1]
+            blocks = (Block(checkpoint, plan) for plan in plans)
+            results = zip(plans, pool.map(score, blocks), strict=True)
+            for done, (plan, (block_rows, details_of_block)) in enumerate(results, start=1):
+                rows += block_rows
+                layer_details += details_of_block
                 bytes_read += plan_bytes(checkpoint, plan, coordinates)
                 if on_progress:
                     seconds = time.perf_counter() - start
                     on_progress(Progress(done, len(plans), bytes_read, seconds))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            checkpoint.abandon()  # else an interrupted scan would wait for its downloads
+            checkpoint.abandon()  # an interrupted scan must not wait for its downloads
             raise
-    images = Details(tuple(pictured), gamma) if details else None
+    images = Details(tuple(layer_details), gamma) if details else None
     return ScoreTable.from_rows(rows, metadata, images)
 
 
 def _metadata(
     model: Model, plans: Sequence[AttentionPlan], coordinates: Coordinates, gamma: float
 ) -> dict[str, Any]:
-    """How the scores are computed, for all rows; ``plans`` are the blocks that are scored."""
-    stored = (kind for plan in plans for kind in plan.quantized)
-    apart = model.on(model.checkpoint, [p for p in model.scored if p not in plans])
-    lacking = "of values and outputs" if coordinates.circuit == "ov" else "at a distance"
-    terms: dict[str, dict[str, None]] = {}  # by kind of block; the reasons have what mixes tokens
-    for plan in plans:
-        found = (one.term for one in omissions(plan, coordinates) if one.kind != "mixing")
-        terms.setdefault("" if plan.has_softmax else plan.what, {}).update(dict.fromkeys(found))
-    left_out = {model.name: list(terms.pop("", {}))}
-    others = {model.name: {kind: list(of) for kind, of in terms.items()}}
-    return {
+    """Describe the computation of the scores, for all rows; ``plans`` are the scored blocks."""
+    metadata = {
         "wqk": __version__,
         "gamma": gamma,
         "folded_norms": coordinates.fold_norm,
         "biases": coordinates.bias,
         "partial": _reasons(plans, coordinates),
-        "left_out": left_out,
-        **({"left_out_without_softmax": others} if terms else {}),
-        "inferred": list(dict.fromkeys(p.rule.guess for p in model.plans if p.rule.guess)),
-        "unread": model.unread,
-        "notes": [
-            *model.checkpoint.notes,
-            *(f"queries and keys are stored as {kind}" for kind in dict.fromkeys(stored)),
-            *(f"{what}: has no form {lacking}" for what in apart.without_softmax),
-        ],
     }
+    terms = _omitted_terms(plans, coordinates)
+    metadata["left_out"] = {model.name: terms.pop("", [])}
+    if terms:
+        metadata["left_out_without_softmax"] = {model.name: terms}
+    guesses = [plan.rule.guess for plan in model.plans if plan.rule.guess]
+    metadata["inferred"] = list(dict.fromkeys(guesses))
+    metadata["unread"] = model.unread
+    metadata["notes"] = _notes(model, plans, coordinates)
+    return metadata
+
+
+def _omitted_terms(
+    plans: Sequence[AttentionPlan], coordinates: Coordinates
+) -> dict[str, list[str]]:
+    """List the terms that forms leave out, by kind of block; "" stands for a softmax."""
+    terms_by_kind: dict[str, dict[str, None]] = {}
+    for plan in plans:
+        terms = terms_by_kind.setdefault("" if plan.has_softmax else plan.what, {})
+        for omission in omissions(plan, coordinates):
+            if omission.kind != "mixing":  # the reason of a partial form has these terms
+                terms[omission.term] = None
+    return {kind: list(terms) for kind, terms in terms_by_kind.items()}
+
+
+def _notes(model: Model, plans: Sequence[AttentionPlan], coordinates: Coordinates) -> list[str]:
+    """Collect notes on the checkpoint, on quantized weights, and on blocks that have no form."""
+    notes = [*model.checkpoint.notes]
+    quantized: dict[str, None] = {}
+    for plan in plans:
+        quantized |= dict.fromkeys(plan.quantized)
+    notes += [f"queries and keys are stored as {number_type}" for number_type in quantized]
+    unscored = model.on(model.checkpoint, [plan for plan in model.scored if plan not in plans])
+    form = "of values and outputs" if coordinates.circuit == "ov" else "at a distance"
+    notes += [f"{blocks}: has no form {form}" for blocks in unscored.without_softmax]
+    return notes
 
 
 def _reasons(plans: Sequence[AttentionPlan], coordinates: Coordinates) -> dict[str, str]:
-    """Why rows are ``partial``, by stack."""
-    unfolded = {
-        plan.where: "some layers have no known norm in front of them, so that none was folded in"
-        for plan in plans
-        if lacks_norm(plan, coordinates)
-    }
-    if len(plans) == sum(lacks_norm(plan, coordinates) for plan in plans):
+    """Return the reasons of ``partial`` rows, by stack."""
+    lacking = [plan for plan in plans if lacks_norm(plan, coordinates)]
+    if len(lacking) == len(plans):
         raise CheckpointError(
             f"family {plans[0].family} describes no norm in front of its attention, or the "
             "checkpoint lacks it; scan without folding norms"
         )
-    return unfolded | {plan.where: plan.reason for plan in plans if plan.reason}
+    reason = "some layers have no known norm in front of them, so that none was folded in"
+    reasons = {plan.where: reason for plan in lacking}
+    return reasons | {plan.where: plan.reason for plan in plans if plan.reason}

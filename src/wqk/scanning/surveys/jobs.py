@@ -1,6 +1,6 @@
-"""The jobs of a survey, one for each checkpoint of its refs and revisions, and the work of each.
+"""Jobs of a survey, one for each checkpoint of its refs and revisions, and their execution.
 
-They run in worker processes, on any executor, or on a Dask cluster.
+Jobs run in worker processes, on any executor, or on a Dask cluster.
 """
 
 from __future__ import annotations
@@ -59,22 +59,32 @@ from wqk.tables.writers import to_parquet
 
 @dataclass(frozen=True)
 class Job:
-    """One checkpoint of a survey; ``name``, ``revision`` and ``step`` as in the table."""
+    """One checkpoint of a survey.
+
+    Attributes
+    ----------
+    name, revision, step
+        As in the table.
+    location
+        Reference that a worker opens, from any folder: an absolute path, a Hub id, a URL.
+    problem
+        The error, if the ref cannot be resolved.
+    """
 
     name: str
     revision: str | None
     step: int | None
-    location: str  # what a worker opens in any folder: an absolute path, a hub id, a URL
-    problem: WqkError | None = None  # why the ref cannot be resolved, if so
+    location: str
+    problem: WqkError | None = None
 
     @property
     def title(self) -> str:
-        """Name and revision, readable."""
-        return self.name + (f" @ {self.revision}" if self.revision else "")
+        """Name and revision for people."""
+        return f"{self.name} @ {self.revision}" if self.revision else self.name
 
     @cached_property
     def key(self) -> str:
-        """Return a file name determined by name and revision."""
+        """File name that name and revision determine."""
         identity = json.dumps([self.name, self.revision]).encode()
         digest = hashlib.blake2b(identity, digest_size=8).hexdigest()
         readable = re.sub(r"[^A-Za-z0-9.]+", "-", self.title).strip("-.")[-60:]
@@ -86,10 +96,11 @@ def expand(
     revisions: Sequence[str] = (),
     list_revisions: Callable[[str], list[str]] | None = None,
 ) -> list[Job]:
-    """Every checkpoint that refs and revisions name, in order, each once; arguments as `survey`'s.
+    """List a job for each checkpoint of refs and revisions, in order and without repetitions.
 
-    ``list_revisions`` lists a repository's revisions; it is called only for patterns. A ref that
-    cannot be resolved is a job with a problem, but a list or set that does not exist is an error.
+    The arguments are those of `survey`. ``list_revisions`` lists a repository's revisions and is
+    called only for patterns. A ref that cannot be resolved is a job with a problem, but a list or
+    set that does not exist raises an error.
 
     Examples
     --------
@@ -97,22 +108,23 @@ def expand(
     ['owner/model @ step8', 'owner/model @ step16']
     """
     jobs: dict[str, Job] = {}
-    for ref in _words(refs):
+    for ref in _single_refs(refs):
         try:
-            named = list(_jobs_of(ref, revisions, list_revisions or hub_revisions))
+            jobs_of_ref = list(_jobs_of(ref, revisions, list_revisions or hub_revisions))
         except WqkError as error:
-            named = [Job(_name(ref), None, None, ref, problem=error)]
-        for job in named:
-            one, number = job, 1
-            # Of addresses that differ only in their signatures, the second is another checkpoint.
-            while jobs.setdefault(one.key, one).location != job.location:
+            jobs_of_ref = [Job(_name(ref), None, None, ref, problem=error)]
+        for job in jobs_of_ref:
+            # Addresses that differ only in their signatures have one name; the second checkpoint
+            # gets the name with a number.
+            distinct, number = job, 1
+            while jobs.setdefault(distinct.key, distinct).location != job.location:
                 number += 1
-                one = replace(job, name=f"{job.name} ({number})")
+                distinct = replace(job, name=f"{job.name} ({number})")
     return list(jobs.values())
 
 
 def _name(ref: str) -> str:
-    """Return a ref's name in tables: redacted, and another one for every address."""
+    """Return a ref's name in tables: without secrets, and different for every address."""
     digest = digest_of_query(ref)
     return redacted(ref) + (f" ({digest})" if digest else "")
 
@@ -143,33 +155,31 @@ def natural_order(name: str) -> list[str | int]:
     >>> sorted(["step10", "step2", "main"], key=natural_order)
     ['main', 'step2', 'step10']
     """
-    return [int(t) if i % 2 else t for i, t in enumerate(re.split(r"([0-9]+)", name))]
+    pieces = re.split(r"([0-9]+)", name)  # text and digits alternate
+    return [int(piece) if place % 2 else piece for place, piece in enumerate(pieces)]
 
 
-def _words(refs: Iterable[str]) -> Iterator[str]:
-    """Refs with lists and named sets written out."""
+def _single_refs(refs: Iterable[str]) -> Iterator[str]:
+    """Expand lists and named sets."""
     for ref in refs:
         is_list = ref.startswith("@")
-        for word in read_list(Path(ref[1:])) if is_list else [ref]:
-            if is_list and word.startswith("@"):
+        entries = read_list(Path(ref[1:])) if is_list else [ref]
+        for entry in entries:
+            if is_list and entry.startswith("@"):
                 raise CheckpointError(
-                    f"{ref[1:]}: a list cannot include another list, got {redacted(word)}"
+                    f"{ref[1:]}: a list cannot include another list, got {redacted(entry)}"
                 )
-            yield from model_set(word) if word.startswith(PREFIX) else [word]
+            if entry.startswith(PREFIX):
+                yield from model_set(entry)
+            else:
+                yield entry
 
 
 def _jobs_of(
     ref: str, revisions: Sequence[str], list_revisions: Callable[[str], list[str]]
 ) -> Iterator[Job]:
     if exists(Path(ref)):
-        if not revisions:
-            paths = steps_of(ref)
-        else:  # names or patterns of a run's folders with weights
-            if not Path(ref).is_dir():
-                raise CheckpointError(f"{ref}: a file has no revisions; leave out the revision")
-            steps = [path.name for path in Path(ref).iterdir() if has_weights(path)]
-            matching = (name for pattern in revisions for name in _chosen(pattern, steps, ref))
-            paths = [str(Path(ref, name)) for name in dict.fromkeys(matching)]
+        paths = _step_paths(ref, revisions) if revisions else steps_of(ref)
         for path in paths:
             absolute = Path(path).absolute()
             yield Job(redacted(path), None, step_in(absolute.name), str(absolute))
@@ -177,27 +187,45 @@ def _jobs_of(
         yield Job(_name(ref), None, None, ref)
     else:
         names: dict[str, None] = {}
-        for pattern in revisions:  # listed only where there is a pattern
-            is_plain = not set(pattern) & set("*?[")
-            found = [pattern] if is_plain else _chosen(pattern, list_revisions(ref), ref)
-            names |= dict.fromkeys(found)
+        for pattern in revisions:
+            if set(pattern) & set("*?["):  # revisions are listed only for a pattern
+                names |= dict.fromkeys(_matching(pattern, list_revisions(ref), ref))
+            else:
+                names[pattern] = None
         for name in names:
             yield Job(_name(ref), name, step_in(name), ref)
 
 
-def _chosen(pattern: str, names: Sequence[str], ref: str) -> list[str]:
-    chosen = [name for name in names if fnmatchcase(name, pattern)]
-    if not chosen:
-        some = ", ".join(sorted(names, key=natural_order)[:3])
-        more = f": {some}{', …' if len(names) > 3 else ''}" if names else ""
-        there = f"it has {len(names) or 'none'}{more}"
-        raise CheckpointError(f"{redacted(ref)}: no revision or step matches {pattern!r}; {there}")
-    return sorted(chosen, key=natural_order)
+def _step_paths(run: str, patterns: Sequence[str]) -> list[str]:
+    """Return the paths of a run's folders with weights whose names match a pattern."""
+    if not Path(run).is_dir():
+        raise CheckpointError(f"{run}: a file has no revisions; leave out the revision")
+    steps = [path.name for path in Path(run).iterdir() if has_weights(path)]
+    names: dict[str, None] = {}
+    for pattern in patterns:
+        names |= dict.fromkeys(_matching(pattern, steps, run))
+    return [str(Path(run, name)) for name in names]
+
+
+def _matching(pattern: str, names: Sequence[str], ref: str) -> list[str]:
+    """Return the names of revisions or steps that match a pattern, in natural order."""
+    matching = [name for name in names if fnmatchcase(name, pattern)]
+    if not matching:
+        available = "none"
+        if names:
+            examples = ", ".join(sorted(names, key=natural_order)[:3])
+            available = f"{len(names)}: {examples}"
+        if len(names) > 3:
+            available += ", …"
+        raise CheckpointError(
+            f"{redacted(ref)}: no revision or step matches {pattern!r}; it has {available}"
+        )
+    return sorted(matching, key=natural_order)
 
 
 @dataclass(frozen=True)
 class Options:
-    """What all jobs of a survey share; a resumed survey must have the same."""
+    """Options of all jobs of a survey; a resumed survey must have the same options."""
 
     gamma: float
     heads: bool
@@ -206,25 +234,41 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The outcome of a job: a table, or an error's class and reason."""
+class JobOutcome:
+    """JobOutcome of a job: a table, or an error's class and reason.
 
-    table: ScoreTable | None = field(default=None, repr=False)  # unless the worker kept it
+    Attributes
+    ----------
+    table
+        The table, unless the worker has written it.
+    rows
+        Number of rows of the table.
+    files
+        Hash of names, sizes and times of a local checkpoint's files.
+    bytes_read, seconds
+        Size of the scored weights, and duration of the job.
+    error, reason
+        Class and message of the error, if the job failed.
+    trace
+        Traceback of an unexpected error.
+    """
+
+    table: ScoreTable | None = field(default=None, repr=False)
     rows: int = 0
-    files: str | None = None  # hash of names, sizes and times of a local checkpoint's files
+    files: str | None = None
     bytes_read: int = 0
     seconds: float = 0.0
     error: str | None = None
     reason: str | None = None
-    trace: str | None = None  # traceback of an unexpected error
+    trace: str | None = None
 
 
 def run_job(
     options: Options, job: Job, parts: Path | None = None, **hub: Unpack[HubAccess]
-) -> Outcome:
-    """Score one checkpoint; errors are outcomes, too.
+) -> JobOutcome:
+    """Score one checkpoint; an error is an outcome as well.
 
-    With ``parts``, a folder, the table is kept there, and no one has to send and write it.
+    With ``parts``, a folder, the worker writes the table there instead of sending it back.
     """
     start = time.perf_counter()
     try:
@@ -233,35 +277,50 @@ def run_job(
         with one_blas_thread():
             table, files, bytes_read = _score(options, job, hub)
     except Exception as error:  # one model must not end a survey of hundreds
-        expected, seconds = isinstance(error, WqkError), time.perf_counter() - start
-        failed, trace = failure(error), None if expected else traceback.format_exc()
-        reason, trace = (
-            text and without_secrets(text.replace(job.location, job.name))
-            for text in (failed.reason or "", trace)
+        outcome = failure(error)
+        trace = None
+        if not isinstance(error, WqkError):
+            trace = _without_location(traceback.format_exc(), job)
+        return replace(
+            outcome,
+            reason=_without_location(outcome.reason or "", job),
+            seconds=time.perf_counter() - start,
+            trace=trace,
         )
-        return replace(failed, reason=reason, seconds=seconds, trace=trace)
     if parts is not None:
-        # Nobody waits for the disk: after a loss of power an empty part is made again.
+        # No wait for the disk: after a loss of power, an empty part is computed again.
         write_atomically(parts / f"{job.key}.parquet", to_parquet(table), sync=False)
-    sent, seconds = None if parts else table, time.perf_counter() - start
-    return Outcome(sent, len(table), files, bytes_read, seconds)
+    return JobOutcome(
+        table=None if parts else table,
+        rows=len(table),
+        files=files,
+        bytes_read=bytes_read,
+        seconds=time.perf_counter() - start,
+    )
 
 
-def failure(error: BaseException) -> Outcome:
-    """Return the outcome of a job that raised this, its message in one line."""
-    return Outcome(error=type(error).__name__, reason=all_lines(error))
+def _without_location(text: str, job: Job) -> str:
+    """Replace the location of a job, which may contain secrets, by its name."""
+    return without_secrets(text.replace(job.location, job.name))
+
+
+def failure(error: BaseException) -> JobOutcome:
+    """Return the outcome of a job that raised this error, with the message as one line."""
+    return JobOutcome(error=type(error).__name__, reason=all_lines(error))
 
 
 def files_of(location: str) -> str | None:
-    """Hash of names, sizes and times of the files of a checkpoint on disk; None elsewhere."""
+    """Hash the names, sizes and times of a checkpoint's files on disk; None elsewhere."""
     path = Path(location)
     try:
         if not path.exists():
             return None
         # One folder deeper as well, where distributed checkpoints keep the model.
         inside = [*path.iterdir(), *path.glob("*/*")] if path.is_dir() else [path]
-        paths = sorted(p for p in inside if p.is_file())
-        stats = [(p.name, s.st_size, s.st_mtime_ns) for p in paths for s in [p.stat()]]
+        stats = []
+        for file in sorted(candidate for candidate in inside if candidate.is_file()):
+            status = file.stat()
+            stats.append((file.name, status.st_size, status.st_mtime_ns))
     except OSError as error:
         raise CheckpointError(f"{location}: cannot be read ({error.strerror})") from None
     return hashlib.blake2b(repr(stats).encode(), digest_size=16).hexdigest()
@@ -296,12 +355,12 @@ class WorkerDied(Exception):
 
 
 def run_on(
-    executor: Executor, work: Callable[[Job], Outcome], jobs: Iterable[Job]
-) -> Generator[list[tuple[Job, Outcome]], None, None]:
-    """Outcomes from any executor, one by one as they complete.
+    executor: Executor, work: Callable[[Job], JobOutcome], jobs: Iterable[Job]
+) -> Generator[list[tuple[Job, JobOutcome]], None, None]:
+    """Yield the outcomes from any executor, one by one as they complete.
 
-    Raises `RunError` if the executor fails, or forks its processes, which would wait forever for
-    locks of threads that they do not have.
+    Raises `RunError` if the executor fails. An executor that forks its processes is rejected,
+    because forked processes wait forever for locks of threads that they do not have.
     """
     context = getattr(executor, "_mp_context", None)
     if context is not None and context.get_start_method() == "fork":
@@ -320,7 +379,7 @@ def run_on(
                     f"the executor gave up ({type(error).__name__}); finished checkpoints are "
                     "kept: start a new executor and survey again"
                 ) from None
-            except Exception as error:  # the executor's own: a worker that died, no way to send
+            except Exception as error:  # from the executor: a worker died, or sending failed
                 outcome = failure(error)
             yield [(job, outcome)]
     finally:
@@ -329,20 +388,21 @@ def run_on(
 
 
 def run_in_processes(
-    work: Callable[[Job], Outcome], jobs: Iterable[Job], processes: int
-) -> Generator[list[tuple[Job, Outcome]], None, None]:
-    """Outcomes from worker processes, all that are complete; `RunError` if none can be started.
+    work: Callable[[Job], JobOutcome], jobs: Iterable[Job], processes: int
+) -> Generator[list[tuple[Job, JobOutcome]], None, None]:
+    """Yield the outcomes from worker processes as they complete.
 
-    A process that dies breaks the whole pool, without telling which job it ran. The jobs in
-    progress then run again one by one; a job during which a process dies has failed.
+    A process that dies breaks the whole pool, and the pool does not report the job that the process
+    ran. The jobs in progress then run again one by one; a job during which a process dies has
+    failed. Raises `RunError` if no process can be started.
     """
     waiting = deque(jobs)
     suspects: deque[Job] = deque()
     while waiting or suspects:
         queue, at_once = (suspects, 1) if suspects else (waiting, processes)
-        # Twice the number of processes, so that none is idle; a suspect runs alone.
+        # A queue of twice the number of processes keeps them busy; a suspect runs alone.
         limit = 1 if suspects else 2 * at_once
-        running: dict[Future[Outcome], Job] = {}
+        running: dict[Future[JobOutcome], Job] = {}
         with _pool(at_once) as pool:
             broken: list[Job] = []
             while (queue or running) and not broken:
@@ -352,7 +412,7 @@ def run_in_processes(
                     except BrokenExecutor:
                         break
                     queue.popleft()
-                complete: list[tuple[Job, Outcome]] = []
+                complete: list[tuple[Job, JobOutcome]] = []
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     job = running.pop(future)
                     try:
@@ -368,11 +428,12 @@ def run_in_processes(
             suspects.extend(broken)
 
 
-_starting = threading.Lock()  # else two surveys at once might each put back what the other hid
+# Two surveys that start at the same time must not restore the module that the other has replaced.
+_starting = threading.Lock()
 
 
 class _Worker(SpawnProcess):
-    """A process that does not run the user's script again, of which it needs nothing."""
+    """A process that does not run the user's script again, because it needs nothing from it."""
 
     def start(self) -> None:
         with _starting:
@@ -394,7 +455,7 @@ def _pool(processes: int) -> Iterator[ProcessPoolExecutor]:
     )
     try:
         try:
-            # Each starts a process, which a pool otherwise does when those that it has are busy.
+            # Each submission starts a process; later, a pool starts one only if all are busy.
             next(as_completed([pool.submit(os.getpid) for _ in range(processes)])).result()
         except BrokenExecutor:
             raise RunError(
@@ -427,9 +488,9 @@ def _start_worker(processes: int) -> None:
 
 @contextmanager
 def dask_executor(address: str) -> Iterator[Executor]:
-    """The workers of the Dask scheduler at an address, such as ``tcp://host:8786``, as an executor.
+    """Provide the workers of a Dask scheduler as an executor.
 
-    RunError if no scheduler answers there.
+    The address is such as ``tcp://host:8786``. RunError if no scheduler responds there.
     """
     with required_by("a Dask cluster", "cluster"):
         distributed: Any = importlib.import_module("distributed")

@@ -5,8 +5,8 @@ A survey's folder has a lock, a manifest, and one table for each finished job::
     DIR/
     ├── manifest.jsonl    the options, then one line for each event, appended
     ├── parts/            one table for each job
-    ├── scores.parquet    all of them, in the order of the refs, once the survey is complete
-    └── .lock             held while a survey runs here; names the process
+    ├── scores.parquet    the rows of all parts, in the order of the refs, after the last job
+    └── .lock             held while a survey runs here; contains the name of the process
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from wqk.storage.references import HubAccess, check_options
 from wqk.tables.score_table import KEY, SCHEMA_VERSION, ScoreTable, join, read_table
 
 if TYPE_CHECKING:
-    from wqk.scanning.surveys.jobs import Job, Outcome
+    from wqk.scanning.surveys.jobs import Job, JobOutcome
 
-# Fields, with their types, that a line of the manifest must have, by its event.
-FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
+# Fields of a line of the manifest, with their types, by event.
+MANIFEST_FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "settings": {},
     "revisions": {"checkpoint": str, "revisions": list},
     "done": {"key": str, "files": (str, type(None))},
@@ -54,21 +54,27 @@ FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
 
 
 class SurveyFolder:
-    """What a survey has done so far, according to its manifest; made by `open_folder`."""
+    """Folder of a survey, with the state of its jobs; made by `open_folder`.
+
+    Attributes
+    ----------
+    done, failed
+        The last line of the manifest about a job, by the key of the job.
+    revisions
+        Revisions of each repository when they were first listed. A resumed survey uses the same.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.manifest = folder / "manifest.jsonl"
         self.scores = folder / "scores.parquet"
-        # The last line about a job, by its key.
         self.done: dict[str, dict[str, Any]] = {}
         self.failed: dict[str, dict[str, Any]] = {}
-        # Those of each repository, as first listed: a resumed survey uses the same.
         self.revisions: dict[str, list[str]] = {}
         self._tables: dict[str, ScoreTable] = {}
 
     def apply(self, line: dict[str, Any]) -> None:
-        """Take a line of the manifest into account."""
+        """Update the state by a line of the manifest."""
         match line["event"]:
             case "revisions":
                 self.revisions[line["checkpoint"]] = line["revisions"]
@@ -80,24 +86,27 @@ class SurveyFolder:
                 self.done.pop(line["key"], None)
 
     def note(self, *lines: dict[str, Any]) -> None:
-        """Append lines to the manifest; they are on the disk on return."""
+        """Append lines to the manifest, wait for the disk, and update the state."""
         append_lines(self.manifest, *lines)
         for line in lines:
             self.apply(line)
 
-    def keep(self, job: Job, outcome: Outcome) -> dict[str, Any]:
-        """Keep a job's table, and say what is to be noted of the job."""
-        about = {"key": job.key, "checkpoint": job.name, "revision": job.revision}
+    def keep(self, job: Job, outcome: JobOutcome) -> dict[str, Any]:
+        """Write a job's table, and return the line of the manifest about the job."""
+        job_columns = {"key": job.key, "checkpoint": job.name, "revision": job.revision}
         seconds = round(outcome.seconds, 3)
         if outcome.error is not None:
-            result = {"error": outcome.error, "reason": outcome.reason, "seconds": seconds}
-            result |= {"trace": outcome.trace} if outcome.trace else {}
-            return {"event": "failed", **about, **result}
+            line: dict[str, Any] = {"event": "failed", **job_columns}
+            line |= {"error": outcome.error, "reason": outcome.reason, "seconds": seconds}
+            if outcome.trace:
+                line["trace"] = outcome.trace
+            return line
         if outcome.table is not None:
             outcome.table.write(self.part(job.key))
-        result = {"step": job.step, "rows": outcome.rows, "bytes": outcome.bytes_read}
-        result |= {"seconds": seconds, "files": outcome.files}
-        return {"event": "done", **about, **result}
+        line = {"event": "done", **job_columns}
+        line |= {"step": job.step, "rows": outcome.rows, "bytes": outcome.bytes_read}
+        line |= {"seconds": seconds, "files": outcome.files}
+        return line
 
     def part(self, key: str) -> Path:
         """Return the file with a job's table."""
@@ -117,8 +126,13 @@ class SurveyFolder:
 def open_folder(folder: Path, options: Options) -> Iterator[SurveyFolder]:
     """Create or resume a survey's folder, and lock it.
 
-    Raises `RunError` if another survey is running in it, if it was surveyed with other options, or
-    if its manifest is damaged, and `TableError` if it contains a table that no survey wrote.
+    Raises
+    ------
+    RunError
+        Another survey is running in the folder, its survey had other options, or its manifest is
+        damaged.
+    TableError
+        The folder contains a table that no survey wrote.
     """
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder}: is a file; a survey needs a folder")
@@ -145,17 +159,20 @@ def open_folder(folder: Path, options: Options) -> Iterator[SurveyFolder]:
 def _read_manifest(path: Path) -> list[dict[str, Any]]:
     lines = read_lines(path)
     for number, line in enumerate(lines, 1):
-        fields = FIELDS.get(str(line.get("event")))
-        if (
-            fields is None
-            or (number == 1) != (line["event"] == "settings")
-            or not all(n in line and isinstance(line[n], kind) for n, kind in fields.items())
-        ):
+        is_first = number == 1
+        if not _is_manifest_line(line) or is_first != (line["event"] == "settings"):
             raise RunError(
                 f"{path}: line {number} was not written by a survey; repair or remove the line, "
                 "or survey into another folder"
             )
     return lines
+
+
+def _is_manifest_line(line: dict[str, Any]) -> bool:
+    fields = MANIFEST_FIELDS.get(str(line.get("event")))
+    if fields is None:
+        return False
+    return all(name in line and isinstance(line[name], kind) for name, kind in fields.items())
 
 
 def _require_same_options(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
@@ -179,12 +196,12 @@ MOST_JOBS = 8
 class SurveyProgress:
     """Progress of a survey: ``jobs``, ``done`` and ``failed`` include earlier runs."""
 
-    jobs: int  # all checkpoints
+    jobs: int  # number of all checkpoints
     done: int
     failed: int
-    now: int  # checkpoints that this run has scored or seen fail
-    bytes_read: int  # by this run
-    seconds: float  # of this run
+    now: int  # checkpoints that were scored, or failed, in this run
+    bytes_read: int  # in this run
+    seconds: float  # since the start of this run
 
 
 def survey(
@@ -218,17 +235,17 @@ def survey(
     jobs
         Number of worker processes, which share the cores; by default one for each core, at most 8.
     retry
-        Whether checkpoints that have failed before are tried again.
+        Whether to try checkpoints again that have failed before.
     on_progress
         Called at the start and after every checkpoint.
     **hub
-        ``token``, ``cache_dir``, ``local_files_only``: see `open_checkpoint`. They are sent to the
-        workers, and not written to the manifest.
+        ``token``, ``cache_dir``, ``local_files_only``: see `open_checkpoint`. The workers receive
+        these options; the manifest does not contain them.
 
     Returns
     -------
     ScoreTable
-        As in ``scores.parquet``, in the order of the refs. Its metadata lists ``failed``
+        The table of ``scores.parquet``, in the order of the refs. Its metadata lists ``failed``
         checkpoints with their reasons.
 
     Raises
@@ -264,15 +281,14 @@ def survey(
         chosen = expand([os.fspath(name) for name in names], revisions, listing)
         pending = [job for job in chosen if _is_pending(folder, job, retry)]
         runnable = [job for job in pending if job.problem is None]
-        # Other machines may not see the folder.
-        work = partial(run_job, options, parts=None if executor else folder.folder / "parts", **hub)
-        running = (
-            run_in_processes(
-                work, runnable, min(len(runnable), jobs or min(MOST_JOBS, usable_cores()))
-            )
-            if executor is None
-            else run_on(executor, work, runnable)
-        )
+        if executor is None:
+            work = partial(run_job, options, parts=folder.folder / "parts", **hub)
+            processes = min(len(runnable), jobs or min(MOST_JOBS, usable_cores()))
+            running = run_in_processes(work, runnable, processes)
+        else:
+            # The workers may be on other machines, without access to the folder.
+            work = partial(run_job, options, parts=None, **hub)
+            running = run_on(executor, work, runnable)
         with closing(running):
             _collect(folder, chosen, pending, running, on_progress)
         return _finish(folder, chosen, options)
@@ -281,7 +297,7 @@ def survey(
 def _revisions(
     folder: SurveyFolder, retry: bool, token: str | bool | None, repository: str
 ) -> list[str]:
-    """A repository's revisions, listed once for the whole survey, and again with ``retry``."""
+    """Return a repository's revisions, listed once for a survey, and again with ``retry``."""
     if retry or repository not in folder.revisions:
         listed = hub_revisions(repository, token)
         folder.note({"event": "revisions", "checkpoint": repository, "revisions": listed})
@@ -289,7 +305,7 @@ def _revisions(
 
 
 def _is_pending(folder: SurveyFolder, job: Job, retry: bool) -> bool:
-    """Whether a job is new, its files have changed, or it failed and should be retried."""
+    """Return whether a job is new, its files have changed, or it failed and is to be retried."""
     if job.key in folder.failed:
         return retry
     part = folder.part(job.key)
@@ -306,7 +322,7 @@ def _collect(
     folder: SurveyFolder,
     chosen: Sequence[Job],
     pending: Sequence[Job],
-    running: Iterator[list[tuple[Job, Outcome]]],
+    running: Iterator[list[tuple[Job, JobOutcome]]],
     on_progress: Callable[[SurveyProgress], None] | None,
 ) -> None:
     """Store every outcome as it completes."""
@@ -325,39 +341,47 @@ def _collect(
     for complete in chain(problems, running):
         folder.note(*(folder.keep(job, outcome) for job, outcome in complete))
         for job, outcome in complete:
-            if not outcome.error:
-                with suppress(TableError):  # which is said at the end
-                    folder.load_part(job.key)  # while the workers score others
-            failed, done = failed + bool(outcome.error), done + (not outcome.error)
-            now, bytes_read = now + 1, bytes_read + outcome.bytes_read
+            if outcome.error:
+                failed += 1
+            else:
+                done += 1
+                # The table is read while the workers are busy. `_finish` raises its error.
+                with suppress(TableError):
+                    folder.load_part(job.key)
+            now += 1
+            bytes_read += outcome.bytes_read
             report()
 
 
 def _finish(folder: SurveyFolder, chosen: Sequence[Job], options: Options) -> ScoreTable:
-    """Return the whole table, from the parts alone, in whatever order they were written."""
+    """Write and return the table of all parts, in the order of the refs."""
     done = [job for job in chosen if job.key in folder.done]
-    failed = [
-        {"checkpoint": job.name, "revision": job.revision, "reason": line["reason"]}
-        for job in chosen
-        if (line := folder.failed.get(job.key))
-    ]
-    # Unfinished files of a survey that was killed, whose workers may outlive it for a moment.
+    failed = []
+    for job in chosen:
+        if job.key in folder.failed:
+            reason = folder.failed[job.key]["reason"]
+            failed.append({"checkpoint": job.name, "revision": job.revision, "reason": reason})
+    # A survey that was killed leaves unfinished files; its workers may run a moment longer.
     for temporary in folder.folder.glob("**/.*.parquet.*"):
         temporary.unlink(missing_ok=True)
     tables = {job: folder.load_part(job.key) for job in done}
-    whole = join([*tables.values()]) if tables else ScoreTable.from_rows([])
+    joined = join([*tables.values()]) if tables else ScoreTable.from_rows([])
     metadata = {
         "schema_version": SCHEMA_VERSION,
         "wqk": options.wqk,
         "gamma": options.gamma,
         "folded_norms": False,
         "biases": False,
-        **{key: [] for key in ("inferred", "unread", "notes")},
-        **{key: {} for key in ("partial", "left_out", "left_out_without_softmax")},
-        **whole.metadata,
-        "failed": failed,
+        "inferred": [],
+        "unread": [],
+        "notes": [],
+        "partial": {},
+        "left_out": {},
+        "left_out_without_softmax": {},
     }
-    table = ScoreTable(whole.frame.rechunk(), metadata)
+    metadata |= joined.metadata
+    metadata["failed"] = failed
+    table = ScoreTable(joined.frame.rechunk(), metadata)
     table.write(folder.scores)
     folder.note({"event": "finished", "done": len(done), "failed": len(failed)})
     return table
@@ -384,13 +408,15 @@ def survey_table(*folders: str | PathLike[str]) -> ScoreTable:
     """
     files: list[Path] = []
     for folder in map(Path, folders):
-        whole = folder / "scores.parquet"
-        found = [whole] if whole.is_file() else sorted((folder / "parts").glob("*.parquet"))
-        if not found:
+        table_file = folder / "scores.parquet"
+        table_files = (
+            [table_file] if table_file.is_file() else sorted((folder / "parts").glob("*.parquet"))
+        )
+        if not table_files:
             raise TableError(
                 f"{folder}: contains no survey; expected a folder written by wqk survey --out"
             )
-        files += found
+        files += table_files
     table = join([read_table(file) for file in files])
     return ScoreTable(
         table.frame.unique(subset=KEY, keep="last", maintain_order=True), table.metadata
