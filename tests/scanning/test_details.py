@@ -20,7 +20,14 @@ from tests import small
 
 import wqk
 from wqk.errors import OutputError, TableError
-from wqk.tables.details import SIDE, BlockDetails, Details, LayerKey, block_details, read_details
+from wqk.tables.details import (
+    IMAGE_SIDE,
+    BlockDetails,
+    Details,
+    LayerKey,
+    block_details,
+    read_details,
+)
 
 CHANGES = [
     {"format": "another"},
@@ -152,7 +159,7 @@ def test_a_layer_of_the_largest_models_takes_little(tmp_path):
     # Width 16,384 and 128 heads; a layer's details are as large whatever its entries are.
     dice = np.random.default_rng(0)
     norms = dice.random(16384).astype(np.float32) + 1
-    image = np.clip(dice.standard_normal((SIDE, SIDE)) * 45, -127, 127).astype(np.int8)
+    image = np.clip(dice.standard_normal((IMAGE_SIDE, IMAGE_SIDE)) * 45, -127, 127).astype(np.int8)
     coupling = dice.random((128, 128)).astype(np.float32)
     outlying = np.arange(400, dtype=np.int32)
     block = BlockDetails(PLACE, norms, norms[::-1], outlying, outlying, image, 1.0, coupling)

@@ -1,1 +1,1 @@
-"""One checkpoint looked at closely: its forms, its tokens, whether they are right."""
+"""One checkpoint in detail: explanation, pictures of forms, token pairs, composition of heads."""

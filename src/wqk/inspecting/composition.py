@@ -1,13 +1,13 @@
-"""Which heads feed which: every pair of a head that writes and a later one that reads.
+"""Composition of heads: every pair of a head that writes and a later head that reads.
 
 A head writes with its output-value form W_v W_o. A later head of the same stream reads with its
 queries (kind ``q``) or its keys (``k``) in W_q W_kᵀ, or with its values (``v``) in W_v W_o. The
-scores and what they are by chance are those of `wqk.forms.chaining`.
+scores, and their values by chance, are those of `wqk.forms.chaining`.
 
-Layers follow one another, also where tokens see those after them, or where attention and MLP read
-the same input; within a layer, cross-attention follows self-attention; a layer that is applied
-several times also writes to itself. The keys and values of cross-attention read what the whole
-encoder has written; other stacks do not write into one another.
+Layers follow one another, also in models whose tokens see later tokens, and in models whose
+attention and MLP read the same input. Within a layer, cross-attention follows self-attention. A
+layer that is applied several times also writes to itself. The keys and values of cross-attention
+read the output of the whole encoder; other stacks do not write into one another.
 """
 
 from __future__ import annotations
@@ -50,25 +50,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KINDS = ("q", "k", "v")
-# Where a block's circuits meet a stream: with the query and the key side of their forms.
+# The ends of a block's circuits: the meaning of the query side and of the key side of the forms.
 CIRCUITS: dict[Literal["qk", "ov"], tuple[str, str]] = {"qk": ("q", "k"), "ov": ("v", "write")}
 ENCODER = "encoder"
-# A stack's residual stream, by its width, as stages of one stack may have several.
+# The residual stream of a stack: stack and width, as the stages of a stack may differ in width.
 Stream = tuple[str | None, int]
 
 COMPOSITION_COLUMNS = (
     *(column for column in COLUMNS if column.name in ("checkpoint", "revision", "step")),
     Column("kind", str, "how the reader reads: q, k or v, with its queries, keys or values"),
-    *(
-        Column(f"{end}_{name}", kind, f"{what} of the head that {verb}", heading)
-        for end, verb in (("writer", "writes"), ("reader", "reads"))
-        for name, kind, what, heading in (
-            ("stack", str, "stack", ""),
-            ("attention", str, "self or cross: the attention", ""),
-            ("layer", int, "layer", f"{end} layer"),
-            ("head", int, "number", "head"),
-        )
-    ),
+    Column("writer_stack", str, "stack of the head that writes"),
+    Column("writer_attention", str, "self or cross: the attention of the head that writes"),
+    Column("writer_layer", int, "layer of the head that writes", "writer layer"),
+    Column("writer_head", int, "number of the head that writes", "head"),
+    Column("reader_stack", str, "stack of the head that reads"),
+    Column("reader_attention", str, "self or cross: the attention of the head that reads"),
+    Column("reader_layer", int, "layer of the head that reads", "reader layer"),
+    Column("reader_head", int, "number of the head that reads", "head"),
     Column("score", float, "‖W R‖ / (‖W‖ ‖R‖)", "score"),
     Column("expected", float, "its root mean square by chance", "expected"),
     Column("excess", float, "the score less what is expected", "excess"),
@@ -79,50 +77,50 @@ COMPOSITION_COLUMNS = (
 )
 COMPOSITION_SCHEMA = types(COMPOSITION_COLUMNS)
 
-# Bytes of a checkpoint's factors that are kept if all fit. Otherwise this share of them, or of a
-# part of the free memory, is held of blocks that write, and as much of those that read: what is
-# made of blocks anew for every batch takes as long as their products.
-MEMORY, BATCH, PART = 800_000_000, 0.6, 0.25
+# Memory for the sides of blocks, in bytes: at least `MEMORY`, or a share of the free memory. If the
+# sides of all blocks do not fit, the share `BATCH` of the memory holds writing blocks, and as much
+# holds reading blocks. Larger batches save time, because each batch computes its readers anew.
+MEMORY, FREE_SHARE, BATCH = 800_000_000, 0.25, 0.6
 
-# Circuits that are read at a time: their weights are what takes memory.
-AT_ONCE = 4
+# Circuits that are read at the same time. Their weights need most of the memory.
+CIRCUITS_AT_ONCE = 4
 
-# Pairs that a terminal shows.
-SHOWN = 20
+# Pairs on a terminal.
+PAIRS_SHOWN = 20
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CompositionTable(Table):
     """The composition of heads, one row for each pair and kind, largest excess first.
 
-    ``score`` is ‖W R‖ / (‖W‖ ‖R‖), ``expected`` its root mean square by chance, ``excess`` the
-    difference of the two. ``z`` is how many standard deviations the squared score lies above its
-    mean, ``p`` the probability that chance gives as much, and ``p_corrected`` the same among all
-    pairs of the table, by Holm's method. Scores of pruned heads, whose form is zero, are null, and
-    their status is ``degenerate``.
+    ``score`` is ‖W R‖ / (‖W‖ ‖R‖), ``expected`` its root mean square by chance, and ``excess`` the
+    difference of the two. ``z`` is the distance of the squared score from its mean in standard
+    deviations, ``p`` the probability of a score at least as large by chance, and ``p_corrected``
+    that probability corrected for the number of pairs in the table, by Holm's method. Scores of
+    pruned heads, whose form is zero, are null, and their status is ``degenerate``.
     """
 
     declared = COMPOSITION_COLUMNS
     needed = ("writer_layer", "score")
 
-    #: How many pairs are printed.
-    top: int = SHOWN
+    #: Number of pairs to print.
+    top: int = PAIRS_SHOWN
 
     def to_dict(self) -> dict[str, Any]:
         """Return the metadata and the first ``top`` pairs, as ``--json`` prints them."""
         return super().to_dict() | {"rows": records(self.frame.head(self.top))}
 
-    def around(
+    def pairs_of_head(
         self, layer: int, head: int, stack: str | None = None, kind: str = "self"
     ) -> CompositionTable:
-        """Return the pairs that a head is part of: what it reads from, and what reads from it.
+        """Return the pairs of one head: with the heads it reads from, and the heads that read it.
 
         Parameters
         ----------
         layer, head
             Numbers from 0; negative layers count from the end.
         stack, kind
-            Which attention, where a model has several: as for `Model.block`.
+            Attention, if the model has several: as for `Model.block`.
 
         Raises
         ------
@@ -139,19 +137,21 @@ class CompositionTable(Table):
         largest: Any = self.frame.select(pl.max_horizontal("writer_layer", "reader_layer")).max()
         number = layer if layer >= 0 else largest.item() + 1 + layer
 
-        def has(end: str) -> pl.Expr:
-            found = (pl.col(f"{end}_layer") == number) & (pl.col(f"{end}_head") == head)
-            found &= pl.col(f"{end}_attention") == kind
-            return found if stack is None else found & (pl.col(f"{end}_stack") == stack)
+        def is_head(end: str) -> pl.Expr:
+            condition = (pl.col(f"{end}_layer") == number) & (pl.col(f"{end}_head") == head)
+            condition &= pl.col(f"{end}_attention") == kind
+            if stack is not None:
+                condition &= pl.col(f"{end}_stack") == stack
+            return condition
 
-        around = self.filter(has("writer") | has("reader"))
-        if not len(around):
+        pairs_of_head = self.filter(is_head("writer") | is_head("reader"))
+        if not len(pairs_of_head):
             last: Any = self.frame.select(pl.max_horizontal("writer_head", "reader_head").max())
             raise TableError(
                 f"no pair has head {head} of layer {layer} ({kind}-attention); its last layer is "
                 f"{largest.item()}, its last head {last.item()}"
             )
-        return around
+        return pairs_of_head
 
     def plot(self, top: int = 30) -> Figure:
         """Draw the strongest pairs (needs matplotlib): layers across, heads upward.
@@ -159,7 +159,7 @@ class CompositionTable(Table):
         Parameters
         ----------
         top
-            How many pairs to draw.
+            Number of pairs to draw.
 
         Raises
         ------
@@ -178,7 +178,7 @@ class CompositionTable(Table):
     _drawn = plot
 
     def _shown(self, width: int) -> Iterator[Any]:
-        """Yield the first pairs, and how many of each kind exceed chance."""
+        """Yield the first pairs, and the number of pairs of each kind that exceed chance."""
         frame, top = self.frame, self.top
         if not len(self):
             yield Text("no rows")
@@ -186,14 +186,16 @@ class CompositionTable(Table):
         yield Text(title(frame.row(0, named=True)), style="bold")
         outlying = (self.metadata.get("outlying") or {}).items()
         counts = ", ".join(f"{len(dimensions)} of the {stack}" for stack, dimensions in outlying)
-        zero = f"random rotations of the stream that keep its outlying dimensions ({counts})"
+        chance = f"random rotations of the stream that keep its outlying dimensions ({counts})"
         unusual = conditions(frame, self.metadata, every=False)
-        yield Text(" · ".join(["composition", f"chance: {zero}", *unusual]))
+        yield Text(" · ".join(["composition", f"chance: {chance}", *unusual]))
         yield pairs_sheet(frame.head(top))
         if frame.height > top:
             yield Text(f"and {frame.height - top:,} more", style="dim")
-        for kind in (one for one in KINDS if one in frame["kind"]):
+        for kind in KINDS:
             rows = frame.filter(pl.col("kind") == kind)
+            if not rows.height:
+                continue
             beyond = rows.filter(pl.col("p_corrected") < SIGNIFICANT).height
             median: Any = rows["score"].median()
             yield Text(
@@ -219,19 +221,20 @@ def compose(
 
     Scores every pair of heads of two layers by their composition, ‖W_out W_in‖ / (‖W_out‖ ‖W_in‖),
     for the later head's queries (Q), keys (K) and values (V), and compares it with chance: random
-    rotations of the stream between the two that leave its outlying dimensions where they are.
-    Weights only: whether a head attends to the token in question is another matter. Without biases,
-    at distance 0 in rotary models, and without norms of what a head writes.
+    rotations of the stream between the two heads that keep its outlying dimensions fixed. The
+    scores follow from the weights alone: a high score does not mean that the later head attends to
+    the right token. Biases and norms of the written vectors are left out; rotary models are scored
+    at distance 0.
 
     Parameters
     ----------
     ref
         A `Model`, or what `wqk.open` takes.
     kind
-        How the later head reads: with its queries, keys or values.
+        Side of the later head that reads: queries, keys or values.
     gamma
-        Dimensions are outlying if more is written to and read from them than the mean plus this
-        many standard deviations.
+        Threshold of outlying dimensions, in standard deviations above the mean of what is written
+        to and read from a dimension.
     fold_norm
         Whether to fold in the gains and the centering of the norms that feed each head.
     on_progress
@@ -240,8 +243,8 @@ def compose(
     Raises
     ------
     CheckpointError
-        No layer writes to a later one; the checkpoint has no values or outputs; or an argument is
-        none of those above.
+        No layer writes to a later layer; the checkpoint has no values or outputs; or an argument is
+        invalid.
 
     Examples
     --------
@@ -258,7 +261,7 @@ def compose(
     checkpoint = model.checkpoint
     kinds = KINDS if kind == "all" else (kind,)
     with errors_about(checkpoint.name), one_blas_thread():
-        source = Source(model, fold_norm)
+        source = StreamBlocks(model, fold_norm)
         fixed = outlying_dimensions(source, gamma)
         pairs = list(_pairs(source, kinds, fixed, on_progress))
         if not pairs:
@@ -273,23 +276,24 @@ def compose(
         "left_out": source.left_out(kinds),
         "notes": [
             *source.notes(kinds, pairs),
-            *(f"{what}: neither read nor written here" for what in model.without_softmax),
+            *(f"{blocks}: neither read nor written here" for blocks in model.without_softmax),
             *checkpoint.notes,
         ],
     }
-    columns = {n: v for n, v in checkpoint_columns(checkpoint).items() if n in COMPOSITION_SCHEMA}
     frame = _frame(pairs)
-    frame = frame.with_columns(
-        pl.Series("p_corrected", holm(frame["p"].to_numpy())).fill_nan(None),
-        *(pl.lit(value, COMPOSITION_SCHEMA[name]).alias(name) for name, value in columns.items()),
-    )
+    frame = frame.with_columns(p_corrected=holm(frame["p"].to_numpy()))
+    columns = [pl.col("p_corrected").fill_nan(None)]
+    for name, value in checkpoint_columns(checkpoint).items():
+        if name in COMPOSITION_SCHEMA:
+            columns.append(pl.lit(value, COMPOSITION_SCHEMA[name]).alias(name))
+    frame = frame.with_columns(columns)
     frame = frame.sort(
         "excess", "p", descending=[True, False], nulls_last=True, maintain_order=True
     )
     return CompositionTable(frame, metadata)
 
 
-class Source:
+class StreamBlocks:
     """The blocks of a checkpoint, in the order in which they write to their streams."""
 
     def __init__(self, model: Model, fold_norm: bool = False) -> None:
@@ -310,227 +314,254 @@ class Source:
                 f"family {plans[0].family} describes no norm in front of its attention, or the "
                 "checkpoint lacks it; compose without folding norms"
             )
-        numbers = sum(
-            math.prod(part.shape(checkpoint.info(part.name).shape))
-            for coordinates in self._coordinates.values()
-            for plan in filter(_has_values, plans)
-            for part in scored_parts(plan, coordinates)
-        )
-        self.room = BATCH * max(MEMORY, PART * _free_memory())
+        numbers = 0
+        for plan in filter(_has_values, plans):
+            for coordinates in self._coordinates.values():
+                for part in scored_parts(plan, coordinates):
+                    numbers += math.prod(part.shape(checkpoint.info(part.name).shape))
+        self.room = BATCH * max(MEMORY, FREE_SHARE * _free_memory())
         self._keeps_all = 4 * numbers <= 2 * self.room  # in single precision
         self._kept: dict[tuple[Place, str], tuple[StackSide, StackSide]] = {}
 
     def sides(
         self, plan: AttentionPlan, circuit: Literal["qk", "ov"]
     ) -> tuple[StackSide, StackSide]:
-        """How a circuit of a block meets its streams; kept if those of all blocks fit in memory."""
+        """Return the two sides of a circuit; they are kept if all blocks' sides fit in memory."""
         key = plan.place, circuit
         if key in self._kept:
             return self._kept[key]
         ((_, form),) = Block(self._checkpoint, plan).forms(self._coordinates[circuit])
-        found = chaining.sides(form)
+        sides = chaining.sides(form)
         if self._keeps_all:
-            self._kept[key] = found
-        return found
+            self._kept[key] = sides
+        return sides
 
     def stream(self, plan: AttentionPlan, end: str) -> str | None:
-        """The stack whose stream a block writes to or reads; None if it does, or has, no such."""
+        """Return the stack whose stream a block writes or reads at this end; None without one."""
         if end in ("write", "v") and not _has_values(plan):
             return None
         if plan.kind == "self" or end in ("write", "q"):
             return plan.stack
-        has_encoder = any(one.stack == ENCODER for one in self.plans)
+        has_encoder = any(other_plan.stack == ENCODER for other_plan in self.plans)
         return ENCODER if has_encoder and plan.stack != ENCODER else None
 
     def feeds(self, writer: AttentionPlan, reader: AttentionPlan, kind: str) -> bool:
-        """Whether a block writes to a stream before another reads it."""
+        """Return whether a block writes to a stream before another block reads it."""
         stream = self.stream(writer, "write")
         if stream is None or stream != self.stream(reader, kind):
             return False
         if writer.stack != reader.stack:
             return True  # the whole encoder comes before the decoder
-        places = [(plan.layer, plan.kind == "cross") for plan in (writer, reader)]
-        return places[0] < places[1] or (places[0] == places[1] and writer.applications > 1)
+        written_at = writer.layer, writer.kind == "cross"
+        read_at = reader.layer, reader.kind == "cross"
+        return written_at < read_at or (written_at == read_at and writer.applications > 1)
 
     def _unfolded(self, plan: AttentionPlan) -> bool:
         return any(lacks_norm(plan, coordinates) for coordinates in self._coordinates.values())
 
     def left_out(self, kinds: Sequence[str]) -> list[str]:
-        """The terms of the model that the scores do not have; a scale would not change them."""
+        """List the terms that the scores leave out, except the scale, which cancels in them."""
         circuits = [name for name in CIRCUITS if name == "ov" or {"q", "k"} & set(kinds)]
-        terms = [
-            omission.term
-            for plan in self.plans
-            for name in circuits
-            for omission in omissions(plan, self._coordinates[name])
-            if omission.kind != "scale"
-        ]
+        terms = []
+        for plan in self.plans:
+            for name in circuits:
+                for omission in omissions(plan, self._coordinates[name]):
+                    if omission.kind != "scale":
+                        terms.append(omission.term)
         if any(plan.value is not None and plan.value.bias for plan in self.plans):
             terms.append("biases")
         return list(dict.fromkeys(terms))
 
     def notes(self, kinds: Sequence[str], pairs: Sequence[_Pair]) -> list[str]:
-        """Which heads are not among the pairs, and why."""
+        """Name the heads that are not among the pairs, with the reasons."""
         paired = {(pair.kind, pair.reader.stack, pair.reader.kind) for pair in pairs}
-        found = []
+        notes = []
         for plan in self.plans:
-            where = f"{plan.stack} {plan.what}"
+            block = f"{plan.stack} {plan.what}"
             if not _has_values(plan):
-                found.append(f"{where}: values and outputs are not known; it is no writer")
+                notes.append(f"{block}: values and outputs are not known; it is no writer")
             elif any(self.stream(plan, kind) is None for kind in kinds):
-                found.append(f"{where}: no known head writes what its keys and values read")
+                notes.append(f"{block}: no known head writes what its keys and values read")
             elif any(
                 (kind, plan.stack, plan.kind) not in paired and self.feeds(writer, plan, kind)
                 for kind, writer in product(kinds, self.plans)
             ):
-                found.append(
-                    f"{where}: what its keys and values read was written at another width; the "
+                notes.append(
+                    f"{block}: what its keys and values read was written at another width; the "
                     "projection between the two is not known"
                 )
             if self._unfolded(plan):
-                found.append(f"{where}: some layers have no known norm in front; none is folded in")
-        return list(dict.fromkeys(found))
+                notes.append(f"{block}: some layers have no known norm in front; none is folded in")
+        return list(dict.fromkeys(notes))
 
 
 def _has_values(plan: AttentionPlan) -> bool:
     return plan.value is not None and plan.output is not None
 
 
-def outlying_dimensions(source: Source, gamma: float = 2.0) -> dict[Stream, np.ndarray]:
+def outlying_dimensions(source: StreamBlocks, gamma: float = 2.0) -> dict[Stream, np.ndarray]:
     """Return the outlying dimensions of every stream that is written to, as masks (D,).
 
-    Every head that writes to the stream or reads from it has its share of its form's squared norm
-    in each dimension. Outlying is a dimension whose root mean share exceeds the mean over
-    dimensions by more than ``gamma`` standard deviations.
+    Each head that writes to a stream or reads from it distributes the squared norm of its form over
+    the dimensions of the stream. A dimension is outlying if its root mean share exceeds the mean
+    over dimensions by more than ``gamma`` standard deviations.
     """
+    circuits: list[tuple[AttentionPlan, Literal["qk", "ov"]]] = []
+    for plan in source.plans:
+        circuits.append((plan, "qk"))
+        if _has_values(plan):
+            circuits.append((plan, "ov"))
+
+    def shares_of(plan_and_circuit: tuple[AttentionPlan, Literal["qk", "ov"]]) -> list[np.ndarray]:
+        return [side.shares for side in source.sides(*plan_and_circuit)]
+
     shares: dict[Stream, list[np.ndarray]] = {}
     written: set[Stream] = set()
-    read = [
-        (plan, one) for plan in source.plans for one in CIRCUITS if one == "qk" or _has_values(plan)
-    ]
-    with ThreadPoolExecutor(min(usable_cores(), AT_ONCE)) as pool:
-        found = pool.map(lambda one: [side.shares for side in source.sides(*one)], read)
-        for (plan, circuit), both in zip(read, found, strict=True):
-            for end, share in zip(CIRCUITS[circuit], both, strict=True):
+    with ThreadPoolExecutor(min(usable_cores(), CIRCUITS_AT_ONCE)) as pool:
+        results = pool.map(shares_of, circuits)
+        for (plan, circuit), side_shares in zip(circuits, results, strict=True):
+            for end, share in zip(CIRCUITS[circuit], side_shares, strict=True):
                 stack = source.stream(plan, end)
-                if stack is not None:
-                    shares.setdefault((stack, len(share)), []).append(share)
-                    written |= {(stack, len(share))} if end == "write" else set()
+                if stack is None:
+                    continue
+                shares.setdefault((stack, len(share)), []).append(share)
+                if end == "write":
+                    written.add((stack, len(share)))
     masks = {}
-    for stream in filter(written.__contains__, shares):
+    for stream in shares:
+        if stream not in written:
+            continue
         norms = np.sqrt(np.mean(shares[stream], axis=0))
-        # Rounding alone makes no dimension an outlying one.
+        # A spread that is only rounding makes no dimension outlying.
         threshold = norms.mean() + max(gamma * norms.std(ddof=1), 1e-6 * norms.mean())
         masks[stream] = norms > threshold
     return masks
 
 
 def _named(fixed: Mapping[Stream, np.ndarray]) -> dict[str, list[int]]:
-    """The numbers of outlying dimensions by stack, and by width where a stack has several."""
+    """Return the numbers of outlying dimensions by stack, with the width if a stack has several."""
     stacks = [stack for stack, _ in fixed]
-    return {
-        f"{stack}, width {width}" if stacks.count(stack) > 1 else str(stack): np.flatnonzero(
-            mask
-        ).tolist()
-        for (stack, width), mask in fixed.items()
-    }
+    numbers = {}
+    for (stack, width), mask in fixed.items():
+        name = f"{stack}, width {width}" if stacks.count(stack) > 1 else str(stack)
+        numbers[name] = np.flatnonzero(mask).tolist()
+    return numbers
 
 
 def _pairs(
-    source: Source,
+    source: StreamBlocks,
     kinds: Sequence[str],
     fixed: Mapping[Stream, np.ndarray],
     on_progress: Callable[[int, int], None] | None,
 ) -> Iterator[_Pair]:
-    """Every kind of every pair of blocks.
+    """Yield every kind of every pair of blocks.
 
-    As many writing blocks are held as memory has room for; for each such batch, the blocks after
-    it are read once, again as many at a time.
+    The blocks are divided into batches of writers that fit into memory. For each batch, the batch
+    itself and all later blocks are read once, and again as many readers as fit are held at a time.
     """
     plans, begin, room = source.plans, 0, source.room
     while begin < len(plans):
         writers: list[tuple[AttentionPlan, End]] = []
         readers: list[_Reader] = []
-        held, waiting, last = 0, 0, len(plans)
+        writer_bytes, reader_bytes = 0, 0
+        stop = len(plans)  # the first block after the batch of writers, once it is known
         for place, plan in enumerate(plans[begin:], start=begin):
-            writes = place < last and source.stream(plan, "write") is not None
-            feeding = {
-                kind: [n for n, (one, _) in enumerate(writers) if source.feeds(one, plan, kind)]
-                # A layer that is applied several times also reads itself.
-                + [len(writers)] * (writes and source.feeds(plan, plan, kind))
-                for kind in kinds
-            }
-            met = ["write"] * writes + [kind for kind, fed in feeding.items() if fed]
-            ends = _ends(source, plan, met, fixed)
+            writes = place < stop and source.stream(plan, "write") is not None
+            feeding = {kind: _feeding(source, writers, plan, kind, writes) for kind in kinds}
+            ends_met = [kind for kind, numbers in feeding.items() if numbers]
+            if writes:
+                ends_met.append("write")
+            ends = _ends(source, plan, ends_met, fixed)
             if writes:
                 writers.append((plan, ends.pop("write")))
-                held += writers[-1][1].columns.nbytes
-                last = place + 1 if held > room else last
+                writer_bytes += writers[-1][1].columns.nbytes
+                if writer_bytes > room:
+                    stop = place + 1
             for kind, end in ends.items():
-                # Between streams of two widths lies a projection that is not known here.
-                fed = [n for n in feeding[kind] if writers[n][1].width == end.width]
-                if fed:
-                    readers.append(_Reader(kind, plan, end, fed))
-                    waiting += end.columns.nbytes
-            if waiting > room or place + 1 == len(plans):
+                # Streams of two widths are connected by a projection that is not known here.
+                numbers = [n for n in feeding[kind] if writers[n][1].width == end.width]
+                if numbers:
+                    readers.append(_Reader(kind, plan, end, numbers))
+                    reader_bytes += end.columns.nbytes
+            if reader_bytes > room or place + 1 == len(plans):
                 yield from _chained(writers, readers)
-                readers, waiting = [], 0
-            if on_progress and place < last:
+                readers, reader_bytes = [], 0
+            if on_progress and place < stop:
                 on_progress(place + 1, len(plans))
-        begin = last
+        begin = stop
+
+
+def _feeding(
+    source: StreamBlocks,
+    writers: Sequence[tuple[AttentionPlan, End]],
+    reader: AttentionPlan,
+    kind: str,
+    writes: bool,
+) -> list[int]:
+    """Return the numbers of the writers that feed a reader; if it ``writes``, it is the next."""
+    numbers = [n for n, (writer, _) in enumerate(writers) if source.feeds(writer, reader, kind)]
+    if writes and source.feeds(reader, reader, kind):  # a layer that is applied several times
+        numbers.append(len(writers))
+    return numbers
 
 
 def _free_memory() -> int:
-    """Bytes that this process may still take, in a container of its own; 0 where unknown."""
+    """Return the free memory of the system or of this container, in bytes; 0 if unknown."""
     with suppress(OSError, ValueError, IndexError):
         system = Path("/proc/meminfo").read_text("ascii").partition("MemAvailable:")[2]
         free = 1024 * int(system.split()[0])
         with suppress(OSError, ValueError):  # "max" without a limit
             group = [Path(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current")]
-            limit, used = (int(one.read_text("ascii")) for one in group)
+            limit, used = (int(file.read_text("ascii")) for file in group)
             free = min(free, limit - used)
         return free
     return 0
 
 
 def _ends(
-    source: Source, plan: AttentionPlan, met: Sequence[str], fixed: Mapping[Stream, np.ndarray]
+    source: StreamBlocks,
+    plan: AttentionPlan,
+    ends_met: Sequence[str],
+    fixed: Mapping[Stream, np.ndarray],
 ) -> dict[str, End]:
-    """How a block meets its streams, of which those dimensions keep their places."""
-    circuits = [one for one, both in CIRCUITS.items() if set(both) & set(met)]
+    """Return ends of a block by name, with chance that keeps the ``fixed`` dimensions."""
+    circuits = [circuit for circuit, names in CIRCUITS.items() if set(names) & set(ends_met)]
     with ThreadPoolExecutor(usable_cores()) as pool:
-        found = zip(circuits, pool.map(partial(source.sides, plan), circuits), strict=True)
-        sides = {
-            end: side for one, both in found for end, side in zip(CIRCUITS[one], both, strict=True)
-        }
-        streams = [(source.stream(plan, end), sides[end].width) for end in met]
-        kept = pool.map(chaining.with_chance, (sides[end] for end in met), map(fixed.get, streams))
-        return dict(zip(met, kept, strict=True))
+        sides: dict[str, StackSide] = {}
+        sides_of_circuits = pool.map(partial(source.sides, plan), circuits)
+        for circuit, sides_of_circuit in zip(circuits, sides_of_circuits, strict=True):
+            sides |= zip(CIRCUITS[circuit], sides_of_circuit, strict=True)
+        sides_met = [sides[end] for end in ends_met]
+        streams = [(source.stream(plan, end), sides[end].width) for end in ends_met]
+        ends = pool.map(chaining.with_chance, sides_met, map(fixed.get, streams))
+        return dict(zip(ends_met, ends, strict=True))
 
 
 class _Reader(NamedTuple):
-    """How a block reads: its kind, its heads, and the numbers of the writing blocks before it."""
+    """A reading block: kind, plan, end, and the numbers of the writing blocks that feed it."""
 
     kind: str
     plan: AttentionPlan
     end: End
-    fed: list[int]
+    writers: list[int]
 
 
 def _chained(
     writers: Sequence[tuple[AttentionPlan, End]], readers: Sequence[_Reader]
 ) -> Iterator[_Pair]:
-    """Yield the pairs of some writing blocks with some reading ones."""
-    wanted = [(n, m) for m, reader in enumerate(readers) for n in reader.fed]
+    """Yield the pairs of writing blocks and the reading blocks that they feed."""
+    pairs: list[tuple[int, int]] = []
+    for m, reader in enumerate(readers):
+        pairs += [(n, m) for n in reader.writers]
     scored = chaining.chain_all(
-        [end for _, end in writers], [reader.end for reader in readers], wanted, usable_cores()
+        [end for _, end in writers], [reader.end for reader in readers], pairs, usable_cores()
     )
-    for (n, m), scores in zip(wanted, scored, strict=True):
+    for (n, m), scores in zip(pairs, scored, strict=True):
         yield _Pair(readers[m].kind, writers[n][0], readers[m].plan, scores)
 
 
 class _Pair(NamedTuple):
-    """Two blocks, and how the heads of the second read what those of the first write."""
+    """Two blocks, and the compositions of their heads."""
 
     kind: str
     writer: AttentionPlan
@@ -539,9 +570,11 @@ class _Pair(NamedTuple):
 
     @property
     def places(self) -> dict[str, Any]:
-        """What all rows of the pair share."""
-        # Only a form of queries and keys can be a part of what the model computes.
-        counting = set(self.reader.statuses) - ({"partial"} if self.kind == "v" else set())
+        """Columns that all rows of the pair share."""
+        reader_statuses = set(self.reader.statuses)
+        writer_statuses = set(self.writer.statuses) - {"partial"}
+        if self.kind == "v":
+            reader_statuses -= {"partial"}  # only forms of queries and keys can be partial
         return {
             "kind": self.kind,
             "writer_stack": self.writer.stack,
@@ -550,13 +583,13 @@ class _Pair(NamedTuple):
             "reader_stack": self.reader.stack,
             "reader_attention": self.reader.kind,
             "reader_layer": self.reader.layer,
-            "status": joined_statuses(counting | (set(self.writer.statuses) - {"partial"})),
-            "status_if_zero": joined_statuses(counting | {"degenerate"}),
+            "status": joined_statuses(reader_statuses | writer_statuses),
+            "status_if_zero": joined_statuses(reader_statuses | {"degenerate"}),
         }
 
     @property
     def numbers(self) -> dict[str, np.ndarray]:
-        """The columns of single rows: every writing head with every reading head."""
+        """Columns of single rows: every writing head with every reading head."""
         scores = self.scores
         writers, readers = scores.score.shape
         return {
@@ -572,15 +605,14 @@ class _Pair(NamedTuple):
 
 def _frame(pairs: Sequence[_Pair]) -> pl.DataFrame:
     """All rows, with the columns of the schema that follow from the pairs."""
-    parts = [pair.numbers for pair in pairs]
-    numbers = pl.DataFrame(
-        {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    )
-    each = np.repeat(np.arange(len(pairs)), [pair.scores.score.size for pair in pairs])
-    frame = pl.concat(
-        [pl.DataFrame([pair.places for pair in pairs])[each], numbers], how="horizontal"
-    )
-    zero = pl.col("score").is_null()
-    return frame.with_columns(pl.col(pl.Float64).fill_nan(None)).with_columns(
-        pl.when(zero).then("status_if_zero").otherwise("status").alias("status")
-    )
+    columns_of_pairs = [pair.numbers for pair in pairs]
+    columns = {}
+    for name in columns_of_pairs[0]:
+        columns[name] = np.concatenate([numbers[name] for numbers in columns_of_pairs])
+    pair_of_row = np.repeat(np.arange(len(pairs)), [pair.scores.score.size for pair in pairs])
+    places = pl.DataFrame([pair.places for pair in pairs])[pair_of_row]
+    frame = pl.concat([places, pl.DataFrame(columns)], how="horizontal")
+    frame = frame.with_columns(pl.col(pl.Float64).fill_nan(None))
+    is_zero = pl.col("score").is_null()
+    status = pl.when(is_zero).then("status_if_zero").otherwise("status")
+    return frame.with_columns(status.alias("status"))

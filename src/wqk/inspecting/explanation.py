@@ -1,11 +1,11 @@
-"""What a scan of a checkpoint would read and leave out, found without reading weights."""
+"""Explanation of a scan: tensors that it reads and terms that it leaves out, without weights."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, replace
+from itertools import chain, groupby
 from typing import Any
 
 from wqk._console import Result, kind_in_words, size, spans
@@ -26,21 +26,21 @@ class TensorUse:
     Attributes
     ----------
     stack, kind
-        The attention it belongs to.
+        The attention that the tensor belongs to.
     layers
         Layer numbers, such as ``0-11``.
     role
         ``query``, ``key``, a bias, or a norm's gain.
     tensor
-        Its name; ``*`` stands for the layer's number.
+        Name of the tensor, with ``*`` in place of the layer's number.
     layout
-        How the role lies in it: see `wqk.families.layouts`.
+        Layout of the role within the tensor: see `wqk.families.layouts`.
     heads
         Number of heads times their width.
     dtype, shape
-        As stored, in one layer.
+        Stored type and shape, in one layer.
     bytes
-        Read in all these layers together.
+        Bytes read in all these layers together.
     """
 
     stack: str
@@ -55,26 +55,31 @@ class TensorUse:
     bytes: int
 
 
-# What one may try on an explanation, and what has it.
-EXPLANATION_SYNONYMS = dict.fromkeys(
-    ["bytes", "nbytes", "total_bytes", "size"], "bytes_to_read"
-) | dict.fromkeys(["tensors", "names"], "uses")
+# Attributes that one might expect, and the attributes that replace them.
+EXPLANATION_SYNONYMS = {
+    "bytes": "bytes_to_read",
+    "names": "uses",
+    "nbytes": "bytes_to_read",
+    "size": "bytes_to_read",
+    "tensors": "uses",
+    "total_bytes": "bytes_to_read",
+}
 
 
 @dataclass(frozen=True, repr=False)
 class Explanation(Result, synonyms=EXPLANATION_SYNONYMS):
-    """How a checkpoint is interpreted.
+    """Interpretation of a checkpoint.
 
     Attributes
     ----------
     checkpoint, model_type, family
         Names.
     uses
-        Every tensor that a scan reads.
+        All tensors that a scan reads.
     notes
-        What the forms contain and leave out, in sentences.
+        Sentences on the terms that forms contain and leave out.
     bytes_to_read, bytes_stored
-        Of the scan, and of all tensors.
+        Bytes that a scan reads, and bytes of all tensors.
     """
 
     checkpoint: str
@@ -92,17 +97,13 @@ class Explanation(Result, synonyms=EXPLANATION_SYNONYMS):
             (self.checkpoint, "bold"),
             f"\nmodel type {self.model_type or 'unknown'} → family {self.family}\n",
         )
-        for (stack, kind, layers), uses in groupby(
-            self.uses, key=lambda use: (use.stack, use.kind, use.layers)
-        ):
+        by_attention = groupby(self.uses, key=lambda use: (use.stack, use.kind, use.layers))
+        for (stack, kind, layers), uses in by_attention:
             yield Text(f"{stack} {kind_in_words(kind)}, layers {layers}")
-            headings = ("role", "tensor", "layout", "heads", "stored", "bytes")
-            table = Sheet(
-                [
-                    SheetColumn(name, text=True, optional=name in ("layout", "stored"))
-                    for name in headings
-                ]
-            )
+            table = Sheet([])
+            for name in ("role", "tensor", "layout", "heads", "stored", "bytes"):
+                is_optional = name in ("layout", "stored")
+                table.columns.append(SheetColumn(name, text=True, optional=is_optional))
             for use in uses:
                 stored = f"{use.dtype} {'×'.join(map(str, use.shape))}"
                 table.add(use.role, use.tensor, use.layout, use.heads, stored, size(use.bytes))
@@ -121,7 +122,7 @@ class Explanation(Result, synonyms=EXPLANATION_SYNONYMS):
 
     @property
     def sentence(self) -> str:
-        """Its family, and how much a scan reads."""
+        """The family, and the bytes that a scan reads."""
         return f"{self.checkpoint}: family {self.family}. {self._read}"
 
     def _rows(self) -> Sequence[Mapping[str, Any]]:
@@ -150,7 +151,7 @@ def explain(ref: Any) -> Explanation:
     """
     model = open_model(ref)
     checkpoint, plans = model.checkpoint, model.scored
-    parts = {part for plan in plans for part in plan.parts}
+    parts = set(chain.from_iterable(plan.parts for plan in plans))
     model_type = checkpoint.config.get("model_type")
     return Explanation(
         checkpoint=checkpoint.name,
@@ -158,17 +159,8 @@ def explain(ref: Any) -> Explanation:
         family=plans[0].family,
         uses=tuple(_uses(checkpoint, plans)),
         notes=(
-            *dict.fromkeys(note for plan in plans for note in _notes(plan)),
-            *(
-                f"{path}{'.' * bool(path)}{key} stands in config.json, {told} of this type."
-                for path in dict.fromkeys(["", *(plan.rule.config for plan in plans)])
-                for part in [Config(checkpoint.config, path)]
-                for keys, told in (
-                    (part.unread, "and is not read in models"),
-                    (part.switched, "is not read, and changes attention in models"),
-                )
-                for key in keys
-            ),
+            *dict.fromkeys(chain.from_iterable(map(_notes, plans))),
+            *_unread_settings(checkpoint, plans),
             *_without_form(model),
             *(f"{name}: looks like further attention, and is not read." for name in model.unread),
             *(f"{note}." for note in checkpoint.notes),
@@ -178,59 +170,84 @@ def explain(ref: Any) -> Explanation:
     )
 
 
+def _unread_settings(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> Iterator[str]:
+    """Yield sentences on settings of the configuration that wqk does not read."""
+    for path in dict.fromkeys(["", *(plan.rule.config for plan in plans)]):
+        prefix = f"{path}." if path else ""
+        config = Config(checkpoint.config, path)
+        for key in config.unread:
+            yield f"{prefix}{key} stands in config.json, and is not read in models of this type."
+        for key in config.switched:
+            yield (
+                f"{prefix}{key} stands in config.json, is not read, and changes attention in "
+                "models of this type."
+            )
+
+
 def _without_form(model: Model) -> Iterator[str]:
-    """Yield the layers of which no block has a form, and why, in sentences."""
+    """Yield sentences on layers without a block that has a form, with the reason."""
     tensors = model.checkpoint.tensors()
-    known = {plan.layer for plan in model.scored}
-    for kind, found in recurrent_layers(tensors).items():
-        known.update(found)
-        if layers := set(found) - {plan.layer for plan in model.mixers}:
+    explained = {plan.layer for plan in model.scored}
+    for kind, recurrent in recurrent_layers(tensors).items():
+        explained.update(recurrent)
+        if layers := set(recurrent) - {plan.layer for plan in model.mixers}:
             yield f"layers {spans(layers)}: {kind}; it has no form."
     queries = [plan.query.tensor for plan in model.scored if not plan.rule.every_layer]
-    beside = "|".join({re.escape(re.split(r"(?<=\.)\d", name)[0]) for name in queries})
-    numbered = (re.match(rf"(?:{beside})(\d{{1,9}})\.", name) for name in tensors if queries)
-    stored = {int(match[1]) for match in numbered if match}
-    if layers := stored - known - {*layers_beyond(queries, tensors)}:
+    if not queries:
+        return
+    # Numbers of all layers that the file stores, under the prefixes of the queries' names.
+    prefixes = "|".join({re.escape(re.split(r"(?<=\.)\d", name)[0]) for name in queries})
+    stored = set()
+    for name in tensors:
+        if match := re.match(rf"(?:{prefixes})(\d{{1,9}})\.", name):
+            stored.add(int(match[1]))
+    if layers := stored - explained - {*layers_beyond(queries, tensors)}:
         yield f"layers {spans(layers)}: no attention there, and no recurrence."
 
 
 def _uses(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> Iterator[TensorUse]:
     """Yield the tensors' uses, merged if they differ only in the layer."""
-    gathered: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
+    layers_by_use: dict[TensorUse, list[tuple[int, int]]] = {}  # layer and bytes
     for plan in plans:
         roles = [("query", plan.query, *role) for role in plan.query.roles]
         roles += [("key", plan.key, *role) for role in plan.key.roles]
-        for name, side, role, part in sorted(roles, key=lambda one: one[2] != ""):  # weights first
+        roles.sort(key=lambda role: role[2] != "")  # weights first; "" is their role
+        for name, side, role, part in roles:
             info = checkpoint.info(part.name)
-            alike = (
-                plan.stack,
-                plan.kind,
-                f"{name}_{role}" if role else name,
-                ".".join("*" if word.isdigit() else word for word in part.name.split(".")),
-                "" if role else plan.rule.layout,
-                f"{side.heads}×{side.head_width}",
-                info.dtype,
-                info.shape,
+            pieces = part.name.split(".")
+            use = TensorUse(
+                stack=plan.stack,
+                kind=plan.kind,
+                layers="",
+                role=f"{name}_{role}" if role else name,
+                tensor=".".join("*" if piece.isdigit() else piece for piece in pieces),
+                layout="" if role else plan.rule.layout,
+                heads=f"{side.heads}×{side.head_width}",
+                dtype=info.dtype,
+                shape=info.shape,
+                bytes=0,
             )
-            gathered.setdefault(alike, []).append((plan.layer, part.nbytes(info)))
-    for (stack, kind, role, tensor, layout, heads, dtype, shape), places in gathered.items():
-        layers = spans({layer for layer, _ in places})
-        size = sum(nbytes for _, nbytes in places)
-        yield TensorUse(stack, kind, layers, role, tensor, layout, heads, dtype, shape, size)
+            layers_by_use.setdefault(use, []).append((plan.layer, part.nbytes(info)))
+    for use, layers in layers_by_use.items():
+        yield replace(
+            use,
+            layers=spans({layer for layer, _ in layers}),
+            bytes=sum(nbytes for _, nbytes in layers),
+        )
 
 
 def _notes(plan: AttentionPlan) -> Iterator[str]:
-    """How a block was found, and what its score holds besides the form, in sentences."""
-    where = f"{plan.stack} {plan.what}"
+    """Yield sentences on how a block was found and on the terms that its form leaves out."""
+    block = f"{plan.stack} {plan.what}"
     if plan.rule.guess:
-        yield f"{where}: {plan.rule.guess}."
+        yield f"{block}: {plan.rule.guess}."
     if plan.rule.note:
-        yield f"{where}: {plan.rule.note}."
+        yield f"{block}: {plan.rule.note}."
     if plan.reason:
-        yield f"{where}: partial: {plan.reason}."
+        yield f"{block}: partial: {plan.reason}."
     for omission in omissions(plan):
         if omission.kind == "mixing":
             continue  # the reason lists them
-        yield f"{where}: {omission.explanation}."
+        yield f"{block}: {omission.explanation}."
     if plan.applications > 1:
-        yield f"{where}: each layer's weights are applied {plan.applications} times."
+        yield f"{block}: each layer's weights are applied {plan.applications} times."

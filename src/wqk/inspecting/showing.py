@@ -36,9 +36,9 @@ class View(Result):
     title, subtitle
         Name and scores.
     values
-        The numbers behind the figure, as JSON can hold them.
+        Numbers of the figure, as plain values for JSON.
     figure
-        Draws the figure (needs matplotlib).
+        Function that draws the figure (needs matplotlib).
     """
 
     title: str
@@ -56,12 +56,12 @@ class View(Result):
         return {name: json_value(value) for name, value in self.values.items()}
 
     def _rows(self) -> Iterator[Mapping[str, Any]]:
-        """One for each place along the longest axis of the numbers, with all that lie along it."""
+        """Yield a row for each place along the longest axis, with all values of that axis."""
         lists = {name: value for name, value in self.values.items() if isinstance(value, list)}
         length = max(map(len, lists.values()), default=0)
-        along = {name: value for name, value in lists.items() if len(value) == length}
+        longest = {name: values for name, values in lists.items() if len(values) == length}
         for place in range(length):
-            yield {"place": place, **{name: value[place] for name, value in along.items()}}
+            yield {"place": place} | {name: values[place] for name, values in longest.items()}
 
     def _shown(self, width: int) -> Iterator[Any]:
         from rich.text import Text
@@ -88,15 +88,15 @@ def form_view(block: Block, name: str, head: int | None = None, gamma: float = 2
     form = block.form if head is None else block[head].qk
     title = name if head is None else f"{name}, head {head}"
     image = matrix_image(form, gamma=gamma)
-    scores = {"symmetry": float(symmetry(form))} if form.is_square else {}
-    scores |= {
-        name: float(d) for name, d in directionalities(form.moments, gamma)._asdict().items()
-    }
+    scores = {}
+    if form.is_square:
+        scores["symmetry"] = float(symmetry(form))
+    for score, value in directionalities(form.moments, gamma)._asdict().items():
+        scores[score] = float(value)
     subtitle = "the form is zero"
     if image.row_norms.any():
-        subtitle = ", ".join(
-            f"{label(score)} {scores[score]:z.2f}" for score in HEADLINE if score in scores
-        )
+        headline = [score for score in HEADLINE if score in scores]
+        subtitle = ", ".join(f"{label(score)} {scores[score]:z.2f}" for score in headline)
     values = {
         "layer": block.layer,
         "head": head,
@@ -110,7 +110,7 @@ def form_view(block: Block, name: str, head: int | None = None, gamma: float = 2
 
 
 def coupling_view(block: Block, name: str) -> View:
-    """How far each pair of a layer's heads are each other's transposes."""
+    """Return the coupling of a layer's heads: 1 for heads that are each other's transposes."""
     matrix = np.asarray(coupling(block.groups))
     title, subtitle = f"{name}, coupling of heads", strongest_pair(matrix)
     values = {"layer": block.layer, "coupling": matrix.tolist()}
@@ -136,9 +136,9 @@ def show(
     layer, stack, kind
         As for `Model.block`.
     head
-        One head instead of the layer.
+        Number of a head, to show its form instead of the layer's.
     coupling
-        How far each pair of heads are each other's transposes.
+        Whether to show the coupling of heads: 1 for heads that are each other's transposes.
     gamma
         Threshold of outlying norms, in standard deviations above the mean.
 
@@ -164,7 +164,9 @@ def show(
     model = open_model(ref)
     file = Path(model.name).name
     block = model.block(layer, stack=stack, kind=kind)
-    several = len({(p.stack, p.kind) for p in model.plans}) > 1
-    which = f"{block.stack} {block.kind}, " if several else ""
-    name = f"{file}, {which}layer {block.layer}"
-    return coupling_view(block, name) if coupling else form_view(block, name, head, gamma)
+    many_attentions = len({(p.stack, p.kind) for p in model.plans}) > 1
+    attention = f"{block.stack} {block.kind}, " if many_attentions else ""
+    name = f"{file}, {attention}layer {block.layer}"
+    if coupling:
+        return coupling_view(block, name)
+    return form_view(block, name, head, gamma)

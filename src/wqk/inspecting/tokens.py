@@ -1,11 +1,11 @@
-"""Which tokens a head matches: the largest and smallest scores of pairs of token embeddings.
+"""Token pairs with the largest and smallest scores of a head.
 
-The scores are those of the model's embeddings alone. The first layer computes the same if nothing
-but the norm that is folded in comes before it and positions do not count; deeper layers read what
-the layers before them have written.
+The scores are those of token embeddings alone. The first layer computes the same scores if only the
+folded norm comes before it and positions have no effect. Deeper layers do not read embeddings, but
+the output of earlier layers.
 
-Of all V² pairs, few have to be computed: since |q_i · k_j| ≤ ‖q_i‖ ‖k_j‖, vectors are compared in
-the order of their lengths, until no remaining pair can be among the wanted ones.
+Few of all V² pairs have to be computed: since |q_i · k_j| ≤ ‖q_i‖ ‖k_j‖, vectors are compared in
+the order of their lengths, until no remaining pair can have an extreme score.
 
 Axes: V tokens, D model width, R head width.
 """
@@ -38,10 +38,10 @@ from wqk.model import open as open_model
 from wqk.storage.references import HubOptions, redacted
 from wqk.tables.sheet import Sheet
 
-# Files of tokenizers are 20 MB at most.
+# Files of tokenizers have about 20 MB at most; larger files are rejected.
 LARGEST_TOKENIZER = 2**28
 
-# What the tables are called that make logits, where they are not the embeddings themselves.
+# Names of the tables that turn the stream into logits, if they differ from the embeddings.
 UNEMBEDDINGS = re.compile(
     r"(?:.*\.)?(?:lm_head|embed_out|unembed|output|lm_head\.decoder|decoder)\.weight"
 )
@@ -54,7 +54,7 @@ BLOCK = (512, 1024)
 
 
 class TokenPair(NamedTuple):
-    """A query token, a key token, their score, and their names where there is a tokenizer."""
+    """A query token, a key token, their score, and their names if there is a tokenizer."""
 
     query: int
     key: int
@@ -65,23 +65,47 @@ class TokenPair(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class TokenMatches(Result):
-    """The scores that a head's form gives to pairs of token embeddings."""
+    """Scores of a head's form for pairs of token embeddings.
+
+    Attributes
+    ----------
+    checkpoint, stack, layer, head
+        The head.
+    distance
+        Tokens from key to query.
+    embeddings
+        Name of the embedding table.
+    normalized
+        Whether the norm that feeds the block is folded in.
+    largest, smallest
+        Pairs with the most extreme scores, the most extreme pair first.
+    most_alike, least_alike
+        Tokens with the most extreme scores with themselves.
+    caveat
+        Sentences on the meaning of the scores.
+    circuit
+        ``qk`` or ``ov``.
+    through
+        Layer and head between the embedding and the keys or values.
+    unembeddings
+        Name of the table for written tokens, if the circuit is ``ov``.
+    """
 
     checkpoint: str
     stack: str
     layer: int
     head: int
-    distance: int  # tokens from key to query
-    embeddings: str  # name of the tensor
-    normalized: bool  # whether the norm that feeds the block is folded in
-    largest: tuple[TokenPair, ...]  # the most extreme first
+    distance: int
+    embeddings: str
+    normalized: bool
+    largest: tuple[TokenPair, ...]
     smallest: tuple[TokenPair, ...]
-    most_alike: tuple[TokenPair, ...]  # tokens with themselves
+    most_alike: tuple[TokenPair, ...]
     least_alike: tuple[TokenPair, ...]
-    caveat: str  # what the scores are and are not
+    caveat: str
     circuit: str = "qk"
-    through: tuple[int, int] | None = None  # layer and head between the keys' or values' token
-    unembeddings: str | None = None  # name of the tensor for the tokens that are written
+    through: tuple[int, int] | None = None
+    unembeddings: str | None = None
 
     @property
     def sentence(self) -> str:
@@ -97,14 +121,14 @@ class TokenMatches(Result):
             yield from ({"list": pairs} | pair._asdict() for pair in getattr(self, pairs))
 
     def _shown(self, width: int) -> Iterator[Any]:
-        """Pairs with the largest and smallest scores side by side, then tokens with themselves."""
-        where = f"{self.stack}, layer {self.layer}, head {self.head}, distance {self.distance}"
+        """Yield pairs with the largest and smallest scores, then tokens with themselves."""
+        head = f"{self.stack}, layer {self.layer}, head {self.head}, distance {self.distance}"
         if self.through is not None:
-            where += f", through {'.'.join(map(str, self.through))}"
+            head += f", through {'.'.join(map(str, self.through))}"
         if self.circuit == "ov":
-            where += f", written: {self.unembeddings}"
+            head += f", written: {self.unembeddings}"
         norm = ", normalized" if self.normalized else ""
-        yield Text.assemble((self.checkpoint, "bold"), f"\n{where}; {self.embeddings}{norm}\n")
+        yield Text.assemble((self.checkpoint, "bold"), f"\n{head}; {self.embeddings}{norm}\n")
         ends = "attended → written" if self.circuit == "ov" else "query → key"
         columns = (f"largest: {ends}", f"smallest: {ends}")
         yield _side_by_side(
@@ -144,7 +168,7 @@ def match_tokens(
     ref
         A `Model`, or what `wqk.open` takes.
     layer, head, stack
-        Which head; negative layers count from the end.
+        The head; negative layers count from the end.
     top
         Number of pairs in each list.
     distance
@@ -152,13 +176,14 @@ def match_tokens(
     fold_norm
         Normalize the embeddings as the norm that feeds the block does, gain and bias included.
     circuit
-        ``qk`` for what the head matches; ``ov`` for what it writes: pairs of a token that it
-        attends to, and of one that becomes more likely, or less, by what it writes.
+        ``qk`` for the tokens that the head matches. ``ov`` for the tokens that the head writes: a
+        pair is a token that the head attends to, and a token that the head's output makes more
+        likely, or less.
     through
-        An earlier head, by its layer and number, from whose output the keys, or with ``ov`` the
-        values, are computed: the two are one virtual head (`wqk.compose` finds those that matter).
+        Layer and number of an earlier head. The keys, or with ``ov`` the values, are computed from
+        its output; the two heads form a virtual head (`wqk.compose` finds the important ones).
     embeddings
-        Name of the embedding table, if it is not one of the usual.
+        Name of the embedding table, if it is not a usual one.
 
     Raises
     ------
@@ -175,7 +200,7 @@ def match_tokens(
     model = open_model(ref)
     checkpoint, block = model.checkpoint, model.block(layer, stack=stack)
     plan = block.plan
-    one = _head(block, head, circuit, fold_norm, distance)
+    form = _head(block, head, circuit, fold_norm, distance)
     reading = plan
     if through is not None:
         earlier = model.block(through[0], stack=stack)
@@ -185,43 +210,41 @@ def match_tokens(
                 f"{checkpoint.name}: layer {plan.layer} reads what earlier layers write; through "
                 f"must name one of these, got layer {reading.layer}"
             )
-        between = _head(earlier, through[1], "ov", fold_norm)
-        one = one @ between.T if circuit == "qk" else between @ one
-    table = embedding_table(checkpoint, one.widths[0] - 1, embeddings)
-    written = _unembedding_table(checkpoint, table, one.widths[1] - 1) if circuit == "ov" else None
-    # The side of the token that is attended to reads as the first of two heads does.
-    sides: tuple[tuple[Any, AttentionPlan | None, str], ...] = (
-        (one.query, reading if written else plan, table),
-        (one.key, None if written else reading, written or table),
-    )
-    query, key = (
-        _projected(checkpoint, name, factor, feeding if fold_norm else None)
-        for factor, feeding, name in sides
-    )
+        earlier_form = _head(earlier, through[1], "ov", fold_norm)
+        form = form @ earlier_form.T if circuit == "qk" else earlier_form @ form
+    table = embedding_table(checkpoint, form.widths[0] - 1, embeddings)
+    # Of a virtual head, the earlier head reads the embeddings of the attended token.
+    if circuit == "ov":
+        unembeddings = _unembedding_table(checkpoint, table, form.widths[1] - 1)
+        query = _projected(checkpoint, table, form.query, reading if fold_norm else None)
+        key = _projected(checkpoint, unembeddings, form.key, None)
+    else:
+        unembeddings = None
+        query = _projected(checkpoint, table, form.query, plan if fold_norm else None)
+        key = _projected(checkpoint, table, form.key, reading if fold_norm else None)
     names = token_names(model.ref, **model.hub)
     largest, smallest = extreme_pairs(query, key, top)
     tokens = min(len(query), len(key))
-    own = np.argsort(np.einsum("vr,vr->v", query[:tokens], key[:tokens]))
-    wanted = (largest, smallest, np.stack([own[::-1][:top]] * 2), np.stack([own[:top]] * 2))
-    lists = ("largest", "smallest", "most_alike", "least_alike")
-    pairs = {
-        kind: _pairs(query, key, places, names) for kind, places in zip(lists, wanted, strict=True)
-    }
+    by_score_with_itself = np.argsort(np.einsum("vr,vr->v", query[:tokens], key[:tokens]))
+    least_alike = np.stack([by_score_with_itself[:top]] * 2)
+    most_alike = np.stack([by_score_with_itself[::-1][:top]] * 2)
+    is_single = circuit == "qk" and not through
     return TokenMatches(
-        checkpoint.name,
-        plan.stack,
-        plan.layer,
-        head,
-        distance,
-        table,
-        fold_norm,
-        caveat=_caveat(plan, fold_norm)
-        if circuit == "qk" and not through
-        else _written_caveat(plan),
+        checkpoint=checkpoint.name,
+        stack=plan.stack,
+        layer=plan.layer,
+        head=head,
+        distance=distance,
+        embeddings=table,
+        normalized=fold_norm,
+        largest=_pairs(query, key, largest, names),
+        smallest=_pairs(query, key, smallest, names),
+        most_alike=_pairs(query, key, most_alike, names),
+        least_alike=_pairs(query, key, least_alike, names),
+        caveat=_caveat(plan, fold_norm) if is_single else _written_caveat(plan),
         circuit=circuit,
         through=None if through is None else (reading.layer, through[1]),
-        unembeddings=written,
-        **pairs,
+        unembeddings=unembeddings,
     )
 
 
@@ -242,11 +265,11 @@ def _head(
     heads = form.stack[0] * form.stack[1]
     if not 0 <= head < heads:
         raise CheckpointError(f"{name}: no head {head}, layer {plan.layer} has {heads}")
-    one: BilinearForm = form[divmod(head, form.stack[1])]
+    head_form: BilinearForm = form[divmod(head, form.stack[1])]
     if circuit == "ov":
-        return one
-    query = plan.rotary.stretch(one.query) if plan.rotary else one.query
-    return BilinearForm.from_factors(plan.scale * query, one.key)
+        return head_form
+    query = plan.rotary.stretch(head_form.query) if plan.rotary else head_form.query
+    return BilinearForm.from_factors(plan.scale * query, head_form.key)
 
 
 def _projected(
@@ -261,7 +284,7 @@ def _projected(
 
 
 def _written_caveat(plan: AttentionPlan) -> str:
-    """What pairs of a written token, or of a virtual head, are and are not."""
+    """Describe the meaning of pairs with a written token, or of a virtual head."""
     guess = " The family is guessed." if plan.rule.guess else ""
     return (
         "From weights alone: what one head, or two in a row, would do if nothing else were in the "
@@ -270,27 +293,33 @@ def _written_caveat(plan: AttentionPlan) -> str:
 
 
 def _unembedding_table(checkpoint: Checkpoint, table: str, width: int) -> str:
-    """The tensor (V, ``width``) that turns the stream into logits; the embeddings if tied."""
-    found = [
+    """Return the table (V, ``width``) that turns the stream into logits; the embeddings if tied."""
+    candidates = [
         name
         for name, info in checkpoint.tensors().items()
         if UNEMBEDDINGS.fullmatch(name) and len(info.shape) == 2 and info.shape[1] == width
     ]
-    return found[0] if len(found) == 1 else table
+    return candidates[0] if len(candidates) == 1 else table
 
 
 def _caveat(plan: AttentionPlan, fold_norm: bool) -> str:
-    exact = (
-        "This layer reads what the layers before it have written, not embeddings: take the pairs "
-        "as a hint at what its form matches."
-        if plan.layer
-        else "In layer 0 this is the model's own score if the embedding reaches attention through "
-        "nothing more than a norm, and no positions are added to it."
-    )
-    given = Coordinates("qk", fold_norm, bias=True)
-    # The distance was chosen, the scale is in the scores, and of a norm more than gains is missing.
-    others = (o for o in omissions(plan, given) if o.kind not in ("rotary", "scale", "norms"))
-    missing = [*filter(None, [plan.reason]), *(omission.explanation for omission in others)]
+    """Describe the meaning of a single head's scores, and the terms that are missing."""
+    if plan.layer:
+        exact = (
+            "This layer reads what the layers before it have written, not embeddings: take the "
+            "pairs as a hint at what its form matches."
+        )
+    else:
+        exact = (
+            "In layer 0 this is the model's own score if the embedding reaches attention through "
+            "nothing more than a norm, and no positions are added to it."
+        )
+    missing = [plan.reason] if plan.reason else []
+    for omission in omissions(plan, Coordinates("qk", fold_norm, bias=True)):
+        # The scores include the scale and the chosen distance. A norm that is not folded is
+        # missing with more than its gains, see below.
+        if omission.kind not in ("rotary", "scale", "norms"):
+            missing.append(omission.explanation)
     if plan.query.input_norm and not fold_norm:
         missing.append("the norm in front of the block is not applied (--fold-norm applies it)")
     but = f" However, {'; '.join(missing)}." if missing else ""
@@ -318,29 +347,31 @@ def extreme_pairs(
     >>> [pairs.tolist() for pairs in extreme_pairs(query, key, 1)]
     [[[0], [0]], [[1], [0]]]
     """
-    lengths = [np.linalg.norm(side, axis=-1) for side in (query, key)]
-    orders = [np.argsort(-length, kind="stable") for length in lengths]
-    queries, keys = query[orders[0]], key[orders[1]]
-    query_lengths, key_lengths = (n[o] for n, o in zip(lengths, orders, strict=True))
-    best = [_Best(top, +1), _Best(top, -1)]
-    # What the longest vectors of a block can reach; rounding may lift a product above its bound.
-    reach = 1.0001 * np.outer(query_lengths[:: BLOCK[0]], key_lengths[:: BLOCK[1]])
-    for row, i in enumerate(range(0, len(queries), BLOCK[0])):
-        for column, j in enumerate(range(0, len(keys), BLOCK[1])):
-            if reach[row, column] <= min(found.threshold for found in best):
-                break
-            scores = queries[i : i + BLOCK[0]] @ keys[j : j + BLOCK[1]].T
-            for found in best:
-                found.take(scores, i, j)
-    largest, smallest = (
-        np.stack([order[places] for order, places in zip(orders, found.places, strict=True)])
-        for found in best
+    query_lengths = np.linalg.norm(query, axis=-1)
+    key_lengths = np.linalg.norm(key, axis=-1)
+    query_order = np.argsort(-query_lengths, kind="stable")  # longest first
+    key_order = np.argsort(-key_lengths, kind="stable")
+    queries, keys = query[query_order], key[key_order]
+    largest, smallest = _Extremes(top, +1), _Extremes(top, -1)
+    height, width = BLOCK
+    # Bound of the products in each block; rounding may lift a product slightly above its bound.
+    bounds = 1.0001 * np.outer(
+        query_lengths[query_order][::height], key_lengths[key_order][::width]
     )
-    return largest, smallest
+    for row, i in enumerate(range(0, len(queries), height)):
+        for column, j in enumerate(range(0, len(keys), width)):
+            if bounds[row, column] <= min(largest.threshold, smallest.threshold):
+                break
+            scores = queries[i : i + height] @ keys[j : j + width].T
+            largest.take(scores, i, j)
+            smallest.take(scores, i, j)
+    largest_pairs = np.stack([query_order[largest.places[0]], key_order[largest.places[1]]])
+    smallest_pairs = np.stack([query_order[smallest.places[0]], key_order[smallest.places[1]]])
+    return largest_pairs, smallest_pairs
 
 
-class _Best:
-    """The largest of sign · score so far, and where they are."""
+class _Extremes:
+    """The largest values of sign · score so far, and their places."""
 
     def __init__(self, top: int, sign: int) -> None:
         self._top, self._sign = top, sign
@@ -349,11 +380,11 @@ class _Best:
 
     @property
     def threshold(self) -> float:
-        """What a score has to exceed to be among them."""
+        """Value that a further score has to exceed."""
         return float(self._scores[-1]) if len(self._scores) == self._top else -np.inf
 
     def take(self, scores: np.ndarray, first_row: int, first_column: int) -> None:
-        """Look through a block of scores."""
+        """Update the extremes by a block of scores, whose first entry is at these indices."""
         threshold = self.threshold
         if (scores.max() if self._sign > 0 else -scores.min()) <= threshold:
             return
@@ -386,9 +417,9 @@ def embedding_rows(checkpoint: Checkpoint, table: str) -> Iterator[np.ndarray]:
 
 
 def token_names(ref: Any, **hub: Unpack[HubOptions]) -> dict[int, str]:
-    """The tokens' names by number, from ``tokenizer.json`` or ``vocab.txt``; empty without one.
+    """Read the names of tokens by number, from ``tokenizer.json`` or ``vocab.txt``.
 
-    ``ref`` is a folder or a Hub id; nothing else has a tokenizer.
+    Only a folder or a Hub id can have a tokenizer. Without one, the result is empty.
     """
     if not isinstance(ref, str | os.PathLike):
         return {}
@@ -438,13 +469,13 @@ def _from_tokenizer(path: Path) -> dict[int, str]:
     """Return the vocabulary of a ``tokenizer.json``, in either form."""
     content = json.loads(_text(path))
     vocabulary = content["model"]["vocab"]
-    pairs = (
-        vocabulary.items()
-        if isinstance(vocabulary, dict)
-        else ((entry[0], number) for number, entry in enumerate(vocabulary))
-    )
-    added = ((token["content"], token["id"]) for token in content.get("added_tokens") or [])
-    return {int(number): str(token) for token, number in (*pairs, *added)}
+    if isinstance(vocabulary, dict):
+        names = {int(number): str(token) for token, number in vocabulary.items()}
+    else:  # a list of entries (token, score), in order
+        names = {number: str(entry[0]) for number, entry in enumerate(vocabulary)}
+    for token in content.get("added_tokens") or []:
+        names[int(token["id"])] = str(token["content"])
+    return names
 
 
 def _text(path: Path) -> str:
@@ -468,8 +499,10 @@ def _side_by_side(
     table = Sheet.of(columns[0], "score", columns[1], "score", text=columns)
     largest = max(abs(pair.score) for pair in (*left, *right))
     for pairs in zip_longest(left, right):
-        cells = [(label(pair), _score(pair.score, largest)) if pair else ("", "") for pair in pairs]
-        table.add(*(cell for pair in cells for cell in pair))
+        cells = []
+        for pair in pairs:
+            cells += [label(pair), _score(pair.score, largest)] if pair else ["", ""]
+        table.add(*cells)
     return table
 
 
