@@ -176,7 +176,7 @@ def test_p_values_are_corrected_as_holm_does():
 def test_memory_for_one_writer_at_a_time_gives_the_same(monkeypatch):
     whole = wqk.compose(model()).frame
     monkeypatch.setattr(composition, "MEMORY", 1)
-    monkeypatch.setattr(composition, "PART", 0)
+    monkeypatch.setattr(composition, "FREE_SHARE", 0)
     done: list[tuple[int, int]] = []
     parts = wqk.compose(model(), on_progress=lambda *n: done.append(n)).frame
     keys = ["kind", "writer_layer", "writer_head", "reader_layer", "reader_head"]
@@ -231,7 +231,7 @@ def test_nothing_is_paired_across_an_unknown_projection(memory, monkeypatch):
     import transformers
 
     monkeypatch.setattr(composition, "MEMORY", memory)
-    monkeypatch.setattr(composition, "PART", 0)
+    monkeypatch.setattr(composition, "FREE_SHARE", 0)
     size = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
     configs = (
         transformers.BertConfig(vocab_size=11, hidden_size=16, **size),

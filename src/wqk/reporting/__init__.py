@@ -1,4 +1,4 @@
-"""Score tables as one HTML file that needs nothing else (extra ``report``)."""
+"""Score tables as one self-contained HTML file (extra ``report``)."""
 
 from wqk.reporting.report import check_report, write_report
 

@@ -1,4 +1,4 @@
-"""Small models that ship with the package: an encoder and a decoder with one recipe, a copier."""
+"""Small models in the package: an encoder and a decoder of one recipe, and an induction model."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent / "demo_models"
 Name = Literal["encoder", "decoder", "induction"]
-MODELS: tuple[Name, ...] = ("encoder", "decoder")  # the pair that the demonstration compares
+COMPARED_MODELS: tuple[Name, ...] = (
+    "encoder",
+    "decoder",
+)  # the pair that the demonstration compares
 
-# The paper's claims, by which each of an encoder's scores is larger than a decoder's.
+# The paper's claims: each score of an encoder is larger than that of a decoder.
 CLAIMS = {
     "symmetry": "bidirectional training makes W_qk symmetric",
     "directionality_excess": "autoregressive training makes columns dominate",
@@ -33,11 +36,12 @@ CLAIMS = {
 def demo_model(name: Name) -> Path:
     """Folder of a small model that ships with the package.
 
-    Of the encoder and the decoder there are the query and key weights and the configuration. Both
-    have one shape and were trained on one text with one recipe, the encoder to fill in masked
-    characters, the decoder to predict the next one (``examples/train_demo_pair.sh``). The third
-    model is whole: two layers of attention that continue repeated random tokens, with
-    ``training.csv``, its history (``examples/train_induction.py``).
+    The folders of the encoder and the decoder contain the query and key weights and the
+    configuration. Both models have one shape and were trained on one text with one recipe; the
+    encoder fills in masked characters, and the decoder predicts the next character
+    (``examples/train_demo_pair.sh``). The third model, ``induction``, is complete: two layers of
+    attention that continue repeated random tokens (``examples/train_induction.py``). Its folder
+    contains the history of its training, ``training.csv``.
 
     Examples
     --------
@@ -51,19 +55,17 @@ def demo_model(name: Name) -> Path:
 
 def demo_table() -> ScoreTable:
     """Scores and details of both models in one table; the checkpoints are their names."""
-    models = [open_model(FOLDER / name) for name in MODELS]
-    for model, name in zip(models, MODELS, strict=True):
+    models = [open_model(FOLDER / name) for name in COMPARED_MODELS]
+    for model, name in zip(models, COMPARED_MODELS, strict=True):
         model.checkpoint.name = name
     return scan(models, details=True)
 
 
 def demo_introduction() -> str:
-    """What the two models are and how they were trained."""
-    training, config = (
-        json.loads((FOLDER / file).read_text(encoding="utf-8"))
-        for file in ("training.json", "encoder/config.json")
-    )
-    encoder, decoder = (training[name]["held_out_loss"] for name in MODELS)
+    """Describe the two models and their training."""
+    training = json.loads((FOLDER / "training.json").read_text(encoding="utf-8"))
+    config = json.loads((FOLDER / "encoder/config.json").read_text(encoding="utf-8"))
+    encoder, decoder = (training[name]["held_out_loss"] for name in COMPARED_MODELS)
     return (
         f"Two models of one shape ({config['num_hidden_layers']} layers, width "
         f"{config['hidden_size']}, {config['num_attention_heads']} heads), trained from the same "
@@ -77,12 +79,15 @@ def demo_introduction() -> str:
 def demo_verdict(table: ScoreTable) -> str:
     """Whether the paper's claims hold in every layer, and the medians."""
     layers = table.layers.frame
-    encoder, decoder = (layers.filter(checkpoint=name).sort("layer") for name in MODELS)
+    encoder, decoder = (layers.filter(checkpoint=name).sort("layer") for name in COMPARED_MODELS)
     lines = []
     for score, claim in CLAIMS.items():
         pairs = zip(encoder["layer"], encoder[score], decoder[score], strict=True)
-        against = [str(layer) for layer, one, other in pairs if not one > other]
-        verdict = f"not in layer {', '.join(against)}" if against else "in every layer"
+        exceptions = []
+        for layer, encoder_score, decoder_score in pairs:
+            if not encoder_score > decoder_score:
+                exceptions.append(str(layer))
+        verdict = f"not in layer {', '.join(exceptions)}" if exceptions else "in every layer"
         lines.append(
             f"The paper: {claim}. Here: {verdict}; median {label(score)} encoder "
             f"{np.median(encoder[score]):.2f}, decoder {np.median(decoder[score]):.2f}."

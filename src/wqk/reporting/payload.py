@@ -1,9 +1,7 @@
-"""The data of the page's script: scores, details and published values as one JSON object.
+"""Data of the page's script: scores, details and published values as one JSON object.
 
-Numbers are rounded to six digits; repeated strings, and the value of a constant column, are stored
-once.
-
-Sentences among them are functions of the numbers that they state.
+Numbers are rounded to six digits. Repeated strings, and the value of a constant column, are stored
+once. Sentences of the page are computed from the numbers that they state.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def outliers(rows: int, columns: int) -> str:
-    """How many rows and columns of a form have outlying norms.
+    """Count the rows and columns of a form with outlying norms, as a sentence.
 
     Examples
     --------
@@ -55,8 +53,8 @@ def strongest_pair(coupling: np.ndarray) -> str:
     'no two heads to compare'
     """
     first, second = np.triu_indices(len(coupling), 1)
-    known = np.isfinite(coupling[first, second])
-    first, second = first[known], second[known]
+    is_finite = np.isfinite(coupling[first, second])
+    first, second = first[is_finite], second[is_finite]
     values = coupling[first, second]
     if not len(values):
         return "no two heads to compare"
@@ -75,7 +73,7 @@ def training_result(
     first_symmetries: Sequence[float],
     symmetries: Sequence[float],
 ) -> str:
-    """What training did to loss and symmetry, over the seeds of one recipe.
+    """Describe the change of loss and symmetry by training, over the seeds of one recipe.
 
     Examples
     --------
@@ -92,26 +90,26 @@ def training_result(
     spread = ""
     if len(losses) > 1:
         spread = f" ({min(losses):.3f} to {max(losses):.3f} over seeds)"
-    told = [f"the loss {_change(before, after, 3)} nats{spread}"]
+    results = [f"the loss {_change(before, after, 3)} nats{spread}"]
     if symmetries:
-        one, other = float(np.mean(first_symmetries)), float(np.mean(symmetries))
-        told.append(f"the median symmetry {_change(one, other, 2)}")
+        first_symmetry, last_symmetry = float(np.mean(first_symmetries)), float(np.mean(symmetries))
+        results.append(f"the median symmetry {_change(first_symmetry, last_symmetry, 2)}")
     head = f"{name}, {counted(len(losses), 'seed')}, {counted(step, 'step')}"
-    return f"{head}: {', '.join(told)}."
+    return f"{head}: {', '.join(results)}."
 
 
 def _change(before: float, after: float, decimals: int) -> str:
-    """Whether a number rose, fell or stayed, at the decimals that are printed."""
+    """Describe the change of a number, at the precision of the printed decimals."""
     first, last = number(before, decimals), number(after, decimals)
     if first == last:
         return f"stayed at {last}"
     return f"{'rose' if after > before else 'fell'} from {first} to {last}"
 
 
-# Pixels of all images together, and bins of a vector of norms: more would look the same, in a file
-# too large to send.
+# Pixels of all images together, and bins of a vector of norms. More would make the file too large
+# to send, and would look the same.
 PIXELS = 4_000_000
-BINS = 512
+NORM_BINS = 512
 
 # At most this many outlying rows and columns are marked per layer, the largest.
 MARKED = 32
@@ -120,24 +118,22 @@ MARKED = 32
 def payload(
     groups: Sequence[Group], details: Sequence[Details], published: Any, losses: Sequence[Any] = ()
 ) -> str:
-    """The JSON object, safe inside a script element, without details of layers in no group."""
-    owned = _owned(groups, details)
-    side = max(64, math.isqrt(PIXELS // max(1, len(owned))))
+    """Return the JSON object, safe inside a script element; leaves out details without a group."""
+    blocks = _blocks_of_groups(groups, details)
+    side = max(64, math.isqrt(PIXELS // max(1, len(blocks))))
     columns = dict.fromkeys(name for group in groups for name in group.rows.columns)
+    data_of_groups = []
+    for group, color in zip(groups, colors(groups), strict=True):
+        rows = {name: _column(group.rows[name]) for name in group.rows.columns}
+        data_of_groups.append(
+            {"label": group.label, "color": color, "rows": rows, "count": group.rows.height}
+        )
     data = {
         "extra": [name for name in columns if name not in SCHEMA],
-        "groups": [
-            {
-                "label": group.label,
-                "color": color,
-                "rows": {name: _column(group.rows[name]) for name in group.rows.columns},
-                "count": group.rows.height,
-            }
-            for group, color in zip(groups, colors(groups), strict=True)
-        ],
+        "groups": data_of_groups,
         "details": [
             {"group": number, **asdict(block.key), **_pictures(block, side)}
-            for number, block in owned
+            for number, block in blocks
         ],
         "published": published,
         "losses": list(losses),
@@ -147,7 +143,7 @@ def payload(
 
 
 def in_script(text: str) -> str:
-    """JSON that can neither end its script element nor begin a comment.
+    """Escape JSON such that it can neither end its script element nor begin a comment.
 
     Examples
     --------
@@ -181,48 +177,49 @@ def _column(values: pl.Series) -> dict[str, Any]:
     return {"values": values.to_list()}
 
 
-def _owned(groups: Sequence[Group], details: Sequence[Details]) -> list[tuple[int, BlockDetails]]:
+def _blocks_of_groups(
+    groups: Sequence[Group], details: Sequence[Details]
+) -> list[tuple[int, BlockDetails]]:
     """Return the blocks of layers in the tables, each after the number of its group."""
     columns = ("checkpoint", "revision", "step", "stack", "kind", "layer", "circuit", "distance")
-    owner = {
-        key: number
-        for number, group in enumerate(groups)
-        for key in group.rows.select(columns).iter_rows()
-    }
-    layers: dict[tuple[Any, ...], BlockDetails] = {}
-    for block in chain.from_iterable(part.blocks for part in details):
+    group_of: dict[tuple[Any, ...], int] = {}
+    for index, group in enumerate(groups):
+        group_of |= dict.fromkeys(group.rows.select(columns).iter_rows(), index)
+    blocks: dict[tuple[Any, ...], BlockDetails] = {}
+    for block in chain.from_iterable(detail_set.blocks for detail_set in details):
         key = tuple(getattr(block.key, name) for name in columns)
-        if key in owner:
-            layers.setdefault(key, block)
-    return [(owner[key], block) for key, block in layers.items()]
+        if key in group_of:
+            blocks.setdefault(key, block)
+    return [(group_of[key], block) for key, block in blocks.items()]
 
 
 def _pictures(block: BlockDetails, side: int) -> dict[str, Any]:
     """Return a block's images and norms, reduced to what a screen shows."""
     pixels = _fewer(_fewer(block.image, side, axis=0), side, axis=1)
-    coupling = block.coupling
+    pair, coupling = "", None
+    if block.coupling is not None:
+        pair = f"{strongest_pair(block.coupling).capitalize()}."
+        coupling = [[digits(round(value, 3)) for value in row] for row in block.coupling.tolist()]
     return {
         "rows": len(block.row_norms),
         "columns": len(block.column_norms),
         "image": base64.b64encode(pixels.tobytes()).decode(),
         "shape": pixels.shape,
         "unit": digits(block.image_unit),
-        "row_norms": [digits(norm) for norm in _fewer(block.row_norms, BINS).tolist()],
-        "column_norms": [digits(norm) for norm in _fewer(block.column_norms, BINS).tolist()],
+        "row_norms": [digits(norm) for norm in _fewer(block.row_norms, NORM_BINS).tolist()],
+        "column_norms": [digits(norm) for norm in _fewer(block.column_norms, NORM_BINS).tolist()],
         "outlying_rows": _largest(block.outlying_rows, block.row_norms),
         "outlying_columns": _largest(block.outlying_columns, block.column_norms),
         "row_mean": digits(block.row_norms.mean()),
         "column_mean": digits(block.column_norms.mean()),
         "said": outliers(len(block.outlying_rows), len(block.outlying_columns)),
-        "pair": "" if coupling is None else f"{strongest_pair(coupling).capitalize()}.",
-        "coupling": None
-        if coupling is None
-        else [[digits(round(value, 3)) for value in row] for row in coupling.tolist()],
+        "pair": pair,
+        "coupling": coupling,
     }
 
 
 def _fewer(values: np.ndarray, length: int, axis: int = 0) -> np.ndarray:
-    """At most ``length`` values along an axis: of each bin, the largest in magnitude."""
+    """Reduce an axis to ``length`` values, the largest in magnitude of each bin."""
     if values.shape[axis] <= length:
         return values
     starts = np.linspace(0, values.shape[axis], length + 1).round().astype(int)[:-1]
@@ -232,6 +229,6 @@ def _fewer(values: np.ndarray, length: int, axis: int = 0) -> np.ndarray:
 
 
 def _largest(numbers: np.ndarray, norms: np.ndarray) -> list[tuple[int, float | None]]:
-    """Numbers and norms of the most outlying rows or columns."""
+    """Return the numbers and norms of the most outlying rows or columns."""
     chosen = numbers[np.argsort(-norms[numbers])][:MARKED]
     return [(int(number), digits(norms[number])) for number in chosen]

@@ -1,13 +1,14 @@
-"""Pictures of matrices, tables and pairs of heads, and what figures share (extra ``report``).
+"""Pictures of matrices, tables and pairs of heads, and elements of all figures (extra ``report``).
 
-Rows and names of models, curves with bands, labels, letters; the coupling of heads; what the parts
-of the scores do to the loss; which heads feed which.
+The elements are curves with bands, labels, letters and names of models. The pictures are the
+coupling of heads, the effect of parts of the scores on the loss, and the composition of heads.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def latest(table: ScoreTable) -> ScoreTable:
-    """Return the table with only the last step of every checkpoint with several, such as a run."""
+    """Keep only the last step of checkpoints with several steps, such as the run of a training."""
     steps = pl.col("step")
     return table.filter(steps.is_null() | (steps == steps.max().over("checkpoint", "revision")))
 
@@ -52,13 +53,13 @@ def titled(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(pl.Series("title", names, pl.String()))
 
 
-End = tuple[float, str, str | tuple[float, ...]]
+CurveEnd = tuple[float, str, str | tuple[float, ...]]
 
 # Minimum distance between two labels at the ends of curves, as a fraction of the axis height.
 LABEL_GAP = 0.085
 
-# A label that is moved further than this from its curve's end gets a line to it.
-NEAR = 0.02
+# A label that is further than this from its curve's end is connected to it by a line.
+NEAR_ENOUGH = 0.02
 
 
 def draw_curve(axis: Axes, curve: pl.DataFrame, band: tuple[str, str], **look: Any) -> None:
@@ -71,7 +72,7 @@ def draw_curve(axis: Axes, curve: pl.DataFrame, band: tuple[str, str], **look: A
 
 
 def panel_grid(figure: FigureBase, count: int, columns: int, **share: Any) -> list[Axes]:
-    """``count`` panels in rows; what is left of the last row stays empty.
+    """Create ``count`` panels in rows; the last row may be incomplete.
 
     Examples
     --------
@@ -87,7 +88,7 @@ def panel_grid(figure: FigureBase, count: int, columns: int, **share: Any) -> li
 
 
 def shades(color: str, count: int) -> list[tuple[float, ...]]:
-    """Shades of a color, from light to dark.
+    """Return shades of a color, from light to dark.
 
     Examples
     --------
@@ -97,9 +98,12 @@ def shades(color: str, count: int) -> list[tuple[float, ...]]:
     """
     from matplotlib.colors import to_rgb
 
-    at = np.linspace(0, 1, count) if count > 1 else np.array([0.5])
-    # From halfway to white, through the color itself, to 40 % of its brightness.
-    channels = [np.interp(at, [0, 0.5, 1], [(1 + c) / 2, c, 0.4 * c]) for c in to_rgb(color)]
+    places = np.linspace(0, 1, count) if count > 1 else np.array([0.5])
+    channels = []
+    for channel in to_rgb(color):
+        # From halfway to white, through the color itself, to 40 % of its brightness.
+        shades_of_channel = [(1 + channel) / 2, channel, 0.4 * channel]
+        channels.append(np.interp(places, [0, 0.5, 1], shades_of_channel))
     return list(zip(*channels, strict=True))
 
 
@@ -113,8 +117,8 @@ def sequence(count: int) -> list[tuple[float, ...]]:
     """
     from matplotlib import colormaps
 
-    at = np.linspace(0, 0.85, count) if count > 1 else np.array([0.425])
-    return [tuple(color[:3]) for color in colormaps["viridis"](at)]
+    places = np.linspace(0, 0.85, count) if count > 1 else np.array([0.425])
+    return [tuple(color[:3]) for color in colormaps["viridis"](places)]
 
 
 def note(figure: FigureBase, text: str) -> None:
@@ -144,41 +148,43 @@ def _above(axis: Axes, text: str, offset: tuple[float, float], size: float) -> A
     )
 
 
-def with_room(axis: Axes, ends: Sequence[End]) -> list[End]:
-    """The curves whose labels stay beside their ends: the first, the last, then what fits."""
+def with_room(axis: Axes, ends: Sequence[CurveEnd]) -> list[CurveEnd]:
+    """Select the curves that are labeled: the first, the last, and others with enough room."""
     low, high = axis.get_ylim()
-    kept: list[End] = []
+    labeled: list[CurveEnd] = []
     for end in sorted(ends, key=lambda end: end not in (ends[0], ends[-1])):
-        if all(abs(end[0] - other[0]) >= LABEL_GAP * (high - low) for other in kept):
-            kept.append(end)
-    return kept
+        if all(abs(end[0] - neighbor[0]) >= LABEL_GAP * (high - low) for neighbor in labeled):
+            labeled.append(end)
+    return labeled
 
 
-def label_ends(axis: Axes, ends: Iterable[End]) -> None:
+def label_ends(axis: Axes, ends: Iterable[CurveEnd]) -> None:
     """Label curves at their right ends, without overlaps; the limits of the axis must be final."""
     low, high = axis.get_ylim()
     ordered = sorted(ends, key=lambda end: end[0])
-    places = [(value - low) / (high - low) for value, _, _ in ordered]
-    for place, height, (_, name, color) in zip(
-        places, spread_apart(places, LABEL_GAP), ordered, strict=True
+    curve_heights = [(value - low) / (high - low) for value, _, _ in ordered]
+    label_heights = spread_apart(curve_heights, LABEL_GAP)
+    for curve_height, height, (_, name, color) in zip(
+        curve_heights, label_heights, ordered, strict=True
     ):
-        is_near = abs(height - place) <= NEAR
+        left, line = 1.02, None
+        if abs(height - curve_height) > NEAR_ENOUGH:
+            left = 1.06
+            line = {"arrowstyle": "-", "color": color, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 0}
         axis.annotate(
             name,
-            (1.0, place),
-            xytext=(1.02 if is_near else 1.06, height),
+            (1.0, curve_height),
+            xytext=(left, height),
             xycoords="axes fraction",
             color=color,
             fontsize=7,
             verticalalignment="center",
-            arrowprops=None
-            if is_near
-            else {"arrowstyle": "-", "color": color, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 0},
+            arrowprops=line,
         )
 
 
 def spread_apart(heights: Sequence[float], gap: float) -> list[float]:
-    """Ascending heights, moved until none are closer than ``gap``, within [0, 1] if there is room.
+    """Move ascending heights apart to gaps of at least ``gap``, within [0, 1] if there is room.
 
     The sum of squared moves is minimal: isotonic regression, by pooling adjacent violators.
 
@@ -188,16 +194,18 @@ def spread_apart(heights: Sequence[float], gap: float) -> list[float]:
     [0.1, 0.375, 0.625]
     """
     offsets = gap * np.arange(len(heights))
-    pools: list[tuple[float, int]] = []  # means of adjacent values, and how many
+    pools: list[tuple[float, int]] = []  # means of adjacent values, and their number
     for mean in np.asarray(heights) - offsets:
         count = 1
         while pools and pools[-1][0] > mean:
             previous, size = pools.pop()
             mean, count = (mean * count + previous * size) / (count + size), count + size
         pools.append((mean, count))
-    fitted = [mean for mean, count in pools for _ in range(count)]
-    room = 1 - gap * (len(heights) - 1)
-    clipped = np.clip(fitted, min(0, room / 2), max(room, room / 2))
+    fitted: list[float] = []
+    for mean, count in pools:
+        fitted += [mean] * count
+    free = 1 - gap * (len(heights) - 1)
+    clipped = np.clip(fitted, min(0, free / 2), max(free, free / 2))
     return list((clipped + offsets).tolist())
 
 
@@ -205,12 +213,12 @@ BAND = "Band: where 95 % of layers of this size with untrained weights lie."
 
 
 def band(axis: Axes, low: float, high: float) -> None:
-    """Where a score lies by chance."""
+    """Draw the range of a score by chance."""
     axis.axhspan(low, high, color=GRAY, alpha=0.25, linewidth=0, zorder=0)
 
 
-# Every part has one color, and the zeros are gray.
-COLORS = {
+# Colors of the parts of scores; parts that carry no information are gray or black.
+PART_COLORS = {
     "symmetric": TEAL,
     "skew": WINE,
     "random": GRAY,
@@ -222,7 +230,7 @@ ZEROS = ("random", "half")
 
 
 def parts_figure(shares: pl.DataFrame, curves: pl.DataFrame, predicts: str) -> Figure:
-    """A row of panels for each stack: curves if there are any, shares, and shares by layer."""
+    """Draw a row of panels for each stack: curves if there are any, shares, shares by layer."""
     stacks = shares["stack"].unique(maintain_order=True).to_list()
     has_layers = shares["layer"].is_not_null().any()
     width = 1 + (not curves.is_empty()) + has_layers
@@ -231,13 +239,15 @@ def parts_figure(shares: pl.DataFrame, curves: pl.DataFrame, predicts: str) -> F
         figure = new_figure(PAGE if width > 1 else PAGE / 2, 2.6 * len(stacks))
         panels = figure.subplots(len(stacks), width, squeeze=False)
         for row, stack in zip(panels, stacks, strict=True):
-            own = shares.filter(stack=stack)
+            shares_of_stack = shares.filter(stack=stack)
             axes = iter(row)
             if not curves.is_empty():
                 _curves(next(axes), curves.filter(stack=stack), loss)
-            _shares(next(axes), own.filter(pl.col("layer").is_null()))
+            _shares(next(axes), shares_of_stack.filter(pl.col("layer").is_null()))
             if has_layers:
-                _layers(next(axes), own.filter(pl.col("head").is_null()).drop_nulls("layer"))
+                _layers(
+                    next(axes), shares_of_stack.filter(pl.col("head").is_null()).drop_nulls("layer")
+                )
             row[0].set_title(stack)
         return figure
 
@@ -245,7 +255,7 @@ def parts_figure(shares: pl.DataFrame, curves: pl.DataFrame, predicts: str) -> F
 def _curves(axes: Axes, curves: pl.DataFrame, loss: str) -> None:
     for (name,), rows in curves.group_by("direction", maintain_order=True):
         line = "--" if name in ("random", "all") else "-"
-        axes.plot(rows["factor"], rows["loss"], line, color=COLORS[str(name)], label=str(name))
+        axes.plot(rows["factor"], rows["loss"], line, color=PART_COLORS[str(name)], label=str(name))
     axes.axvline(1, color=GRAY, linewidth=0.5)
     axes.set(xlabel="factor of this half", ylabel=loss)
     axes.legend()
@@ -253,10 +263,10 @@ def _curves(axes: Axes, curves: pl.DataFrame, loss: str) -> None:
 
 def _shares(axes: Axes, rows: pl.DataFrame) -> None:
     rows = rows.filter(~pl.col("part").is_in(["whole", "none"])).drop_nulls("share")
-    for at, row in enumerate(rows.reverse().iter_rows(named=True)):
+    for place, row in enumerate(rows.reverse().iter_rows(named=True)):
         reach = [[row["share"] - row["low"]], [row["high"] - row["share"]]]
-        color = COLORS.get(row["part"], OLIVE)
-        axes.errorbar(row["share"], at, xerr=reach, fmt="o", color=color, capsize=2)
+        color = PART_COLORS.get(row["part"], OLIVE)
+        axes.errorbar(row["share"], place, xerr=reach, fmt="o", color=color, capsize=2)
     axes.set_yticks(range(len(rows)), rows.reverse()["part"].to_list())
     axes.axvline(0, color=GRAY, linewidth=0.5)
     axes.axvline(1, color=GRAY, linewidth=0.5)
@@ -265,9 +275,11 @@ def _shares(axes: Axes, rows: pl.DataFrame) -> None:
 
 def _layers(axes: Axes, rows: pl.DataFrame) -> None:
     for name in ("symmetric", "skew", "half", "random"):
-        own = rows.filter(part=name).drop_nulls("share")
+        rows_of_part = rows.filter(part=name).drop_nulls("share")
         line = "--" if name in ZEROS else "o-"
-        axes.plot(own["layer"], own["share"], line, color=COLORS[name], label=name)
+        axes.plot(
+            rows_of_part["layer"], rows_of_part["share"], line, color=PART_COLORS[name], label=name
+        )
     axes.axhline(1, color=GRAY, linewidth=0.5)
     axes.axhline(0, color=GRAY, linewidth=0.5)
     axes.set(xlabel="layer that is changed", ylabel="share kept")
@@ -327,23 +339,24 @@ def add_color_scale(figure: Figure, drawn: AxesImage, **size: Any) -> None:
     bar.set_label(r"$\mathrm{tr}(M_a M_b) \,/\, \|M_a\| \|M_b\|$", fontsize=7)
 
 
-# Which heads feed which: layers across, heads upward, an arc for each of the strongest pairs.
+# Composition of heads: layers across, heads upward, an arc for each of the strongest pairs.
 
 ENDS = ("writer", "reader")
-KINDS = {"q": (SKY, "queries"), "k": (YELLOW, "keys"), "v": (GRAY, "values")}
+READING_KINDS = {"q": (SKY, "queries"), "k": (YELLOW, "keys"), "v": (GRAY, "values")}
 
-# Arcs that are labeled, from the strongest on.
-LABELED = 6
+# Number of arcs with labels, the strongest first.
+LABELED_ARCS = 6
 
 
 @style()
 def composition_arcs(frame: pl.DataFrame, top: int = 30) -> Figure:
-    """Draw the strongest pairs of a table of `wqk.compose`: the thicker, the more beyond chance.
+    """Draw the strongest pairs of a table of `wqk.compose`; thicker arcs exceed chance by more.
 
-    Gray, and said in the title, where no pair of the table is, corrected for their number.
+    If no pair exceeds chance after correction for their number, the arcs are gray, and the title
+    contains a remark.
 
-    Attentions of one layer stand side by side, in the order in which they write: an encoder before
-    its decoder, cross-attention after self-attention.
+    Attentions of one layer are next to each other, in the order in which they write: an encoder
+    before its decoder, cross-attention after self-attention.
 
     Raises
     ------
@@ -351,21 +364,19 @@ def composition_arcs(frame: pl.DataFrame, top: int = 30) -> Figure:
         The table has no pair with a score.
     """
     strongest = strongest_pairs(frame, top)
-    told = {end: [f"{end}_{name}" for name in ("stack", "layer", "attention")] for end in ENDS}
-    order = sorted(
-        {
-            attention(row, end)
-            for end, columns in told.items()
-            for row in frame.select(columns).unique().iter_rows(named=True)
-        }
-    )
-    column = {place: n for n, place in enumerate(order)}
+    attentions: set[AttentionKey] = set()
+    for end in ENDS:
+        keys = frame.select(f"{end}_stack", f"{end}_layer", f"{end}_attention").unique()
+        attentions.update(attention(row, end) for row in keys.iter_rows(named=True))
+    order = sorted(attentions)
+    column = {key: number for number, key in enumerate(order)}
     heads: Any = 1 + frame.select(pl.max_horizontal("writer_head", "reader_head").max()).item()
     figure = new_figure(PAGE, min(8.0, 1.6 + 0.22 * heads))
     axis = figure.subplots()
+    dots = list(product(range(len(order)), range(heads)))
     axis.scatter(
-        [n for n in range(len(order)) for _ in range(heads)],
-        [head for _ in order for head in range(heads)],
+        [number for number, _ in dots],
+        [head for _, head in dots],
         s=6,
         color=GRAY,
         alpha=0.4,
@@ -373,69 +384,89 @@ def composition_arcs(frame: pl.DataFrame, top: int = 30) -> Figure:
         zorder=1,
         rasterized=True,
     )
-    largest = float(strongest["excess"][0])
     beyond = bool((frame["p_corrected"] < SIGNIFICANT).any())
-    for rank, row in enumerate(strongest.iter_rows(named=True)):
-        start, stop = ((column[attention(row, end)], row[f"{end}_head"]) for end in ENDS)
-        color = KINDS[row["kind"]][0] if beyond else GRAY
+    _draw_arcs(axis, strongest, column, colored=beyond)
+    _label_arcs(axis, strongest.head(LABELED_ARCS), column)
+    names = _attention_names(order)
+    axis.set_xticks(range(len(order)), names, rotation=45 if any(" " in n for n in names) else 0)
+    axis.set(xlabel="layer", ylabel="head", xlim=(-0.6, len(order) - 0.4), ylim=(heads - 0.4, -0.6))
+    axis.locator_params(axis="y", integer=True)
+    handles = []
+    for kind, (color, name) in READING_KINDS.items():
+        if kind in set(strongest["kind"]):
+            handles.append(axis.plot([], [], color=color, label=name)[0])
+    remark = ", none of them beyond chance"
+    if beyond:
+        remark = ""
+        figure.legend(handles=handles, loc="outside upper right", ncols=3, title="read by")
+    axis.set_title(f"{strongest.height} strongest pairs of {frame.height:,}{remark}")
+    return figure
+
+
+def _draw_arcs(
+    axis: Axes, pairs: pl.DataFrame, column: Mapping[AttentionKey, int], colored: bool
+) -> None:
+    """Draw an arc for each pair, from the writing to the reading head."""
+    largest = float(pairs["excess"][0])
+    for rank, row in enumerate(pairs.iter_rows(named=True)):
+        start = column[attention(row, "writer")], row["writer_head"]
+        stop = column[attention(row, "reader")], row["reader_head"]
         axis.annotate(
             "",
             stop,
             start,
-            zorder=3 if rank < LABELED else 2,
+            zorder=3 if rank < LABELED_ARCS else 2,
             arrowprops={
                 "arrowstyle": "-|>,head_length=0.3,head_width=0.12",
                 "connectionstyle": f"arc3,rad={-0.18 if stop[1] >= start[1] else 0.18}",
-                "color": color,
+                "color": READING_KINDS[row["kind"]][0] if colored else GRAY,
                 "linewidth": 0.4 + 2.0 * row["excess"] / largest,
                 "alpha": 0.35 + 0.65 * row["excess"] / largest,
                 "shrinkA": 2,
                 "shrinkB": 2,
             },
         )
+
+
+def _label_arcs(axis: Axes, pairs: pl.DataFrame, column: Mapping[AttentionKey, int]) -> None:
+    """Write layer and number next to the heads of these pairs, once for each head."""
     labeled: set[tuple[float, int]] = set()
-    for row in strongest.head(LABELED).iter_rows(named=True):
+    for row in pairs.iter_rows(named=True):
         for end, side, shift in (("writer", "right", -5), ("reader", "left", 5)):
-            at = column[attention(row, end)], row[f"{end}_head"]
-            if at not in labeled:
-                labeled.add(at)
+            place = column[attention(row, end)], row[f"{end}_head"]
+            if place not in labeled:
+                labeled.add(place)
                 axis.annotate(
-                    f"{row[f'{end}_layer']}.{at[1]}",
-                    at,
+                    f"{row[f'{end}_layer']}.{place[1]}",
+                    place,
                     xytext=(shift, 0),
                     textcoords="offset points",
                     ha=side,
                     va="center",
                     fontsize=7,
                 )
-    # The layer's number, with its stack where there are more.
-    stacks = len({place[0] for place in order}) > 1
-    names = [
-        f"{stack + ' ' if stacks else ''}{layer}{' cross' if cross else ''}"
-        for (_, stack), layer, cross in order
-    ]
-    axis.set_xticks(range(len(order)), names, rotation=45 if any(" " in n for n in names) else 0)
-    axis.set(xlabel="layer", ylabel="head", xlim=(-0.6, len(order) - 0.4), ylim=(heads - 0.4, -0.6))
-    axis.locator_params(axis="y", integer=True)
-    there = [kind for kind in KINDS if kind in set(strongest["kind"])]
-    handles = [axis.plot([], [], color=KINDS[kind][0], label=KINDS[kind][1])[0] for kind in there]
-    if beyond:
-        figure.legend(handles=handles, loc="outside upper right", ncols=3, title="read by")
-    said = "" if beyond else ", none of them beyond chance"
-    axis.set_title(f"{strongest.height} strongest pairs of {frame.height:,}{said}")
-    return figure
 
 
-Place = tuple[tuple[bool, str], int, bool]
+def _attention_names(order: Sequence[AttentionKey]) -> list[str]:
+    """Name attentions by their layer's number, and by their stack if there are several."""
+    several = len({stack_key for stack_key, _, _ in order}) > 1
+    names = []
+    for (_, stack), layer, is_cross in order:
+        name = f"{stack} {layer}" if several else str(layer)
+        names.append(f"{name} cross" if is_cross else name)
+    return names
+
+
+AttentionKey = tuple[tuple[bool, str], int, bool]
 
 
 def strongest_pairs(frame: pl.DataFrame, top: int) -> pl.DataFrame:
-    """Return the pairs that exceed chance most.
+    """Return the pairs that exceed chance by most.
 
     Raises
     ------
     TableError
-        No pair exceeds it.
+        No pair exceeds chance.
     """
     strongest = frame.filter(pl.col("excess") > 0).sort("excess", descending=True).head(top)
     if strongest.is_empty():
@@ -443,8 +474,8 @@ def strongest_pairs(frame: pl.DataFrame, top: int) -> pl.DataFrame:
     return strongest
 
 
-def attention(row: dict[str, object], end: str) -> Place:
-    """What sorts an attention among all: its stack, encoder first, its layer, and its kind."""
+def attention(row: dict[str, object], end: str) -> AttentionKey:
+    """Return the sort key of an attention: its stack, encoder first, its layer, and its kind."""
     stack = str(row[f"{end}_stack"])
     layer = row[f"{end}_layer"]
     assert isinstance(layer, int)

@@ -1,4 +1,4 @@
-"""Score tables, training runs, and which heads feed which, as one self-contained HTML file."""
+"""Score tables, training runs and composed heads as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ from wqk.tables.score_table import ScoreTable, Table, read_table
 from wqk.tables.sheet import Sheet, SheetColumn
 
 SCRIPTS = ("scores.js", "drawing.js", "sections.js", "matrices.js", "table.js", "page.js")
-ENDINGS = (".html", ".htm")
+REPORT_ENDINGS = (".html", ".htm")
 
-Source: TypeAlias = ScoreTable | str | PathLike[str]
+ReportSource: TypeAlias = ScoreTable | str | PathLike[str]
 
-# At most this many models are named in the heading.
-NAMED = 12
+# Number of models in the heading.
+MOST_NAMED = 12
 
 
 @dataclass(frozen=True, repr=False)
 class Report(Shown):
-    """A report that was written: the path of its file, whose page it is in a notebook."""
+    """A written report: the path of its file. A notebook shows the page."""
 
     path: Path
 
@@ -71,7 +71,7 @@ class Report(Shown):
 
 
 def write_report(
-    tables: Source | Sequence[Source],
+    tables: ReportSource | Sequence[ReportSource],
     path: str | PathLike[str] = "report.html",
     *,
     details: Details | Sequence[Details] = (),
@@ -84,24 +84,24 @@ def write_report(
     Parameters
     ----------
     tables
-        One table, or several, of different models or of one at different steps; or their files,
-        or the folders of a training run, of several, of a callback or of a survey.
+        One or several tables, of different models or of one model at different steps; or files
+        with tables; or folders of training runs, callbacks or surveys.
     path
         The file, ``.html``, written atomically.
     details
         Details from files (`wqk.tables.details.read_details`), in addition to the tables' own
-        (``wqk.scan(ref, details=True)``). Without any, the report says that they are missing.
+        (``wqk.scan(ref, details=True)``). A report without details contains a note.
     runs
-        Training runs whose losses, results and recipe the report begins with.
+        Training runs. Their losses, results and recipe are the first section of the report.
     compositions
-        Tables of `wqk.compose`, whose strongest pairs of heads are drawn.
+        Tables of `wqk.compose`. The report draws their strongest pairs of heads.
     title
-        Heading; the models' names otherwise.
+        Heading; by default the models' names.
 
     Raises
     ------
     TableError
-        There are no rows, or some details are of none of the tables' checkpoints.
+        There are no rows, or details belong to no checkpoint of the tables.
     OutputError
         The file cannot be written.
     MissingPackage
@@ -118,13 +118,19 @@ def write_report(
     path = Path(path)
     check_report(path)
     sources = tables if isinstance(tables, list | tuple) else [tables]
-    opened = [one for source in sources for one in _opened(source)]
-    runs = [*(one for one in opened if isinstance(one, Run)), *runs]
-    scores = [one.scores if isinstance(one, Run) else one for one in opened]
+    opened_runs, scores = [], []
+    for source in sources:
+        for content in _opened(source):
+            if isinstance(content, Run):
+                opened_runs.append(content)
+                scores.append(content.scores)
+            else:
+                scores.append(content)
+    runs = [*opened_runs, *runs]
     details = [details] if isinstance(details, Details) else list(details)
-    scored = {name for table in scores for name in table.frame["checkpoint"]}
-    for part in details:
-        names = sorted({block.key.checkpoint for block in part.blocks})
+    scored = set().union(*(table.frame["checkpoint"] for table in scores))
+    for detail_set in details:
+        names = sorted({block.key.checkpoint for block in detail_set.blocks})
         if names and scored.isdisjoint(names):
             raise TableError(
                 f"details are of checkpoints in the tables, {', '.join(sorted(scored))}; these are "
@@ -136,7 +142,7 @@ def write_report(
 
 
 def _opened(source: Any) -> Sequence[Run | ScoreTable]:
-    """Return the runs or the table in a file or a folder; a table as it is."""
+    """Open the runs or the table in a file or a folder; a table is returned unchanged."""
     if isinstance(source, ScoreTable):
         return [source]
     if not isinstance(source, str | PathLike):
@@ -144,18 +150,20 @@ def _opened(source: Any) -> Sequence[Run | ScoreTable]:
             f"a report shows score tables, got {type(source).__name__}; of a model, scan it first: "
             "wqk.report(wqk.scan(model), path)"
         )
-    place = Path(source)
-    if runs := [place] if (place / SETTINGS).is_file() else sorted(place.glob(f"*/{SETTINGS}")):
-        return [open_run(one if one.is_dir() else one.parent) for one in runs]
-    if (place / SCORES).is_file():
-        return [read_scores(place / SCORES)]
-    if not place.is_dir():
-        return [read_table(place)]
+    path = Path(source)
+    if (path / SETTINGS).is_file():
+        return [open_run(path)]
+    if settings_files := sorted(path.glob(f"*/{SETTINGS}")):
+        return [open_run(file.parent) for file in settings_files]
+    if (path / SCORES).is_file():
+        return [read_scores(path / SCORES)]
+    if not path.is_dir():
+        return [read_table(path)]
     try:
-        return [survey_table(place)]
+        return [survey_table(path)]
     except TableError:
         raise TableError(
-            f"{place}: expected a score table, or the folder of a run, a callback or a survey; "
+            f"{path}: expected a score table, or the folder of a run, a callback or a survey; "
             "a model is scanned first: wqk scan REF --report FILE.html, or "
             "wqk.report(wqk.scan(model), path)"
         ) from None
@@ -163,7 +171,7 @@ def _opened(source: Any) -> Sequence[Run | ScoreTable]:
 
 def check_report(path: Path) -> None:
     """Raise if no report can be written to this path, or plotly is missing."""
-    check_output(path, "a report", ENDINGS)
+    check_output(path, "a report", REPORT_ENDINGS)
     if find_spec("plotly") is None:
         raise MissingPackage(
             f"a report needs plotly: {install('report')}", package="plotly", extra="report"
@@ -180,13 +188,13 @@ def page(
     """Return the whole document."""
     from plotly.offline import get_plotlyjs
 
-    shown = groups(tables)
-    placed = placements(shown)
-    rows = sum(group.rows.height for group in shown)
+    shown_groups = groups(tables)
+    placed = placements(shown_groups)
+    rows = sum(group.rows.height for group in shown_groups)
     scripts = [_script(get_plotlyjs()), _script("\n".join(map(_asset, SCRIPTS)))]
-    names = list(dict.fromkeys(group.label for group in shown))
-    if len(names) > NAMED:
-        names[NAMED - 1 :] = [f"and {len(names) - NAMED + 1} more"]
+    names = list(dict.fromkeys(group.label for group in shown_groups))
+    if len(names) > MOST_NAMED:
+        names[MOST_NAMED - 1 :] = [f"and {len(names) - MOST_NAMED + 1} more"]
     heading = title or " · ".join(names)
     return Template(_asset("page.html")).substitute(
         policy=_policy(scripts),
@@ -195,12 +203,12 @@ def page(
         made=f"{rows:,} rows · wqk {__version__}{_dates(runs)}",
         runs=runs_section(runs),
         feeding=feeding_section(compositions),
-        placement=placement_list(shown, placed),
-        notes=notes(shown, tables),
-        summary=summary_table(shown),
+        placement=placement_list(shown_groups, placed),
+        notes=notes(shown_groups, tables),
+        summary=summary_table(shown_groups),
         provenance=provenance(tables),
         citation=escape(_asset("citation.bib")),
-        payload=payload(shown, details, points(placed), loss_curves(runs)),
+        payload=payload(shown_groups, details, points(placed), loss_curves(runs)),
         plotly=scripts[0],
         script=scripts[1],
     )
@@ -238,12 +246,12 @@ def _policy(scripts: Sequence[str]) -> str:
     )
 
 
-# Arcs and rows of each table, which bound the size of the page.
+# Numbers of arcs and rows for each table, which limit the size of the page.
 ARCS, ROWS = 40, 20
 
 
 def feeding_section(tables: Sequence[Table]) -> str:
-    """A picture and a table for each table of `wqk.compose`, as HTML; empty if there are none."""
+    """Return a picture and a table for each table of `wqk.compose`, as HTML; empty without one."""
     if not tables:
         return ""
     parts = "".join(_part(table.frame) for table in tables)
@@ -273,43 +281,48 @@ def _wide(name: str, content: str) -> str:
     return f'<div class="wide" tabindex="0" role="region" aria-label="{name}">{content}</div>'
 
 
-# What differs between runs of one recipe.
-SEED = "seed"
+# The setting in which runs of one recipe differ.
+SEED_KEY = "seed"
 
-# Packages tell what they find in runs with an entry point of this group: a function of the runs
-# that returns sentences.
-RESULTS = "wqk.results"
+# Packages add results of runs with an entry point of this group: a function of the runs that
+# returns sentences.
+RESULTS_GROUP = "wqk.results"
 
 
 def by_recipe(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return the runs that differ only in their seed, by a name that says what else differs."""
+    """Group the runs that differ only in their seed; a name contains the other differences."""
     cells: defaultdict[tuple[tuple[str, str], ...], list[Run]] = defaultdict(list)
     for run in runs:
-        cells[tuple((k, str(v)) for k, v in run.recipe.items() if k != SEED)].append(run)
+        settings = [(name, str(value)) for name, value in run.recipe.items() if name != SEED_KEY]
+        cells[tuple(settings)].append(run)
     varied = _varied([group[0].recipe for group in cells.values()])
-    named = {}
+    groups = {}
     for group in cells.values():
-        words = [f"{name.replace('_', ' ')} {group[0].recipe.get(name)}" for name in varied]
-        named[", ".join(words) or str(group[0].recipe.get("mode") or group[0].name)] = group
-    return named
+        differences = [f"{name.replace('_', ' ')} {group[0].recipe.get(name)}" for name in varied]
+        groups[", ".join(differences) or str(group[0].recipe.get("mode") or group[0].name)] = group
+    return groups
 
 
 def _varied(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the entries in which recipes differ, besides the seed."""
-    names = dict.fromkeys(name for recipe in recipes for name in recipe if name != SEED)
+    names: dict[str, None] = {}
+    for recipe in recipes:
+        names |= dict.fromkeys(recipe)
+    names.pop(SEED_KEY, None)
     return [name for name in names if len({str(recipe.get(name)) for recipe in recipes}) > 1]
 
 
 def runs_section(runs: Sequence[Run]) -> str:
-    """Results in words, a table of the runs, the recipe and the environment, as HTML."""
+    """Return results, a table of the runs, the recipe and the environment, as HTML."""
     if not runs:
         return ""
     results = [_result(name, group) for name, group in by_recipe(runs).items()]
-    results += [said for found in entry_points(group=RESULTS) for said in found.load()(runs)]
-    told = "".join(f"<li>{escape(said)}</li>" for said in results)
+    for entry_point in entry_points(group=RESULTS_GROUP):
+        results += entry_point.load()(runs)
+    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in results)
     return (
         '<section id="runs"><h2>Results</h2>'
-        f"<ul>{told}</ul>"
+        f"<ul>{items}</ul>"
         '<div class="panels" id="losses"></div>'
         '<p class="caption">Losses in nats per token, and the median symmetry over layers: '
         "the mean over seeds, and a band from the lowest to the highest, where all seeds have one."
@@ -320,18 +333,22 @@ def runs_section(runs: Sequence[Run]) -> str:
 
 def _result(name: str, runs: Sequence[Run]) -> str:
     """Return the outcome of runs with one recipe, at the last step that all of them reached."""
-    losses = _common(runs, "held_out_loss")
-    losses = losses if losses.height else _common(runs, "loss")
-    symmetries = _common(runs, "symmetry")
-    return training_result(
-        name,
-        int(losses["step"][-1]) if losses.height else 0,
-        *([list(losses["values"][place]) for place in (0, -1)] if losses.height else ([], [])),
-        *([list(symmetries["values"][i]) for i in (0, -1)] if symmetries.height > 1 else ([], [])),
-    )
+    losses = _common_steps(runs, "held_out_loss")
+    if not losses.height:
+        losses = _common_steps(runs, "loss")
+    step, first_losses, last_losses = 0, [], []
+    if losses.height:
+        step = int(losses["step"][-1])
+        first_losses, last_losses = list(losses["values"][0]), list(losses["values"][-1])
+    symmetries = _common_steps(runs, "symmetry")
+    first_symmetries, last_symmetries = [], []
+    if symmetries.height > 1:
+        first_symmetries = list(symmetries["values"][0])
+        last_symmetries = list(symmetries["values"][-1])
+    return training_result(name, step, first_losses, last_losses, first_symmetries, last_symmetries)
 
 
-def _common(runs: Sequence[Run], column: str) -> pl.DataFrame:
+def _common_steps(runs: Sequence[Run], column: str) -> pl.DataFrame:
     """Return the steps at which all runs have a value, and the ``values``, one for each run."""
     rows = pl.concat([_curve(run, column) for run in runs])
     together = rows.group_by("step").agg(pl.col("value").alias("values"))
@@ -351,51 +368,60 @@ def _table(runs: Sequence[Run]) -> Sheet:
     names = ("step", "tokens", "loss", "held-out loss", "median symmetry", "minutes")
     sheet = Sheet([SheetColumn("run", text=True), *map(SheetColumn, names)])
     for run in runs:
-        last = {
-            name: values[-1] if len(values := run.metrics[name].drop_nulls()) else None
-            for name in ("step", "tokens", "loss", "held_out_loss", "seconds")
-        }
-        symmetry = _curve(run, "symmetry")["value"]
+        step, tokens, seconds = (_last(run.metrics[n]) for n in ("step", "tokens", "seconds"))
         sheet.add(
             run.name,
-            *("–" if last[name] is None else f"{last[name]:,}" for name in ("step", "tokens")),
-            *(number(last[name]) for name in ("loss", "held_out_loss")),
-            number(symmetry[-1] if len(symmetry) else None, 2),
-            "–" if last["seconds"] is None else f"{last['seconds'] / 60:.1f}",
+            "–" if step is None else f"{step:,}",
+            "–" if tokens is None else f"{tokens:,}",
+            number(_last(run.metrics["loss"])),
+            number(_last(run.metrics["held_out_loss"])),
+            number(_last(_curve(run, "symmetry")["value"]), 2),
+            "–" if seconds is None else f"{seconds / 60:.1f}",
         )
     return sheet
 
 
+def _last(values: pl.Series) -> Any:
+    """Return the last value that is not null; None if there is none."""
+    values = values.drop_nulls()
+    return values[-1] if len(values) else None
+
+
 def _recipe(runs: Sequence[Run]) -> str:
-    """What all runs share, and what they were made with."""
+    """List the settings and the environment that all runs share, as HTML."""
     recipes = [run.recipe for run in runs]
-    varied = {*_varied(recipes), SEED}
-    shared = {n: v for n, v in recipes[0].items() if n not in varied and v is not None}
+    varied = {*_varied(recipes), SEED_KEY}
+    shared = {}
+    for name, value in recipes[0].items():
+        if name not in varied and value is not None:
+            shared[name] = value
     environment = runs[0].settings.get("environment") or {}
-    shared |= {str(n): v for n, v in environment.items() if isinstance(v, str | int | float)}
-    seeds = sorted({str(recipe.get(SEED)) for recipe in recipes})
+    for name, value in environment.items():
+        if isinstance(value, str | int | float):
+            shared[str(name)] = value
+    seeds = sorted({str(recipe.get(SEED_KEY)) for recipe in recipes})
     shared |= {"corpus": str(runs[0].corpus.get("folder", "–")), "seeds": ", ".join(seeds)}
-    told = "".join(
+    items = "".join(
         f"<dt>{escape(label(str(name)).replace('_', ' '))}</dt><dd>{escape(str(value))}</dd>"
         for name, value in shared.items()
     )
-    return f"<p>Shared by {counted(len(runs), 'run')}:</p><dl>{told}</dl>"
+    return f"<p>Shared by {counted(len(runs), 'run')}:</p><dl>{items}</dl>"
 
 
 def loss_curves(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Losses and symmetry over the steps that all seeds of a recipe have: mean and range."""
+    """Return losses and symmetry over the common steps of all seeds of a recipe: mean and range."""
     curves = []
     kinds = {"training loss": "loss", "held-out loss": "held_out_loss", "symmetry": "symmetry"}
     for name, group in by_recipe(runs).items():
         for kind, column in kinds.items():
-            found = _common(group, column)
-            if found.height:
+            common = _common_steps(group, column)
+            if common.height:
                 values = pl.col("values").list
                 spread = {"mean": values.mean(), "low": values.min(), "high": values.max()}
-                drawn = found.select("step", **spread)
-                curves.append(
-                    {"name": name, "kind": kind, "mode": group[0].recipe.get("mode")}
-                    | {"step": drawn["step"].to_list()}
-                    | {n: [digits(v) for v in drawn[n]] for n in spread}
-                )
+                summary = common.select("step", **spread)
+                curve = {"name": name, "kind": kind, "mode": group[0].recipe.get("mode")}
+                curve["step"] = summary["step"].to_list()
+                for statistic in spread:
+                    curve[statistic] = [digits(value) for value in summary[statistic]]
+                curves.append(curve)
     return curves

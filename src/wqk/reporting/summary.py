@@ -1,6 +1,6 @@
-"""The text and numbers of a report outside its figures, as escaped HTML, by groups of rows.
+"""Text and numbers of a report outside its figures, as escaped HTML, by groups of rows.
 
-Installed packages may know the place of scores among those of other models.
+Installed packages may add the place of the scores among those of other models.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Group:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """One row of the group, for the values that all rows share."""
+        """A row of the group, for the values that all rows share."""
         layers = self.latest.filter(pl.col("head").is_null())
         return (layers if layers.height else self.latest).row(0, named=True)
 
@@ -48,7 +48,7 @@ class Group:
 def groups(tables: Sequence[ScoreTable]) -> list[Group]:
     """Return the groups of all tables in order, with the shortest names that are distinct.
 
-    Of rows with the same key, the first table's is kept.
+    If several rows have the same key, the row of the first table is kept.
 
     Examples
     --------
@@ -67,19 +67,20 @@ def groups(tables: Sequence[ScoreTable]) -> list[Group]:
     parts = frame.partition_by("model", "stack", "kind", "circuit", maintain_order=True)
     firsts = [part.row(0, named=True) for part in parts]
     short = short_names(list(dict.fromkeys(first["model"] for first in firsts)))
-    found = []
+    distinct = []
     for first, part in zip(firsts, parts, strict=True):
         label = short[first["model"]]
-        others = [other for other in firsts if short[other["model"]] == label]
+        namesakes = [row for row in firsts if short[row["model"]] == label]
         for column in ("stack", "kind", "circuit"):
-            if len({other[column] for other in others}) > 1:
+            if len({namesake[column] for namesake in namesakes}) > 1:
                 label += f", {first[column]}"
-        found.append(Group(label, part.drop("model", "table"), tables[first["table"]].metadata))
-    return found
+        metadata = tables[first["table"]].metadata
+        distinct.append(Group(label, part.drop("model", "table"), metadata))
+    return distinct
 
 
 def colors(groups: Sequence[Group]) -> list[str]:
-    """Return the names of the groups' colors: a shade of their stack's.
+    """Return the name of each group's color, a shade of the color of its stack.
 
     Examples
     --------
@@ -113,11 +114,11 @@ def short_names(names: Sequence[str]) -> dict[str, str]:
     parts = {name: PurePath(name).parts or (name,) for name in names}
 
     def shorten(name: str) -> str:
-        own = parts[name]
-        is_hub_id = len(own) == 2 and own[0] != "/"
-        for length in range(2 if is_hub_id else 1, len(own) + 1):
-            suffix = own[-length:]
-            if sum(other[-length:] == suffix for other in parts.values()) == 1:
+        path = parts[name]
+        is_hub_id = len(path) == 2 and path[0] != "/"
+        for length in range(2 if is_hub_id else 1, len(path) + 1):
+            suffix = path[-length:]
+            if sum(other_path[-length:] == suffix for other_path in parts.values()) == 1:
                 return "/".join(suffix)
         return name
 
@@ -128,12 +129,10 @@ PARTIAL = {"partial": "not the model's whole attention score"}
 
 
 def summary_table(groups: Sequence[Group]) -> str:
-    """A table with a row for each group: what it is, medians and quartiles over its layers."""
-    sheet = Sheet(
-        [SheetColumn(name, text=True) for name in ("model", "attention")]
-        + [SheetColumn(name) for name in ("parameters stored", "layers", "heads", "width")]
-        + [SheetColumn(label(score)) for score in HEADLINE]
-    )
+    """Return a table with a row for each group: facts, medians and quartiles over its layers."""
+    headings = ["model", "attention", "parameters stored", "layers", "heads", "width"]
+    headings += [label(score) for score in HEADLINE]
+    sheet = Sheet([SheetColumn(name, text=name in ("model", "attention")) for name in headings])
     for group, color in zip(groups, colors(groups), strict=True):
         facts, layers = group.facts, ScoreTable(group.latest).layers
         medians = layers.summary()
@@ -160,10 +159,12 @@ def summary_table(groups: Sequence[Group]) -> str:
 
 def _several(layers: pl.DataFrame, first: str, second: str) -> str:
     """Return the values of two columns over the layers, joined unless they are equal."""
-    one, other = (_span(layers[column].drop_nulls().to_list()) for column in (first, second))
-    if one == other:
-        return one
-    return f"{one} over {other}" if first == "heads" else f"{one} × {other}"
+    first_span = _span(layers[first].drop_nulls().to_list())
+    second_span = _span(layers[second].drop_nulls().to_list())
+    if first_span == second_span:
+        return first_span
+    operator = "over" if first == "heads" else "×"
+    return f"{first_span} {operator} {second_span}"
 
 
 def _span(values: Sequence[int]) -> str:
@@ -174,25 +175,28 @@ def _span(values: Sequence[int]) -> str:
 
 
 def _median(summary: pl.DataFrame, score: str) -> Cell:
-    """Median and quartiles in the first row of a summary."""
+    """Return the median and the quartiles in the first row of a summary."""
     if not summary.height or summary[f"{score}_median"][0] is None:
         return Cell("–")
-    middle, low, high = (summary[f"{score}_{name}"][0] for name in ("median", "q25", "q75"))
-    middle, low, high = (number(value, 2).replace("-", "−") for value in (middle, low, high))
-    return Cell(middle, aside=f"{low} to {high}")
+
+    def formatted(name: str) -> str:
+        return number(summary[f"{score}_{name}"][0], 2).replace("-", "−")
+
+    return Cell(formatted("median"), aside=f"{formatted('q25')} to {formatted('q75')}")
 
 
 def placements(groups: Sequence[Group]) -> dict[int, Any]:
-    """By number, each comparable group's place among other models."""
-    placed = {
-        number: place(ScoreTable(group.latest, group.metadata))
-        for number, group in enumerate(groups)
-    }
-    return {number: found[0] for number, found in placed.items() if found}
+    """Return the place of each comparable group among other models, by the group's number."""
+    placed = {}
+    for index, group in enumerate(groups):
+        places = place(ScoreTable(group.latest, group.metadata))
+        if places:
+            placed[index] = places[0]
+    return placed
 
 
 def placement_list(groups: Sequence[Group], placed: dict[int, Any]) -> str:
-    """One sentence for each group, as HTML."""
+    """List a sentence for each group, as HTML."""
     items = (
         f"<li>{escape(groups[number].label)}: {escape(str(placement))}. "
         f"{escape(placement.meaning)}</li>"
@@ -202,17 +206,21 @@ def placement_list(groups: Sequence[Group], placed: dict[int, Any]) -> str:
 
 
 def points(placed: dict[int, Any]) -> dict[str, Any] | None:
-    """Return the other models and the report's own, as data for the page's script."""
-    own = [
-        {"group": number, "symmetry": p.symmetry.value, "directionality": p.directionality.value}
-        for number, p in placed.items()
-        if p.symmetry and p.directionality
+    """Return the points of other models and of the report's models, for the page's script."""
+    own_points = [
+        {
+            "group": number,
+            "symmetry": placement.symmetry.value,
+            "directionality": placement.directionality.value,
+        }
+        for number, placement in placed.items()
+        if placement.symmetry and placement.directionality
     ]
-    return {"models": next(iter(placed.values())).others, "own": own} if own else None
+    return {"models": next(iter(placed.values())).others, "own": own_points} if own_points else None
 
 
 def notes(groups: Sequence[Group], tables: Sequence[ScoreTable]) -> str:
-    """Caveats as an HTML list; empty if there are none."""
+    """List the caveats as HTML; empty if there are none."""
     lines = [escape(line) for line in dict.fromkeys(_notes(groups, tables))]
     items = "".join(f"<li>{line}</li>" for line in lines)
     return f'<ul class="notes">{items}</ul>' if items else ""
@@ -229,12 +237,14 @@ def _notes(groups: Sequence[Group], tables: Sequence[ScoreTable]) -> Iterator[st
             yield f"{group.label}: the two sides have different widths, so there is no symmetry."
     headless = [group.label for group in groups if group.rows["head"].is_null().all()]
     if headless:
-        whose = "" if len(headless) == len(groups) > 1 else f"{', '.join(headless)}: "
-        yield f"{whose}no rows of single heads; scan with --heads."
+        concerns_all = len(headless) == len(groups) > 1
+        subject = "" if concerns_all else f"{', '.join(headless)}: "
+        yield f"{subject}no rows of single heads; scan with --heads."
     for table in tables:
-        several = table.frame["checkpoint"].n_unique() > 1  # then each line names its own
-        of = "" if several else f"{', '.join(_sources(table))}: "
-        yield from (f"{of}{line}." for line in notes_of(table))
+        # In a table of several checkpoints, each note already begins with a name.
+        many_checkpoints = table.frame["checkpoint"].n_unique() > 1
+        subject = "" if many_checkpoints else f"{', '.join(_sources(table))}: "
+        yield from (f"{subject}{line}." for line in notes_of(table))
     gammas = {table.metadata.get("gamma", 2.0) for table in tables}
     if len(gammas) > 1:
         listed = ", ".join(map(str, sorted(gammas, key=str)))
@@ -242,28 +252,30 @@ def _notes(groups: Sequence[Group], tables: Sequence[ScoreTable]) -> Iterator[st
 
 
 def _layers(numbers: Sequence[int], of: int) -> str:
-    """Some layers, as the subject of a sentence in the singular."""
+    """Name some layers, as the subject of a sentence in the singular."""
     if len(numbers) == of:
         return "every layer's form"
-    listed = ", ".join(map(str, numbers[:12])) + (", …" if len(numbers) > 12 else "")
+    listed = ", ".join(map(str, numbers[:12]))
+    if len(numbers) > 12:
+        listed += ", …"
     return f"the form of {'layer' if len(numbers) == 1 else 'each of the layers'} {listed}"
 
 
 def provenance(tables: Sequence[ScoreTable]) -> str:
-    """How the scores were computed: one list for each distinct set of options."""
-    made: dict[str, list[str]] = {}
+    """List the options of the scores as HTML, for each distinct set of options."""
+    sources_by_settings: dict[str, list[str]] = {}
     for table in tables:
         settings = json.dumps(dict(table.metadata), ensure_ascii=False, sort_keys=True, default=str)
-        made.setdefault(settings, []).extend(_sources(table))
-    return "".join(
-        f"<h4>{escape('; '.join(dict.fromkeys(sources)) or 'an empty table')}</h4><dl>"
-        + "".join(
-            f"<dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(_setting(value))}</dd>"
-            for name, value in json.loads(settings).items()
-        )
-        + "</dl>"
-        for settings, sources in made.items()
-    )
+        sources_by_settings.setdefault(settings, []).extend(_sources(table))
+    parts = []
+    for settings, sources in sources_by_settings.items():
+        title = "; ".join(dict.fromkeys(sources)) or "an empty table"
+        parts.append(f"<h4>{escape(title)}</h4><dl>")
+        for name, value in json.loads(settings).items():
+            heading = escape(name.replace("_", " "))
+            parts.append(f"<dt>{heading}</dt><dd>{escape(_setting(value))}</dd>")
+        parts.append("</dl>")
+    return "".join(parts)
 
 
 def _sources(table: ScoreTable) -> list[str]:
@@ -307,6 +319,10 @@ def pairs_sheet(frame: pl.DataFrame) -> Sheet:
 
 def head_name(row: Mapping[str, Any], end: str) -> str:
     """Return a writing or reading head as LAYER.HEAD, with what distinguishes its attention."""
-    words = [row[f"{end}_stack"]] if row["writer_stack"] != row["reader_stack"] else []
-    words += ["cross"] if row[f"{end}_attention"] == "cross" else []
-    return " ".join([*words, f"{row[f'{end}_layer']}.{row[f'{end}_head']}"])
+    parts = []
+    if row["writer_stack"] != row["reader_stack"]:
+        parts.append(row[f"{end}_stack"])
+    if row[f"{end}_attention"] == "cross":
+        parts.append("cross")
+    parts.append(f"{row[f'{end}_layer']}.{row[f'{end}_head']}")
+    return " ".join(parts)

@@ -26,7 +26,7 @@ from wqk.forms.images import MatrixImage, draw_with_norms
 from wqk.forms.scores import untrained_range
 from wqk.reporting.pictures import (
     BAND,
-    End,
+    CurveEnd,
     add_color_scale,
     band,
     draw_coupling,
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from matplotlib.text import Annotation
 
 
-def draw_layers(axis: Axes, curves: pl.DataFrame, color: str, **look: Any) -> list[End]:
+def draw_layers(axis: Axes, curves: pl.DataFrame, color: str, **look: Any) -> list[CurveEnd]:
     """Draw a curve for each layer, light to dark, with the range over seeds as a band."""
     layers = curves.drop_nulls("layer").partition_by("layer", maintain_order=True)
     drawn = list(zip(layers, shades(color, len(layers)) if layers else (), strict=True))
@@ -63,7 +63,7 @@ def draw_layers(axis: Axes, curves: pl.DataFrame, color: str, **look: Any) -> li
 
 
 def finish_row(
-    axes: Sequence[Axes], label: str, ends: Iterable[Sequence[End]] = (), zero: bool = True
+    axes: Sequence[Axes], label: str, ends: Iterable[Sequence[CurveEnd]] = (), zero: bool = True
 ) -> None:
     """Label a row's shared y axis and, now that its limits are final, the curves; draw zero.
 

@@ -9,7 +9,7 @@ import polars as pl
 
 from wqk._style import COLORS, LABELS, PAGE, new_figure, style
 from wqk.errors import RunError
-from wqk.reporting.pictures import End, draw_curve, heading, note
+from wqk.reporting.pictures import CurveEnd, draw_curve, heading, note
 from wqk.tables.run import Run
 from wqk_lab.figures.by_layer import draw_layers, finish_row, label_steps, lettered
 from wqk_lab.figures.curves import SCORES, of_cells, score_curves
@@ -134,7 +134,7 @@ def _curves(
     return of_cells({name: of_cells(modes, "mode") for name, modes in curves.items()}, "comparison")
 
 
-def _draw_layers(axes: Sequence[Axes], curves: pl.DataFrame) -> list[list[End]]:
+def _draw_layers(axes: Sequence[Axes], curves: pl.DataFrame) -> list[list[CurveEnd]]:
     """Draw every layer, in a panel for each mode; for each that occurs, if panels are fewer."""
     modes = [mode for mode in COLORS if len(axes) == len(COLORS) or mode in curves["mode"]]
     return [
@@ -143,10 +143,10 @@ def _draw_layers(axes: Sequence[Axes], curves: pl.DataFrame) -> list[list[End]]:
     ]
 
 
-def _draw_medians(axis: Axes, curves: pl.DataFrame) -> list[End]:
+def _draw_medians(axis: Axes, curves: pl.DataFrame) -> list[CurveEnd]:
     """Draw each mode's median over layers, with a band from quartile to quartile."""
     medians = curves.filter(pl.col("layer").is_null())
-    ends: list[End] = []
+    ends: list[CurveEnd] = []
     for curve in medians.partition_by("mode", maintain_order=True):
         mode = curve["mode"][0]
         draw_curve(axis, curve, ("q25", "q75"), color=COLORS[mode], linestyle=LINES[mode])
