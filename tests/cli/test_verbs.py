@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from tests.command import run
 import wqk
 from wqk.cli import verbs
 from wqk.cli.main import LABORATORY, SECTIONS, command
-from wqk.cli.verb import MODELS, Verb, declaration, written
+from wqk.cli.verb import MODEL_PARAMETERS, Verb, declaration, function_definition
 
 VERBS = [name for names in SECTIONS.values() for name in names if name != "lab"]
 DECLARED = {n: v for n in VERBS if isinstance(v := command.verbs.declared(n), Verb)}
@@ -65,7 +66,8 @@ def test_the_declaration_is_what_python_says(verb: str) -> None:
     for one in found.parameters:
         if known[one.name].default is not inspect.Parameter.empty:
             assert one.default == known[one.name].default
-        assert one.name in (*MODELS, *found.described), f"{function}: describe {one.name}"
+        described = (*MODEL_PARAMETERS, *found.descriptions)
+        assert one.name in described, f"{function}: describe {one.name}"
     for line in DECLARED[verb].examples:
         assert line.startswith(f"wqk {verb} ")
     names = [one for one in command.verbs[verb].params if isinstance(one, click.Argument)]
@@ -99,4 +101,23 @@ def test_what_an_older_version_left_of_a_folder_is_no_module(tmp_path, monkeypat
     (package / "__init__.py").touch()
     (package / "go.py").write_text('def go(ref: str) -> None:\n    """Go there. Now."""\n')
     monkeypatch.syspath_prepend(tmp_path)
-    assert written("package_of_verbs.go:go") == ("ref: str", "Go there. Now.")
+    definition = function_definition("package_of_verbs.go:go")
+    assert definition is not None
+    assert ast.unparse(definition.args) == "ref: str"
+    assert ast.get_docstring(definition) == "Go there. Now."
+
+
+def test_a_function_without_a_docstring_has_no_help(tmp_path, monkeypatch):
+    package = tmp_path / "package_without_help"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    source = (
+        'def go(\n    ref: str,\n) -> None:\n    ...\n\n\ndef stop() -> None:\n    """Stop."""\n'
+    )
+    (package / "go.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    definition = function_definition("package_without_help.go:go")
+    assert definition is not None
+    assert ast.get_docstring(definition) is None
+    with pytest.raises(AssertionError, match="has no docstring"):
+        declaration("package_without_help.go:go")

@@ -1,4 +1,4 @@
-"""What the verbs print: tables on standard output, everything else on standard error."""
+"""Output of the verbs: tables on standard output, everything else on standard error."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from wqk.scanning.scan import Progress as ScanProgress
     from wqk.tables.score_table import ScoreTable
 
-# With polars' own handler, which it sets on import, a main thread that waits for others would
-# sleep through Ctrl-C.
+# polars sets a handler on import. With it, Ctrl-C would not wake a main thread that waits for
+# other threads.
 if hasattr(signal, "siginterrupt"):
     signal.siginterrupt(signal.SIGINT, True)
 
@@ -52,8 +52,8 @@ def output() -> Console:
 
 
 def say(message: str) -> None:
-    """Lines on standard error, above a progress bar if there is one."""
-    # Not click.echo, which writes past the stream that the bar puts in place of standard error.
+    """Print lines on standard error, above a progress bar if there is one."""
+    # The bar replaces standard error by a stream of its own, which click.echo would bypass.
     print(printable(without_secrets(message)), file=sys.stderr, flush=True)
 
 
@@ -62,68 +62,69 @@ def say_traffic(checkpoint: Checkpoint) -> None:
     fetched = checkpoint.bytes_fetched
     if fetched is not None:
         stored = sum(info.nbytes for info in checkpoint.tensors().values())
-        rest = "" if fetched else "; all that was read was in the cache"
-        say(f"{checkpoint.name}: fetched {size(fetched)} of {size(stored)}{rest}")
+        remark = "" if fetched else "; all that was read was in the cache"
+        say(f"{checkpoint.name}: fetched {size(fetched)} of {size(stored)}{remark}")
 
 
 @contextmanager
 def bar(title: str, changes: Callable[..., dict[str, Any]]) -> Iterator[Callable[..., None] | None]:
-    """A progress bar on a terminal: yields the function to report progress to; None in a pipe.
+    """Show a progress bar on a terminal, and yield its reporting function; None in a pipe.
 
-    ``changes`` turns what is reported into any of ``description``, which stands before the bar,
-    ``completed``, ``total``, and ``text``, which stands after it.
+    ``changes`` is a function of the reported values that returns fields of the bar:
+    ``description``, the text before the bar, ``completed``, ``total``, and ``text``, the text after
+    the bar.
     """
     if not sys.stderr.isatty():
         yield None
         return
-    # The text is cut where lines are short, not the bar or the time that remains.
-    rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    # On short lines the text is cut, not the bar or the remaining time.
+    text_column = Column(ratio=1, no_wrap=True, overflow="ellipsis")
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
         TimeRemainingColumn(compact=True),
-        TextColumn("{task.fields[text]}", table_column=rest),
+        TextColumn("{task.fields[text]}", table_column=text_column),
     )
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, expand=True) as progress:
         task = progress.add_task(printable(title), total=None, text="")
-        begun = False
+        started = False
 
         def report(*done: Any) -> None:
-            nonlocal begun
-            new = changes(*done)
-            if not begun:  # the work of an earlier run says nothing about the time that remains
-                progress.reset(task, completed=new.get("completed", 0))
-                begun = True
-            progress.update(task, **new)
+            nonlocal started
+            fields = changes(*done)
+            if not started:  # an earlier run's work must not count for the remaining time
+                progress.reset(task, completed=fields.get("completed", 0))
+                started = True
+            progress.update(task, **fields)
 
         yield report
 
 
 def scan_progress(done: ScanProgress) -> dict[str, Any]:
-    """What the bar of a scan shows: blocks, and bytes per second."""
+    """Return the fields of a scan's bar: blocks, and bytes per second."""
     rate = f"{size(done.bytes_read / max(done.seconds, 1e-9))}/s"
     text = f"{done.blocks_done}/{done.blocks} blocks, {rate}"
     return {"total": done.blocks, "completed": done.blocks_done, "text": text}
 
 
 def passes_progress(done: int, count: int) -> dict[str, Any]:
-    """What the bar shows of a text that is read again and again."""
+    """Return the fields of the bar for passes over a text."""
     return {"total": count, "completed": done, "text": f"{done}/{count} passes over the text"}
 
 
 def blocks_progress(done: int, count: int) -> dict[str, Any]:
-    """What the bar shows of work that goes from block to block."""
+    """Return the fields of the bar for work block by block."""
     return {"total": count, "completed": done, "text": f"{done}/{count} blocks"}
 
 
 def print_json(table: ScoreTable) -> None:
-    """Metadata, summary and rows as one JSON object."""
+    """Print metadata, summary and rows as one JSON object."""
     print_object(table.to_dict())
 
 
 def show(value: Mapping[str, Any], *lines: Any, as_json: bool) -> None:
-    """A result: as a JSON object, or its lines as they are shown to people."""
+    """Print a result: as a JSON object, or as lines for people."""
     if as_json:
         print_object(value)
     else:
@@ -131,6 +132,6 @@ def show(value: Mapping[str, Any], *lines: Any, as_json: bool) -> None:
 
 
 def print_object(value: Mapping[str, Any]) -> None:
-    """One JSON object on standard output, with null for NaN and infinity, which JSON lacks."""
+    """Print one JSON object; NaN and infinity, which JSON lacks, become null."""
     text = json.dumps(json_value(value), ensure_ascii=False, indent=2, allow_nan=False)
     sys.stdout.write(UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")

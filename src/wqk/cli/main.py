@@ -12,6 +12,7 @@ the reader of the output closed the pipe       141
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import re
@@ -21,20 +22,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import chain
 from typing import Any
 
 import click
 
 from wqk._version import __version__
-from wqk.cli.verb import Verb, first_sentence, written
+from wqk.cli.verb import Verb, first_sentence, function_definition
 from wqk.errors import WqkError, shortened
 
 # Names of verbs by the title of their section in the help.
 Sections = Mapping[str, Sequence[str]]
 
 
-# Variables of the environment that libraries fail on, and what they take. The first two end or
-# silence the process without an error, the others do if something else has gone wrong.
+# Variables of the environment with values that libraries fail on: the pattern of valid values, and
+# their description.
 ENVIRONMENT = {
     "POLARS_MAX_THREADS": (r"0*[1-9]\d*|.*\D.*", "a number of threads"),
     "COLUMNS": (r"0*[1-9]\d*|.*\D.*", "a width in characters"),
@@ -50,11 +52,13 @@ ENVIRONMENT = {
     ),
     "SOURCE_DATE_EPOCH": (r"\d{1,11}", "seconds since 1970"),
 }
-AT_ONCE = ("POLARS_MAX_THREADS", "COLUMNS")
+# Invalid values of these variables end or silence the process without an error. All others are
+# checked only after an unexpected error.
+CHECKED_FIRST = ("POLARS_MAX_THREADS", "COLUMNS")
 
 
 def wrong_variable(names: Iterable[str] = ENVIRONMENT) -> str | None:
-    """What is wrong with the first of these variables that has a value it cannot have."""
+    """Describe the first of these variables with an invalid value; None if there is none."""
     for name in names:
         pattern, expected = ENVIRONMENT[name]
         value = os.environ.get(name) or ""
@@ -64,9 +68,10 @@ def wrong_variable(names: Iterable[str] = ENVIRONMENT) -> str | None:
 
 
 class Verbs(Mapping[str, click.Command]):
-    """Verbs by name, each in a module of its name or in ``verbs``, imported when it is asked for.
+    """Verbs by name, each in a module of its name or in ``verbs``, imported when it is needed.
 
-    ``packages`` tells, when it is first needed, the sections of each package's verbs, by title.
+    ``packages`` is called when it is first needed, and returns the sections of each package's
+    verbs, by title.
     """
 
     def __init__(self, packages: Callable[[], Mapping[str, Sections]]) -> None:
@@ -74,15 +79,19 @@ class Verbs(Mapping[str, click.Command]):
 
     @property
     def sections(self) -> dict[str, list[str]]:
-        """The names of all verbs, by title."""
-        return {t: [*verbs] for found in self._packages().values() for t, verbs in found.items()}
+        """Names of all verbs, by the title of their section."""
+        names: dict[str, list[str]] = {}
+        for sections in self._packages().values():
+            for title, verbs in sections.items():
+                names[title] = [*verbs]
+        return names
 
     def module(self, name: str) -> str:
         """Return the module of a verb; KeyError if there is no such verb."""
         for package, sections in self._packages().items():
             if any(name in verbs for verbs in sections.values()):
-                own = f"{package}.{name}"
-                return own if find_spec(own) else f"{package}.verbs"
+                module = f"{package}.{name}"
+                return module if find_spec(module) else f"{package}.verbs"
         raise KeyError(name)
 
     def declared(self, name: str) -> Verb | click.Command:
@@ -96,13 +105,13 @@ class Verbs(Mapping[str, click.Command]):
 
     def summary(self, name: str) -> str:
         """Return the first sentence of a verb's help."""
-        if found := written(f"{self.module(name)}:{name}"):
-            return first_sentence(found[1])
+        if definition := function_definition(f"{self.module(name)}:{name}"):
+            return first_sentence(ast.get_docstring(definition) or "")
         verb = self.declared(name)
         return verb.summary if isinstance(verb, Verb) else ""
 
     def __iter__(self) -> Iterator[str]:
-        return (name for names in self.sections.values() for name in names)
+        return chain.from_iterable(self.sections.values())
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -129,7 +138,7 @@ class Boundary(click.Group):
     def resolve_command(
         self, context: click.Context, words: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find a verb; who asks for one of the laboratory's is told where it is."""
+        """Find a verb. Names of the laboratory's verbs and of Python functions get advice."""
         if any("\0" in word for word in words):
             raise click.UsageError("an argument contains a null character, which no path can have")
         if words[0] not in self.verbs and words[0] in LABORATORY:
@@ -145,21 +154,21 @@ class Boundary(click.Group):
 
     def invoke(self, context: click.Context) -> Any:
         """Run a verb."""
-        if wrong := wrong_variable(AT_ONCE):
-            tell(wrong)
+        if problem := wrong_variable(CHECKED_FIRST):
+            tell(problem)
             context.exit(2)
         try:
             return super().invoke(context)
-        except KeyboardInterrupt as stopped:
-            # A verb that can be continued says how: KeyboardInterrupt("what to do next").
-            tell("; ".join(["interrupted", *map(str, stopped.args)]))
+        except KeyboardInterrupt as interrupt:
+            # A verb that can be continued adds the next step: KeyboardInterrupt("what to do next").
+            tell("; ".join(["interrupted", *map(str, interrupt.args)]))
             context.exit(130)
         except click.ClickException as error:
             from wqk.storage.references import without_secrets
 
             if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Option):
-                told = first_sentence(error.param.help or "")
-                error.message = told  # type: ignore[misc]
+                description = first_sentence(error.param.help or "")
+                error.message = description  # type: ignore[misc]
             error.message = without_secrets(error.message)  # type: ignore[misc]
             raise
         except (click.exceptions.Exit, click.Abort, BrokenPipeError):
@@ -171,7 +180,7 @@ class Boundary(click.Group):
             context.exit(2)
 
     def described(self, error: Exception, context: click.Context) -> str:
-        """Return an error in one line."""
+        """Return an error as one line."""
         if isinstance(error, WqkError):
             return self.in_flags(str(error), context)
         if isinstance(error, OSError):
@@ -181,13 +190,13 @@ class Boundary(click.Group):
             return (
                 "out of memory: give the process more, or score fewer layers at a time (--layers)"
             )
-        if wrong := wrong_variable():
-            return wrong
+        if problem := wrong_variable():
+            return problem
         message = f": {error}" if str(error) else ""
         return f"unexpected {type(error).__name__}{message} (wqk --debug shows where)"
 
     def in_flags(self, message: str, context: click.Context) -> str:
-        """Return a message that names Python's arguments, naming the verb's options instead.
+        """Replace names of Python's arguments in a message by the verb's options.
 
         ``heads_per_layer=4`` becomes ``--heads-per-layer 4``, ``retry=True`` ``--retry``.
         """
@@ -195,10 +204,10 @@ class Boundary(click.Group):
         for option in self.verbs[verb].params if verb in self.verbs else ():
             if isinstance(option, click.Option):
                 value = "=True" if option.is_flag else "="
-                after = "" if option.is_flag else " "
-                # But not within a call of Python, such as wqk.open(ref, heads_per_layer=4).
-                own = rf"(?<!, )\b{option.name}{value}"
-                message = re.sub(own, option.opts[-1] + after, message)
+                separator = "" if option.is_flag else " "
+                # Calls of Python, such as wqk.open(ref, heads_per_layer=4), stay unchanged.
+                pattern = rf"(?<!, )\b{option.name}{value}"
+                message = re.sub(pattern, option.opts[-1] + separator, message)
         return message
 
 
@@ -215,21 +224,25 @@ def tell(message: str) -> None:
 def run(command: Callable[..., Any]) -> int:
     """Run the command with the process's own arguments and streams; returns the exit status."""
     _open_streams()
-    # What NumPy says of overflow stands in the result, or in the one line of an error.
+    # Overflow shows in the result, or in the one line of an error; NumPy's warnings repeat it.
     warnings.filterwarnings("ignore", category=RuntimeWarning)
     status = 0
     try:
         try:
             command(prog_name="wqk")
-        except SystemExit as done:
-            status = done.code if isinstance(done.code, int) else int(done.code is not None)
+        except SystemExit as exit_request:
+            status = (
+                exit_request.code
+                if isinstance(exit_request.code, int)
+                else int(exit_request.code is not None)
+            )
         sys.stdout.flush()
     except BrokenPipeError:
         status = 141
     except KeyboardInterrupt:
         tell("interrupted")
         status = 130
-    except OSError as error:  # from printing, be it click's own messages
+    except OSError as error:  # from printing, also by click
         tell(f"standard output cannot be written ({error.strerror})")
         status = 2
     for stream in (sys.stdout, sys.stderr):
@@ -247,7 +260,7 @@ def _discard(stream: Any) -> None:
 
 
 def _open_streams() -> None:
-    """Replace closed standard streams with the null device, so that no file takes their number."""
+    """Replace closed standard streams with the null device: no other file may get their number."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
@@ -259,10 +272,10 @@ def _open_streams() -> None:
 
 
 def laboratory() -> dict[str, Sections]:
-    """The verbs that other packages add: `PLUGINS` names their sections, beside their modules."""
+    """Return the sections of verbs that other packages add with the entry point `PLUGINS`."""
     from importlib.metadata import entry_points
 
-    return {one.module: one.load() for one in entry_points(group=PLUGINS)}
+    return {entry_point.module: entry_point.load() for entry_point in entry_points(group=PLUGINS)}
 
 
 # Every command has a module of its name, or is declared in `wqk.cli.verbs`.
@@ -274,13 +287,15 @@ SECTIONS: Sections = {
     "Train, and test the paper": ("lab",),
 }
 PLUGINS = "wqk.commands"
-SHOWN = {"help_option_names": ["-h", "--help"], "show_default": True}
+CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
 
 
 LABORATORY = Verbs(laboratory)
 
 
-@click.group(cls=Boundary, verbs=Verbs(lambda: {"wqk.cli": SECTIONS}), context_settings=SHOWN)
+@click.group(
+    cls=Boundary, verbs=Verbs(lambda: {"wqk.cli": SECTIONS}), context_settings=CONTEXT_SETTINGS
+)
 @click.version_option(__version__, prog_name="wqk")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def command(debug: bool) -> None:

@@ -1,4 +1,4 @@
-"""Option types, and options that several verbs take."""
+"""Option types, and options of several verbs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from wqk.model import Model
 
 
-# A checkpoint: a path, which a shell completes, or the name of something else.
+# A checkpoint: a path, which a shell completes, or another reference.
 REF = click.Path(readable=False)
 PATH = click.Path(path_type=Path)
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -40,7 +40,7 @@ class Number(click.FloatRange):
         return number
 
 
-# More layers or distances than this are a slip of the keyboard.
+# More layers or distances than this are a typing error.
 MOST_NUMBERS = 100_000
 
 POSITIVE = Number(min=0, min_open=True)
@@ -68,7 +68,9 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
         numbers: list[int] = []
         for piece in value.split(","):
             match = re.fullmatch(rf"{self.number}(?::{self.number})?", piece)
-            first, last = (int(n) for n in (match[1], match[2] or match[1])) if match else (1, 0)
+            first, last = 1, 0  # an invalid range
+            if match:
+                first, last = int(match[1]), int(match[2] or match[1])
             if last < first:
                 expected = f"expected whole numbers and ranges such as {self.example}"
                 self.fail(f"{expected}, got {piece!r}", param, ctx)
@@ -88,20 +90,20 @@ class Several(click.ParamType):  # type: ignore[type-arg]
     """
 
     def __init__(self, *names: str) -> None:
-        self.one, self.name = click.Choice(names), ",".join(names)
+        self.choice, self.name = click.Choice(names), ",".join(names)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Parse what was typed."""
-        return tuple(self.one.convert(name, param, ctx) for name in value.split(","))
+        return tuple(self.choice.convert(name, param, ctx) for name in value.split(","))
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return the names that begin so."""
-        return self.one.shell_complete(ctx, param, incomplete)
+        """Return the names that begin with the incomplete text."""
+        return self.choice.shell_complete(ctx, param, incomplete)
 
 
-class Place(click.ParamType):  # type: ignore[type-arg]
+class LayerAndHead(click.ParamType):  # type: ignore[type-arg]
     """A layer and a head, as in 0.2."""
 
     name = "place"
@@ -114,10 +116,10 @@ class Place(click.ParamType):  # type: ignore[type-arg]
         return int(layer), int(head)
 
 
-ranges = Numbers()
+RANGES = Numbers()
 
-# What an argument of a function is called on the command line, and what it means: the same for all
-# verbs. Arguments that are not on the list are options of one verb, which its function describes.
+# Options of arguments with one meaning in all verbs, by the name of the argument. Arguments that
+# are not in this table are options of a single verb, and its function describes them.
 OPTIONS: dict[str, dict[str, Any]] = {
     "layer": {"type": int, "metavar": "L", "help": "Which layer; negative: from the end."},
     "layers": {
@@ -136,7 +138,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "distances": {
         "flag": "--distance",
-        "type": ranges,
+        "type": RANGES,
         "metavar": "N,N:M",
         "default": "0",
         "help": "Relative distances, such as 0,1,8:64 (rotary models).",
@@ -148,7 +150,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "beside": {"type": REF, "metavar": "REF"},
     "fold_norm": {"is_flag": True, "help": "Fold in the norms in front of attention."},
-    "through": {"type": Place(), "metavar": "L.H"},
+    "through": {"type": LayerAndHead(), "metavar": "L.H"},
     "top": {"type": COUNT, "metavar": "N"},
     "seed": {"type": click.IntRange(min=0), "metavar": "N", "default": 0},
     "mask_share": {
@@ -175,28 +177,28 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "out": {"type": FILE, "help": "Write the table: .parquet, .csv, .jsonl, .tex or .md."},
 }
 
-# Of other arguments, by the annotation in the function's signature.
+# Settings of all other options, by the annotation in the function's signature.
 ANNOTATED: dict[str, dict[str, Any]] = {
     "bool": {"is_flag": True},
     "int": {"type": int, "metavar": "N"},
     "int | None": {"type": COUNT, "metavar": "N"},
     "float": {"type": Number(), "metavar": "X"},
     "FilePath | None": {"type": FILE},
-    "Collection[int] | None": {"type": ranges, "metavar": "N,N:M"},
+    "Collection[int] | None": {"type": RANGES, "metavar": "N,N:M"},
 }
 
 
-def option(name: str, annotated: str = "", **more: Any) -> Callable[..., Any]:
-    """The option of an argument: the shared one of its name, or that of its type; and ``more``."""
-    about = more | (OPTIONS.get(name) or ANNOTATED.get(annotated, {}))
-    # A flag is off unless it is given, whatever Python does without it.
-    about |= (
-        {"default": False} if about.get("is_flag") else {k: more[k] for k in more if k == "default"}
-    )
+def option(name: str, annotated: str = "", **defaults_of_argument: Any) -> Callable[..., Any]:
+    """Return the option of an argument: the shared option of its name, or that of its type."""
+    settings = defaults_of_argument | (OPTIONS.get(name) or ANNOTATED.get(annotated, {}))
+    if settings.get("is_flag"):
+        settings["default"] = False  # also if the function's default is True
+    elif "default" in defaults_of_argument:
+        settings["default"] = defaults_of_argument["default"]
     if annotated.startswith("Literal["):
-        about["type"] = click.Choice(ast.literal_eval(annotated.removeprefix("Literal")))
-    flag = about.pop("flag", f"--{name.replace('_', '-')}")
-    return click.option(flag, name, **about)
+        settings["type"] = click.Choice(ast.literal_eval(annotated.removeprefix("Literal")))
+    flag = settings.pop("flag", f"--{name.replace('_', '-')}")
+    return click.option(flag, name, **settings)
 
 
 json_output = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
@@ -232,25 +234,25 @@ def measure_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def reading(function: Callable[..., Any]) -> Callable[..., Any]:
-    """How a checkpoint is to be read: ``--family``, ``--heads-per-layer``, ``--key-heads``."""
+    """Add the options for reading: ``--family``, ``--heads-per-layer``, ``--key-heads``."""
     for name in reversed(OPENING[1:]):
         function = option(name)(function)
     return function
 
 
-# What `wqk.open` is told.
+# Arguments of `wqk.open` that are options.
 OPENING = ("revision", "family", "heads_per_layer", "key_heads")
 
 
 def opened(ref: str, options: dict[str, Any]) -> Model:
-    """Return the model that REF names, opened as the options say; takes those out of the others."""
+    """Open the model of a REF; removes the arguments of `wqk.open` from the options."""
     from wqk.model import open as open_model
 
     return open_model(ref, **{name: options.pop(name) for name in OPENING if name in options})
 
 
 def both_opened(first: str, second: str, options: dict[str, Any]) -> tuple[Model, Model]:
-    """Two models: a revision for each."""
+    """Open two models, each with its revision."""
     revisions = options.pop("revisions")
     shared = {name: options.pop(name) for name in OPENING if name in options}
     return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,21 +129,18 @@ def scan(
     ):
         if path:
             check(path)
-    measures = [one.name for one in MEASURES if options.pop(one.name, False)]
-    said = {name: options.pop(name) for name in OPENING if name in options}
+    measures = [measure.name for measure in MEASURES if options.pop(measure.name, False)]
+    opening = {name: options.pop(name) for name in OPENING if name in options}
     console = display.output()
     tables: list[ScoreTable] = []
-    last: dict[tuple[str, str | None], ScoreTable] = {}
-    jobs = [
-        (ref, step, revision)
-        for ref in refs
-        for step in steps_of(ref)
-        for revision in revisions or [None]
-    ]
+    last_tables: dict[tuple[str, str | None], ScoreTable] = {}
+    jobs: list[tuple[str, str, str | None]] = []
+    for ref in refs:
+        jobs += product([ref], steps_of(ref), revisions or [None])
     for ref, step, revision in jobs:
         try:
             with display.bar(step, display.scan_progress) as on_progress:
-                model = opened(step, {**said, "revision": revision})
+                model = opened(step, {**opening, "revision": revision})
                 table = scan_checkpoint(
                     model,
                     heads=heads or report is not None,
@@ -157,47 +155,47 @@ def scan(
             tell(str(error))
             continue
         tables.append(table)
-        last[ref, revision] = table
+        last_tables[ref, revision] = table
         if not as_json:
-            shown = table if heads else table.layers
+            printed = table if heads else table.layers
             if measures or sort_by or top:
-                console.print(*measured(shown, measures, sort_by, top), sep="\n")
+                console.print(*measured(printed, measures, sort_by, top), sep="\n")
             elif len(jobs) > 1:
-                console.print(*scores(shown, console.width, full), sep="\n")
+                console.print(*scores(printed, console.width, full), sep="\n")
             else:
-                console.print(*one_checkpoint(shown, console.width, full), sep="\n")
-                _print_placements([shown])
+                console.print(*one_checkpoint(printed, console.width, full), sep="\n")
+                _print_placements([printed])
         display.say_traffic(model.checkpoint)
     if not tables:
         context.exit(2)
-    whole = join([table if heads else table.layers for table in tables])
+    joined = join([table if heads else table.layers for table in tables])
     if as_json:
-        display.print_json(whole)
+        display.print_json(joined)
     elif len(jobs) > 1:
-        console.print(*overview(whole), *definitions(whole, full), sep="\n")
-        _print_placements(last.values())
+        console.print(*overview(joined), *definitions(joined, full), sep="\n")
+        _print_placements(last_tables.values())
     if out:
-        whole.write(out)
-        display.say(f"{out}: {counted(len(whole), 'row')}")
-    if details and whole.details:
-        whole.details.write(details)
-        display.say(f"{details}: {counted(len(whole.details.blocks), 'layer')}")
+        joined.write(out)
+        display.say(f"{out}: {counted(len(joined), 'row')}")
+    if details and joined.details:
+        joined.details.write(details)
+        display.say(f"{details}: {counted(len(joined.details.blocks), 'layer')}")
     if report:
         write_report(tables, report)
         display.say(f"report: {report}")
-    if failed := len(jobs) - len(tables):
-        tell(f"{failed} of {len(jobs)} checkpoints failed")
+    if failures := len(jobs) - len(tables):
+        tell(f"{failures} of {len(jobs)} checkpoints failed")
         context.exit(2)
 
 
 def _print_placements(scans: Iterable[ScoreTable]) -> None:
-    """Where checkpoints stand among models that are known, and what that means."""
+    """Print the place of checkpoints among known models, and its meaning."""
     from rich.text import Text
 
     from wqk.cli import display
     from wqk.tables.rendering import place
 
-    placements = [placement for table in scans for placement in place(table)]
+    placements = list(chain.from_iterable(map(place, scans)))
     names = {placement.name for placement in placements}
     for placement in placements:
         name = f" {placement.name}" if len(names) > 1 else ""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from wqk.scanning.surveys import SurveyProgress
     from wqk.tables.score_table import ScoreTable
 
-# Failures that are printed; the manifest has all.
+# Number of printed failures; the manifest contains all.
 MOST_LINES = 20
 
 
@@ -99,7 +99,7 @@ def survey(
 
 
 def _list(refs: tuple[str, ...], revisions: tuple[str, ...], as_json: bool) -> None:
-    """What a survey would read."""
+    """List the checkpoints that a survey would read."""
     from wqk.cli import display
     from wqk.scanning.surveys.jobs import expand
 
@@ -112,7 +112,7 @@ def _list(refs: tuple[str, ...], revisions: tuple[str, ...], as_json: bool) -> N
 
 
 def survey_progress(done: SurveyProgress) -> dict[str, Any]:
-    """What the bar shows: checkpoints, rates and failures.
+    """Return the fields of the bar: checkpoints, rates and failures.
 
     Examples
     --------
@@ -123,17 +123,17 @@ def survey_progress(done: SurveyProgress) -> dict[str, Any]:
     """
     from wqk._console import size
 
-    over, seconds = done.done + done.failed, max(done.seconds, 1e-9)
-    text = f"{over}/{done.jobs} checkpoints"
+    finished, seconds = done.done + done.failed, max(done.seconds, 1e-9)
+    text = f"{finished}/{done.jobs} checkpoints"
     if done.now:
         text += f", {done.now / seconds:.3g}/s, {size(done.bytes_read / seconds)}/s"
     if done.failed:
         text += f", {done.failed} failed"
-    return {"total": done.jobs, "completed": over, "text": text}
+    return {"total": done.jobs, "completed": finished, "text": text}
 
 
 def _print(table: ScoreTable, out: Path, as_json: bool) -> None:
-    """The survey's results and failures."""
+    """Print the survey's results and failures."""
     from wqk.cli import display
     from wqk.tables.rendering import overview
 
@@ -143,13 +143,15 @@ def _print(table: ScoreTable, out: Path, as_json: bool) -> None:
     elif len(table):
         display.output().print(*overview(table), sep="\n")
     for line in failed[:MOST_LINES]:
-        title = line["checkpoint"] + (f" @ {line['revision']}" if line["revision"] else "")
-        # Most reasons begin with the checkpoint's name.
-        display.say(f"failed: {title}: {line['reason'].removeprefix(line['checkpoint'] + ': ')}")
+        title = line["checkpoint"]
+        reason = line["reason"].removeprefix(f"{title}: ")  # most reasons begin with the name
+        if line["revision"]:
+            title += f" @ {line['revision']}"
+        display.say(f"failed: {title}: {reason}")
     if len(failed) > MOST_LINES:
         display.say(f"and {len(failed) - MOST_LINES} more failures, in manifest.jsonl")
     done = table.frame.select("checkpoint", "revision").unique().height
-    display.say(
-        f"{out / 'scores.parquet'}: {counted(len(table), 'row')} of {counted(done, 'checkpoint')}"
-        + (f"; {len(failed)} failed, --retry tries them again" if failed else "")
-    )
+    outcome = f"{counted(len(table), 'row')} of {counted(done, 'checkpoint')}"
+    if failed:
+        outcome += f"; {len(failed)} failed, --retry tries them again"
+    display.say(f"{out / 'scores.parquet'}: {outcome}")

@@ -1,7 +1,8 @@
-"""A verb of the command, declared once: a function, and what the command adds to it.
+"""A verb of the command, declared once: a function, and the options that the command adds.
 
-The function's signature gives the arguments and options, its docstring their help; what it returns
-shows itself. A verb that does more has a command of its own, with the options of `wqk.cli.options`.
+The signature of the function gives the arguments and options, and its docstring their help. The
+result shows itself. A verb that does more has a command of its own, with the options of
+`wqk.cli.options`.
 """
 
 from __future__ import annotations
@@ -19,37 +20,47 @@ from typing import Any, NamedTuple
 
 import click
 
-# Arguments of functions that are models.
-MODELS = ("ref", "other", "before", "after")
+# Parameters that are models, which the command opens.
+MODEL_PARAMETERS = ("ref", "other", "before", "after")
 
-# What reports progress is told, and no option.
+# The parameter that receives progress; it is no option.
 PROGRESS = "on_progress"
-
-
-class Parameter(NamedTuple):
-    """An argument of a function, as it is written."""
-
-    name: str
-    annotation: str
-    default: Any  # REQUIRED if there is none
-
 
 REQUIRED = object()
 
 
+class Parameter(NamedTuple):
+    """A parameter of a function, as in its source; the default is `REQUIRED` if there is none."""
+
+    name: str
+    annotation: str
+    default: Any
+
+
 class Declaration(NamedTuple):
-    """A function's parameters, and its docstring taken apart."""
+    """A function's parameters, and the parts of its docstring.
+
+    Attributes
+    ----------
+    parameters
+        All parameters, in order.
+    summary, details
+        The first paragraph of the docstring, and the paragraphs up to its first section.
+    descriptions
+        Description of each parameter, by name.
+    """
 
     parameters: tuple[Parameter, ...]
     summary: str
     details: str
-    described: Mapping[str, str]  # by parameter
+    descriptions: Mapping[str, str]
 
 
-def written(function: str) -> tuple[str, str] | None:
-    """A function's parameters and docstring as its source has them, or None if it has no such one.
+def function_definition(function: str) -> ast.FunctionDef | None:
+    """Return the syntax tree of a function, ``module:name``; None if the module has no such one.
 
-    Nothing is imported, so that help starts at once.
+    Nothing is imported, and only the lines of the function are parsed. Therefore help appears at
+    once.
     """
     module, _, name = function.partition(":")
     package, *folders = module.split(".")
@@ -57,11 +68,16 @@ def written(function: str) -> tuple[str, str] | None:
     assert spec is not None
     assert spec.origin is not None
     file = Path(spec.origin).parent.joinpath(*folders).with_suffix(".py")
-    source = file.read_text("utf-8")
-    found = re.search(
-        rf'^def {name}\((.*?)\) -> .*?:[^\n]*\n    r?"""(.*?)"""', source, re.M | re.S
-    )
-    return (found[1], found[2]) if found else None
+    lines = file.read_text("utf-8").splitlines()
+    first = next((n for n, line in enumerate(lines) if line.startswith(f"def {name}(")), None)
+    if first is None:
+        return None
+    last = first + 1
+    while last < len(lines) and (not lines[last] or lines[last][0] in " )"):
+        last += 1
+    (definition,) = ast.parse("\n".join(lines[first:last])).body
+    assert isinstance(definition, ast.FunctionDef)
+    return definition
 
 
 def first_sentence(text: str) -> str:
@@ -78,53 +94,62 @@ def first_sentence(text: str) -> str:
 
 @cache
 def declaration(function: str) -> Declaration:
-    """What a function's source, ``module:name``, declares.
+    """Read the declaration of a function, ``module:name``, from its source.
 
     Examples
     --------
-    >>> found = declaration("wqk.inspecting.explanation:explain")
-    >>> found.parameters[0].name, found.summary
+    >>> explain = declaration("wqk.inspecting.explanation:explain")
+    >>> explain.parameters[0].name, explain.summary
     ('ref', 'Show which tensors are queries and keys, and the bytes a scan will read.')
     """
-    found = written(function)
-    assert found, f"{function} has no signature and docstring that can be read"
-    (signature,) = ast.parse(f"def f({found[0]}): ...").body
-    assert isinstance(signature, ast.FunctionDef)
-    arguments = signature.args
-    named = [*arguments.posonlyargs, *arguments.args]
-    defaults: list[ast.expr | None] = [None] * (len(named) - len(arguments.defaults))
-    pairs = [
-        *zip(named, [*defaults, *arguments.defaults], strict=True),
-        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
-    ]
-    parameters = tuple(
-        Parameter(
-            one.arg,
-            ast.unparse(one.annotation) if one.annotation else "str",
-            REQUIRED if default is None else ast.literal_eval(default),
-        )
-        for one, default in pairs
-    )
-    text, *sections = re.split(r"\n\n(\w+)\n-+\n", cleandoc(found[1]))
-    titled = dict(zip(sections[::2], sections[1::2], strict=True))
-    described = {
-        parameter: " ".join(cleandoc(lines).split())
-        for names, lines in re.findall(r"^(\w.*)\n((?:    .*\n?|\n)+)", titled["Parameters"], re.M)
-        for parameter in names.split(", ")
-    }
+    definition = function_definition(function)
+    assert definition is not None, f"{function} is not in its module"
+    docstring = ast.get_docstring(definition)
+    assert docstring, f"{function} has no docstring"
+    text, *sections = re.split(r"\n\n(\w+)\n-+\n", docstring)
+    content_by_title = dict(zip(sections[::2], sections[1::2], strict=True))
     summary, _, details = text.partition("\n\n")
-    return Declaration(parameters, " ".join(summary.split()), details, described)
+    return Declaration(
+        parameters=_parameters(definition.args),
+        summary=" ".join(summary.split()),
+        details=details,
+        descriptions=_descriptions(content_by_title["Parameters"]),
+    )
+
+
+def _parameters(arguments: ast.arguments) -> tuple[Parameter, ...]:
+    """Return the parameters of a signature."""
+    positional = [*arguments.posonlyargs, *arguments.args]
+    required = len(positional) - len(arguments.defaults)
+    defaults: list[ast.expr | None] = [*[None] * required, *arguments.defaults]
+    parameters = []
+    for argument, default in zip(
+        [*positional, *arguments.kwonlyargs], [*defaults, *arguments.kw_defaults], strict=True
+    ):
+        annotation = ast.unparse(argument.annotation) if argument.annotation else "str"
+        value = REQUIRED if default is None else ast.literal_eval(default)
+        parameters.append(Parameter(argument.arg, annotation, value))
+    return tuple(parameters)
+
+
+def _descriptions(section: str) -> dict[str, str]:
+    """Return the descriptions in a numpydoc section, by parameter."""
+    descriptions: dict[str, str] = {}
+    for names, lines in re.findall(r"^(\w.*)\n((?:    .*\n?|\n)+)", section, re.M):
+        description = " ".join(cleandoc(lines).split())
+        descriptions |= dict.fromkeys(names.split(", "), description)
+    return descriptions
 
 
 def plain(text: str) -> str:
-    """Text of a docstring without its markup; what is said of a flag without "whether to".
+    """Return text of a docstring without markup, and without "whether to" of a flag.
 
     Examples
     --------
     >>> plain("Whether to add ``both`` of `wqk.scan`.")
     'Add both of wqk.scan.'
     """
-    text = re.sub(r"^Whether to (\w)", lambda found: found[1].upper(), text)
+    text = re.sub(r"^Whether to (\w)", lambda match: match[1].upper(), text)
     return re.sub(r"`+([^`]*)`+", r"\1", text)
 
 
@@ -135,32 +160,32 @@ class Verb:
     Attributes
     ----------
     function
-        ``module:name``. Its first parameters named in `MODELS` are opened; each other one is an
-        option: the shared one of its name, or else what its type and description say.
+        ``module:name``. Parameters named in `MODEL_PARAMETERS` are opened. Every other parameter is
+        an option: the shared option of its name, or an option of its type with its description.
     examples
         Command lines, at the end of the help.
-    own
-        Options that the function does not have, by name, with what `wqk.cli.options.option` takes;
-        ``show`` is told their values.
+    extra
+        Options that are no parameters of the function, by name, with the arguments of
+        `wqk.cli.options.option`; ``show`` and ``plot`` receive their values.
     show
-        From the result and the command's own options to what is printed, if that is not the result
-        alone: first something with ``to_dict`` that shows itself.
+        Function of the result and the extra options that returns the objects to print, the first of
+        them with ``to_dict``; by default the result alone is printed.
     table, picture
-        Whether the result can be written with ``--out``, or drawn, by its ``plot`` of the
-        command's own options, with ``--picture``.
+        Whether the result can be written with ``--out``, or drawn with ``--picture`` by its
+        ``plot``, a function of the extra options.
     drawn
-        Options without which there is nothing to draw: a picture implies them.
+        Options that a picture implies, because there is nothing to draw without them.
     progress
-        From what ``on_progress`` is told to what the bar shows: a function of `wqk.cli.display`.
+        Name of the function in `wqk.cli.display` that turns progress into the text of the bar.
     omit
         Parameters that are no options.
     fails
-        What it means that the result's ``ok`` is false: exit status 1.
+        Meaning of exit status 1, for results with the attribute ``ok``.
     """
 
     function: str
     examples: tuple[str, ...] = ()
-    own: Mapping[str, Mapping[str, Any]] | None = None
+    extra: Mapping[str, Mapping[str, Any]] | None = None
     show: Callable[..., Sequence[Any]] | None = None
     table: bool = False
     picture: bool = False
@@ -172,62 +197,82 @@ class Verb:
     @property
     def summary(self) -> str:
         """The first sentence of the help."""
-        found = written(self.function)
-        return first_sentence(found[1]) if found else ""
+        definition = function_definition(self.function)
+        return first_sentence(ast.get_docstring(definition) or "") if definition else ""
 
     def command(self, name: str) -> click.Command:
-        """Return the command of this name."""
-        from wqk.cli.options import (
-            FILE,
-            OPENING,
-            REF,
-            json_output,
-            option,
-            revision_of_each,
-            table_file,
-        )
-
+        """Return the click command of this name."""
         declared = declaration(self.function)
-        models = [one.name for one in declared.parameters if one.name in MODELS]
+        models = [
+            parameter.name
+            for parameter in declared.parameters
+            if parameter.name in MODEL_PARAMETERS
+        ]
 
         def run(**options: Any) -> None:
             self.run(models, options)
 
-        command: Any = run
+        # click lists options in the reverse order of their decorators.
+        command = self._with_outputs(run)
+        command = self._with_opening(command, several=len(models) > 1)
+        for parameter in reversed(declared.parameters):
+            command = self._with_parameter(command, parameter, models)
+        return click.command(name, help=self._help(declared))(command)
+
+    def _with_outputs(self, command: Any) -> Any:
+        """Add the options of the output, and the extra options."""
+        from wqk.cli.options import FILE, json_output, option, table_file
+
         command = json_output(command)
         if self.table:
             command = table_file(command)
         if self.picture:
-            drawn = "Draw the result: .png, .pdf or .svg."
-            command = click.option("--picture", type=FILE, help=drawn)(command)
-        for own, about in (self.own or {}).items():
-            command = option(own, **about)(command)
-        for opening in reversed(OPENING if len(models) == 1 else OPENING[1:]):
-            command = option(opening)(command)
-        if len(models) > 1:
-            command = revision_of_each(command)
-        for parameter in reversed(declared.parameters):
-            if parameter.name in models:
-                heading = "REF" if len(models) > 1 else None
-                command = click.argument(parameter.name, metavar=heading, type=REF)(command)
-            elif parameter.name not in (PROGRESS, *self.omit):
-                told = plain(declared.described.get(parameter.name, ""))
-                required = parameter.default is REQUIRED
-                rest = {"required": True} if required else {"default": parameter.default}
-                annotated = parameter.annotation
-                command = option(parameter.name, annotated=annotated, help=told, **rest)(command)
-        lines = "\n".join(f"  {line}" for line in self.examples)
-        shown = f"\b\nExample{'s' * (len(self.examples) > 1)}:\n{lines}" if lines else ""
-        status = f"Exit status 1: {self.fails}." if self.fails else ""
-        texts = [declared.summary, plain(declared.details), status, shown]
-        text = "\n\n".join(filter(None, texts))
-        return click.command(name, help=text)(command)
+            text = "Draw the result: .png, .pdf or .svg."
+            command = click.option("--picture", type=FILE, help=text)(command)
+        for name, settings in (self.extra or {}).items():
+            command = option(name, **settings)(command)
+        return command
+
+    def _with_opening(self, command: Any, several: bool) -> Any:
+        """Add the options of `wqk.open`; each of several models has a revision of its own."""
+        from wqk.cli.options import OPENING, option, revision_of_each
+
+        for name in reversed(OPENING[1:] if several else OPENING):
+            command = option(name)(command)
+        return revision_of_each(command) if several else command
+
+    def _with_parameter(self, command: Any, parameter: Parameter, models: Sequence[str]) -> Any:
+        """Add the argument or the option of a parameter of the function."""
+        from wqk.cli.options import REF, option
+
+        if parameter.name in models:
+            metavar = "REF" if len(models) > 1 else None
+            return click.argument(parameter.name, metavar=metavar, type=REF)(command)
+        if parameter.name in (PROGRESS, *self.omit):
+            return command
+        description = declaration(self.function).descriptions.get(parameter.name, "")
+        settings: dict[str, Any] = {"help": plain(description)}
+        if parameter.default is REQUIRED:
+            settings["required"] = True
+        else:
+            settings["default"] = parameter.default
+        return option(parameter.name, annotated=parameter.annotation, **settings)(command)
+
+    def _help(self, declared: Declaration) -> str:
+        """Return the help: summary, details, meaning of the exit status, and examples."""
+        paragraphs = [declared.summary, plain(declared.details)]
+        if self.fails:
+            paragraphs.append(f"Exit status 1: {self.fails}.")
+        if self.examples:
+            title = "Examples:" if len(self.examples) > 1 else "Example:"
+            lines = [title, *(f"  {example}" for example in self.examples)]
+            paragraphs.append("\b\n" + "\n".join(lines))
+        return "\n\n".join(filter(None, paragraphs))
 
     def run(self, models: list[str], options: dict[str, Any]) -> None:
-        """Open the models, call the function, and show, write and draw what it returns."""
+        """Open the models, call the function, and show, write and draw its result."""
         from wqk._style import check_picture, save_figure
         from wqk.cli import display
-        from wqk.cli.options import both_opened, opened
         from wqk.tables.score_table import check_table_output
 
         as_json, out, picture = (options.pop(n, None) for n in ("as_json", "out", "picture"))
@@ -236,24 +281,33 @@ class Verb:
         if picture:
             check_picture(picture)
             options |= dict.fromkeys(self.drawn, True)
-        own = {name: options.pop(name) for name in self.own or {}}
-        module, _, name = self.function.partition(":")
-        function = getattr(import_module(module), name)
-        refs = [options.pop(model) for model in models]
-        opening = opened(refs[0], options) if len(refs) == 1 else None
-        found = [opening] if opening else both_opened(refs[0], refs[1], options)
-        if any(one.name == PROGRESS for one in declaration(self.function).parameters):
-            with display.bar(refs[-1], getattr(display, self.progress)) as report:
-                result = function(*found, on_progress=report, **options)
-        else:
-            result = function(*found, **options)
-        shown = self.show(result, **own) if self.show else [result]
+        extra = {name: options.pop(name) for name in self.extra or {}}
+        result = self._call(models, options)
+        shown = self.show(result, **extra) if self.show else [result]
         display.show(shown[0].to_dict(), *shown, as_json=as_json)
         if out:
             result.write(out)
             display.say(f"{out}: {len(result)} rows")
         if picture:
-            save_figure(result.plot(**own), picture)
+            save_figure(result.plot(**extra), picture)
             display.say(f"picture: {picture}")
         if self.fails and not result.ok:
             click.get_current_context().exit(1)
+
+    def _call(self, models: Sequence[str], options: dict[str, Any]) -> Any:
+        """Open the models and call the function, with a progress bar if it reports progress."""
+        from wqk.cli import display
+        from wqk.cli.options import both_opened, opened
+
+        module, _, name = self.function.partition(":")
+        function = getattr(import_module(module), name)
+        refs = [options.pop(model) for model in models]
+        if len(refs) == 1:
+            arguments: Sequence[Any] = [opened(refs[0], options)]
+        else:
+            arguments = both_opened(refs[0], refs[1], options)
+        parameters = declaration(self.function).parameters
+        if all(parameter.name != PROGRESS for parameter in parameters):
+            return function(*arguments, **options)
+        with display.bar(refs[-1], getattr(display, self.progress)) as report:
+            return function(*arguments, on_progress=report, **options)

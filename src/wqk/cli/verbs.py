@@ -1,7 +1,4 @@
-"""Verbs that are a function and no more, each a declaration; then those with a little of their own.
-
-And ``wqk lab``, a group of others.
-"""
+"""Verbs that are functions, as declarations; small verbs of their own; the group ``wqk lab``."""
 
 from __future__ import annotations
 
@@ -64,7 +61,7 @@ compose = Verb(
         "wqk compose openai-community/gpt2 --kind k",
         "wqk compose meta-llama/Llama-3.2-1B --fold-norm --out pairs.parquet",
     ),
-    own={"top": {"default": 20, "help": "Number of pairs to print, and to draw."}},
+    extra={"top": {"default": 20, "help": "Number of pairs to print, and to draw."}},
     show=lambda result, top: [replace(result, top=top)],
     table=True,
     picture=True,
@@ -95,16 +92,18 @@ diff = Verb(
 
 
 def _with_matches(result: Kinship, matches: bool) -> list[Any]:
-    """Who is related to whom, and on request the layers and heads that match."""
+    """Return the result, and on request the layers and heads that match."""
     from wqk.kinship.kin import layer_table
 
+    if not (matches and result.related):
+        return [result]
     title = f"{result.other}, and its matches in {result.checkpoint}"
-    return [result, *([title, layer_table(result)] if matches and result.related else [])]
+    return [result, title, layer_table(result)]
 
 
 kin = Verb(
     "wqk.kinship.kin:kin",
-    own={"matches": {"is_flag": True, "help": "Also print which layers and heads match."}},
+    extra={"matches": {"is_flag": True, "help": "Also print which layers and heads match."}},
     show=_with_matches,
     examples=(
         "wqk kin Qwen/Qwen2.5-7B ./a-model-that-hides-its-parent",
@@ -337,15 +336,20 @@ def report(
     from wqk.inspecting.composition import CompositionTable
     from wqk.reporting import check_report, write_report
     from wqk.tables.details import read_details
-    from wqk.tables.score_table import ScoreTable, read_one_of
+    from wqk.tables.score_table import ScoreTable, Table, read_one_of
 
     check_report(out)
-    read = [
-        read_one_of(source, ScoreTable, CompositionTable) if source.is_file() else source
-        for source in sources
-    ]
-    pairs = [one for one in read if isinstance(one, CompositionTable)]
-    tables = [one for one in read if isinstance(one, ScoreTable | Path)]
+    pairs: list[Table] = []
+    tables: list[ScoreTable | Path] = []
+    for source in sources:
+        if not source.is_file():  # the folder of a run, a callback or a survey
+            tables.append(source)
+            continue
+        table = read_one_of(source, ScoreTable, CompositionTable)
+        if isinstance(table, ScoreTable):
+            tables.append(table)
+        else:
+            pairs.append(table)
     if not tables:
         raise TableError(
             "a report shows scores, and these are pairs of heads only; expected a score table "
@@ -393,12 +397,12 @@ def demo(out: Path, report: Path, as_json: bool) -> None:
         "picture": (out, lambda: save_figure(demo_figure(table), out)),
         "report": (report, lambda: write_report(table, report)),
     }
-    for what, (path, write) in files.items():
+    for kind, (path, write) in files.items():
         try:
             write()
-            display.say(f"{what}: {path}")
-        except MissingPackage as missing:
-            display.say(f"no {what}: {missing}")
+            display.say(f"{kind}: {path}")
+        except MissingPackage as error:
+            display.say(f"no {kind}: {error}")
 
 
 @click.group(cls=Boundary, verbs=LABORATORY)

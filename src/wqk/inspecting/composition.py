@@ -110,7 +110,7 @@ class CompositionTable(Table):
         """Return the metadata and the first ``top`` pairs, as ``--json`` prints them."""
         return super().to_dict() | {"rows": records(self.frame.head(self.top))}
 
-    def pairs_of_head(
+    def around(
         self, layer: int, head: int, stack: str | None = None, kind: str = "self"
     ) -> CompositionTable:
         """Return the pairs of one head: with the heads it reads from, and the heads that read it.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from wqk.cli.options import COUNT, FILE, PATH, REF, Number, json_output, ranges, revision
+from wqk.cli.options import COUNT, FILE, PATH, RANGES, REF, Number, json_output, revision
 from wqk_lab.training.declared import documented
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ IN_A_PIPE = 400
 
 def some_steps(text: str) -> tuple[int, ...]:
     """Steps of a run: ``all``, which is the empty choice, or numbers and ranges."""
-    return () if text == "all" else ranges(text)
+    return () if text == "all" else RANGES(text)
 
 
 @documented
@@ -40,7 +40,7 @@ def some_steps(text: str) -> tuple[int, ...]:
 )
 @click.option("--objective", type=click.Choice(["masked", "each", "causal"]))
 @click.option("--mask-share", type=Number(0, 1, min_open=True, max_open=True), default=0.15)
-@click.option("--layers", type=ranges, metavar="N,N:M")
+@click.option("--layers", type=RANGES, metavar="N,N:M")
 @click.option("--steps", type=some_steps, metavar="all|N,N")
 @click.option("--seed", default=0)
 @revision
