@@ -276,7 +276,7 @@ class Result(Shown, Advising):
 
     # Properties that `to_dict` includes besides the fields. Dataclasses in the fields may have the
     # same attribute.
-    told: ClassVar[tuple[str, ...]] = ()
+    derived: ClassVar[tuple[str, ...]] = ()
 
     @property
     @abstractmethod
@@ -296,7 +296,7 @@ class Result(Shown, Advising):
 
     def to_dict(self) -> dict[str, Any]:
         """Return all values as plain values, for JSON."""
-        return _told(self)
+        return _plain_values(self)
 
     def __str__(self) -> str:
         return printable(self.sentence)
@@ -315,7 +315,7 @@ def json_value(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return json_value(value.tolist())
     if dataclasses.is_dataclass(value):
-        return _told(value)
+        return _plain_values(value)
     if hasattr(value, "to_dicts"):  # a polars frame
         return json_value(value.to_dicts())
     if hasattr(value, "_asdict"):
@@ -333,16 +333,18 @@ def _json_key(key: Any) -> str:
     return " ".join(map(str, key)) if isinstance(key, tuple) else str(key)
 
 
-def _told(instance: Any) -> dict[str, Any]:
+def _plain_values(instance: Any) -> dict[str, Any]:
     """Collect a dataclass's fields and the further properties that its class lists."""
+    # Properties of older classes would be left out without a word.
+    assert not hasattr(instance, "told"), "rename told to derived"
     names = [field.name for field in dataclasses.fields(instance)]
     return {
         name: json_value(getattr(instance, name))
-        for name in (*names, *getattr(instance, "told", ()))
+        for name in (*names, *getattr(instance, "derived", ()))
     }
 
 
 def farthest(moved: Sequence[tuple[float, str]]) -> str:
-    """The heads that moved most, in a sentence; nothing without any."""
+    """Return the heads that moved most, in a sentence; nothing without any."""
     named = ", ".join(f"{head} ({far:.2g})" for far, head in sorted(moved)[:-6:-1])
     return f"Heads that moved most, as layer.head: {named}." if named else ""

@@ -131,7 +131,7 @@ def share_cores(processes: int) -> None:
 
 
 def usable_cores() -> int:
-    """Number of cores that this process may use, also under Slurm and in containers."""
+    """Return the number of cores that this process may use, also under Slurm and in containers."""
     if hasattr(os, "sched_getaffinity"):
         count = len(os.sched_getaffinity(0))
     else:

@@ -9,7 +9,7 @@ from wqk.attention.factors import Factor
 from wqk.checkpoints import TensorInfo
 from wqk.families import Projection, Side
 
-# Of each floating type: half the distance of neighboring numbers, relative to them (IEEE 754).
+# Half the distance of neighboring numbers of a type, relative to the numbers (IEEE 754).
 ROUNDING = {
     "F64": 2.0**-53,
     "F32": 2.0**-24,
@@ -18,59 +18,74 @@ ROUNDING = {
     "F8_E4M3": 2.0**-4,
     "F8_E5M2": 2.0**-3,
 }
-# The same at zero, where it is not relative.
+# Half the distance of the numbers next to zero, which is absolute.
 AT_ZERO = {"F16": 2.0**-25}
+
+# Values that are tested first: if a narrower type cannot hold them, the rest need not be tested.
+FEW = 4096
 
 
 def rounding_of(block: Block, factor: Factor, side: Side, roundings: float = 1.0) -> float:
-    """Half the distance of neighboring stored numbers of a side, relative to them.
+    """Return half the distance of neighboring stored numbers of a side, relative to them.
 
-    ``roundings`` is of how many rounded factors it is the product.
+    Parameters
+    ----------
+    block, factor, side
+        The block, and the weights and the plan of one of its sides.
+    roundings
+        Number of rounded factors whose product a stored weight is.
     """
-    whole = isinstance(side.projection, Projection)
-    found = [0.0]
-    for part in side.projection.roles.values():  # of a product, each factor
-        info, values = block.checkpoint.info(part.name), factor.stored_weight
-        values = np.asarray(values if whole else block.read([part])[0])
-        # Beside quantized weights, gains are stored as floats.
-        found.append(rounding_in(info, values) * (1.0 if info.grid else roundings**0.5))
-    return max(found)
+    is_stored = isinstance(side.projection, Projection)
+    largest = 0.0
+    for part in side.projection.roles.values():  # a composed projection has several factors
+        info = block.checkpoint.info(part.name)
+        values = factor.stored_weight if is_stored else block.read([part])[0]
+        rounding = rounding_in(info, np.asarray(values))
+        if not info.grid:  # the gains of quantized weights are stored as floats, and rounded once
+            rounding *= roundings**0.5
+        largest = max(largest, rounding)
+    return largest
 
 
 def grid(dtype: str, values: np.ndarray) -> str:
-    """The coarsest type that holds these values, where they are stored in a wider one.
+    """Return the coarsest number type that holds these values, which may be narrower than stored.
 
     Examples
     --------
     >>> grid("F32", np.array([1.0, 0.3], np.float16).astype(np.float32))
     'F16'
     """
-    if dtype not in ("F64", "F32", "F16"):
+    narrower = {"F64": ("BF16", "F16", "F32"), "F32": ("BF16", "F16"), "F16": ("BF16",)}
+    if dtype not in narrower:
         return dtype
-    flat, found = values.ravel("K"), dtype
-    for some in (flat[:4096], flat):  # most weights fail at once
-        kinds = ("BF16", *(("F16",) * (dtype != "F16")), *(("F32",) * (dtype == "F64")))
-        found = next((kind for kind in kinds if lies_on(some, kind)), dtype)
-        if found == dtype:
+    flat = values.ravel("K")
+    coarsest = dtype
+    for tested in (flat[:FEW], flat):
+        candidates = (kind for kind in narrower[dtype] if lies_on(tested, kind))
+        coarsest = next(candidates, dtype)
+        if coarsest == dtype:
             return dtype
-    return found if flat.any() else dtype
+    return coarsest if flat.any() else dtype
 
 
 def lies_on(values: np.ndarray, kind: str) -> bool:
-    """Whether a narrower type holds all of these values."""
+    """Return whether a narrower type holds all of these values."""
     single = values.astype(np.float32)
     with np.errstate(over="ignore"):
         narrow = single.astype(np.float16) if kind == "F16" else single
-    coarse = kind == "BF16" and (single.view(np.uint32) & 0xFFFF).any()
-    return not coarse and np.array_equal(values, narrow)
+    has_more_bits = kind == "BF16" and (single.view(np.uint32) & 0xFFFF).any()
+    return not has_more_bits and np.array_equal(values, narrow)
 
 
 def rounding_in(info: TensorInfo, values: np.ndarray) -> float:
-    """Half the distance of neighboring stored numbers, relative to the weight's values."""
+    """Return half the distance of neighboring stored numbers, relative to the weight's values."""
     if info.grid:
         return info.grid.rounding(values)
     kind = grid(info.dtype, values)
-    relative, at_zero = ROUNDING.get(kind, ROUNDING["F8_E5M2"]), AT_ZERO.get(kind, 0.0)
+    relative = ROUNDING.get(kind, ROUNDING["F8_E5M2"])
+    at_zero = AT_ZERO.get(kind, 0.0)
     flat = values.ravel("K")
-    size = float(np.sqrt(np.vdot(flat, flat) / flat.size)) if at_zero and flat.size else 0.0
-    return max(relative, at_zero / size if size else 0.0)
+    if not at_zero or not flat.size:
+        return relative
+    size = float(np.sqrt(np.vdot(flat, flat) / flat.size))  # root mean square
+    return max(relative, at_zero / size) if size else relative

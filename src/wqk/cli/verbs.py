@@ -321,7 +321,7 @@ def report(
     """Write score tables as one HTML file that opens offline.
 
     TABLE is a .parquet, .jsonl or .csv file with scores, the folder of a training run, of several
-    runs, of a callback (scores.jsonl), or of a survey. Several are shown side by side. Beside them,
+    runs, of a callback (scores.jsonl), or of a survey. Several are shown side by side. In addition,
     a table of wqk compose (.parquet) adds a section with the heads that feed heads.
 
     \b

@@ -254,7 +254,7 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS):
 
     @property
     def is_square(self) -> bool:
-        """Whether both sides have the same width. Symmetry requires it."""
+        """True if both sides have the same width, as symmetry requires."""
         return self.widths[0] == self.widths[1]
 
     def __repr__(self) -> str:

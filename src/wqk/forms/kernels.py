@@ -87,7 +87,7 @@ def linear_weight(projection: Any) -> Array:
 
 
 def is_number(index: Any) -> bool:
-    """Whether an index selects one row or column, not several."""
+    """Return whether an index selects a single row or column."""
     return hasattr(index, "__index__") and getattr(index, "ndim", 0) == 0
 
 

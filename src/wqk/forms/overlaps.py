@@ -136,7 +136,7 @@ def uncertain(
 def tiles_pay(
     writers: Sequence[StackSide], readers: Sequence[StackSide], pairs: Sequence[tuple[int, int]]
 ) -> bool:
-    """Whether tiles take less time than cores for these pairs of stacks, by their operations."""
+    """Return whether tiles take less time than cores for these pairs of stacks."""
     width = writers[0].width
     cores, tiles = 0.0, 0.0
     for i, j in pairs:

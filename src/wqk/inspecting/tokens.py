@@ -138,7 +138,7 @@ class TokenMatches(Result):
         yield _side_by_side(columns, self.most_alike, self.least_alike, _query)
         if all(pair.query_name is None for pair in self.largest):
             yield (
-                "Tokens are shown by number: there is no tokenizer.json or vocab.txt beside the "
+                "Tokens are shown by number: there is no tokenizer.json or vocab.txt next to the "
                 "model."
             )
         yield Text(self.caveat, style="dim")
@@ -339,7 +339,7 @@ def _pairs(
 def extreme_pairs(
     query: Float[np.ndarray, "tokens width"], key: Float[np.ndarray, "tokens width"], top: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Indices (query, key) of the ``top`` largest and smallest q_i · k_j, (2, top) each.
+    """Find the (query, key) indices of the ``top`` largest and smallest q_i · k_j, (2, top) each.
 
     Examples
     --------
@@ -507,7 +507,7 @@ def _side_by_side(
 
 
 def _score(score: float, largest: float) -> str:
-    """Return a score to the digits that the largest beside it needs.
+    """Return a score with the digits that the largest score in its table needs.
 
     Examples
     --------

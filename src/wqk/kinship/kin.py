@@ -68,7 +68,7 @@ DIRECTION = (
 class LayerMatch:
     """One block of the second model, and the one of the first that it agrees with."""
 
-    told: ClassVar[tuple[str, ...]] = ("change",)
+    derived: ClassVar[tuple[str, ...]] = ("change",)
 
     stack: str
     layer: int
@@ -110,7 +110,7 @@ class Likeness:
 class Kinship(Result, synonyms={"verdict": "conclusion", "pvalue": "p", "p_value": "p"}):
     """What is known of two models' relation, from their queries and keys."""
 
-    told: ClassVar[tuple[str, ...]] = ("conclusion", "related", "change", "reading")
+    derived: ClassVar[tuple[str, ...]] = ("conclusion", "related", "change", "reading")
 
     checkpoint: str
     other: str

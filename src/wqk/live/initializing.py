@@ -171,7 +171,7 @@ class LayerScores(NamedTuple):
 class LayerChange:
     """One layer's form before and after."""
 
-    told: ClassVar = ("head_norm_ratio", "norm_ratio", "value_ratio")
+    derived: ClassVar = ("head_norm_ratio", "norm_ratio", "value_ratio")
 
     stack: str
     layer: int
@@ -218,7 +218,7 @@ class Initialization(Result):
                 for name, score in all_scores._asdict().items()
             }
             yield {"stack": one.stack, "layer": one.layer, **scores} | {
-                name: getattr(one, name) for name in LayerChange.told
+                name: getattr(one, name) for name in LayerChange.derived
             }
 
     def _shown(self, width: int) -> Iterator[Any]:
@@ -254,7 +254,7 @@ def _cells(change: LayerChange) -> Iterator[str]:
     for name, digits in (("symmetry", ".3f"), ("trace", ".3g"), ("own_score", ".3f")):
         yield format(getattr(change.before, name), digits)
         yield f"→ {getattr(change.after, name):{digits}}"
-    for name in LayerChange.told:
+    for name in LayerChange.derived:
         yield f"{getattr(change, name):.3f}"
 
 

@@ -87,7 +87,7 @@ VERDICTS = {
 class VerifiedBlock:
     """One application of one block's attention, compared."""
 
-    told: ClassVar = ("verdict",)
+    derived: ClassVar = ("verdict",)
 
     stack: str
     kind: str
@@ -146,7 +146,7 @@ class Verification(Result):
         Buffers of a module in memory that are stored in half precision, such as tables of angles.
     """
 
-    told: ClassVar = ("ok", "verdict", "result", "difference")
+    derived: ClassVar = ("ok", "verdict", "result", "difference")
 
     checkpoint: str
     family: str

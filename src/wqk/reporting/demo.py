@@ -77,7 +77,7 @@ def demo_introduction() -> str:
 
 
 def demo_verdict(table: ScoreTable) -> str:
-    """Whether the paper's claims hold in every layer, and the medians."""
+    """Compare the models with the paper's claims, layer by layer, and state the medians."""
     layers = table.layers.frame
     encoder, decoder = (layers.filter(checkpoint=name).sort("layer") for name in COMPARED_MODELS)
     lines = []

@@ -171,9 +171,9 @@ def _column(values: pl.Series) -> dict[str, Any]:
     if values.n_unique() <= 1:
         return {"all": values[0] if len(values) else None}
     if values.dtype == pl.String:
-        words = values.unique(maintain_order=True).to_list()
-        code = {word: index for index, word in enumerate(words)}
-        return {"words": words, "codes": [code[word] for word in values]}
+        strings = values.unique(maintain_order=True).to_list()
+        code = {string: index for index, string in enumerate(strings)}
+        return {"words": strings, "codes": [code[string] for string in values]}
     return {"values": values.to_list()}
 
 

@@ -221,8 +221,8 @@ class Sheet:
         body = []
         for row in self.rows:
             if self._is_heading(row):
-                words = _words(row[0]).translate(LATEX)
-                texts = [rf"\multicolumn{{{len(places)}}}{{l}}{{\textbf{{{words}}}}}"]
+                heading = _in_latex(_words(row[0]))
+                texts = [rf"\multicolumn{{{len(places)}}}{{l}}{{\textbf{{{heading}}}}}"]
             else:
                 texts = [
                     _in_file(row[place], _in_latex, r"\textsuperscript{{{}}}") for place in places

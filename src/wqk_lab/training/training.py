@@ -287,7 +287,7 @@ def _settings(
                 "stack": change.stack,
                 "layer": change.layer,
                 **change.after._asdict(),
-                **{name: getattr(change, name) for name in change.told},
+                **{name: getattr(change, name) for name in change.derived},
             }
             for change in start.layers
         ],
