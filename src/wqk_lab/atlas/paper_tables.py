@@ -66,7 +66,7 @@ def paper_table(
     format: Literal["markdown", "latex"] = "markdown",
     own: ScoreTable | Iterable[TrainingResult] | None = None,
 ) -> str:
-    r"""A table in the paper's layout, with footnotes on rows with known problems.
+    r"""Return a table in the paper's layout, with footnotes on rows with known problems.
 
     Parameters
     ----------
@@ -101,13 +101,13 @@ def paper_table(
     | **4 layers of width 64** |  |  |  |
     | jigsaw | 2.800 |  | 1 |
     """
-    for value, kind, known in (
+    for value, kind, names in (
         (name, "table", ("table1", *SCORE_OF)),
         (format, "format", tuple(FORMATS)),
     ):
-        if value not in known:
+        if value not in names:
             raise UnknownName(
-                f"{value}: no such {kind}; expected {', '.join(known)}", name=value, close=known
+                f"{value}: no such {kind}; expected {', '.join(names)}", name=value, close=names
             )
     if name == "table1":
         if isinstance(own, ScoreTable):
@@ -124,9 +124,9 @@ def _scores(score: str, own: ScoreTable | None) -> Sheet:
     """Table S2 or S3: two halves side by side."""
     rows = published().filter(pl.col(score).is_not_null()).to_dicts()
     mine = None if own is None else summarize(own)
-    told = "." if mine is None else ", with own results next to them."
+    ending = "." if mine is None else ", with own results next to them."
     if mine is not None and not any(of_model(mine, row).height for row in rows):
-        mine, told = None, ". None of the given checkpoints is a model of this table."
+        mine, ending = None, ". None of the given checkpoints is a model of this table."
     letters = marks(rows)
     lines = []
     for row in rows:
@@ -145,8 +145,11 @@ def _scores(score: str, own: ScoreTable | None) -> Sheet:
         columns += [SheetColumn("Own median"), SheetColumn("Own range", text=True)]
     return Sheet(
         columns * 2,
-        [[*left, *right] for left, right in zip(lines[:half], lines[half:], strict=True)],
-        f"Median {score} over layers, and the distances to the quartiles, as published{told}",
+        [
+            [*left_cells, *right_cells]
+            for left_cells, right_cells in zip(lines[:half], lines[half:], strict=True)
+        ],
+        f"Median {score} over layers, and the distances to the quartiles, as published{ending}",
         _notes(letters),
     )
 
@@ -169,7 +172,10 @@ def _training(own: Sequence[TrainingResult]) -> Sheet:
         mark = _letters(row, letters)
         del row["flags"]
         results.append((f"{row['size']} model", TrainingResult(**row), mark))
-    results += [(one.size, one, "") for one in sorted(own, key=lambda one: one.size)]
+    results += [
+        (training_result.size, training_result, "")
+        for training_result in sorted(own, key=lambda training_result: training_result.size)
+    ]
     caption = "Loss at the end of training, and speed-up over the random start, as published" + (
         ", and own results below, with 95 % intervals over seeds." if own else "."
     )
@@ -209,5 +215,5 @@ def _letters(row: Mapping[str, Any], letters: Mapping[str, str]) -> str:
 
 
 def _notes(letters: Mapping[str, str]) -> dict[str, str]:
-    """The footnotes of a table."""
+    """Return the footnotes of a table."""
     return {letter: flags()[flag].sentence for flag, letter in letters.items()}

@@ -69,7 +69,7 @@ def flags() -> dict[str, Flag]:
 
 
 def published() -> pl.DataFrame:
-    """The rows of Tables S2 and S3 in their order: the left half, then the right half.
+    """Return the rows of Tables S2 and S3 in their order: the left half, then the right half.
 
     Returns
     -------
@@ -94,7 +94,7 @@ def published() -> pl.DataFrame:
 
 
 def split_flags() -> pl.Expr:
-    """The words of the column ``flags`` as a list."""
+    """Return the words of the column ``flags`` as a list."""
     return pl.col("flags").fill_null("").str.extract_all(r"\S+")
 
 
@@ -106,7 +106,7 @@ def with_flags(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def marks(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """A letter for each flag of some rows, in the order in which they appear.
+    """Return a letter for each flag of some rows, in the order in which they appear.
 
     Examples
     --------
@@ -122,7 +122,7 @@ PLAIN = {"gamma": 2.0, "folded_norms": False, "biases": False}
 
 
 def summarize(table: ScoreTable) -> pl.DataFrame:
-    """A row like the published ones for each checkpoint and stack of a score table.
+    """Return a row like the published ones for each checkpoint and stack of a score table.
 
     Only comparable scores are used: self-attention, the query-key circuit at distance 0, gamma 2,
     without folded norms and biases. Other tables give no rows.
@@ -160,7 +160,7 @@ def summarize(table: ScoreTable) -> pl.DataFrame:
 
 
 def plain_layers(table: ScoreTable) -> ScoreTable:
-    """The layers' rows of plain self-attention: the query-key circuit at distance 0."""
+    """Return the layers' rows of plain self-attention: the query-key circuit at distance 0."""
     return table.layers.filter(
         pl.col("kind") == "self", pl.col("circuit") == "qk", pl.col("distance") == 0
     )
@@ -176,7 +176,7 @@ def spread_of(score: str, column: str) -> Iterator[pl.Expr]:
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    """The checkpoint's name, with its revision and step."""
+    """Return the checkpoint's name, with its revision and step."""
     name = last_part(row["checkpoint"])
     if row["revision"]:
         name += f" @ {row['revision']}"
@@ -186,7 +186,7 @@ def _name(row: Mapping[str, Any]) -> str:
 
 
 def of_model(rows: pl.DataFrame, row: Mapping[str, Any]) -> pl.DataFrame:
-    """The `summarize` rows of a published row's model, if possible of its stack.
+    """Return the `summarize` rows of a published row's model, if possible of its stack.
 
     Models are identified by their Hub id or, as for a local folder, by its last part.
     """
@@ -199,7 +199,7 @@ def of_model(rows: pl.DataFrame, row: Mapping[str, Any]) -> pl.DataFrame:
 
 
 def spread(row: Mapping[str, Any], score: str) -> str:
-    """A score as the paper prints it: the median, and the distances to the quartiles.
+    """Return a score as the paper prints it: the median, and the distances to the quartiles.
 
     Examples
     --------
@@ -213,7 +213,7 @@ def spread(row: Mapping[str, Any], score: str) -> str:
 
 
 def interquartile(row: Mapping[str, Any], score: str) -> str:
-    """The distances from the median to the quartiles, ``[below, above]``."""
+    """Return the distances from the median to the quartiles, ``[below, above]``."""
     return f"[{row[f'{score}_below']:.2f}, {row[f'{score}_above']:.2f}]"
 
 
@@ -223,7 +223,7 @@ SIGNS = {"symmetry": 1, "directionality": -1}
 
 @dataclass(frozen=True)
 class Standing:
-    """How many of the published models with a score a value exceeds."""
+    """Number of published models whose score a value exceeds."""
 
     exceeded: int
     models: int
@@ -269,8 +269,8 @@ class Placement:
 
     def __str__(self) -> str:
         return "; ".join(
-            f"{what} {position.encoders} published encoders and {position.decoders} decoders"
-            for what, position in (
+            f"{relation} {position.encoders} published encoders and {position.decoders} decoders"
+            for relation, position in (
                 ("more symmetric than", self.symmetry),
                 ("columns more dominant than in", self.directionality),
             )
@@ -285,7 +285,7 @@ class Placement:
 
     @property
     def meaning(self) -> str:
-        """Of which published models such a symmetry is typical, in one sentence.
+        """Sentence on the published models for which such a symmetry is typical.
 
         Typical is what lies between the 10 % and the 90 % quantile. Empty without a symmetry.
         """
@@ -293,28 +293,29 @@ class Placement:
             return ""
         value = round(self.symmetry.value, 2) + 0.0
         ranges = {stack: typical_symmetry(stack) for stack in ("encoder", "decoder")}
-        said = {
+        range_by_stack = {
             stack: f"{stack}s ({low:.2f} to {high:.2f})" for stack, (low, high) in ranges.items()
         }
         holds = [stack for stack, (low, high) in ranges.items() if low <= value <= high]
-        others = [stack for stack in ranges if stack not in holds]
-        both = f"published {said['encoder']} and {said['decoder']}"
-        if not others:
-            what = f"found among both {both}"
+        other_stacks = [stack for stack in ranges if stack not in holds]
+        both_ranges = f"published {range_by_stack['encoder']} and {range_by_stack['decoder']}"
+        if not other_stacks:
+            judgment = f"found among both {both_ranges}"
         elif holds:
-            what = f"typical of published {said[holds[0]]}, not of {said[others[0]]}"
+            typical, untypical = range_by_stack[holds[0]], range_by_stack[other_stacks[0]]
+            judgment = f"typical of published {typical}, not of {untypical}"
         elif value > max(high for _, high in ranges.values()):
-            what = f"above most {both}"
+            judgment = f"above most {both_ranges}"
         elif value < min(low for low, _ in ranges.values()):
-            what = f"below most {both}"
+            judgment = f"below most {both_ranges}"
         else:
-            what = f"between {both}"
-        return f"A median symmetry of {value:.2f} is {what}."
+            judgment = f"between {both_ranges}"
+        return f"A median symmetry of {value:.2f} is {judgment}."
 
 
 @cache
 def typical_symmetry(stack: str) -> tuple[float, float]:
-    """The 10 % and the 90 % quantile of the median symmetries of published models.
+    """Return the 10 % and the 90 % quantile of the median symmetries of published models.
 
     Examples
     --------
@@ -347,13 +348,13 @@ def place(table: ScoreTable) -> list[Placement]:
     columns more dominant than in 9 of 24 published encoders and 0 of 13 decoders
     """
     untrained = statuses().list.contains("random-looking").mean()
-    known = table.filter(
+    comparable = table.filter(
         pl.col("family").ne_missing("inferred"),
         untrained.over("checkpoint", "revision", "step", "stack", "kind") < 0.5,
     )
     return [
         Placement(row["name"], row["stack"], *positions)
-        for row in summarize(known).iter_rows(named=True)
+        for row in summarize(comparable).iter_rows(named=True)
         if any(positions := [_position(row[score], score) for score in SIGNS])
     ]
 
@@ -363,15 +364,15 @@ def _position(value: float | None, score: str) -> Position | None:
         return None
     standings = []
     for stack in ("encoder", "decoder"):
-        others = sound_models().filter(stack=stack)[score].drop_nulls()
-        exceeded = SIGNS[score] * others < SIGNS[score] * round(value, 2)
-        standings.append(Standing(int(exceeded.sum()), len(others)))
+        published = sound_models().filter(stack=stack)[score].drop_nulls()
+        exceeded = SIGNS[score] * published < SIGNS[score] * round(value, 2)
+        standings.append(Standing(int(exceeded.sum()), len(published)))
     return Position(value, *standings)
 
 
 @cache
 def sound_models() -> pl.DataFrame:
-    """The last row of every sound published model.
+    """Return the last row of every sound published model.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What the paper plots but does not print: scores of every layer, and training curves.
+"""Values that the paper plots but does not print: scores of layers, and training curves.
 
 The numbers are from the result files of the reference implementation, which its authors published
 under the MIT license (``data/README.md``). Directionality is by excess, as everywhere in the paper.
@@ -93,7 +93,7 @@ def drawn_models() -> pl.DataFrame:
     for file, repeated in REPEATED.items():
         again = pl.any_horizontal(pl.col("key").str.starts_with(start) for start in repeated)
         layers = layers.filter(~((pl.col("file") == file) & again))
-    ids = {last_part(m).lower(): m for some in model_sets() for m in model_set(some)}
+    ids = {last_part(m).lower(): m for set_name in model_sets() for m in model_set(set_name)}
     model = pl.col("model")
     rows = (
         layers.with_columns(model=pl.col("key").replace_strict(ids, default=None))

@@ -13,7 +13,7 @@ from wqk_lab.atlas.reference import drawn_models
 
 
 def all_published() -> pl.DataFrame:
-    """The printed rows, then those of models that are only in figures.
+    """Return the printed rows, then those of models that are only in figures.
 
     Examples
     --------
@@ -24,7 +24,7 @@ def all_published() -> pl.DataFrame:
 
 
 def lookup(name: str, rows: pl.DataFrame | None = None) -> pl.DataFrame:
-    """The rows of a model, by its name in the tables or its Hub id.
+    """Return the rows of a model, by its name in the tables or its Hub id.
 
     Parameters
     ----------
@@ -52,15 +52,15 @@ def lookup(name: str, rows: pl.DataFrame | None = None) -> pl.DataFrame:
     [('meta-llama/Meta-Llama-3-8B', 0.0, -0.65), ('meta-llama/Meta-Llama-3-8B', 0.0, 0.01)]
     """
     rows = all_published() if rows is None else rows
-    wanted = name.strip().lower()
+    spelled = name.strip().lower()
     model = pl.col("model")
     names = (pl.col("name"), model, model.str.split("/").list.last())
-    matching = rows.filter(pl.any_horizontal(each.str.to_lowercase() == wanted for each in names))
+    matching = rows.filter(pl.any_horizontal(each.str.to_lowercase() == spelled for each in names))
     if matching.is_empty():
         spellings = (*rows["name"], *rows["model"], *map(last_part, rows["model"]))
-        known = {spelling.lower(): spelling for spelling in reversed(spellings)}
-        close = difflib.get_close_matches(wanted, known, n=5, cutoff=0.55)
-        similar = list(dict.fromkeys(known[c] for c in close))
+        spelling_of = {spelling.lower(): spelling for spelling in reversed(spellings)}
+        close = difflib.get_close_matches(spelled, spelling_of, n=5, cutoff=0.55)
+        similar = list(dict.fromkeys(spelling_of[c] for c in close))
         hint = (
             f"did you mean {', '.join(similar)}?" if similar else "wqk lab atlas lists all models"
         )

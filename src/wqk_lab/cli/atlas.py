@@ -68,7 +68,7 @@ def atlas(model: str | None, as_json: bool, **choice: Any) -> None:
 def _chosen(
     rows: pl.DataFrame, sound: bool | None, search: str | None, sort: str, **exact: str | None
 ) -> pl.DataFrame:
-    """The selected rows, in the selected order."""
+    """Return the selected rows, in the selected order."""
     import polars as pl
 
     for column, value in exact.items():

@@ -1,4 +1,4 @@
-"""What the atlas shows: rows and their flags."""
+"""Display of the atlas: rows and their flags."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def listed(rows: Sequence[Row]) -> Iterator[Sheet | Text]:
     """One line for each row, and what the letters of their flags mean."""
     rows = once(rows)
     letters = marks(rows)
-    words = ("name", "checkpoint", "stack", "flags")
-    table = Sheet.of(*words[:3], *SCORES, "flags", text=words)
+    text_columns = ("name", "checkpoint", "stack", "flags")
+    table = Sheet.of(*text_columns[:3], *SCORES, "flags", text=text_columns)
     for row in rows:
         scores = (spread(row, score) for score in SCORES)
         cells = (row["name"], row["model"], row["stack"], *scores)
@@ -46,14 +46,14 @@ def once(rows: Sequence[Row]) -> list[dict[str, Any]]:
     >>> [row["name"] for row in once([{"name": "x", **same}, {"name": "y", **same}])]
     ['x, y']
     """
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    told = ("model", "stack", "symmetry", "directionality", "source")
+    row_by_key: dict[tuple[Any, ...], dict[str, Any]] = {}
+    columns = ("model", "stack", "symmetry", "directionality", "source")
     for row in rows:
-        key = (*(row[name] for name in told), tuple(row["flags"]))
-        known = found.setdefault(key, {**row, "name": ""})
-        names = [name for name in known["name"].split(", ") if name]
-        known["name"] = ", ".join(dict.fromkeys([*names, row["name"]]))
-    return list(found.values())
+        key = (*(row[name] for name in columns), tuple(row["flags"]))
+        merged = row_by_key.setdefault(key, {**row, "name": ""})
+        names = [name for name in merged["name"].split(", ") if name]
+        merged["name"] = ", ".join(dict.fromkeys([*names, row["name"]]))
+    return list(row_by_key.values())
 
 
 def in_full(rows: Sequence[Row]) -> Iterator[Sheet | Text]:
@@ -72,5 +72,5 @@ def in_full(rows: Sequence[Row]) -> Iterator[Sheet | Text]:
 
 
 def explained(rows: Sequence[Row]) -> dict[str, str]:
-    """The flags of some rows in full, for JSON."""
+    """Return the flags of some rows in full, for JSON."""
     return {name: flags()[name].sentence for name in marks(rows)}

@@ -65,7 +65,7 @@ def corpus(
 
 
 def _progress() -> Callable[[CorpusProgress], dict[str, Any]]:
-    """What the bar shows: the stage of the build, and what is done in it, with the speed."""
+    """Return the fields of the bar: stage of the build, progress within the stage, speed."""
     begun: dict[str, float] = {}
 
     def changes(done: CorpusProgress) -> dict[str, Any]:
@@ -97,7 +97,7 @@ MUCH = 0.2
 
 
 def held_out_warning(tokens: Mapping[str, int]) -> str:
-    """A warning where much of the text is held out; empty otherwise.
+    """Return a warning where much of the text is held out; empty otherwise.
 
     Examples
     --------
@@ -120,9 +120,9 @@ def _print(store: TokenStore, as_json: bool) -> None:
 
     if as_json:
         header = store.header
-        told = ("fingerprint", "unit", "vocabulary_size", "special", "splits")
-        known = {"folder": str(store.folder)} | {name: header[name] for name in told}
-        display.print_object(known | dict(store.about))
+        names = ("fingerprint", "unit", "vocabulary_size", "special", "splits")
+        facts = {"folder": str(store.folder)} | {name: header[name] for name in names}
+        display.print_object(facts | dict(store.about))
         return
     click.echo(f"{store.folder}: {store.unit}, vocabulary of {store.vocabulary_size:,}")
     for name, split in store.splits.items():

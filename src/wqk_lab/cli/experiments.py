@@ -87,7 +87,7 @@ def experiments(
 
 
 def _progress(trials: Sequence[Trial]) -> dict[str, Any]:
-    """What the bar shows: the steps of all runs, and the runs that are done."""
+    """Return the fields of the bar: steps of all runs, and number of finished runs."""
     steps = [min(trial.step or 0, trial.goal) for trial in trials]
     goals = [trial.goal for trial in trials]
     done = sum(step >= goal for step, goal in zip(steps, goals, strict=True))

@@ -100,13 +100,13 @@ def figure(
     """
     from wqk_lab.figures import read_sources
 
-    found = replace(read_sources(*sources, *more), **options)
+    contents = replace(read_sources(*sources, *more), **options)
     if name in TABLES:
         if as_json:
             raise click.UsageError(f"{name} is text; wqk lab atlas --json prints its rows")
-        _write_table(name, found, out)
+        _write_table(name, contents, out)
     else:
-        _draw(name, found, out or Path(f"{name}.pdf"), as_json)
+        _draw(name, contents, out or Path(f"{name}.pdf"), as_json)
 
 
 def _draw(name: str, sources: Sources, out: Path, as_json: bool) -> None:
@@ -134,7 +134,7 @@ def _draw(name: str, sources: Sources, out: Path, as_json: bool) -> None:
 
 
 def _own_models(part: str | None) -> Sources:
-    """What a figure shows of the two models that ship with the package."""
+    """Return the sources of a figure of the two models that ship with the package."""
     from wqk.reporting.demo import demo_table
     from wqk_lab.figures import Sources
 

@@ -63,14 +63,14 @@ def glue(
     from wqk_lab.training.glue_tasks import baselines, read_task
 
     groups = by_start(models) if len(models) > 2 else None
-    how = FineTuning(**options)
+    settings = FineTuning(**options)
     chosen = [
         read_task(Path(name) if name.endswith(".jsonl") else data / name)
         for name in filter(None, tasks.split(","))
     ]
     if not chosen:
         raise click.UsageError("--tasks names no task")
-    told, shown = [], []
+    outcomes, shown = [], []
     for task in chosen:
         if task.shared:
             display.say(
@@ -79,7 +79,7 @@ def glue(
         each = {}
         for model in models:
             display.say(f"{task.name}: {model}")
-            each[model] = fine_tune(model, task, range(1, seeds + 1), how)
+            each[model] = fine_tune(model, task, range(1, seeds + 1), settings)
         results = [each[model] for model in models]
         if groups is not None:
             results = [
@@ -90,8 +90,8 @@ def glue(
         counts = {"train": len(task.train.labels), "validation": len(task.validation.labels)}
         about: dict[str, Any] = {"task": task.name, "rows": counts | {"left_out": task.shared}}
         about |= {"baselines": shown[-1][1], "results": [*map(asdict, results)]}
-        told.append(about | ({"runs": [*map(asdict, each.values())]} if groups else {}))
-    value = {"fine_tuning": asdict(how), "tasks": told}
+        outcomes.append(about | ({"runs": [*map(asdict, each.values())]} if groups else {}))
+    value = {"fine_tuning": asdict(settings), "tasks": outcomes}
     display.show(value, _table(shown), as_json=as_json)
 
 

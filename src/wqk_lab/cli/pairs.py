@@ -26,7 +26,7 @@ from wqk_lab.training.declared import documented
 def pairs(
     context: click.Context, /, as_json: bool, out: Path | None, dry_run: bool, **options: Any
 ) -> None:
-    """Score encoders beside decoders of one recipe, and decoders before and after conversion.
+    """Score encoders next to decoders of one recipe, and decoders before and after conversion.
 
     Of a model that continues another, what the conversion changed is measured as well. Exit status
     1: some pairs could not be read. wqk lab figure pairs DIR draws the outcome.
@@ -58,24 +58,24 @@ def pairs(
 
     try:
         with display.bar("pairs", survey_progress) as on_progress:
-            found = survey_pairs(out, on_progress=on_progress, **options)
+            outcome = survey_pairs(out, on_progress=on_progress, **options)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"repeat the command to resume in {out}") from None
     if as_json:
-        display.print_json(found.scores)
-    for title, reason in found.problems.items():
+        display.print_json(outcome.scores)
+    for title, reason in outcome.problems.items():
         display.say(f"skipped: {title}: {reason}")
-    read = len(found.pairs) - len(found.problems)
+    read = len(outcome.pairs) - len(outcome.problems)
     display.say(
-        f"{out}: {read} of {counted(len(found.pairs), 'pair')}"
-        + ("; --retry tries the others again" if found.problems else "")
+        f"{out}: {read} of {counted(len(outcome.pairs), 'pair')}"
+        + ("; --retry tries the others again" if outcome.problems else "")
         + f"; next: wqk lab figure pairs {out}"
     )
-    context.exit(1 if found.problems else 0)
+    context.exit(1 if outcome.problems else 0)
 
 
 def _list(as_json: bool) -> None:
-    """What would be read."""
+    """List the models and pairs that would be read."""
     from wqk._console import size
     from wqk.cli import display
     from wqk.tables.sheet import Sheet

@@ -49,7 +49,7 @@ def speedup(
     loss
         Compare held-out losses, or training losses.
     smoothing
-        Smooth losses over so many steps on either side, as a fraction of all steps.
+        Smooth losses over this many steps on either side, as a fraction of all steps.
     """
     from wqk.cli import display
     from wqk.tables.run import open_run
@@ -70,7 +70,7 @@ FIELDS: tuple[Field, ...] = ("difference", "saved")
 
 
 def _as_object(comparison: StartSpeedUp) -> dict[str, Any]:
-    """A comparison for JSON, with its means over seeds."""
+    """Return a comparison for JSON, with its means over seeds."""
     means = {f"{name}_over_seeds": asdict(comparison.over_seeds(name)) for name in FIELDS}
     later = comparison.steps_later
     return {**asdict(comparison), **means, "steps_later": later and asdict(later)}
@@ -100,10 +100,10 @@ def lines_of(
             "–" if nothing_told(saved) else interval(saved, "+.0%"),
             *([] if below is None else [crossing(comparison)]),
         )
-    one = comparisons[0]
+    first = comparisons[0]
     yield table
     yield Text(
-        f"Against {one.baseline} at step {one.step:,} of {one.steps:,}, seed by seed. "
+        f"Against {first.baseline} at step {first.step:,} of {first.steps:,}, seed by seed. "
         f"Difference: {loss} loss in nats (smoothed over {smoothing:.0%} of the steps), mean and "
         "95 % interval; none for a single seed. Speed-up: share of the steps saved until the loss "
         "reaches where the other ends."
@@ -115,7 +115,7 @@ def lines_of(
 
 
 def crossing(comparison: StartSpeedUp) -> str:
-    """How many steps later than the baseline the loss falls below the level.
+    """Count the steps by which the loss falls below the level later than the baseline.
 
     Examples
     --------
@@ -131,6 +131,7 @@ def crossing(comparison: StartSpeedUp) -> str:
     if comparison.steps_later is not None:
         return interval(comparison.steps_later, "+.0f")
     runs = comparison.runs
-    own = sum(run.below is not None for run in runs)
-    other = sum(run.baseline_below is not None for run in runs)
-    return f"by {comparison.step:,}: {own} of {len(runs)}, baseline {other} of {len(runs)}"
+    crossed = sum(run.below is not None for run in runs)
+    baseline_crossed = sum(run.baseline_below is not None for run in runs)
+    count = len(runs)
+    return f"by {comparison.step:,}: {crossed} of {count}, baseline {baseline_crossed} of {count}"

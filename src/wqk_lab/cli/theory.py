@@ -108,9 +108,9 @@ def theory(
     from wqk_lab.theory.findings import FINDINGS, WRITERS, as_objects, save
     from wqk_lab.theory.studying import study
 
-    for path, what, endings in ((out, FINDINGS, WRITERS), (figure, "a picture", PICTURES)):
+    for path, kind, endings in ((out, FINDINGS, WRITERS), (figure, "a picture", PICTURES)):
         if path:
-            check_output(path, what, endings)
+            check_output(path, kind, endings)
     with display.bar("model", _progress) as on_progress:
         reports = study(
             refs, corpus, layers=layers, objective=objective, on_progress=on_progress, **options
@@ -123,14 +123,14 @@ def theory(
         _print_findings(reports[-1], verbose)
     if out:
         save(reports, out)
-        display.say(f"{out}: {sum(len(one.findings) for one in reports)} findings")
+        display.say(f"{out}: {sum(len(report.findings) for report in reports)} findings")
     if figure:
         save_figure(tails(curves(reports[-1].findings), reports[-1].model), figure)
         display.say(f"picture: {figure}")
 
 
 def _progress(name: str, done: int, total: int) -> dict[str, Any]:
-    """What the bar shows: the batches of a model."""
+    """Return the fields of the bar: the batches of a model."""
     return {"description": name, "completed": done, "total": total, "text": f"{done}/{total}"}
 
 
@@ -148,8 +148,8 @@ def _print_findings(report: Report, verbose: bool) -> None:
     console.print(Text(f"\n{report.title}", style="bold"), soft_wrap=True)
     tally = [Text(f"{n} {v}", style=STYLES[v]) for v, n in report.tally.items() if n]
     console.print(Text(", ").join(tally), soft_wrap=True)
-    if apart := [f.verdict for f in report.findings if not f.statement.about_model]:
-        shown = ", ".join(f"{apart.count(v)} {v}" for v in dict.fromkeys(apart))
+    if simulated := [f.verdict for f in report.findings if not f.statement.about_model]:
+        shown = ", ".join(f"{simulated.count(v)} {v}" for v in dict.fromkeys(simulated))
         console.print(Text(f"not counted, about random matrices: {shown}", style="dim"))
     for note in report.notes:
         console.print(Text(f"! {note}", style="yellow"), soft_wrap=True)
@@ -172,9 +172,9 @@ def _print_findings(report: Report, verbose: bool) -> None:
                     table.add("", f"{label}: {cells[label]}", "", style="dim")
     console.print(table)
     for why, numbers in untested.items():
-        said = f"not tested{doubtful}, {why}: {'; '.join(dict.fromkeys(numbers))}"
+        note = f"not tested{doubtful}, {why}: {'; '.join(dict.fromkeys(numbers))}"
         console.print(
-            Text(f" {said}", style=STYLES["not tested"]), soft_wrap=not console.is_terminal
+            Text(f" {note}", style=STYLES["not tested"]), soft_wrap=not console.is_terminal
         )
     console.print(Text(f"\n{result(report)}"), soft_wrap=not console.is_terminal)
 
@@ -193,7 +193,7 @@ def _print_verdicts(reports: Sequence[Report]) -> None:
     table = Sheet.of("statement", *numbers, text=["statement"])
     verdicts = [{_key(f): f.verdict for f in report.findings} for report in reports]
     for key in verdicts[-1]:
-        shown = [some.get(key, "not tested") for some in verdicts]
+        shown = [verdict_by_statement.get(key, "not tested") for verdict_by_statement in verdicts]
         table.add(": ".join(key), *(Cell(MARKS[v], style=STYLES[v]) for v in shown))
     console.print(table)
     console.print(Text(", ".join(f"{MARKS[v]} {v}" for v in STYLES), style="dim"))

@@ -26,7 +26,7 @@ SPECIAL = ("preset", "config", "penalty", "penalty_weight", "parent")
 
 
 def _presets(name: str) -> str:
-    """The presets' values of a field, at their own sizes."""
+    """Return the presets' values of a field, at their own sizes."""
     fast, paper = (getattr(make_recipe(preset), name) for preset in ("fast", "paper"))
     if fast is None:
         return ""
@@ -159,7 +159,7 @@ def train(
 
 @contextmanager
 def _progress(recipe: Recipe) -> Iterator[Callable[[TrainingProgress], None]]:
-    """The recipe, then a bar on a terminal, or a line for each held-out loss in a pipe.
+    """Yield the recipe, then a bar on a terminal, or a line for each held-out loss in a pipe.
 
     The recipe is shown once training has begun, so that a mistake is one line.
     """
@@ -186,7 +186,7 @@ def _progress(recipe: Recipe) -> Iterator[Callable[[TrainingProgress], None]]:
 
 
 def summary(recipe: Recipe) -> str:
-    """A recipe and the machine in one line."""
+    """Return a recipe and the machine in one line."""
     import torch
 
     from wqk_lab.training.models import available_precision
@@ -227,16 +227,16 @@ def state(done: TrainingProgress) -> str:
     'loss 2.500, held out 2.625, symmetry 0.31, 24,000 tokens/s'
     """
     losses = (("loss", done.loss), ("held out", done.held_out_loss))
-    known = [f"{name} {value:.3f}" for name, value in losses if value is not None]
+    losses_shown = [f"{name} {value:.3f}" for name, value in losses if value is not None]
     if done.symmetry is not None:
-        known.append(f"symmetry {done.symmetry:.2f}")
+        losses_shown.append(f"symmetry {done.symmetry:.2f}")
     if done.tokens_per_second is not None:
-        known.append(f"{done.tokens_per_second:,.0f} tokens/s")
-    return ", ".join(known)
+        losses_shown.append(f"{done.tokens_per_second:,.0f} tokens/s")
+    return ", ".join(losses_shown)
 
 
 def _print_outcome(run: Run) -> None:
-    """What came out of a run, and what to do next."""
+    """Print the outcome of a run, and the next step."""
     import polars as pl
 
     from wqk.cli import display
@@ -244,9 +244,9 @@ def _print_outcome(run: Run) -> None:
     held_out = run.metrics.drop_nulls("held_out_loss")["held_out_loss"]
     last = run.metrics.filter(pl.col("seconds").is_not_null()).row(-1, named=True)
     took = timedelta(seconds=round(last["seconds"]))
-    told = (
+    outcome = (
         f"{run.folder}: {counted(last['step'], 'step')}, {last['tokens']:,} tokens in {took}; "
         f"held-out loss {held_out[0]:.3f} → {held_out[-1]:.3f} nats"
     )
     then = f"next: wqk scan {run.folder}, or wqk lab figure updates {run.folder}"
-    display.output().print(told, then, sep="\n", soft_wrap=True)
+    display.output().print(outcome, then, sep="\n", soft_wrap=True)

@@ -67,15 +67,20 @@ def finish_row(
 ) -> None:
     """Label a row's shared y axis and, now that its limits are final, the curves; draw zero.
 
-    Of curves that are numbered, such as layers, those are labeled that have room beside their end.
+    Numbered curves, such as layers, are labeled if there is room next to their ends.
     """
     axes[0].set_ylabel(label)
     if zero:
         for axis in axes:
             axis.axhline(0, color=GRAY, linewidth=0.5, zorder=0)
-    for axis, some in zip(axes, ends, strict=False):
+    for axis, ends_of_axis in zip(axes, ends, strict=False):
         axis.set_ylim(axes[0].get_ylim())
-        label_ends(axis, with_room(axis, some) if all(n.isdigit() for _, n, _ in some) else some)
+        label_ends(
+            axis,
+            with_room(axis, ends_of_axis)
+            if all(n.isdigit() for _, n, _ in ends_of_axis)
+            else ends_of_axis,
+        )
 
 
 def lettered(axes: Iterable[Axes], names: str) -> None:
@@ -163,7 +168,7 @@ ENDS = tuple(f"{score}_{end}" for score in LABELS for end in ENDINGS)
 def distance_rows(table: ScoreTable | None) -> pl.DataFrame:
     """A row for each layer and distance: ``title`` (the model), ``layer``, ``distance``, scores.
 
-    Each score has the ends of its range by chance beside it (``symmetry_untrained_low``, …), null
+    Each score is followed by the ends of its range by chance (``symmetry_untrained_low``, …), null
     where the table does not tell the forms' width and rank.
 
     Raises
@@ -186,7 +191,7 @@ def distance_rows(table: ScoreTable | None) -> pl.DataFrame:
 
 
 def _ends(width: int | None, rank: int | None, gamma: float) -> tuple[float | None, ...]:
-    """The values of `ENDS` for a form of this size."""
+    """Return the values of `ENDS` for a form of this size."""
     if width is None or rank is None:
         return (None,) * len(ENDS)
     ranges = untrained_range(width, rank, gamma)
@@ -285,7 +290,7 @@ WIDE_COLUMNS = 3
 
 
 def head_terms(table: ScoreTable | None) -> pl.DataFrame:
-    """A row for each layer: ``title`` (the model), ``layer``, ``symmetry`` and its `TERMS`.
+    """Return a row for each layer: ``title`` (the model), ``layer``, ``symmetry`` and its `TERMS`.
 
     Raises
     ------
@@ -363,12 +368,14 @@ def examples(blocks: Iterable[BlockDetails]) -> dict[str, MatrixImage]:
     Without encoders or without decoders, both are of the other kind. The symmetry of forms larger
     than their image is an estimate.
     """
-    left = list(blocks)
+    remaining = list(blocks)
     chosen = []
     for stack, measure in (("encoder", _image_symmetry), ("decoder", _unevenness)):
-        if left:
-            chosen.append(max([b for b in left if b.key.stack == stack] or left, key=measure))
-            left.remove(chosen[-1])
+        if remaining:
+            chosen.append(
+                max([b for b in remaining if b.key.stack == stack] or remaining, key=measure)
+            )
+            remaining.remove(chosen[-1])
     names = titles([vars(block.key) for block in chosen])
     return {
         f"{name}, layer {block.key.layer}": picture(block)
@@ -387,7 +394,7 @@ def _unevenness(block: BlockDetails) -> float:
 
 
 def picture(block: BlockDetails) -> MatrixImage:
-    """The image of a form in the details of a scan."""
+    """Return the image of a form in the details of a scan."""
     return MatrixImage(
         block.image.astype(np.float32),
         block.row_norms,

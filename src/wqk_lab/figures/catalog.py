@@ -41,12 +41,14 @@ def _models(name: str, sources: Sources) -> pl.DataFrame:
 
 
 def _pairs(name: str, sources: Sources) -> pl.DataFrame:
-    """The curves of the given runs, of the paper's if none are given, or of both."""
+    """Return the curves of the given runs, of the paper's if none are given, or of both."""
     if not sources.runs:
         _no_tables(name, sources)
         return published_pairs(name)
-    own = dynamics.pair_curves(sources.runs, name)
-    return pl.concat([own, published_pairs(name)]) if sources.published else own
+    curves_of_runs = dynamics.pair_curves(sources.runs, name)
+    return (
+        pl.concat([curves_of_runs, published_pairs(name)]) if sources.published else curves_of_runs
+    )
 
 
 def _starts(sources: Sources) -> pl.DataFrame:
@@ -74,22 +76,22 @@ FIGURES = {
     "s4": Entry(partial(_pairs, "s4"), dynamics.layers_by_comparison),
     "s5": Entry(_starts, starts.loss_and_symmetry),
     "losses": Entry(
-        lambda given: starts.losses_by_start(given.runs), starts.losses_and_differences
+        lambda sources: starts.losses_by_start(sources.runs), starts.losses_and_differences
     ),
-    "dose": Entry(lambda given: dose.dose_rows(given.runs, given.level), dose.loss_by_scale),
-    "convert": Entry(lambda given: convert.convert_rows(given.runs), convert.dose_curves),
+    "dose": Entry(lambda sources: dose.dose_rows(sources.runs, sources.level), dose.loss_by_scale),
+    "convert": Entry(lambda sources: convert.convert_rows(sources.runs), convert.dose_curves),
     "updates": Entry(
-        lambda given: dynamics.update_curves(given.runs), dynamics.medians_by_comparison
+        lambda sources: dynamics.update_curves(sources.runs), dynamics.medians_by_comparison
     ),
-    "pairs": Entry(lambda given: paired.pair_rows(given.pairs), paired.paired_panels),
+    "pairs": Entry(lambda sources: paired.pair_rows(sources.pairs), paired.paired_panels),
     "heads": Entry(
-        lambda given: by_layer.head_terms(given.scores), by_layer.terms_by_layer, "table"
+        lambda sources: by_layer.head_terms(sources.scores), by_layer.terms_by_layer, "table"
     ),
     "coupling": Entry(
-        lambda given: by_layer.coupling_rows(given.blocks), by_layer.coupling_by_layer, "blocks"
+        lambda sources: by_layer.coupling_rows(sources.blocks), by_layer.coupling_by_layer, "blocks"
     ),
     "distances": Entry(
-        lambda given: by_layer.distance_rows(given.scores), by_layer.distances_by_layer
+        lambda sources: by_layer.distance_rows(sources.scores), by_layer.distances_by_layer
     ),
 }
 
@@ -99,7 +101,7 @@ WITH_LEVEL = "dose"
 
 
 def numbers(name: str, sources: Sources) -> pl.DataFrame:
-    """The numbers that a figure shows.
+    """Return the numbers that a figure shows.
 
     Raises
     ------

@@ -45,7 +45,7 @@ SHOWN = {
     "new_symmetry": "symmetry of what is new",
     "directionality_excess": "directionality (excess)",
 }
-# Intervals of fewer seeds are so wide that nothing else could be seen beside them.
+# Intervals of fewer seeds are too wide: they would hide everything else.
 ENOUGH = 3
 ATTENTION = {"encoder": "full", "decoder": "causal"}
 # Color says how tokens attend, the line what loss is trained on, the marker what the parent was.
@@ -79,7 +79,7 @@ def convert_rows(runs: Sequence[Run]) -> pl.DataFrame:
 
 
 def _rows_of(run: Run) -> pl.DataFrame:
-    """The scores of one run's checkpoints."""
+    """Return the scores of one run's checkpoints."""
     from wqk.model import open as open_model
 
     if not run.checkpoints or run.checkpoints[0][0] != 0:
@@ -95,16 +95,16 @@ def _rows_of(run: Run) -> pl.DataFrame:
         first = first or model
         for block, start in zip(model, first, strict=True):
             form = block.form
-            found = {
+            scores = {
                 "symmetry": float(form.symmetry),
                 "directionality_excess": float(form.directionality_excess),
             }
-            found |= _change(start.form, form) if step else {}
-            rows.append({"step": step, "layer": block.layer, **found})
+            scores |= _change(start.form, form) if step else {}
+            rows.append({"step": step, "layer": block.layer, **scores})
     layers = pl.DataFrame(rows, schema={name: SCHEMA[name] for name in ("step", "layer", *SCORES)})
     means = layers.group_by("step").agg(pl.col(SCORES).mean())
     recipe = run.recipe
-    both = pl.concat([layers, means], how="diagonal").with_columns(
+    rows_and_means = pl.concat([layers, means], how="diagonal").with_columns(
         run=pl.lit(run.name),
         seed=pl.lit(recipe["seed"]),
         corpus=pl.lit(run.corpus["folder"].rstrip("/").rpartition("/")[2]),
@@ -113,7 +113,7 @@ def _rows_of(run: Run) -> pl.DataFrame:
         attention=pl.lit(ATTENTION[recipe["mode"]]),
         held_out_loss=pl.col("step").replace_strict(held_out, default=None),
     )
-    return both.select(pl.col(name).cast(kind) for name, kind in SCHEMA.items())
+    return rows_and_means.select(pl.col(name).cast(kind) for name, kind in SCHEMA.items())
 
 
 def _change(before: BilinearForm, after: BilinearForm) -> dict[str, float]:
@@ -133,7 +133,7 @@ def _change(before: BilinearForm, after: BilinearForm) -> dict[str, float]:
 
 
 def _origin(parent: Mapping[str, Any]) -> str:
-    """What a run was before: ``decoder``, or, of one that was converted, ``decoder, encoder``."""
+    """Name the state before a run: ``decoder``, or ``decoder, encoder`` after a conversion."""
     before = parent.get("parent")
     return f"{_origin(before['recipe'])}, {parent['mode']}" if before else str(parent["mode"])
 
@@ -147,17 +147,17 @@ def over_seeds(rows: pl.DataFrame, quantities: Sequence[str] = tuple(SHOWN)) -> 
     from wqk_lab.runs.seeds import paired
 
     keys = ["corpus", *CONDITION, "step", "layer"]
-    found: list[dict[str, Any]] = []
+    summaries: list[dict[str, Any]] = []
     long = rows.unpivot([*quantities], index=[*keys, "seed"], variable_name="quantity").drop_nulls(
         "value"
     )
     for key, group in long.group_by([*keys, "quantity"], maintain_order=True):
         result = paired(group["value"].to_list())
-        found.append(
+        summaries.append(
             dict(zip([*keys, "quantity"], key, strict=True))
             | {"value": result.mean, "low": result.low, "high": result.high, "seeds": result.count}
         )
-    return pl.DataFrame(found, schema_overrides={"low": pl.Float64(), "high": pl.Float64()})
+    return pl.DataFrame(summaries, schema_overrides={"low": pl.Float64(), "high": pl.Float64()})
 
 
 @style()
@@ -206,7 +206,12 @@ def _draw(axis: Axes, curves: pl.DataFrame, condition: tuple[str, ...]) -> None:
     }
     label = f"{origin.replace(', ', ' → ')}: {loss} loss, {attention} attention"
     axis.plot(curve["step"], curve["value"], label=label, **look)
-    known = curve.filter(pl.col("seeds") >= ENOUGH)
+    well_known = curve.filter(pl.col("seeds") >= ENOUGH)
     axis.fill_between(
-        known["step"], known["low"], known["high"], color=color, alpha=0.1, linewidth=0
+        well_known["step"],
+        well_known["low"],
+        well_known["high"],
+        color=color,
+        alpha=0.1,
+        linewidth=0,
     )

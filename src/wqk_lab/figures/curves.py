@@ -43,7 +43,7 @@ def score_curves(runs: Sequence[Run], of: Literal["scores", "updates"] = "scores
 
 
 def loss_curves(runs: Sequence[Run]) -> pl.DataFrame:
-    """The held-out loss along runs of one cell, in nats per token.
+    """Return the held-out loss along runs of one cell, in nats per token.
 
     Raises
     ------
@@ -59,14 +59,14 @@ def loss_differences(runs: Sequence[Run], baseline: Sequence[Run]) -> pl.DataFra
 
     Empty if no seed has both.
     """
-    others = {run.recipe.get("seed"): held_out_losses(run) for run in baseline}
+    baseline_losses = {run.recipe.get("seed"): held_out_losses(run) for run in baseline}
     return over_seeds(
         [
             held_out_losses(run)
-            .join(others[seed].select("step", other="value"), on="step")
+            .join(baseline_losses[seed].select("step", other="value"), on="step")
             .select("step", pl.col("value") - pl.col("other"), quantity=pl.lit("loss_difference"))
             for run in runs
-            if (seed := run.recipe.get("seed")) in others
+            if (seed := run.recipe.get("seed")) in baseline_losses
         ]
     )
 
@@ -79,7 +79,7 @@ def of_cells(curves: Mapping[str, pl.DataFrame], name: str) -> pl.DataFrame:
 
 
 def layer_curves(table: ScoreTable) -> pl.DataFrame:
-    """The curves of one run's plain self-attention, by layer and over layers."""
+    """Return the curves of one run's plain self-attention, by layer and over layers."""
     return from_layers(plain_layers(table).frame)
 
 
@@ -107,7 +107,7 @@ def from_layers(scores: pl.DataFrame) -> pl.DataFrame:
 
 
 def held_out_losses(run: Run) -> pl.DataFrame:
-    """The curve of one run's held-out losses."""
+    """Return the curve of one run's held-out losses."""
     return run.metrics.select(
         "step", quantity=pl.lit("held_out_loss"), value="held_out_loss"
     ).drop_nulls("value")
@@ -132,8 +132,8 @@ def over_seeds(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
     )
 
 
-def _not_empty(curves: pl.DataFrame, runs: Sequence[Run], what: str) -> pl.DataFrame:
+def _not_empty(curves: pl.DataFrame, runs: Sequence[Run], contents: str) -> pl.DataFrame:
     if curves.is_empty():
         names = ", ".join(run.name for run in runs)
-        raise RunError(f"{names}: no step has {what} in all of these runs")
+        raise RunError(f"{names}: no step has {contents} in all of these runs")
     return curves

@@ -70,16 +70,16 @@ def dose_rows(runs: Sequence[Run], level: float | None = None) -> pl.DataFrame:
                 rows.append(("norm_ratio", start, norm, seed, step, held_out[0], level, below))
             if not (cell.shared.get("init_norm") or cell.shared.get("init_head_norm")):
                 rows.append(("value_ratio", start, value, seed, step, held_out[0], level, below))
-    found = pl.DataFrame(rows, schema=SCHEMA, orient="row")
+    frame = pl.DataFrame(rows, schema=SCHEMA, orient="row")
     factor = pl.col("factor")
     several = factor.max() > (1 + UNCHANGED) * factor.min()
-    found = found.filter(several.over("scale", "start"))
-    if found.is_empty():
+    frame = frame.filter(several.over("scale", "start"))
+    if frame.is_empty():
         raise RunError(
             "dose needs a start at two scales: wqk lab train --init symmetric --init-norm 2, or "
             "--init-values 2, beside one without"
         )
-    return found
+    return frame
 
 
 @style()
@@ -141,7 +141,7 @@ def _draw(axis: Axes, rows: pl.DataFrame, quantity: str, looks: Mapping[str, Any
 
 
 def _factor(run: Run, scale: str) -> float:
-    """The median over layers of a ratio in the report of the run's start."""
+    """Return the median over layers of a ratio in the report of the run's start."""
     report = run.settings.get("initialization") or [{}]
     ratios = [layer.get(scale) for layer in report]
     if None in ratios:

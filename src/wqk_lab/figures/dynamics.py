@@ -46,8 +46,8 @@ def pair_curves(runs: Sequence[Run], figure: str) -> pl.DataFrame:
         )
     if followed:
         return _curves([ModeGroup("", {cell.mode: cell for cell in cells(runs)})])
-    found = pairs(runs, figure)
-    return _curves([one(found, figure, "s3 or s4")] if figure == "fig3" else found)
+    curve_pairs = pairs(runs, figure)
+    return _curves([one(curve_pairs, figure, "s3 or s4")] if figure == "fig3" else curve_pairs)
 
 
 def update_curves(runs: Sequence[Run]) -> pl.DataFrame:
@@ -94,8 +94,8 @@ def medians_by_comparison(curves: pl.DataFrame) -> Figure:
             for axis, group in zip(column, groups, strict=True)
         ]
         # The column shares one scale, which is final once all of it is drawn.
-        for axis, some in zip(column, ends, strict=True):
-            finish_row([axis], LABELS[score], [some])
+        for axis, ends_of_axis in zip(column, ends, strict=True):
+            finish_row([axis], LABELS[score], [ends_of_axis])
     for axis, group in zip(axes[:, 0], groups, strict=True):
         axis.set_title(group["comparison"][0])
     lettered(axes[0], "ab")

@@ -68,7 +68,7 @@ QUERIES_AND_KEYS_ALONE = 0.9
 
 
 def model_rows(figure: str, table: ScoreTable | None = None) -> pl.DataFrame:
-    """The rows behind ``fig2`` (language), ``s1`` (vision, audio) or ``s2`` (encoder-decoder).
+    """Return the rows of ``fig2`` (language), ``s1`` (vision, audio) or ``s2`` (both stacks).
 
     Every sound published model once, every published artifact, then own scores at their last step.
     Own models are shown in the figure whose set they belong to; those of no set in ``s2`` if they
@@ -86,30 +86,31 @@ def model_rows(figure: str, table: ScoreTable | None = None) -> pl.DataFrame:
     >>> rows.group_by("stack", "sound").len().sort("stack", "sound").rows()
     [('decoder', False, 28), ('decoder', True, 21), ('encoder', False, 4), ('encoder', True, 21)]
     """
-    own = _own_rows(table)
-    if table is not None and len(table) and own.is_empty():
+    own_rows = _own_rows(table)
+    if table is not None and len(table) and own_rows.is_empty():
         raise TableError(
             f"{figure} places models by their size; of what was given it knows none: these are "
             "checkpoints of queries and keys alone, no encoders or decoders, or other forms"
         )
-    return pl.concat(
-        rows.filter([_belongs(figure, row, rows) for row in rows.iter_rows(named=True)])
-        for rows in (_published_rows(), own)
-    )
+    frames = []
+    for rows in (_published_rows(), own_rows):
+        belongs = [_belongs(figure, row, rows) for row in rows.iter_rows(named=True)]
+        frames.append(rows.filter(belongs))
+    return pl.concat(frames)
 
 
 def left_out(table: ScoreTable | None) -> list[str]:
-    """The checkpoints of a table that no figure places by their size."""
+    """Return the checkpoints of a table that no figure places by their size."""
     placed = set(_own_rows(table)["model"])
     if table is None:
         return []
-    found = summarize(latest(table))["model"].unique(maintain_order=True)
-    return [name for name in found if name not in placed]
+    models = summarize(latest(table))["model"].unique(maintain_order=True)
+    return [name for name in models if name not in placed]
 
 
 @style()
 def by_size(rows: pl.DataFrame, matrices: Mapping[str, MatrixImage] | None = None) -> Figure:
-    """Draw medians and quartiles of `model_rows` against parameters, beside up to two matrices."""
+    """Draw medians and quartiles of `model_rows` against parameters, next to up to two matrices."""
     # The reason for a hollow marker; null where the row is sound.
     flagged = [pl.when(pl.col("flags").list.contains(flag)).then(pl.lit(flag)) for flag in HOLLOW]
     rows = rows.with_columns(reason=pl.coalesce(flagged))
@@ -128,8 +129,8 @@ def by_size(rows: pl.DataFrame, matrices: Mapping[str, MatrixImage] | None = Non
         cell = grid[index, 1] if len(matrices) > 1 else grid[:, 1]
         draw_form(figure, cell, image, title, "cd"[index])
     figure.legend(handles=_handles(rows), loc="outside lower center", ncols=3)
-    for axis, some in labels.items():
-        separate_labels(axis, some)
+    for axis, labels_of_axis in labels.items():
+        separate_labels(axis, labels_of_axis)
     return figure
 
 
@@ -166,31 +167,31 @@ def _whole_models(table: ScoreTable) -> ScoreTable:
 
 
 def _belongs(figure: str, row: Mapping[str, Any], rows: pl.DataFrame) -> bool:
-    """Whether a figure shows one of these rows."""
+    """Return whether a figure contains one of these rows."""
     name = last_part(row["model"]).lower()
-    sets = [some for some in model_sets() if name in _names(some)]
+    sets = [set_name for set_name in model_sets() if name in _names(set_name)]
     stacks = rows.filter(model=row["model"])["stack"].n_unique()
     if SETS["s2"][0] in sets or (not sets and stacks > 1):
         return figure == "s2"
-    return figure != "s2" and (not sets or any(some in sets for some in SETS[figure]))
+    return figure != "s2" and (not sets or any(set_name in sets for set_name in SETS[figure]))
 
 
 @cache
-def _names(some: str) -> set[str]:
-    """The names of a set's models, without their owners."""
-    return {last_part(model).lower() for model in model_set(some)}
+def _names(set_name: str) -> set[str]:
+    """Return the names of a set's models, without their owners."""
+    return {last_part(model).lower() for model in model_set(set_name)}
 
 
 def _draw_models(axis: Axes, rows: pl.DataFrame, score: str) -> list[Annotation]:
     """Draw markers with quartiles; return the labels of some of them."""
     from matplotlib.patheffects import withStroke
 
-    own = rows.filter(source="own")
+    own_rows = rows.filter(source="own")
     for row in rows.iter_rows(named=True):
         error = [[max(row[f"{score}_{side}"], 0)] for side in ("below", "above")]
-        look = _look(row, faint=bool(own.height)) | {"linestyle": "", "elinewidth": 0.7}
+        look = _look(row, faint=bool(own_rows.height)) | {"linestyle": "", "elinewidth": 0.7}
         axis.errorbar(row["parameters"], row[score], error, **look)
-    labeled = own if 0 < own.height <= LABELED else _extremes(rows.filter("sound"), score)
+    labeled = own_rows if 0 < own_rows.height <= LABELED else _extremes(rows.filter("sound"), score)
     labels = [
         axis.annotate(
             row["name"],
@@ -210,7 +211,7 @@ def _draw_models(axis: Axes, rows: pl.DataFrame, score: str) -> list[Annotation]
 
 
 def _extremes(rows: pl.DataFrame, score: str) -> pl.DataFrame:
-    """Of each stack, the models with the lowest and the highest score, and the largest."""
+    """Return the models of each stack with the lowest and highest score, and the largest."""
     chosen = [
         pl.concat([stack.sort(score)[[0, -1]], stack.sort("parameters")[-1:]])
         for stack in rows.partition_by("stack")
@@ -220,7 +221,7 @@ def _extremes(rows: pl.DataFrame, score: str) -> pl.DataFrame:
 
 
 def _look(row: Mapping[str, Any], faint: bool) -> dict[str, Any]:
-    """The marker of a row; ``faint`` if it is published and shown next to own rows."""
+    """Return the marker of a row; ``faint`` if it is published and shown next to own rows."""
     if row["reason"]:
         return {
             "marker": HOLLOW[row["reason"]],
@@ -231,15 +232,15 @@ def _look(row: Mapping[str, Any], faint: bool) -> dict[str, Any]:
             "alpha": 0.6,
             "zorder": 1,
         }
-    own = row["source"] == "own"
+    is_own = row["source"] == "own"
     return {
         "marker": MARKERS[row["stack"]],
         "color": COLORS[row["stack"]],
-        "mec": "black" if own else "white",
-        "mew": 0.7 if own else 0.4,
-        "ms": 6.0 if own else 4.5,
-        "alpha": 0.45 if faint and not own else 1.0,
-        "zorder": 4 if own else 3,
+        "mec": "black" if is_own else "white",
+        "mew": 0.7 if is_own else 0.4,
+        "ms": 6.0 if is_own else 4.5,
+        "alpha": 0.45 if faint and not is_own else 1.0,
+        "zorder": 4 if is_own else 3,
     }
 
 

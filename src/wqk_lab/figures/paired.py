@@ -107,16 +107,16 @@ class PairTest:
     detectable: float | None
 
     def __str__(self) -> str:
-        what = f"{self.relation}, {LABELS[self.quantity]}"
+        subject = f"{self.relation}, {LABELS[self.quantity]}"
         if self.p is None or self.corrected is None or self.p_recipes is None:
-            return f"{what}: not measured"
+            return f"{subject}: not measured"
         power = (
             f"a shift of {self.detectable:.2g} would have been found with a power of 80 %"
             if self.detectable is not None
             else "too few pairs for any shift to be found after the correction"
         )
         return (
-            f"{what}: {self.median:+.3g} in the median of {self.pairs} pairs, {self.agree} as "
+            f"{subject}: {self.median:+.3g} in the median of {self.pairs} pairs, {self.agree} as "
             f"predicted, p = {self.p:.2g} ({self.corrected:.2g} corrected for {len(TESTED)} "
             f"tests); of {self.recipes} recipes, p = {self.p_recipes:.2g}; {power}"
         )
@@ -133,12 +133,12 @@ def pair_rows(survey: PairSurvey | None) -> pl.DataFrame:
     if survey is None:
         raise RunError("pairs needs the folder of a survey of pairs: wqk lab pairs --out DIR")
     frames = [_rows(pair, survey) for pair in survey.pairs if pair.title not in survey.problems]
-    found = pl.concat([pl.DataFrame(schema=SCHEMA), *frames])
-    if found.is_empty():
+    table = pl.concat([pl.DataFrame(schema=SCHEMA), *frames])
+    if table.is_empty():
         raise RunError(
             f"no pair was read: {next(iter(survey.problems.values()), 'the survey has none')}"
         )
-    return found
+    return table
 
 
 def _rows(pair: Pair, survey: PairSurvey) -> pl.DataFrame:
@@ -193,8 +193,10 @@ def pair_values(rows: pl.DataFrame, relation: str, quantity: str) -> pl.DataFram
     if quantity == "update_symmetry_excess":
         of_layers = of_layers.filter(pl.col("expected") == 1)
     signed = (pl.col(quantity).median() * pl.col("expected").first()).alias("value")
-    found = of_layers.group_by("pair", maintain_order=True).agg(pl.col("recipe").first(), signed)
-    return found.drop_nulls("value").filter(pl.col("value").is_finite())
+    values_by_pair = of_layers.group_by("pair", maintain_order=True).agg(
+        pl.col("recipe").first(), signed
+    )
+    return values_by_pair.drop_nulls("value").filter(pl.col("value").is_finite())
 
 
 def pair_tests(rows: pl.DataFrame) -> tuple[PairTest, ...]:
@@ -215,9 +217,9 @@ def pair_tests(rows: pl.DataFrame) -> tuple[PairTest, ...]:
 
 def _tested(rows: pl.DataFrame, relation: str, quantity: str) -> PairTest:
     """One prediction, not yet corrected."""
-    found = pair_values(rows, relation, quantity)
-    values = found["value"].to_numpy()
-    means = found.group_by("recipe").agg(pl.col("value").mean())["value"].to_numpy()
+    values_by_pair = pair_values(rows, relation, quantity)
+    values = values_by_pair["value"].to_numpy()
+    means = values_by_pair.group_by("recipe").agg(pl.col("value").mean())["value"].to_numpy()
     return PairTest(
         relation,
         quantity,
@@ -242,7 +244,7 @@ def _chance(values: np.ndarray) -> float | None:
 
 
 def detectable_shift(values: np.ndarray, level: float = LEVEL / len(TESTED)) -> float | None:
-    """The shift that a signed-rank test of so many values would find, with a power of 80 %.
+    """Return the shift that a signed-rank test of ``count`` values finds with a power of 80 %.
 
     For normal values with the spread of these, as of Student's t with the test's efficiency of 3/π;
     None if even the largest shift could not reach the level, as n values can give p = 2⁻ⁿ at best.
@@ -262,20 +264,24 @@ def detectable_shift(values: np.ndarray, level: float = LEVEL / len(TESTED)) -> 
 
 
 def sentences(survey: PairSurvey, rows: pl.DataFrame) -> Iterator[str]:
-    """What was found, what the controls say, and what could not be read."""
+    """Yield sentences on the tests, on the controls, and on pairs that could not be read."""
     yield from map(str, pair_tests(rows))
-    for relation, what in (("contrast", "nothing predicted"), ("control", "must be exactly 0")):
+    for relation, prediction in (
+        ("contrast", "nothing predicted"),
+        ("control", "must be exactly 0"),
+    ):
         layers = rows.filter(pl.col("head").is_null(), pl.col("relation") == relation)
-        for (pair,), own in layers.group_by("pair", maintain_order=True):
-            symmetry, steps = (own[name].to_numpy() for name in ("symmetry", "moved"))
+        for (pair,), layers_of_pair in layers.group_by("pair", maintain_order=True):
+            symmetry, steps = (layers_of_pair[name].to_numpy() for name in ("symmetry", "moved"))
             change, moved, median = abs(symmetry).max(), steps.max(), np.median(symmetry)
             wrong = relation == "control" and (change, moved) != (0.0, 0.0)
-            yield (
-                f"{relation} ({what}): {pair}: symmetry changed by {median:+.2g} in the median "
-                f"layer, by {change:.2g} at most; the forms moved by {moved:.2g} of their norm at "
-                "most" + ("; IT MOVED" if wrong else "")
+            sentence = (
+                f"{relation} ({prediction}): {pair}: symmetry changed by {median:+.2g} in the "
+                f"median layer, by {change:.2g} at most; the forms moved by {moved:.2g} of their "
+                "norm at most"
             )
-    yield from (f"skipped: {title}: {why}" for title, why in survey.problems.items())
+            yield f"{sentence}; IT MOVED" if wrong else sentence
+    yield from (f"skipped: {title}: {reason}" for title, reason in survey.problems.items())
 
 
 @style()
@@ -287,18 +293,18 @@ def paired_panels(rows: pl.DataFrame) -> Figure:
     lettered(grid.flat, "abcd")
     for axis, quantity in zip(grid.flat, LABELS, strict=True):
         finish_row([axis], LABELS[quantity])
-        for (pair,), own in layers.group_by("pair", maintain_order=True):
+        for (pair,), layers_of_pair in layers.group_by("pair", maintain_order=True):
             del pair
-            relation = own["relation"][0]
-            known = own.drop_nulls(quantity)
+            relation = layers_of_pair["relation"][0]
+            measured = layers_of_pair.drop_nulls(quantity)
             axis.plot(
-                known["depth"],
-                known[quantity],
+                measured["depth"],
+                measured[quantity],
                 color=COLORS[relation],
                 linewidth=0.8,
                 alpha=0.7,
-                linestyle="--" if own["expected"][0] == -1 else "-",
-                marker="." if known.height == 1 else "",
+                linestyle="--" if layers_of_pair["expected"][0] == -1 else "-",
+                marker="." if measured.height == 1 else "",
             )
         axis.set_xlabel("depth (0: first layer, 1: last)")
         axis.set_xlim(-0.02, 1.02)
@@ -309,14 +315,14 @@ def paired_panels(rows: pl.DataFrame) -> Figure:
     grid[1, 1].legend(loc="lower right")
     tests = pair_tests(rows)
     for axis, quantity in zip(grid.flat, LABELS, strict=True):
-        said = "; ".join(
+        remark = "; ".join(
             f"{test.relation}: not measured"
             if test.corrected is None
             else f"{test.relation}: {test.agree} of {test.pairs}, p {test.corrected:.2g}"
             for test in tests
             if test.quantity == quantity
         )
-        axis.set_title(said, fontsize=6.5, fontweight="normal", loc="left")
+        axis.set_title(remark, fontsize=6.5, fontweight="normal", loc="left")
     note(
         figure,
         "One line for each pair; dashed: made causal, with the opposite prediction. Dots: heads. "

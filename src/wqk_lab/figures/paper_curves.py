@@ -63,6 +63,6 @@ def published_starts() -> pl.DataFrame:
 
 
 def _score_curves(**run: str) -> pl.DataFrame:
-    """The curves of one run, by layer and over layers."""
+    """Return the curves of one run, by layer and over layers."""
     scores = published_training().filter(**run)
     return over_seeds([from_layers(scores.rename({"directionality": "directionality_excess"}))])

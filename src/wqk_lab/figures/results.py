@@ -46,15 +46,15 @@ def table_text(name: Name, sources: Sources, ending: str = ".md") -> str:
     if ending not in TEXTS:
         reason = f"{name} is written as {' or '.join(TEXTS)}"
         raise OutputError(f"{reason}; got the ending {ending!r}", reason=reason)
-    own = training_results(sources.runs) if name == "table1" else sources.scores
-    if not own and (sources.runs or sources.table or sources.blocks):
+    own_results = training_results(sources.runs) if name == "table1" else sources.scores
+    if not own_results and (sources.runs or sources.table or sources.blocks):
         needed = "training runs" if name == "table1" else "scores (wqk survey, wqk scan --out)"
         raise TableError(f"{name} takes {needed} next to the published values; got none")
-    return paper_table(name, TEXTS[ending], own or None)
+    return paper_table(name, TEXTS[ending], own_results or None)
 
 
 def training_results(runs: Sequence[Run]) -> list[TrainingResult]:
-    """Encoders' held-out loss at their last step, and their speed-up, by size, corpus and start.
+    """Return encoders' loss and speed-up at their last step, by size, corpus and start.
 
     Speed-ups are over the random start of the same recipe, if there is one
     (`wqk_lab.runs.speedup`).
@@ -74,13 +74,13 @@ def training_results(runs: Sequence[Run]) -> list[TrainingResult]:
     for cell in grouped:
         result = _result(cell, next((c for c in grouped if _is_baseline(c, cell)), None))
         name = (result.size, result.dataset, result.initialization)
-        if other := named.get(name):
-            fields = dict.fromkeys([*other.shared, *cell.shared])
-            differing = [f for f in fields if other.shared.get(f) != cell.shared.get(f)]
+        if namesake := named.get(name):
+            fields = dict.fromkeys([*namesake.shared, *cell.shared])
+            differing = [f for f in fields if namesake.shared.get(f) != cell.shared.get(f)]
             raise RunError(
                 f"table1: {', '.join(name)} are two cells, {cell.runs[0].folder} and "
-                f"{other.runs[0].folder}, which differ in {', '.join(differing)}; give the runs of "
-                "one"
+                f"{namesake.runs[0].folder}, which differ in {', '.join(differing)}; give the runs "
+                "of one"
             )
         named[name] = cell
         results.append(result)
@@ -88,8 +88,11 @@ def training_results(runs: Sequence[Run]) -> list[TrainingResult]:
 
 
 def _is_baseline(baseline: Cell, cell: Cell) -> bool:
-    """Whether a cell starts at random, and another differs in the start but shares a seed."""
-    seeds = ({run.recipe.get("seed") for run in some.runs} for some in (baseline, cell))
+    """Return whether a cell starts at random, and differs from another only in the start.
+
+    The two cells share a seed at least.
+    """
+    seeds = ({run.recipe.get("seed") for run in compared.runs} for compared in (baseline, cell))
     return (
         baseline is not cell
         and baseline.start == "random"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import cycle
+from itertools import chain, cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,7 +45,7 @@ SETTLED = 0.1
 
 
 def start_curves(runs: Sequence[Run]) -> pl.DataFrame:
-    """The curves of Figure S5: held-out loss and symmetry from different initializations.
+    """Return the curves of Figure S5: held-out loss and symmetry from different initializations.
 
     Columns are ``start`` and those of `wqk_lab.figures.curves`.
 
@@ -73,13 +73,14 @@ def losses_by_start(runs: Sequence[Run]) -> pl.DataFrame:
         The runs have fewer than two initializations, or some have no losses.
     """
     cells = starts(runs, "losses", penalties=True)
-    baseline, *others = (cell.runs for cell in cells.values())
+    baseline, *other_starts = (cell.runs for cell in cells.values())
     seeds = {run.recipe.get("seed") for run in baseline}
-    shared = seeds & {run.recipe.get("seed") for some in others for run in some} or seeds
+    other_runs = chain.from_iterable(other_starts)
+    shared = seeds & {run.recipe.get("seed") for run in other_runs} or seeds
 
-    def curves(some: Sequence[Run]) -> pl.DataFrame:
+    def curves(runs: Sequence[Run]) -> pl.DataFrame:
         # Both panels show the same runs: those whose seed the baseline has, too.
-        paired = [run for run in some if run.recipe.get("seed") in shared] or some
+        paired = [run for run in runs if run.recipe.get("seed") in shared] or runs
         return pl.concat([loss_curves(paired), loss_differences(paired, baseline)])
 
     return of_cells({start: curves(cell.runs) for start, cell in cells.items()}, "start")
@@ -178,8 +179,8 @@ def _from_settled(axis: Axes, curves: pl.DataFrame) -> None:
 
 
 def looks_of(curves: pl.DataFrame) -> dict[str, dict[str, Any]]:
-    """A style for every initialization, the same in all figures."""
+    """Return a style for every initialization, the same in all figures."""
     names = curves["start"].unique(maintain_order=True)
-    known = {name: look for name, look in LOOKS.items() if name in names}
-    others = (name for name in names if name not in LOOKS)
-    return known | dict(zip(others, cycle(OTHERS), strict=False))
+    declared = {name: look for name, look in LOOKS.items() if name in names}
+    undeclared = (name for name in names if name not in LOOKS)
+    return declared | dict(zip(undeclared, cycle(OTHERS), strict=False))

@@ -1,4 +1,4 @@
-"""Which side of updates has the heavier tail, layer by layer, and what changes that."""
+"""Tails of updates by layer: the heavier side, and changes that remove the difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paper's statements as computations, each beside the assumption it rests on."""
+"""The paper's statements as computations, each next to its assumption."""
 
 import lazy_loader
 

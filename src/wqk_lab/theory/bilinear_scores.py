@@ -26,8 +26,8 @@ def form_error(use: LayerGradient) -> float:
     """Largest difference of x_i W_h x_jᵀ, with W_h built, from q_i · k_j, over the largest."""
     plain, heads = plain_scores(use), use.attention.groups
     dense = heads.dense().reshape(-1, *heads.widths)
-    found = use.query_input[:, None] @ dense @ use.key_input[:, None].swapaxes(-1, -2)
-    return ratio(np.abs(found - plain).max(), np.abs(plain).max())
+    from_dense = use.query_input[:, None] @ dense @ use.key_input[:, None].swapaxes(-1, -2)
+    return ratio(np.abs(from_dense - plain).max(), np.abs(plain).max())
 
 
 def attention_error(use: LayerGradient) -> float:
@@ -38,8 +38,8 @@ def attention_error(use: LayerGradient) -> float:
     plan, shares = use.attention.plan, use.probabilities
     if plan.position or plan.sinks:
         return float("nan")
-    whole = use.attention.logits(use.query_input, use.key_input)
-    weights = np.where(shares > 0, np.exp(whole - whole.max(axis=-1, keepdims=True)), 0)
+    logits = use.attention.logits(use.query_input, use.key_input)
+    weights = np.where(shares > 0, np.exp(logits - logits.max(axis=-1, keepdims=True)), 0)
     return float(np.abs(weights / weights.sum(axis=-1, keepdims=True) - shares).max())
 
 
@@ -61,15 +61,15 @@ def mixing_error(use: LayerGradient, values: Factor | None) -> float:
     """
     if values is None or use.mixed is None or use.value_input is None:
         return float("nan")
-    each, shares = values.vectors(use.value_input), use.probabilities
-    each = each.repeat(shares.shape[1] // each.shape[1], axis=1)
-    expected = (shares @ each).swapaxes(1, 2)
-    given = use.mixed.reshape(expected.shape)
-    return ratio(np.abs(expected - given).max(), np.abs(given).max())
+    values_of_heads, shares = values.vectors(use.value_input), use.probabilities
+    values_of_heads = values_of_heads.repeat(shares.shape[1] // values_of_heads.shape[1], axis=1)
+    expected = (shares @ values_of_heads).swapaxes(1, 2)
+    mixed = use.mixed.reshape(expected.shape)
+    return ratio(np.abs(expected - mixed).max(), np.abs(mixed).max())
 
 
 def same_order(use: LayerGradient, *, layer: bool = False) -> float:
-    """Share of the pairs of keys that a form orders as attention does (S15).
+    """Return the share of the pairs of keys that a form orders as attention does (S15).
 
     Each head's form is compared with its own attention; with ``layer``, the layer's form, Σ_h W_h,
     with the heads' mean attention.
@@ -78,10 +78,12 @@ def same_order(use: LayerGradient, *, layer: bool = False) -> float:
     if layer:
         scores, shares = (a.mean(axis=1, keepdims=True) for a in (scores, shares))
     random = np.random.default_rng(0)
-    one, other = random.integers(0, scores.shape[-1], (2, PAIRS))
-    products = (shares[..., one] - shares[..., other]) * (scores[..., one] - scores[..., other])
+    first_key, second_key = random.integers(0, scores.shape[-1], (2, PAIRS))
+    products = (shares[..., first_key] - shares[..., second_key]) * (
+        scores[..., first_key] - scores[..., second_key]
+    )
     visible = use.probabilities[:, : shares.shape[1]] > 0
-    counted = visible[..., one] & visible[..., other] & (products != 0)
+    counted = visible[..., first_key] & visible[..., second_key] & (products != 0)
     return float((products > 0).sum(where=counted) / max(counted.sum(), 1))
 
 

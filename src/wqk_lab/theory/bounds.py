@@ -87,9 +87,9 @@ def shares_of_parts(form: BilinearForm) -> tuple[float, float]:
     >>> shares_of_parts(BilinearForm(np.eye(2), np.eye(2)))
     (1.0, 0.0)
     """
-    whole = float(form.norm) ** 2
+    square_norm = float(form.norm) ** 2
     parts = form.symmetric_part, form.skew_part
-    symmetric, skew = (ratio(float(part.norm) ** 2, whole) for part in parts)
+    symmetric, skew = (ratio(float(part.norm) ** 2, square_norm) for part in parts)
     return symmetric, skew
 
 

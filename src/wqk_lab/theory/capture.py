@@ -1,4 +1,4 @@
-"""What a running model's attention is given and gives, in a pass that gradients flow through.
+"""Inputs and outputs of a running model's attention, in a pass that gradients flow through.
 
 Attention runs as plain matrix products (``eager``) and reports its probabilities: the very tensor
 that is multiplied with the values, so that ∂loss/∂α can be computed.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from typing import Any, NamedTuple
 
 from wqk.checkpoints.adapters import module_of
@@ -86,8 +87,9 @@ def _plain_implementations(model: Any) -> Iterator[None]:
     """Let all parts run attention that reports its probabilities, and experts of any precision."""
     names = ("_attn_implementation", "_experts_implementation")
     configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
-    before = [(c, name, getattr(c, name, None)) for c in configs.values() for name in names]
-    for config, name, _ in before:
+    before = []
+    for config, name in product(configs.values(), names):
+        before.append((config, name, getattr(config, name, None)))
         setattr(config, name, "eager")
     try:
         yield

@@ -1,4 +1,4 @@
-"""What makes an update directional: the text's order, the mean of the inputs, or their coordinates.
+"""Causes of directional updates: the order of the text, the mean of the inputs, coordinates.
 
 A layer's update Σ_ij β_ij x_i x_jᵀ and the tails of its rows and columns are computed again with
 one thing changed. Every row of β sums to 0, so that the mean of the inputs drops out of the context
@@ -63,7 +63,7 @@ def in_isolation(updates: Sequence[Update], seed: int = 0) -> dict[str, list[Bil
 
 
 def rearranged(subject: Subject) -> dict[str, Subject]:
-    """The subject on its blocks shuffled, and on its blocks reversed.
+    """Return the subject on its blocks shuffled, and on its blocks reversed.
 
     Examples
     --------
@@ -98,7 +98,7 @@ MEASURES: dict[str, Measure] = {"order": _order, "coordinates": _coordinates}
 
 
 def curves(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """The tails of the updates by layer, as they are and with one thing changed, for a figure.
+    """Return the tails of the updates by layer, unchanged and with one change, for a figure.
 
     A layer is its label, the name of its stack included where there are several.
     """
@@ -112,11 +112,11 @@ def curves(findings: Sequence[Finding]) -> list[dict[str, Any]]:
             tables = {"as it is": sample.values}
         for change, values in tables.items():
             for layer, column in zip(sample.layers, values.T, strict=True):
-                one = Estimate.of(Sample(column[:, None], sample.unit))
+                estimate = Estimate.of(Sample(column[:, None], sample.unit))
                 rows[change, layer] = {
                     "change": change,
                     "layer": layer,
-                    "log_variance_ratio": one.value,
-                    "log_variance_ratio_error": one.high - one.value,
+                    "log_variance_ratio": estimate.value,
+                    "log_variance_ratio_error": estimate.high - estimate.value,
                 }
     return list(rows.values())

@@ -1,4 +1,4 @@
-"""How many tokens each token predicts, and how many predict it (paper, Proposition S1.10).
+"""Numbers of tokens that each token predicts, and that predict it (Proposition S1.10).
 
 In a model that reads from left to right, token k of N (from 1) is context to the N − k tokens after
 it and is predicted from the k − 1 before it. In a model that fills in masked tokens, each unmasked
@@ -29,7 +29,7 @@ AT_LEAST = 8
 
 
 class Pieces(NamedTuple):
-    """Where each piece of text starts and stops in the stream of tokens, (P,) each."""
+    """Starts and stops of the pieces of a text in the stream of tokens, (P,) each."""
 
     starts: np.ndarray
     stops: np.ndarray
@@ -108,18 +108,20 @@ def count_pairs(
     edges = np.searchsorted(chunk_of, np.arange(chunks + 1))
     tables = []
     for first, last in pairwise(edges):
-        some = lengths[first:last]
+        piece_lengths = lengths[first:last]
         # How many tokens of its piece stand before each token, and how many after it.
-        before = np.arange(some.sum()) - np.repeat(some.cumsum() - some, some)
-        after = np.repeat(some - 1, some) - before
-        ids = np.asarray(tokens[np.repeat(pieces.starts[first:last], some) + before])
+        before = np.arange(piece_lengths.sum()) - np.repeat(
+            piece_lengths.cumsum() - piece_lengths, piece_lengths
+        )
+        after = np.repeat(piece_lengths - 1, piece_lengths) - before
+        ids = np.asarray(tokens[np.repeat(pieces.starts[first:last], piece_lengths) + before])
         sides = after, before, np.ones(len(ids))
         tables.append([np.bincount(ids, side, vocabulary_size) for side in sides])
     return PairCounts(*np.array(tables).swapaxes(0, 1))
 
 
 def shares_above_one(counts: PairCounts, at_least: int = AT_LEAST) -> dict[str, np.ndarray]:
-    """How much of each chunk is context more often than prediction, (C,) each.
+    """Return the shares of each chunk that are context more often than prediction, (C,).
 
     ``entries``: the share of vocabulary entries with a ratio above 1, which Theorem S1.12 assumes
     to be most; ties count half. ``mass``: the same, weighted by occurrences. Entries that occur
@@ -151,7 +153,7 @@ def shares_above_one(counts: PairCounts, at_least: int = AT_LEAST) -> dict[str, 
 
 
 def own_masks(evidence: Evidence) -> PairCounts:
-    """Counts on the subject's own masks, batch by batch (Equations S77, S78)."""
+    """Count pairs on the subject's own masks, batch by batch (Equations S77, S78)."""
     tables, size = [], evidence.text.vocabulary_size
     for tokens, (_, labels) in zip(
         evidence.subject.blocks, evidence.subject.examples(), strict=True
@@ -166,7 +168,7 @@ def own_masks(evidence: Evidence) -> PairCounts:
 
 
 def _in_total(evidence: Evidence) -> Sample:
-    """μ_c/μ_p − 1 of all entries together, beside the shares of `shares_above_one`."""
+    """Measure μ_c/μ_p − 1 of all entries together, with the shares of `shares_above_one`."""
     counts = own_masks(evidence)
     total = counts.context.sum(axis=1) / counts.prediction.sum(axis=1) - 1
     shares = {name: share[:, None] for name, share in shares_above_one(counts, 1).items()}

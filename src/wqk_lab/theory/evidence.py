@@ -1,4 +1,4 @@
-"""What the statements are measured on: a subject's weights and gradients, each computed once.
+"""Evidence for the statements: a subject's weights and gradients, each computed once.
 
 Axes: B batch, N tokens (i predicted, j context), D width.
 """
@@ -32,7 +32,7 @@ from wqk_lab.theory.subject import Subject
 from wqk_lab.theory.text import Text
 from wqk_lab.theory.verdict import Sample, Statement
 
-Kept = TypeVar("Kept")
+Result = TypeVar("Result")
 
 
 class Update(NamedTuple):
@@ -43,7 +43,7 @@ class Update(NamedTuple):
 
     @classmethod
     def of(cls, layer: LayerGradient) -> Update:
-        """The update that a layer's gradient stands for."""
+        """Return the update that a layer's gradient stands for."""
         return cls(layer.query_input, np.asarray(layer.beta.sum(axis=1)))
 
     @property
@@ -74,18 +74,18 @@ class Evidence:
     subject: Subject
     text: Text
     layers: Collection[int] | None = None
-    _kept: dict[Any, Any] = field(default_factory=dict, repr=False)
+    _results: dict[Any, Any] = field(default_factory=dict, repr=False)
 
-    def once(self, compute: Callable[[Evidence], Kept]) -> Kept:
-        """The result of a function of this evidence, computed on the first call."""
-        if compute not in self._kept:
-            self._kept[compute] = compute(self)
-        kept: Kept = self._kept[compute]
-        return kept
+    def once(self, compute: Callable[[Evidence], Result]) -> Result:
+        """Return the result of a function of this evidence, computed on the first call."""
+        if compute not in self._results:
+            self._results[compute] = compute(self)
+        result: Result = self._results[compute]
+        return result
 
     @cached_property
     def plans(self) -> list[AttentionPlan]:
-        """The attention blocks of the chosen layers."""
+        """Return the attention blocks of the chosen layers."""
         model = open_model(self.subject.model)
         return list((model if self.layers is None else model.select(layers=self.layers)).plans)
 
@@ -96,14 +96,14 @@ class Evidence:
 
     @cached_property
     def values(self) -> dict[str, Factor | None]:
-        """The values' weights of each self-attention layer; None if the family names none."""
+        """Weights of the values of each self-attention layer; None if the family names none."""
         checkpoint = open_checkpoint(self.subject.model)
         plans = [plan for plan in self.plans if plan.kind == "self"]
         return {self.label(plan): load_values(checkpoint, plan) for plan in plans}
 
     @cached_property
     def batches(self) -> list[dict[str, object]]:
-        """The subject's batches, as PyTorch tensors."""
+        """Return the subject's batches, as PyTorch tensors."""
         return list(self.subject.batches())
 
     @cached_property
@@ -124,7 +124,8 @@ class Evidence:
     def updates(self) -> dict[str, list[Update]]:
         """Each layer's updates, one for each batch."""
         return {
-            label: [Update.of(layer) for layer in some] for label, some in self.by_layer.items()
+            label: [Update.of(layer) for layer in gradients_of_layer]
+            for label, gradients_of_layer in self.by_layer.items()
         }
 
     @cached_property
@@ -141,19 +142,19 @@ class Evidence:
 
     @cached_property
     def predicted(self) -> list[np.ndarray]:
-        """Which tokens of each batch are predicted, (B, N)."""
+        """Masks of the predicted tokens of each batch, (B, N)."""
         return [np.asarray(labels != IGNORED) for _, labels in self.subject.examples()]
 
     def label(self, plan: AttentionPlan) -> str:
-        """A layer's name: its number, preceded by its stack where the model has several."""
+        """Return a layer's name: its number, preceded by its stack where the model has several."""
         several = len({p.stack for p in self.plans}) > 1
         return f"{plan.stack} {plan.layer}" if several else str(plan.layer)
 
     def on(self, subject: Subject) -> Evidence:
-        """The same layers of another subject with the same model."""
-        other = Evidence(subject, self.text, self.layers)
-        other.__dict__.update(plans=self.plans, blocks=self.blocks)
-        return other
+        """Return the same layers of another subject with the same model."""
+        evidence = Evidence(subject, self.text, self.layers)
+        evidence.__dict__.update(plans=self.plans, blocks=self.blocks)
+        return evidence
 
     def sample(self, measure: Callable[[LayerGradient, int], Mapping[str, float]]) -> Sample:
         """Measure every layer on every batch, as for `sample_of`.
@@ -173,14 +174,14 @@ Measure = Callable[[Evidence], Sample]
 def of_layers(
     measure: Callable[[LayerGradient], Mapping[str, float]],
 ) -> Measure:
-    """A statement's measure, from that of one layer's gradient on one batch."""
+    """Return a statement's measure, from that of one layer's gradient on one batch."""
     return lambda evidence: evidence.sample(lambda layer, _: measure(layer))
 
 
 def sample_of(
     measured: Mapping[str, Sequence[Mapping[str, float]]], unit: str = "batches"
 ) -> Sample:
-    """A sample from each layer's numbers, unit by unit: first the quantity, then its details.
+    """Make a sample from each layer's numbers, by unit: first the quantity, then its details.
 
     Examples
     --------
@@ -189,15 +190,15 @@ def sample_of(
     ([[1.0, 2.0]], ('0', '1'), [[3.0, 4.0]])
     """
     units = list(zip(*measured.values(), strict=True))
-    quantity, *others = units[0][0]
-    tables = {
-        name: np.array([[n[name] for n in unit] for unit in units]) for name in (quantity, *others)
-    }
+    quantity, *details = units[0][0]
+    tables = {}
+    for name in (quantity, *details):
+        tables[name] = np.array([[numbers[name] for numbers in layers] for layers in units])
     return Sample(tables.pop(quantity), unit, tuple(measured), tables)
 
 
-def inner_product(one: BilinearForm, other: BilinearForm) -> float:
-    """⟨M, N⟩ = Σ_kl M_kl N_kl = tr(M Nᵀ), from the factors of two forms.
+def inner_product(first: BilinearForm, second: BilinearForm) -> float:
+    """Return ⟨M, N⟩ = Σ_kl M_kl N_kl = tr(M Nᵀ), from the factors of two forms.
 
     Examples
     --------
@@ -205,17 +206,17 @@ def inner_product(one: BilinearForm, other: BilinearForm) -> float:
     >>> inner_product(form, form), inner_product(form, form.T), round(cosine(form, form * -2.0), 12)
     (125.0, 121.0, -1.0)
     """
-    return float(((one.query.T @ other.query) * (one.key.T @ other.key)).sum())
+    return float(((first.query.T @ second.query) * (first.key.T @ second.key)).sum())
 
 
-def cosine(one: BilinearForm, other: BilinearForm) -> float:
-    """⟨M, N⟩ / ‖M‖ ‖N‖; NaN if one of them is the zero matrix."""
-    return ratio(inner_product(one, other), float(one.norm * other.norm))
+def cosine(first: BilinearForm, second: BilinearForm) -> float:
+    """Return ⟨M, N⟩ / ‖M‖ ‖N‖; NaN if a form is the zero matrix."""
+    return ratio(inner_product(first, second), float(first.norm * second.norm))
 
 
-def ratio(part: Any, whole: Any) -> float:
-    """One number over another; NaN if that is 0, as in a layer without a gradient."""
-    return float(part / whole) if whole else math.nan
+def ratio(part: Any, total: Any) -> float:
+    """Divide two numbers; NaN if the divisor is 0, as in a layer without a gradient."""
+    return float(part / total) if total else math.nan
 
 
 NOT_FOR = {
@@ -226,7 +227,7 @@ NOT_FOR = {
 
 
 def obstacle(statement: Statement, evidence: Evidence) -> str:
-    """Why a statement cannot be tested on some evidence; empty if it can."""
+    """Return the reason why a statement cannot be tested on some evidence; empty if it can."""
     subject, needs = evidence.subject, statement.needs
     if subject.objective not in statement.objectives:
         return NOT_FOR[subject.objective]
@@ -241,5 +242,5 @@ def obstacle(statement: Statement, evidence: Evidence) -> str:
         lacking = tuple(name for name in lacking if name.startswith(body))
     if not lacking:
         return ""
-    more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
-    return f"rests on tensors that the checkpoint lacks: {min(lacking)}{more}"
+    further = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+    return f"rests on tensors that the checkpoint lacks: {min(lacking)}{further}"

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from wqk_lab.theory.text import Text
 
 # The columns of a Markdown table; a CSV file has those of `line`.
-COLUMNS = ("verdict", "number", "says", "estimate", "prediction", "layers", "why")
+MARKDOWN_COLUMNS = ("verdict", "number", "says", "estimate", "prediction", "layers", "why")
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was found about one state of one model, or about several together.
+    """Findings about one state of one model, or about several states together.
 
     Attributes
     ----------
@@ -74,21 +74,23 @@ class Report:
 
     @property
     def notes(self) -> list[str]:
-        """What to know before trusting a finding."""
+        """Reasons to doubt the findings."""
         lacks = f"the checkpoint lacks {self.missing} tensors; statements on them are not tested"
-        return [self.caveat] * bool(self.caveat) + [lacks] * bool(self.missing)
+        notes = [self.caveat] if self.caveat else []
+        return [*notes, lacks] if self.missing else notes
 
 
 def report(subject: Subject, text: Text, findings: Sequence[Finding]) -> Report:
-    """Findings on a subject and a text, as a report."""
+    """Make a report of the findings on a subject and a text."""
     batches, batch, block = subject.blocks.shape
+    name = subject.name if subject.step is None else f"{subject.name}, step {subject.step}"
     return Report(
-        subject.name + ("" if subject.step is None else f", step {subject.step}"),
-        text.name,
-        subject.objective,
-        batches,
-        batch,
-        block,
+        model=name,
+        text=text.name,
+        objective=subject.objective,
+        batches=batches,
+        batch=batch,
+        block=block,
         mask_share=subject.mask_share if subject.objective == "masked" else None,
         seed=subject.seed,
         caveat=subject.caveat,
@@ -98,7 +100,7 @@ def report(subject: Subject, text: Text, findings: Sequence[Finding]) -> Report:
 
 
 def line(finding: Finding) -> dict[str, Any]:
-    """A finding as a row of a table."""
+    """Return a finding as a row of a table."""
     statement, estimate = finding.statement, finding.estimate
     return {
         "verdict": finding.verdict,
@@ -117,11 +119,11 @@ def line(finding: Finding) -> dict[str, Any]:
 
 
 # Statements named in a result, at most.
-NAMED = 3
+MOST_NAMED = 3
 
 
 def result(report: Report) -> str:
-    """What was found about the model, in one sentence.
+    """Summarize the findings about the model in one sentence.
 
     Examples
     --------
@@ -140,20 +142,20 @@ def result(report: Report) -> str:
     tally = report.tally
     tested = sum(tally[verdict] for verdict in ("holds", "fails", "undecided"))
     if not tested:
-        others = tally["described"] + tally["identity"]
-        beside = f"; {counted(others, 'other')} described or identities" if others else ""
-        return f"None of the statements could be tested on {report.model}{beside}."
+        untested = tally["described"] + tally["identity"]
+        remark = f"; {counted(untested, 'other')} described or identities" if untested else ""
+        return f"None of the statements could be tested on {report.model}{remark}."
 
-    def said(verdict: Verdict, one: str, several: str) -> str:
+    def said(verdict: Verdict, singular: str, plural: str) -> str:
         count = tally[verdict]
-        return f"{count or 'none'} {several if count > 1 else one}"
+        return f"{count or 'none'} {plural if count > 1 else singular}"
 
     failing = dict.fromkeys(
         f"{f.statement.number} ({f.statement.says})"
         for f in report.findings
         if f.verdict == "fails" and f.statement.about_model
     )
-    named = "; ".join([*failing][:NAMED]) + "; …" * (len(failing) > NAMED)
+    named = "; ".join([*failing][:MOST_NAMED]) + "; …" * (len(failing) > MOST_NAMED)
     doubt = f", if the reservation above does not matter ({report.caveat})" if report.caveat else ""
     return (
         f"Of {counted(tested, 'statement')} tested on {report.model}, "
@@ -176,7 +178,7 @@ def save(reports: Sequence[Report], path: Path) -> None:
 
 
 def as_objects(reports: Sequence[Report]) -> dict[str, Any]:
-    """Reports as JSON objects, with every measurement."""
+    """Return reports as JSON objects, with every measurement."""
 
     def numbers(finding: Finding) -> dict[str, Any]:
         return line(finding) | {
@@ -187,8 +189,9 @@ def as_objects(reports: Sequence[Report]) -> dict[str, Any]:
 
     return {
         "reports": [
-            vars(one) | {"tally": one.tally, "findings": [numbers(f) for f in one.findings]}
-            for one in reports
+            vars(model_report)
+            | {"tally": model_report.tally, "findings": [numbers(f) for f in model_report.findings]}
+            for model_report in reports
         ]
     }
 
@@ -200,25 +203,28 @@ def _json(reports: Sequence[Report]) -> str:
 
 def _markdown(reports: Sequence[Report]) -> str:
     lines = []
-    for one in reports:
-        lines += [f"## {one.title}", ""]
-        lines += [f"- {note}" for note in one.notes] + [""] * bool(one.notes)
-        lines += [", ".join(f"{count} {verdict}" for verdict, count in one.tally.items()), ""]
-        sheet = Sheet.of(*COLUMNS, text=COLUMNS)
-        for finding in one.findings:
+    for model_report in reports:
+        lines += [f"## {model_report.title}", ""]
+        if model_report.notes:
+            lines += [*(f"- {note}" for note in model_report.notes), ""]
+        lines += [
+            ", ".join(f"{count} {verdict}" for verdict, count in model_report.tally.items()),
+            "",
+        ]
+        sheet = Sheet.of(*MARKDOWN_COLUMNS, text=MARKDOWN_COLUMNS)
+        for finding in model_report.findings:
             cells = line(finding)
-            sheet.add(*(" ".join(cells[name].split()) for name in COLUMNS))
+            sheet.add(*(" ".join(cells[name].split()) for name in MARKDOWN_COLUMNS))
         lines.append(sheet.markdown())
     return "\n".join(lines)
 
 
 def _csv(reports: Sequence[Report]) -> str:
-    rows = [
-        {name: getattr(one, name) for name in ("model", "text", "objective", "caveat")}
-        | line(finding)
-        for one in reports
-        for finding in one.findings
-    ]
+    rows = []
+    for model_report in reports:
+        names = ("model", "text", "objective", "caveat")
+        shared = {name: getattr(model_report, name) for name in names}
+        rows += [shared | line(finding) for finding in model_report.findings]
     return without_formulas(pl.DataFrame(rows)).write_csv()
 
 

@@ -80,12 +80,12 @@ class LayerGradient:
         return BilinearForm.from_factors(_columns(x), _columns(context))
 
     def by_context(self, head: int | None = None) -> BilinearForm:
-        """Σ_j (Σ_i β_ij x_i)ᵀ y_j: the same, one rank-1 matrix for each context token (S38)."""
+        """Return Σ_j (Σ_i β_ij x_i)ᵀ y_j: one rank-1 matrix for each context token (S38)."""
         predicted = self._weights(head).swapaxes(-1, -2) @ self.query_input
         return BilinearForm.from_factors(_columns(predicted), _columns(self.key_input))
 
     def at_distance(self, distance: int, head: int | None = None) -> BilinearForm:
-        """The gradient of the form at a distance i − j: the sum over the pairs that far apart.
+        """Return the gradient of the form at distance i − j: a sum over the pairs at it.
 
         Raises
         ------
@@ -105,7 +105,7 @@ class LayerGradient:
     def factor_gradients(
         self,
     ) -> tuple[Float[Array, "heads width d_query"], Float[Array, "key_heads width d_key"]]:
-        """The gradients of W_q and W_k that β implies (Remark S1.6), (H, R, D) and (G, R, D).
+        """Return the gradients of W_q and W_k that β implies, (H, R, D) and (G, R, D).
 
         Σ_i x_i (Σ_j β_ij k_j) and Σ_j y_j (Σ_i β_ij q_i), turned back by the tokens' positions, in
         the shapes of the stored weights. They are the parameters' own gradients unless queries or
@@ -147,7 +147,7 @@ def bilinear_plans(name: str, plans: Sequence[AttentionPlan]) -> None:
 
 
 def blocks_of(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> list[Block]:
-    """The blocks, with their queries and keys read."""
+    """Return the blocks, with their queries and keys read."""
     blocks = [Block(checkpoint, plan) for plan in plans]
     for block in blocks:
         block.weights()
@@ -155,7 +155,7 @@ def blocks_of(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> list[Bl
 
 
 def load_values(checkpoint: Checkpoint, plan: AttentionPlan) -> Factor | None:
-    """The weights and biases of a block's values; None if the family does not name them."""
+    """Return the weights and biases of a block's values; None if the family does not name them."""
     if plan.value is None:
         return None
     parts = plan.value.parts
@@ -171,7 +171,7 @@ def gradients(
     *,
     blocks: Sequence[Block] | None = None,
 ) -> list[LayerGradient]:
-    """The exact β_ij of a loss, for every head of every layer (paper, Proposition 2.2).
+    """Return the exact β_ij of a loss, for every head of every layer (paper, Proposition 2.2).
 
     The model is run in evaluation mode, without dropout, and is left as it was, including the
     gradients of its parameters. Numbers are as precise as the model's; for float64 throughout,
@@ -231,18 +231,18 @@ def gradients(
         errors = iter(torch.autograd.grad(value, recorded, allow_unused=True))
     result = []
     for block, record in zip(blocks, records, strict=True):
-        own = [next(errors) for _ in record.uses]
-        if any(error is None for error in own):
+        errors_of_block = [next(errors) for _ in record.uses]
+        if any(error is None for error in errors_of_block):
             raise TheoryError(
                 f"{type(model).__name__}: the loss does not depend on the attention that layer "
                 f"{block.layer} of the {block.plan.stack} reports; leave the layer out"
             )
-        result.append(_layer_gradient(block, record, own))
+        result.append(_layer_gradient(block, record, errors_of_block))
     return result
 
 
 def example() -> LayerGradient:
-    """The gradient of one layer of a small random BERT on five tokens, for doctests."""
+    """Return the gradient of one layer of a small random BERT on five tokens, for doctests."""
     import torch
     from transformers import BertConfig, BertForMaskedLM
 

@@ -1,7 +1,7 @@
-"""What one token adds to rows and columns, as context and as prediction (Propositions S1.7-S1.9).
+"""Contribution of one token to rows and columns, as context and as prediction (S1.7-S1.9).
 
 The update Σ_ij β_ij x_i x_jᵀ is a sum over context tokens j of u_j x_jᵀ, with u_j = Σ_i β_ij x_i,
-and likewise a sum over predicted tokens i of x_i v_iᵀ, with v_i = Σ_j β_ij x_j. Each term has rank
+and also a sum over predicted tokens i of x_i v_iᵀ, with v_i = Σ_j β_ij x_j. Each term has rank
 one: the squared norms of its columns and of its rows add up to the same number. What differs is how
 they are spread over the D columns and the D rows. If predicted tokens have the covariance Σ and the
 context token an isotropic one, a column outgrows row m by Tr(Σ)/(D Σ_mm) as context (S62), and the
@@ -33,7 +33,7 @@ class Contributions(NamedTuple):
 
 
 def contributions(inputs: Float[Array, "... n d"], beta: Float[Array, "... n n"]) -> Contributions:
-    """What each token adds to the update, as context and as prediction (Equations S42-S45).
+    """Return the contributions of each token, as context and as prediction (S42-S45).
 
     ``inputs`` are the x that both projections are applied to; the rows of ``beta`` are predicted
     tokens i, its columns context tokens j.
@@ -75,7 +75,7 @@ def share_above(columns: Float[Array, "... d"], rows: Float[Array, "... d"]) -> 
 
 
 class Spread(NamedTuple):
-    """How vectors are distributed about the origin: what Proposition S1.8 assumes of embeddings.
+    """Distribution of vectors about the origin, on which Proposition S1.8 makes assumptions.
 
     Attributes
     ----------
@@ -94,7 +94,7 @@ class Spread(NamedTuple):
 
 
 def spread_of(vectors: Float[Array, "n d"]) -> Spread:
-    """The spread of vectors (N, D).
+    """Return the spread of vectors (N, D).
 
     Examples
     --------
@@ -118,19 +118,19 @@ def spread_of(vectors: Float[Array, "n d"]) -> Spread:
 
 
 def as_printed(update: Update) -> float:
-    """The mean cosine of what a predicted token adds and Equation S50.
+    """Return the mean cosine of what a predicted token adds and Equation S50.
 
     S50 has (Σ_j β_ij x_j) x_iᵀ, the transpose of the term x_i (Σ_j β_ij x_j)ᵀ in S46.
     """
     x, context = update.inputs, update.beta @ update.inputs
     sizes = (x**2).sum(axis=-1) * (context**2).sum(axis=-1)
     products = (x * context).sum(axis=-1) ** 2
-    some = sizes > 0
-    return float((products[some] / sizes[some]).mean()) if some.any() else np.nan
+    nonzero = sizes > 0
+    return float((products[nonzero] / sizes[nonzero]).mean()) if nonzero.any() else np.nan
 
 
 def _groupings(update: Update) -> dict[str, float]:
-    """The largest difference of the two sums, and of columns and rows in total."""
+    """Return the largest difference of the two sums, and of columns and rows in total."""
     x, beta = (a.astype(np.float64) for a in update)
     added = contributions(x, beta)
     by_context = np.einsum("bnm,bnk->mk", beta.swapaxes(-1, -2) @ x, x)
@@ -146,13 +146,13 @@ def _growth(update: Update) -> dict[str, float]:
     sides = {"as_context": added[:2], "as_prediction": added[2:]}
     shares = {}
     for name, (columns, rows) in sides.items():
-        some = columns.any(axis=-1)
-        shares[name] = ratio(share_above(columns[some], rows[some]).sum(), some.sum())
+        nonzero = columns.any(axis=-1)
+        shares[name] = ratio(share_above(columns[nonzero], rows[nonzero]).sum(), nonzero.sum())
     return shares
 
 
 def _inputs(evidence: Evidence, first: str) -> Sample:
-    """The spread of the inputs of context tokens; ``first`` is the quantity."""
+    """Return the spread of the inputs of context tokens; ``first`` is the quantity."""
     everything = evidence.subject.objective == "causal"
 
     def measure(layer: LayerGradient, index: int) -> dict[str, float]:

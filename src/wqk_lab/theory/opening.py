@@ -116,7 +116,7 @@ class State:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether there are no weights: a configuration file, or a model type and no folder."""
+        """True for a configuration file, or a model type without a folder: there are no weights."""
         path = Path(self.ref)
         return path.suffix == ".json" or (self.ref in known_types() and not path.exists())
 
@@ -130,7 +130,7 @@ class State:
 
 
 def known_types() -> dict[str, set[str]]:
-    """Whether each type of language model in `transformers` can be masked, causal or both.
+    """Return the objectives of each type of language model: masked, causal or both.
 
     `MissingPackage` without PyTorch or `transformers`.
     """
@@ -141,8 +141,8 @@ def known_types() -> dict[str, set[str]]:
         "masked": auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
         "causal": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     }
-    known = {name for names in kinds.values() for name in names}
-    return {name: {kind for kind, names in kinds.items() if name in names} for name in known}
+    type_names = {name for names in kinds.values() for name in names}
+    return {name: {kind for kind, names in kinds.items() if name in names} for name in type_names}
 
 
 def block_of(ref: str) -> int:
@@ -153,7 +153,7 @@ def block_of(ref: str) -> int:
 
 
 def states_of(ref: str, steps: Sequence[int] | None, revision: str | None) -> list[State]:
-    """The states that a reference stands for; arguments and errors as for `open_subjects`."""
+    """Return the states that a reference names; arguments and errors as for `open_subjects`."""
     if revision is not None and (Path(ref).exists() or ref in known_types()):
         raise CheckpointError(f"{ref}: only a Hub repository has revisions; leave out --revision")
     if not (Path(ref) / SETTINGS).is_file():
@@ -163,13 +163,13 @@ def states_of(ref: str, steps: Sequence[int] | None, revision: str | None) -> li
     saved = dict(open_run(ref).checkpoints)
     if not saved:
         raise RunError(f"{ref}: no checkpoint has been saved yet")
-    wanted = [max(saved)] if steps is None else list(steps) or sorted(saved)
-    missing = [step for step in wanted if step not in saved]
+    chosen_steps = [max(saved)] if steps is None else list(steps) or sorted(saved)
+    missing = [step for step in chosen_steps if step not in saved]
     if missing:
         raise RunError(
             f"{ref}: no checkpoint at step {missing[0]}; saved are {', '.join(map(str, saved))}"
         )
-    return [State(str(saved[step]), step) for step in wanted]
+    return [State(str(saved[step]), step) for step in chosen_steps]
 
 
 def load_model(
@@ -179,7 +179,7 @@ def load_model(
     seed: int = 0,
     revision: str | None = None,
 ) -> tuple[Any, Objective, tuple[str, ...]]:
-    """A model in float32 and evaluation mode, what it predicts, and what its checkpoint lacks.
+    """Load a model in float32, with its objective and the tensors that its checkpoint lacks.
 
     By default it predicts what its architecture is made for. ``vocabulary_size`` is for a bare
     model type, which has no vocabulary of its own; ``seed`` is that of all weights drawn here.
@@ -196,12 +196,12 @@ def load_model(
             config = _config(state.ref, vocabulary_size, revision)
             objective = objective or _objective(config)
             maker = getattr(transformers, _maker(config, objective))
-            how: dict[str, Any] = {"config": config, "attn_implementation": "eager"}
+            options: dict[str, Any] = {"config": config, "attn_implementation": "eager"}
             if state.is_fresh:
-                model = maker.from_config(**how, trust_remote_code=False)
+                model = maker.from_config(**options, trust_remote_code=False)
                 return model.eval(), objective, ()
-            how |= {"revision": revision, "dtype": torch.float32}
-            model, report = load_pretrained(maker, state.ref, **how)
+            options |= {"revision": revision, "dtype": torch.float32}
+            model, report = load_pretrained(maker, state.ref, **options)
         except FAILURES as error:
             raise CheckpointError(f"{state.ref}: cannot be loaded ({first_line(error)})") from error
     return model.eval(), objective, tuple(sorted(report["missing_keys"]))
@@ -216,7 +216,7 @@ def _config(ref: str, vocabulary_size: int | None, revision: str | None) -> Any:
 
 
 def _objective(config: Any) -> Objective:
-    """What an architecture predicts: by its name, or by what its model type can be built as."""
+    """Return the objective of an architecture: by its name, or by the models of its type."""
     for predicts in map(predicted_by, config.architectures or ()):
         if predicts in ("masked", "causal"):
             return predicts
@@ -225,7 +225,7 @@ def _objective(config: Any) -> Objective:
 
 
 def _maker(config: Any, objective: Objective) -> str:
-    """The name of the class that builds the model; the configuration gets the right mask."""
+    """Return the name of the class that builds the model; the configuration gets the right mask."""
     kinds = known_types().get(config.model_type, set())
     kind = "causal" if objective == "causal" else "masked"
     if kind not in kinds:
@@ -248,14 +248,16 @@ def _doubt(model: Any, text: Text, state: State, revision: str | None) -> str:
         raise wrong_vocabulary
     if state.is_fresh:
         return ""
-    own = vocabulary_of(state.ref, revision)
-    if own is not None and text.vocabulary is not None:
-        if any(own.get(entry) != number for entry, number in text.vocabulary.items()):
+    model_vocabulary = vocabulary_of(state.ref, revision)
+    if model_vocabulary is not None and text.vocabulary is not None:
+        if any(model_vocabulary.get(entry) != number for entry, number in text.vocabulary.items()):
             raise wrong_vocabulary
         return ""
     if text.vocabulary is not None and text.vocabulary_size != size:
         raise wrong_vocabulary
-    reason = "the model has no tokenizer" if own is None else "the text is token ids alone"
+    reason = (
+        "the model has no tokenizer" if model_vocabulary is None else "the text is token ids alone"
+    )
     return f"the text may not be in the model's own tokens: {reason}"
 
 

@@ -1,4 +1,4 @@
-"""What an optimizer makes of the gradient: rows and columns of the step that W_qk really takes.
+"""Steps of an optimizer: rows and columns of the change that W_qk really makes.
 
 Adam's first step moves every weight by the sign of its gradient, and later steps are similar. The
 gradient of W_q is Σ_i x_i (Σ_j β_ij k_j): the mean of the inputs gives its rows a common part,
@@ -75,7 +75,7 @@ class Moment:
 
 
 def moment(evidence: Evidence) -> Moment:
-    """The moment of a subject that is a saved step of a run."""
+    """Return the moment of a subject that is a saved step of a run."""
     signs = {}
     for label, several in evidence.by_layer.items():
         sides = zip(*(layer.factor_gradients() for layer in several), strict=True)
@@ -85,7 +85,7 @@ def moment(evidence: Evidence) -> Moment:
 
 
 def changes(moments: Sequence[Moment]) -> dict[str, list[BilinearForm]]:
-    """The changes of each layer's form from one saved step to the next."""
+    """Return the changes of each layer's form from one saved step to the next."""
     return {
         layer: [b.forms[layer].difference(a.forms[layer]) for a, b in pairwise(moments)]
         for layer in moments[0].forms
@@ -94,13 +94,12 @@ def changes(moments: Sequence[Moment]) -> dict[str, list[BilinearForm]]:
 
 def along_the_signs(moments: Sequence[Moment]) -> Sample:
     """Cosine of each change and the step by signs before it; NaN if there is no change."""
-    measured = {
-        layer: [
-            {"cosine": cosine(change, before.signs[layer])}
-            for change, before in zip(some, moments[:-1], strict=True)
+    measured = {}
+    for layer, changes_of_layer in changes(moments).items():
+        pairs = zip(changes_of_layer, moments[:-1], strict=True)
+        measured[layer] = [
+            {"cosine": cosine(change, before.signs[layer])} for change, before in pairs
         ]
-        for layer, some in changes(moments).items()
-    }
     return sample_of(measured, "changes")
 
 

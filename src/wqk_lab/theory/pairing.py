@@ -12,6 +12,7 @@ Axes: B blocks, H query heads, N tokens (i predicted, j context), D width, U bat
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import permutations
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ from wqk_lab.theory.verdict import Sample
 
 
 class Pairs(NamedTuple):
-    """β_ij and β_ji of one layer side by side.
+    """β_ij and β_ji of one layer next to each other.
 
     Attributes
     ----------
@@ -48,13 +49,13 @@ class Pairs(NamedTuple):
 
     @property
     def both(self) -> Bool[Array, "blocks tokens tokens"]:
-        """Which pairs i ≠ j are of two predicted tokens."""
+        """Mask of the pairs i ≠ j of two predicted tokens."""
         different = ~np.eye(self.predicted.shape[-1], dtype=bool)
         return np.asarray(self.predicted[:, :, None] & self.predicted[:, None, :] & different)
 
 
 def pairs_of(gradient: LayerGradient, predicted: Bool[Array, "batch tokens"]) -> Pairs:
-    """The pairs of one layer, given which tokens are predicted in each application of it.
+    """Return the pairs of one layer, given which tokens are predicted in each application of it.
 
     Where each example predicts one token, in turn, N examples make up one block.
 
@@ -76,33 +77,33 @@ def pairs_of(gradient: LayerGradient, predicted: Bool[Array, "batch tokens"]) ->
         return Pairs(beta, overlap, (x @ x.swapaxes(-1, -2)) ** 2, predicted)
     x = x.reshape(-1, tokens, tokens, x.shape[-1])  # (B, pass, N, D)
     beta = beta.reshape(len(x), tokens, -1, tokens, tokens)[:, turn, :, turn]  # (N, B, H, N)
-    own = x[:, turn, turn]  # x_i in the pass that predicts it
-    overlap = np.einsum("bid,bjid->bij", own, x)  # x_i · x'_i
+    input_when_predicted = x[:, turn, turn]  # x_i in the pass that predicts it
+    overlap = np.einsum("bid,bjid->bij", input_when_predicted, x)  # x_i · x'_i
     overlap = overlap * overlap.swapaxes(-1, -2)
-    cross = np.einsum("bid,bijd->bij", own, x) ** 2
+    cross = np.einsum("bid,bijd->bij", input_when_predicted, x) ** 2
     return Pairs(beta.transpose(1, 2, 0, 3), overlap, cross, np.ones(x.shape[:2], bool))
 
 
 def correlation(pairs: Pairs) -> dict[str, float]:
-    """The correlation of β_ij and β_ji over the pairs of two predicted tokens, of all heads.
+    """Return the correlation of β_ij and β_ji over the pairs of two predicted tokens, of all heads.
 
     Also ``agreement``, the share of one sign among the pairs without a 0, and the number of
     ``pairs``.
     """
     heads = np.broadcast_to(pairs.both[:, None], pairs.beta.shape)
-    one, other = pairs.beta[heads], pairs.beta.swapaxes(-1, -2)[heads]
-    products = one * other
-    mean = one.mean() if one.size else 0.0
-    size = float((one - mean) @ (one - mean))
+    forward, backward = pairs.beta[heads], pairs.beta.swapaxes(-1, -2)[heads]
+    products = forward * backward
+    mean = forward.mean() if forward.size else 0.0
+    size = float((forward - mean) @ (forward - mean))
     return {
-        "correlation": ratio((one - mean) @ (other - mean), size),
+        "correlation": ratio((forward - mean) @ (backward - mean), size),
         "agreement": ratio((products > 0).sum(), (products != 0).sum()),
         "pairs": float(heads.sum() / 2),
     }
 
 
 def parts_of_symmetry(gradient: LayerGradient, pairs: Pairs) -> dict[str, float]:
-    """The symmetry of G = Σ β_ij x_iᵀ x_j in three parts, and as a whole.
+    """Return the symmetry of G = Σ β_ij x_iᵀ x_j in three parts, and as a whole.
 
     tr(G G) = Σ_{i≠j} β_ij β_ji ‖x_i‖² ‖x_j‖² (``from_pairs``, which the theorem is about)
     + Σ_i β_ii² ‖x_i‖⁴ (``from_diagonal``) + what is due to tokens that resemble others
@@ -124,17 +125,17 @@ def parts_of_symmetry(gradient: LayerGradient, pairs: Pairs) -> dict[str, float]
     itself = np.eye(summed.shape[-1], dtype=bool)
     diagonal = ratio(reciprocal.sum(where=itself), size)
     between = ratio(reciprocal.sum(where=~itself), size)
-    whole = float(symmetry(form))
+    total = float(symmetry(form))
     return {
         "from_pairs": between,
         "from_diagonal": diagonal,
-        "from_likeness": whole - diagonal - between,
-        "symmetry": whole,
+        "from_likeness": total - diagonal - between,
+        "symmetry": total,
     }
 
 
 def share_of_predicted(pairs: Pairs) -> dict[str, float]:
-    """The symmetric part of pairs of two predicted tokens, relative to pairs with one.
+    """Return the symmetric part of pairs of two predicted tokens, relative to pairs with one.
 
     ``count`` is the ratio of their numbers, near p/(1−p) (S119), ``size`` that of their squared
     norms, and ``ratio`` is size/count: 1 if two predicted tokens add a symmetric matrix (S118, the
@@ -142,19 +143,19 @@ def share_of_predicted(pairs: Pairs) -> dict[str, float]:
     predicted tokens and one that is not.
     """
     summed = pairs.beta.sum(axis=1)
-    one = pairs.predicted[:, :, None] & ~pairs.predicted[:, None, :]
-    count = pairs.both.sum() / one.sum() if one.any() else 0.0
-    whole = float((summed**2 * pairs.overlap)[one].sum())
-    if not count or not whole:
+    with_one_predicted = pairs.predicted[:, :, None] & ~pairs.predicted[:, None, :]
+    count = pairs.both.sum() / with_one_predicted.sum() if with_one_predicted.any() else 0.0
+    norm_of_these = float((summed**2 * pairs.overlap)[with_one_predicted].sum())
+    if not count or not norm_of_these:
         return {"ratio": np.nan, "count": np.nan, "size": np.nan}
     # (β_ij + β_ji)² ‖S_ij‖² for each unordered pair, with ‖S_ij‖² = (‖K_ij‖² + (x_i · x_j)²)/2.
     squares = (summed + summed.swapaxes(-1, -2)) ** 2 * (pairs.overlap + pairs.cross) / 4
-    size = float(squares[pairs.both].sum()) / whole
+    size = float(squares[pairs.both].sum()) / norm_of_these
     return {"ratio": size / count, "count": float(count), "size": size}
 
 
 def common_symmetry(updates: Sequence[BilinearForm]) -> np.ndarray:
-    """The symmetry of what three or more updates have in common, as jackknife pseudo-values.
+    """Return the symmetry of what three or more updates have in common, as jackknife pseudo-values.
 
     Σ_{a≠b} tr(G_a G_b) / Σ_{a≠b} ⟨G_a, G_b⟩ over pairs of different batches: the symmetry of the
     expected update, without the noise of single batches, which can hide what adds up over many.
@@ -172,15 +173,13 @@ def common_symmetry(updates: Sequence[BilinearForm]) -> np.ndarray:
     count = len(updates)
     if count < 3:
         raise TheoryError(f"what batches have in common takes three of them, got {count}")
-    inner, traces = (
-        np.array([[inner_product(a, b) for b in others] for a in updates])
-        for others in (updates, [b.T for b in updates])
-    )
-    for table in (inner, traces):
-        np.fill_diagonal(table, 0)
+    inner, traces = np.zeros((count, count)), np.zeros((count, count))
+    for a, b in permutations(range(count), 2):
+        inner[a, b] = inner_product(updates[a], updates[b])
+        traces[a, b] = inner_product(updates[a], updates[b].T)
 
     def without(left_out: np.ndarray) -> np.ndarray:
-        """The ratio without none or one of the batches, whose row and column are subtracted."""
+        """Return the ratio without some batches, whose rows and columns are subtracted."""
         over, under = (t.sum() - 2 * left_out @ t.sum(axis=0) for t in (traces, inner))
         return np.array([ratio(a, b) for a, b in zip(over, under, strict=True)])
 

@@ -1,4 +1,4 @@
-"""What Proposition 2.2 leaves out: its proof takes scores for attention, without the softmax.
+"""Effect of the softmax, which the proof of Proposition 2.2 leaves out.
 
 Without it (S33) the coefficient of a pair is e_ij = δ_iᵀ x_j (S31, S35, with values and W_o in δ).
 The exact β (see `wqk_lab.theory.gradients`) has rows that sum to 0: what a token gains from one
@@ -22,7 +22,7 @@ from wqk_lab.theory.verdict import Sample
 
 
 def softmax_effect(gradient: LayerGradient) -> dict[str, float]:
-    """A layer's exact β beside the coefficients derived without the softmax.
+    """Compare a layer's exact β with the coefficients derived without the softmax.
 
     Over all heads and all pairs whose first token sees the second: the ``cosine`` of the two sets
     of coefficients; ``agreement``, the share of pairs in which they have one sign; ``row_sums``,
@@ -39,20 +39,20 @@ def softmax_effect(gradient: LayerGradient) -> dict[str, float]:
     visible = gradient.probabilities > 0
     without = replace(gradient, beta=np.where(visible, gradient.error, 0))
     beta, error = (a.beta[visible].astype(np.float64) for a in (gradient, without))
-    one, other = gradient.by_prediction(), without.by_prediction()
+    exact, without_softmax = gradient.by_prediction(), without.by_prediction()
     size, products = np.abs(gradient.beta).sum(-1).max(), beta * error
     return {
         "cosine": ratio(beta @ error, np.sqrt((beta @ beta) * (error @ error))),
         "agreement": ratio((products > 0).sum(), (products != 0).sum()),
         "row_sums": ratio(np.abs(gradient.beta.sum(-1)).max(), size),
-        "cosine_of_forms": cosine(one, other),
-        "symmetry": float(symmetry(one)),
-        "symmetry_without": float(symmetry(other)),
+        "cosine_of_forms": cosine(exact, without_softmax),
+        "symmetry": float(symmetry(exact)),
+        "symmetry_without": float(symmetry(without_softmax)),
     }
 
 
 def _against_autograd(evidence: Evidence) -> Sample:
-    """On the first batch, the factors' gradients that β implies, beside a backward pass."""
+    """Compare the factors' gradients that β implies with a backward pass, on one batch."""
     model = evidence.subject.model
     plans = [plan for plan in evidence.plans if plan.kind == "self"]
     model.zero_grad(set_to_none=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,12 +49,12 @@ FILES = (
 
 
 def _read() -> list[Statement]:
-    """The statements, in the order of the paper, each with what measures it."""
-    measures = {
-        f"{file.__name__.rpartition('.')[2]}.{name}": measure
-        for file in FILES
-        for name, measure in file.MEASURES.items()
-    }
+    """Return the statements, in the order of the paper, each with what measures it."""
+    measures = {}
+    for file in FILES:
+        file_name = file.__name__.rpartition(".")[2]
+        for name, measure in file.MEASURES.items():
+            measures[f"{file_name}.{name}"] = measure
     content = tomllib.loads(Path(__file__).with_name("statements.toml").read_text("utf-8"))
     return [
         Statement(**{**entry, "measure": measures[entry["measure"]]})
@@ -62,12 +63,12 @@ def _read() -> list[Statement]:
 
 
 EVERY = _read()
-RUN_STATEMENTS = tuple(one for one in EVERY if one.needs == "run")
-STATEMENTS = tuple(one for one in EVERY if one.needs != "run")
+RUN_STATEMENTS = tuple(statement for statement in EVERY if statement.needs == "run")
+STATEMENTS = tuple(statement for statement in EVERY if statement.needs != "run")
 
 
 def examine(statement: Statement, evidence: Evidence) -> Finding:
-    """One statement on some evidence, by itself."""
+    """Test one statement on some evidence, by itself."""
     reason = obstacle(statement, evidence)
     if reason:
         return not_tested(statement, reason)
@@ -78,7 +79,7 @@ def examine(statement: Statement, evidence: Evidence) -> Finding:
 
 
 def measure(evidence: Evidence, on_progress: OnProgress | None = None) -> list[Finding]:
-    """Every statement on one model and text; one that cannot be tested is a finding, too.
+    """Test every statement on one model and text; an untestable statement is a finding as well.
 
     ``on_progress`` is called with the next statement's number, how many are done, and of how many.
 
@@ -97,17 +98,17 @@ def measure(evidence: Evidence, on_progress: OnProgress | None = None) -> list[F
 
 
 def follow(moments: Sequence[Moment], objective: Objective, lacking: str = "") -> list[Finding]:
-    """The statements on a run, from its saved steps; not yet settled.
+    """Return the statements on a run, from its saved steps; not yet settled.
 
     ``lacking`` says why saved steps have no moment, if some have none.
     """
-    few = lacking or f"takes three saved steps, got {len(moments)}"
+    reason = lacking or f"takes three saved steps, got {len(moments)}"
     findings = []
     for statement in RUN_STATEMENTS:
         if objective not in statement.objectives:
             findings.append(not_tested(statement, NOT_FOR[objective]))
         elif len(moments) < 3:
-            findings.append(not_tested(statement, few))
+            findings.append(not_tested(statement, reason))
         else:
             findings.append(decide(statement, statement.measure(moments)))
     return findings
@@ -152,7 +153,7 @@ def _together(
 
 
 def _mean(values: Any) -> np.ndarray:
-    """The mean over the first axis of what is finite; NaN where nothing is."""
+    """Return the mean over the first axis of what is finite; NaN where nothing is."""
     mean: np.ndarray = np.ma.masked_invalid(values).mean(axis=0).filled(np.nan)
     return mean
 
@@ -165,7 +166,7 @@ def study(
     on_progress: OnProgress | None = None,
     **options: Any,
 ) -> list[Report]:
-    """All statements on one model, or on several that differ in their seed, on one text.
+    """Test all statements on one model, or on several that differ in their seed, on one text.
 
     Parameters
     ----------
@@ -194,7 +195,7 @@ def study(
             "models that predict different things cannot be evaluated together; "
             "name only masked or only causal ones"
         )
-    reports = [one for states in runs for one in states]
+    reports = list(chain.from_iterable(runs))
     if len(runs) == 1:
         return reports
     together = over_seeds([states[-1].findings for states in runs])
@@ -209,7 +210,7 @@ def _study_one(
     on_progress: OnProgress | None,
     options: Mapping[str, Any],
 ) -> list[Report]:
-    """A report on each state of a model, and if there are several, one on all of them."""
+    """Return a report on each state of a model, and if there are several, one on all of them."""
     text, subjects = open_subjects(ref, corpus, **options)
     reports: list[Report] = []
     moments: list[Moment] = []

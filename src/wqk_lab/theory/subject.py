@@ -1,4 +1,4 @@
-"""What the statements are tested on: a model, blocks of a text, and what the model predicts.
+"""Subject of the statements: a model, blocks of a text, and the objective of the model.
 
 Axes: B batch, N tokens.
 """
@@ -72,7 +72,7 @@ class Subject:
             raise CorpusError(f"the share of masked tokens lies in (0, 1), got {self.mask_share:g}")
 
     def examples(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Inputs and labels of each batch, (B, N), or (B·N, N) for ``each``.
+        """Yield inputs and labels of each batch, (B, N), or (B·N, N) for ``each``.
 
         Labels are −100 where nothing is predicted. Causal labels are the inputs themselves, which
         `transformers` models shift by one.
@@ -91,7 +91,7 @@ class Subject:
             yield hidden, np.where(masked, tokens, IGNORED)
 
     def batches(self) -> Iterator[dict[str, Any]]:
-        """Keyword arguments for the model: ``input_ids`` and ``labels`` as PyTorch tensors."""
+        """Yield keyword arguments for the model: ``input_ids`` and ``labels`` as tensors."""
         import torch
 
         device = self.model.device

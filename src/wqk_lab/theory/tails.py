@@ -1,4 +1,4 @@
-"""Which norms reach further, the columns' or the rows' (Lemma S1.11, Theorems 2.3 and S1.12).
+"""Tails of the norms of columns and rows (Lemma S1.11, Theorems 2.3 and S1.12).
 
 The squared norms of all columns and those of all rows both add up to ‖M‖². In a square form, the
 side whose norms vary more is therefore the one whose mean norm is smaller: Var‖column‖ > Var‖row‖
@@ -23,7 +23,7 @@ from wqk_lab.theory.verdict import Sample
 
 
 class Tails(NamedTuple):
-    """The norms of one form's columns beside those of its rows.
+    """The norms of one form's columns next to those of its rows.
 
     Attributes
     ----------
@@ -60,13 +60,13 @@ def tails(form: BilinearForm) -> Tails:
     columns, rows = _norms(form)
     if not columns.any():
         return Tails(*[math.nan] * len(Tails._fields))
-    longest, other = (columns, rows) if columns.max() >= rows.max() else (rows, columns)
+    longest, opposite = (columns, rows) if columns.max() >= rows.max() else (rows, columns)
     with np.errstate(divide="ignore", invalid="ignore"):
         log_ratio = float(np.log(columns.var() / rows.var()))
     return Tails(
         log_variance_ratio=log_ratio,
         reach=float(columns.max() / rows.max()),
-        beyond=float((longest > other.max()).mean()),
+        beyond=float((longest > opposite.max()).mean()),
         **{name: float(d) for name, d in directionalities(form.moments)._asdict().items()},
     )
 
@@ -76,26 +76,29 @@ def _norms(form: BilinearForm) -> tuple[np.ndarray, np.ndarray]:
 
 
 def tails_of(forms: Mapping[str, Sequence[BilinearForm]], unit: str = "batches") -> Sample:
-    """The tails of several forms of each layer, one for each unit.
+    """Return the tails of several forms of each layer, one for each unit.
 
     By chance, the ratio of a matrix with independent entries has a deviation of 2/√(d − 1). The
     layers of one model, and the changes of one run, share the large dimensions of the residual
     stream.
     """
-    measured = {layer: [tails(form)._asdict() for form in some] for layer, some in forms.items()}
-    width = max(max(some[0].shape) for some in forms.values())
+    measured = {
+        layer: [tails(form)._asdict() for form in forms_of_layer]
+        for layer, forms_of_layer in forms.items()
+    }
+    width = max(max(forms_of_layer[0].shape) for forms_of_layer in forms.values())
     sample = sample_of(measured, unit)
     chance = 2 / math.sqrt(max(width - 1, 1))
     return replace(sample, chance=chance, one_model=unit != "batches")
 
 
 def in_updates(evidence: Evidence) -> Sample:
-    """The tails of Σ_ij β_ij x_i x_jᵀ in each layer, batch by batch."""
+    """Return the tails of Σ_ij β_ij x_i x_jᵀ in each layer, batch by batch."""
     return tails_of({k: [update.form for update in u] for k, u in evidence.updates.items()})
 
 
 def in_weights(evidence: Evidence) -> Sample:
-    """The tails of W_qk in each layer."""
+    """Return the tails of W_qk in each layer."""
     return tails_of({layer: [form] for layer, form in evidence.forms.items()}, "models")
 
 
@@ -107,14 +110,14 @@ def _in_total(update: Update) -> dict[str, float]:
 
 
 def lost(samples: Mapping[str, Sample]) -> Sample:
-    """How much smaller the second of several samples of tails is than the first."""
+    """Subtract the second of several samples of tails from the first."""
     first, second, *_ = samples.values()
     details = {name: sample.values for name, sample in samples.items()}
     return Sample(first.values - second.values, first.unit, first.layers, details)
 
 
 def lemma(sample: Sample) -> Sample:
-    """Whether the side with the larger variance has the longest norm, from a sample of tails.
+    """Test whether the side with the larger variance has the longest norm, from a sample of tails.
 
     One unit of either outcome is added (Laplace's rule of succession), because a few updates that
     all agree do not show that nearly all do.
@@ -129,7 +132,10 @@ RATIO = "ln(Var‖column‖/Var‖row‖)"
 
 MEASURES: dict[str, Measure] = {
     "in_total": lambda evidence: sample_of(
-        {layer: [_in_total(u) for u in some] for layer, some in evidence.updates.items()}
+        {
+            layer: [_in_total(u) for u in updates_of_layer]
+            for layer, updates_of_layer in evidence.updates.items()
+        }
     ),
     "lemma": lambda evidence: lemma(evidence.once(in_updates)),
     "in_updates": lambda evidence: evidence.once(in_updates),

@@ -66,23 +66,23 @@ class Text:
         Raises
         ------
         CorpusError
-            The text is too short for so many.
+            The text is too short for this many blocks.
         """
-        wanted, available = batches * batch, len(self.tokens) // length
-        if wanted > available:
+        needed, available = batches * batch, len(self.tokens) // length
+        if needed > available:
             raise CorpusError(
                 f"{self.name}: {batches} batches of {batch} blocks of {length} tokens are more "
                 f"than its {len(self.tokens)} tokens; take fewer or shorter ones"
             )
         random = np.random.default_rng(seed)
         offset = random.integers(len(self.tokens) - available * length + 1)
-        starts = offset + length * random.choice(available, wanted, replace=False)
+        starts = offset + length * random.choice(available, needed, replace=False)
         blocks = self.tokens[starts[:, None] + np.arange(length)].astype(np.int64)
         return np.asarray(blocks.reshape(batches, batch, length))
 
 
 def open_text(corpus: Path, ref: str, revision: str | None = None, limit: int = LIMIT) -> Text:
-    """The tokens of a store's training split, of a text file, or of a .npy file of token ids.
+    """Return the tokens of a store's training split, of a text file, or of an .npy file of ids.
 
     A text file (.txt, .jsonl, .csv, .parquet, compressed or not) is encoded by the tokenizer of the
     model ``ref``, up to ``limit`` tokens; a paragraph or a row's ``text`` is a document.
@@ -122,8 +122,8 @@ def _tokenized(path: Path, ref: str, revision: str | None, limit: int) -> Text:
     with quiet():
         tokenizer = tokenizer_of(ref, revision=revision)
         texts = filter(str.strip, read_documents(path, "text", "paragraph"))
-        while total < limit and (some := list(islice(texts, AT_ONCE))):
-            for ids in tokenizer(some, add_special_tokens=False)["input_ids"]:
+        while total < limit and (batch := list(islice(texts, AT_ONCE))):
+            for ids in tokenizer(batch, add_special_tokens=False)["input_ids"]:
                 if total < limit:
                     documents.append(np.asarray(ids, np.int64))
                     total += len(ids)
@@ -133,17 +133,17 @@ def _tokenized(path: Path, ref: str, revision: str | None, limit: int) -> Text:
 
 
 def vocabulary_of(source: str | Path, revision: str | None = None) -> Mapping[str, int] | None:
-    """The ids of a ``tokenizer.json`` or of a model's own tokenizer; None where there is none."""
+    """Return the ids of a ``tokenizer.json`` or of a model's own tokenizer; None without one."""
     from transformers import PreTrainedTokenizerFast
 
     with quiet():
         try:
             file = Path(source, TOKENIZER) if Path(source).is_dir() else Path(source)
             if file.is_file():
-                found = PreTrainedTokenizerFast(tokenizer_file=str(file))
+                tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file))
             else:
-                found = tokenizer_of(str(source), revision=revision)
+                tokenizer = tokenizer_of(str(source), revision=revision)
         except Exception:  # the tokenizers library raises bare exceptions
             return None
-    vocabulary: dict[str, int] = found.get_vocab()
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
     return vocabulary

@@ -54,19 +54,19 @@ def first_order(
 def parameter_gradients(
     model: Any, plans: Sequence[AttentionPlan]
 ) -> list[tuple[Float[Array, "heads width d_query"], Float[Array, "key_heads width d_key"]]]:
-    """The gradients that a backward pass left on each block's W_q and W_k, in any layout.
+    """Return the gradients that a backward pass left on each block's W_q and W_k, in any layout.
 
     Raises
     ------
     CheckpointError
         A query or key has no gradient: there was no backward pass.
     """
-    left = {
+    gradients_before = {
         name: parameter.grad
         for name, parameter in model.named_parameters(remove_duplicate=False)
         if parameter.grad is not None
     }
-    blocks = [Block(open_checkpoint(left), plan) for plan in plans]
+    blocks = [Block(open_checkpoint(gradients_before), plan) for plan in plans]
     return [(block.query.weight, block.key.weight) for block in blocks]
 
 
@@ -76,11 +76,11 @@ def alignment(gradient: LayerGradient) -> float:
 
 
 def passed_on(gradient: LayerGradient) -> dict[str, float]:
-    """How much of the symmetry of Σ β K an update through W_q and W_k keeps.
+    """Return the share of the symmetry of Σ β K that an update through W_q and W_k keeps.
 
     The symmetries of Σ β K, the ``gradient``; of its ``update``; of the update ``if_tied``, with
     W_k = W_q in each head; and of ``update_of_symmetric_part``, that of (β_ij + β_ji)/2 without
-    biases, beside what is ``expected`` of independent random factors of these sizes.
+    biases, next to the value ``expected`` of independent random factors of these sizes.
 
     Examples
     --------

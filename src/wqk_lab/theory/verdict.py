@@ -81,12 +81,15 @@ class Sample:
 
     def rows(self) -> list[dict[str, Any]]:
         """Every number, one row for each unit and layer."""
-        return [
-            {"unit": f"{self.unit} {u}", **({"layer": self.layers[k]} if self.layers else {})}
-            | {"value": float(value)}
-            | {name: float(numbers[u, k]) for name, numbers in self.details.items()}
-            for (u, k), value in np.ndenumerate(self.values)
-        ]
+        rows = []
+        for (u, k), value in np.ndenumerate(self.values):
+            row: dict[str, Any] = {"unit": f"{self.unit} {u}"}
+            if self.layers:
+                row["layer"] = self.layers[k]
+            row["value"] = float(value)
+            row |= {name: float(numbers[u, k]) for name, numbers in self.details.items()}
+            rows.append(row)
+        return rows
 
 
 @dataclass(frozen=True)
@@ -117,11 +120,11 @@ class Estimate:
 
     @classmethod
     def of(cls, sample: Sample) -> Estimate:
-        """The mean over units and layers, both taken as random draws from more of their kind.
+        """Estimate the mean over units and layers, both taken as random draws.
 
         The squared error is Var(units)/U + Var(layers)/L, each of means over the other axis: more
-        batches do not help if what a few layers do is a matter of chance. Third cumulants add up
-        likewise. Degrees of freedom are Welch and Satterthwaite's.
+        batches do not help if what a few layers do is a matter of chance. Third cumulants also
+        add up. Degrees of freedom are Welch and Satterthwaite's.
 
         Examples
         --------
@@ -137,11 +140,11 @@ class Estimate:
         if not several:
             return cls(value, -math.inf, math.inf, math.inf, 0.0, 0.0, over)
         squares, cubes = zip(*map(_cumulants, several), strict=True)
-        free = [len(means) - 1 for means in several]
+        degrees_of_axes = [len(means) - 1 for means in several]
         total, error = sum(squares), math.sqrt(sum(squares))
         if not error:
-            return cls(value, value, value, 0.0, min(free), 0.0, over)
-        degrees = total**2 / sum(s**2 / n for s, n in zip(squares, free, strict=True))
+            return cls(value, value, value, 0.0, min(degrees_of_axes), 0.0, over)
+        degrees = total**2 / sum(s**2 / n for s, n in zip(squares, degrees_of_axes, strict=True))
         skewness = sum(cubes) / error**3
         below, above = (error * _reach(degrees, side * skewness) for side in (1, -1))
         of_layers = math.sqrt(squares[1]) if len(squares) > 1 else 0.0
@@ -156,7 +159,7 @@ class Estimate:
 
 
 def _cumulants(means: np.ndarray) -> tuple[float, float]:
-    """The second and third cumulant of a mean; rounding of equal numbers is no spread."""
+    """Return the second and third cumulant of a mean; rounding of equal numbers is no spread."""
     count, deviations = len(means), means - means.mean()
     if np.std(means, ddof=1) < 1e-9 * np.abs(means).max():
         return 0.0, 0.0
@@ -179,7 +182,7 @@ def tail(t: float, degrees: float, skewness: float = 0.0) -> float:
 
 
 def _reach(degrees: float, skewness: float) -> float:
-    """The t at which `tail` is 2.5 %: how many errors an interval reaches down."""
+    """Return the t at which `tail` is 2.5 %: the length of an interval's lower half in errors."""
     from scipy.special import stdtrit
 
     t = float(stdtrit(degrees, 1 - LEVEL / 2))
@@ -190,8 +193,8 @@ def _reach(degrees: float, skewness: float) -> float:
 
 def _over(values: np.ndarray, sample: Sample) -> str:
     units, layers = len(values) - sample.added, values.shape[1]
-    one = "batch" if sample.unit == "batches" else sample.unit.removesuffix("s")
-    names = [f"{units} {sample.unit}" if units > 1 else one]
+    unit = "batch" if sample.unit == "batches" else sample.unit.removesuffix("s")
+    names = [f"{units} {sample.unit}" if units > 1 else unit]
     if units == 1 and sample.layers:
         names = []
     if sample.layers:
@@ -201,7 +204,7 @@ def _over(values: np.ndarray, sample: Sample) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Statement:
-    """What the paper says, as a prediction of one quantity.
+    """A statement of the paper, as a prediction of one quantity.
 
     Attributes
     ----------
@@ -234,12 +237,12 @@ class Statement:
 
     @property
     def about_model(self) -> bool:
-        """Whether it is about the model or its text, and not about random matrices."""
+        """True if the statement is about the model or its text, not about random matrices."""
         return self.needs != "nothing"
 
     @property
     def prediction(self) -> str:
-        """Where the quantity is predicted to lie, such as ``> 0``."""
+        """Predicted range of the quantity, such as ``> 0``."""
         signs = {"above": ">", "below": "<", "near": "≈", "identity": "="}
         return f"{signs[self.direction]} {self.null:g}"
 
@@ -288,12 +291,12 @@ class Finding:
 
 
 def not_tested(statement: Statement, why: str) -> Finding:
-    """The finding on a statement that these data cannot test."""
+    """Return the finding on a statement that the data cannot test."""
     return Finding(statement, "not tested", why=why)
 
 
 def decide(statement: Statement, sample: Sample) -> Finding:
-    """The verdict on one statement, by itself.
+    """Return the verdict on one statement, by itself.
 
     Examples
     --------
@@ -321,9 +324,9 @@ def decide(statement: Statement, sample: Sample) -> Finding:
 
 
 def _described(statement: Statement, sample: Sample, estimate: Estimate) -> Finding:
-    """The finding on one model: the mean, and how its layers spread."""
-    known = np.isfinite(sample.values).any(axis=0)
-    layers = np.nanmean(sample.values[:, known], axis=0)
+    """Describe one model: the mean, and the spread of its layers."""
+    measured = np.isfinite(sample.values).any(axis=0)
+    layers = np.nanmean(sample.values[:, measured], axis=0)
     effects = (layers - statement.null) * (-1 if statement.direction == "below" else 1)
     near = statement.direction == "near"
     as_predicted = np.abs(effects) <= statement.matters if near else effects > 0
@@ -337,7 +340,7 @@ def _described(statement: Statement, sample: Sample, estimate: Estimate) -> Find
 
 
 def adjusted_together(findings: Sequence[Finding]) -> list[Finding]:
-    """Findings taken together: verdicts that Benjamini and Hochberg's rule doubts are undecided.
+    """Adjust findings that are taken together, by Benjamini and Hochberg's rule.
 
     Statements about random matrices are a family of their own: they say nothing about the model.
     """
@@ -359,7 +362,7 @@ def adjusted_together(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _verdict(statement: Statement, estimate: Estimate) -> tuple[Verdict, float]:
-    """The verdict on an estimate, and its two-sided p-value."""
+    """Return the verdict on an estimate, and its two-sided p-value."""
     if math.isinf(estimate.error):
         return "undecided", 1.0
     holds, fails = _chances(statement, estimate)
@@ -371,11 +374,11 @@ def _verdict(statement: Statement, estimate: Estimate) -> tuple[Verdict, float]:
 
 
 def _chances(statement: Statement, estimate: Estimate) -> tuple[float, float]:
-    """How likely as strong evidence for "holds", and for "fails", would be if each were wrong."""
+    """Return the probabilities of evidence as strong for "holds" and "fails" if each were wrong."""
     effect, margin = _effect(statement, estimate), statement.matters
 
     def chance(distance: float, side: int) -> float:
-        """That a mean is so far from the true one, on the predicted side (1) or the other (-1)."""
+        """Return the probability of a mean so far away, on the predicted side (1) or not (-1)."""
         if not estimate.error:
             return 0.0 if distance > 0 else 1.0
         side = -side if statement.direction == "below" else side
@@ -388,7 +391,7 @@ def _chances(statement: Statement, estimate: Estimate) -> tuple[float, float]:
 
 
 def _effect(statement: Statement, estimate: Estimate) -> float:
-    """How far the estimate lies from the null, on the predicted side."""
+    """Return the distance of the estimate from the null, positive on the predicted side."""
     return (estimate.value - statement.null) * (-1 if statement.direction == "below" else 1)
 
 
@@ -398,16 +401,16 @@ def _by_layer(statement: Statement, sample: Sample) -> Layers | None:
         return None
     verdicts = []
     for column in sample.values.T:
-        one = Estimate.of(Sample(column[:, None], sample.unit))
-        error = math.hypot(0.0 if len(column) < 2 else one.error, sample.chance)
-        degrees = one.degrees if len(column) > 1 else math.inf
-        verdicts.append(_verdict(statement, replace(one, error=error, degrees=degrees))[0])
+        estimate = Estimate.of(Sample(column[:, None], sample.unit))
+        error = math.hypot(0.0 if len(column) < 2 else estimate.error, sample.chance)
+        degrees = estimate.degrees if len(column) > 1 else math.inf
+        verdicts.append(_verdict(statement, replace(estimate, error=error, degrees=degrees))[0])
     chance = LEVEL / 2 * len(verdicts)
     return Layers(verdicts.count("holds"), verdicts.count("fails"), len(verdicts), chance)
 
 
 def _more(statement: Statement, estimate: Estimate) -> str:
-    """About how many times as many units of the same kind would decide."""
+    """Estimate how many times as many units of the same kind would decide."""
     if math.isinf(estimate.error):
         return f"{estimate.over}: a single number has no interval; take more"
     effect, margin = _effect(statement, estimate), statement.matters
@@ -416,11 +419,11 @@ def _more(statement: Statement, estimate: Estimate) -> str:
     # An interval narrows a little faster than with the root of the number of units, and never
     # below what the layers leave.
     reach = (estimate.high - estimate.low) / 2 / estimate.error
-    rest = estimate.error**2 - estimate.of_layers**2
+    error_of_units = estimate.error**2 - estimate.of_layers**2
     room_for_units = (max(room, 0.0) / reach) ** 2 - estimate.of_layers**2
     if room_for_units <= 0 and estimate.of_layers:
         return f"{estimate.over}: more would not decide, since the layers differ too much"
-    times = rest / room_for_units if room_for_units > 0 else math.inf
+    times = error_of_units / room_for_units if room_for_units > 0 else math.inf
     if times > MANY:
         return f"more than {MANY} times as many ({estimate.over}) would be needed"
     return f"about {max(2, math.ceil(times))} times as many ({estimate.over}) would decide"

@@ -40,7 +40,7 @@ class Parent:
         return digest.hexdigest()
 
     def settings(self) -> dict[str, Any]:
-        """What a run that continues it records of it, besides its recipe."""
+        """Return the settings that a run records about the run it continues, besides its recipe."""
         return {
             "folder": str(self.run.folder.resolve()),
             "step": self.recipe.steps,
@@ -49,7 +49,7 @@ class Parent:
 
 
 def open_parent(folder: str | PathLike[str]) -> Parent:
-    """The finished run in a folder; RunError if there is no run or it has not reached its end."""
+    """Open the finished run in a folder; RunError if there is none or it is not finished."""
     run = open_run(folder)
     recipe = Recipe.from_json(run.recipe)
     checkpoint = dict(run.checkpoints).get(recipe.steps)
@@ -62,7 +62,7 @@ def open_parent(folder: str | PathLike[str]) -> Parent:
 
 
 def continued(before: Recipe, run: str, overrides: Mapping[str, Any]) -> Recipe:
-    """The recipe of a run that continues another, called ``run``, from its last step.
+    """Return the recipe of a run that continues another, called ``run``, from its last step.
 
     Fields that are not given are the parent's. An objective given without a mode brings its own:
     ``masked`` an encoder's full attention, ``causal`` and ``masked-next`` a decoder's. Given
@@ -102,8 +102,8 @@ def continued(before: Recipe, run: str, overrides: Mapping[str, Any]) -> Recipe:
 
 def require_same_tokenizer(parent: Parent, store: TokenStore) -> None:
     """RunError if a corpus has another tokenizer than the parent's weights were trained with."""
-    own = parent.checkpoint / "tokenizer.json"
-    if not own.is_file() or own.read_bytes() != store.tokenizer.read_bytes():
+    tokenizer = parent.checkpoint / "tokenizer.json"
+    if not tokenizer.is_file() or tokenizer.read_bytes() != store.tokenizer.read_bytes():
         raise RunError(
             f"{store.folder}: its tokenizer is not that of {parent.run.folder}, whose weights are "
             "continued; build the corpus with that run's vocabulary, or continue on its own corpus"

@@ -26,42 +26,42 @@ _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 
 
 def option(*, default: Any = MISSING, **about: Any) -> Any:
-    """A field, and more about it, such as ``choices``, bounds or ``metavar``."""
+    """Return a field, and more about it, such as ``choices``, bounds or ``metavar``."""
     return field(default=default, metadata=about)
 
 
 def described(owner: Any, section: str) -> tuple[str, dict[str, str]]:
-    """A docstring up to a section, and what that says of each attribute or parameter."""
-    text, _, rest = cleandoc(owner.__doc__ or "").partition(f"{section}\n----------\n")
-    entries = re.findall(r"^(\w+)\n((?:    .*\n?)+)", rest, re.MULTILINE)
+    """Return a docstring up to a section, and what that says of each attribute or parameter."""
+    text, _, section_text = cleandoc(owner.__doc__ or "").partition(f"{section}\n----------\n")
+    entries = re.findall(r"^(\w+)\n((?:    .*\n?)+)", section_text, re.MULTILINE)
     return text, {name: " ".join(map(str.strip, lines.splitlines())) for name, lines in entries}
 
 
 def documented(command: click.Command) -> click.Command:
-    """A command whose options have the help that its docstring, which ends so, has for each."""
-    command.help, told = described(command.callback, "Parameters")
+    """Add the help of options, which is in the docstring of a command, to the command."""
+    command.help, descriptions = described(command.callback, "Parameters")
     for parameter in command.params:
         if isinstance(parameter, click.Option):
-            parameter.help = parameter.help or told.get(str(parameter.name))
+            parameter.help = parameter.help or descriptions.get(str(parameter.name))
     return command
 
 
 def kind_of(entry: Field[Any]) -> str:
-    """The name of a field's type, besides None."""
+    """Return the name of a field's type, besides None."""
     return str(entry.type).removesuffix(" | None")
 
 
 def checked(entry: Field[Any], value: Any, error: Callable[[str], Exception]) -> Any:
-    """A field's value, as a float if the field is one; ``error`` if type or bounds are wrong."""
-    name, wanted = entry.name, kind_of(entry)
-    if value is None and wanted != entry.type:
+    """Return a field's value, as a float if the field is one; ``error`` if it is invalid."""
+    name, expected_type = entry.name, kind_of(entry)
+    if value is None and expected_type != entry.type:
         return None
-    if wanted == "float" and type(value) is int:
+    if expected_type == "float" and type(value) is int:
         value = float(value)
-    if type(value) is not TYPES.get(wanted, type(value)) or (
-        wanted.startswith("Mapping") and not isinstance(value, Mapping)
+    if type(value) is not TYPES.get(expected_type, type(value)) or (
+        expected_type.startswith("Mapping") and not isinstance(value, Mapping)
     ):
-        raise error(f"{name}={value!r} must be of type {wanted}")
+        raise error(f"{name}={value!r} must be of type {expected_type}")
     for bound, (phrase, holds) in _BOUNDS.items():
         if bound in entry.metadata and not holds(value, entry.metadata[bound]):
             shown = entry.metadata[bound]
@@ -79,12 +79,12 @@ def options_of(
     types: Mapping[str, Any] | None = None,
     defaults: Callable[[str], str] | None = None,
 ) -> Callable[..., Any]:
-    """An option for each field of a class that is made of `wqk_lab.training.declared.option`.
+    """Return an option for each field of a class whose fields are made by `option`.
 
-    ``types`` parse fields that are not plain text or numbers; with ``defaults``, which tells a
+    ``types`` parse fields that are not text or numbers; with ``defaults``, which distinguishes a
     field's default for the help, options have none themselves.
     """
-    told = described(owner, "Attributes")[1]
+    descriptions = described(owner, "Attributes")[1]
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         for entry in reversed(fields(owner)):
@@ -98,7 +98,7 @@ def options_of(
                 type=(types or {}).get(name, kind),
                 metavar=about.get("metavar"),
                 default=None if defaults else entry.default,
-                help=told[name] + (defaults(name) if defaults else ""),
+                help=descriptions[name] + (defaults(name) if defaults else ""),
             )(function)
         return function
 

@@ -23,7 +23,7 @@
     from = "random"               # continues that cell's runs; seeds, corpus and recipe are theirs
     objective = "causal"
 
-A ``config`` is a file beside this one, or a table.
+A ``config`` is a file next to this one, or a table.
 
 Runs are ordered by seed, so that comparisons between cells are complete early.
 """
@@ -79,7 +79,7 @@ class Trial:
 
     @property
     def done(self) -> bool:
-        """Whether it has a checkpoint at its goal or after."""
+        """True if the run has a checkpoint at its goal or later."""
         saved = checkpoints_in(self.folder) if self.folder.is_dir() else []
         return any(step >= self.goal for step, _ in saved)
 
@@ -90,11 +90,11 @@ class Trial:
 
     @property
     def log(self) -> Path:
-        """What the command prints."""
+        """The log of the command."""
         return self.folder / "log.txt"
 
     def command(self, threads: int) -> list[str]:
-        """The command that trains or resumes it."""
+        """Return the command that trains or resumes it."""
         train = [sys.executable, "-m", "wqk", "lab", "train", "--out", str(self.folder)]
         train += ["--corpus", str(self.corpus), "--stop", str(self.goal)]
         train += ["--threads", str(self.threads or threads)]
@@ -118,7 +118,7 @@ class Trial:
 def read_experiments(
     path: str | PathLike[str], corpora: str | PathLike[str], out: str | PathLike[str]
 ) -> list[Trial]:
-    """The runs of a file of experiments, in training order.
+    """Return the runs of a file of experiments, in training order.
 
     Raises
     ------
@@ -177,7 +177,7 @@ def read_experiments(
 def _trials(
     cell: Mapping[str, Any], trials: Sequence[tuple[int, Trial]], corpora: Path, out: Path
 ) -> list[tuple[int, Trial]]:
-    """The runs of a cell with their places; each that continues another's run has its place."""
+    """Return the runs of a cell with their places; a run that continues another has its place."""
     values = {name.replace("-", "_"): value for name, value in cell.items()}
     before = values.pop("from", None)
     parents = {trial.recipe.seed: (at, trial) for at, trial in trials if trial.cell == before}
@@ -203,7 +203,7 @@ def _trials(
         raise RunError(f"the seeds of a cell must be distinct; got {seeds}")
     if threads is not None and (type(threads) is not int or threads < 1):
         raise RunError(f"threads must be 1 or more; got {threads!r}")
-    found = []
+    trials = []
     for at, seed in enumerate(seeds):
         parent = None
         if parents:
@@ -220,8 +220,8 @@ def _trials(
             raise RunError(f"stop must be one of the {recipe.steps} steps; got {stop!r}")
         store = parent.corpus if parent and corpus is None else corpora / corpus
         run, continued_run = out / f"{name}-{seed}", parent.folder if parent else None
-        found.append((at, Trial(name, recipe, store, run, goal, threads, continued_run)))
-    return found
+        trials.append((at, Trial(name, recipe, store, run, goal, threads, continued_run)))
+    return trials
 
 
 def run_experiments(
@@ -340,7 +340,7 @@ def measured_speed(trials: Iterable[Trial]) -> float | None:
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that this process may use, by their names in ``CUDA_VISIBLE_DEVICES``."""
+    """Return the GPUs that this process may use, by their names in ``CUDA_VISIBLE_DEVICES``."""
     with required_by("training"):
         import torch
 

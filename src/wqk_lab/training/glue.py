@@ -79,7 +79,7 @@ def fine_tune(
     MissingPackage
         PyTorch or transformers is not installed.
     """
-    how, folder = how or FineTuning(), str(model)
+    settings, folder = how or FineTuning(), str(model)
     if (Path(model) / SETTINGS).is_file():
         checkpoints = open_run(model).checkpoints
         if not checkpoints:
@@ -94,14 +94,14 @@ def fine_tune(
             torch.manual_seed(seed)
             tokenizer, network = _load(folder, task)
             network.to(device)
-            _train(network, tokenizer, task, how, seed)
-            results.append(judge(task, _predict(network, tokenizer, task, how)))
+            _train(network, tokenizer, task, settings, seed)
+            results.append(judge(task, _predict(network, tokenizer, task, settings)))
     values = {name: tuple(result[name] for result in results) for name in task.metrics}
     return TaskResult(str(model), task.name, tuple(seeds), values)
 
 
-def differences(one: TaskResult, other: TaskResult, metric: str) -> Paired:
-    """One model's metric subtracted from the other's, seed by seed.
+def differences(candidate: TaskResult, reference: TaskResult, metric: str) -> Paired:
+    """Subtract one model's metric from the other's, seed by seed.
 
     Examples
     --------
@@ -110,7 +110,7 @@ def differences(one: TaskResult, other: TaskResult, metric: str) -> Paired:
     >>> round(differences(one, other, "matthews").mean, 3)
     0.075
     """
-    sides = (dict(zip(of.seeds, of.metrics[metric], strict=True)) for of in (one, other))
+    sides = (dict(zip(of.seeds, of.metrics[metric], strict=True)) for of in (candidate, reference))
     return paired([after - before for before, after in by_seed(*sides).values()])
 
 
@@ -128,15 +128,14 @@ def over_runs(start: str, results: Mapping[int, TaskResult]) -> TaskResult:
     ((1, 2), [0.15, 0.3])
     """
     first, *_ = results.values()
-    metrics = {
-        name: tuple(fmean(result.metrics[name]) for result in results.values())
-        for name in first.metrics
-    }
+    metrics = {}
+    for name in first.metrics:
+        metrics[name] = tuple(fmean(result.metrics[name]) for result in results.values())
     return TaskResult(start, first.task, tuple(results), metrics)
 
 
 def by_start(models: Sequence[str | PathLike[str]]) -> dict[str, dict[int, str]]:
-    """Training runs by their initialization, the random one first, and by seed of pre-training.
+    """Combine runs of one initialization into a result with a value for each seed.
 
     RunError unless they are runs of two initializations of one recipe, with the same seeds and at
     the same step.
@@ -150,10 +149,12 @@ def by_start(models: Sequence[str | PathLike[str]]) -> dict[str, dict[int, str]]
     }
     seeds = [[seed for seed, _ in group] for group in groups.values()]
     if len(groups) > 2 or seeds[0] != seeds[1] or len(set(seeds[0])) < len(seeds[0]):
-        found = "; ".join(f"{start} {own}" for start, own in zip(groups, seeds, strict=True))
+        listed = "; ".join(
+            f"{start} {seeds_of_start}" for start, seeds_of_start in zip(groups, seeds, strict=True)
+        )
         raise RunError(
             "glue with more than two models compares two initializations, each with the same "
-            f"seeds of pre-training, each once; got {found}"
+            f"seeds of pre-training, each once; got {listed}"
         )
     steps = {step for run in runs.values() for step, _ in run.checkpoints[-1:]}
     if len(steps) > 1:
@@ -191,7 +192,7 @@ def _load(folder: str, task: SentenceTask) -> tuple[Any, Any]:
 
 
 def _mark_texts(tokenizer: Any, folder: str) -> None:
-    """Let a tokenizer put separators around texts, if it adds nothing that tells pairs apart."""
+    """Let a tokenizer put separators around texts, if it adds nothing that separates pairs."""
     if tokenizer.num_special_tokens_to_add(pair=True) > 1:
         return
     first, between = tokenizer.cls_token or tokenizer.sep_token, tokenizer.sep_token
@@ -211,25 +212,29 @@ def _mark_texts(tokenizer: Any, folder: str) -> None:
     )
 
 
-def _train(network: Any, tokenizer: Any, task: SentenceTask, how: FineTuning, seed: int) -> None:
+def _train(
+    network: Any, tokenizer: Any, task: SentenceTask, settings: FineTuning, seed: int
+) -> None:
     import torch
     from transformers import get_linear_schedule_with_warmup
 
-    if how.epochs < 1:
-        raise RunError(f"epochs must be at least 1, got {how.epochs}: a new head answers at random")
+    if settings.epochs < 1:
+        raise RunError(
+            f"epochs must be at least 1, got {settings.epochs}: a new head answers at random"
+        )
     rows, rng = len(task.train.labels), np.random.default_rng(seed)
-    steps = how.epochs * -(-rows // how.batch)
-    optimizer = torch.optim.AdamW(network.parameters(), how.learning_rate, weight_decay=0.01)
+    steps = settings.epochs * -(-rows // settings.batch)
+    optimizer = torch.optim.AdamW(network.parameters(), settings.learning_rate, weight_decay=0.01)
     schedule = get_linear_schedule_with_warmup(optimizer, int(0.06 * steps), steps)
     labels = torch.tensor(
         task.train.labels, dtype=torch.float32 if task.classes is None else torch.long
     )
     network.train()
-    for _ in range(how.epochs):
+    for _ in range(settings.epochs):
         order = rng.permutation(rows)
-        for start in range(0, rows, how.batch):
-            chosen = order[start : start + how.batch]
-            batch = _encode(tokenizer, [task.train.texts[i] for i in chosen], network, how)
+        for start in range(0, rows, settings.batch):
+            chosen = order[start : start + settings.batch]
+            batch = _encode(tokenizer, [task.train.texts[i] for i in chosen], network, settings)
             loss = network(**batch, labels=labels[chosen].to(network.device)).loss
             if not torch.isfinite(loss):
                 raise RunError(f"{task.name}: the loss is {loss.item()}; lower the learning rate")
@@ -240,15 +245,15 @@ def _train(network: Any, tokenizer: Any, task: SentenceTask, how: FineTuning, se
             optimizer.zero_grad()
 
 
-def _predict(network: Any, tokenizer: Any, task: SentenceTask, how: FineTuning) -> list[float]:
+def _predict(network: Any, tokenizer: Any, task: SentenceTask, settings: FineTuning) -> list[float]:
     import torch
 
     texts = task.validation.texts
     network.eval()
     predictions: list[float] = []
     with torch.no_grad():
-        for start in range(0, len(texts), how.batch):
-            batch = _encode(tokenizer, texts[start : start + how.batch], network, how)
+        for start in range(0, len(texts), settings.batch):
+            batch = _encode(tokenizer, texts[start : start + settings.batch], network, settings)
             logits = network(**batch).logits
             best = logits[:, 0] if task.classes is None else logits.argmax(-1)
             predictions += best.tolist()
@@ -256,13 +261,13 @@ def _predict(network: Any, tokenizer: Any, task: SentenceTask, how: FineTuning) 
 
 
 def _encode(
-    tokenizer: Any, texts: Sequence[tuple[str, ...]], network: Any, how: FineTuning
+    tokenizer: Any, texts: Sequence[tuple[str, ...]], network: Any, settings: FineTuning
 ) -> dict[str, Any]:
-    """A batch of texts, padded to the longest and truncated to what model and tokenizer take."""
+    """Encode a batch of texts, padded to the longest, truncated to the model's limit."""
     types = (getattr(network.config, "type_vocab_size", 0) or 0) > 1
-    positions = getattr(network.config, "max_position_embeddings", None) or how.length
+    positions = getattr(network.config, "max_position_embeddings", None) or settings.length
     sides: Iterator[tuple[str, ...]] = zip(*texts, strict=True)
-    most = min(how.length, positions, tokenizer.model_max_length)
+    most = min(settings.length, positions, tokenizer.model_max_length)
     form = {"padding": True, "return_tensors": "pt", "return_token_type_ids": types}
     encoded = tokenizer(*map(list, sides), truncation=True, max_length=most, **form)
     names = ("input_ids", "attention_mask", *(["token_type_ids"] if types else []))

@@ -46,8 +46,8 @@ class SentenceTask:
     @property
     def metrics(self) -> tuple[str, ...]:
         """Names of the metrics; tables with one number show the first."""
-        other = ("pearson", "spearman") if self.classes is None else ("accuracy",)
-        return METRICS.get(self.name, other)
+        default = ("pearson", "spearman") if self.classes is None else ("accuracy",)
+        return METRICS.get(self.name, default)
 
 
 def read_task(path: Path) -> SentenceTask:
@@ -74,20 +74,20 @@ def read_task(path: Path) -> SentenceTask:
     if path.is_dir():
         rows = [_rows(path / f"{split}.jsonl") for split in ("train", "validation")]
     else:
-        whole = _rows(path)
-        rows = [[row for n, row in enumerate(whole) if (n % 5 == 4) == held] for held in (0, 1)]
+        all_rows = _rows(path)
+        held_out = all_rows[4::5]
+    rows = [[row for number, row in enumerate(all_rows) if number % 5 != 4], held_out]
     if not all(rows):
         raise CorpusError(f"{path}: a task needs training rows and validation rows; got too few")
-    own = path.name.removesuffix(".jsonl")
-    labels, classes = _classes([label for some in rows for _, label in some], path)
-    train, validation = (
-        Split([texts for texts, _ in some], each)
-        for some, each in zip(rows, (labels[: len(rows[0])], labels[len(rows[0]) :]), strict=True)
-    )
+    task_name = path.name.removesuffix(".jsonl")
+    labels, classes = _classes([label for _, label in itertools.chain.from_iterable(rows)], path)
+    count = len(rows[0])
+    train = Split([texts for texts, _ in rows[0]], labels[:count])
+    validation = Split([texts for texts, _ in rows[1]], labels[count:])
     if len({len(texts) for texts in (*train.texts, *validation.texts)}) > 1:
         raise CorpusError(f"{path}: all rows must have one text, or all two; got both")
-    known = {*validation.texts}
-    new = [k for k, texts in enumerate(train.texts) if texts not in known]
+    validation_texts = {*validation.texts}
+    new = [k for k, texts in enumerate(train.texts) if texts not in validation_texts]
     train = Split([train.texts[k] for k in new], [train.labels[k] for k in new])
     if len(set(train.labels)) < 2:
         raise CorpusError(
@@ -95,7 +95,7 @@ def read_task(path: Path) -> SentenceTask:
             f"rows that validation does not have; got {set(train.labels) or 'no row'}"
         )
     shared = len(rows[0]) - len(new)
-    return SentenceTask(own, train, validation, classes, shared)
+    return SentenceTask(task_name, train, validation, classes, shared)
 
 
 def _classes(labels: Sequence[float | str], path: Path) -> tuple[list[float], int | None]:
@@ -108,14 +108,14 @@ def _classes(labels: Sequence[float | str], path: Path) -> tuple[list[float], in
     numbers = [float(label) for label in labels]
     if any(number % 1 for number in numbers):
         return numbers, None
-    found = sorted({int(number) for number in numbers})
-    if len(found) > 1 and found != [*range(len(found))]:
+    class_numbers = sorted({int(number) for number in numbers})
+    if len(class_numbers) > 1 and class_numbers != [*range(len(class_numbers))]:
         raise CorpusError(
             f"{path}: the classes are numbered from 0 without gaps; got the labels "
-            f"{', '.join(map(str, found[:6]))}: number them so, name them, or, if they are "
+            f"{', '.join(map(str, class_numbers[:6]))}: number them so, name them, or, if they are "
             "quantities to predict, scale them so that some have a fraction"
         )
-    return [int(number) for number in numbers], max(len(found), 2)
+    return [int(number) for number in numbers], max(len(class_numbers), 2)
 
 
 def _rows(path: Path) -> list[tuple[tuple[str, ...], float | str]]:
@@ -140,7 +140,7 @@ def _rows(path: Path) -> list[tuple[tuple[str, ...], float | str]]:
 
 
 def judge(task: SentenceTask, predictions: Sequence[float]) -> dict[str, float]:
-    """The task's metrics, from −1 or 0 to 1.
+    """Return the task's metrics, from −1 or 0 to 1.
 
     A correlation with predictions that are all equal is 0.
 
@@ -154,18 +154,18 @@ def judge(task: SentenceTask, predictions: Sequence[float]) -> dict[str, float]:
         from scipy import stats  # type: ignore[import-untyped]
         from sklearn import metrics  # type: ignore[import-untyped]
     labels = task.validation.labels
-    known = {
+    metric_functions = {
         "accuracy": metrics.accuracy_score,
-        "f1": lambda wanted, got: metrics.f1_score(wanted, got, zero_division=0),
+        "f1": lambda expected, predicted: metrics.f1_score(expected, predicted, zero_division=0),
         "matthews": metrics.matthews_corrcoef,
-        "pearson": lambda wanted, got: stats.pearsonr(wanted, got).statistic,
-        "spearman": lambda wanted, got: stats.spearmanr(wanted, got).statistic,
+        "pearson": lambda expected, predicted: stats.pearsonr(expected, predicted).statistic,
+        "spearman": lambda expected, predicted: stats.spearmanr(expected, predicted).statistic,
     }
     constant = len(set(predictions)) == 1
     return {
         name: 0.0
         if constant and name in ("pearson", "spearman")
-        else float(known[name](labels, predictions))
+        else float(metric_functions[name](labels, predictions))
         for name in task.metrics
     }
 
@@ -191,14 +191,14 @@ def baselines(task: SentenceTask) -> dict[str, dict[str, float]]:
     else:
         constant = max(sorted(set(task.train.labels)), key=list(task.train.labels).count)
         model = linear_model.LogisticRegression(max_iter=1000)
-    words = text.CountVectorizer(analyzer=_features, binary=True, min_df=2)
+    vectorizer = text.CountVectorizer(analyzer=_features, binary=True, min_df=2)
     try:
-        seen = words.fit_transform(task.train.texts)
+        seen = vectorizer.fit_transform(task.train.texts)
     except ValueError:  # nothing occurs twice
-        words.min_df = 1
-        seen = words.fit_transform(task.train.texts)
+        vectorizer.min_df = 1
+        seen = vectorizer.fit_transform(task.train.texts)
     model.fit(seen, task.train.labels)
-    predicted = model.predict(words.transform(task.validation.texts))
+    predicted = model.predict(vectorizer.transform(task.validation.texts))
     return {
         "majority": judge(task, [constant] * count),
         "bag of words": judge(task, predicted.tolist()),
@@ -209,9 +209,9 @@ def _features(texts: tuple[str, ...]) -> list[str]:
     """Words and pairs of words; of two texts, which words both have."""
     features: list[str] = []
     bags = [text.lower().split() for text in texts]
-    for number, words in enumerate(bags):
-        pairs = (" ".join(pair) for pair in itertools.pairwise(words))
-        features += [f"{number}:{feature}" for feature in (*words, *pairs)]
+    for number, bag in enumerate(bags):
+        pairs = (" ".join(pair) for pair in itertools.pairwise(bag))
+        features += [f"{number}:{feature}" for feature in (*bag, *pairs)]
     if len(bags) == 2:
         first, second = map(set, bags)
         features += [f"both:{word}" for word in first & second]

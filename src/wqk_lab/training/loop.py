@@ -190,7 +190,7 @@ def run_loop(
 
 
 def pays_to_compile(recipe: Recipe) -> bool:
-    """Whether a run has so many passes that compiling takes less time on a GPU than it saves.
+    """Return whether a run has enough passes for compiling to save time on a GPU.
 
     By the whole recipe, so that a run that is resumed computes as it began.
 
@@ -228,7 +228,7 @@ def make_optimizer(model: PreTrainedModel, recipe: Recipe) -> torch.optim.Optimi
 
 
 def learning_rate(recipe: Recipe, done: int) -> float:
-    """The learning rate of the update that follows ``done`` others.
+    """Return the learning rate of the update that follows ``done`` others.
 
     Examples
     --------
@@ -261,11 +261,13 @@ def training_batches(
     device = accelerator.device
     generator = torch.Generator(device)
     share = recipe.batch // accelerator.num_processes
-    own = slice(accelerator.process_index * share, (accelerator.process_index + 1) * share)
+    share_of_process = slice(
+        accelerator.process_index * share, (accelerator.process_index + 1) * share
+    )
 
     def read(index: int) -> torch.Tensor:
         blocks = rows.drawn(recipe.batch, seed=recipe.seed, index=index)
-        batch = torch.from_numpy(blocks[own])
+        batch = torch.from_numpy(blocks[share_of_process])
         return batch.pin_memory() if device.type == "cuda" else batch
 
     first, last = (recipe.batches_before + n * recipe.accumulation for n in (begin, end))
@@ -275,7 +277,10 @@ def training_batches(
             blocks, upcoming = upcoming.result(), reader.submit(read, index + 1)
             generator.manual_seed(stream_seed(recipe.seed, MASKS, index))
             draws = objective.draw(recipe.batch, recipe.block, generator)
-            yield blocks.to(device, non_blocking=True), tuple(draw[own] for draw in draws)
+            yield (
+                blocks.to(device, non_blocking=True),
+                tuple(draw[share_of_process] for draw in draws),
+            )
 
 
 def held_out_loss(

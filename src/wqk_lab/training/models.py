@@ -78,17 +78,19 @@ def build_model(
         return model
 
 
-def available_precision(wanted: str) -> str:
-    """The precision, if the device supports it; float32 on a CPU, so that runs are reproducible."""
+def available_precision(precision: str) -> str:
+    """Return the precision if the device supports it; float32 on a CPU, which is reproducible."""
     import torch
 
-    if not torch.cuda.is_available() or (wanted == "bf16" and not torch.cuda.is_bf16_supported()):
+    if not torch.cuda.is_available() or (
+        precision == "bf16" and not torch.cuda.is_bf16_supported()
+    ):
         return "float32"
-    return wanted
+    return precision
 
 
 def read_configuration(path: Path) -> dict[str, Any]:
-    """A transformers configuration from a JSON file; RunError if there is none."""
+    """Return a transformers configuration from a JSON file; RunError if there is none."""
     try:
         config = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -102,7 +104,7 @@ def read_configuration(path: Path) -> dict[str, Any]:
 
 
 def _configuration(recipe: Recipe) -> dict[str, Any]:
-    """The recipe's values under the names of BERT and its pre-norm variant."""
+    """Return the recipe's values under the names of BERT and its pre-norm variant."""
     before = recipe.norm == "pre"
     return {
         "hidden_size": recipe.width,
@@ -121,7 +123,7 @@ def _configuration(recipe: Recipe) -> dict[str, Any]:
 
 
 def _own_model(recipe: Recipe, tokens: Mapping[str, Any]) -> PreTrainedModel:
-    """The model of the user's configuration, with this vocabulary."""
+    """Return the model of the user's configuration, with this vocabulary."""
     import transformers
 
     values = {**(recipe.config or {}), **tokens, "is_decoder": recipe.mode == "decoder"}
@@ -244,7 +246,7 @@ def thin_out(folder: Path, newest: int, recipe: Recipe) -> None:
 
 
 def tokenizer_files(corpus: TokenStore, block: int) -> dict[str, bytes]:
-    """The files that transformers' AutoTokenizer needs in a checkpoint's folder, by name."""
+    """Return the files that transformers' AutoTokenizer needs in a checkpoint's folder, by name."""
     from tokenizers import Tokenizer
 
     try:

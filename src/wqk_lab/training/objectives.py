@@ -28,7 +28,7 @@ BLOCKS, MASKS, HELD_OUT_MASKS, DROPOUT = range(4)
 
 
 def stream_seed(seed: int, stream: int, index: int) -> int:
-    """A seed for one draw of one stream of a run."""
+    """Return a seed for one draw of one stream of a run."""
     state = np.random.SeedSequence((seed, stream, index)).generate_state(1, np.uint64)
     return int(state[0] >> np.uint64(1))
 
@@ -138,7 +138,7 @@ class Objective:
     padding: int | None = None  # pads rows, is neither attended to nor predicted
 
     def draw(self, batch: int, block: int, generator: Generator) -> tuple[Tensor, ...]:
-        """The random numbers of one batch: tensors with one row for each of B blocks."""
+        """Return the random numbers of one batch: tensors with one row for each of B blocks."""
         import torch
 
         if self.name == "causal":
@@ -152,7 +152,7 @@ class Objective:
         return order, fate, torch.randint(self.vocabulary_size, chosen, **on)
 
     def task(self, blocks: Tensor, draws: tuple[Tensor, ...]) -> Task:
-        """The task for blocks (B, N), from as many rows of `draw`."""
+        """Return the task for blocks (B, N), from as many rows of `draw`."""
         import torch
 
         block, first = blocks.shape[1], self._first
@@ -175,9 +175,9 @@ class Objective:
             shown = torch.where(fate < 0.8, shown, kept_or_random)
         if visible is not None:
             lengths = visible[:, first:].sum(1, keepdim=True)
-            wanted = (self.mask_share * lengths).round().clamp(min=1)
+            count = (self.mask_share * lengths).round().clamp(min=1)
             rank = torch.arange(chosen.shape[1], device=blocks.device)
-            counts = (rank < wanted) & visible.gather(1, chosen)
+            counts = (rank < count) & visible.gather(1, chosen)
             shown = torch.where(counts, shown, targets)
             targets = targets.masked_fill(~counts, IGNORED)
         rows = _flat(chosen - first, blocks)

@@ -58,18 +58,18 @@ def _stream_width(chosen: Mapping[str, Any]) -> float:
     """Width of the model, from the recipe or its configuration."""
     config = chosen["config"] or {}
     named = [chosen["width"], *(config.get(name) for name in ("hidden_size", "n_embd", "d_model"))]
-    known = (width for width in named if isinstance(width, int) and width > 0)
-    return float(next(known, SIZES["mini"]["width"]))
+    widths = (width for width in named if isinstance(width, int) and width > 0)
+    return float(next(widths, SIZES["mini"]["width"]))
 
 
 def _times(number: int) -> Callable[[Mapping[str, Any]], int]:
-    """The interval, in steps, of what happens this many times in a run."""
+    """Return the interval, in steps, of what happens this many times in a run."""
     return lambda chosen: max(1, chosen["steps"] // number)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What to train, on what task, and how; build one with `make_recipe`.
+    """Recipe of a training run: model, task, optimizer; build one with `make_recipe`.
 
     The sizes, ``norm``, ``dropout`` and ``initial_std`` are None if ``config`` holds your
     own transformers configuration. Runs recorded before a field existed have its default. Each
@@ -236,17 +236,17 @@ class Recipe:
                 raise _wrong(message.format(**asdict(self)))
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, as values for JSON."""
+        """Return the fields, as values for JSON."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Recipe:
-        """The recipe from the values of `to_json`; RunError if fields are missing or wrong."""
+        """Return the recipe with the values of `to_json`; RunError if fields are wrong."""
         if not isinstance(values, Mapping):
             raise _wrong(f"expected a JSON object, got {values!r}")
         needed = {entry.name for entry in fields(cls) if entry.default is MISSING}
-        known = {entry.name for entry in fields(cls)}
-        if odd := sorted((needed - set(values)) | (set(values) - known)):
+        field_names = {entry.name for entry in fields(cls)}
+        if odd := sorted((needed - set(values)) | (set(values) - field_names)):
             raise _wrong(f"fields are missing or unknown: {', '.join(odd)}")
         return cls(**values)
 
@@ -274,14 +274,14 @@ class Recipe:
         return {*range(self.save_every, self.steps, self.save_every), *self.kept_steps}
 
 
-def differences(left: Recipe, right: Recipe) -> list[str]:
-    """The fields in which two recipes differ, as ``name: left → right``."""
-    before, after = left.to_json(), right.to_json()
-    return [f"{n}: {before[n]} → {after[n]}" for n in before if before[n] != after[n]]
+def differences(before: Recipe, after: Recipe) -> list[str]:
+    """Name the fields in which two recipes differ, as ``name: before → after``."""
+    old, new = before.to_json(), after.to_json()
+    return [f"{name}: {old[name]} → {new[name]}" for name in old if old[name] != new[name]]
 
 
 def make_recipe(preset: str = "fast", *, size: str | None = None, **overrides: Any) -> Recipe:
-    """A preset's recipe with your own values, from which its formulas compute the others.
+    """Return a preset's recipe with your own values, from which its formulas compute the others.
 
     Parameters
     ----------
@@ -305,33 +305,35 @@ def make_recipe(preset: str = "fast", *, size: str | None = None, **overrides: A
     0.002
     """
     explicit = given_fields(overrides)
-    _known("preset", preset, PRESETS)
-    own = explicit.get("config") is not None
-    if own and (twice := [name for name in MODEL_FIELDS if name in explicit or size]):
+    _require_known("preset", preset, PRESETS)
+    has_config = explicit.get("config") is not None
+    if has_config and (twice := [name for name in MODEL_FIELDS if name in explicit or size]):
         raise _wrong(f"the configuration determines {', '.join(twice)}; give only one of the two")
     size = size or PRESETS[preset]
-    _known("size", size, SIZES)
-    given = (dict.fromkeys(MODEL_FIELDS) if own else SIZES[size]) | explicit | {"preset": preset}
+    _require_known("size", size, SIZES)
+    settings = (
+        (dict.fromkeys(MODEL_FIELDS) if has_config else SIZES[size]) | explicit | {"preset": preset}
+    )
     chosen: dict[str, Any] = {}
     for entry in fields(Recipe):
         otherwise = entry.metadata.get(preset, entry.metadata.get("formula", entry.default))
-        value = given.get(entry.name, otherwise)
+        value = settings.get(entry.name, otherwise)
         chosen[entry.name] = checked(entry, value(chosen) if callable(value) else value, _wrong)
     return Recipe(**chosen)
 
 
 def given_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that are not None; RunError if one is of no field of a recipe."""
+    """Return the values that are not None; RunError if one is of no field of a recipe."""
     names = [entry.name for entry in fields(Recipe)]
-    given = {name: value for name, value in values.items() if value is not None}
-    if odd := [name for name in given if name not in names]:
+    fields_given = {name: value for name, value in values.items() if value is not None}
+    if odd := [name for name in fields_given if name not in names]:
         raise _wrong(f"no field named {', '.join(odd)}; fields are {', '.join(names)}")
-    return given
+    return fields_given
 
 
-def _known(what: str, name: str, known: Mapping[str, Any]) -> None:
-    if name not in known:
-        raise _wrong(f"{what} must be one of {', '.join(known)}; got {name!r}")
+def _require_known(kind: str, name: str, choices: Mapping[str, Any]) -> None:
+    if name not in choices:
+        raise _wrong(f"{kind} must be one of {', '.join(choices)}; got {name!r}")
 
 
 def _wrong(message: str) -> RunError:

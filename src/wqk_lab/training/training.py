@@ -162,14 +162,14 @@ def train(
     with lock, torch.random.fork_rng([device] if device.type == "cuda" else []):
         if first and not resume:
             settings = _settings(recipe, store, model, start, accelerator)
-            own = {} if before is None else {"parent": before.settings()}
-            create_run(folder, {**settings, **own})
+            parent_settings = {} if before is None else {"parent": before.settings()}
+            create_run(folder, {**settings, **parent_settings})
         elif first:
             begun_in = open_run(folder).settings.get("environment", {})
             _tell_changes(folder, begun_in, _environment(recipe, accelerator))
         saved = checkpoints_in(folder) if resume else []
-        whole = [(step, path) for step, path in saved if step and (path / OPTIMIZER).is_file()]
-        checkpoint = whole[-1] if whole else None
+        complete = [(step, path) for step, path in saved if step and (path / OPTIMIZER).is_file()]
+        checkpoint = complete[-1] if complete else None
         seconds = _rewind(folder, checkpoint, recipe) if first else 0.0
         if report_to:
             name = folder.resolve().name
@@ -202,35 +202,37 @@ def _parent(
     from wqk_lab.training.conversion import open_parent
 
     if resume:
-        known = open_run(folder).settings.get("parent")
-        if known is None or any((path / OPTIMIZER).is_file() for _, path in checkpoints_in(folder)):
+        recorded = open_run(folder).settings.get("parent")
+        if recorded is None or any(
+            (path / OPTIMIZER).is_file() for _, path in checkpoints_in(folder)
+        ):
             return None
-        found = open_parent(known["folder"])
-        if found.fingerprint != known["fingerprint"]:
+        opened = open_parent(recorded["folder"])
+        if opened.fingerprint != recorded["fingerprint"]:
             raise RunError(
                 f"{folder}: has no checkpoint to resume from, and the weights it began with, those "
-                f"of {found.checkpoint}, are no longer there; train it again"
+                f"of {opened.checkpoint}, are no longer there; train it again"
             )
-        return found
-    wanted = None if recipe is None else recipe.parent
-    if (wanted is None) != (parent is None):
+        return opened
+    recipe_parent = None if recipe is None else recipe.parent
+    if (recipe_parent is None) != (parent is None):
         raise RunError(
             "a recipe that continues a run needs the folder of that run as parent, and no other "
             f"recipe does; got {parent}"
         )
-    if wanted is None or parent is None:
+    if recipe_parent is None or parent is None:
         return None
-    found = open_parent(parent)
-    if found.recipe.to_json() != wanted["recipe"]:
-        changes = "; ".join(differences(Recipe.from_json(wanted["recipe"]), found.recipe))
+    opened = open_parent(parent)
+    if opened.recipe.to_json() != recipe_parent["recipe"]:
+        changes = "; ".join(differences(Recipe.from_json(recipe_parent["recipe"]), opened.recipe))
         raise RunError(f"{parent}: is not the run that the recipe continues ({changes})")
-    return found
+    return opened
 
 
 def _recipe_and_store(
     recipe: Recipe | None, corpus: str | PathLike[str] | None, folder: Path, resume: bool
 ) -> tuple[Recipe, TokenStore]:
-    """The recipe and the corpus; if resuming, the run's own."""
+    """Return the recipe and the corpus; if resuming, the run's own."""
     from wqk_lab.training.corpus.store import TokenStore
 
     if not resume:
@@ -244,9 +246,9 @@ def _recipe_and_store(
             f"{folder}: a run resumes with its own recipe; this one differs in {'; '.join(changed)}"
         )
     store = TokenStore.open(run.corpus["folder"] if corpus is None else corpus)
-    if store.fingerprint != (own := run.corpus["fingerprint"]):
+    if store.fingerprint != (fingerprint := run.corpus["fingerprint"]):
         raise RunError(
-            f"{folder}: a run resumes on its own corpus, {own[:12]}; "
+            f"{folder}: a run resumes on its own corpus, {fingerprint[:12]}; "
             f"{store.folder} is {store.fingerprint[:12]}"
         )
     return before, store
@@ -273,7 +275,7 @@ def _settings(
     start: Initialization,
     accelerator: Any,
 ) -> dict[str, Any]:
-    """The contents of ``run.json``."""
+    """Return the contents of ``run.json``."""
     return {
         "schema_version": 1,
         "recipe": recipe.to_json(),
@@ -326,7 +328,7 @@ def _environment(recipe: Recipe, accelerator: Any) -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """The processor's name; libraries choose kernels by it."""
+    """Return the processor's name; libraries choose kernels by it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

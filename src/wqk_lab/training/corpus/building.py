@@ -1,6 +1,6 @@
 """Building a token store from text: read, hold out, learn, tokenize, write.
 
-Documents are copied into shards of about equal size, in a folder beside the store that is removed
+Documents are copied into shards of about equal size, in a folder next to the store that is removed
 in the end, and each shard is tokenized on its own, so that a build uses all cores.
 """
 
@@ -66,7 +66,7 @@ class CorpusProgress:
     share: float | None = None
 
     def plus(self, documents: int, characters: int, tokens: int = 0) -> CorpusProgress:
-        """The progress after so much more."""
+        """Return the progress after further work."""
         return replace(
             self,
             documents=self.documents + documents,
@@ -154,7 +154,7 @@ def build_corpus(
 
 
 def _documents(folder: Path) -> list[Path]:
-    """The shards of documents of a build, in order; each one's tokens lie beside it."""
+    """Return the shards of documents of a build, in order; the tokens of a shard lie next to it."""
     return sorted(folder.glob("*.texts"))
 
 
@@ -221,7 +221,7 @@ def _shards(sources: Sequence[Source], options: CorpusOptions) -> Iterator[pl.Da
 
 
 def _held_out(work: Path, options: CorpusOptions) -> int:
-    """The hash below which documents are held out."""
+    """Return the hash below which documents are held out."""
     hashes = np.concatenate([_load(shard, "hash")["hash"] for shard in _documents(work)])
     count = options.count_held_out(len(hashes))
     distinct = np.unique(hashes)
@@ -237,7 +237,7 @@ def _held_out(work: Path, options: CorpusOptions) -> int:
 def _make_tokenizer(
     work: Path, options: CorpusOptions, held_out: int, threads: bool, tell: Tell
 ) -> str:
-    """The requested tokenizer; if it is learned, then from training text alone."""
+    """Return the requested tokenizer; if it is learned, then from training text alone."""
     tell(CorpusProgress("learning"))
 
     def texts() -> Iterator[list[str]]:
@@ -278,10 +278,10 @@ def _tokenize(work: Path, encoder: Encoder, jobs: int, tell: Tell) -> None:
 
 def _chunks(work: Path, is_held_out: bool, held_out: int) -> Iterator[Chunk]:
     """All tokens of a split, shard by shard."""
-    own = pl.col("hash") < held_out if is_held_out else pl.col("hash") >= held_out
+    in_split = pl.col("hash") < held_out if is_held_out else pl.col("hash") >= held_out
     for shard in _documents(work):
         frame = _load(shard, "hash", "length").hstack(_load(shard.with_suffix(".tokens")))
-        frame = frame.filter(own)
+        frame = frame.filter(in_split)
         yield Chunk(
             frame["tokens"].explode().drop_nulls().to_numpy(),
             frame["tokens"].list.len().to_numpy(),

@@ -1,7 +1,7 @@
-"""Where text comes from: files, folders, Hub data sets, and the named corpora.
+"""Sources of text: files, folders, Hub data sets, and the named corpora.
 
 `datasets` reads CSV, Parquet and the Hub. Plain text and JSON Lines are read here, line by line: a
-line's length is bounded, columns other than the text may change type, and a lone surrogate does
+line's length is bounded, columns besides the text may change type, and a lone surrogate does
 not invalidate the file.
 """
 
@@ -56,7 +56,7 @@ class Source:
 
 
 def find_source(text: str, subset: str | None, split: str | None) -> Source:
-    """The source that a command-line argument names; CorpusError if it names none.
+    """Return the source that a command-line argument names; CorpusError if it names none.
 
     Examples
     --------
@@ -90,7 +90,7 @@ def find_source(text: str, subset: str | None, split: str | None) -> Source:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """The text files of a folder and those below it, but for hidden ones."""
+    """Return the text files of a folder and those below it, but for hidden ones."""
     inside = (path for path in folder.rglob("*") if is_readable(path) and path.is_file())
     hidden = re.compile(r"(^|/)\.")
     files = sorted(p for p in inside if not hidden.search(p.relative_to(folder).as_posix()))
@@ -101,7 +101,7 @@ def _files_in(folder: Path) -> list[Path]:
 
 @cache
 def _named() -> dict[str, dict[str, str]]:
-    """The named corpora, from the table next to this file."""
+    """Return the named corpora, from the table next to this file."""
     return tomllib.loads(Path(__file__).with_name("sources.toml").read_text(encoding="utf-8"))
 
 
@@ -110,7 +110,7 @@ def _formats() -> str:
 
 
 def _from_hub(name: str, hub: Mapping[str, Any], field: str | None) -> Iterator[str]:
-    """The texts of a data set, streamed."""
+    """Yield the texts of a data set, streamed."""
     advice = "; " + hub.get("instead", "fetch its files elsewhere, and pass their folder")
     files: dict[str, Any] = {}
     _require_network(name, hub, advice)
@@ -137,7 +137,7 @@ def _require_network(name: str, hub: Mapping[str, Any], advice: str) -> None:
 
 
 def read_documents(path: Path, field: str, document: str) -> Iterator[str]:
-    r"""The texts of a file, in order; CorpusError if one cannot be read or exceeds `LONGEST`.
+    r"""Yield the texts of a file, in order; CorpusError if one cannot be read or exceeds `LONGEST`.
 
     ``field`` names the text in JSON, CSV and Parquet; ``document`` says what a document is in
     plain text: the ``file``, a ``paragraph`` between blank lines, or a ``line``.
@@ -166,7 +166,7 @@ def read_documents(path: Path, field: str, document: str) -> Iterator[str]:
 
 
 def read_rows(
-    what: str,
+    kind: str,
     field: str,
     builder: str,
     advice: str = "",
@@ -174,32 +174,32 @@ def read_rows(
     split: str = "train",
     **options: Any,
 ) -> Iterator[str]:
-    """A column of text from a data set, streamed by the datasets library.
+    """Yield a column of text from a data set, streamed by the datasets library.
 
     ``what`` and ``advice`` begin and end the message if it cannot be read; ``builder``, ``split``
     and ``options`` are those of `datasets.load_dataset`.
     """
-    with required_by(f"{what}:"):
+    with required_by(f"{kind}:"):
         import datasets  # type: ignore[import-untyped]
     try:
         with _silent():
             rows = datasets.load_dataset(builder, streaming=True, split=split, **options)
             for number, row in enumerate(rows, 1):
-                yield _text(row, field, f"{what}, row {number}")
+                yield _text(row, field, f"{kind}, row {number}")
     except WqkError:
         raise
     except Exception as error:  # the library raises whatever its formats and the network raise
         reason = all_lines(error, 160)
-        raise CorpusError(f"{what}: cannot be read ({reason}){advice}") from None
+        raise CorpusError(f"{kind}: cannot be read ({reason}){advice}") from None
 
 
 def is_readable(path: Path) -> bool:
-    """Whether a file's name has the ending of a known text format."""
+    """Return whether a file's name has the ending of a known text format."""
     return ending(path) in FORMATS
 
 
 def ending(path: Path) -> str:
-    """The file name's ending for the format, without that for compression.
+    """Return the file name's ending for the format, without that for compression.
 
     Examples
     --------
@@ -278,8 +278,8 @@ def _no_field(where: str, field: str, names: list[str]) -> CorpusError:
     )
 
 
-def _too_long(path: Path, what: str, advice: str) -> CorpusError:
-    return CorpusError(f"{path}: a {what} of more than {LONGEST:,} characters; {advice}")
+def _too_long(path: Path, kind: str, advice: str) -> CorpusError:
+    return CorpusError(f"{path}: a {kind} of more than {LONGEST:,} characters; {advice}")
 
 
 @contextmanager

@@ -27,7 +27,7 @@ optional = partial(option, default=None)
 
 @dataclass(frozen=True)
 class CorpusOptions:
-    """How text becomes tokens; the fields are the options of ``wqk lab corpus``.
+    """Options for turning text into tokens; the fields are the options of ``wqk lab corpus``.
 
     Attributes
     ----------
@@ -88,13 +88,15 @@ class CorpusOptions:
             self._excludes("text", "characters")
         if isinstance(self.vocabulary, int) and self.vocabulary < FEWEST_PIECES:
             raise CorpusError(f"vocabulary={self.vocabulary} must be at least {FEWEST_PIECES}")
-        some = self.held_out
-        if some is not None and not (0 <= some < 1 or (some >= 1 and some.is_integer())):
+        held_out = self.held_out
+        if held_out is not None and not (
+            0 <= held_out < 1 or (held_out >= 1 and held_out.is_integer())
+        ):
             raise CorpusError(
-                f"held_out={some} must be a fraction below 1 or a number of documents"
+                f"held_out={held_out} must be a fraction below 1 or a number of documents"
             )
-        if some is not None and (some >= 1 or not some):
-            object.__setattr__(self, "held_out", int(some))
+        if held_out is not None and (held_out >= 1 or not held_out):
+            object.__setattr__(self, "held_out", int(held_out))
 
     @property
     def unit(self) -> str:
@@ -103,7 +105,7 @@ class CorpusOptions:
 
     @property
     def lowered(self) -> bool:
-        """Whether to remove capitals and accents: by default for words only."""
+        """True to remove capitals and accents; by default for words only."""
         return self.unit == "words" if self.lower is None else self.lower
 
     @property
@@ -115,7 +117,7 @@ class CorpusOptions:
         return Path(named, "tokenizer.json") if Path(named).is_dir() else Path(named)
 
     def count_held_out(self, documents: int) -> int:
-        """How many of this many documents to hold out.
+        """Return the number of documents to hold out.
 
         Examples
         --------
@@ -125,24 +127,24 @@ class CorpusOptions:
         [2, 3]
         """
         if self.held_out is None:
-            few = min(FEWEST_HELD_OUT, documents // 8)
-            return max(math.ceil(HELD_OUT * documents), few, 1)
+            smallest = min(FEWEST_HELD_OUT, documents // 8)
+            return max(math.ceil(HELD_OUT * documents), smallest, 1)
         if self.held_out >= 1 or self.held_out == 0:
             return int(self.held_out)
         return max(1, round(self.held_out * documents))
 
     def about(self) -> dict[str, Any]:
-        """The options for the header, with the names of files instead of their paths."""
+        """Return the options for the header, with the names of files instead of their paths."""
         shown = vars(self) | {"lower": self.lowered if self.tokenizer is None else None}
         if self.vocabulary_file is not None:
-            given = "vocabulary" if self.tokenizer is None else "tokenizer"
-            shown[given] = self.vocabulary_file.name
+            field_name = "vocabulary" if self.tokenizer is None else "tokenizer"
+            shown[field_name] = self.vocabulary_file.name
         return shown
 
-    def _excludes(self, name: str, *others: str) -> None:
-        for other in others:
-            if (value := getattr(self, other)) is not None:
+    def _excludes(self, name: str, *excluded: str) -> None:
+        for excluded_name in excluded:
+            if (value := getattr(self, excluded_name)) is not None:
                 raise CorpusError(
-                    f"{name}={getattr(self, name)} and {other}={value} contradict each other; "
-                    "leave one of them out"
+                    f"{name}={getattr(self, name)} and {excluded_name}={value} contradict each "
+                    "other; leave one of them out"
                 )

@@ -129,8 +129,8 @@ class TokenStore:
         """The contents of ``store.json``."""
         content = {name: value for name, value in asdict(self).items() if name != "folder"}
         dtype = token_dtype(self.vocabulary_size).name
-        known = {"format": FORMAT, "version": VERSION, "fingerprint": self.fingerprint}
-        return known | {"dtype": dtype} | content
+        identity = {"format": FORMAT, "version": VERSION, "fingerprint": self.fingerprint}
+        return identity | {"dtype": dtype} | content
 
     @property
     def tokenizer(self) -> Path:
@@ -138,7 +138,7 @@ class TokenStore:
         return self.folder / TOKENIZER
 
     def tokens(self, split: str = "train") -> NDArray[np.uint16] | NDArray[np.uint32]:
-        """The tokens of a split in one dimension: read-only and memory-mapped.
+        """Return the tokens of a split in one dimension: read-only and memory-mapped.
 
         Raises
         ------
@@ -164,7 +164,7 @@ class TokenStore:
         return offsets
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of some tokens; special ones appear by name, such as ``[SEP]``.
+        """Return the text of some tokens; special ones appear by name, such as ``[SEP]``.
 
         Characters are restored exactly, except those outside the alphabet; words as WordPiece
         normalizes them.
@@ -242,7 +242,7 @@ class TokenStore:
 
 
 def token_dtype(vocabulary_size: int) -> np.dtype[Any]:
-    """The type of a vocabulary's ids on disk: two little-endian bytes if they suffice."""
+    """Return the type of a vocabulary's ids on disk: two little-endian bytes if they suffice."""
     return np.dtype("<u2" if vocabulary_size <= 65_535 else "<u4")
 
 
@@ -256,7 +256,7 @@ def sha256(path: Path) -> str:
 
 
 def _read(folder: Path) -> TokenStore:
-    """The store that a folder's header describes; CorpusError if there is none, or it is wrong."""
+    """Return the store that a folder's header describes; CorpusError if it is missing or wrong."""
     path = folder / HEADER
     try:
         with path.open("rb") as file:
@@ -268,9 +268,9 @@ def _read(folder: Path) -> TokenStore:
         _expect(fields["unit"] in UNITS, f"unit: expected one of {', '.join(UNITS)}")
         _expect(isinstance(fields["about"], dict), "about: expected an object")
         splits = {name: Split(**fields["splits"][name]) for name in SPLITS}
-        known = ("unit", "vocabulary_size", "special", "tokenizer_sha256", "about")
-        named = {name: fields[name] for name in known}
-        store = TokenStore(folder, splits=splits, **named)
+        field_names = ("unit", "vocabulary_size", "special", "tokenizer_sha256", "about")
+        values = {name: fields[name] for name in field_names}
+        store = TokenStore(folder, splits=splits, **values)
         size, ids = store.vocabulary_size, store.special.values()
         counts = [size, *ids]
         for split in store.splits.values():
@@ -297,5 +297,5 @@ def _expect(good: bool, rule: str) -> None:
         raise ValueError(rule)
 
 
-def _damaged(path: Path, what: str) -> CorpusError:
-    return CorpusError(f"{path}: {what}; build the store again")
+def _damaged(path: Path, problem: str) -> CorpusError:
+    return CorpusError(f"{path}: {problem}; build the store again")

@@ -42,7 +42,7 @@ BATCH = 250_000
 
 
 def learn_characters(texts: Iterable[list[str]], size: int, lower: bool) -> str:
-    """A tokenizer whose tokens are the ``size`` most common characters; all others are unknown.
+    """Return a tokenizer of the ``size`` most common characters; others are unknown.
 
     ``texts`` are lists of documents; ``lower`` removes capitals and accents first.
 
@@ -68,7 +68,7 @@ def learn_characters(texts: Iterable[list[str]], size: int, lower: bool) -> str:
 def learn_words(
     texts: Callable[[], Iterable[list[str]]], size: int, lower: bool, *, threads: bool
 ) -> str:
-    """A WordPiece tokenizer whose vocabulary is learned from the text, deterministically.
+    """Return a WordPiece tokenizer whose vocabulary is learned from the text, deterministically.
 
     ``texts`` is called twice. The vocabulary is smaller than ``size`` if the text has too few
     words.
@@ -80,12 +80,12 @@ def learn_words(
     alphabet = [c for c in _most_common(counts, most + 10) if not c.isspace()][:most]
     # The trainer numbers new pieces in the order in which it meets them, which changes from run to
     # run, and breaks ties by number. Therefore all single characters are numbered beforehand.
-    known = [*SPECIAL, *alphabet, *(f"##{character}" for character in alphabet)]
+    initial_alphabet = [*SPECIAL, *alphabet, *(f"##{character}" for character in alphabet)]
     trainer = library.trainers.WordPieceTrainer(
         vocab_size=size,
         min_frequency=2,
         show_progress=False,
-        special_tokens=known,
+        special_tokens=initial_alphabet,
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
     )
@@ -107,7 +107,7 @@ def read_words(path: Path, lower: bool) -> str:
 
 
 def read_tokenizer(text: str) -> str:
-    """A tokenizer from a ``tokenizer.json``, or from a Hub model that has one."""
+    """Return a tokenizer from a ``tokenizer.json``, or from a Hub model that has one."""
     library, path = _library().Tokenizer, Path(text)
     try:
         if path.exists():
@@ -136,9 +136,9 @@ def special_ids(tokenizer: str) -> tuple[dict[str, int], int]:
     """
     ids = _library().Tokenizer.from_str(tokenizer).get_vocab(with_added_tokens=True)
     special = {
-        role: ids[known[0]]
+        role: ids[present[0]]
         for role, names in ROLES.items()
-        if (known := [name for name in names if name in ids])
+        if (present := [name for name in names if name in ids])
     }
     return special, max(ids.values()) + 1
 
@@ -212,11 +212,11 @@ def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
 
 
 @contextmanager
-def library_threads(wanted: bool) -> Iterator[None]:
+def library_threads(allowed: bool) -> Iterator[None]:
     """Allow or forbid threads in the tokenizers library, through its environment variable."""
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)
-    os.environ[name] = "true" if wanted else "false"
+    os.environ[name] = "true" if allowed else "false"
     try:
         yield
     finally:
@@ -249,7 +249,7 @@ def _from_words(names: dict[str, int], lower: bool) -> str:
 
 
 def _count(texts: Iterable[list[str]], normalizer: Any) -> NDArray[np.int64]:
-    """How often each code point occurs."""
+    """Count the occurrences of each code point."""
     counts = np.zeros(0x110000, np.int64)
     for batch in texts:
         shown = batch if normalizer is None else map(normalizer.normalize_str, batch)
