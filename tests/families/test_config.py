@@ -75,9 +75,10 @@ def test_numbers_made_of_keys() -> None:
     config = Config({"window": 8, "heads": 12, "ratio": 5, "zero": 0, "deep": {"size": 9}})
     assert config.get("window // 2 + 1") == 5
     assert config.get("heads // ratio") == 2
-    assert config.get("heads // zero") == 12
+    with pytest.raises(CheckpointError, match="zero must be a positive whole number, got 0"):
+        config.get("heads // zero")
     assert config.get("deep.size + 1") == 10
-    assert config.get("window if ratio=4", "heads") == 12
+    assert config.get("window if ratio == 4 else None", "heads") == 12
     assert config.get("gone // 2 + 1") is None
 
 

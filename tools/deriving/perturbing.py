@@ -33,7 +33,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_M
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import wqk.families
-from wqk.families.config import IDLE, keys_of
+from wqk.families.config import idle_reason, keys_of
 from wqk.families.family import family_of_type
 
 if TYPE_CHECKING:
@@ -205,9 +205,9 @@ class Perturbed:
         """
         table = dict(keys(self.table))
         options = {path: others(path, value, known) for path, value in table.items()}
-        yield from self._together([path for path in table if IDLE.search(_last(path))], options)
+        yield from self._together([path for path in table if idle_reason(_last(path))], options)
         for path in table:
-            if not IDLE.search(_last(path)):
+            if not idle_reason(_last(path)):
                 yield path, self._apart(path, options[path])
 
     def _together(
@@ -361,7 +361,7 @@ def switches_of(row: Mapping[str, Any]) -> dict[str, Any]:
     read = keys_of(*family.attention) if family else set()
     found = {path: how for path, how in row["keys"].items() if not BESIDE.search(_last(path))}
     idle = (path for path, how in found.items() if how in (ATTENTION, OUTPUT))
-    computed = sorted({_last(path) for path in idle if IDLE.search(_last(path))})
+    computed = sorted({_last(path) for path in idle if idle_reason(_last(path))})
     told = sorted(path for path, how in found.items() if how == ATTENTION and family)
     attention = {
         _last(path): value

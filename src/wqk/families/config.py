@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import translate
 from functools import cache
 from importlib import resources
 from itertools import accumulate
@@ -13,6 +14,7 @@ from typing import Any
 
 from wqk.checkpoints.checkpoint import as_number
 from wqk.errors import CheckpointError, shown
+from wqk.families.expressions import PLAIN_KEY, NotANumber, evaluate, holds, keys_in
 
 # More heads or layers than this are a broken configuration, not a model. Lengths have no limit.
 LARGEST_COUNT = 100_000
@@ -25,17 +27,6 @@ UNMASKED = re.compile(
     r"|\w+Bidir(ectional)?([A-Z]\w*)?"
 )
 
-# Keys of what no forward pass depends on: names, sizes that tensors tell, training, generation.
-IDLE = re.compile(
-    r"^_|name|version|dtype|drop|init|_std$|cache|output_(?:att|hid|rou|sc|past)|return_|checkpoint|"
-    r"(?<!per_)(?<!global_)token(?!s_per)|label|problem_type|architectures|auto_map|task|_loss|loss_|"
-    r"attn_impl|pretrain|quanti|compression_config|torchscript|(?<!attention_)chunk_size|model_type|"
-    r"noise|kernel|vocab|(?:max|min)_length|seq_len|(?:max|n)_position|n_ctx|jitter|"
-    r"mask_(?:time|feat)|specaug|beam|penalty|^prefix$|do_sample|ngram|early_stop|remove_invalid|"
-    r"^summary_|logits_to_keep|unsloth|flash|sdpa|xformers|mambapy|fp?\d+$|float\d+$|gradient|seed|aux|^ep_|tp_size|rescale_pre|"
-    r"^(?:temperature|top_[kp]|typical_p|num_return_sequences|embedding_size|licen[cs]e(?:_link)?|"
-    r"tags|pipeline_tag|authors?|copyright|description|citation|homepage|thumbnail|model_card)$"
-)
 # What is read in part, and does more.
 ALSO = re.compile("mrope|^layer_types$")
 # What is read besides the keys that rules name.
@@ -61,7 +52,7 @@ READ = frozenset(
 
 
 @cache
-def _tables(name: str) -> Mapping[str, Mapping[str, Any]]:
+def _tables(name: str) -> Mapping[str, Any]:
     text = resources.files("wqk.families").joinpath(name).read_text(encoding="utf-8")
     return tomllib.loads(text)
 
@@ -116,6 +107,36 @@ def switches(model_type: object) -> Mapping[str, Any]:
     return _tables("switches.toml").get(str(model_type), {})
 
 
+@cache
+def _idle_reasons() -> Mapping[str, tuple[re.Pattern[str], re.Pattern[str]]]:
+    """Return, by reason, patterns of idle keys, and of keys that are not idle for this reason."""
+    return {
+        reason["why"]: (_pattern(reason["keys"]), _pattern(reason.get("except", [])))
+        for reason in _tables("idle.toml")["reason"]
+    }
+
+
+def _pattern(globs: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(translate, globs)) or r"(?!)")
+
+
+@cache
+def idle_reason(key: str) -> str | None:
+    """Return why no forward pass depends on a key of configurations; None if one may.
+
+    Examples
+    --------
+    >>> idle_reason("attention_dropout")
+    'training: initialization, noise, losses'
+    >>> idle_reason("bos_token_id"), idle_reason("num_experts_per_token")
+    ('tokens of the vocabulary', None)
+    """
+    for reason, (idle, active) in _idle_reasons().items():
+        if idle.match(key) and not active.match(key):
+            return reason
+    return None
+
+
 def keys_of(*rules: object) -> set[str]:
     """The keys that rules read, among the names of tensors and other words in them."""
     return {*READ, *TURNING, *re.findall(r"\w+", repr(rules))}
@@ -146,7 +167,7 @@ def unread_settings(
             left += [
                 ((*path, str(key)), one, part_types(kind).get(str(key), kind))
                 for key, one in value.items()
-                if not IDLE.search(str(key)) or key in switches(kind).get("computed", ())
+                if idle_reason(str(key)) is None or key in switches(kind).get("computed", ())
             ]
         elif ALSO.search(path[-1]) or not (TURNING.intersection(path) or path[-1] in read):
             found[path] = value
@@ -205,71 +226,76 @@ class Config:
         self.switched = [k for k, v in known.items() if chosen.get(k) not in (None, v)]
 
     def get(self, *keys: str) -> Any:
-        """The value of the first key that is not null; a dot leads into a nested part."""
-        said = self.told(*keys)
-        return self._first(self._left_out, keys) if said is None else said
+        """Return the value of the first key that is not null; of keys of the file first.
+
+        A key is an expression of `wqk.families.expressions`: a dot leads into a nested part, and
+        ``size // 2 + 1`` is a number made of a key.
+        """
+        value = self.told(*keys)
+        if value is not None:
+            return value
+        return next((value for value in map(self._value, keys) if value is not None), None)
 
     def told(self, *keys: str) -> Any:
-        """The same of what the file says itself."""
-        return self._first(self._config, keys)
+        """Like `get`, but without defaults: only what the file sets, and numbers."""
+        for key in keys:
+            value = self._evaluated(key, self._look_up_in_file)
+            if value is None and not PLAIN_KEY.fullmatch(key):
+                value = self._partly_told(key)
+            if value is not None:
+                return value
+        return None
+
+    def _partly_told(self, expression: str) -> Any:
+        """Return the value of an expression that needs defaults besides what the file sets."""
+        names: list[str] = []
+
+        def look_up(name: str) -> Any:
+            names.append(name)
+            return self._look_up(name)
+
+        value = self._evaluated(expression, look_up)
+        is_told = any(self._look_up_in_file(name) is not None for name in names)
+        return value if is_told else None
 
     def default(self, key: str) -> Any:
-        """What `transformers` takes for granted where the key is absent."""
+        """Return the value that `transformers` takes where the key is absent."""
         return self._left_out.get(key)
 
-    def _first(self, table: Mapping[str, Any], keys: Sequence[str]) -> Any:
-        found = (self._value(table, key) for key in keys)
-        return next((value for value in found if value is not None), None)
+    def _look_up_in_file(self, name: str) -> Any:
+        return _nested(self._config, name)
 
-    def _value(self, table: Mapping[str, Any], key: str) -> Any:
-        """What a key holds, a number, or one made of it: ``size // 2 + 1 if is_decoder``."""
-        key, _, condition = key.partition(" if ")
-        key, _, more = key.partition(" + ")
-        key, _, divisor = key.partition(" // ")
-        if not self.holds(condition):
-            return None
-        if (number := _read_number(key)) is not None:
-            return int(key) if key.isdecimal() else number
-        value: Any = table
-        for name in key.split("."):
-            value = value.get(name) if isinstance(value, dict) else None
-        if type(value) is not int or not (more or divisor):
-            return value
-        by = self.get(divisor) if divisor.isidentifier() else int(divisor or 1)
-        return (value // by if type(by) is int and by > 0 else value) + int(more or 0)
+    def _look_up(self, name: str) -> Any:
+        """Return a key's value, of the file or by default; a dot leads into a nested part."""
+        value = self._look_up_in_file(name)
+        return _nested(self._left_out, name) if value is None else value
+
+    def _value(self, expression: str) -> Any:
+        return self._evaluated(expression, self._look_up)
+
+    def _evaluated(self, expression: str, look_up: Callable[[str], Any]) -> Any:
+        try:
+            return evaluate(expression, look_up, self._look_up)
+        except NotANumber as error:
+            raise self.wrong([error.key], error.expected, error.value) from None
 
     def holds(self, condition: str) -> bool:
-        """Whether switches are on or off, such as ``multi_query and not alibi``; empty: always.
-
-        ``and`` binds closer than ``or``. Of lists, and of texts such as ``c2p|p2c``, ``=`` asks for
-        one.
+        """Return whether a condition holds, such as ``multi_query and not alibi``; empty: always.
 
         Examples
         --------
         >>> config = Config({"alibi": False, "attn_config": {"clip": 8.0}})
         >>> config.holds("attn_config.clip and not alibi")
         True
-        >>> config.holds("attn_config.clip=8.0")
+        >>> config.holds("attn_config.clip == 8.0")
         True
-        >>> Config({"pos_att_type": "p2c|c2p"}).holds("pos_att_type=c2p")
+        >>> Config({"pos_att_type": "p2c|c2p"}).holds("'c2p' in pos_att_type")
         True
         """
-        return any(
-            all(self._is_on(term) for term in alternative.split(" and ") if term)
-            for alternative in condition.split(" or ")
-        )
-
-    def _is_on(self, term: str) -> bool:
-        key, _, value = term.removeprefix("not ").partition("=")
-        found = self.get(key)
-        # Texts are no switches, and programs take them for true.
-        if not value and re.fullmatch(
-            "(?i)'(true|false|yes|no|on|off|0|1|none|null)'", repr(found)
-        ):
-            raise self.wrong([key], "true or false", found)
-        several = found if isinstance(found, list) else re.split(r" *\| *", as_text(found))
-        is_on = value.lower() in (str(one).lower() for one in several) if value else bool(found)
-        return is_on != term.startswith("not ")
+        try:
+            return holds(condition, self._look_up)
+        except NotANumber as error:
+            raise self.wrong([error.key], error.expected, error.value) from None
 
     def whole(self, keys: Sequence[str], layer: int = 0) -> int:
         """A required count, as `optional_whole`."""
@@ -374,11 +400,16 @@ class Config:
         return number
 
     def product(self, factors: Sequence[str | float], names: Mapping[str, float]) -> float:
-        """The product of factors such as ``head_width ** -0.5`` or ``attention_multiplier``.
+        """Return the product of factors such as ``head_width ** -0.5`` or ``attention_multiplier``.
 
-        A factor is a name of ``names``, a key of the configuration, or a number; with a power, and
-        with a condition: ``layer_number ** -1 if scale_attn_by_inverse_layer_idx``. Of several,
-        separated by ``|``, the first counts that is known.
+        A factor is an expression of names of ``names``, of keys of the configuration, and of
+        numbers. ``layer_number`` counts layers from 1; ``score_terms`` is the number of terms of
+        DeBERTa's score.
+
+        Raises
+        ------
+        CheckpointError
+            A factor is no positive number, or the product is not finite.
 
         Examples
         --------
@@ -387,27 +418,23 @@ class Config:
         0.041666666666666664
         """
         known = {**names, "layer_number": names.get("layer", 0) + 1, "score_terms": self._terms()}
+
+        def look_up(key: str) -> Any:
+            return known[key] if key in known else self.optional_number((key,))
+
         result = 1.0
-        for several in factors:
-            for factor in str(several).split("|"):
-                match = re.fullmatch(
-                    r"([\w.]+)(?: \*\* (-?(?:\d+\.?\d*|\.\d+)))?(?: if (.+))?", factor
-                )
-                if match is None:
-                    raise CheckpointError(f"cannot read the scale {factor!r}")
-                base, power, condition = match.groups()
-                value = known[base] if base in known else _read_number(base)
-                value = self.optional_number((base,)) if value is None else value
-                if value is not None:
-                    break
-            if not self.holds(condition or ""):
-                continue
-            if value is None or value <= 0:
-                raise CheckpointError(f"config.json: the scale needs a positive {base}")
+        for factor in map(str, factors):
             try:
-                result *= value ** float(power or 1)
+                value = evaluate(factor, look_up, self._look_up)
+            except NotANumber as error:
+                raise self.wrong([error.key], error.expected, error.value) from None
+            if not isinstance(value, int | float) or value <= 0:
+                keys = " or ".join(sorted(keys_in(factor) - known.keys())) or factor
+                raise CheckpointError(f"config.json: the scale needs a positive {keys}")
+            try:
+                result *= value
             except OverflowError:
-                raise CheckpointError(f"config.json: {base} is too large") from None
+                raise CheckpointError(f"config.json: {factor} is too large") from None
         if not 0 < result < math.inf:
             raise CheckpointError(
                 f"the scale {' · '.join(map(str, factors))} is {result:g}; expected a finite "
@@ -417,7 +444,7 @@ class Config:
 
     def _terms(self) -> int:
         """Number of terms in DeBERTa's score: content to content, and each positional one."""
-        return 1 + sum(self.holds(f"pos_att_type={kind}") for kind in ("c2p", "p2c"))
+        return 1 + sum(self.holds(f"'{kind}' in pos_att_type") for kind in ("c2p", "p2c"))
 
     def layer_type(self, layer: int) -> str | None:
         """The layer's kind, such as ``sliding_attention``; None where nothing says it.
@@ -510,7 +537,7 @@ def kind_of_layer(
 
 def _required(keys: Sequence[str], value: int | None) -> int:
     if value is None:
-        raise CheckpointError(f"config.json lacks {' or '.join(keys)}")
+        raise CheckpointError(f"config.json lacks {' or '.join(keys).replace(' | ', ' or ')}")
     return value
 
 
@@ -526,11 +553,12 @@ def _expanded(runs: Any) -> list[Any] | None:
     return kinds
 
 
-def _read_number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+def _nested(table: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a key; a dot leads into a nested part."""
+    value: Any = table
+    for key in name.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
 
 
 def as_text(value: Any) -> str:

@@ -10,7 +10,7 @@ import os
 import re
 import threading
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -24,6 +24,7 @@ from wqk._files import read_text
 from wqk._typing import FilePath
 from wqk.errors import UnknownFamily, did_you_mean
 from wqk.families.config import default_values
+from wqk.families.expressions import parse
 from wqk.families.layouts import LAYOUTS, NORMS
 
 # Characters of a family file; the shipped ones have at most 6,000.
@@ -47,9 +48,12 @@ class RotaryRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reversed: bool = False  # rotates in the opposite direction
     stretched: bool = True  # false where a norm follows, which undoes an attention factor
     only_if: str = ""  # switches of models that are rotary or not
-    # Which layers are rotary: a list; or by the second key a number n, and every n-th is not.
-    layers: tuple[str, ...] = ()
+    layers: tuple[str, ...] = ()  # list of the layers that are rotary
+    every: tuple[str, ...] = ()  # a number n; every n-th layer is not rotary
     windowed_only: bool = False  # layers with full attention have no positions
+
+    def __post_init__(self) -> None:
+        _check_expressions(self, ROTARY_EXPRESSIONS)
 
 
 # Keys of what norms on the residual stream add to a mean square.
@@ -61,6 +65,63 @@ EPSILON = (
     "norm_epsilon",
     "norm_eps",
 )
+
+
+# Keys of both tables whose values are expressions, see `wqk.families.expressions`.
+ROTARY_EXPRESSIONS = (
+    "other_order_if",
+    "fraction",
+    "width",
+    "base",
+    "local_base",
+    "only_if",
+    "layers",
+    "every",
+)
+RULE_EXPRESSIONS = (
+    "only_if",
+    "key_scale",
+    "value_scale",
+    "section_blocks",
+    "norm_epsilon",
+    "input_scale",
+    "input_norm_epsilon",
+    "layers",
+    "heads",
+    "key_heads",
+    "value_heads",
+    "applied_in_total",
+    "content_width",
+    "position_width",
+    "scale",
+    "softcap",
+    "clip",
+    "grows_from",
+    "grows_if",
+    "position_if",
+    "position_uses_if",
+    "causal_if",
+    "window",
+)
+REST = "*"  # the width of a section that takes an equal share of what the others leave
+
+
+def _check_expressions(rule: msgspec.Struct, keys: Iterable[str]) -> None:
+    """Raise `ValueError`, which names the key, if an expression of a table cannot be read."""
+    for key in keys:
+        values = getattr(rule, key)
+        if isinstance(values, dict):
+            values = tuple(values.values())
+        for text in values if isinstance(values, tuple) else (values,):
+            if text not in ("", "local"):
+                _check_expression(key, str(text))
+
+
+def _check_expression(key: str, text: str) -> None:
+    try:
+        parse(text)
+    except ValueError as error:
+        raise ValueError(f"{key!r}: {error}") from None
 
 
 class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -132,12 +193,14 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sinks: tuple[str, ...] = ()  # scores of a virtual key, one per head
     temperature: tuple[str, ...] = ()  # logarithm of a learned factor of each head's score
     softplus: tuple[str, ...] = ()  # whose softplus multiplies each dimension of the queries
-    # In layers without rotary positions, queries grow with theirs: from which on, and a switch.
+    # In layers without rotary positions, queries grow with theirs: from which token on.
     grows_from: tuple[str, ...] = ()
+    grows_if: str = ""  # switch of models whose queries grow
     rotary: RotaryRule | None = None
     position: str = ""  # what is added to the scores besides the form: alibi, relative, ...
     position_if: str = ""
     position_uses: tuple[str, ...] = ()  # sides that this, or a convolution, is made with
+    position_uses_if: dict[str, str] = {}  # by side: switches of models that use the side
     whole_score: bool = True  # false if the score has terms that no key describes
     causal: bool = False
     causal_if: str = ""  # configuration flag of models that are either
@@ -160,6 +223,11 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(
                     f"unknown {key} {getattr(self, key)!r}; known are {', '.join(known)}"
                 )
+        _check_expressions(self, RULE_EXPRESSIONS)
+        for section in self.sections:
+            for factor in section[1:]:
+                if factor != REST:
+                    _check_expression("sections", factor)
         if len(self.query) != len(self.key):
             raise ValueError("'query' and 'key' need as many spellings as each other")
         if not self.fused and not self.query:

@@ -487,7 +487,7 @@ def _plan_layer(
         positional = Positional(
             Side(projections["q_position"]), Side(projections["k_position"]), rotary or UNTURNED
         )
-    grows = rotary is None and config.holds(" and ".join(rule.grows_from[1:]))
+    grows = rotary is None and config.holds(rule.grows_if)
     if query.head_width != key.head_width or query.heads % key.heads:
         raise CheckpointError(
             f"{query.heads} query heads of width {query.head_width} do not fit "
@@ -517,14 +517,12 @@ def _plan_layer(
         applications=_applications(config, rule, match.group, groups),
         position=rule.position if config.holds(rule.position_if) else "",
         position_uses=tuple(
-            use.split(" if ")[0]
-            for use in rule.position_uses
-            if config.holds(use.partition(" if ")[2])
+            side for side in rule.position_uses if config.holds(rule.position_uses_if.get(side, ""))
         ),
         rotary=rotary if rotary and rotary.axes == 1 and rule.layout != "latent" else None,
         axial=rotary if rotary and rotary.axes > 1 else None,
         positional=positional,
-        grows_from=config.optional_length(rule.grows_from[:1]) if grows else None,
+        grows_from=config.optional_length(rule.grows_from) if grows else None,
     )
     require_fitting(planned, match.tensors)
     stored = {match.tensors[part.name].quantized: None for part in planned.parts}

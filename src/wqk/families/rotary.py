@@ -94,7 +94,7 @@ def rotary_of(
     Raises `CheckpointError` if the configuration is wrong or scales frequencies in an unknown way.
     """
     kinds = next(filter(None, map(config.get, rule.layers)), None)
-    period = None if isinstance(kinds, list) else config.optional_whole(rule.layers[1:])
+    period = None if isinstance(kinds, list) else config.optional_whole(rule.every)
     if isinstance(kinds, list) and layer < len(kinds) and not kinds[layer]:
         return None
     if period and (layer + 1) % period == 0:

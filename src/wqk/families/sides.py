@@ -12,7 +12,7 @@ from array_api_compat import array_namespace
 from wqk._typing import Array
 from wqk.checkpoints import Part
 from wqk.errors import CheckpointError
-from wqk.families.family import EPSILON
+from wqk.families.family import EPSILON, REST
 from wqk.families.layouts import (
     Composed,
     Norm,
@@ -293,7 +293,7 @@ def _sized(config: Config, rule: AttentionRule, match: Match) -> dict[str, Proje
     """The roles of a fused tensor by the numbers of the configuration."""
 
     def number(keys: str) -> int:
-        return int(keys) if keys.isdigit() else 0 if keys == "*" else config.whole(keys.split("|"))
+        return 0 if keys == REST else config.whole((keys,))
 
     shape = match.tensors[match.query].shape
     if len(shape) != 2 or 0 in shape:
