@@ -49,7 +49,7 @@ def test_families_are_of_what_the_code_does_by_architecture() -> None:
                 "after": "{previous}" in "".join(rule.input_norm) or None,
                 "latent": rule.layout == "latent" or None,
                 "gated": rule.layout == "gated" or None,
-                "norm_after_rotary": rule.position.startswith("rotary") or None,
+                "norm_after_rotary": bool(rule.rotary and rule.rotary.before_norm) or None,
                 "bare_head_norm": not rule.norm_gain or None,
             }
             assert rule.between or said == {key: row.get(key) for key in said}, name

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -319,11 +320,16 @@ class Block(Factors, Advising, synonyms=BLOCK_SYNONYMS):
         # The weights are those of the forms: attention that equals a model's proves the forms.
         weights = (self.groups.query, self.groups.key)[side].swapaxes(-1, -2)
         factor = (self.query, self.key)[side]
-        vectors = factor.vectors(x, weights.reshape(-1, *weights.shape[-2:]))
+        positions = np.arange(x.shape[-2]) if positions is None else positions
+        if plan.rotary is not None and plan.turns_gains:
+            vectors = factor.vectors_after_rotation(
+                x, partial(plan.rotary.rotate, positions=positions)
+            )
+        else:
+            vectors = factor.vectors(x, weights.reshape(-1, *weights.shape[-2:]))
         if plan.clip is not None:
             vectors = vectors.clip(-plan.clip, plan.clip)
-        positions = np.arange(x.shape[-2]) if positions is None else positions
-        if plan.rotary is not None:
+        if plan.rotary is not None and not plan.turns_gains:
             vectors = plan.rotary.rotate(vectors, positions)
         if plan.positional is not None and self.positional is not None:
             added = plan.positional.rotary.rotate(self.positional[side].vectors(x), positions)

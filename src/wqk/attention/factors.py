@@ -21,7 +21,7 @@ mask allows it. The form is A Bᵀ; `omissions` lists the other terms of a model
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -110,6 +110,34 @@ class Factor:
         if self.shift is not None:
             shift = self.shift if self.temperature is None else self.shift * self.temperature
             result = result + shift[:, None]
+        return result
+
+    def vectors_after_rotation(
+        self, x: Float[Array, "*batch tokens d"], rotate: Callable[[Array], Array]
+    ) -> Array:
+        """Compute queries or keys (…, H, N, R) whose norm follows the rotation by positions.
+
+        Parameters
+        ----------
+        x
+            Inputs of the projection, (…, N, D).
+        rotate
+            Rotates vectors (…, H, N, R) by the positions of their tokens.
+        """
+        norm = self.side.norm
+        assert norm is not None
+        turned = rotate(_projected(x, self.stored_weight, self.stored_bias))
+        gains = 0 if self.gain is None else len(self.gain)
+        axes = (-1,) if norm.axes(gains, turned.shape[-1]) == (1,) else (-3, -1)
+        if norm.kind == "layer":
+            turned = turned - turned.mean(axis=axes, keepdims=True)
+        result = turned * _inverse_size(turned, axes, norm.epsilon)
+        if self.gain is not None:
+            result = result * (self.gain + norm.offset).reshape(-1, 1, turned.shape[-1])
+        if self.shift is not None:
+            result = result + self.shift[:, None]
+        if self.temperature is not None:
+            result = result * self.temperature[:, None]
         return result
 
 
@@ -357,9 +385,14 @@ def at_distance(form: BilinearForm, plan: AttentionPlan, distance: int) -> Bilin
     """
     if distance == 0:
         return form
-    if plan.rotary is None:
+    if plan.rotary is None or plan.turns_gains:
         reason = "has no rotary positions; its form is the same at every distance"
-        if plan.positional:
+        if plan.turns_gains:
+            reason = (
+                "normalizes queries and keys after their rotation, with a gain for each dimension, "
+                "so that a score depends on both positions and not on their distance"
+            )
+        elif plan.positional:
             reason = "has positions in dimensions of their own, which its form does not hold"
         elif plan.position.startswith("rotary"):
             reason = f"has positions that are {plan.position}, for which one number is no distance"
@@ -458,10 +491,11 @@ def omissions(plan: AttentionPlan, coordinates: Coordinates = PLAIN) -> Iterator
         return
     rotary = plan.rotary
     if rotary is not None and coordinates.distances == (0,):
+        place = "of two tokens at position 0" if plan.turns_gains else "at distance 0"
         yield Omission(
             "rotary",
             "rotary positions, which change it at every distance but 0",
-            f"rotary positions; the form is the score at distance 0 ({rotary.order} order, "
+            f"rotary positions; the form is the score {place} ({rotary.order} order, "
             f"{2 * len(rotary.frequencies)} of {plan.query.head_width} dimensions turn)",
         )
     if plan.longest and coordinates.distances != (0,):

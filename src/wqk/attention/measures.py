@@ -266,9 +266,8 @@ def rotary_bands(block: Factors) -> Bands:
         squares = np.square(factor.weight.astype(np.float64)).sum(axis=-1)
         planes.append(np.sqrt(squares[:, first] + squares[:, second]))
     sharing = block.head_count // block.key_head_count
-    count = len(rotary.frequencies)
     return Bands(
         np.abs(np.asarray(rotary.frequencies, np.float64)),
-        np.arange(count) * rotary.axes // count,
+        rotary.plane_axes,
         planes[0] * planes[1].repeat(sharing, axis=0),
     )

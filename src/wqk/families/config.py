@@ -89,8 +89,8 @@ def unread_keys(model_type: object) -> Sequence[str]:
     >>> unread_keys("llama")
     ['partial_rotary_factor', 'sliding_window']
     """
-    found: Sequence[str] = _tables("unread.toml").get(str(model_type), [])  # type: ignore[assignment]
-    return found
+    keys: Sequence[str] = _tables("unread.toml").get(str(model_type), [])
+    return keys
 
 
 def switches(model_type: object) -> Mapping[str, Any]:
@@ -104,7 +104,8 @@ def switches(model_type: object) -> Mapping[str, Any]:
     >>> switches("bros"), switches("camembert")
     ({'attention': {'bbox_scale': 100.0}}, {'computed': ['pad_token_id']})
     """
-    return _tables("switches.toml").get(str(model_type), {})
+    known: Mapping[str, Any] = _tables("switches.toml").get(str(model_type), {})
+    return known
 
 
 @cache
@@ -217,6 +218,7 @@ class Config:
         }
         self._left_out = {k: v for k, v in left_out.items() if k not in chosen}
         self._left_out["is_part"] = bool(nested)
+        self._left_out.setdefault("model_type", own)
         self._nulls = {k for k, v in chosen.items() if v is None}
         turning = chosen.get("rope_parameters")
         said = {**turning, **chosen} if isinstance(turning, dict) else chosen

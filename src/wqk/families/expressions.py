@@ -250,7 +250,7 @@ def _holds(node: ast.expr, switches: Lookup) -> bool:
             found, sought = _value(left, switches, switches), _value(right, switches, switches)
             if isinstance(op, ast.In | ast.NotIn):
                 return _contains(sought, found) == isinstance(op, ast.In)
-            return (_folded(found) == _folded(sought)) == isinstance(op, ast.Eq)
+            return bool(_folded(found) == _folded(sought)) == isinstance(op, ast.Eq)
     value = _value(node, switches, switches)
     if isinstance(value, str) and TRUTH_VALUES.fullmatch(value):
         raise NotANumber(ast.unparse(node), "true or false", value)

@@ -45,8 +45,11 @@ class RotaryRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     local_base: tuple[str, ...] = ()  # base in windowed layers, where it may differ
     axes: int = 1  # 2: the first planes turn with a patch's row, as many others with its column
     alternating: bool = False  # each axis takes every second frequency, not all of them
+    mixed: bool = False  # planes of columns and of rows take turns, columns first
+    in_turns: bool = False  # positions are coordinates from -1 to 1, frequencies whole turns
+    alpha: bool = False  # "dynamic" scaling may have a fixed `alpha` that stretches the base
     reversed: bool = False  # rotates in the opposite direction
-    stretched: bool = True  # false where a norm follows, which undoes an attention factor
+    before_norm: bool = False  # queries and keys are normalized after they have been rotated
     only_if: str = ""  # switches of models that are rotary or not
     layers: tuple[str, ...] = ()  # list of the layers that are rotary
     every: tuple[str, ...] = ()  # a number n; every n-th layer is not rotary

@@ -242,6 +242,17 @@ class AttentionPlan:
         return bool(self.rotary or self.rule.guess) or self.position.startswith("rotary")
 
     @property
+    def turns_gains(self) -> bool:
+        """Whether a norm with gains, or with centering, follows the rotation by positions.
+
+        A score then depends on both positions, and not on their distance alone.
+        """
+        if self.rotary is None or not self.rotary.before_norm:
+            return False
+        norms = [side.norm for side in (self.query, self.key) if side.norm is not None]
+        return any(norm.gain or norm.kind == "layer" for norm in norms)
+
+    @property
     def longest(self) -> int | None:
         """Tokens of a text beyond which positions act otherwise; None where they never do."""
         turned = self.rotary or (self.positional and self.positional.rotary)
@@ -470,13 +481,9 @@ def _plan_layer(
     rotary = (
         rotary_of(rule.rotary, config, turned, layer, window is not None) if rule.rotary else None
     )
-    if rule.rotary and rotary and not rule.rotary.stretched:
-        # The norm that follows takes the rotation's factor away, but for the epsilon.
-        stretched = rotary.amplitude**2
-        query, key = (
-            replace(s, norm=s.norm and replace(s.norm, epsilon=s.norm.epsilon / stretched))
-            for s in (query, key)
-        )
+    if rotary is not None and rotary.before_norm:
+        query = _without_stretch(query, rotary)
+        key = _without_stretch(key, rotary)
         rotary = rotary.turning
     if "norm" in rule.rotary_only and rotary is None:
         query, key = replace(query, norm=None), replace(key, norm=None)
@@ -527,6 +534,17 @@ def _plan_layer(
     require_fitting(planned, match.tensors)
     stored = {match.tensors[part.name].quantized: None for part in planned.parts}
     return replace(planned, quantized=tuple(filter(None, stored)))
+
+
+def _without_stretch(side: Side, rotary: Rotary) -> Side:
+    """Return a side whose norm takes away the factor of the rotation before it.
+
+    The factor divides the norm's epsilon instead.
+    """
+    if side.norm is None:
+        return side
+    epsilon = side.norm.epsilon / rotary.amplitude**2
+    return replace(side, norm=replace(side.norm, epsilon=epsilon))
 
 
 def _applications(config: Config, rule: AttentionRule, group: int, groups: int) -> int:

@@ -34,24 +34,66 @@ PLAIN = ("default", "mrope", "axial")
 class Rotary:
     """The rotation of a head's first 2P dimensions.
 
-    ``amplitude`` is the attention factor of YaRN and LongRoPE, which multiplies the rotated
-    dimensions of queries and of keys at every distance, including 0. For the patches of an image,
-    ``axes`` is 2: the first half of the planes turns with the row, the second with the column. A
-    position given as a single number is then both, a place on the diagonal.
+    Attributes
+    ----------
+    frequencies
+        Radians per position of each plane, (P,).
+    order
+        ``half``: dimension k turns with k + P; ``interleaved``: dimension 2k with 2k + 1.
+    amplitude
+        The attention factor of YaRN and LongRoPE. It multiplies the rotated dimensions of queries
+        and of keys at every distance, including 0.
+    axes
+        2 for the patches of an image: planes turn with the row or with the column.
+    longest
+        Tokens of a text beyond which frequencies or queries are others; None where there is no
+        such length.
+    mixed
+        With two axes: planes of columns and of rows take turns. Otherwise the first half of the
+        planes turns with the row, the second half with the column.
+    before_norm
+        Whether the norm of queries and keys follows the rotation. If the norm has gains, the score
+        then depends on both positions and not on their distance alone.
     """
 
-    frequencies: Float[Array, " pairs"]  # radians per position
-    order: str  # half: dimension k turns with k + P; interleaved: dimension 2k with 2k + 1
+    frequencies: Float[Array, " pairs"]
+    order: str
     amplitude: float = 1.0
     axes: int = 1
-    longest: int | None = None  # tokens of a text beyond which frequencies or queries are others
+    longest: int | None = None
+    mixed: bool = False
+    before_norm: bool = False
+
+    @property
+    def plane_axes(self) -> np.ndarray:
+        """The axis of each plane, (P,): 0 for rows or for texts, 1 for columns.
+
+        Examples
+        --------
+        >>> Rotary(np.ones(4), "half", axes=2).plane_axes
+        array([0, 0, 1, 1])
+        >>> Rotary(np.ones(4), "half", axes=2, mixed=True).plane_axes
+        array([1, 0, 1, 0])
+        """
+        count = len(self.frequencies)
+        if self.mixed:
+            return (1 + np.arange(count)) % self.axes
+        return np.arange(count) * self.axes // max(count, 1)
 
     def rotate(self, vectors: Array, positions: np.ndarray) -> Array:
-        """Rotate queries or keys (..., N, R) by their positions (N,).
+        """Rotate queries or keys (..., N, R) by their positions.
 
-        NumPy arrays are rotated in float64, PyTorch tensors in their own type.
+        Parameters
+        ----------
+        vectors
+            NumPy arrays are rotated in float64, PyTorch tensors in their own type.
+        positions
+            One number for each token, (N,), which counts for every axis; or one for each axis,
+            (N, axes).
         """
-        angles = np.asarray(positions, np.float64)[:, None] * self.frequencies
+        positions = np.asarray(positions, np.float64)
+        by_plane = positions[:, None] if positions.ndim == 1 else positions[:, self.plane_axes]
+        angles = by_plane * self.frequencies
         cosine: Array = self.amplitude * np.cos(angles)
         sine: Array = self.amplitude * np.sin(angles)
         first, second = self.planes
@@ -139,14 +181,27 @@ def rotary_of(
             f"config.json: the base of rotary positions must be positive, got {base}"
         )
     each = width if rule.alternating else width // rule.axes
+    if rule.alpha and kind in ("dynamic", "xdrope") and scaling.get("alpha"):
+        base *= _alpha(scaling) ** (width / (width - 2))
     frequencies = base ** -(np.arange(0, each, 2, dtype=np.float64) / each)
     if rule.alternating:
         frequencies = np.concatenate([frequencies[k :: rule.axes] for k in range(rule.axes)])
+    elif rule.mixed:
+        frequencies = frequencies.repeat(rule.axes)
     else:
         frequencies = np.tile(frequencies, rule.axes)
+    if rule.in_turns:
+        frequencies = 2 * math.pi * frequencies
     sign = -1 if rule.reversed else 1
+    plain = Rotary(
+        sign * frequencies,
+        order,
+        axes=rule.axes,
+        mixed=rule.mixed,
+        before_norm=rule.before_norm,
+    )
     if kind in PLAIN or local:
-        return Rotary(sign * frequencies, order, axes=rule.axes)
+        return plain
     if kind not in _SCALINGS:
         raise CheckpointError(
             f"unknown rotary scaling {shown(kind)}; known are {', '.join(_SCALINGS)}"
@@ -170,7 +225,18 @@ def rotary_of(
     by_length = kind in ("longrope", "su", "dynamic") and "alpha" not in scaling
     by_length = by_length or bool(scaling.get("llama_4_scaling_beta"))  # grows with the position
     longest = _trained(unscaled) if by_length and config.get("max_position_embeddings") else None
-    return Rotary(sign * scaled, order, amplitude, rule.axes, longest)
+    return replace(plain, frequencies=sign * scaled, amplitude=amplitude, longest=longest)
+
+
+def _alpha(scaling: Mapping[str, Any]) -> float:
+    """Return the factor of HunYuan's "dynamic" scaling, which does not depend on the length."""
+    alpha = as_number(scaling["alpha"])
+    if alpha is None or alpha <= 0:
+        raise CheckpointError(
+            "config.json: alpha of the rotary scaling must be a positive number, got "
+            f"{shown(scaling['alpha'])}"
+        )
+    return alpha
 
 
 def _number(
@@ -332,6 +398,7 @@ _SCALINGS: dict[str, Callable[[_Unscaled], tuple[np.ndarray, float]]] = {
     "linear": lambda given: (given.frequencies / _factor(given), 1.0),
     # The base grows only for texts beyond the trained length.
     "dynamic": lambda given: (given.frequencies, 1.0),
+    "xdrope": lambda given: (given.frequencies, 1.0),  # HunYuan's name for "dynamic"
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,

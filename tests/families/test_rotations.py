@@ -1,0 +1,296 @@
+"""Rotary positions that differ from Llama's, beside what transformers' own models compute.
+
+Positions on one axis, and the side of the rotation on which a norm stands, are proven by all
+probabilities of a model that runs in float64. Positions on two axes are proven by queries and keys
+before and after the model's own rotation.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers")
+
+import torch
+import transformers
+from tests.families.proving import edit_config
+from tools.deriving.probing import record_type
+
+import wqk
+from wqk.errors import CheckpointError
+from wqk.families import families
+from wqk.families.rotary import Rotary
+
+DENSE = {
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 60,
+}
+ENCODER_DECODER = {
+    "hidden_size": 36,
+    "intermediate_size": 40,
+    "encoder_num_hidden_layers": 1,
+    "decoder_num_hidden_layers": 1,
+    "encoder_num_attention_heads": 3,
+    "decoder_num_attention_heads": 3,
+    "encoder_num_key_value_heads": 3,
+    "decoder_num_key_value_heads": 3,
+    "vocab_size": 60,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+    "pad_head_dim_to_multiple_of": None,
+}
+ALPHA = {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 1000.0}
+XDROPE = {
+    "rope_type": "xdrope",
+    "alpha": 50.0,
+    "rope_theta": 1000.0,
+    "factor": 1.0,
+    "xdrope_section": [1, 1, 2, 2],
+}
+FOURTH = {"head_dim": 12}
+LFM3 = {"layer_types": ["sliding_attention", "full_attention"], "pad_token_id": 0}
+
+# Class of transformers, its configuration, and whether a norm follows the rotation.
+TURNED = {
+    "hunyuan-dense": ("HunYuanDenseV1Model", DENSE | FOURTH, True),
+    "hunyuan-dense-alpha": (
+        "HunYuanDenseV1Model",
+        DENSE | FOURTH | {"rope_parameters": ALPHA},
+        True,
+    ),
+    "hunyuan-moe": (
+        "HunYuanMoEV1Model",
+        DENSE | FOURTH | {"num_experts": 2, "moe_topk": 1},
+        True,
+    ),
+    "hunyuan-vl": ("HunYuanVLTextModel", DENSE | FOURTH | {"rope_parameters": XDROPE}, True),
+    "moonshine": ("MoonshineModel", ENCODER_DECODER, False),
+    "lfm3": (
+        "Lfm3Model",
+        DENSE | FOURTH | LFM3,
+        False,
+    ),
+}
+
+
+def random_model(name: str, settings: dict[str, Any]) -> Any:
+    """A model whose attention is far from uniform, with gains that all differ."""
+    torch.manual_seed(0)
+    kind = getattr(transformers, name)
+    model = kind(kind.config_class(**settings)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 1.2 / parameter[0].numel() ** 0.5)
+            else:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    folders: dict[str, Path] = {}
+
+    def save(case: str) -> Path:
+        if case not in folders:
+            folders[case] = tmp_path_factory.mktemp(case)
+            name, settings, _ = TURNED[case]
+            random_model(name, settings).save_pretrained(folders[case])
+        return folders[case]
+
+    return save
+
+
+def verdicts(folder: Path, family: str | Path | None = None) -> set[str]:
+    """The verdicts on self-attention of the decoder; Moonshine's encoder is not run."""
+    found = wqk.verify(folder if family is None else wqk.open(folder, family=family))
+    return {b.verdict for b in found.blocks if (b.stack, b.kind) == ("decoder", "self")}
+
+
+@pytest.mark.parametrize("case", TURNED)
+def test_all_probabilities_are_the_models(case: str, saved: Callable[[str], Path]) -> None:
+    assert verdicts(saved(case)) == {"right"}
+    for plan in wqk.open(saved(case)).plans:
+        if plan.kind == "self":
+            assert plan.rotary is not None
+            assert plan.turns_gains == TURNED[case][2]
+            assert not plan.rotation_unknown
+
+
+WRONG = [
+    ("hunyuan-dense", "before_norm = true", "before_norm = false"),
+    ("hunyuan-dense", 'order = "half"', 'order = "interleaved"'),
+    ("hunyuan-dense-alpha", "alpha = true", "alpha = false"),
+    ("moonshine", 'order = "interleaved"', 'order = "half"'),
+    ("lfm3", 'order = "half"', 'order = "interleaved"'),
+]
+
+
+@pytest.mark.parametrize(("case", "line", "wrong"), WRONG)
+def test_another_rotation_is_noticed(
+    case: str, line: str, wrong: str, saved: Callable[[str], Path], tmp_path: Path
+) -> None:
+    family = wqk.open(saved(case)).family
+    text = (Path(wqk.families.__file__).parent / "data" / f"{family}.toml").read_text("utf-8")
+    assert line in text
+    file = tmp_path / "family.toml"
+    file.write_text(text.replace(line, wrong), "utf-8")
+    assert verdicts(saved(case), file) & {"only form right", "wrong"}
+
+
+def test_a_form_at_a_distance_is_refused_where_gains_follow_the_rotation(
+    saved: Callable[[str], Path],
+) -> None:
+    block = wqk.open(saved("hunyuan-dense"))[0]
+    with pytest.raises(CheckpointError, match="normalizes queries and keys after their rotation"):
+        block.at(distance=1)
+    x = np.random.default_rng(0).standard_normal((3, 32))
+    near, far = (block.products(x, x, (at, at)) for at in (np.full(3, 0), np.full(3, 9)))
+    assert np.abs(near - far).max() > 1e-3  # positions count, not their distance alone
+
+
+def test_same_sees_another_order_base_and_side_of_the_norm(
+    saved: Callable[[str], Path], tmp_path: Path
+) -> None:
+    reference = saved("hunyuan-dense")
+    assert wqk.same(reference, reference).same
+    for name, change in {
+        "base": {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}},
+        "alpha": {"rope_parameters": {"rope_theta": 10000.0} | ALPHA},
+    }.items():
+        folder = tmp_path / name
+        model = transformers.AutoModel.from_pretrained(reference)
+        model.save_pretrained(folder)
+        edit_config(folder, change)
+        assert wqk.same(reference, folder).same is False, name
+
+
+def test_timesfm_normalizes_after_the_rotation() -> None:
+    rule = families()["timesfm2-5"].attention[0]
+    assert rule.rotary is not None
+    assert rule.rotary.before_norm
+    assert rule.position == ""
+
+
+# Positions on two axes: model types, the function that rotates in each one's module, whether the
+# positions are centres of patches from -1 to 1.
+AXIAL = {
+    "dinov3_vit": ("apply_rotary_pos_emb", True),
+    "eomt_dinov3": ("apply_rotary_pos_emb", True),
+    "sapiens2": ("apply_rotary_pos_emb", True),
+    "mlcd_vision_model": ("apply_rotary_pos_emb_vision", False),
+    "kimi_k25_vision": ("apply_rotary_pos_emb_vision", False),
+    "muse_glimmer_vision": ("apply_rotary_pos_emb_vision", False),
+    "paddleocr_vl_vision": ("apply_rotary_pos_emb_vision", False),
+    "video_llama_3_vision": ("apply_rotary_pos_emb_vision", False),
+    "llama4_vision_model": ("vision_apply_rotary_emb", False),
+    "lfm3_vl_vision": ("apply_rotary_pos_emb_vision", False),
+    "sam3_vit_model": ("apply_rotary_pos_emb_2d", False),
+}
+MODULES = {
+    "eomt_dinov3": "eomt_dinov3",
+    "mlcd_vision_model": "mlcd",
+    "kimi_k25_vision": "kimi_k25",
+    "muse_glimmer_vision": "muse_glimmer",
+    "lfm3_vl_vision": "lfm3_vl",
+    "sam3_vit_model": "sam3",
+    "paddleocr_vl_vision": "paddleocr_vl",
+    "video_llama_3_vision": "video_llama_3",
+    "llama4_vision_model": "llama4",
+}
+
+
+def rotations(
+    model_type: str, function: str, folder: Path
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Queries and keys (heads, N, R) before and after the model's own rotation."""
+    name = MODULES.get(model_type, model_type)
+    module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    own, calls = getattr(module, function), []
+
+    def recorded(q: Any, k: Any, *angles: Any, **named: Any) -> Any:
+        turned = own(q, k, *angles, **named)
+        if float((turned[0] - q).abs().max()) > 0.1:  # else it runs with all angles zero
+            calls.append([(q, turned[0]), (k, turned[1])])
+        return turned
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, function, recorded)
+        record_type(model_type, folder)
+    for before, after in calls[0]:
+        pair = [one.detach().double().numpy() for one in (before, after)]
+        if "vision" in function:  # (N, heads, R), or with an axis of one example
+            pair = [one.reshape(-1, *one.shape[-2:]).swapaxes(0, 1) for one in pair]
+        yield tuple(one.reshape(-1, *one.shape[-2:]) for one in pair)
+
+
+def unexplained(rotary: Rotary, before: np.ndarray, after: np.ndarray, centred: bool) -> float:
+    """Share of tokens that no place on a grid turns like the model does."""
+    numbers = np.arange(48.0)
+    if centred:
+        numbers = np.unique([(2 * k + 1) / n - 1 for n in range(2, 17) for k in range(n)])
+    places = np.stack(np.meshgrid(numbers, numbers, indexing="ij"), -1).reshape(-1, 2)
+    missing = 0
+    moved = [n for n in range(before.shape[1]) if np.abs(after[0, n] - before[0, n]).max() > 1e-6]
+    chosen = moved[:40]
+    for token in chosen:
+        same = np.broadcast_to(before[0, token], (len(places), before.shape[-1]))
+        distance = np.abs(rotary.rotate(same, places) - after[0, token]).max(axis=-1)
+        missing += distance.min() > 2e-4
+    assert len(moved) > 3
+    return missing / len(chosen)
+
+
+@pytest.mark.parametrize("model_type", AXIAL)
+def test_pictures_turn_by_rows_and_columns(model_type: str, tmp_path: Path) -> None:
+    function, centred = AXIAL[model_type]
+    pairs = list(rotations(model_type, function, tmp_path / "model"))
+    plan = wqk.open(tmp_path / "model").plans[0]
+    rotary = plan.axial
+    assert rotary is not None
+    assert not plan.rotation_unknown
+    for before, after in pairs:
+        assert unexplained(rotary, before, after, centred) < 0.2  # a class token has its own angles
+    before, after = pairs[0]
+    other = {"half": "interleaved", "interleaved": "half"}[rotary.order]
+    for wrong in (
+        replace(rotary, order=other),
+        replace(rotary, mixed=not rotary.mixed),
+        replace(rotary, frequencies=rotary.frequencies * 1.3),
+    ):
+        assert unexplained(wrong, before, after, centred) > 0.3
+
+
+def test_no_family_but_these_only_names_its_rotation() -> None:
+    """Every further one has to be read, or is listed as unknown here and on the page."""
+    named = {
+        name
+        for name, family in families().items()
+        for rule in family.attention
+        if rule.position.startswith("rotary") and rule.rotary is None
+    }
+    assert named == {
+        "deepseek-v4",  # a head's last dimensions
+        "diffusers-flux",  # three axes, whose widths no configuration has
+        "diffusers-wan",
+        "efficientloftr",  # of pictures that are pooled before
+        "gemma4-vision",  # each axis within its own half of a head
+        "lightglue",  # frequencies are learned
+        "minimax-m3-vl-vision",  # three axes
+        "modded-nanogpt",
+        "sam2-video",  # keys are turned like the pictures that they were made of
+        "step3p5-vision",
+        "vjepa2",  # not a rotation: both dimensions of a pair have their own angle
+    }
