@@ -127,6 +127,9 @@ class RowFile:
         return values.reshape(part.shape(info.shape))
 
 
+# Key of the header's metadata under which ComfyUI describes quantized weights.
+DESCRIPTION = "_quantization_metadata"
+
 # The reference implementation's own limit.
 LARGEST_HEADER = 100_000_000
 
@@ -139,7 +142,8 @@ def open_safetensors(source: ByteSource) -> RowFile:
     contradict the shape.
     """
     header, data_start = _read_header(source)
-    if not isinstance(header.pop("__metadata__", {}), dict):
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict):
         raise CheckpointError("the header's metadata must be a JSON object")
     tensors: dict[str, TensorInfo] = {}
     starts: dict[str, int] = {}
@@ -153,7 +157,8 @@ def open_safetensors(source: ByteSource) -> RowFile:
         end, previous = starts[name] + tensors[name].nbytes, name
     if end != source.size:
         raise CheckpointError(f"has {source.size} bytes, its header describes {end}")
-    return RowFile(source, tensors, starts)
+    described = {DESCRIPTION: metadata[DESCRIPTION]} if DESCRIPTION in metadata else {}
+    return RowFile(source, tensors, starts, described)
 
 
 def _read_header(source: ByteSource) -> tuple[dict[str, Any], int]:
@@ -269,7 +274,7 @@ class JoinedFiles:
 
 
 @cache
-def _values_of_codes(dtype: str) -> np.ndarray:
+def values_of_codes(dtype: str) -> np.ndarray:
     """The float32 value of every code of a small type."""
     if dtype == "F16":
         return np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
@@ -287,7 +292,7 @@ def _values_of_codes(dtype: str) -> np.ndarray:
 
 def _look_up(dtype: str) -> Callable[[np.ndarray, np.ndarray], None]:
     def convert(stored: np.ndarray, out: np.ndarray) -> None:
-        np.take(_values_of_codes(dtype), stored, out=out, mode="clip")
+        np.take(values_of_codes(dtype), stored, out=out, mode="clip")
 
     return convert
 

@@ -34,7 +34,7 @@ from wqk.checkpoints.checkpoint import (
 )
 from wqk.checkpoints.configurations import COMPLETIONS, Opened, configured
 from wqk.checkpoints.files import (
-    PLAIN,
+    DESCRIPTION,
     JoinedFiles,
     RowFile,
     is_float8,
@@ -44,7 +44,12 @@ from wqk.checkpoints.files import (
     scale_name,
 )
 from wqk.checkpoints.gguf import open_gguf
-from wqk.checkpoints.quantized import Quantized, Source, find_quantized, refuse_unread
+from wqk.checkpoints.quantization import (
+    QuantizedMatrix,
+    Source,
+    find_quantized,
+    refuse_unread,
+)
 from wqk.errors import CheckpointError, did_you_mean, errors_about, first_line
 from wqk.storage.byte_source import bytes_at
 from wqk.storage.local import LocalFile
@@ -436,10 +441,13 @@ class StoredCheckpoint(Checkpoint):
         lying = {
             name: self._file_of[stored].tensors[stored] for name, stored in self._stored.items()
         }
-        self._quantized: Mapping[str, Quantized] = {}
-        if any(info.dtype not in PLAIN for info in lying.values()):
-            with errors_about(name):
-                self._quantized = find_quantized(Source(lying, config, self._read_stored))
+        self._quantized: Mapping[str, QuantizedMatrix] = {}
+        with errors_about(name):
+            described = [getattr(file, "about", {}).get(DESCRIPTION) for file in files]
+            descriptions = [text for text in described if text is not None]
+            self._quantized = find_quantized(Source(lying, config, self._read_stored, descriptions))
+        contradictions = [matrix.note for matrix in self._quantized.values() if matrix.note]
+        self.notes = (*self.notes, *dict.fromkeys(contradictions))
         used = {c.name for matrix in self._quantized.values() for c in matrix.components.values()}
         self._tensors = {
             **{name: info for name, info in lying.items() if name not in used},

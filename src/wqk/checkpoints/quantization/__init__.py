@@ -1,0 +1,220 @@
+"""Quantized matrices, read as the values that they stand for.
+
+A library stores a matrix (O, I) as codes of a few bits, with a scale, and often a zero, for each
+group of columns, under names next to the module's own. Here such tensors become one, called
+``weight`` as before quantization, whose rows are unpacked when they are read. Nothing is executed,
+and only what the wanted rows need is read. Values are exact products in float32; the libraries
+round theirs to the type that a model runs in.
+
+One table (`FORMATS`) has a record for each format: its keys, its companions, and a reader. **Every
+tensor that shares a prefix with a quantized weight, and every key of its quantization
+configuration, is understood by that reader, or named in a refusal.** These rules hold for all
+formats, and `find_quantized` enforces them:
+
+1. A key or a tensor that is not in the table is refused by its name.
+2. A tensor that enters the values of a format, and that the reader of this matrix does not use, is
+   refused by its name.
+3. A tensor that the configuration promises has to be there; the reader of the format asks for it.
+4. Two formats of one matrix, or a plain weight next to a quantized one, are refused.
+5. If a configuration contradicts the tensors, and the tensors alone prove the answer, they are
+   read, and a note reports it; else the file is refused.
+
+To read: `table` (the records), `settings` (the configuration), `module` and `matrix` (what a reader
+gets and returns), then one format, such as `gptq`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from wqk.checkpoints.checkpoint import TensorInfo
+from wqk.checkpoints.quantization.bitsandbytes import BITSANDBYTES
+from wqk.checkpoints.quantization.comfy import COMFY, require_described
+from wqk.checkpoints.quantization.compressed import COMPRESSED
+from wqk.checkpoints.quantization.float8 import FLOAT8_FORMAT
+from wqk.checkpoints.quantization.gptq import AWQ, GPTQ, GPTQ_OR_AWQ
+from wqk.checkpoints.quantization.hqq import HQQ
+from wqk.checkpoints.quantization.matrix import Component, QuantizedMatrix
+from wqk.checkpoints.quantization.mlx import MLX
+from wqk.checkpoints.quantization.modelopt import MODELOPT
+from wqk.checkpoints.quantization.module import Module, Source
+from wqk.checkpoints.quantization.mxfp4 import MXFP4
+from wqk.checkpoints.quantization.settings import (
+    read_settings,
+    refuse_unread,
+    require_known,
+)
+from wqk.checkpoints.quantization.table import Effect, QuantizedFormat, Signature
+from wqk.checkpoints.quantization.torchao import TORCHAO
+from wqk.errors import CheckpointError
+
+__all__ = ["FORMATS", "Component", "QuantizedMatrix", "Source", "find_quantized", "refuse_unread"]
+
+# All formats. Of those that fit a tensor and the configuration, the first one reads it.
+FORMATS = (
+    COMFY,
+    GPTQ,
+    AWQ,
+    GPTQ_OR_AWQ,
+    BITSANDBYTES,
+    TORCHAO,
+    HQQ,
+    MLX,
+    MXFP4,
+    FLOAT8_FORMAT,
+    COMPRESSED,
+    MODELOPT,
+)
+
+# Ends of names of tensors that mean nothing, and that change a weight, without a quantized one.
+ORPHANS = {
+    ".qweight": "scales",
+    ".weight_packed": "weight_scale",
+    ".W_q": "scale and nbits",
+    "._weight_qdata": "_weight_scale",
+    ".weight_scale_2": "a weight of type U8",
+    ".pre_quant_scale": "a quantized weight",
+    ".comfy_quant": "a quantized weight",
+    ".svdquant_lora_a": "a quantized weight",
+}
+
+
+def find_quantized(source: Source) -> dict[str, QuantizedMatrix]:
+    """Return the quantized matrices of a file, by the names that their weights had before.
+
+    Raises
+    ------
+    CheckpointError
+        Tensors of a known format do not fit together, one of them or a key of the configuration is
+        not known, or the configuration contradicts the tensors.
+    """
+    finder = _Finder(source)
+    return finder.matrices()
+
+
+class _Finder:
+    """Finds the quantized matrices of one file."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.settings = read_settings(source.config)
+        self._typed: dict[str, Any] = {}
+        self._sorted = sorted(source.tensors)
+
+    def matrices(self) -> dict[str, QuantizedMatrix]:
+        """Return all matrices by name."""
+        require_described(self.source)
+        matrices: dict[str, QuantizedMatrix] = {}
+        owners: dict[str, str] = {}
+        for name, info in self.source.tensors.items():
+            fitting = self._fitting(name, info)
+            if not fitting:
+                continue
+            layout, signature = self._chosen(name, fitting)
+            stem = name.removesuffix(signature.ending)
+            weight = stem + signature.weight
+            if weight in matrices:
+                raise CheckpointError(
+                    f"{weight} is stored in two formats, as {owners[weight]} and as {name}"
+                )
+            module = Module(stem, signature.ending, self.source)
+            matrix = layout.open(module, self._settings_of(layout))
+            self._require_companions(module, layout, matrix)
+            if weight != name and weight in self.source.tensors and not _uses(matrix, weight):
+                raise CheckpointError(f"{weight} is stored plain, and also quantized, as {name}")
+            matrices[weight], owners[weight] = matrix, name
+        self._refuse_orphans(matrices)
+        if not matrices:
+            self._refuse_settings_of_plain_weights()
+        return matrices
+
+    def _refuse_settings_of_plain_weights(self) -> None:
+        """Raise `CheckpointError` for keys that change weights even if they are stored plain."""
+        for layout in FORMATS:
+            if self.settings.method and self.settings.method in layout.methods:
+                require_known(self.settings, layout, names_unknown=False)
+
+    def _fitting(self, name: str, info: TensorInfo) -> list[tuple[QuantizedFormat, Signature]]:
+        """Return the formats and their signatures that fit a tensor of codes."""
+        tensors = self.source.tensors
+        fitting = []
+        for layout in FORMATS:
+            for signature in layout.signatures:
+                if info.dtype not in signature.types or not name.endswith(signature.ending):
+                    continue
+                stem = name.removesuffix(signature.ending)
+                if any(stem + ending in tensors for ending in signature.next_to):
+                    fitting.append((layout, signature))
+                    break
+        return fitting
+
+    def _chosen(
+        self, name: str, fitting: list[tuple[QuantizedFormat, Signature]]
+    ) -> tuple[QuantizedFormat, Signature]:
+        """Return the first format that the configuration allows."""
+        for layout, signature in fitting:
+            if self.settings.method in layout.methods:
+                return layout, signature
+        names = " or ".join(dict.fromkeys(layout.name for layout, _ in fitting))
+        method = self.settings.method or "none"
+        raise CheckpointError(
+            f"{name} is stored as {names} stores it, and the configuration names the method "
+            f"{method} ({self.settings.path})"
+        )
+
+    def _settings_of(self, layout: QuantizedFormat) -> Any:
+        """Return the typed settings of a format, read once."""
+        if layout.name not in self._typed:
+            if self.settings.method:
+                require_known(self.settings, layout)
+            self._typed[layout.name] = layout.settings(self.settings)
+        return self._typed[layout.name]
+
+    def _neighbors(self, module: Module) -> Iterator[str]:
+        """Return the names of all tensors that share the module's prefix.
+
+        A module's own tensors follow a dot. Parameters without a module, such as those of experts,
+        have their companions after an underscore.
+        """
+        is_module = module.codes.startswith(".")
+        prefix = module.stem + ("." if is_module else "_")
+        for name in self._sorted[bisect_left(self._sorted, prefix) :]:
+            if not name.startswith(prefix):
+                return
+            if is_module or "." not in name[len(prefix) :]:
+                yield name
+
+    def _require_companions(
+        self, module: Module, layout: QuantizedFormat, matrix: QuantizedMatrix
+    ) -> None:
+        """Raise `CheckpointError` for a tensor that the format does not have or use here."""
+        for name in self._neighbors(module):
+            record = layout.companion(name.removeprefix(module.stem))
+            if record is None:
+                raise CheckpointError(
+                    f"{name} lies next to a weight of {layout.name}, and is not a tensor that is "
+                    "known there, so it could change the weight; dequantize the checkpoint first"
+                )
+            enters = record.effect in (Effect.VALUES, Effect.CHECKED)
+            if enters and not _uses(matrix, name):
+                raise CheckpointError(
+                    f"{name} ({record.meaning}) lies next to {module.name(module.codes)}, which as "
+                    f"{matrix.info.dtype} has no such tensor"
+                )
+
+    def _refuse_orphans(self, matrices: Mapping[str, QuantizedMatrix]) -> None:
+        """Raise `CheckpointError` for tensors of quantized formats that no matrix uses."""
+        used = {part.name for matrix in matrices.values() for part in matrix.components.values()}
+        for name in self._sorted:
+            for ending, needed in ORPHANS.items():
+                if name.endswith(ending) and name not in used:
+                    raise CheckpointError(
+                        f"{name} belongs to a quantized weight, and {needed} is missing next to it"
+                    )
+
+
+def _uses(matrix: QuantizedMatrix, name: str) -> bool:
+    """Return whether a tensor is a component of a matrix."""
+    return any(component.name == name for component in matrix.components.values())

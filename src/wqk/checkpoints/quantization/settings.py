@@ -1,0 +1,206 @@
+"""The quantization configuration of a file: found, checked against the table, read as values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from wqk.checkpoints.quantization.table import Effect, Key, QuantizedFormat
+from wqk.errors import CheckpointError, shown
+
+# Methods whose files are known and not read.
+UNREAD_METHODS = {
+    "aqlm",
+    "auto-round",
+    "eetq",
+    "exl3",
+    "fouroversix",
+    "fp_quant",
+    "higgs",
+    "marlin",
+    "metal",
+    "paroquant",
+    "qqq",
+    "quanto",
+    "quark",
+    "quip",
+    "sinq",
+    "spinquant",
+    "spqr",
+    "vptq",
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A quantization configuration.
+
+    Attributes
+    ----------
+    method
+        Name of the quantization method, in lower case; empty if none is named.
+    values
+        All keys with their values.
+    path
+        Key of ``config.json`` that holds the configuration, for messages.
+    """
+
+    method: str
+    values: Mapping[str, Any]
+    path: str = "quantization_config"
+
+    def get(self, *names: str) -> Any:
+        """Return the value under the only one of these keys that is set; None if none is.
+
+        Raises
+        ------
+        CheckpointError
+            Two of these keys, which mean the same, have different values.
+        """
+        found = [(name, self.values[name]) for name in names if self.values.get(name) is not None]
+        for name, value in found[1:]:
+            if value != found[0][1]:
+                raise self.error(
+                    f"{found[0][0]} and {name} mean the same and differ "
+                    f"({shown(found[0][1])} and {shown(value)})"
+                )
+        return found[0][1] if found else None
+
+    def whole(self, *names: str) -> int | None:
+        """Return a whole number; None if it is not set."""
+        value = self.get(*names)
+        if value is not None and type(value) is not int:
+            raise self.error(f"{names[0]} must be a whole number, got {shown(value)}")
+        return value
+
+    def switch(self, *names: str) -> bool:
+        """Return a switch, which is off if it is not set."""
+        value = self.get(*names)
+        if value is None:
+            return False
+        if value not in (True, False):  # AutoGPTQ also writes 0 and 1
+            raise self.error(f"{names[0]} must be true or false, got {shown(value)}")
+        return bool(value)
+
+    def word(self, *names: str) -> str:
+        """Return a word in lower case; empty if it is not set."""
+        value = self.get(*names)
+        if value is not None and not isinstance(value, str):
+            raise self.error(f"{names[0]} must be a word, got {shown(value)}")
+        return (value or "").lower()
+
+    def error(self, message: str) -> CheckpointError:
+        """Return the error for this configuration."""
+        return CheckpointError(f"{self.path}: {message}")
+
+
+NO_SETTINGS = Settings("", {})
+
+
+def read_settings(config: Mapping[str, Any]) -> Settings:
+    """Return the quantization configuration of a model; without one, no settings.
+
+    A configuration may lie in ``text_config`` instead, and MLX calls it ``quantization``.
+
+    Examples
+    --------
+    >>> read_settings({"quantization_config": {"quant_method": "GPTQ", "bits": 4}}).method
+    'gptq'
+    >>> read_settings({"quantization": {"group_size": 64, "bits": 4}}).method
+    'mlx'
+    """
+    mlx = config.get("quantization")
+    if isinstance(mlx, dict) and {"group_size", "bits"} & mlx.keys():
+        return Settings("mlx", mlx, "quantization")
+    inner = config.get("text_config")
+    for holder, path in ((config, ""), (inner, "text_config.")):
+        values = holder.get("quantization_config") if isinstance(holder, dict) else None
+        if isinstance(values, dict) and values:
+            settings = Settings("", values, f"{path}quantization_config")
+            method = settings.word("quant_method", "method")
+            return Settings(method or _unnamed(values), values, settings.path)
+        if values:
+            raise CheckpointError(f"{path}quantization_config must have keys, got {shown(values)}")
+    return NO_SETTINGS
+
+
+def _unnamed(values: Mapping[str, Any]) -> str:
+    """Return the method of a configuration that names none: that of early bitsandbytes, or MLX."""
+    if {"load_in_4bit", "load_in_8bit"} & values.keys():
+        return "bitsandbytes"
+    return "mlx" if values.keys() <= {"group_size", "bits", "mode"} else ""
+
+
+def refuse_unread(config: Mapping[str, Any]) -> None:
+    """Raise `CheckpointError` if a configuration names a quantized format that is not read."""
+    settings = read_settings(config)
+    kept = {
+        str(settings.values[name]).lower()
+        for name in ("checkpoint_format", "format", "version", "backend")
+        if settings.values.get(name)
+    }
+    unread = sorted(kept & {"marlin", "bitblas", "ipex", "gemv", "gemv_fast", "llm-awq", "exllama"})
+    if settings.method in UNREAD_METHODS:
+        what = settings.method
+    elif settings.method in ("gptq", "awq") and unread and "backend" not in unread:
+        what = f"{settings.method} in its {unread[0]} format"
+    else:
+        return
+    raise CheckpointError(
+        f"quantized with {what}, whose weights are not read; use the original checkpoint, or "
+        "dequantize it first"
+    )
+
+
+def require_known(
+    settings: Settings, layout: QuantizedFormat, *, names_unknown: bool = True
+) -> None:
+    """Raise `CheckpointError` for a key that the table refuses.
+
+    With ``names_unknown``, a key that is not in the table is refused, too.
+    """
+    for path, value in _leaves(settings.values, (), layout.keys):
+        record = _record(path, layout.keys)
+        is_set = value not in (None, False, "") and value != {} and value != []
+        if not is_set:
+            continue
+        name = ".".join(path)
+        if record is None and names_unknown:
+            raise settings.error(
+                f"{name} is not a key that is known for {layout.name}, so it could change the "
+                "weights; dequantize the checkpoint first"
+            )
+        if record and record.effect is Effect.REFUSED and value not in record.neutral:
+            raise settings.error(
+                f"{name} = {shown(value)} sets {record.meaning}, which is not read; use the "
+                "original checkpoint, or dequantize this one first"
+            )
+
+
+def _leaves(
+    values: Mapping[str, Any], path: tuple[str, ...], known: Iterable[Key]
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Return the paths that the table names, and those that lead to no key of the table."""
+    for name, value in values.items():
+        here = (*path, name)
+        within = [key for key in known if _leads_to(here, key)]
+        if within and isinstance(value, dict) and _record(here, within) is None:
+            yield from _leaves(value, here, within)
+        else:
+            yield here, value
+
+
+def _record(path: tuple[str, ...], known: Iterable[Key]) -> Key | None:
+    """Return the record of a key, if the table has it under this very path."""
+    for key in known:
+        if _leads_to(path, key) and key.name.count(".") + 1 == len(path):
+            return key
+    return None
+
+
+def _leads_to(path: tuple[str, ...], key: Key) -> bool:
+    """Return whether a path is the beginning of that of a key, or all of it."""
+    words = key.name.split(".")
+    pairs = zip(words, path, strict=False)
+    return len(path) <= len(words) and all(word in ("*", name) for word, name in pairs)
