@@ -19,8 +19,8 @@ formats, and `find_quantized` enforces them:
 5. If a configuration contradicts the tensors, and the tensors alone prove the answer, they are
    read, and a note reports it; else the file is refused.
 
-To read: `table` (the records), `settings` (the configuration), `module` and `matrix` (what a reader
-gets and returns), then one format, such as `gptq`.
+To read: `table` (the records), `configuration` (its keys and values), `module` and `matrix` (what a
+reader gets and returns), then one format, such as `gptq`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ from wqk.checkpoints.checkpoint import TensorInfo
 from wqk.checkpoints.quantization.bitsandbytes import BITSANDBYTES
 from wqk.checkpoints.quantization.comfy import COMFY, require_described
 from wqk.checkpoints.quantization.compressed import COMPRESSED
+from wqk.checkpoints.quantization.configuration import (
+    read_settings,
+    refuse_unread,
+    require_known,
+)
 from wqk.checkpoints.quantization.float8 import FLOAT8_FORMAT
 from wqk.checkpoints.quantization.gptq import AWQ, GPTQ, GPTQ_OR_AWQ
 from wqk.checkpoints.quantization.hqq import HQQ
@@ -41,11 +46,6 @@ from wqk.checkpoints.quantization.mlx import MLX
 from wqk.checkpoints.quantization.modelopt import MODELOPT
 from wqk.checkpoints.quantization.module import Module, Source
 from wqk.checkpoints.quantization.mxfp4 import MXFP4
-from wqk.checkpoints.quantization.settings import (
-    read_settings,
-    refuse_unread,
-    require_known,
-)
 from wqk.checkpoints.quantization.table import Effect, QuantizedFormat, Signature
 from wqk.checkpoints.quantization.torchao import TORCHAO
 from wqk.errors import CheckpointError

@@ -19,6 +19,7 @@ import numpy as np
 
 from wqk.checkpoints.checkpoint import Grid
 from wqk.checkpoints.files import unpacked
+from wqk.checkpoints.quantization.configuration import Settings
 from wqk.checkpoints.quantization.float8 import float8_matrix
 from wqk.checkpoints.quantization.matrix import (
     FLOAT4,
@@ -33,7 +34,6 @@ from wqk.checkpoints.quantization.matrix import (
     uniform_grid,
 )
 from wqk.checkpoints.quantization.module import FLOATS, Module, size
-from wqk.checkpoints.quantization.settings import Settings
 from wqk.checkpoints.quantization.table import (
     ACTIVATIONS,
     BIAS,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from wqk.checkpoints.quantization.configuration import Settings
 from wqk.checkpoints.quantization.matrix import (
     Arrays,
     QuantizedMatrix,
@@ -18,7 +19,6 @@ from wqk.checkpoints.quantization.matrix import (
     scaled,
 )
 from wqk.checkpoints.quantization.module import FLOATS, Module, size
-from wqk.checkpoints.quantization.settings import Settings
 from wqk.checkpoints.quantization.table import (
     ACTIVATIONS,
     BIAS,

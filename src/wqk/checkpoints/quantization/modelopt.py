@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from wqk.checkpoints.checkpoint import Grid
+from wqk.checkpoints.quantization.configuration import Settings
 from wqk.checkpoints.quantization.float8 import FLOAT8, float8_matrix
 from wqk.checkpoints.quantization.matrix import (
     FLOAT4,
@@ -25,7 +26,6 @@ from wqk.checkpoints.quantization.matrix import (
     uniform_grid,
 )
 from wqk.checkpoints.quantization.module import FLOATS, Module, size
-from wqk.checkpoints.quantization.settings import Settings
 from wqk.checkpoints.quantization.table import (
     ACTIVATIONS,
     BIAS,

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from wqk.checkpoints.checkpoint import Part
+from wqk.checkpoints.quantization.configuration import Settings
 from wqk.checkpoints.quantization.matrix import (
     Arrays,
     QuantizedMatrix,
@@ -15,7 +16,6 @@ from wqk.checkpoints.quantization.matrix import (
     uniform_grid,
 )
 from wqk.checkpoints.quantization.module import FLOATS, Module, size
-from wqk.checkpoints.quantization.settings import Settings
 from wqk.checkpoints.quantization.table import (
     BIAS,
     Companion,
