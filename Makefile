@@ -22,7 +22,8 @@ PAIR := examples/pair.toml
 RUNS := out/pair
 TEXT := $(RUNS)/docstrings.jsonl
 
-.PHONY: help demo test test-slow train check docs format floors bench performance campaign mutants derive results clean
+.PHONY: help demo test test-slow train check docs format floors floors-extras distributions bench \
+	performance campaign mutants derive results clean
 
 help:
 	@echo "make demo      scan two small models that come with the package"
@@ -31,7 +32,8 @@ help:
 	@echo "make train     train an encoder and a decoder, draw their scores and what they do; PAIR, TEXT=FILE, RUNS=FOLDER"
 	@echo "make check     formatter, linter, types, documentation: what CI runs"
 	@echo "make format    let the formatter and the linter fix what they can"
-	@echo "make floors    the core's tests at the lowest versions of what it needs"
+	@echo "make floors    the core's tests at the lowest versions of what it needs; floors-extras: of all"
+	@echo "make distributions  build a release, check it, and try it in a new environment"
 	@echo "make bench     measure against dense products and the machine's own limits"
 	@echo "make performance  the same, into docs/performance.md; SECTIONS='scans training'"
 	@echo "make campaign  the long fuzz and kill runs"
@@ -84,16 +86,36 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/sphinx-build --quiet -W --keep-going -b html docs docs/_build/html
 
-# The core at the lowest versions that pyproject.toml allows, without anything optional.
+# Tests at the lowest versions that pyproject.toml allows, which uv resolves: of the core alone, and of
+# every extra together (which downloads PyTorch).
 FLOORS := .venv-floors
+LOWEST = $(FLOORS)/bin/uv pip install --quiet --python $(FLOORS)/bin/python --resolution lowest-direct
+TESTING := "pytest>=8.3" "hypothesis>=6.120" "jaxtyping>=0.2.36" "beartype>=0.19"
 CORE := tests/forms/test_forms.py tests/forms/test_scores.py tests/scanning/test_scan.py \
 	tests/scanning/test_bars.py tests/scanning/test_details.py \
 	tests/test_files.py tests/test_errors.py
-floors:
-	test -d $(FLOORS) || $(PYTHON) -m venv $(FLOORS)
-	$(FLOORS)/bin/python -m pip install --quiet --disable-pip-version-check -e . \
-		$$($(PYTHON) tests/floors.py) pytest hypothesis jaxtyping beartype
-	$(FLOORS)/bin/python -m pytest --quiet -m "not campaign" $(CORE)
+EXTRAS := $(CORE) tests/live/test_monitor.py tests/live/test_in_memory.py \
+	tests/reporting/test_report.py tests/lab/figures/test_curves.py tests/lab/training/test_models.py
+
+$(FLOORS)/bin/uv:
+	$(PYTHON) -m venv $(FLOORS)
+	$(FLOORS)/bin/python -m pip install --quiet --disable-pip-version-check uv
+
+floors: $(FLOORS)/bin/uv
+	$(LOWEST) -e . $(TESTING)
+	$(FLOORS)/bin/python -m pytest --quiet -p no:cacheprovider -m "not campaign" $(CORE)
+
+floors-extras: $(FLOORS)/bin/uv
+	$(LOWEST) -e '.[report,train,cluster,gguf]' $(TESTING)
+	$(FLOORS)/bin/python -m pytest --quiet -p no:cacheprovider -m "not campaign and not slow" $(EXTRAS)
+
+# What a release consists of, checked, and tried where nothing else is installed.
+RELEASE := .venv-release
+distributions:
+	test -d $(RELEASE) || $(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check \
+		build twine check-wheel-contents cffconvert
+	PATH="$(CURDIR)/$(RELEASE)/bin:$$PATH" tools/check_distributions.sh
 
 docs: $(READY)
 	$(BIN)/sphinx-build -W -b html docs docs/_build/html
@@ -130,4 +152,4 @@ derive: $(READY)
 	$(BIN)/python -m tools.deriving.parts
 
 clean:
-	rm -rf $(VENV) $(FLOORS) dist docs/_build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(FLOORS) $(RELEASE) dist docs/_build .pytest_cache .mypy_cache .ruff_cache

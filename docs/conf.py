@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from wqk import __version__
+from wqk._version import ADDRESS
 
 project = "wqk"
 author = "The wqk developers"
@@ -20,7 +21,18 @@ extensions = [
     "sphinx_click",
     "sphinx-mathjax-offline",
 ]
-exclude_patterns = ["_build", "columns.md", "conversions.md", "results/**/all-contrasts.md"]
+# Pages for contributors, and pages that others include.
+exclude_patterns = [
+    "_build",
+    "contributing.md",
+    "glossary.md",
+    "log.md",
+    "performance.md",
+    "releasing.md",
+    "columns.md",
+    "conversions.md",
+    "results/**/all-contrasts.md",
+]
 
 # In docstrings, names in single backticks are links where they are documented.
 default_role = "py:obj"
@@ -30,10 +42,18 @@ autosummary_generate = False
 napoleon_google_docstring = False
 napoleon_use_rtype = False
 napoleon_attr_annotations = False
+napoleon_use_ivar = True  # attributes are described once, by their class
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_dmath_double_inline = True
 myst_heading_anchors = 3
+# Links to files of the repository that are no pages, such as [the log](repo:docs/log.md).
+myst_url_schemes = {
+    "http": None,
+    "https": None,
+    "mailto": None,
+    "repo": {"url": f"{ADDRESS}/blob/main/{{{{path}}}}#{{{{fragment}}}}", "title": "{{path}}"},
+}
 
 # Notebooks are shown as they are kept; tests/test_notebooks.py runs them.
 nb_execution_mode = "off"

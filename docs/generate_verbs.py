@@ -1,4 +1,4 @@
-"""The README's table of verbs, from the verbs themselves: `python docs/generate_verbs.py`."""
+"""Write the table of verbs of the page of commands: `python docs/generate_verbs.py`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import click
 
 from wqk.cli.main import LABORATORY, SECTIONS, command
 
-README = Path(__file__).parents[1] / "README.md"
-TABLE = re.compile(r"(?<=## What it does\n\n).*?\n\n", re.S)
+PAGE = Path(__file__).parent / "commands.md"
+TABLE = re.compile(r"(?<=# Commands\n\n).*?\n\n", re.S)
 
 
 def table() -> str:
@@ -34,4 +34,4 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    README.write_text(TABLE.sub(lambda _: table(), README.read_text("utf-8")), encoding="utf-8")
+    PAGE.write_text(TABLE.sub(lambda _: table(), PAGE.read_text("utf-8")), encoding="utf-8")

@@ -64,6 +64,11 @@ def save(folder: Path, tensors: dict[str, Any], config: dict[str, Any]) -> Path:
     return folder
 
 
+def save_model(folder: Path, model: StateDict) -> Path:
+    """Write a model in memory into a folder, in float32."""
+    return save(folder, model._arrays, model.config)
+
+
 def adapter(folder: Path, base: object, tensors: dict[str, np.ndarray], **about: Any) -> Path:
     """A folder with an adapter of a base, of what PEFT calls these tensors."""
     folder.mkdir(exist_ok=True)

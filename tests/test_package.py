@@ -9,10 +9,13 @@ import sys
 import sysconfig
 import venv
 import zipfile
+from email.message import Message
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+
+from wqk._version import ADDRESS
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,12 +29,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def core_requirements(wheel: Path) -> set[str]:
-    """Names of what the wheel itself asks for, without extras."""
+def metadata_of(wheel: Path) -> Message:
+    """The metadata of a wheel, whose body is its description."""
     with zipfile.ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.endswith("/METADATA"))
-        message = email.message_from_bytes(archive.read(name))
-    return named(message.get_all("Requires-Dist", []))
+        return email.message_from_bytes(archive.read(name))
+
+
+def core_requirements(wheel: Path) -> set[str]:
+    """Names of the packages that the wheel itself requires, without extras."""
+    return named(metadata_of(wheel).get_all("Requires-Dist", []))
 
 
 def named(lines: list[str]) -> set[str]:
@@ -89,3 +96,15 @@ def test_the_wheel_is_small_and_complete(wheel: Path) -> None:
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert expected <= names
+
+
+def test_links_of_the_description_work_on_a_package_index(wheel: Path) -> None:
+    description = metadata_of(wheel).get_payload(decode=True).decode("utf-8")
+    links = re.findall(r"\]\(([^)]+)\)", description)
+    assert len(links) > 15
+    assert [link for link in links if not link.startswith("https://")] == []
+    of_the_project = [link for link in links if link.startswith(ADDRESS)]
+    assert f"{ADDRESS}/raw/main/docs/images/demo.png" in of_the_project
+    for link in of_the_project:
+        path = re.sub(r"^/(blob|raw)/main/", "", link.removeprefix(ADDRESS))
+        assert (ROOT / path).exists()

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 import lzma
-import os
 import re
 import runpy
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +23,6 @@ import polars as pl
 import pytest
 import torch
 import transformers
-import yaml
 from click.testing import CliRunner
 from tests.checkpoints import test_gguf
 from tests.checkpoints.serving import own_hub
@@ -362,35 +359,6 @@ def test_transcripts_show_what_is_printed(models: Path) -> None:
             wrong.append(f"{place}: {line}\n  {why}")
     assert not wrong, "\n".join(wrong)
     assert len(some) > 7
-
-
-# -- the workflow ---------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("wrong", [False, True])
-def test_the_workflow_runs_as_it_is_printed(models: Path, wrong: bool) -> None:
-    """Its steps in order, in a folder that has what its environment names, without a network."""
-    text = (ROOT / "examples" / "wqk-check.yml").read_text("utf-8")
-    (job,) = yaml.safe_load(text)["jobs"].values()
-    steps = [step["run"] for step in job["steps"] if "run" in step]
-    assert len(steps) == 3
-    Path("models").mkdir()
-    Path("original").rename(job["env"]["ORIGINAL"])
-    source = "converted" if wrong else job["env"]["ORIGINAL"]
-    shutil.copytree(source, job["env"]["CONVERTED"])
-    subprocess.run(["git", "clone", "-q", "--depth", "1", f"file://{ROOT}", "wqk"], check=True)
-    offline = {"PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0"}
-    place = {"PIP_TARGET": str(models / "site"), "PYTHONPATH": str(models / "site")}
-    known = os.environ | job["env"] | offline | place | {"COLUMNS": "80", "HF_HUB_OFFLINE": "1"}
-    known["PATH"] = f"{models / 'site' / 'bin'}:{Path(sys.executable).parent}:{known['PATH']}"
-    ended = []
-    for step in steps:
-        ended.append(subprocess.run(["bash", "-ec", step], env=known, capture_output=True))
-        if ended[-1].returncode:
-            break
-    assert [one.returncode for one in ended] == ([0, 1] if wrong else [0, 0, 0]), ended[-1]
-    assert wrong or Path("scores.parquet").stat().st_size
 
 
 # -- snippets of Python that are no sessions ----------------------------------------------------

@@ -115,7 +115,7 @@ def test_memory_does_not_grow_with_the_number_of_layers(tmp_path: Path) -> None:
     for layers in (4, 24):
         folder = tmp_path / str(layers)
         model = small.llama(layers=layers, heads=16, key_heads=16, head_width=64, width=1024)
-        small.save(folder, model._arrays, model.config)
+        small.save_model(folder, model)
         told = subprocess.check_output([sys.executable, "-c", code, str(folder)], text=True)
         peaks.append(int(told) / 1024)
     # Twenty more layers are 168 MB of weights; none of them may stay.

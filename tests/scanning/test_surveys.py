@@ -53,7 +53,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     root = tmp_path_factory.mktemp("models")
     sizes = {"layers": LAYERS, "heads": HEADS, "key_heads": HEADS, "head_width": 16, "width": WIDTH}
     made = [small.llama(**sizes, seed=seed) for seed in range(20)]
-    folders = [small.save(root / f"m{i:02}", m._arrays, m.config) for i, m in enumerate(made)]
+    folders = [small.save_model(root / f"m{i:02}", m) for i, m in enumerate(made)]
     shutil.copy(folders[3] / "model.safetensors", folders[11] / "model.safetensors")
     broken = folders[7] / "model.safetensors"
     broken.write_bytes(broken.read_bytes()[:-100])
