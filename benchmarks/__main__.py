@@ -49,15 +49,15 @@ IDLE = 0.2  # busy cores below which nothing else of weight runs
 
 
 def processor() -> str:
-    """The processor's name, where the system tells it."""
-    known = Path("/proc/cpuinfo")
-    lines = known.read_text(encoding="utf-8").splitlines() if known.exists() else []
+    """Return the processor's name, if the system provides it."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     names = (line.partition(": ")[2] for line in lines if line.startswith("model name"))
     return next(names, platform.machine())
 
 
 def busy_cores(seconds: float = 2.0) -> float:
-    """How many cores other programs keep busy, on average over some seconds; NaN where unknown."""
+    """Return the number of cores that other programs keep busy, over some seconds; or NaN."""
     if not Path("/proc/stat").exists():
         return math.nan
 
@@ -73,27 +73,28 @@ def busy_cores(seconds: float = 2.0) -> float:
 
 
 def measure(section: Section) -> str:
-    """What the command prints, under a line about how it was run.
+    """Return the output of the command, under a line on the run.
 
     Raises `subprocess.CalledProcessError` if it fails.
     """
-    others, start = busy_cores(), time.perf_counter()
+    busy_before, start = busy_cores(), time.perf_counter()
     command = [sys.executable, "-m", *section.command.split()]
     printed = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
     minutes = (time.perf_counter() - start) / 60
-    beside = (
-        "nothing else ran"
-        if others < IDLE
-        else f"**other programs ran** ({others:.1f} cores): only ratios of processor time count"
-    )
-    return (
+    disturbance = "nothing else ran"
+    if busy_before >= IDLE:
+        disturbance = (
+            f"**other programs ran** ({busy_before:.1f} cores): only ratios of processor time count"
+        )
+    heading = (
         f"`python -m {section.command}`, {minutes:.1f} minutes on {processor()}, {os.cpu_count()} "
-        f"cores, NumPy {np.__version__}, {datetime.date.today()}; {beside}.\n\n{printed.strip()}"
+        f"cores, NumPy {np.__version__}, {datetime.date.today()}; {disturbance}."
     )
+    return f"{heading}\n\n{printed.strip()}"
 
 
 def replaced(page: str, name: str, text: str) -> str:
-    r"""The page with this text between a section's marks.
+    r"""Return the page with this text between a section's marks.
 
     Examples
     --------
@@ -107,8 +108,8 @@ def replaced(page: str, name: str, text: str) -> str:
     B
     """
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    before, rest = page.split(begin)
-    return "\n".join([before + begin, "", text, "", end + rest.split(end)[1]])
+    before, after = page.split(begin)
+    return "\n".join([before + begin, "", text, "", end + after.split(end)[1]])
 
 
 def main() -> None:

@@ -47,7 +47,7 @@ MARGIN, MOVED = 1.5, 0.2
 
 
 def decoder() -> Any:
-    """A Llama of about 0.15 million parameters."""
+    """Return a Llama of about 0.15 million parameters."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return LlamaForCausalLM(
@@ -67,15 +67,15 @@ def optimizers_of(model: Any) -> list[torch.optim.Optimizer]:
     """Muon for the matrices between embedding and head, AdamW for the rest."""
     inner = {id(p) for p in model.model.layers.parameters() if p.ndim == 2}
     matrices = [p for p in model.parameters() if id(p) in inner]
-    rest = [p for p in model.parameters() if id(p) not in inner]
+    outer = [p for p in model.parameters() if id(p) not in inner]
     return [
         torch.optim.Muon(matrices, lr=RATE, weight_decay=0),
-        torch.optim.AdamW(rest, lr=3e-3, weight_decay=0),
+        torch.optim.AdamW(outer, lr=3e-3, weight_decay=0),
     ]
 
 
 def raised(step: int, arm: str) -> float:
-    """The factor of the learning rates at a step."""
+    """Return the factor of the learning rates at a step."""
     doublings = 0.0 if arm == "healthy" else max(0, step - RAMP) / DOUBLING
     return min(1.0, (step + 1) / WARMUP) * min(RAISED, 2.0**doublings)
 
@@ -85,7 +85,7 @@ def train(text: torch.Tensor, arm: str, seed: int) -> dict[str, Any]:
     torch.manual_seed(seed)
     model = decoder().train()
     optimizers = optimizers_of(model)
-    peaks = [[group["lr"] for group in one.param_groups] for one in optimizers]
+    peaks = [[group["lr"] for group in item.param_groups] for item in optimizers]
     batches = torch.Generator().manual_seed(seed)
     meter = LogitMeter(model)
     record: dict[str, Any] = {
@@ -118,19 +118,19 @@ def train(text: torch.Tensor, arm: str, seed: int) -> dict[str, Any]:
             record["sigma"].append([spectral_norm(form).ravel().tolist() for form in after])
             changes = [change(*pair) for pair in zip(before, after, strict=True)]
             record["rank"].append(
-                [spectrum(one).effective_rank.ravel().tolist() for one in changes]
+                [spectrum(item).effective_rank.ravel().tolist() for item in changes]
             )
             before = after
     return record
 
 
 def smoothed(losses: Any) -> np.ndarray:
-    """The means of the last `LOOK` losses, at every step from the tenth on."""
+    """Return the means of the last `LOOK` losses, at every step from the tenth on."""
     return np.convolve(losses, np.ones(LOOK) / LOOK, mode="valid")
 
 
 def signals(record: dict[str, Any]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Steps and values of each signal, one number for the model."""
+    """Return steps and values of each signal, one number for the model."""
     every, looks = np.arange(len(record["loss"])), np.arange(len(record["sigma"])) * LOOK + LOOK - 1
 
     def over_heads(name: str, reduce: Any) -> np.ndarray:
@@ -146,21 +146,21 @@ def signals(record: dict[str, Any]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 def alarm(steps: np.ndarray, values: np.ndarray, healthy: list[np.ndarray]) -> int | None:
-    """The first step at which a signal leaves what healthy runs have shown, if it does."""
-    low, high = min(one.min() for one in healthy), max(one.max() for one in healthy)
+    """Return the first step at which a signal leaves what healthy runs have shown, if it does."""
+    low, high = min(curve.min() for curve in healthy), max(curve.max() for curve in healthy)
     outside = (values < low / MARGIN) | ~(values <= high * MARGIN)
     return int(steps[outside.argmax()]) if outside.any() else None
 
 
 def moved(losses: Any) -> int | None:
-    """The first step at which the mean loss is above its least so far by `MOVED`."""
+    """Return the first step at which the mean loss is above its least so far by `MOVED`."""
     means = smoothed(losses)
     above = ~(means <= np.minimum.accumulate(means) + MOVED)
     return int(above.argmax()) + LOOK - 1 if above.any() else None
 
 
 def table(runs: dict[str, list[dict[str, Any]]]) -> str:
-    """A row for each run: its loss, its largest logit, and where each alarm is."""
+    """Return a row for each run: its loss, its largest logit, and where each alarm is."""
     names = list(signals(runs["healthy"][0]))
     rows = [
         "| run | seed | loss, last 10 | least | largest logit | heads clipped | loss moves | "
@@ -170,14 +170,22 @@ def table(runs: dict[str, list[dict[str, Any]]]) -> str:
     ]
     for arm, group in runs.items():
         for seed, record in enumerate(group):
-            others = [one for one in runs["healthy"] if one is not record]
+            healthy_runs = [
+                record_or_step for record_or_step in runs["healthy"] if record_or_step is not record
+            ]
             steps = [
-                alarm(*signals(record)[name], [signals(one)[name][1] for one in others])
+                alarm(
+                    *signals(record)[name],
+                    [signals(record_or_step)[name][1] for record_or_step in healthy_runs],
+                )
                 for name in names
             ]
             means = smoothed(record["loss"])
             largest = signals(record)["largest logit"][1].max()
-            shown = ["–" if one is None else str(one) for one in (moved(record["loss"]), *steps)]
+            shown = [
+                "–" if record_or_step is None else str(record_or_step)
+                for record_or_step in (moved(record["loss"]), *steps)
+            ]
             clips = str(sum(record["clipped"])) if arm == "clipped" else "–"
             cells = [f"{means[-1]:.2f}", f"{means.min():.2f}", f"{largest:,.0f}", clips, *shown]
             rows.append(f"| {arm} | {seed} | " + " | ".join(cells) + " |")
@@ -185,7 +193,7 @@ def table(runs: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def figure(runs: dict[str, list[dict[str, Any]]]) -> Figure:
-    """The largest logit of each head with and without clipping, and the losses of all runs."""
+    """Draw the largest logit of each head with and without clipping, and the losses of all runs."""
     colors = {"healthy": GRAY, "unclipped": WINE, "clipped": TEAL}
     drawn = new_figure(PAGE, 2.5)
     left, middle, right = drawn.subplots(1, 3, gridspec_kw={"width_ratios": [1, 1, 1.15]})

@@ -1,7 +1,7 @@
 """All compositions of heads of a model: ``python -m benchmarks.composition [--layers 32]``.
 
 From disk to table, for a model of BERT-base's shape and one of LLaMA-3-8B's (4 layers, or as many
-as asked for). Beside it the products alone that TransformerLens computes in memory, if that is
+as asked for). Next to it the products alone that TransformerLens computes in memory, if that is
 installed, on the smaller of the two; otherwise its formula, in a loop over pairs of heads.
 """
 
@@ -37,7 +37,7 @@ AIMS = {(LLAMA_3_8B.name, 32): 180.0}
 
 
 def write_whole(folder: Path, shape: Shape, seed: int = 0) -> Path:
-    """A checkpoint with queries, keys, values and outputs, under the names of Llama's."""
+    """Return a checkpoint with queries, keys, values and outputs, under the names of Llama's."""
     random, offset = np.random.default_rng(seed), 0
     rows = {
         "q": shape.heads * shape.head_width,
@@ -136,7 +136,7 @@ def loop(folder: Path) -> Callable[[], Any]:
 
 
 def peak_memory() -> float:
-    """Of the process so far, in MB."""
+    """Return the peak memory of the process so far, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 
 
@@ -173,7 +173,7 @@ def print_composition(place: Path, shape: Shape, rounds: int) -> None:
 
 
 def told(shape: Shape, name: str, seconds: Seconds) -> str:
-    """Whether an aim by the clock is met, where there is one."""
+    """Return whether an aim by the clock is met, if there is an aim."""
     aim = AIMS.get((shape.name, shape.layers)) if name == "wqk compose" else None
     return f"{aim:g} s: {estimate(seconds.clock).against(aim)}" if aim else ""
 

@@ -75,12 +75,12 @@ class Model:
         return self.tensors[_NAMES[self.family][3]][32:127].astype(np.float64)
 
     def place(self, layer: int, side: int) -> str:
-        """The name of a layer's queries (0) or keys (1)."""
+        """Return the name of a layer's queries (0) or keys (1)."""
         template, *sides, _ = _NAMES[self.family]
         return template.format(layer, sides[side])
 
     def queries_and_keys(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Of each layer, (H R, D) and (G R, D)."""
+        """Yield queries (H R, D) and keys (G R, D) of each layer."""
         for layer in range(self.layers):
             query, key = (self.tensors[self.place(layer, side)] for side in (0, 1))
             yield query.astype(np.float64), key.astype(np.float64)
@@ -125,12 +125,12 @@ class Model:
 
 
 def orthogonal(size: int, seed: int) -> np.ndarray:
-    """A random rotation."""
+    """Return a random rotation."""
     return np.linalg.qr(np.random.default_rng(seed).standard_normal((size, size)))[0]
 
 
 def fold_norms(model: Model) -> Model:
-    """The gains of a LLaMA's norms moved into the weights that they feed."""
+    """Return the gains of a LLaMA's norms moved into the weights that they feed."""
     tensors = dict(model.tensors)
     for layer in range(model.layers):
         at = f"model.layers.{layer}."
@@ -149,7 +149,7 @@ def fold_norms(model: Model) -> Model:
 
 
 def rotate_stream(model: Model, seed: int) -> Model:
-    """The residual stream rotated: all of a LLaMA, of BERT only queries and keys."""
+    """Return the residual stream rotated: all of a LLaMA, of BERT only queries and keys."""
     turn = orthogonal(int(model.config["hidden_size"]), seed)
     if model.family == "bert":
         return model.changed(lambda weight, layer, side: weight @ turn)
@@ -208,15 +208,17 @@ def turn_dimensions(model: Model, seed: int) -> Model:
 
 
 def prune_heads(model: Model, keep: int) -> Model:
-    """The first half of the key heads, and the query heads that share them."""
+    """Return the first half of the key heads, and the query heads that share them."""
     share = keep / model.key_heads
     tensors = dict(model.tensors)
     for layer in range(model.layers):
         for side in (0, 1):
             name = model.place(layer, side)
-            for one in (name, name.replace(".weight", ".bias")):
-                if one in tensors:
-                    tensors[one] = tensors[one][: round(share * len(tensors[one]))]
+            for tensor_name in (name, name.replace(".weight", ".bias")):
+                if tensor_name in tensors:
+                    tensors[tensor_name] = tensors[tensor_name][
+                        : round(share * len(tensors[tensor_name]))
+                    ]
     width = int(model.config["hidden_size"]) // model.heads
     config = {
         **model.config,
@@ -238,26 +240,28 @@ def quantized(model: Model, bits: int) -> Model:
     return model.changed(rounded)
 
 
-def mixed(one: Model, two: Model, share: float, way: str) -> Model:
-    """Queries and keys between two models': on a line, on an arc, or the largest differences."""
-    if one.layers > two.layers:
-        two = two.with_layers([*range(two.layers)] * 2)
+def mixed(first: Model, second: Model, share: float, way: str) -> Model:
+    """Mix queries and keys of two models: on a line, on an arc, or the largest differences."""
+    if first.layers > second.layers:
+        second = second.with_layers([*range(second.layers)] * 2)
 
     def mix(weight: np.ndarray, layer: int, side: int) -> np.ndarray:
-        other = two.tensors[two.place(layer, side)]
+        second_weight = second.tensors[second.place(layer, side)]
         if way == "linear":
-            return share * weight + (1 - share) * other
+            return share * weight + (1 - share) * second_weight
         if way == "ties":
-            difference = weight - other
+            difference = weight - second_weight
             kept = np.abs(difference) >= np.quantile(np.abs(difference), 1 - share)
-            return other + difference * kept
-        cosine = (weight * other).sum() / np.linalg.norm(weight) / np.linalg.norm(other)
-        angle = np.arccos(np.clip(cosine, -1, 1))
-        return (np.sin(share * angle) * weight + np.sin((1 - share) * angle) * other) / np.sin(
-            angle
+            return second_weight + difference * kept
+        cosine = (
+            (weight * second_weight).sum() / np.linalg.norm(weight) / np.linalg.norm(second_weight)
         )
+        angle = np.arccos(np.clip(cosine, -1, 1))
+        return (
+            np.sin(share * angle) * weight + np.sin((1 - share) * angle) * second_weight
+        ) / np.sin(angle)
 
-    return one.changed(mix)
+    return first.changed(mix)
 
 
 def _of_llama(way: Callable[[Model], Model]) -> Callable[..., Model | None]:
@@ -310,7 +314,7 @@ TRAINED: dict[str, tuple[float, str]] = {
 
 
 def train_child(parent: Model, kind: str, texts: Sequence[Path], kept: Path) -> Model:
-    """A child that is trained on, kept in a folder for the next time."""
+    """Return a child that is trained on, kept in a folder for the next time."""
     import torch
 
     share, way = TRAINED[kind]
@@ -319,15 +323,15 @@ def train_child(parent: Model, kind: str, texts: Sequence[Path], kept: Path) -> 
         return Model.load(folder)
     torch.set_num_threads(1)
     family, text, recipe, seed = parent.name.split("-")
-    own = int(text.removeprefix("text"))
+    text_number = int(text.removeprefix("text"))
     place = list(ARCHITECTURES).index(family)
-    number = RECIPES[recipe][-1] + 1000 * int(seed.removeprefix("seed")) + 10 * own + place
+    number = RECIPES[recipe][-1] + 1000 * int(seed.removeprefix("seed")) + 10 * text_number + place
     model = build(family, number)
     if way != "initialization":
         model.load_state_dict(
             {k: torch.from_numpy(v) for k, v in parent.tensors.items()}, strict=False
         )
-    content = read_text(texts[own if way == "objective" else 1 - own])
+    content = read_text(texts[text_number if way == "objective" else 1 - text_number])
     if way == "objective":
         content = content[::-1].copy()
     if way == "adapter":
@@ -354,8 +358,8 @@ def _train_adapter(model: Any, content: np.ndarray, recipe: str) -> None:
 
     model.requires_grad_(False)
     torch.manual_seed(0)
-    wanted = ("q_proj", "k_proj", "v_proj", "query", "key", "value")
-    adapted = [m for name, m in model.named_modules() if name.rsplit(".", 1)[-1] in wanted]
+    adapted_names = ("q_proj", "k_proj", "v_proj", "query", "key", "value")
+    adapted = [m for name, m in model.named_modules() if name.rsplit(".", 1)[-1] in adapted_names]
     for module in adapted:
         parametrize.register_parametrization(module, "weight", Adapter(module.weight))
     train(model, content, recipe, order=1)

@@ -79,7 +79,7 @@ def forms(model: Decoder) -> list[BilinearForm]:
 
 
 def rate(step: int, doublings: float) -> float:
-    """The learning rate after a warm-up of 20 steps."""
+    """Return the learning rate after a warm-up of 20 steps."""
     return RATE * min(1.0, (step + 1) / 20) * 2.0 ** min(doublings, max(0, step - RAMP) / DOUBLING)
 
 
@@ -104,11 +104,11 @@ def train(text: torch.Tensor, seed: int, doublings: float, steps: int) -> dict[s
         if not is_look:
             continue
         curves["loss"].append(float(np.mean(losses[-LOOK:])))
-        found = [
+        spectra = [
             spectrum(update_terms(*pair).first) for pair in zip(before, forms(model), strict=True)
         ]
         for name in MEASURES[1:]:
-            curves[name].append(float(np.median([getattr(one, name) for one in found])))
+            curves[name].append(float(np.median([getattr(measures, name) for measures in spectra])))
     return curves
 
 
@@ -152,8 +152,8 @@ def main() -> None:
     print("|:--|--:|--:|" + "--:|" * len(MEASURES))
     for kind, group in runs.items():
         for seed, run in enumerate(group):
-            others = [r for r in runs["healthy"] if r is not run]
-            steps = [warning(run[n], np.stack([r[n] for r in others])) for n in MEASURES]
+            healthy_runs = [r for r in runs["healthy"] if r is not run]
+            steps = [warning(run[n], np.stack([r[n] for r in healthy_runs])) for n in MEASURES]
             cells = (str(step or "–") for step in (diverged(run["loss"]), *steps))
             print(f"| {kind} | {seed} | " + " | ".join(cells) + " |")
     if options.out:

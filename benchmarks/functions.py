@@ -1,16 +1,17 @@
-"""`same`, `compose` and `kin` beside a scan: ``python -m benchmarks.functions``.
+"""`same`, `compose` and `kin` next to a scan: ``python -m benchmarks.functions``.
 
 Two layers of three shapes, with queries, keys, values and outputs, from disk to result, each in a
 process of its own. The exponents are of processor time and of memory against what is
 stored, by least squares through the logarithms.
 
-``--deep LLaMA-3-70B --layers 24`` measures so many layers of one shape instead, beside the same
-model with the queries and keys of every layer in the other rotary order, beside one that was
-trained on, each of its entries moved by 1 % of their standard deviation, and beside unrelated
+``--deep LLaMA-3-70B --layers 24`` measures that many layers of one shape instead, next to the same
+model with the queries and keys of every layer in the other rotary order, next to one that was
+trained on, each of its entries moved by 1 % of their standard deviation, and next to unrelated
 weights. Each layer has the random rows of the first in another order.
 
-``--equal LLaMA-3-8B --layers 8`` measures `same --all` of equal files beside reading both, once and
-in two threads, into memory that is used again; with ``--cold`` from the disk (as root, on Linux).
+``--equal LLaMA-3-8B --layers 8`` measures `same --all` of equal files next to reading both, once
+and in two threads, into memory that is used again; with ``--cold`` from the disk (as root, on
+Linux).
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ print(json.dumps([*seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss /
 
 # How many times a scan by the clock a pair is to take at most.
 AIM = 2.0
-# A model beside others: its queries and keys in the other rotary order, trained on, unrelated.
+# A model next to others: its queries and keys in the other rotary order, trained on, unrelated.
 OTHERS = ("rotary", "trained", "unrelated")
 DEEP = {
     "`scan`": ("wqk.scan(a)", "rotary"),
@@ -84,7 +85,7 @@ DEEP = {
 
 
 def write_deep(place: Path, shape: Shape) -> dict[str, Path]:
-    """A checkpoint of many layers under "", and `OTHERS`."""
+    """Return a checkpoint of many layers under "", and `OTHERS`."""
     folders = {}
     for name in ("", *OTHERS):
         seed = int(name == "unrelated")
@@ -132,9 +133,12 @@ def print_deep(shape: Shape, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as place:
         folders = write_deep(Path(place), shape)
         stored = (folders[""] / "model.safetensors").stat().st_size
-        found = np.array(
+        measured = np.array(
             [
-                [measure(call, [folders[""], folders[other]], 1) for call, other in DEEP.values()]
+                [
+                    measure(call, [folders[""], folders[folder_name]], 1)
+                    for call, folder_name in DEEP.values()
+                ]
                 for _ in range(rounds)
             ]
         )
@@ -142,9 +146,9 @@ def print_deep(shape: Shape, rounds: int) -> None:
         f"| {shape.layers} layers of {shape.name}, {stored / 1e9:.1f} GB | processor time | "
         "/ scan | by the clock | / scan | aim | peak memory |\n|:--|--:|--:|--:|--:|:--|--:|"
     )
-    for name, own in zip(DEEP, np.moveaxis(found, 1, 0), strict=True):
-        clock, busy, peak = np.median(own, axis=0)
-        ratios = [estimate(own[:, n] / found[:, 0, n]) for n in (1, 0)]
+    for name, measured_call in zip(DEEP, np.moveaxis(measured, 1, 0), strict=True):
+        clock, busy, peak = np.median(measured_call, axis=0)
+        ratios = [estimate(measured_call[:, n] / measured[:, 0, n]) for n in (1, 0)]
         aim = "" if name == "`scan`" else f"{AIM:g}: {ratios[1].against(AIM)}"
         print(
             f"| {name} | {busy:.1f} s | {ratios[0]} | {clock:.1f} s | {ratios[1]} | {aim} | "
@@ -170,9 +174,9 @@ def print_equal(shape: Shape, rounds: int, cold: bool) -> None:
 
         def read() -> None:
             with ThreadPoolExecutor(2) as pool:
-                list(pool.map(lambda one: one(), reads))
+                list(pool.map(lambda read_part: read_part(), reads))
 
-        found = alternate(
+        times = alternate(
             {
                 "reading": dropped(read),
                 "same": dropped(lambda: wqk.same(*folders, everything=True)),
@@ -182,9 +186,11 @@ def print_equal(shape: Shape, rounds: int, cold: bool) -> None:
     layers = f"{shape.layers} layers of {shape.name}, {size / 1e9:.1f} GB a file"
     print(f"| {layers} | reading both | `same --all` | ratio | aim 1.3 |\n|:--|--:|--:|--:|:--|")
     for field in ("clock", "processor"):
-        both, same = (getattr(found[name], field) for name in ("reading", "same"))
-        ratio = estimate(same / both)
-        seconds = " | ".join(f"{np.median(one):.3f} s" for one in (both, same))
+        reading, same = (getattr(times[name], field) for name in ("reading", "same"))
+        ratio = estimate(same / reading)
+        seconds = " | ".join(
+            f"{np.median(seconds_of_call):.3f} s" for seconds_of_call in (reading, same)
+        )
         print(f"| {field} | {seconds} | {ratio} | {ratio.against(1.3)} |")
 
 
@@ -217,13 +223,13 @@ def main() -> None:
         return
     shapes = SHAPES[: names.index(options.largest) + 1]
     stored: list[int] = []
-    found: dict[str, list[list[float]]] = {name: [] for name in CALLS}
+    seconds_by_call: dict[str, list[list[float]]] = {name: [] for name in CALLS}
     for shape in shapes:
         with tempfile.TemporaryDirectory() as place:
             folders = [write_whole(Path(place) / str(seed), shape, seed) for seed in range(2)]
             stored.append((folders[0] / "model.safetensors").stat().st_size)
             for name, call in CALLS.items():
-                found[name].append(measure(call, folders, 2 if shape.width < 1000 else 1))
+                seconds_by_call[name].append(measure(call, folders, 2 if shape.width < 1000 else 1))
     print(
         "| two layers, processor time (by the clock), peak memory | "
         + " | ".join(
@@ -232,11 +238,11 @@ def main() -> None:
         + " | time / scan, largest | exponent of time | of memory |\n|:--|"
         + "--:|" * (len(shapes) + 3)
     )
-    for name, rows in found.items():
+    for name, rows in seconds_by_call.items():
         cells = [f"{busy:.2f} s ({clock:.2f} s), {peak:.0f} MB" for clock, busy, peak in rows]
         values = np.array(rows)
         powers = (np.polyfit(np.log(stored), np.log(values[:, n]), 1)[0] for n in (1, 2))
-        ratio = values[-1, 1] / found["`scan`"][-1][1]
+        ratio = values[-1, 1] / seconds_by_call["`scan`"][-1][1]
         print(
             f"| {name} | {' | '.join(cells)} | {ratio:.1f} | "
             + " | ".join(f"{power:.2f}" for power in powers)

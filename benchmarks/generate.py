@@ -67,7 +67,7 @@ def write_checkpoint(
     *,
     spread: bool = False,
 ) -> Path:
-    """A folder with config.json and one safetensors file.
+    """Return a folder with config.json and one safetensors file.
 
     Queries and keys are random, and the same in every layer; the rest is a hole in the file, which
     takes no room on disk and is never read. With ``change`` every layer has weights of its own, and
@@ -128,7 +128,7 @@ def _hole(start: int, size: int) -> dict[str, object]:
 
 
 def query_key_bytes(shape: Shape) -> int:
-    """What a scan of it has to read."""
+    """Return the bytes that a scan has to read."""
     rows = (shape.heads + shape.key_heads) * shape.head_width
     return 2 * shape.layers * rows * shape.width
 

@@ -1,9 +1,9 @@
-"""What wqk costs on a GPU, and whether its numbers are the CPU's: ``python -m benchmarks.gpu``.
+"""Cost and agreement of wqk on a GPU and on the CPU: ``python -m benchmarks.gpu``.
 
 - Every function that takes a model in memory, on the GPU and on a copy of the model on the CPU: in
   float32, with products that the process lets PyTorch round (TF32), and in bfloat16.
 - Scans of a generated checkpoint on both, in turn.
-- A training step beside a look of the monitor, a step whose attention logits are measured, and one
+- A training step next to a look of the monitor, a step whose attention logits are measured, and one
   that ends with QK-clip.
 
 Times are by the clock, once the GPU has done its work. ``--device cpu --small`` tries the script.
@@ -85,17 +85,17 @@ def build(name: str, device: str, dtype: torch.dtype) -> Any:
 
 
 def scores(table: wqk.ScoreTable) -> np.ndarray:
-    """The scores of all rows, one column after the other."""
+    """Return the scores of all rows, one column after the other."""
     return np.concatenate([table.frame[name].fill_null(0).to_numpy() for name in SCORES])
 
 
 def logits(model: Any, inputs: torch.Tensor) -> np.ndarray:
-    """The largest logit of every head."""
+    """Return the largest logit of every head."""
     return wqk.logits(model, {"input_ids": inputs.to(model.device)}).frame["max_logit"].to_numpy()
 
 
 def clipped(model: Any, inputs: torch.Tensor) -> np.ndarray:
-    """The largest logits after half of the heads were clipped, beside what clipping promises."""
+    """The largest logits after half of the heads were clipped, next to what clipping promises."""
     model = copy.deepcopy(model)
     before = logits(model, inputs)
     limit = float(np.median(before))
@@ -107,14 +107,14 @@ def clipped(model: Any, inputs: torch.Tensor) -> np.ndarray:
 
 
 def initialized(model: Any) -> np.ndarray:
-    """The scores after a symmetric start."""
+    """Return the scores after a symmetric start."""
     model = copy.deepcopy(model)
     wqk.initialize_(model, "symmetric", seed=0)
     return scores(wqk.scan(model))
 
 
 def monitored(model: Any, device: str | None = None) -> np.ndarray:
-    """The rows of a look."""
+    """Return the rows of a look."""
     monitor = wqk.Monitor(model, device=device)
     monitor.look(0)
     return scores(monitor.table)
@@ -127,28 +127,28 @@ def compared(name: str, precision: str, device: str) -> Iterator[tuple[str, floa
     """
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
     torch.set_float32_matmul_precision("high" if precision == "TF32" else "highest")
-    there = build(name, device, dtype)
-    here = copy.deepcopy(there).cpu()
+    on_device = build(name, device, dtype)
+    on_cpu = copy.deepcopy(on_device).cpu()
     inputs = torch.randint(500, (2, 48), generator=torch.Generator().manual_seed(1))
     calls: dict[str, Callable[[Any], np.ndarray]] = {
         "scan": lambda model: scores(wqk.scan(model)),
         "scan --device": lambda model: scores(
-            wqk.scan(model, device=device if model is there else None)
+            wqk.scan(model, device=device if model is on_device else None)
         ),
         "Monitor": monitored,
-        "Monitor, device": lambda model: monitored(model, device if model is there else None),
+        "Monitor, device": lambda model: monitored(model, device if model is on_device else None),
         "logits": lambda model: logits(model, inputs),
         "clip_": lambda model: clipped(model, inputs),
         "initialize_": initialized,
     }
     for call, run in calls.items():
         try:
-            expected, got = run(here), run(there)
+            expected, got = run(on_cpu), run(on_device)
             yield call, float(np.abs(got - expected).max() / np.abs(expected).max())
         except wqk.WqkError:
             yield call, np.nan
-    yield "same", 0.0 if wqk.same(there, here) else np.inf
-    yield "verify", wqk.verify(there, {"input_ids": inputs}).difference
+    yield "same", 0.0 if wqk.same(on_device, on_cpu) else np.inf
+    yield "verify", wqk.verify(on_device, {"input_ids": inputs}).difference
     torch.set_float32_matmul_precision("highest")
 
 
@@ -161,11 +161,14 @@ def print_agreement(device: str) -> None:
             print(f"| | {' | '.join(f'`{call}`' for call in models[0])} |")
             print(f"|:--|{'--:|' * len(models[0])}")
         worst = [max(np.nan_to_num(model[call], nan=0) for model in models) for call in models[0]]
-        print(f"| {precision} | {' | '.join(f'{one:.1e}' for one in worst)} |", flush=True)
+        print(
+            f"| {precision} | {' | '.join(f'{difference:.1e}' for difference in worst)} |",
+            flush=True,
+        )
 
 
 def print_scans(device: str, layers: int, rounds: int) -> None:
-    """A scan of generated checkpoints, on the CPU and on the GPU."""
+    """Print a scan of generated checkpoints, on the CPU and on the GPU."""
     print(
         "| scan with all heads | CPU | GPU | CPU / GPU | largest difference of a score |\n"
         "|:--|--:|--:|--:|--:|"
@@ -180,12 +183,14 @@ def print_scans(device: str, layers: int, rounds: int) -> None:
                 },
                 rounds,
             )
-            here, there = (scores(wqk.scan(folder, device=one)) for one in (None, device))
+            on_cpu, on_device = (
+                scores(wqk.scan(folder, device=scan_device)) for scan_device in (None, device)
+            )
             ratio = estimate(times["CPU"].clock / times["GPU"].clock)
             cells = [f"{np.median(times[name].clock) * 1e3:.0f} ms" for name in times]
             print(
                 f"| {shape.name}'s shape, {shape.layers} layers | {' | '.join(cells)} | {ratio} "
-                f"| {np.abs(here - there).max():.1e} |",
+                f"| {np.abs(on_cpu - on_device).max():.1e} |",
                 flush=True,
             )
 
@@ -198,7 +203,7 @@ def look_of(monitor: wqk.Monitor) -> Callable[[], object]:
 
 
 def print_steps(device: str, small: bool, rounds: int) -> None:
-    """A training step, and what wqk adds to it."""
+    """Print a training step, and the time that wqk adds to it."""
     layers, batch, tokens = (2, 2, 64) if small else (8, 8, 2048)
     config = transformers.LlamaConfig(
         hidden_size=256 if small else 4096,
@@ -248,8 +253,8 @@ def print_steps(device: str, small: bool, rounds: int) -> None:
         "| | by the clock | / step | every 1,000 steps | every 200 |\n|:--|--:|--:|--:|--:|"
     )
     for name, seconds in times.items():
-        more = np.median(seconds.clock) - (0 if name in looks else step)
-        shares = [f"{more / (every * step):.3%}" for every in (1000, 200)]
+        added = np.median(seconds.clock) - (0 if name in looks else step)
+        shares = [f"{added / (every * step):.3%}" for every in (1000, 200)]
         cells = ["", ""] if name == "step" else shares
         ratio = estimate(seconds.clock / times["step"].clock)
         print(

@@ -1,4 +1,4 @@
-"""How costs grow: ``python -m benchmarks.growth --out FIGURE.png``.
+"""Growth of costs with size: ``python -m benchmarks.growth --out FIGURE.png``.
 
 Four questions, a table each, and one figure: scans of generated checkpoints, from bert-tiny's shape
 to 70 billion parameters with holes for all that is not read; surveys by number of checkpoints and
@@ -50,9 +50,9 @@ SHAPES = tuple(
         heads=heads,
         key_heads=key_heads,
         head_width=head_width,
-        rest=rest,
+        rest=other_bytes,
     )
-    for like, name, layers, width, heads, key_heads, head_width, rest in SIZES
+    for like, name, layers, width, heads, key_heads, head_width, other_bytes in SIZES
 )
 ONCE = 1e9  # bytes of queries and keys above which a scan is timed once
 
@@ -61,7 +61,7 @@ ROWS = (100, 400, 1600, 6400, 16_254, 100_104)
 TICKS = [m * 10.0**n for n in range(-4, 4) for m in (1, 1.5, 2, 3, 5, 7)]
 CADENCE = 200  # training steps between two looks
 
-# Scans a folder so many times after one that is not counted, and prints what it took.
+# Scans a folder that many times after one that is not counted, and prints what it took.
 SCAN = """
 import json, resource, sys, time, wqk
 folder, rounds = sys.argv[1], int(sys.argv[2])
@@ -89,7 +89,7 @@ class Curve(NamedTuple):
 
 
 def slope(curve: Curve, last: int = 4) -> float:
-    """The exponent b of y = a xᵇ through the last points."""
+    """Return the exponent b of y = a xᵇ through the last points."""
     return float(np.polyfit(np.log(curve.x[-last:]), np.log(curve.y[-last:]), 1)[0])
 
 
@@ -116,14 +116,14 @@ def measure_surveys(place: Path) -> dict[int, list[float]]:
 
 
 def measure_reports(place: Path) -> tuple[list[float], list[float]]:
-    """Processor seconds to write a report of so many rows, and its bytes."""
+    """Processor seconds to write a report of that many rows, and its bytes."""
     table = made_up(MANY)
     seconds, sizes = [], []
     wqk.write_report(replace(table, frame=table.frame.head(1)), place / "first.html")
     for rows in ROWS:
-        path, some = place / f"{rows}.html", replace(table, frame=table.frame.head(rows))
+        path, part_of_table = place / f"{rows}.html", replace(table, frame=table.frame.head(rows))
         start = time.process_time()
-        wqk.write_report(some, path)
+        wqk.write_report(part_of_table, path)
         seconds.append(time.process_time() - start)
         sizes.append(float(path.stat().st_size))
     return seconds, sizes
@@ -159,15 +159,15 @@ def panel(axes: Any, curves: Sequence[Curve], x: str, y: str, points: Sequence[s
     for curve in curves:
         axes.loglog(curve.x, curve.y, "o-", color=curve.color, label=curve.label)
     for number, name in enumerate(points[: len(curves[0].x)]):
-        left = number in (3, 5) or number == len(curves[0].x) - 1
+        is_left = number in (3, 5) or number == len(curves[0].x) - 1
         axes.annotate(
             name,
             (curves[0].x[number], curves[0].y[number]),
-            (-4, 2) if left else (4, -2),
+            (-4, 2) if is_left else (4, -2),
             textcoords="offset points",
             fontsize=5.5,
-            ha="right" if left else "left",
-            va="bottom" if left else "top",
+            ha="right" if is_left else "left",
+            va="bottom" if is_left else "top",
         )
     axes.set(xlabel=x, ylabel=y)
     axes.margins(0.12, 0.25)
@@ -180,7 +180,7 @@ def panel(axes: Any, curves: Sequence[Curve], x: str, y: str, points: Sequence[s
 
 
 def with_slope(curve: Curve) -> Curve:
-    """The curve, labeled with its slope."""
+    """Return the curve, labeled with its slope."""
     label = f"{curve.label}, slope" if curve.label else "slope"
     return curve._replace(label=f"{label} {slope(curve):.2f}")
 

@@ -56,14 +56,14 @@ def load_models(folder: Path) -> list[Model]:
 
 
 def prints(model: Model, folds: bool) -> list[Fingerprint]:
-    """What the test keeps of a model."""
+    """Return the fingerprints that the test keeps of a model."""
     checkpoint = StateDict(model.tensors, model.config, model.name)
-    found = [fingerprint(block, folds) for block in wqk.open(checkpoint)]
-    return [one for one in found if one is not None]
+    fingerprints = [fingerprint(block, folds) for block in wqk.open(checkpoint)]
+    return [print_of_block for print_of_block in fingerprints if print_of_block is not None]
 
 
 def can_fold(model: Model) -> bool:
-    """Whether a norm is known to feed every block."""
+    """Return whether a known norm feeds every block."""
     checkpoint = StateDict(model.tensors, model.config, model.name)
     return not any(map(lacks_any_norm, wqk.open(checkpoint).plans))
 
@@ -92,8 +92,8 @@ def drawn_like(model: Model, seed: int) -> Model:
         if weight.ndim == 2:
             drawn = random.standard_normal(weight.shape).astype(np.float32)
             for axis in (0, 1, 0, 1):
-                wanted = np.linalg.norm(weight, axis=axis, keepdims=True)
-                drawn *= wanted / np.linalg.norm(drawn, axis=axis, keepdims=True)
+                norms = np.linalg.norm(weight, axis=axis, keepdims=True)
+                drawn *= norms / np.linalg.norm(drawn, axis=axis, keepdims=True)
             # The order of rows and columns is the model's own, and carries no kinship.
             tensors[name] = drawn[random.permutation(len(drawn))][
                 :, random.permutation(drawn.shape[1])
@@ -118,11 +118,11 @@ def print_unrelated(folder: Path, renumberings: int, drawn: int) -> None:
         evidence = gather(kept[i][folds], kept[j][folds], renumberings, seed=len(models) * i + j)
         if evidence.weights is None:
             continue
-        one, two = (models[k].name.split("-") for k in (i, j))
+        first, second = (models[k].name.split("-") for k in (i, j))
         kind = "other architecture"
-        if one[0] == two[0]:
+        if first[0] == second[0]:
             kind = "same architecture"
-            if one[1:3] == two[1:3]:
+            if first[1:3] == second[1:3]:
                 kind = "same architecture, recipe, text and order"
         groups[kind].append((evidence.weights - random.uniform(0, evidence.floor), evidence))
     for k in range(drawn):
@@ -139,11 +139,11 @@ def print_unrelated(folder: Path, renumberings: int, drawn: int) -> None:
     print("|:--|--:|--:|--:|--:|--:|--:|--:|")
     for kind, entries in groups.items():
         ps = np.array([p for p, _ in entries])
-        found = kstest(ps, "uniform")
+        test = kstest(ps, "uniform")
         hits = [int((ps <= level).sum()) for level in (0.05, 0.01, 0.001)]
         low, high = interval(hits[2], len(ps))
         print(
-            f"| {kind} | {len(ps)} | {ps.mean():.3f} | {found.statistic:.3f} | {found.pvalue:.2f} "
+            f"| {kind} | {len(ps)} | {ps.mean():.3f} | {test.statistic:.3f} | {test.pvalue:.2f} "
             f"| {hits[0]} | {hits[1]} | {hits[2]} ({low:.1%} to {high:.1%}) |"
         )
     print("\n| test | pairs | mean p | KS distance | KS p |\n|:--|--:|--:|--:|--:|")
@@ -152,14 +152,14 @@ def print_unrelated(folder: Path, renumberings: int, drawn: int) -> None:
         ps = np.array(
             [p - random.uniform(0, 1 / (renumberings + 1)) for p in tests if p is not None]
         )
-        found = kstest(ps, "uniform")
+        test = kstest(ps, "uniform")
         print(
-            f"| {name} | {len(ps)} | {ps.mean():.3f} | {found.statistic:.3f} | {found.pvalue:.2f} |"
+            f"| {name} | {len(ps)} | {ps.mean():.3f} | {test.statistic:.3f} | {test.pvalue:.2f} |"
         )
 
 
 class Count(NamedTuple):
-    """How many children were seen to be related, and by which tests."""
+    """Number of children that were found to be related, and the tests that found them."""
 
     ps: list[float]
     tests: dict[str, list[float]]
@@ -190,7 +190,7 @@ def print_children(folder: Path, texts: list[Path], renumberings: int, kept: Pat
         scores[kind]["kin"].append(
             -evidence.weights
             if evidence.weights > evidence.floor
-            else max(one.z or 0.0 for one in evidence.outcomes)
+            else max(outcome.z or 0.0 for outcome in evidence.outcomes)
         )
         for name, rival in RIVALS.items():
             scores[kind][name].append(rival(a, b))
@@ -203,8 +203,8 @@ def print_children(folder: Path, texts: list[Path], renumberings: int, kept: Pat
                 score(parent, child, kind)
         for kind in TRAINED if "-short-" in parent.name else ():
             score(parent, train_child(parent, kind, texts, kept), kind)
-        for other in strangers[parent.name]:
-            score(parent, other, "unrelated")
+        for stranger in strangers[parent.name]:
+            score(parent, stranger, "unrelated")
         print(f"<!-- {parent.name} done -->", flush=True)
     print(f"\n{len(parents)} parents, {renumberings} renumberings; seen at p ≤ .001\n")
     print("| child | seen | of | largest p | " + " | ".join(TESTS) + " |")
@@ -242,7 +242,7 @@ def print_children(folder: Path, texts: list[Path], renumberings: int, kept: Pat
 
 
 def print_evasion(folder: Path, text: Path) -> None:
-    """What evades the test, at what cost in loss."""
+    """Print the ways to evade the test, with their cost in loss."""
     from benchmarks.descendants import held_out_loss
 
     models = [
@@ -279,7 +279,7 @@ def print_evasion(folder: Path, text: Path) -> None:
 
 
 def print_costs(layers: int) -> None:
-    """Time and memory of 8B against 8B, beside a scan's."""
+    """Time and memory of 8B against 8B, next to a scan's."""
     with tempfile.TemporaryDirectory() as place:
         shape = replace(LLAMA_3_8B, layers=layers)
         folders = [
@@ -289,7 +289,7 @@ def print_costs(layers: int) -> None:
         wqk.scan(folders[0])
         scan = time.perf_counter() - clock, time.process_time() - processor
         clock, processor = time.perf_counter(), time.process_time()
-        found = wqk.kin(*folders)
+        result = wqk.kin(*folders)
         kin = time.perf_counter() - clock, time.process_time() - processor
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
     print(
@@ -298,7 +298,7 @@ def print_costs(layers: int) -> None:
                 "layers": layers,
                 "scan": scan,
                 "kin": kin,
-                "p": found.p,
+                "p": result.p,
                 "peak_MB": round(peak),
             }
         )

@@ -1,4 +1,4 @@
-"""How near likely ceilings are to the largest logits of a text: ``python -m benchmarks.likely``.
+"""Likely ceilings next to the largest logits of a text: ``python -m benchmarks.likely``.
 
 For models with their texts, the moments of every block's inputs are taken from some texts, and the
 likely ceilings that follow from them are compared with the largest logit of each head in other
@@ -72,7 +72,7 @@ class Pair(NamedTuple):
 def likely_ceilings(
     attention: Block, moments: Moments, tokens: int, independent: bool = True
 ) -> np.ndarray:
-    """What the largest logit of a text exceeds with a probability of `SHARE` at most, (H,).
+    """Bound the largest logit of a text up to a probability of `SHARE`, (H,).
 
     Inputs are taken as normal with these moments, and different tokens' as ``independent``; else
     the bound holds whatever the dependence. Logits are before a soft cap and without additive
@@ -85,29 +85,31 @@ def likely_ceilings(
     root = np.asarray(vectors * np.sqrt(values.clip(min=0)))  # L with L Lᵀ = C
     pairs = tokens**2 / (2 if plan.causal else 1)
     # Half of the probability for pairs of a token with itself, half for all others.
-    own, others = math.log(2 * tokens / SHARE), math.log(2 * pairs / SHARE)
+    exponent, pair_exponent = math.log(2 * tokens / SHARE), math.log(2 * pairs / SHARE)
     sharing = attention.head_count // attention.key_head_count
-    found = []
+    ceilings = []
     for head in range(attention.head_count):
         query, to_query = _centered(attention.query, head, moments, root)
         key, to_key = _centered(attention.key, head // sharing, moments, root)
         kind = "independent" if independent else "any"
-        bounds = [bound(_pair(query, to_query, key, to_key, plan.scale), own, "same")]
+        bounds = [bound(_pair(query, to_query, key, to_key, plan.scale), exponent, "same")]
         for distance in distances if plan.rotary is not None else (0,):
             turned, to_turned = query, to_query
             if plan.rotary is not None:
-                both = np.concatenate([query.T, to_query[None]])
-                both = plan.rotary.turning.rotate(both, np.full(len(both), distance))
-                both = plan.rotary.stretch(both)
-                turned, to_turned = both[:-1].T, both[-1]
+                with_shift = np.concatenate([query.T, to_query[None]])
+                with_shift = plan.rotary.turning.rotate(
+                    with_shift, np.full(len(with_shift), distance)
+                )
+                with_shift = plan.rotary.stretch(with_shift)
+                turned, to_turned = with_shift[:-1].T, with_shift[-1]
             pair = _pair(turned, to_turned, key, to_key, plan.scale)
-            bounds.append(bound(pair, others, kind))
-        found.append(max(bounds))
-    return np.array(found)
+            bounds.append(bound(pair, pair_exponent, kind))
+        ceilings.append(max(bounds))
+    return np.array(ceilings)
 
 
 def _pair(query: np.ndarray, a: np.ndarray, key: np.ndarray, b: np.ndarray, scale: float) -> Pair:
-    """Of s = scale · (query ξ + a) · (key η + b)."""
+    """Return the factors of s = scale · (query ξ + a) · (key η + b)."""
     return Pair(scale * query.T @ key, scale * a @ key, scale * b @ query, scale * float(a @ b))
 
 
@@ -129,16 +131,18 @@ def bound(pair: Pair, level: float, kind: str) -> float:
     else:
         u, sizes, v = np.linalg.svd(pair.form, full_matrices=False)
         x, y = u.T @ pair.right, v @ pair.left
-        rest = pair.right @ pair.right - x @ x, pair.left @ pair.left - y @ y
-        beside = np.sqrt(np.maximum(rest, 0.0))
+        remaining = pair.right @ pair.right - x @ x, pair.left @ pair.left - y @ y
+        remaining_lengths = np.sqrt(np.maximum(remaining, 0.0))
         if kind == "independent":
             # ξᵀ form η = Σ σ/2 (((u·ξ + v·η)² − (u·ξ − v·η)²) / 2)
             values = np.concatenate([sizes, -sizes, [0.0, 0.0]]) / 2
-            slopes = np.concatenate([(x + y) / math.sqrt(2), (x - y) / math.sqrt(2), beside])
+            slopes = np.concatenate(
+                [(x + y) / math.sqrt(2), (x - y) / math.sqrt(2), remaining_lengths]
+            )
         else:
             # At most Σ σ ((u·ξ)² + (v·η)²) / 2, whose two halves Cauchy and Schwarz take apart.
             values = np.concatenate([sizes, sizes, [0.0, 0.0]])
-            slopes, count = math.sqrt(2) * np.concatenate([x, y, beside]), 0.5
+            slopes, count = math.sqrt(2) * np.concatenate([x, y, remaining_lengths]), 0.5
     largest = float(values.max())
     t = SHARES / (2 * largest) if largest > 0 else SHARES * 1e6
     room = 1 - 2 * t[:, None] * values
@@ -147,7 +151,7 @@ def bound(pair: Pair, level: float, kind: str) -> float:
 
 
 def rows_of(name: str, model: Any, texts: torch.Tensor) -> Iterator[str]:
-    """A row of the table for each layer; texts (FIT + HELD_OUT, N)."""
+    """Yield a row of the table for each layer; texts (FIT + HELD_OUT, N)."""
     checkpoint = wqk.open_checkpoint(model.eval())
     plans = [plan for plan in wqk.open(checkpoint).plans if plan.kind == "self"]
     inputs: dict[int, np.ndarray] = {}
@@ -162,25 +166,27 @@ def rows_of(name: str, model: Any, texts: torch.Tensor) -> Iterator[str]:
         model(texts)
     for plan in plans:
         attention = Block(checkpoint, plan)
-        own = inputs[plan.layer]
-        moments, length = Moments.of(own[:FIT]), texts.shape[1]
+        inputs_of_layer = inputs[plan.layer]
+        moments, length = Moments.of(inputs_of_layer[:FIT]), texts.shape[1]
         likely = likely_ceilings(attention, moments, length)
         any_way = likely_ceilings(attention, moments, length, independent=False)
-        maxima = _maxima(attention, own[FIT:])
-        normal = np.random.default_rng(0).multivariate_normal(*moments, own[FIT:].shape[:2])
+        maxima = _maxima(attention, inputs_of_layer[FIT:])
+        normal = np.random.default_rng(0).multivariate_normal(
+            *moments, inputs_of_layer[FIT:].shape[:2]
+        )
         drawn = _maxima(attention, normal).max(axis=0)
         bounds = ceilings(attention)
         times = likely / maxima.max(axis=0)
-        whole = "–"
+        ratio_to_bound = "–"
         if bounds is not None:
-            whole = f"{np.median(bounds.any_distance / maxima.max(axis=0)):.1f}"
+            ratio_to_bound = f"{np.median(bounds.any_distance / maxima.max(axis=0)):.1f}"
         over = (maxima > likely).mean(axis=0)
         wide = any_way / maxima.max(axis=0)
         # The product of these is `wide`.
         parts = any_way / likely, likely / drawn, drawn / maxima.max(axis=0)
         yield (
             f"| {name} | {plan.layer} | {maxima.max():.1f} | {np.median(times):.2f} "
-            f"({times.min():.2f} to {times.max():.2f}) | {whole} | {over.mean():.2%} | "
+            f"({times.min():.2f} to {times.max():.2f}) | {ratio_to_bound} | {over.mean():.2%} | "
             f"{over.max():.1%} | {np.median(wide):.2f} ({wide.min():.2f} to {wide.max():.2f}) | "
             f"{(maxima > any_way).mean():.2%} | "
             + " | ".join(f"{np.median(part):.2f}" for part in parts)
@@ -189,7 +195,7 @@ def rows_of(name: str, model: Any, texts: torch.Tensor) -> Iterator[str]:
 
 
 def _maxima(attention: Block, inputs: np.ndarray) -> np.ndarray:
-    """The largest logit of each text (B, N, D) in each head, (B, H)."""
+    """Return the largest logit of each text (B, N, D) in each head, (B, H)."""
     logits = attention.logits(inputs, inputs)
     if attention.plan.causal:
         logits = np.where(np.tril(np.ones(logits.shape[-2:], bool)), logits, -np.inf)
@@ -197,7 +203,7 @@ def _maxima(attention: Block, inputs: np.ndarray) -> np.ndarray:
 
 
 def trained(kind: str, data: torch.Tensor) -> tuple[Any, torch.Tensor]:
-    """A small model of bytes, and texts."""
+    """Return a small model of bytes, and texts."""
     from transformers import BertConfig, BertForMaskedLM
 
     from benchmarks.clipping import decoder
@@ -222,9 +228,9 @@ def trained(kind: str, data: torch.Tensor) -> tuple[Any, torch.Tensor]:
     for _ in range(400):
         rows = drawn(8)
         hidden = torch.rand(rows.shape, generator=batches) < 0.3
-        given = rows if kind == "decoder" else rows.masked_fill(hidden, 256)
+        hidden_rows = rows if kind == "decoder" else rows.masked_fill(hidden, 256)
         labels = rows if kind == "decoder" else rows.masked_fill(~hidden, -100)
-        loss = model(given, labels=labels).loss
+        loss = model(hidden_rows, labels=labels).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -232,7 +238,7 @@ def trained(kind: str, data: torch.Tensor) -> tuple[Any, torch.Tensor]:
 
 
 def stored(folder: Path, text: str) -> tuple[Any, torch.Tensor]:
-    """A model in a folder, and texts: of its tokenizer, or its own samples."""
+    """Return a model in a folder, and texts: of its tokenizer, or its own samples."""
     from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
     count = FIT + HELD_OUT

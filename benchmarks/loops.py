@@ -1,4 +1,4 @@
-"""`wqk lab train` beside two other ways to train, at equal loss: ``python -m benchmarks.loops``.
+"""`wqk lab train` next to two other ways to train, at equal loss: ``python -m benchmarks.loops``.
 
 - A Trainer of transformers on the same model, packed blocks, objective and recipe.
 - A loop in PyTorch in the style of nanochat: rotary positions, normalized queries and keys, squared
@@ -85,7 +85,7 @@ class Curve:
 
 
 def now() -> float:
-    """Of the processor; on a GPU, by the clock, once it has done its work."""
+    """Return the processor time; on a GPU, the time by the clock after its work is done."""
     if DEVICE == "cuda":
         torch.cuda.synchronize()
         return time.perf_counter()
@@ -121,7 +121,7 @@ def train_ours(recipe: Recipe, store: TokenStore, folder: Path) -> Curve:
 
 
 def train_with_trainer(recipe: Recipe, store: TokenStore, folder: Path) -> Curve:
-    """What one writes with transformers and packed rows."""
+    """Train with transformers and packed rows, as people usually write it."""
     model = build_model(recipe, store.vocabulary_size, store.special).to(DEVICE)
     accelerator = make_accelerator(recipe, folder, ())
     learner = Learner(model, objective_of(recipe, store))
@@ -196,8 +196,8 @@ class Plain(nn.Module):  # type: ignore[misc]
             for _ in range(layers)
         )
         self.head = nn.Linear(width, vocabulary, bias=False)
-        for one in (self.head, *(layer[n] for layer in self.layers for n in ("out", "down"))):
-            nn.init.zeros_(one.weight)
+        for matrix in (self.head, *(layer[n] for layer in self.layers for n in ("out", "down"))):
+            nn.init.zeros_(matrix.weight)
         half = width // self.heads // 2
         angles = torch.outer(torch.arange(recipe.block), 10_000 ** (-torch.arange(half) / half))
         self.register_buffer("turns", torch.stack([angles.cos(), angles.sin()]))
@@ -215,8 +215,8 @@ class Plain(nn.Module):  # type: ignore[misc]
         for layer in self.layers:
             normed = rms_norm(x, x.shape[-1:])
             q, k, v = (
-                one.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                for one in layer["qkv"](normed).chunk(3, -1)
+                projection.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for projection in layer["qkv"](normed).chunk(3, -1)
             )
             mixed = scaled_dot_product_attention(
                 self.rotated(q), self.rotated(k), v, is_causal=self.causal
@@ -249,9 +249,9 @@ def train_plainly(recipe: Recipe, store: TokenStore, folder: Path) -> Curve:
     ]
     schedules = [
         torch.optim.lr_scheduler.LambdaLR(
-            one, lambda step: min(1.0, (recipe.steps - step) / (0.2 * recipe.steps))
+            optimizer, lambda step: min(1.0, (recipe.steps - step) / (0.2 * recipe.steps))
         )
-        for one in optimizers
+        for optimizer in optimizers
     ]
     batches = training_batches(accelerator, objective, recipe, store, 0, recipe.steps)
     curve = Curve()
@@ -276,7 +276,7 @@ WAYS: dict[str, Callable[[Recipe, TokenStore, Path], Curve]] = {
 
 
 def write_store(place: Path) -> TokenStore:
-    """The docstrings of the standard library as characters."""
+    """Return the docstrings of the standard library as characters."""
     text = place / "docstrings.jsonl"
     subprocess.run([sys.executable, "examples/write_docstrings.py", str(text)], check=True)
     return build_corpus([text], place / "corpus", CorpusOptions(text="characters"))

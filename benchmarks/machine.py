@@ -1,4 +1,4 @@
-"""What the machine itself allows: reading, multiplying, and the least that a scan must do of both.
+"""Limits of the machine: reading, multiplying, and the least that a scan needs of both.
 
 Axes: H query heads, G key heads, R head width, D width.
 """
@@ -25,7 +25,7 @@ PRODUCT = 2 * SIDE**3  # its operations
 
 
 def product(threads: int | None = None) -> Callable[[], object]:
-    """A call that computes one large float32 product, on all threads or so many."""
+    """Return a call that computes one large float32 product, on all threads or that many."""
     a, b = np.random.default_rng(0).standard_normal((2, SIDE, SIDE), np.float32)
 
     def multiply() -> None:
@@ -36,7 +36,7 @@ def product(threads: int | None = None) -> Callable[[], object]:
 
 
 def reading(path: Path, count: int) -> Callable[[], object]:
-    """A call that reads a file's first ``count`` bytes, out of the page cache."""
+    """Return a call that reads a file's first ``count`` bytes, out of the page cache."""
     buffer = bytearray(2**22)
 
     def read() -> None:

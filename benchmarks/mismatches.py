@@ -1,6 +1,6 @@
-"""What `wqk.same` costs where two checkpoints differ: ``python -m benchmarks.mismatches``.
+"""Cost of `wqk.same` for checkpoints that differ: ``python -m benchmarks.mismatches``.
 
-Beside a scan, in turn within each round, on layers of LLaMA-3-8B's shape. Peak memory is that of a
+Next to a scan, in turn within each round, on layers of LLaMA-3-8B's shape. Peak memory is that of a
 process that does nothing else.
 """
 
@@ -43,7 +43,7 @@ def pairs(weight: np.ndarray, heads: int) -> np.ndarray:
 
 
 def head(weight: np.ndarray, heads: int) -> np.ndarray:
-    """The third head of the queries replaced."""
+    """Return the third head of the queries replaced."""
     if heads == LLAMA_3_8B.heads:
         rows = slice(2 * LLAMA_3_8B.head_width, 3 * LLAMA_3_8B.head_width)
         random = np.random.default_rng(1)
@@ -52,7 +52,7 @@ def head(weight: np.ndarray, heads: int) -> np.ndarray:
 
 
 def noise(weight: np.ndarray, heads: int) -> np.ndarray:
-    """A hundredth of each weight's spread added."""
+    """Return a hundredth of each weight's spread added."""
     extra = np.random.default_rng(2).standard_normal(weight.shape, np.float32)
     return weight + np.float32(2e-4) * extra
 
@@ -71,7 +71,7 @@ CHANGES: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
 
 
 def add_norms(folder: Path, layers: int) -> None:
-    """Gains of the norms before attention, in a file beside the weights'."""
+    """Gains of the norms before attention, in a file next to the weights'."""
     from safetensors.numpy import save_file
 
     random = np.random.default_rng(3)
@@ -89,7 +89,7 @@ def add_norms(folder: Path, layers: int) -> None:
 
 
 def write(place: Path, layers: int) -> Path:
-    """The first checkpoint, and beside it what it is compared with."""
+    """Return the first checkpoint, and next to it what it is compared with."""
     shape = replace(LLAMA_3_8B, layers=layers, rest=0)
     for name in ("original", *NAMES):
         change = CHANGES.get(name, lambda weight, heads: weight)
@@ -121,14 +121,16 @@ def main() -> None:
         original = write(Path(folder), options.layers)
         contenders: dict[str, Callable[[], object]] = {"scan": lambda: scan(original)}
         for name in NAMES:
-            contenders[name] = lambda other=Path(folder) / name: same(original, other)
+            contenders[name] = lambda candidate=Path(folder) / name: same(original, candidate)
         seconds = alternate(contenders, options.rounds)
         scans = seconds["scan"].processor
         print(f"A scan: {np.median(scans):.1f} s of processor time.\n")
         print("| B is | processor time / scan | peak memory |\n|:--|--:|--:|")
-        for name, what in NAMES.items():
+        for name, description in NAMES.items():
             ratio = estimate(seconds[name].processor / scans)
-            print(f"| {what} | {ratio} | {peak_memory(original, Path(folder) / name):.0f} MB |")
+            print(
+                f"| {description} | {ratio} | {peak_memory(original, Path(folder) / name):.0f} MB |"
+            )
     print(f"\nAims: {SCANS} scans, {MEMORY} MB.")
 
 

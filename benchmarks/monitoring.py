@@ -1,4 +1,4 @@
-"""What watching costs beside training, on this machine: ``python -m benchmarks.monitoring``.
+"""Cost of a monitor relative to training, on this machine: ``python -m benchmarks.monitoring``.
 
 A training step, a look, and a step in which attention logits are measured are timed in turn, in one
 process and on the same model. Times are of the processor, over all threads, so that other work on
@@ -48,7 +48,7 @@ AIM = 0.01  # share of a step, of looks that often
 
 
 def seconds(run: Callable[[], object]) -> float:
-    """Of the processor, over all threads."""
+    """Return the processor time over all threads."""
     start = time.process_time()
     run()
     return time.process_time() - start
@@ -86,7 +86,11 @@ def measure(
             for step in range(1, rounds + 1)
         ]
     plain, looks, measured = (list(column) for column in zip(*times, strict=True))
-    return [plain, looks, [more - once for once, more in zip(plain, measured, strict=True)]]
+    return [
+        plain,
+        looks,
+        [with_look - without_look for without_look, with_look in zip(plain, measured, strict=True)],
+    ]
 
 
 def main() -> None:

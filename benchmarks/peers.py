@@ -1,4 +1,4 @@
-"""What people would use instead, side by side: ``python -m benchmarks.peers``.
+"""Peers, which people would use instead, next to wqk: ``python -m benchmarks.peers``.
 
 The peers are not dependencies: ``pip install -r benchmarks/peers.txt`` into this environment, or
 into another one named with ``--python``. What is not installed is skipped with a word. Each runs in
@@ -45,7 +45,7 @@ class Peer:
         self.greeting = self.answer()
 
     def answer(self) -> dict[str, Any]:
-        """The next line that is an answer; libraries print lines of their own."""
+        """Return the next line that is an answer; libraries print lines of their own."""
         assert self.process.stdout
         patience = Timer(LONGEST, self.process.kill)
         patience.start()
@@ -68,7 +68,7 @@ class Peer:
 def measure(
     folder: Path, python: str, rounds: int, names: list[str]
 ) -> dict[str, list[dict[str, Any]] | str]:
-    """The answers of every peer in every round, or why it could not run."""
+    """Return the answers of every peer in every round, or why it could not run."""
     peers = {
         name: Peer(sys.executable if name == "wqk" else python, name, folder) for name in names
     }
@@ -88,26 +88,33 @@ def measure(
 
 
 def print_table(title: str, results: dict[str, list[dict[str, Any]] | str]) -> None:
-    """A line for each peer: what it computes, its time, and ours within the same rounds."""
+    """Print a line for each peer: computation, time, and the time of wqk in the same rounds."""
     print(f"\n## {title}\n")
     print("| | computes | same numbers | time | peer / wqk | of the processor | peak memory |")
     print("|:--|:--|:--|--:|--:|--:|--:|")
     ours = results["wqk"]
     assert not isinstance(ours, str)
     for name, answers in results.items():
-        what = (WAYS[name].__doc__ or "").rstrip(".")
+        description = (WAYS[name].__doc__ or "").rstrip(".")
         if isinstance(answers, str):
-            print(f"| {name} | {what} | not measured: {answers} | | | | |")
+            print(f"| {name} | {description} | not measured: {answers} | | | | |")
             continue
         ratios = [
-            estimate(np.array([one[clock] / own[clock] for one, own in zip(answers, ours)]))  # noqa: B905
+            estimate(
+                np.array(
+                    [
+                        answer[clock] / our_answer[clock]
+                        for answer, our_answer in zip(answers, ours, strict=False)
+                    ]
+                )
+            )
             for clock in ("seconds", "processor")
         ]
         seconds = [answer["seconds"] for answer in answers]
-        sums = [some[-1]["checksum"] for some in (answers, ours)]
+        sums = [last_answers[-1]["checksum"] for last_answers in (answers, ours)]
         agree = "–" if math.isnan(sums[0]) else f"{abs(sums[0] / sums[1] - 1) < SAME}"
         print(
-            f"| {name} | {what} | {agree} | {1e3 * np.median(seconds):.0f} ms | "
+            f"| {name} | {description} | {agree} | {1e3 * np.median(seconds):.0f} ms | "
             f"{ratios[0]} | {ratios[1]} | {answers[-1]['megabytes']:.0f} MB |"
         )
 

@@ -50,7 +50,7 @@ RECIPES = {"long": (400, 16, 64, 0), "medium": (250, 8, 32, 50_000), "short": (1
 
 
 def read_text(path: Path) -> np.ndarray:
-    """The characters of a text below 128, as numbers."""
+    """Return the characters of a text below 128, as numbers."""
     opened = lzma.open if path.suffix == ".xz" else open
     with opened(path, "rb") as file:
         content = np.frombuffer(file.read(), np.uint8)
@@ -58,7 +58,7 @@ def read_text(path: Path) -> np.ndarray:
 
 
 def build(architecture: str, seed: int) -> PreTrainedModel:
-    """A new model, whose weights are the seed's alone."""
+    """Return a new model, whose weights are the seed's alone."""
     import torch
     import transformers
 
@@ -105,8 +105,8 @@ def train(
     random = np.random.default_rng(order)
     steps, batch, block, _ = RECIPES[recipe]
     steps = max(1, round(share * steps))
-    wanted = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(wanted, lr=learning_rate, weight_decay=0.1)
+    trained_parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained_parameters, lr=learning_rate, weight_decay=0.1)
     losses = []
     model.train()
     for step, tokens in zip(range(steps), batches(text, order, batch, block), strict=False):

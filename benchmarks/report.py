@@ -1,4 +1,4 @@
-"""How large reports are, and what opening one costs: ``python -m benchmarks.report [REF...]``.
+"""Size of reports, and the cost of opening one: ``python -m benchmarks.report [REF...]``.
 
 A headless chromium opens each file a few times. The time is the processor's, of the page's own
 thread, from an empty page until the first figures are drawn, so that other work on the machine
@@ -58,7 +58,7 @@ def reports(refs: list[str], folder: Path) -> Iterator[tuple[str, int, str, Path
 
 
 def megabytes(path: Path) -> str:
-    """A file's size for people."""
+    """Return a file's size for people."""
     return f"{path.stat().st_size / 1e6:.1f} MB"
 
 
@@ -73,7 +73,7 @@ def seconds_to_open(browser: Any, path: Path) -> float:
     page.wait_for_selector("#layers .plot .main-svg", state="attached")
     metrics = clock.send("Performance.getMetrics")["metrics"]
     context.close()
-    return float(next(one["value"] for one in metrics if one["name"] == "TaskDuration"))
+    return float(next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration"))
 
 
 def main() -> None:

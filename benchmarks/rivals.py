@@ -27,27 +27,27 @@ if TYPE_CHECKING:
 
 
 def _pairs(a: Model, b: Model) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    for one, two in zip(a.queries_and_keys(), b.queries_and_keys(), strict=False):
-        yield from zip(one, two, strict=True)
+    for first, second in zip(a.queries_and_keys(), b.queries_and_keys(), strict=False):
+        yield from zip(first, second, strict=True)
 
 
 def cosine(a: Model, b: Model) -> float:
     """Mean cosine of weights of one shape; 0 of others."""
-    found = [
+    cosines = [
         float((x * y).sum() / np.linalg.norm(x) / np.linalg.norm(y)) if x.shape == y.shape else 0.0
         for x, y in _pairs(a, b)
     ]
-    return float(np.mean(found))
+    return float(np.mean(cosines))
 
 
 def spectra(a: Model, b: Model) -> float:
     """Mean correlation of the log singular values of layers' forms."""
-    found = []
-    for own, others in zip(a.queries_and_keys(), b.queries_and_keys(), strict=False):
-        one, two = (_spectrum(m, *pair) for m, pair in ((a, own), (b, others)))
-        size = min(len(one), len(two))
-        found.append(float(np.corrcoef(one[:size], two[:size])[0, 1]))
-    return float(np.mean(found))
+    likenesses = []
+    for weights, other_weights in zip(a.queries_and_keys(), b.queries_and_keys(), strict=False):
+        first, second = (_spectrum(m, *pair) for m, pair in ((a, weights), (b, other_weights)))
+        size = min(len(first), len(second))
+        likenesses.append(float(np.corrcoef(first[:size], second[:size])[0, 1]))
+    return float(np.mean(likenesses))
 
 
 def _spectrum(model: Model, query: np.ndarray, key: np.ndarray) -> np.ndarray:
@@ -60,32 +60,32 @@ def awm(a: Model, b: Model) -> float:
     """Unbiased CKA of queries and keys after matching coordinates by embeddings."""
     from scipy.optimize import linear_sum_assignment
 
-    one, two = (m.embedding / np.linalg.norm(m.embedding, axis=0) for m in (a, b))
-    likeness = one.T @ two
+    first, second = (m.embedding / np.linalg.norm(m.embedding, axis=0) for m in (a, b))
+    likeness = first.T @ second
     rows, columns = linear_sum_assignment(-np.abs(likeness))
     order = rows[np.argsort(columns)]
     signs = np.sign(likeness[order, np.arange(likeness.shape[1])])
-    found = [
+    alignments = [
         _unbiased_alignment(x[:, order] * signs, y) if x.shape[1] == y.shape[1] else 0.0
         for x, y in _pairs(a, b)
     ]
-    return float(np.mean(found))
+    return float(np.mean(alignments))
 
 
 def _unbiased_alignment(x: np.ndarray, y: np.ndarray) -> float:
     """Unbiased centered kernel alignment of the coordinates that two weights read."""
-    one, two = x.T @ x, y.T @ y
-    return _independence(one, two) / np.sqrt(
-        max(_independence(one, one) * _independence(two, two), 1e-30)
+    first, second = x.T @ x, y.T @ y
+    return _independence(first, second) / np.sqrt(
+        max(_independence(first, first) * _independence(second, second), 1e-30)
     )
 
 
-def _independence(one: np.ndarray, two: np.ndarray) -> float:
-    """The unbiased estimator of the Hilbert-Schmidt independence criterion."""
-    one, two = one - np.diag(np.diag(one)), two - np.diag(np.diag(two))
-    n = len(one)
-    product = one @ two
-    total = np.trace(product) + one.sum() * two.sum() / (n - 1) / (n - 2)
+def _independence(first: np.ndarray, second: np.ndarray) -> float:
+    """Return the unbiased estimator of the Hilbert-Schmidt independence criterion."""
+    first, second = first - np.diag(np.diag(first)), second - np.diag(np.diag(second))
+    n = len(first)
+    product = first @ second
+    total = np.trace(product) + first.sum() * second.sum() / (n - 1) / (n - 2)
     return float((total - 2 * product.sum() / (n - 2)) / n / (n - 3))
 
 
@@ -93,8 +93,8 @@ def mdir(a: Model, b: Model) -> float:
     """Mean assigned entry of the polar factor of the embeddings' product."""
     from scipy.optimize import linear_sum_assignment
 
-    left, _, right = np.linalg.svd(a.embedding.T @ b.embedding)
-    polar = left @ right
+    left_basis, _, right = np.linalg.svd(a.embedding.T @ b.embedding)
+    polar = left_basis @ right
     rows, columns = linear_sum_assignment(-polar)
     return float(polar[rows, columns].mean())
 

@@ -36,7 +36,7 @@ class Estimate(NamedTuple):
         return f"{self.median:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
     def against(self, aim: float) -> str:
-        """Whether an aim of at most so much is met; a run too noisy to tell says so."""
+        """State whether an aim is met, or that the run is too noisy to decide."""
         if self.high <= aim:
             return "met"
         return "missed" if self.low > aim else "undecided: run more rounds"
@@ -70,7 +70,7 @@ def alternate(
 
 
 def estimate(values: np.ndarray) -> Estimate:
-    """The median of values, and the order statistics that enclose it with 95 % confidence.
+    """Return the median of values, and the order statistics that enclose it with 95 % confidence.
 
     With fewer than six values no such interval exists, and the ends are the extremes.
 

@@ -1,4 +1,4 @@
-"""Scans beside what the machine allows, and beside plain dense products: ``benchmarks.scans``.
+"""Scans next to what the machine allows, and next to plain dense products: ``benchmarks.scans``.
 
 Whatever is compared takes turns within rounds, and ratios are taken within a round, so that they
 hold where absolute times drift (`benchmarks.rounds`).
@@ -60,11 +60,11 @@ def print_limits(folder: Path, shape: Shape, rounds: int) -> None:
         "| from disk to table | time | limit | time / limit | processor | limit | "
         "processor / limit | aim | |\n|:--|--:|--:|--:|--:|--:|--:|--:|:--|"
     )
-    read, whole, single = (seconds[n] for n in ("read", "product", "product on one thread"))
+    read, full, single = (seconds[n] for n in ("read", "product", "product on one thread"))
     for name, heads in (("layers", False), ("heads", True)):
         products = shape.layers * operations(shape, heads) / PRODUCT
         limits = Seconds(
-            products * whole.clock + read.clock, products * single.processor + read.processor
+            products * full.clock + read.clock, products * single.processor + read.processor
         )
         cells = []
         for times, limit in zip(seconds[name], limits, strict=True):
@@ -73,7 +73,7 @@ def print_limits(folder: Path, shape: Shape, rounds: int) -> None:
             cells.append(str(ratio))
         label, aim = "layers and all heads" if heads else "layers", AIMS[shape.name]
         print(f"| {label} | {' | '.join(cells)} | {aim} | {ratio.against(aim)} |")
-    rate, bandwidth = PRODUCT / np.median(whole.clock), count / np.median(read.clock)
+    rate, bandwidth = PRODUCT / np.median(full.clock), count / np.median(read.clock)
     least = PRODUCT / np.median(single.processor)
     print(
         f"\nFloat32 products at {rate / 1e9:.0f} GFLOP/s by the clock on all cores, at "
@@ -84,7 +84,7 @@ def print_limits(folder: Path, shape: Shape, rounds: int) -> None:
 
 
 def print_products(folder: Path, shape: Shape, rounds: int) -> None:
-    """A scan beside the matrix products that it consists of, and its reads."""
+    """Print a scan next to its matrix products and its reads."""
     seconds = alternate(
         {
             "read": reading(folder / "model.safetensors", query_key_bytes(shape)),
@@ -93,9 +93,11 @@ def print_products(folder: Path, shape: Shape, rounds: int) -> None:
         },
         rounds,
     )
-    read, whole, products = (seconds[name].processor for name in ("read", "scan", "products"))
-    ratio, aim = estimate(whole / (products + read)), OWN_AIMS[shape.name]
-    cells = (f"{1e3 * np.median(taken):.0f} ms" for taken in (whole, products, read))
+    read, scan_seconds, products = (
+        seconds[name].processor for name in ("read", "scan", "products")
+    )
+    ratio, aim = estimate(scan_seconds / (products + read)), OWN_AIMS[shape.name]
+    cells = (f"{1e3 * np.median(taken):.0f} ms" for taken in (scan_seconds, products, read))
     print(
         "\n| all layers and heads, processor time | of these, its products | reads "
         "| scan / (products + reads) | aim | |\n|--:|--:|--:|--:|--:|:--|\n"
@@ -104,7 +106,7 @@ def print_products(folder: Path, shape: Shape, rounds: int) -> None:
 
 
 def print_dense(folder: Path, shape: Shape, rounds: int) -> None:
-    """One block in memory, on one core: our scores beside dense products that do less."""
+    """One block in memory, on one core: our scores next to dense products that do less."""
     checkpoint = open_checkpoint(folder)
     plan = wqk.open(checkpoint).plans[0]
     parts = [side.projection.part for side in (plan.query, plan.key)]
@@ -138,7 +140,7 @@ def print_dense(folder: Path, shape: Shape, rounds: int) -> None:
 
 
 def print_measures(folder: Path, shape: Shape, rounds: int) -> None:
-    """Scans with measures beside the plain one, and `wqk.same` of a checkpoint with itself.
+    """Scans with measures next to the plain one, and `wqk.same` of a checkpoint with itself.
 
     All heads and layers are scored; the spectra of the heads alone are taken from one block.
     """
@@ -183,11 +185,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         for shape in (BERT_BASE, replace(LLAMA_3_8B, layers=options.layers)):
             folder = write_checkpoint(Path(place) / shape.name, shape)
-            few = options.rounds if shape.width < SMALL else 3
-            print_limits(folder, shape, options.rounds if few > 3 else max(5, options.rounds // 2))
-            print_products(folder, shape, few)
-            print_dense(folder, shape, few)
-            print_measures(folder, shape, few)
+            rounds = options.rounds if shape.width < SMALL else 3
+            print_limits(
+                folder, shape, options.rounds if rounds > 3 else max(5, options.rounds // 2)
+            )
+            print_products(folder, shape, rounds)
+            print_dense(folder, shape, rounds)
+            print_measures(folder, shape, rounds)
 
 
 if __name__ == "__main__":

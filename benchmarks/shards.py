@@ -32,16 +32,16 @@ print(json.dumps([opened, time.process_time() - busy, time.perf_counter() - star
 
 
 def write_shards(folder: Path, shards: int, tensors: int) -> Path:
-    """A Mixtral-like checkpoint in so many files, each with so many tensors."""
+    """Return a Mixtral-like checkpoint in that many files, each with that many tensors."""
     random = np.random.default_rng(0)
     folder.mkdir()
     place: dict[str, str] = {}
-    wanted = [
+    query_and_key_names = [
         f"model.layers.{layer}.self_attn.{side}_proj.weight"
         for layer in range(LAYERS)
         for side in "qk"
     ]
-    step = max(1, shards // len(wanted))
+    step = max(1, shards // len(query_and_key_names))
     for number in range(shards):
         file = f"model-{number:05}-of-{shards:05}.safetensors"
         layer = number * LAYERS // shards
@@ -51,10 +51,10 @@ def write_shards(folder: Path, shards: int, tensors: int) -> Path:
         ]
         header: dict[str, object] = {}
         end, weights = 0, b""
-        if number % step == 0 and number // step < len(wanted):
+        if number % step == 0 and number // step < len(query_and_key_names):
             values = random.standard_normal((WIDTH, WIDTH)).astype("<f2")
             weights, end = values.tobytes(), values.nbytes
-            names[0] = wanted[number // step]
+            names[0] = query_and_key_names[number // step]
             header[names[0]] = {
                 "dtype": "F16",
                 "shape": [WIDTH, WIDTH],
@@ -96,10 +96,10 @@ def main() -> None:
             done = subprocess.run(
                 [sys.executable, "-c", RUN, str(folder)], capture_output=True, check=True, text=True
             )
-        opened, whole, clock, rows, memory = json.loads(done.stdout)
+        opened, scanned, clock, rows, memory = json.loads(done.stdout)
         assert rows == LAYERS * (1 + HEADS)
         print(
-            f"| {shards:,} | {shards * options.tensors:,} | {opened:.2f} s | {whole:.2f} s | "
+            f"| {shards:,} | {shards * options.tensors:,} | {opened:.2f} s | {scanned:.2f} s | "
             f"{clock:.2f} s | {memory:.0f} MB |",
             flush=True,
         )

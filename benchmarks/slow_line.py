@@ -1,4 +1,4 @@
-"""A scan from a hub over a slow line, beside a download of the file and a loop over its tensors.
+"""A scan from a hub over a slow line, next to a download of the file and a loop over its tensors.
 
 ``python -m benchmarks.slow_line``: a hub on this machine answers at 20 MB/s in all, and lets 80 ms
 pass before each answer. Printed are the requests and bytes, the time to the first layer's scores
@@ -62,7 +62,7 @@ class Line:
 
 
 class Slowly:
-    """What a server writes to, with bodies of weights sent over a slow line."""
+    """Output of a server that sends bodies of weights over a slow line."""
 
     def __init__(self, file: Any, line: Line) -> None:
         self._file, self._line = file, line
@@ -88,9 +88,9 @@ def slow(hub: Hub, line: Line) -> None:
             set_up(self)
             self.wfile = Slowly(self.wfile, line)
 
-        def delayed(self: Any, *given: Any, answer: Any = answer, **named: Any) -> None:
+        def delayed(self: Any, *arguments: Any, answer: Any = answer, **named: Any) -> None:
             time.sleep(line.delay)
-            answer(self, *given, **named)
+            answer(self, *arguments, **named)
 
         handler.setup, handler.answer = connected, delayed
 
@@ -103,7 +103,7 @@ def scanned() -> tuple[float, float]:
 
 
 def looped() -> tuple[float, float]:
-    """The same with one read after the other, each scored before the next is asked for."""
+    """Return the same with one read after the other, each scored before the next is asked for."""
     start, first = time.perf_counter(), 0.0
     model = wqk.open(REPOSITORY)
     for block in model:
@@ -113,7 +113,7 @@ def looped() -> tuple[float, float]:
 
 
 def downloaded() -> tuple[float, float]:
-    """The same after the hub's own client has downloaded the repository."""
+    """Return the same after the hub's own client has downloaded the repository."""
     from huggingface_hub import snapshot_download
 
     start = time.perf_counter()
@@ -144,11 +144,11 @@ def measure(way: str, folder: Path, line: Line) -> str:
             check=True,
             text=True,
         )
-        first, whole = json.loads(done.stdout)
+        first, total = json.loads(done.stdout)
         requests = len(hub.log) + len(hub.cdn.log)
         sent = hub.bytes_sent + hub.cdn.bytes_sent
     return (
-        f"| {way} | {requests} | {sent / 1e6:.1f} MB | {first:.1f} s | {whole:.1f} s | "
+        f"| {way} | {requests} | {sent / 1e6:.1f} MB | {first:.1f} s | {total:.1f} s | "
         f"{100 * line.busy():.0f} % |"
     )
 

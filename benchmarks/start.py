@@ -44,7 +44,7 @@ STARTS: dict[str, tuple[tuple[str, ...], float | None]] = {
 
 
 def seconds(arguments: tuple[str, ...]) -> float:
-    """Of the processor, of a fresh interpreter."""
+    """Return the processor time of a fresh interpreter."""
 
     def used() -> float:
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -63,15 +63,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = str(write_checkpoint(Path(place, "model"), SHAPE, spread=True))
         named = [
-            tuple(folder if word == "FILE" else word for word in words)
-            for words, _ in STARTS.values()
+            tuple(folder if word == "FILE" else word for word in arguments)
+            for arguments, _ in STARTS.values()
         ]
         taken = np.array([[*map(seconds, named)] for _ in range(options.rounds + 1)][1:])
     print("| | processor time | aim | |\n|:--|--:|--:|:--|")
     for column, (name, (_, aim)) in zip(taken.T, STARTS.items(), strict=True):
-        found = estimate(column)
-        verdict = f"{aim} s | {found.against(aim)}" if aim else "|"
-        print(f"| {name} | {found} s | {verdict} |")
+        ratio = estimate(column)
+        verdict = f"{aim} s | {ratio.against(aim)}" if aim else "|"
+        print(f"| {name} | {ratio} s | {verdict} |")
 
 
 if __name__ == "__main__":

@@ -39,11 +39,11 @@ AIM = 1.8
 
 
 def survey_seconds(refs: Sequence[str], place: Path, **where: Any) -> tuple[float, float]:
-    """Of a survey into a fresh folder: by the clock, and of all its processes."""
+    """Return the time of a survey into a fresh folder: by the clock, and of all processes."""
 
     def busy() -> float:
-        both = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        return sum(usage.ru_utime + usage.ru_stime for usage in both)
+        usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
     start, before = time.perf_counter(), busy()
     with tempfile.TemporaryDirectory(dir=place) as out:
@@ -91,21 +91,21 @@ def main() -> None:
                 f"| {name} | {' | '.join(rates)} | {', '.join(f'{p:.2f}' for p in power)} |",
                 flush=True,
             )
-        one, _, both, _ = ways.values()
+        single, _, several, _ = ways.values()
         taken = np.array(
             [
-                [survey_seconds(refs, place, **where) for where in (one, both)]
+                [survey_seconds(refs, place, **where) for where in (single, several)]
                 for _ in range(options.rounds)
             ]
         )
     clock = estimate(taken[:, 0, 0] / taken[:, 1, 0])
     allowed = estimate(workers * taken[:, 0, 1] / taken[:, 1, 1])
     each = np.median(taken[..., 1], axis=0) / counts[-1] * 1e3
-    told = "met" if clock.low >= AIM else "missed" if clock.high < AIM else "undecided"
+    verdict = "met" if clock.low >= AIM else "missed" if clock.high < AIM else "undecided"
     print(
         f"\n{workers} processes beside one thread, {counts[-1]:,} models, in turns: {clock} times "
-        f"as many a second by the clock (aim {AIM}: {told}); by processor time ({each[1]:.1f} ms a "
-        f"model beside {each[0]:.1f}) {workers} cores allow {allowed}."
+        f"as many a second by the clock (aim {AIM}: {verdict}); by processor time "
+        f"({each[1]:.1f} ms a model beside {each[0]:.1f}) {workers} cores allow {allowed}."
     )
 
 

@@ -73,7 +73,7 @@ class Clock(TrainerCallback):  # type: ignore[misc]
         self.moments.setdefault(step, (time.process_time(), time.perf_counter()))
 
     def seconds(self) -> np.ndarray:
-        """A step's, on either clock: medians without the first step, which warms up."""
+        """Return a step's, on either clock: medians without the first step, which warms up."""
         return np.median(np.diff(list(self.moments.values()), axis=0), axis=0)
 
 
@@ -90,21 +90,21 @@ def padded_rows(store: TokenStore) -> list[dict[str, np.ndarray]]:
 
 
 def full_rows(store: TokenStore) -> list[dict[str, np.ndarray]]:
-    """The same stream cut every so many tokens."""
+    """Return the same stream cut every that many tokens."""
     count = min(ROWS, len(store.tokens()) // LENGTH)
     rows = store.tokens()[: count * LENGTH].astype(np.int64).reshape(count, LENGTH)
     return [{"input_ids": row, "attention_mask": np.ones_like(row)} for row in rows]
 
 
 def text_share(store: TokenStore) -> float:
-    """How much of the padded rows of all documents is text."""
+    """Return the share of text in the padded rows of all documents."""
     return float(np.minimum(np.diff(store.documents()), LENGTH).mean()) / LENGTH
 
 
 def train_plainly(
     recipe: Recipe, store: TokenStore, rows: list[dict[str, np.ndarray]], folder: str, clock: Clock
 ) -> None:
-    """What one writes with transformers and nothing else."""
+    """Train with transformers and nothing else, as people usually write it."""
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(store.tokenizer), pad_token="[PAD]", mask_token="[MASK]"
     )
@@ -138,10 +138,10 @@ def train_ours(recipe: Recipe, store: TokenStore, folder: str, clock: Clock) -> 
 
 
 def ladder(store: TokenStore, positions: int, steps: int) -> dict[str, tuple[float, Run]]:
-    """What each line of the table changes, its share of text among positions, and how to run it."""
+    """Return the changes of each line of the table, its share of text, and its command."""
     rarely = dict.fromkeys(("held_out_every", "score_every", "save_every"), steps + 1)
-    few = {"warmup": 0, "steps": steps + 1, "log_every": 1, "held_out_blocks": 1, **rarely}
-    shape = {"size": "mini", "accumulation": 1, "keep_checkpoints": "last", **few}
+    short = {"warmup": 0, "steps": steps + 1, "log_every": 1, "held_out_blocks": 1, **rarely}
+    shape = {"size": "mini", "accumulation": 1, "keep_checkpoints": "last", **short}
     batch = positions // LENGTH
     paper = make_recipe("paper", batch=batch, attention="eager", **shape)
     without_dropout = replace(paper, dropout=0.0)

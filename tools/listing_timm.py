@@ -23,7 +23,7 @@ def listed() -> dict[tuple[str, int], list[str]]:
     """Architectures by the norm's epsilon and the number of heads."""
     import timm
 
-    found: dict[tuple[str, int], list[str]] = {}
+    names_by_setting: dict[tuple[str, int], list[str]] = {}
     for name in timm.list_models():
         function = timm.model_entrypoint(name)
         source = inspect.getsource(function)
@@ -31,18 +31,18 @@ def listed() -> dict[tuple[str, int], list[str]]:
         module = function.__module__.rpartition(".")[2]
         if module in MODULES and heads and not OTHERS.search(source):
             epsilon = "1e-5" if "norm_layer=nn.LayerNorm" in source else "1e-6"
-            found.setdefault((epsilon, int(heads[1])), []).append(name)
-    return found
+            names_by_setting.setdefault((epsilon, int(heads[1])), []).append(name)
+    return names_by_setting
 
 
 def main() -> None:
     """Write the file."""
     lines = ["# Written by tools/listing_timm.py from timm's own functions."]
-    found = listed()
+    names_by_setting = listed()
     for epsilon in ("1e-5", "1e-6"):
         lines.append(f'["{epsilon}"]')
-        for (own, heads), names in sorted(found.items()):
-            if own == epsilon:
+        for (listed_epsilon, heads), names in sorted(names_by_setting.items()):
+            if listed_epsilon == epsilon:
                 lines.append(f'{heads} = """\n{fill(" ".join(sorted(names)), 100)}"""')
     file = Path(wqk.__file__).parent / "checkpoints" / "timm.toml"
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,10 +1,10 @@
-"""What llama.cpp knows of each architecture's attention, taken from its sources.
+"""Facts about the attention of each architecture in llama.cpp, taken from its sources.
 
 ``python -m tools.llama_cpp FOLDER COMMIT`` reads a copy of llama.cpp (the source distribution of
 llama-cpp-python contains one) and writes `src/wqk/checkpoints/llama-cpp.toml`, and the model types
 of the families of GGUF files. The code of an architecture is regular: a function that reads the
-metadata, one that makes the tensors, one that builds the graph. What is said there of windows,
-scales, norms and rotary positions is found by patterns; `tests/families/test_llama_cpp.py` proves
+metadata, one that makes the tensors, one that builds the graph. Its statements on windows, scales,
+norms and rotary positions are found by patterns; `tests/families/test_llama_cpp.py` proves
 the result on models that llama.cpp's own converter has written.
 """
 
@@ -59,14 +59,14 @@ class Sources:
     def function(self, kind: str, name: str) -> str:
         """A function of a class, of its parents, or of the class whose graph it uses."""
         head = rf"\b{kind}(?:<\w+>)?::{name}(?:<\w+>)?(?:::graph)?\([^;]*?\)"
-        found = re.search(rf"{head} *(const)? *(:[^{{;]*)?{{.*?\n}}", self.all, re.S)
-        if found:
-            return found[0]
-        own = re.search(rf"struct {kind} : public (\w+) {{(.*?)\n}};", self.heads, re.S)
-        if own is None:
+        definition = re.search(rf"{head} *(const)? *(:[^{{;]*)?{{.*?\n}}", self.all, re.S)
+        if definition:
+            return definition[0]
+        base = re.search(rf"struct {kind} : public (\w+) {{(.*?)\n}};", self.heads, re.S)
+        if base is None:
             return ""
-        borrowed = re.search(r"using graph = (\w+)::", own[2]) if "graph" in name else None
-        return self.function(borrowed[1] if borrowed else own[1], name)
+        borrowed = re.search(r"using graph = (\w+)::", base[2]) if "graph" in name else None
+        return self.function(borrowed[1] if borrowed else base[1], name)
 
     def graph(self, kind: str) -> str:
         """The graph, with the functions of its own that it calls."""
@@ -82,7 +82,7 @@ def _plain(text: str) -> str:
 
 
 def _rotary_kinds(text: str, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """What `llama_model_rope_type` returns for each; the word `mrope` first if sections matter."""
+    """Yield the results of `llama_model_rope_type`; `mrope` comes first if sections matter."""
     body = text[text.index("llama_rope_type llama_model_rope_type(") :]
     waiting: list[str] = []
     for line in body.splitlines():
@@ -91,12 +91,12 @@ def _rotary_kinds(text: str, names: Mapping[str, str]) -> Iterator[tuple[str, st
         if case:
             waiting.append(case[1])
         elif kinds and waiting:
-            yield from ((one, " ".join(kinds).lower()) for one in waiting)
+            yield from ((architecture, " ".join(kinds).lower()) for architecture in waiting)
             waiting = []
 
 
 def facts(sources: Sources, architecture: str) -> dict[str, Any]:
-    """What the code says of an architecture, where it is not what most do."""
+    """Return the facts about an architecture in which it differs from most."""
     kind = sources.classes.get(architecture)
     if kind is None:
         return {"unread": "llama.cpp has only its name"}
@@ -121,19 +121,19 @@ def facts(sources: Sources, architecture: str) -> dict[str, Any]:
 
 
 def _optional(read: str) -> list[str]:
-    """Of the keys that not all read, those that this one does."""
-    found = re.findall(r"LLM_KV_(?:ATTENTION_)?(\w+)", read)
-    return [key.lower() for key in OPTIONAL if key in found]
+    """Return the optional keys that the architecture reads."""
+    keys_read = re.findall(r"LLM_KV_(?:ATTENTION_)?(\w+)", read)
+    return [key.lower() for key in OPTIONAL if key in keys_read]
 
 
 def _norms(graph: str, tensors: str) -> dict[str, Any]:
     """The norm that is projected from, and those of queries and keys."""
     made: dict[str, Any] = {}
     norms = re.findall(r"build_norm\(([^;]*?)\)\s*;", graph, re.S)
-    own = [n for n in norms if re.search(r"\battn_norm\b", n)]
+    attention_norms = [n for n in norms if re.search(r"\battn_norm\b", n)]
     bare = [n for n in norms if re.match(r"inpL,\s*(NULL|nullptr),\s*(NULL|nullptr)", n)]
-    if own:
-        made["norm"] = _norm_kind(own[0])
+    if attention_norms:
+        made["norm"] = _norm_kind(attention_norms[0])
     elif bare:
         made["norm"], made["gain"] = _norm_kind(bare[-1]), False
     elif "layer_out_norm" in graph:
@@ -249,8 +249,10 @@ def _scores(
     log = re.search(r"rope_yarn_log_mul\s*/=\s*([\d.]+)f", read)
     if "YARN_LOG_MUL" in read:
         made["yarn_log"] = 1 / float(log[1]) if log else 1.0
-    both = re.search(rf"model\.arch == {architecture} && mscale_all_dims", sources.context)
-    made |= {"yarn_both": True} if both else {}
+    applies_to_both = re.search(
+        rf"model\.arch == {architecture} && mscale_all_dims", sources.context
+    )
+    made |= {"yarn_both": True} if applies_to_both else {}
     if "ATTN_KV_A_MQA" in tensors:
         made["latent"] = True
     if re.search(r"Qcur_full", graph):
@@ -333,7 +335,7 @@ def main(folder: Path, commit: str) -> None:
 def _inline(value: Any) -> str:
     if not isinstance(value, dict):
         return json.dumps(value)
-    return "{ " + ", ".join(f"{key} = {_inline(one)}" for key, one in value.items()) + " }"
+    return "{ " + ", ".join(f"{key} = {_inline(entry)}" for key, entry in value.items()) + " }"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Matrices as the libraries of quantization store them, beside what they make of them again.
+"""Matrices as the libraries of quantization store them, next to what they make of them again.
 
 ``python -m tools.quantizing FILE`` writes the data of the tests: each case has the tensors of one
 module ``a``, what the library itself dequantizes them to (``values``), and the configuration that
-stands beside them. Needs what no test does: autoawq, bitsandbytes, compressed-tensors, gptqmodel,
+stands next to them. Needs what no test does: autoawq, bitsandbytes, compressed-tensors, gptqmodel,
 hqq, mlx, torchao, transformers.
 
 Axes: O outputs, I inputs, G groups of columns.
@@ -34,8 +34,8 @@ def gptq(weight: torch.Tensor) -> Iterator[Case]:
         group_of = group_of[torch.randperm(I)] if ordered else group_of
         scales, zeros = torch.zeros(O, I // GROUP), torch.zeros(O, I // GROUP)
         for group in range(I // GROUP):
-            own = weight[:, group_of == group]
-            low, high = own.amin(1).clamp(max=0), own.amax(1).clamp(min=0)
+            group_weight = weight[:, group_of == group]
+            low, high = group_weight.amin(1).clamp(max=0), group_weight.amax(1).clamp(min=0)
             scales[:, group] = ((high - low) / (2**bits - 1)).half().float()
             zeros[:, group] = (-low / scales[:, group]).round().clamp(1, 2**bits - 1)
         each, shift = scales[:, group_of], zeros[:, group_of]
@@ -107,17 +107,17 @@ def compressed_tensors(weight: torch.Tensor) -> Iterator[Case]:
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
-    def case(kind: str, scales: torch.Tensor, **said: Any) -> Case:
-        arguments = QuantizationArgs(**said)
+    def case(kind: str, scales: torch.Tensor, **quantization: Any) -> Case:
+        arguments = QuantizationArgs(**quantization)
         scheme = QuantizationScheme(targets=["Linear"], weights=arguments)
         compressor = BaseCompressor.get_value_from_registry(kind)
-        given = {"weight": weight.clone(), "weight_scale": scales}
+        tensors = {"weight": weight.clone(), "weight_scale": scales}
         if not arguments.symmetric:
             half = 2 ** (arguments.num_bits - 1)
-            given["weight_zero_point"] = torch.randint(-half, half, scales.shape).to(torch.int8)
+            tensors["weight_zero_point"] = torch.randint(-half, half, scales.shape).to(torch.int8)
         if kind.startswith("nvfp4"):
-            given["weight_global_scale"] = torch.tensor([30.0])
-        tensors = compressor.compress(given, scheme)
+            tensors["weight_global_scale"] = torch.tensor([30.0])
+        tensors = compressor.compress(tensors, scheme)
         values = compressor.decompress({k: v.clone() for k, v in tensors.items()}, scheme)
         weights = json.loads(arguments.model_dump_json())
         groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
@@ -152,7 +152,7 @@ def compressed_tensors(weight: torch.Tensor) -> Iterator[Case]:
             symmetric=symmetric,
             strategy="channel",
         )
-    for strategy, scales, more in (
+    for strategy, scales, options in (
         ("channel", rows / 448, {}),
         ("tensor", rows.max().reshape(1) / 448, {}),
         ("block", torch.rand(O // 16, I // 16) / 50, {"block_structure": [16, 16]}),
@@ -165,7 +165,7 @@ def compressed_tensors(weight: torch.Tensor) -> Iterator[Case]:
             type="float",
             symmetric=True,
             strategy=strategy,
-            **more,
+            **options,
         )
     small = weight.reshape(O, -1, 16).abs().amax(-1) / 6
     yield case(

@@ -27,41 +27,43 @@ LACKING = {"dropout": 0.0, "rate": 0.0, "range": 0.02, "intermediate_size": 40, 
 def model_classes(model_type: str) -> list[Any]:
     """The classes that are built from a type's configuration: the bare model first."""
     config = CONFIG_MAPPING[model_type]
-    found = []
+    mapped = []
     for name, value in vars(modeling_auto).items():
         if (
             name.startswith("MODEL")
             and name.endswith("MAPPING_NAMES")
             and isinstance(value.get(model_type), str)
         ):
-            found.append((name != "MODEL_MAPPING_NAMES", value[model_type]))
+            mapped.append((name != "MODEL_MAPPING_NAMES", value[model_type]))
     classes = []
-    for _, name in sorted(found, key=lambda pair: pair[0]):
+    for _, name in sorted(mapped, key=lambda pair: pair[0]):
         try:
             classes.append(getattr(transformers, name))
         except (AttributeError, ImportError):
             continue
     name = config.__module__.replace(".configuration_", ".modeling_")
-    own: list[Any] = []
+    own_classes: list[Any] = []
     for module in (name, name.rpartition(".")[0] + f".modeling_{model_type}"):
         try:
             code = importlib.import_module(module)
         except ImportError:
             continue
-        own += [v for v in vars(code).values() if inspect.isclass(v) and _is_built_from(v, config)]
-    own.sort(
+        own_classes += [
+            v for v in vars(code).values() if inspect.isclass(v) and _is_built_from(v, config)
+        ]
+    own_classes.sort(
         key=lambda kind: (
             not hasattr(kind, "save_pretrained"),
             not kind.__name__.endswith("Model"),
             -_size(kind),
         )
     )
-    whole = [kind for kind in own if hasattr(kind, "save_pretrained")]
-    return list(dict.fromkeys(classes or whole or own))
+    loadable = [kind for kind in own_classes if hasattr(kind, "save_pretrained")]
+    return list(dict.fromkeys(classes or loadable or own_classes))
 
 
 def _is_built_from(kind: type, config: type) -> bool:
-    """Whether a class of modules takes such a configuration, and nothing else, to be made."""
+    """Return whether a class of modules takes such a configuration and no other argument."""
     has_forward = "forward" in vars(kind) or hasattr(kind, "encode")
     if not issubclass(kind, torch.nn.Module) or not has_forward:
         return False
@@ -71,12 +73,12 @@ def _is_built_from(kind: type, config: type) -> bool:
         return True
     parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]
     needed = [p for p in parameters if p.default is inspect.Parameter.empty]
-    told = [getattr(p.annotation, "__name__", p.annotation) for p in needed]
-    return told == [config.__name__]
+    annotations = [getattr(p.annotation, "__name__", p.annotation) for p in needed]
+    return annotations == [config.__name__]
 
 
 def _size(kind: type) -> int:
-    """Length of a class's code, which tells a whole from its parts."""
+    """Return the length of a class's code, which distinguishes models from their parts."""
     codes = (getattr(value, "__code__", None) for value in vars(kind).values())
     return sum(len(code.co_code) for code in codes if code)
 

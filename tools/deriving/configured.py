@@ -38,7 +38,7 @@ UNTOLD = ("right", "form right", "not compared", "too uniform to tell")
 def configuration_faults(
     table: dict[str, Any], folder: Path, settings: dict[str, Any] | None = None
 ) -> list[str]:
-    """What is read wrongly of a model with this ``config.json``; empty if nothing is.
+    """List the faults for a model with this ``config.json``; empty if there are none.
 
     ``settings`` are further keys, which stay as large as they are.
 
@@ -50,15 +50,15 @@ def configuration_faults(
         No model could be made or run.
     """
     record_type(table["model_type"], folder, tiny_file(table, settings or {}))
-    found = recorded_faults(folder)
+    fault_list = recorded_faults(folder)
     record = read_record(folder)
-    if found and settings and (stopped := _stopped(record)):
+    if fault_list and settings and (stopped := _stopped(record)):
         record_type(table["model_type"], folder, small_file(table))
         if new := [
             why for part, why in stopped.items() if part not in _stopped(read_record(folder))
         ]:
             raise RuntimeError(f"with these settings, {new[0]}")
-    return found
+    return fault_list
 
 
 def tiny_file(table: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
@@ -79,17 +79,17 @@ def recorded_faults(folder: Path) -> list[str]:
     checkpoint = open_checkpoint(folder)
     try:
         with np.errstate(all="ignore"):
-            found = faults(record, checkpoint, find_family(checkpoint))
-        found = [f for f in found if not (f.startswith(WEAK) or f.endswith(UNSEEN))]
+            fault_list = faults(record, checkpoint, find_family(checkpoint))
+        fault_list = [f for f in fault_list if not (f.startswith(WEAK) or f.endswith(UNSEEN))]
         stopped = [note for note in record.notes if note.startswith("whole:")]
-        if stopped and found and all("everywhere" in fault for fault in found):
+        if stopped and fault_list and all("everywhere" in fault for fault in fault_list):
             raise RuntimeError(stopped[0])  # its parts were run without their masks
         # Classes of parts alone are not among those that a file is loaded with.
         loaded = MODEL_MAPPING_NAMES.get(record.model_type)
-        found += _verified(folder) if loaded else []
+        fault_list += _verified(folder) if loaded else []
     except WqkError as error:
-        found = [f"refused: {error}".replace(str(folder), "")]
-    return found
+        fault_list = [f"refused: {error}".replace(str(folder), "")]
+    return fault_list
 
 
 def _stopped(record: Record) -> dict[str, str]:

@@ -69,13 +69,15 @@ PREFERRED = (
 
 
 def fitting_family(
-    record: Record, checkpoint: Checkpoint, known: Mapping[str, Family]
+    record: Record, checkpoint: Checkpoint, families_by_name: Mapping[str, Family]
 ) -> tuple[str, list[tuple[list[str], str]]]:
     """The known family that is proven by a record; or else those whose forms are right."""
     tensors = checkpoint.tensors()
     nearest: list[tuple[list[str], str]] = []
-    for name in sorted(known, key=lambda n: PREFERRED.index(n) if n in PREFERRED else 99):
-        family = known[name]
+    for name in sorted(
+        families_by_name, key=lambda n: PREFERRED.index(n) if n in PREFERRED else 99
+    ):
+        family = families_by_name[name]
         names = [n for rule in family.attention for n in (*rule.query, *rule.fused)]
         if family.refusal or family.with_parts or not any("{" in n for n in names):
             continue
@@ -85,13 +87,13 @@ def fitting_family(
         if not any(prefixes(tensors, rule) for rule in family.attention):
             continue
         try:
-            found = faults(record, checkpoint, family)
+            fault_list = faults(record, checkpoint, family)
         except WqkError as error:
-            found = [f"cannot be read: {error}"]
-        if not strong(found):
+            fault_list = [f"cannot be read: {error}"]
+        if not strong(fault_list):
             return name, []
-        if not unread(strong(found)):
-            nearest.append((strong(found), name))
+        if not unread(strong(fault_list)):
+            nearest.append((strong(fault_list), name))
     return "", sorted(nearest, key=lambda pair: len(pair[0]))
 
 
@@ -103,33 +105,33 @@ def derive(
     ``models`` are families that nearly fit, and so may do with a change.
     """
     best: list[str] = []
-    others = [[rule_table(rule) for rule in family.attention] for family in models]
+    rule_sets = [[rule_table(rule) for rule in family.attention] for family in models]
     with contextlib.suppress(WqkError):
-        others.append(claims(infer_family(checkpoint), checkpoint.config))
-    for rules in itertools.chain(others, rules_of(record, checkpoint)):
-        rules, found = mended(record, checkpoint, rules)
-        if not found:
+        rule_sets.append(claims(infer_family(checkpoint), checkpoint.config))
+    for rules in itertools.chain(rule_sets, rules_of(record, checkpoint)):
+        rules, remaining = mended(record, checkpoint, rules)
+        if not remaining:
             return completed(record, checkpoint, rules), []
-        if not best or _rank(found) < _rank(best):
-            best = found
+        if not best or _rank(remaining) < _rank(best):
+            best = remaining
     return [], best or ["no rule could be made from what was recorded"]
 
 
-def _rank(found: list[str]) -> tuple[bool, int]:
-    """How far from right: first whether forms are wrong, or were not even compared."""
-    return unread(found) or any("everywhere" in fault for fault in found), len(found)
+def _rank(fault_list: list[str]) -> tuple[bool, int]:
+    """Rank faults: wrong or uncompared forms come first."""
+    return unread(fault_list) or any("everywhere" in fault for fault in fault_list), len(fault_list)
 
 
 @dataclass
 class Outcome:
-    """How a model type came out."""
+    """Outcome of a model type."""
 
     type: str
     outcome: str = "left"  # or listed, known, new, composite, silent, not built, not run
     family: str = ""
     rules: list[dict[str, Any]] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
-    with_parts: bool = False  # whether the rules are of attention beside that of parts
+    with_parts: bool = False  # whether the rules are of attention next to that of parts
     partial: str = ""  # why the forms do not hold the whole score
     read: str = ""  # what wqk does with a type that is left: refuses it, or guesses
 
@@ -138,8 +140,8 @@ class Outcome:
         return self.outcome in ("listed", "known", "new", "composite")
 
 
-def outcome_of(record: Record, folder: Path, known: dict[str, Family]) -> Outcome:
-    """How a type comes out; a new family is added to the known."""
+def outcome_of(record: Record, folder: Path, families_by_name: dict[str, Family]) -> Outcome:
+    """Return the outcome of a type; a new family is added to the known families."""
     result = Outcome(record.model_type)
     if record.failure:
         return replace(result, outcome="not built", faults=[record.failure])
@@ -148,12 +150,14 @@ def outcome_of(record: Record, folder: Path, known: dict[str, Family]) -> Outcom
         return replace(result, outcome="silent" if silent else "not run", faults=record.notes)
     checkpoint = open_checkpoint(folder)
     try:
-        result = _derived(result, record, checkpoint, known)
+        result = _derived(result, record, checkpoint, families_by_name)
         if result.proven:
-            own = None if result.outcome == "composite" else known.get(result.family)
-            family = own or find_family(checkpoint)
-            if own and own.with_parts:
-                family = compose_family(checkpoint, own) or own
+            known_family = (
+                None if result.outcome == "composite" else families_by_name.get(result.family)
+            )
+            family = known_family or find_family(checkpoint)
+            if known_family and known_family.with_parts:
+                family = compose_family(checkpoint, known_family) or known_family
             return replace(result, partial=_partial(checkpoint, family))
     except WqkError as error:
         result.faults.append(str(error).replace(str(folder), "").lstrip(": "))
@@ -161,34 +165,40 @@ def outcome_of(record: Record, folder: Path, known: dict[str, Family]) -> Outcom
 
 
 def _derived(
-    result: Outcome, record: Record, checkpoint: Checkpoint, known: dict[str, Family]
+    result: Outcome, record: Record, checkpoint: Checkpoint, families_by_name: dict[str, Family]
 ) -> Outcome:
-    own = family_of_type(record.model_type)
-    if own and not own.refusal:
-        whole = compose_family(checkpoint, own) if own.with_parts else None
-        wrong = strong(faults(record, checkpoint, whole or own))
+    family_of_record = family_of_type(record.model_type)
+    if family_of_record and not family_of_record.refusal:
+        composed = (
+            compose_family(checkpoint, family_of_record) if family_of_record.with_parts else None
+        )
+        wrong = strong(faults(record, checkpoint, composed or family_of_record))
         if not wrong:
-            return replace(result, outcome="listed", family=own.name)
-    composite = None if own else compose_family(checkpoint)
+            return replace(result, outcome="listed", family=family_of_record.name)
+    composite = None if family_of_record else compose_family(checkpoint)
     if composite:
-        found = strong(faults(record, checkpoint, composite))
-        if not found:
+        fault_list = strong(faults(record, checkpoint, composite))
+        if not fault_list:
             return replace(result, outcome="composite", family=composite.name)
-        beside = _beside_parts(record, checkpoint, composite) if unread(found) else None
-        if beside is None:
-            return replace(result, faults=found)
-        known[beside.family] = _family(beside)
-        return beside
-    name, nearly = fitting_family(record, checkpoint, known)
+        row = _beside_parts(record, checkpoint, composite) if unread(fault_list) else None
+        if row is None:
+            return replace(result, faults=fault_list)
+        families_by_name[row.family] = _family(row)
+        return row
+    name, nearly = fitting_family(record, checkpoint, families_by_name)
     if name:
         return replace(result, outcome="known", family=name)
-    rules, left = derive(record, checkpoint, [known[name] for _, name in nearly[:3]])
+    rules, remaining = derive(
+        record, checkpoint, [families_by_name[name] for _, name in nearly[:3]]
+    )
     if rules:
         name = record.model_type.replace("_", "-").lower()
         new = replace(result, outcome="new", family=name, rules=rules)
-        known[name] = _family(new)
+        families_by_name[name] = _family(new)
         return new
-    return replace(result, faults=wrong if own and not own.refusal else left)
+    return replace(
+        result, faults=wrong if family_of_record and not family_of_record.refusal else remaining
+    )
 
 
 def _family(row: Outcome) -> Family:
@@ -209,8 +219,8 @@ def _beside_parts(record: Record, checkpoint: Checkpoint, composite: Family) -> 
     rules, _ = derive(replace(record, sites=sites, turned=turned, unreached=[]), checkpoint)
     name = record.model_type.replace("_", "-").lower()
     row = Outcome(record.model_type, "new", name, rules, with_parts=True)
-    whole = compose_family(checkpoint, _family(row)) if rules else None
-    return row if whole and not strong(faults(record, checkpoint, whole)) else None
+    composed = compose_family(checkpoint, _family(row)) if rules else None
+    return row if composed and not strong(faults(record, checkpoint, composed)) else None
 
 
 def _partial(checkpoint: Checkpoint, family: Family) -> str:
@@ -219,7 +229,7 @@ def _partial(checkpoint: Checkpoint, family: Family) -> str:
 
 
 def _reading(record: Record, checkpoint: Checkpoint, folder: Path) -> str:
-    """What wqk does today with a type that is not proven."""
+    """Return the result of wqk for a type that is not proven."""
     try:
         plans = plan_attention(checkpoint, find_family(checkpoint))
         attentions = [Block(checkpoint, p) for p in plans]
@@ -229,11 +239,15 @@ def _reading(record: Record, checkpoint: Checkpoint, folder: Path) -> str:
     kind = "guessed" if plans[0].rule.guess else "read"
     # What was not run is neither right nor wrong.
     unmatched = [attentions[number] for number in judged.unmatched_plans]
-    alike = any(named_alike(one, site) for one in unmatched for site in record.sites)
-    if alike and not record.notes:
+    is_named_alike = any(
+        named_alike(fault_plan, site) for fault_plan in unmatched for site in record.sites
+    )
+    if is_named_alike and not record.notes:
         return f"{kind}, wrong"
-    left = (record.sites[number] for number in judged.unmatched_sites)
-    left_out = [s for s in left if not is_learned(s) and not of_channels(s, record, checkpoint)]
+    unmatched = (record.sites[number] for number in judged.unmatched_sites)
+    left_out = [
+        s for s in unmatched if not is_learned(s) and not of_channels(s, record, checkpoint)
+    ]
     return f"{kind}, incomplete" if left_out else f"{kind}, right"
 
 
@@ -249,42 +263,48 @@ def main(record: bool = False) -> None:
     parser.add_argument("--out", type=Path, help="outcomes; RECORDS/outcomes.jsonl by default")
     parser.add_argument("--again", action="store_true", help="try again what was left")
     parser.add_argument("--write", action="store_true", help="write the families' data")
-    given = parser.parse_args()
-    given.out = given.out or given.records / "outcomes.jsonl"
-    given.records.mkdir(parents=True, exist_ok=True)
+    arguments = parser.parse_args()
+    arguments.out = arguments.out or arguments.records / "outcomes.jsonl"
+    arguments.records.mkdir(parents=True, exist_ok=True)
     if record:
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-        record_all(given.types or list(CONFIG_MAPPING_NAMES), given.records)
+        record_all(arguments.types or list(CONFIG_MAPPING_NAMES), arguments.records)
     signal.signal(signal.SIGVTALRM, _too_long)
-    known = dict(families())
-    there = sorted(p.name for p in given.records.iterdir() if p.is_dir() and p.name[0] != ".")
+    families_by_name = dict(families())
+    recorded_types = sorted(
+        p.name for p in arguments.records.iterdir() if p.is_dir() and p.name[0] != "."
+    )
     # Parts before what is made of them, and what no family knows before what one does.
-    types = given.types or sorted(
-        there, key=lambda t: (bool(part_types(t)), family_of_type(t) is not None)
+    types = arguments.types or sorted(
+        recorded_types, key=lambda t: (bool(part_types(t)), family_of_type(t) is not None)
     )
     rows: dict[str, Outcome] = {}
-    if given.out.exists():
-        lines = given.out.read_text(encoding="utf-8").splitlines()
+    if arguments.out.exists():
+        lines = arguments.out.read_text(encoding="utf-8").splitlines()
         rows = {row.type: row for row in (Outcome(**json.loads(line)) for line in lines)}
     for row in rows.values():
-        if row.rules and row.family not in known:
-            known[row.family] = _family(row)
+        if row.rules and row.family not in families_by_name:
+            families_by_name[row.family] = _family(row)
     for model_type in types:
-        folder = given.records / model_type
-        again = given.types or (given.again and model_type in rows and not rows[model_type].proven)
+        folder = arguments.records / model_type
+        again = arguments.types or (
+            arguments.again and model_type in rows and not rows[model_type].proven
+        )
         if (model_type in rows and not again) or not (folder / "record.json").exists():
             continue
         try:
             signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
-            row = outcome_of(read_record(folder), folder, known)
+            row = outcome_of(read_record(folder), folder, families_by_name)
         except Exception as error:  # of the tool itself; the other types go on
             row = Outcome(model_type, faults=[f"{type(error).__name__}: {error}"])
         rows[model_type] = row
-        told = f"{'; '.join(row.faults)[:160]} {row.read[:60]}"
-        print(f"{model_type:32} {row.outcome:9} {row.family:24} {told}", flush=True)
-        given.out.write_text("".join(json.dumps(asdict(r)) + "\n" for r in rows.values()), "utf-8")
-    if given.write:
+        summary = f"{'; '.join(row.faults)[:160]} {row.read[:60]}"
+        print(f"{model_type:32} {row.outcome:9} {row.family:24} {summary}", flush=True)
+        arguments.out.write_text(
+            "".join(json.dumps(asdict(r)) + "\n" for r in rows.values()), "utf-8"
+        )
+    if arguments.write:
         write_families(list(rows.values()))
         write_outcomes(list(rows.values()), PAGE)
     print(Counter(row.outcome for row in rows.values()), file=sys.stderr)

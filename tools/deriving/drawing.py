@@ -63,16 +63,16 @@ def settings(model_type: str) -> list[tuple[str, list[Any]]]:
     """Keys of a type, with dots for those of its parts, and other values that they may take."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    found = _settings(CONFIG_MAPPING[model_type]().to_dict())
-    return [one for one in found if one[0] != CONTRADICTORY.get(model_type)]
+    setting_list = _settings(CONFIG_MAPPING[model_type]().to_dict())
+    return [setting for setting in setting_list if setting[0] != CONTRADICTORY.get(model_type)]
 
 
 def draw(model_type: str, number: int, seed: int) -> dict[str, Any]:
     """One to four settings of a type that are not its defaults, as keys of its configuration."""
-    known = settings(model_type)
+    setting_list = settings(model_type)
     chance = random.Random(f"{model_type} {number} {seed}")
     drawn: dict[str, Any] = {}
-    for path, values in chance.sample(known, min(len(known), chance.randint(1, 4))):
+    for path, values in chance.sample(setting_list, min(len(setting_list), chance.randint(1, 4))):
         *parts, key = path.split(".")
         value: dict[str, Any] = {key: copy.deepcopy(chance.choice(values))}
         if key in ("layer_types", "no_rope_layers"):
@@ -107,16 +107,21 @@ def _values(key: str, value: Any, fields: dict[str, Any], heads: int) -> list[An
         case "sliding_window" | "attention_chunk_size", _:
             return [4, 9]
         case "layer_types", [*_] if "full_attention" in nested and len({*nested}) == 2:
-            other = next(kind for kind in nested if kind != "full_attention")
-            return [["full_attention", other], [other, "full_attention"]]
+            other_kind = next(kind for kind in nested if kind != "full_attention")
+            return [["full_attention", other_kind], [other_kind, "full_attention"]]
         case "no_rope_layers", list():
             return [[0, 1], [1, 0]]
         case "rope_parameters", dict() if not _is_nested(value):
             theta = {"rope_theta": 3000.0}
             sections = {name: size for name, size in value.items() if "section" in name}
-            return [theta | sections | one for one in SCALINGS if "rope_type" in one]
+            return [theta | sections | scaling for scaling in SCALINGS if "rope_type" in scaling]
         case "rope_parameters", dict():
-            return [{kind: one and one | {"rope_theta": 77.0} for kind, one in value.items()}]
+            return [
+                {
+                    kind: scaling and scaling | {"rope_theta": 77.0}
+                    for kind, scaling in value.items()
+                }
+            ]
         case "partial_rotary_factor" | "rotary_pct", _:
             return [0.5, 1.0]
         case "position_embedding_type", "absolute":
@@ -139,17 +144,17 @@ def _is_nested(rope: dict[str, Any]) -> bool:
 
 
 def outcome(model_type: str, drawn: dict[str, Any]) -> dict[str, Any]:
-    """What is read wrongly of a type with these settings, in a process with limits."""
+    """List the faults of a type with these settings, found in a process with limits."""
     row: dict[str, Any] = {"type": model_type, "settings": drawn}
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "faults.json"
 
         def work() -> None:
             try:
-                found = configuration_faults(
+                fault_list = configuration_faults(
                     {"model_type": model_type}, Path(scratch) / "model", drawn
                 )
-                path.write_text(json.dumps({"faults": found}))
+                path.write_text(json.dumps({"faults": fault_list}))
             except Exception as error:  # of the model's code
                 path.write_text(json.dumps({"not built": f"{type(error).__name__}: {error}"[:300]}))
 
@@ -164,7 +169,7 @@ def main() -> None:
     parser.add_argument("types", nargs="*")
     parser.add_argument("--each", type=int, default=4, help="draws of each type")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     import torch
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -174,11 +179,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         configuration_faults({"model_type": "llama"}, Path(scratch) / "model")
     counts: Counter[str] = Counter()
-    with given.out.open("w", encoding="utf-8") as out:
-        for model_type in given.types or CONFIG_MAPPING_NAMES:
-            for number in range(-1, given.each):
+    with arguments.out.open("w", encoding="utf-8") as out:
+        for model_type in arguments.types or CONFIG_MAPPING_NAMES:
+            for number in range(-1, arguments.each):
                 try:
-                    drawn = draw(model_type, number, given.seed) if number >= 0 else {}
+                    drawn = draw(model_type, number, arguments.seed) if number >= 0 else {}
                 except Exception as error:  # of the configuration's code
                     row = {"type": model_type, "not built": str(error)[:300]}
                 else:

@@ -1,6 +1,6 @@
 """Rules made from what was recorded: names, layouts, counts and norms that may be a model's.
 
-Every rule is a candidate that has to be proven: what is recorded tells which parameters queries and
+Every rule is a candidate that has to be proven: the record contains the parameters that queries and
 keys come from, and the configuration which of its keys hold the numbers that the shapes have.
 """
 
@@ -92,15 +92,17 @@ def rules_of(record: Record, checkpoint: Checkpoint) -> Iterator[list[dict[str, 
     options = [
         list(
             itertools.chain.from_iterable(
-                _candidates(record, checkpoint, part, *place, own)
+                _candidates(record, checkpoint, part, *place, sites)
                 for part in _parts(checkpoint.config, place[0])
             )
         )
-        for place, own in groups.items()
+        for place, sites in groups.items()
     ]
-    learned = [all(map(is_learned, own)) for own in groups.values()]
+    learned = [all(map(is_learned, sites)) for sites in groups.values()]
     # What has learned queries may be left out.
-    options = [some for some, no in zip(options, learned, strict=True) if some or not no]
+    options = [
+        candidates for candidates, no in zip(options, learned, strict=True) if candidates or not no
+    ]
     # The first candidate of each is tried with all others; few groups have many candidates.
     yield from itertools.islice((_placed(rules) for rules in itertools.product(*options)), 24)
 
@@ -124,8 +126,8 @@ def _placed(rules: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     def path(rule: Mapping[str, Any]) -> str:
         return str(rule.get("fused") or rule["query"]).partition(".{layer}")[0]
 
-    own = {path(rule): rule["stack"] for rule in rules if rule.get("kind") != "cross"}
-    placed = [rule | {"stack": own.get(path(rule), rule["stack"])} for rule in rules]
+    stack_by_path = {path(rule): rule["stack"] for rule in rules if rule.get("kind") != "cross"}
+    placed = [rule | {"stack": stack_by_path.get(path(rule), rule["stack"])} for rule in rules]
     places = [(rule["stack"], rule.get("kind", "self")) for rule in placed]
     return [
         rule | {"stack": re.sub(r"[._]", "-", path(rule))} if places.count(place) > 1 else rule
@@ -146,9 +148,9 @@ def _template(name: str) -> str:
 
 def _parts(config: Mapping[str, Any], name: str) -> list[str]:
     """Nested configurations that may have a tensor's numbers: those named alike, the whole's."""
-    words = set(re.split(r"[._]", name))
+    name_words = set(re.split(r"[._]", name))
     nested = [key for key, value in config.items() if isinstance(value, dict)]
-    shared = {key: len(words & set(key.removesuffix("_config").split("_"))) for key in nested}
+    shared = {key: len(name_words & set(key.removesuffix("_config").split("_"))) for key in nested}
     most = max(shared.values(), default=0)
     return [*(key for key in nested if most and shared[key] == most), ""]
 
@@ -216,12 +218,12 @@ def _candidates(
         # Without a number, a key head is as wide as a query head.
         key_counts = [None, *key_counts] if groups == shape[0] // width else [*key_counts, None]
     for body, heads, groups_key, norm in itertools.product(bodies, counts, key_counts, norms):
-        known = rule | body | norm | {"heads": heads}
+        shared = rule | body | norm | {"heads": heads}
         if groups_key:
-            known["key_heads"] = groups_key
+            shared["key_heads"] = groups_key
         elif any(k in config for k in KEY_HEADS):
-            known["key_heads"] = []
-        yield known
+            shared["key_heads"] = []
+        yield shared
 
 
 def _saved(tensors: Mapping[str, Any], name: str) -> str | None:
@@ -229,8 +231,8 @@ def _saved(tensors: Mapping[str, Any], name: str) -> str | None:
     for ending in (name, *(name.partition(".")[2::2])):
         if ending in tensors:
             return ending
-    found = [n for n in tensors if n.endswith(f".{name}") or name.endswith(f".{n}")]
-    return found[0] if len(found) == 1 else None
+    matches = [n for n in tensors if n.endswith(f".{name}") or name.endswith(f".{n}")]
+    return matches[0] if len(matches) == 1 else None
 
 
 def _spelling(tensors: Mapping[str, Any], live: Sequence[str], template: str) -> str:
@@ -238,14 +240,14 @@ def _spelling(tensors: Mapping[str, Any], live: Sequence[str], template: str) ->
     # Where saving puts a word before all names, it is no part of them.
     saved = [_saved(tensors, name) or name for name in live]
     names = [
-        name if there.endswith(f".{name}") else there
-        for name, there in zip(live, saved, strict=True)
+        name if saved_name.endswith(f".{name}") else saved_name
+        for name, saved_name in zip(live, saved, strict=True)
     ]
     parts = [name.removesuffix(".weight").split(".") for name in names]
     numbers = [i for i, word in enumerate(parts[0]) if word.isdigit()]
     varying = [i for i in numbers if len({p[i] for p in parts}) > 1] or numbers[:1]
-    told = iter(["{layer}", "{block}", "{third}"])
-    return ".".join(next(told) if i in varying else word for i, word in enumerate(parts[0]))
+    placeholders = iter(["{layer}", "{block}", "{third}"])
+    return ".".join(next(placeholders) if i in varying else word for i, word in enumerate(parts[0]))
 
 
 def _difference(query: str, key: str) -> tuple[str, str]:
@@ -256,11 +258,11 @@ def _difference(query: str, key: str) -> tuple[str, str]:
 
 
 def _stack(record: Record, name: str, sites: Sequence[Site]) -> str:
-    words = re.split(r"[._]", name.lower())
-    if "decoder" in words:
+    name_words = re.split(r"[._]", name.lower())
+    if "decoder" in name_words:
         return "decoder"
     for stack in ("vision", "audio", "text"):
-        if stack in words or stack in re.split(r"[-_]", record.model_type):
+        if stack in name_words or stack in re.split(r"[-_]", record.model_type):
             if stack == "text" and sites[0].causal:
                 return "decoder"
             return stack
@@ -268,29 +270,29 @@ def _stack(record: Record, name: str, sites: Sequence[Site]) -> str:
 
 
 def _causal(sites: Sequence[Site], config: Mapping[str, Any], cross: bool) -> dict[str, Any]:
-    said: dict[str, Any] = {}
+    masks: dict[str, Any] = {}
     if not cross and all(site.causal for site in sites):
-        said["causal"] = True
+        masks["causal"] = True
     tokens = content_of(sites[0])[0].queries.shape[1]
     if any(0 <= site.reach < tokens - 1 for site in sites):
         key = next((k for k in ("sliding_window", "attention_window") if config.get(k)), None)
         if key:
-            said["window"] = key
-    return said
+            masks["window"] = key
+    return masks
 
 
 def _layers(spelled: str, config: Mapping[str, Any], stack: str) -> str:
-    own = [f"{stack}_layers", f"num_{stack}_layers"]
-    return next((key for key in [*own, *LAYERS] if config.get(key)), LAYERS[0])
+    stack_keys = [f"{stack}_layers", f"num_{stack}_layers"]
+    return next((key for key in [*stack_keys, *LAYERS] if config.get(key)), LAYERS[0])
 
 
 def _keys(
     config: Mapping[str, Any], keys: Sequence[str], number: int | None, stack: str
 ) -> list[str]:
     """Keys of the configuration that hold this number; the stack's own first."""
-    own = [f"{stack}_attention_heads", f"{stack}_num_attention_heads", f"num_{stack}_heads"]
-    own = own if keys is HEADS else [f"{stack}_num_key_value_heads"]
-    fitting = [k for k in [*own, *keys] if _is_count(config.get(k), number)]
+    stack_keys = [f"{stack}_attention_heads", f"{stack}_num_attention_heads", f"num_{stack}_heads"]
+    stack_keys = stack_keys if keys is HEADS else [f"{stack}_num_key_value_heads"]
+    fitting = [k for k in [*stack_keys, *keys] if _is_count(config.get(k), number)]
     return list(dict.fromkeys(fitting))
 
 
@@ -306,7 +308,7 @@ NORM_WORDS = re.compile(r"(norm|ln|layernorm|layer_norm)", re.IGNORECASE)
 def _norms(
     tensors: Mapping[str, Any], query: str, key: str, product: Any
 ) -> Iterator[dict[str, Any]]:
-    """Norms between projection and score: none, or pairs of vectors beside the projections."""
+    """Norms between projection and score: none, or pairs of vectors next to the projections."""
     yield {}
     parent = query.removesuffix(".linear.weight").removesuffix(".weight").rpartition(".")[0]
     near = [
@@ -318,9 +320,15 @@ def _norms(
     for a in near:
         word = a.rpartition(".")[2]
         for x, y in (("q", "k"), ("query", "key"), ("Q", "K"), ("queries", "keys")):
-            other = re.sub(rf"(^|_)?{x}(?=$|_|n)", lambda m, y=y: (m[1] or "") + y, word, count=1)
-            b = f"{parent}.{other}" if a == f"{parent}.{word}" else a.replace(word, other)
-            if other != word and b in near:
+            counterpart = re.sub(
+                rf"(^|_)?{x}(?=$|_|n)", lambda m, y=y: (m[1] or "") + y, word, count=1
+            )
+            b = (
+                f"{parent}.{counterpart}"
+                if a == f"{parent}.{word}"
+                else a.replace(word, counterpart)
+            )
+            if counterpart != word and b in near:
                 pairs.append((a, b))
     for a, b in dict.fromkeys(pairs):
         stems = [numbered(name) for name in (a, b)]
@@ -346,8 +354,8 @@ def input_norm(checkpoint: Checkpoint, source: Source) -> dict[str, Any]:
         return {}
     _, gain, bias, offset = source.norm
     saved = [_saved(checkpoint.tensors(), name) if name else None for name in (gain, bias)]
-    own, norm = re.search(r"\d+", source.parameter), re.search(r"\d+", gain)
-    if not saved[0] or not own or not norm or own[0] != norm[0]:
+    layer_number, norm = re.search(r"\d+", source.parameter), re.search(r"\d+", gain)
+    if not saved[0] or not layer_number or not norm or layer_number[0] != norm[0]:
         return {}
     values = [
         np.asarray(checkpoint.read([Part(name)])[0], np.float64) if name else 0.0 for name in saved
@@ -362,7 +370,7 @@ def input_norm(checkpoint: Checkpoint, source: Source) -> dict[str, Any]:
 
 
 def terms(product: Product, sites: Sequence[Site]) -> dict[str, Any]:
-    """What is added to the score, where something is."""
+    """Name the terms that are added to the score."""
     if head_biases(product):
         return {"position": "relative", "note": HEAD_BIAS}
     if product.terms or any(map(beside, sites)):
@@ -373,19 +381,19 @@ def terms(product: Product, sites: Sequence[Site]) -> dict[str, Any]:
 def value_and_output(
     tensors: Mapping[str, Any], query: str, spelled: str, width: int = 0
 ) -> dict[str, Any]:
-    """The value's and the output's spellings, by what lies beside the queries.
+    """The value's and the output's spellings, by what lies next to the queries.
 
     The width of all heads is that of the queries, where these have a tensor of their own.
     """
     query, inner = _without_inner(query.removesuffix(".weight"))
     parent, _, word = query.rpartition(".")
     within = _without_inner(spelled)[0].rpartition(".")[0]
-    found: dict[str, Any] = {}
+    names: dict[str, Any] = {}
     for before, after in VALUE:
         if word.startswith(before) or before in word:
-            other = word.replace(before, after, 1)
-            if other != word and f"{parent}.{other}{inner}.weight" in tensors:
-                found["value"] = f"{within}.{other}{inner}"
+            counterpart = word.replace(before, after, 1)
+            if counterpart != word and f"{parent}.{counterpart}{inner}.weight" in tensors:
+                names["value"] = f"{within}.{counterpart}{inner}"
                 break
     width = width or tensors[f"{query}{inner}.weight"].shape[0]
     grand, around = parent.rpartition(".")[0], within.rpartition(".")[0]
@@ -403,9 +411,9 @@ def value_and_output(
         ]
         outputs = [name for name in outputs if OUTPUTS.fullmatch(_without_inner(name)[0])]
         if len(outputs) == 1:
-            found["output"] = f"{near}.{outputs[0]}"
+            names["output"] = f"{near}.{outputs[0]}"
             break
-    return found
+    return names
 
 
 def _without_inner(name: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""What a model, or a module of one, is given: everything by the name of the argument.
+"""Inputs of a model, or of a module of a model, chosen by the name of the argument.
 
 Axes: B examples, N tokens, C channels, S side of a picture, D width.
 """
@@ -52,7 +52,7 @@ TRIES: tuple[tuple[str, ...], ...] = (
     ("flattened_patches",),
     ("hidden_states",),
 )
-# Models that mask later tokens only where they are told which are padding, as tokenizers do.
+# Models that mask later tokens only if they receive the mask of the padding, as from tokenizers.
 MASKED = {"aimv2_text_model", "videoprism", "videoprism_text_model"}
 # The same for a module that is no model.
 INNER: tuple[tuple[str, ...], ...] = (
@@ -127,24 +127,24 @@ MASKS = (
 )
 
 
-def adapted(given: dict[str, Any], error: str) -> dict[str, Any] | None:
-    """What was given, changed as an error asks for; None where it asks for nothing known."""
+def adapted(inputs: dict[str, Any], error: str) -> dict[str, Any] | None:
+    """Change inputs as an error demands; None if the error demands nothing known."""
     floats = {
-        n: v for n, v in given.items() if isinstance(v, torch.Tensor) and v.is_floating_point()
+        n: v for n, v in inputs.items() if isinstance(v, torch.Tensor) and v.is_floating_point()
     }
     changed: dict[str, Any] = {}
     if match := re.search(r"cannot be multiplied \((\d+)x(\d+) and (\d+)x\d+\)", error):
-        _, got, wanted = map(int, match.groups())
+        _, got, expected = map(int, match.groups())
         for name, value in floats.items():
             width = value.shape[-1]
-            if value.ndim == 4 and value[0].numel() % wanted == 0:  # patches of a picture
-                changed[name] = value.reshape(len(value), -1, wanted)
-            elif got % width == 0 and width * wanted % got == 0:
-                changed[name] = torch.randn(*value.shape[:-1], width * wanted // got)
+            if value.ndim == 4 and value[0].numel() % expected == 0:  # patches of a picture
+                changed[name] = value.reshape(len(value), -1, expected)
+            elif got % width == 0 and width * expected % got == 0:
+                changed[name] = torch.randn(*value.shape[:-1], width * expected // got)
     elif match := re.search(
         r"size \[([\d, ]+)\], expected input\[([\d, ]+)\] to have (\d+) ch", error
     ):
-        weight, shape = ([int(n) for n in found.split(",")] for found in match.groups()[:2])
+        weight, shape = ([int(n) for n in numbers.split(",")] for numbers in match.groups()[:2])
         channels = int(match[3])
         for name, value in floats.items():
             if value.ndim == 2:
@@ -158,44 +158,44 @@ def adapted(given: dict[str, Any], error: str) -> dict[str, Any] | None:
     elif match := re.search(
         r"tensor a \((\d+)\) must match the size of tensor b \((\d+)\) at .* dimension 2", error
     ):
-        got, wanted = map(int, match.groups())
+        got, expected = map(int, match.groups())
         for name, value in floats.items():
             if value.ndim == 3 and value.shape[-1] == got:
-                changed[name] = torch.randn(*value.shape[:-1], wanted)
+                changed[name] = torch.randn(*value.shape[:-1], expected)
     elif match := re.search(r"to conv2d, but got input of size: \[(\d+), (\d+)\]", error):
         rows, width = map(int, match.groups())
         side = math.isqrt(width // 3)
         changed = {n: v.reshape(rows, 3, side, side) for n, v in floats.items() if v.ndim == 2}
     elif match := re.search(r"not enough values to unpack \(expected (\d), got (\d)\)", error):
-        wanted, got = map(int, match.groups())
+        expected, got = map(int, match.groups())
         for name, value in floats.items():
-            if value.ndim == got == 2 and wanted == 5:
+            if value.ndim == got == 2 and expected == 5:
                 side = math.isqrt(value.shape[-1] // 3)
                 changed[name] = value.reshape(1, len(value), 3, side, side)
-            elif wanted == got + 1 and value.ndim in (got, wanted):  # of several, perhaps
+            elif expected == got + 1 and value.ndim in (got, expected):  # of several, perhaps
                 changed[name] = value[:, None]
     elif "too many values to unpack (expected 4)" in error:  # the frames of a video
         changed = {n: v.flatten(0, 1) for n, v in floats.items() if v.ndim == 5}
     elif "must be a 5D tensor" in error:  # pairs of pictures
         changed = {n: v[:, None].repeat(1, 2, 1, 1, 1) for n, v in floats.items() if v.ndim == 4}
     elif match := re.search(r"index (\d+) is out of range", error):
-        changed = {n: v[:, : int(match[1])] for n, v in given.items() if n == "input_ids"}
+        changed = {n: v[:, : int(match[1])] for n, v in inputs.items() if n == "input_ids"}
     elif match := re.search(r"mel input features to be of length (\d+)", error):
         changed = {n: torch.randn(*v.shape[:-1], int(match[1])) for n, v in floats.items()}
     elif match := re.search(r"multiple of .*?\((\d+)\), but got (\d+)", error):
         number, got = map(int, match.groups())
-        for name, value in given.items():
+        for name, value in inputs.items():
             if got in getattr(value, "shape", ()):
                 axis = max(i for i, n in enumerate(value.shape) if n == got)
                 shape = list(value.shape)
                 shape[axis] = -(-got // number) * number
                 new = torch.randn(shape) if name in floats else torch.ones(shape, dtype=value.dtype)
                 changed[name] = new
-    return given | changed if changed else None
+    return inputs | changed if changed else None
 
 
 def model_feeds(model: Any) -> Iterator[dict[str, Any]]:
-    """What may be given to a model, one try after the other."""
+    """Yield possible inputs of a model, one try after the other."""
     main = getattr(model, "main_input_name", "input_ids")
     main = main[0] if isinstance(main, list) else main
     makers = _makers(model, _width(model.config), BINS_FIRST)
@@ -207,7 +207,7 @@ def model_feeds(model: Any) -> Iterator[dict[str, Any]]:
 
 
 def module_feeds(module: Any, model: Any, width: int) -> Iterator[dict[str, Any]]:
-    """What may be given to a module that takes vectors of this width."""
+    """Yield possible inputs of a module that takes vectors of this width."""
     makers = _makers(model, width, BINS_FIRST, module)
     yield from _tries(module, makers, INNER, "")
     # Several sets of tokens for each example.
@@ -231,14 +231,14 @@ def _tries(
     ]
     given_before: list[set[str]] = []
     for names in tries:
-        wanted = [*required, *(main if name == "MAIN" else name for name in names)]
-        wanted += MASKS if "MASKS" in names else ()
-        wanted = [n for n in dict.fromkeys(wanted) if n in accepted and n in makers]
-        if "inputs_embeds" in wanted and "input_ids" in wanted:
-            wanted.remove("inputs_embeds")
-        if wanted and set(wanted) not in given_before:
-            given_before.append(set(wanted))
-            yield {name: makers[name]() for name in wanted}
+        argument_names = [*required, *(main if name == "MAIN" else name for name in names)]
+        argument_names += MASKS if "MASKS" in names else ()
+        argument_names = [n for n in dict.fromkeys(argument_names) if n in accepted and n in makers]
+        if "inputs_embeds" in argument_names and "input_ids" in argument_names:
+            argument_names.remove("inputs_embeds")
+        if argument_names and set(argument_names) not in given_before:
+            given_before.append(set(argument_names))
+            yield {name: makers[name]() for name in argument_names}
 
 
 def _first(config: Any, *names: str, default: Any = None) -> Any:
@@ -275,9 +275,9 @@ def _makers(
 
     def heard(length: int) -> torch.Tensor:
         """Tokens of a decoder, which may be of several channels at a time."""
-        own = config if config.model_type == "dia_decoder" else None
-        own = config.decoder_config if config.model_type == "dia" else own
-        shape = (1, 1, own.num_channels) if own else None
+        decoder_config = config if config.model_type == "dia_decoder" else None
+        decoder_config = config.decoder_config if config.model_type == "dia" else decoder_config
+        shape = (1, 1, decoder_config.num_channels) if decoder_config else None
         return tokens(length)[..., None].repeat(shape) if shape else tokens(length)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -339,7 +339,7 @@ def _makers(
         return normal(2, length, *([several] if several else []))
 
     def remembered(width: int) -> Callable[[], torch.Tensor]:
-        """Of each pixel, for attention to earlier pictures."""
+        """Return a memory of each pixel, for attention to earlier pictures."""
         sides = getattr(config, "memory_attention_rope_feat_sizes", None) or [4, 4]
         return lambda: normal(math.prod(sides), 2, width)
 

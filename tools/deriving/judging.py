@@ -1,8 +1,8 @@
-"""The products q·k of a model beside the forms that wqk reads from its saved file.
+"""The products q·k of a model next to the forms that wqk reads from its saved file.
 
 A plan is matched with a softmax by numbers alone: some input of a projection x gives, through the
 read weights and biases, every row of the queries that the model multiplied, head by head, up to the
-scale of a token, and likewise the keys of the same group. Names play no part.
+scale of a token, and so do the keys of the same group. Names play no part.
 
 Axes: n windows and heads, I queries, J keys, R head width, T tokens, D width, H heads, G key heads.
 """
@@ -36,7 +36,7 @@ MOST_ROWS = 16  # rows of a window and head that are looked at
 
 @dataclass
 class Verdict:
-    """Which plans met which softmax."""
+    """Pairs of plans and softmaxes that match, and those without a match."""
 
     matched: dict[int, list[int]] = field(default_factory=dict)  # sites of each plan
     unmatched_sites: list[int] = field(default_factory=list)
@@ -64,7 +64,7 @@ def judge(sites: Sequence[Site], attentions: Sequence[Block]) -> Verdict:
 
 
 def named_alike(attention: Block, site: Site) -> bool:
-    """Whether queries may come from the tensor that is read: saving changes prefixes of names."""
+    """Return whether queries may come from the tensor that is read: saving changes prefixes."""
     ending = attention.plan.query.tensor.split(".")[-4:]
     return any(
         source.parameter.split(".")[-4:] == ending
@@ -84,17 +84,17 @@ def content_of(site: Site) -> list[Product]:
 
 
 def beside(site: Site) -> bool:
-    """Whether products without content are added to the score."""
+    """Return whether products without content are added to the score."""
     return any("topk" not in p.through for p in site.products if p not in content_of(site))
 
 
 def is_learned(site: Site) -> bool:
-    """Whether queries or keys are parameters, such as those of a pooling head."""
+    """Return whether queries or keys are parameters, such as those of a pooling head."""
     return max(product.varies for product in site.products) < 2
 
 
 def of_channels(site: Site, record: Record, checkpoint: Checkpoint) -> bool:
-    """Whether queries and keys are channels: one output of a projection each, token by token."""
+    """Return whether queries and keys are channels: one output of a projection each."""
     names = set(checkpoint.tensors())
     for product in content_of(site):
         tokens = product.queries.shape[-1]
@@ -106,8 +106,10 @@ def of_channels(site: Site, record: Record, checkpoint: Checkpoint) -> bool:
             if weight.ndim != 2 or weight.shape[1] != source.given.shape[1]:
                 continue
             outputs = source.given.astype(np.float64) @ weight.T
-            known = outputs.reshape(-1, tokens, len(weight)).swapaxes(1, 2).reshape(-1, tokens)
-            centered = [_unit(r - r.mean(-1, keepdims=True)) for r in (known, product.queries[0])]
+            recorded = outputs.reshape(-1, tokens, len(weight)).swapaxes(1, 2).reshape(-1, tokens)
+            centered = [
+                _unit(r - r.mean(-1, keepdims=True)) for r in (recorded, product.queries[0])
+            ]
             if ((centered[1] @ centered[0].T).max(axis=-1) > 1 - ALIKE).all():
                 return True
     return False
@@ -138,19 +140,19 @@ class Read:
         self.heads, self.width, self.d_query = attention.query.weight.shape
         self.groups, _, self.d_key = attention.key.weight.shape
         # Latent attention has dimensions for positions alone, compared where positions are.
-        apart = attention.positional if turned else None
-        self.apart = apart[0].weight.shape[1] if apart else 0
+        positional = attention.positional if turned else None
+        self.apart = positional[0].weight.shape[1] if positional else 0
         self.width += self.apart
 
     def fits_some(self, site: Site) -> bool:
-        """Whether the site's products of what the model was given hold one of this attention."""
+        """Return whether a product of the site's full inputs matches this attention."""
         return any(map(self.fits, content_of(site)))
 
     def fits(self, product: Product) -> bool:
         for columns in _columns(product, self.width):
-            some = slice(min(MOST_WINDOWS, len(product.queries)))
-            queries = product.queries[some, ..., columns].astype(np.float64)
-            keys = product.keys[some, ..., columns].astype(np.float64)
+            windows = slice(min(MOST_WINDOWS, len(product.queries)))
+            queries = product.queries[windows, ..., columns].astype(np.float64)
+            keys = product.keys[windows, ..., columns].astype(np.float64)
             length = keys.shape[1]
             for vectors in self._vectors(product.key_sources, length, False):
                 shift = self._shift(False)
@@ -165,17 +167,17 @@ class Read:
         length = queries.shape[1]
         if any(s.depth == 0 and POOLED & {*s.operations} for s in product.query_sources):
             return self._pooled_fit(product, queries)
-        for known, vectors in itertools.product(
+        for recorded, vectors in itertools.product(
             [queries, *self._without_biases(product, queries)],
             self._vectors(product.query_sources, length, True),
         ):
             of_group = vectors.reshape(self.groups, -1, self.width)
             shift = self._shift(True)
             shifts = None if shift is None else shift.reshape(self.groups, -1, self.width)[:, 0]
-            own = owners(known, of_group, shifts, groups)
-            if own is None:
+            owner_of_head = owners(recorded, of_group, shifts, groups)
+            if owner_of_head is None:
                 continue
-            heads = owners(known, vectors, shift)
+            heads = owners(recorded, vectors, shift)
             if heads is None:  # several heads' queries in one product
                 return True
             if len(set(heads[heads >= 0])) == self.heads:
@@ -183,27 +185,27 @@ class Read:
         return False
 
     def _least(self, product: Product) -> float:
-        """The least share of keys that are tokens', beside what the family says it leaves out."""
+        """The least share of keys that are tokens', next to what the family says it leaves out."""
         rule = self.attention.plan.rule
         joined = any(s.depth == 0 and "cat" in s.operations for s in product.key_sources)
         return 0.5 if joined and not rule.whole_score else 1.0
 
     def _pooled_fit(self, product: Product, queries: np.ndarray) -> bool:
-        """Whether every entry of the queries is that of some token, in one head for all of them."""
+        """Return whether all entries of the queries are entries of some token, in one head."""
         factor = self.attention.plan.scale / product.factor
         rows = queries.reshape(len(queries), -1, self.width) / factor
         for vectors in self._vectors(product.query_sources, queries.shape[1], True):
             near = ALIKE * vectors.std()
-            known = np.sort(vectors.reshape(self.heads, -1, self.width), axis=1)
+            computed = np.sort(vectors.reshape(self.heads, -1, self.width), axis=1)
 
-            def has(head: np.ndarray, some: np.ndarray, near: float = near) -> bool:
-                pairs = zip(head.T, some.T, strict=True)
+            def has(head: np.ndarray, token: np.ndarray, near: float = near) -> bool:
+                pairs = zip(head.T, token.T, strict=True)
                 return all(
                     (np.searchsorted(k, s - near) < np.searchsorted(k, s + near)).all()
                     for k, s in pairs
                 )
 
-            if all(any(has(head, some) for head in known) for some in rows):
+            if all(any(has(head, row) for head in computed) for row in rows):
                 return True
         return False
 
@@ -215,7 +217,7 @@ class Read:
 
     @property
     def _is_stretched(self) -> bool:
-        """Whether an attention factor turns a head's vectors: some dimensions or terms lack it."""
+        """Return whether an attention factor turns a head's vectors only in part."""
         rotary = self.attention.plan.rotary
         if rotary is None or rotary.amplitude == 1:
             return False
@@ -242,8 +244,8 @@ class Read:
                 for first in (0, 1) if positions else (0,):  # some count from 1
                     numbers = np.arange(len(x)) % length + first
                     numbers = numbers if positions else np.zeros(len(x))
-                    whole = self.attention.queries if query else self.attention.keys
-                    vectors = np.asarray(whole(x, numbers), np.float64)
+                    compute = self.attention.queries if query else self.attention.keys
+                    vectors = np.asarray(compute(x, numbers), np.float64)
                     vectors = vectors if query else vectors[:: self.heads // self.groups]
                     yield vectors
                     if self.attention.plan.rotary is not None:
@@ -262,7 +264,7 @@ class Read:
                     yield vectors[..., order]
 
     def length(self, query: bool, product: Product) -> float | None:
-        """How much longer the recorded queries or keys are than those that wqk computes.
+        """Return the ratio of the lengths of recorded vectors and of vectors that wqk computes.
 
         NaN where that differs from token to token; None where it cannot be told.
         """
@@ -273,20 +275,20 @@ class Read:
         rows = rows.reshape(-1, self.width)
         rows = rows[:: max(1, len(rows) // 40)].astype(np.float64)
         for vectors in self._vectors(sources, 1, query, positions=False):
-            known = vectors.reshape(-1, self.width)
-            sizes = np.linalg.norm(known, axis=-1)
-            found = []
+            computed = vectors.reshape(-1, self.width)
+            sizes = np.linalg.norm(computed, axis=-1)
+            ratios = []
             for row in rows[np.linalg.norm(rows, axis=-1) > TINY]:
                 size = float(np.linalg.norm(row))
-                along = known @ row / (size * np.maximum(sizes, 1e-30))
+                along = computed @ row / (size * np.maximum(sizes, 1e-30))
                 best = int(along.argmax())
                 if along[best] < 1 - ALIKE:
                     break
-                found.append(size / float(sizes[best]))
+                ratios.append(size / float(sizes[best]))
             else:
-                if found:
-                    alike = max(found) / min(found) < 1.01
-                    return float(np.median(found)) if alike else math.nan
+                if ratios:
+                    is_constant = max(ratios) / min(ratios) < 1.01
+                    return float(np.median(ratios)) if is_constant else math.nan
         return None
 
 
@@ -299,23 +301,23 @@ def _orders(width: int) -> Iterator[np.ndarray]:
 
 
 def _columns(product: Product, width: int) -> Iterator[slice]:
-    """Where the content lies among the columns: all of them, the first, or the last."""
-    whole = product.queries.shape[-1]
-    if whole == width:
+    """Return the place of the content among the columns: all, the first, or the last."""
+    all_columns = product.queries.shape[-1]
+    if all_columns == width:
         yield slice(None)
-    elif whole > width:
+    elif all_columns > width:
         yield slice(0, width)
-        yield slice(whole - width, whole)
+        yield slice(all_columns - width, all_columns)
 
 
 def owners(
     rows: np.ndarray,
     vectors: np.ndarray,
     shifts: Any,
-    wanted: np.ndarray | None = None,
+    expected_owner: np.ndarray | None = None,
     least: float = 1.0,
 ) -> np.ndarray | None:
-    """Whose vectors (owners, T, R) the rows (n, I, R) of each n are; −1 where all rows are zero.
+    """Return the owners of the rows (n, I, R) among the vectors (owners, T, R); −1 for zero rows.
 
     None where fewer than the ``least`` share of rows are somebody's, or the ``wanted`` owners'.
     """
@@ -325,20 +327,20 @@ def owners(
         for n, v in enumerate(vectors)
     ]
     for n, all_rows in enumerate(rows):
-        some = all_rows[:: max(1, len(all_rows) // MOST_ROWS)]
-        candidates = range(len(vectors)) if wanted is None else [wanted[n]]
+        sampled = all_rows[:: max(1, len(all_rows) // MOST_ROWS)]
+        candidates = range(len(vectors)) if expected_owner is None else [expected_owner[n]]
         for owner in candidates:
             if owner < 0:
                 owners[n] = -1
                 break
-            known, off = prepared[owner]
-            mine = _unit(some if off is None else some - (some @ off)[:, None] * off)
+            prepared_vectors, off = prepared[owner]
+            mine = _unit(sampled if off is None else sampled - (sampled @ off)[:, None] * off)
             mine = mine[np.abs(mine).max(axis=-1) > 0]
             if not len(mine):
                 break
-            if not len(known):
+            if not len(prepared_vectors):
                 continue
-            if ((mine @ known.T).max(axis=-1) > 1 - ALIKE).mean() >= least:
+            if ((mine @ prepared_vectors.T).max(axis=-1) > 1 - ALIKE).mean() >= least:
                 owners[n] = owner
                 break
         else:

@@ -1,7 +1,7 @@
 """Rules that nearly fit a record, changed fault by fault until they are proven, or cannot be.
 
 What is at fault says what to try: another scale, other rotary positions, the norm that was seen to
-feed the projections, sinks that lie beside them.
+feed the projections, sinks that lie next to them.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ WINDOWS = (
 )
 
 
-def strong(found: list[str]) -> list[str]:
-    """Faults by which something that is said is wrong."""
-    return [fault for fault in found if not fault.startswith(WEAK)]
+def strong(fault_list: list[str]) -> list[str]:
+    """Select the faults of statements that are wrong."""
+    return [fault for fault in fault_list if not fault.startswith(WEAK)]
 
 
 def faults_of(record: Record, checkpoint: Checkpoint, rules: Rules) -> list[str]:
@@ -97,27 +97,27 @@ def faults_of(record: Record, checkpoint: Checkpoint, rules: Rules) -> list[str]
 
 def mended(record: Record, checkpoint: Checkpoint, rules: Rules) -> tuple[Rules, list[str]]:
     """The rules with every change that left fewer faults, and the faults that are left."""
-    found = faults_of(record, checkpoint, rules)
+    fault_list = faults_of(record, checkpoint, rules)
     for _ in range(3):
-        before = found
-        for changed in _changes(record, checkpoint, rules, found):
-            told = faults_of(record, checkpoint, changed)
-            if _left(told) < _left(found) and not unread(told):
-                rules, found = changed, told
-            if not found:
-                return rules, found
-        if found == before:
+        before = fault_list
+        for changed in _changes(record, checkpoint, rules, fault_list):
+            changed_faults = faults_of(record, checkpoint, changed)
+            if _left(changed_faults) < _left(fault_list) and not unread(changed_faults):
+                rules, fault_list = changed, changed_faults
+            if not fault_list:
+                return rules, fault_list
+        if fault_list == before:
             break
-    return rules, found
+    return rules, fault_list
 
 
 def completed(record: Record, checkpoint: Checkpoint, rules: Rules) -> Rules:
-    """Proven rules with the outputs beside what they name, and the norms that feed it."""
+    """Proven rules with the outputs next to what they name, and the norms that feed it."""
     fuller = []
     for rule in rules:
-        own = _sites_of(record, rule, rules)
-        source = nearest(content_of(own[-1])[0].query_sources) if own else None
-        added = {} if rule.get("input_norm") else _norm_of(own, checkpoint)
+        sites = _sites_of(record, rule, rules)
+        source = nearest(content_of(sites[-1])[0].query_sources) if sites else None
+        added = {} if rule.get("input_norm") else _norm_of(sites, checkpoint)
         if source and isinstance(rule.get("query"), str) and "output" not in rule:
             name = f"{source.parameter.removesuffix('.weight')}.weight"
             tensors = checkpoint.tensors()
@@ -126,48 +126,48 @@ def completed(record: Record, checkpoint: Checkpoint, rules: Rules) -> Rules:
     return rules if fuller == rules or faults_of(record, checkpoint, fuller) else fuller
 
 
-def _left(found: list[str]) -> tuple[int, int]:
-    """How much is at fault; positions are looked at once everything else is right."""
-    return sum(not fault.startswith("positions are") for fault in found), len(found)
+def _left(fault_list: list[str]) -> tuple[int, int]:
+    """Count the faults; positions count only if everything else is right."""
+    return sum(not fault.startswith("positions are") for fault in fault_list), len(fault_list)
 
 
-def unread(found: list[str]) -> bool:
-    """Whether the forms themselves are wrong, which no change of their surroundings mends."""
-    return any(re.search(r"\bread\b|are said", fault) for fault in found)
+def unread(fault_list: list[str]) -> bool:
+    """Return whether the forms are wrong, which no change of other settings can mend."""
+    return any(re.search(r"\bread\b|are said", fault) for fault in fault_list)
 
 
 def _changes(
-    record: Record, checkpoint: Checkpoint, rules: Rules, found: list[str]
+    record: Record, checkpoint: Checkpoint, rules: Rules, fault_list: list[str]
 ) -> Iterator[Rules]:
     """Rules with one thing changed that may be at fault."""
-    if unread(found):
+    if unread(fault_list):
         return
-    said = "; ".join(found)
+    text = "; ".join(fault_list)
 
     def all_with(**change: Any) -> Rules:
         return [rule if rule.get("kind") == "cross" else rule | change for rule in rules]
 
-    if "does not feed" in said:
+    if "does not feed" in text:
         yield [
             {k: v for k, v in rule.items() if "input_norm" not in k}
             | _norm_of(_sites_of(record, rule, rules), checkpoint)
             for rule in rules
         ]
         yield [{k: v for k, v in rule.items() if "input_norm" not in k} for rule in rules]
-    if "sinks" in said or "sink" in said:
-        names = re.findall(r"[\w.]*sinks?[\w.]*", said)
+    if "sinks" in text or "sink" in text:
+        names = re.findall(r"[\w.]*sinks?[\w.]*", text)
         if names:
             yield all_with(sinks=numbered(names[0]))
-    if "capped" in said:
+    if "capped" in text:
         for key in CAPS:
             if key in checkpoint.config:
                 yield all_with(softcap=key)
-    if "causal is" in said or "no encoder" in said:
+    if "causal is" in text or "no encoder" in text:
         yield [rule | _mask_of(_sites_of(record, rule, rules), rule) for rule in rules]
         yield all_with(causal_if="is_decoder")
-    if spoken := re.search(r"of a part for (\w+)", said):
+    if spoken := re.search(r"of a part for (\w+)", text):
         yield [rule | {"stack": spoken[1]} for rule in rules]
-    if "reaches" in said:
+    if "reaches" in text:
         for key in WINDOWS:
             if key in checkpoint.config:
                 yield all_with(window=key)
@@ -178,32 +178,34 @@ def _changes(
                     for rule in rules
                 ]
         yield all_with(window=[])
-    if "scale is" in said:
-        wanted = [float(number) for number in re.findall(r"scale is ([\d.e+-]+)", said)]
-        scales = [scale for scale in SCALES if _may_be(scale, checkpoint.config, wanted)]
+    if "scale is" in text:
+        measured_scales = [float(number) for number in re.findall(r"scale is ([\d.e+-]+)", text)]
+        scales = [scale for scale in SCALES if _may_be(scale, checkpoint.config, measured_scales)]
         yield from ([rule | {"scale": list(scale)} for rule in rules] for scale in scales)
         for number in range(len(rules)):
             for scale in scales:
                 yield [
                     r | {"scale": list(scale)} if i == number else r for i, r in enumerate(rules)
                 ]
-    if "rotary" in said:
+    if "rotary" in text:
         for number, rotary in itertools.product(range(len(rules)), ROTARY):
             yield [r | {"rotary": rotary} if i == number else r for i, r in enumerate(rules)]
         yield all_with(position="rotary, of its own kind")
-    if "another product" in said or "beside the form" in said or "nothing is added" in said:
-        yield all_with(position="" if "nothing is added" in said else "relative")
+    if "another product" in text or "beside the form" in text or "nothing is added" in text:
+        yield all_with(position="" if "nothing is added" in text else "relative")
         for number, rule in enumerate(rules):
-            own = _sites_of(record, rule, rules)
-            if own:
+            sites = _sites_of(record, rule, rules)
+            if sites:
                 yield [
-                    r | terms(content_of(own[0])[0], own) if i == number else r
+                    r | terms(content_of(sites[0])[0], sites) if i == number else r
                     for i, r in enumerate(rules)
                 ]
 
 
-def _may_be(scale: tuple[str, ...], config: Mapping[str, Any], wanted: Sequence[float]) -> bool:
-    """Whether a scale has a measured value, as far as the configuration alone tells."""
+def _may_be(
+    scale: tuple[str, ...], config: Mapping[str, Any], measured_scales: Sequence[float]
+) -> bool:
+    """Return whether a scale has a measured value, according to the configuration."""
     value = 1.0
     for factor in scale:
         key, _, power = factor.partition(" ** ")
@@ -213,11 +215,11 @@ def _may_be(scale: tuple[str, ...], config: Mapping[str, Any], wanted: Sequence[
         if isinstance(number, bool) or not isinstance(number, int | float) or number <= 0:
             return False
         value *= float(number) ** float(power or 1)
-    return any(abs(value / number - 1) < SAME for number in wanted)
+    return any(abs(value / number - 1) < SAME for number in measured_scales)
 
 
 def _is_of(site: Site, rule: dict[str, Any]) -> bool:
-    """Whether a site's queries come from the tensor that a rule names."""
+    """Return whether a site's queries come from the tensor that a rule names."""
     source = nearest(content_of(site)[0].query_sources)
     names = rule.get("fused") or rule.get("query") or ""
     spellings = [names] if isinstance(names, str) else names
@@ -233,7 +235,7 @@ def _sites_of(record: Record, rule: dict[str, Any], rules: Rules) -> list[Site]:
 
 
 def _mask_of(sites: Sequence[Site], rule: dict[str, Any]) -> dict[str, Any]:
-    """Whether tokens were seen to look back only, in all sites of a rule."""
+    """Return whether tokens only attended to earlier tokens, in all sites of a rule."""
     seen = [site.causal for site in sites if site.reach > 0]
     if rule.get("kind") == "cross" or not seen:
         return {}
@@ -243,7 +245,7 @@ def _mask_of(sites: Sequence[Site], rule: dict[str, Any]) -> dict[str, Any]:
     return {"causal": causal, "causal_if": "", "stack": stacks.get(stack, stack)}
 
 
-def _norm_of(own: Sequence[Site], checkpoint: Checkpoint) -> dict[str, Any]:
+def _norm_of(sites: Sequence[Site], checkpoint: Checkpoint) -> dict[str, Any]:
     """The norm that was seen to feed a rule's queries."""
-    source = nearest(content_of(own[-1])[0].query_sources) if own else None
+    source = nearest(content_of(sites[-1])[0].query_sources) if sites else None
     return input_norm(checkpoint, source) if source is not None else {}

@@ -1,4 +1,4 @@
-"""What `transformers` takes parts of models for, and what it fills in where files are silent.
+"""Default values of parts of models in `transformers`, where configuration files have none.
 
 python -m tools.deriving.parts
 """
@@ -68,51 +68,58 @@ def parts_of(config: Any) -> dict[str, str]:
 
 
 def merged(config: Any, listed: Mapping[str, Family]) -> dict[str, dict[str, Any]]:
-    """What a class fills into the gaps of its parts, unlike the classes of these."""
+    """Return the defaults that a composite gives its parts, unlike the classes of the parts."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    found: dict[str, dict[str, Any]] = {}
+    merged_values: dict[str, dict[str, Any]] = {}
     for key, kind in parts_of(config).items():
-        whole = _made(config, **{key: {"model_type": kind}})
-        if whole is None or kind not in listed:
+        composite = _made(config, **{key: {"model_type": kind}})
+        if composite is None or kind not in listed:
             continue
         family = listed[kind]
-        said, own = (
-            _flat(one.to_dict(), family) for one in (getattr(whole, key), CONFIG_MAPPING[kind]())
+        part_values, own_values = (
+            _flat(part_config.to_dict(), family)
+            for part_config in (getattr(composite, key), CONFIG_MAPPING[kind]())
         )
         keys = _named(family) | LENGTHS | {"head_dim"}
-        if other := {
+        if differing := {
             name: value
-            for name, value in sorted(said.items())
-            if name in keys and isinstance(value, int | float) and value != own.get(name)
+            for name, value in sorted(part_values.items())
+            if name in keys and isinstance(value, int | float) and value != own_values.get(name)
         }:
-            found[key] = other
-    return found
+            merged_values[key] = differing
+    return merged_values
 
 
 def defaults_of(config: Any, family: Family, is_part: bool) -> dict[str, Any]:
-    """What a class fills in under the keys of its family; ``is_part`` if it is one of others."""
-    # Parts of no fixed type, such as backbones, stand beside attention of the model's own.
-    whole = any(getattr(part, "model_type", "") for part in (config.sub_configs or {}).values())
+    """Return the defaults of a class under the keys of its family; ``is_part`` for a part."""
+    # Parts of no fixed type, such as backbones, stand next to attention of the model's own.
+    is_whole = any(getattr(part, "model_type", "") for part in (config.sub_configs or {}).values())
     rules = family.attention
     rotary = [rule.rotary for rule in rules if rule.rotary]
     has_kinds = any(r.window and "window" not in r.rotary_only for r in rules)
-    found = _values(config, family, is_part or not whole) | (_kinds(config) if has_kinds else {})
-    found |= _scaling(config, rotary) if rotary else {}
+    default_values = _values(config, family, is_part or not is_whole) | (
+        _kinds(config) if has_kinds else {}
+    )
+    default_values |= _scaling(config, rotary) if rotary else {}
     # A share that parameters of a file's own drop is no key of its own.
     scaled = _rotary(config, rope_scaling={"rope_type": "linear", "factor": 2.0})
     share = "partial_rotary_factor"
-    if share in found.get("rope_parameters", {}) and share not in scaled:
-        found.pop(share, None)
+    if share in default_values.get("rope_parameters", {}) and share not in scaled:
+        default_values.pop(share, None)
     # A part of no type has no values but the whole's: where it turns, too, its family says all.
     parts = parts_of(config)
     if any(rule.rotary and rule.config and rule.config not in parts for rule in rules):
-        found = {key: one for key, one in found.items() if key not in {*LENGTHS, "rope_theta"}}
-    return found
+        default_values = {
+            key: value
+            for key, value in default_values.items()
+            if key not in {*LENGTHS, "rope_theta"}
+        }
+    return default_values
 
 
 def _values(config: Any, family: Family, has_counts: bool) -> dict[str, Any]:
-    """What a configuration that is made of nothing says under the keys that its family names.
+    """Return the values of an empty configuration under the keys that its family names.
 
     Counts of layers and heads apart. Numbers that follow the heads are no values of their own.
     """
@@ -127,27 +134,37 @@ def _values(config: Any, family: Family, has_counts: bool) -> dict[str, Any]:
     if not (made := _made(config)):  # some configurations cannot be made of nothing
         return {}
     table = _flat(made.to_dict(), family)
-    others = {key: _made(config, **{key: _more(table[key])}) for key in named & set(table)}
-    if not others and not all(rule.sections for rule in family.attention):
+    changed_configs = {key: _made(config, **{key: _more(table[key])}) for key in named & set(table)}
+    if not changed_configs and not all(rule.sections for rule in family.attention):
         return {}
     if type(table.get("head_dim")) is int:
-        others["head_dim"] = _made(config, head_dim=2 * table["head_dim"])
-    moved = {key: _flat(one.to_dict(), family) for key, one in others.items() if one}
-    own = {
+        changed_configs["head_dim"] = _made(config, head_dim=2 * table["head_dim"])
+    moved = {
+        key: _flat(changed_config.to_dict(), family)
+        for key, changed_config in changed_configs.items()
+        if changed_config
+    }
+    own_keys = {
         key: value
         for key, value in sorted(table.items())
-        if all(other.get(key) == value for name, other in moved.items() if name != key)
+        if all(
+            changed_table.get(key) == value for name, changed_table in moved.items() if name != key
+        )
     }
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if has_counts:
-        found = {
+        values = {
             key: value
-            for key, value in own.items()
+            for key, value in own_keys.items()
             if key in counts and isinstance(value, int | list)
         }
-    others = getattr(config, "attribute_map", {})
-    names = {other: key for other, key in others.items() if key in _named(family) | counts}
-    found |= {"names": names} if names else {}
+    changed_configs = getattr(config, "attribute_map", {})
+    names = {
+        changed_table: key
+        for changed_table, key in changed_configs.items()
+        if key in _named(family) | counts
+    }
+    values |= {"names": names} if names else {}
     keys = _named(family) - counts
     lists = {
         "global_attention_blocks",
@@ -157,27 +174,33 @@ def _values(config: Any, family: Family, has_counts: bool) -> dict[str, Any]:
     if any(rule.rotary for rule in family.attention):
         keys |= LENGTHS
     # Of latent attention, each key is named.
-    told = any(rule.layout in ("separate", "gated") for rule in family.attention)
+    states_width = any(rule.layout in ("separate", "gated") for rule in family.attention)
     pattern = r"((?!linear|mamba|index)\w+_)?head_dim"
-    widths = {key for key in own if told and own[key] and re.fullmatch(pattern, key)}
-    found |= {
+    widths = {
+        key for key in own_keys if states_width and own_keys[key] and re.fullmatch(pattern, key)
+    }
+    values |= {
         key: value
-        for key, value in own.items()
+        for key, value in own_keys.items()
         if key in keys | widths
         and isinstance(value, (int, float, list, tuple) if key in lists else (int, float))
     }
     layers = table.get("per_layer_config") or {}
-    other = {one["head_dim"] for one in layers.values() if "head_dim" in one}
-    return found | ({"global_head_dim": max(other)} if other else {})
+    changed_table = {
+        changed_config["head_dim"]
+        for changed_config in layers.values()
+        if "head_dim" in changed_config
+    }
+    return values | ({"global_head_dim": max(changed_table)} if changed_table else {})
 
 
-def _more(given: Any) -> Any:
-    return [2 * n for n in given] if isinstance(given, list) else 2 * given
+def _more(number: Any) -> Any:
+    return [2 * n for n in number] if isinstance(number, list) else 2 * number
 
 
 def _flat(table: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """The table, with rotary parameters under the keys that the family has for them."""
-    found = dict(table)
+    flat = dict(table)
     parameters = table.get("rope_parameters") or {}
     for rule in (r.rotary for r in family.attention if r.rotary):
         every = parameters.get("full_attention", parameters) or {}
@@ -189,8 +212,8 @@ def _flat(table: Mapping[str, Any], family: Family) -> dict[str, Any]:
             (rule.local_base, windowed.get("rope_theta")),
         ):
             if keys and value is not None:
-                found[keys[0]] = value
-    return found
+                flat[keys[0]] = value
+    return flat
 
 
 def _named(family: Family) -> set[str]:
@@ -211,14 +234,14 @@ def _kinds(config: Any) -> dict[str, Any]:
     """The rule by which a class says the kinds of layers where the file does not.
 
     Layer n is of the kind ``first[n]``, or else ``repeat[n % len(repeat)]``; ``last`` is that of
-    the last layer (``forced``: whatever is said), ``every`` the key that sets the length of the
+    the last layer (``forced``: for any setting), ``every`` the key that sets the length of the
     repetition, and ``after`` that of the first layer of the kind ``then``. Some count ``backward``.
     """
 
     def lists(**keys: Any) -> dict[int, list[str]]:
         made = {n: _made(config, num_hidden_layers=n, **keys) for n in range(1, DEEPEST)}
-        found = {n: getattr(one, "layer_types", None) for n, one in made.items()}
-        return {n: kinds for n, kinds in found.items() if kinds and len(kinds) == n}
+        layer_kinds = {n: getattr(built, "layer_types", None) for n, built in made.items()}
+        return {n: kinds for n, kinds in layer_kinds.items() if kinds and len(kinds) == n}
 
     # Where windows are off, no kind of layer has one.
     rule = _repeated(lists(sliding_window=8, use_sliding_window=True)) or _repeated(lists())
@@ -233,17 +256,23 @@ def _kinds(config: Any) -> dict[str, Any]:
         return {"kinds": rule | {"after": "max_window_layers", "then": later[3]}}
     period = len(rule["repeat"])
     for key in PERIODS:
-        other = _repeated(lists(**{key: period + 1}))
-        if other and len(other["repeat"]) == period + 1:
+        repeated = _repeated(lists(**{key: period + 1}))
+        if repeated and len(repeated["repeat"]) == period + 1:
             rule["every"] = key
-    said = [rule["last"], *{*rule["repeat"]} - {rule["last"]}] if "last" in rule else []
-    made = _made(config, num_hidden_layers=len(said), layer_types=[*said]) if said else None
-    rule |= {"forced": True} if getattr(made, "layer_types", said)[-1:] != said[-1:] else {}
+    kind_list = [rule["last"], *{*rule["repeat"]} - {rule["last"]}] if "last" in rule else []
+    made = (
+        _made(config, num_hidden_layers=len(kind_list), layer_types=[*kind_list])
+        if kind_list
+        else None
+    )
+    rule |= (
+        {"forced": True} if getattr(made, "layer_types", kind_list)[-1:] != kind_list[-1:] else {}
+    )
     return {"kinds": rule}
 
 
 def _repeated(lists: Mapping[int, list[str]]) -> dict[str, Any] | None:
-    """The shortest rule that gives these lists of so many kinds of layers."""
+    """The shortest rule that gives these lists of that many kinds of layers."""
     if not lists:
         return None
     options = itertools.product((False, True), range(1, 9), range(4), (False, True))
@@ -272,29 +301,38 @@ def _scaling(config: Any, rotary: Sequence[RotaryRule]) -> dict[str, Any]:
     keys = {key: 123.0 for rule in rotary for key in (*rule.base, *rule.local_base)}
     keys |= dict.fromkeys((key for rule in rotary for key in rule.fraction), 0.75)
     moved = [_rotary(config, **{key: value}) for key, value in keys.items()]
-    nested = {kind: one for kind, one in plain.items() if isinstance(one, dict)}
-    found: dict[str, Any] = {}
-    own = {kind: _own(one, [m[kind] for m in moved if m.get(kind)]) for kind, one in nested.items()}
-    if any(own.values()):
-        found["rope_parameters"] = {kind: one for kind, one in own.items() if one}
+    nested = {
+        kind: parameters for kind, parameters in plain.items() if isinstance(parameters, dict)
+    }
+    scaling: dict[str, Any] = {}
+    own_by_kind = {
+        kind: _own(parameters, [m[kind] for m in moved if m.get(kind)])
+        for kind, parameters in nested.items()
+    }
+    if any(own_by_kind.values()):
+        scaling["rope_parameters"] = {
+            kind: parameters for kind, parameters in own_by_kind.items() if parameters
+        }
     elif not nested and (flat := _own(plain, moved)):
-        found["rope_parameters"] = flat
+        scaling["rope_parameters"] = flat
         if "rope_theta" in flat and isinstance(config.default_theta, int | float):
-            found["rope_theta"] = config.default_theta
+            scaling["rope_theta"] = config.default_theta
     if nested:
-        given = _rotary(config, rope_scaling={"rope_type": "linear", "factor": 2.0})
-        scaled = [kind for kind in nested if (given.get(kind) or {}).get("factor") == 2.0]
-        found["scaled"] = scaled
-    return found
+        scaled_parameters = _rotary(config, rope_scaling={"rope_type": "linear", "factor": 2.0})
+        scaled = [
+            kind for kind in nested if (scaled_parameters.get(kind) or {}).get("factor") == 2.0
+        ]
+        scaling["scaled"] = scaled
+    return scaling
 
 
 def _rotary(config: Any, **keys: Any) -> dict[str, Any]:
-    found = getattr(_made(config, **keys), "rope_parameters", None)
-    return found if isinstance(found, dict) else {}
+    parameters = getattr(_made(config, **keys), "rope_parameters", None)
+    return parameters if isinstance(parameters, dict) else {}
 
 
 def _own(table: Mapping[str, Any], moved: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a kind of layers has of rotary parameters, unless they are plain or set elsewhere."""
+    """Return the rotary parameters of a kind of layers that are not plain or set elsewhere."""
     plain = {"rope_type": ("default", "axial"), "max_position_embeddings": table.values()}
     return {
         key: value
@@ -302,7 +340,9 @@ def _own(table: Mapping[str, Any], moved: Sequence[Mapping[str, Any]]) -> dict[s
         if isinstance(value, int | float | str)
         and key != "type"
         and value not in plain.get(key, ())
-        and not any(key in other and other[key] != value for other in moved)
+        and not any(
+            key in moved_parameters and moved_parameters[key] != value for moved_parameters in moved
+        )
     }
 
 
@@ -319,7 +359,7 @@ def line(kind: str, table: Mapping[str, Any]) -> str:
 def _inline(value: Any) -> str:
     if not isinstance(value, dict):
         return json.dumps(value)
-    return "{ " + ", ".join(f"{key} = {_inline(one)}" for key, one in value.items()) + " }"
+    return "{ " + ", ".join(f"{key} = {_inline(entry)}" for key, entry in value.items()) + " }"
 
 
 if __name__ == "__main__":

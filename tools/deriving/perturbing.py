@@ -1,4 +1,4 @@
-"""What each key of a configuration changes: perturbed one by one, with the same weights.
+"""Effects of configuration keys: each is perturbed by itself, with the same weights.
 
     python -m tools.deriving.perturbing OUT.jsonl [--share N/M] [TYPE...]
     python -m tools.deriving.perturbing OUT.jsonl --write
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 SWITCHES = Path(wqk.families.__file__).parent / "switches.toml"
 HEAD = "# Written by tools/deriving/perturbing.py: what types compute with, and no family reads.\n"
-# What is put out, kept or lost beside what is computed; rounding, where all is double; and what
+# What is put out, kept or lost next to what is computed; rounding, where all is double; and what
 # tensors tell.
 BESIDE = re.compile("^output_|^return_|^use_cache$|loss|upcast|fp32|float32|^tie_")
 SECONDS = 60  # of one processor, for a type
@@ -93,7 +93,7 @@ class Perturbed:
 
     @staticmethod
     def _owner(model: Any) -> Any:
-        """Of a module with a softmax, the innermost around it that projects queries or keys."""
+        """Return the innermost module around a softmax that projects queries or keys."""
 
         def owner(name: str) -> str:
             path = name
@@ -126,8 +126,8 @@ class Perturbed:
         return model.eval().to(self.dtype)
 
     def _computed(self, model: Any, keep: bool = False, forced: bool = False) -> dict[str, Any]:
-        """What a model and each of its attentions put out; with the inputs of before if forced."""
-        found: dict[str, Any] = {}
+        """Return the outputs of a model and its attentions; with earlier inputs if forced."""
+        outputs: dict[str, Any] = {}
         hooks, count = [], dict[str, int]()
         self.reshaped = False
 
@@ -151,7 +151,7 @@ class Perturbed:
 
         def leaving(name: str) -> Any:
             def hook(module: Any, args: Any, output: Any) -> None:
-                found.setdefault(name, []).extend(tensors(output))
+                outputs.setdefault(name, []).extend(tensors(output))
 
             return hook
 
@@ -159,52 +159,52 @@ class Perturbed:
             module = model.get_submodule(name)
             hooks.append(module.register_forward_pre_hook(entering(name), with_kwargs=True))
             hooks.append(module.register_forward_hook(leaving(name)))
-        for number, (part, given) in enumerate(self.fed):
-            given = {
+        for number, (part, inputs) in enumerate(self.fed):
+            inputs = {
                 key: value.to(self.dtype)
                 if isinstance(value, torch.Tensor) and value.is_floating_point()
                 else copy.deepcopy(value)
-                for key, value in given.items()
+                for key, value in inputs.items()
             }
             torch.manual_seed(0)
             module = model.get_submodule(part)
-            output = module(**given)
+            output = module(**inputs)
             named = output.items() if isinstance(output, dict) else [("", output)]
-            found |= {f"output {number} {key}": [*tensors(value)] for key, value in named}
+            outputs |= {f"output {number} {key}": [*tensors(value)] for key, value in named}
         for hook in hooks:
             hook.remove()
-        return found
+        return outputs
 
     def outcome(self, changes: Mapping[str, Any]) -> str:
-        """What keys change: attention itself, what else, nothing, or which tensors there are."""
+        """Return the effect of keys: on attention, on other outputs, none, or on the tensors."""
         try:
             model = self.model(changes)
         except Exception as error:
             return TENSORS if "Error(s) in loading state_dict" in str(error) else REFUSED
         try:
-            found = self._computed(model)
+            outputs = self._computed(model)
         except Exception:
             return REFUSED
-        if same(self.base, found):
+        if same(self.base, outputs):
             return NOTHING
         if not self.owners or any(map(UPSTREAM.search, map(_last, changes))):
             return OUTPUT
         try:
-            found = self._computed(model, forced=True)
+            outputs = self._computed(model, forced=True)
         except Exception:  # of the shapes of what was forced
             self.reshaped = True
         if self.reshaped:  # it attends over something else, which may be its windows
             return ATTENTION if any("window" in path for path in changes) else OUTPUT
-        owned = [{k: v for k, v in one.items() if k in self.owners} for one in (self.base, found)]
+        owned = [{k: v for k, v in run.items() if k in self.owners} for run in (self.base, outputs)]
         return OUTPUT if owned[0].keys() == owned[1].keys() and same(*owned) else ATTENTION
 
-    def outcomes(self, known: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, str]]:
+    def outcomes(self, values_by_key: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, str]]:
         """The outcome of each key, with a slash for those within others.
 
         Keys that are taken for idle are changed together, and apart where that changes something.
         """
         table = dict(keys(self.table))
-        options = {path: others(path, value, known) for path, value in table.items()}
+        options = {path: others(path, value, values_by_key) for path, value in table.items()}
         yield from self._together([path for path in table if idle_reason(_last(path))], options)
         for path in table:
             if not idle_reason(_last(path)):
@@ -223,14 +223,14 @@ class Perturbed:
             yield from self._together(paths[half:], options)
 
     def _apart(self, path: str, options: Sequence[Any]) -> str:
-        found, tried = REFUSED, 0
-        for other in options:
-            found = min(found, outcome := self.outcome({path: other}), key=RANK.index)
+        worst, tried = REFUSED, 0
+        for option in options:
+            worst = min(worst, outcome := self.outcome({path: option}), key=RANK.index)
             tried += outcome == NOTHING
             # Half of an odd number is that of the even one before it.
-            if found in (ATTENTION, OUTPUT) or tried > (type(other) is int):
+            if worst in (ATTENTION, OUTPUT) or tried > (type(option) is int):
                 break
-        return found
+        return worst
 
 
 def _with_head(model_type: str, model: Any) -> Any:
@@ -238,10 +238,10 @@ def _with_head(model_type: str, model: Any) -> Any:
     name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
     if isinstance(name, str) and name != type(model).__name__:
         with contextlib.suppress(Exception):  # of the model's code
-            whole = _made(getattr(transformers, name), model.config)
-            if len(whole.state_dict()) >= len(model.state_dict()):  # not a decoder alone
-                _randomize(whole)
-                return whole.eval()
+            headed = _made(getattr(transformers, name), model.config)
+            if len(headed.state_dict()) >= len(model.state_dict()):  # not a decoder alone
+                _randomize(headed)
+                return headed.eval()
     return model
 
 
@@ -257,25 +257,25 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors(inner)
 
 
-def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two runs put out the same, as far as both put it out."""
-    return one.keys() & other.keys() != set() and all(
-        len(one[name]) == len(other[name]) and all(map(_close, one[name], other[name]))
-        for name in one.keys() & other.keys()
+def same(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Return whether two runs have equal outputs, as far as both have them."""
+    return first.keys() & second.keys() != set() and all(
+        len(first[name]) == len(second[name]) and all(map(_close, first[name], second[name]))
+        for name in first.keys() & second.keys()
     )
 
 
-def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.shape != other.shape:
+def _close(first: torch.Tensor, second: torch.Tensor) -> bool:
+    if first.shape != second.shape:
         return False
-    if torch.equal(one, other):
+    if torch.equal(first, second):
         return True
-    if one.dtype != torch.float64:
-        return bool(torch.equal(one.nan_to_num(), other.nan_to_num()))
-    one, other = one.nan_to_num(), other.nan_to_num()
-    finite = one.abs()[one.abs() < 1e30]
+    if first.dtype != torch.float64:
+        return bool(torch.equal(first.nan_to_num(), second.nan_to_num()))
+    first, second = first.nan_to_num(), second.nan_to_num()
+    finite = first.abs()[first.abs() < 1e30]
     scale = float(finite.max()) if finite.numel() else 1.0
-    return bool((one - other).abs().max() <= CLOSE * scale)
+    return bool((first - second).abs().max() <= CLOSE * scale)
 
 
 def keys(table: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
@@ -294,10 +294,10 @@ def _last(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def others(path: str, value: Any, known: Mapping[str, Sequence[Any]]) -> list[Any]:
-    """Other values of a key: those that other types have, where it is no number or switch."""
+def others(path: str, value: Any, values_by_key: Mapping[str, Sequence[Any]]) -> list[Any]:
+    """Return other values of a key: values of other types, if it is no number or switch."""
     key = _last(path)
-    seen = [v for v in known.get(key, ()) if v != value and type(v) is type(value)]
+    seen = [v for v in values_by_key.get(key, ()) if v != value and type(v) is type(value)]
     match value:
         case bool():
             return [not value]
@@ -306,13 +306,15 @@ def others(path: str, value: Any, known: Mapping[str, Sequence[Any]]) -> list[An
         case float():
             return [value + 0.01 if 0 <= value < 0.01 else value * 0.6, value + 1]
         case str():
-            told = ACTIVATIONS if value in ACTIVATIONS else seen
-            return [*[v for v in told if v != value][:4], f"{value}x"]
+            alternatives = ACTIVATIONS if value in ACTIVATIONS else seen
+            return [*[v for v in alternatives if v != value][:4], f"{value}x"]
         case None:
-            return [*[v for v in known.get(key, ()) if v is not None][:3], 1, True]
+            return [*[v for v in values_by_key.get(key, ()) if v is not None][:3], 1, True]
         case [first, *rest]:
             turned = [value[::-1]] if value[::-1] != value else []
-            return turned + [[one, *rest] for one in others(key, first, known)[:2]]
+            return turned + [
+                [first_value, *rest] for first_value in others(key, first, values_by_key)[:2]
+            ]
         case list() | tuple():
             return [[1], ["x"]]
     return [{"0": [1]}, {"a": 1}]
@@ -320,21 +322,21 @@ def others(path: str, value: Any, known: Mapping[str, Sequence[Any]]) -> list[An
 
 def known_values(types: Iterable[str] = CONFIG_MAPPING_NAMES) -> dict[str, list[Any]]:
     """Values that types have by default, by key."""
-    found: dict[str, list[Any]] = {}
+    values_by_key: dict[str, list[Any]] = {}
     for model_type in types:
         try:
             pairs = list(keys(CONFIG_MAPPING[model_type]().to_dict()))
         except Exception:  # some cannot be made of nothing
             continue
         for path, value in pairs:
-            seen = found.setdefault(_last(path), [])
+            seen = values_by_key.setdefault(_last(path), [])
             if isinstance(value, (int, float, str, bool)) and value not in seen:
                 seen.append(value)
-    return found
+    return values_by_key
 
 
-def perturbed(model_type: str, known: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """The line of a type."""
+def perturbed(model_type: str, values_by_key: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """Return the line of a type."""
     row: dict[str, Any] = {"type": model_type}
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "outcomes"
@@ -343,7 +345,7 @@ def perturbed(model_type: str, known: Mapping[str, Sequence[Any]]) -> dict[str, 
             with path.open("w", encoding="utf-8") as file:
                 try:
                     model = Perturbed(model_type)
-                    for key, outcome in model.outcomes(known):
+                    for key, outcome in model.outcomes(values_by_key):
                         print(json.dumps([key, outcome]), file=file, flush=True)
                 except Exception as error:  # of the model's code
                     print(json.dumps(["", str(error)[:300]]), file=file)
@@ -351,29 +353,33 @@ def perturbed(model_type: str, known: Mapping[str, Sequence[Any]]) -> dict[str, 
         ended = in_a_process(work, SECONDS)
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     keys = dict(json.loads(line) for line in lines)
-    told = keys.pop("", "") or ended
-    return row | ({"ended": told} if told else {}) | {"keys": keys}
+    ended = keys.pop("", "") or ended
+    return row | ({"ended": ended} if ended else {}) | {"keys": keys}
 
 
 def switches_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept of a type's outcomes: keys that `wqk` would otherwise pass over."""
+    """Return the outcomes of a type that are kept: keys that `wqk` would otherwise ignore."""
     family = family_of_type(row["type"])
     read = keys_of(*family.attention) if family else set()
-    found = {path: how for path, how in row["keys"].items() if not BESIDE.search(_last(path))}
-    idle = (path for path, how in found.items() if how in (ATTENTION, OUTPUT))
+    outcome_by_path = {
+        path: outcome for path, outcome in row["keys"].items() if not BESIDE.search(_last(path))
+    }
+    idle = (path for path, outcome in outcome_by_path.items() if outcome in (ATTENTION, OUTPUT))
     computed = sorted({_last(path) for path in idle if idle_reason(_last(path))})
-    told = sorted(path for path, how in found.items() if how == ATTENTION and family)
+    switch_paths = sorted(
+        path for path, outcome in outcome_by_path.items() if outcome == ATTENTION and family
+    )
     attention = {
         _last(path): value
-        for path in told
+        for path in switch_paths
         if _last(path) not in read and (value := _default(row["type"], path)) is not None
     }
     kept = {"attention": attention, "computed": computed}
-    return {name: some for name, some in kept.items() if some}
+    return {name: paths for name, paths in kept.items() if paths}
 
 
 def _default(model_type: str, path: str) -> Any:
-    """What a class takes for granted: ``null`` for nothing, None where that is no plain value."""
+    """Return the default of a class: ``null`` for no value, None if it is not a plain value."""
     try:
         value = CONFIG_MAPPING[model_type]().to_dict()
     except Exception:  # some cannot be made of nothing
@@ -393,28 +399,28 @@ def main() -> None:
     parser.add_argument("--share", default="0/1", help="one of so many processes")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no type after these")
     parser.add_argument("--write", action="store_true", help="write switches.toml of the lines")
-    given = parser.parse_args()
-    if given.write:
-        rows = map(json.loads, given.out.read_text(encoding="utf-8").splitlines())
+    arguments = parser.parse_args()
+    if arguments.write:
+        rows = map(json.loads, arguments.out.read_text(encoding="utf-8").splitlines())
         tables = {row["type"]: table for row in rows if (table := switches_of(row))}
         lines = (line(kind, table) for kind, table in sorted(tables.items()))
         SWITCHES.write_text(HEAD + "".join(lines), encoding="utf-8")
         return
-    part, parts = map(int, given.share.split("/"))
+    part, parts = map(int, arguments.share.split("/"))
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
-    known = known_values()
-    perturbed("llama", known)
-    done = given.out.read_text(encoding="utf-8").splitlines() if given.out.exists() else []
-    left = dict.fromkeys(given.types or [*CONFIG_MAPPING_NAMES][part::parts])
+    values_by_key = known_values()
+    perturbed("llama", values_by_key)
+    done = arguments.out.read_text(encoding="utf-8").splitlines() if arguments.out.exists() else []
+    remaining = dict.fromkeys(arguments.types or [*CONFIG_MAPPING_NAMES][part::parts])
     for text in done:
-        left.pop(json.loads(text)["type"], None)
-    with given.out.open("a", encoding="utf-8") as out:
-        end = time.monotonic() + given.seconds
-        for model_type in left:
+        remaining.pop(json.loads(text)["type"], None)
+    with arguments.out.open("a", encoding="utf-8") as out:
+        end = time.monotonic() + arguments.seconds
+        for model_type in remaining:
             if time.monotonic() > end:
                 break
-            print(json.dumps(perturbed(model_type, known)), file=out, flush=True)
+            print(json.dumps(perturbed(model_type, values_by_key)), file=out, flush=True)
 
 
 if __name__ == "__main__":

@@ -101,10 +101,12 @@ def _write(model_type: str, built: str, run: Any, folder: Path) -> None:
 
 
 def epsilon_of(module: Any) -> float | None:
-    """What a norm adds to a mean square, whatever its class calls it."""
-    known = ("eps", "variance_epsilon", "epsilon", "norm_eps")
-    found = next((value for name in known if (value := getattr(module, name, None))), None)
-    return found if isinstance(found, float) else None
+    """Return the epsilon of a norm, under any attribute name."""
+    attribute_names = ("eps", "variance_epsilon", "epsilon", "norm_eps")
+    epsilon = next(
+        (value for name in attribute_names if (value := getattr(module, name, None))), None
+    )
+    return epsilon if isinstance(epsilon, float) else None
 
 
 def _renamed(model: Any, folder: Path) -> dict[str, str]:
@@ -119,8 +121,12 @@ def _renamed(model: Any, folder: Path) -> dict[str, str]:
     }
     by_value = {_digest(value): name for name, value in saved.items()}
     live = {name: value for name, value in model.state_dict().items() if name not in saved}
-    known = {name: by_value.get(_digest(value)) for name, value in live.items()}
-    return {name: found for name, found in known.items() if found and found != name}
+    saved_names = {name: by_value.get(_digest(value)) for name, value in live.items()}
+    return {
+        name: saved_name
+        for name, saved_name in saved_names.items()
+        if saved_name and saved_name != name
+    }
 
 
 def _digest(tensor: Any) -> bytes:
@@ -145,8 +151,8 @@ def record_all(types: Iterable[str], folder: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         record_type("llama", Path(scratch) / "llama")
     for model_type in types:
-        own = folder / model_type
-        if (own / "record.json").exists():
+        type_folder = folder / model_type
+        if (type_folder / "record.json").exists():
             continue
         unfinished = folder / f".{model_type}"
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -162,8 +168,8 @@ def record_all(types: Iterable[str], folder: Path) -> None:
         ended = in_a_process(work)
         if not (unfinished / "record.json").exists():
             write_record(Record(model_type, failure=ended), unfinished)
-        shutil.rmtree(own, ignore_errors=True)
-        unfinished.rename(own)
+        shutil.rmtree(type_folder, ignore_errors=True)
+        unfinished.rename(type_folder)
         print(f"{model_type:40} {time.monotonic() - started:6.1f} s {ended}", flush=True)
 
 
@@ -197,7 +203,7 @@ def in_a_process(work: Callable[[], None], seconds: int = 0) -> str:
 
 
 def judge_type(folder: Path) -> dict[str, Any]:
-    """What wqk reads of a saved model, and whether it is what the model computed."""
+    """Compare the plans that wqk reads of a saved model with the computation of the model."""
     record = read_record(folder)
     result: dict[str, Any] = {
         "type": record.model_type,
@@ -214,8 +220,8 @@ def judge_type(folder: Path) -> dict[str, Any]:
         plans = wqk.open(checkpoint).plans
         attentions = [Block(checkpoint, plan) for plan in plans]
     except WqkError as error:
-        told = str(error).replace(str(folder), "").lstrip(": ")
-        return result | {"verdict": "refused" if record.sites else silent, "why": told}
+        message = str(error).replace(str(folder), "").lstrip(": ")
+        return result | {"verdict": "refused" if record.sites else silent, "why": message}
     result["family"] = plans[0].family
     result["guess"] = plans[0].rule.guess
     result["plans"] = [_plan(plan) for plan in plans]
@@ -256,22 +262,22 @@ def main() -> None:
     parser.add_argument("records", type=Path)
     parser.add_argument("types", nargs="*")
     parser.add_argument("--only-record", action="store_true")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    types = given.types or list(CONFIG_MAPPING_NAMES)
-    record_all(types, given.records)
-    if given.only_record:
+    types = arguments.types or list(CONFIG_MAPPING_NAMES)
+    record_all(types, arguments.records)
+    if arguments.only_record:
         return
     rows = []
     for model_type in types:
         try:
-            row = judge_type(given.records / model_type)
+            row = judge_type(arguments.records / model_type)
         except Exception as error:
             row = {"type": model_type, "verdict": "error", "why": _line(error)}
         rows.append(row)
         print(f"{row['type']:32} {row['verdict']:20} {row.get('why', '')[:150]}", flush=True)
-    path = given.records / "results.jsonl"
+    path = arguments.records / "results.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     print(Counter(row["verdict"] for row in rows), file=sys.stderr)
 

@@ -1,4 +1,4 @@
-"""What a run left: a folder with the saved model, and the products of its softmaxes.
+"""Record of a run: a folder with the saved model, and the products of its softmaxes.
 
 A record is made once for each model type and read as often as wqk changes.
 """
@@ -45,7 +45,7 @@ class Product:
 
 @dataclass(eq=False)
 class Circuit:
-    """What a softmax's weights are multiplied with, and the projection of the outcome."""
+    """Factors of the softmax's weights in the output, and the projection of the outcome."""
 
     values: np.ndarray  # (n, J, R), windows and heads in n
     sources: list[Source]
@@ -68,7 +68,7 @@ class Site:
 
 @dataclass
 class Record:
-    """What is known of one model type without wqk."""
+    """Facts about one model type that were found without wqk."""
 
     model_type: str
     built: str = ""
@@ -84,26 +84,26 @@ class Record:
 def write_record(record: Record, folder: Path) -> None:
     """Into a folder in which the model is, or will be, saved."""
     arrays: dict[str, np.ndarray] = {}
-    known: dict[int, str] = {}
+    names_by_id: dict[int, str] = {}
 
     def kept(array: Any) -> str:
-        if id(array) not in known:
-            known[id(array)] = f"a{len(known)}"
-            arrays[known[id(array)]] = np.asarray(array.numpy(), np.float32)
-        return known[id(array)]
+        if id(array) not in names_by_id:
+            names_by_id[id(array)] = f"a{len(names_by_id)}"
+            arrays[names_by_id[id(array)]] = np.asarray(array.numpy(), np.float32)
+        return names_by_id[id(array)]
 
-    def sources(some: list[Any]) -> list[Any]:
-        fitting = [s for s in some if s.given.ndim == 2 and len(s.given) <= MOST_TOKENS]
+    def sources(source_list: list[Any]) -> list[Any]:
+        fitting = [s for s in source_list if s.given.ndim == 2 and len(s.given) <= MOST_TOKENS]
         return [
             [kept(s.given), s.parameter, s.depth, sorted(set(s.operations)), s.norm]
             for s in fitting[:MOST_SOURCES]
         ]
 
-    def circuit(one: Circuit | None) -> Any:
-        if one is None or len(one.given) > MOST_TOKENS:
+    def circuit(recorded: Circuit | None) -> Any:
+        if recorded is None or len(recorded.given) > MOST_TOKENS:
             return None
-        rows = [kept(one.given), kept(one.result)] if one.output else None
-        return [kept(one.values), sources(one.sources), one.output, rows]
+        rows = [kept(recorded.given), kept(recorded.result)] if recorded.output else None
+        return [kept(recorded.values), sources(recorded.sources), recorded.output, rows]
 
     table = {
         "model_type": record.model_type,
@@ -143,13 +143,13 @@ def write_record(record: Record, folder: Path) -> None:
 
 
 def read_record(folder: Path) -> Record:
-    """What `write_record` wrote, with parameters called as in the saved file."""
+    """Read a record that `write_record` wrote, with parameters named as in the saved file."""
     table = json.loads((folder / "record.json").read_text(encoding="utf-8"))
     names = table.get("names", {})
     with np.load(folder / "record.npz") as file:
         arrays = {name: file[name] for name in file.files}
 
-    def sources(some: list[Any]) -> list[Source]:
+    def sources(entries: list[Any]) -> list[Source]:
         return [
             Source(
                 arrays[a],
@@ -158,15 +158,19 @@ def read_record(folder: Path) -> Record:
                 tuple(through),
                 tuple(names.get(word, word) for word in norm),
             )
-            for a, name, depth, through, norm in some
+            for a, name, depth, through, norm in entries
         ]
 
-    def circuit(told: Any) -> Circuit | None:
-        if told is None:
+    def circuit(entry: Any) -> Circuit | None:
+        if entry is None:
             return None
-        values, some, output, rows = told
-        own = Circuit(arrays[values], sources(some), names.get(output, output))
-        return own if rows is None else replace(own, given=arrays[rows[0]], result=arrays[rows[1]])
+        values, source_entries, output, rows = entry
+        restored = Circuit(arrays[values], sources(source_entries), names.get(output, output))
+        return (
+            restored
+            if rows is None
+            else replace(restored, given=arrays[rows[0]], result=arrays[rows[1]])
+        )
 
     sites = [
         Site(

@@ -105,23 +105,23 @@ class Run:
         best: tuple[list[Site], set[int], dict[str, Any]] | None = None
         most = sum(1 for _ in part.modules()) - 3
         for first in feeds:
-            given: dict[str, Any] | None = first
+            inputs: dict[str, Any] | None = first
             for _ in range(4):
                 try:
-                    found, ran = _traced(self.model, part, given, self.names)
+                    sites, ran = _traced(self.model, part, inputs, self.names)
                     break
                 except Exception as error:
-                    told = f"{type(error).__name__}: {error}".replace("\n", " ")
-                    reasons.append(f"{sorted(given)}: {told}"[:200])
-                    given = adapted(given, told)
-                if given is None:
+                    message = f"{type(error).__name__}: {error}".replace("\n", " ")
+                    reasons.append(f"{sorted(inputs)}: {message}"[:200])
+                    inputs = adapted(inputs, message)
+                if inputs is None:
                     break
             else:
-                given = None
-            if given is None:
+                inputs = None
+            if inputs is None:
                 continue
             if best is None or len(ran) > len(best[1]):
-                best = (found, ran, given)
+                best = (sites, ran, inputs)
             if len(ran) >= most:
                 break
         if best is None:
@@ -130,25 +130,27 @@ class Run:
         self.fed.append((self.names[id(part)], best[2]))
         with contextlib.suppress(Exception):
             if best[0] and (part is self.model or isinstance(part, transformers.PreTrainedModel)):
-                alike = self.turned_model is self.model
-                modules = () if alike else self.turned_model.named_modules()
+                is_same_model = self.turned_model is self.model
+                modules = () if is_same_model else self.turned_model.named_modules()
                 names = {id(m): name for name, m in modules} or self.names
-                other = self.turned_model.get_submodule(self.names[id(part)])
-                self.turned += _traced(self.turned_model, other, best[2], names, flat=False)[0]
+                turned_part = self.turned_model.get_submodule(self.names[id(part)])
+                self.turned += _traced(self.turned_model, turned_part, best[2], names, flat=False)[
+                    0
+                ]
         self.entered |= best[1]
         return []
 
     def _models_within(self, part: Any) -> list[Any]:
         """The outermost models within a model."""
-        found: list[Any] = []
+        models: list[Any] = []
         for child in part.children():
             is_model = isinstance(child, transformers.PreTrainedModel)
-            found += [child] if is_model else self._models_within(child)
-        return found
+            models += [child] if is_model else self._models_within(child)
+        return models
 
 
 def _traced(
-    model: Any, part: Any, given: dict[str, Any], names: dict[int, str], flat: bool = True
+    model: Any, part: Any, inputs: dict[str, Any], names: dict[int, str], flat: bool = True
 ) -> tuple[list[Site], set[int]]:
     trace = Trace(flat)
     ran: set[int] = set()
@@ -169,11 +171,11 @@ def _traced(
     try:
         with _plain_kernels(), trace:
             trace.name_parameters(model)
-            trace.given(*given.values())
+            trace.given(*inputs.values())
             trace.recording = True
             with contextlib.suppress(AttributeError):
                 part.config.use_cache = False
-            part(**given)
+            part(**inputs)
     finally:
         for hook in hooks:
             hook.remove()

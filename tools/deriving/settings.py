@@ -45,11 +45,13 @@ def unread_keys(model_type: str, path: str = "") -> list[str]:
     family = family_of_type(config.part_types(model_type)[path] if path else model_type)
     if family is None:
         return []
-    wanted = dict(pair for rule in family.attention for pair in _read(rule, bool(path)))
-    return sorted(key for key, two in wanted.items() if _is_unread(model_type, path, key, two))
+    pair_by_key = dict(pair for rule in family.attention for pair in _read(rule, bool(path)))
+    return sorted(
+        key for key, pair in pair_by_key.items() if _is_unread(model_type, path, key, pair)
+    )
 
 
-# Settings beside which a window may count: that it is used, and layers that have one.
+# Settings next to which a window may count: that it is used, and layers that have one.
 USED = {"use_sliding_window": True, "max_window_layers": 0}
 KINDS = ["full_attention", "sliding_attention"]
 BESIDE_WINDOWS: tuple[dict[str, Any], ...] = ({}, USED, {"layer_types": KINDS} | USED)
@@ -68,34 +70,45 @@ EVERYWHERE = {
 
 
 def _is_unread(model_type: str, path: str, key: str, values: tuple[Any, Any]) -> bool:
-    """Whether two values of a key are read as different attention, and computed as the same.
+    """Return whether two values of a key are read differently but computed equally.
 
     What is read is read as if nothing were known to be unread.
     """
     by_kind = isinstance(config.default_values(model_type).get("scaled"), list)
     if key == SHARE and by_kind and _says(model_type, key):
         return False  # kinds of layers have shares of their own, which count
-    told = False
-    others = BESIDE_SHARES if key == SHARE else BESIDE_OTHERS
-    for beside in BESIDE_WINDOWS if "window" in key else others:
-        parts = [{**beside, key: value} for value in values]
+    is_unread = False
+    companions = BESIDE_SHARES if key == SHARE else BESIDE_OTHERS
+    for companion in BESIDE_WINDOWS if "window" in key else companions:
+        parts = [{**companion, key: value} for value in values]
         tables = [{path: part} if path else part for part in parts]
-        (one, its), (other, theirs) = (_record({"model_type": model_type} | t) for t in tables)
+        (first_record, first_forms), (second_record, second_forms) = (
+            _record({"model_type": model_type} | t) for t in tables
+        )
         # Masks that are not what families say were not given, rather than not read.
         seen = (
-            one
-            and other
-            and ("window" not in key or all(site.causal and site.reach >= 0 for site in one.sites))
+            first_record
+            and second_record
+            and (
+                "window" not in key
+                or all(site.causal and site.reach >= 0 for site in first_record.sites)
+            )
         )
-        if one and other and one.sites and seen and its != theirs:
-            told = True
-            if key == SHARE or not _alike(one, other):
-                return _alike(one, other)
-    return told or (key == SHARE and not _says(model_type, key))
+        if (
+            first_record
+            and second_record
+            and first_record.sites
+            and seen
+            and first_forms != second_forms
+        ):
+            is_unread = True
+            if key == SHARE or not _alike(first_record, second_record):
+                return _alike(first_record, second_record)
+    return is_unread or (key == SHARE and not _says(model_type, key))
 
 
 def _says(model_type: str, key: str) -> bool:
-    """Whether the code for a type has this word, where nothing could be run to tell."""
+    """Return whether the code of a type contains a word, if nothing could be run."""
     folder = Path(inspect.getfile(CONFIG_MAPPING[model_type])).parent
     return any(key in file.read_text(encoding="utf-8") for file in folder.glob("*.py"))
 
@@ -119,7 +132,7 @@ def _read(rule: AttentionRule, is_part: bool) -> Iterator[tuple[str, tuple[Any, 
 
 
 def _record(table: dict[str, Any]) -> tuple[Record | None, list[Any]]:
-    """What a model with these settings computes, and what is read of it."""
+    """Return the computation of a model with these settings, and the plans that are read of it."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
         try:
@@ -146,11 +159,11 @@ def _record(table: dict[str, Any]) -> tuple[Record | None, list[Any]]:
         return record, read
 
 
-def _alike(one: Record, other: Record) -> bool:
-    """Whether two models computed the same."""
-    if len(one.sites) != len(other.sites) or other.failure:
+def _alike(first: Record, second: Record) -> bool:
+    """Return whether two models computed the same."""
+    if len(first.sites) != len(second.sites) or second.failure:
         return False
-    if len(one.turned) != len(other.turned):
+    if len(first.turned) != len(second.turned):
         return False
     return all(
         (a.causal, a.reach, len(a.products)) == (b.causal, b.reach, len(b.products))
@@ -161,7 +174,7 @@ def _alike(one: Record, other: Record) -> bool:
             and np.allclose(p.keys, q.keys, atol=1e-4)
             for p, q in zip(a.products, b.products, strict=True)
         )
-        for a, b in zip((*one.sites, *one.turned), (*other.sites, *other.turned), strict=True)
+        for a, b in zip((*first.sites, *first.turned), (*second.sites, *second.turned), strict=True)
     )
 
 
@@ -176,31 +189,33 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     named = sys.argv[1:]
-    found: dict[str, list[str]] = dict(config._tables(UNREAD.name)) if named else {}  # type: ignore[arg-type]
+    keys_by_type: dict[str, list[str]] = dict(config._tables(UNREAD.name)) if named else {}  # type: ignore[arg-type]
     config.unread_keys = lambda model_type: ()
     unread_keys("llama")  # what is loaded late is loaded once, for all processes
-    known = {kind for family in families().values() for kind in family.model_types}
+    model_types = {kind for family in families().values() for kind in family.model_types}
     parts = [
-        f"{whole}.{path}"
-        for whole, types in config._tables("parts.toml").items()
+        f"{composite}.{path}"
+        for composite, types in config._tables("parts.toml").items()
         for path, kind in types.items()
-        if kind in known
+        if kind in model_types
     ]
-    for kind in named or [*sorted(known & set(CONFIG_MAPPING_NAMES)), *sorted(parts)]:
-        whole, _, path = kind.partition(".")
+    for kind in named or [*sorted(model_types & set(CONFIG_MAPPING_NAMES)), *sorted(parts)]:
+        composite, _, path = kind.partition(".")
         with tempfile.TemporaryDirectory() as scratch:
             file = Path(scratch) / "keys.json"
             ended = in_a_process(
-                lambda whole=whole, path=path, file=file: file.write_text(
-                    json.dumps(unread_keys(whole, path))
+                lambda composite=composite, path=path, file=file: file.write_text(
+                    json.dumps(unread_keys(composite, path))
                 )
             )
             keys = json.loads(file.read_text()) if file.exists() else []
         print(f"{kind:40} {', '.join(keys)} {ended}", flush=True)
-        found.pop(kind, None)
+        keys_by_type.pop(kind, None)
         if keys:
-            found[kind] = keys
-    lines = [f"{json.dumps(kind)} = {json.dumps(found[kind])}\n" for kind in sorted(found)]
+            keys_by_type[kind] = keys
+    lines = [
+        f"{json.dumps(kind)} = {json.dumps(keys_by_type[kind])}\n" for kind in sorted(keys_by_type)
+    ]
     UNREAD.write_text(HEAD + "".join(lines), encoding="utf-8")
 
 

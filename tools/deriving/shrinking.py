@@ -1,9 +1,9 @@
 """A model type's default configuration, made tiny.
 
-Widths, depths and vocabularies are told by their names. Heads are chosen so that mistaking one
-number for another is noticed: 6 query heads over 2 key heads, of width 24 where hidden/heads is 16;
-in encoders, and in towers for pictures and sound, 4 heads where the decoder or the text has 6, and
-three layers where the decoder has two.
+Widths, depths and vocabularies are recognized by their names. Heads are chosen so that mistaking
+one number for another is noticed: 6 query heads over 2 key heads, of width 24 where hidden/heads is
+16; in encoders, and in towers for pictures and sound, 4 heads where the decoder or the text has 6,
+and three layers where the decoder has two.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def shrunk(config: Any, variant: int = 0) -> Any:
 def small_file(table: dict[str, Any]) -> dict[str, Any]:
     """A ``config.json`` with small numbers and no other change: old keys stay, absent ones too.
 
-    Only what a class would fill in with a large number is written beside them.
+    Only what a class would fill in with a large number is written next to them.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -122,44 +122,44 @@ def small_file(table: dict[str, Any]) -> dict[str, Any]:
     small = _shrunk(table, "", 0, made.from_dict(copy.deepcopy(table)).to_dict())
     kept = {key: table[key] for key in ("architectures",) if key in table}
     filled = made.from_dict(copy.deepcopy(small)).to_dict()
-    wanted = _shrunk(filled, "", 0)
-    small = kept | _with_large(small, filled, wanted)
+    shrunk = _shrunk(filled, "", 0)
+    small = kept | _with_large(small, filled, shrunk)
     code = Path(inspect.getfile(made)).with_name(
         made.__module__.rpartition(".")[2].replace("configuration", "modeling") + ".py"
     )
-    told = any("rope_" in key for key in small)
-    if not told and code.exists() and "mrope_section" in code.read_text(encoding="utf-8"):
-        small["rope_parameters"] = wanted.get("rope_parameters") or {}  # its sections fill a head
-    for other, key in getattr(made, "attribute_map", {}).items():
-        if other in small and key in small:  # two names of one number
-            small[other] = small[key]
+    states_rope = any("rope_" in key for key in small)
+    if not states_rope and code.exists() and "mrope_section" in code.read_text(encoding="utf-8"):
+        small["rope_parameters"] = shrunk.get("rope_parameters") or {}  # its sections fill a head
+    for alias, key in getattr(made, "attribute_map", {}).items():
+        if alias in small and key in small:  # two names of one number
+            small[alias] = small[key]
     for key, value in OVERRIDES.get(table["model_type"], {}).items():
         path = key.split(".")
-        given, kept = (
-            functools.reduce(lambda t, name: (t or {}).get(name), path[:-1], one) or {}
-            for one in (table, small)
+        given_table, kept = (
+            functools.reduce(lambda t, name: (t or {}).get(name), path[:-1], content) or {}
+            for content in (table, small)
         )
-        same = path[-1] in given and kept.get(path[-1]) == given[path[-1]]
+        same = path[-1] in given_table and kept.get(path[-1]) == given_table[path[-1]]
         if not same and "layer_types" not in path:
             _put(small, path, value)
     return small
 
 
 def _with_large(
-    small: dict[str, Any], filled: dict[str, Any], wanted: dict[str, Any]
+    small: dict[str, Any], filled: dict[str, Any], shrunk: dict[str, Any]
 ) -> dict[str, Any]:
     """The table, and the numbers of what fills it up that are not as small as wanted."""
-    found = dict(small)
-    for key, value in wanted.items():
-        given = filled.get(key)
-        if isinstance(value, dict) and isinstance(given, dict) and "rope" not in key:
+    result = dict(small)
+    for key, value in shrunk.items():
+        filled_value = filled.get(key)
+        if isinstance(value, dict) and isinstance(filled_value, dict) and "rope" not in key:
             # A part that is left out may have other defaults than its type has.
-            inner = _with_large(small[key], given, value) if small.get(key) else value
+            inner = _with_large(small[key], filled_value, value) if small.get(key) else value
             if inner:
-                found[key] = inner
-        elif type(value) is int and type(given) is int and value < given:
-            found[key] = value
-    return found
+                result[key] = inner
+        elif type(value) is int and type(filled_value) is int and value < filled_value:
+            result[key] = value
+    return result
 
 
 def _put(table: dict[str, Any], path: list[str], value: Any) -> None:
@@ -237,7 +237,7 @@ def _number(key: str, value: int, path: str, layers: int, variant: int) -> int:
     return table[str(rule)][variant]
 
 
-# Encoders beside a decoder are deeper than it, so that one depth is not taken for the other.
+# Encoders next to a decoder are deeper than it, so that one depth is not taken for the other.
 ENCODERS = re.compile(r"(num_)?enc(oder)?_(num_)?(hidden_)?layers|e_layers")
 DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth")
 
@@ -305,7 +305,7 @@ def _rotary(rope: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pairs(rope: dict[str, Any], table: dict[str, Any]) -> int:
-    """How many pairs of a small head's dimensions turn."""
+    """Return the number of pairs of a small head's dimensions that turn."""
     width = HEAD_WIDTH if table.get("head_dim") else WIDTH // HEADS
     fraction = rope.get("partial_rotary_factor") or table.get("partial_rotary_factor") or 1
     return int(width * fraction) // 2

@@ -220,7 +220,7 @@ class Trace(TorchDispatchMode):
 
         Those whose results nothing is made of are left out.
         """
-        found = []
+        site_list = []
         used = {  # what is kept for a gradient is detached
             id(source)
             for node in self.nodes
@@ -237,12 +237,12 @@ class Trace(TorchDispatchMode):
                 site.turned = not self.flat
                 if site.products:
                     site.circuit = _circuit(node, users)
-                    found.append(site)
-        return found
+                    site_list.append(site)
+        return site_list
 
 
 def _mask(weights: torch.Tensor) -> tuple[bool, int]:
-    """Whether no later key has weight; and the largest distance of one that has.
+    """Return whether no later key has weight, and the largest distance of a key with weight.
 
     A sink's weights come last.
     """
@@ -251,8 +251,8 @@ def _mask(weights: torch.Tensor) -> tuple[bool, int]:
     if weights.ndim < 2 or weights.shape[-2] != weights.shape[-1] or weights.shape[-1] > 512:
         return False, -1
     size = weights.shape[-1]
-    some = (weights.reshape(-1, size, size) > 0).any(dim=0)
-    rows, columns = some.nonzero(as_tuple=True)
+    has_weight = (weights.reshape(-1, size, size) > 0).any(dim=0)
+    rows, columns = has_weight.nonzero(as_tuple=True)
     if size < 2 or not len(rows):
         return False, -1
     return bool((rows >= columns).all()), int((rows - columns).abs().max())
@@ -264,12 +264,12 @@ def _factor(path: tuple[Node, ...]) -> float:
     for node in path:
         if node.operation not in ("mul", "div") or len(node.arguments) < 2:
             continue
-        for other in node.arguments[:2]:
-            if isinstance(other, torch.Tensor):
-                if other.numel() != 1 or node.output.numel() == 1:
+        for operand in node.arguments[:2]:
+            if isinstance(operand, torch.Tensor):
+                if operand.numel() != 1 or node.output.numel() == 1:
                     continue
-                other = float(other)
-            factor = factor * other if node.operation == "mul" else factor / other
+                operand = float(operand)
+            factor = factor * operand if node.operation == "mul" else factor / operand
     return float(factor)
 
 
@@ -322,7 +322,7 @@ def _products(softmax: Node) -> Iterator[Product]:
 
 
 def _circuit(softmax: Node, users: dict[int, list[Node]]) -> Circuit | None:
-    """What the weights are multiplied with, and the projection of the outcome, if one follows."""
+    """Return the factor that the weights are multiplied with, and the projection that follows."""
     mixing, weights = _following(softmax, users, lambda n: n.operation in ("bmm", "mm"))
     if mixing is None or len(mixing.inputs) != 2 or any(map(_parameter, mixing.inputs)):
         return None
@@ -330,24 +330,24 @@ def _circuit(softmax: Node, users: dict[int, list[Node]]) -> Circuit | None:
     values = mixing.inputs[side]
     rows = values.output.detach() if side else values.output.detach().transpose(-1, -2)
     rows = (rows if rows.ndim == 3 else rows[None]).clone()
-    found = Circuit(rows, list(_sources(values)))  # type: ignore[arg-type]
-    product, given = _following(mixing, users, lambda n: n.operation in PRODUCTS)
+    circuit = Circuit(rows, list(_sources(values)))  # type: ignore[arg-type]
+    product, last = _following(mixing, users, lambda n: n.operation in PRODUCTS)
     if product is None or product.operation not in ("mm", "addmm"):
-        return found
+        return circuit
     names = [_parameter(n) for n in product.inputs[-2:]]
     if bool(names[0]) == bool(names[1]):
-        return found
+        return circuit
     return Circuit(
-        found.values,
-        found.sources,
+        circuit.values,
+        circuit.sources,
         names[0] or names[1],
-        _rows(given),
+        _rows(last),
         _rows(product),  # type: ignore[arg-type]
     )
 
 
 def _following(
-    node: Node, users: dict[int, list[Node]], wanted: Callable[[Node], bool]
+    node: Node, users: dict[int, list[Node]], is_wanted: Callable[[Node], bool]
 ) -> tuple[Node | None, Node]:
     """The nearest node after this one that is wanted, and which of its inputs led there.
 
@@ -356,7 +356,7 @@ def _following(
     todo, seen = [node], {id(node)}
     for current in todo:  # grows while it is gone through
         for user in users.get(id(current), ()):
-            if wanted(user):
+            if is_wanted(user):
                 return user, current
             through = user.operation in VIEWS | MIXED
             if through and id(user) not in seen and len(seen) < MOST_STEPS:
@@ -368,48 +368,48 @@ def _following(
 def _product(node: Node, path: tuple[Node, ...]) -> Product | None:
     if node.operation not in ("bmm", "mm", "baddbmm"):
         return None
-    left, right = node.inputs[-2:] if len(node.inputs) < 4 else node.inputs[1:3]
+    query_node, key_node = node.inputs[-2:] if len(node.inputs) < 4 else node.inputs[1:3]
     if node.operation == "baddbmm":
-        left, right = node.inputs[1:3]
+        query_node, key_node = node.inputs[1:3]
     else:
-        left, right = node.inputs[:2]
-    if _parameter(left) or _parameter(right):
+        query_node, key_node = node.inputs[:2]
+    if _parameter(query_node) or _parameter(key_node):
         return None
-    queries, keys = left.output, right.output.transpose(-1, -2)
+    queries, keys = query_node.output, key_node.output.transpose(-1, -2)
     if queries.ndim == 2:
         queries, keys = queries[None], keys[None]
     if not _runs_over_keys(node, path):
-        left, right, queries, keys = right, left, keys, queries
+        query_node, key_node, queries, keys = key_node, query_node, keys, queries
     return Product(
         queries.detach().clone(),
         keys.detach().clone(),
-        list(_sources(left)),
-        list(_sources(right)),
-        int(left.varies) + int(right.varies),
+        list(_sources(query_node)),
+        list(_sources(key_node)),
+        int(query_node.varies) + int(key_node.varies),
     )
 
 
 def _summed(node: Node) -> Product | None:
     """A product that is written as a sum over the last axis of what is multiplied."""
-    left, right = node.inputs[0].inputs[:2] if len(node.inputs[0].inputs) > 1 else (None, None)
-    if left is None or right is None or _parameter(left) or _parameter(right):
+    first, second = node.inputs[0].inputs[:2] if len(node.inputs[0].inputs) > 1 else (None, None)
+    if first is None or second is None or _parameter(first) or _parameter(second):
         return None
-    if left.output.ndim != right.output.ndim or not left.output.ndim:
+    if first.output.ndim != second.output.ndim or not first.output.ndim:
         return None
-    width = left.output.shape[-1]
-    if right.output.shape[-1] != width:
+    width = first.output.shape[-1]
+    if second.output.shape[-1] != width:
         return None
     return Product(
-        left.output.detach().reshape(1, -1, width).clone(),
-        right.output.detach().reshape(1, -1, width).clone(),
-        list(_sources(left)),
-        list(_sources(right)),
-        int(left.varies) + int(right.varies),
+        first.output.detach().reshape(1, -1, width).clone(),
+        second.output.detach().reshape(1, -1, width).clone(),
+        list(_sources(first)),
+        list(_sources(second)),
+        int(first.varies) + int(second.varies),
     )
 
 
 def _runs_over_keys(node: Node, path: tuple[Node, ...]) -> bool:
-    """Whether the softmax goes along the product's last axis, followed through all views."""
+    """Return whether the softmax runs along the product's last axis, through all views."""
     shape = node.output.shape
     index = torch.arange(shape[-1]).expand(shape)
     current = node
@@ -434,20 +434,20 @@ def _runs_over_keys(node: Node, path: tuple[Node, ...]) -> bool:
 
 
 def _terms(scores: Node) -> tuple[str, ...]:
-    """Parameters that scores hold beside products: tables of biases, say."""
-    todo, seen, found = [scores], set(), []
+    """Parameters that scores hold next to products: tables of biases, say."""
+    todo, seen, parameters = [scores], set(), []
     while todo:
         node = todo.pop()
         if id(node) in seen:
             continue
         seen.add(id(node))
         if node.parameter:
-            found.append(node.parameter)
+            parameters.append(node.parameter)
         elif node.operation in PRODUCTS and any(map(_parameter, node.inputs)):
-            found += [name for name in map(_parameter, node.inputs) if name]
+            parameters += [name for name in map(_parameter, node.inputs) if name]
         elif node.operation in SCORE_OPERATIONS | {"embedding", "sigmoid", "relu"}:
             todo += node.inputs
-    return tuple(found)
+    return tuple(parameters)
 
 
 def _norm(node: Node) -> tuple[str, ...]:
@@ -457,8 +457,13 @@ def _norm(node: Node) -> tuple[str, ...]:
     names = [_parameter(n) for n in node.inputs]
     if node.operation in ("native_layer_norm", "_fused_rms_norm", "rms_norm"):
         kind = "layer" if node.operation == "native_layer_norm" else "rms"
-        given = [name for name in names if name]
-        return (kind, given[0] if given else "", given[1] if len(given) > 1 else "", "0")
+        parameters = [name for name in names if name]
+        return (
+            kind,
+            parameters[0] if parameters else "",
+            parameters[1] if len(parameters) > 1 else "",
+            "0",
+        )
     if node.operation != "mul" or len(node.inputs) < 2:
         return ()
     for gain in node.inputs:
@@ -491,18 +496,18 @@ def _sources(factor: Node) -> Iterator[Source]:
             names = [_parameter(n) for n in node.inputs if _parameter(n)]
             weights = [n for n in names if not n.endswith("bias")]
             if weights and node.operation not in ("convolution", "_convolution"):
-                given = activations[0] if activations else node.inputs[0]
-                if given.output.ndim >= 2:
-                    rows = _rows(given)
-                    yield Source(rows, weights[0], depth, operations, _norm(given))
+                source_node = activations[0] if activations else node.inputs[0]
+                if source_node.output.ndim >= 2:
+                    rows = _rows(source_node)
+                    yield Source(rows, weights[0], depth, operations, _norm(source_node))
             elif weights:
-                given = node.inputs[0].output.detach()
+                source_node = node.inputs[0].output.detach()
                 kernel = next(n for n in node.inputs if _parameter(n) == weights[0]).output.shape
                 if all(width == 1 for width in kernel[2:]):  # one token at a time
-                    rows = given.movedim(1, -1).reshape(-1, given.shape[1])
+                    rows = source_node.movedim(1, -1).reshape(-1, source_node.shape[1])
                     yield Source(rows, weights[0], depth, operations)
                 else:
-                    yield Source(given, weights[0], depth, ("convolution",))
+                    yield Source(source_node, weights[0], depth, ("convolution",))
             todo += [(n, depth + 1, ()) for n in activations]
             # A learned query is a parameter that meets another.
             if not activations:
@@ -512,12 +517,12 @@ def _sources(factor: Node) -> Iterator[Source]:
                         yield Source(rows, weights[-1] if weights else "", depth, operations)
         else:
             passed = node.operation in VIEWS or node.operation in operations
-            told = operations if passed else (*operations, node.operation)
+            path_operations = operations if passed else (*operations, node.operation)
             if (
                 node.operation == "leaf"
                 and node.output.ndim >= 2
                 and node.output.is_floating_point()
             ):
                 rows = _rows(node)
-                yield Source(rows, node.parameter, depth, told)
-            todo += [(n, depth, told) for n in node.inputs]
+                yield Source(rows, node.parameter, depth, path_operations)
+            todo += [(n, depth, path_operations) for n in node.inputs]

@@ -84,10 +84,10 @@ def write_outcomes(rows: Sequence[Outcome], path: Path) -> None:
     rows = [*rows, *(Outcome(t, "pending") for t in CONFIG_MAPPING_NAMES if t not in seen)]
     lines: list[dict[str, str]] = [{"transformers": transformers.__version__}]
     for row in sorted(rows, key=lambda row: row.type.lower()):
-        known = family_of_type(row.type)
-        by_table = row.outcome in ("pending", "not built", "not run") and known is not None
-        if by_table and known is not None and not known.refusal:
-            row = replace(row, outcome="listed", family=known.name, read=BY_TABLE)
+        family = family_of_type(row.type)
+        by_table = row.outcome in ("pending", "not built", "not run") and family is not None
+        if by_table and family is not None and not family.refusal:
+            row = replace(row, outcome="listed", family=family.name, read=BY_TABLE)
         lines.append({"type": row.type} | _line(row))
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
@@ -106,8 +106,8 @@ def _line(row: Outcome) -> dict[str, str]:
         outcome, why = row.outcome, "; ".join(row.faults[:1])
         packages = dict.fromkeys(re.findall(r"requires the (\w+) library", why))
         why = f"needs the package {', '.join(packages)}" if packages else why
-    own = family_of_type(row.type)
-    family = own.name if own else row.family
+    type_family = family_of_type(row.type)
+    family = type_family.name if type_family else row.family
     return {"outcome": outcome, "family": family if row.proven else "", "why": why[:240]}
 
 
@@ -129,9 +129,9 @@ def write_families(rows: Sequence[Outcome]) -> None:
         if match is None:
             continue
         listed = re.findall(r'"([^"]+)"', match[1])
-        own = sorted({*listed, *types[path.stem]})
-        if own != sorted(listed):
+        model_types = sorted({*listed, *types[path.stem]})
+        if model_types != sorted(listed):
             path.write_text(
-                text[: match.start()] + "\n".join(_types(own)) + text[match.end() :],
+                text[: match.start()] + "\n".join(_types(model_types)) + text[match.end() :],
                 encoding="utf-8",
             )

@@ -62,20 +62,24 @@ def drawn(kind: str, count: int, seed: int, only: str) -> list[Mutant]:
     ]
     random.Random(seed).shuffle(every)
     if kind == "data":
-        found = [*islice(filter(_differs, every), count)]
+        chosen = [*islice(filter(_differs, every), count)]
     else:  # from each room its share, and no less than a few
         rooms = defaultdict(list)
         for mutant in every:
             rooms[room_of(mutant.path)].append(mutant)
         shares = {r: max(FEWEST, round(count * len(m) / len(every))) for r, m in rooms.items()}
-        found = [m for room, some in rooms.items() for m in some[: shares[room] if count else 0]]
-        random.Random(seed).shuffle(found)  # those of a run that is ended early are of all rooms
-        return found
-    return sorted(found, key=lambda mutant: mutant.path)  # one family's side by side
+        chosen = [
+            m
+            for room, mutants_of_room in rooms.items()
+            for m in mutants_of_room[: shares[room] if count else 0]
+        ]
+        random.Random(seed).shuffle(chosen)  # those of a run that is ended early are of all rooms
+        return chosen
+    return sorted(chosen, key=lambda mutant: mutant.path)  # one family's side by side
 
 
 def _differs(mutant: Mutant) -> bool:
-    """Whether a family reads to other rules, or to none."""
+    """Return whether a changed family file has other rules, or none."""
     from wqk.errors import UnknownFamily
     from wqk.families.family import parse_family
 
@@ -99,35 +103,35 @@ class Run:
         os.write(self.stdout, f"{line}\n".encode())
 
     def met(self, mutant: Mutant, call: Callable[[], int], limit: float = SECONDS) -> Ended:
-        """What becomes of tests that meet a mutant, until one fails."""
+        """Run the tests that meet a mutant until one fails."""
         planted = self.tree / mutant.path
         before = planted.read_bytes()
         planted.write_text(mutant.text, encoding="utf-8")
         try:
-            one = ended(call, limit)
+            outcome = ended(call, limit)
         finally:
             planted.write_bytes(before)
-        self.seconds += one.seconds
-        return one
+        self.seconds += outcome.seconds
+        return outcome
 
     def plant(self, mutant: Mutant, call: Callable[[], int], noticed: str = "killed") -> bool:
         """Let a mutant meet tests; whether that settles it."""
-        one = self.met(mutant, call)
-        if not one.passed:
-            self.keep(mutant, noticed if one.decided else "timeout", one.told)
-        return not one.passed
+        outcome = self.met(mutant, call)
+        if not outcome.passed:
+            self.keep(mutant, noticed if outcome.decided else "timeout", outcome.told)
+        return not outcome.passed
 
-    def keep(self, mutant: Mutant, verdict: str, told: str = "") -> None:
-        row = {"mutant": str(mutant), "verdict": verdict, "by": told, "seconds": self.seconds}
+    def keep(self, mutant: Mutant, verdict: str, test: str = "") -> None:
+        row = {"mutant": str(mutant), "verdict": verdict, "by": test, "seconds": self.seconds}
         with self.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
         self.known[str(mutant)] = verdict
-        by = told.partition("\n")[0][:100]
+        by = test.partition("\n")[0][:100]
         self.say(f"{len(self.known):4} {self.seconds:5.1f} s  {verdict:8}  {mutant}  {by}")
         self.seconds = 0.0
 
     def session(self, loop: Callable[[Any], int], files: Sequence[str], marks: str) -> int:
-        """What a loop returns, which pytest calls with the collected tests of a tree read anew."""
+        """Run a loop within a pytest session, with the collected tests of a tree read anew."""
         os.chdir(self.tree)
         sys.dont_write_bytecode = True  # which a change within a second, of the same size, escapes
         for name in [n for n in sys.modules if n.split(".")[0] in ("wqk", "wqk_lab", "tests")]:
@@ -142,9 +146,9 @@ class Run:
 
     def in_session(self, mutants: Sequence[Mutant], loop: Callable[[Any], int]) -> None:
         if mutants:
-            one = ended(lambda: self.session(loop, [], FAST), len(mutants) * 10 * SECONDS)
-            if not one.passed:
-                raise SystemExit(f"the session ended early: {one.told}")
+            outcome = ended(lambda: self.session(loop, [], FAST), len(mutants) * 10 * SECONDS)
+            if not outcome.passed:
+                raise SystemExit(f"the session ended early: {outcome.told}")
             self.known = _known(self.out)
 
     def data(self, mutants: Sequence[Mutant], models: Path, proofs_alone: bool) -> None:
@@ -165,14 +169,14 @@ class Run:
 
         @cache
         def green(file: str) -> bool:
-            one = ended(lambda: run_items(session, by_file[file]))
-            status = one.status
+            outcome = ended(lambda: run_items(session, by_file[file]))
+            status = outcome.status
             if status != 0:
                 why = "takes too long" if status is None else "fails in the tree as it is"
-                self.say(f"left out, as it {why}: {file} {one.told}")
+                self.say(f"left out, as it {why}: {file} {outcome.told}")
             return status == 0
 
-        for path, some in groupby(mutants, key=lambda mutant: mutant.path):
+        for path, mutants_of_file in groupby(mutants, key=lambda mutant: mutant.path):
             name = name_of(path)
 
             def proven(name: str = name) -> int:
@@ -190,7 +194,7 @@ class Run:
             if not as_it_is.passed:
                 raise SystemExit(f"{path} is not proven as it is")
             files = [file for file in tests_of_family(name) if file in by_file]
-            for mutant in some:
+            for mutant in mutants_of_file:
                 if self.plant(mutant, proven):
                     continue
                 every = [] if proofs_alone and as_it_is.status == 0 else [*filter(green, files)]
@@ -220,15 +224,17 @@ class Run:
             """Let it meet its tests; one that fails without the mutant, too, is left out."""
             tests, anew = chosen[mutant]
             limit = 30 + 2 * sum(cost[test] for test in tests)
-            while not (one := self.met(mutant, partial(run, tests, True), limit)).passed:
-                test = one.told.partition("\n")[0]
+            while not (outcome := self.met(mutant, partial(run, tests, True), limit)).passed:
+                test = outcome.told.partition("\n")[0]
                 if test in cost and (test, anew) not in sound:
                     alone = ended(partial(run, [test], False))
                     sound[test, anew] = alone.passed
                 if sound.get((test, anew), True):
-                    return self.keep(mutant, "killed" if one.decided else "timeout", one.told)
+                    return self.keep(
+                        mutant, "killed" if outcome.decided else "timeout", outcome.told
+                    )
                 self.say(f"left out, as it fails in the tree as it is: {alone.told}")
-                tests = [other for other in tests if other != test]
+                tests = [remaining for remaining in tests if remaining != test]
             return self.keep(mutant, "survived")
 
         self.in_session(at_once, lambda session: exchanged(session, at_once, meets))
@@ -310,7 +316,7 @@ def copied(folder: Path) -> Path:
 
 
 def _known(out: Path) -> dict[str, str]:
-    """What was found before, by mutant."""
+    """Return earlier verdicts, by mutant."""
     if not out.exists():
         return {}
     rows = map(json.loads, out.read_text(encoding="utf-8").splitlines())
@@ -324,16 +330,16 @@ def room_of(path: Path) -> str:
 
 
 def share(verdicts: Iterable[str], every: bool) -> str:
-    """How many were noticed, of those that ended in time."""
+    """State the share of noticed mutants among those whose tests ended in time."""
     counts = Counter(verdicts)
     late = counts["timeout"]
     decided = counts.total() - late
-    told = []
+    phrases = []
     groups = [counts["killed"], *([counts["killed"] + counts["slow"]] if every else [])]
     for noticed, name in zip(groups, ("fast tests", "all"), strict=False):
         percent = f", {100 * noticed / decided:.0f} %" if decided else ""
-        told.append(f"{noticed} of {decided} noticed by {name}{percent}")
-    return "; ".join([*told, *([f"{late} took too long"] if late else [])])
+        phrases.append(f"{noticed} of {decided} noticed by {name}{percent}")
+    return "; ".join([*phrases, *([f"{late} took too long"] if late else [])])
 
 
 def main() -> None:
@@ -349,7 +355,7 @@ def main() -> None:
     parser.add_argument(
         "--record", type=Path, default=Path("out/mutants"), help="where records are"
     )
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"}
     default = Path("../shared").resolve()
     os.environ.setdefault("WQK_SHARED", str(default))
@@ -360,23 +366,27 @@ def main() -> None:
         tree = copied(Path(folder))
         sys.path[:] = [str(tree), str(tree / "src"), *(p for p in sys.path if p)]
         os.environ["PYTHONPATH"] = f"{tree}/src"
-        out, record = (path and path.resolve() for path in (given.out, given.record))
-        models = (given.models or tree / "models").resolve()
+        out, record = (path and path.resolve() for path in (arguments.out, arguments.record))
+        models = (arguments.models or tree / "models").resolve()
         os.chdir(tree)  # so that the checkout may change meanwhile
         run = Run(tree, out or tree / "verdicts.jsonl")
         for kind in ("data", "code"):
-            mutants = drawn(kind, getattr(given, kind), given.seed, given.only)
-            left = [mutant for mutant in mutants if str(mutant) not in run.known]
+            mutants = drawn(kind, getattr(arguments, kind), arguments.seed, arguments.only)
+            pending = [mutant for mutant in mutants if str(mutant) not in run.known]
             if kind == "data":
-                run.data(left, models, given.proofs)
-            elif left:
-                run.code(left, record)
-            if not given.fast:
+                run.data(pending, models, arguments.proofs)
+            elif pending:
+                run.code(pending, record)
+            if not arguments.fast:
                 run.all(mutants)
-            found = [(room_of(m.path), run.known[str(m)]) for m in mutants]
-            for room in sorted({room for room, _ in found}):
-                print(f"{room}: {share([one for r, one in found if r == room], not given.fast)}")
-            print(f"{kind}: {share([one for _, one in found], not given.fast)}", flush=True)
+            verdicts = [(room_of(m.path), run.known[str(m)]) for m in mutants]
+            for room in sorted({room for room, _ in verdicts}):
+                of_room = [verdict for name, verdict in verdicts if name == room]
+                print(f"{room}: {share(of_room, not arguments.fast)}")
+            print(
+                f"{kind}: {share([verdict for _, verdict in verdicts], not arguments.fast)}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -65,9 +65,9 @@ def data_mutants(path: Path, text: str) -> Iterator[Mutant]:
         while not _whole("".join(lines[start:end])):
             end += 1
         entry = "".join(lines[start:end])
-        for what, other in [("left out", ""), *_changed(key, tomllib.loads(entry)[key])]:
-            changed = "".join([*lines[:start], other, *lines[end:]])
-            yield Mutant(path, start + 1, f"{key} {what}", changed)
+        for change, replacement in [("left out", ""), *_changed(key, tomllib.loads(entry)[key])]:
+            changed = "".join([*lines[:start], replacement, *lines[end:]])
+            yield Mutant(path, start + 1, f"{key} {change}", changed)
 
 
 def _whole(entry: str) -> bool:
@@ -84,20 +84,24 @@ def _changed(key: str, value: object) -> Iterator[tuple[str, str]]:
         case bool():
             yield f"= {not value}", f"{key} = {str(not value).lower()}\n"
         case int() | float():
-            other = 2 * value if value else 1.0
-            yield f"= {other}", f"{key} = {other}\n"
+            number_or_key = 2 * value if value else 1.0
+            yield f"= {number_or_key}", f"{key} = {number_or_key}\n"
         case str() if key in KINDS and value in OTHER:
             yield f"= {OTHER[value]!r}", f'{key} = "{OTHER[value]}"\n'
         case str() if re.fullmatch(r"not \S+", value):
             yield "turned round", f'{key} = "{value.removeprefix("not ")}"\n'
         case dict():
             for name in value if len(value) > 1 else ():
-                rest = {other: one for other, one in value.items() if other != name}
-                yield f"without {name!r}", f"{key} = {_toml(rest)}\n"
+                remaining = {
+                    number_or_key: item
+                    for number_or_key, item in value.items()
+                    if number_or_key != name
+                }
+                yield f"without {name!r}", f"{key} = {_toml(remaining)}\n"
         case [_, _, *_]:
             for n, item in enumerate(value):
-                rest = [*value[:n], *value[n + 1 :]]
-                yield f"without {item!r}", f"{key} = {_toml(rest)}\n"
+                remaining = [*value[:n], *value[n + 1 :]]
+                yield f"without {item!r}", f"{key} = {_toml(remaining)}\n"
 
 
 def _toml(value: object) -> str:
@@ -142,11 +146,11 @@ def code_mutants(path: Path, text: str) -> Iterator[Mutant]:
     lines = text.encode().splitlines(keepends=True)
     for node in _reached(ast.parse(text)):
         before = ast.unparse(node)
-        for other in _others(node):
+        for replacement in _others(node):
             first, last = node.lineno - 1, node.end_lineno - 1  # type: ignore[attr-defined]
             head = lines[first][: node.col_offset]  # type: ignore[attr-defined]
             tail = lines[last][node.end_col_offset :]  # type: ignore[attr-defined]
-            after = ast.unparse(other)
+            after = ast.unparse(replacement)
             inside = after if isinstance(node, ast.stmt | ast.Constant) else f"({after})"
             changed = b"".join([*lines[:first], head, inside.encode(), tail, *lines[last + 1 :]])
             yield Mutant(path, first + 1, f"{before}  →  {after}", changed.decode())
@@ -208,7 +212,7 @@ def _others(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _says(*operands: ast.AST) -> bool:
-    """Whether text is put together."""
+    """Return whether an expression builds text."""
     return any(
         isinstance(o, ast.JoinedStr) or (isinstance(o, ast.Constant) and isinstance(o.value, str))
         for o in operands

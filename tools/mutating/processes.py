@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 # What one call may take of the processor; what takes more, or hangs, counts as neither.
 SECONDS = 120.0
-SLOWER = 10  # so many times as long by the clock
+SLOWER = 10  # limit by the clock, as a multiple of the limit of processor time
 BROKEN = 99
-_TOLD: list[int] = []  # where a call tells which test failed
+_TOLD: list[int] = []  # the pipe to which a call writes the failed test
 
 
 @dataclass
@@ -42,7 +42,7 @@ def tell(text: str) -> None:
 
 
 def ended(call: Callable[[], int], limit: float = SECONDS) -> Ended:
-    """What a call returns and tells, in a process forked from here."""
+    """Return the status and the message of a call in a forked process."""
     before = _used()
     reading, writing = os.pipe()
     child = os.fork()
@@ -68,13 +68,13 @@ def ended(call: Callable[[], int], limit: float = SECONDS) -> Ended:
         time.sleep(0.02)
     os.set_blocking(reading, False)
     try:
-        told = os.read(reading, 2000).decode(errors="replace")
+        message = os.read(reading, 2000).decode(errors="replace")
     except BlockingIOError:
-        told = ""  # a process that it left behind still has the pipe
+        message = ""  # a process that it left behind still has the pipe
     os.close(reading)
     code = os.waitstatus_to_exitcode(done[1])
     late = code in (-signal.SIGXCPU, -signal.SIGKILL)
-    return Ended(None if late else code, told, _used() - before)
+    return Ended(None if late else code, message, _used() - before)
 
 
 def _used() -> float:
@@ -83,7 +83,7 @@ def _used() -> float:
 
 
 def run_items(session: Any, items: Sequence[Any]) -> int:
-    """Run tests of a session of pytest until one fails, which is told."""
+    """Run tests of a pytest session until one fails; its name is written to the pipe."""
     for n, item in enumerate(items):
         following = items[n + 1] if n + 1 < len(items) else None
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)

@@ -43,14 +43,14 @@ def proofs_of(name: str, folder: Path) -> list[Callable[[], None]]:
         test_proofs.test_the_named_norms_feed_queries_and_keys,
     ]
     for architecture in of_family(ALL).get(name, []):
-        own = folder / "architectures" / architecture.name
-        saved = architecture, save(architecture, own), own
+        model_folder = folder / "architectures" / architecture.name
+        saved = architecture, save(architecture, model_folder), model_folder
         proofs += [lambda test=test, saved=saved: test(saved) for test in every]
     for number, (table, settings) in _found().get(name, {}).items():
-        own = folder / "settings" / str(number)
-        if not (own / "record.json").exists():
-            record_type(table["model_type"], own, tiny_file(table, settings))
-        proofs.append(partial(_as_it_is_run, own))
+        model_folder = folder / "settings" / str(number)
+        if not (model_folder / "record.json").exists():
+            record_type(table["model_type"], model_folder, tiny_file(table, settings))
+        proofs.append(partial(_as_it_is_run, model_folder))
     return proofs
 
 
@@ -74,12 +74,12 @@ def of_family(architectures: Iterable[Any]) -> dict[str, list[Any]]:
     """Models of the tables of architectures by the families that read them."""
     from tests.families.test_every_family import model_types
 
-    found: dict[str, list[Any]] = {}
+    by_family: dict[str, list[Any]] = {}
     for architecture in architectures:
         kind = architecture.hub.get("model_type") or model_types().get(architecture.model, "")
         for family in _families(kind, architecture.config):
-            found.setdefault(family, []).append(architecture)
-    return found
+            by_family.setdefault(family, []).append(architecture)
+    return by_family
 
 
 @cache
@@ -89,13 +89,13 @@ def _found() -> dict[str, dict[int, tuple[Any, Any]]]:
 
     rows: list[tuple[Any, Any]] = [(row, {}) for row in FOUND]
     for row in SETTINGS:
-        own = {key: value for key, value in row.items() if key != "model_type"}
-        rows.append(({"model_type": row["model_type"]}, own))
-    found: dict[str, dict[int, tuple[Any, Any]]] = {}
+        settings_of_row = {key: value for key, value in row.items() if key != "model_type"}
+        rows.append(({"model_type": row["model_type"]}, settings_of_row))
+    by_number: dict[str, dict[int, tuple[Any, Any]]] = {}
     for number, (table, settings) in enumerate(rows):
         for family in _families(table["model_type"], table):
-            found.setdefault(family, {})[number] = table, settings
-    return found
+            by_number.setdefault(family, {})[number] = table, settings
+    return by_number
 
 
 def _families(model_type: str, config: dict[str, Any]) -> set[str]:
@@ -106,7 +106,7 @@ def _families(model_type: str, config: dict[str, Any]) -> set[str]:
     by_type = {kind: f.name for f in families().values() for kind in f.model_types}
     parts = {part.get("model_type") for part in config.values() if isinstance(part, dict)}
     every = {model_type, *parts, *part_types(model_type).values()}
-    return {by_type[one] for one in every & by_type.keys()}
+    return {by_type[model_type] for model_type in every & by_type.keys()}
 
 
 def forget_families() -> None:

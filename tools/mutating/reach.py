@@ -1,7 +1,7 @@
-"""Which tests reach a file: first those that are about it, then those that name it.
+"""Tests that reach a file: first the tests of the file, then tests that name it.
 
-A family's file is reached, beside its proofs, by the tests that name it or one of its model types.
-A file of code is reached by its own examples, by the tests beside it (`tests` mirrors `src`), and
+A family's file is reached, next to its proofs, by the tests that name it or one of its model types.
+A file of code is reached by its own examples, by the tests next to it (`tests` mirrors `src`), and
 by all others that name it or something that it defines.
 """
 
@@ -24,7 +24,7 @@ MOST = 5  # further files of tests
 
 
 def tests_of_family(name: str) -> list[str]:
-    """The files of tests, in this order, that a family has beside its proofs."""
+    """The files of tests, in this order, that a family has next to its proofs."""
     from tests.families.architectures import ALL, FURTHER
     from tests.families.test_every_family import ELSEWHERE
     from tools.mutating.proofs import of_family
@@ -34,11 +34,23 @@ def tests_of_family(name: str) -> list[str]:
     elsewhere = [str(TESTS / ELSEWHERE[name])] if name in ELSEWHERE else []
     if name.startswith("gguf"):  # whose types are named without this
         elsewhere.append("tests/families/test_gguf_families.py")
-    own = of_family([*ALL, *FURTHER.values()]).get(name, [])
-    elsewhere += ["tests/families/test_verdicts.py"] if any(one.told for one in own) else []
-    elsewhere += ["tests/families/test_mixers.py"] if any(one.mixers for one in own) else []
-    words = {name, *families()[name].model_types, *(one.name for one in own)}
-    quoted = re.compile(rf"""["']({"|".join(map(re.escape, words))})["']""")
+    architectures = of_family([*ALL, *FURTHER.values()]).get(name, [])
+    elsewhere += (
+        ["tests/families/test_verdicts.py"]
+        if any(architecture.told for architecture in architectures)
+        else []
+    )
+    elsewhere += (
+        ["tests/families/test_mixers.py"]
+        if any(architecture.mixers for architecture in architectures)
+        else []
+    )
+    names = {
+        name,
+        *families()[name].model_types,
+        *(architecture.name for architecture in architectures),
+    }
+    quoted = re.compile(rf"""["']({"|".join(map(re.escape, names))})["']""")
     counts = {f: len(quoted.findall(text)) for f, text in _files().items()}
     named = sorted((f for f in counts if counts[f]), key=lambda f: -counts[f])[:MOST]
     every = [*elsewhere, *map(str, named), *(f"tests/families/{file}.py" for file in FAMILIES)]
@@ -50,21 +62,25 @@ def tests_of_code(path: Path) -> list[str]:
     """The files of tests that reach a file of code, in this order; first its own examples."""
     text = path.read_text(encoding="utf-8")
     package = path.parts[1]
-    beside = (TESTS / "lab" if package == "wqk_lab" else TESTS).joinpath(*path.parts[2:-1])
+    folder_of_tests = (TESTS / "lab" if package == "wqk_lab" else TESTS).joinpath(*path.parts[2:-1])
     defined = re.findall(r"^(?:def|class) ([A-Za-z]\w+)", text, re.M)
     module = ".".join(path.with_suffix("").parts[1:])
-    words = re.compile(rf"\b({'|'.join([re.escape(module), *defined])})\b")
+    name_pattern = re.compile(rf"\b({'|'.join([re.escape(module), *defined])})\b")
     counts = {
-        file: len(words.findall(told))
-        + 10 * file.is_relative_to(beside)
+        file: len(name_pattern.findall(content))
+        + 10 * file.is_relative_to(folder_of_tests)
         + 100 * (file.stem == f"test_{path.stem}")
-        for file, told in _files().items()
+        for file, content in _files().items()
     }
     named = sorted((f for f, n in counts.items() if n), key=lambda f: -counts[f])
-    near = [f for f in named if counts[f] >= 100 or (counts[f] > 10 and f.is_relative_to(beside))]
-    rest = [f for f in named if f not in near][:MOST]
+    near = [
+        f
+        for f in named
+        if counts[f] >= 100 or (counts[f] > 10 and f.is_relative_to(folder_of_tests))
+    ]
+    further = [f for f in named if f not in near][:MOST]
     first = [str(path)] if ">>>" in text else []
-    return [*first, *map(str, [*near, *rest])]
+    return [*first, *map(str, [*near, *further])]
 
 
 @cache

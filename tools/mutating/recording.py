@@ -1,4 +1,4 @@
-"""Which tests run which lines of `src`: a plugin of pytest that records it, and its record.
+"""Record of the lines of `src` that each test runs: a plugin of pytest, and its file.
 
 Lines are those of the tree in which pytest runs. What runs while tests are collected is kept
 apart: it holds for all of them. What fixtures of more than one test run is of all their tests.
@@ -39,32 +39,32 @@ class Record:
         self.tests.append(test)
         self.seconds.append(seconds)
         for file, numbers in lines.items():
-            known = self.lines.setdefault(file, {})
+            bits_by_line = self.lines.setdefault(file, {})
             for number in numbers:
-                known[number] = known.get(number, 0) | bit
+                bits_by_line[number] = bits_by_line.get(number, 0) | bit
 
-    def extend(self, other: Record) -> None:
+    def extend(self, record: Record) -> None:
         shift = len(self.tests)
-        self.tests += other.tests
-        self.seconds += other.seconds
-        for file, found in other.lines.items():
-            known = self.lines.setdefault(file, {})
-            for number, bits in found.items():
-                known[number] = known.get(number, 0) | bits << shift
-        for file, numbers in other.collected.items():
+        self.tests += record.tests
+        self.seconds += record.seconds
+        for file, lines in record.lines.items():
+            bits_by_line = self.lines.setdefault(file, {})
+            for number, bits in lines.items():
+                bits_by_line[number] = bits_by_line.get(number, 0) | bits << shift
+        for file, numbers in record.collected.items():
             self.collected.setdefault(file, set()).update(numbers)
 
     def reaching(self, file: str, numbers: Iterable[int]) -> set[int]:
         """The numbers of the tests that run one of these lines."""
-        known = self.lines.get(file, {})
+        bits_by_line = self.lines.get(file, {})
         bits = 0
         for number in numbers:
-            bits |= known.get(number, 0)
+            bits |= bits_by_line.get(number, 0)
         return {m.start() for m in re.finditer("1", f"{bits:b}"[::-1])}
 
 
 def read_record(folder: Path) -> Record:
-    """What all workers recorded."""
+    """Read the record of all workers."""
     every = Record()
     for file in sorted(folder.glob("*.pickle")):
         every.extend(pickle.loads(file.read_bytes()))
@@ -73,8 +73,8 @@ def read_record(folder: Path) -> Record:
 
 def _used() -> float:
     return sum(
-        one.ru_utime + one.ru_stime
-        for one in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        usage.ru_utime + usage.ru_stime
+        for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     )
 
 
@@ -108,10 +108,10 @@ class Recorder:
 
     def taken(self) -> Lines:
         """The lines since the last time."""
-        found = {self.names[name]: set(seen) for name, seen in self.seen.items() if seen}
+        lines_by_file = {self.names[name]: set(seen) for name, seen in self.seen.items() if seen}
         for seen in self.seen.values():
             seen.clear()
-        return found
+        return lines_by_file
 
     def collect(self) -> None:
         for file, numbers in self.taken().items():
@@ -163,11 +163,11 @@ def _key(fixture: Any) -> tuple[str, str]:
 
 
 def merged(every: list[Lines]) -> Lines:
-    found: Lines = {}
+    all_lines: Lines = {}
     for lines in every:
         for file, numbers in lines.items():
-            found.setdefault(file, set()).update(numbers)
-    return found
+            all_lines.setdefault(file, set()).update(numbers)
+    return all_lines
 
 
 # Begun before anything of the tree is imported, in the workers of pytest-xdist alone.

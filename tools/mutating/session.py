@@ -46,7 +46,7 @@ COMPOUND = (
 
 
 class Place:
-    """Where a mutant is: the statement's lines, and the function's around it, if it is in one."""
+    """Place of a mutant: lines of its statement, and of the function around it."""
 
     def __init__(self, text: str, line: int) -> None:
         self.lines, self.function, self.name = range(line, line + 1), range(0), ""
@@ -85,38 +85,42 @@ def choose(mutant: Mutant, record: Record) -> tuple[list[str], bool]:
     reaching = set()
     if place.function:
         reaching = record.reaching(file, place.lines) or record.reaching(file, place.function)
-    found = _within(reaching, record)
+    chosen = _within(reaching, record)
     if anew:
-        words = re.compile(rf"\b{re.escape(place.name)}\b") if place.name else None
-        said = [n for n, one in enumerate(text.split("\n"), 1) if words and words.search(one)]
-        rest = record.lines.get(file, {})
-        found = found or _within(record.reaching(file, said), record)
-        found |= _within(record.reaching(file, rest) - found, record)
-        counts = Counter(record.tests[n].partition("::")[0] for n in found)
-        most = {one for one, _ in counts.most_common(FILES)}
-        found = {n for n in found if record.tests[n].partition("::")[0] in most}
-    own = {file: n for n, file in enumerate(tests_of_code(mutant.path))}
-    files = [own.get(test.partition("::")[0]) for test in record.tests]
-    named = {n for n, file in enumerate(files) if file is not None} - found
+        name_pattern = re.compile(rf"\b{re.escape(place.name)}\b") if place.name else None
+        lines_with_name = [
+            n
+            for n, source_line in enumerate(text.split("\n"), 1)
+            if name_pattern and name_pattern.search(source_line)
+        ]
+        all_lines = record.lines.get(file, {})
+        chosen = chosen or _within(record.reaching(file, lines_with_name), record)
+        chosen |= _within(record.reaching(file, all_lines) - chosen, record)
+        counts = Counter(record.tests[n].partition("::")[0] for n in chosen)
+        common_files = {source_line for source_line, _ in counts.most_common(FILES)}
+        chosen = {n for n in chosen if record.tests[n].partition("::")[0] in common_files}
+    rank_of_file = {file: n for n, file in enumerate(tests_of_code(mutant.path))}
+    files = [rank_of_file.get(test.partition("::")[0]) for test in record.tests]
+    named = {n for n, file in enumerate(files) if file is not None} - chosen
     nearest = _within(named & reaching, record, files)
-    every = (found, nearest, _within(named - reaching, record))
-    return [record.tests[n] for some in every for n in _ordered(some, record)], anew
+    every = (chosen, nearest, _within(named - reaching, record))
+    return [record.tests[n] for group in every for n in _ordered(group, record)], anew
 
 
-def _within(found: set[int], record: Record, rank: Sequence[int | None] = ()) -> set[int]:
+def _within(candidates: set[int], record: Record, rank: Sequence[int | None] = ()) -> set[int]:
     """As many of these tests as may be run: of the least rank, then the cheapest."""
-    total, some = 0.0, set()
-    for n in sorted(found, key=lambda n: (rank[n] if rank else 0, record.seconds[n])):
+    total, within = 0.0, set()
+    for n in sorted(candidates, key=lambda n: (rank[n] if rank else 0, record.seconds[n])):
         total += record.seconds[n]
         if total > MOST:
             break
-        some.add(n)
-    return some
+        within.add(n)
+    return within
 
 
-def _ordered(found: set[int], record: Record) -> list[int]:
+def _ordered(numbers: set[int], record: Record) -> list[int]:
     """The cheapest first; those that cost about the same by file, for the fixtures they share."""
-    return sorted(found, key=lambda n: (math.ceil(math.log2(record.seconds[n] + 0.01)), n))
+    return sorted(numbers, key=lambda n: (math.ceil(math.log2(record.seconds[n] + 0.01)), n))
 
 
 def exchanged(
@@ -127,9 +131,9 @@ def exchanged(
     """Let mutants meet their tests, but for those that cannot be planted in memory."""
     gc.unfreeze()
     live = defaultdict(list)
-    for one in gc.get_objects():
-        if type(one) is FunctionType:  # not of proxies, which answer for others
-            live[one.__code__.co_filename].append(one)
+    for referrer in gc.get_objects():
+        if type(referrer) is FunctionType:  # not of proxies, which answer for others
+            live[referrer.__code__.co_filename].append(referrer)
     gc.freeze()
     for mutant in mutants:
         changes = changed_code(mutant, live[str(session.config.rootpath / mutant.path)])
@@ -164,15 +168,17 @@ def changed_code(
     by_code = defaultdict(list)
     for function in functions:
         by_code[_key(function.__code__)].append(function)
-    found = []
+    changes = []
     for old, new, inner in pairs:
         if _same(old, new):
             continue
-        some = by_code[_key(old)]
-        if (not some and not inner) or any(f.__code__.co_freevars != new.co_freevars for f in some):
+        functions = by_code[_key(old)]
+        if (not functions and not inner) or any(
+            f.__code__.co_freevars != new.co_freevars for f in functions
+        ):
             return None
-        found += [(function, new) for function in some]
-    return found
+        changes += [(function, new) for function in functions]
+    return changes
 
 
 def _key(code: CodeType) -> tuple[str, bytes, int]:
@@ -183,20 +189,20 @@ def _paired(
     old: CodeType, new: CodeType, inner: bool = False
 ) -> Iterator[tuple[CodeType, CodeType, bool]]:
     """Functions before and after, and whether they are within another; the module and classes."""
-    pairs = [[c for c in one.co_consts if isinstance(c, CodeType)] for one in (old, new)]
+    pairs = [[c for c in code.co_consts if isinstance(c, CodeType)] for code in (old, new)]
     yield old, new, inner
     if len(pairs[0]) == len(pairs[1]):
-        for one, other in zip(*pairs, strict=True):
-            yield from _paired(one, other, inner or bool(old.co_flags & 1))
+        for code, counterpart in zip(*pairs, strict=True):
+            yield from _paired(code, counterpart, inner or bool(old.co_flags & 1))
 
 
 def _same(old: CodeType, new: CodeType) -> bool:
-    """Whether they do the same; what classes and modules hold is compared apart."""
+    """Return whether two codes do the same, apart from the content of classes and modules."""
 
     def said(code: CodeType) -> tuple[Any, ...]:
         inside = [c for c in code.co_consts if isinstance(c, CodeType)]
-        rest = [(type(c), repr(c)) for c in code.co_consts if not isinstance(c, CodeType)]
+        constants = [(type(c), repr(c)) for c in code.co_consts if not isinstance(c, CodeType)]
         nested = [said(c) for c in inside] if code.co_flags & 1 else len(inside)
-        return code.co_code, rest, nested, code.co_names, code.co_varnames, code.co_freevars
+        return code.co_code, constants, nested, code.co_names, code.co_varnames, code.co_freevars
 
     return said(old) == said(new)

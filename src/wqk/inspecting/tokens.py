@@ -168,7 +168,7 @@ def match_tokens(
     ref
         A `Model`, or what `wqk.open` takes.
     layer, head, stack
-        The head; negative layers count from the end.
+        Layer, head and stack; negative layers count from the end.
     top
         Number of pairs in each list.
     distance

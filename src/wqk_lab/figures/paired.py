@@ -244,7 +244,7 @@ def _chance(values: np.ndarray) -> float | None:
 
 
 def detectable_shift(values: np.ndarray, level: float = LEVEL / len(TESTED)) -> float | None:
-    """Return the shift that a signed-rank test of ``count`` values finds with a power of 80 %.
+    """Return the shift that a signed-rank test of these values finds with a power of 80 %.
 
     For normal values with the spread of these, as of Student's t with the test's efficiency of 3/π;
     None if even the largest shift could not reach the level, as n values can give p = 2⁻ⁿ at best.
