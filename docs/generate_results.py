@@ -5,6 +5,7 @@ python docs/generate_results.py
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from wqk._console import counted
 from wqk.errors import RunError
 from wqk_lab.claims import claims as paper_claims
 from wqk_lab.figures.convert import SCHEMA, over_seeds
@@ -48,35 +50,55 @@ SPEEDUPS = [
 # Steps of conversion that the page lists.
 DOSES = (0, 20, 40, 80, 160, 320, 800)
 
-# What the pairs of `make train` show, with their numbers to be filled in.
-SIZED = ("random, size of symmetric", "random, size of skew")
+# The pairs of `make train`: their texts, and the beginnings of their names.
 TEXTS = {"Python's docstrings": "", "Wikipedia": "wikipedia-"}
-WORDS = (
+PAIR_WORDS = (
     "On {text}, of the loss that all attention scores explain, an encoder's symmetric part alone "
-    "keeps {0}, its skew part {1}, and halves chosen at random {2}; a decoder's keep {3}, {4} and "
-    "{5}. A random part as large as the encoder's symmetric part keeps {6}, one as large as its "
-    "skew part {7} (means over {8} encoders and {9} decoders)."
+    "keeps {0}, its skew part {1}, and S/2 {2}; a decoder's keep {3}, {4} and {5} (means over {6} "
+    "encoders and {7} decoders)."
 )
-# What follows, and the verdicts that it follows from: with others the page is not written.
-FOLLOWS = (
-    "So on both texts an encoder and a decoder do worse with either part alone than with a random "
-    "half ({without}): neither part can be spared, and none does the work by itself. In decoders "
-    "the symmetric part is the one that keeps more ({ahead}). That encoders rest on symmetry and "
-    "decoders on direction does not follow: the symmetric part is ahead by more in encoders on the "
-    "docstrings, by borrowed variance alone (`interaction`), by less on Wikipedia "
-    "(`wikipedia-interaction`), and no more on both together (`both-interaction`)."
-)
-WITHOUT = [
-    f"{prefix}{model}-{part}"
-    for prefix in TEXTS.values()
-    for model in ("encoder", "decoder")
-    for part in ("symmetric", "skew")
-]
-AHEAD = ["decoder-parts", "wikipedia-decoder-parts"]
-VERDICTS = {
-    **dict.fromkeys([*WITHOUT, *AHEAD, "interaction"], "reproduced"),
-    "wikipedia-interaction": "reversed",
-    "both-interaction": "not reproduced",
+
+# Models that were trained again, and the parts that are compared with random halves of their size.
+RERUN = {
+    "rerun-small-encoder": "small encoder",
+    "rerun-small-decoder": "small decoder",
+    "rerun-encoder": "encoder of `make train`",
+    "rerun-decoder": "decoder of `make train`",
+}
+
+# What a verdict says of a part that was predicted to do worse or better than random halves.
+THAN_RANDOM = {
+    ("less", "reproduced"): "worse than random halves",
+    ("less", "too small"): "worse than random halves, by less than would matter",
+    ("less", "reversed"): "better than random halves",
+    ("less", "not reproduced"): "not worse than random halves",
+    ("less", "undecided"): "neither worse nor better than random halves, as far as can be told",
+    ("more", "reproduced"): "better than random halves",
+    ("more", "too small"): "better than random halves, by less than would matter",
+    ("more", "reversed"): "worse than random halves",
+    ("more", "not reproduced"): "not better than random halves",
+    ("more", "undecided"): "neither worse nor better than random halves, as far as can be told",
+}
+
+# The paragraph to quote, with the estimates of contrasts and of the paper's claims to be filled in.
+SUMMARY = FOLDER / "summary.template"
+# The verdicts that the paragraph follows from: with others it is not written.
+REQUIRED = {
+    **dict.fromkeys(["S1", "S4", "S5", "S6", "S7", "D1", "D9", "D10"], "holds"),
+    **dict.fromkeys(["S2", "D4"], "open"),
+    "D3": "contradicted",
+    **dict.fromkeys(
+        [
+            "mask-in-masked-symmetry",
+            "loss-under-full-symmetry",
+            "symmetric-heads-plateau",
+            "published",
+            "scale",
+        ],
+        "reproduced",
+    ),
+    **dict.fromkeys(["either-sign-plateau", "both-interaction"], "not reproduced"),
+    **dict.fromkeys(["symmetry-at-scale", "symmetric-heads-3000"], "undecided"),
 }
 
 SCHEDULE, SPACING, SMOOTHING = 3000, 100, 0.05
@@ -163,49 +185,163 @@ def made(name: str, text: str) -> str:
     return text
 
 
-def causes() -> list[str]:
-    """What of the paper's picture holds as a cause, and what does not, in lists to quote."""
-    told: dict[str, list[str]] = {title: [] for title in dict.fromkeys(OUTCOMES.values())}
+def summary() -> list[str]:
+    """One paragraph to quote; RunError if it no longer follows from its contrasts."""
+    estimates, outcomes = {}, {}
+    for claim in paper_claims().claims:
+        estimates[claim.number], outcomes[claim.number] = claim.shown_estimate, claim.verdict
     for folder in FOLDERS:
         for claim, verdict, result in verdicts(folder):
-            if claim.quote and result is not None:
-                unit = next((u for of, u in UNITS.items() if of in result.contrast.measure), "")
-                effect = interval_of(result, *result.allowed).replace(" [", f"{unit} [")
-                effect += ", by borrowed variance" * result.borrows
-                said = f"{claim.quote}{'°' * claim.foretold} (`{claim.contrast}`, {effect})"
-                told[OUTCOMES[verdict]].append(said)
-    lines = []
-    for title, some in told.items():
-        lines += [f"> {title}:", ">", *(f"> - {one}" for one in some), ">"] if some else []
-    note = (
-        "All of it in models of two to four layers; intervals allow for all contrasts of a page. "
-        "Sentences with ° were chosen before their runs, the others after some of them."
-    )
-    return [*lines, f"> {note}"]
+            outcomes[claim.contrast] = verdict
+            if result is not None:
+                estimates[claim.contrast] = interval_of(result, *result.allowed)
+    if wrong := [name for name, verdict in REQUIRED.items() if outcomes[name] != verdict]:
+        raise RunError(f"the paragraph to quote says otherwise than {', '.join(wrong)}")
+    parts = than_random("rerun-small-encoder", "rerun-small-decoder")
+    template = " ".join(SUMMARY.read_text(encoding="utf-8").split())
+    text = template.replace("{parts}", parts).replace("{directionality}", why_columns())
+    for name, estimate in estimates.items():
+        text = text.replace(f"{{{name}}}", estimate)
+    return [f"> {text}"]
+
+
+def than_random(*models: str) -> str:
+    """Sentences about parts alone and random halves as large as the models' own, from verdicts."""
+    found = {claim.contrast: (claim, verdict) for claim, verdict, _ in verdicts(PARTS)}
+    sentences = []
+    for model in models:
+        clauses = []
+        for part in ("symmetric", "skew"):
+            claim, verdict = found[f"{model}-{part}"]
+            if verdict != "not run":
+                words = THAN_RANDOM[claim.predicts, verdict]
+                clauses.append(f"with its {part} part alone does {words} (`{claim.contrast}`)")
+        if clauses:
+            who = with_article(RERUN[model])
+            sentences.append(f"{who[0].upper()}{who[1:]} {', and '.join(clauses)}.")
+    return " ".join(sentences)
+
+
+def with_article(noun: str) -> str:
+    """A noun with its indefinite article.
+
+    Examples
+    --------
+    >>> with_article("encoder"), with_article("small encoder")
+    ('an encoder', 'a small encoder')
+    """
+    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
+
+
+def prenorm_table() -> list[str]:
+    """Scores of the pre-norm runs by layer, as printed: means and deviations over seeds."""
+    rows = pl.read_csv(FOLDER / "prenorm" / "scores.csv")
+    layers = sorted(set(rows["layer"]))
+    lines = [
+        f"| score | runs | {' | '.join(f'layer {layer}' for layer in layers)} |",
+        f"|:--|:--|{'--:|' * len(layers)}",
+    ]
+    keys = ["score", "text", "mode"]
+    for (score, text, mode), group in rows.group_by(keys, maintain_order=True):
+        cells = [
+            f"{mean:+.2f} ± {deviation:.2f}".replace("-", "−")
+            for mean, deviation in group.sort("layer").select("mean", "deviation").iter_rows()
+        ]
+        lines.append(f"| {score} | {text}, {mode} | {' | '.join(cells)} |")
+    return lines
+
+
+GLUE_COLUMNS = {
+    "cola": "CoLA (Matthews)",
+    "stsb": "STS-B (Pearson)",
+    "held_out_loss": "held-out loss before (nats)",
+}
+
+
+def glue_table() -> list[str]:
+    """Fine-tuned models from two starts: each, their difference, and what would have been found."""
+    rows = pl.read_csv(FOLDER / "glue" / "scores.csv")
+    starts = {name: rows.filter(start=name) for name in ("random", "published")}
+    lines = [f"| | {' | '.join(GLUE_COLUMNS.values())} |", f"|:--|{'--:|' * len(GLUE_COLUMNS)}"]
+    for name, runs in starts.items():
+        cells = [", ".join(f"{v:.3f}".lstrip("0") for v in runs[c]) for c in GLUE_COLUMNS]
+        lines.append(f"| {name}, seeds 1, 2, 3 | {' | '.join(cells)} |")
+    found = [paired((starts["published"][c] - starts["random"][c]).to_list()) for c in GLUE_COLUMNS]
+    differences = [interval(difference, "+.3f") for difference in found]
+    lines.append(f"| published against random [95 %] | {' | '.join(differences)} |")
+    detectable = [f"{difference.detectable:.3f}" for difference in found]
+    lines.append(f"| would have been found (power 80 %) | {' | '.join(detectable)} |")
+    words = rows.filter(start="bag of words")
+    cells = ["" if words[c][0] is None else f"{words[c][0]:.3f}" for c in GLUE_COLUMNS]
+    lines.append(f"| a bag of words | {' | '.join(cells)} |")
+    return lines
+
+
+def why_columns() -> str:
+    """The question of directionality, as far as its runs are open."""
+    found = {claim.contrast: verdict for claim, verdict, _ in verdicts(FOLDER / "directionality")}
+    if found["sgd-against-recorded"] == "reproduced":
+        return ", why columns dominate with Adam and less with SGD (`sgd-against-recorded`)"
+    return ", why columns dominate"
+
+
+PARTS = FOLDER / "parts"
+
+# Columns of the table of shares.
+SHOWN_PARTS = (
+    "symmetric",
+    "skew",
+    "half",
+    "random",
+    "random, size of symmetric",
+    "random, size of skew",
+    "next head",
+)
 
 
 def shares() -> pl.DataFrame:
-    """The records of parts of the scores."""
-    return pl.read_csv(FOLDER / "parts" / "shares.csv")
+    """The records of parts of the scores, those with a control of the scores' size last."""
+    files = (pl.read_csv(PARTS / name) for name in ("shares.csv", "controls.csv"))
+    return pl.concat(files, how="diagonal_relaxed")
 
 
 def shares_table() -> list[str]:
     """The share that each part keeps: means over seeds, and their ends; a lone model's interval."""
-    names = ["symmetric", "skew", "random", "half", *SIZED, "next head"]
     lines = [
-        f"| models, step | seeds | explained | {' | '.join(names)} |",
-        f"|:--|--:|--:|{'--:|' * len(names)}",
+        f"| models, step | seeds | explained | {' | '.join(SHOWN_PARTS)} |",
+        f"|:--|--:|--:|{'--:|' * len(SHOWN_PARTS)}",
     ]
     for title, group in _cells(shares().filter(pl.col("layer").is_null()).drop_nulls("share")):
         parts = {part: rows for (part,), rows in group.group_by("part")}
         explained = parts["none"]["loss"].mean() - parts["whole"]["loss"].mean()
         ends = ("share", "share") if title[1] > 1 else ("low", "high")
-        cells = [
-            f"{rows['share'].mean():.0%} [{rows[ends[0]].min():.0%}, {rows[ends[1]].max():.0%}]"
-            for rows in (parts[name] for name in names)
-        ]
-        shown = " | ".join([f"{explained:.3f}", *cells]).replace("-", "−")
-        lines.append(f"| {title[0]} | {title[1]} | {shown} |")
+        cells = [f"{explained:.3f}"]
+        for name in SHOWN_PARTS:
+            if name not in parts:
+                cells.append("–")
+                continue
+            rows = parts[name]
+            low, high = rows[ends[0]].min(), rows[ends[1]].max()
+            cells.append(f"{rows['share'].mean():.0%} [{low:.0%}, {high:.0%}]".replace("-", "−"))
+        lines.append(f"| {title[0]} | {title[1]} | {' | '.join(cells)} |")
+    return lines
+
+
+def controls_table() -> list[str]:
+    """The size of the control by layer: means over seeds, and their ends."""
+    sizes = pl.read_csv(PARTS / "controls.csv").drop_nulls("control_size")
+    layers = sorted(set(sizes["layer"]))
+    lines = [
+        f"| models, step | seeds | {' | '.join(f'layer {layer}' for layer in layers)} |",
+        f"|:--|--:|{'--:|' * len(layers)}",
+    ]
+    for title, group in _cells(sizes):
+        cells = []
+        for layer in layers:
+            size = group.filter(layer=layer)["control_size"]
+            shown = f"{size.mean():.2f} [{size.min():.2f}, {size.max():.2f}]" if len(size) else "–"
+            cells.append(shown)
+        lines.append(f"| {title[0]} | {title[1]} | {' | '.join(cells)} |")
     return lines
 
 
@@ -219,42 +355,49 @@ def curvatures_table() -> list[str]:
     ]
     for title, group in _cells(shares().drop_nulls("curvature")):
         by_part = {part: rows for (part,), rows in group.group_by("part")}
-        cells = [
-            f"{by_part[name][what].mean():+.{digits}f}".replace("-", "−")
-            for what, digits in (("derivative", 3), ("curvature", 2))
-            for name in names
-        ]
+        cells = []
+        for what, digits in (("derivative", 3), ("curvature", 2)):
+            for name in names:
+                value = by_part[name][what].mean() if name in by_part else None
+                cells.append("–" if value is None else f"{value:+.{digits}f}".replace("-", "−"))
         lines.append(f"| {title[0]} | {title[1]} | {' | '.join(cells)} |")
     return lines
 
 
 def _cells(rows: pl.DataFrame) -> Iterator[tuple[tuple[str, int], pl.DataFrame]]:
-    """The records of each cell and step, with its title and number of seeds."""
-    for (name, step), group in rows.sort("model", "step").group_by(
+    """The rows of each model and step, with their title and number of seeds."""
+    for (model, step), group in rows.sort("model", "step").group_by(
         "model", "step", maintain_order=True
     ):
-        title = str(name) if step is None else f"{name}, {step:,}"
+        title = str(model) if step is None else f"{model}, {step:,}"
         yield (title, group["seed"].n_unique()), group
 
 
 def in_words() -> list[str]:
-    """What the pairs show, with their numbers; RunError if it no longer follows from them."""
-    found = {claim.contrast: verdict for claim, verdict, _ in verdicts(FOLDER / "parts")}
-    if wrong := [name for name, verdict in VERDICTS.items() if found[name] != verdict]:
-        raise RunError(f"the paragraph in words says otherwise than {', '.join(wrong)}")
-    shown = shares().filter(pl.col("layer").is_null(), step=1600).drop_nulls("share")
+    """What the pairs and the models with a control show, with their numbers."""
+    shown = shares().filter(pl.col("layer").is_null()).drop_nulls("share")
+    shown = shown.filter((pl.col("step") == 1600) | pl.col("model").str.starts_with("rerun-"))
     means = shown.group_by("model", "part").agg(pl.col("share").mean())
     kept = {(row["model"], row["part"]): f"{row['share']:.0%}" for row in means.to_dicts()}
+    count = dict(shown.group_by("model").agg(pl.col("seed").n_unique()).iter_rows())
     sentences = []
     for text, prefix in TEXTS.items():
-        encoder, decoder = (f"{prefix}{mode}" for mode in ("encoder", "decoder"))
-        said = [kept[m, p] for m in (encoder, decoder) for p in ("symmetric", "skew", "random")]
-        said += [kept[encoder, part] for part in SIZED]
-        seeds = (shown.filter(model=model)["seed"].n_unique() for model in (encoder, decoder))
-        sentences.append(WORDS.format(*said, *seeds, text=text))
-    named = ({"without": WITHOUT, "ahead": AHEAD}).items()
-    lists = {key: ", ".join(f"`{name}`" for name in names) for key, names in named}
-    return ["> " + " ".join([*sentences, FOLLOWS.format(**lists)])]
+        models = [f"{prefix}{mode}" for mode in ("encoder", "decoder")]
+        numbers = [kept[m, p] for m in models for p in ("symmetric", "skew", "half")]
+        numbers += [str(count[model]) for model in models]
+        sentences.append(PAIR_WORDS.format(*numbers, text=text))
+    for model, name in RERUN.items():
+        if (model, "random") in kept:
+            part = [kept[model, p] for p in ("symmetric", "skew", "random")]
+            size = [kept[model, f"random, size of {p}"] for p in ("symmetric", "skew")]
+            seeds = counted(count[model], "seed")
+            sentences.append(
+                f"Of {with_article(name)} ({seeds}), the two "
+                f"parts keep {part[0]} and {part[1]}, random halves as large as its own {part[2]}, "
+                f"and random parts as large as the two {size[0]} and {size[1]}."
+            )
+    numbers = re.sub(r"-(?=\d+%)", "−", " ".join(sentences))
+    return [f"> {numbers} {than_random(*RERUN)}"]
 
 
 def models_table() -> list[str]:
@@ -386,7 +529,13 @@ class Page:
 PAGES = {
     "paper.md": Page(None, {"paper": lambda: paper_claims().markdown()}),
     "index.md": Page(
-        FOLDER, {"causes": causes, "speedups": lambda: speedups_table(read_records(FOLDER))}
+        FOLDER,
+        {
+            "summary": summary,
+            "speedups": lambda: speedups_table(read_records(FOLDER)),
+            "pre-norm": prenorm_table,
+            "glue": glue_table,
+        },
     ),
     "conversion.md": Page(
         FOLDER / "conversion",
@@ -401,7 +550,12 @@ PAGES = {
     ),
     "parts.md": Page(
         FOLDER / "parts",
-        {"shares": shares_table, "curvatures": curvatures_table, "in words": in_words},
+        {
+            "shares": shares_table,
+            "controls": controls_table,
+            "curvatures": curvatures_table,
+            "in words": in_words,
+        },
     ),
     "starts.md": Page(FOLDER / "starts", {}),
     "linear.md": Page(FOLDER / "linear", {"models": models_table}),
@@ -410,18 +564,6 @@ PAGES = {
 
 # Folders with contrasts.
 FOLDERS = [page.folder for page in PAGES.values() if page.folder is not None]
-
-# How the verdicts are told to somebody who reads no tables.
-OUTCOMES = {
-    "reproduced": "What holds as a cause",
-    "not reproduced": "What does not",
-    "too small": "What does not",
-    "reversed": "What is the other way round",
-    "undecided": "What is open",
-    "depends": "What is open",
-}
-
-UNITS = {"end of the plateau": " steps", "loss": " nats"}
 
 
 def write_contrasts() -> None:

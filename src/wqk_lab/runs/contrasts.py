@@ -63,6 +63,9 @@ MEASURES = {
     "related": "rank correlation by layer at step {step}",
 }
 
+# Measures of the last step that the records have of a run, for contrasts of runs of other lengths.
+AT_THE_END = {"share": "share kept at the end"}
+
 
 @dataclass(frozen=True)
 class Contrast:
@@ -100,8 +103,6 @@ class Claim:
     matters: float  #: The smallest effect that would matter.
     note: str = ""
     interaction: str = ""  #: Of a main effect: the contrast that must be too small to matter.
-    quote: str = ""  #: The same in a sentence that lists what holds and what does not.
-    foretold: bool = False  #: Whether that sentence was chosen before its runs.
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,8 @@ def read_records(folder: Path) -> Records:
     found: dict[str, dict[str, dict[int, float]]] = {}
     for path in sorted(folder.rglob("*.csv")):
         rows = pl.read_csv(path, infer_schema=False)
+        if not {"seed", "step"} <= {*rows.columns}:
+            continue  # what was printed of runs, or other records than a quantity of each run
         if "part" in rows.columns:
             rows = pl.concat([rows, _related(rows)], how="diagonal")
             rows = rows.with_columns(start=pl.concat_str("model", pl.lit(" "), "part"))
@@ -174,7 +177,14 @@ def read_records(folder: Path) -> Records:
             rows = rows.with_columns(kept=next(kept) - next(kept))
         if "layer" in rows.columns:
             rows = rows.filter(pl.col("layer").is_null())
-        named = [name for name in MEASURES if name in rows.columns]
+        last = pl.col("step").cast(int) == pl.col("step").cast(int).max().over("start", "seed")
+        rows = rows.with_columns(
+            pl.when(last).then(column).alias(measure)
+            for column, measure in AT_THE_END.items()
+            if column in rows.columns
+        )
+        measures = {**MEASURES, **{measure: measure for measure in AT_THE_END.values()}}
+        named = [name for name in measures if name in rows.columns]
         long = rows.select("start", "seed", "step", pl.col(named).cast(float))
         for column, cell, seed, step, value in (
             long.unpivot(named, index=["start", "seed", "step"])
@@ -182,7 +192,7 @@ def read_records(folder: Path) -> Records:
             .select("variable", "start", pl.col("seed").cast(int), "step", "value")
             .iter_rows()
         ):
-            measure = MEASURES[column].format(step=step)
+            measure = measures[column].format(step=step)
             known = found.setdefault(measure, {}).setdefault(cell, {})
             if known.setdefault(seed, value) != value:
                 raise RunError(
