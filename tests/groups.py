@@ -35,7 +35,8 @@ CAMPAIGN_SECONDS = 600  # by the clock, for one test of the campaign
 SLOW = (
     "tests/checkpoints/test_attacks.py::test_a_server_at_its_worst",
     "tests/checkpoints/test_endless.py::test_a_yaml_file_whose_parts_name_each_other",
-    "tests/checkpoints/test_formats.py::test_a_distributed_checkpoint_is_refused_until_pytorch",
+    "tests/checkpoints/test_distributed_checkpoints.py::test_two_ranks_of_fsdp_are_one_model",
+    "tests/checkpoints/test_distributed_checkpoints.py::test_shards_of_safetensors_that_ranks_write",
     "tests/checkpoints/test_http.py::test_a_server_that_keeps_one_waiting_is_given_up",
     "tests/checkpoints/test_hub.py::test_a_killed_scan_leaves_a_cache_that_goes_on",
     "tests/families/test_every_family.py::test_every_rule_is_that_of_a_proven_model_or_marked",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -203,23 +201,6 @@ def test_files_of_llama2c_are_refused_by_name(tmp_path: Path, content: bytes) ->
     (tmp_path / "model.bin").write_bytes(content + bytes(4096))
     with pytest.raises(CheckpointError, match=r"a file of llama2\.c.*use the \.pt file"):
         open_checkpoint(tmp_path / "model.bin")
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed")
-def test_a_distributed_checkpoint_is_refused_until_pytorch_has_joined_it(tmp_path: Path) -> None:
-    import torch.distributed.checkpoint as dcp
-
-    dcp.save({"model": original()}, checkpoint_id=tmp_path / "step-1", no_dist=True)
-    with pytest.raises(
-        CheckpointError, match=r"format_utils dcp_to_torch FOLDER model\.pt"
-    ) as told:
-        open_checkpoint(tmp_path / "step-1")
-    joined = tmp_path / "model.pt"
-    words = re.search(r"python (-m \S+ dcp_to_torch) FOLDER model\.pt", str(told.value))
-    command = [sys.executable, *words[1].split(), str(tmp_path / "step-1"), str(joined)]
-    subprocess.run(command, check=True, capture_output=True)
-    (read,) = open_checkpoint(joined).read([Part("layers.1.attention.wk.weight")])
-    np.testing.assert_array_equal(read, original()["layers.1.attention.wk.weight"].numpy())
 
 
 # Training scripts: the configuration is in the archive, next to the weights.

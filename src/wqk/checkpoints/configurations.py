@@ -127,8 +127,13 @@ def configured(layout: Format | None, opened: Opened) -> Mapping[str, Any]:
             own = "gemma"
             counts = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
             config = dict.fromkeys(counts) | config
+        own = own or trainer_of(opened.tensors)
         own = own or next((k.model_type for k in NAMELESS if k.fits(config, opened.tensors)), "")
         config |= {"model_type": own} if own else {}
+    trainer = trainer_of(opened.tensors)
+    if trainer and config["model_type"] not in ("llama-original", trainer):
+        # The configuration is of transformers, the names of the weights are the trainer's.
+        config |= {"model_type": trainer, "converted_from": config["model_type"]}
     kind = config.get("model_type")
     complete = COMPLETIONS.get(kind) if isinstance(kind, str) else None
     return config | complete(opened._replace(config=config)) if complete else config
@@ -271,6 +276,43 @@ def _modded_nanogpt(opened: Opened) -> dict[str, Any]:
     return added | ({"n_head": int(match[1])} if match else {})
 
 
+# Names of the weights that hold queries, by the trainer that gives them.
+TRAINERS = {
+    "torchtitan": re.compile(r"(.*\.)?layers\.\d+\.attention\.wq\.weight"),
+    "megatron-core": re.compile(r"(.*\.)?decoder\.layers\.\d+\.self_attention\.linear_qkv\.weight"),
+}
+
+
+def trainer_of(tensors: Mapping[str, TensorInfo]) -> str:
+    """Return the model type of the trainer that gave the tensors their names; empty for others."""
+    for model_type, pattern in TRAINERS.items():
+        if any(map(pattern.fullmatch, tensors)):
+            return model_type
+    return ""
+
+
+def _torchtitan(opened: Opened) -> dict[str, Any]:
+    """Order of rotated dimensions, which torchtitan's code fixes for each model."""
+    model = opened.config.get("converted_from")
+    return {"rotary_half": isinstance(model, str) and model.startswith(("qwen", "gpt_oss"))}
+
+
+def _megatron(opened: Opened) -> dict[str, Any]:
+    """Settings of Megatron's arguments, or of transformers, in the keys that the family reads."""
+    config = opened.config
+    positions = config.get("position_embedding_type", "rope")
+    biases = ("layer_norm.bias", "input_layernorm.bias")
+    has_bias = any(name.endswith(biases) for name in opened.tensors)
+    added = {"rotary": positions == "rope" or "converted_from" in config, "layer_norms": has_bias}
+    if config.get("multi_latent_attention"):
+        raise CheckpointError("Megatron's latent attention is not read; convert it to transformers")
+    if "converted_from" not in config and not config.get("group_query_attention"):
+        added["num_query_groups"] = config.get("num_attention_heads")
+    if config.get("apply_layernorm_1p"):
+        added["norm_offset"] = 1
+    return added
+
+
 def _nanochat(opened: Opened) -> dict[str, Any]:
     """Numbers that are in nanochat's code alone; its models since March 2026 have a smear."""
     pattern = opened.config.get("window_pattern")
@@ -292,4 +334,6 @@ COMPLETIONS: Mapping[str, Callable[[Opened], dict[str, Any]]] = {
     "timm": lambda opened: _timm_numbers(opened.config),
     "modded-nanogpt": _modded_nanogpt,
     "nanochat": _nanochat,
+    "torchtitan": _torchtitan,
+    "megatron-core": _megatron,
 }

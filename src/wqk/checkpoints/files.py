@@ -98,7 +98,8 @@ class WeightFile(Protocol):
 class RowFile:
     """A file in which each tensor lies row after row from its start on.
 
-    ``about`` has the plain values that are stored with the weights, such as a configuration.
+    ``about`` has the plain values that are stored with the weights, such as a configuration;
+    ``metadata`` the texts in a header of safetensors.
     """
 
     def __init__(
@@ -107,9 +108,10 @@ class RowFile:
         tensors: Mapping[str, TensorInfo],
         starts: Mapping[str, int],
         about: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> None:
         self.source, self.tensors, self.about = source, tensors, about or {}
-        self._starts = starts
+        self._starts, self.metadata = starts, metadata or {}
 
     def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
         """Where the part's rows lie in the file: half-open ranges of bytes, in the part's order."""
@@ -158,7 +160,7 @@ def open_safetensors(source: ByteSource) -> RowFile:
     if end != source.size:
         raise CheckpointError(f"has {source.size} bytes, its header describes {end}")
     described = {DESCRIPTION: metadata[DESCRIPTION]} if DESCRIPTION in metadata else {}
-    return RowFile(source, tensors, starts, described)
+    return RowFile(source, tensors, starts, described, metadata)
 
 
 def _read_header(source: ByteSource) -> tuple[dict[str, Any], int]:

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from importlib import resources
 from itertools import islice
-from pathlib import Path, PurePath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -33,6 +33,7 @@ from wqk.checkpoints.checkpoint import (
     is_transformer_lens,
 )
 from wqk.checkpoints.configurations import COMPLETIONS, Opened, configured
+from wqk.checkpoints.distributed import METADATA, BoxedFile, join_shards, open_distributed
 from wqk.checkpoints.files import (
     DESCRIPTION,
     JoinedFiles,
@@ -62,6 +63,9 @@ if TYPE_CHECKING:
     from wqk.storage.byte_source import ByteSource
     from wqk.storage.transfers import Transfers
 
+
+# Where Megatron stores what its processes have in common.
+COMMON = "common.pt"
 
 # Largest configuration or index; YAML, which usually takes 5 kB, is slow to parse.
 LARGEST_CONFIGURATION, LARGEST_YAML = 64 * 2**20, 2**18
@@ -190,6 +194,11 @@ def _llama_axis(name: str, shape: tuple[int, ...], width: object) -> int | None:
     return 1 if re.search(r"\b(wo|w2)\.weight$", name) else 0
 
 
+DISTRIBUTED = Format(
+    "a distributed checkpoint of PyTorch",
+    r"(?:[^/]+/)?\.metadata",
+    ("config.json", "../config.json", "../../config.json"),
+)
 FORMATS = (
     Format(
         "the original files of LLaMA or Mistral",
@@ -214,6 +223,7 @@ FORMATS = (
         model_type="open_clip",
     ),
     Format("GGUF", r"[^/]*\.gguf", ()),
+    DISTRIBUTED,
 )
 
 
@@ -274,6 +284,8 @@ def choose_weights(folder: Folder) -> Weights:
         found = sorted(n for n in names if not n.startswith(NOT_WEIGHTS))
         safetensors = tuple(name for name in found if name.endswith(".safetensors"))
         archives = tuple(n for n in found if n.endswith(ARCHIVES) and unread_format(n) is None)
+        if not (safetensors or archives):
+            return _distributed(folder)
         return Weights(safetensors or archives)
     if first.endswith(".json"):
         files = shard_names(folder.object(first), f"{folder.name}/{first}")
@@ -281,6 +293,21 @@ def choose_weights(folder: Folder) -> Weights:
     else:
         chosen = Weights((first,), format=format_of(first))
     return chosen._replace(notes=_passed_over(chosen, names))
+
+
+def _distributed(folder: Folder) -> Weights:
+    """The distributed checkpoint one folder deeper, or where files cannot be listed; or nothing."""
+    if folder.names is None:
+        found = [METADATA] if folder.source(METADATA) is not None else []
+    else:
+        paths = (path.replace("\\", "/") for path in folder.below())
+        found = [path for path in paths if PurePath(path).name == METADATA]
+        # Neither an optimizer's state, nor a step of a run.
+        found = [path for path in found if not path.startswith("optim")]
+        found = [path for path in found if step_in(PurePosixPath(path).parts[0]) is None]
+    if len(found) != 1:
+        return Weights(())
+    return Weights((found[0],), format=DISTRIBUTED)
 
 
 def parts_of(name: str, names: Iterable[str]) -> tuple[str, ...]:
@@ -527,9 +554,11 @@ class StoredCheckpoint(Checkpoint):
         """Stop waiting for what is on its way: reads in other threads end with an error."""
         if self._transfers is not None:
             self._transfers.abandon()
-        for file in self._file_of.values():
-            if isinstance(file.source, RemoteFile):
-                file.source.clean()
+        for file in dict.fromkeys(self._file_of.values()):
+            sources = file.sources if isinstance(file, BoxedFile) else [file.source]
+            for source in sources:
+                if isinstance(source, RemoteFile):
+                    source.clean()
 
     def _pieces(self, part: Part) -> dict[str, Part]:
         """What has to be read for a part: itself, or the tensors in which it is quantized."""
@@ -566,11 +595,18 @@ class StoredCheckpoint(Checkpoint):
     def _ranges(self, parts: Sequence[Part]) -> list[tuple[RemoteFile, list[tuple[int, int]]]]:
         """Where parts, and all that quantized ones need, lie in the remote files."""
         wanted: dict[RemoteFile, list[tuple[int, int]]] = {}
+        in_boxes: dict[BoxedFile, list[Part]] = {}
         for part in parts if self._transfers is not None else ():
             for piece in self._pieces(part).values():
                 file, own = self._lying(piece)
-                if isinstance(file.source, RemoteFile):
+                if isinstance(file, BoxedFile):
+                    in_boxes.setdefault(file, []).append(own)
+                elif isinstance(file.source, RemoteFile):
                     wanted.setdefault(file.source, []).extend(file.byte_ranges(own))
+        for boxes, own_parts in in_boxes.items():
+            for source, ranges in boxes.places(own_parts):
+                if isinstance(source, RemoteFile):
+                    wanted.setdefault(source, []).extend(ranges)
         return list(wanted.items())
 
 
@@ -595,6 +631,10 @@ def read_folder(folder: Folder, weights: Weights | None = None) -> StoredCheckpo
                 f"shard {name} is missing, although {chosen.listed_in} names it; "
                 "download the checkpoint again"
             )
+        if layout is DISTRIBUTED:
+            inside = PurePosixPath(name).parent
+            with errors_about(source.name):
+                return open_distributed(source, lambda file: folder.source(str(inside / file)))
         return weight_file(source)
 
     files = (
@@ -602,7 +642,13 @@ def read_folder(folder: Folder, weights: Weights | None = None) -> StoredCheckpo
         if folder.transfers
         else [open_file(name) for name in chosen.files]
     )
+    shards = [file for file in files if isinstance(file, RowFile)]
+    joined = join_shards(shards) if len(shards) == len(files) else None
+    if joined is not None:
+        files = [joined]
     abouts = [about for file in files if (about := getattr(file, "about", None))]
+    if layout is DISTRIBUTED:
+        abouts.append(megatron_arguments(folder, PurePosixPath(chosen.files[0]).parent))
     about = abouts[0] if abouts else {}
     if layout and layout.split_axis and len(files) > 1:
         files = [JoinedFiles(files, partial(layout.split_axis, width=config.get("dim")))]
@@ -632,6 +678,21 @@ def _side_by_side(
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def megatron_arguments(folder: Folder, inside: PurePosixPath) -> Mapping[str, Any]:
+    """Arguments that Megatron stores beside its distributed checkpoints; empty without them."""
+    from wqk.checkpoints.torch_archive import TorchFile
+
+    name = str(inside / COMMON)
+    is_there = folder.names is None or name in {*folder.names, *folder.below()}
+    source = folder.source(name) if is_there else None
+    if source is None:
+        return {}
+    with errors_about(source.name):
+        about = TorchFile(source, bare=True).about
+    arguments = about.get("args")
+    return {**about, "config": arguments} if isinstance(arguments, dict) else about
 
 
 def _step(about: Mapping[str, Any]) -> int | None:

@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple, Unpack
 from urllib.parse import quote, unquote, urlunsplit
 
 from wqk.checkpoints.adapters import AdaptedCheckpoint, read_adapter
+from wqk.checkpoints.distributed import METADATA
 from wqk.checkpoints.formats import (
+    COMMON,
+    DISTRIBUTED,
     ENDINGS,
     PREFERRED,
     Folder,
@@ -221,7 +224,13 @@ def _open_offline(wanted: Wanted, why: str) -> Checkpoint:
 
 
 # Files that a checkpoint may lack: a server that refuses these may still provide the weights.
-OPTIONAL = ("config.json", "open_clip_config.json", *PREFERRED)
+OPTIONAL = (
+    *DISTRIBUTED.config,
+    "open_clip_config.json",
+    METADATA,
+    COMMON,
+    *PREFERRED,
+)
 
 OFFLINE = "is not in the cache, and fetching is disabled"
 

@@ -94,17 +94,19 @@ class TorchFile:
 
     ``about`` has the plain values that are stored with the weights, such as a configuration. Raises
     `CheckpointError` for a file that is not a torch archive, is truncated, or holds anything but
-    weights and plain values.
+    weights and plain values. If ``bare``, the archive may also hold a single tensor, whose name is
+    "", or plain values alone.
     """
 
-    def __init__(self, source: ByteSource) -> None:
+    def __init__(self, source: ByteSource, *, bare: bool = False) -> None:
         self.source = source
-        self._stream = _Stream(source)
+        # For a remote archive: small reads of its directory lie within its first and last bytes.
+        window = 2**12 if bare else 2**16
+        self._stream = _Stream(source, window)
         self._members: dict[str, zipfile.ZipInfo] = {}
         self._starts: dict[str, int] = {}  # of storages, by their keys
-        # For a remote archive: all small reads of its directory lie within these two.
-        for position in (0, max(0, source.size - 2**16)):
-            bytes_at(source, position, min(2**16, source.size - position))
+        for position in (0, max(0, source.size - window)):
+            bytes_at(source, position, min(window, source.size - position))
         start = bytes_at(source, 0, min(8, source.size))
         if not start:
             raise CheckpointError("not a readable torch archive (it is empty)")
@@ -122,7 +124,12 @@ class TorchFile:
             raise CheckpointError("not a readable torch archive") from None
         except Exception as error:  # a damaged archive may fail in any way
             raise CheckpointError(f"not a readable torch archive ({first_line(error)})") from None
-        self._stored, self.passed_over = state_dict(content)
+        self._stored: dict[str, StoredTensor] = {}
+        self.passed_over: tuple[str, ...] = ()
+        if bare and isinstance(content, StoredTensor):
+            self._stored = {"": content}
+        elif not bare:
+            self._stored, self.passed_over = state_dict(content)
         self.about: Mapping[str, Any] = plain(content) if isinstance(content, dict) else {}
         self.tensors: Mapping[str, TensorInfo] = {
             name: TensorInfo(t.dtype, t.shape, math.prod(t.shape) * ITEM_BITS[t.dtype] // 8)
@@ -162,6 +169,13 @@ class TorchFile:
         if position != self.source.size:
             raise CheckpointError(f"has {self.source.size} bytes instead of {position}: truncated")
         return content
+
+    def first_value(self, name: str) -> int:
+        """Position of a tensor's first value; `CheckpointError` unless it is stored row by row."""
+        tensor, storage = self._checked(name)
+        if not tensor.is_row_major:
+            raise CheckpointError("is not stored row by row")
+        return self._start(storage, name) + tensor.offset * ITEM_BITS[tensor.dtype] // 8
 
     def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
         """Where the part's rows lie in the file: half-open ranges of bytes.
@@ -251,8 +265,8 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, limit: int) -> byte
 class _Stream(io.BufferedReader):
     """A source of bytes as a file that never allocates more than there is to read."""
 
-    def __init__(self, source: ByteSource) -> None:
-        super().__init__(Raw(source), 2**16)
+    def __init__(self, source: ByteSource, ahead: int) -> None:
+        super().__init__(Raw(source), ahead)
         self._size = source.size
 
     def read(self, size: int | None = -1) -> bytes:

@@ -1,0 +1,502 @@
+"""Folders of `torch.distributed.checkpoint`: tensors in chunks, which any process may have written.
+
+A pickle, ``.metadata``, contains each tensor's shape and chunks, and the place of each chunk in one
+of the other files: an archive of one tensor, as `torch.save` writes it. The pickle is read as data.
+Of a chunk, only the archive's directory and the rows that a part needs are read.
+
+Megatron-core stacks the layers of a model along the first axis; here every layer is a tensor of its
+own, with the layer's number in its name. Shards of safetensors that PyTorch's own writer makes
+contain their offsets in the header.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from wqk.checkpoints.checkpoint import Part, TensorInfo
+from wqk.checkpoints.files import ITEM_BITS, RowFile, check_sizes, is_text, widened, widened_type
+from wqk.checkpoints.pickles import Record, Refused, load
+from wqk.checkpoints.torch_archive import TorchFile
+from wqk.errors import CheckpointError, errors_about, first_line, shown
+from wqk.storage.byte_source import bytes_at
+from wqk.storage.remote_file import RemoteFile
+
+if TYPE_CHECKING:
+    from wqk.storage.byte_source import ByteSource
+
+METADATA = ".metadata"
+
+# The description of a million chunks.
+LARGEST_METADATA = 2**28
+
+# What training keeps beside the weights.
+STATE = re.compile(
+    r"(app\.)?(chained_\d+\.)?(optim|optimizers?|lr_schedulers?|dataloader|train_state|rng_state)\."
+)
+# Keys under which training scripts nest a model.
+WRAPPERS = ("app", "model", "module", "state_dict", "model_state_dict")
+# A tensor of all layers, stacked along the first axis.
+STACKED = re.compile(r"(?P<before>(?:.*\.)?(?:encoder|decoder)\.layers)\.(?P<after>(?!\d).+)")
+
+# Bytes of an archive's beginning and end that hold its directory.
+DIRECTORY = 2**12
+
+
+class Slice:
+    """Some bytes of a source, as a source."""
+
+    def __init__(self, source: ByteSource, offset: int, length: int, tensor: str) -> None:
+        missing = offset + length - source.size
+        if missing > 0:
+            raise CheckpointError(
+                f"{source.name}: {tensor!r} ends {missing} bytes beyond the file: truncated"
+            )
+        self.name, self.size = f"{source.name} ({tensor})", length
+        self.source, self.offset = source, offset
+
+    @property
+    def identity(self) -> Any:
+        """What tells the content from any other."""
+        return self.source.identity, self.offset, self.size
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill the buffer from this offset."""
+        if offset + len(buffer) > self.size:
+            raise CheckpointError(f"{self.name}: ends early")
+        self.source.read_into(self.offset + offset, buffer)
+
+
+class Chunk:
+    """A box of a tensor, stored as an archive of its own.
+
+    Parameters
+    ----------
+    begin, shape
+        Where the box begins in the tensor, and its sizes.
+    dtype
+        Type of the values, by safetensors' name.
+    stored
+        The archive.
+    tensor
+        The tensor's name, for errors.
+    """
+
+    def __init__(
+        self,
+        begin: tuple[int, ...],
+        shape: tuple[int, ...],
+        dtype: str,
+        stored: Slice,
+        tensor: str,
+    ) -> None:
+        self.begin, self.shape, self.dtype = begin, shape, dtype
+        self.stored, self.tensor = stored, tensor
+
+    @property
+    def directory(self) -> list[tuple[int, int]]:
+        """Ranges of the file that hold the archive's directory."""
+        first, size = self.stored.offset, self.stored.size
+        last = first + size
+        return [(first, min(first + DIRECTORY, last)), (max(first, last - DIRECTORY), last)]
+
+    @cached_property
+    def start(self) -> int:
+        """Position of the first value in the archive.
+
+        Raises `CheckpointError` if the archive does not hold the values that are described.
+        """
+        with errors_about(self.stored.name):
+            archive = TorchFile(self.stored, bare=True)
+            info = archive.tensors.get("")
+            if info is None or not self._fits(info):
+                raise CheckpointError(
+                    f"holds another tensor than is described; expected {self.dtype} of shape "
+                    f"{self.shape}, got {info and f'{info.dtype} of shape {info.shape}'}"
+                )
+            return archive.first_value("")
+
+    def _fits(self, info: TensorInfo) -> bool:
+        """Return whether a stored tensor is the box, perhaps without leading axes of one entry."""
+        shape = self.shape
+        while len(shape) > len(info.shape) and shape[0] == 1:
+            shape = shape[1:]
+        return (info.shape, info.dtype) == (shape, self.dtype)
+
+    def byte_ranges(self, rows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Ranges of rows of the box in the file."""
+        row = math.prod(self.shape[1:]) * ITEM_BITS[self.dtype] // 8
+        start = self.stored.offset + self.start
+        return [(start + first * row, start + last * row) for first, last in rows]
+
+    def read(self, rows: Sequence[tuple[int, int]]) -> np.ndarray:
+        """Values of rows of the box."""
+        ranges = self.byte_ranges(rows)
+        values = widened(self.dtype, ranges, self.stored.source.read_into, self.tensor)
+        count = sum(last - first for first, last in rows)
+        return values.reshape((count, *self.shape[1:]))
+
+
+class LayerOfChunk(NamedTuple):
+    """A box of one layer, in a chunk of stacked layers."""
+
+    chunk: Chunk
+    layer: int  # counted from the chunk's first
+
+    @property
+    def begin(self) -> tuple[int, ...]:
+        """Where the box begins in the layer's tensor."""
+        return self.chunk.begin[1:]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the box."""
+        return self.chunk.shape[1:]
+
+    def rows_of_chunk(self, rows: Sequence[tuple[int, int]]) -> Chunk:
+        """The chunk as a matrix of the rows of all its layers."""
+        count = self.chunk.shape[0] * self.chunk.shape[1]
+        flat = Chunk((0,), (count, *self.chunk.shape[2:]), self.chunk.dtype, self.chunk.stored, "")
+        flat.__dict__["start"] = self.chunk.start
+        return flat
+
+    def byte_ranges(self, rows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Ranges of rows of the box in the file."""
+        return self.rows_of_chunk(rows).byte_ranges(self._shifted(rows))
+
+    def read(self, rows: Sequence[tuple[int, int]]) -> np.ndarray:
+        """Values of rows of the box."""
+        return self.rows_of_chunk(rows).read(self._shifted(rows))
+
+    def _shifted(self, rows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        shift = self.layer * self.chunk.shape[1]
+        return [(first + shift, last + shift) for first, last in rows]
+
+
+class StoredBox(NamedTuple):
+    """A box of a tensor that a file of safetensors holds under the tensor's name."""
+
+    begin: tuple[int, ...]
+    shape: tuple[int, ...]
+    file: RowFile
+    tensor: str
+
+    def byte_ranges(self, rows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Ranges of rows of the box in the file."""
+        return self.file.byte_ranges(Part(self.tensor, tuple(rows)))
+
+    def read(self, rows: Sequence[tuple[int, int]]) -> np.ndarray:
+        """Values of rows of the box."""
+        return self.file.read(Part(self.tensor, tuple(rows)))
+
+
+Box = Chunk | LayerOfChunk | StoredBox
+
+
+def source_of(box: Box) -> ByteSource:
+    """The file that a box lies in."""
+    if isinstance(box, StoredBox):
+        return box.file.source
+    chunk = box.chunk if isinstance(box, LayerOfChunk) else box
+    return chunk.stored.source
+
+
+class BoxedFile:
+    """Tensors that are put together from boxes in several files, as one file of weights."""
+
+    def __init__(
+        self,
+        source: ByteSource,
+        tensors: Mapping[str, TensorInfo],
+        boxes: Mapping[str, Sequence[Box]],
+    ) -> None:
+        self.source, self.tensors, self._boxes = source, tensors, boxes
+
+    @property
+    def sources(self) -> list[ByteSource]:
+        """The files that hold the boxes."""
+        boxes = (box for own in self._boxes.values() for box in own)
+        return list({id(source): source for source in map(source_of, boxes)}.values())
+
+    def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
+        """None here: they are in other files, which `places` names."""
+        return []
+
+    def places(self, parts: Sequence[Part]) -> list[tuple[ByteSource, list[tuple[int, int]]]]:
+        """Files, and where rows lie in them; the directories of archives are fetched at once."""
+        wanted = [
+            (box, rows)
+            for part in parts
+            for box, rows, _ in self._overlaps(part, self.tensors[part.name].shape)
+        ]
+        chunks = {id(chunk): chunk for box, _ in wanted if (chunk := chunk_of(box)) is not None}
+        for chunk in chunks.values():
+            if "start" not in chunk.__dict__ and isinstance(chunk.stored.source, RemoteFile):
+                chunk.stored.source.want(chunk.directory)
+        return [(source_of(box), box.byte_ranges(rows)) for box, rows in wanted]
+
+    def read(self, part: Part) -> np.ndarray:
+        """The part's rows, joined, widened to float32 (float64 stays)."""
+        info = self.tensors[part.name]
+        if not info.shape:
+            (box,) = self._boxes[part.name]
+            return box.read([(0, 1)]).reshape(())
+        out: np.ndarray = np.empty(part.shape(info.shape), widened_type(info.dtype, part.name))
+        for box, rows, place in self._overlaps(part, info.shape):
+            out[place] = box.read(rows).reshape(out[place].shape)
+        return out
+
+    def _overlaps(
+        self, part: Part, shape: tuple[int, ...]
+    ) -> list[tuple[Box, list[tuple[int, int]], tuple[slice, ...]]]:
+        """Boxes, their rows that a part needs, and where these go in the part's array."""
+        overlaps: list[tuple[Box, list[tuple[int, int]], tuple[slice, ...]]] = []
+        filled = 0
+        for first, last in part.row_ranges(shape):
+            for box in self._boxes[part.name]:
+                top = box.begin[0] if box.begin else 0
+                height = box.shape[0] if box.shape else 1
+                low, high = max(first, top), min(last, top + height)
+                if low >= high:
+                    continue
+                start = filled + low - first
+                place = [slice(start, start + high - low)]
+                for begin, size in zip(box.begin[1:], box.shape[1:], strict=True):
+                    place.append(slice(begin, begin + size))
+                overlaps.append((box, [(low - top, high - top)], tuple(place)))
+            filled += last - first
+        return overlaps
+
+
+def chunk_of(box: Box) -> Chunk | None:
+    """The archive that a box lies in; None for safetensors."""
+    if isinstance(box, LayerOfChunk):
+        return box.chunk
+    return box if isinstance(box, Chunk) else None
+
+
+def open_distributed(
+    source: ByteSource, open_file: Callable[[str], ByteSource | None]
+) -> BoxedFile:
+    """Open a folder of `torch.distributed.checkpoint` by its ``.metadata``.
+
+    Parameters
+    ----------
+    source
+        The bytes of ``.metadata``.
+    open_file
+        Opens a file beside it; returns None if there is no such file.
+
+    Raises
+    ------
+    CheckpointError
+        The description is damaged, contains anything but records of the format, or has chunks that
+        do not make up the tensors.
+    """
+    described = read_metadata(source)
+    opened = opened_files(source, described, open_file)
+    tensors: dict[str, TensorInfo] = {}
+    boxes: dict[str, list[Box]] = {}
+    with describing():
+        for stored, record in described.tensors.items():
+            shape, dtype = sizes_of(stored, record["size"]), dtype_of(record["properties"])
+            if dtype not in ITEM_BITS:
+                raise ValueError(f"{stored!r} has the unknown type {shown(dtype)}")
+            chunks = [
+                chunk_in(stored, dtype, chunk.state, described, opened)
+                for chunk in record["chunks"]
+            ]
+            check_cover(stored, shape, chunks)
+            for name, info, own in layers_of(described.names[stored], shape, dtype, chunks):
+                if name in tensors:
+                    raise ValueError(f"two tensors are called {name!r}")
+                tensors[name], boxes[name] = info, own
+    return BoxedFile(source, tensors, boxes)
+
+
+class Description(NamedTuple):
+    """What ``.metadata`` contains of a model's weights."""
+
+    tensors: dict[str, dict[str, Any]]  # by their keys
+    names: dict[str, str]  # by their keys: names without the keys under which the model is nested
+    places: dict[tuple[str, tuple[int, ...]], dict[str, Any]]  # of chunks, by key and offset
+
+
+def read_metadata(source: ByteSource) -> Description:
+    """Read the pickle ``.metadata`` as data."""
+    if source.size > LARGEST_METADATA:
+        raise CheckpointError("too large for a description of tensors")
+    content = bytes_at(source, 0, source.size)
+    try:
+        whole = load(io.BytesIO(content)).state
+        paths = whole.get("planner_data") or {}
+        tensors, names, places = {}, {}, {}
+        for key, record in whole["state_dict_metadata"].items():
+            if not isinstance(key, str) or STATE.match(key) or not is_text(key):
+                continue
+            state = record.state if isinstance(record, Record) else None
+            if isinstance(state, dict) and state.keys() >= {"properties", "size", "chunks"}:
+                tensors[key], names[key] = state, name_of(key, paths.get(key))
+        for index, place in whole["storage_data"].items():
+            offset = index.state.get("offset")
+            places[index.state["fqn"], tuple(offset or ())] = place.state
+    except Refused as error:
+        raise CheckpointError(
+            f"contains more than the description of tensors ({first_line(error)}); loading it "
+            "could execute code, so it was not loaded"
+        ) from None
+    except Exception as error:  # a damaged pickle fails wherever its parser stumbles
+        raise CheckpointError(
+            f"not a readable description of tensors ({first_line(error)})"
+        ) from None
+    return Description(tensors, names, places)
+
+
+def name_of(key: str, path: Any) -> str:
+    """Return a tensor's name in its model.
+
+    Examples
+    --------
+    >>> name_of("app.model.layers.0.wq", ("app", "model", "layers.0.wq"))
+    'layers.0.wq'
+    """
+    words = [str(word) for word in path] if isinstance(path, tuple) and path else [key]
+    while len(words) > 1 and words[0] in WRAPPERS:
+        words.pop(0)
+    # Transformer Engine's norm is part of the projection's module, and has no module of its own.
+    return ".".join(words).replace(".layer_norm_", ".layer_norm.")
+
+
+@contextmanager
+def describing() -> Iterator[None]:
+    """Turn errors of unknown descriptions into `CheckpointError`."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"describes a tensor in an unknown way ({first_line(error)})"
+        ) from None
+
+
+def opened_files(
+    source: ByteSource, described: Description, open_file: Callable[[str], ByteSource | None]
+) -> dict[str, ByteSource]:
+    """Open all files that hold chunks of the tensors, side by side."""
+    keys = described.tensors.keys()
+    names: set[Any] = {
+        place.get("relative_path") for (key, _), place in described.places.items() if key in keys
+    }
+    for name in names:
+        if not isinstance(name, str) or PurePosixPath(name).name != name or "\0" in name:
+            raise CheckpointError(f"{source.name}: names {shown(name)}, outside of the folder")
+    ordered = sorted(names)
+    if not ordered:
+        return {}
+    with ThreadPoolExecutor(min(8, len(ordered))) as pool:
+        sources = list(pool.map(open_file, ordered))
+    for name, found in zip(ordered, sources, strict=True):
+        if found is None:
+            raise CheckpointError(f"{source.name}: names {name}, which is missing")
+    return dict(zip(ordered, sources, strict=True))
+
+
+def chunk_in(
+    key: str,
+    dtype: str,
+    state: Mapping[str, Any],
+    described: Description,
+    opened: Mapping[str, ByteSource],
+) -> Chunk:
+    """A chunk, once its description has been checked."""
+    begin, shape = sizes_of(key, state["offsets"]), sizes_of(key, state["sizes"])
+    place = described.places.get((key, begin)) or described.places[key, ()]
+    if place.get("transform_descriptors"):
+        raise ValueError(f"{key!r} is compressed")
+    offset, length = place["offset"], place["length"]
+    check_sizes(repr(key), (), (offset, length))
+    stored = Slice(opened[place["relative_path"]], offset, length, key)
+    return Chunk(begin, shape, dtype, stored, key)
+
+
+def dtype_of(properties: Any) -> Any:
+    """Type of a tensor's values, from its properties."""
+    state = properties.state
+    return state[0] if isinstance(state, tuple) else state["dtype"]
+
+
+def sizes_of(key: str, value: Any) -> tuple[int, ...]:
+    """Sizes or offsets, once they are known to be whole numbers."""
+    sizes = tuple(value)
+    check_sizes(repr(key), sizes)
+    return sizes
+
+
+def check_cover(key: str, shape: tuple[int, ...], boxes: Sequence[Box]) -> None:
+    """Refuse boxes that lie outside of a tensor, overlap, or do not make it up."""
+    for box in boxes:
+        ends = [begin + size for begin, size in zip(box.begin, box.shape, strict=True)]
+        if len(ends) != len(shape) or any(map(int.__gt__, ends, shape)):
+            raise ValueError(f"a chunk of {key!r} is outside of it")
+    begins = {box.begin for box in boxes}
+    whole = sum(math.prod(box.shape) for box in boxes)
+    if whole != math.prod(shape) or len(begins) != len(boxes):
+        raise ValueError(f"the chunks of {key!r} do not make it up")
+
+
+def layers_of(
+    name: str, shape: tuple[int, ...], dtype: str, chunks: Sequence[Chunk]
+) -> list[tuple[str, TensorInfo, list[Box]]]:
+    """A tensor as it is, or the tensors of the layers that are stacked in it."""
+    match = STACKED.fullmatch(name)
+    bits = ITEM_BITS[dtype]
+    if match is None or len(shape) < 2:
+        return [(name, TensorInfo(dtype, shape, math.prod(shape) * bits // 8), list(chunks))]
+    info = TensorInfo(dtype, shape[1:], math.prod(shape[1:]) * bits // 8)
+    layers = []
+    for layer in range(shape[0]):
+        own: list[Box] = []
+        for chunk in chunks:
+            within = layer - chunk.begin[0]
+            if 0 <= within < chunk.shape[0]:
+                own.append(LayerOfChunk(chunk, within))
+        layers.append((f"{match['before']}.{layer}.{match['after']}", info, own))
+    return layers
+
+
+# The key of a header under which PyTorch's writer of safetensors keeps offsets.
+OFFSETS = "DCP_SHARDING_INFO"
+
+
+def join_shards(files: Sequence[RowFile]) -> BoxedFile | None:
+    """Join shards of safetensors that each hold boxes of the tensors; None for other files."""
+    texts = [file.metadata.get(OFFSETS) for file in files]
+    if not any(texts):
+        return None
+    boxes: dict[str, list[Box]] = {}
+    tensors: dict[str, TensorInfo] = {}
+    with describing():
+        for file, text in zip(files, texts, strict=True):
+            offsets = json.loads(text) if text else {}
+            for name, info in file.tensors.items():
+                begin = sizes_of(name, offsets[name]["saved_offsets"])
+                boxes.setdefault(name, []).append(StoredBox(begin, info.shape, file, name))
+        for name, own in boxes.items():
+            dtypes = {box.file.tensors[name].dtype for box in own if isinstance(box, StoredBox)}
+            if len(dtypes) > 1:
+                raise ValueError(f"the chunks of {name!r} differ in type")
+            ends = [np.add(box.begin, box.shape) for box in own]
+            shape = tuple(int(end) for end in np.max(ends, axis=0))
+            check_cover(name, shape, own)
+            (dtype,) = dtypes
+            tensors[name] = TensorInfo(dtype, shape, math.prod(shape) * ITEM_BITS[dtype] // 8)
+    return BoxedFile(files[0].source, tensors, boxes)
