@@ -21,6 +21,18 @@ ROUNDING = {
 # Half the distance of the numbers next to zero, which is absolute.
 AT_ZERO = {"F16": 2.0**-25}
 
+# By the type that values are stored in: the types that they may have been rounded to before.
+NARROWER = {
+    "F64": ("F8_E5M2", "F8_E4M3", "BF16", "F16", "F32"),
+    "F32": ("F8_E5M2", "F8_E4M3", "BF16", "F16"),
+    "F16": ("F8_E5M2", "F8_E4M3", "BF16"),
+    "BF16": ("F8_E5M2", "F8_E4M3"),
+}
+# Bits of the mantissa of float8 types. Fewer different sizes are not taken for float8: ternary
+# weights, gains of one and weights of four bits lie on these grids, too.
+MANTISSA = {"F8_E4M3": 3, "F8_E5M2": 2}
+LEAST_SIZES = 20
+
 # Values that are tested first: if a narrower type cannot hold them, the rest need not be tested.
 FEW = 4096
 
@@ -55,13 +67,12 @@ def grid(dtype: str, values: np.ndarray) -> str:
     >>> grid("F32", np.array([1.0, 0.3], np.float16).astype(np.float32))
     'F16'
     """
-    narrower = {"F64": ("BF16", "F16", "F32"), "F32": ("BF16", "F16"), "F16": ("BF16",)}
-    if dtype not in narrower:
+    if dtype not in NARROWER:
         return dtype
     flat = values.ravel("K")
     coarsest = dtype
     for tested in (flat[:FEW], flat):
-        candidates = (kind for kind in narrower[dtype] if lies_on(tested, kind))
+        candidates = (kind for kind in NARROWER[dtype] if lies_on(tested, kind))
         coarsest = next(candidates, dtype)
         if coarsest == dtype:
             return dtype
@@ -69,12 +80,49 @@ def grid(dtype: str, values: np.ndarray) -> str:
 
 
 def lies_on(values: np.ndarray, kind: str) -> bool:
-    """Return whether a narrower type holds all of these values."""
+    """Return whether a narrower type holds all of these values; float8 up to one scale."""
+    if kind in MANTISSA:
+        return _lies_on_float8(values, kind)
     single = values.astype(np.float32)
     with np.errstate(over="ignore"):
         narrow = single.astype(np.float16) if kind == "F16" else single
     has_more_bits = kind == "BF16" and (single.view(np.uint32) & 0xFFFF).any()
     return not has_more_bits and np.array_equal(values, narrow)
+
+
+def _lies_on_float8(values: np.ndarray, kind: str) -> bool:
+    """Return whether values are those of a float8 type times one scale, rounded to bfloat16.
+
+    Examples
+    --------
+    >>> steps = np.arange(8, 16) * 2.0 ** np.arange(-9, 0)[:, None]
+    >>> lies_on(0.3 * steps, "F8_E4M3"), lies_on(np.linspace(1, 2, 72), "F8_E4M3")
+    (True, False)
+    """
+    sizes = np.abs(values[values != 0].astype(np.float64)).ravel()
+    if not np.isfinite(sizes).all() or len(np.unique(sizes[:FEW])) < LEAST_SIZES:
+        return False
+    largest = sizes.max()
+    normal = sizes[sizes > largest * 2.0**-12]  # subnormal ones have wider steps
+    steps = 2 ** MANTISSA[kind]
+    tolerance = 2.0**-7  # of two numbers that were rounded to bfloat16
+    for numerator in range(steps, 2 * steps):
+        for sample in (normal[:FEW], normal):  # most scales fail at once
+            mantissas = 2 * steps * np.frexp(sample * (numerator / largest))[0]
+            fits = (np.abs(mantissas - np.round(mantissas)) <= tolerance * mantissas).all()
+            if not fits:
+                break
+        if fits:
+            return True
+    return False
+
+
+def rounding_at_zero(kind: str, values: np.ndarray) -> float:
+    """Return half the distance of a type's numbers next to zero, given values that it holds."""
+    if kind not in MANTISSA:
+        return AT_ZERO.get(kind, 0.0)
+    sizes = np.abs(values[values != 0])
+    return float(sizes.min(initial=np.inf)) / 2 if sizes.size else 0.0
 
 
 def rounding_in(info: TensorInfo, values: np.ndarray) -> float:
@@ -83,7 +131,7 @@ def rounding_in(info: TensorInfo, values: np.ndarray) -> float:
         return info.grid.rounding(values)
     kind = grid(info.dtype, values)
     relative = ROUNDING.get(kind, ROUNDING["F8_E5M2"])
-    at_zero = AT_ZERO.get(kind, 0.0)
+    at_zero = rounding_at_zero(kind, values)
     flat = values.ravel("K")
     if not at_zero or not flat.size:
         return relative

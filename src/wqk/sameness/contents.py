@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wqk._machine import side_by_side, usable_cores
-from wqk.attention.rounding import AT_ZERO, ROUNDING, lies_on
+from wqk.attention.rounding import AT_ZERO, NARROWER, ROUNDING, lies_on, rounding_at_zero
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.files import PLAIN
 from wqk.errors import WqkError
@@ -186,7 +186,8 @@ def compare_stored(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> 
     sums = np.zeros(4)  # xx, xy, yy, |x − y|²
     expected = 0.0  # what the rounding of quantized types explains of |x − y|²
     changed, largest = 0, 0.0  # entries that differ by more than rounding; by how much of them
-    narrower = ["F16", "BF16"]  # to which one side may have been rounded before it was stored
+    # Types to which one side may have been rounded before it was stored.
+    narrower = [kind for kind in NARROWER.get(types[0], ()) if kind in NARROWER.get(types[1], ())]
     # The last place may differ, as after sums in another order; small sums by what float32 loses.
     unit = 2 * max(ROUNDING.get(kind, 0.0) for kind in types)
     smallest = 2 * max(AT_ZERO.get(kind, 0.0) for kind in types)
@@ -212,8 +213,13 @@ def compare_stored(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> 
             relative = step[wrong] / np.where(x[wrong] == 0, np.inf, np.abs(x[wrong]))
             largest = max(largest, float(relative.max()))
         for kind in list(narrower):
-            close = step <= 2 * ROUNDING[kind] * high + 2 * AT_ZERO.get(kind, 0.0)
-            if not (close & (step < np.inf)).all() or not any(lies_on(v, kind) for v in (x, y)):
+            holder = next((values for values in (x, y) if lies_on(values, kind)), None)
+            if holder is None:
+                narrower.remove(kind)
+                continue
+            at_zero = rounding_at_zero(kind, holder)
+            close = step <= 2 * ROUNDING[kind] * high + 2 * at_zero
+            if not (close & (step < np.inf)).all():
                 narrower.remove(kind)
     xx, xy, yy, squares = sums
     distance = math.sqrt(squares / xx) if xx else math.inf if yy else 0.0
@@ -221,8 +227,8 @@ def compare_stored(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> 
         return Found(Outcome.ROUNDED if distance else Outcome.EQUAL, "", distance)
     if not floats and distance <= SAFETY * math.sqrt(expected / xx):
         return Found(Outcome.ROUNDED, "", distance)
-    if types == ("F32", "F32") and narrower:
-        return Found(Outcome.ROUNDED, f"one side is rounded to {narrower[-1]}", distance)
+    if narrower:
+        return Found(Outcome.ROUNDED, f"one side is rounded to {narrower[0]}", distance)
     columns = first.shape[-1] if len(first.shape) > 1 else 1
     mask = np.concatenate(masks).reshape(-1, columns) if size <= MASKED else None
     factor, reason = yy / xy if xy else math.nan, f"relative distance {distance:.2g}"

@@ -49,7 +49,7 @@ ATTENDING = re.compile(
 # What a library keeps beside weights, and makes anew: tables, counters; and masks of four axes.
 BUFFERS = re.compile(
     r"(?:^|\.)(?:inv_freq|original_inv_freq|rope_freqs(?:\.weight)?|position_ids|masked_bias|"
-    r"num_batches_tracked|token_type_ids|relative_position_index|_extra_state)$"
+    r"num_batches_tracked|n_averaged|token_type_ids|relative_position_index|_extra_state)$"
 )
 MASKS = re.compile(r"(?:^|\.)attn\.bias$")
 # Scales of quantized weights, after the weight's name.

@@ -12,7 +12,7 @@ import numpy as np
 
 from wqk._machine import one_blas_thread
 from wqk._typing import FilePath
-from wqk.attention.rounding import grid
+from wqk.attention.rounding import NARROWER, grid
 from wqk.checkpoints import Checkpoint, Part
 from wqk.errors import CheckpointError, UnknownFamily, require_list
 from wqk.families import AttentionPlan, Place
@@ -243,10 +243,16 @@ def _grid(checkpoint: Checkpoint, plan: AttentionPlan) -> str:
     """Whether values lie on the grid of a narrower type than they are stored in, in words."""
     part = plan.query.projection.roles[""]
     dtype = checkpoint.info(part.name).dtype
-    if dtype not in ("F64", "F32", "F16"):
+    if dtype not in NARROWER:
         return ""
     found = grid(dtype, checkpoint.read([part])[0])
-    words = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+    words = {
+        "F8_E5M2": "float8 (e5m2)",
+        "F8_E4M3": "float8 (e4m3)",
+        "BF16": "bfloat16",
+        "F16": "float16",
+        "F32": "float32",
+    }
     return f"values are rounded to {words.get(found)}, though stored as {dtype}" * (found != dtype)
 
 
