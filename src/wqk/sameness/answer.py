@@ -17,6 +17,7 @@ from wqk.errors import TableError
 from wqk.families import Place
 from wqk.sameness.contents import Outcome, TensorComparison
 from wqk.sameness.mismatches import Kind, Mismatch
+from wqk.sameness.origins import numbers_of
 from wqk.sameness.outside import ATTENTION, MIXER, OTHER
 from wqk.sameness.repairs import merged, program
 from wqk.sameness.verdicts import Verdict
@@ -116,19 +117,36 @@ class BlockComparison:
 
 @dataclass(frozen=True)
 class Cause:
-    """A mismatch, and the blocks that have it."""
+    """A mismatch, and the blocks or the tensors outside of forms that have it.
+
+    Attributes
+    ----------
+    mismatch
+        Kind, reason and repair.
+    places
+        The blocks.
+    tensors
+        The reference's names of the tensors, where no block has the mismatch.
+    """
 
     mismatch: Mismatch
     places: tuple[Place, ...]
+    tensors: tuple[str, ...] = ()
 
     @property
     def where(self) -> str:
-        """These blocks, in few words."""
+        """The blocks, or the layers of the tensors, in few words."""
+        if self.tensors:
+            layers = sorted({numbers_of(name)[0] for name in self.tensors if numbers_of(name)})
+            if layers:
+                return f"layer{'s' if len(layers) > 1 else ''} {spans(layers)}"
+            return few(self.tensors)
         return _places(self.places) or "in the configuration"
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON."""
-        return self.mismatch.to_dict() | {"blocks": [place._asdict() for place in self.places]}
+        blocks = [place._asdict() for place in self.places]
+        return self.mismatch.to_dict() | {"blocks": blocks, "outside": self.tensors}
 
 
 # What one may try on a comparison, and what has it.
@@ -167,6 +185,8 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
         Settings of the configurations that differ, beside those of blocks; with ``everything`` all.
     settings_not_compared
         Keys of the other settings that differ, with dots for nested parts.
+    tensor_causes
+        Causes of tensors outside the forms that differ.
     """
 
     reference: str
@@ -182,6 +202,7 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
     quantized: tuple[str, ...] = ()
     settings: tuple[Mismatch, ...] = ()
     settings_not_compared: tuple[str, ...] = ()
+    tensor_causes: tuple[Cause, ...] = ()
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -190,7 +211,7 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
         It is not decided where nothing differs, and some block's scores could not be compared.
         """
         verdicts = {block.verdict for block in self.blocks}
-        beside = self.missing or self.added or self.differing or self.settings
+        beside = self.missing or self.added or self.differing or self.settings or self.tensor_causes
         if beside or Verdict.DIFFERENT in verdicts:
             return Verdict.DIFFERENT
         return Verdict.NOT_DECIDED if Verdict.NOT_DECIDED in verdicts else Verdict.SAME
@@ -216,6 +237,14 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
     def differing(self) -> tuple[TensorComparison, ...]:
         """The tensors outside the forms that differ."""
         return tuple(one for one in self.tensors if one.outcome.differs)
+
+    @property
+    def unexplained(self) -> tuple[TensorComparison, ...]:
+        """The tensors outside the forms that differ without a known cause."""
+        explained = {
+            name for cause in self.causes for name in cause.mismatch.facts.get("tensors", ())
+        }
+        return tuple(one for one in self.differing if one.name not in explained)
 
     @property
     def alone(self) -> list[tuple[str, tuple[Place, ...], str]]:
@@ -260,7 +289,7 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
             steps = merged(step for one, _ in some for step in one.steps)
             joined = replace(first, steps=steps)
             causes.append(Cause(joined, tuple(place for _, place in some)))
-        causes += [Cause(one, ()) for one in self.settings]
+        causes += [*self.tensor_causes, *(Cause(one, ()) for one in self.settings)]
         return tuple(sorted(causes, key=lambda cause: -len(cause.places)))
 
     @property
@@ -294,12 +323,13 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
                 spread = f"up to {max(sizes):.2g}"
             far = f" (relative distance {spread})" if max(sizes) > 0 else ""
             parts.insert(0, f"{len(differing)} of {len(self.blocks)} blocks differ: {known}{far}")
-        if self.differing:
-            told = few([*map(str, self.differing)], 1)
-            parts.append(f"{_differ(self.differing, 'tensor')} ({told})")
+        if self.differing or self.tensor_causes:
+            told = [f"{cause.mismatch.reason}, {cause.where}" for cause in self.tensor_causes]
+            told += [few([*map(str, self.unexplained)], 1)] if self.unexplained else []
+            parts.append(f"{_differ(self.differing, 'tensor')} ({'; '.join(told)})")
         if self.settings:
-            told = "; ".join(map(str, self.settings[:3])) + " …" * (len(self.settings) > 3)
-            parts.append(f"{_differ(self.settings, 'setting')} ({told})")
+            listed = "; ".join(map(str, self.settings[:3])) + " …" * (len(self.settings) > 3)
+            parts.append(f"{_differ(self.settings, 'setting')} ({listed})")
         compared = " · ".join(f"{name} {same}/{n}" for name, (same, n) in self.counts.items() if n)
         if self.unknown:
             compared += f" · not compared: {few(self.unknown)}"
@@ -439,11 +469,12 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
             sides = " and ".join(cause.mismatch.sides)
             where = f" ({sides}), {cause.where}" if sides else f", {cause.where}"
             yield Text.assemble((cause.mismatch.reason, "bold"), where)
-        for tensor in self.differing[:LISTED]:
+        for tensor in self.unexplained[:LISTED]:
             title = tensor.name or tensor.other
             yield Text.assemble((title, "bold"), f"  {tensor.reason or tensor.outcome}")
-        if len(self.differing) > LISTED:
-            yield f"and {len(self.differing) - LISTED} more tensors that differ (--json lists them)"
+        more = len(self.unexplained) - LISTED
+        if more > 0:
+            yield f"and {more} more tensors that differ (--json lists them)"
         if self.repair:
             yield _code(self.commented_repair)
 

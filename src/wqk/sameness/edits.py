@@ -499,6 +499,35 @@ class Take:
 
 
 @dataclass(frozen=True)
+class FirstRows:
+    """The first rows alone, of a table that has more than the reference's.
+
+    Examples
+    --------
+    >>> FirstRows(2).code()
+    'w = w[:2]'
+    """
+
+    count: int
+    needs_original = False
+
+    def apply(self, array: np.ndarray, original: np.ndarray | None = None) -> np.ndarray:
+        return array[: self.count]
+
+    def code(self, name: str = "w", original: str = "original") -> str:
+        return f"{name} = {name}[:{self.count}]"
+
+    def turned(self) -> Edit:
+        return self
+
+    def on_bias(self) -> Edit | None:
+        return self
+
+    def describe(self) -> str:
+        return f"the first {self.count} rows"
+
+
+@dataclass(frozen=True)
 class Clear:
     """Zeros, where the reference has none at all."""
 

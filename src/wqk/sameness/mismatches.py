@@ -38,6 +38,7 @@ class Kind(StrEnum):
     STRANGERS = "heads of other weights"
     COPIES = "heads copied from others"
     AVERAGED = "heads averaged"
+    EXPERTS = "experts in another order"
     ADAPTER = "other adapter"
     # Numbers.
     ZERO = "all zero"
@@ -50,12 +51,16 @@ class Kind(StrEnum):
     BLOCK_SCALES = "scales of other blocks"
     ZERO_POINT = "zero points off"
     GROUPS = "columns in other groups"
+    QUANTIZED = "quantized from other weights"
+    OFFSET = "a constant added"
+    CONSTANT = "all one number"
     BIASES = "same weights, other biases"
     NORM = "same weights, other norm"
     SINKS = "other sinks"
     # Beside the weights.
     SETTING = "other setting"
     SIZES = "other sizes"
+    RESIZED = "another number of rows"
     # Without a cause.
     CLOSE = "close"
     UNKNOWN = "no known mistake"

@@ -48,6 +48,7 @@ from wqk.sameness.positions import GUESSED, named_settings, undecided_positions
 from wqk.sameness.repairs import Change
 from wqk.sameness.reports import failure
 from wqk.sameness.stream import folded, turned
+from wqk.sameness.tensor_causes import with_tensor_causes
 from wqk.sameness.tolerances import ALIKE_FORMS, LEAST_ALIKE, RESOLUTION, SUSPECT, TURNED
 from wqk.sameness.verdicts import Verdict
 from wqk.sameness.weights import CIRCUITS, SCORES, Pair, form_parts, scorings, sides_of
@@ -179,6 +180,7 @@ def same(
     one, two = (plan.query.tensor for plan in anchors[0])
     names = paired_names(checkpoints[0].tensors(), checkpoints[1].tensors(), (one, two))
     tensors, unsure, skipped = outside(models, pairs, blocks, names, everything, layers, tolerance)
+    blocks, tensors, tensor_causes = with_tensor_causes(models, pairs, blocks, tensors, names)
     if any(plan.rule.guess for pair in pairs for plan in pair):
         unsure = (*unsure, GUESSED)
     notes += absent_towers(models)
@@ -202,6 +204,7 @@ def same(
         tuple(sorted(few[0] ^ few[1])),
         told,
         tuple(left),
+        tensor_causes,
     )
 
 

@@ -1,0 +1,195 @@
+"""Origins of whole tensors: the reference's tensor whose numbers a wrong tensor holds.
+
+A tensor is recognized by a sketch, a few random projections of its first row, and confirmed entry
+by entry. Tensors are told apart by their names: two names of one *pattern* differ in numbers alone,
+those of layers and of experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from wqk.checkpoints import Checkpoint, Part
+from wqk.sameness.contents import compare_stored
+
+# Numbers of the first row that a sketch is made of, and the length of a sketch.
+SKETCHED, DIRECTIONS = 4096, 8
+# Sketches of equal tensors differ by less than this, also if one is rounded to eight bits.
+NEAR = 0.05
+# Exact sketches to compare at a time, which bounds memory.
+SOME = 256
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A tensor of the candidate that holds another tensor of the reference.
+
+    Attributes
+    ----------
+    target
+        The reference's name of the tensor that the candidate should hold.
+    source
+        The reference's name of the tensor that it holds.
+    """
+
+    target: str
+    source: str
+
+    @property
+    def differing_words(self) -> tuple[str, str] | None:
+        """The words in which two names of the same layer and expert differ; None for others.
+
+        Examples
+        --------
+        >>> Origin("layers.1.mlp.gate_proj.weight", "layers.1.mlp.up_proj.weight").differing_words
+        ('gate_proj', 'up_proj')
+        """
+        target, source = self.target.split("."), self.source.split(".")
+        if len(target) != len(source) or numbers_of(self.target) != numbers_of(self.source):
+            return None
+        pairs = [pair for pair in zip(target, source, strict=True) if pair[0] != pair[1]]
+        words = tuple(".".join(pair[side] for pair in pairs) for side in (0, 1))
+        return words[0], words[1]
+
+    @property
+    def differing_number(self) -> NumberPair | None:
+        """The one number in which names of one pattern differ; None for others.
+
+        Examples
+        --------
+        >>> Origin("layers.1.experts.0.w2", "layers.1.experts.3.w2").differing_number
+        NumberPair(place=1, target=0, source=3)
+        """
+        if pattern_of(self.target) != pattern_of(self.source):
+            return None
+        target, source = numbers_of(self.target), numbers_of(self.source)
+        places = [place for place, number in enumerate(target) if number != source[place]]
+        if len(places) != 1:
+            return None
+        return NumberPair(places[0], target[places[0]], source[places[0]])
+
+    @property
+    def of_experts(self) -> bool:
+        """Whether an expert holds the tensor of another expert of its layer."""
+        number = self.differing_number
+        return number is not None and number.place > 0 and "experts." in self.target
+
+    @property
+    def of_layers(self) -> bool:
+        """Whether a layer holds the tensor of another layer."""
+        number = self.differing_number
+        return number is not None and number.place == 0
+
+    @property
+    def group(self) -> tuple[str, ...]:
+        """A key that origins of one cause have in common.
+
+        Tensors of a layer that changed places are one cause for each pair of words; experts are one
+        cause for each layer; layers are one cause.
+        """
+        words = self.differing_words
+        if words is not None:
+            return ("words", *sorted(words))
+        if self.of_layers:
+            return ("layers",)
+        if self.of_experts:
+            return ("experts", str(numbers_of(self.target)[0]))
+        return ("names", *sorted((self.target, self.source)))
+
+
+class NumberPair(NamedTuple):
+    """A number in the names of two tensors: its place among all numbers, and its two values."""
+
+    place: int
+    target: int
+    source: int
+
+
+def pattern_of(name: str) -> str:
+    """Return a name without its numbers.
+
+    Examples
+    --------
+    >>> pattern_of("layers.12.mlp.experts.3.w1.weight")
+    'layers.*.mlp.experts.*.w1.weight'
+    """
+    words = name.split(".")
+    return ".".join("*" if word.isdigit() else word for word in words)
+
+
+def numbers_of(name: str) -> list[int]:
+    """Return the numbers of layers and experts in a name.
+
+    Examples
+    --------
+    >>> numbers_of("layers.12.mlp.experts.3.w1.weight")
+    [12, 3]
+    """
+    return [int(word) for word in name.split(".") if word.isdigit()]
+
+
+def find_origins(
+    checkpoints: Sequence[Checkpoint], names: Mapping[str, str], wrong: Collection[str]
+) -> dict[str, Origin]:
+    """Find the origins of wrong tensors among all tensors of the reference.
+
+    Parameters
+    ----------
+    checkpoints
+        The reference and the candidate.
+    names
+        The candidate's name of each of the reference's tensors that it has.
+    wrong
+        The reference's names of the tensors that are not as expected in the candidate.
+
+    Returns
+    -------
+    dict
+        By the reference's name of a tensor; only those that are found.
+    """
+    reference, candidate = checkpoints
+    targets = [name for name in wrong if name in names]
+    shapes = {candidate.info(names[name]).shape for name in targets}
+    # Wrong tensors come first: of several equal tensors, an exchanged one is more likely.
+    ordered = [*targets, *(name for name in reference.tensors() if name not in wrong)]
+    sources = [name for name in ordered if reference.info(name).shape in shapes]
+    if not (targets and sources):
+        return {}
+    of_targets = np.stack([_sketch(candidate, names[name]) for name in targets])
+    of_sources = np.stack([_sketch(reference, name) for name in sources])
+    found: dict[str, Origin] = {}
+    for place, name in enumerate(targets):
+        sketch = of_targets[place]
+        if not sketch.any():
+            continue
+        distances = np.abs(of_sources - sketch).max(axis=1)
+        near = np.flatnonzero(distances < NEAR * np.abs(sketch).max())
+        by_distance = near[np.argsort(distances[near], kind="stable")]
+        for source in (sources[number] for number in by_distance.tolist()):
+            if source != name and _holds(checkpoints, source, names[name]):
+                found[name] = Origin(name, source)
+                break
+    return found
+
+
+def _sketch(checkpoint: Checkpoint, name: str) -> np.ndarray:
+    """Random projections of a tensor's first row, (8,); zero for a constant one."""
+    shape = checkpoint.info(name).shape
+    part = Part(name, ((0, 1),)) if len(shape) > 1 else Part(name)
+    values = checkpoint.read([part])[0].ravel()[:SKETCHED].astype(np.float64)
+    if values.size < 2 or not np.ptp(values):
+        return np.zeros(DIRECTIONS)
+    random = np.random.default_rng(values.size).standard_normal((DIRECTIONS, values.size))
+    return np.asarray(random @ values / np.sqrt(values.size))
+
+
+def _holds(checkpoints: Sequence[Checkpoint], source: str, stored: str) -> bool:
+    """Return whether the candidate's tensor holds the numbers of one of the reference's."""
+    infos = checkpoints[0].info(source), checkpoints[1].info(stored)
+    if infos[0].shape != infos[1].shape:
+        return False
+    return compare_stored(checkpoints, (Part(source), Part(stored))).outcome.same
