@@ -33,10 +33,12 @@ NAMED = 0.95
 
 
 def test_every_cause_has_a_plant() -> None:
-    """Those of quantized weights, of sizes and of settings stand in other tests."""
+    """Causes of quantized weights, sizes, settings and tensors elsewhere are in other tests."""
     planted = {kind for plant in PLANTS for kind in plant.kinds}
     planted |= {mistake.verdict for mistake in MISTAKES}
-    assert planted | {Kind.GROUPS, Kind.SIZES} | UNEXPLAINED == set(Kind)
+    of_tensors = {Kind.OFFSET, Kind.CONSTANT, Kind.EXPERTS, Kind.RESIZED}
+    of_sizes = {Kind.GROUPS, Kind.QUANTIZED, Kind.SIZES}
+    assert planted | of_tensors | of_sizes | UNEXPLAINED == set(Kind)
 
 
 def judged(some: list[Case]) -> Counter[str]:

@@ -100,7 +100,9 @@ class BlockComparison:
         """The circuits that differ, in their weights or in what is beside these."""
         beside = (Kind.SETTING, Kind.ROTARY, Kind.SINKS, Kind.SIZES)
         found = {
-            one.facts.get("circuit", SCORES) for one in self.mismatches if one.verdict in beside
+            one.facts.get("circuit", SCORES)
+            for one in self.mismatches
+            if one.verdict in beside or "circuit" in one.facts
         }
         return found.union(self.unequal)
 
@@ -149,6 +151,8 @@ class Cause:
         return self.mismatch.to_dict() | {"blocks": blocks, "outside": self.tensors}
 
 
+# Kinds whose reason is printed also where no repair is known.
+NAMED_ALONE = (Kind.SETTING, Kind.ROTARY, Kind.QUANTIZED, Kind.BLOCK_SCALES)
 # What one may try on a comparison, and what has it.
 SYNONYMS = {
     **dict.fromkeys(("reasons", "why", "mismatches"), "causes"),
@@ -187,6 +191,8 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
         Keys of the other settings that differ, with dots for nested parts.
     tensor_causes
         Causes of tensors outside the forms that differ.
+    adapter
+        One sentence on the shares of the reference's adapter that the candidate contains.
     """
 
     reference: str
@@ -203,6 +209,7 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
     settings: tuple[Mismatch, ...] = ()
     settings_not_compared: tuple[str, ...] = ()
     tensor_causes: tuple[Cause, ...] = ()
+    adapter: str = ""
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -244,7 +251,7 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
         explained = {
             name for cause in self.causes for name in cause.mismatch.facts.get("tensors", ())
         }
-        return tuple(one for one in self.differing if one.name not in explained)
+        return tuple(one for one in self.differing if (one.name or one.other) not in explained)
 
     @property
     def alone(self) -> list[tuple[str, tuple[Place, ...], str]]:
@@ -313,7 +320,7 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
         ]
         if differing:
             kinds = [
-                m.reason if m.repair or m.verdict in (Kind.SETTING, Kind.ROTARY) else m.verdict
+                m.reason if m.repair or m.verdict in NAMED_ALONE else m.verdict
                 for m in (cause.mismatch for cause in self.causes if cause.places)
             ]
             known = "; ".join(dict.fromkeys(kinds))
@@ -465,6 +472,8 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
         if any(block.verdict is Verdict.DIFFERENT for block in self.blocks):
             yield self._distances()
             yield Text(DISTANCE, style="dim")
+        if self.adapter:
+            yield self.adapter
         for cause in self.causes:
             sides = " and ".join(cause.mismatch.sides)
             where = f" ({sides}), {cause.where}" if sides else f", {cause.where}"
@@ -532,6 +541,7 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
             "tensors": [asdict(one) for one in self.tensors if one.outcome is not Outcome.EQUAL],
             "unknown": list(self.unknown),
             "not_compared": list(self.not_compared),
+            "adapter": self.adapter or None,
             "settings_not_compared": list(self.settings_not_compared),
             "blocks": blocks,
         }

@@ -20,11 +20,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wqk._machine import side_by_side, usable_cores
-from wqk.attention.rounding import AT_ZERO, NARROWER, ROUNDING, lies_on, rounding_at_zero
+from wqk.attention.rounding import (
+    AT_ZERO,
+    NARROWER,
+    ROUNDING,
+    lies_on,
+    rounding_at_zero,
+    rounding_in,
+)
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.files import PLAIN
 from wqk.errors import WqkError
-from wqk.sameness.tolerances import DIFFERENT, MOST, SAFETY, SAME_FACTOR
+from wqk.sameness.half_steps import is_coded_alone, ratio_of_scales, share_beyond_half_step
+from wqk.sameness.mismatches import Kind
+from wqk.sameness.tolerances import DIFFERENT, FEW_BEYOND, MOST, SAFETY, SAME_FACTOR
 
 # Numbers that are read at a time; of so many it is kept which ones differ.
 CHUNK, MASKED = 1 << 22, 1 << 26
@@ -74,6 +83,8 @@ class TensorComparison:
         ``attention``, ``mixer`` or ``other``.
     distance
         ‖a − b‖ / ‖a‖, where they were compared.
+    kind
+        The cause, where it is known from the two tensors alone.
     """
 
     name: str
@@ -82,6 +93,7 @@ class TensorComparison:
     reason: str = ""
     role: str = "other"
     distance: float = math.inf
+    kind: Kind | None = None
 
     def __str__(self) -> str:
         return f"{self.name or self.other}: {self.reason or self.outcome}"
@@ -172,6 +184,7 @@ class Found(NamedTuple):
     reason: str = ""
     distance: float = math.inf  # ‖a − b‖ / ‖a‖
     changed: np.ndarray | None = None  # which entries differ, (n, D), where they are not too many
+    kind: Kind | None = None  # the cause, where it is known
 
 
 @np.errstate(divide="ignore", invalid="ignore", over="ignore")
@@ -183,6 +196,7 @@ def compare_stored(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> 
         return Found(Outcome.EQUAL, "", 0.0)
     size = math.prod(parts[0].shape(first.shape))
     masks, floats = [], all(kind in PLAIN for kind in types)
+    beyond, rescaled = 0.0, _Rescaled(infos)  # of quantized tensors
     sums = np.zeros(4)  # xx, xy, yy, |x − y|²
     expected = 0.0  # what the rounding of quantized types explains of |x − y|²
     changed, largest = 0, 0.0  # entries that differ by more than rounding; by how much of them
@@ -207,6 +221,9 @@ def compare_stored(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> 
             for info, v in zip(infos, (x, y), strict=True)
             if info.grid
         )
+        if is_coded_alone(infos):
+            beyond += x.size * _share_beyond(infos, (x, y))
+        rescaled.add(x, y)
         masks.append(np.atleast_1d(wrong))
         if wrong.any():
             changed += int(wrong.sum())
@@ -225,8 +242,15 @@ def compare_stored(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> 
     distance = math.sqrt(squares / xx) if xx else math.inf if yy else 0.0
     if not changed:
         return Found(Outcome.ROUNDED if distance else Outcome.EQUAL, "", distance)
+    if rescaled.largest > SAME_FACTOR:
+        reason = f"equal codes, other scales: by up to {100 * rescaled.largest:.2g} %"
+        return Found(Outcome.DIFFERS, reason, distance, kind=Kind.BLOCK_SCALES)
     if not floats and distance <= SAFETY * math.sqrt(expected / xx):
-        return Found(Outcome.ROUNDED, "", distance)
+        if beyond <= FEW_BEYOND * size:
+            return Found(Outcome.ROUNDED, "", distance)
+        share = f"{100 * beyond / size:.2g} % of entries lie beyond half a step of their own scale"
+        reason = f"{Kind.QUANTIZED}: {share}"
+        return Found(Outcome.DIFFERS, reason, distance, kind=Kind.QUANTIZED)
     if narrower:
         return Found(Outcome.ROUNDED, f"one side is rounded to {narrower[0]}", distance)
     columns = first.shape[-1] if len(first.shape) > 1 else 1
@@ -241,6 +265,35 @@ def compare_stored(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> 
         reason = f"{changed} of {size} entries differ{where}"
         reason += f", by up to {100 * largest:.2g} %" if largest else ""
     return Found(Outcome.DIFFERS, reason, distance, mask)
+
+
+def _share_beyond(infos: Sequence[TensorInfo], values: Sequence[np.ndarray]) -> float:
+    """Share of entries beyond half a step, of a quantized tensor and an exact one."""
+    is_coded = infos[1].grid is not None
+    grid, exact = infos[is_coded].grid, values[not is_coded]
+    if grid is None:
+        return 0.0
+    rounding = rounding_in(infos[not is_coded], exact)
+    return share_beyond_half_step(exact, values[is_coded], grid.shared, rounding)
+
+
+class _Rescaled:
+    """The change of the scales of two quantized tensors, as long as their codes are equal."""
+
+    def __init__(self, infos: Sequence[TensorInfo]) -> None:
+        grids = [info.grid for info in infos]
+        self._grid = grids[0] if grids[0] == grids[1] else None
+        self.largest = 0.0
+
+    def add(self, reference: np.ndarray, candidate: np.ndarray) -> None:
+        """Compare a piece of both."""
+        if self._grid is None:
+            return
+        factors = ratio_of_scales(reference, candidate, self._grid.shared)
+        if factors is None:
+            self._grid, self.largest = None, 0.0
+        else:
+            self.largest = max(self.largest, float(np.abs(factors - 1).max()))
 
 
 def stray_entries(mask: np.ndarray) -> int:
@@ -429,7 +482,7 @@ def compare_tensors(
             left[0].append(name)
         else:
             one = compare_stored(checkpoints, (Part(name), Part(other)))
-            done.append(TensorComparison(name, other, *one[:2], role, one.distance))
+            done.append(TensorComparison(name, other, *one[:2], role, one.distance, one.kind))
     matched = {one.other for one in done}
     left[1].extend(name for name in roles[1] if name not in matched)
     places = find_by_content(checkpoints, *left) if all(left) else ({}, {})

@@ -15,13 +15,10 @@ import numpy as np
 
 from wqk.checkpoints import Checkpoint, Part
 from wqk.sameness.contents import compare_stored
+from wqk.sameness.tolerances import NEAR_SKETCH
 
 # Numbers of the first row that a sketch is made of, and the length of a sketch.
 SKETCHED, DIRECTIONS = 4096, 8
-# Sketches of equal tensors differ by less than this, also if one is rounded to eight bits.
-NEAR = 0.05
-# Exact sketches to compare at a time, which bounds memory.
-SOME = 256
 
 
 @dataclass(frozen=True)
@@ -167,7 +164,7 @@ def find_origins(
         if not sketch.any():
             continue
         distances = np.abs(of_sources - sketch).max(axis=1)
-        near = np.flatnonzero(distances < NEAR * np.abs(sketch).max())
+        near = np.flatnonzero(distances < NEAR_SKETCH * np.abs(sketch).max())
         by_distance = near[np.argsort(distances[near], kind="stable")]
         for source in (sources[number] for number in by_distance.tolist()):
             if source != name and _holds(checkpoints, source, names[name]):

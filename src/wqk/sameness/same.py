@@ -19,7 +19,7 @@ from wqk.families import AttentionPlan, Place
 from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.sameness import configured, mismatches
-from wqk.sameness.answer import BlockComparison, CheckpointComparison
+from wqk.sameness.answer import BlockComparison, Cause, CheckpointComparison
 from wqk.sameness.blocks import Scoring, positions
 from wqk.sameness.contents import compare_stored, paired_names
 from wqk.sameness.diagnosis import (
@@ -34,6 +34,7 @@ from wqk.sameness.diagnosis import (
 from wqk.sameness.edits import Take
 from wqk.sameness.expected import Expected
 from wqk.sameness.finders import find_groups
+from wqk.sameness.merges import MergedShare, merge_causes, merge_sentence, merged_shares
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.orders import renumbered
 from wqk.sameness.outside import (
@@ -45,6 +46,7 @@ from wqk.sameness.outside import (
     roles,
 )
 from wqk.sameness.positions import GUESSED, named_settings, undecided_positions
+from wqk.sameness.quantization import coded_otherwise
 from wqk.sameness.repairs import Change
 from wqk.sameness.reports import failure
 from wqk.sameness.stream import folded, turned
@@ -180,7 +182,11 @@ def same(
     one, two = (plan.query.tensor for plan in anchors[0])
     names = paired_names(checkpoints[0].tensors(), checkpoints[1].tensors(), (one, two))
     tensors, unsure, skipped = outside(models, pairs, blocks, names, everything, layers, tolerance)
-    blocks, tensors, tensor_causes = with_tensor_causes(models, pairs, blocks, tensors, names)
+    shares = [] if layers is not None else [*merged_shares(checkpoints, names)]
+    blocks, merges = _with_merges(pairs, blocks, shares)
+    blocks, tensors, tensor_causes = with_tensor_causes(
+        models, pairs, blocks, tensors, names, merges
+    )
     if any(plan.rule.guess for pair in pairs for plan in pair):
         unsure = (*unsure, GUESSED)
     notes += absent_towers(models)
@@ -205,7 +211,24 @@ def same(
         told,
         tuple(left),
         tensor_causes,
+        merge_sentence(shares),
     )
+
+
+def _with_merges(
+    pairs: Sequence[Pair], blocks: Sequence[BlockComparison], shares: Sequence[MergedShare]
+) -> tuple[list[BlockComparison], list[Cause]]:
+    """Add wrong merges of an adapter to blocks that are the same otherwise; and those elsewhere."""
+    left = {share.name: share for share in shares}
+    found = []
+    for pair, block in zip(pairs, blocks, strict=True):
+        names = dict.fromkeys(part.name for part in form_parts(pair[0]))
+        own = [left.pop(name) for name in names if name in left]
+        if block.verdict is not Verdict.DIFFERENT:
+            causes = [cause.mismatch for cause in merge_causes(own)]
+            block = replace(block, mismatches=(*block.mismatches, *causes))
+        found.append(block)
+    return found, merge_causes([*left.values()])
 
 
 def assert_same(ref: Any, other: Any, **options: Any) -> CheckpointComparison:
@@ -340,6 +363,8 @@ def _compared(
             apart[circuit] = one
             if len(heads) == len(by_head):
                 heads = np.maximum(heads, np.where(shares > 1, by_head, 0.0))
+    if not (found or apart or tolerance):
+        found += coded_otherwise(checkpoints, pair)
     return BlockComparison(
         *pair[0].place,
         distance,

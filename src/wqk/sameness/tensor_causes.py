@@ -7,6 +7,7 @@ several layers are one cause.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -17,6 +18,7 @@ from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.adapters import module_of
 from wqk.errors import CheckpointError
 from wqk.families import AttentionPlan
+from wqk.families.config import default_values
 from wqk.model import Model
 from wqk.sameness.answer import BlockComparison, Cause
 from wqk.sameness.contents import Outcome, TensorComparison, compare_stored
@@ -36,8 +38,9 @@ from wqk.sameness.matching import permutation, same_numbers
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.origins import Origin, find_origins
 from wqk.sameness.permutations import Sizes, name_permutation
+from wqk.sameness.quantization import BEYOND, RESCALED
 from wqk.sameness.repairs import Change, Exchange, Recut, Setting, Step, merged
-from wqk.sameness.tolerances import ALIKE
+from wqk.sameness.tolerances import ALIKE, LEAST_OFFSET, SAME_FACTOR, TINY, WHOLE
 from wqk.sameness.verdicts import Verdict
 from wqk.sameness.weight_pairs import short
 from wqk.sameness.weights import Pair
@@ -48,6 +51,8 @@ LARGEST = 1 << 28
 LISTED, TOGETHER = 16, 4
 # Numbers by which orders of rows are named: rows of feed-forward networks make no heads.
 SIZES = Sizes(2, 2, 1)
+# Heads over the vocabulary, which lie outside of layers.
+HEAD = re.compile(r"^(?:[a-z_]+\.)*(?:lm_head|embed_out|output)\.weight$")
 # Words for the two projections before the product of a gated feed-forward network.
 GATES, UPS = ("gate_proj", "ffn_gate", "w1"), ("up_proj", "ffn_up", "w3")
 
@@ -68,6 +73,7 @@ def with_tensor_causes(
     blocks: Sequence[BlockComparison],
     tensors: Sequence[TensorComparison],
     names: Mapping[str, str],
+    known: Sequence[Cause] = (),
 ) -> tuple[list[BlockComparison], tuple[TensorComparison, ...], tuple[Cause, ...]]:
     """Find the causes of tensors outside the forms that are not as expected.
 
@@ -81,6 +87,8 @@ def with_tensor_causes(
         The tensors that were compared.
     names
         The candidate's name of each of the reference's tensors that it has.
+    known
+        Causes of tensors that are known already, such as an adapter that was not merged.
 
     Returns
     -------
@@ -93,33 +101,46 @@ def with_tensor_causes(
     """
     search = _Search([model.checkpoint for model in models], dict(names))
     tensors = [*_under_their_names(models, tensors, names)]
-    wrong = [one.name for one in tensors if one.outcome is Outcome.DIFFERS and one.other]
+    explained = {name for cause in known for name in cause.tensors}
+    wrong = [
+        one.name
+        for one in tensors
+        if one.outcome is Outcome.DIFFERS and one.other and one.name not in explained
+    ]
     norms = {
         name
         for pair, block in zip(pairs, blocks, strict=True)
         if block.verdict is Verdict.DIFFERENT
         for name in _norms(pair[0], names)
     }
-    findings = [*search.moved([*wrong, *filter(search.differs, sorted(norms))])]
+    findings = [*_known_from_numbers(tensors)]
+    wrong = _without(wrong, findings)
+    findings += search.moved([*wrong, *filter(search.differs, sorted(norms))])
     left = _without(wrong, findings)
     findings += filter(None, map(search.edited, filter(search.has_shape, left)))
     findings += search.recut(filter(search.has_shape, _without(left, findings)))
-    findings += filter(None, map(search.resized, _without(left, findings)))
+    reshaped = [name for name in left if not search.has_shape(name)]
+    findings += filter(None, map(search.resized, reshaped))
     findings += _exchanged_gates(tensors)
-    causes = _joined(findings)
+    findings += _untied_heads(models[1], tensors)
+    causes = [*known, *_joined(findings)]
     reasons = {name: cause.mismatch.reason for cause in causes for name in cause.tensors}
-    explained = [
-        replace(one, outcome=Outcome.DIFFERS, reason=reasons[one.name])
-        if one.name in reasons
-        else one
-        for one in tensors
-    ]
+    answered = [_with_reason(one, reasons) for one in tensors]
     mended = [
         _with_norms(block, {*_norms(pair[0], names)}, causes)
         for block, pair in zip(blocks, pairs, strict=True)
     ]
     beside = tuple(cause for cause in causes if norms.isdisjoint(cause.tensors))
-    return mended, tuple(explained), beside
+    return mended, tuple(answered), beside
+
+
+def _with_reason(one: TensorComparison, reasons: Mapping[str, str]) -> TensorComparison:
+    """Return the record of a tensor, with the cause for a reason where it is known."""
+    reason = reasons.get(one.name or one.other)
+    if reason is None or one.kind is not None:
+        return one
+    outcome = Outcome.DIFFERS if one.name and one.outcome is Outcome.FOUND else one.outcome
+    return replace(one, outcome=outcome, reason=reason)
 
 
 def _under_their_names(
@@ -186,6 +207,15 @@ def _joined(findings: Sequence[_Finding]) -> list[Cause]:
     return causes
 
 
+def _known_from_numbers(tensors: Sequence[TensorComparison]) -> Iterator[_Finding]:
+    """Yield the causes that the numbers of a quantized tensor show."""
+    for one in tensors:
+        if one.kind is Kind.BLOCK_SCALES:
+            yield _Finding(one.kind, RESCALED, (one.name,))
+        elif one.kind is Kind.QUANTIZED:
+            yield _Finding(one.kind, BEYOND, (one.name,))
+
+
 def _exchanged_gates(tensors: Sequence[TensorComparison]) -> Iterator[_Finding]:
     """Find gates that lie under the other format's name for up projections, and the reverse."""
     for one in tensors:
@@ -202,6 +232,23 @@ def _exchanged_gates(tensors: Sequence[TensorComparison]) -> Iterator[_Finding]:
         elif _has_word(one.name, UPS) and _has_word(stored, GATES):
             reason = "gate and up projections have changed places"
             yield _Finding(Kind.TENSOR, reason, (one.name,))
+
+
+def _untied_heads(model: Model, tensors: Sequence[TensorComparison]) -> Iterator[_Finding]:
+    """Find heads that contradict what a configuration sets on tied embeddings."""
+    config = model.checkpoint.config
+    default = default_values(config.get("model_type")).get("tie_word_embeddings")
+    is_tied = config.get("tie_word_embeddings", default)
+    for one in tensors:
+        name = one.name or one.other
+        if not HEAD.search(name):
+            continue
+        if one.outcome is Outcome.ADDED and is_tied is True:
+            reason = f"{name} differs from the embeddings, but tie_word_embeddings is true"
+            yield _Finding(Kind.SETTING, reason, (name,))
+        elif one.outcome is Outcome.MISSING and is_tied is False:
+            reason = f"{name} is missing, but tie_word_embeddings is false: the head stays random"
+            yield _Finding(Kind.SETTING, reason, (name,))
 
 
 def _has_word(name: str, words: Sequence[str]) -> bool:
@@ -399,12 +446,12 @@ def _edit_of(expected: np.ndarray, actual: np.ndarray) -> tuple[Kind, str, Edit]
     if np.ptp(actual) == 0 and actual.size > 1:
         return Kind.CONSTANT, f"{Kind.CONSTANT}: all are {actual.flat[0]:g}", Take()
     step = float(np.median(actual - expected))
-    if abs(step) > 1e-6 and same_numbers(expected + step, actual):
-        rounded = round(step) if abs(step - round(step)) < 1e-2 else step
+    if abs(step) > LEAST_OFFSET and same_numbers(expected + step, actual):
+        rounded = round(step) if abs(step - round(step)) < WHOLE else step
         verb = "added" if step > 0 else "subtracted"
         return Kind.OFFSET, f"{abs(rounded):g} was {verb}", Offset(-rounded)
-    factor = float(np.vdot(expected, actual) / max(np.vdot(expected, expected), 1e-30))
-    if abs(factor - 1) > 1e-3 and same_numbers(factor * expected, actual):
+    factor = float(np.vdot(expected, actual) / max(np.vdot(expected, expected), TINY))
+    if abs(factor - 1) > SAME_FACTOR and same_numbers(factor * expected, actual):
         return Kind.SCALED, f"scaled by {factor:.4g}", Scale(factor)
     is_square = expected.ndim == 2 and expected.shape[0] == expected.shape[1]
     if is_square and same_numbers(expected.T, actual):

@@ -28,6 +28,32 @@ SAME_FREQUENCY = 1e-6
 # How far vectors may lie from the turned ones, beside their rounding: what sums in float32 lose.
 TURNED = 1e-5
 
+# -- quantized weights and adapters --------------------------------------------------------------
+
+# Share of entries that may lie beyond half a step of their own scale: scales are stored rounded.
+FEW_BEYOND = 0.006
+# Half a step is exceeded by this share of it where scales are rounded to eight bits.
+STEP_SLACK = 0.04
+# Gaps of neighboring levels are those of equal steps up to this share of a step.
+EVEN_STEPS = 0.05
+# Gaps of levels are larger than this share of the span of a scale; smaller ones are rounding.
+SAME_LEVEL = 1e-5
+# Entries of quantized and exact weights correspond if they lie at most this many roundings apart.
+CORRESPONDING = 1.5
+# Shares of an adapter differ by chance up to this many standard deviations, or up to the second.
+CHANCE, LEAST_SHARE = 6.0, 0.02
+# Shares of one layer that differ by more are listed by module.
+DIFFERING_SHARES = 0.1
+# The change besides an adapter is at most this many times what rounding explains.
+BESIDE_ADAPTER = 3.0
+
+# -- tensors outside the forms -----------------------------------------------------------------
+
+# Sketches of equal tensors differ by less than this, also if one is rounded to eight bits.
+NEAR_SKETCH = 0.05
+# A constant that was added is larger than this, and is a whole number if it is as near to one.
+LEAST_OFFSET, WHOLE = 1e-6, 1e-2
+
 # -- stored weights ----------------------------------------------------------------------------
 
 # Rows and columns are the same above this cosine; those of quantized weights above the second.

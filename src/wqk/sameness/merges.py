@@ -1,0 +1,215 @@
+"""The part of an adapter that survives a merge: a change projected on the product of its factors.
+
+The reference is a base model W with an adapter, W + P; the candidate C should be their merge. The
+share <C − W, P> / <P, P> is 1 where the adapter is merged, 0 where it is not, 2 where it is merged
+twice. A merge into a base of few bits rounds most of the adapter away: the share is then between.
+The method needs no tolerance for quantization, whose rounding is independent of the product.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from wqk._console import spans
+from wqk.attention.rounding import rounding_in
+from wqk.checkpoints import Checkpoint, Part
+from wqk.checkpoints.adapters import AdaptedCheckpoint, module_of, unrounded
+from wqk.checkpoints.checkpoint import View
+from wqk.sameness.answer import Cause
+from wqk.sameness.edits import Take
+from wqk.sameness.mismatches import Kind, Mismatch
+from wqk.sameness.origins import numbers_of
+from wqk.sameness.repairs import Change
+from wqk.sameness.tolerances import BESIDE_ADAPTER, CHANCE, DIFFERING_SHARES, LEAST_SHARE
+from wqk.sameness.weights import SCORES
+
+
+@dataclass(frozen=True)
+class MergedShare:
+    """Share of an adapter's product that the candidate's tensor contains.
+
+    Attributes
+    ----------
+    name, stored
+        The reference's name of the tensor, and the candidate's.
+    share
+        1 where the adapter is merged, 0 where it is not.
+    deviation
+        Standard deviation of the share, from the rounding of the candidate.
+    """
+
+    name: str
+    stored: str
+    share: float
+    deviation: float = 0.0
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether the share differs from 1 by no more than chance."""
+        return abs(self.share - 1) <= max(LEAST_SHARE, CHANCE * self.deviation)
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether the share differs from 0 by no more than chance."""
+        return abs(self.share) <= max(LEAST_SHARE, CHANCE * self.deviation)
+
+    @property
+    def module(self) -> str:
+        """Last word of its module's name."""
+        return module_of(self.name).rpartition(".")[2]
+
+    @property
+    def layer(self) -> int | None:
+        """The number of its layer."""
+        numbers = numbers_of(self.name)
+        return numbers[0] if numbers else None
+
+
+def adapted(checkpoint: Checkpoint) -> AdaptedCheckpoint | None:
+    """Return the base model with an adapter that a checkpoint is, also below views of it."""
+    while isinstance(checkpoint, View):
+        checkpoint = checkpoint.inner
+    return checkpoint if isinstance(checkpoint, AdaptedCheckpoint) else None
+
+
+def merged_shares(
+    checkpoints: Sequence[Checkpoint], names: Mapping[str, str]
+) -> Iterator[MergedShare]:
+    """Measure the share of an adapter in each tensor that both models have in one shape.
+
+    Nothing is measured where the reference has no adapter, or where the candidate's tensor has
+    changed otherwise by more than rounding.
+    """
+    reference, candidate = checkpoints
+    adapter = adapted(reference)
+    if adapter is None:
+        return
+    exact = unrounded(adapter)
+    for name, info in adapter.tensors().items():
+        stored = names.get(name)
+        if stored is None or adapter.scale_of(name) is None:
+            continue
+        stored_info = candidate.info(stored)
+        if stored_info.shape != info.shape:
+            continue
+        (base,) = adapter.base.read([Part(name)])
+        (sum_,) = exact.read([Part(name)])
+        (actual,) = candidate.read([Part(stored)])
+        share = _share(base, sum_ - base, actual, rounding_in(stored_info, actual))
+        if share is not None:
+            yield MergedShare(name, stored, *share)
+
+
+def _share(
+    base: np.ndarray, product: np.ndarray, actual: np.ndarray, rounding: float
+) -> tuple[float, float] | None:
+    """Return the share of a product in a change, and its standard deviation.
+
+    Examples
+    --------
+    >>> base, product = np.zeros(4), np.array([1.0, -1.0, 2.0, 0.0])
+    >>> _share(base, product, base + 0.5 * product, 1e-6)
+    (0.5, 0.0)
+    """
+    product = product.astype(np.float64)
+    change = actual.astype(np.float64) - base
+    squares = float(np.vdot(product, product))
+    if not squares:
+        return None
+    share = float(np.vdot(change, product)) / squares
+    rest = change - share * product
+    size = math.sqrt(float(np.square(rest).mean()))
+    allowed = rounding * math.sqrt(float(np.square(actual, dtype=np.float64).mean()))
+    if size > BESIDE_ADAPTER * max(allowed, 1e-6 * math.sqrt(squares / product.size)):
+        return None
+    return share, size / math.sqrt(squares)
+
+
+def merge_sentence(shares: Sequence[MergedShare]) -> str:
+    """Return one sentence on the shares of an adapter by layer, and by module where these differ.
+
+    Examples
+    --------
+    >>> names = [f"layers.{layer}.{module}.weight" for layer in (0, 1) for module in ("q", "k")]
+    >>> print(merge_sentence([MergedShare(name, name, 1.0) for name in names]))
+    Share of the adapter that survived the merge: 1.00 in layers 0-1.
+    >>> print(merge_sentence([MergedShare(name, name, float("q" in name)) for name in names]))
+    Share of the adapter that survived the merge: 1.00 in layers 0-1 (q), 0.00 in layers 0-1 (k).
+    """
+    if not shares:
+        return ""
+    by_layer: dict[int | None, list[MergedShare]] = {}
+    for share in shares:
+        by_layer.setdefault(share.layer, []).append(share)
+    by_module = any(_spread(members) > DIFFERING_SHARES for members in by_layer.values())
+    groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    for layer, members in by_layer.items():
+        modules: dict[str, list[str]] = {}
+        for member in members:
+            text = f"{member.share:.2f}"
+            modules.setdefault(text if by_module else _range(members), []).append(member.module)
+        for text, found in modules.items():
+            key = text, tuple(dict.fromkeys(found)) if by_module else ()
+            groups.setdefault(key, []).extend([] if layer is None else [layer])
+    parts = []
+    for (text, module_names), layers in groups.items():
+        where = f" in layer{'s' if len(layers) > 1 else ''} {spans(layers)}" if layers else ""
+        listed = f" ({', '.join(module_names)})" if module_names else ""
+        parts.append(f"{text}{where}{listed}")
+    return f"Share of the adapter that survived the merge: {', '.join(parts)}."
+
+
+def _spread(shares: Sequence[MergedShare]) -> float:
+    """Difference of the largest and the smallest share of some tensors."""
+    values = [share.share for share in shares]
+    return max(values) - min(values)
+
+
+def _range(shares: Sequence[MergedShare]) -> str:
+    """The shares of one layer in few words."""
+    low, high = (f"{bound(s.share for s in shares):.2f}" for bound in (min, max))
+    return low if low == high else f"{low} to {high}"
+
+
+def merge_causes(shares: Sequence[MergedShare]) -> list[Cause]:
+    """Return the causes of tensors into which an adapter was not merged as it should be.
+
+    Examples
+    --------
+    >>> causes = merge_causes([MergedShare("layers.0.mlp.up_proj.weight", "mlp.up", 0.0)])
+    >>> print(causes[0].mismatch, causes[0].where)
+    the adapter (LoRA) is not merged into up_proj layer 0
+    """
+    by_reason: dict[str, list[MergedShare]] = {}
+    for share in shares:
+        if not share.is_merged:
+            by_reason.setdefault(_reason_of(share), []).append(share)
+    causes = []
+    for reason, members in by_reason.items():
+        names = tuple(member.name for member in members)
+        modules = ", ".join(dict.fromkeys(member.module for member in members))
+        values = [member.share for member in members]
+        facts = {
+            "tensors": dict.fromkeys(names, "weight"),
+            "share": [min(values), max(values)],
+            "circuit": SCORES,
+        }
+        steps = (Change(tuple(member.stored for member in members), Take()),)
+        mismatch = Mismatch(Kind.ADAPTER, reason.format(modules=modules), steps, facts=facts)
+        causes.append(Cause(mismatch, (), names))
+    return causes
+
+
+def _reason_of(share: MergedShare) -> str:
+    """Return the reason of a share that is not 1; braces stand for the modules."""
+    if share.is_absent:
+        return "the adapter (LoRA) is not merged into {modules}"
+    if abs(share.share - 2) <= max(LEAST_SHARE, CHANCE * share.deviation):
+        return "the adapter (LoRA) is merged twice into {modules}"
+    if share.deviation > 0 and 0 < share.share < 1:
+        return "rounding removed most of the adapter (LoRA) in {modules}: it was merged in few bits"
+    return f"the adapter (LoRA) is merged with {share.share:.4g} times its scale into {{modules}}"
