@@ -1,5 +1,43 @@
-"""``python -m wqk``: the same command where the script is not on the path."""
+"""The entry point of the command, and the last resort of its errors.
 
-from wqk.cli.main import main
+Exit status 1 is a negative answer of some verbs (`same`: the models differ). Python also ends with
+1 after any exception that nobody catches, such as one that is raised while another is reported, or
+before the command is imported. Here every failure ends with status 2 and one line. Nothing is
+imported on the way to that line, because memory or file descriptors may be exhausted.
+"""
 
-main()
+import contextlib
+import os
+import sys
+
+FAILED = 2
+
+
+def main() -> None:
+    """Run the ``wqk`` command."""
+    try:
+        from wqk.cli.main import command, run
+
+        status = run(command)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        report(error)
+        status = FAILED
+    sys.exit(status)
+
+
+def report(error: BaseException) -> None:
+    """Write one line about an error to standard error, with hardly any memory."""
+    if isinstance(error, MemoryError):
+        reason = b"out of memory: give the process more memory"
+    elif getattr(error, "errno", None) in (23, 24):  # ENFILE and EMFILE
+        reason = b"too many open files: let the process open more (ulimit -n)"
+    else:
+        reason = b"internal failure, " + type(error).__name__.encode("ascii", "replace")
+    with contextlib.suppress(OSError):  # standard error may be closed
+        os.write(2, b"wqk: " + reason + b"\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -105,7 +105,7 @@ def test_ctrl_c_in_a_real_process(tmp_path):
         "import sys, time, wqk.model as m\n"
         "m.open_checkpoint = lambda *a, **k: (print('now', flush=True), time.sleep(60))\n"
         f"sys.argv = ['wqk', 'scan', {ENCODER!r}]\n"
-        "from wqk.cli.main import main\nmain()\n"
+        "from wqk.__main__ import main\nmain()\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

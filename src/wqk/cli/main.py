@@ -28,6 +28,7 @@ from typing import Any
 import click
 
 from wqk._version import __version__
+from wqk.cli.limits import too_small
 from wqk.cli.verb import Verb, first_sentence, function_definition
 from wqk.errors import WqkError, shortened
 
@@ -156,6 +157,9 @@ class Boundary(click.Group):
         """Run a verb."""
         if problem := wrong_variable(CHECKED_FIRST):
             tell(problem)
+            context.exit(2)
+        if problem := too_small():
+            click.echo(f"wqk: {problem}", err=True)  # what `tell` imports needs memory
             context.exit(2)
         try:
             return super().invoke(context)
@@ -303,8 +307,3 @@ def command(debug: bool) -> None:
 
     W_qk = W_q W_kᵀ, from any transformer checkpoint, without PyTorch.
     """
-
-
-def main() -> None:
-    """Entry point of the ``wqk`` command."""
-    sys.exit(run(command))
