@@ -400,6 +400,27 @@ def in_words() -> list[str]:
     return [f"> {numbers} {than_random(*RERUN)}"]
 
 
+def ends_table(folder: Path) -> list[str]:
+    """Losses and scores of the models of a folder: mean ± deviation over seeds."""
+    shown = {
+        "held_out_loss": ("held-out loss", ".3f"),
+        "mean_symmetry": ("symmetry", "+.2f"),
+        "mean_directionality": ("directionality (excess)", "+.2f"),
+    }
+    lines = [
+        f"| models | seeds | {' | '.join(title for title, _ in shown.values())} |",
+        f"|:--|--:|{'--:|' * len(shown)}",
+    ]
+    rows = pl.read_csv(folder / "runs.csv")
+    for (name,), group in rows.group_by("start", maintain_order=True):
+        cells = []
+        for column, (_, form) in shown.items():
+            deviation = group[column].std() or 0
+            cells.append(f"{group[column].mean():{form}} ± {deviation:{form[-3:]}}")
+        lines.append(f"| {name} | {group.height} | {' | '.join(cells)} |".replace("-0", "−0"))
+    return lines
+
+
 def models_table() -> list[str]:
     """Scores of the models with linear attention and with softmax: mean ± deviation over seeds."""
     rows = pl.read_csv(FOLDER / "linear" / "runs.csv")
@@ -559,7 +580,10 @@ PAGES = {
     ),
     "starts.md": Page(FOLDER / "starts", {}),
     "linear.md": Page(FOLDER / "linear", {"models": models_table}),
-    "directionality.md": Page(FOLDER / "directionality", {}),
+    "directionality.md": Page(
+        FOLDER / "directionality", {"models": partial(ends_table, FOLDER / "directionality")}
+    ),
+    "collator.md": Page(FOLDER / "collator", {"models": partial(ends_table, FOLDER / "collator")}),
 }
 
 # Folders with contrasts.
