@@ -118,7 +118,7 @@ class MissingPackage(WqkError):
     package
         Its name.
     extra
-        The extra of wqk that installs it: ``pip install '.[extra]'`` in a clone.
+        The extra of wqk that installs it: ``pip install 'wqk[extra]'``.
     """
 
     package: str | None = None
@@ -133,7 +133,10 @@ def install(extra: str) -> str:
     >>> install("report")
     "pip install '.[report]' in a clone of wqk"
     """
-    return f"pip install '.[{extra}]' in a clone of wqk"
+    is_clone = (Path(__file__).parents[2] / "pyproject.toml").is_file()
+    return (
+        f"pip install '.[{extra}]' in a clone of wqk" if is_clone else f"pip install 'wqk[{extra}]'"
+    )
 
 
 @contextmanager
