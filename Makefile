@@ -90,7 +90,7 @@ check: $(READY)
 # every extra together (which downloads PyTorch).
 FLOORS := .venv-floors
 LOWEST = $(FLOORS)/bin/uv pip install --quiet --python $(FLOORS)/bin/python --resolution lowest-direct
-TESTING := "pytest>=8.3" "hypothesis>=6.120" "jaxtyping>=0.2.36" "beartype>=0.19"
+TESTING := "pytest>=8.3" "hypothesis>=6.140" "jaxtyping>=0.2.36" "beartype>=0.19"
 CORE := tests/forms/test_forms.py tests/forms/test_scores.py tests/scanning/test_scan.py \
 	tests/scanning/test_bars.py tests/scanning/test_details.py \
 	tests/test_files.py tests/test_errors.py
@@ -107,7 +107,8 @@ floors: $(FLOORS)/bin/uv
 
 floors-extras: $(FLOORS)/bin/uv
 	$(LOWEST) -e '.[report,train,cluster,gguf]' $(TESTING)
-	$(FLOORS)/bin/python -m pytest --quiet -p no:cacheprovider -m "not campaign and not slow" $(EXTRAS)
+	$(FLOORS)/bin/python -m pytest --quiet -p no:cacheprovider -m "not campaign and not slow" \
+		-W ignore::DeprecationWarning $(EXTRAS)
 
 # What a release consists of, checked, and tried where nothing else is installed.
 RELEASE := .venv-release

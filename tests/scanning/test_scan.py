@@ -133,18 +133,24 @@ def test_a_device_changes_only_the_rounding(distances: tuple[int, ...], shared: 
 
 def test_products_on_a_device_are_whole_and_the_setting_stays() -> None:
     torch = pytest.importorskip("torch")
-    settings, seen = torch.backends.cuda.matmul, []
-    before, settings.fp32_precision = settings.fp32_precision, "tf32"
+    settings = torch.backends.cuda.matmul
+    if hasattr(settings, "fp32_precision"):  # since PyTorch 2.9
+        name, rounded, whole = "fp32_precision", "tf32", "ieee"
+    else:
+        name, rounded, whole = "allow_tf32", True, False
+    before = getattr(settings, name)
+    during: list[object] = []
+    setattr(settings, name, rounded)
     try:
         wqk.scan(
             wqk.demo_model("encoder"),
             device="cpu",
-            on_progress=lambda _: seen.append(settings.fp32_precision),
+            on_progress=lambda _: during.append(getattr(settings, name)),
         )
-        assert settings.fp32_precision == "tf32"
+        assert getattr(settings, name) == rounded
     finally:
-        settings.fp32_precision = before
-    assert seen == ["ieee"] * 4
+        setattr(settings, name, before)
+    assert during == [whole] * 4
 
 
 def test_a_device_that_is_not_there_is_named() -> None:
