@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import jaxtyping
 import pytest
 from hypothesis import HealthCheck, settings
-from tests import groups
-from tests.optional import missing_package, skip_without_packages
+from tests import groups, optional
 from threadpoolctl import threadpool_limits
 
 if TYPE_CHECKING:
@@ -57,13 +56,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return groups.has_none(collection_path, config.option.markexpr) or None
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_make_collect_report(collector: pytest.Collector) -> None:
-    """Skip files whose optional packages are missing."""
-    if isinstance(collector, pytest.File):
-        skip_without_packages(collector)
-
-
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Refuse tests that use polars while they are collected: a forked process would hang."""
     for task in Path("/proc/self/task").glob("*/comm"):
@@ -71,11 +63,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             raise pytest.UsageError("a test uses polars while it is collected; use a fixture")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Give all workers and their children the same turn, and one thread for products each.
 
     Threads of processes that share the cores would wait for each other, by spinning.
     """
+    config.pluginmanager.register(optional)
     groups.choose_turn()
     for library in ("OMP", "OPENBLAS"):
         os.environ.setdefault(f"{library}_NUM_THREADS", "1")
@@ -101,10 +94,6 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         signal.alarm(groups.CAMPAIGN_SECONDS)
     try:
         return (yield)
-    except Exception as error:
-        if package := missing_package(error):
-            pytest.skip(f"needs {package}")
-        raise
     finally:
         signal.alarm(0)
         item.user_properties.append((SECONDS, processor_time() - before))

@@ -1,4 +1,4 @@
-"""Tests that need a package which is not installed skip, with the package as the reason."""
+"""A plugin: tests that need a package which is not installed skip, with the package as the reason."""
 
 from __future__ import annotations
 
@@ -74,3 +74,21 @@ def skip_without_packages(collector: pytest.Collector) -> None:
             pytest.skip(f"needs {package}", allow_module_level=True)
 
     collector.collect = collect_or_skip  # type: ignore[method-assign]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> None:
+    """Skip files whose optional packages are missing."""
+    if isinstance(collector, pytest.File):
+        skip_without_packages(collector)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """Skip tests that import a missing optional package while they run."""
+    try:
+        return (yield)
+    except Exception as error:
+        if package := missing_package(error):
+            pytest.skip(f"needs {package}")
+        raise
