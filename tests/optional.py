@@ -1,4 +1,4 @@
-"""A plugin: tests that need a package which is not installed skip, with the package as the reason."""
+"""A plugin: tests that need a missing optional package skip, with the package as the reason."""
 
 from __future__ import annotations
 
