@@ -40,7 +40,7 @@ def missing_package(error: BaseException) -> str | None:
     """Name of the optional package whose absence caused an error; None if there is none."""
     for cause in _causes(error):
         if isinstance(cause, MissingPackage):
-            return cause.package
+            return cause.package or "an optional package"
         if isinstance(cause, ModuleNotFoundError) and cause.name:
             package = cause.name.partition(".")[0]
             if package in OPTIONAL and importlib.util.find_spec(package) is None:
