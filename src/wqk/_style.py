@@ -106,6 +106,11 @@ def _displayed() -> type[Figure]:
         def _repr_html_(self) -> str:
             return as_image(self)
 
+        def savefig(self, *arguments: Any, **options: Any) -> None:
+            # Fonts and resolution are chosen when a file is written, not when a figure is drawn.
+            with style():
+                super().savefig(*arguments, **options)
+
     return Picture
 
 
