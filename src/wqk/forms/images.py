@@ -70,6 +70,8 @@ def matrix_image(form: BilinearForm, side: int = 1024, gamma: float = 2.0) -> Ma
 
 # The color scale ends at this quantile of the magnitudes.
 SATURATION = 0.995
+# Space around the entries of a form, as a share of its width and height.
+MARGIN = 0.02
 
 
 @style()
@@ -117,7 +119,7 @@ def draw_entries(axis: Axes, image: MatrixImage) -> AxesImage:
     """Draw the entries alone, on a color scale that is symmetric about zero."""
     height, width = len(image.row_norms), len(image.column_norms)
     limit = float(np.quantile(np.abs(image.pixels), SATURATION)) or 1.0
-    return axis.imshow(
+    drawn = axis.imshow(
         image.pixels,
         cmap=SIGNS,
         vmin=-limit,
@@ -126,6 +128,11 @@ def draw_entries(axis: Axes, image: MatrixImage) -> AxesImage:
         aspect="auto",
         extent=(-0.5, width - 0.5, height - 0.5, -0.5),
     )
+    # Space around the entries, so that no axis lies on the first row or column.
+    axis.spines[:].set_visible(False)
+    axis.set_xlim(-0.5 - MARGIN * width, width - 0.5 + MARGIN * width)
+    axis.set_ylim(height - 0.5 + MARGIN * height, -0.5 - MARGIN * height)
+    return drawn
 
 
 def draw_with_norms(
@@ -139,8 +146,12 @@ def draw_with_norms(
         (columns.vlines, image.column_norms, image.outlying_columns),
         (rows.hlines, image.row_norms, image.outlying_rows),
     ):
-        for chosen, color in ((~outlying, "#b8bcc2"), (outlying, OUTLIER)):
-            lines(np.flatnonzero(chosen), 0, norms[chosen], color=color, linewidth=0.7)
-    columns.set_ylim(bottom=0)
-    rows.set_xlim(left=0)
+        for chosen, color, width in ((~outlying, "#b8bcc2", 0.7), (outlying, OUTLIER, 1.3)):
+            lines(np.flatnonzero(chosen), 0, norms[chosen], color=color, linewidth=width)
+    # Rows and columns on one scale: which side has the longer ones is what the picture shows.
+    longest = 1.05 * float(max(image.column_norms.max(), image.row_norms.max())) or 1.0
+    columns.set_ylim(0, longest)
+    columns.spines["left"].set_position(("outward", 2))
+    rows.set_xlim(0, longest)
+    rows.spines["bottom"].set_position(("outward", 2))
     return drawn, columns, rows

@@ -102,7 +102,7 @@ def demo_verdict(table: ScoreTable) -> str:
 @style()
 def demo_figure(table: ScoreTable) -> Figure:
     """Draw the scores of both models, and one layer's matrix of each (needs matplotlib)."""
-    from wqk.forms.images import draw_entries
+    from wqk.forms.images import draw_with_norms
 
     # For each model, the layer that shows its structure best.
     layers = table.layers.frame
@@ -110,13 +110,21 @@ def demo_figure(table: ScoreTable) -> Figure:
         "encoder": layers.filter(checkpoint="encoder").sort("symmetry")["layer"][-1],
         "decoder": layers.filter(checkpoint="decoder").sort("directionality_excess")["layer"][0],
     }
-    figure = new_figure(9.4, 2.4)
-    axes = figure.subplots(1, 4, width_ratios=[1.1, 1.1, 1.0, 1.0])
-    for axis, (score, title) in zip(axes[:2], LABELS.items(), strict=True):
+    figure = new_figure(9.4, 2.6)
+    grid = figure.add_gridspec(1, 4, width_ratios=[1.0, 1.0, 1.15, 1.15])
+    for column, (score, title) in enumerate(LABELS.items()):
+        axis = figure.add_subplot(grid[column])
         layer_curves(axis, table, score, title)
-    axes[0].legend(loc="best")
-    for axis, (name, layer) in zip(axes[2:], chosen.items(), strict=True):
-        draw_entries(axis, matrix_image(open_model(demo_model(name))[layer].form))
-        axis.set(title=f"{name}, layer {layer}", xlabel="key side", ylabel="query side")
-        axis.set(xticks=[], yticks=[], box_aspect=1)
+        if column == 0:
+            axis.legend(loc="lower left")
+    for column, (name, layer) in enumerate(chosen.items(), start=2):
+        panel = grid[column].subgridspec(
+            2, 2, width_ratios=[5, 1], height_ratios=[1, 5], wspace=0.02, hspace=0.02
+        )
+        image = matrix_image(open_model(demo_model(name))[layer].form)
+        drawn, columns, rows = draw_with_norms(figure, panel, image)
+        columns.set_title(f"{name}, layer {layer}")
+        drawn.axes.set(xlabel="key side", ylabel="query side", xticks=[], yticks=[])
+        for margin in (columns, rows):
+            margin.set_axis_off()
     return figure
