@@ -82,6 +82,11 @@ def test_nonsense_is_read_or_refused(tmp_path: Path, name: str) -> None:
         ("llama", {"dim": 10**400, "head_dim": None}, "dim must be a positive whole number"),
         ("llama", {"n_heads": "2"}, "n_heads must be a positive whole number, got '2'"),
         ("litgpt", {"rope_adjustments": [8]}, r"rope_adjustments must be .*, got \[8\]"),
+        (
+            "litgpt",
+            {"sliding_window_indices": [1, 0], "rope_indices": [0, 1]},
+            "LitGPT's rope_indices of this model is not read",
+        ),
         ("litgpt condensed", {"rope_condense_ratio": "two"}, "rotary scaling 'linear' .* 'two'"),
         ("timm", {"architecture": None}, "lacks num_heads"),
         ("open_clip", {"model_cfg": {"vision_cfg": []}}, "lacks heads"),

@@ -197,6 +197,7 @@ AXIAL = {
     "video_llama_3_vision": ("apply_rotary_pos_emb_vision", False),
     "llama4_vision_model": ("vision_apply_rotary_emb", False),
     "lfm3_vl_vision": ("apply_rotary_pos_emb_vision", False),
+    "pixtral": ("apply_rotary_pos_emb", False),
     "sam3_vit_model": ("apply_rotary_pos_emb_2d", False),
 }
 MODULES = {

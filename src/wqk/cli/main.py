@@ -297,10 +297,28 @@ CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
 LABORATORY = Verbs(laboratory)
 
 
+def _show_version(context: click.Context, parameter: click.Parameter, requested: bool) -> None:
+    """Print the version, and the version of transformers that families were proven against."""
+    if not requested or context.resilient_parsing:
+        return
+    from wqk.families.config import proven_version
+
+    click.echo(f"wqk, version {__version__}")
+    click.echo(f"families proven against transformers {proven_version()}")
+    context.exit()
+
+
 @click.group(
     cls=Boundary, verbs=Verbs(lambda: {"wqk.cli": SECTIONS}), context_settings=CONTEXT_SETTINGS
 )
-@click.version_option(__version__, prog_name="wqk")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and exit.",
+)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def command(debug: bool) -> None:
     """Read, measure and follow the query-key form of self-attention.

@@ -1,5 +1,6 @@
 """Which tensors are a model's queries and keys: families as data, and plans made from them."""
 
+from wqk.families.assumptions import Aspect, Assumption
 from wqk.families.family import AttentionRule, Family, families, load_family
 from wqk.families.finding import find_family, with_head_counts
 from wqk.families.layouts import Composed, Norm, Projection
@@ -9,6 +10,8 @@ from wqk.families.sides import Side
 from wqk.families.windows import Window
 
 __all__ = [
+    "Aspect",
+    "Assumption",
     "AttentionPlan",
     "AttentionRule",
     "Composed",

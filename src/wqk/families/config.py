@@ -138,6 +138,23 @@ def idle_reason(key: str) -> str | None:
     return None
 
 
+def proven_version() -> str:
+    """Return the version of transformers whose models the families were proven against."""
+    return str(_tables("proven.toml")["transformers"])
+
+
+def always_present(model_type: object) -> Sequence[str]:
+    """Roles of tensors that every model of this type has, though others of its family lack them.
+
+    Examples
+    --------
+    >>> always_present("qwen3"), always_present("llama")
+    (['query_norm', 'key_norm'], [])
+    """
+    roles: Sequence[str] = _tables("always.toml").get(str(model_type), [])
+    return roles
+
+
 def keys_of(*rules: object) -> set[str]:
     """The keys that rules read, among the names of tensors and other words in them."""
     return {*READ, *TURNING, *re.findall(r"\w+", repr(rules))}
@@ -205,6 +222,7 @@ class Config:
         whole = config.get("model_type")
         named = part.get("model_type") if isinstance(part, dict) else None
         own = named or part_types(whole).get(nested, whole)
+        self.own_type = own
         left_out = default_values(own) or default_values(model_type)
         left_out = {**left_out, **default_values(f"{whole}.{nested}")}
         unread = self.passed_over = {*unread_keys(own), *unread_keys(f"{whole}.{nested}")}

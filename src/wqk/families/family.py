@@ -53,6 +53,7 @@ class RotaryRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     only_if: str = ""  # switches of models that are rotary or not
     layers: tuple[str, ...] = ()  # list of the layers that are rotary
     every: tuple[str, ...] = ()  # a number n; every n-th layer is not rotary
+    backward: bool = False  # counted from the last layer, which is the first that is not rotary
     windowed_only: bool = False  # layers with full attention have no positions
 
     def __post_init__(self) -> None:
@@ -207,6 +208,8 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     whole_score: bool = True  # false if the score has terms that no key describes
     causal: bool = False
     causal_if: str = ""  # configuration flag of models that are either
+    # Modules under which the class that runs masks later tokens, or does not.
+    causal_under: dict[str, bool] = {}
     window: tuple[str, ...] = ()  # size of local attention
     window_axes: int = 1  # 2 where windows are squares of an image
     rotary_only: tuple[str, ...] = ()  # "norm", "window": others than rotary layers have none

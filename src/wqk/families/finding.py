@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from wqk.checkpoints import Checkpoint, TensorInfo
 from wqk.errors import CheckpointError, UnknownFamily, errors_about
-from wqk.families.config import Config, part_types
+from wqk.families.config import Config, part_types, proven_version
 from wqk.families.family import (
     AttentionRule,
     Family,
@@ -383,6 +383,7 @@ def infer_family(checkpoint: Checkpoint, count_heads: bool = True) -> Family:
             "describe them in a family file (family=FILE.toml)"
         )
     counts = list(_head_counts(checkpoint.config))
+    offset = _gain_offset(checkpoint)
     rules = []
     for candidate in softmax:
         stack, kind = _role(candidate, softmax, checkpoint.config)
@@ -401,6 +402,8 @@ def infer_family(checkpoint: Checkpoint, count_heads: bool = True) -> Family:
                 layout=layout,
                 every_layer=False,
                 norm="layer" if around[candidate].has_bias else "rms",
+                norm_offset=offset if around[candidate].query_norm else 0.0,
+                note=_age(checkpoint.config),
                 partial=partial,
                 guess=f"guessed from the tensors' names ({candidate.query}), confidence "
                 f"{confidence}{reason}",
@@ -409,6 +412,31 @@ def infer_family(checkpoint: Checkpoint, count_heads: bool = True) -> Family:
             )
         )
     return Family(name="inferred", model_types=(), attention=tuple(rules))
+
+
+def _gain_offset(checkpoint: Checkpoint) -> float:
+    """Return 1 if the names of tensors are Gemma 2's or 3's, which store gains minus 1.
+
+    Gemma 4 has the same names and stores the gains themselves.
+    """
+    model_type = str(checkpoint.config.get("model_type", "")).lower()
+    has_names = any("pre_feedforward_layernorm" in name for name in checkpoint.tensors())
+    return 1.0 if has_names and not model_type.startswith("gemma4") else 0.0
+
+
+def _age(config: Mapping[str, Any]) -> str:
+    """Return a clause on the version of transformers that the families were proven against."""
+    proven = proven_version()
+    written = config.get("transformers_version")
+    clause = f"families were proven against transformers {proven}"
+    if isinstance(written, str) and _release(written) > _release(proven):
+        return f"this type is newer than the families: {written} wrote the file, and {clause}"
+    return clause
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version, for comparison: (5, 23, 0) of ``5.23.0.dev0``."""
+    return tuple(map(int, re.findall(r"\d+", version)[:3]))
 
 
 def _names(candidate: Candidate, around: Neighbors) -> dict[str, Any]:

@@ -141,6 +141,10 @@ class Match:
                     return tuple(part for part in parts if part is not None)
         return ()
 
+    def named(self, spelling: str) -> str:
+        """Return the full name of a spelling's weight, whether or not it exists."""
+        return weight_name(self._filled(spelling)).replace("{head}", "0")
+
     def _filled(self, spelling: str) -> str:
         """The full name; ``{last}`` is the highest number that a tensor has."""
         before, mark, after = spelling.partition("{last}")

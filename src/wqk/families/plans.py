@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -17,7 +17,8 @@ from msgspec import structs
 from wqk._console import kind_in_words
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
 from wqk.errors import CheckpointError, UnknownFamily
-from wqk.families.config import Config
+from wqk.families.assumptions import Assumption, assumptions_of
+from wqk.families.config import Config, always_present
 from wqk.families.layouts import Composed
 from wqk.families.naming import find_layers, weight_name, without_numbers
 from wqk.families.rotary import Rotary, rotary_of, rotary_stretch
@@ -136,6 +137,15 @@ def _require_entries(
         raise CheckpointError(f"{part.name} must have {wanted} entries, {what}, got shape {shape}")
 
 
+# Roles of tensors that some models of a family lack, and whether a plan has them.
+OPTIONAL_ROLES: Mapping[str, Callable[[AttentionPlan], bool]] = {
+    "query_norm": lambda plan: plan.query.norm is not None,
+    "key_norm": lambda plan: plan.key.norm is not None,
+    "sinks": lambda plan: plan.sinks is not None,
+    "temperature": lambda plan: plan.query.temperature is not None,
+    "softplus": lambda plan: plan.query.temperature is not None,
+}
+
 TOKEN_BY_TOKEN = "queries and keys are normalized token by token before they meet; "
 
 TERNARY = (
@@ -166,7 +176,7 @@ class Positional:
     rotary: Rotary
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AttentionPlan:
     """One block's attention: its place in the model, its tensors, and the rest of its score."""
 
@@ -191,11 +201,27 @@ class AttentionPlan:
     positional: Positional | None
     quantized: tuple[str, ...] = ()  # how queries and keys are stored, if with few bits
     grows_from: int | None = None  # the number of the token from which on queries grow
+    missing: tuple[str, ...] = ()  # tensors that models of the type have, and the file lacks
+
+    @property
+    def assumptions(self) -> tuple[Assumption, ...]:
+        """Parts of the plan that its family does not establish; see `wqk.families.assumptions`."""
+        return tuple(assumptions_of(self))
+
+    def __repr__(self) -> str:
+        """Show all fields; a guess shows none of the values that it only assumes."""
+        assumed = {"scale", "causal", "window", "softcap", "rotary", "axial", "position"}
+        hidden = assumed if self.rule.guess else set()
+        shown = (
+            f"{field.name}={'unknown' if field.name in hidden else repr(getattr(self, field.name))}"
+            for field in fields(self)
+        )
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     @property
     def stack(self) -> str:
         """The stack's name; configured otherwise, an encoder is a decoder, and a decoder one."""
-        if self.causal and self.rule.causal_if:
+        if self.causal and (self.rule.causal_if or self.rule.causal_under):
             return "decoder"
         is_lifted = self.rule.causal and not self.causal and self.rule.stack == "decoder"
         return "encoder" if is_lifted else self.rule.stack
@@ -282,6 +308,11 @@ class AttentionPlan:
     def reason(self) -> str:
         """Why the status is ``partial``; empty if it is not."""
         reasons = [self.rule.partial] if self.rule.partial else []
+        if self.missing:
+            reasons.append(
+                f"incomplete: {' and '.join(self.missing)}, which models of this type have, "
+                f"{'are' if len(self.missing) > 1 else 'is'} missing from the file"
+            )
         if self.positional is not None:
             term = "rotary term" if self.positional.rotary.frequencies.any() else "term"
             reasons.append(f"the form is the content term; a {term} of further dimensions is added")
@@ -399,14 +430,13 @@ def _plan_rule(checkpoint: Checkpoint, family: str, rule: AttentionRule) -> list
         match = replace(match, key=keyed.key)
         planned = _plan_layer(config, family, rule, layer, groups, match)
         note = f"some layers attend with the keys of layer {source.layer}"
-        plans.append(
-            replace(
-                planned,
-                key=source.key,
-                value=source.value,
-                rule=structs.replace(planned.rule, note=note),
-            )
+        shared_keys = replace(
+            planned,
+            key=source.key,
+            value=source.value,
+            rule=structs.replace(planned.rule, note=note),
         )
+        plans.append(replace(shared_keys, missing=_missing(shared_keys, config, match)))
     return plans
 
 
@@ -476,6 +506,8 @@ def _plan_layer(
     is_causal = rule.causal and not is_lifted
     if rule.causal_if:
         is_causal = is_causal or config.holds(rule.causal_if)
+    modules = match.query.split(".")
+    is_causal = is_causal or any(rule.causal_under.get(module) for module in modules)
     window = window_of(rule, config, layer, place if staged else layer, is_causal, is_lifted)
     turned = projections.get("q_position", query.projection).head_width
     rotary = (
@@ -531,9 +563,22 @@ def _plan_layer(
         positional=positional,
         grows_from=config.optional_length(rule.grows_from) if grows else None,
     )
+    planned = replace(planned, missing=_missing(planned, config, match))
     require_fitting(planned, match.tensors)
     stored = {match.tensors[part.name].quantized: None for part in planned.parts}
     return replace(planned, quantized=tuple(filter(None, stored)))
+
+
+def _missing(plan: AttentionPlan, config: Config, match: Match) -> tuple[str, ...]:
+    """Return the names of tensors that models of the type have, and this layer lacks."""
+    has_no_norm = "norm" in plan.rule.rotary_only and plan.rotary is None
+    return tuple(
+        match.named(getattr(plan.rule, role)[0])
+        for role in always_present(config.own_type)
+        if getattr(plan.rule, role)
+        and not OPTIONAL_ROLES[role](plan)
+        and not (has_no_norm and role.endswith("norm"))
+    )
 
 
 def _without_stretch(side: Side, rotary: Rotary) -> Side:

@@ -139,7 +139,7 @@ def rotary_of(
     period = None if isinstance(kinds, list) else config.optional_whole(rule.every)
     if isinstance(kinds, list) and layer < len(kinds) and not kinds[layer]:
         return None
-    if period and (layer + 1) % period == 0:
+    if period and _is_skipped(config, layer, period, rule.backward):
         return None
     by_window = rule.windowed_only and not isinstance(kinds, list)
     unseen = by_window and not windowed and config.get("sliding_window") is not None
@@ -226,6 +226,14 @@ def rotary_of(
     by_length = by_length or bool(scaling.get("llama_4_scaling_beta"))  # grows with the position
     longest = _trained(unscaled) if by_length and config.get("max_position_embeddings") else None
     return replace(plain, frequencies=sign * scaled, amplitude=amplitude, longest=longest)
+
+
+def _is_skipped(config: Config, layer: int, period: int, backward: bool) -> bool:
+    """Return whether a layer is one of every ``period`` that have no rotary positions."""
+    if backward:
+        layers = config.whole(("num_hidden_layers",))
+        return (layers - 1 - layer) % period == 0
+    return (layer + 1) % period == 0
 
 
 def _alpha(scaling: Mapping[str, Any]) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 from wqk._console import Result, kind_in_words, size, spans
 from wqk.attention.factors import omissions
 from wqk.checkpoints import Checkpoint
-from wqk.families import AttentionPlan
+from wqk.families import Aspect, AttentionPlan
 from wqk.families.config import Config
 from wqk.families.naming import layers_beyond, recurrent_layers
 from wqk.model import Model
@@ -241,6 +241,9 @@ def _notes(plan: AttentionPlan) -> Iterator[str]:
     block = f"{plan.stack} {plan.what}"
     if plan.rule.guess:
         yield f"{block}: {plan.rule.guess}."
+    for assumption in plan.assumptions:
+        if assumption.aspect is not Aspect.MISSING:  # the reason lists missing tensors
+            yield f"{block}: {assumption}."
     if plan.rule.note:
         yield f"{block}: {plan.rule.note}."
     if plan.reason:

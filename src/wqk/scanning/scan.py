@@ -38,6 +38,7 @@ from wqk.errors import (
     required_by,
 )
 from wqk.families import AttentionPlan
+from wqk.families.assumptions import in_one_line
 from wqk.forms import BilinearForm
 from wqk.forms.kernels import directionalities, on_host
 from wqk.forms.scores import head_terms, looks_random
@@ -510,6 +511,10 @@ def _notes(model: Model, plans: Sequence[AttentionPlan], coordinates: Coordinate
     quantized: dict[str, None] = {}
     for plan in plans:
         quantized |= dict.fromkeys(plan.quantized)
+    guessed = [
+        in_one_line(plan.assumptions) for plan in plans if plan.rule.guess or plan.rotation_unknown
+    ]
+    notes += dict.fromkeys(guessed)
     notes += [f"queries and keys are stored as {number_type}" for number_type in quantized]
     unscored = model.on(model.checkpoint, [plan for plan in model.scored if plan not in plans])
     form = "of values and outputs" if coordinates.circuit == "ov" else "at a distance"

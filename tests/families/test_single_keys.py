@@ -1,0 +1,219 @@
+"""Keys of single families whose loss no model of the other tests shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.stand_in import Module
+
+import wqk
+
+pytest.importorskip("transformers")
+
+import torch
+import transformers
+from tests.families.proving import edit_config
+from tests.families.test_rotations import DENSE, random_model
+
+HALF_WIDE = {"head_dim": 12}
+ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+
+
+def arrays(*names: str, rows: int, columns: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {name: rng.standard_normal((rows, columns)).astype(np.float32) for name in names}
+
+
+def test_nanochat_normalizes_after_a_stretched_rotation(tmp_path: Path) -> None:
+    """The norm takes away YaRN's factor, which would otherwise be in every score."""
+    yarn = {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "attention_factor": 3.0,
+        "original_max_position_embeddings": 64,
+    }
+    random_model("NanoChatModel", DENSE | ENDS | {"rope_parameters": yarn}).save_pretrained(
+        tmp_path
+    )
+    assert {block.verdict for block in wqk.verify(tmp_path).blocks} == {"right"}
+    rotary = wqk.open(tmp_path).plans[0].rotary
+    assert rotary is not None
+    assert (rotary.amplitude, rotary.before_norm) == (1.0, True)
+
+
+def test_cosmos3_edge_counts_key_heads_by_their_rows() -> None:
+    """A stray number of key heads in the configuration is not read."""
+    layer = "language_model.layers.0.self_attn"
+    weights = arrays(f"{layer}.to_q.weight", rows=16, columns=8)
+    weights |= arrays(f"{layer}.to_k.weight", f"{layer}.to_v.weight", rows=8, columns=8)
+    text = {"num_attention_heads": 4, "head_dim": 4, "num_hidden_layers": 1}
+    text["num_key_value_heads"] = 4
+    (plan,) = wqk.open(Module(weights, {"model_type": "cosmos3_edge", "text_config": text})).plans
+    assert (plan.query.heads, plan.key.heads) == (4, 2)
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_beit_adds_positions_only_where_it_has_their_table(own: bool, shared: bool) -> None:
+    config = transformers.BeitConfig(
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        image_size=32,
+        patch_size=16,
+        use_relative_position_bias=own,
+        use_shared_relative_position_bias=shared,
+    )
+    model = transformers.BeitModel(config)
+    has_table = any("relative_position_bias_table" in name for name in model.state_dict())
+    (plan,) = wqk.open(model).plans
+    assert plan.position == ("relative" if has_table else "")
+    assert has_table == (own or shared)
+
+
+def test_timm_reads_no_blocks_of_another_module() -> None:
+    def model(prefix: str) -> Module:
+        weights = arrays(f"{prefix}blocks.0.attn.qkv.weight", rows=48, columns=16)
+        return Module(weights, {"model_type": "timm", "num_heads": 4, "depth": 1})
+
+    assert wqk.open(model("")).family == "timm"
+    assert wqk.open(model("text.")).family == "inferred"
+
+
+@pytest.mark.parametrize("module", ["attn", "attention"])
+def test_qianfan_normalizes_queries_and_keys_under_both_names(module: str) -> None:
+    weights = arrays("encoder.layers.0.attn.qkv.weight", rows=48, columns=16)
+    names = [f"encoder.layers.0.{module}.{side}_norm.weight" for side in "qk"]
+    weights |= {name: np.ones(16, np.float32) for name in names}
+    config = {"model_type": "qianfan_ocr_vision", "num_attention_heads": 4, "num_hidden_layers": 1}
+    (plan,) = wqk.open(Module(weights, config)).plans
+    norms = [side.norm for side in (plan.query, plan.key)]
+    assert [norm and norm.gain[0].name for norm in norms] == names
+
+
+@pytest.mark.parametrize("grows", [True, False])
+@pytest.mark.parametrize("norms", [True, False])
+def test_queries_of_llama_4_grow_in_layers_without_rotary_positions(
+    grows: bool, norms: bool
+) -> None:
+    sides = [f"layers.{n}.self_attn.{side}_proj.weight" for n in range(2) for side in "qk"]
+    weights = arrays(*sides, rows=16, columns=16)
+    config = {
+        "model_type": "llama4_text",
+        "head_dim": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 2,
+        "no_rope_layers": [1, 0],
+        "floor_scale": 77,
+        "attn_temperature_tuning": grows,
+        "use_qk_norm": norms,
+    }
+    plans = wqk.open(Module(weights, config)).plans
+    assert [plan.grows_from for plan in plans] == [None, 77 if grows else None]
+
+
+def test_older_scaling_by_kind_of_layer_is_passed_over_like_transformers_does() -> None:
+    """Gemma 3 adds `rope_scaling` to full layers; parameters by kind in it change nothing."""
+    by_kind = {
+        kind: {"rope_type": "linear", "factor": 8.0, "rope_theta": 500.0}
+        for kind in ("full_attention", "sliding_attention")
+    }
+    config = {
+        "model_type": "gemma3_text",
+        "hidden_size": 16,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 2,
+        "head_dim": 4,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 8,
+        "rope_scaling": by_kind,
+    }
+    sides = [f"layers.{n}.self_attn.{side}_proj.weight" for n in range(2) for side in "qk"]
+    plans = wqk.open(Module(arrays(*sides, rows=16, columns=16), config)).plans
+    from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
+
+    own = Gemma3RotaryEmbedding(transformers.Gemma3TextConfig.from_dict(dict(config)))
+    for plan, kind in zip(plans, config["layer_types"], strict=True):
+        frequencies = getattr(own, f"{kind}_inv_freq").double().numpy()
+        assert plan.rotary is not None
+        np.testing.assert_allclose(plan.rotary.frequencies, frequencies, rtol=1e-6)
+
+
+KINDS = ("sliding_attention", "full_attention")
+
+
+@pytest.mark.parametrize("kinds", [(a, b) for a in KINDS for b in KINDS])
+def test_muse_counts_layers_without_positions_from_the_last(
+    kinds: tuple[str, str], tmp_path: Path
+) -> None:
+    """Kinds of layers are written, bases of layers are not, as in published files."""
+    settings = DENSE | HALF_WIDE | ENDS | {"layer_types": [*kinds], "sliding_window": 3}
+    random_model("MuseGlimmerTextModel", settings).save_pretrained(tmp_path)
+    edit_config(tmp_path, {"layer_rope_theta": None})
+    assert {block.verdict for block in wqk.verify(tmp_path).blocks} == {"right"}
+    plans = wqk.open(tmp_path).plans
+    assert [plan.rotary is not None for plan in plans] == [True, False]
+
+
+TEXT: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "vocab_size": 60,
+    "encoder_hidden_size": 20,
+    "projection_dim": 8,
+    "sep_token_id": 2,
+    "is_decoder": True,
+    **ENDS,
+}
+VISION = {
+    "hidden_size": 20,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "image_size": 32,
+    "patch_size": 16,
+    "projection_dim": 8,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "masks"),
+    [
+        ("BlipForConditionalGeneration", {"text_decoder": True}),
+        ("BlipForQuestionAnswering", {"text_decoder": True, "text_encoder": False}),
+        ("BlipForImageTextRetrieval", {"text_encoder": False}),
+    ],
+)
+def test_the_class_that_runs_decides_the_mask_of_blip(name: str, masks: dict[str, bool]) -> None:
+    config = transformers.BlipConfig(text_config=TEXT, vision_config=VISION)
+    model = getattr(transformers, name)(config).eval()
+    plans = [p for p in wqk.open(model).plans if p.kind == "self" and p.stack != "vision"]
+    read = {plan.query.tensor.partition(".")[0]: plan.causal for plan in plans}
+    assert read == masks
+    for module, causal in masks.items():
+        text = getattr(model, module)
+        with torch.no_grad():
+            tokens = torch.tensor([[5, 6, 7, 8], [5, 6, 7, 9]])  # they differ at the end
+            own = {"is_decoder": True} if causal else {}
+            picture = torch.randn(1, 2, 20).repeat(2, 1, 1)
+            out = text(input_ids=tokens, encoder_hidden_states=picture, **own)
+        first = out[0][:, 0]
+        assert torch.allclose(first[0], first[1], atol=1e-6) == causal
+
+
+def test_the_mask_of_a_text_of_blip_alone_is_an_assumption() -> None:
+    layer = "encoder.layer.0.attention.self"
+    weights = arrays(f"{layer}.query.weight", f"{layer}.key.weight", rows=16, columns=16)
+    config = {"model_type": "blip_text_model", "num_attention_heads": 4, "num_hidden_layers": 1}
+    (plan,) = wqk.open(Module(weights, config)).plans
+    (one,) = plan.assumptions
+    assert (one.aspect.value, one.value) == ("mask", "none")
