@@ -121,6 +121,16 @@ def test_equal_codes_with_other_scales(tmp_path: Path):
     assert same(reference, reference).verdict is Verdict.SAME
 
 
+def test_a_tensor_that_is_paired_by_its_rows_is_compared_under_its_other_name(tmp_path: Path):
+    exact = save(tmp_path / "exact", original())
+    tuned = in_four_bits(changed(original(), 0.5))
+    renamed = {name.replace("mlp.up_proj", "feed_forward.w3"): tuned[name] for name in tuned}
+    answer = same(exact, save(tmp_path / "coded", renamed))
+    assert answer.verdict is Verdict.DIFFERENT
+    names = [(one.name, one.other) for one in answer.unexplained]
+    assert ("model.layers.0.mlp.up_proj.weight", "model.layers.0.feed_forward.w3.weight") in names
+
+
 # -- adapters ----------------------------------------------------------------------------------
 
 

@@ -23,7 +23,7 @@ from wqk.sameness.tolerances import EVEN_STEPS, SAME_FACTOR, SAME_LEVEL, STEP_SL
 
 # Methods whose codes are not the nearest ones: errors are compensated, or scales are searched with
 # weights of the entries. Files with plain integers (INT) do not record their method.
-COMPENSATED = re.compile(r"GPTQ|INT |HQQ|IQ\d|TQ\d")
+COMPENSATED = re.compile(r"GPTQ|AWQ|INT |HQQ|IQ\d|TQ\d")
 # Half the relative distance of neighboring numbers in float16, in which quantizers compute.
 COMPUTED = 2**-11
 # Scales of one stretch of entries are read from at least this many.

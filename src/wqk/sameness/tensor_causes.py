@@ -99,7 +99,10 @@ def with_tensor_causes(
     causes
         The causes that concern no block.
     """
-    search = _Search([model.checkpoint for model in models], dict(names))
+    # Tensors of quantized files are also paired by their first rows, whatever their names.
+    paired = {one.name: one.other for one in tensors if one.name and one.other}
+    names = {**names, **paired}
+    search = _Search([model.checkpoint for model in models], names)
     tensors = [*_under_their_names(models, tensors, names)]
     explained = {name for cause in known for name in cause.tensors}
     wrong = [
