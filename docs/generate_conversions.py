@@ -9,8 +9,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wqk.sameness.repairs import Change
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from wqk.sameness.mismatches import Mismatch
 
 ROOT = Path(__file__).parents[1]
 
@@ -36,8 +40,15 @@ def rows() -> Iterator[str]:
         originals = StateDict(*right(mistake.model), "original")
         found = same(originals, StateDict(tensors, config, "copy")).causes[0].mismatch
         threads = ", ".join(map(_link, mistake.threads)) or "–"
-        code = found.repair.split("\n")[0].split("  # ")[0]
+        code = statement(found)
         yield f"| {mistake.what} | {threads} | {_cell(found.reason)} | `{_cell(code)}` |"
+
+
+def statement(mismatch: Mismatch) -> str:
+    """Return the statement of a repair that edits one weight ``w``, or one setting."""
+    step = mismatch.steps[0]
+    code = step.edit.code() if isinstance(step, Change) else step.code()
+    return code.replace("\n", "; ")
 
 
 def _link(thread: str) -> str:

@@ -250,7 +250,7 @@ def _in_html(renderable: Any) -> str:
     if not text:
         return ""
     tag = "b" if "bold" in str(getattr(renderable, "style", "")) else "span"
-    if text.startswith("  "):  # indented lines are the code of a repair
+    if text.startswith(("  ", "# ")):  # the code of a repair begins with a comment
         tag = "code"
     return f"<div><{tag}>{text}</{tag}></div>"
 

@@ -68,9 +68,7 @@ def test_numbers_of_heads_are_taken_from_the_other_side() -> None:
     for pair in ((ours, theirs), (theirs, ours)):
         comparison = same(*pair)
         assert comparison.same
-        assert comparison.notes[0] == (
-            "openai does not tell its number of heads: 6 query heads, as in hf"
-        )
+        assert comparison.notes[0] == ("openai lacks its number of heads: 6 query heads, as in hf")
     with pytest.raises(UnknownFamily, match="heads_per_layer=N"):
         same(theirs, theirs)
     assert same(theirs, theirs, heads_per_layer=6).same

@@ -495,7 +495,7 @@ def test_where_a_gguf_file_s_tower_may_be_is_said() -> None:
     found = CheckpointComparison("a", "b.gguf", (), missing=(Place("vision", "self", 0),))
     assert "mmproj" in found.sentence
     assert "0/0" not in found.sentence
-    assert "mmproj" not in replace(found, other="b").sentence
+    assert "mmproj" not in replace(found, candidate="b").sentence
 
 
 def test_what_positions_lack_is_said_without_a_repair() -> None:

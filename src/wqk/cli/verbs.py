@@ -190,6 +190,12 @@ def show(ref: str, layer: int, out: Path | None, as_json: bool, **options: Any) 
     help="Ignore a freedom: the coordinates of the residual stream, if one rotation turns "
     "everything (QuaRot, SpinQuant); the order of neurons (both imply --all); or that of heads.",
 )
+@click.option(
+    "--repair",
+    type=PATH,
+    metavar="FOLDER",
+    help="Write a repaired copy of B, with its files, names and types, and compare it.",
+)
 @click.option("--junit", type=FILE, metavar="FILE.xml", help="Write a report as JUnit's XML.")
 @click.option("--picture", type=FILE, help="Draw where they differ: .png, .pdf or .svg.")
 @json_output
@@ -242,7 +248,8 @@ def same(
     if picture:
         save_figure(result.plot(), picture)
         display.say(f"picture: {picture}")
-    context.exit(result.verdict.exit_status)
+    verdict = result.verdict if result.repaired is None else result.repaired.verdict
+    context.exit(verdict.exit_status)
 
 
 @click.command()

@@ -19,13 +19,15 @@ from wqk.sameness.contents import Outcome, TensorComparison
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.origins import numbers_of
 from wqk.sameness.outside import ATTENTION, MIXER, OTHER
-from wqk.sameness.repairs import merged, program
+from wqk.sameness.repairs import Step, merged, program
 from wqk.sameness.verdicts import Verdict
 from wqk.sameness.weights import SCORES
 from wqk.tables.sheet import Sheet
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from wqk.sameness.repaired_files import WrittenRepair
 
 # Tensors that differ are printed up to so many.
 LISTED = 8
@@ -152,7 +154,7 @@ class Cause:
 
 
 # Kinds whose reason is printed also where no repair is known.
-NAMED_ALONE = (Kind.SETTING, Kind.ROTARY, Kind.QUANTIZED, Kind.BLOCK_SCALES)
+NAMED_ALONE = (Kind.SETTING, Kind.ROTARY, Kind.LAYER, Kind.QUANTIZED, Kind.BLOCK_SCALES)
 # What one may try on a comparison, and what has it.
 SYNONYMS = {
     **dict.fromkeys(("reasons", "why", "mismatches"), "causes"),
@@ -193,6 +195,8 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
         Causes of tensors outside the forms that differ.
     adapter
         One sentence on the shares of the reference's adapter that the candidate contains.
+    repaired
+        The repaired copy of the candidate, if one was written.
     """
 
     reference: str
@@ -210,6 +214,7 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
     settings_not_compared: tuple[str, ...] = ()
     tensor_causes: tuple[Cause, ...] = ()
     adapter: str = ""
+    repaired: WrittenRepair | None = None
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -252,6 +257,17 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
             name for cause in self.causes for name in cause.mismatch.facts.get("tensors", ())
         }
         return tuple(one for one in self.differing if (one.name or one.other) not in explained)
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps that make the candidate like the reference, as far as they are known."""
+        return merged(step for cause in self.causes for step in cause.mismatch.steps)
+
+    @property
+    def unrepaired(self) -> tuple[TensorComparison, ...]:
+        """The tensors outside the forms that differ, and that no step edits."""
+        edited = {name for step in self.steps for name in step.edited}
+        return tuple(tensor for tensor in self.differing if tensor.other not in edited)
 
     @property
     def alone(self) -> list[tuple[str, tuple[Place, ...], str]]:
@@ -307,7 +323,7 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
     @property
     def repair(self) -> str:
         """Code that makes the candidate like the reference, as far as it is known."""
-        return program(merged(step for cause in self.causes for step in cause.mismatch.steps))
+        return program(self.steps)
 
     @property
     def sentence(self) -> str:
@@ -485,7 +501,11 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
         if more > 0:
             yield f"and {more} more tensors that differ (--json lists them)"
         if self.repair:
+            yield ""
             yield _code(self.commented_repair)
+        if self.repaired is not None:
+            yield ""
+            yield self.repaired.summary
 
     def _distances(self) -> Sheet:
         """A table of the distances of blocks that differ; blocks of equal causes are a row."""
@@ -544,6 +564,7 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
             "adapter": self.adapter or None,
             "settings_not_compared": list(self.settings_not_compared),
             "blocks": blocks,
+            "repaired": None if self.repaired is None else asdict(self.repaired),
         }
         return {name: json_value(value) for name, value in said.items()}
 
@@ -555,9 +576,8 @@ def _farthest_of(distances: Iterable[float | None]) -> str:
 
 
 def _code(text: str) -> Text:
-    """Code that is not wrapped, so that it can be copied as it is."""
-    indented = "\n".join(f"  {line}" for line in text.splitlines())
-    return Text(indented, no_wrap=True, overflow="ignore")
+    """Code that is neither wrapped nor indented, so that it can be copied as it is."""
+    return Text(text, no_wrap=True, overflow="ignore")
 
 
 def _differ(some: Sequence[object], what: str) -> str:

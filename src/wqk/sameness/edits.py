@@ -598,7 +598,7 @@ class Within:
     --------
     >>> print(Within(0, Rows(0, 2, 2, 1), Scale(2.0)).code())
     rows = slice(0, 2)
-    part = w[rows]
+    part = w[rows].clone()
     part = part / 2
     w[rows] = part
     """
@@ -631,7 +631,7 @@ class Within:
         lines = [f"{rows} = {self.rows.code}"]
         if isinstance(self.edit, Take):
             return "\n".join([*lines, f"{name}{index} = {original}{index}"])
-        lines.append(f"{part} = {name}{index}")
+        lines.append(f"{part} = {name}{index}.clone()")
         if self.needs_original:
             lines.append(f"{part}_expected = {original}{index}")
         lines += [self.edit.code(part, f"{part}_expected"), f"{name}{index} = {part}"]

@@ -23,6 +23,10 @@ class Tensor:
     def __init__(self, array: Any) -> None:
         self.array = np.asarray(array)
 
+    def clone(self) -> Tensor:
+        """Return a copy."""
+        return Tensor(self.array.copy())
+
     def unflatten(self, axis: int, shape: tuple[int, ...]) -> Tensor:
         """Return the tensor with one axis as several."""
         before, after = self.array.shape[:axis], self.array.shape[axis + 1 :]

@@ -136,6 +136,7 @@ class Expected:
         steps: list[Step] = []
         if finding.swapped:
             steps.append(Exchange(tuple(finding.swapped), tuple(finding.swapped.values())))
+        steps += finding.recuts
         for name, edit in finding.edits.items():
             steps.append(Change((name,), self._layout(name).as_stored(edit)))
         return tuple(steps)

@@ -53,6 +53,7 @@ from wqk.sameness.permutations import (
     reorders,
     whole_heads,
 )
+from wqk.sameness.repairs import Recut
 from wqk.sameness.tolerances import (
     FITS,
     HALF,
@@ -64,7 +65,7 @@ from wqk.sameness.tolerances import (
     SAME,
     SCREENED,
 )
-from wqk.sameness.weight_pairs import Adapter, Finding, Gain, WeightPair, short
+from wqk.sameness.weight_pairs import SCORED, Adapter, Finding, Gain, WeightPair, short
 
 # Description of an order without a name.
 UNORDERED = "in another order, by no known rule"
@@ -74,6 +75,9 @@ SAMPLED = 256
 BLOCKS = (16, 32, 64, 128)
 # Pairs of heads that a description lists.
 LISTED_HEADS = 8
+
+# The sides of a fused weight, in the order in which they are joined.
+JOINED = ("query", "key", "value")
 
 Find: TypeAlias = "Callable[[WeightPair], Finding | None]"
 
@@ -664,6 +668,8 @@ def search(pairs: Sequence[WeightPair], elsewhere: Elsewhere = lambda pair: None
     """
     wrong = [pair for pair in pairs if not pair.right]
     findings = _find_moved_tensors(pairs, wrong, elsewhere)
+    if not findings and (recut := find_recut(pairs)) is not None:
+        findings = [recut]
     # Weights first, which explain the biases that moved with them.
     for is_matrix in (True, False):
         explained = {name for finding in findings for name in finding.tensors}
@@ -742,6 +748,53 @@ def _exchanged(wrong: Sequence[WeightPair], sources: Mapping[str, WeightPair]) -
         scored = tuple(side for side in ("query", "key") if side in sides)
         findings.append(Finding(kind, description, {}, pair, sides=scored, swapped=places))
     return findings
+
+
+def find_recut(pairs: Sequence[WeightPair]) -> Finding | None:
+    """Find queries, keys and values whose rows lie in each other: a fused weight that was cut.
+
+    The rows of all three are joined, and searched for among the expected rows of all three.
+    """
+    sides = {pair.role.side: pair for pair in pairs if pair.heads and pair.role.part == "weight"}
+    if any(side not in sides for side in JOINED):
+        return None
+    weights = [sides[side] for side in JOINED]
+    columns = {pair.expected.shape[1] for pair in weights}
+    turned = {pair.layout.turned_first != pair.layout.turned_last for pair in weights}
+    is_plain = all(len(pair.layout.shape) == 2 and pair.repeated == 1 for pair in weights)
+    if len(columns) > 1 or len(turned) > 1 or not is_plain or any(p.role.fused for p in weights):
+        return None
+    if sum(not pair.right for pair in weights) < 2:
+        return None
+    rows = _rows_of_all(weights)
+    lengths = [len(pair.actual) for pair in weights]
+    owner = np.arange(3).repeat(lengths)
+    if rows is None or np.array_equal(owner[rows], owner):
+        return None
+    first = weights[0]
+    name = name_in_fused(rows, by_group=False, sizes=first.sizes)
+    if name is None:
+        edits: dict[str, Edit] = {pair.name: Take() for pair in weights}
+        description = f"rows of queries, keys and values lie among each other {UNORDERED}"
+        return Finding(Kind.FUSED, description, edits, first, sides=SCORED)
+    assert isinstance(name.edit, Permute)
+    axis = 1 if turned.pop() else 0
+    recuts = [Recut(tuple(p.name for p in weights), tuple(lengths), name.edit.order, axis)]
+    biases = [pair.bias for pair in weights]
+    if all(bias is not None and not bias.right for bias in biases):
+        names = tuple(bias.name for bias in biases if bias is not None)
+        recuts.append(Recut(names, tuple(lengths), name.edit.order))
+    description = f"queries, keys and values: of one fused weight, whose rows {name.description}"
+    return Finding(Kind.FUSED, description, {}, first, sides=SCORED, recuts=tuple(recuts))
+
+
+def _rows_of_all(weights: Sequence[WeightPair]) -> np.ndarray | None:
+    """Return the actual rows of several weights that make the expected rows of all of them."""
+    expected = np.concatenate([pair.expected for pair in weights])
+    actual = np.concatenate([pair.actual for pair in weights])
+    sketches = [np.concatenate([pair.sketches[which] for pair in weights]) for which in (0, 1)]
+    alike = min(pair.alike for pair in weights)
+    return permutation(expected, actual, alike, sketches)
 
 
 def _joined(findings: Sequence[Finding], pairs: Sequence[WeightPair]) -> list[Finding]:

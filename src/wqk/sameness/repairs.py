@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 from wqk.sameness.edits import Edit, Order, Take
@@ -30,6 +31,10 @@ COMMENT = (
 class Step(Protocol):
     """One step of a program."""
 
+    @property
+    def edited(self) -> tuple[str, ...]:
+        """The tensors that the step edits."""
+
     def code(self) -> str:
         """Return the step as lines of PyTorch."""
 
@@ -40,6 +45,11 @@ class Change:
 
     names: tuple[str, ...]
     edit: Edit
+
+    @property
+    def edited(self) -> tuple[str, ...]:
+        """The tensors that the step edits."""
+        return self.names
 
     def code(self) -> str:
         """Return the step as lines of PyTorch.
@@ -68,26 +78,37 @@ class Exchange:
     targets: tuple[str, ...]
     sources: tuple[str, ...]
 
+    @property
+    def edited(self) -> tuple[str, ...]:
+        """The tensors that the step edits."""
+        return self.targets
+
+    def renamed(self, rename: Callable[[str], str]) -> Exchange:
+        """Return the step with other names."""
+        return Exchange(tuple(map(rename, self.targets)), tuple(map(rename, self.sources)))
+
     def code(self) -> str:
         """Return the step as lines of PyTorch.
 
         Examples
         --------
-        >>> print(Exchange(("a", "b"), ("b", "a")).code())
-        tensors["a"], tensors["b"] = tensors["b"], tensors["a"]
+        >>> print(Exchange(("q", "k"), ("k", "q")).code())
+        a, b = "q", "k"
+        tensors[a], tensors[b] = tensors[b], tensors[a]
         """
-        targets = ", ".join(f"tensors[{quoted(name)}]" for name in self.targets)
-        sources = ", ".join(f"tensors[{quoted(name)}]" for name in self.sources)
-        line = f"{targets} = {sources}"
-        if len(line) <= WIDTH:
-            return line
-        inner = "".join(f"    tensors[{quoted(name)}],\n" for name in self.sources)
-        values = f"values = (\n{inner})"
-        assignments = "\n".join(
-            f"tensors[{quoted(name)}] = values[{number}]"
-            for number, name in enumerate(self.targets)
+        if len(self.targets) == 2:
+            first, second = map(quoted, self.targets)
+            names = f"a, b = {first}, {second}"
+            if len(names) > WIDTH - 4:
+                names = f"a = {first}\nb = {second}"
+            return f"{names}\ntensors[a], tensors[b] = tensors[b], tensors[a]"
+        pairs = zip(self.targets, self.sources, strict=True)
+        listed = "".join(f"    {quoted(name)}: {quoted(source)},\n" for name, source in pairs)
+        return (
+            f"sources = {{\n{listed}}}\n"
+            "moved = {name: tensors[source] for name, source in sources.items()}\n"
+            "tensors.update(moved)"
         )
-        return f"{values}\n{assignments}"
 
 
 @dataclass(frozen=True)
@@ -109,6 +130,15 @@ class Recut:
     order: Order
     axis: int = 0
 
+    @property
+    def edited(self) -> tuple[str, ...]:
+        """The tensors that the step edits."""
+        return self.names
+
+    def renamed(self, rename: Callable[[str], str]) -> Recut:
+        """Return the step with other names."""
+        return replace(self, names=tuple(map(rename, self.names)))
+
     def code(self) -> str:
         """Return the step as lines of PyTorch."""
         dim = f", {self.axis}" if self.axis else ""
@@ -122,6 +152,62 @@ class Recut:
         )
 
 
+class Template(str):
+    """The name of a tensor with ``{layer}`` in the place of its layer's number."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True)
+class ForLayers:
+    """One step for several layers.
+
+    Attributes
+    ----------
+    layers
+        Numbers of the layers.
+    step
+        The step; its names are templates.
+    """
+
+    layers: tuple[int, ...]
+    step: Exchange | Recut
+
+    @property
+    def edited(self) -> tuple[str, ...]:
+        """The tensors that the step edits."""
+        templates = self.step.edited
+        return tuple(
+            template.replace("{layer}", str(layer))
+            for layer in self.layers
+            for template in templates
+        )
+
+    @property
+    def singles(self) -> list[Exchange | Recut]:
+        """The same steps, layer by layer."""
+        steps = []
+        for layer in self.layers:
+            number = str(layer)
+            steps.append(self.step.renamed(partial(_of_layer, number=number)))
+        return steps
+
+    def code(self) -> str:
+        """Return the step as lines of PyTorch.
+
+        Examples
+        --------
+        >>> names = Template("layers.{layer}.a"), Template("layers.{layer}.b")
+        >>> print(ForLayers((0, 2), Exchange(names, names[::-1])).code())
+        for layer in (0, 2):
+            a, b = f"layers.{layer}.a", f"layers.{layer}.b"
+            tensors[a], tensors[b] = tensors[b], tensors[a]
+        """
+        return (
+            f"for layer in {_sequence(self.layers)}:\n{textwrap.indent(self.step.code(), '    ')}"
+        )
+
+
 @dataclass(frozen=True)
 class Setting:
     """A setting of the configuration, by the keys that lead to it; None as its value removes it."""
@@ -129,6 +215,11 @@ class Setting:
     path: tuple[str, ...]
     value: Any
     removed: bool = False
+
+    @property
+    def edited(self) -> tuple[str, ...]:
+        """The tensors that the step edits: none."""
+        return ()
 
     def code(self) -> str:
         """Return the step as lines of Python.
@@ -146,6 +237,8 @@ class Setting:
 
 def quoted(text: str) -> str:
     """Return a string literal in double quotes, where the text allows them."""
+    if isinstance(text, Template):
+        return f'f"{text}"'
     literal = repr(text)
     if '"' in text or "\\" in text or literal[0] != "'":
         return literal
@@ -157,7 +250,7 @@ def merged(steps: Iterable[Step]) -> tuple[Step, ...]:
     names_by_code: dict[str, list[str]] = {}
     edits: dict[str, Edit] = {}
     settings: dict[str, Step] = {}
-    others: dict[str, Step] = {}
+    others: dict[str, Exchange | Recut] = {}
     for step in steps:
         if isinstance(step, Change):
             code = step.edit.code()
@@ -165,12 +258,38 @@ def merged(steps: Iterable[Step]) -> tuple[Step, ...]:
             names_by_code.setdefault(code, []).extend(step.names)
         elif isinstance(step, Setting):
             settings.setdefault(step.code(), step)
-        else:
+        elif isinstance(step, ForLayers):
+            for single in step.singles:
+                others.setdefault(single.code(), single)
+        elif isinstance(step, Exchange | Recut):
             others.setdefault(step.code(), step)
     changes = [
         Change(tuple(dict.fromkeys(names)), edits[code]) for code, names in names_by_code.items()
     ]
-    return (*settings.values(), *others.values(), *changes)
+    return (*settings.values(), *_looped(others.values()), *changes)
+
+
+def _looped(steps: Iterable[Exchange | Recut]) -> list[Step]:
+    """Join equal steps of several layers into one that is repeated for each."""
+    layers_by_code: dict[str, list[int]] = {}
+    templates: dict[str, Exchange | Recut] = {}
+    alone: list[Step] = []
+    for step in steps:
+        numbers = {match[0] for name in step.edited for match in LAYER.finditer(name)}
+        counts = {len(LAYER.findall(name)) for name in step.edited}
+        plain = not any(character in name for name in step.edited for character in "{}\\\"'")
+        if len(numbers) != 1 or counts != {1} or not plain:
+            alone.append(step)
+            continue
+        template = step.renamed(lambda name: Template(LAYER.sub("{layer}", name)))
+        code = template.code()
+        templates.setdefault(code, template)
+        layers_by_code.setdefault(code, []).append(int(numbers.pop()))
+    looped: list[Step] = []
+    for code, layers in layers_by_code.items():
+        repeated = ForLayers(tuple(layers), templates[code])
+        looped += [repeated] if len(layers) > 1 else repeated.singles
+    return [*alone, *looped]
 
 
 def program(steps: Sequence[Step]) -> str:
@@ -223,14 +342,29 @@ def for_each(names: Sequence[str], body: str) -> str:
         spelled = [pattern.replace("\0", str(layers[0])) for pattern in patterns]
         listed = "".join(f"    {quoted(name)},\n" for name in spelled)
         return f"for name in (\n{listed}):\n{textwrap.indent(body, '    ')}"
-    sequence = f"({', '.join(map(str, layers))})"
-    if len(layers) > 2 and layers == list(range(layers[0], layers[-1] + 1)):
-        first = f"{layers[0]}, " if layers[0] else ""
-        sequence = f"range({first}{layers[-1] + 1})"
     templates = [pattern.replace("\0", "{layer}") for pattern in patterns]
     if len(templates) == 1:
         inner = f'name = f"{templates[0]}"\n{body}'
     else:
         listed = "".join(f'    f"{template}",\n' for template in templates)
         inner = f"for name in (\n{listed}):\n{textwrap.indent(body, '    ')}"
-    return f"for layer in {sequence}:\n{textwrap.indent(inner, '    ')}"
+    return f"for layer in {_sequence(layers)}:\n{textwrap.indent(inner, '    ')}"
+
+
+def _of_layer(template: str, number: str) -> str:
+    """Return the name of a tensor in one layer."""
+    return template.replace("{layer}", number)
+
+
+def _sequence(layers: Sequence[int]) -> str:
+    """Numbers of layers as a range, or else as a tuple.
+
+    Examples
+    --------
+    >>> _sequence((0, 1, 2)), _sequence((1, 4))
+    ('range(3)', '(1, 4)')
+    """
+    if len(layers) > 2 and list(layers) == list(range(layers[0], layers[-1] + 1)):
+        first = f"{layers[0]}, " if layers[0] else ""
+        return f"range({first}{layers[-1] + 1})"
+    return f"({', '.join(map(str, layers))})"

@@ -19,6 +19,7 @@ from wqk.sameness.edits import Edit, Take, Viewed
 from wqk.sameness.matching import largest, same_numbers, sketch, within
 from wqk.sameness.mismatches import Kind
 from wqk.sameness.permutations import Sizes
+from wqk.sameness.repairs import Recut
 from wqk.sameness.tolerances import ALIKE, QUANTIZED_ALIKE, SAFETY, SAME
 
 
@@ -286,6 +287,8 @@ class Finding:
         Numbers behind the description, by name.
     swapped
         Tensors that hold each other's numbers: the source of each target.
+    recuts
+        Tensors whose rows were joined and cut at other places.
     """
 
     kind: Kind
@@ -297,11 +300,13 @@ class Finding:
     heads: tuple[int, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     swapped: Mapping[str, str] = field(default_factory=dict)
+    recuts: tuple[Recut, ...] = ()
 
     @property
     def tensors(self) -> tuple[str, ...]:
         """The tensors that are edited."""
-        return (*self.edits, *self.swapped)
+        cut = [name for recut in self.recuts for name in recut.names]
+        return (*self.edits, *self.swapped, *cut)
 
 
 # The sides of scores.

@@ -1,0 +1,69 @@
+"""Open the two models of a comparison; one may lend its numbers of heads to the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from wqk.errors import CheckpointError, UnknownFamily
+from wqk.model import Model
+from wqk.model import open as open_model
+from wqk.sameness.configured import is_configured
+
+
+def open_both(
+    openings: Sequence[dict[str, Any]], heads: int | None, key_heads: int | None
+) -> tuple[list[Model], list[str]]:
+    """Open both models.
+
+    Parameters
+    ----------
+    openings
+        The arguments of `wqk.open` for the reference and for the candidate.
+    heads, key_heads
+        Numbers of heads of the model that does not contain its own; by default the other model's.
+
+    Returns
+    -------
+    tuple
+        The models, and notes on numbers that one of them lacks.
+
+    Raises
+    ------
+    CheckpointError, UnknownFamily
+        A model cannot be opened, also with these numbers.
+    """
+    errors: list[Exception] = []
+    models = [_opened(opening, errors) for opening in openings]
+    known = next((model for model in models if model is not None), None)
+    if known is None and heads is None:
+        raise errors[0]
+    notes: list[str] = []
+    for number, opening in enumerate(openings):
+        if models[number] is not None:
+            continue
+        counts, source = (heads, key_heads), "as given"
+        if heads is None and known is not None:
+            plan, source = known.plans[0], f"as in {known.name}"
+            counts = plan.query.heads, plan.key.heads
+            if counts[0] == counts[1]:
+                counts = counts[0], None
+        numbers = {"heads_per_layer": counts[0], "key_heads": counts[1]}
+        model = _opened(opening | numbers, errors)
+        if model is None:
+            raise errors[0]
+        config = model.checkpoint.config
+        if heads is None and "model_type" in config and is_configured(config):
+            raise errors[0]  # transformers would fill in a number, and it is the wrong one
+        models[number] = model
+        notes.append(f"{model.name} lacks its number of heads: {counts[0]} query heads, {source}")
+    return [model for model in models if model is not None], notes
+
+
+def _opened(opening: dict[str, Any], errors: list[Exception]) -> Model | None:
+    """Open a model; None, and an error on the list, if that fails."""
+    try:
+        return open_model(**opening)
+    except (CheckpointError, UnknownFamily) as error:
+        errors.append(error)
+        return None

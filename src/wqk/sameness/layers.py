@@ -1,0 +1,72 @@
+"""Layers that were dropped or repeated: one cause for all layers that moved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from wqk._console import spans
+from wqk.families import Place
+from wqk.sameness.answer import BlockComparison
+from wqk.sameness.mismatches import Kind, Mismatch
+
+
+def with_moved_layers(
+    blocks: Sequence[BlockComparison], alone: Sequence[Place]
+) -> list[BlockComparison]:
+    """Return the blocks, with one cause where a stack lost or repeats layers of the reference.
+
+    ``alone`` are the blocks that only one of the two has: stacks of equal depth keep their causes.
+    """
+    causes: dict[tuple[str, str], Mismatch] = {}
+    for stack in {(place.stack, place.kind) for place in alone}:
+        cause = _moved([block for block in blocks if (block.stack, block.kind) == stack])
+        if cause is not None:
+            causes[stack] = cause
+    explained = []
+    for block in blocks:
+        cause = causes.get((block.stack, block.kind))
+        held = _held(block)
+        if cause is not None and held is not None and held != block.layer:
+            others = tuple(each for each in block.mismatches if each.verdict is not Kind.LAYER)
+            facts = {**cause.facts, "other_layer": held}
+            block = replace(block, mismatches=(replace(cause, facts=facts), *others))
+        explained.append(block)
+    return explained
+
+
+def _held(block: BlockComparison) -> int | None:
+    """The layer of the reference that a block has; None if it has none as a whole."""
+    for cause in block.mismatches:
+        if cause.verdict is Kind.LAYER:
+            layer = cause.facts.get("other_layer")
+            return None if layer is None else int(layer)
+    return None if block.unequal else block.layer
+
+
+def _moved(blocks: Sequence[BlockComparison]) -> Mismatch | None:
+    """The cause of the layers of a stack that moved; None if they do not follow each other."""
+    held = [_held(block) for block in blocks]
+    layers = [layer for layer in held if layer is not None]
+    own = [block.layer for block in blocks]
+    if len(layers) < len(blocks) or layers == own or layers != sorted(layers):
+        return None
+    moved = [layer for layer, source in zip(own, layers, strict=True) if layer != source]
+    sources = [source for layer, source in zip(own, layers, strict=True) if layer != source]
+    if len(moved) < 2 and layers[-1] == own[-1]:
+        return None
+    dropped = sorted(set(range(min(own), max(layers) + 1)) - set(layers))
+    repeated = sorted({layer for layer in layers if layers.count(layer) > 1})
+    if dropped and not repeated:
+        which = f"layers {spans(dropped)} are" if len(dropped) > 1 else f"layer {dropped[0]} is"
+        text = f"{which} missing"
+    elif repeated and not dropped:
+        which = f"layers {spans(repeated)} are" if len(repeated) > 1 else f"layer {repeated[0]} is"
+        text = f"{which} repeated"
+    else:
+        return None
+    place = f"layers {spans(moved)} have those of layers {spans(sources)}"
+    if len(moved) == 1:
+        place = f"layer {moved[0]} has those of layer {sources[0]}"
+    reason = f"{Kind.LAYER}: {text}, and {place}"
+    return Mismatch(Kind.LAYER, reason, facts={"missing": dropped, "repeated": repeated})

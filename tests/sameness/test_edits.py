@@ -1,0 +1,170 @@
+"""Each edit does what its printed code does, with PyTorch and with the stand-in for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from wqk.sameness.edits import (
+    Axes,
+    Clear,
+    DivideByGain,
+    Edit,
+    HeadOrder,
+    Listed,
+    Negate,
+    Offset,
+    Periodic,
+    Permute,
+    Reversed,
+    Rolled,
+    RotatedPart,
+    Rows,
+    Scale,
+    Sections,
+    Take,
+    Then,
+    Transpose,
+    Viewed,
+    Within,
+)
+from wqk.sameness.execution import Arrays, run
+from wqk.sameness.repairs import Change, Exchange, Recut, Setting, merged, program
+
+RANDOM = np.random.default_rng(0)
+ROWS, COLUMNS = 24, 12
+WEIGHT, ORIGINAL = RANDOM.standard_normal((2, ROWS, COLUMNS)).astype(np.float32)
+GAIN = RANDOM.uniform(0.5, 2, COLUMNS).astype(np.float32)
+
+ORDERS = (
+    Axes((2, 3, 4), (0, 2, 1)),
+    Axes((2, 3, 4), (1, 0, 2)),
+    Axes((2, 3, 4), (1, 2, 0)),
+    Axes((2, 3, 2, 2), (0, 3, 2, 1)),
+    Rolled(5),
+    Rolled(-3),
+    Reversed(),
+    Listed((1, 0, *range(2, ROWS))),
+    Listed(tuple(RANDOM.permutation(ROWS).tolist())),
+    Periodic((2, 0, 1)),
+    Periodic((1, 0), 3),
+    HeadOrder((2, 0, 1), 8),
+    RotatedPart(8, (2, 3)),
+    Sections((12, 6, 6), 1, (1, 0, 2), 1),
+    Sections((12, 6, 6), 2, (0, 1, 2), 1),
+    Sections((12, 6, 6), 1, (0, 1, 2), 3),
+    Sections((12, 6, 6), 2, (2, 1, 0), 3),
+)
+EDITS: tuple[Edit, ...] = (
+    *(Permute(0, order) for order in ORDERS),
+    Scale(1.7),
+    Scale(-1.0),
+    Negate(0, (0, 5)),
+    Negate(1, (1, 2)),
+    Offset(1.0),
+    Offset(-1.0),
+    Take(),
+    Clear(),
+    DivideByGain(1, "norm.weight", 1 + GAIN, 1.0, 2),
+    DivideByGain(1, "norm.weight", GAIN, 0.0, -1, of_reference=True),
+    Within(0, Rows(0, 8, 8, 1), Permute(0, Reversed())),
+    Within(0, Rows(2, 2, 6, 3), Scale(2.0)),
+    Within(0, Rows(8, 8, 8, 1), Take()),
+    Within(0, Rows(12, 12, 12, 1), Transpose()),
+    Within(0, Rows(0, 12, 12, 1), Within(0, Rows(4, 4, 4, 1), Take())),
+    Then(Permute(0, Rolled(1)), Scale(0.5)),
+    Then(Within(0, Rows(0, 4, 4, 1), Take()), Within(0, Rows(8, 4, 4, 1), Take())),
+)
+
+
+def in_pytorch(code: str, weight: np.ndarray, original: np.ndarray) -> np.ndarray:
+    """The weight after the code was run with PyTorch."""
+    gain = torch.tensor(GAIN)
+    scope = {
+        "torch": torch,
+        "w": torch.tensor(weight),
+        "original": torch.tensor(original),
+        "tensors": {"norm.weight": gain},
+        "reference": {"norm.weight": gain},
+    }
+    exec(code, scope)
+    return scope["w"].numpy()
+
+
+def in_stand_in(edit: Edit, weight: np.ndarray, original: np.ndarray) -> np.ndarray:
+    """The weight after the code was run without PyTorch."""
+    tensors = Arrays({"a": weight, "norm.weight": GAIN})
+    run(Change(("a",), edit).code(), tensors, Arrays({"a": original, "norm.weight": GAIN}))
+    return tensors.changed["a"]
+
+
+@pytest.mark.parametrize("edit", EDITS, ids=repr)
+@pytest.mark.parametrize("turned", [False, True])
+def test_printed_code_is_the_edit(edit: Edit, turned: bool) -> None:
+    weight, original = (WEIGHT.T, ORIGINAL.T) if turned else (WEIGHT, ORIGINAL)
+    edit = edit.turned() if turned else edit
+    expected = edit.apply(weight, original)
+    np.testing.assert_allclose(in_pytorch(edit.code(), weight, original), expected, rtol=1e-6)
+    np.testing.assert_allclose(in_stand_in(edit, weight, original), expected, rtol=1e-6)
+    assert edit.describe()
+
+
+@pytest.mark.parametrize("edit", EDITS, ids=repr)
+def test_the_edit_of_a_bias_is_that_of_its_rows(edit: Edit) -> None:
+    """A column of a weight moves as its bias does."""
+    of_bias = edit.on_bias()
+    if of_bias is None:
+        return
+    bias, original = WEIGHT[:, 0].copy(), ORIGINAL[:, 0].copy()
+    edited = of_bias.apply(bias, original)
+    np.testing.assert_array_equal(edited, edit.apply(WEIGHT, ORIGINAL)[:, 0])
+    np.testing.assert_allclose(in_pytorch(of_bias.code(), bias, original), edited, rtol=1e-6)
+
+
+@pytest.mark.parametrize("turned_first", [False, True])
+@pytest.mark.parametrize("edit", [Permute(0, Rolled(5)), Take(), Permute(1, Rolled(1))], ids=repr)
+def test_tensors_with_an_axis_for_heads_are_edited_as_matrices(
+    edit: Edit, turned_first: bool
+) -> None:
+    shape = (3, COLUMNS, 8) if turned_first else (3, 8, COLUMNS)
+    stored, original = RANDOM.standard_normal((2, *shape)).astype(np.float32)
+    viewed = Viewed(shape, turned_first, False, edit)
+    expected = viewed.apply(stored, original)
+    assert expected.shape == shape
+    np.testing.assert_array_equal(in_pytorch(viewed.code(), stored, original), expected)
+    np.testing.assert_array_equal(in_stand_in(viewed, stored, original), expected)
+
+
+def test_steps_of_several_layers_are_one_loop_that_runs() -> None:
+    names = [f"layers.{layer}.{side}_proj.weight" for layer in range(4) for side in "qk"]
+    steps = merged(Change((name,), Permute(0, Rolled(1))) for name in names)
+    code = program(steps)
+    assert code.startswith("for layer in range(4):")
+    tensors = {name: torch.tensor(WEIGHT) for name in names}
+    exec(code, {"torch": torch, "tensors": tensors, "reference": {}})
+    for name in names:
+        np.testing.assert_array_equal(tensors[name].numpy(), np.roll(WEIGHT, -1, 0))
+
+
+def test_tensors_are_exchanged_and_cut_again() -> None:
+    steps = (
+        Exchange(("a", "b"), ("b", "a")),
+        Recut(("a", "b"), (ROWS, ROWS), Reversed()),
+        Setting(("text_config", "rope_theta"), 5e5),
+    )
+    tensors = {"a": torch.tensor(WEIGHT), "b": torch.tensor(ORIGINAL)}
+    config: dict[str, dict[str, float]] = {"text_config": {}}
+    exec(program(steps), {"torch": torch, "tensors": tensors, "config": config})
+    np.testing.assert_array_equal(tensors["a"].numpy(), WEIGHT[::-1])
+    np.testing.assert_array_equal(tensors["b"].numpy(), ORIGINAL[::-1])
+    assert config == {"text_config": {"rope_theta": 5e5}}
+
+
+def test_lines_of_code_are_at_most_100_columns_wide() -> None:
+    order = Listed(tuple(RANDOM.permutation(128).tolist()))
+    code = program(merged([Change(("layers.0.q",), Permute(0, order))]))
+    assert max(map(len, code.splitlines())) <= 100
+    tensors = {"layers.0.q": torch.arange(128)}
+    exec(code, {"torch": torch, "tensors": tensors})
+    assert tensors["layers.0.q"].tolist() == list(order.order)

@@ -1,0 +1,66 @@
+"""Rows and layers in the place of others: fused weights that were cut, layers that were dropped."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.sameness.conversions import right
+from tests.sameness.mending import mend
+
+from wqk.checkpoints.modules import StateDict
+from wqk.sameness.same import same
+
+
+def layers_of(tensors: dict[str, np.ndarray], kept: list[int]) -> dict[str, np.ndarray]:
+    """The tensors with these layers alone, numbered anew."""
+    return {
+        name.replace(f".layers.{layer}.", f".layers.{place}."): value
+        for place, layer in enumerate(kept)
+        for name, value in tensors.items()
+        if f".layers.{layer}." in name
+    }
+
+
+@pytest.mark.parametrize(
+    ("kept", "moved", "text"),
+    [
+        ([0, 2], [1], "layer 1 is missing, and layer 1 has those of layer 2"),
+        ([1, 2], [0, 1], "layer 0 is missing, and layers 0-1 have those of layers 1-2"),
+        ([0, 0, 1, 2], [1, 2], "layer 0 is repeated, and layers 1-2 have those of layers 0-1"),
+    ],
+)
+def test_layers_that_were_dropped_or_repeated_are_one_cause(
+    kept: list[int], moved: list[int], text: str
+) -> None:
+    tensors, config = right("llama")
+    rest = {name: value for name, value in tensors.items() if ".layers." not in name}
+    fewer = config | {"num_hidden_layers": len(kept)}
+    comparison = same(
+        StateDict(tensors, config, "a"), StateDict(rest | layers_of(tensors, kept), fewer, "b")
+    )
+    assert not comparison.same
+    assert text in comparison.sentence
+    assert [block.layer for block in comparison.blocks if not block.same] == moved
+    assert {cause.mismatch.verdict for cause in comparison.causes} == {Kind.LAYER}
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("order", ["qkv", "kvq"])
+def test_a_fused_weight_that_was_cut_at_other_places_is_one_cause(shards: int, order: str) -> None:
+    """Each key head's queries, key and value, or each shard's, cut as three sections."""
+    tensors, config = right("llama")
+    stored = dict(tensors)
+    for layer in {name.split(".")[2] for name in tensors if ".layers." in name}:
+        names = {side: f"model.layers.{layer}.self_attn.{side}_proj.weight" for side in "qkv"}
+        pieces = {side: np.split(tensors[name], shards) for side, name in names.items()}
+        fused = np.concatenate([pieces[side][n] for n in range(shards) for side in order])
+        ends = np.cumsum([len(tensors[names[side]]) for side in "qk"])
+        stored |= dict(zip(names.values(), np.split(fused, ends), strict=True))
+    if all(np.array_equal(stored[name], tensors[name]) for name in tensors):
+        return
+    comparison = same(StateDict(tensors, config, "a"), StateDict(stored, config, "b"))
+    assert {cause.mismatch.verdict for cause in comparison.causes} == {
+        "other layout of the fused weight"
+    }
+    mend(comparison.repair, stored, tensors)
+    assert same(StateDict(tensors, config, "a"), StateDict(stored, config, "b")).same
