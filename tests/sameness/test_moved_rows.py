@@ -8,6 +8,7 @@ from tests.sameness.conversions import right
 from tests.sameness.mending import mend
 
 from wqk.checkpoints.modules import StateDict
+from wqk.sameness.mismatches import Kind
 from wqk.sameness.same import same
 
 
