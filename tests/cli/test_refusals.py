@@ -35,6 +35,7 @@ REFUSED = [
     ("show ENCODER --layer 4", "no self-attention in layer 4"),
     ("show ENCODER --layer 0 --head 4", "heads are 0 to 3"),
     ("show ENCODER --layer 0 --cross", "no cross-attention"),
+    ("compare A B", "no such command: compare; wqk same REFERENCE CANDIDATE compares two"),
     ("logits MODEL", "no such command; in Python it is wqk.logits: see help(wqk.logits)"),
     ("Clip MODEL", "no such command; in Python it is wqk.clip_: see help(wqk.clip_)"),
     ("nonsense MODEL", "No such command 'nonsense'."),

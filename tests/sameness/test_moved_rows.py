@@ -65,3 +65,28 @@ def test_a_fused_weight_that_was_cut_at_other_places_is_one_cause(shards: int, o
     }
     mend(comparison.repair, stored, tensors)
     assert same(StateDict(tensors, config, "a"), StateDict(stored, config, "b")).same
+
+
+RENAMED = {
+    "self_attn": "attention",
+    "_proj": "",
+    "model.layers": "stack",
+    "input_layernorm": "norm_a",
+}
+
+
+def test_tensors_of_a_guessed_family_are_found_by_what_they_hold() -> None:
+    """Equal values, outputs and norms were reported as missing where one side was a guess."""
+    tensors, config = right("llama")
+    renamed = {}
+    for name, value in tensors.items():
+        for old, new in RENAMED.items():
+            name = name.replace(old, new)
+        renamed[name] = value
+    sizes = ("hidden_size", "num_attention_heads", "num_key_value_heads")
+    guessed = StateDict(renamed, {key: config[key] for key in sizes}, "b")
+    comparison = same(StateDict(tensors, config, "a"), guessed, everything=True)
+    assert comparison.differing == ()
+    name = next(name for name in renamed if ".o." in name)
+    wrong = StateDict(renamed | {name: renamed[name] + 1}, guessed.config, "c")
+    assert same(StateDict(tensors, config, "a"), wrong, everything=True).differing

@@ -118,6 +118,10 @@ class Verbs(Mapping[str, click.Command]):
         return sum(1 for _ in self)
 
 
+# Commands that people try where they mean `wqk same`.
+SAME_BY_OTHER_NAMES = {"compare", "convert", "repair"}
+
+
 class Boundary(click.Group):
     """Verbs whose errors are one line on standard error; with ``--debug``, a traceback.
 
@@ -144,6 +148,11 @@ class Boundary(click.Group):
             raise click.UsageError("an argument contains a null character, which no path can have")
         if words[0] not in self.verbs and words[0] in LABORATORY:
             raise click.UsageError(f"wqk {words[0]} is now wqk lab {words[0]}")
+        if words[0] not in self.verbs and words[0] in SAME_BY_OTHER_NAMES:
+            raise click.UsageError(
+                f"no such command: {words[0]}; wqk same REFERENCE CANDIDATE compares two "
+                "checkpoints, and with --repair FOLDER it writes a repaired copy"
+            )
         if words[0] not in self.verbs and context.parent is None:
             public: list[str] = import_module("wqk").__all__
             names = {name.strip("_").lower(): name for name in public}

@@ -349,7 +349,8 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
         if self.differing or self.tensor_causes:
             told = [f"{cause.mismatch.reason}, {cause.where}" for cause in self.tensor_causes]
             told += [few([*map(str, self.unexplained)], 1)] if self.unexplained else []
-            parts.append(f"{_differ(self.differing, 'tensor')} ({'; '.join(told)})")
+            texts = f" ({'; '.join(told)})" if told else ""
+            parts.append(f"{_differ(self.differing, 'tensor')}{texts}")
         if self.settings:
             listed = "; ".join(map(str, self.settings[:3])) + " …" * (len(self.settings) > 3)
             parts.append(f"{_differ(self.settings, 'setting')} ({listed})")

@@ -171,6 +171,9 @@ def outside(
         {name: role for name, role in some.items() if layers is None and role in wanted}
         for some in by_role
     ]
+    if everything and layers is None and any(plan.rule.guess for pair in pairs for plan in pair):
+        for names_of_side, model in zip(chosen, models, strict=True):
+            names_of_side.update(dict.fromkeys(_beside_scores(model), ATTENTION))
     # What one family takes for an output's weight may be any tensor to the other, a guessed one: it
     # is compared as it is stored, not said to be missing.
     back = {other: name for name, other in names.items()}
@@ -193,6 +196,13 @@ def outside(
     found += () if tolerance else _entries(checkpoints, pairs, blocks, names)
     rest, other_rows = _rest(models, names)
     return (*found, *rest), (*unknown, *other_rows), tuple(dict.fromkeys(left_out))
+
+
+def _beside_scores(model: Model) -> set[str]:
+    """Tensors of forms that a guess does not name: values, outputs, norms."""
+    scored = {side.tensor for plan in model.plans for side in (plan.query, plan.key)}
+    formed = {part.name for plan in model.plans for part in form_parts(plan)}
+    return formed - scored
 
 
 def _rest(

@@ -83,6 +83,31 @@ class Exchange:
         """The tensors that the step edits."""
         return self.targets
 
+    @property
+    def cycles(self) -> list[Exchange]:
+        """The same in parts that do not concern each other.
+
+        Examples
+        --------
+        >>> [cycle.targets for cycle in Exchange(("a", "c", "b", "d"), ("b", "d", "a", "c")).cycles]
+        [('a', 'b'), ('c', 'd')]
+        """
+        source_of = dict(zip(self.targets, self.sources, strict=True))
+        cycles: list[Exchange] = []
+        done: set[str] = set()
+        for start in self.targets:
+            cycle: list[str] = []
+            name = start
+            while name in source_of and name not in done:
+                done.add(name)
+                cycle.append(name)
+                name = source_of[name]
+            if cycle:
+                sources = tuple(source_of[name] for name in cycle)
+                cycles.append(Exchange(tuple(cycle), sources))
+        is_permutation = set(self.targets) == set(self.sources)
+        return cycles if is_permutation else [self]
+
     def renamed(self, rename: Callable[[str], str]) -> Exchange:
         """Return the step with other names."""
         return Exchange(tuple(map(rename, self.targets)), tuple(map(rename, self.sources)))
@@ -261,7 +286,10 @@ def merged(steps: Iterable[Step]) -> tuple[Step, ...]:
         elif isinstance(step, ForLayers):
             for single in step.singles:
                 others.setdefault(single.code(), single)
-        elif isinstance(step, Exchange | Recut):
+        elif isinstance(step, Exchange):
+            for cycle in step.cycles:
+                others.setdefault(cycle.code(), cycle)
+        elif isinstance(step, Recut):
             others.setdefault(step.code(), step)
     changes = [
         Change(tuple(dict.fromkeys(names)), edits[code]) for code, names in names_by_code.items()
