@@ -42,7 +42,6 @@ autosummary_generate = False
 napoleon_google_docstring = False
 napoleon_use_rtype = False
 napoleon_attr_annotations = False
-napoleon_use_ivar = True  # attributes are described once, by their class
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_dmath_double_inline = True
@@ -82,6 +81,11 @@ def keep_colons(app: Any, what: str, name: str, obj: Any, options: Any, lines: l
 def keep_stars(app: Any, context: Any, lines: list[str]) -> None:
     """Keep the stars of file patterns in the help of commands, which is plain text."""
     lines[:] = [line.replace("*", r"\*") for line in lines]
+
+
+def skip_fields(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
+    """Leave out the fields of named tuples, which the docstring of their class describes."""
+    return True if type(obj).__name__ == "_tuplegetter" else None
 
 
 def write_coverage(app: Any) -> None:
@@ -135,3 +139,4 @@ def setup(app: Any) -> None:
     app.connect("builder-inited", write_coverage)
     app.connect("sphinx-click-process-description", keep_stars)
     app.connect("autodoc-process-docstring", keep_colons, priority=400)
+    app.connect("autodoc-skip-member", skip_fields)
