@@ -212,7 +212,7 @@ class Bands(NamedTuple):
     Attributes
     ----------
     frequencies
-        |Radians per token| of each plane, after any scaling.
+        Magnitude of the radians per token of each plane, after any scaling.
     axes
         Axis of the positions that turn the plane: 0, or 1 for the columns of a picture's patches.
     energies

@@ -98,7 +98,7 @@ class Parts(Result):
     curves
         The loss against a factor of a half, the other half kept; empty unless asked for.
     control_size
-        A row for each layer: ``stack``, ``layer``, and |M|²/|S|² of the random involutions' M
+        A row for each layer: ``stack``, ``layer``, and ‖M‖² / ‖S‖² of the random involutions' M
         beside the scores S, over all heads and pairs of tokens: the mean ``size`` over
         involutions, the ``smallest`` and the ``largest``; ``least_moment`` is the share of the
         largest second moment that smaller ones were raised to. Near 1, the control is as large as
@@ -174,7 +174,7 @@ class Parts(Result):
         )
         for (stack,), rows in self.control_size.group_by("stack", maintain_order=True):
             sizes = ", ".join(number(size, 2) for size in rows["size"])
-            yield f"control_size, |M|²/|S|² of the random mirror M by layer ({stack}): {sizes}"
+            yield f"control_size, ‖M‖² / ‖S‖² of the random mirror M by layer ({stack}): {sizes}"
             refused = rows.filter(~_sizes_allowed())["layer"].to_list()
             if refused:
                 yield (
@@ -420,7 +420,7 @@ def _directions(draws: int) -> list[tuple[str, list[Callable[[float], Part]]]]:
 
 @dataclass(frozen=True)
 class ControlSize:
-    """The sizes |M|²/|S|² of a layer's controls, one for each involution."""
+    """The sizes ‖M‖² / ‖S‖² of a layer's controls, one for each involution."""
 
     draws: tuple[float, ...]
 
@@ -482,7 +482,7 @@ class _Measurement:
         self.control_size = pl.DataFrame(rows, schema=CONTROL_SIZES, orient="row")
 
     def _control_sizes(self, stack: str, draws: int) -> dict[int, ControlSize]:
-        """The sizes |M|²/|S|² of all involutions by layer."""
+        """The sizes ‖M‖² / ‖S‖² of all involutions by layer."""
         by_layer: dict[int, list[float]] = {}
         for number_of_draw in range(draws):
             sizes = self.mixer.control_sizes(self._run, stack, number_of_draw)
