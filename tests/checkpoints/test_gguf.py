@@ -33,7 +33,11 @@ def test_types_have_ggml_s_names() -> None:
     assert {kind.value: kind.name for kind in gguf.GGMLQuantizationType}.items() <= TYPES.items()
 
 
-@pytest.mark.parametrize("kind", QUANTIZED)
+# Block types that ggml's package in Python does not unpack.
+ELSEWHERE = {"Q1_0"}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in QUANTIZED if kind not in ELSEWHERE])
 def test_every_block_type_is_unpacked_as_ggml_does(kind: str) -> None:
     quantization = QUANTIZED[kind]
     stored = np.random.default_rng(0).integers(0, 256, (64, quantization.nbytes), dtype=np.uint8)
@@ -45,6 +49,53 @@ def test_every_block_type_is_unpacked_as_ggml_does(kind: str) -> None:
     finite = np.isfinite(expected)
     assert finite.mean() > 0.8
     np.testing.assert_array_equal(values.reshape(expected.shape)[finite], expected[finite])
+
+
+def test_single_bits_are_signs_of_the_scale() -> None:
+    """As dequantize_row_q1_0 of ggml: the scale for a bit that is set, minus the scale for others."""
+    stored = np.random.default_rng(0).integers(0, 256, (8, 18), dtype=np.uint8)
+    stored[:, :2] = np.array([[0.5]], np.float16).view(np.uint8)
+    values = QUANTIZED["Q1_0"].unpack(stored)
+    for block, row in zip(stored, values, strict=True):
+        for at in range(128):
+            is_set = block[2 + at // 8] >> (at % 8) & 1
+            assert row[at] == (0.5 if is_set else -0.5)
+
+
+@pytest.mark.parametrize("kind", ["F32", "NVFP4", "Q8_0", "TQ2_0"])
+@pytest.mark.parametrize("ending", ["scale", "input_scale"])
+def test_a_factor_next_to_a_weight_multiplies_it(kind: str, ending: str, tmp_path: Path) -> None:
+    shape, path = (8, 512), tmp_path / "model.gguf"
+    block, nbytes = gguf.GGML_QUANT_SIZES[named(kind)]
+    stored = np.random.default_rng(0).integers(0, 100, (8, 512 // block * nbytes), np.uint8)
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_tensor("blk.0.attn_q.weight", stored, raw_dtype=named(kind))
+    writer.add_tensor(f"blk.0.attn_q.{ending}", np.array([3.0], np.float32))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file):
+        write()
+    writer.write_tensors_to_file()
+    writer.close()
+    weight = gguf.quants.dequantize(stored, named(kind)).astype(np.float64).reshape(shape)
+    expected = weight * (3 if ending == "scale" else 1)
+    checkpoint = open_checkpoint(path)
+    rows, every = checkpoint.read(
+        [Part("blk.0.attn_q.weight", ((3, 5),)), Part("blk.0.attn_q.weight")]
+    )
+    np.testing.assert_allclose(every, expected, rtol=1e-6)
+    np.testing.assert_array_equal(rows, every[3:5])
+
+
+def test_a_factor_of_another_shape_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_tensor("blk.0.attn_q.weight", np.ones((8, 32), np.float32))
+    writer.add_tensor("blk.0.attn_q.scale", np.ones(8, np.float32))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file):
+        write()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(CheckpointError, match=r"attn_q\.scale of shape \(8,\) is not one factor"):
+        open_checkpoint(path)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +317,9 @@ def test_hostile_headers_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # some bytes are an infinite scale
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", *QUANTIZED])
+@pytest.mark.parametrize(
+    "kind", ["F32", "F16", "BF16", *(kind for kind in QUANTIZED if kind not in ELSEWHERE)]
+)
 @counts(12, 200)
 def test_hostile_tensors_give_an_error_or_values(tmp_path: Path, kind: str, count: int) -> None:
     """One byte of a tensor's description set, or the file cut: an error, or what ggml reads."""

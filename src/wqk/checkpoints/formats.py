@@ -471,8 +471,15 @@ class StoredCheckpoint(Checkpoint):
         self._quantized: Mapping[str, QuantizedMatrix] = {}
         with errors_about(name):
             described = [getattr(file, "about", {}).get(DESCRIPTION) for file in files]
-            descriptions = [text for text in described if text is not None]
-            self._quantized = find_quantized(Source(lying, config, self._read_stored, descriptions))
+            self._quantized = find_quantized(
+                Source(
+                    tensors=lying,
+                    config=config,
+                    read=self._read_stored,
+                    descriptions=[text for text in described if text is not None],
+                    has_factors=any("gguf" in getattr(file, "about", {}) for file in files),
+                )
+            )
         contradictions = [matrix.note for matrix in self._quantized.values() if matrix.note]
         self.notes = (*self.notes, *dict.fromkeys(contradictions))
         used = {c.name for matrix in self._quantized.values() for c in matrix.components.values()}

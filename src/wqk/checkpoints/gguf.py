@@ -597,6 +597,27 @@ def _q6_k(blocks: np.ndarray) -> np.ndarray:
     return _scaled(whole, _half(blocks, 208) * blocks[:, 192:208].view(np.int8))
 
 
+# Twice the values of 4-bit floats, by code: scales are halved.
+DOUBLED_FLOAT4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+
+
+def _nvfp4(blocks: np.ndarray) -> np.ndarray:
+    """Four scales, then four sub-blocks of 16 values: the low halves of 8 bytes, then the high."""
+    stored = blocks[:, :4]
+    exponents, mantissas = (stored >> 3 & 15).astype(np.int32), (stored & 7).astype(np.float32)
+    normal = np.ldexp(1 + mantissas / 8, exponents - 7)
+    scales = np.where(exponents == 0, np.ldexp(mantissas, -9), normal) / 2
+    scales[stored == 0x7F] = 0
+    halves = blocks[:, 4:].reshape(len(blocks), 4, 8)
+    codes = np.concatenate([halves & 15, halves >> 4], axis=-1)
+    return _scaled(DOUBLED_FLOAT4[codes], scales.astype(np.float32))
+
+
+def _q1_0(blocks: np.ndarray) -> np.ndarray:
+    """Signs of 128 values, the lowest bit first: a bit that is set is the scale, else minus it."""
+    return np.asarray(_half(blocks, 0) * (2 * _bits(blocks[:, 2:]).astype(np.float32) - 1))
+
+
 def _by_gguf(kind: str) -> Callable[[np.ndarray], np.ndarray]:
     """Unpacks blocks of a type with ggml's own package, where it is installed."""
 
@@ -625,6 +646,8 @@ QUANTIZED: dict[str, Quantization] = {
     "Q4_K": Quantization(256, 144, _q4_k, 32, 2 / 15),
     "Q5_K": Quantization(256, 176, _q5_k, 32, 2 / 31),
     "Q6_K": Quantization(256, 210, _q6_k, 16, 1 / 32),
+    "NVFP4": Quantization(64, 36, _nvfp4, 16, 1 / 3),
+    "Q1_0": Quantization(128, 18, _q1_0, 128, 2.0),
     # Values of a codebook; those of the last are several at once, whose steps are a bound.
     "IQ4_NL": Quantization(32, 18, _by_gguf("IQ4_NL"), 32, 24 / 127),
     "IQ4_XS": Quantization(256, 136, _by_gguf("IQ4_XS"), 32, 24 / 127),

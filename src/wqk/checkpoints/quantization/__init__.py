@@ -38,6 +38,7 @@ from wqk.checkpoints.quantization.configuration import (
     refuse_unread,
     require_known,
 )
+from wqk.checkpoints.quantization.factors import with_factor
 from wqk.checkpoints.quantization.float8 import FLOAT8_FORMAT
 from wqk.checkpoints.quantization.gptq import AWQ, GPTQ, GPTQ_OR_AWQ
 from wqk.checkpoints.quantization.hqq import HQQ
@@ -125,10 +126,21 @@ class _Finder:
             if weight != name and weight in self.source.tensors and not _uses(matrix, weight):
                 raise CheckpointError(f"{weight} is stored plain, and also quantized, as {name}")
             matrices[weight], owners[weight] = matrix, name
+        if self.source.has_factors:
+            matrices |= self._with_factors()
         self._refuse_orphans(matrices)
         if not matrices:
             self._refuse_settings_of_plain_weights()
         return matrices
+
+    def _with_factors(self) -> dict[str, QuantizedMatrix]:
+        """Return the weights of a GGUF file that have a factor next to them."""
+        names = [name.removesuffix(".scale") for name in self._sorted if name.endswith(".scale")]
+        return {
+            f"{stem}.weight": with_factor(Module(stem, ".weight", self.source))
+            for stem in names
+            if f"{stem}.weight" in self.source.tensors
+        }
 
     def _refuse_settings_of_plain_weights(self) -> None:
         """Raise `CheckpointError` for keys that change weights even if they are stored plain."""

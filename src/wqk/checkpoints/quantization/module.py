@@ -36,12 +36,15 @@ class Source:
         Function that reads parts of tensors as they are stored.
     descriptions
         ComfyUI's descriptions of weights, as JSON, from the headers of the files.
+    has_factors
+        Whether a tensor ``X.scale`` multiplies ``X.weight``, as in all files of llama.cpp.
     """
 
     tensors: Mapping[str, TensorInfo]
     config: Mapping[str, Any]
     read: Callable[[Sequence[Part]], list[np.ndarray]]
     descriptions: Sequence[Any] = ()
+    has_factors: bool = False
 
 
 @dataclass(frozen=True)
