@@ -52,7 +52,7 @@ def test_every_block_type_is_unpacked_as_ggml_does(kind: str) -> None:
 
 
 def test_single_bits_are_signs_of_the_scale() -> None:
-    """As dequantize_row_q1_0 of ggml: the scale for a bit that is set, minus the scale for others."""
+    """As dequantize_row_q1_0 of ggml: a set bit is the scale, any other minus the scale."""
     stored = np.random.default_rng(0).integers(0, 256, (8, 18), dtype=np.uint8)
     stored[:, :2] = np.array([[0.5]], np.float16).view(np.uint8)
     values = QUANTIZED["Q1_0"].unpack(stored)

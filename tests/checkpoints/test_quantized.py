@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import json
 import re
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import pytest
 import torch
 from safetensors import torch as safetensors
 from tests.checkpoints.attacking import mutated
+from tests.checkpoints.dequantizing import CONFIGS, STORED
 from tests.limits import counts
 from tests.small import save as write
 from tests.small import sizes
@@ -26,11 +26,6 @@ from wqk.checkpoints.files import unpacked
 from wqk.errors import CheckpointError
 from wqk.storage.local import LocalFile
 
-# Written by tools/quantizing.py, which asks the libraries themselves: autoawq 0.2.9, bitsandbytes
-# 0.50.2, compressed-tensors 0.20.0, gptqmodel 7.7.0,
-# hqq 0.2.8, mlx 0.32.4, torchao 0.18.0, transformers 5.23.
-STORED = gzip.decompress(Path(__file__).with_name("quantized.safetensors.gz").read_bytes())
-CONFIGS = json.loads(STORED[8 : 8 + int.from_bytes(STORED[:8], "little")])["__metadata__"]
 # Libraries that round what they dequantize: one to bfloat16, the other divides where we multiply.
 ROUNDED = {"nvfp4-pack-quantized-4-tensor_group": 2**-8, "int8": 2**-22}
 

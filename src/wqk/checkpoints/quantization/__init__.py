@@ -165,21 +165,28 @@ class _Finder:
     def _chosen(
         self, name: str, fitting: list[tuple[QuantizedFormat, Signature]]
     ) -> tuple[QuantizedFormat, Signature]:
-        """Return the first format that the configuration allows."""
+        """Return the first format that the configuration allows.
+
+        A configuration that names no method belongs to the format that the tensors show.
+        """
+        is_unnamed = self.settings.values and not self.settings.method
         for layout, signature in fitting:
-            if self.settings.method in layout.methods:
+            if is_unnamed or self.settings.method in layout.methods:
                 return layout, signature
+        layout, signature = fitting[0]
+        stem = name.removesuffix(signature.ending)
+        neighbor = next(e for e in signature.next_to if stem + e in self.source.tensors)
         names = " or ".join(dict.fromkeys(layout.name for layout, _ in fitting))
-        method = self.settings.method or "none"
         raise CheckpointError(
-            f"{name} is stored as {names} stores it, and the configuration names the method "
-            f"{method} ({self.settings.path})"
+            f"{name} next to {stem}{neighbor} is stored as {names} stores it, and the "
+            f"configuration names the method {self.settings.method or 'none'} "
+            f"({self.settings.path})"
         )
 
     def _settings_of(self, layout: QuantizedFormat) -> Any:
         """Return the typed settings of a format, read once."""
         if layout.name not in self._typed:
-            if self.settings.method:
+            if self.settings.values:
                 require_known(self.settings, layout)
             self._typed[layout.name] = layout.settings(self.settings)
         return self._typed[layout.name]

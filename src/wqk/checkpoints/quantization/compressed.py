@@ -179,6 +179,8 @@ def _scheme(settings: Settings, group: str, weights: Mapping[str, Any]) -> Weigh
             sides = (high, wide)
         case _:
             raise own.error(f"block_structure must be rows and columns, got {shown(block)}")
+    if (sides is None) == (strategy == "block"):
+        raise own.error("block_structure is set, and only then, for the strategy block")
     columns = own.whole("group_size")
     return WeightScheme(
         bits=bits,

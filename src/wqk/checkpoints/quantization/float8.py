@@ -116,8 +116,9 @@ def float8_matrix(
         raise CheckpointError(f"{name}: scales of shape {shape} for a tensor of {info.shape}")
     _require_strategy(name, strategy, info.shape, shape)
     expected = block or DEFAULT_BLOCK
+    is_configured = block is not None and size(shape) > 1
     sides = [
-        _block_side(length, blocks, side, name, is_configured=block is not None)
+        _block_side(length, blocks, side, name, is_configured)
         for length, blocks, side in zip(info.shape, shape, expected, strict=False)
     ]
 
@@ -162,7 +163,7 @@ def _block_side(length: int, blocks: int, side: int, name: str, is_configured: b
 
     One block for all is as long as the tensor, and as many as there are entries are one entry each.
     """
-    if blocks in (1, length):
+    if blocks in (1, length) and not is_configured:
         return length // max(blocks, 1) or 1
     if math.ceil(length / side) == blocks:
         return side

@@ -18,7 +18,6 @@ from wqk.checkpoints.quantization.module import FLOATS, Module
 from wqk.checkpoints.quantization.table import (
     BIAS,
     Effect,
-    Key,
     QuantizedFormat,
     Signature,
     companions,
@@ -200,7 +199,6 @@ HQQ = QuantizedFormat(
     ),
     keys=(
         *keys(Effect.CHECKED, "name of the method", "quant_method"),
-        Key("quant_config.offload_meta", Effect.REFUSED, "scales that lie elsewhere"),
         *keys(
             Effect.NONE,
             "settings that each module stores as tensors, and modules that are stored plain",
