@@ -185,6 +185,11 @@ class Block(Factors, Advising, synonyms=BLOCK_SYNONYMS):
         left, right = self.query_key if circuit == "qk" else self.value_output
         return left.weight, right.weight
 
+    def drawn_weights(self, circuit: Literal["qk", "ov"] = "qk") -> tuple[Array, ...]:
+        """Return the matrices (…, outputs, inputs) that an initialization draws for a circuit."""
+        left, right = self.query_key if circuit == "qk" else self.value_output
+        return left.drawn + right.drawn
+
     def ceiling(self, distances: Sequence[int] = (0,)) -> Ceilings | None:
         """Bound the scores that any input can produce; None if they have no bound.
 
@@ -205,7 +210,7 @@ class Block(Factors, Advising, synonyms=BLOCK_SYNONYMS):
         sides = []
         for side, weight in ((self.query, query), (self.key, key)):
             bias = side.stored_bias if biases else None
-            sides.append(replace(side, stored_weight=weight, stored_bias=bias))
+            sides.append(replace(side, stored_weight=weight, stored_bias=bias, outer=None))
         changed = copy(self)
         for name in ("groups", "form"):
             changed.__dict__.pop(name, None)

@@ -53,6 +53,8 @@ class Factor:
         Factors of the projected vectors; see `Temperature`.
     latent
         Projection to the normalized latent, for latent attention.
+    outer
+        Projection from the latent to the heads; None if the weight is not the stored one.
     """
 
     side: Side
@@ -62,6 +64,17 @@ class Factor:
     shift: Float[Array, "heads width"] | None = None
     temperature: Float[Array, "heads_or_1 width_or_1"] | None = None
     latent: Float[Array, "latent d"] | None = None
+    outer: Float[Array, "heads width latent"] | None = None
+
+    @property
+    def drawn(self) -> tuple[Array, ...]:
+        """The matrices that an initialization draws: the weight, or the two around a latent.
+
+        The entries of a product of random matrices are not independent.
+        """
+        if self.latent is None or self.outer is None:
+            return (self.weight,)
+        return self.outer, self.latent[None]
 
     @cached_property
     def _folded(self) -> tuple[Array, Array | None]:
@@ -158,9 +171,9 @@ def load_factor(stored: Mapping[Part, Array], side: Side, name: str) -> Factor:
     temperature = None
     if side.temperature is not None:
         temperature = side.temperature.factors(stored[side.temperature.stored])
-    latent = None
+    latent = outer = None
     if isinstance(projection, Composed):
-        latent = projection.inner.weight(stored)[0]
+        latent, outer = projection.inner.weight(stored)[0], projection.outer.weight(stored)
     factor = Factor(
         side=side,
         stored_weight=weight,
@@ -169,6 +182,7 @@ def load_factor(stored: Mapping[Part, Array], side: Side, name: str) -> Factor:
         shift=shift,
         temperature=temperature,
         latent=latent,
+        outer=outer,
     )
     _require_finite(factor.weight, f"{name}: {projection.roles[''].name}")
     if side.bias is not None and factor.bias is not None:

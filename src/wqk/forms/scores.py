@@ -344,7 +344,8 @@ def untrained_range(width: int, rank: int, gamma: float = 2.0) -> dict[str, tupl
 def looks_random(weights: Sequence[Float[Array, "_ _ _"]], symmetry: float, d: int) -> bool:
     """Return whether weights and symmetry are as expected of independent random entries.
 
-    The weights are the query's and the key's, each (H, R, D). The symmetry of a form of width ``d``
+    The weights are the query's and the key's, each (H, R, D), or the matrices around a latent of
+    which they are the products. The symmetry of a form of width ``d``
     with random factors is 1/d ± √2/d (paper, Proposition S1.17, with its constant corrected).
 
     Examples

@@ -134,13 +134,14 @@ def with_status(
 ) -> list[dict[str, Any]]:
     """Return the rows of one block, the layer's own row first, with their status.
 
-    ``weights`` are the two weights of the forms; none if the forms are no model's own.
+    ``weights`` are the matrices that an initialization would have drawn for the forms; none if the
+    forms are no model's own.
     """
     statuses = set(plan.statuses)
     if lacks_norm(plan, coordinates):
         statuses.add("partial")
     score = rows[0].get("symmetry")
-    if len(weights) and score is not None and looks_random(weights, score, weights[0].shape[-1]):
+    if len(weights) and score is not None and looks_random(weights, score, rows[0]["d_query"]):
         statuses.add("random-looking")
 
     def status(row: dict[str, Any]) -> str:
@@ -439,7 +440,7 @@ def scan_model(
                     key = LayerKey(**{name: rows[0][name] for name in LAYER})
                     layer_details.append(block_details(key, form, gamma, layer))
                 del form, layer  # large, and no longer needed
-            weights = () if forms else block.weights(coordinates.circuit)
+            weights = () if forms else block.drawn_weights(coordinates.circuit)
             rows = with_status(rows, block.plan, coordinates, weights)
             rows = with_block_measures(rows, block, coordinates.distances, selected)
         return rows, layer_details

@@ -28,6 +28,7 @@ from wqk._style import (
 )
 from wqk.errors import TableError
 from wqk.tables import sheet
+from wqk.tables.changes import sentences
 from wqk.tables.columns import COLUMNS, MEASURES, Column
 from wqk.tables.score_table import FURTHER_COLUMNS, SUMMARIZED, conditions, statuses
 from wqk.tables.sheet import NEGATIVE, POSITIVE, Bar, Cell, Sheet
@@ -313,6 +314,7 @@ def overview(table: ScoreTable) -> Iterator[Any]:
     yield lines
     if rows.height > MOST_LINES:
         yield Text(f"and {rows.height - MOST_LINES:,} more", style="dim")
+    yield from map(Text, sentences(table))
     yield from remarks(table)
 
 

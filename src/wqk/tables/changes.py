@@ -1,0 +1,137 @@
+"""Largest changes of scores from the first to the last step of a run.
+
+Medians over layers hide a single head that grows. Heads and layers are compared alike: norms by
+their ratio, other scores by their difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import polars as pl
+
+from wqk._console import number
+from wqk.tables.score_table import ScoreTable
+
+# Columns that a row keeps over the steps of a run.
+PLACE = ("run", "stack", "kind", "circuit", "distance", "layer", "head")
+
+# Scores whose change is a ratio, and those whose change is a difference.
+RATIOS = ("norm",)
+DIFFERENCES = ("symmetry", "directionality_excess")
+
+# Smaller changes are not named: half as much again, and a tenth.
+SMALLEST_RATIO, SMALLEST_DIFFERENCE = 1.5, 0.1
+
+
+@dataclass(frozen=True)
+class Change:
+    """The change of one score of one layer or head.
+
+    Attributes
+    ----------
+    score
+        Name of the score's column.
+    stack, kind, layer, head
+        Place of the row; the head is None for a layer's own row.
+    steps
+        First and last step.
+    before, after
+        Score at these steps.
+    """
+
+    score: str
+    stack: str
+    kind: str
+    layer: int
+    head: int | None
+    steps: tuple[int, int]
+    before: float
+    after: float
+
+    def __str__(self) -> str:
+        place = f"layer {self.layer}"
+        if self.head is not None:
+            place += f", head {self.head}"
+        name = self.score.removesuffix("_excess")
+        sentence = f"{name} of {place}: {number(self.before)} to {number(self.after)}"
+        if self.score in RATIOS:
+            ratio = self.after / self.before
+            verb = "grew" if ratio > 1 else "shrank"
+            sentence += f", {verb} {number(max(ratio, 1 / ratio), 1)}-fold"
+        return sentence
+
+
+def largest_changes(table: ScoreTable) -> list[Change]:
+    """Return the largest change of each score over the steps, if it is not small.
+
+    Examples
+    --------
+    >>> rows = [
+    ...     {"checkpoint": f"run/checkpoint-{step}", "step": step, "layer": 0, "head": head,
+    ...      "norm": 1.0 + 6.6 * (step == 9) * (head == 1)}
+    ...     for step in (0, 9) for head in (0, 1)
+    ... ]
+    >>> print(*largest_changes(ScoreTable.from_rows(rows)))
+    norm of layer 0, head 1: 1.000 to 7.600, grew 7.6-fold
+    """
+    run = pl.col("checkpoint").fill_null("").str.replace(r"[/\\][^/\\]*$", "")
+    frame = table.frame.filter(pl.col("step").is_not_null()).with_columns(run.alias("run"))
+    if frame["step"].n_unique() < 2:
+        return []
+    found = []
+    for score in (*RATIOS, *DIFFERENCES):
+        change = _largest(frame, score)
+        if change is not None:
+            found.append(change)
+    return found
+
+
+def _largest(frame: pl.DataFrame, score: str) -> Change | None:
+    """Return the largest change of one score; None if it is small."""
+    ordered = frame.filter(pl.col(score).is_finite()).sort("step")
+    ends = ordered.group_by(PLACE, maintain_order=True).agg(
+        pl.col("step").first().alias("first"),
+        pl.col("step").last().alias("last"),
+        pl.col(score).first().alias("before"),
+        pl.col(score).last().alias("after"),
+    )
+    if score in RATIOS:
+        ends = ends.filter((pl.col("before") > 0) & (pl.col("after") > 0))
+        size, smallest = (pl.col("after") / pl.col("before")).log().abs(), SMALLEST_RATIO
+    else:
+        size, smallest = (pl.col("after") - pl.col("before")).abs(), SMALLEST_DIFFERENCE
+    ends = ends.with_columns(size.alias("size")).sort("size", descending=True)
+    if not ends.height:
+        return None
+    row = ends.row(0, named=True)
+    is_small = (
+        max(row["after"] / row["before"], row["before"] / row["after"]) < smallest
+        if score in RATIOS
+        else row["size"] < smallest
+    )
+    if is_small:
+        return None
+    return Change(
+        score=score,
+        stack=row["stack"],
+        kind=row["kind"],
+        layer=row["layer"],
+        head=row["head"],
+        steps=(row["first"], row["last"]),
+        before=row["before"],
+        after=row["after"],
+    )
+
+
+def sentences(table: ScoreTable) -> Iterator[str]:
+    """Yield a sentence that names what changed most over the steps of a run, if anything did."""
+    changes = largest_changes(table)
+    if changes:
+        first, last = changes[0].steps
+        listed = "; ".join(map(str, changes))
+        hint = (
+            "" if any(change.head is not None for change in changes) else " (--heads names heads)"
+        )
+        yield f"changed most from step {first:,} to {last:,}: {listed}{hint}"
