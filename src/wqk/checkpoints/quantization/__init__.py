@@ -38,8 +38,8 @@ from wqk.checkpoints.quantization.configuration import (
     refuse_unread,
     require_known,
 )
-from wqk.checkpoints.quantization.factors import with_factor
 from wqk.checkpoints.quantization.float8 import FLOAT8_FORMAT
+from wqk.checkpoints.quantization.gguf_factors import with_factor
 from wqk.checkpoints.quantization.gptq import AWQ, GPTQ, GPTQ_OR_AWQ
 from wqk.checkpoints.quantization.hqq import HQQ
 from wqk.checkpoints.quantization.matrix import Component, QuantizedMatrix
