@@ -43,7 +43,9 @@ def test_logits_are_what_the_model_gives_the_softmax(name: str, tmp_path: Path) 
     settings = {"text": None, "tokens": [3, 1, 4, 1, 5, 9, 2, 6], "length": 8, "seed": 0}
     records, *_ = run(tmp_path, model, **settings)
     for attention, record in zip(model, records, strict=True):
-        for x, y, reported, *_ in record:
+        for application in record:
+            x, y = application.query_input, application.key_input
+            reported = next(application.attentions(attention.plan.query.heads)).weights
             logits = attention.logits(x, y)
             visible = reported > 0
             shares = np.where(visible, np.exp(logits - logits.max(axis=-1, keepdims=True)), 0)

@@ -24,7 +24,7 @@ import wqk
 from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.families import AttentionPlan, Norm, find_family
-from wqk.live.recomputation import Products, recording, require_records
+from wqk.live.recording import recording, require_records
 from wqk.live.running import (
     PADDING_MASKS,
     _load_model,
@@ -161,11 +161,10 @@ def prove_norms(architecture: Architecture, folder: Path) -> None:
     """
     checkpoint = open_checkpoint(folder)
     outputs: dict[str, list[np.ndarray]] = {}
-    products = Products()
-    with double_precision(), torch.no_grad(), products.open(flat=False), ExitStack() as stack:
+    with double_precision(), torch.no_grad(), ExitStack() as stack:
         model = _load_model(folder, checkpoint, find_family(checkpoint), {})
         plans = wqk.open(open_checkpoint(model)).plans
-        records = stack.enter_context(recording(model, plans, plans, products))
+        records = stack.enter_context(recording(model, plans, plans))
         for norm in {norm for plan in plans for norm in _norms(plan).values()}:
             module = model.get_submodule(norm.gain[0].name.rpartition(".")[0])
             assert epsilon_of(module) in (None, norm.epsilon), norm.gain[0].name

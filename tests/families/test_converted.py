@@ -32,7 +32,7 @@ from wqk.checkpoints import Part, open_checkpoint
 from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
 from wqk.families import find_family
-from wqk.live.recomputation import allowed
+from wqk.live.recording import allowed
 from wqk.live.verification import verify
 
 REMOTE = ["a2d-llama", "a2d-qwen2", "dream", "a2d-qwen3", "sdar"]

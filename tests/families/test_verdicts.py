@@ -14,7 +14,8 @@ from tests.families.architectures import BERT, FURTHER, Architecture
 from tests.families.proving import prove_live, prove_variety, save
 
 import wqk
-from wqk.live.recomputation import Application, form_difference
+from wqk.live.calls import ObservedCall
+from wqk.live.recording import Application, form_difference
 from wqk.live.verification import Verification, VerifiedBlock, verify
 
 # Rotary, causal and scaled, none of which a guess speaks of; as many key heads as query heads.
@@ -129,7 +130,9 @@ class Bilinear:
         self.matrices = np.random.default_rng(seed).standard_normal((2, 4, 4))
         self.groups = SimpleNamespace(widths=(4, 4))
         self.plan = SimpleNamespace(
-            rule=SimpleNamespace(partial="", whole_score=True), longest=None
+            rule=SimpleNamespace(partial="", whole_score=True),
+            longest=None,
+            query=SimpleNamespace(heads=2),
         )
 
     def products(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -137,7 +140,11 @@ class Bilinear:
 
 
 def difference(product: np.ndarray, x: np.ndarray, y: np.ndarray) -> float | None:
-    return form_difference(Bilinear(0), Application(x, y, None, None, None, (product,)))  # type: ignore[arg-type]
+    import torch
+
+    columns = torch.eye(product.shape[-1]).double().expand(*product.shape[:-2], -1, -1)
+    call = ObservedCall(operation="", queries=torch.from_numpy(product), keys=columns)
+    return form_difference(Bilinear(0), Application(x, y, (call,)))  # type: ignore[arg-type]
 
 
 def test_products_are_compared_up_to_a_factor_and_biases() -> None:

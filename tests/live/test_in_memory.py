@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import wqk
 from wqk.errors import CheckpointError, UnknownFamily
-from wqk.live.listening import AttentionCall, mask_of
+from wqk.live.listening import AttentionCall
 from wqk.live.scoring import Penalty
 from wqk_lab.training.initializations import STARTS
 
@@ -459,10 +459,56 @@ def test_a_guess_is_taken_once_the_model_s_own_pass_has_proven_it() -> None:
         wqk.initialize_(model, STARTS["published"], seed=0)
     assert wqk.initialize_(model, "symmetric").layers[0].after.symmetry == pytest.approx(1)
     other = strong(Wrapped())
-    other.attn_layers[1][0].to_q.register_forward_hook(lambda *args: 2 * args[-1])
+    other.attn_layers[1][0].to_q.register_forward_hook(lambda *args: args[-1].flip(-1))
     assert wqk.verify(other, batch).verdict != "right"
     with pytest.raises(UnknownFamily):
         wqk.Clipper(other)
+
+
+class Causal(nn.Module):
+    """An attention of one's own, with a window and a scale that names do not tell."""
+
+    def __init__(self, scale: float | None, window: int | None) -> None:
+        super().__init__()
+        self.num_heads, self.scale, self.window = 4, scale, window
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            setattr(self, name, nn.Linear(32, 32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (heads(side(x), 4) for side in (self.q_proj, self.k_proj, self.v_proj))
+        if self.window is None:
+            out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
+        else:
+            distance = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
+            shown = (distance >= 0) & (distance < self.window)
+            out = functional.scaled_dot_product_attention(
+                q, k, v, attn_mask=shown, scale=self.scale
+            )
+        return self.o_proj(out.transpose(1, 2).flatten(-2))
+
+
+@pytest.mark.parametrize(("scale", "window"), [(None, None), (0.1, None), (None, 3)])
+def test_a_causal_module_of_one_s_own_is_verified_and_what_it_shows_is_a_family_file(
+    scale: float | None, window: int | None, tmp_path: Path
+) -> None:
+    model = strong(nn.Sequential(*(Causal(scale, window) for _ in range(2))))
+    batch = torch.randn(2, 7, 32)
+    verified = wqk.verify(model, batch)
+    assert verified.verdict == "right"
+    (learned,) = set(verified.learned.values())
+    assert learned.scale == pytest.approx(scale or 8**-0.5)
+    assert (learned.causal, learned.window) == (True, window)
+    assert wqk.clip_(model, 1e-3, logits=wqk.logits(model, batch)).heads
+    assert wqk.initialize_(model, "symmetric").layers[0].after.symmetry == pytest.approx(1)
+    path = tmp_path / "own.toml"
+    path.write_text(verified.family_file, encoding="utf-8")
+    other = strong(nn.Sequential(*(Causal(scale, window) for _ in range(2))))
+    opened = wqk.open(other, family=path)
+    assert [plan.causal for plan in opened.plans] == [True, True]
+    assert wqk.verify(opened, batch).verdict == "right"
+    assert wqk.Clipper(other, 1.0, family=path)
+    wrong = strong(nn.Sequential(*(Causal(1.0, window) for _ in range(2))))
+    assert wqk.verify(wqk.open(wrong, family=path), batch).verdict == "only form right"
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
@@ -518,13 +564,7 @@ def test_attention_is_known_among_what_a_module_puts_out() -> None:
     plan = wqk.open(wqk.demo_model("encoder")).plans[0]
     shares = torch.randn(2, plan.query.heads, 5, 5).softmax(-1)
     for one in (shares, shares.flatten(0, 1)):
-        assert AttentionCall(plan, None, {}, {}, None, (one.log(), one, None)).attention is one
-    # Texts in one row, as flash kernels keep them apart; with a cache, they do not.
-    x, places = torch.zeros(1, 6, 4), {"position_ids": torch.arange(6)[None] % 3}
-    flash = SimpleNamespace(config=SimpleNamespace(_attn_implementation="flash_attention_2"))
-    call = AttentionCall(plan, flash, places, {}, None, None)
-    np.testing.assert_array_equal(mask_of(call, x, x)[0, 0], np.kron(np.eye(2), np.ones((3, 3))))
-    assert mask_of(call._replace(arguments=places | {"past_key_values": ()}), x, x) is None
+        assert AttentionCall(plan, None, {}, {}, (one.log(), one, None)).attention is one
 
 
 def test_norms_of_queries_are_no_plain_vision_transformer() -> None:

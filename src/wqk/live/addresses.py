@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -20,8 +20,35 @@ from wqk.live.calls import ObservedCall
 from wqk.model import Model
 from wqk.model import open as open_model
 
-# Networks whose own attention is what was guessed of it, as `wqk.verify` has shown.
-PROVEN: WeakSet[Any] = WeakSet()
+
+@dataclass(frozen=True)
+class Learned:
+    """What an observed attention shows of a guessed block.
+
+    Attributes
+    ----------
+    scale
+        Factor of the products of queries and keys.
+    causal
+        Whether no query sees a later key.
+    window
+        Keys that a query of a causal block sees, its own among them; None if all before it.
+    has_own_mask
+        Whether pairs are hidden that neither causality, nor the window, nor padding hides.
+    has_bias
+        Whether something is added to the scores.
+    """
+
+    scale: float
+    causal: bool
+    window: int | None = None
+    has_own_mask: bool = False
+    has_bias: bool = False
+
+
+# Networks whose own attention is what was guessed of it, as `wqk.verify` has shown, with what the
+# run has shown besides.
+PROVEN: WeakKeyDictionary[Any, Mapping[Place, Learned]] = WeakKeyDictionary()
 
 
 def network_of(model: Any, what: str) -> Any:
@@ -65,7 +92,11 @@ def known_plans(model: Model, what: str) -> tuple[AttentionPlan, ...]:
                 "right, the guess is taken from then on; or name the family, as in wqk.open(model, "
                 'family="nanogpt"), or describe it in a family file, wqk.open(model, family=FILE)'
             )
-        plans.append(replace(plan, rule=msgspec.structs.replace(plan.rule, guess="")))
+        rule = msgspec.structs.replace(plan.rule, guess="")
+        facts = PROVEN.get(network, {}).get(plan.place)
+        if facts is not None:
+            plan = replace(plan, scale=facts.scale, causal=facts.causal)
+        plans.append(replace(plan, rule=rule))
     return tuple(plans)
 
 

@@ -181,27 +181,31 @@ class ObservedCall:
             return None
         if order == (0, 1) and len(leading) == 2:
             return self
+        count = leading[order[-1]] if len(leading) > 1 else heads or 1
+        return self._arranged(order, (-1, count))
 
-        def arranged(tensor: torch.Tensor | None) -> torch.Tensor | None:
-            if tensor is None:
-                return None
-            rest = tensor.shape[-2:]
-            if len(leading) == 1:
-                return tensor.reshape(-1, heads or 1, *rest)
+    def in_one(self) -> ObservedCall:
+        """The call as one sequence, whose heads are all leading axes in their order."""
+        return self._arranged(tuple(range(len(self._leading))), (1, -1))
+
+    def _arranged(self, order: tuple[int, ...], split: tuple[int, int]) -> ObservedCall:
+        """The call with its leading axes in an order, and split into sequences and heads."""
+
+        def arranged(tensor: torch.Tensor) -> torch.Tensor:
             last = (tensor.ndim - 2, tensor.ndim - 1)
-            return tensor.permute(*order, *last).reshape(-1, leading[order[-1]], *rest)
+            return tensor.permute(*order, *last).reshape(*split, *tensor.shape[-2:])
 
-        factors = (
-            factor if factor.numel() == 1 else factor.expand(*leading, *factor.shape[-2:])
+        broad = (
+            factor if factor.numel() == 1 else factor.expand(*self._leading, *factor.shape[-2:])
             for factor in self.factors
         )
         return replace(
             self,
-            queries=arranged(self.queries),
-            keys=arranged(self.keys),
-            scores=arranged(self.scores),
-            weights=arranged(self.weights),
-            factors=tuple(f if f.numel() == 1 else arranged(f) for f in factors),
+            queries=None if self.queries is None else arranged(self.queries),
+            keys=None if self.keys is None else arranged(self.keys),
+            scores=None if self.scores is None else arranged(self.scores),
+            weights=None if self.weights is None else arranged(self.weights),
+            factors=tuple(part if part.numel() == 1 else arranged(part) for part in broad),
         )
 
     @property
@@ -264,7 +268,7 @@ class ObservedCall:
         if logits is None:
             visible = scores > HIDDEN
             return Tile(sequences, rows, scores, scores, weights, visible)
-        added = scores - self._capped(logits)
+        added = scores - self.capped(logits)
         # Where both overflow, their difference is not a number, and the pair is visible.
         hidden = added < HIDDEN - ROUNDED * logits.abs()
         return Tile(sequences, rows, logits, scores, weights, ~hidden)
@@ -273,7 +277,7 @@ class ObservedCall:
         import torch
 
         keys, device = logits.shape[-1], logits.device
-        scores, visible = self._capped(logits), None
+        scores, visible = self.capped(logits), None
         query = torch.arange(rows.start, rows.stop, device=device)[:, None]
         key = torch.arange(keys, device=device)
         if self.band is not None:
@@ -339,7 +343,8 @@ class ObservedCall:
             logits = logits * _tile_of(factor, sequences, rows, keys)
         return logits
 
-    def _capped(self, logits: torch.Tensor) -> torch.Tensor:
+    def capped(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits after the soft cap, if there is one."""
         if self.softcap is None:
             return logits
         return self.softcap * (logits / self.softcap).tanh()

@@ -122,7 +122,7 @@ class Observer:
 
     def _enter(self, module: Any, args: Any, kwargs: Any) -> None:
         """Note that a module begins; the outermost one enters the mode."""
-        if module not in self._paths or _is_repeated():
+        if module not in self._paths or is_repeated():
             return
         if not self._running:
             self._pass.enter_context(slow_path())
@@ -132,7 +132,7 @@ class Observer:
 
     def _leave(self, module: Any, args: Any, output: Any = None) -> None:
         """Note that a module ends, or fails; with the outermost one, the mode ends."""
-        if module not in self._paths or not self._running or _is_repeated():
+        if module not in self._paths or not self._running or is_repeated():
             return
         while self._running and self._running.pop().module is not module:
             pass  # a module that failed before its own hook
@@ -314,7 +314,7 @@ def _reads_another(module: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
     return query is not key
 
 
-def _is_repeated() -> bool:
+def is_repeated() -> bool:
     """Whether a module runs within a backward pass, as activation checkpointing lets it."""
     import torch
 

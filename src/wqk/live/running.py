@@ -31,12 +31,12 @@ from wqk.errors import (
 )
 from wqk.families import AttentionPlan, Family, find_family, load_family
 from wqk.families.config import Config
-from wqk.live.recomputation import Products, recording, require_records
+from wqk.live.recording import recording, require_records
 from wqk.model import Model
 from wqk.model import open as open_model
 
 if TYPE_CHECKING:
-    from wqk.live.recomputation import Application
+    from wqk.live.recording import Application
 
 EXAMPLES = 2
 
@@ -215,7 +215,6 @@ class Run(NamedTuple):
     """What was recorded of a model's pass."""
 
     records: list[list[Application]]  # every application of the attention of each plan
-    seen: dict[int, np.ndarray]  # which tokens are no padding, (B, N) by N
     failures: list[str]  # parts of the model that could not be run, and why
 
 
@@ -250,7 +249,7 @@ def run(
     checkpoint, plans, hub = stored.checkpoint, stored.plans, stored.hub
     family = stored.family_file
     known = load_family(family) if family else find_family(checkpoint)
-    with observed(flat) as products:
+    with quiet(), double_precision(), flattened(flat):
         try:
             model = _load_model(ref, checkpoint, known, hub, adapter)
             if text is not None and tokens is None:
@@ -258,9 +257,9 @@ def run(
                 tokens = tokenizer(text)["input_ids"]
             live = open_model(model, family=family).plans
             tensors = {plan.place: plan.query.tensor for plan in live}
-            with recording(model, plans, live, products) as records:
+            with recording(model, plans, live) as records:
                 blocks = [(tensors[p.place], r) for p, r in zip(plans, records, strict=True)]
-                given, failures = _run_all(model, blocks, (tokens, length, seed))
+                failures = _run_all(model, blocks, (tokens, length, seed))
             if not any(records):
                 require_records(model, plans, records)
         except WqkError:
@@ -268,7 +267,7 @@ def run(
         except Exception as error:  # the model's own code may fail in any way
             reason = first_line(error)
             raise CheckpointError(f"{checkpoint.name}: cannot be run ({reason})") from error
-    return Run(records, _seen(given), failures)
+    return Run(records, failures)
 
 
 def run_module(
@@ -286,12 +285,14 @@ def run_module(
                 if isinstance(value, torch.Tensor):
                     held[name] = _unturned(name, value, type(part).__name__)
     with (
-        observed(flat, exact) as products,
+        quiet(),
+        double_precision() if exact else nullcontext(),
+        flattened(flat),
         torch.no_grad(),
-        recording(module, plans, plans, products) as records,
+        recording(module, plans, plans) as records,
     ):
         run_batch(module, batch)
-    return Run(records, _seen([batch] if isinstance(batch, Mapping) else []), [])
+    return Run(records, [])
 
 
 def _unturned(name: str, table: Any, kind: str) -> Any:
@@ -309,19 +310,34 @@ def _unturned(name: str, table: Any, kind: str) -> Any:
     return table
 
 
-def _seen(given: Sequence[Mapping[str, Any]]) -> dict[int, np.ndarray]:
-    """Which tokens of what models were given are no padding, (B, N) by N."""
-    masks = (inputs.get(name) for inputs in given for name in PADDING_MASKS)
-    seen = (np.asarray(mask).astype(bool) for mask in masks if getattr(mask, "ndim", 0) == 2)
-    return {mask.shape[1]: mask for mask in seen}
-
-
 @contextmanager
-def observed(flat: bool, exact: bool = True) -> Iterator[Products]:
-    """What attention computes while models run in double precision; for ``flat`` see `run`."""
-    products = Products()
-    with quiet(), double_precision() if exact else nullcontext(), products.open(flat):
-        yield products
+def flattened(flat: bool) -> Iterator[None]:
+    """Set the angles of rotary positions to zero, as models compute them, if this is ``flat``."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    changes = {
+        "aten::cos": torch.ones_like,
+        "aten::sin": torch.zeros_like,
+        "aten::polar": lambda output: torch.polar(output.abs(), torch.zeros_like(output.abs())),
+    }
+
+    class Flattening(TorchDispatchMode):  # type: ignore[misc]
+        supports_higher_order_operators = True
+
+        def __torch_dispatch__(
+            self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            output = operation(*args, **(kwargs or {}))
+            schema = getattr(operation, "_schema", None)
+            change = None if schema is None else changes.get(schema.name)
+            return output if change is None else change(output)
+
+    if not flat:
+        yield
+        return
+    with Flattening():
+        yield
 
 
 def run_batch(module: Any, batch: Any) -> Any:
@@ -349,16 +365,16 @@ def _run_all(
     model: Any,
     blocks: Sequence[tuple[str, Sequence[Application]]],
     arguments: tuple[Sequence[int] | None, int, int],
-) -> tuple[list[dict[str, Any]], list[str]]:
+) -> list[str]:
     """Run the model, and then each model in it none of whose blocks ran.
 
     ``blocks`` are the names of the blocks' queries and their records, ``arguments`` are tokens,
-    length and seed for `inputs_of`. Returns what the models were given, and why some could not be
-    run; if no block ran, whatever the model's own code raised is raised.
+    length and seed for `inputs_of`. Returns why some could not be run; if no block ran, whatever
+    the model's own code raised is raised.
     """
     import torch
 
-    given, failures, reasons = [], [], []
+    failures, reasons = [], []
     for prefix, part in _models(model):
         own = [record for tensor, record in blocks if tensor.startswith(prefix)]
         if not own or any(own):
@@ -371,13 +387,12 @@ def _run_all(
             )
             with torch.no_grad():
                 part(**inputs, **({"output_attentions": True} if reports else {}))
-            given.append(inputs)
         except Exception as error:  # the model's own code may fail in any way
             failures.append(error)
             reasons.append(f"{prefix.rstrip('.') or type(model).__name__}: {first_line(error)}")
     if failures and not any(record for _, record in blocks):
         raise failures[0]
-    return given, reasons
+    return reasons
 
 
 def _models(model: Any) -> Iterator[tuple[str, Any]]:
@@ -424,7 +439,9 @@ def double_precision() -> Iterator[None]:
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            if func in (torch.Tensor.view, torch.frombuffer):  # bytes as what they are
+            # Bytes are what they are; `torch.load` puts them into an empty tensor of their type.
+            is_empty = func is torch.empty and args and args[0] == (0,)
+            if is_empty or func in (torch.Tensor.view, torch.frombuffer):
                 return func(*args, **(kwargs or {}))
             func = torch.Tensor.double if func is torch.Tensor.float else func
             named = {key: doubled(value) for key, value in (kwargs or {}).items()}
@@ -484,7 +501,8 @@ def _load_model(
         dtype=torch.float64,
         attn_implementation="eager",
     )
-    return (_merged(model, ref, hub) if adapter else model).eval()
+    # Parameters of some types are made in float32 by name, and stay so.
+    return (_merged(model, ref, hub) if adapter else model).eval().double()
 
 
 def load_pretrained(kind: Any, /, *ref: Any, **options: Any) -> tuple[Any, dict[str, Any]]:

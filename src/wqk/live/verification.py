@@ -1,11 +1,13 @@
 """A model's own attention compared with attention recomputed from the weights as read.
 
-The inputs of a block's query and key projections are recorded while the model runs. Attention is
-recomputed from these and from the weights that a family's rules select. A wrong tensor, head width,
-grouping, rotary order or scale gives other numbers than the model's.
+The inputs of a block's query and key projections are recorded while the model runs, and its
+attention is observed at the operation that computes it, whatever the kernel. Attention is
+recomputed from the inputs and from the weights that a family's rules select. A wrong tensor, head
+width, grouping, rotary order, scale or mask gives other numbers than the model's.
 
-If the family does not describe positions, mask and scale, or the model does not report its
-attention, the products of queries and keys are compared instead.
+Of a guess, scale and mask are read off the run: `Verification.family_file` is the guess with what
+was learned. If positions rotate queries and keys in a way that no family describes, the products of
+queries and keys are compared without positions.
 
 Axes: B texts, H query heads, N tokens (I queries, J keys).
 """
@@ -16,8 +18,8 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
@@ -29,15 +31,25 @@ from wqk.checkpoints.adapters import AdaptedCheckpoint, unrounded
 from wqk.checkpoints.checkpoint import Around
 from wqk.checkpoints.modules import LiveCheckpoint, unwrapped
 from wqk.errors import CheckpointError
-from wqk.live.addresses import PROVEN
-from wqk.live.recomputation import beyond, form_difference, holds_whole_score, recomputed
+from wqk.families import AttentionPlan, Place
+from wqk.live.addresses import PROVEN, Learned
+from wqk.live.learning import family_file
+from wqk.live.recording import (
+    FROM_DISTANCE,
+    OBSERVED,
+    Application,
+    Attention,
+    alibi,
+    allowed,
+    beyond,
+    fitted,
+    form_difference,
+    softmax,
+)
 from wqk.live.running import Run, run, run_module
 from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.tables.sheet import Cell, Sheet
-
-if TYPE_CHECKING:
-    from wqk.live.recomputation import Application
 
 # An attention this much farther from uniform than the tolerance tells right weights from wrong.
 MIN_CONTRAST = 1e3
@@ -144,6 +156,11 @@ class Verification(Result):
         Of the model's pass.
     rounded
         Buffers of a module in memory that are stored in half precision, such as tables of angles.
+    learned
+        Scale, mask and window of the blocks of a guess that is right, as they were observed.
+    family_file
+        The guess with what was learned, as a family file; empty if nothing was guessed, or the
+        guess is not right.
     """
 
     derived: ClassVar = ("ok", "verdict", "result", "difference")
@@ -154,6 +171,8 @@ class Verification(Result):
     failures: tuple[str, ...] = ()
     precision: str = "float64"
     rounded: tuple[str, ...] = ()
+    learned: Mapping[Place, Learned] = field(default_factory=dict)
+    family_file: str = ""
 
     @property
     def ok(self) -> bool:
@@ -217,6 +236,8 @@ class Verification(Result):
         if self.verdict in (NOT_COMPARED, FORM_RIGHT):
             yield from (Text(f"not measured: {failure}") for failure in self.failures)
         yield Text(f"\n{self.result}")
+        if self.family_file:
+            yield Text(f"\nlearned, as a family file:\n\n{self.family_file}")
 
 
 def verify(
@@ -306,7 +327,7 @@ def _verified(opened: Model, batch: Any, tolerance: float) -> Verification:
         except CheckpointError:
             raise refused from None
     if verified.verdict == RIGHT:
-        PROVEN.add(unwrapped(opened.ref))
+        PROVEN[unwrapped(opened.ref)] = verified.learned
     return verified
 
 
@@ -336,19 +357,19 @@ def _run_copy(opened: Model, batch: Any, tolerance: float, exact: bool = True) -
 
 
 def _compared(model: Model, measured: Callable[[bool], Run], tolerance: float) -> Verification:
-    """A run's blocks beside their forms; where they differ, also with flattened attention.
+    """Compare a run's blocks with their forms; where they differ, also with flattened attention.
 
-    ``measured`` runs the model, plain or flattened: what each block did, masks that were seen, and
-    what could not be run.
+    ``measured`` runs the model, plain or flattened: what each block did, and what could not be run.
     """
-    records, seen, failures = measured(False)
-    blocks = [
-        verified
+    records, failures = measured(False)
+    pairs = [
+        pair
         for block, record in zip(model, records, strict=True)
-        for verified in _blocks(block, record, seen, tolerance)
+        for pair in _blocks(block, record, tolerance)
     ]
+    blocks = [block for block, _ in pairs]
     if not all(block.verdict == RIGHT for block in blocks):
-        flat, *_ = measured(True)
+        flat, _ = measured(True)
         differences = [
             form_difference(block, use)
             for block, uses in zip(model, flat, strict=True)
@@ -367,8 +388,19 @@ def _compared(model: Model, measured: Callable[[bool], Run], tolerance: float) -
         for why in {beyond(block.plan, use.key_input.shape[1]) for use in record}
         if why
     )
-    told = (*failures, *without, *unknown)
-    return Verification(model.name, model.family, tuple(blocks), told)
+    learned = {
+        Place(block.stack, block.kind, block.layer): facts
+        for block, facts in pairs
+        if facts is not None and block.verdict == RIGHT
+    }
+    return Verification(
+        model.name,
+        model.family,
+        tuple(blocks),
+        (*failures, *without, *unknown),
+        learned=learned,
+        family_file=family_file(model, learned),
+    )
 
 
 def _on_host(batch: Any, exact: bool) -> Any:
@@ -385,45 +417,158 @@ def _on_host(batch: Any, exact: bool) -> Any:
     return batch.double() if exact else batch.float()
 
 
+class Comparison(NamedTuple):
+    """An observed attention next to the one that is recomputed."""
+
+    difference: float  # largest difference of a probability
+    contrast: float  # largest distance of the observed attention from uniform
+    largest_score: float | None
+    learned: Learned | None
+
+
 def _blocks(
-    block: Block, record: Sequence[Application], seen: Mapping[int, np.ndarray], tolerance: float
-) -> Iterator[VerifiedBlock]:
-    """Each application of a block, compared by its reported attention; one block if none ran."""
+    block: Block, record: Sequence[Application], tolerance: float
+) -> Iterator[tuple[VerifiedBlock, Learned | None]]:
+    """Compare each application of a block; a block that did not run has one, without numbers."""
     plan = block.plan
     sinks = block.read([plan.sinks])[0] if plan.sinks else None
     bounds = None if plan.rule.guess else block.ceiling()
     ceiling = None if bounds is None else float(bounds.any_distance.max())
     for number, application in enumerate((*record,) or (None,)):
-        difference, contrast, largest, described = None, 0.0, None, not plan.rule.guess
-        reported = None if application is None else application.attention
-        if application is not None and reported is not None and not plan.rule.whole_score:
-            # Entries that are made of many tokens (DeepSeek V4) are no tokens' keys.
-            reported = reported if reported.shape[-1] == application.key_input.shape[1] else None
-        if application is not None and reported is not None:
-            x, y = application.query_input, application.key_input
-            expected, products = None, np.asarray(np.inf)
-            if (x.shape[-1], y.shape[-1]) == block.groups.widths:
-                at = np.arange(x.shape[1]), np.arange(y.shape[1])
-                products = block.products(x, y, at)
-                # Granite SWA gives sinks their share of the outputs, after what it reports.
-                later = np.allclose(reported.sum(axis=-1), 1, atol=1e-6)
-                expected = recomputed(block, products, application, seen, None if later else sinks)
-            difference, contrast = _compare(expected, reported, seen)
-            described = holds_whole_score(plan, application)
-            if not plan.rule.guess:
-                fits = math.isfinite(difference)
-                largest = plan.scale * float(np.abs(products).max()) if fits else math.inf
-        yield VerifiedBlock(
-            *plan.place,
-            number,
-            difference=difference,
-            form_difference=None,
-            contrast=contrast,
-            tolerance=tolerance,
-            largest_score=largest,
-            ceiling=ceiling,
-            described=described,
+        compared = None if application is None else _closest(block, application, sinks)
+        length = 0 if application is None else application.key_input.shape[1]
+        has_rest = plan.position in (*FROM_DISTANCE, *OBSERVED) and plan.rule.whole_score
+        described = has_rest and not plan.rule.guess and not beyond(plan, length)
+        yield (
+            VerifiedBlock(
+                *plan.place,
+                number,
+                difference=None if compared is None else compared.difference,
+                form_difference=None,
+                contrast=0.0 if compared is None else compared.contrast,
+                tolerance=tolerance,
+                largest_score=None if compared is None else compared.largest_score,
+                ceiling=ceiling,
+                described=described,
+            ),
+            None if compared is None else compared.learned,
         )
+
+
+def _closest(block: Block, application: Application, sinks: np.ndarray | None) -> Comparison | None:
+    """The comparison of the observed attention that is nearest to the recomputed one."""
+    comparisons = []
+    for attention in application.attentions(block.plan.query.heads):
+        batch, _, queries, keys = attention.weights.shape
+        if not block.plan.rule.whole_score and application.key_input.shape[1] != keys:
+            # Entries that are made of many tokens (DeepSeek V4) are no tokens' keys.
+            continue
+        inputs = fitted(application, batch, queries, keys, block.groups.widths)
+        if inputs is not None:
+            comparisons.append(_comparison(block, attention, inputs, sinks))
+    if not comparisons and application.has_other_heads:
+        return Comparison(math.inf, 0.0, None if block.plan.rule.guess else math.inf, None)
+    return min(comparisons, key=lambda one: one.difference, default=None)
+
+
+def _comparison(
+    block: Block,
+    attention: Attention,
+    inputs: tuple[np.ndarray, np.ndarray],
+    sinks: np.ndarray | None,
+) -> Comparison:
+    """Recompute an attention from the inputs of its projections, and compare."""
+    plan, (x, y) = block.plan, inputs
+    rows = _token_rows(plan, attention)
+    observed = attention.weights.swapaxes(1, 2)[rows]
+    contrast = _contrast(observed)
+    if (x.shape[-1], y.shape[-1]) != block.groups.widths:
+        largest = None if plan.rule.guess else math.inf
+        return Comparison(math.inf, contrast, largest, None)
+    products = block.products(x, y, (np.arange(x.shape[1]), np.arange(y.shape[1])))
+    scores, shown, learned = block.scores(products), attention.visible, None
+    if plan.rule.guess:
+        learned = _learned(plan, attention, products)
+        scores = learned.scale * products + attention.added
+    else:
+        scores = scores + _added(plan, attention)
+        shown = _expected_mask(plan, attention)
+    # Granite SWA gives sinks their share of the outputs, after what it reports.
+    takes_part = sinks is not None and not np.allclose(observed.sum(axis=-1), 1, atol=1e-6)
+    # A finite number, as in models: a padded query may have no key in its window.
+    masked = np.where(shown, scores, np.finfo(np.float64).min)
+    expected = softmax(masked, sinks if takes_part else None)
+    difference = float(np.abs(expected.swapaxes(1, 2)[rows] - observed).max(initial=0.0))
+    largest = None
+    if not plan.rule.guess:
+        largest = plan.scale * float(np.abs(products).max())
+    return Comparison(difference, contrast, largest, learned)
+
+
+def _added(plan: AttentionPlan, attention: Attention) -> np.ndarray | float:
+    """What is added to the scores: by the plan where distances give it, else as observed."""
+    _, heads, queries, keys = attention.weights.shape
+    if not plan.position:
+        return 0.0
+    if plan.position in FROM_DISTANCE:
+        return alibi(plan, heads, np.arange(queries)[:, None] - np.arange(keys))
+    return attention.added
+
+
+def _expected_mask(plan: AttentionPlan, attention: Attention) -> np.ndarray:
+    """Pairs that the plan shows: by causality and window, among the keys that are no padding."""
+    *_, queries, keys = attention.visible.shape
+    if plan.window is not None and not plan.window.is_known:
+        return attention.visible
+    if plan.position and plan.position not in FROM_DISTANCE:
+        return attention.visible  # windows of pictures, which positions in a row do not determine
+    shown = allowed(plan, np.arange(queries)[:, None] - np.arange(keys))
+    return np.asarray(shown & np.asarray(attention.visible.any(axis=(1, 2)))[:, None, None])
+
+
+def _token_rows(plan: AttentionPlan, attention: Attention) -> np.ndarray:
+    """Rows (B, I) that count: not those of padding, nor those that see no key."""
+    visible = attention.visible
+    rows = np.asarray(visible.any(axis=(1, 3)))
+    if plan.kind != "cross" and visible.shape[-1] == visible.shape[-2]:
+        rows = rows & np.asarray(visible.any(axis=(1, 2)))
+    return rows
+
+
+def _contrast(weights: np.ndarray) -> float:
+    """The largest distance of probabilities from uniform, of what is given to the keys."""
+    seen = np.maximum(1, (weights > 0).sum(axis=-1, keepdims=True))
+    uniform = weights.sum(axis=-1, keepdims=True) / seen
+    return float(np.where(weights > 0, np.abs(weights - uniform), 0).max(initial=0.0))
+
+
+def _learned(plan: AttentionPlan, attention: Attention, products: np.ndarray) -> Learned:
+    """Scale, mask and window of a guess, from an observed attention."""
+    scale = plan.scale
+    if attention.logits is not None:
+        square = float((products * products).sum())
+        scale = float((attention.logits * products).sum()) / square if square else plan.scale
+        if math.isclose(scale, plan.scale, rel_tol=1e-5):
+            scale = plan.scale
+    visible = attention.visible
+    keys = np.asarray(visible.any(axis=(1, 2)))[:, None, None]
+    *_, count, others = visible.shape
+    distance = np.arange(count)[:, None] - np.arange(others)
+    shown = np.asarray(visible.any(axis=(0, 1)))
+    causal = count == others and count > 1 and not (shown & (distance < 0)).any()
+    back = int(distance[shown].max(initial=0))
+    has_window = causal and back < count - 1
+    expected = (distance >= 0) if causal else np.ones_like(shown)
+    if has_window:
+        expected = expected & (distance <= back)
+    has_bias = bool(np.abs(attention.added).max(initial=0.0) > 1e-5)
+    return Learned(
+        scale=scale,
+        causal=causal,
+        window=back + 1 if has_window else None,
+        has_own_mask=not np.array_equal(np.broadcast_to(expected & keys, visible.shape), visible),
+        has_bias=has_bias,
+    )
 
 
 class _InDoublePrecision(Around):
@@ -431,18 +576,3 @@ class _InDoublePrecision(Around):
 
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
         return [array.astype(np.float64) for array in self.inner.read(parts)]
-
-
-def _compare(
-    expected: np.ndarray | None, reported: np.ndarray, seen: Mapping[int, np.ndarray]
-) -> tuple[float, float]:
-    """Largest difference of two attentions (B, H, I, J), and the second's from uniform."""
-    batch, _, queries, _ = reported.shape
-    rows = seen.get(queries, np.full((batch, queries), True))
-    model = reported.swapaxes(1, 2)[rows]
-    # Of what is given to the keys: a sink takes a share of its own.
-    uniform = model.sum(axis=-1, keepdims=True) / (model > 0).sum(axis=-1, keepdims=True)
-    contrast = float(np.where(model > 0, np.abs(model - uniform), 0).max())
-    if expected is None or expected.shape != reported.shape:
-        return math.inf, contrast
-    return float(np.abs(expected.swapaxes(1, 2)[rows] - model).max()), contrast

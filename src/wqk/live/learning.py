@@ -1,0 +1,77 @@
+"""A guessed family with what its verified blocks have shown, as a family file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from wqk.families import Place, find_family
+from wqk.families.family import AttentionRule
+from wqk.live.addresses import Learned
+from wqk.model import Model
+
+
+def family_file(model: Model, learned: Mapping[Place, Learned]) -> str:
+    """Return a guess as a family file, with scale, mask and window as they were observed.
+
+    Returns
+    -------
+    str
+        TOML that `wqk.open` takes as ``family=``; empty if nothing was guessed, or some block of
+        the guess was not found right.
+    """
+    guessed = [plan for plan in model.plans if plan.rule.guess]
+    if not guessed or any(plan.place not in learned for plan in guessed):
+        return ""
+    rules = []
+    for rule in find_family(model.checkpoint).attention:
+        plans = [plan for plan in guessed if (plan.stack, plan.kind) == (rule.stack, rule.kind)]
+        facts = {learned[plan.place] for plan in plans}
+        if len(facts) != 1:
+            continue  # layers differ in their masks, which one rule does not say
+        rules.append(_filled_in(rule, facts.pop(), plans[0].query.heads, plans[0].key.heads))
+    if not rules:
+        return ""
+    name = "".join(c if c.isalnum() else "-" for c in model.name.lower())
+    lines = [f'name = "{name}"', f'model_types = ["{name}"]']
+    for entries in rules:
+        lines += ["", "[[attention]]"]
+        lines += [f"{key} = {_toml(value)}" for key, value in entries.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _filled_in(rule: AttentionRule, facts: Learned, heads: int, key_heads: int) -> dict[str, Any]:
+    """The entries of a rule that differ from the defaults, with what was observed."""
+    defaults = {field.name: field.default for field in msgspec.structs.fields(AttentionRule)}
+    entries = {
+        name: _plain(value)
+        for name, value in msgspec.structs.asdict(rule).items()
+        if name not in ("guess", "heads", "key_heads", "defaults", "every_layer")
+        and value != defaults[name]
+        and value not in ((), {}, None)
+    }
+    entries |= {"heads": "wqk_heads", "key_heads": "wqk_key_heads"}
+    numbers: dict[str, Any] = {"wqk_heads": heads, "wqk_key_heads": key_heads}
+    if facts.causal:
+        entries["causal"] = True
+    if facts.window is not None:
+        entries["window"] = "wqk_window"
+        numbers["wqk_window"] = facts.window
+    if facts.scale is not None:
+        entries["scale"] = facts.scale
+    entries["defaults"] = numbers
+    return entries
+
+
+def _toml(value: Any) -> str:
+    """A value in TOML: numbers, texts and lists are as in JSON."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(one)}" for key, one in value.items()) + " }"
+    return msgspec.json.encode(value).decode()
+
+
+def _plain(value: Any) -> Any:
+    """A value as a family file has it: one entry of several stands alone."""
+    return value[0] if isinstance(value, tuple) and len(value) == 1 else value

@@ -1,0 +1,328 @@
+"""A running model's attention next to the forms of its weights.
+
+Each use of a block is recorded: the inputs of its projections, and the attention that was observed.
+From inputs and weights the products of queries and keys are formed again; scale, mask and
+everything that the model added are read off the run.
+
+If a family does not describe positions, or the model's attention shows only scores, the product
+itself is compared, without rotary positions. It is x_i W_q W_kᵀ y_jᵀ up to one factor, and up to
+what biases add to whole rows and columns, which centering both removes.
+
+Axes: B texts, H query heads, N tokens (I queries, J keys), D model width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from wqk.attention import Block
+from wqk.errors import UnknownFamily
+from wqk.families import AttentionPlan, Place
+from wqk.live.calls import ObservedCall
+from wqk.live.listening import AttentionCall, Listener, own_inputs
+from wqk.live.observing import Observer
+
+# Rounding of float64 products, relative to the largest, and how far a contrast must exceed it.
+ROUNDING, MIN_SIGNAL = 1e-13, 1e3
+# How different a product may be from the form's that is surely the same.
+ALIKE = 1e-6
+
+# Positions that are added to scores as a function of the distance.
+FROM_DISTANCE = ("", "alibi", "scaled alibi")
+# Positions that are added to scores as the model computes them, and are read off the run.
+OBSERVED = ("relative", "disentangled", "mask")
+
+
+class Attention(NamedTuple):
+    """One observed attention, whole, on the host (B, H, I, J)."""
+
+    weights: np.ndarray
+    logits: np.ndarray | None  # None if only scores were observed
+    added: np.ndarray  # scores less logits, after a soft cap; 0 where a pair is hidden
+    visible: np.ndarray
+
+
+class Application(NamedTuple):
+    """One use of one block's attention; windows of a picture count as examples."""
+
+    query_input: np.ndarray  # (B, I, D)
+    key_input: np.ndarray  # (B, J, D)
+    calls: tuple[ObservedCall, ...] = ()
+    reported: np.ndarray | None = None  # probabilities that the module returned
+
+    def attentions(self, heads: int) -> Iterator[Attention]:
+        """The observed attentions with this number of heads."""
+        for call in self.calls:
+            arranged = call.by_head(heads)
+            if arranged is not None and arranged.shape[1] == heads:
+                yield whole(arranged)
+
+    @property
+    def has_other_heads(self) -> bool:
+        """Whether an attention of all queries and keys was observed, of whatever heads."""
+        if self.query_input.ndim != 3 or self.key_input.ndim != 3:
+            return False
+        sizes = len(self.query_input), self.query_input.shape[-2], self.key_input.shape[-2]
+        shapes = [call.shape for call in self.calls]
+        return any((shape[0], *shape[-2:]) == sizes for shape in shapes if len(shape) == 4)
+
+    def products(self, heads: int) -> Iterator[np.ndarray]:
+        """Products of observed queries and keys, (B, H, I, J)."""
+        for call in self.calls:
+            if not call.has_logits:
+                continue
+            arrangements = [call.by_head(heads)]
+            if len(call.shape) > 4:  # windows may stand behind heads
+                arrangements.append(call.in_one())
+            for arranged in arrangements:
+                logits = None if arranged is None else whole(arranged).logits
+                if logits is not None:
+                    yield logits
+
+
+def whole(call: ObservedCall) -> Attention:
+    """An observed attention with the axes (B, H, I, J), in one piece."""
+    import torch
+
+    batch, heads, queries, keys = call.shape
+    (tile,) = call.tiles(size=max(1, batch * heads * queries * keys))
+    shape = (batch, heads, queries, tile.logits.shape[-1])
+    visible = torch.ones(shape, dtype=torch.bool) if tile.visible is None else tile.visible
+    visible = visible.expand(shape)
+    weights = tile.scores.softmax(-1).nan_to_num(0) if tile.weights is None else tile.weights
+    added = (tile.scores - call.capped(tile.logits)).masked_fill(~visible, 0)
+    missing = (0, keys - shape[-1])  # keys that no query may see
+    padded = [
+        torch.nn.functional.pad(part, missing) for part in (weights, tile.logits, added, visible)
+    ]
+    weights, logits, added, visible = (part.detach().cpu().numpy() for part in padded)
+    return Attention(weights, logits if call.has_logits else None, added, visible)
+
+
+@contextmanager
+def recording(
+    model: Any, plans: Sequence[AttentionPlan], live: Sequence[AttentionPlan]
+) -> Iterator[list[list[Application]]]:
+    """Records of the plans' blocks, which fill while the model runs.
+
+    Raises `UnknownFamily` if the model lacks a block that the checkpoint has.
+    """
+    in_model = {plan.place: plan for plan in live}
+    records: dict[Place, list[Application]] = {}
+    for plan in plans:
+        if plan.place not in in_model:
+            raise UnknownFamily(
+                f"{type(model).__name__}, as transformers loads it, has no {plan.kind}-"
+                f"attention in layer {plan.layer} of a {plan.stack}, but the checkpoint has"
+            )
+        records[plan.place] = []
+    calls: list[ObservedCall] = []
+    running: list[int] = []  # where the calls of each running block begin
+
+    def entered() -> None:
+        running.append(len(calls))
+
+    def heard(call: AttentionCall) -> None:
+        start = running.pop() if running else 0
+        application = _application(call, calls[start:])
+        if application is not None:
+            records[call.plan.place].append(application)
+
+    listener = Listener(model, [in_model[place] for place in records], heard, entered)
+    try:
+        with Observer(model, calls.append):
+            yield list(records.values())
+    finally:
+        listener.stop()
+
+
+def _application(call: AttentionCall, calls: Sequence[ObservedCall]) -> Application | None:
+    """What was recorded of one run of a block's attention; None if its inputs are unknown."""
+    inputs = own_inputs(call)
+    if not {"query", "key"} <= inputs.keys():
+        return None
+    reported = call.attention
+    if reported is not None and reported.ndim == 3:
+        heads = call.plan.query.heads
+        reported = reported.unflatten(0, (-1, heads)) if len(reported) % heads == 0 else None
+    return Application(
+        inputs["query"].detach().cpu().numpy(),
+        inputs["key"].detach().cpu().numpy(),
+        tuple(calls),
+        None if reported is None else reported.detach().cpu().numpy(),
+    )
+
+
+def require_records(
+    model: Any, plans: Sequence[AttentionPlan], records: Sequence[Sequence[Application]]
+) -> None:
+    """Raise `UnknownFamily` if a block's attention was not run, or not returned."""
+    silent = [plan for plan, record in zip(plans, records, strict=True) if not record]
+    if silent:
+        raise UnknownFamily(
+            f"{type(model).__name__}: the module of {silent[0].query.tensor} does not project "
+            "queries and keys and return attention weights"
+        )
+
+
+def fitted(
+    application: Application, batch: int, queries: int, keys: int, widths: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Inputs of queries (B, I, D) and keys (B, J, D) in the shape of an attention.
+
+    Tokens may come first, or last, as for convolutions; windows of a picture are examples; several
+    streams may stand behind the first. None if the inputs do not fit.
+    """
+    inputs = (application.query_input, application.key_input)
+    sides, shortened = [], set()
+    for side, count, width in zip(inputs, (queries, keys), widths, strict=True):
+        if side.ndim == 3 and side.shape[-1] != width == side.shape[1]:
+            side = side.swapaxes(1, 2)
+        is_longer = side.ndim == 3 and len(side) == batch and side.shape[1] >= count
+        shortened.add(is_longer and side.shape[1] > count)
+        if is_longer:
+            sides.append(side[:, :count])
+        elif side.shape[:-1] == (count, batch):
+            sides.append(side.swapaxes(0, 1))
+        elif side.size == batch * count * side.shape[-1]:
+            sides.append(side.reshape(batch, count, side.shape[-1]))
+        else:
+            return None
+    # Queries that are pooled are fewer than their inputs, and keys are not.
+    return (sides[0], sides[1]) if len(shortened) == 1 else None
+
+
+def beyond(plan: AttentionPlan, length: int) -> str:
+    """Why the score of a text of this length is another than the plan's; empty if it is not."""
+    longest = plan.longest
+    where = f"beyond {longest} tokens, " if longest else ""
+    return "" if longest is None or length <= longest else f"{where}positions act otherwise"
+
+
+def allowed(plan: AttentionPlan, distance: np.ndarray) -> np.ndarray:
+    """Which keys a query may attend to, (I, J), of distances i − j.
+
+    The first key is the text's first token.
+    """
+    shown = distance >= 0 if plan.causal else distance == distance
+    if plan.window is None:
+        return np.asarray(shown)
+    query = np.arange(len(distance))[:, None]
+    return np.asarray(shown & plan.window.allows(query, query - distance))
+
+
+def alibi(plan: AttentionPlan, heads: int, distance: np.ndarray) -> np.ndarray:
+    """What distances (I, J) add to the scores of each head, (H, I, J)."""
+    slopes = alibi_slopes(heads) * (plan.scale if plan.position == "scaled alibi" else 1.0)
+    return np.asarray(-slopes[:, None, None] * abs(distance))
+
+
+def alibi_slopes(heads: int) -> np.ndarray:
+    """What the score of each head (H,) loses with every token of distance (Press et al., 2022).
+
+    Examples
+    --------
+    >>> alibi_slopes(2)
+    array([0.0625    , 0.00390625])
+    """
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2 ** (-8 * (n + 1) / power) for n in range(power)]
+    slopes += [2 ** (-4 * (2 * n + 1) / power) for n in range(heads - power)]
+    return np.asarray(slopes)
+
+
+def softmax(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
+    """Probabilities of scores (B, H, I, J); sinks (H,) take their share and are left out."""
+    if sinks is None:
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
+    column = np.broadcast_to(sinks[:, None, None], (*scores.shape[:-1], 1))
+    return softmax(np.concatenate([scores, column], axis=-1), None)[..., :-1]
+
+
+def form_difference(block: Block, application: Application | None) -> float | None:
+    """The largest difference of a product from the form's, relative to the largest product.
+
+    Of the observed products the closest counts; None if none is of all heads, queries and keys.
+    Where the form is known to be a part of the score alone, another product proves nothing.
+    """
+    if application is None:
+        return None
+    x, y = application.query_input, application.key_input
+    products = tuple(application.products(block.plan.query.heads))
+    differences = [
+        product_difference(expected, product)
+        for last in {product.shape[-1] for product in products}
+        for expected in _expected(block, x, y, last)
+        for product in _of_size(products, expected, len(x))
+    ]
+    is_part = block.plan.rule.partial and not block.plan.rule.whole_score
+    if is_part or beyond(block.plan, y.shape[1]):
+        differences = [one for one in differences if one < ALIKE]
+    telling = [one for one in differences if one == one]
+    # A product that is noise may be that of these queries and keys.
+    if telling and (len(telling) == len(differences) or min(telling) < ALIKE):
+        return min(telling)
+    return None
+
+
+def _expected(block: Block, x: np.ndarray, y: np.ndarray, keys: int) -> Iterator[np.ndarray]:
+    """The forms' products (B, H, I, J) of inputs with this many keys; tokens may come first."""
+    # Convolutions are given the tokens last.
+    x, y = (
+        side.swapaxes(1, 2) if side.ndim == 3 and side.shape[-1] != width == side.shape[1] else side
+        for side, width in zip((x, y), block.groups.widths, strict=True)
+    )
+    if (x.shape[-1], y.shape[-1]) != block.groups.widths or (y.size // y.shape[-1]) % keys:
+        return
+    texts = y.size // y.shape[-1] // keys
+    if (x.size // x.shape[-1]) % texts:
+        return
+    swaps = (False, True) if x.ndim == y.ndim == 3 and 1 not in x.shape[:2] else (False,)
+    for swapped in swaps:
+        given = (side.swapaxes(0, 1) if swapped else side for side in (x, y))
+        left, right = (side.reshape(texts, -1, side.shape[-1]) for side in given)
+        yield block.products(left, right)
+
+
+def _of_size(
+    products: tuple[np.ndarray, ...], expected: np.ndarray, batch: int
+) -> Iterator[np.ndarray]:
+    """Products of the expected size, in its shape; several texts may have one product each."""
+    texts, heads, _, keys = expected.shape
+    alike = [
+        product
+        for product in products
+        if product.shape[-1] == keys and product.shape[-2] % expected.shape[-2] == 0
+    ]
+    for product in alike:
+        if product.size == expected.size:
+            yield product.reshape(expected.shape)
+            if texts % batch == 0:  # windows of a text may come after its heads
+                windows = product.reshape(batch, heads, -1, *expected.shape[2:])
+                yield windows.swapaxes(1, 2).reshape(expected.shape)
+    single = [product for product in alike if product.size * texts == expected.size]
+    if texts > 1:
+        for start in range(len(single) - texts + 1):
+            yield np.concatenate(single[start : start + texts]).reshape(expected.shape)
+
+
+def product_difference(expected: np.ndarray, product: np.ndarray) -> float:
+    """Difference beyond rounding, relative to the largest centered product; NaN if it is noise."""
+    rounding = ROUNDING * np.abs(product).max()
+    expected, product = _centered(expected), _centered(product)
+    size, square = np.abs(product).max(), float((expected**2).sum())
+    if not (size > MIN_SIGNAL * rounding and 0 < square < np.inf):
+        return np.nan
+    factor = max(0.0, float((expected * product).sum()) / square)
+    return float(max(0.0, np.abs(product - factor * expected).max() - rounding) / size)
+
+
+def _centered(products: np.ndarray) -> np.ndarray:
+    products = products - products.mean(axis=-1, keepdims=True)
+    return np.asarray(products - products.mean(axis=-2, keepdims=True))
