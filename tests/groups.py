@@ -37,6 +37,7 @@ SLOW = (
     "tests/checkpoints/test_endless.py::test_a_yaml_file_whose_parts_name_each_other",
     "tests/checkpoints/test_distributed_checkpoints.py::test_two_ranks_of_fsdp_are_one_model",
     "tests/checkpoints/test_distributed_checkpoints.py::test_shards_of_safetensors_that_ranks_write",
+    "tests/storage/test_stores.py",
     "tests/checkpoints/test_http.py::test_a_server_that_keeps_one_waiting_is_given_up",
     "tests/checkpoints/test_hub.py::test_a_killed_scan_leaves_a_cache_that_goes_on",
     "tests/families/test_every_family.py::test_every_rule_is_that_of_a_proven_model_or_marked",

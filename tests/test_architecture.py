@@ -33,7 +33,7 @@ ROOMS = {
     "attention": "one block: heads as forms, other coordinates, ceilings",
     "families": "which tensors are a model's queries and keys, as data; it reads no bytes",
     "checkpoints": "files as named tensors: formats, archives, adapters, modules in memory",
-    "storage": "bytes by position: files on disk, the Hub, and files behind HTTP",
+    "storage": "bytes by position: files on disk, the Hub, https and buckets (S3, Google, Azure)",
     "forms": "BilinearForm, A Bᵀ kept as its factors: kernels, scores, spectra, images",
     "errors": "one tree of errors",
 }

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any, Unpack
 
 from wqk.checkpoints.adapters import CONFIG, AdaptedCheckpoint, read_adapter
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
-from wqk.checkpoints.formats import exists, has_weights, local_folder, open_local
-from wqk.checkpoints.hub import hub_page, is_hub_id, open_base, open_hub, open_url
+from wqk.checkpoints.formats import ENDINGS, exists, has_weights, local_folder, open_local
+from wqk.checkpoints.hub import (
+    bucket_has_weights,
+    hub_page,
+    is_hub_id,
+    open_base,
+    open_bucket_folder,
+    open_hub,
+    open_url,
+)
 from wqk.checkpoints.modules import open_live
 from wqk.errors import CheckpointError, errors_about
-from wqk.storage.references import is_url, redacted, step_in
+from wqk.storage.buckets import step_names
+from wqk.storage.references import is_bucket, is_url, redacted, step_in
 
 if TYPE_CHECKING:
     from wqk.storage.references import HubAccess
@@ -22,7 +32,15 @@ if TYPE_CHECKING:
 # What trainers call the folder of a step: Trainer, torchtitan, DeepSpeed, Megatron-LM.
 STEP_FOLDERS = ("checkpoint-*", "step[-_]*", "global_step*", "iter_*")
 
-__all__ = ["Checkpoint", "Part", "TensorInfo", "open_checkpoint", "step_folders", "steps_of"]
+__all__ = [
+    "Checkpoint",
+    "Part",
+    "TensorInfo",
+    "holds_weights",
+    "open_checkpoint",
+    "step_folders",
+    "steps_of",
+]
 
 
 def open_checkpoint(
@@ -40,10 +58,10 @@ def open_checkpoint(
     ----------
     ref
         A folder or file; the folder of a training run, for its last step; a hub id such as
-        ``google-bert/bert-base-uncased``, or ``id@revision``; the ``https://`` address of a
-        safetensors file or of a folder that contains one; an `nn.Module`; a state dict of arrays;
-        or a `Checkpoint`, which is returned unchanged. A LoRA adapter, in a folder or on the hub,
-        is opened on its base model.
+        ``google-bert/bert-base-uncased``, or ``id@revision``; the address of a file or a folder
+        (``https://``, or in a bucket ``s3://``, ``gs://``, ``az://``); an `nn.Module`; a state dict
+        of arrays; or a `Checkpoint`, which is returned unchanged. A LoRA adapter, in a folder or on
+        the hub, is opened on its base model.
     revision
         Of a repository of the hub; nothing else has revisions.
     token, cache_dir, local_files_only
@@ -105,6 +123,10 @@ def _open(
                 f"the revision is given twice, {redacted(named)!r} and {revision!r}; give one"
             )
         name, path, revision = repository, Path(repository), named
+    if is_bucket(name):
+        _refuse_revision(revision, name)
+        address = name if subfolder else steps_of(name)[-1]
+        return open_bucket_folder(address, subfolder=subfolder, **access)
     if is_url(name):
         page = hub_page(name)
         if page is None:
@@ -130,19 +152,32 @@ def steps_of(ref: str) -> list[str]:
 
     A folder with its own weights is a checkpoint, whatever else it contains.
     """
-    steps = step_folders(Path(ref)) if exists(Path(ref)) else []
-    return steps if steps and not has_weights(Path(ref)) else [ref]
+    if not (is_bucket(ref) or exists(Path(ref))) or PurePosixPath(ref).suffix in ENDINGS:
+        return [ref]
+    steps = step_folders(ref)
+    return steps if steps and not holds_weights(ref) else [ref]
 
 
-def step_folders(run: Path) -> list[str]:
-    """The folders that are named after steps, in their order."""
-    steps = {
-        step: path
-        for name in STEP_FOLDERS
-        for path in run.glob(name)
-        if (step := step_in(path.name)) is not None and path.name.endswith(str(step))
-    }
-    return [str(steps[step]) for step in sorted(steps)]
+def step_folders(run: str) -> list[str]:
+    """The folders of a run, here or in a bucket, that are named after steps, in their order."""
+    if is_bucket(run):
+        folders = step_names(run, _is_step)
+    else:
+        folders = [str(path) for path in Path(run).glob("*") if _is_step(path.name)]
+    steps = {step_in(PurePath(folder).name): folder for folder in sorted(folders)}
+    return [folder for _, folder in sorted(steps.items(), key=lambda item: item[0] or 0)]
+
+
+def _is_step(name: str) -> bool:
+    """Return whether a folder's name is that of a step."""
+    step = step_in(name)
+    is_named = any(fnmatchcase(name, pattern) for pattern in STEP_FOLDERS)
+    return step is not None and is_named and name.endswith(str(step))
+
+
+def holds_weights(folder: str) -> bool:
+    """Return whether a folder, here or in a bucket, holds weights that can be opened."""
+    return bucket_has_weights(folder) if is_bucket(folder) else has_weights(Path(folder))
 
 
 def _refuse_revision(revision: str | None, name: str) -> None:

@@ -10,7 +10,7 @@ import functools
 import os
 import re
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple, Unpack
 from urllib.parse import quote, unquote, urlunsplit
 
@@ -24,6 +24,7 @@ from wqk.checkpoints.formats import (
     Folder,
     Weights,
     beside,
+    choose_weights,
     format_of,
     local_folder,
     open_local,
@@ -31,6 +32,7 @@ from wqk.checkpoints.formats import (
     unread_format,
 )
 from wqk.errors import CheckpointError, HubError, errors_about
+from wqk.storage.buckets import BucketFolder
 from wqk.storage.hub_files import (
     Listing,
     Unreachable,
@@ -314,6 +316,68 @@ def open_url(
     own = format_of(path.name) if path.suffix == ".gguf" else None
     weights = Weights((path.name,), format=own) if is_file else None
     return read_folder(Folder(name, source, transfers=transfers), weights)
+
+
+def open_bucket_folder(
+    address: str, *, subfolder: str | None = None, **access: Unpack[HubAccess]
+) -> Checkpoint:
+    """Open the checkpoint in a folder of a bucket, or one of its files.
+
+    One request lists the folder; only headers are fetched before something is read.
+
+    Raises
+    ------
+    HubError
+        The store does not provide it.
+    CheckpointError
+        There is none.
+    """
+    from huggingface_hub import constants
+
+    offline = bool(access.get("local_files_only") or constants.HF_HUB_OFFLINE)
+    cache, transfers = open_cache(access.get("cache_dir")), Transfers()
+    path = PurePosixPath(redacted(address))
+    if what := unread_format(path.name):
+        raise CheckpointError(what)
+    is_file = path.suffix in ENDINGS
+    around = redacted(address).rstrip("/")
+    around = around.rpartition("/")[0] if is_file else f"{around}/{subfolder or ''}"
+    files = BucketFolder(around)
+    if offline:
+        listing = cache.note(files.key)
+        if listing is None:
+            raise HubError(OFFLINE)
+        files = BucketFolder(around, listing)
+    else:
+        objects = {name: list(entry) for name, entry in files.objects.items()}
+        cache.write_note(files.key, [objects, files.folders])
+    source = functools.cache(partial(files.file, transfers=transfers, cache=cache, offline=offline))
+
+    def below() -> list[str]:
+        """Paths of the objects deeper in the folder; without a network, none."""
+        if offline or not files.folders:
+            return []
+        return [path for path in files.deep if "/" in path]
+
+    folder = Folder(redacted(address), source, [*files.objects], below, transfers)
+    if not (files.objects or files.folders):
+        raise CheckpointError("there is nothing under this address")
+    adapter = None if is_file else read_adapter(folder)
+    if adapter is not None:
+        return AdaptedCheckpoint(open_base(adapter, **access), adapter)
+    own = format_of(path.name) if path.suffix == ".gguf" else None
+    checkpoint = read_folder(folder, Weights((path.name,), format=own) if is_file else None)
+    named = PurePosixPath(files.address).name
+    checkpoint.step = step_in(named) if step_in(named) is not None else checkpoint.step
+    return checkpoint
+
+
+def bucket_has_weights(address: str) -> bool:
+    """Return whether a folder of a bucket holds weights that can be opened."""
+    files, transfers = BucketFolder(address), Transfers()
+    source = partial(files.file, transfers=transfers, cache=open_cache())
+    folder = Folder(files.address, source, [*files.objects], tuple, transfers)
+    return bool(choose_weights(folder).files)
 
 
 def _child(url: str, name: str) -> str:

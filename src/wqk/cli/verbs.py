@@ -254,7 +254,9 @@ def same(
 
 @click.command()
 @click.argument("run", metavar="DIR", type=REF)
-@click.option("--out", type=PATH, metavar="DIR", help="[default: DIR/wqk-scores]")
+@click.option(
+    "--out", type=PATH, metavar="DIR", help="[default: DIR/wqk-scores; of an address, NAME-scores]"
+)
 @click.option("--until", type=click.IntRange(min=0), metavar="STEP", help="Stop after this step.")
 @click.option(
     "--every",
@@ -274,12 +276,15 @@ def watch(run: str, out: Path | None, **options: Any) -> None:
     \b
     Example:
       wqk watch ./run --until 100000
+      wqk watch s3://bucket/run --out scores
     """
     from wqk.cli import display
     from wqk.scanning.surveys.watch import watch as watch_run
+    from wqk.storage.references import is_url, redacted
     from wqk.tables.rendering import HEADLINE, label
 
-    folder = out or Path(run) / "wqk-scores"
+    name = redacted(run).rstrip("/").rpartition("/")[2]
+    folder = out or (Path(f"{name}-scores") if is_url(run) else Path(run) / "wqk-scores")
 
     def tell(rows: ScoreTable) -> None:
         summary = rows.layers.summary().row(0, named=True)

@@ -1,1 +1,1 @@
-"""Sources of bytes: files on disk, the Hub, and files behind HTTP."""
+"""Sources of bytes: files on disk, the Hub, web servers and buckets. See README.md here."""

@@ -133,14 +133,30 @@ def _without_users(text: str, is_address: bool) -> str:
 
 
 def is_url(ref: str) -> bool:
-    """Whether a reference is fetched over HTTP.
+    """Return whether a reference is the address of a web server or of a bucket.
 
     Examples
     --------
-    >>> is_url("https://example.org/model.safetensors"), is_url("owner/model")
+    >>> is_url("https://example.org/model.safetensors"), is_url("s3://a/b"), is_url("owner/model")
+    (True, True, False)
+    """
+    return ref.lower().startswith(("https://", "http://", *(f"{s}://" for s in BUCKET_SCHEMES)))
+
+
+# Amazon's S3 and what speaks its protocol, Google Cloud Storage, Azure's blob storage.
+BUCKET_SCHEMES = ("s3", "gs", "az")
+
+
+def is_bucket(address: str) -> bool:
+    """Return whether an address names a bucket, or something in it.
+
+    Examples
+    --------
+    >>> is_bucket("s3://bucket/run"), is_bucket("https://example.org/run")
     (True, False)
     """
-    return ref.lower().startswith(("https://", "http://"))
+    scheme, separator, _ = address.partition("://")
+    return bool(separator) and scheme.lower() in BUCKET_SCHEMES
 
 
 def split_address(url: str) -> SplitResult:

@@ -36,17 +36,6 @@ class Location(NamedTuple):
     address: str  # without secrets
 
 
-def is_bucket(address: str) -> bool:
-    """Return whether an address names a bucket, or something in it.
-
-    Examples
-    --------
-    >>> is_bucket("s3://bucket/run"), is_bucket("https://example.org/run")
-    (True, False)
-    """
-    return address.partition("://")[0].lower() in BUCKETS
-
-
 def endpoint_of(scheme: str) -> str:
     """Address of the server that holds the buckets of a scheme; empty for the vendor's own."""
     own = os.environ.get(BUCKETS[scheme], "")
@@ -84,6 +73,10 @@ def open_bucket(address: str) -> tuple[Any, str]:
         settings["base_url"] = endpoint
     elif endpoint and os.environ.get("AZURE_STORAGE_USE_EMULATOR", "").lower() != "true":
         settings["endpoint"] = endpoint
+    if scheme == "gs" and os.environ.get("GOOGLE_SKIP_SIGNATURE", "").lower() == "true":
+        settings["skip_signature"] = True  # which the library reads for the other two alone
+    if scheme == "gs" and os.environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN"):  # as gcloud itself does
+        settings["bearer_token"] = os.environ["CLOUDSDK_AUTH_ACCESS_TOKEN"]
     if scheme == "s3" and not os.environ.get("AWS_ACCESS_KEY_ID"):
         settings |= profile_credentials()
     try:

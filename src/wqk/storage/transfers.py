@@ -117,6 +117,10 @@ def failure_of(error: Exception, expires: bool = False) -> Exception:
         return CheckpointError(
             "ends before the requested bytes; it is empty, or was replaced during the read"
         )
+    if "NoSuchBucket" in message or "ContainerNotFound" in message:
+        return Absent("no such bucket")
+    if "ExpiredToken" in message:
+        return HubError("the credentials have expired; log in again")
     if expires and code in (400, 410):
         return Expired(HubError(f"the server answers {code}"))
     if code in PASSING_STATUS:

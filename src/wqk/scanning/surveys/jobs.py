@@ -31,8 +31,9 @@ from concurrent.futures import (
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import chain
 from multiprocessing.context import SpawnContext, SpawnProcess
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import ModuleType
 from typing import Any, Unpack
 
@@ -41,14 +42,24 @@ from wqk._machine import cached_property, one_blas_thread, share_cores
 from wqk._version import __version__
 from wqk.checkpoints import open_checkpoint, steps_of
 from wqk.checkpoints.formats import exists, has_weights
-from wqk.errors import CheckpointError, HubError, RunError, WqkError, all_lines, required_by
+from wqk.errors import (
+    CheckpointError,
+    HubError,
+    RunError,
+    WqkError,
+    all_lines,
+    errors_about,
+    required_by,
+)
 from wqk.model import open as open_model
 from wqk.scanning.scan import plan_bytes, scan
 from wqk.scanning.surveys.model_sets import PREFIX, model_set, read_list
+from wqk.storage.buckets import BucketFolder, matching_folders
 from wqk.storage.hub_files import within_deadline
 from wqk.storage.references import (
     HubAccess,
     digest_of_query,
+    is_bucket,
     redacted,
     step_in,
     without_secrets,
@@ -178,7 +189,10 @@ def _single_refs(refs: Iterable[str]) -> Iterator[str]:
 def _jobs_of(
     ref: str, revisions: Sequence[str], list_revisions: Callable[[str], list[str]]
 ) -> Iterator[Job]:
-    if exists(Path(ref)):
+    if is_bucket(ref):
+        for path in _bucket_paths(ref, revisions):
+            yield Job(redacted(path), None, step_in(PurePath(redacted(path)).name), path)
+    elif exists(Path(ref)):
         paths = _step_paths(ref, revisions) if revisions else steps_of(ref)
         for path in paths:
             absolute = Path(path).absolute()
@@ -194,6 +208,16 @@ def _jobs_of(
                 names[pattern] = None
         for name in names:
             yield Job(_name(ref), name, step_in(name), ref)
+
+
+def _bucket_paths(ref: str, revisions: Sequence[str]) -> list[str]:
+    """Addresses of the checkpoints in a bucket that an address, perhaps with ``*``, names."""
+    if revisions:
+        raise CheckpointError(f"{redacted(ref)}: only Hub repositories have revisions")
+    with errors_about(redacted(ref)):
+        folders = matching_folders(ref) if "*" in ref else [ref]
+        steps = [steps_of(folder) for folder in folders]
+    return list(chain.from_iterable(steps))
 
 
 def _step_paths(run: str, patterns: Sequence[str]) -> list[str]:
@@ -310,7 +334,14 @@ def failure(error: BaseException) -> JobOutcome:
 
 
 def files_of(location: str) -> str | None:
-    """Hash the names, sizes and times of a checkpoint's files on disk; None elsewhere."""
+    """Hash the names, sizes and times of a checkpoint's files on disk, or the tags in a bucket.
+
+    None where files cannot be listed.
+    """
+    if is_bucket(location):
+        objects = sorted(BucketFolder(location).deep.items())
+        text = repr([(name, *entry) for name, entry in objects])
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest() if objects else None
     path = Path(location)
     try:
         if not path.exists():

@@ -7,18 +7,27 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import polars as pl
 
 from wqk._version import __version__
-from wqk.checkpoints import step_folders
-from wqk.checkpoints.formats import exists, has_weights
-from wqk.errors import OutputError, RunError, WqkError, all_lines, shortened
+from wqk.checkpoints import holds_weights, step_folders
+from wqk.checkpoints.formats import exists
+from wqk.errors import (
+    HubError,
+    OutputError,
+    RunError,
+    WqkError,
+    all_lines,
+    errors_about,
+    shortened,
+)
 from wqk.model import open as open_model
 from wqk.scanning.surveys.jobs import Options, files_of
 from wqk.scanning.surveys.surveying import open_folder, survey
-from wqk.storage.references import redacted, step_in
+from wqk.storage.buckets import BucketFolder
+from wqk.storage.references import is_bucket, is_url, redacted, step_in
 from wqk.tables.score_table import SCHEMA_VERSION, ScoreTable, read_table
 
 # Seconds between looks: a month.
@@ -40,18 +49,21 @@ def watch(
 ) -> Iterator[ScoreTable]:
     """Score each folder of a run that is named after a step once it is complete.
 
-    Trainer's ``checkpoint-*``, torchtitan's ``step-*``, Megatron-LM's ``iter_*``.
+    Trainer's ``checkpoint-*``, torchtitan's ``step-*``, Megatron-LM's ``iter_*``; on disk or in a
+    bucket.
 
     A checkpoint is complete when all its tensors exist and its files have not changed between two
-    looks. The scores are a survey's, in ``out``: an interruption loses nothing, the next call
-    resumes, and checkpoints that the trainer has deleted since keep their rows. One that cannot be
-    scored, such as after a divergence, is among the table's ``failed`` ones, and is tried again
-    once its files change; nothing that happens to one checkpoint ends the watch.
+    looks; a distributed one has its ``.metadata`` then. The scores are a survey's, in ``out``: an
+    interruption loses nothing, the next call resumes, and checkpoints that the trainer has deleted
+    since keep their rows. One that cannot be scored, such as after a divergence, is among the
+    table's ``failed`` ones, and is tried again once its files change; nothing that happens to one
+    checkpoint ends the watch.
 
     Parameters
     ----------
     run
-        The run's folder; it need not exist yet.
+        The run's folder, or its address in a bucket (``s3://``, ``gs://``, ``az://``); it need not
+        exist yet.
     out
         The survey's folder, with the table ``scores.parquet``.
     until
@@ -82,16 +94,22 @@ def watch(
     """
     if not 0 < every <= LONGEST_WAIT:
         raise RunError(f"every={every:g}: expected seconds, more than 0 and at most {LONGEST_WAIT}")
-    if (shown := redacted(os.fspath(run))) != os.fspath(run):
-        raise RunError(f"{shown}: is an address; expected the folder of a run")
-    _require_run(Path(run))
-    _require_output(Path(out), Path(run), Options(float(gamma), heads, __version__, SCHEMA_VERSION))
+    place = os.fspath(run)
+    if is_bucket(place):
+        place = redacted(place).rstrip("/")
+    elif is_url(place) or redacted(place) != place:
+        raise RunError(
+            f"{redacted(place)}: is an address whose folders cannot be listed; expected the folder "
+            "of a run, or its address in a bucket"
+        )
+    _require_run(place)
+    _require_output(Path(out), place, Options(float(gamma), heads, __version__, SCHEMA_VERSION))
     scored = partial(survey, out=out, gamma=gamma, heads=heads, executor=executor, jobs=1)
-    return _watched(Path(run), Path(out), scored, until, every, on_scores, on_wait, on_failure)
+    return _watched(place, Path(out), scored, until, every, on_scores, on_wait, on_failure)
 
 
 def _watched(
-    run: Path,
+    run: str,
     out: Path,
     scored: Callable[..., ScoreTable],
     until: int | None,
@@ -116,11 +134,11 @@ def _watched(
             how(folder, reason)
         reported.add((folder, reason))
 
-    if on_wait and not run.is_dir():
-        on_wait(str(run), "there is no such folder")
+    if on_wait and not _exists(run):
+        on_wait(run, "there is no such folder")
     while True:
         ready = []
-        for folder in step_folders(run):
+        for folder in _steps_now(run, partial(tell, on_wait)):
             if folder in done:
                 continue
             try:
@@ -136,7 +154,7 @@ def _watched(
         if ready:
             retry = not failed.keys().isdisjoint(ready)
             # What has failed and is gone cannot be tried again.
-            kept = {folder for folder in failed if not retry or Path(folder).exists()}
+            kept = {folder for folder in failed if not retry or _exists(folder)}
             names = sorted({*done, *kept, *ready}, key=_step)
             try:
                 table = scored(names, retry=retry)
@@ -160,20 +178,40 @@ def _watched(
         time.sleep(every)
 
 
-def _require_run(run: Path) -> None:
+def _exists(folder: str) -> bool:
+    """Return whether a folder exists on disk, or has anything in it in a bucket."""
+    if is_bucket(folder):
+        listed = BucketFolder(folder)
+        return bool(listed.objects or listed.folders)
+    return Path(folder).is_dir()
+
+
+def _steps_now(run: str, tell: Callable[[str, Exception], None]) -> list[str]:
+    """The folders of a run; none, with a word, while its store does not answer."""
+    try:
+        return step_folders(run)
+    except HubError as error:
+        tell(run, error)
+        return []
+
+
+def _require_run(run: str) -> None:
     """Check that a folder is, or may become, a run's."""
-    if exists(run) and not run.is_dir():
+    path = Path(run)
+    if not is_bucket(run) and exists(path) and not path.is_dir():
         raise RunError(f"{run}: is a file; expected the folder of a run")
-    if run.is_dir() and (run / "manifest.jsonl").exists() and (run / "parts").is_dir():
+    if path.is_dir() and (path / "manifest.jsonl").exists() and (path / "parts").is_dir():
         raise RunError(f"{run}: is the folder of a survey; expected that of a training run")
-    if run.is_dir() and not step_folders(run) and has_weights(run):
+    with errors_about(run):
+        is_checkpoint = _exists(run) and not step_folders(run) and holds_weights(run)
+    if is_checkpoint:
         raise RunError(
             f"{run}: is one checkpoint, without folders named after steps; expected the folder "
             "around them, or score it every so many steps in the loop: wqk.Monitor(model, path)"
         )
 
 
-def _require_output(out: Path, run: Path, options: Options) -> None:
+def _require_output(out: Path, run: str, options: Options) -> None:
     """Check that scores can be written, and that a survey in the folder is one of this run.
 
     Nothing is created for a run that does not exist yet, as its folder may be around.
@@ -182,13 +220,13 @@ def _require_output(out: Path, run: Path, options: Options) -> None:
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         reason = "it is read-only" if there.is_dir() else f"{there} is no folder"
         raise OutputError(f"{out}: cannot be written ({reason}); choose another folder with out=")
-    if not out.exists() and not run.is_dir():
+    if not out.exists() and not _exists(run):
         return
     with open_folder(out, options) as survey_folder:
         lines = (*survey_folder.done.values(), *survey_folder.failed.values())
         names = (str(line.get("checkpoint")) for line in lines)
-        around = run.absolute()
-        other = next((name for name in names if Path(name).absolute().parent != around), None)
+        around = run if is_bucket(run) else str(Path(run).absolute())
+        other = next((name for name in names if _parent(name) != around), None)
     if other is not None:
         raise RunError(
             f"{out}: holds a survey of other checkpoints, such as {shortened(other, 80)}; choose "
@@ -196,7 +234,15 @@ def _require_output(out: Path, run: Path, options: Options) -> None:
         )
 
 
+def _parent(folder: str) -> str:
+    """The folder around a folder, here or in a bucket."""
+    if is_bucket(folder):
+        return folder.rpartition("/")[0]
+    return str(Path(folder).absolute().parent)
+
+
 def _step(folder: str) -> int:
-    step = step_in(Path(folder).name)
+    """The step that a folder is named after."""
+    step = step_in(PurePath(folder).name)
     assert step is not None  # as `steps_of` found it by its step
     return step
