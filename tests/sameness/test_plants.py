@@ -193,3 +193,14 @@ def test_what_one_file_lost_is_not_passed_over() -> None:
     found = wqk.same(*pair, everything=True)
     assert found.unknown == (second,)
     assert found.settings_not_compared == ("hidden_act",)
+
+
+def test_a_head_that_the_file_lacks_is_not_untied() -> None:
+    """The printed line would have left the head random."""
+    tensors, config, _ = right("LLaMA")
+    alone = {name: value for name, value in tensors.items() if name != "lm_head.weight"}
+    lost = StateDict(alone, config | {"tie_word_embeddings": True}, "b")
+    found = wqk.same(StateDict(tensors, config, "a"), lost, everything=True)
+    assert not found.same
+    assert "tie_word_embeddings" in found.sentence
+    assert "tie_word_embeddings" not in found.repair

@@ -240,23 +240,65 @@ def other_settings(models: Sequence[Model], pair: Pair) -> Iterator[Mismatch]:
 
 
 def further_settings(models: Sequence[Model], everything: bool = True) -> Iterator[Mismatch]:
-    """What both configurations say, otherwise, and what no plan reads."""
-    ours, theirs = _unread(models)
-    for path in sorted(ours.keys() | theirs.keys()):
-        one: Any = ours.get(path)
-        other: Any = theirs.get(path)
-        numbers = isinstance(one, int | float) and isinstance(other, int | float)
-        close = math.isclose(one, other, rel_tol=SAME_FREQUENCY) if numbers else one == other
-        # A whole number or a name that is null is the class's own.
-        told = path in ours and path in theirs
-        told = told and (None not in (one, other) or isinstance(one or other, float))
-        if path[-1] == "layer_types":
-            close = _kinds(models[0], one) == _kinds(models[1], other)
-        elif path[-1] == "tie_word_embeddings" and everything:
-            told = True in (one, other)
-            close = one == other or (told and _same_heads(models, (one, other)))
-        if told and not close and SPELLINGS.get(str(one), one) != SPELLINGS.get(str(other), other):
-            yield setting(".".join(path), one, other, [Setting(path, one)])
+    """Settings that both configurations contain, that differ, and that no plan reads."""
+    reference, candidate = _unread(models)
+    for path in sorted(reference.keys() & candidate.keys()):
+        expected, actual = reference[path], candidate[path]
+        if _are_alike(models, path, expected, actual, everything):
+            continue
+        steps = [Setting(path, expected)]
+        unties = path[-1] == "tie_word_embeddings" and expected is not True
+        if unties and not _stores_head(models[1]):
+            steps = []  # without a stored head, the setting would leave it random
+        yield setting(".".join(path), expected, actual, steps)
+    if everything:
+        yield from _tied_in_one(models, reference, candidate)
+
+
+def _are_alike(
+    models: Sequence[Model], path: Sequence[str], expected: Any, actual: Any, everything: bool
+) -> bool:
+    """Return whether two values of a setting are one function, or one is the class's own."""
+    values, key = (expected, actual), path[-1]
+    if key == "tie_word_embeddings" and everything:
+        return expected == actual or True not in values or _same_heads(models, values)
+    if None in values and not isinstance(expected or actual, float):
+        return True  # a whole number or a name that is null is the class's own
+    if key == "layer_types":
+        return bool(_kinds(models[0], expected) == _kinds(models[1], actual))
+    if isinstance(expected, int | float) and isinstance(actual, int | float):
+        return math.isclose(expected, actual, rel_tol=SAME_FREQUENCY)
+    names = [SPELLINGS.get(str(value), value) for value in values]
+    return bool(expected == actual or names[0] == names[1])
+
+
+def _tied_in_one(
+    models: Sequence[Model],
+    reference: Mapping[tuple[str, ...], Any],
+    candidate: Mapping[tuple[str, ...], Any],
+) -> Iterator[Mismatch]:
+    """Ties of embeddings that one configuration alone contains, where heads differ."""
+    for path in sorted(reference.keys() ^ candidate.keys()):
+        tied = (reference.get(path), candidate.get(path))
+        if path[-1] == "tie_word_embeddings" and True in tied and not _same_heads(models, tied):
+            yield setting(".".join(path), *tied)
+
+
+def _stores_head(model: Model) -> bool:
+    """Return whether a file stores an output head besides its embeddings."""
+    checkpoint = model.checkpoint
+    plan = (*model.plans, *model.mixers)[0]
+    projection = plan.query.projection
+    if isinstance(projection, Composed):
+        projection = projection.inner
+    shape = checkpoint.info(projection.tensor).shape
+    try:
+        table = embedding_table(checkpoint, shape[0] if projection.transposed else shape[-1])
+    except CheckpointError:
+        return False
+    size = checkpoint.info(table).shape
+    stored = checkpoint.tensors().items()
+    return any(name != table and info.shape == size for name, info in stored)
 
 
 def _unread(models: Sequence[Model]) -> list[dict[tuple[str, ...], Any]]:
