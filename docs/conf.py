@@ -31,6 +31,7 @@ exclude_patterns = [
     "releasing.md",
     "columns.md",
     "conversions.md",
+    "quantized.md",
     "results/**/all-contrasts.md",
 ]
 
@@ -96,12 +97,14 @@ def write_coverage(app: Any) -> None:
         from generate_columns import write as write_columns
         from generate_conversions import write as write_conversions
         from generate_coverage import write
+        from generate_quantized import write as write_quantized
         from generate_results import write_contrasts
     finally:
         sys.path.pop(0)
     write(folder / "coverage.md")
     write_columns(folder / "columns.md")
     write_conversions(folder / "conversions.md")
+    write_quantized(folder / "quantized.md")
     write_contrasts()
 
 
