@@ -37,6 +37,11 @@ def codes_of(words: torch.Tensor, bits: int) -> np.ndarray:
     return (fields << np.arange(bits)).sum(-1)
 
 
+def of_rows(scales: torch.Tensor, weight: torch.Tensor) -> np.ndarray:
+    """One scale for each row, or for all, of a weight of any number of axes."""
+    return wide(scales).reshape(-1, *[1] * (weight.ndim - 1))
+
+
 def spread(scales: np.ndarray, columns: int, size: int | None = None) -> np.ndarray:
     """Scales of groups of columns, repeated for each column."""
     size = size or columns // scales.shape[1]
@@ -93,7 +98,7 @@ def by_columns(tensors: Tensors, scales: np.ndarray, columns: int) -> np.ndarray
 def packed(tensors: Tensors, keys: dict[str, Any]) -> np.ndarray:
     bits = scheme(keys)["num_bits"]
     codes = codes_of(tensors["weight_packed"], bits) - 2 ** (bits - 1)
-    scales = wide(tensors["weight_scale"])
+    scales = wide(tensors["weight_scale"]).reshape(len(tensors["weight_scale"]), -1)
     if "weight_zero_point" in tensors:
         words = tensors["weight_zero_point"].T.contiguous()
         zeros = codes_of(words, bits)[:, : len(codes)].T - 2 ** (bits - 1)
@@ -104,8 +109,10 @@ def packed(tensors: Tensors, keys: dict[str, Any]) -> np.ndarray:
 def integers(tensors: Tensors, keys: dict[str, Any]) -> np.ndarray:
     codes = wide(tensors["weight"])
     if "weight_zero_point" in tensors:
-        codes = codes - by_columns(tensors, wide(tensors["weight_zero_point"]), codes.shape[1])
-    return codes * by_columns(tensors, wide(tensors["weight_scale"]), codes.shape[1])
+        zeros = wide(tensors["weight_zero_point"]).reshape(len(tensors["weight_zero_point"]), -1)
+        codes = codes - by_columns(tensors, zeros, codes.shape[1])
+    scales = wide(tensors["weight_scale"]).reshape(len(tensors["weight_scale"]), -1)
+    return codes * by_columns(tensors, scales, codes.shape[1])
 
 
 def float8(tensors: Tensors, keys: dict[str, Any]) -> np.ndarray:
@@ -113,6 +120,8 @@ def float8(tensors: Tensors, keys: dict[str, Any]) -> np.ndarray:
     (ending,) = (key for key in tensors if key.startswith("weight_scale"))
     stored = tensors[ending]
     scales = wide(stored) if stored.dtype.is_floating_point else 2.0 ** (wide(stored) - 127)
+    if scales.size == 1:
+        return codes * scales.reshape(())
     if scales.ndim < 2:
         scales = scales.reshape(-1, 1)
     sides = keys.get("weight_block_size")
@@ -149,7 +158,7 @@ def modelopt(tensors: Tensors, keys: dict[str, Any]) -> np.ndarray:
         scales = wide(tensors["weight_scale"]) * wide(tensors["weight_scale_2"])
         values = values * spread(scales, values.shape[1])
     else:
-        values = wide(weight) * wide(tensors["weight_scale"]).reshape(-1, 1)
+        values = wide(weight) * of_rows(tensors["weight_scale"], weight)
     factors = tensors.get("pre_quant_scale")
     return values if factors is None else values * wide(factors)
 
@@ -157,7 +166,7 @@ def modelopt(tensors: Tensors, keys: dict[str, Any]) -> np.ndarray:
 def comfy(tensors: Tensors, keys: dict[str, Any]) -> np.ndarray:
     described = tensors.get("comfy_quant")
     about = {} if described is None else json.loads(described.numpy().tobytes())
-    values = wide(tensors["weight"]) * wide(tensors["weight_scale"]).reshape(-1, 1)
+    values = wide(tensors["weight"]) * of_rows(tensors["weight_scale"], tensors["weight"])
     if about.get("convrot"):
         size = about.get("convrot_groupsize", 256)
         four = np.ones((4, 4)) - 2 * np.fliplr(np.eye(4))

@@ -318,6 +318,16 @@ def test_orphans_are_refused_by_name(tmp_path: Path) -> None:
             open_checkpoint(save(tmp_path, tensors, {}))
 
 
+@pytest.mark.parametrize("ending", ["weight_scale", "weight_scale_inv", "weight_g_idx", "SCB"])
+def test_scales_next_to_a_plain_weight_are_refused(ending: str, tmp_path: Path) -> None:
+    tensors = {"a.weight": torch.ones(32, 64), f"a.{ending}": torch.ones(32, 1)}
+    with pytest.raises(CheckpointError, match=rf"a\.{ending} lies next to a\.weight, .* plain"):
+        open_checkpoint(save(tmp_path, tensors, {}))
+    settings = {"quant_method": "compressed-tensors", "quantization_status": "frozen"}
+    config = {"quantization_config": settings}
+    assert "a.weight" in open_checkpoint(save(tmp_path, tensors, config)).tensors()
+
+
 def test_a_rotation_of_plain_weights_is_refused(tmp_path: Path) -> None:
     settings = {
         "quant_method": "compressed-tensors",

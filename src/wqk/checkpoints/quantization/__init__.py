@@ -81,6 +81,19 @@ ORPHANS = {
     ".svdquant_lora_a": "a quantized weight",
 }
 
+# Ends of names of tensors that would scale or reorder the values of a plain weight next to them.
+SCALES_OF_PLAIN = (
+    ".weight_scale",
+    ".weight_scale_inv",
+    ".weight_zero_point",
+    ".weight_global_scale",
+    ".weight_g_idx",
+    ".SCB",
+)
+
+# Stages of compressed-tensors before compression, in which weights are plain and scales unused.
+UNCOMPRESSED = ("initialized", "calibration", "frozen")
+
 
 def find_quantized(source: Source) -> dict[str, QuantizedMatrix]:
     """Return the quantized matrices of a file, by the names that their weights had before.
@@ -232,6 +245,20 @@ class _Finder:
                     raise CheckpointError(
                         f"{name} belongs to a quantized weight, and {needed} is missing next to it"
                     )
+        if self.settings.word("quantization_status") in UNCOMPRESSED:
+            return
+        endings = (
+            (*SCALES_OF_PLAIN, ".scales") if self.settings.method == "mlx" else SCALES_OF_PLAIN
+        )
+        for name in self._sorted:
+            ending = next((ending for ending in endings if name.endswith(ending)), "")
+            weight = f"{name.removesuffix(ending)}.weight"
+            if ending and name not in used and weight in self.source.tensors:
+                raise CheckpointError(
+                    f"{name} lies next to {weight}, which is stored plain, as "
+                    f"{self.source.tensors[weight].dtype}: whether the values are scaled already, "
+                    "the file leaves open"
+                )
 
 
 def _uses(matrix: QuantizedMatrix, name: str) -> bool:
