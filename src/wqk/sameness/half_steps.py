@@ -93,17 +93,20 @@ def _uneven(
     stretches: np.ndarray, ascending: np.ndarray, gaps: np.ndarray, is_level: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Half the distances to the next levels that occur, below and above."""
-    count = stretches.shape[1]
+    rows, count = stretches.shape
     places = np.arange(count)
-    # For each place in ascending order, the nearest level change at or after it, and before it.
-    after = np.where(np.c_[is_level, np.ones(len(gaps), bool)], places, count)
-    after = np.minimum.accumulate(after[:, ::-1], axis=1)[:, ::-1]
-    before = np.where(np.c_[np.ones(len(gaps), bool), is_level], places, -1)
-    before = np.maximum.accumulate(before, axis=1)
-    padded = np.c_[np.full(len(gaps), np.inf), gaps, np.full(len(gaps), np.inf)]
-    upper = np.take_along_axis(padded, after + 1, axis=1) / 2
-    lower = np.take_along_axis(padded, before, axis=1) / 2
-    ranks = np.argsort(np.argsort(stretches, axis=1, kind="stable"), axis=1)
+    always = np.ones((rows, 1), bool)
+    # In ascending order, the last place of each entry's level, and the first one.
+    last_places = np.where(np.hstack([is_level, always]), places, count)
+    last = np.minimum.accumulate(last_places[:, ::-1], axis=1)[:, ::-1]
+    first_places = np.where(np.hstack([always, is_level]), places, -1)
+    first = np.maximum.accumulate(first_places, axis=1)
+    outside = np.full((rows, 1), np.inf)
+    gaps_around = np.hstack([outside, gaps, outside])
+    lower = np.take_along_axis(gaps_around, first, axis=1) / 2
+    upper = np.take_along_axis(gaps_around, last + 1, axis=1) / 2
+    order = np.argsort(stretches, axis=1, kind="stable")
+    ranks = np.argsort(order, axis=1)
     return np.take_along_axis(lower, ranks, axis=1), np.take_along_axis(upper, ranks, axis=1)
 
 

@@ -146,21 +146,25 @@ def merge_sentence(shares: Sequence[MergedShare]) -> str:
     for share in shares:
         by_layer.setdefault(share.layer, []).append(share)
     by_module = any(_spread(members) > DIFFERING_SHARES for members in by_layer.values())
-    groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    layers_by_phrase: dict[tuple[str, str], list[int]] = {}
     for layer, members in by_layer.items():
-        modules: dict[str, list[str]] = {}
-        for member in members:
-            text = f"{member.share:.2f}"
-            modules.setdefault(text if by_module else _range(members), []).append(member.module)
-        for text, found in modules.items():
-            key = text, tuple(dict.fromkeys(found)) if by_module else ()
-            groups.setdefault(key, []).extend([] if layer is None else [layer])
+        for phrase in _phrases(members, by_module):
+            layers_by_phrase.setdefault(phrase, []).extend([] if layer is None else [layer])
     parts = []
-    for (text, module_names), layers in groups.items():
+    for (share_text, modules), layers in layers_by_phrase.items():
         where = f" in layer{'s' if len(layers) > 1 else ''} {spans(layers)}" if layers else ""
-        listed = f" ({', '.join(module_names)})" if module_names else ""
-        parts.append(f"{text}{where}{listed}")
+        parts.append(share_text + where + modules)
     return f"Share of the adapter that survived the merge: {', '.join(parts)}."
+
+
+def _phrases(shares: Sequence[MergedShare], by_module: bool) -> list[tuple[str, str]]:
+    """Return the shares of one layer, each with its modules in parentheses if they are listed."""
+    if not by_module:
+        return [(_range(shares), "")]
+    modules: dict[str, list[str]] = {}
+    for share in shares:
+        modules.setdefault(f"{share.share:.2f}", []).append(share.module)
+    return [(text, f" ({', '.join(dict.fromkeys(names))})") for text, names in modules.items()]
 
 
 def _spread(shares: Sequence[MergedShare]) -> float:

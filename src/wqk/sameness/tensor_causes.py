@@ -7,6 +7,8 @@ several layers are one cause.
 
 from __future__ import annotations
 
+import copy
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,13 +35,14 @@ from wqk.sameness.edits import (
     Take,
     Transpose,
 )
+from wqk.sameness.execution import Arrays, run
 from wqk.sameness.finders import order_of_entries
 from wqk.sameness.matching import permutation, same_numbers
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.origins import Origin, find_origins
 from wqk.sameness.permutations import Sizes, name_permutation
 from wqk.sameness.quantization import BEYOND, RESCALED
-from wqk.sameness.repairs import Change, Exchange, Recut, Setting, Step, merged
+from wqk.sameness.repairs import Change, Exchange, Recut, Setting, Step, merged, program
 from wqk.sameness.tolerances import ALIKE, LEAST_OFFSET, SAME_FACTOR, TINY, WHOLE
 from wqk.sameness.verdicts import Verdict
 from wqk.sameness.weight_pairs import short
@@ -126,7 +129,7 @@ def with_tensor_causes(
     findings += filter(None, map(search.resized, reshaped))
     findings += _exchanged_gates(tensors)
     findings += _untied_heads(models[1], tensors)
-    causes = [*known, *_joined(findings)]
+    causes = [*known, *_joined([search.checked(finding) for finding in findings])]
     reasons = {name: cause.mismatch.reason for cause in causes for name in cause.tensors}
     answered = [_with_reason(one, reasons) for one in tensors]
     mended = [
@@ -297,6 +300,25 @@ class _Search:
         (expected,) = self._reference.read([Part(name)])
         (actual,) = self._candidate.read([Part(self._names[name])])
         return expected, actual
+
+    def checked(self, finding: _Finding) -> _Finding:
+        """Run the printed lines of a finding; without its steps if they do not undo it.
+
+        Exchanges of more than `LARGEST` numbers are not run: each tensor was compared with its
+        source entry by entry.
+        """
+        stored = {name: self._names[name] for name in finding.tensors if name in self._names}
+        numbers = sum(math.prod(self._candidate.info(name).shape) for name in stored.values())
+        if not finding.steps or len(stored) < len(finding.tensors) or numbers > LARGEST:
+            return finding
+        expected = {other: self._reference.read([Part(name)])[0] for name, other in stored.items()}
+        actual = {name: self._candidate.read([Part(name)])[0] for name in expected}
+        tensors = Arrays(actual)
+        config = copy.deepcopy(dict(self._candidate.config))
+        run(program(finding.steps), tensors, Arrays(expected), config)
+        mended = actual | tensors.changed
+        is_undone = all(same_numbers(expected[name], mended[name]) for name in expected)
+        return finding if is_undone else replace(finding, steps=())
 
     # -- whole tensors ---------------------------------------------------------------------
 
