@@ -336,7 +336,7 @@ def add_color_scale(figure: Figure, drawn: AxesImage, **size: Any) -> None:
     """Add the color scale of all matrices, at their right."""
     bar = figure.colorbar(drawn, ax=figure.axes, **size)
     bar.outline.set_visible(False)
-    bar.set_label(r"$\mathrm{tr}(M_a M_b) \,/\, \|M_a\| \|M_b\|$", fontsize=7)
+    bar.set_label(r"$\mathrm{tr}(M_a M_b) \,/\, (\|M_a\| \, \|M_b\|)$", fontsize=7)
 
 
 # Composition of heads: layers across, heads upward, an arc for each of the strongest pairs.
