@@ -235,7 +235,6 @@ PROMISES = [
     ("pack-quantized-4-group", ["config_groups", "group_0", "weights", "symmetric"], False),
     ("pack-quantized-4-group", ["config_groups", "group_0", "weights", "actorder"], "group"),
     ("gptq-3", ["desc_act"], True),
-    ("modelopt-nvfp4", ["quant_algo"], "NVFP4_AWQ"),
 ]
 
 

@@ -23,7 +23,7 @@ from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError, NonFiniteWeights
 from wqk.kinship import fingerprints
 from wqk.kinship.fingerprints import Fingerprint, fingerprint
-from wqk.kinship.kin import LayerMatch
+from wqk.kinship.kin import LayerMatch, _dropped_and_doubled
 from wqk.kinship.randomization import TESTS, _products, gather, renumber
 
 L, D, H, R = 4, 48, 6, 8
@@ -382,6 +382,25 @@ def test_layers_and_heads_are_matched() -> None:
     assert [match.heads for match in kinship.matches] == [
         tuple(orders.permutation(H)) for _ in range(L)
     ]
+
+
+@pytest.mark.parametrize(
+    ("layers", "sentence"),
+    [
+        ((0, 1, 2, 4, 5), "Of the first model, layer 3 matches none."),
+        ((0, 1, 2, 2, 3, 4, 5), "Of the first model, layer 2 matches several."),
+        ((0, 0, 1, 4, 5), "each of the layers 2, 3 matches none."),
+        ((0, 1, 2, 3, 4, 5), ""),
+    ],
+)
+def test_dropped_and_doubled_layers_are_named(layers: tuple[int, ...], sentence: str) -> None:
+    matches = [
+        LayerMatch("decoder", number, "decoder", layer, 0.001, (0,), (0.0,))
+        for number, layer in enumerate(layers)
+    ]
+    named = _dropped_and_doubled(matches)
+    assert sentence in named
+    assert bool(named) == bool(sentence)
 
 
 def test_the_change_of_a_form_is_the_dense_one() -> None:

@@ -7,6 +7,7 @@ embeddings that both were trained on: these are then looked at, too.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -272,10 +273,31 @@ def _summary(kinship: Kinship) -> str:
         f"{len(matched)} of the second model's {counted(len(kinship.matches), 'layer')} match, "
         f"{where}, heads in {'order' if alike else 'another order'}"
     )
-    if kinship.change is None:
-        return f"{text}."
-    change = shown_change(kinship.change, kinship.bounds)
-    return f"{text}; the median relative change of a form is {change}."
+    if kinship.change is not None:
+        change = shown_change(kinship.change, kinship.bounds)
+        text += f"; the median relative change of a form is {change}"
+    return f"{text}.{_dropped_and_doubled(matched)}"
+
+
+def _dropped_and_doubled(matched: Sequence[LayerMatch]) -> str:
+    """Name layers of the first model that no layer of the second matches, or several do.
+
+    Only layers between matched ones can be missed, as the matches do not contain the first model's
+    depth.
+    """
+    sentences = []
+    for stack in dict.fromkeys(match.of_stack for match in matched):
+        numbers = [match.of_layer for match in matched if match.of_stack == stack]
+        count_by_layer = Counter(number for number in numbers if number is not None)
+        between = range(min(count_by_layer), max(count_by_layer) + 1)
+        dropped = [layer for layer in between if layer not in count_by_layer]
+        doubled = [layer for layer in sorted(count_by_layer) if count_by_layer[layer] > 1]
+        for layers, verb in ((dropped, "matches none"), (doubled, "matches several")):
+            if 0 < len(layers) < len(count_by_layer):
+                subject = "layer" if len(layers) == 1 else "each of the layers"
+                listed = ", ".join(map(str, layers))
+                sentences.append(f" Of the first model, {subject} {listed} {verb}.")
+    return "".join(sentences)
 
 
 def in_place(matches: Sequence[LayerMatch]) -> bool:

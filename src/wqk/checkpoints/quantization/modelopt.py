@@ -59,7 +59,6 @@ class ModelOptSettings:
 
     codes: str = ""
     group: int | None = None
-    smoothed: bool = False
 
 
 def _settings(settings: Settings) -> ModelOptSettings:
@@ -75,7 +74,6 @@ def _settings(settings: Settings) -> ModelOptSettings:
     return ModelOptSettings(
         codes=ALGORITHMS[algorithm],
         group=own.whole("group_size"),
-        smoothed=own.switch("pre_quant_scale") or algorithm == "nvfp4_awq",
     )
 
 
@@ -85,8 +83,6 @@ def _open(module: Module, settings: ModelOptSettings) -> QuantizedMatrix:
         raise CheckpointError(
             f"{module.name('.weight')} has the type {dtype}, and quant_algo stores {settings.codes}"
         )
-    if settings.smoothed:
-        module.require_promised(".pre_quant_scale", "the scaling of inputs")
     if dtype == "U8":
         matrix = _nvfp4(module, settings)
     elif dtype == "I8":
@@ -183,7 +179,7 @@ MODELOPT = QuantizedFormat(
         Companion(".weight", Effect.VALUES, "codes", "always"),
         Companion(".weight_scale", Effect.VALUES, "scales", "always"),
         Companion(".weight_scale_2", Effect.VALUES, "factor of the scales", "NVFP4"),
-        Companion(".pre_quant_scale", Effect.VALUES, "factors of the inputs", "pre_quant_scale"),
+        Companion(".pre_quant_scale", Effect.VALUES, "factors of the inputs"),
         BIAS,
         *ACTIVATIONS,
         Companion(".k_bias", Effect.NONE, "offset of cached keys"),
@@ -194,8 +190,8 @@ MODELOPT = QuantizedFormat(
         *keys(Effect.CHECKED, "algorithm: type of the codes", "quant_algo quantization.quant_algo"),
         *keys(Effect.CHECKED, "columns of a group", "group_size quantization.group_size"),
         *keys(
-            Effect.CHECKED,
-            "whether pre_quant_scale is there",
+            Effect.NONE,
+            "scaled inputs; the factors are stored, or folded into the norm before",
             "pre_quant_scale quantization.pre_quant_scale",
         ),
         *keys(
