@@ -193,7 +193,7 @@ def four_bits(tensors: Tensors, keys: dict[str, Any]) -> np.ndarray:
 
 
 def int8(tensors: Tensors, keys: dict[str, Any]) -> np.ndarray:
-    return wide(tensors["weight"]) * wide(tensors["SCB"])[:, None] / 127
+    return wide(tensors["weight"]) * of_rows(tensors["SCB"], tensors["weight"]) / 127
 
 
 def torchao(tensors: Tensors, keys: dict[str, Any]) -> np.ndarray:

@@ -131,7 +131,7 @@ def _open(module: Module, settings: None) -> QuantizedMatrix:
     if dtype == "I8":
         matrix = _integers(module, description.rotated)
     else:
-        matrix = float8_matrix(module, ".weight_scale")
+        matrix = float8_matrix(module, ".weight_scale", strategy="tensor")
     about = {"about": module.component(".comfy_quant")}
     nbytes = matrix.info.nbytes + module.info(".comfy_quant").nbytes
     matrix = replace(
