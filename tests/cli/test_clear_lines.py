@@ -48,7 +48,7 @@ def test_a_family_whose_names_do_not_match_is_refused(keys: dict[str, str], mess
         "1e300 ** 2",
         "head_width ** ",
         "** 2",
-        "head_width**2",
+        "head_width ^ 2",
         "0 ** 1",
     ],
 )

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 # Families whose positions are an einsum of queries with a projection, which is not followed.
 UNFOLLOWED = {"bros"}
 
+# Share of tokens that have to be turned by rows and columns; the others are no patches.
+LEAST_EXPLAINED = 0.8
+
 # A fault that makes no statement of the family wrong.
 WEAK = "not said:"
 # One that the run cannot tell.
@@ -354,7 +357,13 @@ def _turns_by_places(attention: Block, product: Product) -> bool:
         return (first + 1j * second).reshape(-1, first.shape[-1])
 
     key_planes = planes(np.asarray(attention.keys(sources[0].astype(np.float64))), rotary.planes)
-    by = np.exp(1j * np.arange(100)[:, None] * rotary.frequencies)
+    rule = attention.plan.rule.rotary
+    positions = np.arange(100.0)
+    if rule is not None and rule.in_turns:
+        centres = {(2 * k + 1) / n - 1 for n in range(1, 33) for k in range(n)}
+        positions = np.asarray([0.0, *sorted(centres - {0.0})])
+    by = np.exp(1j * positions[:, None] * rotary.frequencies)
+    axes = [rotary.plane_axes == axis for axis in range(rotary.axes)]
     for pairs in (rotary.planes, np.arange(head_width).reshape(2, -1)):
         turned = planes(product.keys.astype(np.float64), pairs)
         turned = turned[:: max(1, len(turned) // 40)]
@@ -362,7 +371,9 @@ def _turns_by_places(attention: Block, product: Product) -> bool:
             -1
         )  # which no turn changes
         turns = turned / key_planes[distances.argmin(1)]
-        off = np.abs(turns[:, None] - by).reshape(len(turns), 100, rotary.axes, -1).max(-1)
-        if off.min(1).max() < 0.01 and (off.argmin(1) > 0).any():
+        distances = np.abs(turns[:, None] - by)
+        off = np.stack([distances[..., axis].max(-1) for axis in axes], axis=-1)
+        explained = (off.min(1) < 0.01).all(-1)
+        if explained.mean() > LEAST_EXPLAINED and (off.argmin(1)[explained] > 0).any():
             return True
     return False

@@ -447,7 +447,10 @@ class Config:
             try:
                 value = evaluate(factor, look_up, self._look_up)
             except NotANumber as error:
-                raise self.wrong([error.key], error.expected, error.value) from None
+                raise CheckpointError(
+                    f"config.json: the scale {factor} needs {error.expected} for {error.key}, got "
+                    f"{shown(error.value)}"
+                ) from None
             if not isinstance(value, int | float) or value <= 0:
                 keys = " or ".join(sorted(keys_in(factor) - known.keys())) or factor
                 raise CheckpointError(f"config.json: the scale needs a positive {keys}")

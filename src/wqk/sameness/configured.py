@@ -373,12 +373,19 @@ def _terms(plan: AttentionPlan) -> dict[str, Any]:
         "softcap": plan.softcap,
         "limit of queries and keys": plan.clip,
         "positions added to the score": position or None,
-        "norm of queries": plan.query.norm.kind if plan.query.norm else None,
-        "norm of keys": plan.key.norm.kind if plan.key.norm else None,
+        "norm of queries": _norm_and_place(plan, plan.query.norm),
+        "norm of keys": _norm_and_place(plan, plan.key.norm),
         "sinks": "learned" if plan.sinks else None,
         "epsilon of input norms": _epsilons(plan.query.input_norm, plan.key.input_norm),
         "epsilon of query and key norms": _epsilons(plan.query.norm, plan.key.norm),
     }
+
+
+def _norm_and_place(plan: AttentionPlan, norm: Norm | None) -> str | None:
+    """Return the kind of a norm, and its place if the norm follows the rotation by positions."""
+    if norm is None:
+        return None
+    return f"{norm.kind}, after the rotation" if plan.turns_gains else norm.kind
 
 
 def _epsilons(*norms: Norm | None) -> str | None:
