@@ -270,7 +270,7 @@ class _Comparer:
         order = order_of_heads(block, apart) if number in self._free else ()
         if order:
             self.notes.append(f"{pair[0].place}: heads in the order {listed(order)}")
-            block, apart = replace(block, unequal=(), heads=()), {}
+            block, apart = _reordered(block), {}
         self._blocks.append(block)
         self._apart.append(apart)
 
@@ -334,6 +334,18 @@ class _Comparer:
         names = tuple(dict.fromkeys(part.name for part in form_parts(pair[1])))
         steps = (Change(names, Take()),)
         return Mismatch(Kind.LAYER, reason, steps, facts={"other_layer": other})
+
+
+def _reordered(block: BlockComparison) -> BlockComparison:
+    """Return a block whose heads are the same in another order, which is a freedom."""
+    return replace(
+        block,
+        unequal=(),
+        heads=(),
+        moved=(),
+        distance=dict.fromkeys(block.distance, 0.0),
+        beside=dict.fromkeys(block.beside, 0.0),
+    )
 
 
 def _least_alike(block: BlockComparison) -> float:
