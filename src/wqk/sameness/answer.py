@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 # Tensors that differ are printed up to so many.
 LISTED = 8
-# Of heads that are the same.
-SAME = "#f3f3f1"
+# The color of heads that are the same.
+SAME_COLOR = "#f3f3f1"
 
 
 def few(names: Sequence[str], most: int = 3) -> str:
@@ -327,78 +327,123 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
 
     @property
     def sentence(self) -> str:
-        """The outcome in one sentence: what is equal, what differs, what was not compared."""
-        differing = [block for block in self.blocks if block.verdict is Verdict.DIFFERENT]
-        parts = [
-            f"{counted(len(places), 'block')} only in {name}"
-            + MMPROJ * (to.endswith(".gguf") and places[0].stack.startswith(("vision", "audio")))
-            for name, places, to in self.alone
-        ]
-        if differing:
-            kinds = [
-                m.reason if m.repair or m.verdict in NAMED_ALONE else m.verdict
-                for m in (cause.mismatch for cause in self.causes if cause.places)
-            ]
-            known = "; ".join(dict.fromkeys(kinds))
-            sizes = [block.farthest for block in differing]
-            spread = f"{min(sizes):.2g} to {max(sizes):.2g}"
-            if max(sizes) <= 2 * min(sizes):
-                spread = f"up to {max(sizes):.2g}"
-            far = f" (relative distance {spread})" if max(sizes) > 0 else ""
-            parts.insert(0, f"{len(differing)} of {len(self.blocks)} blocks differ: {known}{far}")
-        if self.differing or self.tensor_causes:
-            told = [f"{cause.mismatch.reason}, {cause.where}" for cause in self.tensor_causes]
-            told += [few([*map(str, self.unexplained)], 1)] if self.unexplained else []
-            texts = f" ({'; '.join(told)})" if told else ""
-            parts.append(f"{_differ(self.differing, 'tensor')}{texts}")
-        if self.settings:
-            listed = "; ".join(map(str, self.settings[:3])) + " …" * (len(self.settings) > 3)
-            parts.append(f"{_differ(self.settings, 'setting')} ({listed})")
-        compared = " · ".join(f"{name} {same}/{n}" for name, (same, n) in self.counts.items() if n)
-        if self.unknown:
-            compared += f" · not compared: {few(self.unknown)}"
-        if self.not_compared:
-            compared += f" · {counted(len(self.not_compared), 'other tensor')} not compared"
-        if self.settings_not_compared:
-            compared += f" · other settings, not compared: {few(self.settings_not_compared)}"
-        if parts:
-            beyond = ", beyond what quantization explains" if self.quantized else ""
-            return f"Not the same{beyond}: {'; '.join(parts)}. Equal: {compared}.{self._farthest}"
+        """The outcome in one sentence: equal and different parts, and parts not compared."""
+        if self.verdict is Verdict.DIFFERENT:
+            return self._sentence_of_differences
         if self.verdict is Verdict.NOT_DECIDED:
-            reasons = [f"{reason} ({_places(where)})" for reason, where in self.undecided.items()]
-            compared = compared.removeprefix(" · ")  # no count comes first
-            equal = f" Equal as far as compared: {compared}." if compared else ""
-            return f"Not decided: {'; '.join(reasons)}.{equal}"
-        sizes = [block.farthest for block in self.blocks]
-        allowed = max((b.tolerance for b in self.blocks), default=0.0)
-        explains = "the rounding of stored numbers explains"
-        if self.accepted:
-            explains = "the tolerance that was given accepts"
-            allowed = max(allowed, self.accepted)
-        whole = "The same attention" + ", as far as it was compared" * bool(self.unknown)
+            return self._sentence_of_doubts
+        return self._sentence_of_sameness
+
+    @property
+    def _sentence_of_differences(self) -> str:
+        parts = [self._blocks_that_differ, *self._blocks_alone]
+        parts += [self._tensors_that_differ, self._settings_that_differ]
+        differences = "; ".join(part for part in parts if part)
+        beyond = ", beyond what quantization explains" if self.quantized else ""
+        return f"Not the same{beyond}: {differences}. Equal: {self._compared}.{self._farthest}"
+
+    @property
+    def _sentence_of_doubts(self) -> str:
+        reasons = [f"{reason} ({_places(where)})" for reason, where in self.undecided.items()]
+        compared = self._compared.removeprefix(" · ")  # no count comes first
+        equal = f" Equal as far as compared: {compared}." if compared else ""
+        return f"Not decided: {'; '.join(reasons)}.{equal}"
+
+    @property
+    def _sentence_of_sameness(self) -> str:
+        subject = "The same attention"
+        if self.unknown:
+            subject += ", as far as it was compared"
         if not (self.unknown or self.not_compared or self.settings_not_compared):
-            whole = "The same model"
+            subject = "The same model"
         if self.quantized:
-            whole += f" but for quantization ({', '.join(self.quantized)})"
-        if not sizes:  # no attention with a softmax, and so no heads
-            return f"{whole.replace('attention', 'mixers of tokens')}: {compared}."
+            subject += f" but for quantization ({', '.join(self.quantized)})"
+        if not self.blocks:  # no attention with a softmax, and so no heads
+            return f"{subject.replace('attention', 'mixers of tokens')}: {self._compared}."
+        farthest_head = max(block.farthest for block in self.blocks)
+        allowed = max(block.tolerance for block in self.blocks)
+        explanation = "the rounding of stored numbers explains"
+        if self.accepted:
+            explanation = "the tolerance that was given accepts"
+            allowed = max(allowed, self.accepted)
         return (
-            f"{whole}: {compared}. Heads lie at most {max(sizes):.1e} apart, relative to their "
-            f"norm; {explains} {allowed:.1e}.{self._farthest}"
+            f"{subject}: {self._compared}. Heads lie at most {farthest_head:.1e} apart, relative "
+            f"to their norm; {explanation} {allowed:.1e}.{self._farthest}"
         )
 
     @property
+    def _blocks_that_differ(self) -> str:
+        """The number of blocks that differ, their causes and distances; or nothing."""
+        differing = [block for block in self.blocks if block.verdict is Verdict.DIFFERENT]
+        if not differing:
+            return ""
+        names: dict[str, None] = {}
+        for cause in self.causes:
+            mismatch = cause.mismatch
+            if cause.places:
+                is_named = mismatch.repair or mismatch.verdict in NAMED_ALONE
+                names[mismatch.reason if is_named else mismatch.verdict] = None
+        distances = [block.farthest for block in differing]
+        low, high = min(distances), max(distances)
+        spread = f"up to {high:.2g}" if high <= 2 * low else f"{low:.2g} to {high:.2g}"
+        far = f" (relative distance {spread})" if high > 0 else ""
+        return f"{len(differing)} of {len(self.blocks)} blocks differ: {'; '.join(names)}{far}"
+
+    @property
+    def _blocks_alone(self) -> Iterator[str]:
+        """The numbers of blocks that one of the two lacks."""
+        for name, places, lacking in self.alone:
+            text = f"{counted(len(places), 'block')} only in {name}"
+            is_tower = places[0].stack.startswith(("vision", "audio"))
+            yield f"{text}{MMPROJ}" if is_tower and lacking.endswith(".gguf") else text
+
+    @property
+    def _tensors_that_differ(self) -> str:
+        """The number of tensors outside the forms that differ, and their causes; or nothing."""
+        if not (self.differing or self.tensor_causes):
+            return ""
+        texts = [f"{cause.mismatch.reason}, {cause.where}" for cause in self.tensor_causes]
+        if self.unexplained:
+            texts.append(few([*map(str, self.unexplained)], 1))
+        causes = f" ({'; '.join(texts)})" if texts else ""
+        return f"{_differ(self.differing, 'tensor')}{causes}"
+
+    @property
+    def _settings_that_differ(self) -> str:
+        """The number of settings that differ, and the first three; or nothing."""
+        if not self.settings:
+            return ""
+        listed = "; ".join(map(str, self.settings[:3]))
+        more = " …" if len(self.settings) > 3 else ""
+        return f"{_differ(self.settings, 'setting')} ({listed}{more})"
+
+    @property
+    def _compared(self) -> str:
+        """The counts of equal parts, and the parts that were not compared."""
+        text = " · ".join(
+            f"{name} {same}/{count}" for name, (same, count) in self.counts.items() if count
+        )
+        if self.unknown:
+            text += f" · not compared: {few(self.unknown)}"
+        if self.not_compared:
+            text += f" · {counted(len(self.not_compared), 'other tensor')} not compared"
+        if self.settings_not_compared:
+            text += f" · other settings, not compared: {few(self.settings_not_compared)}"
+        return text
+
+    @property
     def _farthest(self) -> str:
-        """Of quantized weights, the heads that moved most."""
-        several = len({(b.stack, b.kind) for b in self.blocks}) > 1
-        far = [
-            (moved, f"{b.stack} {b.kind} " * several + f"{b.layer}.{head}")
-            for b in self.blocks
-            if self.quantized
-            for head, moved in enumerate(b.moved)
-            if math.isfinite(moved)
-        ]
-        return " " * bool(far) + farthest(far)
+        """The heads of quantized weights that moved most; or nothing."""
+        if not self.quantized:
+            return ""
+        is_one_stack = len({(block.stack, block.kind) for block in self.blocks}) == 1
+        moves: list[tuple[float, str]] = []
+        for block in self.blocks:
+            prefix = "" if is_one_stack else f"{block.stack} {block.kind} "
+            for head, distance in enumerate(block.moved):
+                if math.isfinite(distance):
+                    moves.append((distance, f"{prefix}{block.layer}.{head}"))
+        return f" {farthest(moves)}" if moves else ""
 
     def _rows(self) -> Iterator[Mapping[str, Any]]:
         """One for each block."""
@@ -449,7 +494,7 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
         scale = LogNorm(1e-4, 2, clip=True)  # what lies beyond has the nearer end's color
         figure = head_maps(kinds, {"distance": ""}, "relative distance of a head", norm=scale)
         for axis, blocks in zip(figure.axes, attentions.values(), strict=False):
-            axis.set_facecolor(SAME)
+            axis.set_facecolor(SAME_COLOR)
             left, right = axis.get_xlim()
             for block in blocks:
                 for mismatch in block.mismatches[:1]:
@@ -469,7 +514,7 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
         last = [last_part(name) for name in names]
         names = [shorten(name, 40) for name in (names if last[0] == last[1] else last)]
         figure.suptitle(f"{names[1]} against {names[0]}", fontsize=8)
-        same = [Patch(color=SAME, label="the same, up to rounding")]
+        same = [Patch(color=SAME_COLOR, label="the same, up to rounding")]
         causes = [Patch(color=color_of[name], label=name) for name in verdicts]
         figure.legend(handles=[*causes, *same], loc="outside lower left", ncols=2)
         return figure

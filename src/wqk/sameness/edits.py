@@ -550,14 +550,14 @@ class Clear:
 
 
 @dataclass(frozen=True)
-class Rows:
+class Stretches:
     """Rows of an array: stretches of one length at one distance.
 
     Examples
     --------
-    >>> Rows.of(np.array([2, 3, 8, 9]))
-    Rows(start=2, length=2, period=6, count=2)
-    >>> Rows.of(np.array([2, 3, 8, 9])).code
+    >>> Stretches.of(np.array([2, 3, 8, 9]))
+    Stretches(start=2, length=2, period=6, count=2)
+    >>> Stretches.of(np.array([2, 3, 8, 9])).code
     'torch.arange(2, 14).view(2, 6)[:, :2].flatten()'
     """
 
@@ -567,7 +567,7 @@ class Rows:
     count: int
 
     @classmethod
-    def of(cls, rows: np.ndarray) -> Rows:
+    def of(cls, rows: np.ndarray) -> Stretches:
         """Describe increasing row numbers."""
         starts = rows[[0, *np.flatnonzero(np.diff(rows) != 1) + 1]]
         length = len(rows) // len(starts)
@@ -596,7 +596,7 @@ class Within:
 
     Examples
     --------
-    >>> print(Within(0, Rows(0, 2, 2, 1), Scale(2.0)).code())
+    >>> print(Within(0, Stretches(0, 2, 2, 1), Scale(2.0)).code())
     rows = slice(0, 2)
     part = w[rows].clone()
     part = part / 2
@@ -604,7 +604,7 @@ class Within:
     """
 
     axis: int
-    rows: Rows
+    rows: Stretches
     edit: Edit
 
     @property

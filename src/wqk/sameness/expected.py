@@ -23,7 +23,7 @@ from wqk.families import AttentionPlan, Composed, Norm, Projection, Side
 from wqk.families.layouts import put_outputs
 from wqk.sameness.blocks import MANY
 from wqk.sameness.contents import equal_parts
-from wqk.sameness.edits import Edit, Rows, Within
+from wqk.sameness.edits import Edit, Stretches, Within
 from wqk.sameness.finders import search
 from wqk.sameness.matching import same_numbers
 from wqk.sameness.mismatches import Kind, Mismatch
@@ -167,7 +167,7 @@ class Expected:
         bias = planned.bias
         if projection.outputs is not None:
             rows = np.concatenate([np.arange(*ends) for ends in projection.outputs])
-            described = Rows.of(rows)
+            described = Stretches.of(rows)
             if not np.array_equal(described.indices, rows):
                 return ()
             edit = Within(0, described, edit)

@@ -28,8 +28,8 @@ from wqk.sameness.edits import (
     Negate,
     Offset,
     Permute,
-    Rows,
     Scale,
+    Stretches,
     Take,
     Then,
     Transpose,
@@ -70,7 +70,7 @@ from wqk.sameness.weight_pairs import SCORED, Adapter, Finding, Gain, WeightPair
 # Description of an order without a name.
 UNORDERED = "in another order, by no known rule"
 # Rows that are enough to find the group of a column.
-SAMPLED = 256
+SAMPLED_ROWS = 256
 # Blocks of columns that formats give scales of their own.
 BLOCKS = (16, 32, 64, 128)
 # Pairs of heads that a description lists.
@@ -194,7 +194,7 @@ def find_heads(pair: WeightPair) -> Finding | None:
     edits: list[Edit] = []
     for stretch in np.split(lost, np.flatnonzero(np.diff(lost) != 1) + 1):
         length = len(stretch) * pair.sizes.width
-        rows = Rows(int(stretch[0]) * pair.sizes.width, length, length, 1)
+        rows = Stretches(int(stretch[0]) * pair.sizes.width, length, length, 1)
         edits.append(Within(0, rows, Take()))
     edit = edits[0]
     for further in edits[1:]:
@@ -417,7 +417,7 @@ def find_in_parts(pair: WeightPair, strangers: bool = True) -> Finding | None:
         part = finding.pair
         if part.rows is None:
             return None
-        rows = Rows.of(part.rows)
+        rows = Stretches.of(part.rows)
         if not np.array_equal(rows.indices, part.rows):
             return None
         title = f"the {part.role} part of {{}}"
@@ -505,7 +505,7 @@ def low_rank(step: np.ndarray, noise: float) -> int | None:
     most = min(LARGEST_RANK, min(step.shape) // 4)
     shape = (step.shape[1], most + 8)
     random = np.random.default_rng(0).standard_normal(shape).astype(step.dtype)
-    sample = step[:: max(1, len(step) // SAMPLED)]
+    sample = step[:: max(1, len(step) // SAMPLED_ROWS)]
     for rows in (sample, step):  # few rows rule a high rank out
         values = np.linalg.svd(rows @ random, compute_uv=False).astype(np.float64)
         floor = max(values[0] * RANK, noise * np.sqrt(rows.size))
@@ -526,7 +526,7 @@ def find_groups(pair: WeightPair) -> Finding | None:
     """Find columns of a quantized weight that have the scales of other groups (act-order)."""
     if not pair.grid:
         return None
-    rows = np.unique(np.linspace(0, len(pair.actual) - 1, SAMPLED).astype(int)).tolist()
+    rows = np.unique(np.linspace(0, len(pair.actual) - 1, SAMPLED_ROWS).astype(int)).tolist()
     sampled = pair.regrouped(Part(pair.name, tuple((row, row + 1) for row in rows)))
     regrouping = pair.regrouped(Part(pair.name))
     if not sampled or not regrouping:

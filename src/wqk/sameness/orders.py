@@ -30,7 +30,7 @@ ROUTER = re.compile(r"(?:^|\.)(?:gate|router|wg|ffn_gate_inp|exp_probs_b)(?:\.|$
 GROUPS = re.compile(r"(?:^|[._])(?:n_groups?|num_expert_groups?|expert_group_count)$")
 CORRECTED = re.compile(r"correction_bias|exp_probs_b")
 # How many rows tell whether experts lie in an order.
-SAMPLED = 8
+SAMPLED_EXPERTS = 8
 
 
 class Renumbered(View):
@@ -131,7 +131,7 @@ class _Order:
         first, second = self.checkpoints
         return all(
             same_numbers(first.read([ours])[0], second.read([theirs])[0])
-            for theirs, ours in some[:SAMPLED]
+            for theirs, ours in some[:SAMPLED_EXPERTS]
         )
 
     def neurons(self, others: Collection[str]) -> Iterator[str]:
