@@ -302,7 +302,8 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
         for block in self.blocks:
             for one in block.mismatches:
                 # Distances and factors differ from layer to layer.
-                reason = one.reason if one.steps else one.verdict
+                is_named = one.steps or one.verdict in (Kind.SETTING, Kind.ROTARY)
+                reason = one.reason if is_named else one.verdict
                 found.setdefault((one.verdict, reason), []).append((one, block.place))
         causes = []
         for some in found.values():

@@ -418,7 +418,7 @@ def form_restored(models: Sequence[Model], pair: Pair) -> tuple[Mismatch, Attent
     keys, steps, plan = found
     configs = [_own_config(*one) for one in zip(models, pair, strict=True)]
     if not keys:  # the type of the model alone decides
-        configs = [model.checkpoint.config for model in models]
+        configs = [dict(model.checkpoint.config) for model in models]
         keys = ("model_type",)
     one, other = (", ".join(str(config.get(key)) for key in keys) for config in configs)
     said = setting(", ".join(keys), one, other, steps)
