@@ -99,10 +99,7 @@ def clipped(model: Any, inputs: torch.Tensor) -> np.ndarray:
     model = copy.deepcopy(model)
     before = logits(model, inputs)
     limit = float(np.median(before))
-    wqk.clip_(model, limit)
-    with torch.no_grad():
-        model(inputs.to(model.device))
-    wqk.clip_(model, limit)
+    wqk.clip_(model, limit, logits=wqk.logits(model, {"input_ids": inputs.to(model.device)}))
     return logits(model, inputs) / limit
 
 
@@ -237,8 +234,10 @@ def print_steps(device: str, small: bool, rounds: int) -> None:
         _ = meter.logits
 
     def train_clipped() -> None:
+        clipper = wqk.Clipper(model, 100.0)
         train()
-        wqk.clip_(model, 100.0)
+        clipper()
+        clipper.close()
         finish()
 
     looks = {

@@ -35,7 +35,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from wqk._console import Result, counted
-from wqk._typing import Array, Float
+from wqk._typing import Array, FilePath, Float
 from wqk.attention import Block
 from wqk.checkpoints import Checkpoint, Part, open_checkpoint
 from wqk.checkpoints.modules import LiveCheckpoint, Read
@@ -43,8 +43,7 @@ from wqk.errors import CheckpointError, FormError, required_by
 from wqk.families import AttentionPlan, Side
 from wqk.families.layouts import Projection, put_outputs
 from wqk.forms.scores import symmetry
-from wqk.live.addresses import known_plans, network_of
-from wqk.model import open as open_model
+from wqk.live.addresses import known_plans, network_of, opened_live
 from wqk.tables.sheet import Sheet
 
 Shared = Float[Array, "key_heads width d"]
@@ -266,6 +265,8 @@ def initialize_(
     head_norm_ratio: float | None = None,
     norm_ratio: float | None = None,
     value_ratio: float | None = None,
+    family: FilePath | None = None,
+    heads_per_layer: int | None = None,
 ) -> Initialization:
     """Set the queries, keys and values of every self-attention of a model, in place.
 
@@ -294,6 +295,8 @@ def initialize_(
         add up where those of random ones cancel, so that this makes them smaller.
     value_ratio
         Multiply the values by this factor, after the kind has set them.
+    family, heads_per_layer
+        How to read the model: see `wqk.open`.
 
     Returns
     -------
@@ -335,7 +338,7 @@ def initialize_(
 
     writes = chosen != KINDS["random"] or ratios != Ratios()
     parameters = LiveCheckpoint(network_of(model, "initialized"), Read.GRADIENT)
-    opened = open_model(model)
+    opened = opened_live(model, family, heads_per_layer)
     opened.require_softmax()
     checkpoint = opened.checkpoint
     plans = [plan for plan in opened.plans if plan.kind == "self"]

@@ -21,7 +21,9 @@ from wqk._files import (
     unwritable,
     write_atomically,
 )
+from wqk._typing import FilePath
 from wqk.errors import Advising, OutputError, RunError
+from wqk.live.addresses import opened_live
 from wqk.live.logits import SEQUENCES, LogitMeter, Logits
 from wqk.live.scoring import (
     Snapshot,
@@ -195,6 +197,8 @@ class Monitor(Advising, synonyms=SYNONYMS):
         called again; that call returns what there is to log.
     sequences
         How many sequences of the pass's batch are measured, each in full.
+    family, heads_per_layer
+        How to read the model: see `wqk.open`.
 
     Attributes
     ----------
@@ -247,7 +251,11 @@ class Monitor(Advising, synonyms=SYNONYMS):
         per_layer: bool = False,
         logits: bool = False,
         sequences: int = SEQUENCES,
+        family: FilePath | None = None,
+        heads_per_layer: int | None = None,
     ) -> None:
+        if family is not None or heads_per_layer is not None:
+            model = opened_live(model, family, heads_per_layer)
         if path is None:
             name = name or type(getattr(model, "ref", model)).__name__
             path = Path(mkdtemp(prefix="wqk-")) / "scores.jsonl"
