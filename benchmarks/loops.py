@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wqk_lab.training.corpus import TokenStore
-    from wqk_lab.training.training import TrainingProgress
+    from wqk_lab.training.progress import TrainingProgress
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LOOKS = 6  # at the held-out loss in a run

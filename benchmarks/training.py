@@ -44,7 +44,7 @@ from wqk_lab.training.training import train
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wqk_lab.training.training import TrainingProgress
+    from wqk_lab.training.progress import TrainingProgress
 
     # Trains a few steps in a folder, and says when each of them ends.
     Run = Callable[[str, "Clock"], None]

@@ -22,7 +22,7 @@ from wqk._files import append_lines
 from wqk._style import save_figure
 from wqk.reporting.demo import demo_figure, demo_table
 from wqk.tables.run import METRICS, SCORES, create_run
-from wqk.tables.score_table import SCHEMA
+from wqk.tables.schema import SCHEMA
 from wqk_lab.figures import Sources, convert, draw, read_sources
 from wqk_lab.figures.dose import loss_by_scale
 

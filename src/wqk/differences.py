@@ -27,7 +27,8 @@ from wqk.model import open as open_model
 from wqk.scanning.scan import block_columns, checkpoint_columns
 from wqk.tables.columns import COLUMNS, UPDATE_COLUMNS, Column
 from wqk.tables.rendering import head_maps, label, title
-from wqk.tables.score_table import UPDATE_TERMS, Table, conditions, joined_statuses, types
+from wqk.tables.schema import UPDATE_TERMS, conditions, joined_statuses, types
+from wqk.tables.score_table import Table
 from wqk.tables.sheet import Sheet
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from tests.command import ENCODER, refuse, run, shell
 
 import wqk
 from wqk.cli.main import LABORATORY, command
-from wqk.tables.score_table import SCHEMA, read_table
+from wqk.tables.schema import SCHEMA
+from wqk.tables.score_table import read_table
 
 
 @pytest.mark.parametrize("verb", LABORATORY)

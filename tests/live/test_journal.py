@@ -14,7 +14,7 @@ import wqk
 from wqk._files import append_lines
 from wqk.live import monitor
 from wqk.tables.run import read_table
-from wqk.tables.score_table import records
+from wqk.tables.schema import records
 
 
 def rows(step: int) -> wqk.ScoreTable:

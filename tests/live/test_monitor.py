@@ -15,7 +15,7 @@ from tests.live.models import bert, gpt2, llama, train, train_step
 
 import wqk
 from wqk.errors import MissingPackage, OutputError, RunError, UnknownFamily
-from wqk.tables.score_table import KEY, SCHEMA
+from wqk.tables.schema import KEY, SCHEMA
 
 MODELS = {"separate": bert, "fused": gpt2, "grouped": llama}
 CONTEXT = ["checkpoint", "step", "parameters"]

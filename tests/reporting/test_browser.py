@@ -14,7 +14,7 @@ from tests.reporting.making import EVIL, rows, table, trained, training
 
 import wqk
 from wqk.tables.details import Details
-from wqk.tables.score_table import SCHEMA
+from wqk.tables.schema import SCHEMA
 
 WAIT = 60_000  # milliseconds; a machine may be busy
 MODELS = ("encoder", "decoder")

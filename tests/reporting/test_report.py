@@ -20,7 +20,8 @@ from wqk.errors import MissingPackage, TableError
 from wqk.reporting.summary import groups, short_names
 from wqk.tables.details import Details, LayerKey, block_details
 from wqk.tables.rendering import SHADES
-from wqk.tables.score_table import SCHEMA, ScoreTable, read_table
+from wqk.tables.schema import SCHEMA
+from wqk.tables.score_table import ScoreTable, read_table
 
 ROOT = Path(__file__).parents[2]
 ENCODER = wqk.demo_model("encoder")

@@ -42,7 +42,8 @@ from wqk.scanning.surveys import jobs as survey_jobs
 from wqk.scanning.surveys.jobs import Job, JobOutcome, expand, run_in_processes
 from wqk.scanning.surveys.model_sets import model_set, model_sets
 from wqk.storage import patience
-from wqk.tables.score_table import SCHEMA_VERSION, ScoreTable, read_table
+from wqk.tables.schema import SCHEMA_VERSION
+from wqk.tables.score_table import ScoreTable, read_table
 
 LAYERS, WIDTH, HEADS = 3, 64, 4
 

@@ -33,16 +33,8 @@ from wqk.differences import DifferenceTable
 from wqk.errors import OutputError, TableError
 from wqk.inspecting.composition import CompositionTable
 from wqk.tables.columns import COLUMNS as COLUMN_RECORDS
-from wqk.tables.score_table import (
-    FURTHER_COLUMNS,
-    KEY,
-    SCHEMA,
-    SCHEMA_VERSION,
-    ScoreTable,
-    join,
-    read_table,
-    records,
-)
+from wqk.tables.schema import FURTHER_COLUMNS, KEY, SCHEMA, SCHEMA_VERSION, records
+from wqk.tables.score_table import ScoreTable, join, read_table
 from wqk.tables.writers import CONDITIONS
 
 COLUMNS = [

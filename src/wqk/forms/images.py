@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 from wqk._style import GRAY, OUTLIER, SIGNS, new_figure, style
 from wqk._typing import Array, Bool, Float
 from wqk.errors import FormError
-from wqk.forms.kernels import on_host, outliers, restore
+from wqk.forms.kernels import Moments, on_host, outliers, restore
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,7 +18,28 @@ if TYPE_CHECKING:
     from matplotlib.gridspec import GridSpecBase
     from matplotlib.image import AxesImage
 
-    from wqk.forms.form import BilinearForm
+    class Matrix(Protocol):
+        """A form, as far as its image needs it; `BilinearForm` is one."""
+
+        @property
+        def stack(self) -> tuple[int, ...]:
+            """Shape of the stack of forms; () for a single one."""
+
+        @property
+        def widths(self) -> tuple[int, int]:
+            """(d_query, d_key)."""
+
+        @property
+        def moments(self) -> Moments:
+            """Sums over the entries, with the scaled factors."""
+
+        @property
+        def row_norms(self) -> Float[Array, " d_query"]:
+            """L2 norms of the rows."""
+
+        @property
+        def column_norms(self) -> Float[Array, " d_key"]:
+            """L2 norms of the columns."""
 
 
 class MatrixImage(NamedTuple):
@@ -35,7 +56,7 @@ class MatrixImage(NamedTuple):
     outlying_columns: Bool[Array, " d_key"]
 
 
-def matrix_image(form: BilinearForm, side: int = 1024, gamma: float = 2.0) -> MatrixImage:
+def matrix_image(form: Matrix, side: int = 1024, gamma: float = 2.0) -> MatrixImage:
     """Reduce one form to an image of at most ``side`` × ``side`` pixels, one strip at a time.
 
     Raises

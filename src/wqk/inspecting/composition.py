@@ -44,7 +44,8 @@ from wqk.reporting.summary import pairs_sheet
 from wqk.scanning.scan import checkpoint_columns, scored_parts
 from wqk.tables.columns import COLUMNS, Column
 from wqk.tables.rendering import title
-from wqk.tables.score_table import Table, conditions, joined_statuses, records, types
+from wqk.tables.schema import conditions, joined_statuses, records, types
+from wqk.tables.score_table import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

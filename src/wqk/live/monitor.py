@@ -39,7 +39,8 @@ from wqk.model import Model
 from wqk.scanning.scan import mover
 from wqk.tables.columns import select_measures
 from wqk.tables.run import drop_after, read_table
-from wqk.tables.score_table import ScoreTable, records
+from wqk.tables.schema import records
+from wqk.tables.score_table import ScoreTable
 
 
 def journals(path: Path) -> tuple[Path, Path]:

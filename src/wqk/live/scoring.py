@@ -41,7 +41,8 @@ from wqk.live.addresses import network_of
 from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.scanning.scan import scan_model
-from wqk.tables.score_table import LOGITS, SUMMARIZED, ScoreTable
+from wqk.tables.schema import LOGITS, SUMMARIZED
+from wqk.tables.score_table import ScoreTable
 
 if TYPE_CHECKING:
     import numpy as np

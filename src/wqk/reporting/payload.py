@@ -20,7 +20,7 @@ import polars as pl
 from wqk._console import counted, number
 from wqk.reporting.summary import colors
 from wqk.tables.details import BlockDetails, Details
-from wqk.tables.score_table import SCHEMA
+from wqk.tables.schema import SCHEMA
 
 if TYPE_CHECKING:
     from wqk.reporting.summary import Group

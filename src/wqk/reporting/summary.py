@@ -18,7 +18,8 @@ from wqk._console import count, kind_in_words, number
 from wqk.errors import TableError
 from wqk.tables.rendering import HEADLINE, STATUS_MEANINGS, label, place, shades_of
 from wqk.tables.rendering import notes as notes_of
-from wqk.tables.score_table import GROUP, KEY, ScoreTable, statuses
+from wqk.tables.schema import GROUP, KEY, statuses
+from wqk.tables.score_table import ScoreTable
 from wqk.tables.sheet import Cell, Sheet, SheetColumn
 
 

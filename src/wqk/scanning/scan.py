@@ -52,7 +52,8 @@ from wqk.tables.columns import (
     with_block_measures,
 )
 from wqk.tables.details import BlockDetails, Details, LayerKey, block_details
-from wqk.tables.score_table import LAYER, ScoreTable, join, joined_statuses
+from wqk.tables.schema import LAYER, joined_statuses
+from wqk.tables.score_table import ScoreTable, join
 
 # Memory, in bytes, that may be spent on scoring several blocks at once.
 SPARE_MEMORY = 512 * 2**20

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 import numpy as np
 import polars as pl
@@ -30,7 +30,7 @@ from wqk.errors import TableError
 from wqk.tables import sheet
 from wqk.tables.changes import sentences
 from wqk.tables.columns import COLUMNS, MEASURES, Column
-from wqk.tables.score_table import FURTHER_COLUMNS, SUMMARIZED, conditions, statuses
+from wqk.tables.schema import FURTHER_COLUMNS, SUMMARIZED, conditions, statuses
 from wqk.tables.sheet import NEGATIVE, POSITIVE, Bar, Cell, Sheet
 
 if TYPE_CHECKING:
@@ -38,7 +38,31 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-    from wqk.tables.score_table import ScoreTable
+    class Scores(Protocol):
+        """A score table, as far as its display needs it; `ScoreTable` is one."""
+
+        @property
+        def frame(self) -> pl.DataFrame:
+            """The rows."""
+
+        @property
+        def metadata(self) -> Mapping[str, Any]:
+            """Description of the scores."""
+
+        @property
+        def layers(self) -> Self:
+            """The rows of whole layers."""
+
+        @property
+        def heads(self) -> Self:
+            """The rows of single heads."""
+
+        def summary(self) -> pl.DataFrame:
+            """Return medians and quartiles."""
+
+        def __len__(self) -> int:
+            """Return the number of rows."""
+
 
 # The scores that are shown by default. The directionality is that of the published tables, by
 # excess, in tables, ranks, figures and reports alike.
@@ -74,7 +98,7 @@ def label(score: str) -> str:
     return score.replace("_excess", " (excess)")
 
 
-def score_table(table: ScoreTable, width: int) -> Iterator[Any]:
+def score_table(table: Scores, width: int) -> Iterator[Any]:
     """Yield the layers of one checkpoint and their heads; for several, their medians."""
     checkpoints = table.frame.select("checkpoint", "revision", "step").unique()
     if checkpoints.height > 1:
@@ -85,7 +109,7 @@ def score_table(table: ScoreTable, width: int) -> Iterator[Any]:
         yield Text("no rows")
 
 
-def one_checkpoint(table: ScoreTable, width: int, full: bool = False) -> Iterator[Any]:
+def one_checkpoint(table: Scores, width: int, full: bool = False) -> Iterator[Any]:
     """Yield the scores of a checkpoint, what statuses mean, and what the forms leave out.
 
     With ``full``, all scores, and what their headings mean.
@@ -95,7 +119,7 @@ def one_checkpoint(table: ScoreTable, width: int, full: bool = False) -> Iterato
     yield from remarks(table)
 
 
-def scores(table: ScoreTable, width: int, full: bool = False) -> Iterator[Any]:
+def scores(table: Scores, width: int, full: bool = False) -> Iterator[Any]:
     """Yield a table for each kind of attention of a checkpoint, its heads, and the medians."""
     for frame in table.frame.partition_by("stack", "kind", maintain_order=True):
         layers = frame.filter(pl.col("head").is_null())
@@ -216,7 +240,7 @@ def _head_summary(heads: pl.DataFrame) -> Sheet:
     return lines
 
 
-def _medians(table: ScoreTable, scores: Sequence[str]) -> Iterator[Text]:
+def _medians(table: Scores, scores: Sequence[str]) -> Iterator[Text]:
     """Medians and quartiles over layers."""
     rows = table.summary().filter(
         pl.col("over") == "layers", pl.col("distance") == table.frame["distance"][0]
@@ -237,7 +261,7 @@ def median(row: Mapping[str, Any], score: str) -> str:
     return f"{middle} (quartiles {low} to {high})"
 
 
-def definitions(table: ScoreTable, full: bool = False) -> Iterator[Text]:
+def definitions(table: Scores, full: bool = False) -> Iterator[Text]:
     """Define the statuses in a table of `scores`; with ``full``, also the headings."""
     meanings = []
     if full:
@@ -251,13 +275,13 @@ def definitions(table: ScoreTable, full: bool = False) -> Iterator[Text]:
         yield Text("\n".join(meanings), style="dim")
 
 
-def remarks(table: ScoreTable) -> Iterator[Text]:
+def remarks(table: Scores) -> Iterator[Text]:
     """Yield the `notes` as one text, if there are any."""
     if text := "\n".join(notes(table)):
         yield Text(text, style="dim")
 
 
-def notes(table: ScoreTable) -> Iterator[str]:
+def notes(table: Scores) -> Iterator[str]:
     """Yield the terms that forms leave out, and notes on partial forms and guessed families."""
     yield from left_out(table)
     reasons: Mapping[str, str] = table.metadata.get("partial") or {}
@@ -269,7 +293,7 @@ def notes(table: ScoreTable) -> Iterator[str]:
     yield from table.metadata.get("notes") or []
 
 
-def left_out(table: ScoreTable) -> Iterator[str]:
+def left_out(table: Scores) -> Iterator[str]:
     """Terms of the models' scores besides the form, each with its number of models.
 
     A line for attention, and one for each kind of block without a softmax.
@@ -293,7 +317,7 @@ def left_out(table: ScoreTable) -> Iterator[str]:
         yield f"ignored{blocks}: {'; '.join(phrases)} (wqk explain)"
 
 
-def overview(table: ScoreTable) -> Iterator[Any]:
+def overview(table: Scores) -> Iterator[Any]:
     """Medians over layers, one line for each checkpoint and kind of attention."""
     rows = table.summary()
     over = "layers" if (rows["over"] == "layers").any() else "heads"
@@ -318,7 +342,7 @@ def overview(table: ScoreTable) -> Iterator[Any]:
     yield from remarks(table)
 
 
-def side_by_side(table: ScoreTable) -> Iterator[Any]:
+def side_by_side(table: Scores) -> Iterator[Any]:
     """Each score with layers down and checkpoints across."""
     names = table.frame["checkpoint"].unique(maintain_order=True).to_list()
     layers = table.layers.frame
@@ -337,7 +361,7 @@ def side_by_side(table: ScoreTable) -> Iterator[Any]:
 
 
 def measured(
-    table: ScoreTable, measures: Sequence[str], sort_by: str | None, top: int | None
+    table: Scores, measures: Sequence[str], sort_by: str | None, top: int | None
 ) -> Iterator[Any]:
     """Yield a table of scores and a table for each measure, of the first ``top`` rows."""
     frame = table.frame
@@ -418,7 +442,7 @@ LINES = ("o-", "s--", "^-.", "v:", "P-", "X--")
 MOST_MAPS = 8
 
 
-def plot_table(table: ScoreTable, view: Literal["layers", "heads"]) -> Figure:
+def plot_table(table: Scores, view: Literal["layers", "heads"]) -> Figure:
     """Draw a table's layers as curves, or its heads as maps; see `ScoreTable.plot`."""
     if view not in ("layers", "heads"):
         raise TableError(f"view is 'layers' or 'heads', got {view!r}")
@@ -429,7 +453,7 @@ def plot_table(table: ScoreTable, view: Literal["layers", "heads"]) -> Figure:
         return _layer_curves(rows) if view == "layers" else _heads(rows)
 
 
-def _layer_curves(table: ScoreTable) -> Figure:
+def _layer_curves(table: Scores) -> Figure:
     figure = new_figure(5.4, 2.5)
     axes = figure.subplots(1, len(LABELS))
     for axis, (score, label) in zip(axes, LABELS.items(), strict=True):
@@ -456,7 +480,7 @@ def shades_of(stacks: Iterable[str]) -> list[tuple[str, int]]:
     return shades
 
 
-def layer_curves(axis: Axes, table: ScoreTable, score: str, label: str) -> None:
+def layer_curves(axis: Axes, table: Scores, score: str, label: str) -> None:
     """One score over the layers, a curve for each model, with zero and the null."""
     models = list(_models(table.layers.frame))
     shades = shades_of(rows["stack"][0] for _, rows in models)
@@ -480,7 +504,7 @@ def layer_curves(axis: Axes, table: ScoreTable, score: str, label: str) -> None:
     axis.locator_params(axis="x", integer=True, min_n_ticks=1)
 
 
-def _heads(table: ScoreTable) -> Figure:
+def _heads(table: Scores) -> Figure:
     """Layers down, heads across; a row of two maps for each model."""
     models = list(_models(table.frame))
     if len(models) > MOST_MAPS:
@@ -561,7 +585,7 @@ def _in_title(column: str, value: Any) -> str:
     return str(value) if column == "stack" else f"{column} {value}"
 
 
-def place(table: ScoreTable) -> list[Any]:
+def place(table: Scores) -> list[Any]:
     """Return the place of each checkpoint and stack of a table among models known to a package.
 
     As text, a place is one sentence. Its attributes are the ``name`` of the checkpoint, its

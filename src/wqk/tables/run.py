@@ -28,7 +28,8 @@ import polars as pl
 
 from wqk._files import json_line, read_lines, require_file, write_atomically
 from wqk.errors import RunError, first_line
-from wqk.tables.score_table import ScoreTable, types
+from wqk.tables.schema import types
+from wqk.tables.score_table import ScoreTable
 from wqk.tables.writers import from_objects
 
 SETTINGS, METRICS, SCORES, UPDATES = "run.json", "metrics.jsonl", "scores.jsonl", "updates.jsonl"

@@ -1,8 +1,8 @@
-"""Score tables: types and keys of their rows, selection, summaries, and export."""
+"""Score tables: selection of rows, summaries, and export."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -10,124 +10,25 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import polars as pl
 
-from wqk._console import Shown, json_value, spans
+from wqk._console import Shown, json_value
 from wqk._files import check_output, require_file, write_atomically
 from wqk.errors import MissingPackage, TableError, did_you_mean, first_line
-from wqk.tables.columns import COLUMNS, LOGIT_COLUMNS, MEASURES, UPDATE_COLUMNS, Column
+from wqk.tables.columns import COLUMNS, Column
 from wqk.tables.details import Details
+from wqk.tables.schema import (
+    FURTHER_COLUMNS,
+    GROUP,
+    SCHEMA,
+    SCHEMA_VERSION,
+    SUMMARIZED,
+    TYPES,
+    records,
+    types,
+)
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
-
-
-# 2: columns of measures may follow; files of version 1 are read as before.
-SCHEMA_VERSION = 2
-
-TYPES: dict[type, pl.DataType] = {str: pl.String(), int: pl.Int64(), float: pl.Float64()}
-
-
-def types(columns: Iterable[Column]) -> dict[str, pl.DataType]:
-    """Return the types of columns, by name.
-
-    Examples
-    --------
-    >>> types([Column("layer", int, "its number")])
-    {'layer': Int64}
-    """
-    return {column.name: TYPES[column.type] for column in columns}
-
-
-SCHEMA = types(COLUMNS)
-UPDATE_TERMS = types(UPDATE_COLUMNS)
-LOGITS = types(LOGIT_COLUMNS)
-
-# Columns that may follow `COLUMNS`: of measures on request, of updates and of a monitor.
-FURTHER_COLUMNS = (
-    *{column.name: column for measure in MEASURES for column in measure.columns}.values(),
-    *UPDATE_COLUMNS,
-    *LOGIT_COLUMNS,
-)
-
-# Parts of a row's status, in this order; "ok" if none applies.
-STATUSES = (
-    "non-finite",
-    "degenerate",
-    "partial",
-    "guessed",
-    "random-looking",
-    "unmoved",
-    "quantized",
-)
-BETWEEN_STATUSES = ", "
-
-# No two rows of a table agree in all of these.
-KEY = ("checkpoint", "revision", "step", "stack", "kind", "layer", "head", "circuit", "distance")
-
-# Columns that identify one attention, a line of a summary.
-GROUP = tuple(column for column in KEY if column not in ("layer", "head"))
-
-# Columns that identify one layer's form, in a table and among the details.
-LAYER = tuple(column for column in KEY if column != "head")
-
-# Scores whose median and quartiles are in summaries.
-SUMMARIZED = ("symmetry", "directionality", "directionality_excess")
-
-
-def joined_statuses(statuses: Collection[str]) -> str:
-    """Return a row's status.
-
-    Examples
-    --------
-    >>> joined_statuses({"random-looking", "guessed"}), joined_statuses(())
-    ('guessed, random-looking', 'ok')
-    """
-    return BETWEEN_STATUSES.join(status for status in STATUSES if status in statuses) or "ok"
-
-
-def statuses() -> pl.Expr:
-    """Return the rows' statuses as lists.
-
-    Examples
-    --------
-    >>> frame = pl.DataFrame({"status": ["ok", "guessed, random-looking"]})
-    >>> frame.select(statuses().list.contains("guessed"))["status"].to_list()
-    [False, True]
-    """
-    return pl.col("status").str.split(BETWEEN_STATUSES)
-
-
-def conditions(frame: pl.DataFrame, metadata: Mapping[str, Any], *, every: bool) -> list[str]:
-    """Circuit, distances, norms, biases and gamma; without ``every`` only non-default ones.
-
-    Examples
-    --------
-    >>> import wqk
-    >>> table = wqk.scan(wqk.demo_model("encoder"), bias=True, gamma=3.0)
-    >>> ", ".join(conditions(table.frame, table.metadata, every=False))
-    'biases included, gamma 3'
-    >>> ", ".join(conditions(table.frame, table.metadata, every=True))
-    'circuit qk, distance 0, norms not folded in, biases included, gamma 3'
-    """
-    phrases: list[tuple[str, bool]] = []  # with True for the default value
-    if "circuit" in frame.columns:
-        circuits = frame["circuit"].drop_nulls().unique(maintain_order=True).to_list()
-        if circuits:
-            phrases.append((f"circuit {' and '.join(circuits)}", circuits == ["qk"]))
-        distances = sorted(frame["distance"].drop_nulls().unique().to_list())
-        if distances:
-            plural = "s" if len(distances) > 1 else ""
-            phrases.append((f"distance{plural} {spans(distances)}", distances == [0]))
-    folded = metadata.get("folded_norms")
-    if folded is not None:
-        phrases.append(("norms folded in" if folded else "norms not folded in", not folded))
-    biases = metadata.get("biases")
-    if biases is not None:
-        phrases.append((f"biases {'included' if biases else 'left out'}", not biases))
-    gamma = metadata.get("gamma")
-    if gamma is not None:
-        phrases.append((f"gamma {gamma:g}", gamma == 2))
-    return [phrase for phrase, is_default in phrases if every or not is_default]
 
 
 # Attributes of data frames, and the expressions that replace them.
@@ -571,8 +472,3 @@ def _named_notes(table: ScoreTable) -> dict[str, Any]:
     if isinstance(reasons, dict):
         notes["partial"] = {f"{name} {stack}": reason for stack, reason in reasons.items()}
     return notes
-
-
-def records(frame: pl.DataFrame) -> list[dict[str, Any]]:
-    """Return a frame's rows ready for JSON: NaN becomes null."""
-    return frame.fill_nan(None).to_dicts()

@@ -5,21 +5,35 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import polars as pl
 
 from wqk._console import number, one_line
 from wqk.errors import TableError
 from wqk.tables import sheet
-from wqk.tables.score_table import GROUP, conditions
+from wqk.tables.columns import Column
+from wqk.tables.schema import GROUP, conditions
 from wqk.tables.sheet import Sheet
 
 if TYPE_CHECKING:
-    from wqk.tables.score_table import Table
-
     Content = tuple[pl.DataFrame, Mapping[str, Any]]
     Types = Mapping[str, pl.DataType]
+
+    class Table(Protocol):
+        """A table, as far as its files need it; `wqk.tables.score_table.Table` is one."""
+
+        @property
+        def frame(self) -> pl.DataFrame:
+            """The rows."""
+
+        @property
+        def metadata(self) -> Mapping[str, Any]:
+            """Description of the numbers."""
+
+        def headed(self) -> list[Column]:
+            """Return the columns that are printed."""
+
 
 # Metadata that a CSV file repeats in every row, in columns after the table's own.
 CONDITIONS: dict[str, pl.DataType] = {

@@ -13,7 +13,8 @@ from typing import Any
 import polars as pl
 
 from wqk._console import last_part, number
-from wqk.tables.score_table import ScoreTable, statuses
+from wqk.tables.schema import statuses
+from wqk.tables.score_table import ScoreTable
 
 DATA = Path(__file__).parent / "data"
 

@@ -112,7 +112,7 @@ def figure(
 def _draw(name: str, sources: Sources, out: Path, as_json: bool) -> None:
     """Save a figure, or print its numbers."""
     from wqk.cli import display
-    from wqk.tables.score_table import records
+    from wqk.tables.schema import records
     from wqk_lab.figures import FIGURES, Sources, numbers
     from wqk_lab.figures.catalog import check_ending, save
     from wqk_lab.figures.model_sizes import SETS, left_out

@@ -19,7 +19,7 @@ from wqk_lab.training.recipe import PRESETS, SIZES, Recipe, make_recipe
 
 if TYPE_CHECKING:
     from wqk.tables.run import Run
-    from wqk_lab.training.training import TrainingProgress
+    from wqk_lab.training.progress import TrainingProgress
 
 # Fields of the recipe whose options do not have the form `--name VALUE`.
 SPECIAL = ("preset", "config", "penalty", "penalty_weight", "parent")
@@ -222,7 +222,7 @@ def state(done: TrainingProgress) -> str:
 
     Examples
     --------
-    >>> from wqk_lab.training.training import TrainingProgress
+    >>> from wqk_lab.training.progress import TrainingProgress
     >>> state(TrainingProgress(20, 100, 2.5, 2.625, 24_000.0, True, 0.31))
     'loss 2.500, held out 2.625, symmetry 0.31, 24,000 tokens/s'
     """

@@ -49,8 +49,8 @@ from wqk_lab.training.objectives import (
     loss_of,
     stream_seed,
 )
+from wqk_lab.training.progress import TrainingProgress
 from wqk_lab.training.recipe import Recipe
-from wqk_lab.training.training import TrainingProgress
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

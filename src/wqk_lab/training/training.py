@@ -8,7 +8,6 @@ import platform
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from wqk.tables.run import METRICS, Run, checkpoints_in, create_run, drop_after,
 from wqk_lab.training.conversion import Parent
 from wqk_lab.training.corpus.store import TokenStore
 from wqk_lab.training.models import OPTIMIZER
+from wqk_lab.training.progress import TrainingProgress
 from wqk_lab.training.recipe import Recipe, differences
 
 if TYPE_CHECKING:
@@ -30,19 +30,6 @@ LOG = logging.getLogger("wqk_lab.training")
 
 # Settings by which the libraries of matrix products choose their kernels.
 KERNELS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
-
-
-@dataclass(frozen=True)
-class TrainingProgress:
-    """Steps done, and the latest losses, speed and score, each None until it is known."""
-
-    steps_done: int  #: Updates so far.
-    steps: int  #: Updates of the whole run.
-    loss: float | None  #: Of training since the previous entry, in nats per predicted token.
-    held_out_loss: float | None  #: In nats per predicted token.
-    tokens_per_second: float | None  #: Between the latest two entries.
-    held_out_is_new: bool  #: Whether the held-out loss was computed at this step.
-    symmetry: float | None = None  #: Median over layers of the symmetry of W_qk.
 
 
 def train(

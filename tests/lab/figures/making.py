@@ -10,7 +10,8 @@ import numpy as np
 
 from wqk._files import append_lines
 from wqk.tables.run import METRICS, SCORES, UPDATES, Run, create_run
-from wqk.tables.score_table import SCHEMA, ScoreTable
+from wqk.tables.schema import SCHEMA
+from wqk.tables.score_table import ScoreTable
 
 RECIPE = {
     "preset": "fast",

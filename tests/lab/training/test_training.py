@@ -29,8 +29,9 @@ from wqk_lab.training.objectives import (
     loss_of,
     stream_seed,
 )
+from wqk_lab.training.progress import TrainingProgress
 from wqk_lab.training.recipe import Recipe
-from wqk_lab.training.training import TrainingProgress, train
+from wqk_lab.training.training import train
 
 # Held-out losses after 0 and 100 steps, and the last training loss; float32 on a CPU. Libraries
 # of other versions, or other processors, sum in another order: 1e-4 of the loss is allowed.

@@ -38,7 +38,8 @@ from wqk.scanning.surveys.jobs import (
     run_on,
 )
 from wqk.storage.references import HubAccess, check_options
-from wqk.tables.score_table import KEY, SCHEMA_VERSION, ScoreTable, join, read_table
+from wqk.tables.schema import KEY, SCHEMA_VERSION
+from wqk.tables.score_table import ScoreTable, join, read_table
 
 if TYPE_CHECKING:
     from wqk.scanning.surveys.jobs import Job, JobOutcome

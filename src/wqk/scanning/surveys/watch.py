@@ -28,7 +28,8 @@ from wqk.scanning.surveys.jobs import Options, files_of
 from wqk.scanning.surveys.surveying import open_folder, survey
 from wqk.storage.buckets import BucketFolder
 from wqk.storage.references import is_bucket, is_url, redacted, step_in
-from wqk.tables.score_table import SCHEMA_VERSION, ScoreTable, read_table
+from wqk.tables.schema import SCHEMA_VERSION
+from wqk.tables.score_table import ScoreTable, read_table
 
 # Seconds between looks: a month.
 LONGEST_WAIT = 30 * 24 * 3600
