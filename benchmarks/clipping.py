@@ -28,7 +28,7 @@ import torch
 
 import wqk
 from wqk._files import write_atomically
-from wqk._style import CATEGORIES, GRAY, PAGE, TEAL, WINE, new_figure, save_figure, style
+from wqk._style import CATEGORIES, GRAY, PAPER_WIDTH, TEAL, WINE, new_figure, save_figure, style
 from wqk.attention import Block
 from wqk.forms.chaining import change
 from wqk.forms.spectra import spectral_norm, spectrum
@@ -195,7 +195,7 @@ def table(runs: dict[str, list[dict[str, Any]]]) -> str:
 def figure(runs: dict[str, list[dict[str, Any]]]) -> Figure:
     """Draw the largest logit of each head with and without clipping, and the losses of all runs."""
     colors = {"healthy": GRAY, "unclipped": WINE, "clipped": TEAL}
-    drawn = new_figure(PAGE, 2.5)
+    drawn = new_figure(PAPER_WIDTH, 2.5)
     left, middle, right = drawn.subplots(1, 3, gridspec_kw={"width_ratios": [1, 1, 1.15]})
     middle.sharey(left)
     for axes, arm in ((left, "unclipped"), (middle, "clipped")):

@@ -33,7 +33,7 @@ MARGIN, LOOKS_IN_A_ROW = 4.0, 3
 MEASURES = ("loss", "stable_rank", "effective_rank", "eigenvalue_positivity")
 
 
-class Block(nn.Module):  # type: ignore[misc]
+class TinyBlock(nn.Module):  # type: ignore[misc]
     """Attention and a perceptron behind layer norms."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Decoder(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(256, D), nn.Embedding(N, D)
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
+        self.blocks = nn.Sequential(*(TinyBlock() for _ in range(LAYERS)))
         self.head = nn.Sequential(nn.LayerNorm(D), nn.Linear(D, 256))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

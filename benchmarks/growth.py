@@ -26,7 +26,7 @@ import wqk
 from benchmarks.generate import BERT_BASE, LLAMA_3_8B, Shape, query_key_bytes, write_checkpoint
 from benchmarks.report import MANY, made_up
 from benchmarks.surveys import survey_seconds
-from wqk._style import OLIVE, PAGE, SAND, TEAL, VIOLET, WINE, new_figure, save_figure, style
+from wqk._style import OLIVE, PAPER_WIDTH, SAND, TEAL, VIOLET, WINE, new_figure, save_figure, style
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +79,7 @@ print(json.dumps({"seconds": sorted(times)[rounds // 2], "read": read() - before
 """
 
 
-class Curve(NamedTuple):
+class GrowthCurve(NamedTuple):
     """One cost against one size, and how the two are written."""
 
     x: Sequence[float]
@@ -88,7 +88,7 @@ class Curve(NamedTuple):
     color: str
 
 
-def slope(curve: Curve, last: int = 4) -> float:
+def slope(curve: GrowthCurve, last: int = 4) -> float:
     """Return the exponent b of y = a xᵇ through the last points."""
     return float(np.polyfit(np.log(curve.x[-last:]), np.log(curve.y[-last:]), 1)[0])
 
@@ -154,7 +154,9 @@ def measure_looks(rounds: int) -> dict[str, tuple[int, float, float]]:
     return looks
 
 
-def panel(axes: Any, curves: Sequence[Curve], x: str, y: str, points: Sequence[str] = ()) -> None:
+def panel(
+    axes: Any, curves: Sequence[GrowthCurve], x: str, y: str, points: Sequence[str] = ()
+) -> None:
     """Curves on logarithmic axes, with names of the first one's points."""
     for curve in curves:
         axes.loglog(curve.x, curve.y, "o-", color=curve.color, label=curve.label)
@@ -179,7 +181,7 @@ def panel(axes: Any, curves: Sequence[Curve], x: str, y: str, points: Sequence[s
         axis.set_minor_formatter("")
 
 
-def with_slope(curve: Curve) -> Curve:
+def with_slope(curve: GrowthCurve) -> GrowthCurve:
     """Return the curve, labeled with its slope."""
     label = f"{curve.label}, slope" if curve.label else "slope"
     return curve._replace(label=f"{label} {slope(curve):.2f}")
@@ -218,10 +220,10 @@ def main() -> None:
             ],
         )
         stored = [values["stored"] for values in scans]
-        powers = (
-            f"{name} to the {slope(Curve(stored, [values[key] for values in scans], '', '')):.2f}"
-            for name, key in (("time", "seconds"), ("bytes read", "read"), ("memory", "memory"))
-        )
+        powers = []
+        for name, key in (("time", "seconds"), ("bytes read", "read"), ("memory", "memory")):
+            curve = GrowthCurve(stored, [values[key] for values in scans], "", "")
+            powers.append(f"{name} to the {slope(curve):.2f}")
         print(f"\nAgainst what is stored, the four largest: {', '.join(powers)}.")
         surveys = measure_surveys(place)
         table(
@@ -254,30 +256,30 @@ def main() -> None:
         ],
     )
 
-    def scanned(key: str, unit: float, color: str) -> list[Curve]:
+    def scanned(key: str, unit: float, color: str) -> list[GrowthCurve]:
         stored = [v["stored"] / 1e9 for v in scans]
-        return [with_slope(Curve(stored, [v[key] * unit for v in scans], "", color))]
+        return [with_slope(GrowthCurve(stored, [v[key] * unit for v in scans], "", color))]
 
     counts, steps, times = zip(*looks.values(), strict=True)
     with style():
-        figure = new_figure(PAGE, 4.4)
+        figure = new_figure(PAPER_WIDTH, 4.4)
         ((a, b, c), (d, e, f)) = figure.subplots(2, 3)
         stored = "checkpoint, gigabytes"
         panel(a, scanned("seconds", 1, WINE), stored, "scan, processor seconds", names)
         panel(b, scanned("read", 1e-9, TEAL), stored, "read, gigabytes")
         panel(c, scanned("memory", 1e-6, SAND), stored, "peak memory, megabytes")
         curves = [
-            Curve(CHECKPOINTS, seconds, f"{n} process{'es' * (n > 1)}", color)
+            GrowthCurve(CHECKPOINTS, seconds, f"{n} process{'es' * (n > 1)}", color)
             for (n, seconds), color in zip(surveys.items(), (WINE, TEAL), strict=True)
         ]
         panel(d, curves, "checkpoints of BERT-base's shape", "survey, seconds by the clock")
         d.set_xticks(CHECKPOINTS)
-        report = [Curve(ROWS, report_seconds, "", VIOLET)]
+        report = [GrowthCurve(ROWS, report_seconds, "", VIOLET)]
         panel(e, report, "rows", "report, processor seconds")
         shares = [100 * look / (CADENCE * step) for step, look in zip(steps, times, strict=True)]
         panel(
             f,
-            [Curve([n / 1e6 for n in counts], shares, "", OLIVE)],
+            [GrowthCurve([n / 1e6 for n in counts], shares, "", OLIVE)],
             "millions of parameters",
             f"a look every {CADENCE} steps, %",
             list(looks),

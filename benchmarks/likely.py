@@ -46,21 +46,21 @@ TOKENS, FIT, HELD_OUT, SHARE = 64, 96, 192, 0.05
 SHARES = np.geomspace(1e-4, 0.999, 200)
 
 
-class Moments(NamedTuple):
+class VectorMoments(NamedTuple):
     """Mean (D,) and covariance (D, D) of the inputs of a block's projections."""
 
     mean: np.ndarray
     covariance: np.ndarray
 
     @classmethod
-    def of(cls, inputs: np.ndarray) -> Moments:
+    def of(cls, inputs: np.ndarray) -> VectorMoments:
         """Those of some inputs (..., D)."""
         rows = np.asarray(inputs, np.float64).reshape(-1, inputs.shape[-1])
         centered = rows - rows.mean(axis=0)
         return cls(rows.mean(axis=0), centered.T @ centered / len(rows))
 
 
-class Pair(NamedTuple):
+class VectorPair(NamedTuple):
     """s = constant + left·η + right·ξ + ξᵀ form η, for standard normal ξ and η."""
 
     form: np.ndarray
@@ -70,7 +70,7 @@ class Pair(NamedTuple):
 
 
 def likely_ceilings(
-    attention: Block, moments: Moments, tokens: int, independent: bool = True
+    attention: Block, moments: VectorMoments, tokens: int, independent: bool = True
 ) -> np.ndarray:
     """Bound the largest logit of a text up to a probability of `SHARE`, (H,).
 
@@ -108,13 +108,17 @@ def likely_ceilings(
     return np.array(ceilings)
 
 
-def _pair(query: np.ndarray, a: np.ndarray, key: np.ndarray, b: np.ndarray, scale: float) -> Pair:
+def _pair(
+    query: np.ndarray, a: np.ndarray, key: np.ndarray, b: np.ndarray, scale: float
+) -> VectorPair:
     """Return the factors of s = scale · (query ξ + a) · (key η + b)."""
-    return Pair(scale * query.T @ key, scale * a @ key, scale * b @ query, scale * float(a @ b))
+    return VectorPair(
+        scale * query.T @ key, scale * a @ key, scale * b @ query, scale * float(a @ b)
+    )
 
 
 def _centered(
-    factor: Factor, head: int, moments: Moments, root: np.ndarray
+    factor: Factor, head: int, moments: VectorMoments, root: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """A head's queries or keys as a matrix (R, D) of standard normal numbers, and their mean."""
     weight = factor.weight[head].astype(np.float64)
@@ -122,7 +126,7 @@ def _centered(
     return weight @ root, weight @ moments.mean + bias
 
 
-def bound(pair: Pair, level: float, kind: str) -> float:
+def bound(pair: VectorPair, level: float, kind: str) -> float:
     """min_t (level + ψ(t)) / t, for η the same as ξ, independent of it, or with any dependence."""
     count = 1.0
     if kind == "same":
@@ -167,7 +171,7 @@ def rows_of(name: str, model: Any, texts: torch.Tensor) -> Iterator[str]:
     for plan in plans:
         attention = Block(checkpoint, plan)
         inputs_of_layer = inputs[plan.layer]
-        moments, length = Moments.of(inputs_of_layer[:FIT]), texts.shape[1]
+        moments, length = VectorMoments.of(inputs_of_layer[:FIT]), texts.shape[1]
         likely = likely_ceilings(attention, moments, length)
         any_way = likely_ceilings(attention, moments, length, independent=False)
         maxima = _maxima(attention, inputs_of_layer[FIT:])

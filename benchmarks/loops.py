@@ -41,7 +41,7 @@ from transformers.utils import logging
 from wqk_lab.training.corpus import CorpusOptions, build_corpus
 from wqk_lab.training.loop import Learner, held_out_loss, make_accelerator, training_batches
 from wqk_lab.training.models import build_model
-from wqk_lab.training.objectives import Objective, Rows
+from wqk_lab.training.objectives import Objective, TokenRows
 from wqk_lab.training.recipe import Recipe, make_recipe
 from wqk_lab.training.training import train
 
@@ -56,7 +56,7 @@ LOOKS = 6  # at the held-out loss in a run
 SHAPE = {"layers": 4, "width": 128, "heads": 4, "block": 128, "batch": 16}
 
 
-class Curve:
+class LossCurve:
     """Held-out losses against seconds of training, without those of the looks."""
 
     def __init__(self) -> None:
@@ -103,16 +103,16 @@ def objective_of(recipe: Recipe, store: TokenStore) -> Objective:
     )
 
 
-def train_ours(recipe: Recipe, store: TokenStore, folder: Path) -> Curve:
+def train_ours(recipe: Recipe, store: TokenStore, folder: Path) -> LossCurve:
     """With its metrics, scores and a checkpoint at the end."""
-    curve: Curve | None = None
+    curve: LossCurve | None = None
 
     def on_progress(done: TrainingProgress) -> None:
         nonlocal curve
         if not done.held_out_is_new and curve:
             curve.pause()
         elif done.held_out_is_new:
-            curve = curve or Curve()
+            curve = curve or LossCurve()
             curve.look(float(done.held_out_loss or 0))
 
     train(recipe, store.folder, folder, on_progress=on_progress)
@@ -120,12 +120,12 @@ def train_ours(recipe: Recipe, store: TokenStore, folder: Path) -> Curve:
     return curve
 
 
-def train_with_trainer(recipe: Recipe, store: TokenStore, folder: Path) -> Curve:
+def train_with_trainer(recipe: Recipe, store: TokenStore, folder: Path) -> LossCurve:
     """Train with transformers and packed rows, as people usually write it."""
     model = build_model(recipe, store.vocabulary_size, store.special).to(DEVICE)
     accelerator = make_accelerator(recipe, folder, ())
     learner = Learner(model, objective_of(recipe, store))
-    rows = Rows.of(store, "train", recipe)
+    rows = TokenRows.of(store, "train", recipe)
     blocks = [rows.drawn(recipe.batch, seed=recipe.seed, index=n) for n in range(recipe.steps)]
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(store.tokenizer), pad_token="[PAD]", mask_token="[MASK]"
@@ -138,7 +138,7 @@ def train_with_trainer(recipe: Recipe, store: TokenStore, folder: Path) -> Curve
         mask_replace_prob=1.0,
         random_replace_prob=0.0,
     )
-    curve = Curve()
+    curve = LossCurve()
 
     class Look(TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, *_: Any, **__: Any) -> None:
@@ -227,7 +227,7 @@ class Plain(nn.Module):  # type: ignore[misc]
         return cross_entropy(self.head(rows).float(), task.targets)
 
 
-def train_plainly(recipe: Recipe, store: TokenStore, folder: Path) -> Curve:
+def train_plainly(recipe: Recipe, store: TokenStore, folder: Path) -> LossCurve:
     """A loop of a few lines, with nanochat's rates: constant, then falling over the last fifth."""
     torch.manual_seed(recipe.seed)
     objective = objective_of(recipe, store)
@@ -254,7 +254,7 @@ def train_plainly(recipe: Recipe, store: TokenStore, folder: Path) -> Curve:
         for optimizer in optimizers
     ]
     batches = training_batches(accelerator, objective, recipe, store, 0, recipe.steps)
-    curve = Curve()
+    curve = LossCurve()
     curve.look(held_out_loss(accelerator, model, recipe, store))
     for step in range(1, recipe.steps + 1):
         model(*next(batches)).backward()
@@ -268,7 +268,7 @@ def train_plainly(recipe: Recipe, store: TokenStore, folder: Path) -> Curve:
     return curve
 
 
-WAYS: dict[str, Callable[[Recipe, TokenStore, Path], Curve]] = {
+WAYS: dict[str, Callable[[Recipe, TokenStore, Path], LossCurve]] = {
     "a packed Trainer": train_with_trainer,
     "`wqk lab train`": train_ours,
     "a nanochat-like loop": train_plainly,

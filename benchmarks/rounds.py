@@ -25,7 +25,7 @@ CONFIDENCE = 0.95
 PAUSE = 0.05
 
 
-class Estimate(NamedTuple):
+class RatioEstimate(NamedTuple):
     """A median over rounds, between the ends of a distribution-free interval for it."""
 
     median: float
@@ -69,7 +69,7 @@ def alternate(
     return seconds
 
 
-def estimate(values: np.ndarray) -> Estimate:
+def estimate(values: np.ndarray) -> RatioEstimate:
     """Return the median of values, and the order statistics that enclose it with 95 % confidence.
 
     With fewer than six values no such interval exists, and the ends are the extremes.
@@ -86,4 +86,4 @@ def estimate(values: np.ndarray) -> Estimate:
         if 2 * tail > 1 - CONFIDENCE:
             break
         rank = below
-    return Estimate(float(np.median(ordered)), float(ordered[rank]), float(ordered[-1 - rank]))
+    return RatioEstimate(float(np.median(ordered)), float(ordered[rank]), float(ordered[-1 - rank]))

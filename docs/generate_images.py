@@ -134,7 +134,7 @@ def main(pair: str = "") -> None:
     save_figure(draw("fig2", Sources(blocks=blocks)), IMAGES / "fig2.png")
     show(demo_model("encoder"), 0, coupling=True).save(IMAGES / "coupling.png")
     show(demo_model("decoder"), 3).save(IMAGES / "form.png")
-    records = pl.read_csv(CONVERSIONS, schema=convert.SCHEMA)
+    records = pl.read_csv(CONVERSIONS, schema=convert.CONVERT_SCHEMA)
     save_figure(convert.dose_curves(records), IMAGES / "convert.png")
     mistaken()
     with TemporaryDirectory() as folder:

@@ -18,7 +18,7 @@ import polars as pl
 from wqk._console import counted
 from wqk.errors import RunError
 from wqk_lab.claims import claims as paper_claims
-from wqk_lab.figures.convert import SCHEMA, over_seeds
+from wqk_lab.figures.convert import CONVERT_SCHEMA, over_seeds
 from wqk_lab.runs.contrasts import (
     DEFINITION,
     Records,
@@ -127,7 +127,7 @@ def speedups_table(records: Records) -> list[str]:
 
 def conversions() -> pl.DataFrame:
     """The records of conversions."""
-    return pl.read_csv(FOLDER / "conversion" / "scores.csv", schema=SCHEMA)
+    return pl.read_csv(FOLDER / "conversion" / "scores.csv", schema=CONVERT_SCHEMA)
 
 
 def doses_table(quantity: str) -> list[str]:

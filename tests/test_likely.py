@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from benchmarks.likely import SHARE, Moments, Pair, bound, likely_ceilings
+from benchmarks.likely import SHARE, VectorMoments, VectorPair, bound, likely_ceilings
 from tests.lab.theory.subjects import made, torch
 from tests.small import sizes
 
@@ -30,7 +30,7 @@ def test_a_text_exceeds_them_as_rarely_as_stated(name: str) -> None:
     attention = attention_of(name)
     random = np.random.default_rng(0)
     root, mean = random.standard_normal((24, 24)) / 4, random.standard_normal(24) / 2
-    moments = Moments(mean, root @ root.T)
+    moments = VectorMoments(mean, root @ root.T)
     normal = random.standard_normal((200, 16, 24))
     inputs = mean + normal @ root.T
     logits = attention.logits(inputs, inputs)
@@ -52,7 +52,7 @@ def test_a_text_exceeds_them_as_rarely_as_stated(name: str) -> None:
 def test_bounds_are_those_of_gaussian_integrals() -> None:
     """E exp(t (zᵀAz + b·z)) = exp(t² bᵀ(1 − 2tA)⁻¹b / 2) / √det(1 − 2tA)."""
     random, zero = np.random.default_rng(1), np.zeros((3, 3))
-    pair = Pair(random.standard_normal((3, 3)), *random.standard_normal((2, 3)), constant=0.5)
+    pair = VectorPair(random.standard_normal((3, 3)), *random.standard_normal((2, 3)), constant=0.5)
     form, left, right, constant = pair
     u, sizes, v = np.linalg.svd(form)
     query, key = (u * sizes) @ u.T, (v.T * sizes) @ v

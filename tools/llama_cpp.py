@@ -36,7 +36,7 @@ OPTIONAL = (
 )
 
 
-class Sources:
+class LlamaSources:
     """The code of all architectures, by their names in files."""
 
     def __init__(self, folder: Path) -> None:
@@ -95,7 +95,7 @@ def _rotary_kinds(text: str, names: Mapping[str, str]) -> Iterator[tuple[str, st
             waiting = []
 
 
-def facts(sources: Sources, architecture: str) -> dict[str, Any]:
+def facts(sources: LlamaSources, architecture: str) -> dict[str, Any]:
     """Return the facts about an architecture in which it differs from most."""
     kind = sources.classes.get(architecture)
     if kind is None:
@@ -214,7 +214,7 @@ def _positions(read: str, graph: str) -> dict[str, Any]:
 
 
 def _scores(
-    sources: Sources, architecture: str, read: str, graph: str, tensors: str
+    sources: LlamaSources, architecture: str, read: str, graph: str, tensors: str
 ) -> dict[str, Any]:
     """Scale, limits, mask and what is added to the scores."""
     made: dict[str, Any] = {}
@@ -323,7 +323,7 @@ def write_types(table: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def main(folder: Path, commit: str) -> None:
-    sources = Sources(folder)
+    sources = LlamaSources(folder)
     table = {name: facts(sources, architecture) for architecture, name in sources.names.items()}
     write_types(table)
     text = HEAD + f'commit = "{commit}"\n\n'

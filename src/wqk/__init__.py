@@ -7,7 +7,7 @@ starts at once, and small tasks load no heavy libraries.
 from wqk import errors
 
 # Commands whose functions have another name.
-COMMANDS = {"report": "write_report", "tokens": "match_tokens"}
+COMMAND_NAMES = {"report": "write_report", "tokens": "match_tokens"}
 
 # By public name, the names of similar functions and classes in other libraries.
 NAMES_ELSEWHERE = {
@@ -43,4 +43,4 @@ NAMES_ELSEWHERE = {
     "wqk_lab.train": ("fit", "train"),
 }
 
-__getattr__, __dir__, __all__ = errors.public(__name__, __file__, COMMANDS, NAMES_ELSEWHERE)
+__getattr__, __dir__, __all__ = errors.public(__name__, __file__, COMMAND_NAMES, NAMES_ELSEWHERE)

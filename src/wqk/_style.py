@@ -20,14 +20,14 @@ PICTURES = (".png", ".pdf", ".svg")
 
 # Encoders and decoders have the same colors in every figure (Okabe and Ito's), and their shades.
 BLUE, ORANGE, SKY, YELLOW, GRAY = "#0072B2", "#D55E00", "#56B4E9", "#E69F00", "#767676"
-COLORS = {"encoder": BLUE, "decoder": ORANGE}
+STACK_COLORS = {"encoder": BLUE, "decoder": ORANGE}
 
 # Colors of all other distinctions (Tol's "muted" scheme).
 WINE, TEAL, SAND, VIOLET, OLIVE = "#882255", "#44AA99", "#C6B24A", "#AA4499", "#999933"
 CATEGORIES = (WINE, TEAL, SAND, VIOLET, OLIVE, GRAY)
 
 # Purple for negative, green for positive: blue and orange are the colors of stacks.
-SIGNS = "PRGn"
+SIGN_COLORS = "PRGn"
 
 # Outlying rows and columns, and values expected by chance, in every figure.
 OUTLIER = "#1b1f24"
@@ -40,15 +40,15 @@ CHANCE: dict[str, Any] = {
 }
 
 # Width of a page of a paper, in inches.
-PAGE = 6.8
+PAPER_WIDTH = 6.8
 
 # Pixels in a notebook per inch of a figure; files have twice as many.
 DOTS = 100
 
 SYMMETRY, DIRECTIONALITY = "symmetry", "directionality (excess)"
-LABELS = {"symmetry": SYMMETRY, "directionality_excess": DIRECTIONALITY}
+SCORE_LABELS = {"symmetry": SYMMETRY, "directionality_excess": DIRECTIONALITY}
 
-RULES: dict[str, Any] = {
+STYLE_RULES: dict[str, Any] = {
     "figure.dpi": 150,
     "savefig.dpi": 300,
     "figure.constrained_layout.use": True,
@@ -84,7 +84,7 @@ def style() -> Iterator[None]:
     """
     with required_by("drawing", "report"):
         import matplotlib as mpl
-    with mpl.rc_context(RULES):  # type: ignore[arg-type]
+    with mpl.rc_context(STYLE_RULES):  # type: ignore[arg-type]
         yield
 
 

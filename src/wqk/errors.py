@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import lazy_loader  # type: ignore[import-untyped]
 
 # Longer messages are shortened, because some quote the content of a hostile file.
-LONGEST = 500
+LONGEST_MESSAGE = 500
 
 
 class WqkError(Exception):
@@ -344,7 +344,7 @@ def first_line(error: BaseException) -> str:
     return shortened(line) or type(error).__name__
 
 
-def all_lines(error: BaseException, longest: int = LONGEST) -> str:
+def all_lines(error: BaseException, longest: int = LONGEST_MESSAGE) -> str:
     r"""Return an error's message as one line, shortened; without one, its class.
 
     Examples
@@ -355,7 +355,7 @@ def all_lines(error: BaseException, longest: int = LONGEST) -> str:
     return shortened(" ".join(str(error).split()), longest) or type(error).__name__
 
 
-def shortened(text: str, longest: int = LONGEST) -> str:
+def shortened(text: str, longest: int = LONGEST_MESSAGE) -> str:
     """Shorten a text to at most ``longest`` characters by leaving out its middle.
 
     Examples

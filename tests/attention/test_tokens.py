@@ -37,11 +37,11 @@ def test_extreme_pairs_are_those_of_all_products(queries, keys, top, seed):
     random = np.random.default_rng(seed)
     query = random.standard_normal((queries, 3)) * random.lognormal(0, 2, (queries, 1))
     key = random.standard_normal((keys, 3)) * random.lognormal(0, 2, (keys, 1))
-    block, tokens.BLOCK = tokens.BLOCK, (7, 11)
+    block, tokens.SCORE_BLOCK = tokens.SCORE_BLOCK, (7, 11)
     try:
         largest, smallest = extreme_pairs(query, key, top)
     finally:
-        tokens.BLOCK = block
+        tokens.SCORE_BLOCK = block
     scores = np.sort((query @ key.T).ravel())
     np.testing.assert_allclose(
         np.sum(query[largest[0]] * key[largest[1]], axis=-1), scores[::-1][:top], rtol=1e-9
@@ -60,7 +60,7 @@ def test_pairs_are_the_largest_of_the_models_own_scores(
     kind: str, distance: int, rows: int, fold_norm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Biases of both sides count, with rotary positions and without."""
-    monkeypatch.setattr("wqk.inspecting.tokens.ROWS", rows)
+    monkeypatch.setattr("wqk.inspecting.tokens.EMBEDDING_ROWS", rows)
     checkpoint = biased(kind)
     plan = wqk.open(checkpoint).plans[0]
     attention = wqk.open(checkpoint)[0]
@@ -161,7 +161,7 @@ def biased(kind: str) -> StateDict:
 
 
 def test_a_vocabulary_of_equal_scores_is_not_searched_pair_by_pair(monkeypatch):
-    monkeypatch.setattr(tokens, "BLOCK", (4, 4))
+    monkeypatch.setattr(tokens, "SCORE_BLOCK", (4, 4))
     taken, take = [], tokens._Best.take
     monkeypatch.setattr(tokens._Best, "take", lambda *a: taken.append(a) or take(*a))
     extreme_pairs(np.zeros((400, 3)), np.zeros((400, 3)), 2)

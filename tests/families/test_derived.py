@@ -14,7 +14,7 @@ from tests.limits import some
 from tools.deriving.deriving import derive
 from tools.deriving.probing import record_type
 from tools.deriving.proof import WEAK, faults
-from tools.deriving.records import Record, read_record
+from tools.deriving.records import RunRecord, read_record
 from tools.deriving.writing import BY_TABLE, PAGE, family_text
 
 from wqk.checkpoints import Checkpoint, open_checkpoint
@@ -36,7 +36,7 @@ def proven_types() -> list[str]:
     ]
 
 
-def recorded(model_type: str, folder: Path) -> tuple[Record, Checkpoint]:
+def recorded(model_type: str, folder: Path) -> tuple[RunRecord, Checkpoint]:
     record_type(model_type, folder)
     return read_record(folder), open_checkpoint(folder)
 
@@ -52,7 +52,7 @@ def test_proven_types_are_proven_again(model_type: str, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def qwen3(tmp_path_factory: pytest.TempPathFactory) -> tuple[Record, Checkpoint]:
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunRecord, Checkpoint]:
     return recorded("qwen3", tmp_path_factory.mktemp("qwen3") / "model")
 
 
@@ -72,7 +72,7 @@ def test_a_wrong_rule_is_noticed(qwen3, changes, fault):
     assert fault in "; ".join(found)
 
 
-def test_a_rule_is_made_from_what_was_recorded(qwen3: tuple[Record, Checkpoint]) -> None:
+def test_a_rule_is_made_from_what_was_recorded(qwen3: tuple[RunRecord, Checkpoint]) -> None:
     rules, left = derive(*qwen3)
     assert left == []
     (rule,) = rules

@@ -19,7 +19,7 @@ from tools.deriving.mending import mended, strong
 from tools.deriving.parts import DEFAULTS, PARTS, defaults_of, line, merged, parts_of
 from tools.deriving.probing import record_type
 from tools.deriving.proof import faults
-from tools.deriving.records import Record, read_record
+from tools.deriving.records import RunRecord, read_record
 from tools.deriving.writing import family_text, rule_table
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
@@ -59,7 +59,7 @@ def test_a_family_is_written_as_it_was_read(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Record, Checkpoint]:
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunRecord, Checkpoint]:
     folder = tmp_path_factory.mktemp("llama") / "model"
     record_type("llama", folder)
     return read_record(folder), open_checkpoint(folder)

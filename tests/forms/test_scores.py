@@ -224,7 +224,7 @@ def test_small_blocks_give_the_same_sums(monkeypatch, rank, d_key):
     names = [n for n in SUMS if d_key == 300 or n != "trace_of_square"]
     whole = BilinearForm.from_factors(query, key).moments
     expected = [np.array(getattr(whole, name)) for name in names]
-    monkeypatch.setattr(kernels, "BLOCK", 1)
+    monkeypatch.setattr(kernels, "BLOCK_ENTRIES", 1)
     assert len(list(kernels.block_slices(300, 32))) == 10
     parts = BilinearForm.from_factors(query, key).moments
     for name, value in zip(names, expected, strict=True):

@@ -139,7 +139,7 @@ def test_curves_are_the_scores_and_dots_the_heads(pair):
 
 
 def test_an_encoder_and_a_decoder_have_the_colors_of_every_figure(browser, folder):
-    from wqk._style import COLORS
+    from wqk._style import STACK_COLORS
 
     with Reader(browser, folder / "pair.html", color_scheme="light") as page:
         curves(page, "layers")
@@ -147,7 +147,7 @@ def test_an_encoder_and_a_decoder_have_the_colors_of_every_figure(browser, folde
             "Object.fromEntries(document.querySelector('#layers .plot').data"
             ".filter(({line}) => line).map(({name, line}) => [name, line.color]))"
         )
-    for name, color in COLORS.items():
+    for name, color in STACK_COLORS.items():
         red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
         assert drawn[name] == f"rgba({red},{green},{blue},1)"
 

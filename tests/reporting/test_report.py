@@ -15,7 +15,7 @@ from tests.command import run as run_command
 from tests.reporting.making import EVIL, Page, rows, table, training
 
 import wqk
-from wqk._style import COLORS
+from wqk._style import STACK_COLORS
 from wqk.errors import MissingPackage, TableError
 from wqk.reporting.summary import groups, short_names
 from wqk.tables.details import Details, LayerKey, block_details
@@ -338,5 +338,5 @@ def test_the_demo_writes_a_report_with_matrices(run, tmp_path):
 def test_encoders_are_blue_and_decoders_orange_wherever_they_are_drawn():
     style = (ROOT / "src/wqk/reporting/page.css").read_text()
     for kind, color in {"encoder": "#0072B2", "decoder": "#D55E00"}.items():  # Okabe and Ito's
-        assert {COLORS[kind], SHADES[kind][0]} == {color}
+        assert {STACK_COLORS[kind], SHADES[kind][0]} == {color}
         assert f"--{kind}-0: light-dark({color.lower()}, " in style

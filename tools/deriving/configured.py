@@ -25,7 +25,7 @@ from wqk.live.verification import verify
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tools.deriving.records import Record
+    from tools.deriving.records import RunRecord
 
 # Largest difference of a probability: some models look up angles in tables of single precision.
 ROUNDING = 1e-6
@@ -92,7 +92,7 @@ def recorded_faults(folder: Path) -> list[str]:
     return fault_list
 
 
-def _stopped(record: Record) -> dict[str, str]:
+def _stopped(record: RunRecord) -> dict[str, str]:
     """The parts that could not be run, and why; projections that were not reached."""
     notes = {note.partition(":")[0]: note for note in record.notes if "Error" in note}
     return notes | {name: f"{name} was not run" for name in record.unreached}

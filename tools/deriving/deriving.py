@@ -26,7 +26,7 @@ from tools.deriving.judging import is_learned, judge, named_alike, of_channels
 from tools.deriving.mending import completed, mended, strong, unread
 from tools.deriving.probing import record_all
 from tools.deriving.proof import faults
-from tools.deriving.records import Record, read_record
+from tools.deriving.records import RunRecord, read_record
 from tools.deriving.writing import (
     PAGE,
     family_text,
@@ -69,7 +69,7 @@ PREFERRED = (
 
 
 def fitting_family(
-    record: Record, checkpoint: Checkpoint, families_by_name: Mapping[str, Family]
+    record: RunRecord, checkpoint: Checkpoint, families_by_name: Mapping[str, Family]
 ) -> tuple[str, list[tuple[list[str], str]]]:
     """The known family that is proven by a record; or else those whose forms are right."""
     tensors = checkpoint.tensors()
@@ -98,7 +98,7 @@ def fitting_family(
 
 
 def derive(
-    record: Record, checkpoint: Checkpoint, models: Sequence[Family] = ()
+    record: RunRecord, checkpoint: Checkpoint, models: Sequence[Family] = ()
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Rules that are proven by a record; or none, and the faults of the best that was tried.
 
@@ -123,7 +123,7 @@ def _rank(fault_list: list[str]) -> tuple[bool, int]:
 
 
 @dataclass
-class Outcome:
+class TypeOutcome:
     """Outcome of a model type."""
 
     type: str
@@ -140,9 +140,9 @@ class Outcome:
         return self.outcome in ("listed", "known", "new", "composite")
 
 
-def outcome_of(record: Record, folder: Path, families_by_name: dict[str, Family]) -> Outcome:
+def outcome_of(record: RunRecord, folder: Path, families_by_name: dict[str, Family]) -> TypeOutcome:
     """Return the outcome of a type; a new family is added to the known families."""
-    result = Outcome(record.model_type)
+    result = TypeOutcome(record.model_type)
     if record.failure:
         return replace(result, outcome="not built", faults=[record.failure])
     if not record.sites:
@@ -165,8 +165,11 @@ def outcome_of(record: Record, folder: Path, families_by_name: dict[str, Family]
 
 
 def _derived(
-    result: Outcome, record: Record, checkpoint: Checkpoint, families_by_name: dict[str, Family]
-) -> Outcome:
+    result: TypeOutcome,
+    record: RunRecord,
+    checkpoint: Checkpoint,
+    families_by_name: dict[str, Family],
+) -> TypeOutcome:
     family_of_record = family_of_type(record.model_type)
     if family_of_record and not family_of_record.refusal:
         composed = (
@@ -201,13 +204,15 @@ def _derived(
     )
 
 
-def _family(row: Outcome) -> Family:
+def _family(row: TypeOutcome) -> Family:
     """The family that a type's rules make."""
     text = family_text(row.family, [row.type], row.rules, row.with_parts)
     return parse_family(text, row.family)
 
 
-def _beside_parts(record: Record, checkpoint: Checkpoint, composite: Family) -> Outcome | None:
+def _beside_parts(
+    record: RunRecord, checkpoint: Checkpoint, composite: Family
+) -> TypeOutcome | None:
     """A family of the attention that is in no part of a composite model, if one can be made."""
     attentions = [Block(checkpoint, p) for p in plan_attention(checkpoint, composite)]
     judged = judge(record.sites, attentions)
@@ -218,7 +223,7 @@ def _beside_parts(record: Record, checkpoint: Checkpoint, composite: Family) -> 
     turned = [site for site in record.turned if site.module in modules]
     rules, _ = derive(replace(record, sites=sites, turned=turned, unreached=[]), checkpoint)
     name = record.model_type.replace("_", "-").lower()
-    row = Outcome(record.model_type, "new", name, rules, with_parts=True)
+    row = TypeOutcome(record.model_type, "new", name, rules, with_parts=True)
     composed = compose_family(checkpoint, _family(row)) if rules else None
     return row if composed and not strong(faults(record, checkpoint, composed)) else None
 
@@ -228,7 +233,7 @@ def _partial(checkpoint: Checkpoint, family: Family) -> str:
     return "; ".join(dict.fromkeys(filter(None, reasons)))
 
 
-def _reading(record: Record, checkpoint: Checkpoint, folder: Path) -> str:
+def _reading(record: RunRecord, checkpoint: Checkpoint, folder: Path) -> str:
     """Return the result of wqk for a type that is not proven."""
     try:
         plans = plan_attention(checkpoint, find_family(checkpoint))
@@ -279,10 +284,10 @@ def main(record: bool = False) -> None:
     types = arguments.types or sorted(
         recorded_types, key=lambda t: (bool(part_types(t)), family_of_type(t) is not None)
     )
-    rows: dict[str, Outcome] = {}
+    rows: dict[str, TypeOutcome] = {}
     if arguments.out.exists():
         lines = arguments.out.read_text(encoding="utf-8").splitlines()
-        rows = {row.type: row for row in (Outcome(**json.loads(line)) for line in lines)}
+        rows = {row.type: row for row in (TypeOutcome(**json.loads(line)) for line in lines)}
     for row in rows.values():
         if row.rules and row.family not in families_by_name:
             families_by_name[row.family] = _family(row)
@@ -297,7 +302,7 @@ def main(record: bool = False) -> None:
             signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
             row = outcome_of(read_record(folder), folder, families_by_name)
         except Exception as error:  # of the tool itself; the other types go on
-            row = Outcome(model_type, faults=[f"{type(error).__name__}: {error}"])
+            row = TypeOutcome(model_type, faults=[f"{type(error).__name__}: {error}"])
         rows[model_type] = row
         summary = f"{'; '.join(row.faults)[:160]} {row.read[:60]}"
         print(f"{model_type:32} {row.outcome:9} {row.family:24} {summary}", flush=True)

@@ -20,7 +20,7 @@ from wqk.checkpoints import Part
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from tools.deriving.records import Product, Record, Site, Source
+    from tools.deriving.records import Product, RunRecord, Site, VectorSource
 
     from wqk.checkpoints import Checkpoint
     from wqk.families import Family
@@ -77,7 +77,7 @@ HEAD_BIAS = (
 )
 
 
-def rules_of(record: Record, checkpoint: Checkpoint) -> Iterator[list[dict[str, Any]]]:
+def rules_of(record: RunRecord, checkpoint: Checkpoint) -> Iterator[list[dict[str, Any]]]:
     """Candidates for a type's rules, one table for each kind of attention in it."""
     groups: dict[tuple[str, str, bool], list[Site]] = {}
     for site in record.sites:
@@ -135,7 +135,7 @@ def _placed(rules: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def nearest(sources: Sequence[Source]) -> Source | None:
+def nearest(sources: Sequence[VectorSource]) -> VectorSource | None:
     """The product with a parameter that is next to queries or keys; else the parameter itself."""
     named = [source for source in sources if source.parameter]
     products = [source for source in named if "leaf" not in source.operations]
@@ -156,7 +156,7 @@ def _parts(config: Mapping[str, Any], name: str) -> list[str]:
 
 
 def _candidates(
-    record: Record,
+    record: RunRecord,
     checkpoint: Checkpoint,
     part: str,
     query: str,
@@ -257,7 +257,7 @@ def _difference(query: str, key: str) -> tuple[str, str]:
     return ".".join(a[i:]), ".".join(b[i:])
 
 
-def _stack(record: Record, name: str, sites: Sequence[Site]) -> str:
+def _stack(record: RunRecord, name: str, sites: Sequence[Site]) -> str:
     name_words = re.split(r"[._]", name.lower())
     if "decoder" in name_words:
         return "decoder"
@@ -348,7 +348,7 @@ def numbered(name: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", "{layer}", name, count=1)
 
 
-def input_norm(checkpoint: Checkpoint, source: Source) -> dict[str, Any]:
+def input_norm(checkpoint: Checkpoint, source: VectorSource) -> dict[str, Any]:
     """The norm of the same layer whose output is projected."""
     if not source.norm or not source.norm[1]:
         return {}

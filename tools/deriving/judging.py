@@ -21,7 +21,7 @@ from wqk.checkpoints import Part
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tools.deriving.records import Product, Record, Site, Source
+    from tools.deriving.records import Product, RunRecord, Site, VectorSource
 
     from wqk.attention import Block
     from wqk.checkpoints import Checkpoint
@@ -35,7 +35,7 @@ MOST_ROWS = 16  # rows of a window and head that are looked at
 
 
 @dataclass
-class Verdict:
+class Judgment:
     """Pairs of plans and softmaxes that match, and those without a match."""
 
     matched: dict[int, list[int]] = field(default_factory=dict)  # sites of each plan
@@ -43,10 +43,10 @@ class Verdict:
     unmatched_plans: list[int] = field(default_factory=list)
 
 
-def judge(sites: Sequence[Site], attentions: Sequence[Block]) -> Verdict:
+def judge(sites: Sequence[Site], attentions: Sequence[Block]) -> Judgment:
     """Match every softmax with a plan."""
-    verdict = Verdict()
-    reads = [Read(attention) for attention in attentions]
+    verdict = Judgment()
+    reads = [ReadAttention(attention) for attention in attentions]
     for number, site in enumerate(sites):
         # Names only order the search: it ends at the first plan whose numbers fit.
         likely = sorted(range(len(reads)), key=lambda n: not named_alike(reads[n].attention, site))
@@ -93,7 +93,7 @@ def is_learned(site: Site) -> bool:
     return max(product.varies for product in site.products) < 2
 
 
-def of_channels(site: Site, record: Record, checkpoint: Checkpoint) -> bool:
+def of_channels(site: Site, record: RunRecord, checkpoint: Checkpoint) -> bool:
     """Return whether queries and keys are channels: one output of a projection each."""
     names = set(checkpoint.tensors())
     for product in content_of(site):
@@ -128,7 +128,7 @@ def head_biases(product: Product) -> list[np.ndarray]:
     ]
 
 
-class Read:
+class ReadAttention:
     """One attention as read, in a form that is quickly compared.
 
     Either the plain forms, W x + b with what is linear in norms, computed here; or, where
@@ -228,7 +228,7 @@ class Read:
         return None if self.turned else factor.shift
 
     def _vectors(
-        self, sources: Sequence[Source], length: int, query: bool, positions: bool = True
+        self, sources: Sequence[VectorSource], length: int, query: bool, positions: bool = True
     ) -> Iterator[np.ndarray]:
         """Queries or keys (heads, T, R) of each input that may be the projection's."""
         factor = self.attention.query if query else self.attention.key

@@ -27,7 +27,7 @@ from wqk.families.family import parse_family
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from tools.deriving.records import Record, Site
+    from tools.deriving.records import RunRecord, Site
 
     from wqk.checkpoints import Checkpoint
 
@@ -86,7 +86,7 @@ def strong(fault_list: list[str]) -> list[str]:
     return [fault for fault in fault_list if not fault.startswith(WEAK)]
 
 
-def faults_of(record: Record, checkpoint: Checkpoint, rules: Rules) -> list[str]:
+def faults_of(record: RunRecord, checkpoint: Checkpoint, rules: Rules) -> list[str]:
     """The strong faults of rules, one of which is that they cannot be read."""
     try:
         family = parse_family(family_text("derived", ["derived"], rules), "derived")
@@ -95,7 +95,7 @@ def faults_of(record: Record, checkpoint: Checkpoint, rules: Rules) -> list[str]
         return [f"cannot be read: {error}"]
 
 
-def mended(record: Record, checkpoint: Checkpoint, rules: Rules) -> tuple[Rules, list[str]]:
+def mended(record: RunRecord, checkpoint: Checkpoint, rules: Rules) -> tuple[Rules, list[str]]:
     """The rules with every change that left fewer faults, and the faults that are left."""
     fault_list = faults_of(record, checkpoint, rules)
     for _ in range(3):
@@ -111,7 +111,7 @@ def mended(record: Record, checkpoint: Checkpoint, rules: Rules) -> tuple[Rules,
     return rules, fault_list
 
 
-def completed(record: Record, checkpoint: Checkpoint, rules: Rules) -> Rules:
+def completed(record: RunRecord, checkpoint: Checkpoint, rules: Rules) -> Rules:
     """Proven rules with the outputs next to what they name, and the norms that feed it."""
     fuller = []
     for rule in rules:
@@ -137,7 +137,7 @@ def unread(fault_list: list[str]) -> bool:
 
 
 def _changes(
-    record: Record, checkpoint: Checkpoint, rules: Rules, fault_list: list[str]
+    record: RunRecord, checkpoint: Checkpoint, rules: Rules, fault_list: list[str]
 ) -> Iterator[Rules]:
     """Rules with one thing changed that may be at fault."""
     if unread(fault_list):
@@ -229,7 +229,7 @@ def _is_of(site: Site, rule: dict[str, Any]) -> bool:
     )
 
 
-def _sites_of(record: Record, rule: dict[str, Any], rules: Rules) -> list[Site]:
+def _sites_of(record: RunRecord, rule: dict[str, Any], rules: Rules) -> list[Site]:
     """The sites whose queries come from the tensor that a rule names; all, where it is alone."""
     return record.sites if len(rules) == 1 else [s for s in record.sites if _is_of(s, rule)]
 

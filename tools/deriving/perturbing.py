@@ -27,7 +27,7 @@ import transformers
 from tools.deriving.building import _made, _randomize, build
 from tools.deriving.parts import line
 from tools.deriving.probing import in_a_process
-from tools.deriving.running import PROJECTIONS, Run
+from tools.deriving.running import PROJECTIONS, TracedRun
 from transformers.initialization import no_init_weights
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -68,7 +68,7 @@ class Perturbed:
         reasons = []
         for variant in range(4):
             try:
-                run = Run(_with_head(model_type, build(model_type, variant, flat=False)[0]))
+                run = TracedRun(_with_head(model_type, build(model_type, variant, flat=False)[0]))
             except Exception as error:  # of the model's code; another variant may do
                 reasons.append(f"{type(error).__name__}: {error}"[:200])
                 continue

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tools.deriving.judging import judge
-from tools.deriving.records import Record, read_record, write_record
+from tools.deriving.records import RunRecord, read_record, write_record
 
 import wqk
 from wqk.attention import Block
@@ -48,13 +48,13 @@ def record_type(model_type: str, folder: Path, file: Mapping[str, Any] | None = 
     """
 
     from tools.deriving.building import build, position_tables
-    from tools.deriving.running import Run
-    from tools.deriving.tracing import Trace
+    from tools.deriving.running import TracedRun
+    from tools.deriving.tracing import GraphTrace
 
     reasons, best = [], None
     for variant in range(4 if file is None else 1):
         try:
-            with Trace() as trace:
+            with GraphTrace() as trace:
                 model, built = build(model_type, variant, file=file)
             computed_once = trace.flattened or position_tables(model)
             turned = build(model_type, variant, False, file)[0] if computed_once else None
@@ -62,7 +62,7 @@ def record_type(model_type: str, folder: Path, file: Mapping[str, Any] | None = 
             reasons.append(_line(error))
             continue
         try:
-            run = Run(model, turned)
+            run = TracedRun(model, turned)
         except Exception as error:  # of a variant; the next may do
             reasons.append(f"{built}: {_line(error)}")
             continue
@@ -76,13 +76,13 @@ def record_type(model_type: str, folder: Path, file: Mapping[str, Any] | None = 
             break
     if best is None:
         why = " | ".join(dict.fromkeys(reasons))
-        write_record(Record(model_type, failure=why), folder)
+        write_record(RunRecord(model_type, failure=why), folder)
 
 
 def _write(model_type: str, built: str, run: Any, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    record = Record(model_type, built, "", run.notes, run.unreached, run.sites, run.turned)
+    record = RunRecord(model_type, built, "", run.notes, run.unreached, run.sites, run.turned)
     if hasattr(run.model, "save_pretrained"):
         run.model.save_pretrained(folder)
     else:
@@ -163,11 +163,11 @@ def record_all(types: Iterable[str], folder: Path) -> None:
                 record_type(model_type, unfinished)
             except Exception as error:
                 if not (unfinished / "record.json").exists():
-                    write_record(Record(model_type, failure=_line(error)), unfinished)
+                    write_record(RunRecord(model_type, failure=_line(error)), unfinished)
 
         ended = in_a_process(work)
         if not (unfinished / "record.json").exists():
-            write_record(Record(model_type, failure=ended), unfinished)
+            write_record(RunRecord(model_type, failure=ended), unfinished)
         shutil.rmtree(type_folder, ignore_errors=True)
         unfinished.rename(type_folder)
         print(f"{model_type:40} {time.monotonic() - started:6.1f} s {ended}", flush=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tools.deriving.judging import (
     MOST_WINDOWS,
-    Read,
+    ReadAttention,
     beside,
     content_of,
     head_biases,
@@ -30,7 +30,7 @@ from wqk.families.windows import Chunk, LocalWindow, Span
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tools.deriving.records import Circuit, Product, Record, Site, Source
+    from tools.deriving.records import Circuit, Product, RunRecord, Site, VectorSource
 
     from wqk.checkpoints import Checkpoint
     from wqk.families import AttentionPlan, Family
@@ -50,7 +50,7 @@ ROUNDED = 1e-5  # of a sum of products in single precision
 TINY = 1e-6  # relative difference of two numbers of single precision
 
 
-def faults(record: Record, checkpoint: Checkpoint, family: Family) -> list[str]:
+def faults(record: RunRecord, checkpoint: Checkpoint, family: Family) -> list[str]:
     """List the faults and omissions of a family for a model; empty if the family is proven.
 
     Raises
@@ -64,7 +64,7 @@ def faults(record: Record, checkpoint: Checkpoint, family: Family) -> list[str]:
         return at_once
     first = Block(checkpoint, plans[0])
     similar = [site for site in record.sites if named_alike(first, site) and _own(first, site)]
-    if similar and not any(map(Read(first).fits_some, similar)):
+    if similar and not any(map(ReadAttention(first).fits_some, similar)):
         return [f"{plans[0].query.tensor} is read wrongly"]
     attentions = [Block(checkpoint, p) for p in plans]
     judged = judge(record.sites, attentions)
@@ -107,7 +107,7 @@ def _own(attention: Block, site: Site) -> bool:
     )
 
 
-def _plain_faults(record: Record, plans: Sequence[AttentionPlan], alone: bool) -> Iterator[str]:
+def _plain_faults(record: RunRecord, plans: Sequence[AttentionPlan], alone: bool) -> Iterator[str]:
     """List faults that shapes and masks show before anything is read."""
     if len(plans) > len(record.sites):
         yield f"{len(plans)} attentions are said, {len(record.sites)} were seen"
@@ -138,7 +138,7 @@ def _plain_faults(record: Record, plans: Sequence[AttentionPlan], alone: bool) -
 
 def _site_faults(checkpoint: Checkpoint, attention: Block, site: Site) -> Iterator[str]:
     p = attention.plan
-    product = next(c for c in content_of(site) if Read(attention).fits(c))
+    product = next(c for c in content_of(site) if ReadAttention(attention).fits(c))
     tokens = product.queries.shape[1]
     if "tanh" in product.through and not p.softcap:
         yield "scores are capped"
@@ -162,7 +162,7 @@ def _site_faults(checkpoint: Checkpoint, attention: Block, site: Site) -> Iterat
     has_others = beside(site)
     complete = [c for c in content_of(site) if c.queries.shape[0] >= product.queries.shape[0]]
     named = p.position or p.positional or not p.rule.whole_score
-    if not (named or all(map(Read(attention).fits, complete))):
+    if not (named or all(map(ReadAttention(attention).fits, complete))):
         yield "another product is added to the form's"
     has_terms = p.position or p.sinks or not p.rule.whole_score
     stored = checkpoint.tensors()
@@ -223,7 +223,7 @@ def _use_faults(p: AttentionPlan, site: Site) -> Iterator[str]:
         yield f"what is added to the scores of {p.query.tensor} is made with it"
 
 
-def _made_by(sources: Sequence[Sequence[Source]]) -> set[str]:
+def _made_by(sources: Sequence[Sequence[VectorSource]]) -> set[str]:
     """The parameters whose products these are."""
     return {
         s.parameter for source_list in sources for s in source_list if s.parameter and not s.depth
@@ -283,7 +283,7 @@ def _input_faults(checkpoint: Checkpoint, p: AttentionPlan, product: Product) ->
             yield f"{norm.gain[0].name} does not feed {side.tensor}, or as no {norm.kind} norm"
 
 
-def _epsilon_faults(record: Record, plans: Sequence[AttentionPlan]) -> Iterator[str]:
+def _epsilon_faults(record: RunRecord, plans: Sequence[AttentionPlan]) -> Iterator[str]:
     """List norms whose epsilon differs from the model's."""
     for side in (side for plan in plans for side in (plan.query, plan.key)):
         for norm in (side.norm, side.input_norm, getattr(side.projection, "norm", None)):
@@ -313,13 +313,13 @@ def norm_kind(vectors: np.ndarray, gain: np.ndarray, shift: np.ndarray | float) 
 
 def _scale(attention: Block, product: Product) -> float | None:
     """The factor of the score, measured: of the recorded product next to what wqk computes."""
-    read = Read(attention, turned=True)
+    read = ReadAttention(attention, turned=True)
     lengths = [read.length(query, product) for query in (True, False)]
     return None if None in lengths else float(np.prod(lengths) * product.factor)
 
 
 def _turned_faults(
-    turned: Sequence[Site], attention: Block, record: Record, sites: Sequence[int]
+    turned: Sequence[Site], attention: Block, record: RunRecord, sites: Sequence[int]
 ) -> Iterator[str]:
     """List faults of the rotation of queries and keys by positions."""
     p = attention.plan
@@ -334,10 +334,10 @@ def _turned_faults(
             yield "positions are not rotary like that, on axes"
         return
     if "rotary" in p.position and (p.rotary is None or "axes" not in p.position):
-        if any(map(Read(attention).fits_some, mine)):
+        if any(map(ReadAttention(attention).fits_some, mine)):
             yield "positions are not rotary"
         return
-    read = Read(attention, turned=True)
+    read = ReadAttention(attention, turned=True)
     if mine and not any(read.fits(product) for site in mine for product in content_of(site)):
         yield "positions are rotary" if p.rotary is None else "positions are not rotary like that"
 

@@ -19,7 +19,7 @@ MOST_SOURCES = 16
 
 
 @dataclass(eq=False)
-class Source:
+class VectorSource:
     """A product with a parameter, from which queries or keys come."""
 
     given: np.ndarray  # (T, D)
@@ -35,8 +35,8 @@ class Product:
 
     queries: np.ndarray
     keys: np.ndarray
-    query_sources: list[Source]
-    key_sources: list[Source]
+    query_sources: list[VectorSource]
+    key_sources: list[VectorSource]
     varies: int  # how many of the two depend on what the model was given
     factor: float = 1.0  # of the product on its way to the softmax
     through: tuple[str, ...] = ()  # operations on that way
@@ -48,7 +48,7 @@ class Circuit:
     """Factors of the softmax's weights in the output, and the projection of the outcome."""
 
     values: np.ndarray  # (n, J, R), windows and heads in n
-    sources: list[Source]
+    sources: list[VectorSource]
     output: str = ""  # the parameter; empty if the outcome is not projected at once
     given: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))  # (T, H R)
     result: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))  # (T, D)
@@ -67,7 +67,7 @@ class Site:
 
 
 @dataclass
-class Record:
+class RunRecord:
     """Facts about one model type that were found without wqk."""
 
     model_type: str
@@ -81,7 +81,7 @@ class Record:
     epsilons: dict[str, float] = field(default_factory=dict)  # of norms, by their gains
 
 
-def write_record(record: Record, folder: Path) -> None:
+def write_record(record: RunRecord, folder: Path) -> None:
     """Into a folder in which the model is, or will be, saved."""
     arrays: dict[str, np.ndarray] = {}
     names_by_id: dict[int, str] = {}
@@ -142,16 +142,16 @@ def write_record(record: Record, folder: Path) -> None:
     (folder / "record.json").write_text(json.dumps(table), encoding="utf-8")
 
 
-def read_record(folder: Path) -> Record:
+def read_record(folder: Path) -> RunRecord:
     """Read a record that `write_record` wrote, with parameters named as in the saved file."""
     table = json.loads((folder / "record.json").read_text(encoding="utf-8"))
     names = table.get("names", {})
     with np.load(folder / "record.npz") as file:
         arrays = {name: file[name] for name in file.files}
 
-    def sources(entries: list[Any]) -> list[Source]:
+    def sources(entries: list[Any]) -> list[VectorSource]:
         return [
-            Source(
+            VectorSource(
                 arrays[a],
                 names.get(name, name),
                 depth,
@@ -197,4 +197,4 @@ def read_record(folder: Path) -> Record:
     ]
     table["epsilons"] = {names.get(k, k): v for k, v in table.get("epsilons", {}).items()}
     flat = [site for site in sites if not site.turned]
-    return Record(**table, sites=flat, turned=[site for site in sites if site.turned])
+    return RunRecord(**table, sites=flat, turned=[site for site in sites if site.turned])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 from tools.deriving.feeding import adapted, model_feeds, module_feeds
-from tools.deriving.tracing import Trace
+from tools.deriving.tracing import GraphTrace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -23,7 +23,7 @@ PROJECTIONS = re.compile(
 )
 
 
-class Run:
+class TracedRun:
     """Runs a model, then what the run did not reach: models within it, then modules of these.
 
     Parameters
@@ -152,7 +152,7 @@ class Run:
 def _traced(
     model: Any, part: Any, inputs: dict[str, Any], names: dict[int, str], flat: bool = True
 ) -> tuple[list[Site], set[int]]:
-    trace = Trace(flat)
+    trace = GraphTrace(flat)
     ran: set[int] = set()
     stack: list[str] = []
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tools.deriving.configured import overlaid, small_file
 from tools.deriving.probing import in_a_process, record_type
-from tools.deriving.records import Record, read_record
+from tools.deriving.records import RunRecord, read_record
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import wqk
@@ -131,7 +131,7 @@ def _read(rule: AttentionRule, is_part: bool) -> Iterator[tuple[str, tuple[Any, 
             yield key, values
 
 
-def _record(table: dict[str, Any]) -> tuple[Record | None, list[Any]]:
+def _record(table: dict[str, Any]) -> tuple[RunRecord | None, list[Any]]:
     """Return the computation of a model with these settings, and the plans that are read of it."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
@@ -159,7 +159,7 @@ def _record(table: dict[str, Any]) -> tuple[Record | None, list[Any]]:
         return record, read
 
 
-def _alike(first: Record, second: Record) -> bool:
+def _alike(first: RunRecord, second: RunRecord) -> bool:
     """Return whether two models computed the same."""
     if len(first.sites) != len(second.sites) or second.failure:
         return False

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tools.deriving.records import Circuit, Product, Site, Source
+from tools.deriving.records import Circuit, Product, Site, VectorSource
 from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Node:
     alpha: float = 1.0  # factor within a product
 
 
-class Trace(TorchDispatchMode):
+class GraphTrace(TorchDispatchMode):
     """Records operations; on request, takes positions out of rotary models (all angles zero)."""
 
     def __init__(self, flat: bool = True) -> None:
@@ -481,7 +481,7 @@ def _rows(node: Node) -> torch.Tensor:
     return node.rows
 
 
-def _sources(factor: Node) -> Iterator[Source]:
+def _sources(factor: Node) -> Iterator[VectorSource]:
     """The products with parameters that queries or keys come from, nearest first."""
     todo: list[tuple[Node, int, tuple[str, ...]]] = [(factor, 0, ())]
     seen: set[int] = set()
@@ -499,22 +499,22 @@ def _sources(factor: Node) -> Iterator[Source]:
                 source_node = activations[0] if activations else node.inputs[0]
                 if source_node.output.ndim >= 2:
                     rows = _rows(source_node)
-                    yield Source(rows, weights[0], depth, operations, _norm(source_node))
+                    yield VectorSource(rows, weights[0], depth, operations, _norm(source_node))
             elif weights:
                 source_node = node.inputs[0].output.detach()
                 kernel = next(n for n in node.inputs if _parameter(n) == weights[0]).output.shape
                 if all(width == 1 for width in kernel[2:]):  # one token at a time
                     rows = source_node.movedim(1, -1).reshape(-1, source_node.shape[1])
-                    yield Source(rows, weights[0], depth, operations)
+                    yield VectorSource(rows, weights[0], depth, operations)
                 else:
-                    yield Source(source_node, weights[0], depth, ("convolution",))
+                    yield VectorSource(source_node, weights[0], depth, ("convolution",))
             todo += [(n, depth + 1, ()) for n in activations]
             # A learned query is a parameter that meets another.
             if not activations:
                 for n in node.inputs:
                     if n.output.ndim >= 2:
                         rows = _rows(n)
-                        yield Source(rows, weights[-1] if weights else "", depth, operations)
+                        yield VectorSource(rows, weights[-1] if weights else "", depth, operations)
         else:
             passed = node.operation in VIEWS or node.operation in operations
             path_operations = operations if passed else (*operations, node.operation)
@@ -524,5 +524,5 @@ def _sources(factor: Node) -> Iterator[Source]:
                 and node.output.is_floating_point()
             ):
                 rows = _rows(node)
-                yield Source(rows, node.parameter, depth, path_operations)
+                yield VectorSource(rows, node.parameter, depth, path_operations)
             todo += [(n, depth, path_operations) for n in node.inputs]

@@ -18,11 +18,11 @@ from wqk.families.family import family_of_type
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tools.deriving.deriving import Outcome
+    from tools.deriving.deriving import TypeOutcome
 
 PAGE = Path(__file__).parents[2] / "docs" / "model-types.jsonl"
 BY_TABLE = "proven by a table of tests/families/architectures"
-DATA = Path(wqk.families.__file__).parent / "data"
+FAMILIES_FOLDER = Path(wqk.families.__file__).parent / "data"
 
 
 def family_text(
@@ -73,15 +73,15 @@ def _types(types: Sequence[str]) -> list[str]:
     return ["model_types = [", *(f"  {json.dumps(kind)}," for kind in types), "]"]
 
 
-def write_outcomes(rows: Sequence[Outcome], path: Path) -> None:
+def write_outcomes(rows: Sequence[TypeOutcome], path: Path) -> None:
     """A line for each model type, for the page of covered models."""
     import transformers
-    from tools.deriving.deriving import Outcome
+    from tools.deriving.deriving import TypeOutcome
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     seen = {row.type for row in rows}
     # What no one has run yet; types of families that were there before are proven by tests.
-    rows = [*rows, *(Outcome(t, "pending") for t in CONFIG_MAPPING_NAMES if t not in seen)]
+    rows = [*rows, *(TypeOutcome(t, "pending") for t in CONFIG_MAPPING_NAMES if t not in seen)]
     lines: list[dict[str, str]] = [{"transformers": transformers.__version__}]
     for row in sorted(rows, key=lambda row: row.type.lower()):
         family = family_of_type(row.type)
@@ -92,7 +92,7 @@ def write_outcomes(rows: Sequence[Outcome], path: Path) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
-def _line(row: Outcome) -> dict[str, str]:
+def _line(row: TypeOutcome) -> dict[str, str]:
     """The outcome in a word, the family, and why it is not simply proven."""
     if row.proven:
         outcome, why = "partial" if row.partial else "proven", row.partial or row.read
@@ -111,7 +111,7 @@ def _line(row: Outcome) -> dict[str, str]:
     return {"outcome": outcome, "family": family if row.proven else "", "why": why[:240]}
 
 
-def write_families(rows: Sequence[Outcome]) -> None:
+def write_families(rows: Sequence[TypeOutcome]) -> None:
     """Write what was derived into the families' data."""
     types: dict[str, list[str]] = defaultdict(list)
     for row in rows:
@@ -119,11 +119,11 @@ def write_families(rows: Sequence[Outcome]) -> None:
         if row.outcome in ("known", "new") and family_of_type(row.type) is None:
             types[row.family].append(row.type)
     for row in rows:
-        path = DATA / f"{row.family}.toml"
+        path = FAMILIES_FOLDER / f"{row.family}.toml"
         if row.outcome == "new" and types[row.family] and not path.exists():
             text = family_text(row.family, sorted(types[row.family]), row.rules, row.with_parts)
             path.write_text(text, encoding="utf-8")
-    for path in DATA.glob("*.toml"):
+    for path in FAMILIES_FOLDER.glob("*.toml"):
         text = path.read_text(encoding="utf-8")
         match = re.search(r"^model_types = \[(.*?)\]", text, re.MULTILINE | re.DOTALL)
         if match is None:

@@ -90,7 +90,7 @@ def _differs(mutant: Mutant) -> bool:
     return changed != parse_family(mutant.path.read_text(encoding="utf-8"), mutant.path.name)
 
 
-class Run:
+class MutationRun:
     """Plants mutants in a copy of the tree, and says and keeps what becomes of each."""
 
     def __init__(self, tree: Path, out: Path) -> None:
@@ -369,7 +369,7 @@ def main() -> None:
         out, record = (path and path.resolve() for path in (arguments.out, arguments.record))
         models = (arguments.models or tree / "models").resolve()
         os.chdir(tree)  # so that the checkout may change meanwhile
-        run = Run(tree, out or tree / "verdicts.jsonl")
+        run = MutationRun(tree, out or tree / "verdicts.jsonl")
         for kind in ("data", "code"):
             mutants = drawn(kind, getattr(arguments, kind), arguments.seed, arguments.only)
             pending = [mutant for mutant in mutants if str(mutant) not in run.known]

@@ -26,7 +26,7 @@ Lines = dict[str, set[int]]
 
 
 @dataclass
-class Record:
+class LineRecord:
     """Tests that pass, their seconds of processor time, and for each line a bit for each test."""
 
     tests: list[str] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Record:
             for number in numbers:
                 bits_by_line[number] = bits_by_line.get(number, 0) | bit
 
-    def extend(self, record: Record) -> None:
+    def extend(self, record: LineRecord) -> None:
         shift = len(self.tests)
         self.tests += record.tests
         self.seconds += record.seconds
@@ -63,9 +63,9 @@ class Record:
         return {m.start() for m in re.finditer("1", f"{bits:b}"[::-1])}
 
 
-def read_record(folder: Path) -> Record:
+def read_record(folder: Path) -> LineRecord:
     """Read the record of all workers."""
-    every = Record()
+    every = LineRecord()
     for file in sorted(folder.glob("*.pickle")):
         every.extend(pickle.loads(file.read_bytes()))
     return every
@@ -81,7 +81,7 @@ def _used() -> float:
 class Recorder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.record = Record()
+        self.record = LineRecord()
         self.shared: dict[Any, Lines] = {}  # by fixture
         self.items: list[tuple[str, float, Lines, list[Any]]] = []
         self.passed: set[str] = set()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import pytest
     from tools.mutating.mutants import Mutant
-    from tools.mutating.recording import Record
+    from tools.mutating.recording import LineRecord
 
 # Recorded seconds of the tests that reach a mutant, of those of them that name it, and of others
 # that name it, whose processes may reach it.
@@ -45,7 +45,7 @@ COMPOUND = (
 )
 
 
-class Place:
+class MutantPlace:
     """Place of a mutant: lines of its statement, and of the function around it."""
 
     def __init__(self, text: str, line: int) -> None:
@@ -75,10 +75,10 @@ class Place:
                 self._find(getattr(node, part, ()), line)
 
 
-def choose(mutant: Mutant, record: Record) -> tuple[list[str], bool]:
+def choose(mutant: Mutant, record: LineRecord) -> tuple[list[str], bool]:
     """The tests that a mutant meets, in their order, and whether it must be imported anew."""
     text = mutant.path.read_text(encoding="utf-8")
-    place = Place(text, mutant.line)
+    place = MutantPlace(text, mutant.line)
     file = mutant.path.as_posix()
     collected = record.collected.get(file, set())
     anew = not place.function or not collected.isdisjoint(place.lines)
@@ -107,7 +107,7 @@ def choose(mutant: Mutant, record: Record) -> tuple[list[str], bool]:
     return [record.tests[n] for group in every for n in _ordered(group, record)], anew
 
 
-def _within(candidates: set[int], record: Record, rank: Sequence[int | None] = ()) -> set[int]:
+def _within(candidates: set[int], record: LineRecord, rank: Sequence[int | None] = ()) -> set[int]:
     """As many of these tests as may be run: of the least rank, then the cheapest."""
     total, within = 0.0, set()
     for n in sorted(candidates, key=lambda n: (rank[n] if rank else 0, record.seconds[n])):
@@ -118,7 +118,7 @@ def _within(candidates: set[int], record: Record, rank: Sequence[int | None] = (
     return within
 
 
-def _ordered(numbers: set[int], record: Record) -> list[int]:
+def _ordered(numbers: set[int], record: LineRecord) -> list[int]:
     """The cheapest first; those that cost about the same by file, for the fixtures they share."""
     return sorted(numbers, key=lambda n: (math.ceil(math.log2(record.seconds[n] + 0.01)), n))
 

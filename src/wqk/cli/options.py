@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 REF = click.Path(readable=False)
 PATH = click.Path(path_type=Path)
 FILE = click.Path(path_type=Path, dir_okay=False)
-FOLDER = click.Path(path_type=Path, file_okay=False)
+FOLDER_PATH = click.Path(path_type=Path, file_okay=False)
 COUNT = click.IntRange(1, 2**40)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from wqk.tables.score_table import ScoreTable
 
 # Number of printed failures; the manifest contains all.
-MOST_LINES = 20
+MOST_FAILURES = 20
 
 
 @click.command()
@@ -142,14 +142,14 @@ def _print(table: ScoreTable, out: Path, as_json: bool) -> None:
         display.print_json(table)
     elif len(table):
         display.output().print(*overview(table), sep="\n")
-    for line in failed[:MOST_LINES]:
+    for line in failed[:MOST_FAILURES]:
         title = line["checkpoint"]
         reason = line["reason"].removeprefix(f"{title}: ")  # most reasons begin with the name
         if line["revision"]:
             title += f" @ {line['revision']}"
         display.say(f"failed: {title}: {reason}")
-    if len(failed) > MOST_LINES:
-        display.say(f"and {len(failed) - MOST_LINES} more failures, in manifest.jsonl")
+    if len(failed) > MOST_FAILURES:
+        display.say(f"and {len(failed) - MOST_FAILURES} more failures, in manifest.jsonl")
     done = table.frame.select("checkpoint", "revision").unique().height
     outcome = f"{counted(len(table), 'row')} of {counted(done, 'checkpoint')}"
     if failed:

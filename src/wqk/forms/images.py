@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from wqk._style import GRAY, OUTLIER, SIGNS, new_figure, style
+from wqk._style import GRAY, OUTLIER, SIGN_COLORS, new_figure, style
 from wqk._typing import Array, Bool, Float
 from wqk.errors import FormError
 from wqk.forms.kernels import Moments, on_host, outliers, restore
@@ -142,7 +142,7 @@ def draw_entries(axis: Axes, image: MatrixImage) -> AxesImage:
     limit = float(np.quantile(np.abs(image.pixels), SATURATION)) or 1.0
     drawn = axis.imshow(
         image.pixels,
-        cmap=SIGNS,
+        cmap=SIGN_COLORS,
         vmin=-limit,
         vmax=limit,
         interpolation="nearest",

@@ -145,7 +145,7 @@ def joined(factor: Array, xp: Any) -> Array:
 
 
 # Entries of one intermediate block: 2 MB in float32, which stays in a core's cache.
-BLOCK = 2**19
+BLOCK_ENTRIES = 2**19
 
 
 def square_sum(array: Array, xp: Any) -> Array:
@@ -168,11 +168,11 @@ def gram_dots(
     """a_i G · a_i for every row i and a symmetric matrix G, in blocks that stay in the cache."""
     width, rank = a.shape[-2:]
     stack = np.broadcast_shapes(a.shape[:-2], gram.shape[:-2])
-    if stack and math.prod(stack) * width * rank > BLOCK // 4:
+    if stack and math.prod(stack) * width * rank > BLOCK_ENTRIES // 4:
         a, gram = (xp.broadcast_to(x, (*stack, *x.shape[-2:])) for x in (a, gram))
         return xp.stack([gram_dots(a[i, ...], gram[i, ...], xp) for i in range(stack[0])])
     dots = []
-    for part in block_slices(width, max(1024, BLOCK // 4 // rank)):
+    for part in block_slices(width, max(1024, BLOCK_ENTRIES // 4 // rank)):
         rows = a[..., part, :]
         products = xp.matmul(gram, xp.matrix_transpose(rows))
         dots.append(row_dots(rows, xp.matrix_transpose(products), xp))
@@ -212,7 +212,7 @@ def tile_sums(query: Array, key: Array, xp: Any) -> TileSums:
     """
     is_square = query.shape[-2] == key.shape[-2]
     stack = math.prod(query.shape[:-2]) or 1
-    side = max(32, math.isqrt(BLOCK // stack))
+    side = max(32, math.isqrt(BLOCK_ENTRIES // stack))
     row_parts = list(block_slices(query.shape[-2], side))
     column_parts = list(block_slices(key.shape[-2], side))
     rows: list[Any] = [0.0] * len(row_parts)
@@ -220,7 +220,7 @@ def tile_sums(query: Array, key: Array, xp: Any) -> TileSums:
     trace: Any = 0.0
     keys = xp.matrix_transpose(key)
     # One product takes less time than the tiles of a small form.
-    is_small = stack * query.shape[-2] * key.shape[-2] <= 2 * BLOCK
+    is_small = stack * query.shape[-2] * key.shape[-2] <= 2 * BLOCK_ENTRIES
     matrix = xp.matmul(query, keys) if is_small else None
 
     for i in range(len(row_parts)):
@@ -253,7 +253,7 @@ def tile_sums(query: Array, key: Array, xp: Any) -> TileSums:
 SAFE_ENTRY = {32: (1e-2, 1e2), 64: (1e-50, 1e50)}
 
 # Relative error allowed in a score, by width of the floating-point type.
-TOLERANCE = {32: 1e-5, 64: 1e-10}
+SCORE_TOLERANCE = {32: 1e-5, 64: 1e-10}
 
 
 class Balanced(NamedTuple):
@@ -357,7 +357,7 @@ def bits(array: Array, xp: Any) -> int:
 
 def precision(array: Array, xp: Any) -> float:
     """Return the ratio of a sum to its summands below which the sum's root misses the tolerance."""
-    return float(xp.finfo(array.dtype).eps) / (2 * TOLERANCE[bits(array, xp)])
+    return float(xp.finfo(array.dtype).eps) / (2 * SCORE_TOLERANCE[bits(array, xp)])
 
 
 def quotient(value: Array, size: Array, xp: Any) -> Array:

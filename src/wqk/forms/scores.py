@@ -292,7 +292,7 @@ def holm(p: np.ndarray, tests: int | None = None) -> np.ndarray:
 STANDARD_ERRORS = 5.0
 
 # Rows taken at a time, so that their entries stay in a core's cache.
-ROWS = 64
+ROWS_AT_ONCE = 64
 
 # Forms drawn for a range: another one falls between the least and the largest with probability
 # (n − 1) / (n + 1), which is 95 %.
@@ -384,8 +384,8 @@ def _square_sums(weight: Float[Array, "outputs inputs"]) -> tuple[np.ndarray, np
     """Return the sums of squares of the rows and of the columns."""
     rows, columns = (np.zeros(count) for count in weight.shape)
     with np.errstate(over="ignore"):
-        for start in range(0, len(weight), ROWS):
-            part = weight[start : start + ROWS]
-            rows[start : start + ROWS] = np.vecdot(part, part)
+        for start in range(0, len(weight), ROWS_AT_ONCE):
+            part = weight[start : start + ROWS_AT_ONCE]
+            rows[start : start + ROWS_AT_ONCE] = np.vecdot(part, part)
             columns += np.einsum("oi,oi->i", part, part)
     return rows, columns

@@ -36,7 +36,7 @@ RESIDUAL = {32: 1e-6, 64: 1e-11}
 # With k equal eigenvalues, the bounds are at last log(k) / 2 ** MOST_SQUARINGS apart.
 MOST_SQUARINGS = 48
 
-MOST_STEPS = 160
+MOST_ITERATIONS = 160
 
 
 def by_squaring(
@@ -103,7 +103,7 @@ def by_iteration(query_side: Sequence[Array], key_side: Sequence[Array]) -> floa
     images = xp.zeros((0, rank), **like_example)
     diagonal: list[float] = []
     lengths = [_length(new, image)]
-    while len(diagonal) < min(MOST_STEPS, rank) and lengths[-1] > 0:
+    while len(diagonal) < min(MOST_ITERATIONS, rank) and lengths[-1] > 0:
         vectors = xp.concat([vectors, new[None, :] / lengths[-1]])
         images = xp.concat([images, image[None, :] / lengths[-1]])
         new = apply(query_side, images[-1, :])

@@ -50,9 +50,9 @@ from wqk.tables.score_table import Table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-KINDS = ("q", "k", "v")
+COMPOSITION_KINDS = ("q", "k", "v")
 # The ends of a block's circuits: the meaning of the query side and of the key side of the forms.
-CIRCUITS: dict[Literal["qk", "ov"], tuple[str, str]] = {"qk": ("q", "k"), "ov": ("v", "write")}
+CIRCUIT_ENDS: dict[Literal["qk", "ov"], tuple[str, str]] = {"qk": ("q", "k"), "ov": ("v", "write")}
 ENCODER = "encoder"
 # The residual stream of a stack: stack and width, as the stages of a stack may differ in width.
 Stream = tuple[str | None, int]
@@ -193,7 +193,7 @@ class CompositionTable(Table):
         yield pairs_sheet(frame.head(top))
         if frame.height > top:
             yield Text(f"and {frame.height - top:,} more", style="dim")
-        for kind in KINDS:
+        for kind in COMPOSITION_KINDS:
             rows = frame.filter(pl.col("kind") == kind)
             if not rows.height:
                 continue
@@ -255,12 +255,12 @@ def compose(
     ('k', 2, 2, 'ok')
     """
     kind = cast("Literal['q', 'k', 'v', 'all']", str(kind).lower())  # tables print Q, K and V
-    if kind not in (*KINDS, "all"):
-        expected = ", ".join(map(repr, (*KINDS, "all")))
+    if kind not in (*COMPOSITION_KINDS, "all"):
+        expected = ", ".join(map(repr, (*COMPOSITION_KINDS, "all")))
         raise CheckpointError(f"kind must be one of {expected}, got {kind!r}")
     model = open_model(ref)
     checkpoint = model.checkpoint
-    kinds = KINDS if kind == "all" else (kind,)
+    kinds = COMPOSITION_KINDS if kind == "all" else (kind,)
     with errors_about(checkpoint.name), one_blas_thread():
         source = StreamBlocks(model, fold_norm)
         fixed = outlying_dimensions(source, gamma)
@@ -301,7 +301,7 @@ class StreamBlocks:
         model.require_softmax()
         checkpoint, plans = model.checkpoint, model.plans
         self._checkpoint = checkpoint
-        self._coordinates = {name: Coordinates(name, fold_norm) for name in CIRCUITS}
+        self._coordinates = {name: Coordinates(name, fold_norm) for name in CIRCUIT_ENDS}
         self.plans = sorted(
             plans, key=lambda plan: (plan.stack != ENCODER, plan.layer, plan.kind == "cross")
         )
@@ -362,7 +362,7 @@ class StreamBlocks:
 
     def left_out(self, kinds: Sequence[str]) -> list[str]:
         """List the terms that the scores leave out, except the scale, which cancels in them."""
-        circuits = [name for name in CIRCUITS if name == "ov" or {"q", "k"} & set(kinds)]
+        circuits = [name for name in CIRCUIT_ENDS if name == "ov" or {"q", "k"} & set(kinds)]
         terms = []
         for plan in self.plans:
             for name in circuits:
@@ -421,7 +421,7 @@ def outlying_dimensions(source: StreamBlocks, gamma: float = 2.0) -> dict[Stream
     with ThreadPoolExecutor(min(usable_cores(), CIRCUITS_AT_ONCE)) as pool:
         results = pool.map(shares_of, circuits)
         for (plan, circuit), side_shares in zip(circuits, results, strict=True):
-            for end, share in zip(CIRCUITS[circuit], side_shares, strict=True):
+            for end, share in zip(CIRCUIT_ENDS[circuit], side_shares, strict=True):
                 stack = source.stream(plan, end)
                 if stack is None:
                     continue
@@ -526,12 +526,12 @@ def _ends(
     fixed: Mapping[Stream, np.ndarray],
 ) -> dict[str, End]:
     """Return ends of a block by name, with chance that keeps the ``fixed`` dimensions."""
-    circuits = [circuit for circuit, names in CIRCUITS.items() if set(names) & set(ends_met)]
+    circuits = [circuit for circuit, names in CIRCUIT_ENDS.items() if set(names) & set(ends_met)]
     with ThreadPoolExecutor(usable_cores()) as pool:
         sides: dict[str, StackSide] = {}
         sides_of_circuits = pool.map(partial(source.sides, plan), circuits)
         for circuit, sides_of_circuit in zip(circuits, sides_of_circuits, strict=True):
-            sides |= zip(CIRCUITS[circuit], sides_of_circuit, strict=True)
+            sides |= zip(CIRCUIT_ENDS[circuit], sides_of_circuit, strict=True)
         sides_met = [sides[end] for end in ends_met]
         streams = [(source.stream(plan, end), sides[end].width) for end in ends_met]
         ends = pool.map(chaining.with_chance, sides_met, map(fixed.get, streams))

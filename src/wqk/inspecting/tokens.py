@@ -47,10 +47,10 @@ UNEMBEDDINGS = re.compile(
 )
 
 # Rows of the table of embeddings that are in memory at a time.
-ROWS = 8192
+EMBEDDING_ROWS = 8192
 
 # Queries and keys whose scores are computed together: 2 MB, which stay in a core's cache.
-BLOCK = (512, 1024)
+SCORE_BLOCK = (512, 1024)
 
 
 class TokenPair(NamedTuple):
@@ -353,7 +353,7 @@ def extreme_pairs(
     key_order = np.argsort(-key_lengths, kind="stable")
     queries, keys = query[query_order], key[key_order]
     largest, smallest = _Extremes(top, +1), _Extremes(top, -1)
-    height, width = BLOCK
+    height, width = SCORE_BLOCK
     # Bound of the products in each block; rounding may lift a product slightly above its bound.
     bounds = 1.0001 * np.outer(
         query_lengths[query_order][::height], key_lengths[key_order][::width]
@@ -410,10 +410,10 @@ def _normalized(rows: np.ndarray, plan: AttentionPlan) -> np.ndarray:
 
 
 def embedding_rows(checkpoint: Checkpoint, table: str) -> Iterator[np.ndarray]:
-    """Yield the table's rows in order, (at most `ROWS`, D) at a time."""
+    """Yield the table's rows in order, (at most `EMBEDDING_ROWS`, D) at a time."""
     count = checkpoint.info(table).shape[0]
-    for start in range(0, count, ROWS):
-        yield checkpoint.read([Part(table, ((start, min(start + ROWS, count)),))])[0]
+    for start in range(0, count, EMBEDDING_ROWS):
+        yield checkpoint.read([Part(table, ((start, min(start + EMBEDDING_ROWS, count)),))])[0]
 
 
 def token_names(ref: Any, **hub: Unpack[HubOptions]) -> dict[int, str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
-from wqk._style import LABELS, new_figure, style
+from wqk._style import SCORE_LABELS, new_figure, style
 from wqk.errors import CheckpointError
 from wqk.forms.images import matrix_image
 from wqk.model import open as open_model
@@ -19,7 +19,7 @@ from wqk.tables.score_table import ScoreTable
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FOLDER = Path(__file__).parent / "demo_models"
+MODELS_FOLDER = Path(__file__).parent / "demo_models"
 Name = Literal["encoder", "decoder", "induction"]
 COMPARED_MODELS: tuple[Name, ...] = (
     "encoder",
@@ -53,12 +53,12 @@ def demo_model(name: Name) -> Path:
     """
     if name not in get_args(Name):
         raise CheckpointError(f"a demo model is one of {', '.join(get_args(Name))}, got {name!r}")
-    return FOLDER / name
+    return MODELS_FOLDER / name
 
 
 def demo_table() -> ScoreTable:
     """Scores and details of both models in one table; the checkpoints are their names."""
-    models = [open_model(FOLDER / name) for name in COMPARED_MODELS]
+    models = [open_model(MODELS_FOLDER / name) for name in COMPARED_MODELS]
     for model, name in zip(models, COMPARED_MODELS, strict=True):
         model.checkpoint.name = name
     return scan(models, details=True)
@@ -66,8 +66,8 @@ def demo_table() -> ScoreTable:
 
 def demo_introduction() -> str:
     """Describe the two models and their training."""
-    training = json.loads((FOLDER / "training.json").read_text(encoding="utf-8"))
-    config = json.loads((FOLDER / "encoder/config.json").read_text(encoding="utf-8"))
+    training = json.loads((MODELS_FOLDER / "training.json").read_text(encoding="utf-8"))
+    config = json.loads((MODELS_FOLDER / "encoder/config.json").read_text(encoding="utf-8"))
     encoder, decoder = (training[name]["held_out_loss"] for name in COMPARED_MODELS)
     return (
         f"Two models of one shape ({config['num_hidden_layers']} layers, width "
@@ -112,7 +112,7 @@ def demo_figure(table: ScoreTable) -> Figure:
     }
     figure = new_figure(9.4, 2.6)
     grid = figure.add_gridspec(1, 4, width_ratios=[1.0, 1.0, 1.15, 1.15])
-    for column, (score, title) in enumerate(LABELS.items()):
+    for column, (score, title) in enumerate(SCORE_LABELS.items()):
         axis = figure.add_subplot(grid[column])
         layer_curves(axis, table, score, title)
         if column == 0:

@@ -18,8 +18,8 @@ from wqk._style import (
     GRAY,
     OLIVE,
     OUTLIER,
-    PAGE,
-    SIGNS,
+    PAPER_WIDTH,
+    SIGN_COLORS,
     SKY,
     TEAL,
     VIOLET,
@@ -236,7 +236,7 @@ def parts_figure(shares: pl.DataFrame, curves: pl.DataFrame, predicts: str) -> F
     width = 1 + (not curves.is_empty()) + has_layers
     loss = "distance of states" if predicts == "states" else "loss (nats)"
     with style():
-        figure = new_figure(PAGE if width > 1 else PAGE / 2, 2.6 * len(stacks))
+        figure = new_figure(PAPER_WIDTH if width > 1 else PAPER_WIDTH / 2, 2.6 * len(stacks))
         panels = figure.subplots(len(stacks), width, squeeze=False)
         for row, stack in zip(panels, stacks, strict=True):
             shares_of_stack = shares.filter(stack=stack)
@@ -324,7 +324,7 @@ def coupling(matrix: Float[Array, "heads heads"], title: str) -> Figure:
 
 def draw_coupling(axis: Axes, matrix: Float[Array, "heads heads"], ticks: int) -> AxesImage:
     """Draw a matrix of couplings on the color scale of signs, with about this many ticks."""
-    drawn = axis.imshow(matrix, cmap=SIGNS, vmin=-1, vmax=1, interpolation="nearest")
+    drawn = axis.imshow(matrix, cmap=SIGN_COLORS, vmin=-1, vmax=1, interpolation="nearest")
     numbers = range(0, len(matrix), math.ceil(len(matrix) / ticks))
     axis.set(xticks=numbers, yticks=numbers)
     axis.spines[:].set_visible(False)
@@ -341,7 +341,7 @@ def add_color_scale(figure: Figure, drawn: AxesImage, **size: Any) -> None:
 
 # Composition of heads: layers across, heads upward, an arc for each of the strongest pairs.
 
-ENDS = ("writer", "reader")
+PAIR_ENDS = ("writer", "reader")
 READING_KINDS = {"q": (SKY, "queries"), "k": (YELLOW, "keys"), "v": (GRAY, "values")}
 
 # Number of arcs with labels, the strongest first.
@@ -365,13 +365,13 @@ def composition_arcs(frame: pl.DataFrame, top: int = 30) -> Figure:
     """
     strongest = strongest_pairs(frame, top)
     attentions: set[AttentionKey] = set()
-    for end in ENDS:
+    for end in PAIR_ENDS:
         keys = frame.select(f"{end}_stack", f"{end}_layer", f"{end}_attention").unique()
         attentions.update(attention(row, end) for row in keys.iter_rows(named=True))
     order = sorted(attentions)
     column = {key: number for number, key in enumerate(order)}
     heads: Any = 1 + frame.select(pl.max_horizontal("writer_head", "reader_head").max()).item()
-    figure = new_figure(PAGE, min(8.0, 1.6 + 0.22 * heads))
+    figure = new_figure(PAPER_WIDTH, min(8.0, 1.6 + 0.22 * heads))
     axis = figure.subplots()
     dots = list(product(range(len(order)), range(heads)))
     axis.scatter(

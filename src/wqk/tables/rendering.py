@@ -15,10 +15,10 @@ from wqk._console import counted, kind_in_words, last_part, number, one_line
 from wqk._style import (
     BLUE,
     GRAY,
-    LABELS,
     ORANGE,
-    PAGE,
-    SIGNS,
+    PAPER_WIDTH,
+    SCORE_LABELS,
+    SIGN_COLORS,
     SKY,
     TEAL,
     VIOLET,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-    class Scores(Protocol):
+    class ScoreRows(Protocol):
         """A score table, as far as its display needs it; `ScoreTable` is one."""
 
         @property
@@ -98,7 +98,7 @@ def label(score: str) -> str:
     return score.replace("_excess", " (excess)")
 
 
-def score_table(table: Scores, width: int) -> Iterator[Any]:
+def score_table(table: ScoreRows, width: int) -> Iterator[Any]:
     """Yield the layers of one checkpoint and their heads; for several, their medians."""
     checkpoints = table.frame.select("checkpoint", "revision", "step").unique()
     if checkpoints.height > 1:
@@ -109,7 +109,7 @@ def score_table(table: Scores, width: int) -> Iterator[Any]:
         yield Text("no rows")
 
 
-def one_checkpoint(table: Scores, width: int, full: bool = False) -> Iterator[Any]:
+def one_checkpoint(table: ScoreRows, width: int, full: bool = False) -> Iterator[Any]:
     """Yield the scores of a checkpoint, what statuses mean, and what the forms leave out.
 
     With ``full``, all scores, and what their headings mean.
@@ -119,7 +119,7 @@ def one_checkpoint(table: Scores, width: int, full: bool = False) -> Iterator[An
     yield from remarks(table)
 
 
-def scores(table: Scores, width: int, full: bool = False) -> Iterator[Any]:
+def scores(table: ScoreRows, width: int, full: bool = False) -> Iterator[Any]:
     """Yield a table for each kind of attention of a checkpoint, its heads, and the medians."""
     for frame in table.frame.partition_by("stack", "kind", maintain_order=True):
         layers = frame.filter(pl.col("head").is_null())
@@ -240,7 +240,7 @@ def _head_summary(heads: pl.DataFrame) -> Sheet:
     return lines
 
 
-def _medians(table: Scores, scores: Sequence[str]) -> Iterator[Text]:
+def _medians(table: ScoreRows, scores: Sequence[str]) -> Iterator[Text]:
     """Medians and quartiles over layers."""
     rows = table.summary().filter(
         pl.col("over") == "layers", pl.col("distance") == table.frame["distance"][0]
@@ -261,7 +261,7 @@ def median(row: Mapping[str, Any], score: str) -> str:
     return f"{middle} (quartiles {low} to {high})"
 
 
-def definitions(table: Scores, full: bool = False) -> Iterator[Text]:
+def definitions(table: ScoreRows, full: bool = False) -> Iterator[Text]:
     """Define the statuses in a table of `scores`; with ``full``, also the headings."""
     meanings = []
     if full:
@@ -275,13 +275,13 @@ def definitions(table: Scores, full: bool = False) -> Iterator[Text]:
         yield Text("\n".join(meanings), style="dim")
 
 
-def remarks(table: Scores) -> Iterator[Text]:
+def remarks(table: ScoreRows) -> Iterator[Text]:
     """Yield the `notes` as one text, if there are any."""
     if text := "\n".join(notes(table)):
         yield Text(text, style="dim")
 
 
-def notes(table: Scores) -> Iterator[str]:
+def notes(table: ScoreRows) -> Iterator[str]:
     """Yield the terms that forms leave out, and notes on partial forms and guessed families."""
     yield from left_out(table)
     reasons: Mapping[str, str] = table.metadata.get("partial") or {}
@@ -293,7 +293,7 @@ def notes(table: Scores) -> Iterator[str]:
     yield from table.metadata.get("notes") or []
 
 
-def left_out(table: Scores) -> Iterator[str]:
+def left_out(table: ScoreRows) -> Iterator[str]:
     """Terms of the models' scores besides the form, each with its number of models.
 
     A line for attention, and one for each kind of block without a softmax.
@@ -317,7 +317,7 @@ def left_out(table: Scores) -> Iterator[str]:
         yield f"ignored{blocks}: {'; '.join(phrases)} (wqk explain)"
 
 
-def overview(table: Scores) -> Iterator[Any]:
+def overview(table: ScoreRows) -> Iterator[Any]:
     """Medians over layers, one line for each checkpoint and kind of attention."""
     rows = table.summary()
     over = "layers" if (rows["over"] == "layers").any() else "heads"
@@ -342,7 +342,7 @@ def overview(table: Scores) -> Iterator[Any]:
     yield from remarks(table)
 
 
-def side_by_side(table: Scores) -> Iterator[Any]:
+def side_by_side(table: ScoreRows) -> Iterator[Any]:
     """Each score with layers down and checkpoints across."""
     names = table.frame["checkpoint"].unique(maintain_order=True).to_list()
     layers = table.layers.frame
@@ -361,7 +361,7 @@ def side_by_side(table: Scores) -> Iterator[Any]:
 
 
 def measured(
-    table: Scores, measures: Sequence[str], sort_by: str | None, top: int | None
+    table: ScoreRows, measures: Sequence[str], sort_by: str | None, top: int | None
 ) -> Iterator[Any]:
     """Yield a table of scores and a table for each measure, of the first ``top`` rows."""
     frame = table.frame
@@ -433,16 +433,16 @@ SHADES = {
     "decoder": (ORANGE, YELLOW, "#8f3a00"),
     "other": (GRAY, TEAL, VIOLET),
 }
-STACKS = {"encoder": "encoder", "vision": "encoder", "decoder": "decoder"}
+STACK_SHADES = {"encoder": "encoder", "vision": "encoder", "decoder": "decoder"}
 
 # Models in one panel differ by more than color.
-LINES = ("o-", "s--", "^-.", "v:", "P-", "X--")
+LINE_STYLES = ("o-", "s--", "^-.", "v:", "P-", "X--")
 
 # More models than this are not drawn as maps.
 MOST_MAPS = 8
 
 
-def plot_table(table: Scores, view: Literal["layers", "heads"]) -> Figure:
+def plot_table(table: ScoreRows, view: Literal["layers", "heads"]) -> Figure:
     """Draw a table's layers as curves, or its heads as maps; see `ScoreTable.plot`."""
     if view not in ("layers", "heads"):
         raise TableError(f"view is 'layers' or 'heads', got {view!r}")
@@ -453,10 +453,10 @@ def plot_table(table: Scores, view: Literal["layers", "heads"]) -> Figure:
         return _layer_curves(rows) if view == "layers" else _heads(rows)
 
 
-def _layer_curves(table: Scores) -> Figure:
+def _layer_curves(table: ScoreRows) -> Figure:
     figure = new_figure(5.4, 2.5)
-    axes = figure.subplots(1, len(LABELS))
-    for axis, (score, label) in zip(axes, LABELS.items(), strict=True):
+    axes = figure.subplots(1, len(SCORE_LABELS))
+    for axis, (score, label) in zip(axes, SCORE_LABELS.items(), strict=True):
         layer_curves(axis, table, score, label)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2)
@@ -474,18 +474,18 @@ def shades_of(stacks: Iterable[str]) -> list[tuple[str, int]]:
     seen: Counter[str] = Counter()
     shades = []
     for stack in stacks:
-        kind = STACKS.get(stack, "other")
+        kind = STACK_SHADES.get(stack, "other")
         shades.append((kind, seen[kind] % len(SHADES[kind])))
         seen[kind] += 1
     return shades
 
 
-def layer_curves(axis: Axes, table: Scores, score: str, label: str) -> None:
+def layer_curves(axis: Axes, table: ScoreRows, score: str, label: str) -> None:
     """One score over the layers, a curve for each model, with zero and the null."""
     models = list(_models(table.layers.frame))
     shades = shades_of(rows["stack"][0] for _, rows in models)
     for index, ((name, rows), (kind, shade)) in enumerate(zip(models, shades, strict=True)):
-        color, line = SHADES[kind][shade], LINES[index % len(LINES)]
+        color, line = SHADES[kind][shade], LINE_STYLES[index % len(LINE_STYLES)]
         axis.plot(rows["layer"], rows[score], line, color=color, label=name, clip_on=False)
         if score == "symmetry":
             axis.plot(rows["layer"], rows["symmetry_null"], ":", color=color, linewidth=0.8)
@@ -504,7 +504,7 @@ def layer_curves(axis: Axes, table: Scores, score: str, label: str) -> None:
     axis.locator_params(axis="x", integer=True, min_n_ticks=1)
 
 
-def _heads(table: Scores) -> Figure:
+def _heads(table: ScoreRows) -> Figure:
     """Layers down, heads across; a row of two maps for each model."""
     models = list(_models(table.frame))
     if len(models) > MOST_MAPS:
@@ -512,7 +512,7 @@ def _heads(table: Scores) -> Figure:
             f"at most {MOST_MAPS} models fit into a figure of heads, got {len(models)}: filter the "
             "table first"
         )
-    return head_maps(models, LABELS, "", cmap=SIGNS, vmin=-1, vmax=1)
+    return head_maps(models, SCORE_LABELS, "", cmap=SIGN_COLORS, vmin=-1, vmax=1)
 
 
 def head_map(axis: Axes, rows: pl.DataFrame, column: str, **look: Any) -> AxesImage:
@@ -530,7 +530,7 @@ def head_maps(
     kinds: Sequence[tuple[str, pl.DataFrame]], columns: Mapping[str, str], label: str, **look: Any
 ) -> Figure:
     """Columns of heads as maps with one scale: titled columns across, named attentions down."""
-    figure = new_figure(PAGE * 0.45 * len(columns) + 1, 0.6 + 1.9 * len(kinds))
+    figure = new_figure(PAPER_WIDTH * 0.45 * len(columns) + 1, 0.6 + 1.9 * len(kinds))
     axes = figure.subplots(len(kinds), len(columns), squeeze=False)
     for (name, part), line in zip(kinds, axes, strict=True):
         for axis, (column, title) in zip(line, columns.items(), strict=True):
@@ -585,7 +585,7 @@ def _in_title(column: str, value: Any) -> str:
     return str(value) if column == "stack" else f"{column} {value}"
 
 
-def place(table: Scores) -> list[Any]:
+def place(table: ScoreRows) -> list[Any]:
     """Return the place of each checkpoint and stack of a table among models known to a package.
 
     As text, a place is one sentence. Its attributes are the ``name`` of the checkpoint, its

@@ -13,7 +13,7 @@ from wqk.tables.columns import COLUMNS, LOGIT_COLUMNS, MEASURES, UPDATE_COLUMNS,
 # 2: columns of measures may follow; files of version 1 are read as before.
 SCHEMA_VERSION = 2
 
-TYPES: dict[type, pl.DataType] = {str: pl.String(), int: pl.Int64(), float: pl.Float64()}
+COLUMN_TYPES: dict[type, pl.DataType] = {str: pl.String(), int: pl.Int64(), float: pl.Float64()}
 
 
 def types(columns: Iterable[Column]) -> dict[str, pl.DataType]:
@@ -24,7 +24,7 @@ def types(columns: Iterable[Column]) -> dict[str, pl.DataType]:
     >>> types([Column("layer", int, "its number")])
     {'layer': Int64}
     """
-    return {column.name: TYPES[column.type] for column in columns}
+    return {column.name: COLUMN_TYPES[column.type] for column in columns}
 
 
 SCHEMA = types(COLUMNS)

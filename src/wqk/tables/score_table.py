@@ -16,12 +16,12 @@ from wqk.errors import MissingPackage, TableError, did_you_mean, first_line
 from wqk.tables.columns import COLUMNS, Column
 from wqk.tables.details import Details
 from wqk.tables.schema import (
+    COLUMN_TYPES,
     FURTHER_COLUMNS,
     GROUP,
     SCHEMA,
     SCHEMA_VERSION,
     SUMMARIZED,
-    TYPES,
     records,
     types,
 )
@@ -78,7 +78,7 @@ class Table(Shown):
         columns = [*self.declared, *(column for column in self.further if column.name in present)]
         expressions = []
         for column in columns:
-            column_type = TYPES[column.type]
+            column_type = COLUMN_TYPES[column.type]
             if column.name in present:
                 expressions.append(pl.col(column.name).cast(column_type))
             else:
@@ -382,7 +382,7 @@ def read_one_of(path: str | PathLike[str], *kinds: type[Table]) -> Table:
     TableError
         There is no such file, or it contains no table of these kinds.
     """
-    from wqk.tables.writers import READERS, UNREADABLE
+    from wqk.tables.writers import READERS, UNREADABLE_TABLES
 
     path = Path(path)
     reader = READERS.get(path.suffix)
@@ -404,7 +404,7 @@ def read_one_of(path: str | PathLike[str], *kinds: type[Table]) -> Table:
         return kinds[0](frame, metadata)  # raises an error that names the missing columns
     except OSError as error:
         raise TableError(f"{path}: cannot be read ({error.strerror})", path=path) from None
-    except UNREADABLE as error:
+    except UNREADABLE_TABLES as error:
         raise TableError(
             f"{path}: contains no score table ({first_line(error)})", path=path
         ) from None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Content = tuple[pl.DataFrame, Mapping[str, Any]]
     Types = Mapping[str, pl.DataType]
 
-    class Table(Protocol):
+    class TableContent(Protocol):
         """A table, as far as its files need it; `wqk.tables.score_table.Table` is one."""
 
         @property
@@ -46,7 +46,7 @@ CONDITIONS: dict[str, pl.DataType] = {
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")
 
 # Errors from a file that holds no table.
-UNREADABLE = (
+UNREADABLE_TABLES = (
     TableError,
     ValueError,
     RecursionError,
@@ -55,7 +55,7 @@ UNREADABLE = (
 )
 
 
-def to_parquet(table: Table) -> bytes:
+def to_parquet(table: TableContent) -> bytes:
     """Return the table, with its metadata as JSON under ``wqk``."""
     buffer = io.BytesIO()
     table.frame.write_parquet(buffer, metadata={"wqk": json.dumps(dict(table.metadata))})
@@ -68,7 +68,7 @@ def from_parquet(content: bytes, types: Types) -> Content:
     return pl.read_parquet(io.BytesIO(content)), _mapping(metadata)
 
 
-def to_json_lines(table: Table) -> bytes:
+def to_json_lines(table: TableContent) -> bytes:
     """Return the metadata, then one row on each line."""
     rows = table.frame.fill_nan(None).to_dicts()
     lines = [{"metadata": dict(table.metadata)}, *rows]
@@ -101,7 +101,7 @@ def _mapping(value: Any) -> dict[str, Any]:
     return value
 
 
-def to_csv(table: Table) -> bytes:
+def to_csv(table: TableContent) -> bytes:
     """Return the rows, each with the table's conditions at its end."""
     conditions = (
         pl.lit(table.metadata.get(name), kind).alias(name) for name, kind in CONDITIONS.items()
@@ -132,17 +132,17 @@ def from_csv(content: bytes, types: Types) -> Content:
     return frame, metadata
 
 
-def to_markdown(table: Table) -> bytes:
+def to_markdown(table: TableContent) -> bytes:
     """Every row as readable text, below a description of the numbers."""
     return as_sheet(table).markdown().encode()
 
 
-def to_latex(table: Table) -> bytes:
+def to_latex(table: TableContent) -> bytes:
     """Every row as a tabular, below a description of the numbers."""
     return as_sheet(table).latex().encode()
 
 
-def as_sheet(table: Table) -> Sheet:
+def as_sheet(table: TableContent) -> Sheet:
     """Return a table's nonempty columns in words, below what all rows share."""
     frame = table.frame
     # Columns that distinguish attentions come first.

@@ -22,7 +22,7 @@ from wqk_lab.atlas.ranks import (
     split_flags,
     summarize,
 )
-from wqk_lab.atlas.reference import DATA
+from wqk_lab.atlas.reference import REFERENCE_FOLDER
 
 Name = Literal["table1", "tableS2", "tableS3"]
 
@@ -164,7 +164,9 @@ def _median_cells(row: Mapping[str, Any], score: str) -> list[Cell]:
 def _training(own: Sequence[TrainingResult]) -> Sheet:
     """Table 1, by size, data set and start, and own results below it."""
     rows = (
-        pl.read_csv(DATA / "table1.csv", comment_prefix="#").with_columns(split_flags()).to_dicts()
+        pl.read_csv(REFERENCE_FOLDER / "table1.csv", comment_prefix="#")
+        .with_columns(split_flags())
+        .to_dicts()
     )
     letters = marks(rows)
     results = []

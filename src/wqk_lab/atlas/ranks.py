@@ -16,13 +16,13 @@ from wqk._console import last_part, number
 from wqk.tables.schema import statuses
 from wqk.tables.score_table import ScoreTable
 
-DATA = Path(__file__).parent / "data"
+ATLAS_FOLDER = Path(__file__).parent / "data"
 
 # Published directionality is by excess.
 SCORES = {"symmetry": "symmetry", "directionality": "directionality_excess"}
 
 # Scores are medians over layers, with the distances to the quartiles below and above.
-COLUMNS: dict[str, pl.DataType] = {
+ATLAS_COLUMNS: dict[str, pl.DataType] = {
     **dict.fromkeys(("source", "name", "model", "stack", "modality"), pl.String()),
     "parameters": pl.Int64(),
     **{f"{n}{side}": pl.Float64() for n in SCORES for side in ("", "_below", "_above")},
@@ -65,7 +65,7 @@ def flags() -> dict[str, Flag]:
     >>> flags()["grouped-heads"].title
     'wrong pairs of heads'
     """
-    entries = tomllib.loads((DATA / "flags.toml").read_text(encoding="utf-8"))
+    entries = tomllib.loads((ATLAS_FOLDER / "flags.toml").read_text(encoding="utf-8"))
     return {name: Flag(**entry) for name, entry in entries.items()}
 
 
@@ -87,9 +87,9 @@ def published() -> pl.DataFrame:
     (70, 19)
     """
     rows = pl.read_csv(
-        DATA / "published.csv",
+        ATLAS_FOLDER / "published.csv",
         comment_prefix="#",
-        schema_overrides={k: v for k, v in COLUMNS.items() if k not in ("flags", "sound")},
+        schema_overrides={k: v for k, v in ATLAS_COLUMNS.items() if k not in ("flags", "sound")},
     )
     return with_flags(rows.with_columns(split_flags(), source=pl.lit("published")))
 
@@ -100,10 +100,10 @@ def split_flags() -> pl.Expr:
 
 
 def with_flags(rows: pl.DataFrame) -> pl.DataFrame:
-    """Rows with the column ``sound``, in the order and types of `COLUMNS`."""
+    """Rows with the column ``sound``, in the order and types of `ATLAS_COLUMNS`."""
     artifacts = [name for name, flag in flags().items() if flag.artifact]
     rows = rows.with_columns(sound=pl.col("flags").list.set_intersection(artifacts).list.len() == 0)
-    return rows.select(pl.col(name).cast(kind) for name, kind in COLUMNS.items())
+    return rows.select(pl.col(name).cast(kind) for name, kind in ATLAS_COLUMNS.items())
 
 
 def marks(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
@@ -142,7 +142,7 @@ def summarize(table: ScoreTable) -> pl.DataFrame:
     [('encoder', 'encoder', True)]
     """
     if any(table.metadata.get(key, value) != value for key, value in PLAIN.items()):
-        return pl.DataFrame(schema=COLUMNS)
+        return pl.DataFrame(schema=ATLAS_COLUMNS)
     plain = plain_layers(table)
     rows = plain.frame.group_by("checkpoint", "revision", "step", "stack", maintain_order=True).agg(
         pl.col("parameters").first(),
@@ -219,7 +219,7 @@ def interquartile(row: Mapping[str, Any], score: str) -> str:
 
 
 # A larger symmetry exceeds a smaller one; a smaller directionality exceeds a larger one.
-SIGNS = {"symmetry": 1, "directionality": -1}
+SCORE_SIGNS = {"symmetry": 1, "directionality": -1}
 
 
 @dataclass(frozen=True)
@@ -281,7 +281,7 @@ class Placement:
     @property
     def others(self) -> list[dict[str, Any]]:
         """The models that it is placed among: ``name``, ``stack`` and both scores."""
-        columns = ("name", "stack", *SIGNS)
+        columns = ("name", "stack", *SCORE_SIGNS)
         return sound_models().select(columns).drop_nulls().to_dicts()
 
     @property
@@ -356,7 +356,7 @@ def place(table: ScoreTable) -> list[Placement]:
     return [
         Placement(row["name"], row["stack"], *positions)
         for row in summarize(comparable).iter_rows(named=True)
-        if any(positions := [_position(row[score], score) for score in SIGNS])
+        if any(positions := [_position(row[score], score) for score in SCORE_SIGNS])
     ]
 
 
@@ -366,7 +366,7 @@ def _position(value: float | None, score: str) -> Position | None:
     standings = []
     for stack in ("encoder", "decoder"):
         published = sound_models().filter(stack=stack)[score].drop_nulls()
-        exceeded = SIGNS[score] * published < SIGNS[score] * round(value, 2)
+        exceeded = SCORE_SIGNS[score] * published < SCORE_SIGNS[score] * round(value, 2)
         standings.append(Standing(int(exceeded.sum()), len(published)))
     return Position(value, *standings)
 

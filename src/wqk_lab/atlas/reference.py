@@ -17,7 +17,7 @@ from wqk._console import last_part
 from wqk.scanning.surveys.model_sets import model_set, model_sets
 from wqk_lab.atlas.ranks import SCORES, flags, published, spread_of, with_flags
 
-DATA = Path(__file__).parent / "data"
+REFERENCE_FOLDER = Path(__file__).parent / "data"
 
 # Result files, and beginnings of models in them that recur in other files with other numbers of
 # parameters.
@@ -42,7 +42,7 @@ def published_layers() -> pl.DataFrame:
     >>> [round(value, 2) for value in layers["symmetry"].head(3)]
     [0.54, 0.61, -0.09]
     """
-    return pl.read_parquet(DATA / "published_layers.parquet")
+    return pl.read_parquet(REFERENCE_FOLDER / "published_layers.parquet")
 
 
 def published_training() -> pl.DataFrame:
@@ -54,7 +54,7 @@ def published_training() -> pl.DataFrame:
         ``size`` (``4-layer`` or ``12-layer``), ``mode``, ``dataset``, ``step``, ``layer``,
         ``symmetry``, ``directionality``.
     """
-    return pl.read_parquet(DATA / "published_training.parquet")
+    return pl.read_parquet(REFERENCE_FOLDER / "published_training.parquet")
 
 
 def published_losses() -> pl.DataFrame:
@@ -74,7 +74,7 @@ def published_losses() -> pl.DataFrame:
     >>> {row["initialization"]: round(row["loss"], 2) for row in ends.iter_rows(named=True)}
     {'symmetric': 0.81, 'random': 0.98}
     """
-    return pl.read_parquet(DATA / "published_losses.parquet")
+    return pl.read_parquet(REFERENCE_FOLDER / "published_losses.parquet")
 
 
 @cache

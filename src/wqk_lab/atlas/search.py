@@ -8,7 +8,7 @@ import polars as pl
 
 from wqk._console import last_part
 from wqk.errors import UnknownName
-from wqk_lab.atlas.ranks import COLUMNS, published
+from wqk_lab.atlas.ranks import ATLAS_COLUMNS, published
 from wqk_lab.atlas.reference import drawn_models
 
 
@@ -69,5 +69,5 @@ def lookup(name: str, rows: pl.DataFrame | None = None) -> pl.DataFrame:
             name=name,
             close=similar,
         )
-    same = [column for column in COLUMNS if column not in ("name", "sound")]
+    same = [column for column in ATLAS_COLUMNS if column not in ("name", "sound")]
     return matching.unique(subset=same, keep="first", maintain_order=True)

@@ -18,7 +18,7 @@ from wqk_lab.atlas import (
     published_training,
     sound_models,
 )
-from wqk_lab.atlas.reference import DATA as PUBLISHED
+from wqk_lab.atlas.reference import REFERENCE_FOLDER as PUBLISHED
 from wqk_lab.runs.contrasts import Result, evaluate, read_definition
 
 DATA = Path(__file__).parent / "data"

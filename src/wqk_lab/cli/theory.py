@@ -12,7 +12,7 @@ from wqk.cli.options import COUNT, FILE, PATH, RANGES, REF, Number, json_output,
 from wqk_lab.training.declared import documented
 
 if TYPE_CHECKING:
-    from wqk_lab.theory.findings import Report
+    from wqk_lab.theory.findings import StudyReport
     from wqk_lab.theory.verdict import Finding
 
 MARKS = {"holds": "✓", "fails": "✗", "undecided": "?", "described": "·"}
@@ -105,10 +105,10 @@ def theory(
     from wqk.cli import display
     from wqk_lab.figures.theory import tails
     from wqk_lab.theory.causes import curves
-    from wqk_lab.theory.findings import FINDINGS, WRITERS, as_objects, save
+    from wqk_lab.theory.findings import FINDINGS, FINDINGS_WRITERS, as_objects, save
     from wqk_lab.theory.studying import study
 
-    for path, kind, endings in ((out, FINDINGS, WRITERS), (figure, "a picture", PICTURES)):
+    for path, kind, endings in ((out, FINDINGS, FINDINGS_WRITERS), (figure, "a picture", PICTURES)):
         if path:
             check_output(path, kind, endings)
     with display.bar("model", _progress) as on_progress:
@@ -134,7 +134,7 @@ def _progress(name: str, done: int, total: int) -> dict[str, Any]:
     return {"description": name, "completed": done, "total": total, "text": f"{done}/{total}"}
 
 
-def _print_findings(report: Report, verbose: bool) -> None:
+def _print_findings(report: StudyReport, verbose: bool) -> None:
     """The tally, a line for each finding, and why the other statements could not be tested."""
     from rich.text import Text
 
@@ -179,7 +179,7 @@ def _print_findings(report: Report, verbose: bool) -> None:
     console.print(Text(f"\n{result(report)}"), soft_wrap=not console.is_terminal)
 
 
-def _print_verdicts(reports: Sequence[Report]) -> None:
+def _print_verdicts(reports: Sequence[StudyReport]) -> None:
     """Statements down, models or steps across."""
     from rich.text import Text
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wqk._console import counted
-from wqk.cli.options import COUNT, FOLDER
+from wqk.cli.options import COUNT, FOLDER_PATH
 from wqk_lab.training.declared import documented, options_of, threads
 from wqk_lab.training.recipe import PRESETS, SIZES, Recipe, make_recipe
 
@@ -47,9 +47,9 @@ def _penalty(text: str) -> dict[str, Any]:
 @click.command()
 @click.option("--preset", type=click.Choice(list(PRESETS)))
 @click.option("--size", type=click.Choice(list(SIZES)))
-@click.option("--corpus", type=FOLDER, metavar="DIR")
-@click.option("-o", "--out", type=FOLDER, required=True, metavar="RUN")
-@click.option("--from", "parent", type=FOLDER, metavar="RUN")
+@click.option("--corpus", type=FOLDER_PATH, metavar="DIR")
+@click.option("-o", "--out", type=FOLDER_PATH, required=True, metavar="RUN")
+@click.option("--from", "parent", type=FOLDER_PATH, metavar="RUN")
 @click.option("--resume", is_flag=True)
 @click.option("--stop", type=COUNT, metavar="STEP")
 @click.option(

@@ -14,9 +14,9 @@ from wqk._console import counted
 from wqk._style import (
     CHANCE,
     GRAY,
-    LABELS,
-    PAGE,
+    PAPER_WIDTH,
     SAND,
+    SCORE_LABELS,
     TEAL,
     new_figure,
     style,
@@ -162,7 +162,7 @@ def separate_labels(axis: Axes, labels: Iterable[Annotation]) -> None:
 ENDINGS = ("untrained_low", "untrained_high")
 
 
-ENDS = tuple(f"{score}_{end}" for score in LABELS for end in ENDINGS)
+ENDS = tuple(f"{score}_{end}" for score in SCORE_LABELS for end in ENDINGS)
 
 
 def distance_rows(table: ScoreTable | None) -> pl.DataFrame:
@@ -187,7 +187,7 @@ def distance_rows(table: ScoreTable | None) -> pl.DataFrame:
     gamma = float(table.metadata.get("gamma", 2.0)) if table is not None else 2.0
     untrained = [_ends(d, rank, gamma) for d, rank in rows.select("d_query", "rank").iter_rows()]
     ends = pl.DataFrame(untrained, schema=dict.fromkeys(ENDS, pl.Float64), orient="row")
-    return rows.select("title", "layer", "distance", *LABELS).hstack(ends)
+    return rows.select("title", "layer", "distance", *SCORE_LABELS).hstack(ends)
 
 
 def _ends(width: int | None, rank: int | None, gamma: float) -> tuple[float | None, ...]:
@@ -195,18 +195,18 @@ def _ends(width: int | None, rank: int | None, gamma: float) -> tuple[float | No
     if width is None or rank is None:
         return (None,) * len(ENDS)
     ranges = untrained_range(width, rank, gamma)
-    return tuple(end for score in LABELS for end in ranges[score])
+    return tuple(end for score in SCORE_LABELS for end in ranges[score])
 
 
 @style()
 def distances_by_layer(rows: pl.DataFrame) -> Figure:
     """Draw `distance_rows`: a curve for every layer, dark to light; a row for every model."""
     groups = rows.partition_by("title", maintain_order=True)
-    figure = new_figure(0.8 * PAGE, 0.4 + 1.9 * len(groups))
-    axes = figure.subplots(len(groups), len(LABELS), squeeze=False)
+    figure = new_figure(0.8 * PAPER_WIDTH, 0.4 + 1.9 * len(groups))
+    axes = figure.subplots(len(groups), len(SCORE_LABELS), squeeze=False)
     for row, group in zip(axes, groups, strict=True):
         layers = group.sort("layer", "distance").partition_by("layer", maintain_order=True)
-        for axis, (score, label) in zip(row, LABELS.items(), strict=True):
+        for axis, (score, label) in zip(row, SCORE_LABELS.items(), strict=True):
             ends = []
             for curve, shade in zip(layers, sequence(len(layers)), strict=True):
                 axis.plot(curve["distance"], curve[score], color=shade)
@@ -227,7 +227,7 @@ def distances_by_layer(rows: pl.DataFrame) -> Figure:
 
 
 # Small matrices side by side.
-COLUMNS = 6
+PANEL_COLUMNS = 6
 
 
 def coupling_rows(blocks: Sequence[BlockDetails]) -> pl.DataFrame:
@@ -262,9 +262,9 @@ def coupling_by_layer(rows: pl.DataFrame) -> Figure:
     ]
     # Rows of equal length: twelve layers are two rows of six, thirteen three of five or less.
     longest = max(map(len, models))
-    columns = math.ceil(longest / math.ceil(longest / COLUMNS))
+    columns = math.ceil(longest / math.ceil(longest / PANEL_COLUMNS))
     lines = [model[at : at + columns] for model in models for at in range(0, len(model), columns)]
-    width = 1.2 + (PAGE - 1.2) / COLUMNS * columns
+    width = 1.2 + (PAPER_WIDTH - 1.2) / PANEL_COLUMNS * columns
     figure = new_figure(width, 0.3 + len(lines) * (0.45 + (width - 1.2) / columns))
     axes = figure.subplots(len(lines), columns, squeeze=False)
     for row, line in zip(axes, lines, strict=True):
@@ -321,7 +321,7 @@ def terms_by_layer(rows: pl.DataFrame) -> Figure:
     groups = rows.partition_by("title", maintain_order=True)
     columns = min(WIDE_COLUMNS, len(groups))
     lines = math.ceil(len(groups) / columns)
-    figure = new_figure(min(PAGE, 0.9 + 2.4 * columns), 0.5 + 1.9 * lines)
+    figure = new_figure(min(PAPER_WIDTH, 0.9 + 2.4 * columns), 0.5 + 1.9 * lines)
     axes = panel_grid(figure, len(groups), columns, sharey=True)
     width = 0.38
     for axis, group in zip(axes, groups, strict=True):

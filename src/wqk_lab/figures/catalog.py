@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Entry:
+class FigureEntry:
     """One figure: its numbers, as a frame in long form, and the function that draws these."""
 
     numbers: Callable[[Sources], pl.DataFrame]
@@ -68,29 +68,33 @@ def _no_tables(name: str, sources: Sources) -> None:
 
 
 FIGURES = {
-    "fig2": Entry(partial(_models, "fig2"), model_sizes.by_size, "blocks", with_matrices=True),
-    "s1": Entry(partial(_models, "s1"), model_sizes.by_size),
-    "s2": Entry(partial(_models, "s2"), model_sizes.by_size),
-    "fig3": Entry(partial(_pairs, "fig3"), dynamics.medians_and_layers),
-    "s3": Entry(partial(_pairs, "s3"), dynamics.medians_by_comparison),
-    "s4": Entry(partial(_pairs, "s4"), dynamics.layers_by_comparison),
-    "s5": Entry(_starts, starts.loss_and_symmetry),
-    "losses": Entry(
+    "fig2": FigureEntry(
+        partial(_models, "fig2"), model_sizes.by_size, "blocks", with_matrices=True
+    ),
+    "s1": FigureEntry(partial(_models, "s1"), model_sizes.by_size),
+    "s2": FigureEntry(partial(_models, "s2"), model_sizes.by_size),
+    "fig3": FigureEntry(partial(_pairs, "fig3"), dynamics.medians_and_layers),
+    "s3": FigureEntry(partial(_pairs, "s3"), dynamics.medians_by_comparison),
+    "s4": FigureEntry(partial(_pairs, "s4"), dynamics.layers_by_comparison),
+    "s5": FigureEntry(_starts, starts.loss_and_symmetry),
+    "losses": FigureEntry(
         lambda sources: starts.losses_by_start(sources.runs), starts.losses_and_differences
     ),
-    "dose": Entry(lambda sources: dose.dose_rows(sources.runs, sources.level), dose.loss_by_scale),
-    "convert": Entry(lambda sources: convert.convert_rows(sources.runs), convert.dose_curves),
-    "updates": Entry(
+    "dose": FigureEntry(
+        lambda sources: dose.dose_rows(sources.runs, sources.level), dose.loss_by_scale
+    ),
+    "convert": FigureEntry(lambda sources: convert.convert_rows(sources.runs), convert.dose_curves),
+    "updates": FigureEntry(
         lambda sources: dynamics.update_curves(sources.runs), dynamics.medians_by_comparison
     ),
-    "pairs": Entry(lambda sources: paired.pair_rows(sources.pairs), paired.paired_panels),
-    "heads": Entry(
+    "pairs": FigureEntry(lambda sources: paired.pair_rows(sources.pairs), paired.paired_panels),
+    "heads": FigureEntry(
         lambda sources: by_layer.head_terms(sources.scores), by_layer.terms_by_layer, "table"
     ),
-    "coupling": Entry(
+    "coupling": FigureEntry(
         lambda sources: by_layer.coupling_rows(sources.blocks), by_layer.coupling_by_layer, "blocks"
     ),
-    "distances": Entry(
+    "distances": FigureEntry(
         lambda sources: by_layer.distance_rows(sources.scores), by_layer.distances_by_layer
     ),
 }

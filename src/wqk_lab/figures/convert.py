@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from wqk._style import COLORS, PAGE, new_figure, style
+from wqk._style import PAPER_WIDTH, STACK_COLORS, new_figure, style
 from wqk.errors import RunError
 from wqk.forms import BilinearForm
 from wqk.model import Model
@@ -29,7 +29,7 @@ SCORES = (
     "kept_skew",
     "new_symmetry",
 )
-SCHEMA = {
+CONVERT_SCHEMA = {
     "run": pl.String(),
     "seed": pl.Int64(),
     **dict.fromkeys(("corpus", *CONDITION), pl.String()),
@@ -49,7 +49,7 @@ SHOWN = {
 ENOUGH = 3
 ATTENTION = {"encoder": "full", "decoder": "causal"}
 # Color says how tokens attend, the line what loss is trained on, the marker what the parent was.
-ATTENTION_COLORS = {ATTENTION[mode]: color for mode, color in COLORS.items()}
+ATTENTION_COLORS = {ATTENTION[mode]: color for mode, color in STACK_COLORS.items()}
 LINES = {"masked": "-", "causal": "--", "masked-next": ":"}
 MARKERS = {"decoder": "o", "encoder": "s"}
 OTHER_ORIGIN = "^"
@@ -101,7 +101,9 @@ def _rows_of(run: Run) -> pl.DataFrame:
             }
             scores |= _change(start.form, form) if step else {}
             rows.append({"step": step, "layer": block.layer, **scores})
-    layers = pl.DataFrame(rows, schema={name: SCHEMA[name] for name in ("step", "layer", *SCORES)})
+    layers = pl.DataFrame(
+        rows, schema={name: CONVERT_SCHEMA[name] for name in ("step", "layer", *SCORES)}
+    )
     means = layers.group_by("step").agg(pl.col(SCORES).mean())
     recipe = run.recipe
     rows_and_means = pl.concat([layers, means], how="diagonal").with_columns(
@@ -113,7 +115,7 @@ def _rows_of(run: Run) -> pl.DataFrame:
         attention=pl.lit(ATTENTION[recipe["mode"]]),
         held_out_loss=pl.col("step").replace_strict(held_out, default=None),
     )
-    return rows_and_means.select(pl.col(name).cast(kind) for name, kind in SCHEMA.items())
+    return rows_and_means.select(pl.col(name).cast(kind) for name, kind in CONVERT_SCHEMA.items())
 
 
 def _change(before: BilinearForm, after: BilinearForm) -> dict[str, float]:
@@ -166,7 +168,7 @@ def dose_curves(rows: pl.DataFrame) -> Figure:
     curves = over_seeds(rows.filter(pl.col("layer").is_null()))
     texts = rows["corpus"].unique(maintain_order=True)
     conditions = rows.select(CONDITION).unique(maintain_order=True).rows()
-    figure = new_figure(PAGE, 0.9 + 1.9 * len(SHOWN))
+    figure = new_figure(PAPER_WIDTH, 0.9 + 1.9 * len(SHOWN))
     axes = figure.subplots(len(SHOWN), len(texts), sharex=True, sharey="row", squeeze=False)
     for row, (quantity, label) in zip(axes, SHOWN.items(), strict=True):
         for axis, text in zip(row, texts, strict=True):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from wqk._style import PAGE, new_figure, style
+from wqk._style import PAPER_WIDTH, new_figure, style
 from wqk.errors import RunError
 from wqk.reporting.pictures import note
 from wqk.tables.run import Run
@@ -32,7 +32,7 @@ SCALES = {
 # Ratios that differ from 1 by less than this share count as unchanged.
 UNCHANGED = 0.05
 
-SCHEMA: dict[str, pl.DataType] = {
+DOSE_SCHEMA: dict[str, pl.DataType] = {
     **dict.fromkeys(("scale", "start"), pl.String()),
     "factor": pl.Float64(),
     **dict.fromkeys(("seed", "step"), pl.Int64()),
@@ -70,7 +70,7 @@ def dose_rows(runs: Sequence[Run], level: float | None = None) -> pl.DataFrame:
                 rows.append(("norm_ratio", start, norm, seed, step, held_out[0], level, below))
             if not (cell.shared.get("init_norm") or cell.shared.get("init_head_norm")):
                 rows.append(("value_ratio", start, value, seed, step, held_out[0], level, below))
-    frame = pl.DataFrame(rows, schema=SCHEMA, orient="row")
+    frame = pl.DataFrame(rows, schema=DOSE_SCHEMA, orient="row")
     factor = pl.col("factor")
     several = factor.max() > (1 + UNCHANGED) * factor.min()
     frame = frame.filter(several.over("scale", "start"))
@@ -90,7 +90,7 @@ def loss_by_scale(rows: pl.DataFrame) -> Figure:
         quantities["first_below"] = f"step at which training loss < {level:g}"
     scales = [scale for scale in SCALES if scale in rows["scale"]]
     looks = looks_of(rows)
-    figure = new_figure(PAGE, 0.6 + 2.3 * len(quantities))
+    figure = new_figure(PAPER_WIDTH, 0.6 + 2.3 * len(quantities))
     axes = figure.subplots(len(quantities), len(scales), sharex="col", squeeze=False)
     for row, (quantity, label) in zip(axes, quantities.items(), strict=True):
         for axis, scale in zip(row, scales, strict=True):

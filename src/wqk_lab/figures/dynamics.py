@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import polars as pl
 
-from wqk._style import COLORS, LABELS, PAGE, new_figure, style
+from wqk._style import PAPER_WIDTH, SCORE_LABELS, STACK_COLORS, new_figure, style
 from wqk.errors import RunError
 from wqk.reporting.pictures import CurveEnd, draw_curve, heading, note
 from wqk.tables.run import Run
@@ -66,13 +66,13 @@ def update_curves(runs: Sequence[Run]) -> pl.DataFrame:
 @style()
 def medians_and_layers(curves: pl.DataFrame) -> Figure:
     """Draw Figure 3: medians over layers (a, b), every layer of encoder and decoder (c, d)."""
-    modes = [mode for mode in COLORS if mode in curves["mode"]]
-    figure = new_figure(PAGE, 3.8)
+    modes = [mode for mode in STACK_COLORS if mode in curves["mode"]]
+    figure = new_figure(PAPER_WIDTH, 3.8)
     axes = figure.subplots(2, 1 + len(modes), sharex=True, sharey="row")
     for row, score, letters in zip(axes, SCORES, ("ac", "bd"), strict=True):
         shown = curves.filter(quantity=score)
         ends = [_draw_medians(row[0], shown), *_draw_layers(row[1:], shown)]
-        finish_row(row, LABELS[score], ends)
+        finish_row(row, SCORE_LABELS[score], ends)
         lettered(row, letters)
     titles = ("median over layers", *(f"{mode}, by layer" for mode in modes))
     for axis, title in zip(axes[0], titles, strict=True):
@@ -86,7 +86,7 @@ def medians_and_layers(curves: pl.DataFrame) -> Figure:
 def medians_by_comparison(curves: pl.DataFrame) -> Figure:
     """Draw Figure S3, or updates: medians over layers, a row for every corpus."""
     groups = curves.partition_by("comparison", maintain_order=True)
-    figure = new_figure(0.8 * PAGE, 0.4 + 1.6 * len(groups))
+    figure = new_figure(0.8 * PAPER_WIDTH, 0.4 + 1.6 * len(groups))
     axes = figure.subplots(len(groups), 2, sharex="row", sharey="col", squeeze=False)
     for column, score in zip(axes.T, SCORES, strict=True):
         ends = [
@@ -95,7 +95,7 @@ def medians_by_comparison(curves: pl.DataFrame) -> Figure:
         ]
         # The column shares one scale, which is final once all of it is drawn.
         for axis, ends_of_axis in zip(column, ends, strict=True):
-            finish_row([axis], LABELS[score], [ends_of_axis])
+            finish_row([axis], SCORE_LABELS[score], [ends_of_axis])
     for axis, group in zip(axes[:, 0], groups, strict=True):
         axis.set_title(group["comparison"][0])
     lettered(axes[0], "ab")
@@ -108,15 +108,15 @@ def medians_by_comparison(curves: pl.DataFrame) -> Figure:
 def layers_by_comparison(curves: pl.DataFrame) -> Figure:
     """Draw Figure S4: every layer of encoder and decoder, a row for every corpus."""
     groups = curves.partition_by("comparison", maintain_order=True)
-    figure = new_figure(PAGE, 0.3 + 1.75 * len(groups))
+    figure = new_figure(PAPER_WIDTH, 0.3 + 1.75 * len(groups))
     axes = figure.subplots(len(groups), 4, sharex="row", squeeze=False)
     for row, group in zip(axes, groups, strict=True):
         for pair, score in zip((row[:2], row[2:]), SCORES, strict=True):
             pair[1].sharey(pair[0])
             pair[1].tick_params(labelleft=False)
             ends = _draw_layers(pair, group.filter(quantity=score))
-            finish_row(pair, LABELS[score], ends)
-        for axis, mode in zip(row, [*COLORS] * 2, strict=True):
+            finish_row(pair, SCORE_LABELS[score], ends)
+        for axis, mode in zip(row, [*STACK_COLORS] * 2, strict=True):
             axis.set_title(f"\n{mode}", fontweight="normal", fontsize=8)
         heading(row[0], group["comparison"][0])
     label_steps(axes)
@@ -136,9 +136,11 @@ def _curves(
 
 def _draw_layers(axes: Sequence[Axes], curves: pl.DataFrame) -> list[list[CurveEnd]]:
     """Draw every layer, in a panel for each mode; for each that occurs, if panels are fewer."""
-    modes = [mode for mode in COLORS if len(axes) == len(COLORS) or mode in curves["mode"]]
+    modes = [
+        mode for mode in STACK_COLORS if len(axes) == len(STACK_COLORS) or mode in curves["mode"]
+    ]
     return [
-        draw_layers(axis, curves.filter(mode=mode), COLORS[mode], linestyle=LINES[mode])
+        draw_layers(axis, curves.filter(mode=mode), STACK_COLORS[mode], linestyle=LINES[mode])
         for axis, mode in zip(axes, modes, strict=True)
     ]
 
@@ -149,6 +151,6 @@ def _draw_medians(axis: Axes, curves: pl.DataFrame) -> list[CurveEnd]:
     ends: list[CurveEnd] = []
     for curve in medians.partition_by("mode", maintain_order=True):
         mode = curve["mode"][0]
-        draw_curve(axis, curve, ("q25", "q75"), color=COLORS[mode], linestyle=LINES[mode])
-        ends.append((curve["value"][-1], mode, COLORS[mode]))
+        draw_curve(axis, curve, ("q25", "q75"), color=STACK_COLORS[mode], linestyle=LINES[mode])
+        ends.append((curve["value"][-1], mode, STACK_COLORS[mode]))
     return ends

@@ -10,10 +10,10 @@ import polars as pl
 
 from wqk._console import last_part
 from wqk._style import (
-    COLORS,
     DIRECTIONALITY,
     GRAY,
-    PAGE,
+    PAPER_WIDTH,
+    STACK_COLORS,
     SYMMETRY,
     new_figure,
     style,
@@ -24,7 +24,7 @@ from wqk.reporting.pictures import latest, letter
 from wqk.scanning.surveys.model_sets import model_set, model_sets
 from wqk.tables.score_table import ScoreTable
 from wqk_lab.atlas import drawn_models, flags, published, sound_models, summarize
-from wqk_lab.atlas.ranks import COLUMNS
+from wqk_lab.atlas.ranks import ATLAS_COLUMNS
 from wqk_lab.figures.by_layer import draw_form, separate_labels
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def by_size(rows: pl.DataFrame, matrices: Mapping[str, MatrixImage] | None = Non
     flagged = [pl.when(pl.col("flags").list.contains(flag)).then(pl.lit(flag)) for flag in HOLLOW]
     rows = rows.with_columns(reason=pl.coalesce(flagged))
     matrices = matrices or {}
-    figure = new_figure(PAGE, 5.4)
+    figure = new_figure(PAPER_WIDTH, 5.4)
     labels = {}
     grid = figure.add_gridspec(
         2, 2 if matrices else 1, width_ratios=[1.6, 1.0][: 2 if matrices else 1]
@@ -145,7 +145,7 @@ def _published_rows() -> pl.DataFrame:
 def _own_rows(table: ScoreTable | None) -> pl.DataFrame:
     """One row for each encoder and decoder in a score table."""
     if table is None:
-        return pl.DataFrame(schema=COLUMNS)
+        return pl.DataFrame(schema=ATLAS_COLUMNS)
     rows = summarize(latest(_whole_models(table)))
     return rows.with_columns(pl.col("stack").replace_strict(STACKS, default=None)).drop_nulls(
         ["stack", "parameters"]
@@ -199,7 +199,7 @@ def _draw_models(axis: Axes, rows: pl.DataFrame, score: str) -> list[Annotation]
             xytext=(5, 3),
             textcoords="offset points",
             fontsize=6.5 if row["source"] == "own" else 5.5,
-            color=COLORS[row["stack"]],
+            color=STACK_COLORS[row["stack"]],
             zorder=5,
             path_effects=[withStroke(linewidth=1.5, foreground="white")],
         )
@@ -235,7 +235,7 @@ def _look(row: Mapping[str, Any], faint: bool) -> dict[str, Any]:
     is_own = row["source"] == "own"
     return {
         "marker": MARKERS[row["stack"]],
-        "color": COLORS[row["stack"]],
+        "color": STACK_COLORS[row["stack"]],
         "mec": "black" if is_own else "white",
         "mew": 0.7 if is_own else 0.4,
         "ms": 6.0 if is_own else 4.5,
@@ -251,7 +251,7 @@ def _handles(rows: pl.DataFrame) -> list[Line2D]:
     groups = {
         f"{stack}, {title}": rows.filter("sound", source=source, stack=stack)
         for source, title in (("published", "published"), ("own", "own scan"))
-        for stack in COLORS
+        for stack in STACK_COLORS
     }
     groups |= {flags()[flag].title: rows.filter(reason=flag) for flag in HOLLOW}
     return [

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from wqk._style import GRAY, OUTLIER, PAGE, TEAL, WINE, new_figure, style
+from wqk._style import GRAY, OUTLIER, PAPER_WIDTH, TEAL, WINE, new_figure, style
 from wqk.errors import RunError
 from wqk.forms.scores import holm
 from wqk.reporting.pictures import note
@@ -25,7 +25,7 @@ from wqk_lab.runs.pairs import Pair, PairSurvey
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCHEMA: dict[str, pl.DataType] = {
+PAIR_SCHEMA: dict[str, pl.DataType] = {
     **dict.fromkeys(("pair", "recipe", "relation"), pl.String()),
     **dict.fromkeys(("expected", "layer"), pl.Int64()),
     "depth": pl.Float64(),  # 0 is the first layer, 1 the last
@@ -133,7 +133,7 @@ def pair_rows(survey: PairSurvey | None) -> pl.DataFrame:
     if survey is None:
         raise RunError("pairs needs the folder of a survey of pairs: wqk lab pairs --out DIR")
     frames = [_rows(pair, survey) for pair in survey.pairs if pair.title not in survey.problems]
-    table = pl.concat([pl.DataFrame(schema=SCHEMA), *frames])
+    table = pl.concat([pl.DataFrame(schema=PAIR_SCHEMA), *frames])
     if table.is_empty():
         raise RunError(
             f"no pair was read: {next(iter(survey.problems.values()), 'the survey has none')}"
@@ -172,7 +172,7 @@ def _rows(pair: Pair, survey: PairSurvey) -> pl.DataFrame:
         update_symmetry_excess=symmetry - pl.col("update_symmetry_null"),
         symmetric_share=(1 + symmetry) / 2,
         skew_share=(1 - symmetry) / 2,
-    ).select(*SCHEMA)
+    ).select(*PAIR_SCHEMA)
 
 
 def _scores(survey: PairSurvey, ref: str, stack: str) -> pl.DataFrame:
@@ -204,7 +204,7 @@ def pair_tests(rows: pl.DataFrame) -> tuple[PairTest, ...]:
 
     Examples
     --------
-    >>> [str(test) for test in pair_tests(pl.DataFrame(schema=SCHEMA))][0]
+    >>> [str(test) for test in pair_tests(pl.DataFrame(schema=PAIR_SCHEMA))][0]
     'twins, change of symmetry: not measured'
     """
     tests = [_tested(rows, *prediction) for prediction in TESTED]
@@ -288,7 +288,7 @@ def sentences(survey: PairSurvey, rows: pl.DataFrame) -> Iterator[str]:
 def paired_panels(rows: pl.DataFrame) -> Figure:
     """Draw each pair's value; differences and updates over the layers; updates in the span."""
     layers = rows.filter(pl.col("head").is_null())
-    figure = new_figure(PAGE, 5.6)
+    figure = new_figure(PAPER_WIDTH, 5.6)
     grid = figure.subplots(2, 2)
     lettered(grid.flat, "abcd")
     for axis, quantity in zip(grid.flat, LABELS, strict=True):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from wqk._style import GRAY, OLIVE, PAGE, SAND, TEAL, VIOLET, WINE, new_figure, style
+from wqk._style import GRAY, OLIVE, PAPER_WIDTH, SAND, TEAL, VIOLET, WINE, new_figure, style
 from wqk.reporting.pictures import draw_curve, note, panel_grid
 from wqk.tables.run import Run
 from wqk_lab.figures.by_layer import draw_layers, finish_row, label_steps, lettered
@@ -93,7 +93,7 @@ def loss_and_symmetry(curves: pl.DataFrame) -> Figure:
     scored = looks_of(curves.drop_nulls("layer"))  # the paper's symmetric runs have no scores
     rows = 1 if len(scored) < 5 else 2
     columns = math.ceil(len(scored) / rows)
-    figure = new_figure(PAGE, 2.8 + 1.6 * rows)
+    figure = new_figure(PAPER_WIDTH, 2.8 + 1.6 * rows)
     parts = figure.subfigures(2, 1, height_ratios=[2.6, 0.2 + 1.6 * rows], squeeze=False)
     upper, lower = parts[:, 0]
     above = upper.subplots(1, 3)
@@ -130,7 +130,7 @@ def loss_and_symmetry(curves: pl.DataFrame) -> Figure:
 def losses_and_differences(curves: pl.DataFrame) -> Figure:
     """Draw held-out losses from all initializations, and their differences from the first."""
     looks = looks_of(curves)
-    figure = new_figure(PAGE, 2.9)
+    figure = new_figure(PAPER_WIDTH, 2.9)
     axes = figure.subplots(1, 2)
     _draw_losses(axes[0], curves, looks)
     differences = curves.filter(quantity="loss_difference")
@@ -147,7 +147,9 @@ def _add_legend(figure: FigureBase, axis: Axes) -> None:
     """Put one panel's legend above all panels, in as many columns as fit on a page."""
     handles, labels = axis.get_legend_handles_labels()
     inches = 0.6 + 0.06 * max(map(len, labels))
-    figure.legend(handles, labels, loc="outside upper center", ncols=max(1, int(PAGE / inches)))
+    figure.legend(
+        handles, labels, loc="outside upper center", ncols=max(1, int(PAPER_WIDTH / inches))
+    )
 
 
 def _draw_losses(axis: Axes, curves: pl.DataFrame, looks: Mapping[str, Any]) -> None:

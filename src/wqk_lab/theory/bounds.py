@@ -43,7 +43,7 @@ LAWS: dict[str, Law] = {
 }
 
 
-class Scores(NamedTuple):
+class RandomScores(NamedTuple):
     """Scores of random matrices, (T,) each: s, d as printed, and d by the rule of the tables."""
 
     symmetry: np.ndarray
@@ -53,7 +53,7 @@ class Scores(NamedTuple):
 
 def simulate_scores(
     width: int, rank: int | None = None, law: str = "normal", *, trials: int = 1000, seed: int = 0
-) -> Scores:
+) -> RandomScores:
     """Symmetry and directionality of random matrices, dense or of low rank.
 
     With a ``rank``, R, the entries of the factors are drawn; None gives dense matrices, (D, D).
@@ -76,7 +76,7 @@ def simulate_scores(
         form = BilinearForm.from_factors(query, key)
         scores.append((symmetry(form), *directionalities(form.moments)))
     every: np.ndarray = np.concatenate(scores, axis=1)
-    return Scores(*every[:, ~np.isnan(every[0])])
+    return RandomScores(*every[:, ~np.isnan(every[0])])
 
 
 def shares_of_parts(form: BilinearForm) -> tuple[float, float]:
@@ -103,7 +103,7 @@ def _parts(evidence: Evidence) -> Sample:
     return sample_of({layer: [measure(form)] for layer, form in evidence.forms.items()})
 
 
-def _draws(evidence: Evidence) -> dict[int, Scores]:
+def _draws(evidence: Evidence) -> dict[int, RandomScores]:
     """Scores of random matrices by their width."""
     seed = evidence.subject.seed
     return {width: simulate_scores(width, trials=TRIALS, seed=seed) for width in (WIDE, NARROW)}

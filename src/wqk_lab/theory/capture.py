@@ -19,7 +19,7 @@ from wqk.families import AttentionPlan
 from wqk.live.listening import AttentionCall, Listener
 
 
-class Record(NamedTuple):
+class BlockUses(NamedTuple):
     """All uses of one block in a pass: one, unless layers share their weights."""
 
     uses: list[AttentionCall]
@@ -27,14 +27,14 @@ class Record(NamedTuple):
 
 
 @contextmanager
-def attention_recorded(model: Any, plans: Sequence[AttentionPlan]) -> Iterator[list[Record]]:
+def attention_recorded(model: Any, plans: Sequence[AttentionPlan]) -> Iterator[list[BlockUses]]:
     """Record the blocks of a `transformers` model, given as plans, in every pass.
 
     Within the context the model is in evaluation mode with gradients on; then it is as before.
     """
     import torch
 
-    records = [Record([], []) for _ in plans]
+    records = [BlockUses([], []) for _ in plans]
     uses = {plan.place: record.uses for plan, record in zip(plans, records, strict=True)}
 
     def heard(call: AttentionCall) -> None:
@@ -68,7 +68,9 @@ def attention_recorded(model: Any, plans: Sequence[AttentionPlan]) -> Iterator[l
         model.train(training)
 
 
-def require_records(model: Any, plans: Sequence[AttentionPlan], records: Sequence[Record]) -> None:
+def require_records(
+    model: Any, plans: Sequence[AttentionPlan], records: Sequence[BlockUses]
+) -> None:
     """Check that every block has reported the attention that meets its values.
 
     `TheoryError` names the first layer that was not run or did not.

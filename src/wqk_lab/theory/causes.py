@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from wqk.forms import BilinearForm
-from wqk_lab.theory.evidence import Evidence, Measure, Update
+from wqk_lab.theory.evidence import Evidence, LayerUpdate, Measure
 from wqk_lab.theory.subject import Subject
 from wqk_lab.theory.tails import RATIO, in_updates, lost, tails_of
 from wqk_lab.theory.verdict import Estimate, Finding, Sample
@@ -25,7 +25,7 @@ from wqk_lab.theory.verdict import Estimate, Finding, Sample
 FLAT = 1e-6
 
 
-def in_isolation(updates: Sequence[Update], seed: int = 0) -> dict[str, list[BilinearForm]]:
+def in_isolation(updates: Sequence[LayerUpdate], seed: int = 0) -> dict[str, list[BilinearForm]]:
     """One layer's updates on several batches, with one thing changed.
 
     ``centered``: inputs less their mean over all batches. ``isotropic``: centered, with equal
@@ -34,10 +34,10 @@ def in_isolation(updates: Sequence[Update], seed: int = 0) -> dict[str, list[Bil
 
     Examples
     --------
-    >>> from wqk_lab.theory.evidence import Update
+    >>> from wqk_lab.theory.evidence import LayerUpdate
     >>> random = np.random.default_rng(0)
     >>> beta = np.tril(random.standard_normal((2, 8, 8)))
-    >>> sorted(in_isolation([Update(5 + random.standard_normal((2, 8, 4)), beta)]))
+    >>> sorted(in_isolation([LayerUpdate(5 + random.standard_normal((2, 8, 4)), beta)]))
     ['centered', 'isotropic', 'random signs', 'rotated']
     """
     random = np.random.default_rng(seed)
@@ -51,7 +51,7 @@ def in_isolation(updates: Sequence[Update], seed: int = 0) -> dict[str, list[Bil
     whitening = vectors[:, kept] / np.sqrt(values[kept]) @ vectors[:, kept].T
     basis = np.linalg.qr(random.standard_normal((width, width)))[0]
 
-    changes: dict[str, Callable[[Update], Update]] = {
+    changes: dict[str, Callable[[LayerUpdate], LayerUpdate]] = {
         "centered": lambda update: update._replace(inputs=update.inputs - mean),
         "isotropic": lambda update: update._replace(inputs=(update.inputs - mean) @ whitening),
         "rotated": lambda update: update._replace(inputs=update.inputs @ basis),

@@ -35,14 +35,14 @@ from wqk_lab.theory.verdict import Sample, Statement
 Result = TypeVar("Result")
 
 
-class Update(NamedTuple):
+class LayerUpdate(NamedTuple):
     """The update of one self-attention layer on one batch."""
 
     inputs: np.ndarray  # x, of the query and the key projections, (B, N, D)
     beta: np.ndarray  # β, summed over heads, (B, N, N)
 
     @classmethod
-    def of(cls, layer: LayerGradient) -> Update:
+    def of(cls, layer: LayerGradient) -> LayerUpdate:
         """Return the update that a layer's gradient stands for."""
         return cls(layer.query_input, np.asarray(layer.beta.sum(axis=1)))
 
@@ -121,10 +121,10 @@ class Evidence:
         return {self.label(column[0].attention.plan): list(column) for column in columns}
 
     @cached_property
-    def updates(self) -> dict[str, list[Update]]:
+    def updates(self) -> dict[str, list[LayerUpdate]]:
         """Each layer's updates, one for each batch."""
         return {
-            label: [Update.of(layer) for layer in gradients_of_layer]
+            label: [LayerUpdate.of(layer) for layer in gradients_of_layer]
             for label, gradients_of_layer in self.by_layer.items()
         }
 

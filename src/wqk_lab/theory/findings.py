@@ -26,7 +26,7 @@ MARKDOWN_COLUMNS = ("verdict", "number", "says", "estimate", "prediction", "laye
 
 
 @dataclass(frozen=True)
-class Report:
+class StudyReport:
     """Findings about one state of one model, or about several states together.
 
     Attributes
@@ -80,11 +80,11 @@ class Report:
         return [*notes, lacks] if self.missing else notes
 
 
-def report(subject: Subject, text: Text, findings: Sequence[Finding]) -> Report:
+def report(subject: Subject, text: Text, findings: Sequence[Finding]) -> StudyReport:
     """Make a report of the findings on a subject and a text."""
     batches, batch, block = subject.blocks.shape
     name = subject.name if subject.step is None else f"{subject.name}, step {subject.step}"
-    return Report(
+    return StudyReport(
         model=name,
         text=text.name,
         objective=subject.objective,
@@ -122,7 +122,7 @@ def line(finding: Finding) -> dict[str, Any]:
 MOST_NAMED = 3
 
 
-def result(report: Report) -> str:
+def result(report: StudyReport) -> str:
     """Summarize the findings about the model in one sentence.
 
     Examples
@@ -131,7 +131,7 @@ def result(report: Report) -> str:
     >>> from wqk_lab.theory.verdict import Finding, not_tested
     >>> a, b, c, *_ = (s for s in STATEMENTS if s.about_model)
     >>> def found(*findings):
-    ...     return result(Report("m", "t", "causal", 8, 8, 64, None, 0, "", 0, findings))
+    ...     return result(StudyReport("m", "t", "causal", 8, 8, 64, None, 0, "", 0, findings))
     >>> found(Finding(a, "holds"), Finding(b, "undecided"), not_tested(c, "no way"))
     'Of 2 statements tested on m, 1 holds, none fails and 1 is undecided.'
     >>> found(Finding(a, "fails"), Finding(b, "fails")).partition(". Failing: ")[0]
@@ -165,7 +165,7 @@ def result(report: Report) -> str:
     )
 
 
-def save(reports: Sequence[Report], path: Path) -> None:
+def save(reports: Sequence[StudyReport], path: Path) -> None:
     """Write reports: .json with all numbers, .md and .csv with a line for each finding.
 
     Raises
@@ -173,11 +173,11 @@ def save(reports: Sequence[Report], path: Path) -> None:
     OutputError
         The name has another ending, or the file cannot be written.
     """
-    check_output(path, FINDINGS, WRITERS)
-    write_atomically(path, WRITERS[path.suffix](reports).encode())
+    check_output(path, FINDINGS, FINDINGS_WRITERS)
+    write_atomically(path, FINDINGS_WRITERS[path.suffix](reports).encode())
 
 
-def as_objects(reports: Sequence[Report]) -> dict[str, Any]:
+def as_objects(reports: Sequence[StudyReport]) -> dict[str, Any]:
     """Return reports as JSON objects, with every measurement."""
 
     def numbers(finding: Finding) -> dict[str, Any]:
@@ -196,12 +196,12 @@ def as_objects(reports: Sequence[Report]) -> dict[str, Any]:
     }
 
 
-def _json(reports: Sequence[Report]) -> str:
+def _json(reports: Sequence[StudyReport]) -> str:
     objects = json_value(as_objects(reports))
     return json.dumps(objects, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
 
 
-def _markdown(reports: Sequence[Report]) -> str:
+def _markdown(reports: Sequence[StudyReport]) -> str:
     lines = []
     for model_report in reports:
         lines += [f"## {model_report.title}", ""]
@@ -219,7 +219,7 @@ def _markdown(reports: Sequence[Report]) -> str:
     return "\n".join(lines)
 
 
-def _csv(reports: Sequence[Report]) -> str:
+def _csv(reports: Sequence[StudyReport]) -> str:
     rows = []
     for model_report in reports:
         names = ("model", "text", "objective", "caveat")
@@ -229,7 +229,7 @@ def _csv(reports: Sequence[Report]) -> str:
 
 
 FINDINGS = "a set of findings"
-WRITERS: Mapping[str, Callable[[Sequence[Report]], str]] = {
+FINDINGS_WRITERS: Mapping[str, Callable[[Sequence[StudyReport]], str]] = {
     ".json": _json,
     ".md": _markdown,
     ".csv": _csv,

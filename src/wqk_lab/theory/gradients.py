@@ -28,7 +28,7 @@ from wqk.errors import TheoryError
 from wqk.families import AttentionPlan, Composed
 from wqk.forms import BilinearForm
 from wqk.model import open as open_model
-from wqk_lab.theory.capture import Record, attention_recorded, require_records
+from wqk_lab.theory.capture import BlockUses, attention_recorded, require_records
 
 if TYPE_CHECKING:
     Loss = Callable[[Any, Mapping[str, Any]], Any]
@@ -262,7 +262,7 @@ def _own_loss(model: Any, batch: Mapping[str, Any]) -> Any:
     return value
 
 
-def _layer_gradient(attention: Block, record: Record, errors: Sequence[Any]) -> LayerGradient:
+def _layer_gradient(attention: Block, record: BlockUses, errors: Sequence[Any]) -> LayerGradient:
     tokens, contexts = record.uses[0].attention.shape[-2:]
 
     def inputs(side: str, count: int) -> np.ndarray:

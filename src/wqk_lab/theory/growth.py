@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from wqk._typing import Array, Float
-from wqk_lab.theory.evidence import Evidence, Measure, Update, of_layers, ratio
+from wqk_lab.theory.evidence import Evidence, LayerUpdate, Measure, of_layers, ratio
 from wqk_lab.theory.gradients import LayerGradient
 from wqk_lab.theory.verdict import Sample
 
@@ -117,7 +117,7 @@ def spread_of(vectors: Float[Array, "n d"]) -> Spread:
     )
 
 
-def as_printed(update: Update) -> float:
+def as_printed(update: LayerUpdate) -> float:
     """Return the mean cosine of what a predicted token adds and Equation S50.
 
     S50 has (Σ_j β_ij x_j) x_iᵀ, the transpose of the term x_i (Σ_j β_ij x_j)ᵀ in S46.
@@ -129,7 +129,7 @@ def as_printed(update: Update) -> float:
     return float((products[nonzero] / sizes[nonzero]).mean()) if nonzero.any() else np.nan
 
 
-def _groupings(update: Update) -> dict[str, float]:
+def _groupings(update: LayerUpdate) -> dict[str, float]:
     """Return the largest difference of the two sums, and of columns and rows in total."""
     x, beta = (a.astype(np.float64) for a in update)
     added = contributions(x, beta)
@@ -140,7 +140,7 @@ def _groupings(update: Update) -> dict[str, float]:
     return {"largest": max(errors)}
 
 
-def _growth(update: Update) -> dict[str, float]:
+def _growth(update: LayerUpdate) -> dict[str, float]:
     """`share_above` of each token's own columns and rows, on average over tokens."""
     added = contributions(*update)
     sides = {"as_context": added[:2], "as_prediction": added[2:]}
@@ -166,8 +166,10 @@ def _inputs(evidence: Evidence, first: str) -> Sample:
     return evidence.sample(measure)
 
 
-def _of_updates(measure: Callable[[Update], Mapping[str, float]]) -> Callable[[Evidence], Sample]:
-    return of_layers(lambda layer: measure(Update.of(layer)))
+def _of_updates(
+    measure: Callable[[LayerUpdate], Mapping[str, float]],
+) -> Callable[[Evidence], Sample]:
+    return of_layers(lambda layer: measure(LayerUpdate.of(layer)))
 
 
 MEASURES: dict[str, Measure] = {

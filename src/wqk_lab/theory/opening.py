@@ -26,7 +26,7 @@ from wqk_lab.theory.subject import Objective, Subject
 from wqk_lab.theory.text import FAILURES, Text, open_text, vocabulary_of
 
 # Tokens in a block, by default.
-BLOCK = 64
+BLOCK_TOKENS = 64
 
 
 def open_subjects(
@@ -54,8 +54,8 @@ def open_subjects(
     steps
         Steps of a run; empty for all that were saved, None for the last.
     batches, batch, block
-        Number of batches, blocks in each, and tokens in a block: by default `BLOCK`, or a run's own
-        if that is shorter. All states see the same ones.
+        Number of batches, blocks in each, and tokens in a block: by default
+        `BLOCK_TOKENS`, or a run's own if that is shorter. All states see the same ones.
     objective
         ``masked``, ``each`` or ``causal``; by the model's architecture otherwise.
     mask_share
@@ -146,10 +146,10 @@ def known_types() -> dict[str, set[str]]:
 
 
 def block_of(ref: str) -> int:
-    """Tokens in a block for a model: `BLOCK`, or what a run was trained on if that is shorter."""
+    """Return the tokens in a block: `BLOCK_TOKENS`, or the block of a run if it is shorter."""
     if not (Path(ref) / SETTINGS).is_file():
-        return BLOCK
-    return min(BLOCK, int(open_run(ref).recipe.get("block", BLOCK)))
+        return BLOCK_TOKENS
+    return min(BLOCK_TOKENS, int(open_run(ref).recipe.get("block", BLOCK_TOKENS)))
 
 
 def states_of(ref: str, steps: Sequence[int] | None, revision: str | None) -> list[State]:

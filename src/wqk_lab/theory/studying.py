@@ -25,7 +25,7 @@ from wqk_lab.theory import (
     updates,
 )
 from wqk_lab.theory.evidence import NOT_FOR, Evidence, obstacle
-from wqk_lab.theory.findings import Report, report
+from wqk_lab.theory.findings import StudyReport, report
 from wqk_lab.theory.opening import open_subjects
 from wqk_lab.theory.optimizer import Moment
 from wqk_lab.theory.subject import Objective
@@ -165,7 +165,7 @@ def study(
     layers: Collection[int] | None = None,
     on_progress: OnProgress | None = None,
     **options: Any,
-) -> list[Report]:
+) -> list[StudyReport]:
     """Test all statements on one model, or on several that differ in their seed, on one text.
 
     Parameters
@@ -209,10 +209,10 @@ def _study_one(
     layers: Collection[int] | None,
     on_progress: OnProgress | None,
     options: Mapping[str, Any],
-) -> list[Report]:
+) -> list[StudyReport]:
     """Return a report on each state of a model, and if there are several, one on all of them."""
     text, subjects = open_subjects(ref, corpus, **options)
-    reports: list[Report] = []
+    reports: list[StudyReport] = []
     moments: list[Moment] = []
     lacking = ""
     for subject in subjects:

@@ -18,7 +18,7 @@ import numpy as np
 
 from wqk.forms import BilinearForm
 from wqk.forms.kernels import directionalities
-from wqk_lab.theory.evidence import Evidence, Measure, Update, ratio, sample_of
+from wqk_lab.theory.evidence import Evidence, LayerUpdate, Measure, ratio, sample_of
 from wqk_lab.theory.verdict import Sample
 
 
@@ -102,7 +102,7 @@ def in_weights(evidence: Evidence) -> Sample:
     return tails_of({layer: [form] for layer, form in evidence.forms.items()}, "models")
 
 
-def _in_total(update: Update) -> dict[str, float]:
+def _in_total(update: LayerUpdate) -> dict[str, float]:
     """Σ‖column‖²/Σ‖row‖² − 1, and the ratio of the mean norms."""
     columns, rows = _norms(update.form)
     squares = ratio((columns**2).sum(), (rows**2).sum()) - 1

@@ -26,7 +26,7 @@ METRICS: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Split:
+class TaskSplit:
     """Texts, one or two for each row, and labels."""
 
     texts: Sequence[tuple[str, ...]]
@@ -38,8 +38,8 @@ class SentenceTask:
     """A task with its data."""
 
     name: str  #: That of its folder, or of its file without the ending.
-    train: Split
-    validation: Split
+    train: TaskSplit
+    validation: TaskSplit
     classes: int | None  #: None if the labels are numbers to be predicted.
     shared: int = 0  #: How many training rows were left out because validation has their texts.
 
@@ -76,19 +76,19 @@ def read_task(path: Path) -> SentenceTask:
     else:
         all_rows = _rows(path)
         held_out = all_rows[4::5]
-    rows = [[row for number, row in enumerate(all_rows) if number % 5 != 4], held_out]
+        rows = [[row for number, row in enumerate(all_rows) if number % 5 != 4], held_out]
     if not all(rows):
         raise CorpusError(f"{path}: a task needs training rows and validation rows; got too few")
     task_name = path.name.removesuffix(".jsonl")
     labels, classes = _classes([label for _, label in itertools.chain.from_iterable(rows)], path)
     count = len(rows[0])
-    train = Split([texts for texts, _ in rows[0]], labels[:count])
-    validation = Split([texts for texts, _ in rows[1]], labels[count:])
+    train = TaskSplit([texts for texts, _ in rows[0]], labels[:count])
+    validation = TaskSplit([texts for texts, _ in rows[1]], labels[count:])
     if len({len(texts) for texts in (*train.texts, *validation.texts)}) > 1:
         raise CorpusError(f"{path}: all rows must have one text, or all two; got both")
     validation_texts = {*validation.texts}
     new = [k for k, texts in enumerate(train.texts) if texts not in validation_texts]
-    train = Split([train.texts[k] for k in new], [train.labels[k] for k in new])
+    train = TaskSplit([train.texts[k] for k in new], [train.labels[k] for k in new])
     if len(set(train.labels)) < 2:
         raise CorpusError(
             f"{path}: a task needs at least two classes, or different numbers, in the training "
@@ -146,7 +146,7 @@ def judge(task: SentenceTask, predictions: Sequence[float]) -> dict[str, float]:
 
     Examples
     --------
-    >>> split = Split([("a",), ("b",), ("c",)], [0, 1, 1])
+    >>> split = TaskSplit([("a",), ("b",), ("c",)], [0, 1, 1])
     >>> judge(SentenceTask("mrpc", split, split, 2), [0, 1, 0])
     {'f1': 0.6666666666666666, 'accuracy': 0.6666666666666666}
     """

@@ -44,8 +44,8 @@ from wqk_lab.training.objectives import (
     HELD_OUT_MASKS,
     MASKS,
     Objective,
-    Rows,
     RowSelection,
+    TokenRows,
     loss_of,
     stream_seed,
 )
@@ -98,7 +98,7 @@ def run_loop(
         recipe.corruption,
         store.special["mask"],
         store.vocabulary_size,
-        Rows.of(store, "train", recipe).padding,
+        TokenRows.of(store, "train", recipe).padding,
     )
     learner = Learner(model, objective)
     if accelerator.device.type == "cuda" and pays_to_compile(recipe):
@@ -257,7 +257,7 @@ def training_batches(
     A thread reads the next blocks while the device works; for a GPU, into pinned memory, so that
     copying them need not wait.
     """
-    rows = Rows.of(store, "train", recipe)
+    rows = TokenRows.of(store, "train", recipe)
     device = accelerator.device
     generator = torch.Generator(device)
     share = recipe.batch // accelerator.num_processes
@@ -287,7 +287,7 @@ def held_out_loss(
     accelerator: Accelerator, learner: Learner, recipe: Recipe, store: TokenStore
 ) -> float:
     """Mean loss in nats over held-out rows; rows and masks are always the same."""
-    blocks = Rows.of(store, "held_out", recipe).spaced(recipe.held_out_blocks)
+    blocks = TokenRows.of(store, "held_out", recipe).spaced(recipe.held_out_blocks)
     objective, generator = learner.objective, torch.Generator(accelerator.device)
     sums = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
     learner.eval()

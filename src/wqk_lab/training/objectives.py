@@ -34,15 +34,15 @@ def stream_seed(seed: int, stream: int, index: int) -> int:
 
 
 @dataclass(frozen=True)
-class Rows:
+class TokenRows:
     """The rows of batches: blocks at any position of a stream, or single documents, cut or padded.
 
     Examples
     --------
-    >>> Rows(np.arange(100), 4).drawn(2, seed=1, index=0)
+    >>> TokenRows(np.arange(100), 4).drawn(2, seed=1, index=0)
     array([[ 1,  2,  3,  4],
            [49, 50, 51, 52]])
-    >>> Rows(np.arange(1, 8), 3, documents=np.array([0, 2, 7]), padding=0).spaced(2)
+    >>> TokenRows(np.arange(1, 8), 3, documents=np.array([0, 2, 7]), padding=0).spaced(2)
     array([[1, 2, 0],
            [3, 4, 5]])
     """
@@ -53,7 +53,7 @@ class Rows:
     padding: int | None = None  # the token that pads documents
 
     @classmethod
-    def of(cls, store: TokenStore, split: str, recipe: Recipe) -> Rows:
+    def of(cls, store: TokenStore, split: str, recipe: Recipe) -> TokenRows:
         """The rows that a recipe makes of a store's split; documents need a padding token."""
         if recipe.rows == "blocks":
             return cls(store.tokens(split), recipe.block)

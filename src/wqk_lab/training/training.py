@@ -106,7 +106,7 @@ def train(
     from wqk_lab.training.conversion import require_same_tokenizer
     from wqk_lab.training.initializations import STARTS
     from wqk_lab.training.models import build_model, load_checkpoint, tokenizer_files
-    from wqk_lab.training.objectives import Rows
+    from wqk_lab.training.objectives import TokenRows
 
     folder = Path(folder)
     before = _parent(recipe, parent, folder, resume)
@@ -116,7 +116,7 @@ def train(
     if "mask" not in store.special:
         raise CorpusError(f"{store.folder}: training needs a vocabulary with a mask token")
     for split in ("train", "held_out"):
-        _ = Rows.of(store, split, recipe).count  # raises if there are none
+        _ = TokenRows.of(store, split, recipe).count  # raises if there are none
     tokenizer_files(store, recipe.block)
     available = sorted(str(getattr(name, "value", name)) for name in get_available_trackers())
     if odd := sorted(set(report_to) - set(available)):

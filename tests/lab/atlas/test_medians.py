@@ -16,7 +16,7 @@ from wqk.errors import TableError
 from wqk.scanning.surveys.surveying import survey_table
 from wqk.tables.score_table import join
 from wqk_lab.atlas import published, summarize
-from wqk_lab.atlas.ranks import COLUMNS, of_model
+from wqk_lab.atlas.ranks import ATLAS_COLUMNS, of_model
 
 OWN_ROW = {
     "source": "own",
@@ -44,7 +44,7 @@ def test_medians_and_quartiles_are_numpys(symmetries, random):  # type: ignore[n
 
 def test_rows_are_like_the_published_ones() -> None:
     row = summarize(layers([0.1, 0.2], [0.0, 0.0]))
-    assert row.schema == published().schema == pl.Schema(COLUMNS)
+    assert row.schema == published().schema == pl.Schema(ATLAS_COLUMNS)
     assert row.to_dicts()[0] == row.to_dicts()[0] | OWN_ROW
 
 
@@ -67,7 +67,7 @@ def test_only_plain_forms_are_taken() -> None:
 def test_tables_of_other_forms_give_no_rows(metadata: dict[str, object]) -> None:
     rows = summarize(layers([0.3], [0.1], metadata=metadata))
     assert rows.is_empty()
-    assert rows.schema == pl.Schema(COLUMNS)
+    assert rows.schema == pl.Schema(ATLAS_COLUMNS)
 
 
 def test_every_stack_revision_and_step_is_a_row_with_its_name() -> None:

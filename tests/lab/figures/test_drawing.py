@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from tests.lab.figures.making import make_run, row, table
 
 import wqk
-from wqk._style import BLUE, LABELS
+from wqk._style import BLUE, SCORE_LABELS
 from wqk.errors import RunError, TableError, UnknownName
 from wqk.forms.scores import untrained_range
 from wqk.reporting.demo import demo_table
@@ -175,7 +175,7 @@ def test_distances_are_drawn_over_what_chance_gives() -> None:
     size = {"d_query": 32, "d_key": 32, "rank": 8}
     shown = table(*(row(0, distance=distance, **size) for distance in (0, 2)))
     figure = laid_out(draw("distances", Sources(table=shown)))
-    for axis, score in zip(figure.axes, LABELS, strict=True):
+    for axis, score in zip(figure.axes, SCORE_LABELS, strict=True):
         (band,) = axis.patches
         low, high = untrained_range(32, 8)[score]
         assert band.get_y() == low

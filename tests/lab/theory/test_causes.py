@@ -9,19 +9,19 @@ from tests.lab.theory import subjects
 from wqk import BilinearForm
 from wqk_lab.figures.theory import tails
 from wqk_lab.theory.causes import curves, in_isolation, rearranged
-from wqk_lab.theory.evidence import Evidence, Update
+from wqk_lab.theory.evidence import Evidence, LayerUpdate
 from wqk_lab.theory.gradients import gradients
 from wqk_lab.theory.optimizer import steps
 from wqk_lab.theory.studying import STATEMENTS
 from wqk_lab.theory.verdict import Finding, Sample
 
 
-def drawn(seed: int, batch: int = 40) -> Update:
+def drawn(seed: int, batch: int = 40) -> LayerUpdate:
     """An update of correlated inputs with a mean, and β with rows that sum to 0."""
     random = np.random.default_rng(seed)
     inputs = 3 + random.standard_normal((batch, 6, 5)) @ random.standard_normal((5, 5))
     beta = random.standard_normal((batch, 6, 6))
-    return Update(inputs, beta - beta.mean(axis=-1, keepdims=True))
+    return LayerUpdate(inputs, beta - beta.mean(axis=-1, keepdims=True))
 
 
 def test_the_mean_falls_out_of_the_context_side_alone() -> None:
@@ -67,7 +67,7 @@ def test_random_signs_keep_the_sizes_of_beta(monkeypatch: pytest.MonkeyPatch) ->
     update = drawn(4)
     seen: list[np.ndarray] = []
     form = property(lambda self: seen.append(self.beta) or BilinearForm(np.eye(5), np.eye(5)))
-    monkeypatch.setattr(Update, "form", form)
+    monkeypatch.setattr(LayerUpdate, "form", form)
     in_isolation([update])
     signed = next(beta for beta in seen if (beta != update.beta).any())
     np.testing.assert_array_equal(np.abs(signed), np.abs(update.beta))
@@ -102,7 +102,7 @@ def test_steps_are_those_of_the_weights_own_gradients() -> None:
     model = subjects.bert()
     (batch,) = subjects.subject(model, "masked", batches=1).batches()
     layer = gradients(model, batch)[0]
-    update = Update.of(layer)
+    update = LayerUpdate.of(layer)
     mean = update.inputs.mean(axis=(0, 1))
     made = {kind: form.dense() for kind, form in steps(layer, mean).items()}
 

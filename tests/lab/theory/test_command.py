@@ -12,7 +12,7 @@ from click.testing import Result
 from tests.command import run as run_command
 from tests.lab.theory import subjects
 
-from wqk_lab.theory.findings import WRITERS, Report, save
+from wqk_lab.theory.findings import FINDINGS_WRITERS, StudyReport, save
 from wqk_lab.theory.studying import STATEMENTS
 from wqk_lab.theory.verdict import Sample, Statement, decide, not_tested
 
@@ -67,8 +67,8 @@ def test_files_hold_every_finding(tmp_path: Path) -> None:
     )
     sample = Sample(np.array([[1.5], [np.nan], [1.6]]), "batches")
     findings = (decide(statement, sample), not_tested(statement, "no way"))
-    report = Report("m, step 3", "t", "masked", 1, 2, 8, 0.15, 0, "beware", 2, findings)
-    for ending in WRITERS:
+    report = StudyReport("m, step 3", "t", "masked", 1, 2, 8, 0.15, 0, "beware", 2, findings)
+    for ending in FINDINGS_WRITERS:
         save([report, report], tmp_path / f"findings{ending}")
     both = json.loads((tmp_path / "findings.json").read_text())["reports"]
     assert both[0] == both[1]

@@ -17,7 +17,7 @@ from wqk.checkpoints import Part
 from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
 from wqk_lab.theory.evidence import Evidence
-from wqk_lab.theory.findings import Report
+from wqk_lab.theory.findings import StudyReport
 from wqk_lab.theory.studying import STATEMENTS, measure, over_seeds, over_steps, study
 from wqk_lab.theory.tails import tails
 from wqk_lab.theory.updates import parameter_gradients
@@ -242,7 +242,7 @@ def test_models_that_differ_in_kind_are_not_taken_together(place, masked, causal
     assert len(over_steps([causal, causal])) == len(causal)
     subjects.save(subjects.bert(decoder=True, num_hidden_layers=1), place / "shallow")
     refs = [str(place / "run-0"), str(place / "shallow")]
-    last: Report = study(refs, place / "tokens.npy", **SMALL)[-1]
+    last: StudyReport = study(refs, place / "tokens.npy", **SMALL)[-1]
     assert "different numbers of layers" in one(last.findings, "Theorems 2.3 and S1.12, W_qk").why
 
 

@@ -21,7 +21,7 @@ from wqk_lab.runs.groups import cells, modes
 from wqk_lab.training.conversion import continued, open_parent
 from wqk_lab.training.corpus import TokenStore
 from wqk_lab.training.experiments import Trial, read_experiments, run_experiments
-from wqk_lab.training.objectives import Rows
+from wqk_lab.training.objectives import TokenRows
 from wqk_lab.training.recipe import Recipe, make_recipe
 from wqk_lab.training.training import train
 
@@ -73,13 +73,13 @@ def test_blocks_go_on_where_the_parent_s_ended(decoder, tmp_path, monkeypatch):
     assert continued(recipe, "child-1", {}).batches_before == 9
     assert continued(recipe, "child-1", {"objective": "masked-next"}).mode == "decoder"
     drawn: list[int] = []
-    plain = Rows.drawn
+    plain = TokenRows.drawn
 
-    def noted(self: Rows, batch: int, *, seed: int, index: int) -> np.ndarray:
+    def noted(self: TokenRows, batch: int, *, seed: int, index: int) -> np.ndarray:
         drawn.append(index)
         return plain(self, batch, seed=seed, index=index)
 
-    monkeypatch.setattr(Rows, "drawn", noted)
+    monkeypatch.setattr(TokenRows, "drawn", noted)
     train(recipe, None, tmp_path / "child", parent=decoder.folder)
     assert drawn[:3] == [6, 7, 8]
 

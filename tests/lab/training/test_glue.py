@@ -20,7 +20,7 @@ from wqk.errors import CheckpointError, CorpusError, HubError, RunError
 from wqk.tables.run import create_run
 from wqk_lab.training import glue
 from wqk_lab.training.glue import FineTuning, by_start, fine_tune
-from wqk_lab.training.glue_tasks import SentenceTask, Split, baselines, judge, read_task
+from wqk_lab.training.glue_tasks import SentenceTask, TaskSplit, baselines, judge, read_task
 
 WORDS = ["good", "bad", *(f"w{n}" for n in range(12))]
 SIZES = sizes(32, 1, 2, intermediate_size=64, vocab_size=len(WORDS) + 4, pad_token_id=0)
@@ -42,14 +42,14 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def rows(count: int, label: Any, seed: int = 0) -> Split:
+def rows(count: int, label: Any, seed: int = 0) -> TaskSplit:
     rng = np.random.default_rng(seed)
     moods = rng.integers(2, size=count)
     texts = [
         (" ".join([*rng.choice(WORDS[2:], 4), WORDS[1 - mood], *rng.choice(WORDS[2:], 2)]),)
         for mood in moods
     ]
-    return Split(texts, [label(int(mood)) for mood in moods])
+    return TaskSplit(texts, [label(int(mood)) for mood in moods])
 
 
 def task(name: str = "mood", label: Any = int) -> SentenceTask:
@@ -96,7 +96,9 @@ def trained(encoder: Path, tmp_path: Path) -> Path:
 
 
 def encoded(folder: Path, *texts: tuple[str, ...]) -> list[dict[str, list[int]]]:
-    pair = SentenceTask("p", Split([("w1", "w2")] * 2, [0, 1]), Split([("w1", "w2")], [0]), 2)
+    pair = SentenceTask(
+        "p", TaskSplit([("w1", "w2")] * 2, [0, 1]), TaskSplit([("w1", "w2")], [0]), 2
+    )
     tokenizer, network = glue._load(str(folder), pair)
     return [
         {k: v[0].tolist() for k, v in glue._encode(tokenizer, [each], network, HOW).items()}
@@ -178,7 +180,7 @@ def test_long_texts_are_cut_to_what_a_run_s_checkpoint_takes(encoder: Path, tmp_
 
 
 def test_metrics_by_hand() -> None:
-    split = Split([("x",)] * 4, [0, 0, 1, 1])
+    split = TaskSplit([("x",)] * 4, [0, 0, 1, 1])
     for name, classes, guesses, expected in (
         ("cola", 2, [0, 1, 1, 1], {"matthews": 2 / 12**0.5}),
         ("mrpc", 2, [0, 1, 1, 1], {"f1": 0.8, "accuracy": 0.75}),

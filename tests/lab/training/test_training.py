@@ -23,9 +23,9 @@ from wqk_lab.training.objectives import (
     HELD_OUT_MASKS,
     MASKS,
     Objective,
-    Rows,
     RowSelection,
     Task,
+    TokenRows,
     loss_of,
     stream_seed,
 )
@@ -130,7 +130,7 @@ def test_the_held_out_loss_is_what_it_says(run: Run, corpus: TokenStore) -> None
     import transformers
 
     model = transformers.AutoModelForMaskedLM.from_pretrained(run.checkpoints[-1][1]).eval()
-    blocks = Rows(corpus.tokens("held_out"), 16).spaced(16)
+    blocks = TokenRows(corpus.tokens("held_out"), 16).spaced(16)
     losses = []
     for index in range(2):
         some = blocks[8 * index : 8 * index + 8]
@@ -145,7 +145,7 @@ def test_the_loss_is_that_of_the_start_and_without_the_penalty(corpus, trained):
     plain = trained("plain", **once).metrics
     penalty = {"penalty": "symmetric", "penalty_weight": 3.0}
     penalized = trained("penalized", **once, **penalty).metrics
-    task = asked(tiny(), Rows(corpus.tokens("train"), 16).drawn(8, seed=1, index=0), MASKS, 0)
+    task = asked(tiny(), TokenRows(corpus.tokens("train"), 16).drawn(8, seed=1, index=0), MASKS, 0)
     model = tiny_model(dropout=0.5).train()
     torch.manual_seed(stream_seed(1, DROPOUT, 1))  # of the first step, in whatever state it begins
     expected = loss_of(model, RowSelection(model), task).item()

@@ -53,7 +53,7 @@ from wqk.errors import (
 )
 from wqk.model import open as open_model
 from wqk.scanning.scan import plan_bytes, scan
-from wqk.scanning.surveys.model_sets import PREFIX, model_set, read_list
+from wqk.scanning.surveys.model_sets import SET_PREFIX, model_set, read_list
 from wqk.storage.buckets import BucketFolder, matching_folders
 from wqk.storage.hub_files import within_deadline
 from wqk.storage.references import (
@@ -180,7 +180,7 @@ def _single_refs(refs: Iterable[str]) -> Iterator[str]:
                 raise CheckpointError(
                     f"{ref[1:]}: a list cannot include another list, got {redacted(entry)}"
                 )
-            if entry.startswith(PREFIX):
+            if entry.startswith(SET_PREFIX):
                 yield from model_set(entry)
             else:
                 yield entry
@@ -378,7 +378,7 @@ def _score(options: Options, job: Job, hub: HubAccess) -> tuple[ScoreTable, str 
 
 
 # Seconds to wait for a Dask scheduler's answer.
-TIMEOUT = 10
+DASK_TIMEOUT = 10
 
 
 class WorkerDied(Exception):
@@ -526,7 +526,7 @@ def dask_executor(address: str) -> Iterator[Executor]:
     with required_by("a Dask cluster", "cluster"):
         distributed: Any = importlib.import_module("distributed")
     try:
-        client = distributed.Client(address, timeout=TIMEOUT, set_as_default=False)
+        client = distributed.Client(address, timeout=DASK_TIMEOUT, set_as_default=False)
     except (OSError, ValueError) as error:
         reason = all_lines(error)
         raise RunError(

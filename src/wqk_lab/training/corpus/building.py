@@ -25,7 +25,7 @@ from wqk._files import unwritable, write_atomically
 from wqk._machine import usable_cores
 from wqk._version import __version__
 from wqk.errors import CorpusError
-from wqk_lab.training.corpus.reading import Source, find_source
+from wqk_lab.training.corpus.reading import TextSource, find_source
 from wqk_lab.training.corpus.settings import ALPHABET, VOCABULARY_SIZE, CorpusOptions
 from wqk_lab.training.corpus.store import SPLITS, TokenStore
 from wqk_lab.training.corpus.tokenizing import (
@@ -46,7 +46,7 @@ SHARD = 4_000_000
 
 # A shard's columns: the source, 64 bits of the text's BLAKE2, which decide whether it is held out,
 # and its length.
-SCHEMA = {
+SHARD_SCHEMA = {
     "source": pl.UInt32(),
     "hash": pl.UInt64(),
     "length": pl.UInt64(),
@@ -171,7 +171,7 @@ def _save(path: Path, frame: pl.DataFrame) -> None:
 
 
 def _gather(
-    work: Path, sources: Sequence[Source], options: CorpusOptions, tell: Tell
+    work: Path, sources: Sequence[TextSource], options: CorpusOptions, tell: Tell
 ) -> list[dict[str, Any]]:
     """Copy the documents into shards; return each source's name and counts."""
     progress = CorpusProgress("reading")
@@ -196,7 +196,7 @@ def _gather(
     ]
 
 
-def _shards(sources: Sequence[Source], options: CorpusOptions) -> Iterator[pl.DataFrame]:
+def _shards(sources: Sequence[TextSource], options: CorpusOptions) -> Iterator[pl.DataFrame]:
     """Shards of the documents, up to the limits."""
     documents = characters = 0
     most_documents = options.max_documents or float("inf")
@@ -214,10 +214,10 @@ def _shards(sources: Sequence[Source], options: CorpusOptions) -> Iterator[pl.Da
             documents += 1
             characters += len(text)
             if characters >= end:
-                yield pl.DataFrame(shard, schema=SCHEMA, orient="row")
+                yield pl.DataFrame(shard, schema=SHARD_SCHEMA, orient="row")
                 shard, end = [], characters + SHARD
     if shard:
-        yield pl.DataFrame(shard, schema=SCHEMA, orient="row")
+        yield pl.DataFrame(shard, schema=SHARD_SCHEMA, orient="row")
 
 
 def _held_out(work: Path, options: CorpusOptions) -> int:

@@ -25,14 +25,14 @@ from wqk.errors import CorpusError, WqkError, all_lines, required_by
 
 # A longer document or line of JSON is more likely a mistake than a text, and the tokenizers library
 # would need 100 bytes per character of it.
-LONGEST = 10_000_000
+LONGEST_TEXT = 10_000_000
 
 # Seconds until the network must have responded.
 SECONDS = 5
 
 
 @dataclass(frozen=True)
-class Source:
+class TextSource:
     """One of the texts of a corpus: local files in reading order, or how to load it from the Hub.
 
     The name is that of the header, without local folders.
@@ -55,7 +55,7 @@ class Source:
         return itertools.chain.from_iterable(texts)
 
 
-def find_source(text: str, subset: str | None, split: str | None) -> Source:
+def find_source(text: str, subset: str | None, split: str | None) -> TextSource:
     """Return the source that a command-line argument names; CorpusError if it names none.
 
     Examples
@@ -68,12 +68,12 @@ def find_source(text: str, subset: str | None, split: str | None) -> Source:
     path = Path(text)
     try:
         if path.is_dir():
-            return Source(path.resolve().name, tuple(_files_in(path)))
+            return TextSource(path.resolve().name, tuple(_files_in(path)))
         if path.exists():
             if not is_readable(path):
                 raise CorpusError(f"{path}: expected a file with the ending {_formats()}")
             require_file(path, CorpusError)
-            return Source(path.name, (path,))
+            return TextSource(path.name, (path,))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise CorpusError(f"{text}: cannot be read ({reason})") from None
@@ -86,7 +86,7 @@ def find_source(text: str, subset: str | None, split: str | None) -> Source:
             f"owner/name, or one of {', '.join(_named())}"
         )
     chosen = {"subset": subset, "split": split}
-    return Source(text, hub=hub | {name: value for name, value in chosen.items() if value})
+    return TextSource(text, hub=hub | {name: value for name, value in chosen.items() if value})
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -137,7 +137,7 @@ def _require_network(name: str, hub: Mapping[str, Any], advice: str) -> None:
 
 
 def read_documents(path: Path, field: str, document: str) -> Iterator[str]:
-    r"""Yield the texts of a file, in order; CorpusError if one cannot be read or exceeds `LONGEST`.
+    r"""Yield the texts of a file, in order; CorpusError if a text is unreadable or too long.
 
     ``field`` names the text in JSON, CSV and Parquet; ``document`` says what a document is in
     plain text: the ``file``, a ``paragraph`` between blank lines, or a ``line``.
@@ -154,7 +154,7 @@ def read_documents(path: Path, field: str, document: str) -> Iterator[str]:
     """
     try:
         for text in FORMATS[ending(path)](path, field, document):
-            if len(text) > LONGEST:
+            if len(text) > LONGEST_TEXT:
                 raise _too_long(path, "document", "split it, or cut text with document=paragraph")
             # Half of a surrogate pair is not a character; UTF-8 decoders replace it, too.
             yield text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
@@ -216,26 +216,26 @@ def ending(path: Path) -> str:
 def _plain(path: Path, field: str, document: str) -> Iterator[str]:
     with opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig") as lines:
         if document == "file":
-            yield lines.read(LONGEST + 1)
+            yield lines.read(LONGEST_TEXT + 1)
             return
         gathered = io.StringIO()
-        for line in iter(lambda: lines.readline(LONGEST + 1), ""):
+        for line in iter(lambda: lines.readline(LONGEST_TEXT + 1), ""):
             gathered.write(line)
             if document == "line" or not line.strip():
                 yield gathered.getvalue().strip("\n")
                 gathered = io.StringIO()
-            elif gathered.tell() > LONGEST:
+            elif gathered.tell() > LONGEST_TEXT:
                 raise _too_long(path, "paragraph", "cut it with document=line")
         yield gathered.getvalue().strip("\n")
 
 
 def _json_lines(path: Path, field: str, document: str) -> Iterator[str]:
     with opened(path) as file:
-        for number, line in enumerate(iter(lambda: file.readline(4 * LONGEST + 1), b""), 1):
+        for number, line in enumerate(iter(lambda: file.readline(4 * LONGEST_TEXT + 1), b""), 1):
             where = f"{path}, line {number}"
-            if len(line) > 4 * LONGEST:
+            if len(line) > 4 * LONGEST_TEXT:
                 raise CorpusError(
-                    f"{where}: longer than {4 * LONGEST:,} bytes; expected one object"
+                    f"{where}: longer than {4 * LONGEST_TEXT:,} bytes; expected one object"
                 )
             try:
                 row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
@@ -279,7 +279,7 @@ def _no_field(where: str, field: str, names: list[str]) -> CorpusError:
 
 
 def _too_long(path: Path, kind: str, advice: str) -> CorpusError:
-    return CorpusError(f"{path}: a {kind} of more than {LONGEST:,} characters; {advice}")
+    return CorpusError(f"{path}: a {kind} of more than {LONGEST_TEXT:,} characters; {advice}")
 
 
 @contextmanager

@@ -124,7 +124,7 @@ def test_parquet_without_the_field_or_with_numbers_is_refused(tmp_path: Path) ->
 
 
 def test_what_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "LONGEST", 100)
+    monkeypatch.setattr(reading, "LONGEST_TEXT", 100)
     for name, content, document, fault in (
         ("a.txt", "a" * 101, "file", "document=paragraph"),
         ("a.jsonl", '{"text": "' + "a" * 400 + '"}\n', "file", "line 1: longer than 400 bytes"),

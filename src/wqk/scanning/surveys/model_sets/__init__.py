@@ -6,8 +6,8 @@ from pathlib import Path
 
 from wqk.errors import CheckpointError, UnknownName
 
-DATA = Path(__file__).parent / "data"
-PREFIX = "paper:"
+SETS_FOLDER = Path(__file__).parent / "data"
+SET_PREFIX = "paper:"
 
 # Most characters that are read of a list of refs.
 LARGEST_LIST = 2**24
@@ -21,7 +21,7 @@ def model_sets() -> list[str]:
     >>> model_sets()
     ['paper:audio', 'paper:encoder-decoder', 'paper:language', 'paper:vision']
     """
-    return [PREFIX + path.stem for path in sorted(DATA.glob("*.txt"))]
+    return [SET_PREFIX + path.stem for path in sorted(SETS_FOLDER.glob("*.txt"))]
 
 
 def model_set(name: str) -> list[str]:
@@ -38,7 +38,7 @@ def model_set(name: str) -> list[str]:
             name=name,
             close=model_sets(),
         )
-    return read_list(DATA / f"{name.removeprefix(PREFIX)}.txt")
+    return read_list(SETS_FOLDER / f"{name.removeprefix(SET_PREFIX)}.txt")
 
 
 def read_list(path: Path) -> list[str]:
