@@ -44,7 +44,7 @@ def _projections(folder: Path) -> Any:
 
 
 def _safetensors(folder: Path) -> Callable[[], float]:
-    """Reads the same tensors whole and computes nothing."""
+    """Read the same tensors whole and compute nothing."""
 
     def run() -> float:
         for _ in _projections(folder):

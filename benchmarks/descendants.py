@@ -95,7 +95,7 @@ class Model:
         return replace(self, tensors=tensors)
 
     def with_layers(self, order: Sequence[int]) -> Model:
-        """These layers, in this order."""
+        """Return a model with these layers, in this order."""
         (prefix,) = (p for p in _LAYERS if any(name.startswith(p) for name in self.tensors))
         tensors = {k: v for k, v in self.tensors.items() if not k.startswith(prefix)}
         for new, old in enumerate(order):
@@ -230,7 +230,7 @@ def prune_heads(model: Model, keep: int) -> Model:
 
 
 def quantized(model: Model, bits: int) -> Model:
-    """Rounded to integers, with a scale for every 32 weights of a row."""
+    """Round to integers, with a scale for every 32 weights of a row."""
 
     def rounded(weight: np.ndarray, layer: int, side: int) -> np.ndarray:
         blocks = weight.reshape(-1, 32)

@@ -84,7 +84,7 @@ def rate(step: int, doublings: float) -> float:
 
 
 def train(text: torch.Tensor, seed: int, doublings: float, steps: int) -> dict[str, list[float]]:
-    """The loss and, over heads and layers, the median measures of Δ₂ of one step, at each look."""
+    """Train, and return the loss and the median measures of Δ₂ of one step, at each look."""
     torch.manual_seed(seed)
     model = Decoder()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
@@ -113,7 +113,7 @@ def train(text: torch.Tensor, seed: int, doublings: float, steps: int) -> dict[s
 
 
 def warning(curve: np.ndarray, healthy: np.ndarray) -> int | None:
-    """The first step at which a curve has left the healthy ones', (runs, looks), if it does."""
+    """Return the first step at which a curve has left the healthy ones', (runs, looks), if any."""
     mean = healthy.mean(axis=0)
     spread = np.abs(healthy - mean).max(axis=0)
     smooth = np.convolve(np.pad(spread, 4, mode="edge"), np.ones(9) / 9, mode="valid")
@@ -125,7 +125,7 @@ def warning(curve: np.ndarray, healthy: np.ndarray) -> int | None:
 
 
 def diverged(losses: np.ndarray) -> int | None:
-    """The first step from which on the loss stays half a nat above its minimum until then."""
+    """Return the first step from which the loss stays half a nat above its minimum until then."""
     above = ~(losses <= np.minimum.accumulate(losses) + 0.5)
     return None if not above[-1] else int(len(above) - np.argmin(above[::-1])) * LOOK + LOOK
 

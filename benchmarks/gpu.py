@@ -74,7 +74,7 @@ PRECISIONS = ("float32", "TF32", "bfloat16")
 
 
 def build(name: str, device: str, dtype: torch.dtype) -> Any:
-    """A random model, whose queries and keys are large enough for logits that say something."""
+    """Return a random model with queries and keys large enough for meaningful logits."""
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")(**MODELS[name])
     last = {"Bert": "ForMaskedLM", "GPT2": "LMHeadModel"}.get(name, "ForCausalLM")
@@ -95,7 +95,7 @@ def logits(model: Any, inputs: torch.Tensor) -> np.ndarray:
 
 
 def clipped(model: Any, inputs: torch.Tensor) -> np.ndarray:
-    """The largest logits after half of the heads were clipped, next to what clipping promises."""
+    """Return the largest logits after half of the heads were clipped, and the promised ones."""
     model = copy.deepcopy(model)
     before = logits(model, inputs)
     limit = float(np.median(before))
@@ -193,7 +193,7 @@ def print_scans(device: str, layers: int, rounds: int) -> None:
 
 
 def look_of(monitor: wqk.Monitor) -> Callable[[], object]:
-    """A look at the next step; the first one, which has no change to score, is taken here."""
+    """Look at the next step; the first look, which has no change to score, is taken here."""
     steps = count()
     monitor.look(next(steps))
     return lambda: monitor.look(next(steps))

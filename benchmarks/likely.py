@@ -120,7 +120,7 @@ def _pair(
 def _centered(
     factor: Factor, head: int, moments: VectorMoments, root: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A head's queries or keys as a matrix (R, D) of standard normal numbers, and their mean."""
+    """Return a head's queries or keys as a matrix (R, D) of normal numbers, and their mean."""
     weight = factor.weight[head].astype(np.float64)
     bias = 0.0 if factor.bias is None else factor.bias[head]
     return weight @ root, weight @ moments.mean + bias

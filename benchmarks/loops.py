@@ -203,7 +203,7 @@ class Plain(nn.Module):  # type: ignore[misc]
         self.register_buffer("turns", torch.stack([angles.cos(), angles.sin()]))
 
     def rotated(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalized (B, H, N, R), turned by their positions."""
+        """Normalize (B, H, N, R) and turn by positions."""
         cos, sin = self.turns
         a, b = rms_norm(x, x.shape[-1:]).chunk(2, -1)
         return torch.cat([a * cos + b * sin, b * cos - a * sin], -1)
@@ -228,7 +228,7 @@ class Plain(nn.Module):  # type: ignore[misc]
 
 
 def train_plainly(recipe: Recipe, store: TokenStore, folder: Path) -> LossCurve:
-    """A loop of a few lines, with nanochat's rates: constant, then falling over the last fifth."""
+    """Train in a few lines, with nanochat's rates: constant, then falling over the last fifth."""
     torch.manual_seed(recipe.seed)
     objective = objective_of(recipe, store)
     model = Plain(recipe, objective, store.vocabulary_size).to(DEVICE)

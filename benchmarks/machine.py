@@ -48,7 +48,7 @@ def reading(path: Path, count: int) -> Callable[[], object]:
 
 
 def own_products(folder: Path) -> Callable[[], object]:
-    """A call that repeats the matrix products of a scan of this checkpoint, and nothing else.
+    """Return a function that repeats the matrix products of a scan of this checkpoint.
 
     Their operands are kept as the scan had them, in the same layout of memory; but they are made in
     this thread, since they would take the memory that a scan's own threads use again.

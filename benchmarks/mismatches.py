@@ -58,7 +58,7 @@ def noise(weight: np.ndarray, heads: int) -> np.ndarray:
 
 
 def moved(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Queries times 3, keys divided by it."""
+    """Multiply queries by 3 and divide keys by 3."""
     return weight * np.float32(3.0 if heads == LLAMA_3_8B.heads else 1 / 3)
 
 

@@ -140,7 +140,7 @@ def print_dense(folder: Path, shape: Shape, rounds: int) -> None:
 
 
 def print_measures(folder: Path, shape: Shape, rounds: int) -> None:
-    """Scans with measures next to the plain one, and `wqk.same` of a checkpoint with itself.
+    """Print scans with measures next to the plain scan, and `wqk.same` of equal checkpoints.
 
     All heads and layers are scored; the spectra of the heads alone are taken from one block.
     """

@@ -55,7 +55,7 @@ class Line:
             write(piece)
 
     def busy(self) -> float:
-        """The share of the time between the first and the last byte of weights on the line."""
+        """Return the share of the time between first and last byte of weights on the line."""
         start = min(begin for begin, _, _ in self.sent)
         stop = max(end for _, end, _ in self.sent)
         return sum(end - begin for begin, end, _ in self.sent) / (stop - start)

@@ -133,7 +133,7 @@ def train_plainly(
 
 
 def train_ours(recipe: Recipe, store: TokenStore, folder: str, clock: Clock) -> None:
-    """The whole of it, with metrics, scores and a checkpoint at the end."""
+    """Train with everything: metrics, scores and a checkpoint at the end."""
     train(recipe, store.folder, folder, on_progress=clock.on_progress)
 
 

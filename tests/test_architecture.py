@@ -244,6 +244,14 @@ def test_every_name_that_the_pages_document_exists() -> None:
         pkgutil.resolve_name(name)
 
 
+def test_the_reading_list_names_files() -> None:
+    page = (SOURCE.parents[1] / "docs/contributing.md").read_text("utf-8")
+    reading = page.partition("## Read first")[2].partition("## The map")[0]
+    files = re.findall(r"`(\w+(?:/\w+)*\.py)`", reading)
+    assert len(files) > 20
+    assert [file for file in files if not (SOURCE / file).is_file()] == []
+
+
 def test_every_synonym_stands_for_a_public_name() -> None:
     import wqk_lab
 

@@ -124,7 +124,7 @@ def _print_table(trials: Sequence[Trial], speed: float | None) -> None:
 
 
 def _print_comparisons(trials: Sequence[Trial], below: float | None) -> None:
-    """The initializations of each recipe against the first, as far as their runs are done."""
+    """Compare the initializations of each recipe with the first, as far as runs are done."""
     from wqk.cli import display
     from wqk_lab.cli.speedup import lines_of
     from wqk_lab.runs.speedup import SMOOTHING, speedups

@@ -25,7 +25,7 @@ IN_A_PIPE = 400
 
 
 def some_steps(text: str) -> tuple[int, ...]:
-    """Steps of a run: ``all``, which is the empty choice, or numbers and ranges."""
+    """Parse the steps of a run: ``all``, which is the empty choice, or numbers and ranges."""
     return () if text == "all" else RANGES(text)
 
 
@@ -135,7 +135,7 @@ def _progress(name: str, done: int, total: int) -> dict[str, Any]:
 
 
 def _print_findings(report: StudyReport, verbose: bool) -> None:
-    """The tally, a line for each finding, and why the other statements could not be tested."""
+    """Print the tally, a line for each finding, and the reasons of untested statements."""
     from rich.text import Text
 
     from wqk.cli import display

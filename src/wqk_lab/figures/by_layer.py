@@ -166,7 +166,7 @@ ENDS = tuple(f"{score}_{end}" for score in SCORE_LABELS for end in ENDINGS)
 
 
 def distance_rows(table: ScoreTable | None) -> pl.DataFrame:
-    """A row for each layer and distance: ``title`` (the model), ``layer``, ``distance``, scores.
+    """Return a row for each layer and distance: ``title``, ``layer``, ``distance``, scores.
 
     Each score is followed by the ends of its range by chance (``symmetry_untrained_low``, …), null
     where the table does not tell the forms' width and rank.
@@ -231,7 +231,7 @@ PANEL_COLUMNS = 6
 
 
 def coupling_rows(blocks: Sequence[BlockDetails]) -> pl.DataFrame:
-    """A row for each pair of heads: ``title`` (the model), ``layer``, ``a``, ``b``, ``coupling``.
+    """Return a row for each pair of heads: ``title``, ``layer``, ``a``, ``b``, ``coupling``.
 
     Raises
     ------

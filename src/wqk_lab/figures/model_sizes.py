@@ -153,7 +153,7 @@ def _own_rows(table: ScoreTable | None) -> pl.DataFrame:
 
 
 def _whole_models(table: ScoreTable) -> ScoreTable:
-    """The table without checkpoints that hold only queries and keys: their size is unknown."""
+    """Return the table without checkpoints that only contain queries and keys."""
     layers = table.layers.frame.unique(["checkpoint", "revision", "step", "stack", "kind", "layer"])
     # The layer's form has rank G·R: its keys hold G·R·D weights, its queries H/G times as many.
     weights = pl.col("rank") * (
@@ -245,7 +245,7 @@ def _look(row: Mapping[str, Any], faint: bool) -> dict[str, Any]:
 
 
 def _handles(rows: pl.DataFrame) -> list[Line2D]:
-    """The legend: encoders, decoders, and the reasons for hollow markers, with their numbers."""
+    """Return the legend: encoders, decoders, and the numbered reasons for hollow markers."""
     from matplotlib.lines import Line2D
 
     groups = {

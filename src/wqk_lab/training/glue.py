@@ -115,7 +115,7 @@ def differences(candidate: TaskResult, reference: TaskResult, metric: str) -> Pa
 
 
 def over_runs(start: str, results: Mapping[int, TaskResult]) -> TaskResult:
-    """Runs of one initialization as one result, with a value for each seed of pre-training.
+    """Combine runs of one initialization into a result with a value for each seed.
 
     That is the run's mean over its fine-tunings, whose spread says nothing about other runs.
 

@@ -78,7 +78,7 @@ def uniform(shapes: Shapes, rng: np.random.Generator, *, roles: tuple[str, ...])
 def mimetic(
     shapes: Shapes, rng: np.random.Generator, *, alpha: float = 0.7, beta: float = 0.7
 ) -> Weights:
-    """Queries and keys whose product is nearly α Z + β I (Trockman & Kolter, 2023).
+    """Return queries and keys whose product is nearly α Z + β I (Trockman & Kolter, 2023).
 
     Of each head's D × D target, with entries of Z drawn from N(0, 1/D), the R largest singular
     values are kept; each side takes their roots. Query heads that share a key head have different

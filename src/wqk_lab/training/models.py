@@ -49,7 +49,7 @@ TOKEN_NAMES = {
 def build_model(
     recipe: Recipe, vocabulary_size: int, special: Mapping[str, int]
 ) -> PreTrainedModel:
-    """A new model whose weights are determined by the recipe's seed; ``init`` is not applied here.
+    """Return a new model with weights from the recipe's seed; ``init`` is not applied here.
 
     An encoder and a decoder of one architecture and seed start with equal weights and differ only
     in the causal mask. RunError if transformers has no such model, or if it has fewer positions

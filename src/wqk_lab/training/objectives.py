@@ -54,7 +54,7 @@ class TokenRows:
 
     @classmethod
     def of(cls, store: TokenStore, split: str, recipe: Recipe) -> TokenRows:
-        """The rows that a recipe makes of a store's split; documents need a padding token."""
+        """Return the rows that a recipe makes of a split; documents need a padding token."""
         if recipe.rows == "blocks":
             return cls(store.tokens(split), recipe.block)
         if "padding" not in store.special:

@@ -185,7 +185,7 @@ def train(
 def _parent(
     recipe: Recipe | None, parent: str | PathLike[str] | None, folder: Path, resume: bool
 ) -> Parent | None:
-    """The run to take the weights from: for a new run, and for one that has to start over."""
+    """Return the run to take the weights from, for a new run and for one that starts over."""
     from wqk_lab.training.conversion import open_parent
 
     if resume:

@@ -95,7 +95,7 @@ def learn_words(
 
 
 def read_words(path: Path, lower: bool) -> str:
-    """A WordPiece tokenizer from a ``vocab.txt`` with one token per line, numbered by line."""
+    """Return a WordPiece tokenizer from a ``vocab.txt`` with one token per line."""
     lines = read_text(path, CorpusError, "; expected one token per line").split("\n")
     pieces = [line.rstrip("\r") for line in (lines if lines[-1] else lines[:-1])]
     names = {piece: number for number, piece in enumerate(pieces)}
