@@ -235,20 +235,13 @@ def tell(message: str) -> None:
 
 
 def run(command: Callable[..., Any]) -> int:
-    """Run the command with the process's own arguments and streams; returns the exit status."""
+    """Run the command with the process's own arguments and streams, and return the exit status."""
     _open_streams()
-    # Overflow shows in the result, or in the one line of an error; NumPy's warnings repeat it.
-    warnings.filterwarnings("ignore", category=RuntimeWarning)
-    status = 0
     try:
-        try:
-            command(prog_name="wqk")
-        except SystemExit as exit_request:
-            status = (
-                exit_request.code
-                if isinstance(exit_request.code, int)
-                else int(exit_request.code is not None)
-            )
+        with warnings.catch_warnings():
+            # Overflow shows in the result, or in the line of an error; NumPy's warnings repeat it.
+            warnings.filterwarnings("ignore", category=RuntimeWarning)
+            status = _status_of(command)
         sys.stdout.flush()
     except BrokenPipeError:
         status = 141
@@ -264,6 +257,17 @@ def run(command: Callable[..., Any]) -> int:
         except (OSError, ValueError):
             _discard(stream)
     return status
+
+
+def _status_of(command: Callable[..., Any]) -> int:
+    """Run the command; the exit status is an argument of the `SystemExit` that click raises."""
+    try:
+        command(prog_name="wqk")
+    except SystemExit as exit_request:
+        if isinstance(exit_request.code, int):
+            return exit_request.code
+        return 0 if exit_request.code is None else 1
+    return 0
 
 
 def _discard(stream: Any) -> None:

@@ -146,7 +146,7 @@ def result(report: StudyReport) -> str:
         remark = f"; {counted(untested, 'other')} described or identities" if untested else ""
         return f"None of the statements could be tested on {report.model}{remark}."
 
-    def said(verdict: Verdict, singular: str, plural: str) -> str:
+    def with_count(verdict: Verdict, singular: str, plural: str) -> str:
         count = tally[verdict]
         return f"{count or 'none'} {plural if count > 1 else singular}"
 
@@ -155,14 +155,19 @@ def result(report: StudyReport) -> str:
         for f in report.findings
         if f.verdict == "fails" and f.statement.about_model
     )
-    named = "; ".join([*failing][:MOST_NAMED]) + "; …" * (len(failing) > MOST_NAMED)
-    doubt = f", if the reservation above does not matter ({report.caveat})" if report.caveat else ""
-    return (
+    sentence = (
         f"Of {counted(tested, 'statement')} tested on {report.model}, "
-        f"{said('holds', 'holds', 'hold')}, {said('fails', 'fails', 'fail')} and "
-        f"{said('undecided', 'is undecided', 'are undecided')}{doubt}"
-        + (f". Failing: {named}." if failing else ".")
+        f"{with_count('holds', 'holds', 'hold')}, {with_count('fails', 'fails', 'fail')} and "
+        f"{with_count('undecided', 'is undecided', 'are undecided')}"
     )
+    if report.caveat:
+        sentence += f", if the reservation above does not matter ({report.caveat})"
+    if failing:
+        listed = "; ".join([*failing][:MOST_NAMED])
+        sentence += f". Failing: {listed}"
+    if len(failing) > MOST_NAMED:
+        sentence += "; …"
+    return f"{sentence}."
 
 
 def save(reports: Sequence[StudyReport], path: Path) -> None:

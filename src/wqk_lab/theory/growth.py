@@ -131,12 +131,17 @@ def as_printed(update: LayerUpdate) -> float:
 
 def _groupings(update: LayerUpdate) -> dict[str, float]:
     """Return the largest difference of the two sums, and of columns and rows in total."""
-    x, beta = (a.astype(np.float64) for a in update)
-    added = contributions(x, beta)
+    x, beta = update.inputs.astype(np.float64), update.beta.astype(np.float64)
     by_context = np.einsum("bnm,bnk->mk", beta.swapaxes(-1, -2) @ x, x)
     by_prediction = np.einsum("bnm,bnk->mk", x, beta @ x)
-    errors = [ratio(np.abs(by_context - by_prediction).max(), np.abs(by_context).max())]
-    errors += [abs(ratio(c.sum(), r.sum()) - 1) for c, r in (added[:2], added[2:])]
+    added = contributions(x, beta)
+    context_ratio = ratio(added.context_columns.sum(), added.context_rows.sum())
+    prediction_ratio = ratio(added.prediction_columns.sum(), added.prediction_rows.sum())
+    errors = (
+        ratio(np.abs(by_context - by_prediction).max(), np.abs(by_context).max()),
+        abs(context_ratio - 1),
+        abs(prediction_ratio - 1),
+    )
     return {"largest": max(errors)}
 
 

@@ -133,27 +133,41 @@ class Estimate:
         """
         values = sample.values[np.isfinite(sample.values).any(axis=1)]
         values = values[:, np.isfinite(values).any(axis=0)]
-        axes = [np.nanmean(values, axis=1), np.nanmean(values, axis=0)] if values.size else []
-        value = float(np.mean(axes[0])) if axes else math.nan
-        several = [means for means in axes if len(means) > 1]
         over = _over(values, sample)
-        if not several:
+        value = math.nan
+        means_of_axes = []  # means of the units, and means of the layers
+        if values.size:
+            means_of_axes = [np.nanmean(values, axis=1), np.nanmean(values, axis=0)]
+            value = float(np.mean(means_of_axes[0]))
+        several = [means for means in means_of_axes if len(means) > 1]
+        if not several:  # a single number has no interval
             return cls(value, -math.inf, math.inf, math.inf, 0.0, 0.0, over)
-        squares, cubes = zip(*map(_cumulants, several), strict=True)
+        variances, third_cumulants = zip(*map(_cumulants, several), strict=True)
         degrees_of_axes = [len(means) - 1 for means in several]
-        total, error = sum(squares), math.sqrt(sum(squares))
+        variance = sum(variances)
+        error = math.sqrt(variance)
         if not error:
             return cls(value, value, value, 0.0, min(degrees_of_axes), 0.0, over)
-        degrees = total**2 / sum(s**2 / n for s, n in zip(squares, degrees_of_axes, strict=True))
-        skewness = sum(cubes) / error**3
-        below, above = (error * _reach(degrees, side * skewness) for side in (1, -1))
-        of_layers = math.sqrt(squares[1]) if len(squares) > 1 else 0.0
-        return cls(value, value - below, value + above, error, degrees, skewness, over, of_layers)
+        degrees = variance**2 / sum(
+            part**2 / axis_degrees
+            for part, axis_degrees in zip(variances, degrees_of_axes, strict=True)
+        )
+        skewness = sum(third_cumulants) / error**3
+        return cls(
+            value=value,
+            low=value - error * _reach(degrees, skewness),
+            high=value + error * _reach(degrees, -skewness),
+            error=error,
+            degrees=degrees,
+            skewness=skewness,
+            over=over,
+            of_layers=math.sqrt(variances[1]) if len(variances) > 1 else 0.0,
+        )
 
     def __str__(self) -> str:
         if self.low == self.high and abs(self.value) < 1e-3:
             return f"{self.value:.0e}" if self.value else "0"
-        digits = 2 if not self.high - self.low < 0.02 else 4
+        digits = 4 if self.high - self.low < 0.02 else 2
         value, low, high = (f"{x:.{digits}f}" for x in (self.value, self.low, self.high))
         return value if low in (high, "-inf") else f"{value} [{low}, {high}]"
 
@@ -257,9 +271,8 @@ class Layers:
     by_chance: float
 
     def __str__(self) -> str:
-        return f"{self.holds} of {self.count} layers hold ({self.by_chance:.1g} by chance)" + (
-            f", {self.fails} fail" if self.fails else ""
-        )
+        text = f"{self.holds} of {self.count} layers hold ({self.by_chance:.1g} by chance)"
+        return f"{text}, {self.fails} fail" if self.fails else text
 
 
 @dataclass(frozen=True, eq=False)
