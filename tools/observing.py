@@ -75,9 +75,9 @@ def exact(model: Any) -> Any:
 
 
 def feed(model: Any) -> dict[str, Any] | None:
-    """The first inputs that the model runs on."""
-    for given in model_feeds(model):
-        tried: dict[str, Any] | None = given
+    """Return the first inputs that the model runs on."""
+    for inputs in model_feeds(model):
+        tried: dict[str, Any] | None = inputs
         for _ in range(5):
             if tried is None:
                 break
@@ -90,7 +90,7 @@ def feed(model: Any) -> dict[str, Any] | None:
     return None
 
 
-def measured(model: Any, given: dict[str, Any], kernel: str) -> Any:
+def measured(model: Any, inputs: dict[str, Any], kernel: str) -> Any:
     """Logits of one pass with a kernel; None if the model does not take the kernel."""
     try:
         model.set_attn_implementation(kernel)
@@ -99,7 +99,7 @@ def measured(model: Any, given: dict[str, Any], kernel: str) -> Any:
     torch.manual_seed(0)
     np.random.seed(0)
     with double_precision():
-        return wqk.logits(model, copy.deepcopy(given))
+        return wqk.logits(model, copy.deepcopy(inputs))
 
 
 def apart(one: Any, other: Any) -> tuple[float, str]:
@@ -119,7 +119,7 @@ def apart(one: Any, other: Any) -> tuple[float, str]:
 
 
 def row_of(model_type: str) -> dict[str, Any]:
-    """What is observed of one type."""
+    """Return the observations of one type."""
     row: dict[str, Any] = {"type": model_type}
     reason = "nothing to build"
     for variant in range(4):
@@ -132,28 +132,28 @@ def row_of(model_type: str) -> dict[str, Any]:
         if hasattr(model, "set_attn_implementation"):
             with suppress(ValueError, ImportError):
                 model.set_attn_implementation("eager")
-        given = feed(model)
-        if given is None:
+        inputs = feed(model)
+        if inputs is None:
             reason = "not run"
             continue
         comparison = Comparison()
         torch.manual_seed(0)
         np.random.seed(0)
         with torch.no_grad(), double_precision(), Observer(model, comparison.add):
-            model(**copy.deepcopy(given))
+            model(**copy.deepcopy(inputs))
         row |= {"ran": True, "logits": comparison.logits, "scores": comparison.scores}
         row |= {"plain": comparison.plain, "changed": comparison.changed}
         row |= {"difference": comparison.difference}
         if comparison.logits + comparison.scores == 0:
             return row
-        eager = measured(model, given, "eager")
+        eager = measured(model, inputs, "eager")
         if eager is None:
             with double_precision():
-                eager = wqk.logits(model, copy.deepcopy(given))
+                eager = wqk.logits(model, copy.deepcopy(inputs))
         row["named"] = sum(not isinstance(name, str) for name in eager.blocks)
         row["blocks"] = len(eager.blocks)
         row["missing"] = {str(name): why for name, why in eager.missing.items()}
-        fused = measured(model, given, "sdpa")
+        fused = measured(model, inputs, "sdpa")
         if fused is not None:
             row["sdpa"], row["where"] = apart(eager, fused)
         return row

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import polars as pl
+
 from wqk.tables.changes import largest_changes, sentences
 from wqk.tables.score_table import ScoreTable
 
 
-def run(*changed: tuple[int, int | None, str, float, float], name: str = "run") -> ScoreTable:
+def run(*changed: tuple[int, int | None, str, float, float], name: str = "run") -> pl.DataFrame:
     """Scores at three steps, of which some go from one value to another."""
     rows: list[dict[str, Any]] = []
     for number, step in enumerate((0, 500, 1000)):
@@ -29,7 +31,7 @@ def run(*changed: tuple[int, int | None, str, float, float], name: str = "run") 
                     if (layer, head) == (at_layer, at_head):
                         row[score] = before + (after - before) * number / 2
                 rows.append(row)
-    return ScoreTable.from_rows(rows)
+    return ScoreTable.from_rows(rows).frame
 
 
 def test_a_head_that_grew_is_named() -> None:
@@ -50,17 +52,17 @@ def test_a_head_that_shrank_and_a_layer_that_became_symmetric_are_named() -> Non
 def test_small_changes_and_single_checkpoints_have_no_sentence() -> None:
     assert not largest_changes(run((0, 0, "norm", 2.0, 2.9), (0, 0, "symmetry", 0.1, 0.19)))
     table = run((0, 0, "norm", 1.0, 9.0))
-    assert not largest_changes(ScoreTable(table.frame.filter(table.frame["step"] == 0)))
+    assert not largest_changes(table.filter(table["step"] == 0))
 
 
 def test_two_runs_are_not_compared_with_each_other() -> None:
     """Each row is compared with itself at another step, not with the same layer of another run."""
-    frames = [run(name="small").frame, run((0, 0, "norm", 50.0, 50.0), name="large").frame]
-    assert not largest_changes(ScoreTable(frames[0].vstack(frames[1])))
+    small, large = run(name="small"), run((0, 0, "norm", 50.0, 50.0), name="large")
+    assert not largest_changes(small.vstack(large))
 
 
 def test_without_rows_of_heads_the_option_is_named() -> None:
     table = run((1, None, "norm", 1.0, 4.0))
-    layers = ScoreTable(table.frame.filter(table.frame["head"].is_null()))
+    layers = table.filter(table["head"].is_null())
     (sentence,) = sentences(layers)
     assert sentence.endswith("grew 4.0-fold (--heads names heads)")

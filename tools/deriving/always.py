@@ -75,15 +75,15 @@ def text_of(roles_by_type: Mapping[str, list[str]]) -> str:
 
 def main() -> None:
     """Write the file."""
-    found: dict[str, list[str]] = {}
+    roles_by_type: dict[str, list[str]] = {}
     for kind, model in default_models():
         try:
             roles = always_had(wqk.open(model).checkpoint)
         except WqkError:
             continue
         if roles:
-            found[kind] = roles
-    FILE.write_text(text_of(found), encoding="utf-8")
+            roles_by_type[kind] = roles
+    FILE.write_text(text_of(roles_by_type), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import polars as pl
 
 from wqk._console import number
-from wqk.tables.score_table import ScoreTable
 
 # Columns that a row keeps over the steps of a run.
 PLACE = ("run", "stack", "kind", "circuit", "distance", "layer", "head")
@@ -63,29 +62,32 @@ class Change:
         return sentence
 
 
-def largest_changes(table: ScoreTable) -> list[Change]:
+def largest_changes(scores: pl.DataFrame) -> list[Change]:
     """Return the largest change of each score over the steps, if it is not small.
+
+    ``scores`` is the frame of a score table.
 
     Examples
     --------
+    >>> from wqk.tables.score_table import ScoreTable
     >>> rows = [
     ...     {"checkpoint": f"run/checkpoint-{step}", "step": step, "layer": 0, "head": head,
     ...      "norm": 1.0 + 6.6 * (step == 9) * (head == 1)}
     ...     for step in (0, 9) for head in (0, 1)
     ... ]
-    >>> print(*largest_changes(ScoreTable.from_rows(rows)))
+    >>> print(*largest_changes(ScoreTable.from_rows(rows).frame))
     norm of layer 0, head 1: 1.000 to 7.600, grew 7.6-fold
     """
     run = pl.col("checkpoint").fill_null("").str.replace(r"[/\\][^/\\]*$", "")
-    frame = table.frame.filter(pl.col("step").is_not_null()).with_columns(run.alias("run"))
+    frame = scores.filter(pl.col("step").is_not_null()).with_columns(run.alias("run"))
     if frame["step"].n_unique() < 2:
         return []
-    found = []
+    changes = []
     for score in (*RATIOS, *DIFFERENCES):
         change = _largest(frame, score)
         if change is not None:
-            found.append(change)
-    return found
+            changes.append(change)
+    return changes
 
 
 def _largest(frame: pl.DataFrame, score: str) -> Change | None:
@@ -125,9 +127,9 @@ def _largest(frame: pl.DataFrame, score: str) -> Change | None:
     )
 
 
-def sentences(table: ScoreTable) -> Iterator[str]:
+def sentences(scores: pl.DataFrame) -> Iterator[str]:
     """Yield a sentence that names what changed most over the steps of a run, if anything did."""
-    changes = largest_changes(table)
+    changes = largest_changes(scores)
     if changes:
         first, last = changes[0].steps
         listed = "; ".join(map(str, changes))

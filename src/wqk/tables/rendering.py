@@ -338,7 +338,7 @@ def overview(table: ScoreRows) -> Iterator[Any]:
     yield lines
     if rows.height > MOST_LINES:
         yield Text(f"and {rows.height - MOST_LINES:,} more", style="dim")
-    yield from map(Text, sentences(table))
+    yield from map(Text, sentences(table.frame))
     yield from remarks(table)
 
 
