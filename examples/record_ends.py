@@ -21,10 +21,11 @@ COLUMNS = ("start", "seed", "step", "held_out_loss", "mean_symmetry", "mean_dire
 def line_of(folder: Path) -> dict[str, object] | None:
     """Return a run's line of the table; None if the run has not ended."""
     run = wqk.open_run(folder)
-    step, checkpoint = max(run.checkpoints)
-    if step < run.recipe["steps"]:
+    checkpoints = dict(run.checkpoints)
+    step = run.recipe["steps"]
+    if step not in checkpoints:
         return None
-    layers = wqk.scan(checkpoint).layers.frame
+    layers = wqk.scan(checkpoints[step]).layers.frame
     loss = run.metrics.filter(pl.col("held_out_loss").is_not_null())["held_out_loss"][-1]
     return {
         "start": run.name.rpartition("-")[0],

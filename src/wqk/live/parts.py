@@ -98,12 +98,12 @@ class Parts(Result):
     curves
         The loss against a factor of a half, the other half kept; empty unless asked for.
     control_size
-        A row for each layer: ``stack``, ``layer``, and ‖M‖² / ‖S‖² of the random involutions' M
-        beside the scores S, over all heads and pairs of tokens: the mean ``size`` over
-        involutions, the ``smallest`` and the ``largest``; ``least_moment`` is the share of the
-        largest second moment that smaller ones were raised to. Near 1, the control is as large as
-        what it replaces. A control with a size below ½ or above 2 is refused: the loss and the
-        share of random parts are null where it enters.
+        A row for each layer: ``stack``, ``layer``, and the size of the random involutions' scores M
+        next to the scores S, the ratio of their sums of squares over all heads and pairs of tokens.
+        ``size`` is the mean over involutions, ``smallest`` and ``largest`` are its ends.
+        ``least_moment`` is the share of the largest second moment that smaller ones were raised
+        to. Near 1, the control is as large as what it replaces. A control with a size below ½ or
+        above 2 is refused: the loss and the share of random parts are null where it enters.
     settings
         Blocks, tokens in a block, seed and the like.
     """
