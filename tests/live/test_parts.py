@@ -388,8 +388,11 @@ class PlantedSizes:
         return {layer: sizes[self.least_moments[layer]] for layer, sizes in self.sizes.items()}
 
 
-def test_a_layer_takes_the_share_whose_control_is_nearest_to_its_scores() -> None:
+def test_a_layer_takes_the_share_whose_control_is_nearest_to_its_scores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """One that is near enough with the first share keeps it; another comes back from a worse."""
+    monkeypatch.setattr("wqk.live.parts.LEAST_MOMENTS", (1e-6, 1e-5, 1e-4, 1e-3))
     mixer = PlantedSizes(
         {
             0: {1e-6: 3.6, 1e-5: 2.0, 1e-4: 1.1, 1e-3: 0.4},

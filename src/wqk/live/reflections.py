@@ -19,11 +19,10 @@ from wqk._typing import Array, Float
 
 # Second moments below a share of the largest are raised to it, so that the inverse root exists.
 # Directions in which a few rare tokens lie can make the control too large: with the first share,
-# 3.6 in the first layer of an encoder of characters, with the third 1.1. Where weights act on
-# directions of small moments, a large share makes it too small. A layer has the share whose control
-# is nearest to the size of its scores; others than the first are tried beyond a factor of
-# `NEAR_ENOUGH`.
-LEAST_MOMENTS = (1e-6, 1e-5, 1e-4, 1e-3)
+# 3.6 in the first layer of an encoder of characters, with 10⁻⁴ 1.1. Where weights act on directions
+# of small moments, a large share makes it too small. A layer has the share whose control is nearest
+# to the size of its scores; others than the first are tried beyond a factor of `NEAR_ENOUGH`.
+LEAST_MOMENTS = (1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3)
 NEAR_ENOUGH = 1.5
 
 # A control is refused if |M|²/|S|² lies outside these limits.
