@@ -245,7 +245,7 @@ class _Finder:
                     raise CheckpointError(
                         f"{name} belongs to a quantized weight, and {needed} is missing next to it"
                     )
-        if self.settings.word("quantization_status") in UNCOMPRESSED:
+        if self.settings.values.get("quantization_status") in UNCOMPRESSED:
             return
         endings = (
             (*SCALES_OF_PLAIN, ".scales") if self.settings.method == "mlx" else SCALES_OF_PLAIN
