@@ -77,7 +77,7 @@ def estimate(values: np.ndarray) -> RatioEstimate:
     Examples
     --------
     >>> estimate(np.arange(9.0))
-    Estimate(median=4.0, low=1.0, high=7.0)
+    RatioEstimate(median=4.0, low=1.0, high=7.0)
     """
     ordered, count = np.sort(values), len(values)
     tail, rank = 0.0, 0

@@ -319,7 +319,7 @@ def owners(
 ) -> np.ndarray | None:
     """Return the owners of the rows (n, I, R) among the vectors (owners, T, R); −1 for zero rows.
 
-    None where fewer than the ``least`` share of rows are somebody's, or the ``wanted`` owners'.
+    None where fewer than the ``least`` share of rows are somebody's, or the ``expected_owner``'s.
     """
     owners = np.full(len(rows), -1)
     prepared = [

@@ -84,19 +84,15 @@ def _changed(key: str, value: object) -> Iterator[tuple[str, str]]:
         case bool():
             yield f"= {not value}", f"{key} = {str(not value).lower()}\n"
         case int() | float():
-            number_or_key = 2 * value if value else 1.0
-            yield f"= {number_or_key}", f"{key} = {number_or_key}\n"
+            number = 2 * value if value else 1.0
+            yield f"= {number}", f"{key} = {number}\n"
         case str() if key in KINDS and value in OTHER:
             yield f"= {OTHER[value]!r}", f'{key} = "{OTHER[value]}"\n'
         case str() if re.fullmatch(r"not \S+", value):
             yield "turned round", f'{key} = "{value.removeprefix("not ")}"\n'
         case dict():
             for name in value if len(value) > 1 else ():
-                remaining = {
-                    number_or_key: item
-                    for number_or_key, item in value.items()
-                    if number_or_key != name
-                }
+                remaining = {entry: content for entry, content in value.items() if entry != name}
                 yield f"without {name!r}", f"{key} = {_toml(remaining)}\n"
         case [_, _, *_]:
             for n, item in enumerate(value):

@@ -48,9 +48,14 @@ def tails(numbers: Sequence[Mapping[str, Any]], title: str) -> Figure:
         ratios = curve["log_variance_ratio"]
         axis.plot(layers, ratios, label=change, marker=".", **look)
         if change == "as it is":
-            error = curve["log_variance_ratio_error"]
+            half_interval = curve["log_variance_ratio_error"]
             axis.fill_between(
-                layers, ratios - error, ratios + error, color="black", alpha=0.12, linewidth=0
+                layers,
+                ratios - half_interval,
+                ratios + half_interval,
+                color="black",
+                alpha=0.12,
+                linewidth=0,
             )
     axis.axhline(0, color="black", linewidth=0.4, zorder=0)
     axis.set(title=title, xlabel="layer", ylabel="ln(Var‖column‖ / Var‖row‖)")

@@ -41,7 +41,7 @@ class Descent:
         return float(self.losses[-1])
 
     def step_at(self, loss: float) -> float:
-        """The last logged step up to which the curve is not below a loss.
+        """Step at which the curve falls to a loss, on straight lines between the logged steps.
 
         Examples
         --------
