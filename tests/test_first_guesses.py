@@ -158,7 +158,11 @@ def guesses_by_goal(desk: Desk) -> dict[str, list[Call]]:
             lambda: wqk.initialize_(net, "symmetric"),
             lambda: wqk.initialize_(net, kind="symmetric"),
         ],
-        "clip large logits": [lambda: wqk.clip_(net), lambda: wqk.clip_(net, 100)],
+        "clip large logits": [
+            lambda: wqk.clip_(net),
+            lambda: wqk.clip_(net, 100),
+            lambda: wqk.Clipper(net, 100),
+        ],
         "an HTML report": [
             lambda: wqk.report(wqk.scan(ref)),
             lambda: wqk.report(wqk.scan(ref), "r.html"),
@@ -276,7 +280,11 @@ def mistakes(desk: Desk) -> list[Mistake]:
             "every N steps with N at least 1, got every=9",
         ),
         Mistake(lambda: wqk.Monitor(net).plot(), AttributeError, "did you mean 'table.plot()'"),
-        Mistake(lambda: wqk.clip_("ckpt.pt"), CheckpointError, "a model in memory is clipped"),
+        Mistake(
+            lambda: wqk.clip_("ckpt.pt", 100, {(0, 0): 1.0}),
+            CheckpointError,
+            "a model in memory is clipped",
+        ),
         Mistake(
             lambda: wqk.clip_(net, "100"), FormError, "limit must be a positive number, got '100'"
         ),

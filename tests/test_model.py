@@ -111,9 +111,9 @@ def test_heads_in_other_coordinates():
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        (lambda model: model["a"], "by number; got 'a'"),
-        (lambda model: model[0, 1, 2], "by number"),
-        (lambda model: model[...], "by number; got Ellipsis"),
+        (lambda model: model["a"], "model[layer, head]; got 'a'"),
+        (lambda model: model[0, 1, 2], "model[layer, head]; got (0, 1, 2)"),
+        (lambda model: model[...], "model[layer, head]; got Ellipsis"),
         (lambda model: model[0, 1.5], "a head is a number, as in block[3], or a slice; got 1.5"),
         (lambda model: model[0, 4], "heads 0 to 3, got head 4"),
         (lambda model: model[4], "no self-attention in layer 4"),

@@ -162,8 +162,8 @@ def biased(kind: str) -> StateDict:
 
 def test_a_vocabulary_of_equal_scores_is_not_searched_pair_by_pair(monkeypatch):
     monkeypatch.setattr(tokens, "SCORE_BLOCK", (4, 4))
-    taken, take = [], tokens._Best.take
-    monkeypatch.setattr(tokens._Best, "take", lambda *a: taken.append(a) or take(*a))
+    taken, take = [], tokens._Extremes.take
+    monkeypatch.setattr(tokens._Extremes, "take", lambda *a: taken.append(a) or take(*a))
     extreme_pairs(np.zeros((400, 3)), np.zeros((400, 3)), 2)
     assert len(taken) <= 4
 

@@ -23,7 +23,7 @@ DECLARED = {n: v for n in VERBS if isinstance(v := command.verbs.declared(n), Ve
 ROOT = Path(__file__).parents[2]
 
 # Files next to the verbs that are none.
-NO_VERBS = {"__init__", "display", "main", "options", "verb", "verbs"}
+NO_VERBS = {"__init__", "display", "limits", "main", "options", "verb", "verbs"}
 
 
 @pytest.mark.parametrize(

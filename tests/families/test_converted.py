@@ -212,4 +212,6 @@ def test_kimi_k2_5_as_its_publisher_names_its_tensors(tmp_path: Path) -> None:
     family = find_family(open_checkpoint(tmp_path))
     assert family.name == "kimi-k25-vision + deepseek"
     found = faults(record, open_checkpoint(tmp_path), family)
-    assert [fault for fault in found if not fault.startswith(WEAK)] == []
+    # The record has no positions on axes; tests/families/test_rotations.py proves those.
+    unproven = (*WEAK, "positions are not rotary like that, on axes")
+    assert [fault for fault in found if not fault.startswith(unproven)] == []

@@ -42,7 +42,7 @@ def test_numbers_are_not_broken_and_a_repair_is_code():
     other._arrays["model.layers.1.self_attn.q_proj.weight"] *= 2
     shown = wqk.same(one, other)._repr_html_()
     assert 'style="text-align: right; white-space: nowrap"' in shown
-    assert re.search("<code>  .*</code>", shown)
+    assert re.search("<code>.*q_proj.*</code>", shown)
 
 
 def test_attention_says_what_it_is():

@@ -117,6 +117,9 @@ def configured(layout: Format | None, opened: Opened) -> Mapping[str, Any]:
     if is_transformer_lens(opened.tensors):
         names = {linear_name(name): info for name, info in opened.tensors.items()}
         return lens_configuration(config, names)
+    # A module in memory counts its own heads, which a guess reads; a trainer's family would need a
+    # configuration.
+    trainer = trainer_of(opened.tensors) if layout is not None else ""
     if "model_type" not in config:
         own = layout.model_type if layout and layout.model_type else _kind(config)
         fused = any(name.endswith("layers.0.self_attn.qkv_proj.weight") for name in opened.tensors)
@@ -127,10 +130,9 @@ def configured(layout: Format | None, opened: Opened) -> Mapping[str, Any]:
             own = "gemma"
             counts = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
             config = dict.fromkeys(counts) | config
-        own = own or trainer_of(opened.tensors)
+        own = own or trainer
         own = own or next((k.model_type for k in NAMELESS if k.fits(config, opened.tensors)), "")
         config |= {"model_type": own} if own else {}
-    trainer = trainer_of(opened.tensors)
     if trainer and config["model_type"] not in ("llama-original", trainer):
         # The configuration is of transformers, the names of the weights are the trainer's.
         config |= {"model_type": trainer, "converted_from": config["model_type"]}

@@ -51,7 +51,7 @@ class Observer:
     --------
     >>> import torch, transformers
     >>> config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=50)
-    >>> model = transformers.GPT2Model(config)
+    >>> model = transformers.GPT2Model(config).eval()
     >>> calls = []
     >>> with Observer(model, calls.append):
     ...     _ = model(torch.arange(12)[None])

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from wqk_lab.theory.growth import Update, as_printed, contributions, share_above, spread_of
+from wqk_lab.theory.evidence import LayerUpdate
+from wqk_lab.theory.growth import as_printed, contributions, share_above, spread_of
 
 numbers = st.floats(-3, 3, allow_nan=False, width=32).map(float)
 
@@ -87,4 +88,4 @@ def test_equation_s50_is_compared_as_a_matrix() -> None:
     for token, context in zip(x, beta @ x, strict=True):
         added, printed = np.outer(token, context), np.outer(context, token)
         cosines.append((added * printed).sum() / np.linalg.norm(added) / np.linalg.norm(printed))
-    assert as_printed(Update(x, beta)) == pytest.approx(np.mean(cosines))
+    assert as_printed(LayerUpdate(x, beta)) == pytest.approx(np.mean(cosines))
