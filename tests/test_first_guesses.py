@@ -281,7 +281,7 @@ def mistakes(desk: Desk) -> list[Mistake]:
         ),
         Mistake(lambda: wqk.Monitor(net).plot(), AttributeError, "did you mean 'table.plot()'"),
         Mistake(
-            lambda: wqk.clip_("ckpt.pt", 100, {(0, 0): 1.0}),
+            lambda: wqk.clip_(ref, 100, {(0, 0): 1.0}),
             CheckpointError,
             "a model in memory is clipped",
         ),

@@ -189,9 +189,9 @@ def clip_(
             "logits=wqk.logits(model, batch), or in a training loop make clipper = "
             "wqk.Clipper(model, limit) before it and call clipper() after each step"
         )
+    weights = LiveCheckpoint(network_of(model, "clipped"))
     opened = opened_live(model, family, heads_per_layer)
     plans = known_plans(opened, "clipping needs the model's queries and keys")
-    weights = LiveCheckpoint(network_of(model, "clipped"))
     _require_own(weights, plans)
     if isinstance(logits, Logits) or hasattr(logits, "take_logits"):
         measured = logits if isinstance(logits, Logits) else logits.take_logits()
