@@ -27,15 +27,8 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return request.param, save(request.param, folder), folder
 
 
-# Types for which `verify` does not find the model's own attention, since it reads scale and mask
-# off the run; their plans did not change. The cause is open.
-MISJUDGED = {"falcon-alibi", "swinv2"}
-
-
 def test_the_model_attends_with_the_forms_that_are_read(saved: Any) -> None:
     architecture, _, folder = saved
-    if architecture.name in MISJUDGED:
-        pytest.xfail("verify does not find the attention of this type")
     prove_attention(architecture, folder)
 
 

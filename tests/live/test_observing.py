@@ -222,6 +222,29 @@ def test_grouped_heads_of_a_flash_kernel_and_fewer_queries_than_keys(flash: Any)
     np.testing.assert_allclose(found.max_logit, own)
 
 
+class BiasedByAModule(Attention):
+    """An attention whose module of biases runs between the product and the softmax (Swin V2)."""
+
+    def __init__(self) -> None:
+        super().__init__(self.attend)
+        self.biases = nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, HEADS))
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        scores = q @ k.mT * SCALE
+        distance = distances(*scores.shape[-2:]).to(scores)[..., None]
+        return (scores + self.biases(distance).permute(2, 0, 1)).softmax(-1) @ v
+
+
+def test_a_module_between_the_product_and_the_softmax_hides_nothing() -> None:
+    model = BiasedByAModule().double()
+    calls: list[ObservedCall] = []
+    with torch.no_grad(), Observer(model, calls.append):
+        model(inputs().double())
+    (call,) = calls
+    assert call.queries is not None
+    assert float(call.scale) == pytest.approx(SCALE)
+
+
 def test_a_soft_cap_and_a_sink_are_seen_through() -> None:
     """The logit is what the cap took; the sink takes a share of the attention."""
     sink = torch.ones(1, HEADS, 1, 1).double()

@@ -129,6 +129,7 @@ class Observer:
             self._pass.enter_context(_mode(self))
         reads_another = _reads_another(module, args, kwargs)
         self._running.append(RunningModule(self._paths[module], module, reads_another))
+        self._tracer.place = self._paths[module]
 
     def _leave(self, module: Any, args: Any, output: Any = None) -> None:
         """Note that a module ends, or fails; with the outermost one, the mode ends."""
@@ -136,8 +137,11 @@ class Observer:
             return
         while self._running and self._running.pop().module is not module:
             pass  # a module that failed before its own hook
+        self._tracer.place = self._running[-1].path if self._running else ""
         if self._tracer and any(True for _ in module.children()):
-            self._tracer.clear()  # queries and keys of an attention are of no use outside
+            # Queries and keys of an attention are of no use outside; those of an attention around
+            # this module are: it may be what makes the biases by position (Swin V2).
+            self._tracer.forget_within(self._paths[module])
         if not self._running:
             self._pass.close()
             self._tracer.clear()
@@ -261,9 +265,9 @@ def _note_softmax(
         call = ObservedCall(
             operation=name, modules=modules, scores=scores.detach(), weights=weights.detach()
         )
-        tracer.put(weights, Trace(undecided=call))
+        tracer.put(weights, Trace(undecided=call, place=tracer.place))
         return None
-    tracer.put(weights, Trace())
+    tracer.put(weights, Trace(place=tracer.place))
     return ObservedCall(
         operation=name,
         modules=modules,

@@ -34,6 +34,9 @@ ALIKE = 1e-6
 
 # Positions that are added to scores as a function of the distance.
 FROM_DISTANCE = ("", "alibi", "scaled alibi")
+# Times that plain operations add such biases, if not once: transformers' Falcon has them in its
+# mask, and adds them to the scores as well.
+REPEATED = {"scaled alibi": 2}
 # Positions that are added to scores as the model computes them, and are read off the run.
 OBSERVED = ("relative", "disentangled", "mask")
 

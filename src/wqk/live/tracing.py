@@ -46,6 +46,8 @@ class Trace:
     undecided
         For weights: the call of a softmax whose input was no product. It is attention if the
         weights multiply something.
+    place
+        Path of the module that ran when the trace began.
     """
 
     left: torch.Tensor | None = None
@@ -56,6 +58,7 @@ class Trace:
     offset: int = 0
     stride: int = 0
     undecided: ObservedCall | None = None
+    place: str = ""
 
     @property
     def is_product(self) -> bool:
@@ -75,9 +78,16 @@ class TracedScores(NamedTuple):
 
 
 class Tracer:
-    """Traces of the storages that hold products or weights."""
+    """Traces of the storages that hold products or weights.
+
+    Attributes
+    ----------
+    place
+        Path of the innermost module that runs.
+    """
 
     def __init__(self) -> None:
+        self.place = ""
         self._traces: OrderedDict[int, tuple[Any, Trace]] = OrderedDict()
 
     def __bool__(self) -> bool:
@@ -86,6 +96,12 @@ class Tracer:
     def clear(self) -> None:
         """Forget all traces, and the queries and keys that they hold."""
         self._traces.clear()
+
+    def forget_within(self, path: str) -> None:
+        """Forget the traces that began in a module or in its parts: it has ended."""
+        for address, (_, trace) in list(self._traces.items()):
+            if not path or f"{trace.place}.".startswith(f"{path}."):
+                del self._traces[address]
 
     def get(self, tensor: Any) -> Trace | None:
         """Trace of a tensor's storage."""
@@ -108,7 +124,8 @@ class Tracer:
     def multiplied(self, left: Any, right: Any, product: torch.Tensor, scale: float) -> None:
         """Begin a trace at a batched product, (N, M, R) times (N, R, J)."""
         if _is_plain(product) and product.is_contiguous() and product.storage_offset() == 0:
-            trace = Trace(left.detach(), right.detach(), scale, stride=product.shape[-1])
+            stride = product.shape[-1]
+            trace = Trace(left.detach(), right.detach(), scale, stride=stride, place=self.place)
             self.put(product, trace)
 
     def follow(self, name: str, args: Any, output: Any, kwargs: Mapping[str, Any]) -> None:

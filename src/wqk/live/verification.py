@@ -37,6 +37,7 @@ from wqk.live.learning import family_file
 from wqk.live.recording import (
     FROM_DISTANCE,
     OBSERVED,
+    REPEATED,
     Application,
     Attention,
     alibi,
@@ -511,7 +512,8 @@ def _added(plan: AttentionPlan, attention: Attention) -> np.ndarray | float:
     if not plan.position:
         return 0.0
     if plan.position in FROM_DISTANCE:
-        return alibi(plan, heads, np.arange(queries)[:, None] - np.arange(keys))
+        biases = alibi(plan, heads, np.arange(queries)[:, None] - np.arange(keys))
+        return REPEATED.get(plan.position, 1) * biases
     return attention.added
 
 
