@@ -22,10 +22,6 @@ from wqk.sameness.edits import Edit, Order, Take
 # Columns of printed code.
 WIDTH = 100
 LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
-COMMENT = (
-    "# tensors: the candidate's, by name; "
-    "reference: the reference's, under the candidate's names and in its layout"
-)
 
 
 class Step(Protocol):
