@@ -550,6 +550,8 @@ def _learned(plan: AttentionPlan, attention: Attention, products: np.ndarray) ->
     if attention.logits is not None:
         square = float((products * products).sum())
         scale = float((attention.logits * products).sum()) / square if square else plan.scale
+        # Without the rounding of float64, so that equal blocks have learned equal scales.
+        scale = float(f"{scale:.12g}")
         if math.isclose(scale, plan.scale, rel_tol=1e-5):
             scale = plan.scale
     visible = attention.visible
