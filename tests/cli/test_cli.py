@@ -140,3 +140,8 @@ def test_several_checkpoints_share_one_legend_and_only_trained_ones_are_placed(t
     alone = run("scan", str(fresh), width=200).stdout
     assert alone.count("random-looking") >= 4
     assert "\nrank" not in alone
+
+
+def test_help_of_a_verb_is_what_its_option_prints() -> None:
+    assert run("help", "scan").output == run("scan", "--help").output
+    assert run("help").output == run("--help").output

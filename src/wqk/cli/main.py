@@ -118,8 +118,29 @@ class Verbs(Mapping[str, click.Command]):
         return sum(1 for _ in self)
 
 
-# Commands that people try where they mean `wqk same`.
-SAME_BY_OTHER_NAMES = {"compare", "convert", "repair"}
+# Names that people guess for verbs, and the command that they look for.
+_SAME = (
+    "wqk same REFERENCE CANDIDATE compares two checkpoints, and with --repair FOLDER it writes a "
+    "repaired copy"
+)
+_EXPLAIN = "wqk explain REF shows what a checkpoint contains, and what a scan would read"
+_WATCH = "wqk watch RUN scores each checkpoint of a run as soon as it is complete"
+_SHOW = "wqk show REF --layer L draws a form, and wqk scan REF --report FILE.html a whole model"
+OTHER_NAMES = {
+    "compare": _SAME,
+    "convert": _SAME,
+    "repair": _SAME,
+    "inspect": _EXPLAIN,
+    "info": _EXPLAIN,
+    "describe": _EXPLAIN,
+    "track": _WATCH,
+    "follow": _WATCH,
+    "plot": _SHOW,
+    "draw": _SHOW,
+    "picture": _SHOW,
+    "completion": "the page of commands has the line for your shell's start-up file",
+    "latex": "wqk scan REF --out scores.tex writes LaTeX",
+}
 
 
 class Boundary(click.Group):
@@ -148,11 +169,10 @@ class Boundary(click.Group):
             raise click.UsageError("an argument contains a null character, which no path can have")
         if words[0] not in self.verbs and words[0] in LABORATORY:
             raise click.UsageError(f"wqk {words[0]} is now wqk lab {words[0]}")
-        if words[0] not in self.verbs and words[0] in SAME_BY_OTHER_NAMES:
-            raise click.UsageError(
-                f"no such command: {words[0]}; wqk same REFERENCE CANDIDATE compares two "
-                "checkpoints, and with --repair FOLDER it writes a repaired copy"
-            )
+        if words[0] == "help" and context.parent is None:
+            return super().resolve_command(context, [*words[1:2], "--help"])
+        if words[0] not in self.verbs and words[0] in OTHER_NAMES:
+            raise click.UsageError(f"no such command: {words[0]}; {OTHER_NAMES[words[0]]}")
         if words[0] not in self.verbs and context.parent is None:
             public: list[str] = import_module("wqk").__all__
             names = {name.strip("_").lower(): name for name in public}
