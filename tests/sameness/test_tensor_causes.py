@@ -263,6 +263,22 @@ def test_exchanged_norms_are_named_without_the_other_tensors() -> None:
     assert "input_layernorm holds post_attention_layernorm of the original" in answer.sentence
 
 
+def test_tensors_of_a_dropped_layer_have_one_cause_with_it() -> None:
+    """The norm of another layer was printed as a repair of its own, which mixed two layers."""
+    original = tensors()
+    kept = {name: value for name, value in original.items() if ".layers." not in name}
+    for place, layer in enumerate((0, 2)):
+        for name, value in original.items():
+            if f".layers.{layer}." in name:
+                kept[name.replace(f".layers.{layer}.", f".layers.{place}.")] = value
+    candidate = model(kept, "b", num_hidden_layers=2)
+    comparison = wqk.same(model(original, "a"), candidate, everything=True)
+    (cause,) = comparison.causes
+    assert "layer 1 is missing, and layer 1 has those of layer 2" in cause.mismatch.reason
+    assert comparison.unexplained == ()
+    assert comparison.repair == ""
+
+
 def test_a_head_that_contradicts_its_configuration_is_reported() -> None:
     tied = {name: value for name, value in tensors().items() if name != "lm_head.weight"}
     reference = model(tied, "tied", tie_word_embeddings=True)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from wqk._console import spans
 from wqk.families import Place
 from wqk.sameness.answer import BlockComparison
 from wqk.sameness.mismatches import Kind, Mismatch
+from wqk.sameness.outside import layer_of
+from wqk.sameness.weights import Pair
 
 
 def with_moved_layers(
@@ -33,6 +35,71 @@ def with_moved_layers(
             block = replace(block, mismatches=(replace(cause, facts=facts), *others))
         explained.append(block)
     return explained
+
+
+def moved_prefixes(pairs: Sequence[Pair], blocks: Sequence[BlockComparison]) -> dict[str, str]:
+    """Return the layers that moved because others were dropped or repeated, by their names.
+
+    Parameters
+    ----------
+    pairs, blocks
+        The pairs of blocks, and how these differ.
+
+    Returns
+    -------
+    dict
+        What the names of a layer's tensors begin with in the reference, such as
+        ``model.layers.3.``, and the same of the reference's layer that the candidate has there.
+    """
+    prefixes = {}
+    for (plan, _), block in zip(pairs, blocks, strict=True):
+        source = _held(block) if _moved_cause(block) else None
+        prefix = layer_of(plan.query.tensor)
+        if source is not None and prefix:
+            prefixes[prefix] = prefix.replace(f".{plan.layer}.", f".{source}.")
+    return prefixes
+
+
+def alone_prefixes(pairs: Sequence[Pair], alone: Sequence[Place]) -> Iterator[str]:
+    """Yield what the names of the tensors of layers begin with that only one model has."""
+    for place in alone:
+        for plan, _ in pairs:
+            prefix = layer_of(plan.query.tensor)
+            if prefix and (plan.stack, plan.kind) == (place.stack, place.kind):
+                yield prefix.replace(f".{plan.layer}.", f".{place.layer}.")
+                break
+
+
+def with_tensors_of_layers(
+    blocks: Sequence[BlockComparison], names: Sequence[str]
+) -> list[BlockComparison]:
+    """Return the blocks; the causes of layers that moved also contain tensors outside of forms.
+
+    Parameters
+    ----------
+    blocks
+        The blocks, with the causes of layers that moved.
+    names
+        The reference's names of the tensors that moved along, or the candidate's of added ones.
+    """
+    tensors: Mapping[str, str] = dict.fromkeys(names, "tensor")
+    explained = []
+    for block in blocks:
+        cause = _moved_cause(block)
+        if cause is not None:
+            facts = {**cause.facts, "tensors": tensors}
+            others = (one for one in block.mismatches if one is not cause)
+            block = replace(block, mismatches=(replace(cause, facts=facts), *others))
+        explained.append(block)
+    return explained
+
+
+def _moved_cause(block: BlockComparison) -> Mismatch | None:
+    """The cause of a layer that moved because others were dropped or repeated."""
+    for cause in block.mismatches:
+        if cause.verdict is Kind.LAYER and "missing" in cause.facts:
+            return cause
+    return None
 
 
 def _held(block: BlockComparison) -> int | None:

@@ -139,7 +139,13 @@ def same(
     shares = [] if layers is not None else [*merged_shares(comparer.checkpoints, names)]
     blocks, merges = _with_merges(alignment.pairs, blocks, shares)
     blocks, tensors, tensor_causes = with_tensor_causes(
-        models, alignment.pairs, blocks, tensors, names, merges
+        models,
+        alignment.pairs,
+        blocks,
+        tensors,
+        names,
+        merges,
+        alone=(*alignment.missing, *alignment.added),
     )
     is_guessed = any(plan.rule.guess for pair in alignment.pairs for plan in pair)
     settings, settings_not_compared = _settings(models, everything)

@@ -19,7 +19,7 @@ import numpy as np
 from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.adapters import module_of
 from wqk.errors import CheckpointError
-from wqk.families import AttentionPlan
+from wqk.families import AttentionPlan, Place
 from wqk.families.config import default_values
 from wqk.model import Model
 from wqk.sameness.answer import BlockComparison, Cause
@@ -37,9 +37,11 @@ from wqk.sameness.edits import (
 )
 from wqk.sameness.execution import Arrays, run
 from wqk.sameness.finders import order_of_entries
+from wqk.sameness.layers import alone_prefixes, moved_prefixes, with_tensors_of_layers
 from wqk.sameness.matching import permutation, same_numbers
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.origins import Origin, find_origins
+from wqk.sameness.outside import layer_of
 from wqk.sameness.permutations import Sizes, name_permutation
 from wqk.sameness.quantization import BEYOND, RESCALED
 from wqk.sameness.repairs import Change, Exchange, Recut, Setting, Step, merged, program
@@ -77,6 +79,7 @@ def with_tensor_causes(
     tensors: Sequence[TensorComparison],
     names: Mapping[str, str],
     known: Sequence[Cause] = (),
+    alone: Sequence[Place] = (),
 ) -> tuple[list[BlockComparison], tuple[TensorComparison, ...], tuple[Cause, ...]]:
     """Find the causes of tensors outside the forms that are not as expected.
 
@@ -92,6 +95,8 @@ def with_tensor_causes(
         The candidate's name of each of the reference's tensors that it has.
     known
         Causes of tensors that are known already, such as an adapter that was not merged.
+    alone
+        The blocks that only one of the two models has.
 
     Returns
     -------
@@ -108,6 +113,9 @@ def with_tensor_causes(
     search = _Search([model.checkpoint for model in models], names)
     tensors = [*_under_their_names(models, tensors, names)]
     explained = {name for cause in known for name in cause.tensors}
+    layers = moved_prefixes(pairs, blocks)
+    moved = set(search.moved_with(layers))
+    explained |= moved
     wrong = [
         one.name
         for one in tensors
@@ -118,6 +126,7 @@ def with_tensor_causes(
         for pair, block in zip(pairs, blocks, strict=True)
         if block.verdict is Verdict.DIFFERENT
         for name in _norms(pair[0], names)
+        if name not in moved
     }
     findings = [*_known_from_numbers(tensors)]
     wrong = _without(wrong, findings)
@@ -137,6 +146,11 @@ def with_tensor_causes(
         for block, pair in zip(blocks, pairs, strict=True)
     ]
     beside = tuple(cause for cause in causes if norms.isdisjoint(cause.tensors))
+    if layers:
+        prefixes = tuple(alone_prefixes(pairs, alone))
+        lost = [one.name or one.other for one in tensors if not (one.name and one.other)]
+        moved.update(name for name in lost if name.startswith(prefixes))
+        mended = with_tensors_of_layers(mended, sorted(moved))
     return mended, tuple(answered), beside
 
 
@@ -321,6 +335,22 @@ class _Search:
         return finding if is_undone else replace(finding, steps=())
 
     # -- whole tensors ---------------------------------------------------------------------
+
+    def moved_with(self, layers: Mapping[str, str]) -> Iterator[str]:
+        """Yield tensors that hold those of another layer, because the whole layer moved.
+
+        ``layers`` are the beginnings of names of each layer and of the one that it holds.
+        """
+        checkpoints = self._reference, self._candidate
+        stored = self._reference.tensors()
+        for name, other in self._names.items():
+            layer = layer_of(name)
+            source = layers.get(layer, layer) + name.removeprefix(layer)
+            if layer in layers and source in stored:
+                parts = Part(source), Part(other)
+                shapes = {stored[source].shape, self._candidate.info(other).shape}
+                if len(shapes) == 1 and compare_stored(checkpoints, parts).outcome.same:
+                    yield name
 
     def moved(self, wrong: Sequence[str]) -> Iterator[_Finding]:
         """Find tensors that hold the numbers of others."""
