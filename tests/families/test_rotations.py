@@ -21,6 +21,7 @@ pytest.importorskip("transformers")
 import torch
 import transformers
 from tests.families.proving import edit_config
+from tools.deriving import building
 from tools.deriving.probing import record_type
 
 import wqk
@@ -199,6 +200,9 @@ AXIAL = {
     "lfm3_vl_vision": ("apply_rotary_pos_emb_vision", False),
     "pixtral": ("apply_rotary_pos_emb", False),
     "sam3_vit_model": ("apply_rotary_pos_emb_2d", False),
+    "step3p5_vision": ("apply_rotary_pos_emb_vision", False),
+    "minimax_m3_vl_vision": ("apply_rotary_pos_emb_vision", False),
+    "gemma4_vision": ("apply_multidimensional_rope", False),
 }
 MODULES = {
     "eomt_dinov3": "eomt_dinov3",
@@ -210,7 +214,13 @@ MODULES = {
     "paddleocr_vl_vision": "paddleocr_vl",
     "video_llama_3_vision": "video_llama_3",
     "llama4_vision_model": "llama4",
+    "step3p5_vision": "step3p7",
+    "minimax_m3_vl_vision": "minimax_m3_vl",
+    "gemma4_vision": "gemma4",
 }
+
+# Types whose files hold pairs interleaved, and whose models have halves.
+HALVES_IN_MEMORY = {"step3p5_vision"}
 
 
 def rotations(
@@ -223,6 +233,10 @@ def rotations(
 
     def recorded(q: Any, k: Any, *angles: Any, **named: Any) -> Any:
         turned = own(q, k, *angles, **named)
+        if isinstance(turned, torch.Tensor):  # of one side, whose angles are the second argument
+            if float((turned - q).abs().max()) > 0.1:
+                calls.append([(q, turned)])
+            return turned
         if float((turned[0] - q).abs().max()) > 0.1:  # else it runs with all angles zero
             calls.append([(q, turned[0]), (k, turned[1])])
         return turned
@@ -232,17 +246,18 @@ def rotations(
         record_type(model_type, folder)
     for before, after in calls[0]:
         pair = [one.detach().double().numpy() for one in (before, after)]
-        if "vision" in function:  # (N, heads, R), or with an axis of one example
+        if "vision" in function or "rope" in function:  # (N, heads, R), or with one example
             pair = [one.reshape(-1, *one.shape[-2:]).swapaxes(0, 1) for one in pair]
         yield tuple(one.reshape(-1, *one.shape[-2:]) for one in pair)
 
 
 def unexplained(rotary: Rotary, before: np.ndarray, after: np.ndarray, centred: bool) -> float:
     """Share of tokens that no place on a grid turns like the model does."""
-    numbers = np.arange(48.0)
+    numbers = np.arange(48.0 if rotary.axes == 2 else 16.0)
     if centred:
         numbers = np.unique([(2 * k + 1) / n - 1 for n in range(2, 17) for k in range(n)])
-    places = np.stack(np.meshgrid(numbers, numbers, indexing="ij"), -1).reshape(-1, 2)
+    grid = np.meshgrid(*[numbers] * rotary.axes, indexing="ij")
+    places = np.stack(grid, -1).reshape(-1, rotary.axes)
     missing = 0
     moved = [n for n in range(before.shape[1]) if np.abs(after[0, n] - before[0, n]).max() > 1e-6]
     chosen = moved[:40]
@@ -262,6 +277,9 @@ def test_pictures_turn_by_rows_and_columns(model_type: str, tmp_path: Path) -> N
     rotary = plan.axial
     assert rotary is not None
     assert not plan.rotation_unknown
+    if model_type in HALVES_IN_MEMORY:
+        assert rotary.order == "interleaved"
+        rotary = replace(rotary, order="half")
     for before, after in pairs:
         assert unexplained(rotary, before, after, centred) < 0.2  # a class token has its own angles
     before, after = pairs[0]
@@ -269,9 +287,18 @@ def test_pictures_turn_by_rows_and_columns(model_type: str, tmp_path: Path) -> N
     for wrong in (
         replace(rotary, order=other),
         replace(rotary, mixed=not rotary.mixed),
+        *([replace(rotary, apart=not rotary.apart)] if rotary.order == "half" else []),
         replace(rotary, frequencies=rotary.frequencies * 1.3),
     ):
         assert unexplained(wrong, before, after, centred) > 0.3
+
+
+def test_files_with_interleaved_pairs_are_the_models_with_halves(tmp_path: Path) -> None:
+    model, _ = building.build("step3p5_vision", 0)
+    model.save_pretrained(tmp_path)
+    axial = [wqk.open(source).plans[0].axial for source in (model, tmp_path)]
+    assert [rotary and rotary.order for rotary in axial] == ["half", "interleaved"]
+    assert wqk.same(model, tmp_path).same
 
 
 def test_no_family_but_these_only_names_its_rotation() -> None:
@@ -287,11 +314,8 @@ def test_no_family_but_these_only_names_its_rotation() -> None:
         "diffusers-flux",  # three axes, whose widths no configuration has
         "diffusers-wan",
         "efficientloftr",  # of pictures that are pooled before
-        "gemma4-vision",  # each axis within its own half of a head
         "lightglue",  # frequencies are learned
-        "minimax-m3-vl-vision",  # three axes
         "modded-nanogpt",
         "sam2-video",  # keys are turned like the pictures that they were made of
-        "step3p5-vision",
         "vjepa2",  # not a rotation: both dimensions of a pair have their own angle
     }

@@ -43,9 +43,13 @@ class RotaryRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     width: tuple[str, ...] = ()  # or the number of rotated dimensions itself
     base: tuple[str, ...] = ("rope_theta",)
     local_base: tuple[str, ...] = ()  # base in windowed layers, where it may differ
-    axes: int = 1  # 2: the first planes turn with a patch's row, as many others with its column
+    # 2: the first planes turn with a patch's row, as many others with its column; 3: with its time,
+    # row and column
+    axes: int = 1
     alternating: bool = False  # each axis takes every second frequency, not all of them
     mixed: bool = False  # planes of columns and of rows take turns, columns first
+    columns_first: bool = False  # the first half of the planes turns with the column
+    apart: bool = False  # each axis turns a part of the head of its own
     in_turns: bool = False  # positions are coordinates from -1 to 1, frequencies whole turns
     alpha: bool = False  # "dynamic" scaling may have a fixed `alpha` that stretches the base
     reversed: bool = False  # rotates in the opposite direction

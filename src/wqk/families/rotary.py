@@ -32,7 +32,7 @@ PLAIN = ("default", "mrope", "axial")
 
 @dataclass(frozen=True, eq=False)
 class Rotary:
-    """The rotation of a head's first 2P dimensions.
+    """The rotation of 2P dimensions of a head, its first ones.
 
     Attributes
     ----------
@@ -44,13 +44,19 @@ class Rotary:
         The attention factor of YaRN and LongRoPE. It multiplies the rotated dimensions of queries
         and of keys at every distance, including 0.
     axes
-        2 for the patches of an image: planes turn with the row or with the column.
+        2 for the patches of an image: planes turn with the row or with the column. 3 for those of
+        a video: with the time, the row or the column.
     longest
         Tokens of a text beyond which frequencies or queries are others; None where there is no
         such length.
     mixed
-        With two axes: planes of columns and of rows take turns. Otherwise the first half of the
-        planes turns with the row, the second half with the column.
+        With two axes: planes of columns and of rows take turns. Otherwise the planes of an axis
+        follow each other.
+    columns_first
+        With two axes: the first half of the planes turns with the column, the second half with the
+        row.
+    apart
+        Each axis turns a part of the head of its own, within which the order holds.
     before_norm
         Whether the norm of queries and keys follows the rotation. If the norm has gains, the score
         then depends on both positions and not on their distance alone.
@@ -62,11 +68,18 @@ class Rotary:
     axes: int = 1
     longest: int | None = None
     mixed: bool = False
+    columns_first: bool = False
+    apart: bool = False
     before_norm: bool = False
 
     @property
+    def arrangement(self) -> tuple[object, ...]:
+        """Which dimensions turn together, and with which axis, as a value that can be compared."""
+        return (self.order, self.axes, self.mixed, self.columns_first, self.apart)
+
+    @property
     def plane_axes(self) -> np.ndarray:
-        """The axis of each plane, (P,): 0 for rows or for texts, 1 for columns.
+        """The axis of each plane, (P,): 0 for rows or for texts, 1 for columns; 0 for the time.
 
         Examples
         --------
@@ -78,7 +91,8 @@ class Rotary:
         count = len(self.frequencies)
         if self.mixed:
             return (1 + np.arange(count)) % self.axes
-        return np.arange(count) * self.axes // max(count, 1)
+        axes = np.arange(count) * self.axes // max(count, 1)
+        return self.axes - 1 - axes if self.columns_first else axes
 
     def rotate(self, vectors: Array, positions: np.ndarray) -> Array:
         """Rotate queries or keys (..., N, R) by their positions.
@@ -120,9 +134,24 @@ class Rotary:
         return replace(self, amplitude=1.0)
 
     @property
-    def planes(self) -> tuple[slice, slice]:
-        """The two dimensions of each rotated pair: all first ones, and all second ones."""
+    def planes(self) -> tuple[Any, Any]:
+        """Indices of the two dimensions of each rotated pair: all first ones, all second ones.
+
+        Examples
+        --------
+        >>> Rotary(np.ones(4), "half").planes
+        (slice(0, 4, None), slice(4, 8, None))
+        >>> first, second = Rotary(np.ones(4), "half", axes=2, apart=True).planes
+        >>> first.tolist(), second.tolist()
+        ([0, 1, 4, 5], [2, 3, 6, 7])
+        """
         pairs = len(self.frequencies)
+        if self.apart:
+            own = pairs // self.axes
+            parts = np.arange(2 * pairs).reshape(self.axes, 2, own)
+            if self.order == "interleaved":
+                parts = np.arange(2 * pairs).reshape(self.axes, own, 2).swapaxes(1, 2)
+            return parts[:, 0].reshape(-1), parts[:, 1].reshape(-1)
         if self.order == "half":
             return slice(0, pairs), slice(pairs, 2 * pairs)
         return slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
@@ -198,6 +227,8 @@ def rotary_of(
         order,
         axes=rule.axes,
         mixed=rule.mixed,
+        columns_first=rule.columns_first,
+        apart=rule.apart,
         before_norm=rule.before_norm,
     )
     if kind in PLAIN or local:

@@ -188,7 +188,7 @@ def same_rotation(a: Rotary | None, b: Rotary | None) -> bool:
     """Whether two rotations are the same."""
     if a is None or b is None:
         return a is b
-    same = (a.order, a.amplitude, a.axes) == (b.order, b.amplitude, b.axes)
+    same = (a.arrangement, a.amplitude) == (b.arrangement, b.amplitude)
     return same and np.array_equal(a.frequencies, b.frequencies)
 
 
