@@ -401,13 +401,26 @@ def _form(plan: AttentionPlan) -> object:
     """What settings say of a form: factors, heads, and the norms of its sides."""
     sides = [side for side in (plan.query, plan.key, plan.value, plan.output) if side is not None]
     norms = [
-        (norm.kind, norm.offset, [short(part.name) for part in norm.gain]) if norm else None
+        (norm.kind, norm.offset, [_place_of_norm(part.name) for part in norm.gain])
+        if norm
+        else None
         for side in sides
         for norm in (side.norm, side.input_norm)
     ]
     turns = [one.rotary.order for one in (plan, plan.positional) if one and one.rotary]
     turns += [plan.positional.rotary.frequencies.tobytes()] if plan.positional else []
     return plan.scale, turns, norms, [(one.heads, one.head_width, one.factor) for one in sides]
+
+
+def _place_of_norm(name: str) -> tuple[str, bool]:
+    """Return the short name of a norm's gain, and whether the norm lies in a layer.
+
+    Examples
+    --------
+    >>> _place_of_norm("encoder.layer_norm.weight"), _place_of_norm("layers.0.layer_norm.weight")
+    (('layer_norm', False), ('layer_norm', True))
+    """
+    return short(name), any(word.isdigit() for word in name.split("."))
 
 
 def form_restored(models: Sequence[Model], pair: Pair) -> tuple[Mismatch, AttentionPlan] | None:

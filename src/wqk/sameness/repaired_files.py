@@ -66,7 +66,7 @@ class WrittenRepair:
     @property
     def summary(self) -> str:
         """The files, what was changed in them, and the outcome, in sentences."""
-        changes = [counted(len(self.changed), "tensor")]
+        changes = [counted(len(self.changed), "tensor")] if self.changed else []
         if self.settings:
             changes.append("the configuration")
         text = f"Repaired: {self.folder}, with {' and '.join(changes)} changed."
