@@ -208,7 +208,8 @@ def test_encoder_and_decoder_are_joined_by_cross_attention_alone():
     config = transformers.T5Config(
         vocab_size=11, d_model=16, d_kv=4, d_ff=8, num_layers=2, num_decoder_layers=2, num_heads=2
     )
-    pairs = joined(wqk.compose(transformers.T5Model(config)).frame)
+    table = wqk.compose(transformers.T5Model(config))
+    pairs = joined(table.frame)
     crossing = {pair for pair in pairs if pair[0][0] != pair[2][0]}
     assert crossing == {
         (("encoder", "self", i), kind, ("decoder", "cross", j))
@@ -224,6 +225,11 @@ def test_encoder_and_decoder_are_joined_by_cross_attention_alone():
         for reader in order[n + 1 :]
         for kind in ("q" if reader[1] == "cross" else "qkv")
     }
+    # The pairs of a head of one stack are without those of the other stack's head of that number.
+    every = joined(table.around(1, 0).frame)
+    of_decoder = joined(table.around(1, 0, stack="decoder").frame)
+    assert of_decoder == {pair for pair in every if ("decoder", "self", 1) in (pair[0], pair[2])}
+    assert of_decoder < every
 
 
 @pytest.mark.parametrize("memory", [composition.MEMORY, 1])

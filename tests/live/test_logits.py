@@ -456,6 +456,9 @@ def test_a_monitor_completes_its_rows(tmp_path: Path) -> None:
         if step % 2 == 0:
             tokens = torch.randint(20, (2, 8), generator=torch.Generator().manual_seed(step))
             expected[step] = one_pass(model, LogitMeter(model), tokens)
+        else:  # the latest table has the logits of the pass that followed its look
+            assert monitor.latest is not None
+            assert monitor.latest.frame.drop_nulls("head")["max_logit"].is_finite().all()
         train_step(model, optimizer, step)
     monitor.look(4)
     assert {"wqk/max_logit", "wqk/attention_entropy_median"} <= set(logged[1])

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.reporting.making import row
 
 import wqk
 from wqk._console import plain
-from wqk.tables.rendering import one_checkpoint
+from wqk.tables.rendering import MOST_HEADS, one_checkpoint
 
 WIDTHS = (60, 80, 100, 160)
 SNAPSHOTS = Path(__file__).with_name("terminal")
@@ -61,6 +63,26 @@ def test_tables_look_as_they_are_kept(width: int, heads: bool) -> None:
         path.write_text(text + "\n", encoding="utf-8")
         pytest.fail(f"{path} did not exist; it has been written and has to be looked at")
     assert text == path.read_text(encoding="utf-8").rstrip("\n")
+
+
+def test_heads_that_are_too_many_to_list_have_quartiles() -> None:
+    symmetries = np.linspace(-0.5, 1, MOST_HEADS + 1)
+    common = row(heads=MOST_HEADS + 1, key_heads=MOST_HEADS + 1, symmetry=0.25)
+    heads = [common | {"head": head, "symmetry": value} for head, value in enumerate(symmetries)]
+    text = plain(*one_checkpoint(wqk.ScoreTable.from_rows([common, *heads]), 100), width=100)
+    (line,) = (line for line in text.splitlines() if line.strip().startswith("symmetry  "))
+    assert f"{MOST_HEADS + 1:,} heads" in text
+    assert [float(cell) for cell in line.split()[1:]] == pytest.approx(
+        [-0.5, -0.125, 0.25, 0.625, 1], abs=0.005
+    )
+
+
+def test_a_head_without_a_score_is_a_dash() -> None:
+    common = row(heads=2, key_heads=2, symmetry=0.25)
+    heads = [common | {"head": 0, "symmetry": 0.5}, common | {"head": 1, "symmetry": math.nan}]
+    text = plain(*one_checkpoint(wqk.ScoreTable.from_rows([common, *heads]), 100), width=100)
+    hundredths = text[text.index("symmetry × 100 by head") :].splitlines()[2]
+    assert hundredths.split() == ["0", "50", "–"]
 
 
 @pytest.mark.parametrize(

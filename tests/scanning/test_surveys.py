@@ -393,6 +393,17 @@ def test_a_checkpoint_that_changes_between_runs_is_scored_anew(models: list[str]
     assert not before.frame["symmetry"].equals(expected)
 
 
+def test_a_single_file_that_changes_between_runs_is_scored_anew(
+    models: list[str], tmp_path: Path
+) -> None:
+    file, out = tmp_path / "model.safetensors", tmp_path / "out"
+    shutil.copy(Path(models[1]) / "config.json", tmp_path)
+    for model in (models[1], models[3]):
+        shutil.copy(Path(model) / "model.safetensors", file)
+        table = survey(str(file), out=out)
+        assert table.frame["symmetry"].equals(wqk.scan(model).frame["symmetry"])
+
+
 def test_other_settings_are_an_error_more_refs_are_not(models: list[str], tmp_path: Path):
     survey(models[:1], out=tmp_path)
     with pytest.raises(RunError, match=r"different options \(gamma was 2.0, is now 3.0\)"):

@@ -78,6 +78,14 @@ def test_what_a_word_decides_is_learned(encoder: Path) -> None:
     assert numbers.metrics["pearson"][0] > 0.9
 
 
+def test_every_seed_has_a_head_of_its_own(encoder: Path) -> None:
+    """With such a small rate, the heads stay as they begin."""
+    untrained = FineTuning(epochs=1, learning_rate=1e-12, batch=16)
+    result = fine_tune(encoder, task("stsb", lambda mood: 5.0 * mood), (1, 2), untrained)
+    first, second = result.metrics["pearson"]
+    assert abs(first - second) > 1e-3
+
+
 def test_a_head_that_was_never_trained_is_not_judged(encoder: Path) -> None:
     with pytest.raises(RunError, match="epochs must be at least 1, got 0"):
         fine_tune(encoder, task(), (1,), FineTuning(epochs=0))
