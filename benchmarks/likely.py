@@ -92,7 +92,7 @@ def likely_ceilings(
         query, to_query = _centered(attention.query, head, moments, root)
         key, to_key = _centered(attention.key, head // sharing, moments, root)
         kind = "independent" if independent else "any"
-        bounds = [bound(_pair(query, to_query, key, to_key, plan.scale), exponent, "same")]
+        bounds = [bound(_pair(query, to_query, key, to_key, plan.score_scale), exponent, "same")]
         for distance in distances if plan.rotary is not None else (0,):
             turned, to_turned = query, to_query
             if plan.rotary is not None:
@@ -102,7 +102,7 @@ def likely_ceilings(
                 )
                 with_shift = plan.rotary.stretch(with_shift)
                 turned, to_turned = with_shift[:-1].T, with_shift[-1]
-            pair = _pair(turned, to_turned, key, to_key, plan.scale)
+            pair = _pair(turned, to_turned, key, to_key, plan.score_scale)
             bounds.append(bound(pair, pair_exponent, kind))
         ceilings.append(max(bounds))
     return np.array(ceilings)

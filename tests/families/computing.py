@@ -184,7 +184,7 @@ def assert_read(
     found["window"] = None if plan.window is None else str(plan.window)
     assert found == expected | {"scale": pytest.approx(expected["scale"])}
     share = H // len(keys)
-    scores = np.stack([q @ keys[h // share].T * plan.scale for h, q in enumerate(queries)])
+    scores = np.stack([q @ keys[h // share].T * plan.score_scale for h, q in enumerate(queries)])
     cap = expected["softcap"]
     scores = cap * np.tanh(scores / cap) if cap else scores
     logits = block.logits(x, x if y is None else y)

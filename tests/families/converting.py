@@ -163,7 +163,7 @@ def reading(model: wqk.Model) -> list[dict[str, Any]]:
             "kind": plan.kind,
             "family": plan.family,
             "heads": [plan.query.heads, plan.key.heads, plan.query.head_width],
-            "scale": float(f"{plan.scale:.7g}"),
+            "scale": float(f"{plan.score_scale:.7g}"),
             "softcap": plan.softcap,
             "clip": plan.clip,
             "causal": plan.causal,

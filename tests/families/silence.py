@@ -150,7 +150,7 @@ def essence(plan: AttentionPlan) -> tuple[Any, ...]:
     return (
         *(plan.stack, plan.kind, plan.layer, plan.applications, plan.causal, plan.position),
         *(plan.query.heads, plan.key.heads, plan.query.head_width),
-        *(round(plan.scale, 12), plan.softcap, plan.clip, plan.window),
+        *(round(plan.score_scale, 12), plan.softcap, plan.clip, plan.window),
         *map(_turning, (plan.rotary, plan.axial)),
         *map(norms_of, (plan.query, plan.key)),
     )

@@ -56,8 +56,10 @@ def test_a_guess_lists_what_it_assumes_and_what_is_unknown() -> None:
 
 def test_a_guess_shows_no_assumed_value_as_known() -> None:
     plan = guessed().plans[0]
+    assert (plan.scale, plan.causal, plan.window, plan.softcap) == (None, None, None, None)
     for field in ("scale", "causal", "window", "rotary", "position", "softcap"):
         assert f"{field}=unknown" in repr(plan)
+    assert plan.score_scale == 0.5
     known = wqk.open(Module(tensors(), {"model_type": "llama", **COUNTS})).plans[0]
     assert "scale=0.5, softcap=None" in repr(known)
     assert "causal=True" in repr(known)

@@ -57,7 +57,7 @@ def test_what_pytorch_attends_with_is_read(tmp_path: Path, monkeypatch: pytest.M
         keys = key.repeat_interleave(block.head_count // key.shape[1], 1)
         np.testing.assert_allclose(block.queries(x.numpy()), queries, atol=1e-5)
         np.testing.assert_allclose(block.keys(x.numpy()), keys, atol=1e-5)
-        assert block.plan.scale == pytest.approx(scale)
+        assert block.plan.score_scale == pytest.approx(scale)
         assert (str(block.plan.window), block.plan.causal) == ("local", False)
 
 

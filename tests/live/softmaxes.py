@@ -129,7 +129,9 @@ def own_logits(plan: AttentionPlan, seen: list[Seen]) -> list[BlockLogits]:
         possible = [scores]
         if plan.position or plan.sinks:
             fitting = [p.reshape(scores.shape) for p in one.products if p.size == scores.size]
-            possible = [factor * product for product in fitting for factor in (1.0, plan.scale)]
+            possible = [
+                factor * product for product in fitting for factor in (1.0, plan.score_scale)
+            ]
         logits.append(possible), pairs.append(shown)
         rows = shown.any(axis=-1)
         share = np.where(shown, weights, 0)

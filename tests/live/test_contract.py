@@ -200,7 +200,9 @@ def is_product(
     product = product - np.nansum(product, axis=-1, keepdims=True) / np.maximum(
         1, np.isfinite(product).sum(axis=-1, keepdims=True)
     )
-    return any(np.allclose(form, factor * product, equal_nan=True) for factor in (1, plan.scale))
+    return any(
+        np.allclose(form, factor * product, equal_nan=True) for factor in (1, plan.score_scale)
+    )
 
 
 @contextmanager
@@ -280,7 +282,7 @@ def largest_scores(run: Rerun, plan: AttentionPlan) -> list[np.ndarray]:
             product = scores if which < 0 else products[which]
             if product.numel() % (plan.query.heads * scores.shape[-2]) == 0:
                 climbed = climb(run, plan.query.heads, use, which)
-                factors = (1.0,) if plain else (1.0, plan.scale)
+                factors = (1.0,) if plain else (1.0, plan.score_scale)
                 found += [factor * climbed for factor in factors]
     return found
 

@@ -192,7 +192,7 @@ class ReadAttention:
 
     def _pooled_fit(self, product: Product, queries: np.ndarray) -> bool:
         """Return whether all entries of the queries are entries of some token, in one head."""
-        factor = self.attention.plan.scale / product.factor
+        factor = self.attention.plan.score_scale / product.factor
         rows = queries.reshape(len(queries), -1, self.width) / factor
         for vectors in self._vectors(product.query_sources, queries.shape[1], True):
             near = ALIKE * vectors.std()

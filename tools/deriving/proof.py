@@ -188,8 +188,8 @@ def _site_faults(checkpoint: Checkpoint, attention: Block, site: Site) -> Iterat
             if p.rule.partial:
                 return
             yield "tokens have scales of their own, which is not said"
-        elif scale is not None and abs(scale / p.scale - 1) > SAME:
-            yield f"scale is {scale:.6g}, said {p.scale:.6g}"
+        elif scale is not None and abs(scale / p.score_scale - 1) > SAME:
+            yield f"scale is {scale:.6g}, said {p.score_scale:.6g}"
 
 
 def _kind_faults(p: AttentionPlan, product: Product) -> Iterator[str]:

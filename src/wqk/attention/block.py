@@ -302,7 +302,7 @@ class Block(Factors, Advising, synonyms=BLOCK_SYNONYMS):
 
     def scores(self, products: np.ndarray) -> np.ndarray:
         """Products q·k as scores: scaled, and soft-capped if the model does."""
-        scores, cap = self.plan.scale * products, self.plan.softcap
+        scores, cap = self.plan.score_scale * products, self.plan.softcap
         return np.asarray(cap * np.tanh(scores / cap) if cap else scores)
 
     def _require_known(self, what: str) -> None:

@@ -578,8 +578,8 @@ def omissions(plan: AttentionPlan, coordinates: Coordinates = PLAIN) -> Iterator
     elif plan.has_softmax:
         yield Omission(
             "scale",
-            f"the scale, {plan.scale:.4g}",
-            f"the model multiplies scores by {plan.scale:.4g}; the form is without it",
+            f"the scale, {plan.score_scale:.4g}",
+            f"the model multiplies scores by {plan.score_scale:.4g}; the form is without it",
         )
 
 

@@ -108,7 +108,7 @@ def ceilings(block: Factors, distances: Sequence[int] = (0,)) -> Ceilings | None
         position_key = lengths[3].repeat(len(query) // len(lengths[3]))
         bound = bound + position_query * position_key
         query, key = np.hypot(query, position_query), np.hypot(key, position_key)
-    bound = plan.scale * bound
+    bound = plan.score_scale * bound
     requested = (*distances,) if plan.may_turn else (*distances, 0)
     bounds = _by_distance(block, bound, requested)
     # A form that positions do not turn is the same at every distance.
@@ -201,7 +201,7 @@ def _by_distance(
         smallest = bound
         for form, size in forms:
             largest = spectral_norm(at_distance(form, plan, distance)).ravel()
-            smallest = np.asarray(np.minimum(smallest, plan.scale * size * largest))
+            smallest = np.asarray(np.minimum(smallest, plan.score_scale * size * largest))
         bounds[distance] = smallest
     return bounds
 

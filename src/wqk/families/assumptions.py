@@ -101,9 +101,11 @@ def assumptions_of(plan: AttentionPlan) -> Iterator[Assumption]:
 
 
 def _of_guess(plan: AttentionPlan) -> Iterator[Assumption]:
-    yield Assumption(Aspect.SCALE, f"{plan.scale:g}", f"{NAMES_ONLY}; head_width ** -0.5")
+    if plan.scale is None:
+        scale = f"{plan.score_scale:g}"
+        yield Assumption(Aspect.SCALE, scale, f"{NAMES_ONLY}; head_width ** -0.5")
     yield Assumption(Aspect.ROTATION, None, NAMES_ONLY)
-    yield Assumption(Aspect.MASK, None, NAMES_ONLY)
+    yield Assumption(Aspect.MASK, "causal" if plan.causal else None, NAMES_ONLY)
     yield Assumption(Aspect.WINDOW, None, NAMES_ONLY)
     yield Assumption(Aspect.TERMS, None, NAMES_ONLY)
     yield Assumption(Aspect.CAP, None, NAMES_ONLY)

@@ -156,6 +156,10 @@ TERNARY = (
 UNTURNED = Rotary(np.zeros(0), "half")
 
 
+# Fields that are empty in the plan of a guess because names and shapes do not determine them.
+UNKNOWN_OF_GUESSES = ("scale", "causal", "window", "softcap", "rotary", "axial", "position")
+
+
 class Place(NamedTuple):
     """Where a block is in its model."""
 
@@ -187,11 +191,11 @@ class AttentionPlan:
     key: Side
     value: Side | None
     output: Side | None
-    scale: float
+    scale: float | None  # None if a guess does not establish it; `score_scale` is what is used
     softcap: float | None
     clip: float | None
     sinks: Part | None
-    causal: bool
+    causal: bool | None  # None if a guess does not assume a causal mask, and knows none
     window: Window | None
     applications: int
     position: str
@@ -209,14 +213,18 @@ class AttentionPlan:
         return tuple(assumptions_of(self))
 
     def __repr__(self) -> str:
-        """Show all fields; a guess shows none of the values that it only assumes."""
-        assumed = {"scale", "causal", "window", "softcap", "rotary", "axial", "position"}
-        hidden = assumed if self.rule.guess else set()
-        shown = (
-            f"{field.name}={'unknown' if field.name in hidden else repr(getattr(self, field.name))}"
-            for field in fields(self)
-        )
+        """Show all fields; those that a guess does not establish are ``unknown``."""
+        shown = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            is_unknown = self.rule.guess and field.name in UNKNOWN_OF_GUESSES and not value
+            shown.append(f"{field.name}={'unknown' if is_unknown else repr(value)}")
         return f"{type(self).__name__}({', '.join(shown)})"
+
+    @property
+    def score_scale(self) -> float:
+        """The factor of the score; of a guess that has none, the usual one, which is assumed."""
+        return self.query.head_width**-0.5 if self.scale is None else self.scale
 
     @property
     def stack(self) -> str:
@@ -532,6 +540,14 @@ def _plan_layer(
             f"{query.heads} query heads of width {query.head_width} do not fit "
             f"{key.heads} key heads of width {key.head_width} in layer {layer} of the {rule.stack}"
         )
+    scale = config.product(
+        rule.scale,
+        {
+            "head_width": query.head_width + (positional.query.head_width if positional else 0),
+            "layer": layer,
+            "rotary_stretch": rotary_stretch(config) if rule.rotary else 1.0,
+        },
+    )
     planned = AttentionPlan(
         family=family,
         rule=rule,
@@ -540,18 +556,11 @@ def _plan_layer(
         key=key,
         value=value,
         output=output,
-        scale=config.product(
-            rule.scale,
-            {
-                "head_width": query.head_width + (positional.query.head_width if positional else 0),
-                "layer": layer,
-                "rotary_stretch": rotary_stretch(config) if rule.rotary else 1.0,
-            },
-        ),
+        scale=None if rule.guess else scale,
         softcap=config.optional_number((rule.softcap,)) if rule.softcap else None,
         clip=config.optional_number((rule.clip,)) if rule.clip else None,
         sinks=match.part(rule.sinks),
-        causal=is_causal,
+        causal=None if rule.guess and not is_causal else is_causal,
         window=window,
         applications=_applications(config, rule, match.group, groups),
         position=rule.position if config.holds(rule.position_if) else "",

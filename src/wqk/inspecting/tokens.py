@@ -269,7 +269,7 @@ def _head(
     if circuit == "ov":
         return head_form
     query = plan.rotary.stretch(head_form.query) if plan.rotary else head_form.query
-    return BilinearForm.from_factors(plan.scale * query, head_form.key)
+    return BilinearForm.from_factors(plan.score_scale * query, head_form.key)
 
 
 def _projected(

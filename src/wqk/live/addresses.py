@@ -96,6 +96,8 @@ def known_plans(model: Model, what: str) -> tuple[AttentionPlan, ...]:
         facts = PROVEN.get(network, {}).get(plan.place)
         if facts is not None:
             plan = replace(plan, scale=facts.scale, causal=facts.causal)
+        elif plan.scale is None:
+            plan = replace(plan, scale=plan.score_scale)
         plans.append(replace(plan, rule=rule))
     return tuple(plans)
 

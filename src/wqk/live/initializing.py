@@ -512,7 +512,7 @@ def _measured(checkpoint: Checkpoint, plan: AttentionPlan) -> LayerScores:
         weight = _weight(checkpoint, plan.value)
         value_norm = float(np.linalg.norm(weight.astype(np.float64)))
     trace = float(form.trace)
-    own_score = plan.scale * trace / plan.query.heads
+    own_score = plan.score_scale * trace / plan.query.heads
     head_norm = float(np.mean(block.groups.norm))
     return LayerScores(
         float(symmetry(form)), trace, float(form.norm), own_score, value_norm, head_norm

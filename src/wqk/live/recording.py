@@ -221,7 +221,7 @@ def allowed(plan: AttentionPlan, distance: np.ndarray) -> np.ndarray:
 
 def alibi(plan: AttentionPlan, heads: int, distance: np.ndarray) -> np.ndarray:
     """What distances (I, J) add to the scores of each head, (H, I, J)."""
-    slopes = alibi_slopes(heads) * (plan.scale if plan.position == "scaled alibi" else 1.0)
+    slopes = alibi_slopes(heads) * (plan.score_scale if plan.position == "scaled alibi" else 1.0)
     return np.asarray(-slopes[:, None, None] * abs(distance))
 
 

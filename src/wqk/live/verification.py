@@ -502,7 +502,7 @@ def _comparison(
     difference = float(np.abs(expected.swapaxes(1, 2)[rows] - observed).max(initial=0.0))
     largest = None
     if not plan.rule.guess:
-        largest = plan.scale * float(np.abs(products).max())
+        largest = plan.score_scale * float(np.abs(products).max())
     return Comparison(difference, contrast, largest, learned)
 
 
@@ -546,14 +546,14 @@ def _contrast(weights: np.ndarray) -> float:
 
 def _learned(plan: AttentionPlan, attention: Attention, products: np.ndarray) -> Learned:
     """Scale, mask and window of a guess, from an observed attention."""
-    scale = plan.scale
+    scale = plan.score_scale
     if attention.logits is not None:
         square = float((products * products).sum())
-        scale = float((attention.logits * products).sum()) / square if square else plan.scale
+        scale = float((attention.logits * products).sum()) / square if square else plan.score_scale
         # Without the rounding of float64, so that equal blocks have learned equal scales.
         scale = float(f"{scale:.12g}")
-        if math.isclose(scale, plan.scale, rel_tol=1e-5):
-            scale = plan.scale
+        if math.isclose(scale, plan.score_scale, rel_tol=1e-5):
+            scale = plan.score_scale
     visible = attention.visible
     keys = np.asarray(visible.any(axis=(1, 2)))[:, None, None]
     *_, count, others = visible.shape

@@ -409,7 +409,8 @@ def _form(plan: AttentionPlan) -> object:
     ]
     turns = [one.rotary.order for one in (plan, plan.positional) if one and one.rotary]
     turns += [plan.positional.rotary.frequencies.tobytes()] if plan.positional else []
-    return plan.scale, turns, norms, [(one.heads, one.head_width, one.factor) for one in sides]
+    heads = [(one.heads, one.head_width, one.factor) for one in sides]
+    return plan.score_scale, turns, norms, heads
 
 
 def _place_of_norm(name: str) -> tuple[str, bool]:

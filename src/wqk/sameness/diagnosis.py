@@ -179,7 +179,9 @@ def identical(
     With ``numbers``, or as the same numbers.
     """
     parts = [list(dict.fromkeys(circuit_parts(plan, circuit))) for plan in pair]
-    texts = [repr((sides_of(p, circuit), p.scale if circuit != VALUES else 1.0)) for p in pair]
+    texts = [
+        repr((sides_of(p, circuit), p.score_scale if circuit != VALUES else 1.0)) for p in pair
+    ]
     for number, both in enumerate(zip(*parts, strict=False)):
         texts = [
             text.replace(repr(part.name), f"#{number}")

@@ -53,7 +53,7 @@ def scorings(
         return None
     if circuit != SCORES:
         return a, b
-    scales = [pair[1 - n if pair[n].rule.guess else n].scale for n in (0, 1)]
+    scales = [pair[1 - n if pair[n].rule.guess else n].score_scale for n in (0, 1)]
     turning = as_exact_as(pair[0].rotary, pair[1].rotary) if pair[1].rotary else b.rotary
     # Where not known, rows may lie in any order of pairs: they are compared at distance 0 alone.
     a = replace(a, scale=scales[0], rotary=None if unknown else a.rotary)
@@ -100,7 +100,7 @@ def _scoring(block: Block, norms: bool, key_bias: bool, circuit: str) -> Scoring
     folds = norms and circuit == SCORES, norms and circuit != POSITIONS
     biases = True, key_bias or circuit != SCORES
     (left, one), (right, other) = map(_rows, (block, block), sides, folds, biases)
-    scale = block.plan.scale if circuit != VALUES else 1.0
+    scale = block.plan.score_scale if circuit != VALUES else 1.0
     rounded = max(one, other) * (2 if circuit == POSITIONS else 1)
     return Scoring(left, right, scale, rotation_of(block.plan, circuit), rounded)
 

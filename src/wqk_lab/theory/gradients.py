@@ -275,7 +275,7 @@ def _layer_gradient(attention: Block, record: BlockUses, errors: Sequence[Any]) 
     error = _joined(errors).reshape(shape)
     centered = error - (shares * error).sum(axis=-1, keepdims=True)
     # What a change of x_i W_qk y_jᵀ is multiplied by before the softmax.
-    slope, cap = attention.plan.scale, attention.plan.softcap
+    slope, cap = attention.plan.score_scale, attention.plan.softcap
     capped = 1 - (attention.logits(x, y) / cap) ** 2 if cap else 1
     beta = slope * capped * shares * centered
     mixed = _joined(record.mixed).reshape(len(shares), tokens, -1) if record.mixed else None

@@ -99,7 +99,9 @@ def attending(
                 sides = (w[:1].repeat(H, axis=0).swapaxes(-1, -2) for w in heads)
                 attention = attention.with_weights(*sides)
             x = inputs(random)
-            scores = attention.plan.scale * attention.groups(x[:, None, None], x[:, None, None])
+            scores = attention.plan.score_scale * attention.groups(
+                x[:, None, None], x[:, None, None]
+            )
             scores = scores.reshape(B, H, N, N)
             v, bias = own.standard_normal((H, R, D)), own.standard_normal((H, R))
             values[str(layer)] = replace(attention.key, stored_weight=v, stored_bias=bias)

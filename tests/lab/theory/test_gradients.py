@@ -133,7 +133,7 @@ class PutIntoScores(torch.overrides.TorchFunctionMode):
         term = torch.zeros(())
         for distance, e in self.terms[id(plan)].items():
             pairs = torch.ones(()) if distance is None else (i - j == distance).double()
-            term = term + plan.scale / (plan.softcap or 1.0) * (x @ e @ y.mT) * pairs
+            term = term + plan.score_scale / (plan.softcap or 1.0) * (x @ e @ y.mT) * pairs
         self.given, self.plan = {}, None
         if plan.sinks:
             term = torch.nn.functional.pad(term, (0, 1))
