@@ -327,14 +327,39 @@ def test_scales_next_to_a_plain_weight_are_refused(ending: str, tmp_path: Path) 
     assert "a.weight" in open_checkpoint(save(tmp_path, tensors, config)).tensors()
 
 
-def test_a_rotation_of_plain_weights_is_refused(tmp_path: Path) -> None:
-    settings = {
-        "quant_method": "compressed-tensors",
-        "transform_config": {"config_groups": {"R": {}}},
-    }
-    config = {"quantization_config": settings}
-    with pytest.raises(CheckpointError, match=r"transform_config = .* rotations while the model"):
-        open_checkpoint(save(tmp_path, {"a.weight": torch.ones(32, 64)}, config))
+# Scales of float8 (32, 64) without a configuration: of blocks that lie either way, refused; and
+# those of which only one reading fits.
+SCALES_OF_FLOAT8 = [
+    ((1, 32), False),
+    ((1, 8), False),
+    ((2, 2), False),
+    ((1, 64), True),
+    ((1, 1), True),
+    ((32, 1), True),
+    ((32, 4), True),
+    ((32,), True),
+]
+
+
+@pytest.mark.parametrize(("shape", "is_read"), SCALES_OF_FLOAT8)
+def test_scales_of_float8_without_a_configuration(shape, is_read, tmp_path) -> None:
+    floats = CASES["fp8"].tensors["weight"]
+    dice = torch.Generator().manual_seed(0)
+    tensors = {"weight": floats, "weight_scale": torch.rand(shape, generator=dice) + 0.5}
+    case = Case(tensors, {}, CASES["fp8"].weight)
+    if is_read:
+        assert outcome(case, tmp_path, "weight_scale") == "read"
+        return
+    with pytest.raises(CheckpointError, match=r"a\.weight_scale: .* the file leaves open"):
+        read(case, tmp_path)
+
+
+def test_one_block_of_128_rows_is_read_without_a_configuration(tmp_path: Path) -> None:
+    floats = CASES["fp8"].tensors["weight"].repeat(1, 6)
+    tensors = {"weight": floats, "weight_scale_inv": torch.tensor([[1.0, 2.0, 3.0]])}
+    values, _ = read(Case(tensors, {}, CASES["fp8"].weight), tmp_path)
+    expected = floats.double() * torch.tensor([1.0, 2.0, 3.0]).repeat_interleave(128)
+    np.testing.assert_array_equal(values, expected.numpy())
 
 
 @counts(1, 40)

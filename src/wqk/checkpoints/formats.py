@@ -46,7 +46,6 @@ from wqk.checkpoints.files import (
 )
 from wqk.checkpoints.gguf import open_gguf
 from wqk.checkpoints.quantization import (
-    QuantizedMatrix,
     Source,
     find_quantized,
     refuse_unread,
@@ -468,10 +467,9 @@ class StoredCheckpoint(Checkpoint):
         lying = {
             name: self._file_of[stored].tensors[stored] for name, stored in self._stored.items()
         }
-        self._quantized: Mapping[str, QuantizedMatrix] = {}
         with errors_about(name):
             described = [getattr(file, "about", {}).get(DESCRIPTION) for file in files]
-            self._quantized = find_quantized(
+            quantized = find_quantized(
                 Source(
                     tensors=lying,
                     config=config,
@@ -480,8 +478,8 @@ class StoredCheckpoint(Checkpoint):
                     has_factors=any("gguf" in getattr(file, "about", {}) for file in files),
                 )
             )
-        contradictions = [matrix.note for matrix in self._quantized.values() if matrix.note]
-        self.notes = (*self.notes, *dict.fromkeys(contradictions))
+        self._quantized = quantized.matrices
+        self.notes = (*self.notes, *quantized.notes)
         used = {c.name for matrix in self._quantized.values() for c in matrix.components.values()}
         self._tensors = {
             **{name: info for name, info in lying.items() if name not in used},

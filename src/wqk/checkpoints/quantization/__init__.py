@@ -26,7 +26,8 @@ reader gets and returns), then one format, such as `gptq`.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from wqk.checkpoints.checkpoint import TensorInfo
@@ -49,6 +50,7 @@ from wqk.checkpoints.quantization.module import Module, Source
 from wqk.checkpoints.quantization.mxfp4 import MXFP4
 from wqk.checkpoints.quantization.table import Effect, QuantizedFormat, Signature
 from wqk.checkpoints.quantization.torchao import TORCHAO
+from wqk.checkpoints.quantization.transforms import Transform, Transforms, read_transforms
 from wqk.errors import CheckpointError
 
 __all__ = ["FORMATS", "Component", "QuantizedMatrix", "Source", "find_quantized", "refuse_unread"]
@@ -95,8 +97,16 @@ SCALES_OF_PLAIN = (
 UNCOMPRESSED = ("initialized", "calibration", "frozen")
 
 
-def find_quantized(source: Source) -> dict[str, QuantizedMatrix]:
-    """Return the quantized matrices of a file, by the names that their weights had before.
+@dataclass(frozen=True)
+class QuantizedWeights:
+    """The quantized matrices of a file, by the names that their weights had before, and notes."""
+
+    matrices: Mapping[str, QuantizedMatrix]
+    notes: Sequence[str]
+
+
+def find_quantized(source: Source) -> QuantizedWeights:
+    """Return the quantized matrices of a file, and what users of their scores should read.
 
     Raises
     ------
@@ -105,7 +115,9 @@ def find_quantized(source: Source) -> dict[str, QuantizedMatrix]:
         not known, or the configuration contradicts the tensors.
     """
     finder = _Finder(source)
-    return finder.matrices()
+    matrices = finder.matrices()
+    notes = [finder.transforms.note, *(matrix.note for matrix in matrices.values())]
+    return QuantizedWeights(matrices, [*dict.fromkeys(note for note in notes if note)])
 
 
 class _Finder:
@@ -114,6 +126,10 @@ class _Finder:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.settings = read_settings(source.config)
+        transforms: tuple[Transform, ...] = ()
+        if self.settings.method in COMPRESSED.methods:
+            transforms = read_transforms(self.settings)
+        self.transforms = Transforms(transforms, source.tensors)
         self._typed: dict[str, Any] = {}
         self._sorted = sorted(source.tensors)
 
@@ -135,6 +151,8 @@ class _Finder:
                 )
             module = Module(stem, signature.ending, self.source)
             matrix = layout.open(module, self._settings_of(layout))
+            if layout is COMPRESSED:
+                matrix = self.transforms.applied(stem, matrix)
             self._require_companions(module, layout, matrix)
             if weight != name and weight in self.source.tensors and not _uses(matrix, weight):
                 raise CheckpointError(f"{weight} is stored plain, and also quantized, as {name}")
@@ -144,6 +162,14 @@ class _Finder:
         self._refuse_orphans(matrices)
         if not matrices:
             self._refuse_settings_of_plain_weights()
+        if self.transforms.transforms:
+            rotated = {
+                name: matrix
+                for name, matrix in self.transforms.plain().items()
+                if name not in matrices
+            }
+            matrices |= rotated
+            self.transforms.refuse_unused()
         return matrices
 
     def _with_factors(self) -> dict[str, QuantizedMatrix]:

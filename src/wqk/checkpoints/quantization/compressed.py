@@ -5,7 +5,8 @@ a scheme: bits, type, symmetry, and which values share a scale. A module takes t
 first group that targets it, its full name before a pattern, a pattern before its class.
 
 NVFP4 has scales in float8 under one global scale, by which they are divided. (ModelOpt multiplies
-by its reciprocal, under another name: `wqk.checkpoints.quantization.modelopt`.)
+by its reciprocal, under another name: `wqk.checkpoints.quantization.modelopt`.) Rotations while the
+model runs are those of `wqk.checkpoints.quantization.transforms`.
 """
 
 from __future__ import annotations
@@ -477,6 +478,14 @@ COMPRESSED = QuantizedFormat(
         Companion(".weight_shape", Effect.CHECKED, "shape of the matrix"),
         BIAS,
         *ACTIVATIONS,
+        Companion(
+            ".*_input.weight", Effect.VALUES, "matrix that rotates inputs", "transform_config"
+        ),
+        Companion(".*_input.perm", Effect.VALUES, "order of the rows of that matrix", "randomize"),
+        Companion(
+            ".*_output.weight", Effect.VALUES, "matrix that rotates outputs", "transform_config"
+        ),
+        Companion(".*_output.perm", Effect.VALUES, "order of the rows of that matrix", "randomize"),
     ),
     keys=(
         *keys(Effect.CHECKED, "name of the method", "quant_method"),
@@ -512,7 +521,9 @@ COMPRESSED = QuantizedFormat(
             "sparsity_config.registry_requires_subclass sparsity_config.sparsity_structure "
             "sparsity_config.targets",
         ),
-        Key("transform_config", Effect.REFUSED, "rotations while the model runs"),
+        Key(
+            "transform_config", Effect.VALUES, "rotations of inputs and outputs of modules, undone"
+        ),
     ),
     settings=_settings,
     open=_open,

@@ -115,6 +115,8 @@ def float8_matrix(
     if len(shape) != len(info.shape) or (size(shape) > 1 and len(shape) != 2):
         raise CheckpointError(f"{name}: scales of shape {shape} for a tensor of {info.shape}")
     _require_strategy(name, strategy, info.shape, shape)
+    if block is None and not strategy and len(shape) == 2:
+        _require_one_reading(name, info.shape, shape)
     expected = block or DEFAULT_BLOCK
     is_configured = block is not None and size(shape) > 1
     sides = [
@@ -155,6 +157,27 @@ def _require_strategy(
         raise CheckpointError(
             f"{name}: scales of shape {scales} for a tensor of {weight}, and the configuration "
             f"sets the strategy {strategy}"
+        )
+
+
+def _require_one_reading(name: str, weight: tuple[int, ...], scales: tuple[int, ...]) -> None:
+    """Raise `CheckpointError` if scales could lie along either axis, and nothing sets their blocks.
+
+    Scales of the tensor, of rows, and of groups of a row are those that libraries write, and so are
+    blocks of 128 × 128. Others are read if their transpose would not fit.
+    """
+    (outputs, inputs), (high, wide) = weight, scales
+    blocks = tuple(
+        math.ceil(length / side) for length, side in zip(weight, DEFAULT_BLOCK, strict=True)
+    )
+    is_transposed_row = scales == (1, outputs)
+    if size(scales) == 1 or high == outputs or (scales == blocks and not is_transposed_row):
+        return
+    if high and wide and inputs % high == 0 and outputs % wide == 0:
+        raise CheckpointError(
+            f"{name}: scales of shape {scales} for a tensor of {weight} fit its rows as well as "
+            "its columns, and which of them they are for, the file leaves open; expected "
+            "weight_block_size in quantization_config"
         )
 
 

@@ -5,7 +5,7 @@ Axes: O outputs, I inputs, G groups of columns, W words.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -57,6 +57,8 @@ class QuantizedMatrix:
         0.
     note
         Sentence about a contradiction of the configuration that the tensors settle; else empty.
+    rows_together
+        Neighboring rows that are read together, because each of them depends on all.
     """
 
     info: TensorInfo
@@ -64,10 +66,11 @@ class QuantizedMatrix:
     values: Callable[[Arrays, np.ndarray], np.ndarray]
     groups: int = 0
     note: str = ""
+    rows_together: int = 1
 
     def parts(self, wanted: Part) -> dict[str, Part]:
         """Parts of the stored tensors that the wanted rows need, by role."""
-        ranges = wanted.row_ranges(self.info.shape)
+        ranges = self._whole_ranges(wanted)
         parts = {}
         for role, (name, rows) in self.components.items():
             lines = tuple((start * rows, stop * rows) for start, stop in ranges) if rows else None
@@ -76,10 +79,26 @@ class QuantizedMatrix:
 
     def read(self, wanted: Part, stored: Arrays) -> Float[np.ndarray, "rows ..."]:
         """Compute the wanted rows from the parts that were read for them."""
-        ranges = wanted.row_ranges(self.info.shape)
-        rows = np.concatenate([np.arange(start, stop) for start, stop in ranges])
+        rows = _row_numbers(self._whole_ranges(wanted))
         with np.errstate(all="ignore"):  # a later step reports values that are not finite
-            return self.values(stored, rows).reshape(wanted.shape(self.info.shape))
+            values = self.values(stored, rows)
+        if self.rows_together > 1:
+            wanted_rows = _row_numbers(wanted.row_ranges(self.info.shape))
+            values = values[np.searchsorted(rows, wanted_rows)]
+        return values.reshape(wanted.shape(self.info.shape))
+
+    def _whole_ranges(self, wanted: Part) -> tuple[tuple[int, int], ...]:
+        """Return the wanted ranges of rows, widened to all rows that are read together."""
+        ranges, together = wanted.row_ranges(self.info.shape), self.rows_together
+        if together == 1:
+            return ranges
+        blocks = np.unique(_row_numbers(ranges) // together)
+        return tuple((int(block) * together, (int(block) + 1) * together) for block in blocks)
+
+
+def _row_numbers(ranges: Sequence[tuple[int, int]]) -> Int[np.ndarray, " rows"]:
+    """Return the numbers of all rows in half-open ranges."""
+    return np.concatenate([np.arange(start, stop) for start, stop in ranges])
 
 
 def scaled(
