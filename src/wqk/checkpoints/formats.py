@@ -48,6 +48,7 @@ from wqk.checkpoints.gguf import open_gguf
 from wqk.checkpoints.quantization import (
     Source,
     find_quantized,
+    quantized_config,
     refuse_unread,
 )
 from wqk.errors import CheckpointError, did_you_mean, errors_about, first_line
@@ -623,7 +624,9 @@ def read_folder(folder: Folder, weights: Weights | None = None) -> StoredCheckpo
     chosen = weights or choose_weights(folder)
     layout = chosen.format
     paths = layout.configurations(chosen.files[0]) if layout else ("config.json",)
-    config = next((found for path in paths if (found := folder.object(path))), {})
+    config: Mapping[str, Any] = next(
+        (found for path in paths if (found := folder.object(path))), {}
+    )
     if "quantization_config" in config:
         refuse_unread(config)
     if not chosen.files:
@@ -658,6 +661,9 @@ def read_folder(folder: Folder, weights: Weights | None = None) -> StoredCheckpo
     if layout and layout.split_axis and len(files) > 1:
         files = [JoinedFiles(files, partial(layout.split_axis, width=config.get("dim")))]
     tensors = {name: info for file in files for name, info in file.tensors.items()}
+    if layout is None:
+        with errors_about(folder.name):
+            config = quantized_config(config, tensors.values(), folder.object)
     # One that transformers writes says all that families need.
     complete: Mapping[str, Any] = config
     kind = config.get("model_type")

@@ -26,7 +26,7 @@ reader gets and returns), then one format, such as `gptq`.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,12 +48,21 @@ from wqk.checkpoints.quantization.mlx import MLX
 from wqk.checkpoints.quantization.modelopt import MODELOPT
 from wqk.checkpoints.quantization.module import Module, Source
 from wqk.checkpoints.quantization.mxfp4 import MXFP4
+from wqk.checkpoints.quantization.sidecars import with_sidecars
 from wqk.checkpoints.quantization.table import Effect, QuantizedFormat, Signature
 from wqk.checkpoints.quantization.torchao import TORCHAO
 from wqk.checkpoints.quantization.transforms import Transform, Transforms, read_transforms
 from wqk.errors import CheckpointError
 
-__all__ = ["FORMATS", "Component", "QuantizedMatrix", "Source", "find_quantized", "refuse_unread"]
+__all__ = [
+    "FORMATS",
+    "Component",
+    "QuantizedMatrix",
+    "Source",
+    "find_quantized",
+    "quantized_config",
+    "refuse_unread",
+]
 
 # All formats. Of those that fit a tensor and the configuration, the first one reads it.
 FORMATS = (
@@ -95,6 +104,24 @@ SCALES_OF_PLAIN = (
 
 # Stages of compressed-tensors before compression, in which weights are plain and scales unused.
 UNCOMPRESSED = ("initialized", "calibration", "frozen")
+
+
+def quantized_config(
+    config: Mapping[str, Any],
+    tensors: Iterable[TensorInfo],
+    read: Callable[[str], Mapping[str, Any]],
+) -> Mapping[str, Any]:
+    """Return a configuration with the quantization that files next to it set.
+
+    Raises
+    ------
+    CheckpointError
+        Two files contradict each other, or name a format that is not read.
+    """
+    complete = with_sidecars(config, tensors, read, FORMATS)
+    if complete is not config:
+        refuse_unread(complete)
+    return complete
 
 
 @dataclass(frozen=True)

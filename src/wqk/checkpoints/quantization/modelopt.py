@@ -65,6 +65,9 @@ def _settings(settings: Settings) -> ModelOptSettings:
     nested = settings.values.get("quantization")
     inner = nested if isinstance(nested, dict) else {}
     own = replace(settings, values={**inner, **settings.values})
+    for name in inner.keys() & settings.values.keys():
+        if inner[name] != settings.values[name]:
+            raise own.error(f"{name} and quantization.{name} differ")
     algorithm = own.word("quant_algo")
     if algorithm not in ALGORITHMS:
         raise own.error(

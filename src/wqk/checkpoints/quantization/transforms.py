@@ -433,10 +433,11 @@ class _Rotation:
                 )
             matrix = matrix[order][:, order]
         if self.transform.kind not in HADAMARD:
-            return matrix  # of an inverse, the inverse is stored
+            return np.asarray(matrix)  # of an inverse, the inverse is stored
         if not (np.abs(matrix) == 1).all():
             raise CheckpointError(f"{self.components[role].name} must have the entries 1 and -1")
-        return (matrix.T if self.transform.inverse else matrix) / self.width**0.5
+        direction = matrix.T if self.transform.inverse else matrix
+        return np.asarray(direction / self.width**0.5)
 
 
 def _with_rotated_inputs(matrix: QuantizedMatrix, rotation: _Rotation) -> QuantizedMatrix:
