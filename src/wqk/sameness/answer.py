@@ -267,7 +267,14 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
     def unrepaired(self) -> tuple[TensorComparison, ...]:
         """The tensors outside the forms that differ, and that no step edits."""
         edited = {name for step in self.steps for name in step.edited}
-        return tuple(tensor for tensor in self.differing if tensor.other not in edited)
+        for cause in self.causes:
+            if cause.mismatch.steps:
+                edited.update(cause.tensors)
+        return tuple(
+            tensor
+            for tensor in self.differing
+            if tensor.other not in edited and tensor.name not in edited
+        )
 
     @property
     def alone(self) -> list[tuple[str, tuple[Place, ...], str]]:

@@ -246,7 +246,7 @@ class Expected:
         if part is None:
             if not bias.any():
                 return
-            part = projection.bias_part(f"{second.tensor.removesuffix('.weight')}.bias")
+            part = projection.bias_part(bias_of(second.tensor))
             shape = self._checkpoints[1].info(second.tensor).shape
             zeros = np.zeros(shape[-1] if projection.transposed else shape[0], np.float32)
             self.tensors.setdefault(part.name, StoredTensor(zeros, zeros.copy(), first.tensor))
@@ -420,6 +420,19 @@ class Expected:
                 expected, actual = pair.expected * gain.expected, pair.actual * gain.actual
                 pairs.append(replace(pair, expected=expected, actual=actual, block=[]))
         return [finding for finding in search(pairs) if finding.rows is not None]
+
+
+def bias_of(weight: str) -> str:
+    """Return the name of the bias of a weight."""
+    return f"{weight.removesuffix('.weight')}.bias"
+
+
+def added_biases(plans: Pair) -> Iterator[str]:
+    """Yield the names of the biases that the candidate's block lacks and the reference's has."""
+    for name in SIDES:
+        first, second = (getattr(plan, name) for plan in plans)
+        if first is not None and second is not None and first.bias and not second.bias:
+            yield bias_of(second.tensor)
 
 
 def _piece(side: Side, name: str) -> Projection | None:

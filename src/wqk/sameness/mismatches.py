@@ -61,6 +61,7 @@ class Kind(StrEnum):
     SETTING = "other setting"
     SIZES = "other sizes"
     RESIZED = "another number of rows"
+    MISSING = "missing from the file"
     # Without a cause.
     CLOSE = "close"
     UNKNOWN = "no known mistake"

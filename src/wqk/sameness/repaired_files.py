@@ -2,9 +2,10 @@
 
 The candidate's files are copied into a hidden folder next to the target. The printed code of the
 repair then runs on the tensors of the copies: what it reads comes from the copy, what it assigns is
-written at once in the place of the tensor, in its own type. At the end the folder gets its name.
-Names, shards, types, metadata and the bytes of all other tensors are those of the candidate, and
-memory is that of a few tensors. Until the last step, nothing has the name of the target.
+written at once, in its own type (see `wqk.sameness.rewritten_files`). At the end the folder
+gets its name. Names, shards, types, metadata and the bytes of all other tensors are those of the
+candidate, and memory is that of a few tensors. Until the last step, nothing has the name of the
+target.
 """
 
 from __future__ import annotations
@@ -13,12 +14,10 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from wqk._console import counted
 from wqk._files import unwritable
@@ -28,12 +27,10 @@ from wqk.errors import CheckpointError, shown
 from wqk.model import Model
 from wqk.sameness.answer import CheckpointComparison, few
 from wqk.sameness.execution import Tensor, run
-from wqk.sameness.expected import Expected
+from wqk.sameness.expected import Expected, added_biases
+from wqk.sameness.rewritten_files import TYPES, FileTensors, Place, places_in
 from wqk.sameness.verdicts import Verdict
 from wqk.sameness.weights import Pair, form_parts
-
-# NumPy's types of safetensors' floats; bfloat16 is handled by its bits.
-TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
 @dataclass(frozen=True)
@@ -46,6 +43,8 @@ class WrittenRepair:
         The folder that was written.
     changed
         Tensors that were changed, by name.
+    added
+        Tensors that the candidate lacked.
     supplied
         Tensors whose numbers the reference had to supply.
     settings
@@ -58,6 +57,7 @@ class WrittenRepair:
 
     folder: str
     changed: tuple[str, ...]
+    added: tuple[str, ...]
     supplied: tuple[str, ...]
     settings: bool
     verdict: Verdict = Verdict.NOT_DECIDED
@@ -70,115 +70,11 @@ class WrittenRepair:
         if self.settings:
             changes.append("the configuration")
         text = f"Repaired: {self.folder}, with {' and '.join(changes)} changed."
+        if self.added:
+            text += f" Added: {few(self.added)}."
         if self.supplied:
             text += f" Taken from the reference: {few(self.supplied)}."
         return f"{text} Compared with the reference: {self.sentence}"
-
-
-# -- the files ---------------------------------------------------------------------------------
-
-
-class Place(NamedTuple):
-    """The place of a tensor in a safetensors file."""
-
-    path: Path
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    end: int
-
-
-def places_in(path: Path) -> dict[str, Place]:
-    """Return the places of the tensors of a safetensors file, by name."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-    header.pop("__metadata__", None)
-    places = {}
-    for name, entry in header.items():
-        start, end = entry["data_offsets"]
-        first = 8 + length
-        shape = tuple(entry["shape"])
-        places[name] = Place(path, entry["dtype"], shape, first + start, first + end)
-    return places
-
-
-def read_place(place: Place) -> np.ndarray:
-    """Return the numbers of a tensor; bfloat16 as float32."""
-    with place.path.open("rb") as file:
-        file.seek(place.start)
-        stored = np.frombuffer(file.read(place.end - place.start), TYPES[place.dtype])
-    if place.dtype == "BF16":
-        stored = (stored.astype(np.uint32) << 16).view(np.float32)
-    return np.array(stored).reshape(place.shape)
-
-
-def write_place(place: Place, values: np.ndarray) -> None:
-    """Write the numbers of a tensor in its own type, and nothing else."""
-    if values.shape != place.shape:
-        raise CheckpointError(
-            f"--repair: {place.path.name} stores {place.shape}, the repair makes {values.shape}; "
-            "only tensors that keep their shape can be written"
-        )
-    with place.path.open("r+b") as file:
-        file.seek(place.start)
-        file.write(encoded(values, place.dtype))
-
-
-def encoded(values: np.ndarray, dtype: str) -> bytes:
-    """Return numbers as the bytes of a floating type, rounded to the nearest.
-
-    Examples
-    --------
-    >>> encoded(np.array([1.0], np.float32), "BF16").hex()
-    '803f'
-    """
-    if dtype != "BF16":
-        return np.ascontiguousarray(values, TYPES[dtype]).tobytes()
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    even = (bits >> np.uint32(16)) & np.uint32(1)
-    rounded = ((bits + np.uint32(0x7FFF) + even) >> np.uint32(16)).astype("<u2")
-    is_nan = np.isnan(values)
-    rounded[is_nan] = (bits[is_nan] >> np.uint32(16)).astype("<u2") | np.uint16(0x40)
-    return rounded.tobytes()
-
-
-@dataclass
-class FileTensors(MutableMapping[str, Any]):
-    """Tensors of files, for printed code: each is read when it is used, and written at once.
-
-    Attributes
-    ----------
-    places
-        By the names of the candidate's tensors.
-    changed
-        Names of the tensors that were written.
-    """
-
-    places: Mapping[str, Place]
-    changed: list[str] = field(default_factory=list)
-
-    def __getitem__(self, name: str) -> Tensor:
-        return Tensor(read_place(self.places[name]))
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        if name not in self.places:
-            raise CheckpointError(
-                f"--repair: the candidate has no tensor {name}; "
-                "only tensors that are already in its files can be written"
-            )
-        values = value.array if isinstance(value, Tensor) else np.asarray(value)
-        write_place(self.places[name], values)
-        self.changed.append(name)
-
-    def __delitem__(self, name: str) -> None:
-        raise TypeError("a repair deletes no tensor")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.places)
-
-    def __len__(self) -> int:
-        return len(self.places)
 
 
 class ExpectedTensors(Mapping[str, Any]):
@@ -201,6 +97,8 @@ class ExpectedTensors(Mapping[str, Any]):
         for pair in pairs:
             for part in form_parts(pair[1]):
                 self._pair_of.setdefault(part.name, pair)
+            for name in added_biases(pair):
+                self._pair_of.setdefault(name, pair)
         self._sources = {candidate: reference for reference, candidate in names.items()}
         self._block: tuple[Pair, Expected] | None = None
         self.supplied: list[str] = []
@@ -214,7 +112,9 @@ class ExpectedTensors(Mapping[str, Any]):
             tensor = self._block[1].tensors.get(name)
             if tensor is not None:
                 return Tensor(tensor.expected.copy())
-        return Tensor(self._checkpoints[0].read([Part(self._sources[name])])[0])
+        # A tensor that the candidate lacks has the name that the reference has for it.
+        source = self._sources.get(name, name)
+        return Tensor(self._checkpoints[0].read([Part(source)])[0])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._sources)
@@ -298,9 +198,10 @@ def write_repaired(
             target = temporary / file.relative_to(source if source.is_dir() else source.parent)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, target)
-        tensors = FileTensors(_places(temporary, models[1]))
+        tensors = _tensors_of(temporary, models[1])
         reference = ExpectedTensors(models, pairs, names)
         changes_settings = _run_repair(comparison, temporary, tensors, reference)
+        tensors.finish()
         _sync(temporary)
         if folder.exists():
             folder.rmdir()
@@ -312,6 +213,7 @@ def write_repaired(
     return WrittenRepair(
         folder=str(folder),
         changed=tuple(dict.fromkeys(tensors.changed)),
+        added=tuple(tensors.added),
         supplied=tuple(dict.fromkeys(reference.supplied)),
         settings=changes_settings,
     )
@@ -328,23 +230,24 @@ def _files_of(source: Path) -> list[Path]:
     return files
 
 
-def _places(folder: Path, candidate: Model) -> dict[str, Place]:
-    """Return the places of the candidate's tensors in the copied files.
+def _tensors_of(folder: Path, candidate: Model) -> FileTensors:
+    """Return the tensors of the copied files, for printed code.
 
-    Quantized tensors are left out, since they have no numbers of their own.
+    Quantized tensors have no numbers of their own, and are left out.
     """
     places: dict[str, Place] = {}
     for path in sorted(folder.rglob("*.safetensors")):
         places |= places_in(path)
-    stored_names = by_plain_name(places)
-    plain = {}
+    plain_names = by_plain_name(places)
+    plain, stored_names = {}, {}
     for name, info in candidate.checkpoint.tensors().items():
-        place = places.get(stored_names.get(name, name))
+        stored_names[name] = plain_names.get(name, name)
+        place = places.get(stored_names[name])
         if place is None or place.dtype not in TYPES or info.quantized:
             continue
         if place.shape == info.shape:
             plain[name] = place
-    return plain
+    return FileTensors(folder, plain, stored_names)
 
 
 def _run_repair(
@@ -362,7 +265,7 @@ def _run_repair(
     except KeyError as error:
         raise CheckpointError(
             f"--repair: the candidate stores no plain floating-point tensor {error.args[0]}; "
-            "only tensors that are already in its files can be written"
+            "only such tensors can be changed"
         ) from None
     if config == json.loads(text):
         return False

@@ -114,6 +114,7 @@ def with_tensor_causes(
     tensors = [*_under_their_names(models, tensors, names)]
     explained = {name for cause in known for name in cause.tensors}
     layers = moved_prefixes(pairs, blocks)
+    apart = tuple(alone_prefixes(pairs, alone))
     moved = set(search.moved_with(layers))
     explained |= moved
     wrong = [
@@ -138,6 +139,11 @@ def with_tensor_causes(
     findings += filter(None, map(search.resized, reshaped))
     findings += _exchanged_gates(tensors)
     findings += _untied_heads(models[1], tensors)
+    if _are_of_one_type(models):
+        lost = [one.name for one in tensors if one.outcome is Outcome.MISSING]
+        findings += search.missing(
+            name for name in _without(lost, findings) if not name.startswith(apart)
+        )
     causes = [*known, *_joined([search.checked(finding) for finding in findings])]
     reasons = {name: cause.mismatch.reason for cause in causes for name in cause.tensors}
     answered = [_with_reason(one, reasons) for one in tensors]
@@ -147,9 +153,8 @@ def with_tensor_causes(
     ]
     beside = tuple(cause for cause in causes if norms.isdisjoint(cause.tensors))
     if layers:
-        prefixes = tuple(alone_prefixes(pairs, alone))
         lost = [one.name or one.other for one in tensors if not (one.name and one.other)]
-        moved.update(name for name in lost if name.startswith(prefixes))
+        moved.update(name for name in lost if name.startswith(apart))
         mended = with_tensors_of_layers(mended, sorted(moved))
     return mended, tuple(answered), beside
 
@@ -171,9 +176,8 @@ def _under_their_names(
     A transposed tensor is found by its numbers. That is a difference if both models are of one
     type, and therefore read it in one way.
     """
-    types = [model.checkpoint.config.get("model_type") for model in models]
     lost = {Outcome.MISSING, Outcome.ADDED}
-    if types[0] is not None and types[0] == types[1]:
+    if _are_of_one_type(models):
         lost.add(Outcome.FOUND)
     added = {one.other for one in tensors if not one.name and one.outcome in lost}
     joined: set[str] = set()
@@ -185,6 +189,12 @@ def _under_their_names(
             yield replace(one, other=stored, outcome=Outcome.DIFFERS, reason="another shape")
         elif one.name or one.other not in joined:
             yield one
+
+
+def _are_of_one_type(models: Sequence[Model]) -> bool:
+    """Return whether both configurations name the same model type, whose tensors are the same."""
+    types = [model.checkpoint.config.get("model_type") for model in models]
+    return types[0] is not None and types[0] == types[1]
 
 
 def _norms(plan: AttentionPlan, names: Mapping[str, str]) -> Iterator[str]:
@@ -268,7 +278,7 @@ def _untied_heads(model: Model, tensors: Sequence[TensorComparison]) -> Iterator
             yield _Finding(Kind.SETTING, reason, (name,))
         elif one.outcome is Outcome.MISSING and is_tied is False:
             reason = f"{name} is missing, but tie_word_embeddings is false: the head stays random"
-            yield _Finding(Kind.SETTING, reason, (name,))
+            yield _Finding(Kind.SETTING, reason, (name,), (Change((name,), Take()),))
 
 
 def _has_word(name: str, words: Sequence[str]) -> bool:
@@ -376,6 +386,26 @@ class _Search:
             steps = (Change(tuple(self._names[name] for name in sources), Take()),)
         kind, reason = _reason_of(origins, is_permutation)
         yield _Finding(kind, reason, tuple(sources), steps)
+
+    def missing(self, names: Iterable[str]) -> Iterator[_Finding]:
+        """Find the name that the candidate would have for each tensor that it lacks."""
+        for name in names:
+            stored = self._name_of_missing(name)
+            if stored is not None and stored not in self._candidate.tensors():
+                steps = (Change((stored,), Take()),)
+                reason = f"{title_of(name)}: {Kind.MISSING}"
+                yield _Finding(Kind.MISSING, reason, (name,), steps)
+
+    def _name_of_missing(self, name: str) -> str | None:
+        """Return the candidate's name for a tensor, by its tensors of the same module."""
+        module = module_of(name)
+        while module:
+            for neighbor, stored in self._names.items():
+                rest = neighbor.removeprefix(module)
+                if neighbor.startswith(f"{module}.") and stored.endswith(rest):
+                    return stored.removesuffix(rest) + name.removeprefix(module)
+            module = module_of(module)
+        return None
 
     # -- single tensors --------------------------------------------------------------------
 

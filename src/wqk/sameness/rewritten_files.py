@@ -1,0 +1,243 @@
+"""Tensors of safetensors files: read, written in their place, resized and added.
+
+A tensor that keeps its shape is written in its place, and nothing else of the file changes. A
+tensor of another shape, or one that the file lacks, is kept in a file of its own until the end.
+Then the shard is written once more: a new header, and the bytes of all other tensors as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, MutableMapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from wqk.checkpoints.adapters import module_of
+from wqk.errors import CheckpointError
+from wqk.sameness.execution import Tensor
+
+# NumPy's types of safetensors' floats; bfloat16 is handled by its bits.
+TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+# The folder of tensors that change their shape, while a repair runs.
+PENDING = ".resized"
+# A header's length is a multiple of this number of bytes.
+ALIGNMENT = 8
+
+
+class Place(NamedTuple):
+    """The place of a tensor in a file."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def places_in(path: Path) -> dict[str, Place]:
+    """Return the places of the tensors of a safetensors file, by name."""
+    header, first = _header_of(path)
+    header.pop("__metadata__", None)
+    places = {}
+    for name, entry in header.items():
+        start, end = entry["data_offsets"]
+        shape = tuple(entry["shape"])
+        places[name] = Place(path, entry["dtype"], shape, first + start, first + end)
+    return places
+
+
+def _header_of(path: Path) -> tuple[dict[str, Any], int]:
+    """Return the header of a safetensors file, and the position of the first tensor's bytes."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        return json.loads(file.read(length)), 8 + length
+
+
+def read_place(place: Place) -> np.ndarray:
+    """Return the numbers of a tensor; bfloat16 as float32."""
+    with place.path.open("rb") as file:
+        file.seek(place.start)
+        stored = np.frombuffer(file.read(place.end - place.start), TYPES[place.dtype])
+    if place.dtype == "BF16":
+        stored = (stored.astype(np.uint32) << 16).view(np.float32)
+    return np.array(stored).reshape(place.shape)
+
+
+def write_place(place: Place, values: np.ndarray) -> None:
+    """Write the numbers of a tensor in its own type, and nothing else."""
+    with place.path.open("r+b") as file:
+        file.seek(place.start)
+        file.write(encoded(values, place.dtype))
+
+
+def encoded(values: np.ndarray, dtype: str) -> bytes:
+    """Return numbers as the bytes of a floating type, rounded to the nearest.
+
+    Examples
+    --------
+    >>> encoded(np.array([1.0], np.float32), "BF16").hex()
+    '803f'
+    """
+    if dtype != "BF16":
+        return np.ascontiguousarray(values, TYPES[dtype]).tobytes()
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    even = (bits >> np.uint32(16)) & np.uint32(1)
+    rounded = ((bits + np.uint32(0x7FFF) + even) >> np.uint32(16)).astype("<u2")
+    is_nan = np.isnan(values)
+    rounded[is_nan] = (bits[is_nan] >> np.uint32(16)).astype("<u2") | np.uint16(0x40)
+    return rounded.tobytes()
+
+
+class FileTensors(MutableMapping[str, Any]):
+    """Tensors of files, for printed code: each is read when it is used, and written at once.
+
+    Parameters
+    ----------
+    folder
+        The folder of the files.
+    places
+        By the names of the candidate's tensors: those with numbers of a plain floating type.
+    stored_names
+        The names in the files of the candidate's tensors, also of those without such numbers.
+
+    Attributes
+    ----------
+    changed
+        Names of the tensors that were written.
+    added
+        Names of the tensors that the files lacked.
+    """
+
+    def __init__(
+        self, folder: Path, places: Mapping[str, Place], stored_names: Mapping[str, str]
+    ) -> None:
+        self._folder = folder
+        self._places = dict(places)
+        self._stored_names = dict(stored_names)
+        # The shard of each tensor that is kept in a file of its own.
+        self._shards: dict[str, Path] = {}
+        self.changed: list[str] = []
+        self.added: list[str] = []
+
+    def __getitem__(self, name: str) -> Tensor:
+        return Tensor(read_place(self._places[name]))
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        values = value.array if isinstance(value, Tensor) else np.asarray(value)
+        place = self._places.get(name)
+        if place is not None and place.shape == values.shape:
+            write_place(place, values)
+        else:
+            self._set_aside(name, values)
+        self.changed.append(name)
+
+    def _set_aside(self, name: str, values: np.ndarray) -> None:
+        """Write a tensor of another shape, or an added one, to a file of its own."""
+        place = self._places.get(name)
+        if place is None:
+            place = self._place_of_added(name)
+            self.added.append(name)
+        self._shards.setdefault(name, place.path)
+        folder = self._folder / PENDING
+        folder.mkdir(exist_ok=True)
+        path = folder / str(len(list(folder.iterdir())))
+        data = encoded(values, place.dtype)
+        path.write_bytes(data)
+        self._places[name] = Place(path, place.dtype, values.shape, 0, len(data))
+
+    def _place_of_added(self, name: str) -> Place:
+        """Return the place of the tensor whose shard and type an added tensor gets."""
+        if name in self._stored_names:
+            raise CheckpointError(
+                f"--repair: the candidate stores {name} without plain floating-point numbers; "
+                "only tensors of plain types can be written"
+            )
+        module = module_of(name)
+        while module:
+            for neighbor, stored in self._stored_names.items():
+                if neighbor.startswith(f"{module}.") and neighbor in self._places:
+                    prefix = stored.removesuffix(neighbor) if stored.endswith(neighbor) else ""
+                    self._stored_names[name] = prefix + name
+                    shard = self._shards.get(neighbor, self._places[neighbor].path)
+                    return self._places[neighbor]._replace(path=shard)
+            module = module_of(module)
+        raise CheckpointError(
+            f"--repair: the candidate stores no tensor next to which {name} can be added"
+        )
+
+    def finish(self) -> None:
+        """Write the shards once more of which tensors changed their shape, or have new ones."""
+        by_shard: dict[Path, dict[str, Place]] = {}
+        for name, shard in self._shards.items():
+            by_shard.setdefault(shard, {})[self._stored_names[name]] = self._places[name]
+        for shard, places in by_shard.items():
+            _rewrite(shard, places)
+        shutil.rmtree(self._folder / PENDING, ignore_errors=True)
+        if by_shard:
+            _update_index(self._folder)
+
+    def __delitem__(self, name: str) -> None:
+        raise TypeError("a repair deletes no tensor")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def _rewrite(shard: Path, replaced: Mapping[str, Place]) -> None:
+    """Write a shard with other tensors in the places of some of its own, and with further ones."""
+    header, _ = _header_of(shard)
+    metadata = header.pop("__metadata__", None)
+    stored = places_in(shard)
+    # Tensors keep the order of their bytes; added ones come last.
+    names = sorted(stored, key=lambda name: stored[name].start)
+    places = {name: replaced.get(name, stored[name]) for name in names} | dict(replaced)
+    entries: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    end = 0
+    for name, place in places.items():
+        start, end = end, end + place.end - place.start
+        entries[name] = {
+            "dtype": place.dtype,
+            "shape": list(place.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    written = shard.with_name(f".{shard.name}.new")
+    with written.open("wb") as target:
+        target.write(len(text).to_bytes(8, "little") + text)
+        for place in places.values():
+            _copy(place, target)
+    written.replace(shard)
+
+
+def _copy(place: Place, target: Any) -> None:
+    """Append the bytes of a tensor to an open file, a few at a time."""
+    left = place.end - place.start
+    with place.path.open("rb") as source:
+        source.seek(place.start)
+        while left:
+            piece = source.read(min(left, 1 << 24))
+            target.write(piece)
+            left -= len(piece)
+
+
+def _update_index(folder: Path) -> None:
+    """Write the names, the shards and the total size of all tensors into the index of shards."""
+    for index in folder.rglob("*.safetensors.index.json"):
+        content = json.loads(index.read_text(encoding="utf-8"))
+        sizes = 0
+        for shard in sorted(set(content["weight_map"].values())):
+            places = places_in(index.parent / shard)
+            sizes += sum(place.end - place.start for place in places.values())
+            for name in places:
+                content["weight_map"].setdefault(name, shard)
+        metadata = content.get("metadata")
+        if isinstance(metadata, dict) and "total_size" in metadata:
+            metadata["total_size"] = sizes
+        index.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
