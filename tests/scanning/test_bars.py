@@ -78,11 +78,14 @@ def test_heads_that_are_too_many_to_list_have_quartiles() -> None:
 
 
 def test_a_head_without_a_score_is_a_dash() -> None:
-    common = row(heads=2, key_heads=2, symmetry=0.25)
-    heads = [common | {"head": 0, "symmetry": 0.5}, common | {"head": 1, "symmetry": math.nan}]
-    text = plain(*one_checkpoint(wqk.ScoreTable.from_rows([common, *heads]), 100), width=100)
-    hundredths = text[text.index("symmetry × 100 by head") :].splitlines()[2]
-    assert hundredths.split() == ["0", "50", "–"]
+    """Its score is no number in the first layer; the second layer lacks the head."""
+    rows = []
+    for layer, scores in enumerate([(0.5, math.nan), (0.5,)]):
+        common = row(layer=layer, heads=2, key_heads=2, symmetry=0.25)
+        rows += [common, *(common | {"head": n, "symmetry": x} for n, x in enumerate(scores))]
+    text = plain(*one_checkpoint(wqk.ScoreTable.from_rows(rows), 100), width=100)
+    hundredths = text[text.index("symmetry × 100 by head") :].splitlines()
+    assert [line.split() for line in hundredths[2:4]] == [["0", "50", "–"], ["1", "50", "–"]]
 
 
 @pytest.mark.parametrize(
