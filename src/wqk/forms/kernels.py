@@ -585,15 +585,23 @@ def singular_values(query: Array, key: Array) -> Float[Array, "... k"]:
 
 
 def eigenvalues(query: Array, key: Array) -> Array:
-    """Eigenvalues of a square query · keyᵀ, complex, in descending order of magnitude."""
+    """Eigenvalues of a square query · keyᵀ, complex, in descending order of magnitude.
+
+    Those of keyᵀ · query are the same, but for zeros. The smaller of the two products is used.
+    """
     xp = array_namespace(query, key)
-    query_basis, core, key_basis, exponent = _core(query, key)
-    values = xp.linalg.eigvals(
-        xp.matmul(core, xp.matmul(xp.matrix_transpose(key_basis), query_basis))
+    left, right = balance(query, xp), balance(key, xp)
+    d, rank = query.shape[-2:]
+    product = (
+        xp.matmul(xp.matrix_transpose(right.factor), left.factor)
+        if rank <= d
+        else xp.matmul(left.factor, xp.matrix_transpose(right.factor))
     )
+    values = xp.linalg.eigvals(product)
     if xp.isdtype(values.dtype, "real floating"):  # from NumPy, if none is complex
         values = values + 0j
     order = xp.argsort(-xp.abs(values), axis=-1, stable=True)
+    exponent = left.exponent + right.exponent
     return restore(xp.take_along_axis(values, order, axis=-1), exponent[..., None])
 
 
