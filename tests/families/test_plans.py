@@ -105,10 +105,26 @@ def test_the_latent_form_is_the_product_of_its_factors(name: str, tmp_path: Path
     assert attention.plan.statuses == ("partial",)
 
 
-def test_latent_attention_with_biases_is_refused(tmp_path: Path) -> None:
-    latent = NAMED["deepseek-v2"]
+@pytest.mark.parametrize("name", ["deepseek-v2", "deepseek-v3"])
+def test_biases_before_the_norm_of_a_latent_are_read(name: str, tmp_path: Path) -> None:
+    latent = NAMED[name]
     save(replace(latent, config=latent.config | {"attention_bias": True}), tmp_path)
-    with pytest.raises(CheckpointError, match="without biases"):
+    found = wqk.verify(tmp_path)
+    assert {block.verdict for block in found.blocks} == {"right"}
+    assert found.difference < 1e-12
+    first = wqk.open(tmp_path).plans[0]
+    assert [side.projection.bias is not None for side in (first.query, first.key)] == [True, True]
+    assert first.key_bias_counts
+
+
+def test_a_bias_after_a_latent_is_refused(tmp_path: Path) -> None:
+    save(NAMED["deepseek-v2"], tmp_path)
+    name = "model.layers.0.self_attn.kv_b_proj"
+    edit_tensors(
+        tmp_path,
+        lambda tensors: tensors | {f"{name}.bias": tensors[f"{name}.weight"][:, 0].clone()},
+    )
+    with pytest.raises(CheckpointError, match="a bias after the latent is not read"):
         wqk.open(open_checkpoint(tmp_path))
 
 

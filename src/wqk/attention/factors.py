@@ -51,8 +51,8 @@ class Factor:
         Gain (R or H·R values) and bias of the norm between projection and score.
     temperature
         Factors of the projected vectors; see `Temperature`.
-    latent
-        Projection to the normalized latent, for latent attention.
+    latent, latent_bias
+        Projection to the latent, which is normalized, and its bias, for latent attention.
     outer
         Projection from the latent to the heads; None if the weight is not the stored one.
     """
@@ -64,6 +64,7 @@ class Factor:
     shift: Float[Array, "heads width"] | None = None
     temperature: Float[Array, "heads_or_1 width_or_1"] | None = None
     latent: Float[Array, "latent d"] | None = None
+    latent_bias: Float[Array, " latent"] | None = None
     outer: Float[Array, "heads width latent"] | None = None
 
     @property
@@ -110,7 +111,10 @@ class Factor:
         result = _projected(x, self.weight if weight is None else weight, self.bias)
         scales: Any = 1.0
         if isinstance(projection, Composed) and self.latent is not None:
-            scales = _inverse_size(x @ self.latent.T, (-1,), projection.norm.epsilon)
+            latents = x @ self.latent.T
+            if self.latent_bias is not None:
+                latents = latents + self.latent_bias
+            scales = _inverse_size(latents, (-1,), projection.norm.epsilon)
             scales = scales[..., None, :, :]
             result = result * scales
         if norm is not None:
@@ -162,6 +166,12 @@ def load_factor(stored: Mapping[Part, Array], side: Side, name: str) -> Factor:
     projection, norm = side.projection, side.norm
     weight = projection.weight(stored)
     bias = None if side.bias is None else stored[side.bias].reshape(weight.shape[:2])
+    latent = outer = latent_bias = None
+    if isinstance(projection, Composed):
+        latent, outer = projection.inner.weight(stored)[0], projection.outer.weight(stored)
+        if projection.bias is not None:
+            bias, latent_bias = projection.constant(stored), stored[projection.bias]
+            _require_finite(latent_bias, f"{name}: {projection.bias.name}")
     if side.factor != 1:
         weight, bias = weight * side.factor, None if bias is None else bias * side.factor
     xp = array_namespace(weight)
@@ -171,9 +181,6 @@ def load_factor(stored: Mapping[Part, Array], side: Side, name: str) -> Factor:
     temperature = None
     if side.temperature is not None:
         temperature = side.temperature.factors(stored[side.temperature.stored])
-    latent = outer = None
-    if isinstance(projection, Composed):
-        latent, outer = projection.inner.weight(stored)[0], projection.outer.weight(stored)
     factor = Factor(
         side=side,
         stored_weight=weight,
@@ -182,6 +189,7 @@ def load_factor(stored: Mapping[Part, Array], side: Side, name: str) -> Factor:
         shift=shift,
         temperature=temperature,
         latent=latent,
+        latent_bias=latent_bias,
         outer=outer,
     )
     _require_finite(factor.weight, f"{name}: {projection.roles[''].name}")

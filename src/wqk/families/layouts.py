@@ -182,7 +182,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Composed:
-    """A projection that goes through a latent: x ↦ outer · diag(gain) · inner · x.
+    """A projection that goes through a latent: x ↦ outer · diag(gain) · (inner · x + bias).
 
     The latent is normalized in between; the norm's gain is part of the product, a token's own scale
     is not.
@@ -191,6 +191,7 @@ class Composed:
     outer: Projection  # from the latent to the heads, (heads, R, C)
     inner: Projection  # from the input to the latent, (1, C, D)
     norm: Norm  # the latent's; its gain is (C,)
+    bias: Part | None = None  # of the inner projection, (C,)
 
     @property
     def tensor(self) -> str:
@@ -210,7 +211,14 @@ class Composed:
     @property
     def roles(self) -> dict[str, Part]:
         """What has to be read for it, and what each part is to it."""
-        return {"": self.outer.part, "inner": self.inner.part, "inner_norm": self.norm.gain[0]}
+        roles = {"": self.outer.part, "inner": self.inner.part, "inner_norm": self.norm.gain[0]}
+        return roles if self.bias is None else roles | {"inner_bias": self.bias}
+
+    def constant(self, stored: Mapping[Part, Array]) -> Array | None:
+        """The vector (heads, R) that the bias of the inner projection adds; None without one."""
+        if self.bias is None:
+            return None
+        return self.outer.weight(stored) @ (stored[self.norm.gain[0]] * stored[self.bias])
 
     def weight(self, stored: Mapping[Part, Array]) -> Array:
         """The projection (heads, R, D), from everything that was read."""

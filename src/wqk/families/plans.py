@@ -77,7 +77,8 @@ def _inputs(side: Side, tensors: Mapping[str, TensorInfo]) -> int:
             f"{projection.outer.tensor} takes a latent of width {outer}, and "
             f"{projection.inner.tensor} makes one of width {latent}"
         )
-    for part in (*projection.norm.gain, *projection.norm.bias):
+    biases = () if projection.bias is None else (projection.bias,)
+    for part in (*projection.norm.gain, *projection.norm.bias, *biases):
         _require_entries(part, (latent,), tensors, "one for each entry of the latent")
     return inner
 
@@ -300,8 +301,12 @@ class AttentionPlan:
         It may where positions turn it, a norm or a limit comes after it, or other scores are
         without it.
         """
-        apart = (self.axial, self.key.norm, self.clip, self.softcap, self.sinks)
-        return self.may_turn or not self.has_softmax or any(one is not None for one in apart)
+        key = self.key.projection
+        if isinstance(key, Composed) and key.bias is not None:  # the latent's norm comes after it
+            return True
+        followers = (self.axial, self.key.norm, self.clip, self.softcap, self.sinks)
+        has_follower = any(follower is not None for follower in followers)
+        return self.may_turn or not self.has_softmax or has_follower
 
     @property
     def rotation_unknown(self) -> bool:
@@ -531,8 +536,11 @@ def _plan_layer(
         window = None
     positional = None
     if "q_position" in projections:
+        turned_query, turned_key = projections["q_position"], projections["k_position"]
         positional = Positional(
-            Side(projections["q_position"]), Side(projections["k_position"]), rotary or UNTURNED
+            Side(turned_query),
+            Side(turned_key, match.bias(turned_key, ())),
+            rotary or UNTURNED,
         )
     grows = rotary is None and config.holds(rule.grows_if)
     if query.head_width != key.head_width or query.heads % key.heads:

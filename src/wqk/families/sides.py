@@ -345,7 +345,9 @@ def _composed(
     shape = match.tensors[outer.tensor].shape
     rank = shape[1] if outer.axes is None else shape[outer.axes[2]]
     after = Norm(rule.norm, (gain,), epsilon=_epsilon(config, rule.norm_epsilon, rule.norm))
-    return Composed(outer, Projection(down, ((0, rank),), False, 1, rank), after)
+    bias = f"{down.removesuffix('weight')}bias"
+    added = Part(bias, ((0, rank),)) if bias in match.tensors else None
+    return Composed(outer, Projection(down, ((0, rank),), False, 1, rank), after, added)
 
 
 def _latent(
@@ -372,10 +374,13 @@ def _latent(
             f"incomplete, {key!r} is there, but what comes before it is not; "
             f"expected {rule.key_inner[0].replace('{layer}', str(match.index[0]))!r}"
         )
-    for tensor in (query, key, query_down, key_down):
-        bias = f"{(tensor or '').removesuffix('weight')}bias"
+    for tensor in (query, key):
+        bias = f"{tensor.removesuffix('weight')}bias"
         if bias in tensors:
-            raise CheckpointError(f"latent attention is read without biases, got {bias!r}")
+            raise CheckpointError(
+                f"{bias}: a bias after the latent is not read; expected none, or biases of the "
+                "projections to the latents"
+            )
 
     def of_query(start: int, stop: int) -> Projection | Composed:
         outer = within_heads(query, tensors[query].shape, heads, start, stop)

@@ -41,6 +41,8 @@ from wqk.sameness.weight_pairs import (
 from wqk.sameness.weights import Pair
 
 SIDES = ("query", "key", "value", "output")
+# Tensors of latent attention that are no weights, by their roles in a projection.
+OF_LATENTS = {"inner_norm": "norm of the latent", "inner_bias": "bias of the latent"}
 
 
 @dataclass(eq=False)
@@ -213,8 +215,8 @@ class Expected:
         one, other = first.projection, second.projection
         if self._same:
             for (part, a), b in zip(one.roles.items(), other.roles.values(), strict=True):
-                if part == "inner_norm":
-                    self._tensor(b.name, a.name, Role(side, "norm of the latent"), known=True)
+                if part in OF_LATENTS:
+                    self._tensor(b.name, a.name, Role(side, OF_LATENTS[part]), known=True)
                 else:
                     self._tensor(b.name, a.name, Role(side), second, known=True)
             return True
@@ -449,7 +451,8 @@ def _same_layout(ours: AttentionPlan, theirs: AttentionPlan) -> bool:
         sides = [getattr(plan, side) for side in SIDES]
         shapes = [side and side.projection for side in sides]
         shapes = [
-            replace(one, tensor="") if isinstance(one, Projection) else type(one) for one in shapes
+            replace(one, tensor="") if isinstance(one, Projection) else one and len(one.roles)
+            for one in shapes
         ]
         return [*shapes, plan.rotary.order if plan.rotary is not None else ""]
 

@@ -33,7 +33,7 @@ class Role:
         ``query``, ``key``, ``value``, ``output``, or ``positions of queries`` and ``… of keys``.
     part
         ``weight``, ``bias``, or the norm that it belongs to: ``norm before the projection``,
-        ``norm before the score``, ``norm of the latent``.
+        ``norm before the score``, ``norm of the latent``; or ``bias of the latent``.
     fused
         Whether the tensor holds several sides.
 
