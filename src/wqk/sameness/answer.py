@@ -261,7 +261,11 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
     @property
     def steps(self) -> tuple[Step, ...]:
         """The steps that make the candidate like the reference, as far as they are known."""
-        return merged(step for cause in self.causes for step in cause.mismatch.steps)
+        # What is stored transposed was compared as it should be, and is turned first.
+        causes = sorted(
+            self.causes, key=lambda cause: cause.mismatch.verdict is not Kind.TRANSPOSED
+        )
+        return merged(step for cause in causes for step in cause.mismatch.steps)
 
     @property
     def unrepaired(self) -> tuple[TensorComparison, ...]:
@@ -413,6 +417,8 @@ class CheckpointComparison(Result, synonyms=SYNONYMS):
         texts = [f"{cause.mismatch.reason}, {cause.where}" for cause in self.tensor_causes]
         if self.unexplained:
             texts.append(few([*map(str, self.unexplained)], 1))
+        if not self.differing:
+            return "; ".join(texts)
         causes = f" ({'; '.join(texts)})" if texts else ""
         return f"{_differ(self.differing, 'tensor')}{causes}"
 

@@ -9,6 +9,7 @@ from wqk.errors import CheckpointError, UnknownFamily
 from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.sameness.configured import is_configured
+from wqk.sameness.turned_weights import opened_turned
 
 
 def open_both(
@@ -41,6 +42,10 @@ def open_both(
     notes: list[str] = []
     for number, opening in enumerate(openings):
         if models[number] is not None:
+            continue
+        turned = opened_turned(known, opening) if number == 1 and known is not None else None
+        if turned is not None:
+            models[number] = turned
             continue
         counts, source = (heads, key_heads), "as given"
         if heads is None and known is not None:

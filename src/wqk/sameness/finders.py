@@ -168,7 +168,7 @@ def find_transposed(pair: WeightPair) -> Finding | None:
     linear, other = "(out, in)", "(in, out)"
     if pair.layout.turned_first != pair.layout.turned_last:
         linear, other = other, linear
-    description = f"{{}} is stored transposed, {other} instead of {linear}"
+    description = f"{{}}: stored transposed, {other} instead of {linear}"
     return pair.finding(Kind.TRANSPOSED, description, Transpose(), with_bias=False)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from wqk._console import counted
 from wqk._files import unwritable
 from wqk.checkpoints import Part
-from wqk.checkpoints.checkpoint import by_plain_name
+from wqk.checkpoints.checkpoint import View, by_plain_name
 from wqk.errors import CheckpointError, shown
 from wqk.model import Model
 from wqk.sameness.answer import CheckpointComparison, few
@@ -240,7 +240,10 @@ def _tensors_of(folder: Path, candidate: Model) -> FileTensors:
         places |= places_in(path)
     plain_names = by_plain_name(places)
     plain, stored_names = {}, {}
-    for name, info in candidate.checkpoint.tensors().items():
+    checkpoint = candidate.checkpoint
+    while isinstance(checkpoint, View):
+        checkpoint = checkpoint.inner
+    for name, info in checkpoint.tensors().items():
         stored_names[name] = plain_names.get(name, name)
         place = places.get(stored_names[name])
         if place is None or place.dtype not in TYPES or info.quantized:

@@ -33,6 +33,7 @@ from wqk.sameness.repairs import Change
 from wqk.sameness.reports import failure
 from wqk.sameness.tensor_causes import with_tensor_causes
 from wqk.sameness.tolerances import ALIKE_FORMS, LEAST_ALIKE
+from wqk.sameness.turned_weights import turned_causes
 from wqk.sameness.verdicts import Verdict
 from wqk.sameness.weights import CIRCUITS, SCORES, Pair, form_parts
 from wqk.storage.references import HubFolder, check_options
@@ -164,7 +165,7 @@ def same(
         quantized=_quantized_in_one(alignment.pairs),
         settings=settings,
         settings_not_compared=settings_not_compared,
-        tensor_causes=tensor_causes,
+        tensor_causes=(*turned_causes(models), *tensor_causes),
         adapter=merge_sentence(shares),
     )
     if repair is None or comparison.verdict is Verdict.SAME:
