@@ -43,11 +43,12 @@ from wqk.sameness.blocks import (
 )
 from wqk.sameness.configured import form_restored, other_rotary, rotary_repaired
 from wqk.sameness.contents import equal_parts
-from wqk.sameness.edits import Axes, HeadOrder, Permute, Scale, Take
+from wqk.sameness.edits import Axes, HeadOrder, Permute, Scale, ScaleHeads, Take
 from wqk.sameness.execution import Arrays, run
 from wqk.sameness.expected import Expected
 from wqk.sameness.finders import search
 from wqk.sameness.mismatches import Kind, Mismatch
+from wqk.sameness.missing_tensors import restored
 from wqk.sameness.repairs import Change, Setting, Step
 from wqk.sameness.tolerances import ALIKE_FORMS, SAME, SAME_FACTOR
 from wqk.sameness.weight_pairs import SCORED, Finding
@@ -214,6 +215,13 @@ def diagnose(
     ``neighbors`` are the first model's other blocks whose weights the second may hold, ``circuits``
     those to explain, of which the others than those ``measured`` are the same.
     """
+    lacking = restored(models, pair)
+    if lacking is not None:  # a cause that is known: the rest is what it leaves
+        models, pair = (models[0], lacking.model), (pair[0], lacking.plan)
+        rest = [model.checkpoint for model in models]
+        measured = compare(rest, pair, tolerance, circuits)
+        if not measured:
+            return ()
     checkpoints = [model.checkpoint for model in models]
     means = _averaged(pair, checkpoints)
     if means is not None:
@@ -303,8 +311,9 @@ def _checked(
     others: Sequence[Mismatch],
     left_after: Callable[[Sequence[Mismatch]], Mapping[str, Apart]],
 ) -> Mismatch:
-    """Return a cause that forms explain; without its repair if the scores still differ after it."""
-    if not cause.steps or SCORES not in left_after([*others, cause]):
+    """Return a cause that forms explain; without its repair if its circuit differs after it."""
+    circuit = cause.facts.get("circuit", SCORES)
+    if not cause.steps or circuit not in left_after([*others, cause]):
         return cause
     return replace(cause, steps=())
 
@@ -316,7 +325,8 @@ def _rest(left: Mapping[str, Apart], block: Expected) -> Iterator[Mismatch]:
         unexplained = mismatches.unexplained(relative.max(axis=0), shares.max(axis=0))
         for cause in apart.explained or (unexplained,):
             if circuit != SCORES:
-                yield beside(circuit, cause)
+                steps = _steps_of_form(cause, block, circuit)
+                yield replace(beside(circuit, cause), steps=steps)
                 continue
             plan = block.plan
             tensors = {plan.query.tensor: "query", plan.key.tensor: "key"}
@@ -327,13 +337,19 @@ def _rest(left: Mapping[str, Apart], block: Expected) -> Iterator[Mismatch]:
             yield replace(cause, steps=steps, facts=facts)
 
 
-def _steps_of_form(cause: Mismatch, block: Expected) -> tuple[Step, ...]:
+def _steps_of_form(cause: Mismatch, block: Expected, circuit: str = SCORES) -> tuple[Step, ...]:
     """Return the steps that undo a change that was found in the forms."""
     query, key = block.plan.query, block.plan.key
     if cause.verdict is Kind.SCALED and "factor" in cause.facts:
         factor = float(cause.facts["factor"])
         is_sign = math.isclose(factor, -1, rel_tol=SAME_FACTOR)
-        return block.side_steps("query", Scale(-1.0 if is_sign else factor))
+        side = "value" if circuit == VALUES else "query"
+        return block.side_steps(side, Scale(-1.0 if is_sign else factor))
+    if circuit != SCORES:
+        return ()
+    if cause.verdict is Kind.SCALED and len(cause.facts["factors"]) == query.heads:
+        factors = tuple(cause.facts["factors"])
+        return block.side_steps("query", ScaleHeads(0, factors, query.head_width))
     if cause.verdict is Kind.HEADS and cause.heads:
         share = query.heads // key.heads
         keys = tuple(head // share for head in cause.heads[::share])

@@ -340,6 +340,53 @@ class Scale:
 
 
 @dataclass(frozen=True)
+class ScaleHeads:
+    """Rows or columns divided by one factor for each head.
+
+    Examples
+    --------
+    >>> print(ScaleHeads(0, (2.0, 0.5), 1).code())
+    factors = torch.tensor([2.0, 0.5])
+    w = (w.transpose(0, -1) / factors).transpose(0, -1)
+    """
+
+    axis: int
+    factors: tuple[float, ...]
+    width: int
+    needs_original = False
+
+    @property
+    def _printed(self) -> list[float]:
+        """The factors with as many digits as are printed."""
+        return [float(f"{factor:.{DIGITS}g}") for factor in self.factors]
+
+    def apply(self, array: np.ndarray, original: np.ndarray | None = None) -> np.ndarray:
+        divisors = np.repeat(np.array(self._printed, np.float32), self.width)
+        if self.axis:
+            return np.asarray(array / divisors)
+        return np.asarray((array.swapaxes(0, -1) / divisors).swapaxes(0, -1))
+
+    def code(self, name: str = "w", original: str = "original") -> str:
+        repeated = f".repeat_interleave({self.width})" if self.width > 1 else ""
+        lines = [f"factors = torch.tensor({self._printed}){repeated}"]
+        if self.axis:
+            lines.append(f"{name} = {name} / factors")
+        else:
+            turn = "transpose(0, -1)"
+            lines.append(f"{name} = ({name}.{turn} / factors).{turn}")
+        return "\n".join(lines)
+
+    def turned(self) -> Edit:
+        return replace(self, axis=1 - self.axis)
+
+    def on_bias(self) -> Edit | None:
+        return self if self.axis == 0 else None
+
+    def describe(self) -> str:
+        return f"each of {len(self.factors)} heads divided by a factor of its own"
+
+
+@dataclass(frozen=True)
 class Negate:
     """Entries along an axis with the other sign.
 

@@ -1,7 +1,7 @@
 """Run the printed code of a repair on NumPy arrays.
 
 The code is PyTorch. Comparing does not need PyTorch, therefore ``torch`` in the code is a small
-stand-in here: arrays with the methods that printed code uses, and the functions `arange` and `cat`.
+stand-in here: arrays with the methods that printed code uses, and a few functions.
 The tests run the same code with PyTorch.
 """
 
@@ -63,6 +63,10 @@ class Tensor:
         """Return the tensor with an axis in reverse order."""
         return Tensor(np.flip(self.array, axis))
 
+    def repeat_interleave(self, count: int) -> Tensor:
+        """Return each entry of a vector that many times."""
+        return Tensor(np.repeat(self.array, count))
+
     def split(self, lengths: Sequence[int], axis: int = 0) -> list[Tensor]:
         """Return pieces of these lengths."""
         return [Tensor(piece) for piece in np.split(self.array, np.cumsum(lengths)[:-1], axis)]
@@ -120,7 +124,11 @@ def _cat(tensors: Iterable[Tensor], axis: int = 0) -> Tensor:
     return Tensor(np.concatenate([tensor.array for tensor in tensors], axis))
 
 
-TORCH = SimpleNamespace(arange=_arange, cat=_cat)
+def _tensor(numbers: Sequence[float]) -> Tensor:
+    return Tensor(np.array(numbers, np.float32))
+
+
+TORCH = SimpleNamespace(arange=_arange, cat=_cat, tensor=_tensor)
 
 
 class Arrays(MutableMapping[str, Any]):

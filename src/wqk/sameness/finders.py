@@ -29,6 +29,7 @@ from wqk.sameness.edits import (
     Offset,
     Permute,
     Scale,
+    ScaleHeads,
     Stretches,
     Take,
     Then,
@@ -63,6 +64,7 @@ from wqk.sameness.tolerances import (
     RANK,
     REGROUPED,
     SAME,
+    SAME_FACTOR,
     SCREENED,
 )
 from wqk.sameness.weight_pairs import SCORED, Adapter, Finding, Gain, WeightPair, short
@@ -371,8 +373,26 @@ def _name_factors(pair: WeightPair, group: Groups, factors: np.ndarray) -> Findi
         folded = _find_folded_gain(pair, gain, factors)
         if folded is not None:
             return folded
+    of_heads = _find_factors_of_heads(pair, is_rows, factors)
+    if of_heads is not None:
+        return of_heads
     description = f"{{}}: each of its {group.description} has a factor of its own"
     return pair.finding(group.kind, description)
+
+
+def _find_factors_of_heads(pair: WeightPair, is_rows: bool, factors: np.ndarray) -> Finding | None:
+    """Find factors of rows or columns that are one number for each head."""
+    heads = (pair if is_rows else pair.turned).heads
+    if heads < 2 or len(factors) % heads or len(factors) == heads:
+        return None
+    by_head = factors.reshape(heads, -1)
+    means = by_head.mean(axis=1)
+    if not np.allclose(by_head, means[:, None], rtol=SAME_FACTOR):
+        return None
+    edit = ScaleHeads(0 if is_rows else 1, tuple(means.tolist()), by_head.shape[1])
+    kind = Kind.ROW_FACTORS if is_rows else Kind.COLUMN_FACTORS
+    description = "{}: each head has a factor of its own"
+    return pair.finding(kind, description, edit, facts={"factors": edit.factors})
 
 
 def _find_folded_gain(pair: WeightPair, gain: Gain, factors: np.ndarray) -> Finding | None:
@@ -724,30 +744,37 @@ def _exchanged(wrong: Sequence[WeightPair], sources: Mapping[str, WeightPair]) -
         back = sources.get(source.name)
         if back is not None and back.name == name and source.name in by_name:
             swapped[name] = source.name
-    weights = [name for name in swapped if by_name[name].role.part == "weight"]
-    findings = []
-    for name in weights:
-        pair, other = by_name[name], by_name[swapped[name]]
-        if weights.index(other.name) < weights.index(name):
+    # Weights first, whose biases may have moved along.
+    names = sorted(swapped, key=lambda name: by_name[name].role.part != "weight")
+    findings: list[Finding] = []
+    explained: set[str] = set()
+    for name in names:
+        if name in explained:
             continue
-        places = {name: other.name, other.name: name}
-        biases = [pair.bias, other.bias]
-        moved = all(bias is not None and bias.name in swapped for bias in biases)
-        if moved:
-            names = [bias.name for bias in biases if bias is not None]
-            places |= {names[0]: names[1], names[1]: names[0]}
-        sides = {pair.role.side, other.role.side}
-        if sides == {"query", "key"}:
-            kind = Kind.EXCHANGED
-            description = "transposed: queries and keys have changed places"
-        else:
-            kind = Kind.TENSOR
-            description = f"{short(name)} and {short(other.name)} have changed places"
-        if moved:
-            description += ", biases too"
-        scored = tuple(side for side in ("query", "key") if side in sides)
-        findings.append(Finding(kind, description, {}, pair, sides=scored, swapped=places))
+        finding = _exchange(by_name[name], by_name[swapped[name]], swapped)
+        findings.append(finding)
+        explained.update(finding.swapped)
     return findings
+
+
+def _exchange(pair: WeightPair, other: WeightPair, swapped: Mapping[str, str]) -> Finding:
+    """Return the finding of two tensors that have changed places."""
+    places = {pair.name: other.name, other.name: pair.name}
+    biases = [pair.bias, other.bias]
+    moved = all(bias is not None and bias.name in swapped for bias in biases)
+    if moved:
+        names = [bias.name for bias in biases if bias is not None]
+        places |= {names[0]: names[1], names[1]: names[0]}
+    sides = {pair.role.side, other.role.side}
+    kind = Kind.TENSOR
+    description = f"{short(pair.name)} and {short(other.name)} have changed places"
+    if sides == {"query", "key"} and pair.role.part == "weight":
+        kind = Kind.EXCHANGED
+        description = "transposed: queries and keys have changed places"
+    if moved:
+        description += ", biases too"
+    scored = tuple(side for side in ("query", "key") if side in sides)
+    return Finding(kind, description, {}, pair, sides=scored, swapped=places)
 
 
 def find_recut(pairs: Sequence[WeightPair]) -> Finding | None:
@@ -799,6 +826,10 @@ def _rows_of_all(weights: Sequence[WeightPair]) -> np.ndarray | None:
 
 def _joined(findings: Sequence[Finding], pairs: Sequence[WeightPair]) -> list[Finding]:
     """Join findings of several weights that are one cause: moved heads, equal descriptions."""
+    scales = _exchanged_scales(findings)
+    if scales is not None:
+        names = set(scales.tensors)
+        findings = [scales, *(one for one in findings if names.isdisjoint(one.tensors))]
     heads: dict[str, Finding] = {}
     for finding in findings:
         pair, rows = finding.pair, finding.rows
@@ -818,6 +849,34 @@ def _joined(findings: Sequence[Finding], pairs: Sequence[WeightPair]) -> list[Fi
     for members in alike.values():
         joined.append(_merged(members, is_scored_apart=len(scored) > 1))
     return joined
+
+
+def _exchanged_scales(findings: Sequence[Finding]) -> Finding | None:
+    """Join the factors of queries, keys and values whose product is 1, as exchanged scales have."""
+    scaled: dict[str, Finding] = {}
+    for finding in findings:
+        pair = finding.pair
+        if finding.kind is Kind.SCALED and pair.role.part == "weight" and pair.role.side in JOINED:
+            scaled[pair.role.side] = finding
+    if len(scaled) < 2 or len(findings) > len(scaled):
+        return None
+    edits = [finding.edits[finding.pair.name] for finding in scaled.values()]
+    factors = [edit.factor for edit in edits if isinstance(edit, Scale)]
+    if len(factors) < len(edits) or abs(np.prod(factors) - 1) > len(factors) * SAME_FACTOR:
+        return None
+    first = next(iter(scaled.values()))
+    titles = ", ".join(finding.pair.title for finding in scaled.values())
+    listed_factors = ", ".join(f"{factor:.4g}" for factor in factors)
+    description = (
+        f"{titles}: scaled by {listed_factors}, whose product is 1: scales have changed places"
+    )
+    return replace(
+        first,
+        description=description,
+        edits={name: edit for one in scaled.values() for name, edit in one.edits.items()},
+        sides=tuple(side for side in SCORED if side in scaled),
+        facts={"factors": factors},
+    )
 
 
 def _merged(findings: Sequence[Finding], is_scored_apart: bool) -> Finding:

@@ -21,6 +21,7 @@ from wqk.sameness.edits import Take
 from wqk.sameness.expected import Expected
 from wqk.sameness.finders import find_groups
 from wqk.sameness.mismatches import Kind, Mismatch
+from wqk.sameness.missing_tensors import cause_of_missing
 from wqk.sameness.positions import named_settings, undecided_positions
 from wqk.sameness.quantization import coded_otherwise
 from wqk.sameness.repairs import Change
@@ -80,6 +81,9 @@ class Measurement:
         self.heads = np.zeros(pair[0].query.heads)
         self.mismatches += configured.other_settings(self.models, pair)
         self.mismatches += named_settings(self.models, pair)
+        missing = cause_of_missing(pair, self.models[0])
+        if missing is not None:
+            self.mismatches.append(missing)
         if pair[0].sinks is not None and pair[1].sinks is not None:
             self.mismatches += _sinks(checkpoints, (pair[0].sinks, pair[1].sinks))
         equal = [circuit for circuit in CIRCUITS if identical(checkpoints, pair, circuit)]

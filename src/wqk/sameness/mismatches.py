@@ -155,12 +155,12 @@ def scaled(factors: Sequence[float], width: int) -> Mismatch:
     >>> scaled((4.0, 3.98), 16).reason
     "scaled by 4 = √16, of the score's scale"
     >>> scaled((4.0, 3.0), 16).reason
-    'scaled, each head otherwise, by 3 to 4'
+    'scaled, each head by a factor of its own'
     """
     low, high = min(factors), max(factors)
     facts = {"factors": tuple(map(float, factors)), "width": width}
     if high - low > SAME * abs(high):
-        reason = f"scaled, each head otherwise, by {low:.4g} to {high:.4g}"
+        reason = f"{Kind.SCALED}, each head by a factor of its own"
         return Mismatch(Kind.SCALED, reason, facts=facts)
     known = {1 / math.sqrt(width): "1/√", math.sqrt(width): "√"}
     near = [text for value, text in known.items() if math.isclose(high, value, rel_tol=SAME)]

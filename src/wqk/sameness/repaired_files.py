@@ -71,9 +71,10 @@ class WrittenRepair:
             changes.append("the configuration")
         text = f"Repaired: {self.folder}, with {' and '.join(changes)} changed."
         if self.added:
-            text += f" Added: {few(self.added)}."
-        if self.supplied:
-            text += f" Taken from the reference: {few(self.supplied)}."
+            text += f" Added from the reference: {few(self.added)}."
+        supplied = [name for name in self.supplied if name not in self.added]
+        if supplied:
+            text += f" Taken from the reference: {few(supplied)}."
         return f"{text} Compared with the reference: {self.sentence}"
 
 

@@ -26,6 +26,7 @@ from wqk.sameness.layers import with_moved_layers
 from wqk.sameness.measurement import Measurement, Signatures
 from wqk.sameness.merges import MergedShare, merge_causes, merge_sentence, merged_shares
 from wqk.sameness.mismatches import Kind, Mismatch, listed
+from wqk.sameness.missing_tensors import missing_in_both
 from wqk.sameness.outside import absent_towers, outside
 from wqk.sameness.positions import GUESSED
 from wqk.sameness.repaired_files import require_local, write_repaired
@@ -151,6 +152,7 @@ def same(
     is_guessed = any(plan.rule.guess for pair in alignment.pairs for plan in pair)
     settings, settings_not_compared = _settings(models, everything)
     notes += [*views, *_unknown(alignment.pairs), *_narrower(models, alignment.anchor)]
+    notes += missing_in_both(models, alignment.pairs)
     comparison = CheckpointComparison(
         reference=models[0].checkpoint.name,
         candidate=models[1].checkpoint.name,

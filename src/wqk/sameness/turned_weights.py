@@ -30,9 +30,9 @@ class TurnedWeights(View):
 
     def __init__(self, inner: Checkpoint, names: Collection[str]) -> None:
         super().__init__(inner)
-        self.changed = frozenset(names)
+        self.changed = self.names = frozenset(names)
         self._infos = {
-            name: info._replace(shape=info.shape[::-1]) if name in self.changed else info
+            name: info._replace(shape=info.shape[::-1]) if name in self.names else info
             for name, info in inner.tensors().items()
         }
 
@@ -42,7 +42,7 @@ class TurnedWeights(View):
 
     def value(self, name: str) -> np.ndarray | None:
         """The transposed matrix."""
-        if name not in self.changed:
+        if name not in self.names:
             return None
         return np.ascontiguousarray(self.inner.read([Part(name)])[0].T)
 
@@ -86,15 +86,12 @@ def turned_causes(models: Sequence[Model]) -> list[Cause]:
     checkpoint = models[1].checkpoint
     if not isinstance(checkpoint, TurnedWeights):
         return []
-    stored = tuple(sorted(checkpoint.changed))
-    back = {other: name for name, other in paired_names(*_tensors(models)).items()}
+    stored = tuple(sorted(checkpoint.names))
+    expected = models[0].checkpoint.tensors()
+    back = {other: name for name, other in paired_names(expected, checkpoint.tensors()).items()}
     names = tuple(back[name] for name in stored)
     modules = dict.fromkeys(name.removesuffix(".weight").rpartition(".")[2] for name in names)
     reason = f"{', '.join(modules)}: {Kind.TRANSPOSED}"
     facts = {"tensors": dict.fromkeys(names, "weight")}
     steps = (Change(stored, Transpose()),)
     return [Cause(Mismatch(Kind.TRANSPOSED, reason, steps, facts=facts), (), names)]
-
-
-def _tensors(models: Sequence[Model]) -> list[Mapping[str, TensorInfo]]:
-    return [model.checkpoint.tensors() for model in models]

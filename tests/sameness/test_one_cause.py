@@ -1,0 +1,167 @@
+"""Changes of several tensors or heads together: one cause each, and a repair that undoes it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from tests.sameness.conversions import G, H, R, right
+from tests.sameness.mending import mend
+
+from wqk.checkpoints.modules import StateDict
+from wqk.sameness.mismatches import Kind
+from wqk.sameness.same import same
+
+Tensors = dict[str, np.ndarray]
+Change = Callable[[Tensors], Tensors]
+
+
+def exchange(first: str, second: str) -> Change:
+    """Exchange the tensors with one word in their names for those with another."""
+
+    def name_of(name: str) -> str:
+        if first in name:
+            return name.replace(first, second)
+        return name.replace(second, first)
+
+    return lambda tensors: {name: tensors[name_of(name)] for name in tensors}
+
+
+def scale(**factors: float) -> Change:
+    """Multiply the weights of sides by factors."""
+
+    def change(tensors: Tensors) -> Tensors:
+        scaled = dict(tensors)
+        for name, value in tensors.items():
+            match = re.search(r"(\w)_proj.weight$", name)
+            factor = factors.get(match[1], 1.0) if match else 1.0
+            scaled[name] = (factor * value).astype(np.float32)
+        return scaled
+
+    return change
+
+
+def scale_heads(side: str, heads: int, *, columns: bool = False) -> Change:
+    """Multiply each head of a side by a factor of its own."""
+    factors = np.repeat(np.linspace(0.5, 2, heads), R)
+
+    def change(tensors: Tensors) -> Tensors:
+        scaled = dict(tensors)
+        for name, value in tensors.items():
+            if f"{side}_proj" in name:
+                by_head = factors if columns or value.ndim == 1 else factors[:, None]
+                scaled[name] = (value * by_head).astype(np.float32)
+        return scaled
+
+    return change
+
+
+def both(*changes: Change) -> Change:
+    """Make changes one after the other."""
+
+    def change(tensors: Tensors) -> Tensors:
+        for each in changes:
+            tensors = each(tensors)
+        return tensors
+
+    return change
+
+
+def without(word: str) -> Change:
+    """Leave out the tensors with a word in their names."""
+    return lambda tensors: {name: value for name, value in tensors.items() if word not in name}
+
+
+class Case(NamedTuple):
+    """A change of a model, and the one cause that it has."""
+
+    what: str
+    model: str
+    change: Change
+    kind: Kind
+    reason: str
+
+
+CASES = [
+    Case(
+        "norms of queries and keys exchanged",
+        "qwen3",
+        exchange("q_norm", "k_norm"),
+        Kind.TENSOR,
+        "q_norm and k_norm have changed places",
+    ),
+    Case(
+        "scales of q, k and v exchanged",
+        "llama",
+        scale(q=1.9 / 0.7, k=1.2 / 1.9, v=0.7 / 1.2),
+        Kind.SCALED,
+        "q_proj, k_proj, v_proj: scaled by 2.714, 0.6316, 0.5833, whose product is 1",
+    ),
+    Case(
+        "a factor of each query head",
+        "llama",
+        scale_heads("q", H),
+        Kind.ROW_FACTORS,
+        "q_proj: each head has a factor of its own",
+    ),
+    Case(
+        "a factor of each query head and of its bias",
+        "qwen2",
+        scale_heads("q", H),
+        Kind.ROW_FACTORS,
+        "q_proj: each head has a factor of its own",
+    ),
+    Case(
+        "factors of query and key heads",
+        "llama",
+        both(scale_heads("q", H), scale_heads("k", G)),
+        Kind.SCALED,
+        "scaled, each head by a factor of its own",
+    ),
+    Case(
+        "a factor of the outputs of each head",
+        "llama",
+        scale_heads("o", H, columns=True),
+        Kind.COLUMN_FACTORS,
+        "o_proj: each head has a factor of its own",
+    ),
+    Case(
+        "values scaled",
+        "llama",
+        scale(v=3.0),
+        Kind.SCALED,
+        "scaled by 3",
+    ),
+    Case(
+        "norms of queries and keys left out",
+        "qwen3",
+        both(without("q_norm"), without("k_norm")),
+        Kind.MISSING,
+        "q_norm, k_norm: missing from the file",
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.what for case in CASES])
+def test_a_change_of_several_tensors_is_one_cause(case: Case) -> None:
+    tensors, config = right(case.model)
+    wrong = case.change(tensors)
+    reference = StateDict(tensors, config, "reference")
+    comparison = same(reference, StateDict(wrong, config, "candidate"))
+    assert [cause.mismatch.verdict for cause in comparison.causes] == [case.kind]
+    (cause,) = comparison.causes
+    assert case.reason in cause.mismatch.reason
+    assert len(cause.places) == len(comparison.blocks)
+    mend(comparison.repair, wrong, tensors)
+    assert same(reference, StateDict(wrong, config, "mended")).same
+
+
+def test_tensors_that_both_files_lack_are_reported() -> None:
+    tensors, config = right("qwen3")
+    bare: dict[str, Any] = without("k_norm")(without("q_norm")(tensors))
+    comparison = same(StateDict(bare, config, "a"), StateDict(bare, config, "b"))
+    assert comparison.same
+    assert "not compared: q_norm, k_norm, which models of qwen3 have" in "".join(comparison.notes)
