@@ -4,6 +4,9 @@ A maps the input to r dimensions (r: the adapter's rank), B maps them to the out
 Queries and keys have factors of their own, so that the form is exactly
 (W_q + s B_q A_q)ᵀ (W_k + s B_k A_k): Hu et al., "LoRA: Low-Rank Adaptation of Large Language
 Models", equation 3.
+
+DoRA gives each output a magnitude m: m · (W + s B A) / ‖W + s B A‖, with the norm over the inputs:
+Liu et al., "DoRA: Weight-Decomposed Low-Rank Adaptation", equation 5.
 """
 
 from __future__ import annotations
@@ -30,6 +33,9 @@ if TYPE_CHECKING:
 PREFIX = "base_model.model."
 FACTOR = re.compile(
     r"(?P<module>.+?)\.lora_(?P<side>[AB])(?:\.(?!weight$)(?P<adapter>\w+))?(?:\.weight)?"
+)
+MAGNITUDE = re.compile(
+    r"(?P<module>.+?)\.lora_magnitude_vector(?:\.(?!weight$)(?P<adapter>\w+))?(?:\.weight)?"
 )
 
 # What PEFT puts into the name of a tensor that is saved whole, and the start of one never used.
@@ -123,6 +129,8 @@ WITHOUT_EFFECT = {
     "peft_type",
     "use_rslora",
 }
+# Variants that are read: each output gets a magnitude.
+READ_VARIANTS = {"use_dora"}
 OFF: tuple[Any, ...] = (None, False, [])
 # Initializations that do not change the base model.
 PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
@@ -163,6 +171,15 @@ class Update(NamedTuple):
     up: str
     scale: float
     transposed: bool
+    magnitude: str = ""  # of DoRA: the norm of each output's weights; empty for LoRA
+
+
+class Decomposed(NamedTuple):
+    """An update of DoRA: what is added to a weight, and the norm that each output then gets."""
+
+    product: np.ndarray  # scale · B A, (out, in)
+    magnitudes: np.ndarray  # (out,)
+    transposed: bool  # whether the weight is stored (in, out)
 
 
 def read_adapter(folder: Folder) -> Adapter | None:
@@ -188,7 +205,8 @@ def _require_plain(config: Mapping[str, Any]) -> None:
     more = [
         key
         for key, value in config.items()
-        if key not in WITHOUT_EFFECT and not any(value is off or value == off for off in OFF)
+        if key not in WITHOUT_EFFECT | READ_VARIANTS
+        and not any(value is off or value == off for off in OFF)
     ]
     more += ["alpha_pattern"] if config.get("alpha_pattern") else []
     what = kind if kind != "LORA" else ", ".join(more)
@@ -267,17 +285,29 @@ class AdaptedCheckpoint(Checkpoint):
         """Announce a later read."""
         self.base.prefetch([part for part in parts if part.name not in self._whole])
         updates = [self._updates[part.name] for part in parts if part.name in self._updates]
-        self._adapter.prefetch([Part(name) for one in updates for name in (one.down, one.up)])
+        names = [name for one in updates for name in (one.down, one.up, one.magnitude) if name]
+        self._adapter.prefetch([Part(name) for name in names])
 
     def abandon(self) -> None:
         """Cancel what was announced."""
         self.base.abandon()
         self._adapter.abandon()
 
+    def decomposed(self, tensor: str) -> Decomposed | None:
+        """Return the update of a tensor that DoRA decomposes; None for any other."""
+        update = self._updates.get(tensor)
+        if update is None or not update.magnitude:
+            return None
+        parts = [Part(update.down), Part(update.up), Part(update.magnitude)]
+        down, up, magnitudes = (array.astype(np.float64) for array in self._adapter.read(parts))
+        return Decomposed(update.scale * (up @ down), magnitudes.reshape(-1), update.transposed)
+
     def _adapted(self, part: Part, array: np.ndarray) -> np.ndarray:
         update = self._updates.get(part.name)
         if update is None:
             return array
+        if update.magnitude:
+            return self._with_magnitudes(part, array)
         down, up = self._adapter.read([Part(update.down), Part(update.up)])
         whole = (down.T, up.T) if update.transposed else (up, down)
         ranges = part.row_ranges(self.info(part.name).shape)
@@ -286,6 +316,32 @@ class AdaptedCheckpoint(Checkpoint):
             product = rows.astype(np.float64) @ whole[1].astype(np.float64)
             adapted = array + update.scale * product
             return adapted.astype(array.dtype) if self._rounded else adapted
+
+    def _with_magnitudes(self, part: Part, array: np.ndarray) -> np.ndarray:
+        """Rows of a tensor that DoRA decomposes: norms need whole rows, or the whole tensor."""
+        update = self.decomposed(part.name)
+        assert update is not None
+        shape = self.info(part.name).shape
+        rows = np.concatenate([np.arange(*ends) for ends in part.row_ranges(shape)])
+        if update.transposed:
+            (whole,) = self.base.read([Part(part.name)])
+            adapted = decomposed(whole.T, update.product, update.magnitudes).T[rows]
+        else:
+            adapted = decomposed(array, update.product[rows], update.magnitudes[rows])
+        return np.asarray(adapted, array.dtype) if self._rounded else adapted
+
+
+def decomposed(weight: np.ndarray, product: np.ndarray, magnitudes: np.ndarray) -> np.ndarray:
+    """Return the weight of DoRA, m · (W + s B A) / ‖W + s B A‖, with the norm over the inputs.
+
+    Examples
+    --------
+    >>> decomposed(np.array([[3.0, 0.0]]), np.array([[0.0, 4.0]]), np.array([10.0]))
+    array([[6., 8.]])
+    """
+    adapted = weight.astype(np.float64) + product
+    norms = np.linalg.norm(adapted, axis=1, keepdims=True)
+    return np.asarray(magnitudes[:, None] * adapted / norms)
 
 
 def unrounded(checkpoint: AdaptedCheckpoint) -> AdaptedCheckpoint:
@@ -315,9 +371,15 @@ def _changes(base: Checkpoint, adapter: Adapter) -> Changes:
     names = BaseNames(base.tensors(), base.config.get("model_type"))
     found: dict[str, dict[str, str]] = {"A": {}, "B": {}}  # the base's name → the adapter's
     whole: dict[str, str] = {}
+    magnitudes: dict[str, str] = {}  # of DoRA, as above
     # Tables with more tokens are saved twice, with the mark of modules_to_save and without.
     for stored in sorted(adapter.tensors.tensors(), key=lambda name: bool(SAVED.search(name))):
-        match = FACTOR.fullmatch(stored.removeprefix(PREFIX))
+        name = stored.removeprefix(PREFIX)
+        magnitude = MAGNITUDE.fullmatch(name) if adapter.config.get("use_dora") else None
+        if magnitude is not None:
+            magnitudes[without_adapter(f"{magnitude['module']}.weight")] = stored
+            continue
+        match = FACTOR.fullmatch(name)
         if match is None:
             own = _saved_whole(base, adapter, names, stored)
             whole |= {own: stored} if own else {}
@@ -343,7 +405,8 @@ def _changes(base: Checkpoint, adapter: Adapter) -> Changes:
         if own is None:
             unmatched.append(module_of(name))
         else:
-            updates[own] = _update(base, adapter, own, (down[name], up[name]), alpha)
+            update = _update(base, adapter, own, (down[name], up[name]), alpha)
+            updates[own] = _decomposing(adapter, own, update, magnitudes.get(name))
     if unmatched and not updates:
         raise CheckpointError(
             f"its keys match no module of {base.name}: adapts {shortened(unmatched[0], 120)}, "
@@ -351,6 +414,26 @@ def _changes(base: Checkpoint, adapter: Adapter) -> Changes:
             "the base model"
         )
     return Changes(updates, whole, unmatched)
+
+
+def _decomposing(adapter: Adapter, name: str, update: Update, magnitude: str | None) -> Update:
+    """Return an update with the magnitudes that an adapter of DoRA has for it."""
+    is_dora = adapter.config.get("use_dora") or False
+    if not isinstance(is_dora, bool):
+        raise CheckpointError(f"use_dora must be true or false, got {shown(is_dora)}")
+    if not is_dora:
+        return update
+    if magnitude is None:
+        raise CheckpointError(
+            f"adapts {shortened(module_of(name), 120)} with use_dora, but lacks its magnitudes "
+            "(lora_magnitude_vector)"
+        )
+    outputs = adapter.tensors.info(update.up).shape[0]
+    if math.prod(adapter.tensors.info(magnitude).shape) != outputs:
+        raise CheckpointError(
+            f"the magnitudes of {shortened(module_of(name), 120)} do not fit its {outputs} outputs"
+        )
+    return update._replace(magnitude=magnitude)
 
 
 def _unmatched(modules: Sequence[str], base: str) -> str:

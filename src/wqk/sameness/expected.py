@@ -341,7 +341,7 @@ class Expected:
                 bias = replace(bias, expected=bias.expected[rows], actual=bias.actual[rows])
             adapter = pair.adapter
             if adapter is not None:
-                adapter = adapter._replace(start=adapter.start[rows])
+                adapter = adapter.of_rows(rows)
             yield replace(
                 pair,
                 role=Role(name),
@@ -364,7 +364,8 @@ class Expected:
                 start = self._flat(name, checkpoint.base.read([Part(own)])[0])
                 in_reference = checkpoint is self._checkpoints[0]
                 rank = checkpoint.rank_of(own)
-                return Adapter(start, scale, rank, in_reference, checkpoint.stabilized)
+                update = checkpoint.decomposed(own)
+                return Adapter(start, scale, rank, in_reference, checkpoint.stabilized, update)
         return None
 
     def _layout(self, name: str) -> Layout:

@@ -19,6 +19,7 @@ from wqk._machine import side_by_side
 from wqk.checkpoints.checkpoint import Part, Regrouping
 from wqk.sameness import mismatches
 from wqk.sameness.blocks import MANY
+from wqk.sameness.decomposed_merges import wrong_merge
 from wqk.sameness.edits import (
     Axes,
     Clear,
@@ -463,6 +464,19 @@ def _find_in_part(pair: WeightPair, part: WeightPair) -> Finding | None:
 # -- adapters ----------------------------------------------------------------------------------
 
 
+def find_decomposed(pair: WeightPair) -> Finding | None:
+    """Find a wrong merge of an adapter of DoRA, before its factors of rows are taken for others."""
+    adapter = pair.adapter
+    if adapter is None or adapter.update is None:
+        return None
+    merged = pair.actual if adapter.in_reference else pair.expected
+    mistake = wrong_merge(adapter.start, adapter.update, merged)
+    if not mistake:
+        return None
+    facts = {"rank": adapter.rank}
+    return pair.finding(Kind.ADAPTER, f"the adapter (DoRA) is {mistake}", facts=facts)
+
+
 def find_adapter(pair: WeightPair) -> Finding | None:
     """Find a difference of low rank, as of an adapter that was merged otherwise in one of two."""
     if pair.adapter is not None:
@@ -655,6 +669,7 @@ def _find_columns_of_heads(pair: WeightPair) -> Finding | None:
 # Tried in this order: the shortest descriptions first, but for rows, which take the least time.
 OF_WEIGHTS: tuple[Find, ...] = (
     find_zeros,
+    find_decomposed,
     find_rows,
     find_factor,
     find_groups,

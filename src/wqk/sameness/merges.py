@@ -20,6 +20,7 @@ from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.adapters import AdaptedCheckpoint, module_of, unrounded
 from wqk.checkpoints.checkpoint import View
 from wqk.sameness.answer import Cause
+from wqk.sameness.decomposed_merges import wrong_merge
 from wqk.sameness.edits import Take
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.origins import numbers_of
@@ -40,17 +41,20 @@ class MergedShare:
         1 where the adapter is merged, 0 where it is not.
     deviation
         Standard deviation of the share, from the rounding of the candidate.
+    mistake
+        Of a wrong merge of DoRA: what happened, in a phrase. Such a merge has no share.
     """
 
     name: str
     stored: str
     share: float
     deviation: float = 0.0
+    mistake: str = ""
 
     @property
     def is_merged(self) -> bool:
         """Whether the share differs from 1 by no more than chance."""
-        return abs(self.share - 1) <= max(LEAST_SHARE, CHANCE * self.deviation)
+        return not self.mistake and abs(self.share - 1) <= max(LEAST_SHARE, CHANCE * self.deviation)
 
     @property
     def is_absent(self) -> bool:
@@ -100,8 +104,16 @@ def merged_shares(
         (sum_,) = exact.read([Part(name)])
         (actual,) = candidate.read([Part(stored)])
         share = _share(base, sum_ - base, actual, rounding_in(stored_info, actual))
-        if share is not None:
-            yield MergedShare(name, stored, *share)
+        update = adapter.decomposed(name)
+        mistake = ""
+        if update is not None:
+            turned = update.transposed
+            mistake = wrong_merge(
+                base.T if turned else base, update, actual.T if turned else actual
+            )
+        if share is not None or mistake:
+            value, deviation = share or (math.nan, 0.0)
+            yield MergedShare(name, stored, value, deviation, mistake)
 
 
 def _share(
@@ -140,6 +152,7 @@ def merge_sentence(shares: Sequence[MergedShare]) -> str:
     >>> print(merge_sentence([MergedShare(name, name, float("q" in name)) for name in names]))
     Share of the adapter that survived the merge: 1.00 in layers 0-1 (q), 0.00 in layers 0-1 (k).
     """
+    shares = [share for share in shares if not math.isnan(share.share)]
     if not shares:
         return ""
     by_layer: dict[int | None, list[MergedShare]] = {}
@@ -199,7 +212,7 @@ def merge_causes(shares: Sequence[MergedShare]) -> list[Cause]:
         values = [member.share for member in members]
         facts = {
             "tensors": dict.fromkeys(names, "weight"),
-            "share": [min(values), max(values)],
+            "share": None if np.isnan(values).any() else [min(values), max(values)],
             "circuit": SCORES,
         }
         steps = (Change(tuple(member.stored for member in members), Take()),)
@@ -210,6 +223,8 @@ def merge_causes(shares: Sequence[MergedShare]) -> list[Cause]:
 
 def _reason_of(share: MergedShare) -> str:
     """Return the reason of a share that is not 1; braces stand for the modules."""
+    if share.mistake:
+        return f"the adapter (DoRA) is {share.mistake} in {{modules}}"
     if share.is_absent:
         return "the adapter (LoRA) is not merged into {modules}"
     if abs(share.share - 2) <= max(LEAST_SHARE, CHANCE * share.deviation):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wqk._machine import cached_property, side_by_side
+from wqk.checkpoints.adapters import Decomposed
 from wqk.checkpoints.checkpoint import Grid, Part, Regrouping
 from wqk.sameness.blocks import MANY
 from wqk.sameness.edits import Edit, Take, Viewed
@@ -83,6 +84,16 @@ class Adapter(NamedTuple):
     rank: int
     in_reference: bool
     stabilized: bool  # whether the scale is alpha / √rank
+    update: Decomposed | None = None  # where it is an adapter of DoRA
+
+    def of_rows(self, rows: np.ndarray) -> Adapter:
+        """Return the same effect on some rows of the weight."""
+        update = self.update
+        if update is not None:
+            update = update._replace(
+                product=update.product[rows], magnitudes=update.magnitudes[rows]
+            )
+        return self._replace(start=self.start[rows], update=update)
 
 
 class Layout(NamedTuple):

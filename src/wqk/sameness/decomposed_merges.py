@@ -1,0 +1,77 @@
+"""Wrong merges of an adapter of DoRA: what a weight is after each mistake.
+
+The right merge is m · (W + P) / ‖W + P‖, with P = s B A and the norm over each output's inputs.
+Axes: n outputs, D inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from wqk.checkpoints.adapters import Decomposed, decomposed
+from wqk.sameness.tolerances import SAME
+
+
+def _wrong_merges(base: np.ndarray, update: Decomposed) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield each mistake in a phrase, and the weight (n, D) that it makes."""
+    weight = base.astype(np.float64)
+    product, magnitudes = update.product, update.magnitudes
+    columns, plain = magnitudes[:, None], weight + product
+    yield "not merged", weight
+    yield "merged as LoRA: its magnitudes are forgotten", plain
+    norms = np.linalg.norm(plain, axis=0, keepdims=True)
+    yield "merged with norms along the wrong axis", columns * plain / norms
+    if len(magnitudes) == weight.shape[1]:
+        text = "merged with norms and magnitudes along the wrong axis"
+        yield text, magnitudes * plain / norms
+    base_norms = np.linalg.norm(weight, axis=1, keepdims=True)
+    yield "merged with the norms of the base model's weight", columns * plain / base_norms
+    yield "merged without its update of low rank", decomposed(weight, 0 * product, magnitudes)
+    merged = decomposed(weight, product, magnitudes)
+    yield "merged twice", decomposed(merged, product, magnitudes)
+
+
+def wrong_merge(base: np.ndarray, update: Decomposed, actual: np.ndarray) -> str:
+    """Return the mistake that makes a weight what it is, in a phrase; nothing if none does.
+
+    Parameters
+    ----------
+    base
+        The base model's weight, (n, D).
+    update
+        The update of DoRA.
+    actual
+        The weight that was merged, (n, D).
+
+    Examples
+    --------
+    >>> base, product = np.eye(2), np.array([[0.0, 1.0], [0.0, 0.0]])
+    >>> update = Decomposed(product, np.array([2.0, 3.0]), False)
+    >>> wrong_merge(base, update, base + product)
+    'merged as LoRA: its magnitudes are forgotten'
+    """
+    right = decomposed(base, update.product, update.magnitudes)
+    allowed = SAME * float(np.linalg.norm(right - base))
+    for text, weight in _wrong_merges(base, update):
+        if float(np.linalg.norm(actual - weight)) <= allowed:
+            return text
+    times = _scale_of_merge(base, update.product, actual)
+    weight = decomposed(base, times * update.product, update.magnitudes)
+    is_other = abs(times - 1) > SAME and float(np.linalg.norm(actual - weight)) <= allowed
+    return f"merged with {times:.4g} times its scale" if is_other else ""
+
+
+def _scale_of_merge(base: np.ndarray, product: np.ndarray, actual: np.ndarray) -> float:
+    """Return the t of rows that are a · (W + t P), with a factor a of each row."""
+    weight, merged = base.astype(np.float64), actual.astype(np.float64)
+    ww, wp, pp = (
+        np.einsum("nd,nd->n", first, second)
+        for first, second in ((weight, weight), (weight, product), (product, product))
+    )
+    wa, pa = (np.einsum("nd,nd->n", each, merged) for each in (weight, product))
+    # The ratio of the two coefficients of a least-squares fit of each row.
+    of_weight, of_product = wa * pp - pa * wp, pa * ww - wa * wp
+    fits = of_weight != 0
+    return float(np.median(of_product[fits] / of_weight[fits])) if fits.any() else 1.0
