@@ -56,9 +56,9 @@ def test_no_file_repeats_what_every_type_of_it_has_by_default() -> None:
 
 
 # Defaults of keys that wqk reads in every configuration.
-ALWAYS_READ = {"windowed_kind", "latent_norm_epsilon", "global_attn_indexes"}
+ALWAYS_READ = {"kinds_by_number", "windowed_kind", "latent_norm_epsilon", "global_attn_indexes"}
 # Another attention's scores are in one softmax with the form's, without a position.
-JOINED = {"longformer", "pegasus-x", "qwen4-exp-text"}
+JOINED = {"deepseek-v4", "longformer", "pegasus-x", "qwen4-exp-text"}
 # Tables whose reason for being partial no other key tells.
 BEYOND = {
     "beam",

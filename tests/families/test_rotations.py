@@ -8,6 +8,7 @@ before and after the model's own rotation.
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -178,6 +179,69 @@ def test_same_sees_another_order_base_and_side_of_the_norm(
         assert wqk.same(reference, folder).same is False, name
 
 
+V4 = {
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "head_dim": 24,
+    "q_lora_rank": 16,
+    "o_lora_rank": 8,
+    "o_groups": 2,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "index_head_dim": 12,
+    "index_n_heads": 2,
+    "vocab_size": 60,
+}
+V4_FILE = {
+    "model_type": "deepseek_v4",
+    "compress_ratios": [0, 4, 128],
+    "qk_rope_head_dim": 8,
+    "rope_theta": 1000,
+    "compress_rope_theta": 5000,
+    "rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 64},
+}
+
+
+@pytest.mark.parametrize("of_publisher", [True, False])
+def test_the_last_dimensions_turn_by_the_kind_of_layer(of_publisher: bool, tmp_path: Path) -> None:
+    """DeepSeek V4: files of the publisher, and those that transformers writes of them."""
+    module = importlib.import_module("transformers.models.deepseek_v4.modeling_deepseek_v4")
+    config = module.DeepseekV4Config.from_dict(V4 | V4_FILE)
+    config._attn_implementation = "eager"
+    torch.manual_seed(0)
+    model = module.DeepseekV4Model(config).eval()
+    model.save_pretrained(tmp_path)
+    if of_publisher:
+        (tmp_path / "config.json").write_text(json.dumps(V4 | V4_FILE), encoding="utf-8")
+    own, calls = module.apply_rotary_pos_emb, []
+
+    def recorded(x: Any, cosine: Any, sine: Any, **further: Any) -> Any:
+        turned = own(x, cosine, sine, **further)
+        calls.append((x.detach().numpy(), turned.detach().numpy()))
+        return turned
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "apply_rotary_pos_emb", recorded)
+        for layer in model.layers:
+            layer.self_attn.register_forward_pre_hook(lambda *_: calls.append(None))
+        model(torch.arange(12)[None])
+    starts = [number for number, call in enumerate(calls) if call is None]
+    amplitudes = []
+    for plan, start in zip(wqk.open(tmp_path).plans, starts, strict=True):
+        assert plan.rotary is not None
+        assert not plan.rotation_unknown
+        amplitudes.append(plan.rotary.amplitude)
+        for before, after in calls[start + 1 : start + 3]:  # queries, then keys
+            turned = plan.rotary.rotate(before, np.arange(12))
+            np.testing.assert_allclose(turned, after, atol=2e-5)
+            assert np.abs(before - after).max() > 0.05
+    assert amplitudes == [1.0, 1.0, 1.0]
+    bases = [plan.rotary.frequencies[1] for plan in wqk.open(tmp_path).plans if plan.rotary]
+    assert bases[0] != bases[1] == bases[2]
+
+
 def test_timesfm_normalizes_after_the_rotation() -> None:
     rule = families()["timesfm2-5"].attention[0]
     assert rule.rotary is not None
@@ -310,7 +374,6 @@ def test_no_family_but_these_only_names_its_rotation() -> None:
         if rule.position.startswith("rotary") and rule.rotary is None
     }
     assert named == {
-        "deepseek-v4",  # a head's last dimensions
         "diffusers-flux",  # three axes, whose widths no configuration has
         "diffusers-wan",
         "efficientloftr",  # of pictures that are pooled before

@@ -476,7 +476,7 @@ class Config:
         """
         kinds = self.get("layer_types", "attention_layers")
         if kinds is None:
-            kinds = _expanded(self.get("attention_types"))
+            kinds = _expanded(self.get("attention_types")) or self._kinds_by_number()
         known = isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)
         if kinds is not None and not known:
             raise self.wrong(["layer_types", "attention_layers"], "a list of names", kinds)
@@ -495,6 +495,14 @@ class Config:
             period=self.optional_whole((every,)) if every else None,
             after=self.get(after) if after else None,
         )
+
+    def _kinds_by_number(self) -> list[Any] | None:
+        """Return the kinds of all layers, where a list has a number for each kind."""
+        for key, names in (self.get("kinds_by_number") or {}).items():
+            numbers = self.get(key)
+            if isinstance(numbers, list):
+                return [names.get(str(number), number) for number in numbers]
+        return None
 
     def stage(self, depths: Sequence[str], index: Sequence[int]) -> tuple[int, int]:
         """The place in lists of a block's heads, and of its window: its layer, or its stage.

@@ -31,6 +31,15 @@ from wqk.families.layouts import LAYOUTS, NORMS
 LARGEST_FILE = 65_536
 
 
+class RotaryKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The rotary parameters of one kind of layers, where their name is not that of the kind."""
+
+    parameters: str  # their key among ``rope_parameters``
+    base: tuple[str, ...]  # keys of the base in files without such parameters
+    scaled: bool = True  # whether a scaling for all layers is one of these layers, too
+    amplitude: float | None = None  # attention factor of that scaling, where none is set
+
+
 class RotaryRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How positions rotate queries and keys.
 
@@ -50,6 +59,8 @@ class RotaryRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mixed: bool = False  # planes of columns and of rows take turns, columns first
     columns_first: bool = False  # the first half of the planes turns with the column
     apart: bool = False  # each axis turns a part of the head of its own
+    last: bool = False  # a head's last dimensions are rotated, not its first ones
+    kinds: dict[str, RotaryKind] = {}  # by kind of layer
     in_turns: bool = False  # positions are coordinates from -1 to 1, frequencies whole turns
     alpha: bool = False  # "dynamic" scaling may have a fixed `alpha` that stretches the base
     reversed: bool = False  # rotates in the opposite direction
@@ -336,15 +347,20 @@ _CONVERTING = threading.Lock()
 
 
 def _listed(value: Any, kind: Any) -> Any:
-    """The value with single entries as lists of one wherever its type is a list."""
+    """Return a value of TOML with single entries as lists of one, wherever its type is a list."""
     if get_origin(kind) is tuple:
-        many = value if isinstance(value, list) else [value]
-        return [_listed(one, get_args(kind)[0]) for one in many]
-    table = next((k for k in get_args(kind) or [kind] if hasattr(k, "__struct_fields__")), None)
-    if table is None or not isinstance(value, dict):
+        entries = value if isinstance(value, list) else [value]
+        return [_listed(entry, get_args(kind)[0]) for entry in entries]
+    if not isinstance(value, dict):
         return value
-    kinds = _types(table)
-    return {key: _listed(one, kinds.get(key)) for key, one in value.items()}
+    if get_origin(kind) is dict:
+        return {key: _listed(entry, get_args(kind)[1]) for key, entry in value.items()}
+    possible = get_args(kind) or [kind]  # a record, or a record or None
+    record = next((one for one in possible if hasattr(one, "__struct_fields__")), None)
+    if record is None:
+        return value
+    kinds = _types(record)
+    return {key: _listed(entry, kinds.get(key)) for key, entry in value.items()}
 
 
 def _with_advice(message: str) -> str:

@@ -72,7 +72,7 @@ def planes(plan: AttentionPlan) -> np.ndarray:
         return dimensions
     first, second = plan.rotary.planes
     turned = np.stack([dimensions[first], dimensions[second]], axis=-1).ravel()
-    return np.concatenate([turned, dimensions[len(turned) :]])
+    return np.concatenate([turned, np.setdiff1d(dimensions, turned)])
 
 
 def symmetric(shared: Shared, order: np.ndarray) -> Shared:

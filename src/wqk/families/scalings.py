@@ -1,0 +1,236 @@
+"""Scalings of rotary frequencies: what makes a model read longer texts than it was trained on.
+
+Each scaling takes the plain frequencies and returns the scaled ones, with the attention factor by
+which it multiplies the rotated dimensions of queries and keys.
+
+Axes: P rotated pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wqk._typing import Float
+from wqk.checkpoints.checkpoint import as_number
+from wqk.errors import CheckpointError, shown
+
+if TYPE_CHECKING:
+    from wqk.families.config import Config
+
+# Names of a rotation without scaling.
+PLAIN = ("default", "mrope", "axial")
+# Scalings that give texts beyond some length other frequencies than shorter ones.
+BY_LENGTH = ("longrope", "su", "dynamic")
+
+Frequencies = Float[np.ndarray, " pairs"]
+
+
+@dataclass(frozen=True)
+class Unscaled:
+    """A rotation without its scaling, and the configuration of the scaling.
+
+    Attributes
+    ----------
+    frequencies
+        Radians per position, (P,).
+    base
+        The base of the frequencies.
+    width
+        Rotated dimensions, 2P.
+    parameters
+        The rotary parameters of the layer, as the configuration has them.
+    config
+        The whole configuration, which has the lengths of texts.
+    """
+
+    frequencies: Frequencies
+    base: float
+    width: int
+    parameters: Mapping[str, Any]
+    config: Config
+
+    @property
+    def trained_length(self) -> int:
+        """The length of texts before scaling: set next to the parameters, in them, or the longest.
+
+        Raises
+        ------
+        CheckpointError
+            The configuration has neither length.
+        """
+        key = "original_max_position_embeddings"
+        original = as_number(self.config.get(key) or self.parameters.get(key))
+        return int(original) if original else self.longest
+
+    @property
+    def longest(self) -> int:
+        """The longest text of the scaled model."""
+        return self.config.length(("max_position_embeddings",))
+
+    @property
+    def factor(self) -> float:
+        """The factor of the length; `KeyError` without one."""
+        if self.parameters.get("factor") is None:
+            raise KeyError("factor")
+        return float(self.parameters["factor"])
+
+
+def scaled(kind: str, rotation: Unscaled) -> tuple[Frequencies, float]:
+    """Return the frequencies (P,) and the attention factor of a scaling.
+
+    Parameters
+    ----------
+    kind
+        The name of the scaling, as configurations have it (``rope_type``).
+    rotation
+        The rotation without the scaling.
+
+    Raises
+    ------
+    CheckpointError
+        The scaling is unknown, or its parameters are missing or wrong.
+    """
+    if kind not in SCALINGS:
+        raise CheckpointError(
+            f"unknown rotary scaling {shown(kind)}; known are {', '.join(SCALINGS)}"
+        )
+    parameters = dict(rotation.parameters)
+    try:
+        with np.errstate(divide="raise", over="raise", invalid="raise"):
+            frequencies, amplitude = SCALINGS[kind](rotation)
+        if not np.isfinite([amplitude, *frequencies]).all():
+            raise ValueError("a finite number")
+    except ArithmeticError:
+        raise CheckpointError(
+            f"config.json: rotary scaling {kind!r} has a number that is zero or too large: "
+            f"{shown(parameters)}"
+        ) from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"config.json: rotary scaling {kind!r} lacks or misstates {error!s:.60}; "
+            f"got {shown(parameters)}"
+        ) from None
+    return frequencies, amplitude
+
+
+def length_of_change(kind: str, rotation: Unscaled) -> int | None:
+    """Return the length of texts beyond which frequencies or queries change; None if never."""
+    depends_on_length = kind in BY_LENGTH and "alpha" not in rotation.parameters
+    queries_grow = bool(rotation.parameters.get("llama_4_scaling_beta"))
+    is_limited = bool(rotation.config.get("max_position_embeddings"))
+    changes = (depends_on_length or queries_grow) and is_limited
+    return rotation.trained_length if changes else None
+
+
+def _linear(rotation: Unscaled) -> tuple[Frequencies, float]:
+    """Divide all frequencies by the factor."""
+    return rotation.frequencies / rotation.factor, 1.0
+
+
+def _dynamic(rotation: Unscaled) -> tuple[Frequencies, float]:
+    """Keep all frequencies: the base grows only for texts beyond the trained length."""
+    return rotation.frequencies, 1.0
+
+
+def _llama3(rotation: Unscaled) -> tuple[Frequencies, float]:
+    """Stretch long wavelengths, keep short ones, and blend those in between (Llama 3.1)."""
+    parameters = rotation.parameters
+    low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])
+    turns = float(rotation.trained_length) * rotation.frequencies / (2 * math.pi)
+    if high == low:  # Llama 4 Scout: nothing lies in between
+        kept = (turns >= low).astype(np.float64)
+    else:
+        kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return rotation.frequencies * (kept + (1 - kept) / rotation.factor), 1.0
+
+
+def _yarn(rotation: Unscaled) -> tuple[Frequencies, float]:
+    """Interpolate by parts (Peng et al., 2023)."""
+    frequencies, parameters = rotation.frequencies, rotation.parameters
+    trained = float(rotation.trained_length)
+    # A null stands for the ratio of both lengths; a file without the key is refused everywhere.
+    factor = parameters["factor"]
+    factor = rotation.longest / trained if factor is None else float(factor)
+
+    def pair_that_turns(times: float) -> float:
+        """Number of the pair that turns that many times within the trained length."""
+        turns = trained / (times * 2 * math.pi)
+        return rotation.width * math.log(turns) / (2 * math.log(rotation.base))
+
+    first = pair_that_turns(float(parameters.get("beta_fast") or 32))
+    last = pair_that_turns(float(parameters.get("beta_slow") or 1))
+    if parameters.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, rotation.width - 1)
+    places = (np.arange(len(frequencies)) - first) / max(last - first, 1e-3)
+    ramp = np.clip(places, 0.0, 1.0)
+    return frequencies * (ramp / factor + 1 - ramp), _yarn_attention_factor(parameters, factor)
+
+
+def _yarn_attention_factor(parameters: Mapping[str, Any], factor: float) -> float:
+    """Return YaRN's attention factor, as the configuration sets it, or computed from weights."""
+    set_factor = parameters.get("attention_factor")
+    if set_factor is not None:
+        return float(set_factor)
+    whole, part = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    if whole and part:
+        return yarn_amplitude(factor, whole) / yarn_amplitude(factor, part)
+    return yarn_amplitude(factor, 1.0)
+
+
+def yarn_amplitude(factor: float, weight: float) -> float:
+    """Return the amplitude of YaRN for a factor of the length.
+
+    Examples
+    --------
+    >>> yarn_amplitude(1.0, 1.0), round(yarn_amplitude(16.0, 1.0), 4)
+    (1.0, 1.2773)
+    """
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _longrope(rotation: Unscaled) -> tuple[Frequencies, float]:
+    """Divide each frequency by a factor of its own, that of texts within the trained length."""
+    parameters = rotation.parameters
+    trained = rotation.trained_length
+    factor = float(parameters.get("factor") or rotation.longest / trained)
+    amplitude = parameters.get("short_mscale", parameters.get("attention_factor"))
+    if amplitude is None:
+        amplitude = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
+    divisors = np.asarray(parameters["short_factor"], np.float64)
+    return rotation.frequencies / divisors, float(amplitude)
+
+
+def _proportional(rotation: Unscaled) -> tuple[Frequencies, float]:
+    """Turn a share of all pairs, at the rates that they have among all pairs (Gemma 4)."""
+    share = float(rotation.parameters.get("partial_rotary_factor") or 1.0)
+    turns = np.arange(len(rotation.frequencies)) < int(share * rotation.width // 2)
+    factor = float(rotation.parameters.get("factor") or 1.0)
+    return rotation.frequencies * turns / factor, 1.0
+
+
+def _factors(rotation: Unscaled) -> tuple[Frequencies, float]:
+    """Divide each frequency by a factor of its own, as GGUF files store them."""
+    divisors = np.asarray(rotation.parameters["factors"], np.float64)
+    if divisors.shape != rotation.frequencies.shape:
+        raise ValueError(f"{len(rotation.frequencies)} factors")
+    amplitude = float(rotation.parameters.get("attention_factor") or 1.0)
+    return rotation.frequencies / divisors, amplitude
+
+
+SCALINGS: dict[str, Callable[[Unscaled], tuple[Frequencies, float]]] = {
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "xdrope": _dynamic,  # HunYuan's name for "dynamic"
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "proportional": _proportional,
+    "su": _longrope,
+    "factors": _factors,
+}
