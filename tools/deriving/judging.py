@@ -153,7 +153,7 @@ class ReadAttention:
             windows = slice(min(MOST_WINDOWS, len(product.queries)))
             queries = product.queries[windows, ..., columns].astype(np.float64)
             keys = product.keys[windows, ..., columns].astype(np.float64)
-            # Entries that are joined to the tokens' keys (DeepSeek V4) have no positions in the text.
+            # Entries that are joined to the keys (DeepSeek V4) have no positions in the text.
             is_joined = self._least(product) < 1
             length = queries.shape[1] if is_joined else keys.shape[1]
             for vectors in self._vectors(product.key_sources, length, False):
