@@ -31,17 +31,20 @@ HEAD = """\
 <p class="filter" hidden><label>Is your model read?
 <input type="search" placeholder="gemma, gguf, refused, …"></label> <output></output></p>
 
-`wqk` knows {types} model types in {families} families, and models whose parts are of these types.
-Of every model type of transformers {version}, a tiny random model is built, saved and run, and the
-products of queries and keys that it computes are compared, at distance 0, with the forms read from
-the saved file; scales, masks and rotary positions are compared as well (`make derive`). Of {all}
-types:
+`wqk` reads {types} model types in {families} families, and composite models with parts of these
+types. The tables below are folded; the box above opens the rows that contain its words. For a
+checkpoint of your own, `wqk explain REF` shows the family, and `wqk verify REF` compares the forms
+with the running model.
+
+Each model type of transformers {version} was tested: a tiny random model was built, saved and run.
+The products of queries and keys that the model computed were compared, at distance 0, with the
+forms that are read from the saved file; scales, masks and rotary positions were compared as well.
+The outcomes of {all} types:
 
 | outcome | types | meaning |
 |---|--:|---|
 {counts}
-A guess goes by the names of tensors, and its scores have the status `guessed`. `wqk verify` runs
-the comparison on any checkpoint.
+A guess follows from the names of tensors. The scores of a guess have the status `guessed`.
 """
 
 MEANINGS = {
@@ -63,30 +66,29 @@ MEANINGS = {
 OUTSIDE = """\
 ## Attention without a form
 
-Some attention has no W_q W_kᵀ at all, and is not read:
+Some attention has no W_q W_kᵀ, and is not read:
 
-- Deformable attention (the pixel decoder of Mask2Former, the encoder of Deformable DETR): there are
-  no keys; the weights and the places that are looked at are linear in the query.
+- Deformable attention (the pixel decoder of Mask2Former, the encoder of Deformable DETR) has no
+  keys: weights and places are linear in the query.
 - Attention by convolution, by Fourier transform or by recurrence.
 
-Models that `transformers` has no code for, such as MAGNeT, can be read with a family file of one's
-own (`--family FILE.toml`), but not verified.
+A model without code in `transformers` can be read with a [family file](how-to/family.md)
+(`--family FILE.toml`), but not verified.
 """
 
 GGUF = """\
 ## GGUF, by architecture
 
-Of the {all} architectures of llama.cpp at commit {commit}, {read} are read and {refused} refused.
-What its code does is taken from its sources (`python -m tools.llama_cpp FOLDER COMMIT`). Files of
-those with a mark, written by its own converter from tiny models, are read in every test.
+Of the {all} architectures of llama.cpp at commit {commit}, {read} are read and {refused} are
+refused. The facts about each architecture come from llama.cpp's sources. For an architecture marked
+*converted*, every test reads a file that llama.cpp's own converter wrote.
 """
 
 CONFIGURATIONS = """\
-Of each of these {all} models, the settings that its publisher wrote, old keys and large numbers
-included, are built with small widths, saved and run; forms, scales, biases, norms, masks, windows
-and rotary positions are compared with what is read, and every probability with the one that is
-recomputed. {proven} are read as they are run; of the others, transformers has no code that could be
-run. The settings were seen in the named public repositories.
+Published settings of {all} models, old keys and large numbers included, were built with small
+widths, saved and run. Forms, scales, biases, norms, masks, windows, rotary positions and the
+probability of every pair of tokens were compared. {proven} models are read as they run. The others
+have no code in transformers that could run.
 """
 
 NO_CODE = (
@@ -131,24 +133,27 @@ def coverage() -> str:
             ),
         ),
         "## Model types\n",
-        _table(
-            ("model type", "outcome", "family", "why"),
-            ((f"`{r['type']}`", r["outcome"], r["family"], r["why"]) for r in rows),
+        _folded(
+            f"All {len(rows)} model types",
+            _table(
+                ("model type", "outcome", "family", "why"),
+                ((f"`{r['type']}`", r["outcome"], r["family"], r["why"]) for r in rows),
+            ),
         ),
         "## Published configurations\n",
         _published({row["type"] for row in rows}),
         "## Attention, by family\n",
-        _table(COLUMNS, _attention_rows(known)),
+        _folded(f"{len(known)} families", _table(COLUMNS, _attention_rows(known))),
         *_gguf(),
         "## Why some forms are partial\n",
-        _list(reasons),
+        _folded("Reasons, with families", _list(reasons)),
         "## Notes\n",
-        _list(notes),
+        _folded("Notes on families", _list(notes)),
         OUTSIDE,
     ]
     if refused:
-        parts.append("Refused, with this line:\n")
-        parts.append("".join(f"- `{name}`: {reason}.\n" for name, reason in refused.items()))
+        lines = "".join(f"- `{name}`: {reason}.\n" for name, reason in refused.items())
+        parts.append(_folded("Refused families, with the message", lines))
     return "\n".join(parts)
 
 
@@ -167,9 +172,8 @@ def _gguf() -> Iterator[str]:
         rows.append((f"`{name}`", family.name if family else "", *told))
     read = sum(row[-2] == "read" for row in rows)
     yield GGUF.format(all=len(rows), commit=commit()[:9], read=read, refused=len(rows) - read)
-    yield _table(
-        ("architecture", "family", "rotary", "window", "converted", "outcome", "why"), rows
-    )
+    columns = ("architecture", "family", "rotary", "window", "converted", "outcome", "why")
+    yield _folded(f"All {len(rows)} architectures", _table(columns, rows))
 
 
 def _published(types: set[str]) -> str:
@@ -186,7 +190,8 @@ def _published(types: set[str]) -> str:
         rows.append((line["model"], f"`{kind}`", outcome, link))
     proven = sum(row[2] == "proven" for row in rows)
     table = _table(("model", "model type", "outcome", "seen in"), rows)
-    return CONFIGURATIONS.format(all=len(rows), proven=proven) + "\n" + table
+    text = CONFIGURATIONS.format(all=len(rows), proven=proven)
+    return f"{text}\n{_folded(f'All {len(rows)} models', table)}"
 
 
 def write(path: Path) -> None:
@@ -257,6 +262,11 @@ def _reason(rule: AttentionRule) -> str:
     if rule.clip:
         reasons.append("where queries and keys are cut off, the form is the score of smaller ones")
     return "; ".join(reasons)
+
+
+def _folded(title: str, content: str) -> str:
+    """Content that opens on a click, and where the page's filter finds rows in it."""
+    return f"<details><summary>{title}</summary>\n\n{content}\n</details>\n"
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

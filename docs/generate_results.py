@@ -549,10 +549,10 @@ class Page:
 
 PAGES = {
     "paper.md": Page(None, {"paper": lambda: paper_claims().markdown()}),
-    "index.md": Page(
+    "index.md": Page(FOLDER, {"summary": summary}),
+    "table-1.md": Page(
         FOLDER,
         {
-            "summary": summary,
             "speedups": lambda: speedups_table(read_records(FOLDER)),
             "pre-norm": prenorm_table,
             "glue": glue_table,
@@ -587,7 +587,7 @@ PAGES = {
 }
 
 # Folders with contrasts.
-FOLDERS = [page.folder for page in PAGES.values() if page.folder is not None]
+FOLDERS = list(dict.fromkeys(page.folder for page in PAGES.values() if page.folder is not None))
 
 
 def write_contrasts() -> None:

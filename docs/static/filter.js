@@ -2,7 +2,7 @@
 document.addEventListener("DOMContentLoaded", () => {
   const place = document.querySelector(".filter");
   if (!place) return;
-  const tables = [...document.querySelectorAll("article section section table")];
+  const tables = [...document.querySelectorAll("article details table")];
   const rows = tables.flatMap((table) => [...table.tBodies[0].rows]);
   const box = place.querySelector("input");
   const told = place.querySelector("output");
@@ -14,6 +14,7 @@ document.addEventListener("DOMContentLoaded", () => {
     }
     for (const table of tables) {
       table.hidden = [...table.tBodies[0].rows].every((row) => row.hidden);
+      table.closest("details").open = words.length > 0 && !table.hidden;
     }
     place.parentElement.classList.toggle("filtering", words.length > 0);
     const shown = rows.filter((row) => !row.hidden).length;
