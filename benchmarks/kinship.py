@@ -35,13 +35,14 @@ from benchmarks.descendants import (
 )
 from benchmarks.generate import LLAMA_3_8B, write_checkpoint
 from benchmarks.rivals import RIVALS
+from wqk.attention.factors import FOLDED, lacks_norm
 from wqk.checkpoints.modules import StateDict
-from wqk.kinship.fingerprints import fingerprint, lacks_any_norm
+from wqk.kinship.fingerprints import fingerprint
 from wqk.kinship.randomization import TESTS, gather
 
 if TYPE_CHECKING:
     from wqk.kinship.fingerprints import Fingerprint
-    from wqk.kinship.randomization import Evidence
+    from wqk.kinship.randomization import KinshipEvidence
 
 
 # Parents in addition to all that were trained long; their children are trained, too.
@@ -65,10 +66,10 @@ def prints(model: Model, folds: bool) -> list[Fingerprint]:
 def can_fold(model: Model) -> bool:
     """Return whether a known norm feeds every block."""
     checkpoint = StateDict(model.tensors, model.config, model.name)
-    return not any(map(lacks_any_norm, wqk.open(checkpoint).plans))
+    return not any(lacks_norm(plan, FOLDED) for plan in wqk.open(checkpoint).plans)
 
 
-def compare(a: Model, b: Model, renumberings: int, seed: int = 0) -> Evidence:
+def compare(a: Model, b: Model, renumberings: int, seed: int = 0) -> KinshipEvidence:
     """As `wqk.kin` does."""
     folds = can_fold(a) and can_fold(b)
     return gather(prints(a, folds), prints(b, folds), renumberings, seed)
@@ -107,7 +108,7 @@ def print_unrelated(folder: Path, renumberings: int, drawn: int) -> None:
 
     models = load_models(folder)
     random = np.random.default_rng(0)
-    groups: dict[str, list[tuple[float, Evidence]]] = defaultdict(list)
+    groups: dict[str, list[tuple[float, KinshipEvidence]]] = defaultdict(list)
     foldable = [can_fold(m) for m in models]
     kept = [
         {folds: prints(m, folds) for folds in {False, can}}
@@ -116,7 +117,7 @@ def print_unrelated(folder: Path, renumberings: int, drawn: int) -> None:
     for i, j in combinations(range(len(models)), 2):
         folds = foldable[i] and foldable[j]
         evidence = gather(kept[i][folds], kept[j][folds], renumberings, seed=len(models) * i + j)
-        if evidence.weights is None:
+        if evidence.p is None:
             continue
         first, second = (models[k].name.split("-") for k in (i, j))
         kind = "other architecture"
@@ -124,14 +125,14 @@ def print_unrelated(folder: Path, renumberings: int, drawn: int) -> None:
             kind = "same architecture"
             if first[1:3] == second[1:3]:
                 kind = "same architecture, recipe, text and order"
-        groups[kind].append((evidence.weights - random.uniform(0, evidence.floor), evidence))
+        groups[kind].append((evidence.p - random.uniform(0, evidence.floor), evidence))
     for k in range(drawn):
         model = models[k % len(models)]
         pair = drawn_like(model, 2 * k), drawn_like(model, 2 * k + 1)
         evidence = compare(*pair, renumberings, seed=k)
-        assert evidence.weights is not None
+        assert evidence.p is not None
         groups["drawn with the norms of a trained model's rows and columns"].append(
-            (evidence.weights - random.uniform(0, evidence.floor), evidence)
+            (evidence.p - random.uniform(0, evidence.floor), evidence)
         )
     groups["all"] = [entry for entries in groups.values() for entry in entries]
     print(f"{len(models)} models, {renumberings} renumberings\n")
@@ -148,7 +149,7 @@ def print_unrelated(folder: Path, renumberings: int, drawn: int) -> None:
         )
     print("\n| test | pairs | mean p | KS distance | KS p |\n|:--|--:|--:|--:|--:|")
     for place, name in enumerate(TESTS):
-        tests = [e.outcomes[place].p for _, e in groups["all"]]
+        tests = [e.results[place].p for _, e in groups["all"]]
         ps = np.array(
             [p - random.uniform(0, 1 / (renumberings + 1)) for p in tests if p is not None]
         )
@@ -181,16 +182,16 @@ def print_children(folder: Path, texts: list[Path], renumberings: int, kept: Pat
 
     def score(a: Model, b: Model, kind: str) -> None:
         evidence = compare(a, b, renumberings)
-        if evidence.weights is None:
+        if evidence.p is None:
             return
-        counts[kind].ps.append(evidence.weights)
-        for outcome in evidence.outcomes:
-            if outcome.p is not None:
-                counts[kind].tests[outcome.name].append(outcome.p)
+        counts[kind].ps.append(evidence.p)
+        for result in evidence.results:
+            if result.p is not None:
+                counts[kind].tests[result.name].append(result.p)
         scores[kind]["kin"].append(
-            -evidence.weights
-            if evidence.weights > evidence.floor
-            else max(outcome.z or 0.0 for outcome in evidence.outcomes)
+            -evidence.p
+            if evidence.p > evidence.floor
+            else max(result.z or 0.0 for result in evidence.results)
         )
         for name, rival in RIVALS.items():
             scores[kind][name].append(rival(a, b))
@@ -270,10 +271,10 @@ def print_evasion(folder: Path, text: Path) -> None:
         for name, way in ways.items():
             child = way(model)
             evidence = compare(model, child, 4999)
-            assert evidence.weights is not None
+            assert evidence.p is not None
             print(
                 f"| {model.name}: {name} | {before:.4f} | {held_out_loss(child, text):.4f} | "
-                f"{evidence.weights:.4f} | {'yes' if evidence.weights <= 0.001 else 'no'} |",
+                f"{evidence.p:.4f} | {'yes' if evidence.p <= 0.001 else 'no'} |",
                 flush=True,
             )
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import click
 
 # Parameters that are models, which the command opens.
-MODEL_PARAMETERS = ("ref", "other", "before", "after")
+MODEL_PARAMETERS = ("ref", "reference", "candidate")
 
 # The parameter that receives progress; it is no option.
 PROGRESS = "on_progress"

@@ -97,7 +97,7 @@ def _with_matches(result: Kinship, matches: bool) -> list[Any]:
 
     if not (matches and result.related):
         return [result]
-    title = f"{result.other}, and its matches in {result.checkpoint}"
+    title = f"{result.candidate}, and its matches in {result.reference}"
     return [result, title, layer_table(result)]
 
 

@@ -1,7 +1,7 @@
-"""Whether two models are related by descent or initialization, from their queries and keys.
+"""Test of kinship by descent or initialization, from the queries and keys of two models.
 
-Tests of the weights decide. That coordinates of the stream agree may have another reason, such as
-embeddings that both were trained on: these are then looked at, too.
+Tests of the weights decide. Coordinates of the residual stream may agree for another reason, such
+as embeddings that both models were trained on; therefore embeddings are then compared, too.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from wqk._machine import one_blas_thread, usable_cores
 from wqk.attention import Block
 from wqk.attention.factors import FOLDED, lacks_norm
 from wqk.checkpoints import Checkpoint, Part
-from wqk.errors import CheckpointError
+from wqk.errors import Advising, CheckpointError
 from wqk.families import AttentionPlan
 from wqk.families.naming import embedding_table
 from wqk.kinship.fingerprints import (
@@ -34,8 +35,8 @@ from wqk.kinship.fingerprints import (
 from wqk.kinship.randomization import (
     OF_WEIGHTS,
     Agreement,
-    Evidence,
-    Outcome,
+    KinshipEvidence,
+    RandomizationResult,
     gather,
     layer_shares,
 )
@@ -44,20 +45,21 @@ from wqk.model import open as open_model
 from wqk.sameness.same import same
 from wqk.tables.sheet import Cell, Sheet
 
-KINDS = {
+# Sentences for the kinds of relation.
+RELATIONS = {
     "copy": "their forms are equal",
     "rotated copy": "their forms are equal but for a rotation",
     "changed": "their forms are in place and changed by less than their own size",
     "rearranged": "layers or heads are in another order",
 }
 
+# Descriptions of the renumberings of each test.
 NUMBERINGS = {
     "heads": "heads of each layer",
     "coordinates": "coordinates of the residual stream",
     "dimensions": "signs of each head's dimensions",
     "weights": "the same, weights as they stand",
 }
-
 
 DIRECTION = (
     "Related means that one comes from the other, or both come from a third model or from one "
@@ -66,68 +68,127 @@ DIRECTION = (
 
 
 @dataclass(frozen=True)
-class LayerMatch:
-    """One block of the second model, and the one of the first that it agrees with."""
+class LayerMatch(Advising, synonyms={"of_stack": "reference_stack", "of_layer": "reference_layer"}):
+    """One block of the candidate, and the matching block of the reference.
+
+    Attributes
+    ----------
+    stack, layer
+        Place of the candidate's block.
+    reference_stack, reference_layer
+        Place of the reference's block; None if no block agrees more than chance allows.
+    p
+        Share of renumberings in which any layer agrees as well.
+    heads
+        For each head, the closest head of the reference.
+    changes
+        ‖M_candidate − M_reference‖ / ‖M_reference‖ of each head.
+    change
+        The median over heads.
+    """
 
     derived: ClassVar[tuple[str, ...]] = ("change",)
 
     stack: str
     layer: int
-    of_stack: str | None  # in the first model; None if no block agrees more than chance allows
-    of_layer: int | None
-    p: float  # share of renumberings in which any layer agrees as well
-    heads: tuple[int | None, ...]  # for each head, the first model's that it is closest to
-    changes: tuple[float | None, ...]  # of each head: ‖M_b − M_a‖ / ‖M_a‖
+    reference_stack: str | None
+    reference_layer: int | None
+    p: float
+    heads: tuple[int | None, ...]
+    changes: tuple[float | None, ...]
 
     @property
     def change(self) -> float | None:
         """The median over heads."""
-        known = [change for change in self.changes if change is not None]
-        return float(np.median(known)) if known else None
+        return _median(self.changes)
 
 
 @dataclass(frozen=True)
 class Likeness:
-    """How far something else than queries and keys is the same in both models."""
+    """Likeness of the embeddings, or of the gains, of two models.
 
-    what: str  # token embeddings, gains of norms
-    equal: float  # share of values that are equal but for rounding to 16 bits
-    correlation: float | None  # of their values; None if they are all the same
+    Attributes
+    ----------
+    what
+        The compared tensors: token embeddings, or gains of norms.
+    equal
+        Share of values that are equal but for rounding to 16 bits.
+    correlation
+        Correlation of the values; None if all values of a model are equal.
+    """
+
+    what: str
+    equal: float
+    correlation: float | None
 
     @property
     def alike(self) -> bool:
-        """Whether they agree by more than chance."""
+        """Whether the tensors agree by more than chance."""
         return self.equal > 0.5 or (self.correlation or 0.0) > CORRELATED
 
     def __str__(self) -> str:
         if self.equal > 0.5:
             return f"{self.what} are equal ({self.equal:.0%} of the values compared)"
-        what = "are nearly equal" if (self.correlation or 0) > 0.9 else "correlate"
-        what = what if self.alike else "are not alike"
-        return f"{self.what} {what} (correlation {number(self.correlation, 2)})"
+        if not self.alike:
+            relation = "are not alike"
+        elif (self.correlation or 0.0) > 0.9:
+            relation = "are nearly equal"
+        else:
+            relation = "correlate"
+        return f"{self.what} {relation} (correlation {number(self.correlation, 2)})"
 
 
 @dataclass(frozen=True, repr=False)
-class Kinship(Result, synonyms={"verdict": "conclusion", "pvalue": "p", "p_value": "p"}):
-    """What is known of two models' relation, from their queries and keys."""
+class Kinship(
+    Result,
+    synonyms={
+        "verdict": "conclusion",
+        "pvalue": "p",
+        "p_value": "p",
+        "checkpoint": "reference",
+        "other": "candidate",
+    },
+):
+    """Evidence of the relation of two models, from their queries and keys.
+
+    Attributes
+    ----------
+    reference, candidate
+        Names of the two models.
+    p
+        Probability of such an agreement of heads, dimensions and weights between models that share
+        nothing; None if no test applies.
+    coordinates_p
+        The same for the coordinates of the residual stream.
+    floor
+        The smallest p that the number of renumberings allows.
+    tests
+        The result of each test.
+    likenesses
+        Likeness of embeddings and gains, compared where coordinates agree.
+    matches
+        The matching layers; empty unless the models are related.
+    kind
+        ``copy``, ``rotated copy``, ``changed``, ``rearranged``; None where it would be a guess.
+    bounds
+        Whether changes are lower bounds, from singular values, as coordinates differ.
+    closeness
+        Distance of the candidate's heads to the reference's, by singular values, divided by the
+        distance between the candidate's heads. It has no p.
+    """
 
     derived: ClassVar[tuple[str, ...]] = ("conclusion", "related", "change", "reading")
 
-    checkpoint: str
-    other: str
-    # The chance of such an agreement between models that share nothing: of heads, dimensions and
-    # weights; and of the coordinates of the residual stream. None if no test applies.
+    reference: str
+    candidate: str
     p: float | None
     coordinates_p: float | None
-    floor: float  # the smallest p that the number of renumberings allows
-    tests: tuple[Outcome, ...]
-    likenesses: tuple[Likeness, ...]  # looked at where coordinates agree
-    matches: tuple[LayerMatch, ...]  # empty unless related
-    kind: str | None  # copy, rotated copy, changed, rearranged; None where it would be a guess
-    # Whether changes are smallest possible ones, from singular values, as coordinates differ.
+    floor: float
+    tests: tuple[RandomizationResult, ...]
+    likenesses: tuple[Likeness, ...]
+    matches: tuple[LayerMatch, ...]
+    kind: str | None
     bounds: bool
-    # Distance of heads' singular values to the nearest of the other model, over that to the
-    # nearest in their own. It has no p.
     closeness: float | None
 
     @property
@@ -140,36 +201,36 @@ class Kinship(Result, synonyms={"verdict": "conclusion", "pvalue": "p", "p_value
 
     @property
     def conclusion(self) -> str:
-        """``related``, ``shared coordinates`` where these alone agree, or ``no sign``."""
+        """``related``, ``shared coordinates`` where only coordinates agree, or ``no sign``."""
         if self.related:
             return "related"
-        shared = self.coordinates_p is not None and self.coordinates_p <= RELATED
-        return "shared coordinates" if shared else "no sign"
+        if self.coordinates_p is not None and self.coordinates_p <= RELATED:
+            return "shared coordinates"
+        return "no sign"
 
     @property
     def change(self) -> float | None:
         """The median relative change over matched layers; None if the models are unrelated."""
-        known = [m.change for m in self.matches if m.change is not None]
-        return float(np.median(known)) if known else None
+        return _median([match.change for match in self.matches])
 
     @property
     def sentence(self) -> str:
-        """Whether they are related, and how."""
-        return f"{self.checkpoint} and {self.other}: {_verdict(self)}"
+        """The conclusion for the two models, as one sentence."""
+        return f"{self.reference} and {self.candidate}: {_verdict(self)}"
 
     def _rows(self) -> Iterable[Mapping[str, Any]]:
-        """One for each block of the second model."""
+        """Return one row for each block of the candidate."""
         return [vars(match) | {"change": match.change} for match in self.matches]
 
     @property
     def reading(self) -> tuple[str, ...]:
-        """What the result means, in sentences."""
+        """The meaning of the result, in sentences."""
         return tuple(_reading(self))
 
     def _shown(self, width: int) -> Iterator[Any]:
         from rich.text import Text
 
-        yield Text.assemble((self.checkpoint, "bold"), "  and  ", (self.other, "bold"))
+        yield Text.assemble((self.reference, "bold"), "  and  ", (self.candidate, "bold"))
         yield _verdict(self)
         table = Sheet.of("renumbered", "p", "deviations", "", text=["renumbered", ""])
         for test in self.tests:
@@ -182,54 +243,76 @@ class Kinship(Result, synonyms={"verdict": "conclusion", "pvalue": "p", "p_value
             yield Text(sentence, style="dim")
 
 
+def _median(values: Iterable[float | None]) -> float | None:
+    """Median of the values that are not None; None if there is no such value."""
+    numbers = [value for value in values if value is not None]
+    return float(np.median(numbers)) if numbers else None
+
+
 def _reading(kinship: Kinship) -> Iterator[str]:
-    near = ""
-    if kinship.closeness is not None and kinship.closeness < CLOSE_SPECTRA:
-        near = (
-            f"But singular values of heads lie {1 / max(kinship.closeness, 1e-6):,.0f} times "
-            "closer to the other model's than to each other"
-        )
+    """Sentences for the meaning of a result."""
     if kinship.conclusion == "shared coordinates":
+        yield from _reading_of_shared_coordinates(kinship)
+    elif kinship.related:
+        yield from _reading_of_related(kinship)
+    else:
+        yield from _reading_of_unrelated(kinship)
+
+
+def _close_spectra(kinship: Kinship) -> str:
+    """Clause about singular values that are closer than usual; empty if they are not."""
+    if kinship.closeness is None or kinship.closeness >= CLOSE_SPECTRA:
+        return ""
+    return (
+        f"But singular values of heads lie {1 / max(kinship.closeness, 1e-6):,.0f} times "
+        "closer to the other model's than to each other"
+    )
+
+
+def _reading_of_shared_coordinates(kinship: Kinship) -> Iterator[str]:
+    yield (
+        "The coordinates of the residual stream mean the same in both, and nothing else says "
+        "that their weights have anything in common."
+    )
+    reasons = [str(likeness) for likeness in kinship.likenesses if likeness.alike]
+    if reasons:
+        text = "; ".join(reasons)
         yield (
-            "The coordinates of the residual stream mean the same in both, and nothing else says "
-            "that their weights have anything in common."
+            f"{text[0].upper()}{text[1:]}: attention that was trained from scratch on them "
+            "agrees like this."
         )
-        causes = [str(one) for one in kinship.likenesses if one.alike]
-        if causes:
-            text = "; ".join(causes)
-            yield (
-                f"{text[0].upper()}{text[1:]}: attention that was trained from scratch on them "
-                "agrees like this."
-            )
-        else:
-            seen = "; ".join(map(str, kinship.likenesses)) or "neither was found"
-            yield f"Embeddings and norms do not explain it: {seen}."
-        if near:
-            yield f"{near}, as if heads were renumbered and dimensions turned. This has no p."
-        else:
-            yield (
-                "A relation is not excluded: renumbered heads and turned dimensions together leave "
-                "nothing but coordinates to see."
-            )
-        return
-    if not kinship.related:
-        visible = ", ".join(
-            f"{test.visible:.0%} by {test.name}"
-            for test in kinship.tests
-            if test.visible is not None
+    else:
+        compared = "; ".join(map(str, kinship.likenesses)) or "neither was found"
+        yield f"Embeddings and norms do not explain it: {compared}."
+    close = _close_spectra(kinship)
+    if close:
+        yield f"{close}, as if heads were renumbered and dimensions turned. This has no p."
+    else:
+        yield (
+            "A relation is not excluded: renumbered heads and turned dimensions together leave "
+            "nothing but coordinates to see."
         )
-        yield f"Agreement that would have been seen, as a share of a copy's: {visible}."
-        if near:
-            yield (
-                f"{near}, as if heads were renumbered, the stream rotated and dimensions turned, "
-                "all three. No renumbering can say what chance allows then, so this has no p."
-            )
-            return
+
+
+def _reading_of_unrelated(kinship: Kinship) -> Iterator[str]:
+    shares = [
+        f"{test.visible:.0%} by {test.name}" for test in kinship.tests if test.visible is not None
+    ]
+    yield f"Agreement that would have been seen, as a share of a copy's: {', '.join(shares)}."
+    close = _close_spectra(kinship)
+    if close:
+        yield (
+            f"{close}, as if heads were renumbered, the stream rotated and dimensions turned, "
+            "all three. No renumbering can say what chance allows then, so this has no p."
+        )
+    else:
         yield (
             "A relation is not excluded: renumbered heads, a rotated stream and turned dimensions "
             "hide one from the tests if all three are done."
         )
-        return
+
+
+def _reading_of_related(kinship: Kinship) -> Iterator[str]:
     yield DIRECTION
     if kinship.bounds:
         yield (
@@ -243,35 +326,36 @@ def _reading(kinship: Kinship) -> Iterator[str]:
             "The forms have changed by more than their own size: the two may share no more than "
             "an initialization. Whether they share some of their training as well cannot be told."
         )
-    for one in kinship.likenesses:
-        yield f"The {one}."
+    for likeness in kinship.likenesses:
+        yield f"The {likeness}."
 
 
 def _verdict(kinship: Kinship) -> str:
-    parts = {"weights": kinship.p, "coordinates": kinship.coordinates_p}
-    told = ", ".join(
-        f"{name}: {'no test applies' if p is None else f'p = {probability(p)}'}"
-        for name, p in parts.items()
-    )
+    """The conclusion with its p-values, as one sentence."""
+    p_by_name = {"weights": kinship.p, "coordinates": kinship.coordinates_p}
+    texts = []
+    for name, p in p_by_name.items():
+        texts.append(f"{name}: {'no test applies' if p is None else f'p = {probability(p)}'}")
     least = ""
-    if min((p for p in parts.values() if p is not None), default=1.0) <= kinship.floor:
+    if min((p for p in p_by_name.values() if p is not None), default=1.0) <= kinship.floor:
         least = f"; {probability(kinship.floor)} is the least that can be found"
-    said = {
-        "related": f"Related{': ' * bool(kinship.kind)}{KINDS.get(str(kinship.kind), '')}",
-        "shared coordinates": "Shared coordinates, and no sign that the weights are related",
-        "no sign": "No sign that they are related",
-    }
-    return f"{said[kinship.conclusion]} ({told}{least})."
+    if kinship.related:
+        conclusion = f"Related: {RELATIONS[kinship.kind]}" if kinship.kind else "Related"
+    elif kinship.conclusion == "shared coordinates":
+        conclusion = "Shared coordinates, and no sign that the weights are related"
+    else:
+        conclusion = "No sign that they are related"
+    return f"{conclusion} ({', '.join(texts)}{least})."
 
 
 def _summary(kinship: Kinship) -> str:
-    """How many layers are matched, how, and how far they have changed."""
-    matched = [match for match in kinship.matches if match.of_layer is not None]
-    where = "in place" if in_place(kinship.matches) else "in other places"
-    alike = all(map(_in_order, matched))
+    """Sentence about the matched layers: their number, their places and their change."""
+    matched = [match for match in kinship.matches if match.reference_layer is not None]
+    places = "in place" if in_place(kinship.matches) else "in other places"
+    order = "order" if all(map(_in_order, matched)) else "another order"
     text = (
-        f"{len(matched)} of the second model's {counted(len(kinship.matches), 'layer')} match, "
-        f"{where}, heads in {'order' if alike else 'another order'}"
+        f"{len(matched)} of the candidate's {counted(len(kinship.matches), 'layer')} match, "
+        f"{places}, heads in {order}"
     )
     if kinship.change is not None:
         change = shown_change(kinship.change, kinship.bounds)
@@ -280,14 +364,14 @@ def _summary(kinship: Kinship) -> str:
 
 
 def _dropped_and_doubled(matched: Sequence[LayerMatch]) -> str:
-    """Name layers of the first model that no layer of the second matches, or several do.
+    """Name layers of the reference that no layer of the candidate matches, or several do.
 
-    Only layers between matched ones can be missed, as the matches do not contain the first model's
+    Only layers between matched ones can be missed, as the matches do not contain the reference's
     depth.
     """
     sentences = []
-    for stack in dict.fromkeys(match.of_stack for match in matched):
-        numbers = [match.of_layer for match in matched if match.of_stack == stack]
+    for stack in dict.fromkeys(match.reference_stack for match in matched):
+        numbers = [match.reference_layer for match in matched if match.reference_stack == stack]
         count_by_layer = Counter(number for number in numbers if number is not None)
         between = range(min(count_by_layer), max(count_by_layer) + 1)
         dropped = [layer for layer in between if layer not in count_by_layer]
@@ -296,52 +380,61 @@ def _dropped_and_doubled(matched: Sequence[LayerMatch]) -> str:
             if 0 < len(layers) < len(count_by_layer):
                 subject = "layer" if len(layers) == 1 else "each of the layers"
                 listed = ", ".join(map(str, layers))
-                sentences.append(f" Of the first model, {subject} {listed} {verb}.")
+                sentences.append(f" Of the reference, {subject} {listed} {verb}.")
     return "".join(sentences)
 
 
 def in_place(matches: Sequence[LayerMatch]) -> bool:
-    """Whether each matched layer has its match's number, in the stack that stands for that one's.
+    """Return whether each matched layer has the number of its match, in the corresponding stack.
 
-    Stacks are called by what they are: an encoder's may stand for a decoder's.
+    Stacks are named by what they are: an encoder may correspond to a decoder.
     """
-    matched = [match for match in matches if match.of_layer is not None]
-    stacks = {(match.of_stack, match.stack) for match in matched}
-    first, second = (set(names) for names in zip(*stacks, strict=True)) if stacks else ((), ())
-    return (
-        len(stacks) == len(first) == len(second)
-        and all(one == other or one not in second for one, other in stacks)
-        and all(match.layer == match.of_layer for match in matched)
+    matched = [match for match in matches if match.reference_layer is not None]
+    if any(match.layer != match.reference_layer for match in matched):
+        return False
+    pairs = {(match.reference_stack, match.stack) for match in matched}
+    reference_stacks = {reference for reference, _ in pairs}
+    candidate_stacks = {candidate for _, candidate in pairs}
+    if not len(pairs) == len(reference_stacks) == len(candidate_stacks):
+        return False
+    return all(
+        reference == candidate or reference not in candidate_stacks
+        for reference, candidate in pairs
     )
 
 
 def _in_order(match: LayerMatch) -> bool:
+    """Return whether each head matches the head of its number."""
     return match.heads == tuple(range(len(match.heads)))
 
 
 def layer_table(kinship: Kinship) -> Sheet:
-    """A line for each layer of the second model: its match, that of its heads, and the change."""
+    """A line for each layer of the candidate: the matching layer, its heads, and the change."""
     table = Sheet.of("layer", "of", "heads", "change", text=["of", "heads"])
-    stacks = {stack for match in kinship.matches for stack in (match.stack, match.of_stack)}
-    several = len(stacks - {None}) > 1
+    stacks = {match.stack for match in kinship.matches}
+    stacks |= {match.reference_stack for match in kinship.matches if match.reference_stack}
     for match in kinship.matches:
-        own = f"{match.stack} {match.layer}" if several else str(match.layer)
-        if match.of_layer is None:
-            table.add(own, "–", "–", "–")
+        layer, reference_layer = str(match.layer), str(match.reference_layer)
+        if len(stacks) > 1:
+            layer = f"{match.stack} {layer}"
+            reference_layer = f"{match.reference_stack} {reference_layer}"
+        if match.reference_layer is None:
+            table.add(layer, "–", "–", "–")
             continue
-        of = f"{match.of_stack} {match.of_layer}" if several else str(match.of_layer)
         heads = "in order" if _in_order(match) else " ".join(map(str, match.heads))
-        table.add(own, of, heads, shown_change(match.change, kinship.bounds))
+        table.add(layer, reference_layer, heads, shown_change(match.change, kinship.bounds))
     return table
 
 
 def shown_change(change: float | None, bound: bool) -> str:
-    """A relative change, marked if it is the smallest possible one."""
-    return "–" if change is None else f"{'≥ ' if bound else ''}{number(change)}"
+    """Return a relative change as text, marked if it is a lower bound."""
+    if change is None:
+        return "–"
+    return f"≥ {number(change)}" if bound else number(change)
 
 
 def probability(p: float) -> str:
-    """A p-value to two digits.
+    """Format a p-value to two digits.
 
     Examples
     --------
@@ -350,43 +443,52 @@ def probability(p: float) -> str:
     """
     if p >= 0.995:
         return "1"
-    digits = max(2, 1 - math.floor(math.log10(p)) if p >= 0.01 else -math.floor(math.log10(p)))
+    leading_zeros = -math.floor(math.log10(p))
+    digits = max(2, 1 + leading_zeros if p >= 0.01 else leading_zeros)
     return f"{p:.{digits}f}".removeprefix("0")
 
 
-# How often the second model is renumbered; p cannot be smaller than 1 in this many and one.
+# Number of renumberings of the candidate; p cannot be smaller than 1 / (RENUMBERINGS + 1).
 RENUMBERINGS = 4999
 
-# Tests that only agree if the coordinates of the residual stream do.
+# Tests that only agree if the coordinates of the residual stream agree.
 SAME_STREAM = ("coordinates", "weights")
 
-# Blocks that are read at a time: their weights are what takes memory.
-AT_ONCE = 2
+# Blocks that are read at a time: their weights take most of the memory.
+READ_AT_ONCE = 2
 
 # Rows of the tables of embeddings that are compared.
 ROWS = 256
 
+# Values that differ by no more than this, relative to the larger, are equal but for rounding.
+SIXTEEN_BITS = 2.0**-7
 
-class _Model(NamedTuple):
-    """A model, read once: what is kept of its self-attention."""
+
+class FingerprintedModel(NamedTuple):
+    """A model, read once, and the fingerprints of its attention."""
 
     name: str
     checkpoint: Checkpoint
     plans: tuple[AttentionPlan, ...]
-    prints: tuple[Fingerprint, ...]
+    fingerprints: tuple[Fingerprint, ...]
 
 
-def kin(ref: Any, other: Any, *, on_progress: Callable[[int, int], None] | None = None) -> Kinship:
+def kin(
+    reference: Any,
+    candidate: Any,
+    *,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Kinship:
     """Test whether two models are related: by descent, or by a shared initialization.
 
-    The agreement of two models' forms is compared with that after renumbering the second one's
+    The agreement of two models' forms is compared with that after renumbering the candidate's
     heads, coordinates or dimensions, which changes nothing that the models share by architecture,
     recipe or text. Reads queries and keys only, block by block; where the coordinates of the
     residual stream agree, also some rows of the embeddings and the gains of norms.
 
     Parameters
     ----------
-    ref, other
+    reference, candidate
         Two models, or what `wqk.open` takes: folders, files, hub ids, live modules.
     on_progress
         Called after every block with the number done and the number of all.
@@ -409,173 +511,250 @@ def kin(ref: Any, other: Any, *, on_progress: Callable[[int, int], None] | None 
     >>> kinship.conclusion, kinship.p, kinship.kind
     ('related', 0.0002, 'copy')
     """
-    a, b = _read((ref, other), on_progress)
-    evidence = gather(a.prints, b.prints, RENUMBERINGS)
+    models = _read((reference, candidate), on_progress)
+    first, second = models
+    evidence = gather(first.fingerprints, second.fingerprints, RENUMBERINGS)
     if not evidence.agreements:
         raise CheckpointError(
-            f"{a.name} and {b.name} have no numbering in common that a test could renumber: "
-            f"layers have {_shape(a)}, and {_shape(b)}; compare models that share the number of "
-            "heads, their width, or the width of the model"
+            f"{first.name} and {second.name} have no numbering in common that a test could "
+            f"renumber: layers have {_shape(first)}, and {_shape(second)}; compare models that "
+            "share the number of heads, their width, or the width of the model"
         )
-    related = evidence.weights is not None and evidence.weights <= RELATED
-    coordinates = evidence.coordinates is not None and evidence.coordinates <= RELATED
     matches: tuple[LayerMatch, ...] = ()
-    kind, bounds = None, False
-    if related:
-        name = _matching(evidence)
-        bounds = name not in SAME_STREAM
-        matches = tuple(_matches(a, b, evidence.agreements[name], bounds))
-        kind = _kind(a, b, matches, bounds)
-        if bounds and in_place(matches):
-            # One rotation of the residual stream may make one model the other.
-            with suppress(CheckpointError):
-                if same(ref, other, up_to=("stream",)).same:
-                    kind = "rotated copy"
-                    matches = tuple(replace(m, changes=(0.0,) * len(m.heads)) for m in matches)
+    kind = None
+    bounds = False
+    if evidence.p is not None and evidence.p <= RELATED:
+        test_name = _matching_test(evidence)
+        bounds = test_name not in SAME_STREAM
+        agreement = evidence.agreements[test_name]
+        matches = tuple(_matches(first, second, agreement, bounds))
+        kind = _kind(first, second, matches, bounds)
+        if bounds and in_place(matches) and _is_rotated_copy(reference, candidate):
+            kind = "rotated copy"
+            matches = tuple(replace(match, changes=(0.0,) * len(match.heads)) for match in matches)
+    likenesses: tuple[Likeness, ...] = ()
+    if evidence.coordinates_p is not None and evidence.coordinates_p <= RELATED:
+        likenesses = tuple(_likenesses(first, second))
     return Kinship(
-        a.name,
-        b.name,
-        evidence.weights,
-        evidence.coordinates,
-        evidence.floor,
-        evidence.outcomes,
-        tuple(_likenesses(a, b)) if coordinates else (),
-        matches,
-        kind,
-        bounds,
-        spectral_closeness(a.prints, b.prints),
+        reference=first.name,
+        candidate=second.name,
+        p=evidence.p,
+        coordinates_p=evidence.coordinates_p,
+        floor=evidence.floor,
+        tests=evidence.results,
+        likenesses=likenesses,
+        matches=matches,
+        kind=kind,
+        bounds=bounds,
+        closeness=spectral_closeness(first.fingerprints, second.fingerprints),
     )
 
 
-def _shape(model: _Model) -> str:
-    one = model.prints[0]
-    heads = counted(one.head_count, "head")
-    return f"{heads} of width {one.head_width} on {one.width} dimensions"
+def _is_rotated_copy(reference: Any, candidate: Any) -> bool:
+    """Return whether one rotation of the residual stream turns one model into the other."""
+    with suppress(CheckpointError):
+        return same(reference, candidate, up_to=("stream",)).same is True
+    return False
 
 
-def _read(refs: Sequence[Any], on_progress: Callable[[int, int], None] | None) -> list[_Model]:
-    """All models in the same coordinates: norms are folded in if they are known of all."""
+def _shape(model: FingerprintedModel) -> str:
+    """Shape of a model's heads, in words."""
+    block = model.fingerprints[0]
+    heads = counted(block.head_count, "head")
+    return f"{heads} of width {block.head_width} on {block.width} dimensions"
+
+
+def _read(
+    refs: Sequence[Any], on_progress: Callable[[int, int], None] | None
+) -> list[FingerprintedModel]:
+    """Read models in the same coordinates: norms are folded in if all models have known norms."""
     models = [open_model(ref) for ref in refs]
     kinds = [[plan.kind for plan in model.scored if plan.kind != "cross"] for model in models]
-    # Attention with a softmax if both have some, else what both have in its place.
-    kind = min(set.intersection(*map(set, kinds)), key=kinds[0].index, default="self")
-    opened = [(model, [p for p in model.scored if p.kind == kind]) for model in models]
-    folds = not any(lacks_norm(plan, FOLDED) for _, plans in opened for plan in plans)
-    total, done, read_models = sum(len(plans) for _, plans in opened), 0, list[_Model]()
-    for model, plans in opened:
-        kept = []
-        # Not kept: the weights of all blocks together would not fit into memory.
-        with one_blas_thread(), ThreadPoolExecutor(min(usable_cores(), AT_ONCE)) as pool:
-            blocks = map(partial(Block, model.checkpoint), plans)  # each reads when it is needed
+    # Attention with a softmax if all models have some; otherwise another kind that all have.
+    shared_kinds = set.intersection(*map(set, kinds))
+    kind = min(shared_kinds, key=kinds[0].index, default="self")
+    plans_by_model = [[plan for plan in model.scored if plan.kind == kind] for model in models]
+    plans = [*chain.from_iterable(plans_by_model)]
+    folds = not any(lacks_norm(plan, FOLDED) for plan in plans)
+    done = 0
+    fingerprinted = []
+    for model, plans_of_model in zip(models, plans_by_model, strict=True):
+        kept_plans: list[AttentionPlan] = []
+        kept_fingerprints: list[Fingerprint] = []
+        # Blocks read their weights when needed, and are not kept: the weights of all blocks
+        # together would not fit into memory.
+        with one_blas_thread(), ThreadPoolExecutor(min(usable_cores(), READ_AT_ONCE)) as pool:
+            blocks = map(partial(Block, model.checkpoint), plans_of_model)
             read = pool.map(partial(fingerprint, folds=folds), blocks)
-            for plan, found in zip(plans, read, strict=True):
-                if found is not None:
-                    kept.append((plan, found))
+            for plan, block_fingerprint in zip(plans_of_model, read, strict=True):
+                if block_fingerprint is not None:
+                    kept_plans.append(plan)
+                    kept_fingerprints.append(block_fingerprint)
                 done += 1
                 if on_progress:
-                    on_progress(done, total)
-        if not kept:
+                    on_progress(done, len(plans))
+        if not kept_plans:
             raise CheckpointError(
                 f"{model.name}: has no {kind_in_words(kind)} on one residual stream to compare",
                 checkpoint=model.name,
             )
-        kept_plans, prints = zip(*kept, strict=True)
-        read_models.append(_Model(model.name, model.checkpoint, kept_plans, prints))
-    return read_models
+        fingerprinted.append(
+            FingerprintedModel(
+                name=model.name,
+                checkpoint=model.checkpoint,
+                plans=tuple(kept_plans),
+                fingerprints=tuple(kept_fingerprints),
+            )
+        )
+    return fingerprinted
 
 
-def _matching(evidence: Evidence) -> str:
-    """The test that layers and heads are matched by: the first that sees the relation.
+def _matching_test(evidence: KinshipEvidence) -> str:
+    """Name of the test that layers and heads are matched by: the first that sees the relation.
 
-    Where coordinates agree, forms can be compared entry by entry. None may see it alone.
+    If the coordinates agree, forms can be compared entry by entry. If no test alone sees the
+    relation, the test with the largest deviation is chosen.
     """
-    seen = {o.name: o for o in evidence.outcomes if o.p is not None}
+    results = {result.name: result for result in evidence.results if result.p is not None}
     for name in (*SAME_STREAM, "dimensions", "heads"):
-        if name in seen and (seen[name].p or 0.0) <= RELATED:
+        if name in results and (results[name].p or 0.0) <= RELATED:
             return name
-    return max((n for n in OF_WEIGHTS if n in seen), key=lambda name: seen[name].z or 0.0)
+    names = [name for name in OF_WEIGHTS if name in results]
+    return max(names, key=lambda name: results[name].z or 0.0)
 
 
-def _matches(a: _Model, b: _Model, agreement: Agreement, bounds: bool) -> Iterator[LayerMatch]:
+def _matches(
+    reference: FingerprintedModel,
+    candidate: FingerprintedModel,
+    agreement: Agreement,
+    bounds: bool,
+) -> Iterator[LayerMatch]:
+    """Yield the match of each block of the candidate."""
     shares = layer_shares(agreement)
-    for j, block in enumerate(b.prints):
-        i, place = int(agreement.match[j]), (block.stack, block.layer)
-        if i < 0 or shares[j] > MATCHED:
+    for layer, block in enumerate(candidate.fingerprints):
+        share = float(shares[layer])
+        position = int(agreement.match[layer])
+        if position < 0 or share > MATCHED:
             nothing = (None,) * block.head_count
-            yield LayerMatch(*place, None, None, float(shares[j]), nothing, nothing)
+            yield LayerMatch(block.stack, block.layer, None, None, share, nothing, nothing)
             continue
-        own = a.prints[i]
-        heads = agreement.heads[j].tolist()
-        change = _changes(own, block, heads, bounds)
-        yield LayerMatch(*place, own.stack, own.layer, float(shares[j]), tuple(heads), change)
+        reference_block = reference.fingerprints[position]
+        heads = agreement.heads[layer].tolist()
+        yield LayerMatch(
+            stack=block.stack,
+            layer=block.layer,
+            reference_stack=reference_block.stack,
+            reference_layer=reference_block.layer,
+            p=share,
+            heads=tuple(heads),
+            changes=_changes(reference_block, block, heads, bounds),
+        )
 
 
 def _changes(
-    a: Fingerprint, b: Fingerprint, heads: Sequence[int], bounds: bool
+    reference: Fingerprint, candidate: Fingerprint, heads: Sequence[int], bounds: bool
 ) -> tuple[float | None, ...]:
-    """‖M_b − M_a‖ / ‖M_a‖ of each head, on the sampled coordinates.
+    """‖M_candidate − M_reference‖ / ‖M_reference‖ of each head, on the sampled coordinates.
 
-    With ``bounds`` the smallest that any rotations R and S allow, ‖M_b − R M_a S‖, which is the
-    distance of the singular values (Mirsky).
+    With ``bounds`` the smallest change that any rotations R and S of the reference allow,
+    ‖M_candidate − R M_reference S‖, which is the distance of the singular values (Mirsky).
     """
-    own, theirs = (one.spectra * one.norms[:, None] if bounds else one.forms for one in (a, b))
-    if own.shape[-1] != theirs.shape[-1]:
+    if bounds:
+        reference_forms = reference.spectra * reference.norms[:, None]
+        candidate_forms = candidate.spectra * candidate.norms[:, None]
+    else:
+        reference_forms, candidate_forms = reference.forms, candidate.forms
+    if reference_forms.shape[-1] != candidate_forms.shape[-1]:
         return (None,) * len(heads)
-    sizes = [float(np.linalg.norm(form)) for form in own]
-    apart = [float(np.linalg.norm(theirs[k] - own[h])) for k, h in enumerate(heads)]
-    return tuple(far / sizes[h] if sizes[h] else None for far, h in zip(apart, heads, strict=True))
+    changes: list[float | None] = []
+    for head, reference_head in enumerate(heads):
+        norm = float(np.linalg.norm(reference_forms[reference_head]))
+        difference = candidate_forms[head] - reference_forms[reference_head]
+        changes.append(float(np.linalg.norm(difference)) / norm if norm else None)
+    return tuple(changes)
 
 
-def _kind(a: _Model, b: _Model, matches: Sequence[LayerMatch], bounds: bool) -> str | None:
-    """What became of the forms, where it can be seen; None where it would be a guess.
+def _kind(
+    reference: FingerprintedModel,
+    candidate: FingerprintedModel,
+    matches: Sequence[LayerMatch],
+    bounds: bool,
+) -> str | None:
+    """Kind of relation, by what became of the forms; None where it would be a guess.
 
-    They are equal but for the rounding of stored weights, or all in place or elsewhere and changed
-    by less than their own size. If they have changed by more, chance may have matched them.
+    The forms are equal but for the rounding of stored weights; or all forms are in place, or in
+    other places, and have changed by less than their own size. Larger changes may be matches by
+    chance.
     """
     changes = [match.change for match in matches if match.change is not None]
-    if len(a.prints) != len(b.prints) or len(changes) != len(matches):
+    if len(reference.fingerprints) != len(candidate.fingerprints) or len(changes) != len(matches):
         return None
-    moved = not in_place(matches) or not all(map(_in_order, matches))
-    rounding = 2 * max(one.rounding for one in (*a.prints, *b.prints))
-    if not moved and max(changes) <= rounding:
+    is_moved = not in_place(matches) or not all(map(_in_order, matches))
+    blocks = (*reference.fingerprints, *candidate.fingerprints)
+    rounding = 2 * max(block.rounding for block in blocks)
+    if not is_moved and max(changes) <= rounding:
         return "rotated copy" if bounds else "copy"
     if bounds or max(changes) > START:
         return None
-    return "rearranged" if moved else "changed"
+    return "rearranged" if is_moved else "changed"
 
 
-def _likenesses(a: _Model, b: _Model) -> Iterator[Likeness]:
-    """How far what the two models' coordinates may come from is equal: embeddings, and gains."""
-    for what, of in (("token embeddings", _embeddings), ("gains of norms", _gains)):
-        found = [values for model in (a, b) if (values := of(model)) is not None]
-        if len(found) < 2 or found[0].shape[1] != found[1].shape[1]:
+def _likenesses(reference: FingerprintedModel, candidate: FingerprintedModel) -> Iterator[Likeness]:
+    """Likeness of the tensors that may explain shared coordinates: embeddings, and gains."""
+    # Without what all rows of embeddings share, such as outlying coordinates, and without the mean
+    # of gains, which is near 1.
+    for name, read, axis in (("token embeddings", _embeddings, 0), ("gains of norms", _gains, 1)):
+        reference_values, candidate_values = read(reference), read(candidate)
+        if reference_values is None or candidate_values is None:
             continue
-        rows = min(map(len, found))
-        one, other = (values[:rows].astype(np.float64) for values in found)
-        near = np.abs(one - other) <= 2.0**-7 * np.maximum(np.abs(one), np.abs(other))
-        # Without what every row has, such as outlying coordinates, or every gain, a mean of 1.
-        axis = 0 if of is _embeddings else 1
-        one, other = (values - values.mean(axis=axis, keepdims=True) for values in (one, other))
-        sizes = float(np.linalg.norm(one) * np.linalg.norm(other))
-        correlation = float((one * other).sum()) / sizes if sizes else None
-        if correlation is not None or near.all():
-            yield Likeness(what, float(near.mean()), correlation)
+        if reference_values.shape[1] != candidate_values.shape[1]:
+            continue
+        rows = min(len(reference_values), len(candidate_values))
+        likeness = _likeness(name, reference_values[:rows], candidate_values[:rows], axis)
+        if likeness is not None:
+            yield likeness
 
 
-def _embeddings(model: _Model) -> np.ndarray | None:
-    """Some rows of the table of token embeddings; None if none is known."""
+def _likeness(
+    name: str, reference_values: np.ndarray, candidate_values: np.ndarray, axis: int
+) -> Likeness | None:
+    """Likeness of two arrays, correlated without their means along ``axis``.
+
+    None if the arrays differ but one has no correlation, since all its values are equal.
+    """
+    x = reference_values.astype(np.float64)
+    y = candidate_values.astype(np.float64)
+    is_near = np.abs(x - y) <= SIXTEEN_BITS * np.maximum(np.abs(x), np.abs(y))
+    x = x - x.mean(axis=axis, keepdims=True)
+    y = y - y.mean(axis=axis, keepdims=True)
+    norms = float(np.linalg.norm(x) * np.linalg.norm(y))
+    correlation = float((x * y).sum()) / norms if norms else None
+    if correlation is None and not is_near.all():
+        return None
+    return Likeness(name, float(is_near.mean()), correlation)
+
+
+def _embeddings(model: FingerprintedModel) -> np.ndarray | None:
+    """Some rows of the table of token embeddings; None if the table is not known."""
     try:
-        table = embedding_table(model.checkpoint, model.prints[0].width)
+        table = embedding_table(model.checkpoint, model.fingerprints[0].width)
     except CheckpointError:
         return None
     count = min(ROWS, model.checkpoint.info(table).shape[0])
-    return model.checkpoint.read([Part(table, ((0, count),))])[0] if count else None
+    if not count:
+        return None
+    (rows,) = model.checkpoint.read([Part(table, ((0, count),))])
+    return rows
 
 
-def _gains(model: _Model) -> np.ndarray | None:
-    """The gains of the norms that feed the blocks (L, D), as stored; None if they are not known."""
+def _gains(model: FingerprintedModel) -> np.ndarray | None:
+    """The gains of the norms before the blocks (L, D), as stored; None if they are not known."""
     norms = [plan.query.input_norm for plan in model.plans]
     parts = [norm.gain[0] for norm in norms if norm is not None and len(norm.gain) == 1]
-    gains = model.checkpoint.read(parts) if parts else []
-    width = model.prints[0].width
-    return np.stack(gains) if gains and all(gain.shape == (width,) for gain in gains) else None
+    if not parts:
+        return None
+    gains = model.checkpoint.read(parts)
+    width = model.fingerprints[0].width
+    if any(gain.shape != (width,) for gain in gains):
+        return None
+    return np.stack(gains)

@@ -1,23 +1,24 @@
-"""Tests of kinship: whether two models agree more than their numberings would by chance.
+"""Tests of kinship: agreement of two models beyond what their numberings give by chance.
 
 Weights are drawn independently, and training treats all heads of a layer alike, all coordinates of
-the stream, and all dimensions of a head. Of a model that shares nothing with another, every
-renumbering was therefore as likely as the one that it has, whatever the two have in common besides
-weights: architecture, recipe, text, order of the text. Of attention that was trained from scratch
-on another model's embeddings this holds for heads and dimensions, but not for coordinates. Each
-test renumbers the second model many times and counts how often the two agree as well as they do:
+the residual stream, and all dimensions of a head. If two models share nothing, every renumbering of
+the candidate was therefore as likely as the actual numbering, whatever the two models have in
+common besides weights: architecture, recipe, text, order of the text. If attention was trained from
+scratch on the embeddings of another model, the argument holds for heads and dimensions, but not for
+coordinates. Each test renumbers the candidate many times, and counts how often the agreement is as
+large as the agreement of the actual numbering:
 
-- ``heads``: the heads of each layer are permuted, those that share a key head together;
+- ``heads``: the heads of each layer are permuted; heads that share a key head stay together;
 - ``coordinates``: the coordinates of the residual stream are permuted, in all layers at once;
 - ``dimensions``: the units of each head change their signs, in queries and keys at once, and
   are compared with each other within each head;
-- ``weights``: the same signs, and weights are compared as they stand. It sees no relation after any
-  of the three changes, and otherwise the weakest.
+- ``weights``: units change their signs as for ``dimensions``, and weights are compared as stored.
+  The test sees no relation after any of the three changes, and the weakest relation otherwise.
 
-Which layer, and for ``dimensions`` which head, is compared with which is searched: for layers
-within each renumbering again; for heads by numbers that no change of signs alters.
+The matching layer (and for ``dimensions`` the matching head) is searched: layers within each
+renumbering again, heads by numbers that no change of signs alters.
 
-Axes: N renumberings, L layers of the second model, K of the first, H heads, G key heads,
+Axes: N renumberings, L layers of the candidate, K layers of the reference, H heads, G key heads,
 S sampled coordinates, U units of a head.
 """
 
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -41,198 +42,350 @@ CHUNK = 2**19
 # orders that each model drew for itself.
 OF_WEIGHTS = ("heads", "dimensions", "weights")
 
+# Passes over rows and columns after which a form is free of the scales of both.
+SCALING_PASSES = 4
+
 
 class Agreement(NamedTuple):
-    """How far two models agree by one numbering: row 0 as they are, the others by chance."""
+    """Agreement of two models in one test; index 0 of N is the actual numbering.
 
-    layers: Float[np.ndarray, "n layers"]  # of each layer of the second with its best of the first
-    match: Int[np.ndarray, " layers"]  # the first model's layer; -1 if none can be compared
-    heads: tuple[Int[np.ndarray, " heads"], ...]  # of each layer: the first's heads, or -1
-    copy: float  # sum over layers of the second model with a copy of itself
+    Attributes
+    ----------
+    layers
+        Agreement of each layer of the candidate with the best layer of the reference.
+    match
+        The layer of the reference that each layer of the candidate matches; -1 if no layer can be
+        compared.
+    heads
+        For each layer of the candidate, the reference's head that each head matches, or -1.
+    copy
+        Agreement of the candidate with a copy of the candidate, summed over layers.
+    """
+
+    layers: Float[np.ndarray, "n layers"]
+    match: Int[np.ndarray, " layers"]
+    heads: tuple[Int[np.ndarray, " heads"], ...]
+    copy: float
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """One test of two models, or why it was left out."""
+class RandomizationResult:
+    """Result of one test of two models, or the reason why the test was left out.
+
+    Attributes
+    ----------
+    name
+        Name of the test: ``heads``, ``coordinates``, ``dimensions``, ``weights``.
+    p
+        Share of renumberings, the actual numbering included, that agree as well.
+    z
+        Standard deviations from the mean over renumberings.
+    visible
+        The smallest agreement, as a share of a copy's, that one in a thousand renumberings exceeds.
+    left_out
+        Why the test was left out; empty if it was not.
+    """
 
     name: str
-    p: float | None  # share of renumberings, the observed one included, that agree as well
-    z: float | None  # standard deviations from the mean over renumberings
-    # The smallest agreement, as a share of a copy's, that one in a thousand renumberings exceeds.
+    p: float | None
+    z: float | None
     visible: float | None
     left_out: str = ""
 
 
-class Evidence(NamedTuple):
-    """All tests of two models; None for a part that no test applies to."""
+class KinshipEvidence(NamedTuple):
+    """Results of all tests of two models.
 
-    weights: float | None  # p of heads, dimensions and weights, joined
-    coordinates: float | None  # p of coordinates
-    floor: float  # the smallest p that these renumberings can give
-    outcomes: tuple[Outcome, ...]
+    Attributes
+    ----------
+    p
+        p of heads, dimensions and weights together; None if no test applies.
+    coordinates_p
+        p of the coordinates of the residual stream; None if the test does not apply.
+    floor
+        The smallest p that this number of renumberings can give.
+    results
+        The result of each test.
+    agreements
+        The agreements in the tests that apply, by name.
+    """
+
+    p: float | None
+    coordinates_p: float | None
+    floor: float
+    results: tuple[RandomizationResult, ...]
     agreements: dict[str, Agreement]
 
 
 def gather(
-    a: Sequence[Fingerprint], b: Sequence[Fingerprint], count: int, seed: int = 0
-) -> Evidence:
-    """Renumber the second model ``count`` times in each test.
+    reference: Sequence[Fingerprint],
+    candidate: Sequence[Fingerprint],
+    count: int,
+    seed: int = 0,
+) -> KinshipEvidence:
+    """Renumber the candidate ``count`` times in each test.
 
-    Renumbering n of all tests is one renumbering of the model. Its share of each test is known
-    among all n, and p compares the smallest one over tests, so that it needs no correction.
+    Renumbering n of all tests is one renumbering of the model. Each test ranks the renumberings; p
+    compares the smallest share over tests, and therefore needs no correction for their number.
     """
     agreements: dict[str, Agreement] = {}
     reasons: dict[str, str] = {}
-    for place, (name, test) in enumerate(TESTS.items()):
-        found = renumber(test, a, b, count, np.random.default_rng([seed, place]))
-        if isinstance(found, str):
-            reasons[name] = found
+    for position, (name, test) in enumerate(TESTS.items()):
+        random = np.random.default_rng([seed, position])
+        agreement = renumber(test, reference, candidate, count, random)
+        if isinstance(agreement, str):
+            reasons[name] = agreement
         else:
-            agreements[name] = found
-    totals = {name: found.layers.sum(axis=1) for name, found in agreements.items()}
-    shares = {name: _shares(total) for name, total in totals.items()}
+            agreements[name] = agreement
+    totals = {name: agreement.layers.sum(axis=1) for name, agreement in agreements.items()}
+    shares = {name: _shares(totals_of_test) for name, totals_of_test in totals.items()}
 
-    def outcome(name: str) -> Outcome:
+    results = []
+    for name in TESTS:
         if name in reasons:
-            return Outcome(name, None, None, None, reasons[name])
-        own, others = totals[name][0], totals[name][1:]
-        mean, spread, copy = others.mean(), others.std(), agreements[name].copy
-        deviations = float((own - mean) / spread) if spread > 0 else 0.0
-        visible = (
-            float((np.quantile(others, 0.999) - mean) / (copy - mean)) if copy > mean else None
-        )
-        return Outcome(name, float(shares[name][0]), deviations, visible)
+            results.append(RandomizationResult(name, None, None, None, reasons[name]))
+        else:
+            share = float(shares[name][0])
+            results.append(_result(name, share, totals[name], agreements[name].copy))
 
-    outcomes, applied = tuple(map(outcome, TESTS)), [name for name in OF_WEIGHTS if name in totals]
-    both = [np.stack([some[n] for n in applied]) for some in (shares, totals)] if applied else []
-    of_weights = _joined(*both) if both else None
-    of_coordinates = float(shares["coordinates"][0]) if "coordinates" in shares else None
-    return Evidence(of_weights, of_coordinates, 1 / (count + 1), outcomes, agreements)
+    applied = [name for name in OF_WEIGHTS if name in totals]
+    joined = None
+    if applied:
+        shares_of_weights = np.stack([shares[name] for name in applied])
+        totals_of_weights = np.stack([totals[name] for name in applied])
+        joined = _joined(shares_of_weights, totals_of_weights)
+    return KinshipEvidence(
+        p=joined,
+        coordinates_p=float(shares["coordinates"][0]) if "coordinates" in shares else None,
+        floor=1 / (count + 1),
+        results=tuple(results),
+        agreements=agreements,
+    )
+
+
+def _result(
+    name: str, share: float, totals: Float[np.ndarray, " n"], copy: float
+) -> RandomizationResult:
+    """Return the result of a test that applies, from its totals over layers."""
+    actual = totals[0]
+    by_chance = totals[1:]
+    mean = by_chance.mean()
+    spread = by_chance.std()
+    deviations = float((actual - mean) / spread) if spread > 0 else 0.0
+    visible = None
+    if copy > mean:
+        visible = float((np.quantile(by_chance, 0.999) - mean) / (copy - mean))
+    return RandomizationResult(name, share, deviations, visible)
 
 
 def layer_shares(agreement: Agreement) -> Float[np.ndarray, " layers"]:
     """For each layer, the share of renumberings in which some layer agrees as well.
 
-    The largest agreement over all layers of a renumbering is compared, which corrects for their
-    number.
+    The largest agreement over all layers of a renumbering is compared, which corrects for the
+    number of layers.
     """
-    best = agreement.layers[1:].max(axis=1)
-    exceeding = (best[:, None] >= agreement.layers[0] - _slack(best)).sum(axis=0)
-    return np.asarray((1 + exceeding) / (1 + len(best)))
+    largest = agreement.layers[1:].max(axis=1)
+    is_exceeding = largest[:, None] >= agreement.layers[0] - _slack(largest)
+    return np.asarray((1 + is_exceeding.sum(axis=0)) / (1 + len(largest)))
 
 
-# The best agreement of one layer of the second model with some of the first, in each renumbering;
-# with which of them; its head for each own one; and the agreement with a copy.
-Found: TypeAlias = tuple[Float[np.ndarray, " n"], int, np.ndarray, float]
+class LayerAgreement(NamedTuple):
+    """Agreement of one layer of the candidate with layers of the reference.
+
+    Attributes
+    ----------
+    by_renumbering
+        The best agreement with a layer of the reference; index 0 is the actual numbering.
+    best
+        Position of the best layer among the compared layers of the reference.
+    heads
+        The head of that layer that each head of the candidate's layer matches.
+    copy
+        Agreement of the candidate's layer with a copy.
+    """
+
+    by_renumbering: Float[np.ndarray, " n"]
+    best: int
+    heads: np.ndarray
+    copy: float
 
 
-class Randomization(NamedTuple):
-    """One numbering, and how a layer agrees when it is drawn anew."""
+# Comparable layers of the reference, each with the values that a test prepared of the layer.
+PreparedLayers = Sequence[tuple["Fingerprint", Any]]
 
-    meaning: str  # where a fingerprint says why the numbering is no matter of chance
-    shape: Callable[[Fingerprint], Any]  # of layers that can be compared
-    prepare: Callable[[Fingerprint], Any]  # once for each layer
-    # Of the first's layers of one shape, with what was prepared of them; of a layer, with the same.
-    compare: Callable[..., Found]
-    least: Callable[[Fingerprint], int]  # how many are numbered, of which one is no order
+
+class RandomizationTest(NamedTuple):
+    """A test: one numbering, and the agreement of a layer when the numbering is drawn again.
+
+    Attributes
+    ----------
+    fixed
+        Returns why the numbering of a fingerprint carries meaning; empty if it is chance.
+    shape
+        Returns the shape of a layer; layers of equal shape can be compared.
+    prepare
+        Returns the values of a layer that are compared; called once for each layer.
+    compare
+        Compares the comparable layers of the reference with a layer of the candidate.
+    length
+        Returns the number of numbered things; there is only one order of a single thing.
+    refusal
+        The reason where no layers can be compared.
+    """
+
+    fixed: Callable[[Fingerprint], str]
+    shape: Callable[[Fingerprint], Any]
+    prepare: Callable[[Fingerprint], Any]
+    compare: Callable[[PreparedLayers, Fingerprint, Any, Draw], LayerAgreement]
+    length: Callable[[Fingerprint], int]
     refusal: str
 
 
+class Draw(NamedTuple):
+    """Source of renumberings.
+
+    Attributes
+    ----------
+    size
+        Number N of numberings, the actual one included.
+    random
+        Generator of random numbers.
+    stream_orders
+        Orders of the residual stream that were drawn, by its width: all layers share one.
+    """
+
+    size: int
+    random: np.random.Generator
+    stream_orders: dict[int, np.ndarray]
+
+
 def renumber(
-    test: Randomization,
-    a: Sequence[Fingerprint],
-    b: Sequence[Fingerprint],
+    test: RandomizationTest,
+    reference: Sequence[Fingerprint],
+    candidate: Sequence[Fingerprint],
     count: int,
     random: np.random.Generator,
 ) -> Agreement | str:
-    """The agreement of every layer of the second model, or why the test does not apply."""
-    differ = next((text for f in (*a, *b) if (text := getattr(f, test.meaning))), "")
-    if differ:
-        return differ
-    comparable = [[i for i, one in enumerate(a) if test.shape(one) == test.shape(f)] for f in b]
-    if not any(comparable) or max(map(test.least, b)) < 2:
+    """Return the agreement of every layer of the candidate, or why the test does not apply."""
+    for block in (*reference, *candidate):
+        reason = test.fixed(block)
+        if reason:
+            return reason
+    reference_shapes = [test.shape(block) for block in reference]
+    comparable = [_positions(reference_shapes, test.shape(block)) for block in candidate]
+    if not any(comparable) or max(map(test.length, candidate)) < 2:
         return test.refusal
-    layers, match = np.zeros((count + 1, len(b)), np.float32), np.full(len(b), -1)
-    heads, copy, draw = [np.full(f.head_count, -1) for f in b], 0.0, Draw(count + 1, random, {})
-    prepared = [test.prepare(block) for block in a]
-    for j, (block, rows) in enumerate(zip(b, comparable, strict=True)):
-        if rows and test.least(block) > 1:
-            others = [(a[i], prepared[i]) for i in rows]
-            found = test.compare(others, block, test.prepare(block), draw)
-            layers[:, j], best, heads[j], own = found
-            match[j], copy = rows[best], copy + own
+    layers = np.zeros((count + 1, len(candidate)), np.float32)
+    match = np.full(len(candidate), -1)
+    heads = [np.full(block.head_count, -1) for block in candidate]
+    copy = 0.0
+    draw = Draw(count + 1, random, {})
+    prepared = [test.prepare(block) for block in reference]
+    for layer, (block, positions) in enumerate(zip(candidate, comparable, strict=True)):
+        if not positions or test.length(block) < 2:
+            continue
+        prepared_layers = [(reference[position], prepared[position]) for position in positions]
+        agreement = test.compare(prepared_layers, block, test.prepare(block), draw)
+        layers[:, layer] = agreement.by_renumbering
+        match[layer] = positions[agreement.best]
+        heads[layer] = agreement.heads
+        copy += agreement.copy
     return Agreement(layers, match, tuple(heads), copy)
 
 
-Others = Sequence[tuple["Fingerprint", Any]]
-
-
-class Draw(NamedTuple):
-    """What renumberings are drawn with."""
-
-    size: int  # how many there are, the observed numbering included
-    random: np.random.Generator
-    known: dict[int, np.ndarray]  # orders of the stream, by its width
+def _positions(values: Sequence[Any], value: Any) -> list[int]:
+    """Positions of a value in a sequence."""
+    return [position for position, entry in enumerate(values) if entry == value]
 
 
 def _reordered(
-    others: Others, own: np.ndarray, orders: np.ndarray
+    prepared_layers: PreparedLayers, entries: np.ndarray, orders: np.ndarray
 ) -> tuple[np.ndarray, int, float]:
-    """Agreement with the best of others in each order, which it is as it stands, and a copy's."""
-    theirs = np.stack([one.ravel() for _, one in others], axis=1)
-    theirs /= np.sqrt(len(theirs))
-    layer, best = np.zeros(len(orders), np.float32), int((own.ravel() @ theirs).argmax())
-    step = max(1, CHUNK // own.size)
-    for some in (slice(start, start + step) for start in range(0, len(orders), step)):
-        at = orders[some, :, None] * own.shape[-1] + orders[some, None, :]
-        renumbered = np.take(own.reshape(len(own), -1), at.ravel(), axis=1)
-        renumbered = renumbered.reshape(len(own), len(at), -1).swapaxes(0, 1)
-        layer[some] = (renumbered.reshape(len(at), -1) @ theirs).max(axis=1)
-    return layer, best, float(np.square(own).sum() / np.sqrt(own.size))
+    """Agreement in each order with the best layer, the best layer, and a copy's agreement.
+
+    ``entries`` of the candidate's layer are matrices whose rows and columns are put in the
+    ``orders``; the first order is the actual one.
+    """
+    columns = np.stack([values.ravel() for _, values in prepared_layers], axis=1)
+    columns /= np.sqrt(len(columns))
+    agreement = np.zeros(len(orders), np.float32)
+    best = int((entries.ravel() @ columns).argmax())
+    step = max(1, CHUNK // entries.size)
+    for start in range(0, len(orders), step):
+        chunk = orders[start : start + step]
+        positions = chunk[:, :, None] * entries.shape[-1] + chunk[:, None, :]
+        reordered = np.take(entries.reshape(len(entries), -1), positions.ravel(), axis=1)
+        reordered = reordered.reshape(len(entries), len(chunk), -1).swapaxes(0, 1)
+        products = reordered.reshape(len(chunk), -1) @ columns
+        agreement[start : start + step] = products.max(axis=1)
+    copy = float(np.square(entries).sum() / np.sqrt(entries.size))
+    return agreement, best, copy
 
 
-def permuted_heads(others: Others, block: Fingerprint, own: np.ndarray, draw: Draw) -> Found:
-    """Agreement of how pairs of heads are related, under permutations of each layer's heads."""
+def permuted_heads(
+    prepared_layers: PreparedLayers, block: Fingerprint, relations: np.ndarray, draw: Draw
+) -> LayerAgreement:
+    """Agreement of the relations of pairs of heads, under permutations of each layer's heads."""
     orders = _head_orders(draw, block.head_count, block.key_heads)
-    layer, best, copy = _reordered(others, own, orders)
-    return layer, best, np.arange(block.head_count), copy
+    agreement, best, copy = _reordered(prepared_layers, relations, orders)
+    return LayerAgreement(agreement, best, np.arange(block.head_count), copy)
 
 
-def permuted_coordinates(others: Others, block: Fingerprint, own: np.ndarray, draw: Draw) -> Found:
-    """Agreement of the layers' forms entry by entry, under permutations of the stream."""
-    if block.width not in draw.known:  # one for all layers
-        draw.known[block.width] = draw.random.random((draw.size, own.shape[-1])).argsort(axis=1)
-        draw.known[block.width][0] = np.arange(own.shape[-1])
-    layer, best, copy = _reordered(others, own, draw.known[block.width])
-    # For each head the other layer's with the largest cosine, on the sample.
-    ours, theirs = (_unit_rows(x.forms.reshape(x.head_count, -1)) for x in (block, others[best][0]))
-    return layer, best, (ours @ theirs.T).argmax(axis=1), copy
+def permuted_coordinates(
+    prepared_layers: PreparedLayers, block: Fingerprint, entries: np.ndarray, draw: Draw
+) -> LayerAgreement:
+    """Agreement of the layers' forms entry by entry, under permutations of the stream.
+
+    Each head matches the head with the largest cosine on the sampled coordinates.
+    """
+    if block.width not in draw.stream_orders:
+        sampled = entries.shape[-1]
+        orders = draw.random.random((draw.size, sampled)).argsort(axis=1)
+        orders[0] = np.arange(sampled)
+        draw.stream_orders[block.width] = orders
+    agreement, best, copy = _reordered(prepared_layers, entries, draw.stream_orders[block.width])
+    matched_block, _ = prepared_layers[best]
+    cosines = _flat_forms(block) @ _flat_forms(matched_block).T
+    return LayerAgreement(agreement, best, cosines.argmax(axis=1), copy)
 
 
-def flipped_dimensions(others: Others, block: Fingerprint, own: np.ndarray, draw: Draw) -> Found:
-    """Agreement of heads with their closest, under changes of the signs of their units.
+def _flat_forms(block: Fingerprint) -> np.ndarray:
+    """The forms of all heads as rows of norm 1."""
+    return _unit_rows(block.forms.reshape(block.head_count, -1))
+
+
+def flipped_dimensions(
+    prepared_layers: PreparedLayers, block: Fingerprint, sizes: np.ndarray, draw: Draw
+) -> LayerAgreement:
+    """Agreement of heads with the closest heads, under changes of the signs of their units.
 
     The closest layer, and in it the closest head of each head, are found by the sizes of the units'
     products, which signs do not change.
     """
-    likeness = [own @ sizes.T for _, sizes in others]
-    best = int(np.argmax([one.max(axis=1).sum() for one in likeness]))
-    closest = likeness[best].argmax(axis=1)
-    products = _products(others[best][0].grams[closest], block)
+    likeness_by_layer = [sizes @ reference_sizes.T for _, reference_sizes in prepared_layers]
+    best = int(np.argmax([likeness.max(axis=1).sum() for likeness in likeness_by_layer]))
+    closest = likeness_by_layer[best].argmax(axis=1)
+    matched_block, _ = prepared_layers[best]
+    products = _products(matched_block.grams[closest], block)
     signs = _signs(draw, products.shape[:2])
-    turned = np.matmul(signs.swapaxes(0, 1), products).swapaxes(0, 1)
+    flipped = np.matmul(signs.swapaxes(0, 1), products).swapaxes(0, 1)
     copy = float(_products(block.grams, block).sum())
-    return (turned * signs).sum(axis=(1, 2)), best, closest, copy
+    return LayerAgreement((flipped * signs).sum(axis=(1, 2)), best, closest, copy)
 
 
 def flipped_weights(
-    others: Others, block: Fingerprint, own: Sequence[np.ndarray], draw: Draw
-) -> Found:
+    prepared_layers: PreparedLayers,
+    block: Fingerprint,
+    directions: Sequence[np.ndarray],
+    draw: Draw,
+) -> LayerAgreement:
     """Agreement of weights, dimension by dimension, under changes of the signs of units."""
-    cosines = np.stack([_cosines(theirs, own, block) for _, theirs in others], axis=1)
-    found = _signs(draw, cosines.shape[:1]) @ cosines
-    copy = float(_cosines(own, own, block).sum())
-    return found.max(axis=1), int(found[0].argmax()), np.arange(block.head_count), copy
+    columns = [_cosines(values, directions, block) for _, values in prepared_layers]
+    cosines = np.stack(columns, axis=1)
+    agreement = _signs(draw, cosines.shape[:1]) @ cosines
+    copy = float(_cosines(directions, directions, block).sum())
+    best = int(agreement[0].argmax())
+    return LayerAgreement(agreement.max(axis=1), best, np.arange(block.head_count), copy)
 
 
 def _signs(draw: Draw, shape: tuple[int, ...]) -> np.ndarray:
@@ -243,19 +396,20 @@ def _signs(draw: Draw, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _relations(block: Fingerprint) -> Float[np.ndarray, "two heads heads"]:
-    """How all pairs of heads are related, beside what is usual in the layer.
+    """Relations of all pairs of heads, compared with what is usual in the layer.
 
     Pairs are standardized within three sets that permutations keep apart: a head with itself, heads
-    that share a key head, and others. In place of a head's cosine with itself stands its norm.
+    that share a key head, and all remaining pairs. The norm of a head takes the place of the head's
+    cosine with itself.
     """
     heads = block.head_count
     group = np.arange(heads) // (heads // block.key_heads)
     kinds = (group[:, None] == group).astype(int) + np.eye(heads, dtype=int)
     relations = np.array(block.pairs, np.float64)
     np.fill_diagonal(relations[1], np.log(np.where(block.norms > 0, block.norms, 1.0)))
-    for one in relations:
+    for cosines in relations:
         for kind in range(3):
-            one[kinds == kind] = _standardized(one[kinds == kind])
+            cosines[kinds == kind] = _standardized(cosines[kinds == kind])
     return np.asarray(relations, np.float32)
 
 
@@ -265,28 +419,29 @@ def _entries(block: Fingerprint) -> Float[np.ndarray, "s s"]:
     Otherwise two models whose residual streams have the same outlying coordinates would agree.
     """
     entries = block.forms.sum(axis=0, dtype=np.float64)
-    for axis in (0, 1) * 4:  # until both are free of scales
-        size = np.sqrt(np.square(entries).mean(axis=axis, keepdims=True))
-        entries = entries / np.where(size > 0, size, 1.0)
-    diagonal = np.eye(len(entries), dtype=bool)
-    for kind in (diagonal, ~diagonal):
-        entries[kind] = _standardized(entries[kind])
+    for _ in range(SCALING_PASSES):
+        for axis in (0, 1):
+            sizes = np.sqrt(np.square(entries).mean(axis=axis, keepdims=True))
+            entries = entries / np.where(sizes > 0, sizes, 1.0)
+    is_diagonal = np.eye(len(entries), dtype=bool)
+    for mask in (is_diagonal, ~is_diagonal):
+        entries[mask] = _standardized(entries[mask])
     return np.asarray(entries, np.float32)
 
 
 def _standardized(values: np.ndarray) -> np.ndarray:
-    """Values of mean 0 and variance 1; 0 if they are all the same, or not known."""
-    if np.isnan(values).any():
+    """Values of mean 0 and variance 1; 0 if all are equal, or if some are NaN."""
+    if not values.size or np.isnan(values).any():
         return np.zeros_like(values)
-    centered = values - values.mean() if values.size else values
-    spread = np.sqrt(np.square(centered).mean()) if values.size else 0.0
-    if spread <= 1e-6 * np.abs(values).max(initial=0.0):
+    centered = values - values.mean()
+    spread = np.sqrt(np.square(centered).mean())
+    if spread <= 1e-6 * np.abs(values).max():
         return np.zeros_like(values)
     return np.asarray(centered / spread)
 
 
 def _head_orders(draw: Draw, heads: int, key_heads: int) -> Int[np.ndarray, "n heads"]:
-    """Random orders of heads that keep those of a key head together; row 0 is the model's own."""
+    """Random orders of heads that keep the heads of a key head together; row 0 changes none."""
     sharing = heads // key_heads
     outer = draw.random.random((draw.size, key_heads)).argsort(axis=1)
     inner = draw.random.random((draw.size, key_heads, sharing)).argsort(axis=2)
@@ -295,12 +450,12 @@ def _head_orders(draw: Draw, heads: int, key_heads: int) -> Int[np.ndarray, "n h
     return orders
 
 
-def _products(others: np.ndarray, block: Fingerprint) -> Float[np.ndarray, "groups u u"]:
-    """Of each pair of units, the agreement of a block's heads with others, by key head.
+def _products(grams: np.ndarray, block: Fingerprint) -> Float[np.ndarray, "groups u u"]:
+    """Agreement of each pair of units of a block's heads with the ``grams``, by key head.
 
-    Heads that share a key head change their signs together. Of standard deviation 1 in sum.
+    Heads that share a key head change their signs together. The sum has standard deviation 1.
     """
-    products = np.einsum("hkuvij,hkuvij->huv", others, block.grams)
+    products = np.einsum("hkuvij,hkuvij->huv", grams, block.grams)
     products = products.reshape(block.key_heads, -1, *products.shape[1:]).sum(axis=1)
     products = (products + products.swapaxes(-1, -2)) / 2
     products[:, np.eye(products.shape[-1], dtype=bool)] = 0
@@ -309,94 +464,99 @@ def _products(others: np.ndarray, block: Fingerprint) -> Float[np.ndarray, "grou
 
 
 def _directions(block: Fingerprint) -> list[np.ndarray]:
-    """Queries and keys of each dimension, with norm 1."""
-    return [_unit_rows(x.reshape(-1, x.shape[-1])) for x in (block.query, block.key)]
+    """Queries and keys of each dimension, scaled to norm 1."""
+    return [_unit_rows(side.reshape(-1, side.shape[-1])) for side in (block.query, block.key)]
 
 
 def _cosines(
-    a: Sequence[np.ndarray], own: Sequence[np.ndarray], b: Fingerprint
+    reference_directions: Sequence[np.ndarray],
+    directions: Sequence[np.ndarray],
+    block: Fingerprint,
 ) -> Float[np.ndarray, " groups_units"]:
-    """Of each unit of each key head, the sum of its dimensions' cosines in queries and keys.
+    """Sum of the cosines of the dimensions of each unit of each key head, in queries and keys.
 
-    Divided by the root of the number of units, so that layers weigh alike.
+    Divided by the root of the number of units: all layers have equal weight.
     """
-    groups, width = b.key_heads, b.head_width
+    groups, width = block.key_heads, block.head_width
     total = np.zeros((groups, width))
-    for theirs, ours in zip(a, own, strict=True):
-        cosines = np.einsum("ns,ns->n", theirs, ours)
+    for reference_rows, rows in zip(reference_directions, directions, strict=True):
+        cosines = np.einsum("ns,ns->n", reference_rows, rows)
         total += cosines.reshape(groups, -1, width).sum(axis=1)
-    units = total @ np.eye(b.units.max() + 1)[b.units]
-    return np.asarray(units.ravel() / np.sqrt(units.size), np.float32)
+    is_of_unit = np.eye(block.units.max() + 1)[block.units]
+    cosines_by_unit = total @ is_of_unit
+    return np.asarray(cosines_by_unit.ravel() / np.sqrt(cosines_by_unit.size), np.float32)
 
 
 def _sizes(block: Fingerprint) -> Float[np.ndarray, "heads products"]:
-    """The sizes of the products of units, which signs do not change, as heads are correlated by."""
+    """Sizes of the products of units, centered and of norm 1; signs do not change sizes."""
     sizes = np.sqrt(np.square(block.grams).sum(axis=(-2, -1))).reshape(block.head_count, -1)
     return _unit_rows(sizes - sizes.mean(axis=1, keepdims=True))
 
 
 def _unit_rows(rows: np.ndarray) -> np.ndarray:
-    """Rows of norm 1, but for those that are 0."""
-    size = np.linalg.norm(rows, axis=1, keepdims=True)
-    return np.asarray(rows / np.where(size > 0, size, 1.0))
+    """Rows scaled to norm 1; rows of zeros remain."""
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.asarray(rows / np.where(norms > 0, norms, 1.0))
 
 
 def _slack(values: np.ndarray) -> float:
-    """What rounding adds to a sum: renumberings that change nothing count as equal."""
+    """Bound of the rounding error of a sum: renumberings that change nothing count as equal."""
     return 1e-4 * float(values.std()) + 1e-9
 
 
 def _shares(totals: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    """For each renumbering the share of all, itself included, whose total is as large."""
+    """For each renumbering, the share of all renumberings whose total is as large."""
     ascending = np.sort(totals)
     below = np.searchsorted(ascending, totals - _slack(totals), side="left")
     return np.asarray((len(totals) - below) / len(totals))
 
 
 def _joined(shares: Float[np.ndarray, "tests n"], totals: Float[np.ndarray, "tests n"]) -> float:
-    """The share of renumberings whose smallest share is as small as the observed one.
+    """Share of renumberings whose smallest share over tests is as small as the actual one.
 
-    Of equal ones that whose total deviates more, in standard deviations, counts as smaller.
+    Among equal shares, the share whose total deviates more, in standard deviations, counts as
+    smaller.
     """
     smallest = shares.min(axis=0)
     spread = totals.std(axis=1, keepdims=True)
     deviations = (totals - totals.mean(axis=1, keepdims=True)) / np.where(spread > 0, spread, 1.0)
     farthest = np.where(shares == smallest, deviations, -np.inf).max(axis=0)
-    equal = (smallest == smallest[0]) & (farthest >= farthest[0] - 1e-3)
-    return float(np.mean((smallest < smallest[0]) | equal))
+    is_smaller = smallest < smallest[0]
+    is_as_far = (smallest == smallest[0]) & (farthest >= farthest[0] - 1e-3)
+    return float(np.mean(is_smaller | is_as_far))
 
 
 TESTS = {
-    "heads": Randomization(
-        meaning="heads_differ",
-        shape=lambda f: (f.head_count, f.key_heads),
+    "heads": RandomizationTest(
+        fixed=lambda block: block.fixed.heads,
+        shape=lambda block: (block.head_count, block.key_heads),
         prepare=_relations,
         compare=permuted_heads,
-        least=lambda f: f.head_count,
+        length=lambda block: block.head_count,
         refusal="the two have different numbers of heads, or a single one",
     ),
-    "coordinates": Randomization(
-        meaning="coordinates_differ",
-        shape=lambda f: f.width,
-        prepare=lambda f: _entries(f)[None],
+    "coordinates": RandomizationTest(
+        fixed=lambda block: block.fixed.coordinates,
+        shape=lambda block: block.width,
+        prepare=lambda block: _entries(block)[None],
         compare=permuted_coordinates,
-        least=lambda f: f.width,
+        length=lambda block: block.width,
         refusal="the two have different widths",
     ),
-    "dimensions": Randomization(
-        meaning="dimensions_differ",
-        shape=lambda f: (f.head_width, *f.grams.shape[2:]),
+    "dimensions": RandomizationTest(
+        fixed=lambda block: block.fixed.dimensions,
+        shape=lambda block: (block.head_width, *block.grams.shape[2:]),
         prepare=_sizes,
         compare=flipped_dimensions,
-        least=lambda f: f.grams.shape[2],
+        length=lambda block: block.grams.shape[2],
         refusal="the two have heads of different widths, or positions that turn them differently",
     ),
-    "weights": Randomization(
-        meaning="dimensions_differ",
-        shape=lambda f: (f.head_count, f.key_heads, f.width, tuple(f.units)),
+    "weights": RandomizationTest(
+        fixed=lambda block: block.fixed.dimensions,
+        shape=lambda block: (block.head_count, block.key_heads, block.width, tuple(block.units)),
         prepare=_directions,
         compare=flipped_weights,
-        least=lambda f: len(f.units) + 1,
+        length=lambda block: len(block.units) + 1,
         refusal="the two have weights of different shapes",
     ),
 }

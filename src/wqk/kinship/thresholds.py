@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-# Models are called related up to this p; a layer counts as matched up to the second of its own.
+# Two models are related up to RELATED. A layer counts as matched up to MATCHED, of its own p.
 RELATED, MATCHED = 0.001, 0.01
-# Singular values this much closer than usual are pointed out.
+# Singular values that are closer than usual by this factor are mentioned.
 CLOSE_SPECTRA = 0.2
 # Forms that have changed by more than their own size may share no more than their start.
 START = 1.0
-# Embeddings or gains that correlate so far are alike; those of unrelated models do by .02.
+# Embeddings or gains with a larger correlation are alike; those of unrelated models reach .02.
 CORRELATED = 0.2
