@@ -1,9 +1,9 @@
-"""How far, and in which direction, the forms moved between two checkpoints."""
+"""Differences of the forms of two checkpoints: their size and their direction."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from wqk.forms import BilinearForm
 from wqk.forms.chaining import update_measures
 from wqk.forms.kernels import directionalities
 from wqk.forms.scores import symmetry
+from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.scanning.scan import block_columns, checkpoint_columns
 from wqk.tables.columns import COLUMNS, UPDATE_COLUMNS, Column
@@ -37,57 +38,83 @@ if TYPE_CHECKING:
 _SHARED = ("checkpoint", "revision", "step", "model_type", "family")
 _PLACE = ("stack", "kind", "layer", "head", "key_head", "heads", "key_heads", "d_query", "d_key")
 
+# Columns of earlier versions, and their present names.
+FORMER_NAMES = {
+    "before": "reference",
+    "before_revision": "reference_revision",
+    "before_step": "reference_step",
+}
+
 DIFFERENCE_COLUMNS = (
-    Column("before", str, "the checkpoint before"),
-    Column("before_revision", str, "its revision on the Hub"),
-    Column("before_step", int, "its training step"),
+    Column("reference", str, "the checkpoint that the other one is compared with"),
+    Column("reference_revision", str, "revision of the reference on the Hub"),
+    Column("reference_step", int, "training step of the reference"),
     *(column for column in COLUMNS if column.name in (*_SHARED, *_PLACE)),
-    Column("norm", float, "norm of the form before", "norm", r"$\lVert W_{qk} \rVert$"),
+    Column("norm", float, "norm of the reference's form", "norm", r"$\lVert W_{qk} \rVert$"),
     Column(
         "moved",
         float,
-        "norm of the difference over the norm before",
+        "norm of the difference over the norm of the reference",
         "moved",
         r"$\lVert \Delta W_{qk} \rVert / \lVert W_{qk} \rVert$",
     ),
     Column("cosine", float, "cosine between the two forms", "cosine"),
     Column("symmetry", float, "symmetry of the difference", "symmetry", "$s$"),
     Column(
-        "directionality", float, "of the difference, by Definition 3.2", "directionality", "$d$"
+        "directionality",
+        float,
+        "directionality of the difference, by Definition 3.2",
+        "directionality",
+        "$d$",
     ),
     Column(
         "directionality_excess",
         float,
-        "of the difference, as published",
+        "directionality of the difference, as published",
         "(excess)",
         "$d$ (excess)",
     ),
-    Column("status", str, "why the scores are to be doubted; ok if nothing is known", "status"),
-    Column("rounding", float, "what quantization is expected to move, as moved", "rounding"),
-    Column("beside", float, "moved, of the other version", "beside"),
+    Column("status", str, "reasons to doubt the scores; ok without a reason", "status"),
+    Column(
+        "rounding",
+        float,
+        "expected value of moved where only quantization changed the weights",
+        "rounding",
+    ),
+    Column("beside", float, "value of moved of another version", "beside"),
 )
 DIFFERENCE_SCHEMA = types(DIFFERENCE_COLUMNS)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DifferenceTable(Table):
-    """How the forms of two checkpoints differ, one row for each layer and for each head.
+    """Differences of the forms of two checkpoints, one row for each layer and for each head.
 
-    ``norm`` is that of the form before, ``moved`` the norm of the difference over it, ``cosine``
-    that between the two forms; symmetry and directionality are the difference's own, and null if
-    nothing has moved. Of quantized weights, ``rounding`` is what ``moved`` is expected to be where
-    rounding to the format's values is all that happened; norms that feed them are folded in, since
-    AWQ moves factors between the two. ``beside`` is ``moved`` of another version that was asked
-    for, and the terms of first and second order in the factors follow on request.
+    ``norm`` is the norm of the reference's form, ``moved`` the norm of the difference divided by
+    ``norm``, and ``cosine`` the cosine between the two forms. ``symmetry`` and ``directionality``
+    are those of the difference, and null if nothing has moved. For quantized weights, ``rounding``
+    is the value of ``moved`` that rounding alone would cause; norms before the block are folded in,
+    since AWQ moves factors between norm and weight. ``beside`` is the value of ``moved`` of another
+    version of the reference. The terms of first and second order in the factors follow on request.
     """
 
     declared = DIFFERENCE_COLUMNS
     further = UPDATE_COLUMNS
     needed = ("layer", "moved")
 
+    def __post_init__(self) -> None:
+        columns = {*self.frame.columns}
+        renamed = {
+            former: name
+            for former, name in FORMER_NAMES.items()
+            if former in columns and name not in columns
+        }
+        object.__setattr__(self, "frame", self.frame.rename(renamed))
+        super().__post_init__()
+
     @property
     def result(self) -> str:
-        """What was found, in one sentence.
+        """The result, in a few sentences.
 
         Examples
         --------
@@ -100,37 +127,42 @@ class DifferenceTable(Table):
             return "No layer was compared."
         if (layers["moved"] == 0).all():
             return f"Nothing moved: all {counted(layers.height, 'layer')} are equal."
-        most = layers.filter(pl.col("moved").is_finite()).sort("moved")
-        if not most.height:
-            return "How far the layers moved is not known: their forms before have no norm."
-        row = most.row(-1, named=True)
-        others = len(layers.select("stack", "kind").unique()) > 1
-        where = f" of the {row['stack']} ({kind_in_words(row['kind'])})" if others else ""
-        shares = (most["moved"] / most["rounding"]).drop_nulls().to_numpy()
-        parts = [
-            f"Layer {row['layer']}{where} moved most, by {row['moved']:.2g} of its norm; half of "
-            f"all layers by {float(np.median(most['moved'])):.2g} or less."
-        ]
-        if shares.size:
-            parts += [f"That is at most {shares.max():.2g} times what quantization alone moves."]
+        measured = layers.filter(pl.col("moved").is_finite()).sort("moved")
+        if not measured.height:
+            return "How far the layers moved is not known: the reference's forms have no norm."
+        several = len(layers.select("stack", "kind").unique()) > 1
+        sentences = [_farthest_layer(measured, several)]
+        shares_of_rounding = (measured["moved"] / measured["rounding"]).drop_nulls()
+        if len(shares_of_rounding):
+            largest = shares_of_rounding.to_numpy().max()
+            sentences.append(f"That is at most {largest:.2g} times what quantization alone moves.")
         heads = self.heads.frame.filter(pl.col("moved").is_finite())
-        named = pl.format("{} {} " * others + "{}.{}", *["stack", "kind"] * others, "layer", "head")
-        far = [*zip(heads["moved"], heads.select(named).to_series(), strict=True)]
-        parts += [farthest(far)] if far else []
-        both = (self.heads if far else self.layers).frame.drop_nulls("beside")
-        if both.height:
-            nearer = int((both["beside"] < both["moved"]).sum())
-            what = "heads" if far else "layers"
-            changed = both.filter(pl.col("moved") > 0)
-            ratio = float(np.median(changed["beside"] / changed["moved"]))
-            parts += [
-                f"{self.metadata.get('beside', 'The other version')} moved less in {nearer} of "
-                f"{both.height} {what}; in the median, {ratio:.2g} times as far."
-            ]
-        return " ".join(parts)
+        if heads.height:
+            sentences.append(_farthest_heads(heads, several))
+        if heads.height:
+            sentence = self._comparison_with_version(self.heads.frame, "heads")
+        else:
+            sentence = self._comparison_with_version(layers, "layers")
+        if sentence:
+            sentences.append(sentence)
+        return " ".join(sentences)
+
+    def _comparison_with_version(self, frame: pl.DataFrame, noun: str) -> str:
+        """Sentence about the other version, ``beside``; empty without one."""
+        compared = frame.drop_nulls("beside")
+        if not compared.height:
+            return ""
+        nearer = int((compared["beside"] < compared["moved"]).sum())
+        changed = compared.filter(pl.col("moved") > 0)
+        ratio = float(np.median(changed["beside"] / changed["moved"]))
+        name = self.metadata.get("beside", "The other version")
+        return (
+            f"{name} moved less in {nearer} of {compared.height} {noun}; "
+            f"in the median, {ratio:.2g} times as far."
+        )
 
     def plot(self) -> Figure:
-        """Draw how far each head moved, layers down, and beside it the other version.
+        """Draw how far each head moved, layers down, next to the other version, if there is one.
 
         Raises
         ------
@@ -147,49 +179,50 @@ class DifferenceTable(Table):
         rows = self.heads.frame
         if not rows.height:
             raise TableError("a picture shows heads, and none was compared: give heads=True")
-        others = rows["beside"].null_count() < rows.height
-        columns = {"moved": rows["checkpoint"][0]}
-        columns |= {"beside": self.metadata.get("beside", "beside")} if others else {}
-        kinds = [
-            (f"{part['stack'][0]}, {kind_in_words(part['kind'][0])}", part)
-            for part in rows.partition_by("stack", "kind", maintain_order=True)
-        ]
-        values = np.concatenate([rows[name].drop_nulls() for name in columns])
-        most = float(np.nanmax(values, initial=0)) or 1.0
-        titles = {name: str(model).rpartition("/")[2] for name, model in columns.items()}
+        model_by_column = {"moved": rows["checkpoint"][0]}
+        if rows["beside"].null_count() < rows.height:
+            model_by_column["beside"] = self.metadata.get("beside", "beside")
+        titles = {
+            column: str(model).rpartition("/")[2] for column, model in model_by_column.items()
+        }
+        parts = []
+        for part in rows.partition_by("stack", "kind", maintain_order=True):
+            parts.append((f"{part['stack'][0]}, {kind_in_words(part['kind'][0])}", part))
+        values = np.concatenate([rows[column].drop_nulls() for column in titles])
+        largest = float(np.nanmax(values, initial=0)) or 1.0
+        legend = "moved, relative to the reference's form"
         with style():
-            bar = "moved, relative to the form before"
-            return head_maps(kinds, titles, bar, vmin=0, vmax=most)
+            return head_maps(parts, titles, legend, vmin=0, vmax=largest)
 
     def _shown(self, width: int) -> Iterator[Any]:
-        """One line per compared layer or head."""
+        """Yield a line for each compared layer or head."""
         frame = self.frame
         if not frame.height:
             yield Text("no rows")
             return
-        first = frame.row(0, named=True)
-        before = {"checkpoint": first["before"], "revision": first["before_revision"]}
-        yield Text.assemble("\n", (title(before), "bold"), " → ", (title(first), "bold"))
-        headings = {one.name: one.heading for one in self.headed() if one.name != "layer"}
-        del headings["directionality"]
-        headings["directionality_excess"] = label("directionality_excess")
-        for name in ("head", "status", "rounding", "beside"):
-            if frame[name].is_null().all() or (name == "status" and (frame[name] == "ok").all()):
-                del headings[name]
+        first_row = frame.row(0, named=True)
+        reference = title(
+            {"checkpoint": first_row["reference"], "revision": first_row["reference_revision"]}
+        )
+        yield Text.assemble("\n", (reference, "bold"), " → ", (title(first_row), "bold"))
+        headings = self._headings()
         unusual = conditions(frame, self.metadata, every=False)
         for rows in frame.partition_by("stack", "kind", maintain_order=True):
-            where = f"{rows['stack'][0]} {kind_in_words(rows['kind'][0])}"
-            yield Text(" · ".join([str(rows["family"][0]), where, *unusual]))
-            yield _differences(rows, headings)
+            place = f"{rows['stack'][0]} {kind_in_words(rows['kind'][0])}"
+            yield Text(" · ".join([str(rows["family"][0]), place, *unusual]))
+            yield _sheet(rows, headings)
             for order in ("first", "second"):
-                names = [name for name in UPDATE_TERMS if name.startswith(order)]
-                if names[0] in frame.columns:
-                    texts = {n: n.removeprefix(f"{order}_order_").replace("_", " ") for n in names}
-                    head = {n: headings[n] for n in ("head",) if n in headings}
-                    yield Text(f"term of {order} order")
-                    yield _differences(rows, head | texts)
-        notes = ["moved: norm of the difference over the norm before"]
-        notes += ["symmetry and directionality are the difference's own"]
+                terms = _headings_of_terms(order)
+                if not terms.keys() <= {*frame.columns}:
+                    continue
+                if "head" in headings:
+                    terms = {"head": headings["head"], **terms}
+                yield Text(f"term of {order} order")
+                yield _sheet(rows, terms)
+        notes = [
+            "moved: norm of the difference over the norm of the reference",
+            "symmetry and directionality are the difference's own",
+        ]
         if "status" in headings:
             notes.append("unmoved: there is no difference")
         if "beside" in headings:
@@ -197,10 +230,51 @@ class DifferenceTable(Table):
         yield Text("; ".join(notes), style="dim")
         yield self.result
 
+    def _headings(self) -> dict[str, str]:
+        """Headings of the printed columns, without columns that are empty or all ``ok``."""
+        headings = {column.name: column.heading for column in self.headed()}
+        del headings["layer"], headings["directionality"]
+        headings["directionality_excess"] = label("directionality_excess")
+        for name in ("head", "status", "rounding", "beside"):
+            is_empty = self.frame[name].is_null().all()
+            if is_empty or (name == "status" and (self.frame[name] == "ok").all()):
+                del headings[name]
+        return headings
+
+
+def _headings_of_terms(order: str) -> dict[str, str]:
+    """Headings of the columns of the terms of ``first`` or ``second`` order."""
+    headings = {}
+    for name in UPDATE_TERMS:
+        if name.startswith(order):
+            headings[name] = name.removeprefix(f"{order}_order_").replace("_", " ")
+    return headings
+
+
+def _farthest_layer(layers: pl.DataFrame, several: bool) -> str:
+    """Sentence about the layer that moved most; with its stack if there are several stacks."""
+    row = layers.row(-1, named=True)
+    stack = f" of the {row['stack']} ({kind_in_words(row['kind'])})" if several else ""
+    median = float(np.median(layers["moved"]))
+    return (
+        f"Layer {row['layer']}{stack} moved most, by {row['moved']:.2g} of its norm; half of "
+        f"all layers by {median:.2g} or less."
+    )
+
+
+def _farthest_heads(heads: pl.DataFrame, several: bool) -> str:
+    """Sentence about the heads that moved most; with their stacks if there are several stacks."""
+    if several:
+        name = pl.format("{} {} {}.{}", "stack", "kind", "layer", "head")
+    else:
+        name = pl.format("{}.{}", "layer", "head")
+    names = heads.select(name).to_series()
+    return farthest([*zip(heads["moved"], names, strict=True)])
+
 
 def diff(
-    before: Any,
-    after: Any,
+    reference: Any,
+    candidate: Any,
     *,
     gamma: float = 2.0,
     heads: bool = True,
@@ -214,7 +288,7 @@ def diff(
 
     Parameters
     ----------
-    before, after
+    reference, candidate
         Models, or what `wqk.open` takes; a training run's folder stands for its last step.
     gamma, heads
         As for `wqk.scan`.
@@ -222,8 +296,8 @@ def diff(
         Whether to add norm, σ₁ and stable rank of the terms of first and second order in the
         factors, ΔA Bᵀ + A ΔBᵀ and ΔA ΔBᵀ.
     beside
-        Another version of the first, such as another quantization, whose distances are shown beside
-        those of the second.
+        Another version of the reference, such as another quantization, whose distances are shown
+        next to those of the candidate.
 
     Returns
     -------
@@ -242,114 +316,152 @@ def diff(
     >>> table.frame.select("layer", "moved", "cosine", "symmetry", "status").row(0)
     (0, 0.0, 1.0, None, 'unmoved')
     """
-    old, new = open_model(before), open_model(after)
-    layers, new_layers = (
-        [f"{p.rule.stack} {p.what}, layer {p.layer}" for p in model.scored] for model in (old, new)
-    )
-    odd = next((pair for pair in zip_longest(layers, new_layers) if pair[0] != pair[1]), None)
-    if odd:
-        raise CheckpointError(
-            f"{old.name} and {new.name} cannot be compared: one has {odd[0] or 'no more layers'} "
-            f"where the other has {odd[1] or 'no more layers'}"
-        )
-    shared = checkpoint_columns(new.checkpoint) | {
-        "before": old.name,
-        "before_revision": old.checkpoint.revision,
-        "before_step": old.checkpoint.step,
+    reference_model = open_model(reference)
+    candidate_model = open_model(candidate)
+    _require_equal_layers(reference_model, candidate_model)
+    shared = checkpoint_columns(candidate_model.checkpoint) | {
+        "reference": reference_model.name,
+        "reference_revision": reference_model.checkpoint.revision,
+        "reference_step": reference_model.checkpoint.step,
     }
-    plans = [*old.scored, *new.scored]
-    folds = any(plan.quantized for plan in plans) and not any(lacks_norm(p, FOLDED) for p in plans)
-    blocks = ([Block(m.checkpoint, plan) for plan in m.scored] for m in (old, new))
-    rows = [
-        {**shared, **row}
-        for a, b in zip(*blocks, strict=True)
-        for row in block_rows(a, b, gamma, terms, folds)
-        if heads or row["head"] is None
-    ]
+    plans = [*reference_model.scored, *candidate_model.scored]
+    folds = any(plan.quantized for plan in plans)
+    folds = folds and not any(lacks_norm(plan, FOLDED) for plan in plans)
+    rows = []
+    for plan_pair in zip(reference_model.scored, candidate_model.scored, strict=True):
+        reference_block = Block(reference_model.checkpoint, plan_pair[0])
+        candidate_block = Block(candidate_model.checkpoint, plan_pair[1])
+        for row in block_rows(reference_block, candidate_block, gamma, terms, folds):
+            if heads or row["head"] is None:
+                rows.append({**shared, **row})
     columns = {**DIFFERENCE_SCHEMA, **(UPDATE_TERMS if terms else {})}
     frame = pl.DataFrame(rows, schema=columns, strict=False)
     metadata = {"wqk": __version__, "gamma": gamma, "folded_norms": folds}
     if beside is not None:
-        third = open_model(beside)
-        other = diff(old, third, gamma=gamma, heads=heads)
-        frame = frame.with_columns(beside=other.frame["moved"])
-        metadata["beside"] = third.name
+        version = open_model(beside)
+        differences = diff(reference_model, version, gamma=gamma, heads=heads)
+        frame = frame.with_columns(beside=differences.frame["moved"])
+        metadata["beside"] = version.name
     return DifferenceTable(frame, metadata)
 
 
-def block_rows(
-    old: Block, new: Block, gamma: float, terms: bool = False, folds: bool = False
-) -> Iterator[dict[str, Any]]:
-    """The rows of one block: its layer's, then its heads'."""
-    first, second = ((one.shape, one.stack, one.rank) for one in (old.groups, new.groups))
-    if first != second:
-        raise CheckpointError(
-            f"layer {old.layer} has {old!r} before and {new!r} after; only equal shapes compare"
-        )
-    _, sharing = new.groups.stack
-    # Half a step is the largest error of rounding; evenly spread, its root mean square is that over
-    # the root of 3. What rounding to bfloat16 explains is not shown.
-    roundings = [
-        rounded
-        for block in (old, new)
-        for side in zip(block.query_key, (block.plan.query, block.plan.key), strict=True)
-        if (rounded := rounding_of(block, *side)) > ROUNDING["BF16"]
+def _require_equal_layers(reference: Model, candidate: Model) -> None:
+    """Raise `CheckpointError` unless two models have the same blocks in the same order."""
+    layers = [
+        [f"{plan.rule.stack} {plan.what}, layer {plan.layer}" for plan in model.scored]
+        for model in (reference, candidate)
     ]
-    before, after = (next(block.forms(FOLDED if folds else PLAIN))[1] for block in (old, new))
-    shared = block_columns(new.groups, new.plan, PLAIN, distance=0)
-    for numbers, columns in (
-        ([None], _columns(before.sum(), after.sum(), gamma, terms)),
-        (range(old.head_count), _columns(before, after, gamma, terms)),
-    ):
-        for index, head in enumerate(numbers):
-            found = {name: float(column[index]) for name, column in columns.items()}
-            values = {name: None if np.isnan(value) else value for name, value in found.items()}
-            statuses = {*old.plan.statuses, *new.plan.statuses}
-            statuses |= {"unmoved"} if values["directionality"] is None else set()
-            statuses |= {"degenerate"} if values["norm"] == 0 else set()
-            yield (
-                shared
-                | values
-                | {
-                    "head": head,
-                    "key_head": None if head is None else head // sharing,
-                    "status": joined_statuses(statuses),
-                    "rounding": math.hypot(*roundings) / 3**0.5 if roundings else None,
-                }
+    for reference_layer, candidate_layer in zip_longest(*layers, fillvalue="no more layers"):
+        if reference_layer != candidate_layer:
+            raise CheckpointError(
+                f"{reference.name} and {candidate.name} cannot be compared: one has "
+                f"{reference_layer} where the other has {candidate_layer}"
             )
 
 
+def block_rows(
+    reference: Block, candidate: Block, gamma: float, terms: bool = False, folds: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of one block: the row of the layer, then the rows of the heads."""
+    shapes = [(x.shape, x.stack, x.rank) for x in (reference.groups, candidate.groups)]
+    if shapes[0] != shapes[1]:
+        raise CheckpointError(
+            f"layer {reference.layer} has {reference!r} before and {candidate!r} after; "
+            "only equal shapes compare"
+        )
+    coordinates = FOLDED if folds else PLAIN
+    _, reference_form = next(reference.forms(coordinates))
+    _, candidate_form = next(candidate.forms(coordinates))
+    _, heads_per_key_head = candidate.groups.stack
+    statuses = {*reference.plan.statuses, *candidate.plan.statuses}
+    shared = block_columns(candidate.groups, candidate.plan, PLAIN, distance=0)
+    shared["rounding"] = _expected_rounding(reference, candidate)
+
+    layer_columns = _columns(reference_form.sum(), candidate_form.sum(), gamma, terms)
+    layer_row = {"head": None, "key_head": None, **_scores(layer_columns, 0, statuses)}
+    yield shared | layer_row
+    head_columns = _columns(reference_form, candidate_form, gamma, terms)
+    for head in range(reference.head_count):
+        place = {"head": head, "key_head": head // heads_per_key_head}
+        yield shared | place | _scores(head_columns, head, statuses)
+
+
+def _scores(
+    columns: Mapping[str, np.ndarray], position: int, statuses: Collection[str]
+) -> dict[str, Any]:
+    """Values of one row, None in place of NaN, and the row's status."""
+    scores: dict[str, Any] = {}
+    for name, column in columns.items():
+        value = float(column[position])
+        scores[name] = None if math.isnan(value) else value
+    row_statuses = {*statuses}
+    if scores["directionality"] is None:
+        row_statuses.add("unmoved")
+    if scores["norm"] == 0:
+        row_statuses.add("degenerate")
+    scores["status"] = joined_statuses(row_statuses)
+    return scores
+
+
+def _expected_rounding(reference: Block, candidate: Block) -> float | None:
+    """Distance that rounding to the formats' values explains; None where it is negligible.
+
+    Rounding of 16-bit floats, and of wider types, is negligible.
+    """
+    half_steps = []
+    for block in (reference, candidate):
+        plans = (block.plan.query, block.plan.key)
+        for factor, plan in zip(block.query_key, plans, strict=True):
+            half_step = rounding_of(block, factor, plan)
+            if half_step > ROUNDING["BF16"]:
+                half_steps.append(half_step)
+    if not half_steps:
+        return None
+    # An error that is spread evenly over ± half a step has a root mean square of half a step / √3.
+    return math.hypot(*half_steps) / math.sqrt(3)
+
+
 def _columns(
-    old: BilinearForm, new: BilinearForm, gamma: float, terms: bool
+    reference: BilinearForm, candidate: BilinearForm, gamma: float, terms: bool
 ) -> dict[str, np.ndarray]:
-    """Each measure of a form, or of a stack of them, flat."""
-    step = new.difference(old)
-    norm, new_norm, moved = (np.asarray(form.norm, np.float64) for form in (old, new, step))
+    """All measures of one form, or of a stack of forms, each as a flat array."""
+    difference = candidate.difference(reference)
+    norm = np.asarray(reference.norm, np.float64)
+    candidate_norm = np.asarray(candidate.norm, np.float64)
+    distance = np.asarray(difference.norm, np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
+        # ‖M − M₀‖² = ‖M‖² + ‖M₀‖² − 2 ⟨M, M₀⟩, solved for the product.
+        moved = distance / norm
+        ratios = norm / candidate_norm + candidate_norm / norm
+        cosine = (ratios - moved * (distance / candidate_norm)) / 2
         measures = {
             "norm": norm,
-            "moved": moved / norm,
-            # ‖M − M₀‖² = ‖M‖² + ‖M₀‖² − 2 ⟨M, M₀⟩, solved for the product.
-            "cosine": (norm / new_norm + new_norm / norm - (moved / norm) * (moved / new_norm)) / 2,
-            **directionalities(step.moments, gamma)._asdict(),
+            "moved": moved,
+            "cosine": cosine,
+            **directionalities(difference.moments, gamma)._asdict(),
         }
-    if step.is_square:
-        measures["symmetry"] = symmetry(step)
+    if difference.is_square:
+        measures["symmetry"] = symmetry(difference)
     if terms:
-        measures |= update_measures(old, new)
+        measures |= update_measures(reference, candidate)
     return {name: np.ravel(values) for name, values in measures.items()}
 
 
-def _differences(rows: pl.DataFrame, headings: dict[str, str]) -> Sheet:
-    lines = Sheet.of("layer", *headings.values())
+def _sheet(rows: pl.DataFrame, headings: dict[str, str]) -> Sheet:
+    """Return a line for each row, with the columns of the headings."""
+    sheet = Sheet.of("layer", *headings.values())
     for row in rows.iter_rows(named=True):
-        lines.add(str(row["layer"]), *(_difference_cell(n, row[n]) for n in headings))
-    return lines
+        cells = [_cell_text(name, row[name]) for name in headings]
+        sheet.add(str(row["layer"]), *cells)
+    return sheet
 
 
-def _difference_cell(name: str, value: Any) -> str:
+def _cell_text(name: str, value: Any) -> str:
+    """Text of a value of a column."""
     if name == "head":
         return "all" if value is None else str(value)
     if name in UPDATE_TERMS and value is not None:
         return f"{value:.3g}"
-    return number(value) if isinstance(value, float | None) else str(value)
+    if value is None or isinstance(value, float):
+        return number(value)
+    return str(value)

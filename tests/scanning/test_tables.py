@@ -188,6 +188,13 @@ def test_every_column_says_what_it_means():
             assert not column.chance or column.chance in names, column.name
 
 
+def test_former_names_of_columns_are_read() -> None:
+    former = {"before": "a", "before_revision": "main", "before_step": 3, "layer": 0, "moved": 0.5}
+    frame = DifferenceTable(pl.DataFrame([former])).frame
+    names = ("reference", "reference_revision", "reference_step")
+    assert frame.select(names).row(0) == ("a", "main", 3)
+
+
 def test_parquet_metadata_is_readable_elsewhere(tmp_path):
     awkward().write(tmp_path / "t.parquet")
     stored = pa.parquet.read_metadata(tmp_path / "t.parquet").metadata

@@ -277,7 +277,7 @@ def _pairs(query: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
 
 
 def _units(width: int, planes: tuple[slice, slice] | None) -> Int[np.ndarray, " r"]:
-    """Number of the unit of each dimension: rotary planes first, then single dimensions."""
+    """Return the unit number of each dimension: rotary planes first, then single dimensions."""
     if planes is None:
         return np.arange(width)
     units = np.full(width, -1)

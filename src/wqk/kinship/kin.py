@@ -123,7 +123,7 @@ class Likeness:
 
     @property
     def alike(self) -> bool:
-        """Whether the tensors agree by more than chance."""
+        """True if the tensors agree by more than chance."""
         return self.equal > 0.5 or (self.correlation or 0.0) > CORRELATED
 
     def __str__(self) -> str:
@@ -193,7 +193,7 @@ class Kinship(
 
     @property
     def related(self) -> bool:
-        """Whether p, of the weights, is at most .001."""
+        """True if p, of the weights, is at most .001."""
         return self.p is not None and self.p <= RELATED
 
     def __bool__(self) -> bool:
@@ -331,7 +331,7 @@ def _reading_of_related(kinship: Kinship) -> Iterator[str]:
 
 
 def _verdict(kinship: Kinship) -> str:
-    """The conclusion with its p-values, as one sentence."""
+    """Return the conclusion with its p-values, as one sentence."""
     p_by_name = {"weights": kinship.p, "coordinates": kinship.coordinates_p}
     texts = []
     for name, p in p_by_name.items():
@@ -409,7 +409,7 @@ def _in_order(match: LayerMatch) -> bool:
 
 
 def layer_table(kinship: Kinship) -> Sheet:
-    """A line for each layer of the candidate: the matching layer, its heads, and the change."""
+    """Return a line for each layer of the candidate: the matching layer, its heads, and the change."""
     table = Sheet.of("layer", "of", "heads", "change", text=["of", "heads"])
     stacks = {match.stack for match in kinship.matches}
     stacks |= {match.reference_stack for match in kinship.matches if match.reference_stack}
@@ -735,7 +735,7 @@ def _likeness(
 
 
 def _embeddings(model: FingerprintedModel) -> np.ndarray | None:
-    """Some rows of the table of token embeddings; None if the table is not known."""
+    """Return some rows of the table of token embeddings; None if the table is not known."""
     try:
         table = embedding_table(model.checkpoint, model.fingerprints[0].width)
     except CheckpointError:
@@ -748,7 +748,7 @@ def _embeddings(model: FingerprintedModel) -> np.ndarray | None:
 
 
 def _gains(model: FingerprintedModel) -> np.ndarray | None:
-    """The gains of the norms before the blocks (L, D), as stored; None if they are not known."""
+    """Return the gains of the norms before the blocks (L, D), as stored; None if they are not known."""
     norms = [plan.query.input_norm for plan in model.plans]
     parts = [norm.gain[0] for norm in norms if norm is not None and len(norm.gain) == 1]
     if not parts:

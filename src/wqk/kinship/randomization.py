@@ -350,7 +350,7 @@ def permuted_coordinates(
 
 
 def _flat_forms(block: Fingerprint) -> np.ndarray:
-    """The forms of all heads as rows of norm 1."""
+    """Return the forms of all heads as rows of norm 1."""
     return _unit_rows(block.forms.reshape(block.head_count, -1))
 
 
@@ -414,7 +414,7 @@ def _relations(block: Fingerprint) -> Float[np.ndarray, "two heads heads"]:
 
 
 def _entries(block: Fingerprint) -> Float[np.ndarray, "s s"]:
-    """The layer's form on the sampled coordinates, freed of the scales of rows and columns.
+    """Return the layer's form on the sampled coordinates, freed of the scales of rows and columns.
 
     Otherwise two models whose residual streams have the same outlying coordinates would agree.
     """
@@ -464,7 +464,7 @@ def _products(grams: np.ndarray, block: Fingerprint) -> Float[np.ndarray, "group
 
 
 def _directions(block: Fingerprint) -> list[np.ndarray]:
-    """Queries and keys of each dimension, scaled to norm 1."""
+    """Return queries and keys of each dimension, scaled to norm 1."""
     return [_unit_rows(side.reshape(-1, side.shape[-1])) for side in (block.query, block.key)]
 
 
