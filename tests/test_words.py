@@ -68,6 +68,7 @@ def docstrings(path: Path) -> Iterator[tuple[str, str]]:
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)):
             text = re.sub(r"(?ms)^Examples\n-+.*|``[^`]*``|`[^`]*`|^\s*>>>.*$", " x ", text)
+            text = re.sub(r"(?m)^\w+(?:, \w+)*\n(?=    )", "", text)  # names of parameters
             yield f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}", text
 
 

@@ -409,7 +409,7 @@ def _in_order(match: LayerMatch) -> bool:
 
 
 def layer_table(kinship: Kinship) -> Sheet:
-    """Return a line for each layer of the candidate: the matching layer, its heads, and the change."""
+    """Return a table with a line for each layer of the candidate: match, heads and change."""
     table = Sheet.of("layer", "of", "heads", "change", text=["of", "heads"])
     stacks = {match.stack for match in kinship.matches}
     stacks |= {match.reference_stack for match in kinship.matches if match.reference_stack}
@@ -748,7 +748,7 @@ def _embeddings(model: FingerprintedModel) -> np.ndarray | None:
 
 
 def _gains(model: FingerprintedModel) -> np.ndarray | None:
-    """Return the gains of the norms before the blocks (L, D), as stored; None if they are not known."""
+    """Return the gains of the norms before the blocks (L, D), as stored; None if unknown."""
     norms = [plan.query.input_norm for plan in model.plans]
     parts = [norm.gain[0] for norm in norms if norm is not None and len(norm.gain) == 1]
     if not parts:
