@@ -196,6 +196,14 @@ def show(ref: str, layer: int, out: Path | None, as_json: bool, **options: Any) 
     metavar="FOLDER",
     help="Write a repaired copy of B, with its files, names and types, and compare it.",
 )
+@click.option(
+    "--merged-with",
+    type=REF,
+    multiple=True,
+    metavar="REF",
+    help="A further parent of B: fit the weights of A and of all these, and compare B with their "
+    "weighted sum.",
+)
 @click.option("--junit", type=FILE, metavar="FILE.xml", help="Write a report as JUnit's XML.")
 @click.option("--picture", type=FILE, help="Draw where they differ: .png, .pdf or .svg.")
 @json_output
@@ -229,6 +237,7 @@ def same(
     Examples:
       wqk same meta-llama/Llama-3.2-1B ./my-conversion
       wqk same meta-llama/Llama-3.2-1B model-Q8_0.gguf --layers 0,-1
+      wqk same parent ./merged --merged-with other-parent --all
     """
     from wqk._style import check_picture, save_figure
     from wqk.cli import display

@@ -36,6 +36,7 @@ from wqk.sameness.tensor_causes import with_tensor_causes
 from wqk.sameness.tolerances import ALIKE_FORMS, LEAST_ALIKE
 from wqk.sameness.turned_weights import turned_causes
 from wqk.sameness.verdicts import Verdict
+from wqk.sameness.weighted_sums import with_parents
 from wqk.sameness.weights import CIRCUITS, SCORES, Pair, form_parts
 from wqk.storage.references import HubFolder, check_options
 
@@ -56,6 +57,7 @@ def same(
     everything: bool = False,
     up_to: Collection[str] = (),
     repair: FilePath | None = None,
+    merged_with: Sequence[Any] = (),
     on_progress: Callable[[int, int], None] | None = None,
     **hub: Unpack[HubFolder],
 ) -> CheckpointComparison:
@@ -96,6 +98,9 @@ def same(
     repair
         A new folder for a repaired copy of the candidate, if the two differ: the same files, names
         and types, in which the printed repair was run. It is then compared with the reference.
+    merged_with
+        Further parents of a merged candidate, or what `open_checkpoint` takes. The weights of all
+        parents are fitted, and the candidate is compared with their weighted sum.
     on_progress
         Called after every block with the number done and the number of all.
     **hub
@@ -124,6 +129,10 @@ def same(
         {"ref": candidate, "family": other_family, "revision": revisions[1], **hub},
     ]
     models, notes = open_both(openings, heads_per_layer, key_heads)
+    if merged_with:
+        options = {key: value for key, value in hub.items() if key != "subfolder"}
+        models[0], texts = with_parents(models[0], models[1], merged_with, **options)
+        notes += texts
     # One rotation has to turn all of the model, and neurons move with all that belongs to them.
     everything = everything or not {"neurons", "stream"}.isdisjoint(up_to)
     names = paired_names(models[0].checkpoint.tensors(), models[1].checkpoint.tensors())
@@ -186,6 +195,7 @@ def same(
         tolerance=tolerance,
         everything=everything,
         up_to=up_to,
+        merged_with=merged_with,
         **hub,
     )
     written = replace(written, verdict=result.verdict, sentence=result.sentence)

@@ -45,7 +45,7 @@ from wqk.sameness.outside import layer_of
 from wqk.sameness.permutations import Sizes, name_permutation
 from wqk.sameness.quantization import BEYOND, RESCALED
 from wqk.sameness.repairs import Change, Exchange, Recut, Setting, Step, merged, program
-from wqk.sameness.tolerances import ALIKE, LEAST_OFFSET, SAME_FACTOR, TINY, WHOLE
+from wqk.sameness.tolerances import ALIKE, LEAST_OFFSET, LEFT, SAME_FACTOR, TINY, WHOLE
 from wqk.sameness.verdicts import Verdict
 from wqk.sameness.weight_pairs import short
 from wqk.sameness.weights import Pair
@@ -531,8 +531,9 @@ def _edit_of(expected: np.ndarray, actual: np.ndarray) -> tuple[Kind, str, Edit]
     if np.ptp(actual) == 0 and actual.size > 1:
         return Kind.CONSTANT, f"{Kind.CONSTANT}: all are {actual.flat[0]:g}", Take()
     step = float(np.median(actual - expected))
-    if abs(step) > LEAST_OFFSET and same_numbers(expected + step, actual):
-        rounded = round(step) if abs(step - round(step)) < WHOLE else step
+    if abs(step) > LEAST_OFFSET and _is_offset(expected, actual, step):
+        is_whole = round(step) != 0 and abs(step - round(step)) < WHOLE
+        rounded = round(step) if is_whole else step
         verb = "added" if step > 0 else "subtracted"
         return Kind.OFFSET, f"{abs(rounded):g} was {verb}", Offset(-rounded)
     factor = float(np.vdot(expected, actual) / max(np.vdot(expected, expected), TINY))
@@ -546,6 +547,13 @@ def _edit_of(expected: np.ndarray, actual: np.ndarray) -> tuple[Kind, str, Edit]
         if order is not None:
             return _named_order(order, axis, expected.ndim)
     return None
+
+
+def _is_offset(expected: np.ndarray, actual: np.ndarray, step: float) -> bool:
+    """Return whether a constant explains a difference: most of it, not its rounding alone."""
+    left = np.linalg.norm(actual - expected - step)
+    explains = left <= LEFT * np.linalg.norm(actual - expected)
+    return bool(explains) and same_numbers(expected + step, actual)
 
 
 def _order_along(expected: np.ndarray, actual: np.ndarray, axis: int) -> np.ndarray | None:

@@ -81,3 +81,11 @@ REGROUPED = 0.7
 HALF = 0.75
 # Singular values below this share of the largest are the rounding of float32.
 RANK = 1e-4
+
+# -- weighted sums -----------------------------------------------------------------------------
+
+# A model whose weight in a sum is below this has no part in it; weights this near are equal.
+LEAST_PART = 1e-3
+# Weights have this number of decimals if that differs by no more than so many deviations, or by
+# no more than the smallest difference.
+DECIMALS, DEVIATIONS, SMALLEST = 3, 4.0, 1e-6

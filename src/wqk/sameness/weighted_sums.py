@@ -1,0 +1,264 @@
+"""A candidate that was merged from several models: the weights of each, and their weighted sum.
+
+The weights w of B = Σ wᵢ Aᵢ are fitted to sampled rows of each tensor. The first parent is a column
+of the fit. The others are columns as differences from the first, which are small where all parents
+are trained from one model. The weights that explain the most tensors are those of the merge. If
+they explain less than half of all tensors, each has weights of its own, as in merges with a
+gradient over layers. Otherwise a tensor with other weights differs from the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from wqk.attention.rounding import rounding_in
+from wqk.checkpoints import Checkpoint, Part, TensorInfo, open_checkpoint
+from wqk.checkpoints.checkpoint import View
+from wqk.checkpoints.files import PLAIN
+from wqk.errors import CheckpointError
+from wqk.model import Model
+from wqk.model import open as open_model
+from wqk.sameness.contents import paired_names
+from wqk.sameness.tolerances import DECIMALS, DEVIATIONS, LEAST_PART, SAFETY, SMALLEST
+
+# Rows of a tensor to which weights are fitted.
+SAMPLED_ROWS = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """Sums of products of one tensor's entries, from which weights follow.
+
+    Attributes
+    ----------
+    gram
+        Products of the columns with each other, (K, K).
+    products
+        Products of the columns with the candidate, (K,).
+    square
+        Square of the candidate's norm.
+    rounding
+        Square of the norm of what rounding explains.
+    count
+        Number of entries.
+    """
+
+    gram: np.ndarray
+    products: np.ndarray
+    square: float
+    rounding: float
+    count: int
+
+    def __add__(self, other: Fit) -> Fit:
+        return Fit(
+            self.gram + other.gram,
+            self.products + other.products,
+            self.square + other.square,
+            self.rounding + other.rounding,
+            self.count + other.count,
+        )
+
+    @property
+    def coefficients(self) -> np.ndarray | None:
+        """Coefficients of the columns, (K,); None where columns depend on each other.
+
+        A coefficient with few decimals is meant if chance explains the difference.
+        """
+        sizes = np.sqrt(np.diag(self.gram))
+        if not sizes.all():
+            return None
+        scaled = self.gram / np.outer(sizes, sizes)
+        if np.linalg.cond(scaled) > 1 / np.finfo(np.float32).eps:
+            return None
+        inverse = np.linalg.inv(scaled) / np.outer(sizes, sizes)
+        fitted = inverse @ self.products
+        noise = self.residual(fitted) / max(1, self.count - len(fitted))
+        deviations = np.sqrt(noise * np.diag(inverse))
+        short = fitted.round(DECIMALS)
+        is_near = np.abs(short - fitted) <= np.maximum(DEVIATIONS * deviations, SMALLEST)
+        return np.asarray(np.where(is_near, short, fitted) + 0.0)  # no negative zeros
+
+    def residual(self, coefficients: np.ndarray) -> float:
+        """Square of the norm of what coefficients leave."""
+        explained = 2 * coefficients @ self.products - coefficients @ self.gram @ coefficients
+        return max(0.0, self.square - float(explained))
+
+    def is_explained_by(self, coefficients: np.ndarray) -> bool:
+        """Return whether coefficients leave no more than rounding."""
+        return self.residual(coefficients) <= SAFETY**2 * self.rounding
+
+
+class WeightedSum(View):
+    """A checkpoint whose tensors are weighted sums of those of several models."""
+
+    def __init__(
+        self,
+        parents: Sequence[Checkpoint],
+        stored: Mapping[str, Sequence[str]],
+        weights: Mapping[str, np.ndarray],
+    ) -> None:
+        super().__init__(parents[0])
+        self._parents, self._stored, self._weights = parents, stored, weights
+        self.changed = frozenset(weights)
+
+    def value(self, name: str) -> np.ndarray | None:
+        """The weighted sum of a tensor."""
+        if name not in self._weights:
+            return None
+        total: Any = 0.0
+        rows = zip(self._parents, self._stored[name], self._weights[name], strict=True)
+        for parent, stored, weight in rows:
+            total = total + weight * parent.read([Part(stored)])[0].astype(np.float64)
+        return np.asarray(total, np.float32)
+
+
+def with_parents(
+    reference: Model, candidate: Model, parents: Sequence[Any], **hub: Any
+) -> tuple[Model, list[str]]:
+    """Return the weighted sum of the reference and its co-parents, and notes on the weights.
+
+    Parameters
+    ----------
+    reference, candidate
+        The first parent, and the merged model.
+    parents
+        The other parents, or what `wqk.open_checkpoint` takes.
+
+    Raises
+    ------
+    CheckpointError
+        No tensor is in all of the models, or the parents depend on each other.
+    """
+    checkpoints = [reference.checkpoint]
+    for parent in parents:
+        is_open = isinstance(parent, Checkpoint)
+        checkpoints.append(parent if is_open else open_checkpoint(parent, **hub))
+    stored = _stored_names(checkpoints, candidate.checkpoint)
+    fits = {name: _fit(checkpoints, candidate.checkpoint, names) for name, names in stored.items()}
+    if not fits:
+        raise CheckpointError("merged_with: no tensor has one name and one shape in all models")
+    sums = _sums(fits)
+    if sums is None:
+        return reference, ["no weighted sum of the parents explains a tensor of the candidate"]
+    weights = {name: _of_parents(each) for name, each in sums.coefficients.items()}
+    names = [checkpoint.name for checkpoint in checkpoints]
+    merged = WeightedSum(checkpoints, {n: s[:-1] for n, s in stored.items()}, weights)
+    merged.name = " + ".join(names)
+    notes = [*_notes(names, np.stack([*weights.values()]))]
+    for tensor, coefficients in sums.exceptions.items():
+        text = _sum_in_words(names, _of_parents(coefficients)[None])
+        notes.append(f"{tensor} is {text} instead")
+    return open_model(merged, family=reference.family_file), notes
+
+
+class _Sums(NamedTuple):
+    """Coefficients of all tensors, and those of tensors that are another sum than they should."""
+
+    coefficients: dict[str, np.ndarray]
+    exceptions: dict[str, np.ndarray]
+
+
+def _sums(fits: Mapping[str, Fit]) -> _Sums | None:
+    """Return the coefficients of each tensor; None if no tensor is a weighted sum.
+
+    Raises
+    ------
+    CheckpointError
+        The parents are equal, or sums of each other.
+    """
+    fitted = {name: fit.coefficients for name, fit in fits.items()}
+    own = {name: each for name, each in fitted.items() if each is not None}
+    if not own:
+        raise CheckpointError(
+            "merged_with: the parents are equal, or sums of each other, so that weights are not "
+            "determined; expected models that differ"
+        )
+    own = {name: each for name, each in own.items() if fits[name].is_explained_by(each)}
+    if not own:
+        return None
+    best = max(own.values(), key=lambda each: sum(fits[n].is_explained_by(each) for n in own))
+    alike = [fits[name] for name in own if fits[name].is_explained_by(best)]
+    common = sum(alike[1:], alike[0]).coefficients
+    common = best if common is None else common
+    coefficients = dict.fromkeys(fits, common)
+    others = {name: each for name, each in own.items() if not fits[name].is_explained_by(common)}
+    if len(others) > len(own) / 2:
+        return _Sums(coefficients | others, {})
+    return _Sums(coefficients, others)
+
+
+def _of_parents(weights: np.ndarray) -> np.ndarray:
+    """Return the weights of parents, given those of the first and of differences from it."""
+    return np.array([weights[0] - weights[1:].sum(), *weights[1:]])
+
+
+def _stored_names(
+    checkpoints: Sequence[Checkpoint], candidate: Checkpoint
+) -> dict[str, tuple[str, ...]]:
+    """Return each tensor's name in every parent and in the candidate, where all have one shape."""
+    every = [*checkpoints, candidate]
+    tensors = [checkpoint.tensors() for checkpoint in every]
+    pairings = [paired_names(tensors[0], others) for others in tensors]
+    stored = {}
+    for name in tensors[0]:
+        if any(name not in pairing for pairing in pairings):
+            continue
+        names = tuple(pairing[name] for pairing in pairings)
+        infos: list[TensorInfo] = [own[other] for own, other in zip(tensors, names, strict=True)]
+        is_plain = all(info.dtype in PLAIN for info in infos)
+        if is_plain and len({info.shape for info in infos}) == 1 and np.prod(infos[0].shape):
+            stored[name] = names
+    return stored
+
+
+def _fit(parents: Sequence[Checkpoint], candidate: Checkpoint, names: Sequence[str]) -> Fit:
+    """Return the sums of products of some rows of one tensor."""
+    rows = _sampled_rows(candidate.info(names[-1]).shape)
+    every = [*parents, candidate]
+    arrays = [
+        checkpoint.read([Part(name, rows)])[0].astype(np.float64).ravel()
+        for checkpoint, name in zip(every, names, strict=True)
+    ]
+    first, actual = arrays[0], arrays[-1]
+    columns = np.stack([first, *(array - first for array in arrays[1:-1])])
+    infos = [own.info(name) for own, name in zip(every, names, strict=True)]
+    rounding = max(rounding_in(info, actual) for info in infos)
+    square = float(actual @ actual)
+    gram, products = columns @ columns.T, columns @ actual
+    return Fit(gram, products, square, rounding**2 * square, actual.size)
+
+
+def _sampled_rows(shape: tuple[int, ...]) -> tuple[tuple[int, int], ...] | None:
+    """Return rows at equal distances, as half-open ranges; None for all."""
+    if len(shape) < 2 or shape[0] <= SAMPLED_ROWS:
+        return None
+    rows = np.unique(np.linspace(0, shape[0] - 1, SAMPLED_ROWS).astype(int))
+    return tuple((row, row + 1) for row in rows.tolist())
+
+
+def _notes(names: Sequence[str], weights: np.ndarray) -> Iterator[str]:
+    """Yield the weights (tensors, parents) of each parent, and the parents without a part."""
+    for name, values in zip(names, weights.T, strict=True):
+        if np.abs(values).max() < LEAST_PART:
+            yield f"{name} has no part in the candidate"
+    yield f"compared with the weighted sum {_sum_in_words(names, weights)}"
+
+
+def _sum_in_words(names: Sequence[str], weights: np.ndarray) -> str:
+    """Return the weights (tensors, parents) of several parents as a sum.
+
+    Examples
+    --------
+    >>> _sum_in_words(["a", "b"], np.array([[0.6, 0.2], [0.6, 0.4]]))
+    '0.6 · a + (0.2 to 0.4) · b'
+    """
+    texts = []
+    for name, values in zip(names, weights.T, strict=True):
+        low, high = float(values.min()), float(values.max())
+        text = f"{low:.4g}" if high - low < LEAST_PART else f"({low:.4g} to {high:.4g})"
+        texts.append(f"{text} · {name}")
+    return " + ".join(texts)

@@ -1,0 +1,108 @@
+"""A merged model is a weighted sum of its parents; what is no such sum differs."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from tests.sameness.conversions import right
+
+import wqk
+from wqk.checkpoints.modules import StateDict
+from wqk.errors import CheckpointError
+
+Tensors = dict[str, np.ndarray]
+QUERY = "model.layers.1.self_attn.q_proj.weight"
+
+
+def parents(count: int = 2) -> tuple[list[Tensors], dict[str, object]]:
+    """Models that were trained from one: weights differ a little, gains not at all."""
+    base, config = right("llama")
+    random = np.random.default_rng(7)
+    models = []
+    for _ in range(count):
+        model = dict(base)
+        for name, value in base.items():
+            if value.ndim > 1:
+                noise = 0.05 * value.std() * random.standard_normal(value.shape)
+                model[name] = (value + noise).astype(np.float32)
+        models.append(model)
+    return models, config
+
+
+def weighted(models: list[Tensors], weights: list[float]) -> Tensors:
+    return {
+        name: sum(w * model[name] for w, model in zip(weights, models, strict=True)).astype("f4")
+        for name in models[0]
+    }
+
+
+def compared(models: list[Tensors], config: dict[str, object], merged: Tensors):
+    opened = [StateDict(model, config, "abcd"[n]) for n, model in enumerate(models)]
+    candidate = StateDict(merged, config, "merged")
+    return wqk.same(opened[0], candidate, everything=True, merged_with=opened[1:])
+
+
+@pytest.mark.parametrize("weights", [[0.6, 0.4], [0.5, 0.3, 0.2], [-0.3, 0.8, 0.5], [1.0, 0.5]])
+def test_weights_of_parents_are_found(weights: list[float]) -> None:
+    models, config = parents(len(weights))
+    comparison = compared(models, config, weighted(models, weights))
+    assert comparison.same
+    terms = " + ".join(f"{w:.4g} · {name}" for w, name in zip(weights, "abcd", strict=False))
+    assert f"compared with the weighted sum {terms}" in comparison.notes
+
+
+def test_a_parent_without_a_part_is_named() -> None:
+    models, config = parents(3)
+    comparison = compared(models, config, weighted(models, [0.6, 0.4, 0.0]))
+    assert comparison.same
+    assert "c has no part in the candidate" in comparison.notes
+
+
+def test_weights_may_follow_a_gradient_over_layers() -> None:
+    models, config = parents()
+    merged = {}
+    for name in models[0]:
+        layer = int(re.search(r"layers\.(\d+)", name)[1])  # type: ignore[index]
+        share = 0.2 + 0.2 * layer
+        merged[name] = weighted(models, [share, 1 - share])[name]
+    comparison = compared(models, config, merged)
+    assert comparison.same
+    assert any("(0.2 to " in note for note in comparison.notes)
+
+
+def test_one_tensor_that_was_not_merged_differs() -> None:
+    models, config = parents()
+    merged = weighted(models, [0.6, 0.4]) | {QUERY: models[0][QUERY]}
+    comparison = compared(models, config, merged)
+    assert comparison.same is False
+    assert [block.layer for block in comparison.blocks if not block.same] == [1]
+    assert f"{QUERY} is 1 · a + 0 · b instead" in comparison.notes
+
+
+def test_what_is_no_sum_is_compared_with_the_reference_alone() -> None:
+    models, config = parents(3)
+    comparison = compared(models[:2], config, models[2])
+    assert comparison.same is False
+    assert any(note.startswith("no weighted sum of the parents") for note in comparison.notes)
+
+
+def test_equal_parents_are_refused() -> None:
+    models, config = parents()
+    with pytest.raises(CheckpointError, match="weights are not determined"):
+        compared([models[0], models[0]], config, models[0])
+
+
+def test_a_tiny_difference_is_no_constant_that_was_added() -> None:
+    """Rounding of a table had a median of 2e-6, and was said to be an offset of 0."""
+    tensors, config = right("llama")
+    random = np.random.default_rng(1)
+    name = "model.embed_tokens.weight"
+    table = random.standard_normal((40, 16)).astype(np.float32)
+    noise = 2e-5 * random.standard_normal(table.shape) + 3e-6
+    reference = StateDict(tensors | {name: table}, config, "a")
+    candidate = StateDict(tensors | {name: (table + noise).astype(np.float32)}, config, "b")
+    comparison = wqk.same(reference, candidate, everything=True)
+    assert comparison.same is False
+    assert comparison.causes == ()
