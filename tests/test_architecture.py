@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import wqk
+from wqk._guesses import CALLS
 
 SOURCE = Path(wqk.__file__).parent
 LABORATORY = SOURCE.parent / "wqk_lab"
@@ -41,6 +42,7 @@ ROOMS = {
 ORDER = tuple(ROOMS)
 # Small private files without a room, which everything may import.
 SHARED = {
+    "_guesses",
     "_machine",
     "_console",
     "_files",
@@ -227,10 +229,20 @@ def test_the_namespace_is_the_public_list() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"), [("load", "open"), ("symetry", "symmetry"), ("train", "wqk_lab.train")]
+    ("name", "meant"),
+    [
+        ("load", "wqk.open(ref)?"),
+        ("compare", "wqk.same(reference, candidate)?"),
+        ("track", "wqk.watch(run, out=folder)?"),
+        ("symmetry_score", "wqk.symmetry(query, key)?"),
+        ("symetry", "'symmetry'?"),
+        ("train", "wqk_lab.train(...)?"),
+    ],
 )
 def test_a_name_that_is_not_public_is_told_the_one_that_is(name: str, meant: str) -> None:
-    with pytest.raises(AttributeError, match=f"no attribute '{name}'; did you mean '{meant}"):
+    with pytest.raises(
+        AttributeError, match=re.escape(f"no attribute '{name}'; did you mean {meant}")
+    ):
         getattr(wqk, name)
 
 
@@ -251,13 +263,15 @@ def test_the_reading_list_names_files() -> None:
     assert [file for file in files if not (SOURCE / file).is_file()] == []
 
 
-def test_every_synonym_stands_for_a_public_name() -> None:
+def test_every_guess_leads_to_a_public_name() -> None:
     import wqk_lab
 
     public = {*wqk.__all__, *(f"wqk_lab.{name}" for name in wqk_lab.__all__)}
-    assert set(wqk.NAMES_ELSEWHERE) <= public
-    for names in wqk.NAMES_ELSEWHERE.values():
-        assert not set(names) & set(wqk.__all__)
+    for name, call in CALLS.items():
+        assert name not in wqk.__all__
+        meant = re.match(r"(?:wqk\.)?((?:wqk_lab\.)?\w+)", call)
+        assert meant is not None, call
+        assert meant[1] in public, call
     assert not hasattr(wqk, "nothing_like_it")
 
 

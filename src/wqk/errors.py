@@ -261,7 +261,7 @@ def public(
     package: str,
     file: str,
     commands: Mapping[str, str],
-    names_elsewhere: Mapping[str, Sequence[str]] | None = None,
+    calls: Mapping[str, str] | None = None,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package with lazy imports.
 
@@ -274,19 +274,17 @@ def public(
         names and lies next to the file.
     commands
         By command, the name of its function, if the two differ.
-    names_elsewhere
-        By public name, the names of similar functions and classes in other libraries.
+    calls
+        By the name of a similar function in another library, the call that people look for.
     """
-    synonyms: dict[str, str] = {}
-    for name, similar in (names_elsewhere or {}).items():
-        synonyms |= dict.fromkeys(similar, name)
     load, _, names = lazy_loader.attach_stub(package, file)
     public_names = sorted({*names, *commands})
 
     def get(name: str) -> Any:
         if name in public_names or name.startswith("_"):
             return load(commands.get(name, name))  # lazy_loader imports it now
-        advice = did_you_mean(name, public_names, synonyms)
+        known_call = (calls or {}).get(name)
+        advice = f"; did you mean {known_call}?" if known_call else did_you_mean(name, public_names)
         raise AttributeError(f"module {package!r} has no attribute {name!r}{advice}")
 
     return get, lambda: public_names, public_names

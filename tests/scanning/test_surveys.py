@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from safetensors.numpy import save_file
 from tests import small
@@ -107,15 +109,49 @@ def test_one_table_of_what_single_scans_give(models: list[str], whole: bytes, tm
     assert "'perceptron'" in unknown["reason"]
 
 
-def test_a_failure_is_told_under_the_name_that_was_given(tmp_path, monkeypatch):
+def test_a_folder_of_checkpoints_and_a_list_are_refused_before_anything_is_written(
+    tmp_path, monkeypatch
+):
     (tmp_path / "many" / "one").mkdir(parents=True)
     (tmp_path / "many" / "one" / "model.safetensors").touch()
+    (tmp_path / "list.txt").write_text("owner/model\n")
     monkeypatch.chdir(tmp_path)
     for ref in ("many/", "./many", "many"):
-        (failed,) = survey(ref, out=f"survey {ref.strip('/.')}").metadata["failed"]
-        assert failed["reason"].startswith(f"{ref}: no weights here, but in its folders one;")
+        expected = rf"^{re.escape(ref)}: is a folder of checkpoints \(one\); survey them as \S+/\*$"
+        with pytest.raises(CheckpointError, match=expected):
+            survey(ref, out="scores")
         with pytest.raises(CheckpointError, match=r"^many: no weights here"):
             wqk.scan(ref)
+    with pytest.raises(CheckpointError, match=r"give it as @list.txt$"):
+        survey("list.txt", out="scores")
+    assert "as many/*" in run("survey", "many", "--dry-run", exits=2).stderr
+    assert not Path("scores").exists()
+
+
+def test_a_survey_has_the_medians_of_its_models(models, tmp_path):
+    table = survey(models[:2], out=tmp_path)
+    medians = pl.read_csv(tmp_path / "summary.csv")
+    expected = [rows["symmetry"].median() for rows in table.layers.frame.partition_by("checkpoint")]
+    assert medians["model"].to_list() == [Path(model).name for model in models[:2]]
+    assert medians["symmetry_median"].to_list() == pytest.approx(expected)
+    assert (tmp_path / "summary.md").read_text("utf-8").count("\n| ") == 2 + 2
+    assert "\\toprule" in (tmp_path / "summary.tex").read_text("utf-8")
+
+
+def test_a_dry_run_has_bytes_and_time(models):
+    plan = json.loads(run("survey", *models[:2], "o/m", "--dry-run", "--json").stdout)
+    expected = [wqk.explain(model).bytes_to_read for model in models[:2]]
+    assert plan["bytes_to_read"] == [*expected, None]
+    assert plan["seconds"] > 0
+    stderr = run("survey", *models[:2], "o/m", "--dry-run").stderr
+    assert "about 1 second on this machine; the size of 1 that are not" in stderr
+
+
+def test_a_survey_draws_a_box_for_each_model(models, tmp_path):
+    pytest.importorskip("matplotlib")
+    run("survey", *models[:2], "--out", tmp_path / "s", "--picture", tmp_path / "boxes.svg")
+    picture = (tmp_path / "boxes.svg").read_text("utf-8")
+    assert all(f">{Path(model).name}</text>" in picture for model in models[:2])
 
 
 @pytest.mark.parametrize("kind", ["processes", "own processes", "one thread"])

@@ -7,8 +7,10 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
 import polars  # noqa: F401 - before its handler is changed
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -18,9 +20,10 @@ from wqk._console import UNPRINTABLE, cleaning, json_value, printable, size
 from wqk.storage.references import without_secrets
 
 if TYPE_CHECKING:
+    from wqk._console import Result
     from wqk.checkpoints import Checkpoint
     from wqk.scanning.scan import Progress as ScanProgress
-    from wqk.tables.score_table import ScoreTable
+    from wqk.tables.score_table import ScoreTable, Table
 
 # polars sets a handler on import. With it, Ctrl-C would not wake a main thread that waits for
 # other threads.
@@ -123,12 +126,43 @@ def print_json(table: ScoreTable) -> None:
     print_object(table.to_dict())
 
 
-def show(value: Mapping[str, Any], *lines: Any, as_json: bool) -> None:
-    """Print a result: as a JSON object, or as lines for people."""
+def show(
+    value: Mapping[str, Any], *lines: Any, as_json: bool, rows: Result | Table | None = None
+) -> None:
+    """Print a result: as a JSON object, as CSV if its rows are given, or as lines for people."""
     if as_json:
         print_object(value)
+    elif rows is not None:
+        print_csv(rows)
     else:
         output().print(*lines, sep="\n")
+
+
+# The value of ``--out`` that stands for standard output.
+STANDARD_OUTPUT = Path("-")
+
+
+def prints_csv(as_csv: bool, out: Path | None, as_json: bool) -> bool:
+    """Return whether CSV is to be printed: by ``--csv``, or by ``--out -``.
+
+    Raises
+    ------
+    UsageError
+        JSON is to be printed, too.
+    """
+    as_csv = as_csv or out == STANDARD_OUTPUT
+    if as_csv and as_json:
+        raise click.UsageError("--json and CSV both go to standard output; choose one of the two")
+    return as_csv
+
+
+def print_csv(result: Result | Table) -> None:
+    """Print all rows of a result as CSV, as ``--out FILE.csv`` writes them."""
+    from wqk.tables.score_table import Table
+    from wqk.tables.writers import csv_of_frame, to_csv
+
+    content = to_csv(result) if isinstance(result, Table) else csv_of_frame(result.frame)
+    sys.stdout.write(printable(content.decode()))
 
 
 def print_object(value: Mapping[str, Any]) -> None:

@@ -27,6 +27,7 @@ from typing import Any
 
 import click
 
+from wqk._guesses import COMMANDS, option_advice
 from wqk._version import __version__
 from wqk.cli.limits import too_small
 from wqk.cli.verb import Verb, first_sentence, function_definition
@@ -118,31 +119,6 @@ class Verbs(Mapping[str, click.Command]):
         return sum(1 for _ in self)
 
 
-# Names that people guess for verbs, and the command that they look for.
-_SAME = (
-    "wqk same REFERENCE CANDIDATE compares two checkpoints, and with --repair FOLDER it writes a "
-    "repaired copy"
-)
-_EXPLAIN = "wqk explain REF shows what a checkpoint contains, and what a scan would read"
-_WATCH = "wqk watch RUN scores each checkpoint of a run as soon as it is complete"
-_SHOW = "wqk show REF --layer L draws a form, and wqk scan REF --report FILE.html a whole model"
-OTHER_NAMES = {
-    "compare": _SAME,
-    "convert": _SAME,
-    "repair": _SAME,
-    "inspect": _EXPLAIN,
-    "info": _EXPLAIN,
-    "describe": _EXPLAIN,
-    "track": _WATCH,
-    "follow": _WATCH,
-    "plot": _SHOW,
-    "draw": _SHOW,
-    "picture": _SHOW,
-    "completion": "the page of commands has the line for your shell's start-up file",
-    "latex": "wqk scan REF --out scores.tex writes LaTeX",
-}
-
-
 class Boundary(click.Group):
     """Verbs whose errors are one line on standard error; with ``--debug``, a traceback.
 
@@ -171,8 +147,8 @@ class Boundary(click.Group):
             raise click.UsageError(f"wqk {words[0]} is now wqk lab {words[0]}")
         if words[0] == "help" and context.parent is None:
             return super().resolve_command(context, [*words[1:2], "--help"])
-        if words[0] not in self.verbs and words[0] in OTHER_NAMES:
-            raise click.UsageError(f"no such command: {words[0]}; {OTHER_NAMES[words[0]]}")
+        if words[0] not in self.verbs and (advice := COMMANDS.get(words[0].lower())):
+            raise click.UsageError(f"no such command: {words[0]}; {advice}")
         if words[0] not in self.verbs and context.parent is None:
             public: list[str] = import_module("wqk").__all__
             names = {name.strip("_").lower(): name for name in public}
@@ -199,11 +175,13 @@ class Boundary(click.Group):
         except click.ClickException as error:
             from wqk.storage.references import without_secrets
 
+            if isinstance(error, click.NoSuchOption):
+                error = _advised(error)
             if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Option):
                 description = first_sentence(error.param.help or "")
                 error.message = description  # type: ignore[misc]
             error.message = without_secrets(error.message)  # type: ignore[misc]
-            raise
+            raise error from None
         except (click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
         except Exception as error:
@@ -242,6 +220,17 @@ class Boundary(click.Group):
                 pattern = rf"(?<!, )\b{option.name}{value}"
                 message = re.sub(pattern, option.opts[-1] + separator, message)
         return message
+
+
+def _advised(error: click.NoSuchOption) -> click.NoSuchOption:
+    """Return the error with the option that was probably meant, in place of click's suggestions."""
+    parameters = error.ctx.command.params if error.ctx else []
+    options = [option for parameter in parameters for option in parameter.opts]
+    advice = option_advice(error.option_name, options)
+    if not advice:
+        return error
+    message = f"No such option '{error.option_name}'; {advice}"
+    return click.NoSuchOption(error.option_name, message, ctx=error.ctx)
 
 
 def tell(message: str) -> None:

@@ -51,6 +51,8 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
 
     Examples
     --------
+    >>> Numbers()("0-2,8")
+    (0, 1, 2, 8)
     >>> Numbers()("0,2:4"), Numbers(from_end=True)("0,-2:-1")
     ((0, 2, 3, 4), (0, -2, -1))
     """
@@ -67,6 +69,8 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
             return value
         numbers: list[int] = []
         for piece in value.split(","):
+            # A range from 0 on may also be written with a dash.
+            piece = re.sub(r"(?<=\d)-(?=\d)", ":", piece)
             match = re.fullmatch(rf"{self.number}(?::{self.number})?", piece)
             first, last = 1, 0  # an invalid range
             if match:
@@ -174,7 +178,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "N",
         "help": "Key heads, if the config does not give their number.",
     },
-    "out": {"type": FILE, "help": "Write the table: .parquet, .csv, .jsonl, .tex or .md."},
+    "out": {
+        "type": FILE,
+        "help": "Write the table: .parquet, .csv, .jsonl, .tex or .md; - prints it as CSV.",
+    },
 }
 
 # Settings of all other options, by the annotation in the function's signature.
@@ -198,10 +205,18 @@ def option(name: str, annotated: str = "", **defaults_of_argument: Any) -> Calla
     if annotated.startswith("Literal["):
         settings["type"] = click.Choice(ast.literal_eval(annotated.removeprefix("Literal")))
     flag = settings.pop("flag", f"--{name.replace('_', '-')}")
-    return click.option(flag, name, **settings)
+    flags = ("-o", flag) if flag == "--out" else (flag,)
+    return click.option(*flags, name, **settings)
 
 
 json_output = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+csv_output = click.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of a table.")
+
+
+def picture_file(help_text: str) -> Callable[..., Any]:
+    """Return the option ``--picture``, with its own first sentence of help."""
+    return click.option("--picture", type=FILE, help=f"{help_text}: .png, .pdf or .svg.")
+
 
 every_head, gamma, stack, revision = map(option, ("heads", "gamma", "stack", "revision"))
 table_file, layers = map(option, ("out", "layers"))

@@ -16,6 +16,7 @@ from wqk.cli.options import (
     FILE,
     OPENING,
     REF,
+    csv_output,
     every_head,
     gamma,
     json_output,
@@ -23,6 +24,7 @@ from wqk.cli.options import (
     measure_options,
     opened,
     option,
+    picture_file,
     reading,
     table_file,
 )
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     help="Compute with PyTorch on this device, such as cuda, instead of NumPy.",
 )
 @table_file
+@picture_file("Draw symmetry and directionality over the layers, of many models as boxes")
 @click.option(
     "--report",
     type=FILE,
@@ -78,6 +81,7 @@ if TYPE_CHECKING:
 @click.option("--top", type=COUNT, metavar="N", help="Print this many rows.")
 @layers
 @json_output
+@csv_output
 @click.pass_context
 def scan(
     context: click.Context,
@@ -86,12 +90,14 @@ def scan(
     heads: bool,
     revisions: tuple[str, ...],
     out: Path | None,
+    picture: Path | None,
     report: Path | None,
     details: Path | None,
     full: bool,
     sort_by: str | None,
     top: int | None,
     as_json: bool,
+    as_csv: bool,
     **options: Any,
 ) -> None:
     """Score the query-key form of every layer.
@@ -112,8 +118,10 @@ def scan(
       wqk scan google-bert/bert-base-uncased
       wqk scan ./my-model --heads --out scores.parquet
       wqk scan ./my-model --details forms.npz --report report.html
+      wqk scan ./my-model --csv | head
       wqk scan ./run --json | jq '.summary[].symmetry_median'
     """
+    from wqk._style import check_picture, save_figure
     from wqk.checkpoints import steps_of
     from wqk.cli import display
     from wqk.reporting import check_report, write_report
@@ -122,8 +130,12 @@ def scan(
     from wqk.tables.rendering import definitions, measured, one_checkpoint, overview, scores
     from wqk.tables.score_table import check_table_output, join
 
+    as_csv = display.prints_csv(as_csv, out, as_json)
+    if out == display.STANDARD_OUTPUT:
+        out = None
     for path, check in (
         (out, check_table_output),
+        (picture, check_picture),
         (details, check_details_output),
         (report, check_report),
     ):
@@ -156,7 +168,7 @@ def scan(
             continue
         tables.append(table)
         last_tables[ref, revision] = table
-        if not as_json:
+        if not (as_json or as_csv):
             printed = table if heads else table.layers
             if measures or sort_by or top:
                 console.print(*measured(printed, measures, sort_by, top), sep="\n")
@@ -171,12 +183,17 @@ def scan(
     joined = join([table if heads else table.layers for table in tables])
     if as_json:
         display.print_json(joined)
+    elif as_csv:
+        display.print_csv(joined)
     elif len(jobs) > 1:
         console.print(*overview(joined), *definitions(joined, full), sep="\n")
         _print_placements(last_tables.values())
     if out:
         joined.write(out)
         display.say(f"{out}: {counted(len(joined), 'row')}")
+    if picture:
+        save_figure(joined.plot("heads" if heads and len(jobs) == 1 else None), picture)
+        display.say(f"picture: {picture}")
     if details and joined.details:
         joined.details.write(details)
         display.say(f"{details}: {counted(len(joined.details.blocks), 'layer')}")

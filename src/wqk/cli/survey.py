@@ -8,11 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wqk._console import counted
-from wqk.cli.options import COUNT, PATH, REF, every_head, gamma, json_output
+from wqk._console import counted, size
+from wqk.cli.options import (
+    COUNT,
+    PATH,
+    REF,
+    csv_output,
+    every_head,
+    gamma,
+    json_output,
+    picture_file,
+)
 
 if TYPE_CHECKING:
     from wqk.scanning.surveys import SurveyProgress
+    from wqk.scanning.surveys.planning import SurveyPlan
     from wqk.tables.score_table import ScoreTable
 
 # Number of printed failures; the manifest contains all.
@@ -39,8 +49,14 @@ MOST_FAILURES = 20
 @every_head
 @gamma
 @json_output
+@csv_output
+@picture_file("Draw a box for each model")
 @click.option(
-    "--out", type=PATH, metavar="DIR", help="Folder of the survey; an interrupted one resumes."
+    "-o",
+    "--out",
+    type=PATH,
+    metavar="DIR",
+    help="Folder of the survey; an interrupted one resumes.",
 )
 @click.option("--dry-run", is_flag=True, help="List what would be read, and read nothing.")
 @click.pass_context
@@ -51,11 +67,16 @@ def survey(
     jobs: int | None,
     dask: str | None,
     as_json: bool,
+    as_csv: bool,
+    picture: Path | None,
     out: Path | None,
     dry_run: bool,
     **options: Any,
 ) -> None:
     """Score many checkpoints into one table, DIR/scores.parquet.
+
+    DIR also gets the medians of each model, under short names: summary.csv, summary.md and
+    summary.tex.
 
     REF is a folder, a file, a Hub id, a training run's folder, @FILE for a list with one REF per
     line, or a named set: paper:language, paper:vision, paper:audio, paper:encoder-decoder. After an
@@ -63,7 +84,8 @@ def survey(
 
     \b
     Examples:
-      wqk survey paper:language --out survey
+      wqk survey paper:language --out survey --picture boxes.pdf
+      wqk survey @models.txt --out survey
       wqk survey EleutherAI/pythia-160m --revision 'step*' --out pythia
       wqk survey ./run --revision 'checkpoint-*000' --out run-scores
       wqk survey paper:vision --dry-run
@@ -73,12 +95,15 @@ def survey(
             "Missing argument 'SET|REF...': what to survey; an earlier survey goes on with the "
             "names that it had"
         )
+    from wqk.cli import display
+
+    as_csv = display.prints_csv(as_csv, None, as_json)
     if dry_run:
-        _list(refs, options["revisions"], as_json)
+        _list(refs, options["revisions"], jobs, as_json)
         return
     if out is None:
         raise click.UsageError("a survey needs --out DIR, the folder that it is kept in")
-    from wqk.cli import display
+    from wqk._style import check_picture, save_figure
     from wqk.scanning.surveys import dask_executor
     from wqk.scanning.surveys import survey as survey_checkpoints
 
@@ -86,6 +111,8 @@ def survey(
         raise click.UsageError(
             "--jobs sets the number of local processes; with --dask, leave it out"
         )
+    if picture:
+        check_picture(picture)
     with display.bar("survey", survey_progress) as on_progress:
         try:
             with dask_executor(dask) if dask else nullcontext() as executor:
@@ -94,21 +121,59 @@ def survey(
                 )
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"repeat the command to resume in {out}") from None
-    _print(table, out, as_json)
+    _print(table, out, as_json, as_csv)
+    if picture and len(table):
+        save_figure(table.plot("models"), picture)
+        display.say(f"picture: {picture}")
     context.exit(1 if table.metadata["failed"] else 0)
 
 
-def _list(refs: tuple[str, ...], revisions: tuple[str, ...], as_json: bool) -> None:
-    """List the checkpoints that a survey would read."""
+def _list(
+    refs: tuple[str, ...], revisions: tuple[str, ...], jobs: int | None, as_json: bool
+) -> None:
+    """List the checkpoints that a survey would read, their bytes, and an estimate of time."""
     from wqk.cli import display
-    from wqk.scanning.surveys.jobs import expand
+    from wqk.scanning.surveys.planning import plan_survey
 
-    titles = [job.title for job in expand(refs, revisions)]
+    plan = plan_survey(refs, revisions)
+    titles = [checkpoint.title for checkpoint in plan.checkpoints]
+    seconds = plan.seconds(jobs)
     if as_json:
-        display.print_object({"checkpoints": titles})
-    else:
-        display.output().print(*titles, sep="\n", markup=False)
-        display.say(counted(len(titles), "checkpoint"))
+        sizes = [checkpoint.bytes_to_read for checkpoint in plan.checkpoints]
+        value = {"checkpoints": titles, "bytes_to_read": sizes, "seconds": round(seconds, 1)}
+        display.print_object(value)
+        return
+    display.output().print(*titles, sep="\n", markup=False)
+    for checkpoint in plan.checkpoints:
+        if checkpoint.problem:
+            reason = checkpoint.problem.removeprefix(f"{checkpoint.title}: ")
+            display.say(f"would fail: {checkpoint.title}: {reason}")
+    display.say(_planned(plan, seconds))
+
+
+def _planned(plan: SurveyPlan, seconds: float) -> str:
+    """Return the number of checkpoints of a plan, the bytes, and the time, as one line."""
+    line = counted(len(plan.checkpoints), "checkpoint")
+    if plan.unknown < len(plan.checkpoints):
+        line += f"; {size(plan.bytes_to_read)} to read, about {duration(seconds)} on this machine"
+    if remote := sum(not one.problem and one.bytes_to_read is None for one in plan.checkpoints):
+        line += f"; the size of {remote} that are not on this machine is not known"
+    return line
+
+
+def duration(seconds: float) -> str:
+    """Write a time in one unit.
+
+    Examples
+    --------
+    >>> duration(2.4), duration(400), duration(9000)
+    ('2 seconds', '7 minutes', '2.5 hours')
+    """
+    if seconds < 100:
+        return counted(max(1, round(seconds)), "second")
+    if seconds < 6000:
+        return counted(round(seconds / 60), "minute")
+    return f"{seconds / 3600:.1f} hours"
 
 
 def survey_progress(done: SurveyProgress) -> dict[str, Any]:
@@ -121,8 +186,6 @@ def survey_progress(done: SurveyProgress) -> dict[str, Any]:
     >>> survey_progress(done)["text"]
     '10/20 checkpoints, 2/s, 4 MB/s, 1 failed'
     """
-    from wqk._console import size
-
     finished, seconds = done.done + done.failed, max(done.seconds, 1e-9)
     text = f"{finished}/{done.jobs} checkpoints"
     if done.now:
@@ -132,7 +195,7 @@ def survey_progress(done: SurveyProgress) -> dict[str, Any]:
     return {"total": done.jobs, "completed": finished, "text": text}
 
 
-def _print(table: ScoreTable, out: Path, as_json: bool) -> None:
+def _print(table: ScoreTable, out: Path, as_json: bool, as_csv: bool) -> None:
     """Print the survey's results and failures."""
     from wqk.cli import display
     from wqk.tables.rendering import overview
@@ -140,6 +203,8 @@ def _print(table: ScoreTable, out: Path, as_json: bool) -> None:
     failed = table.metadata["failed"]
     if as_json:
         display.print_json(table)
+    elif as_csv:
+        display.print_csv(table)
     elif len(table):
         display.output().print(*overview(table), sep="\n")
     for line in failed[:MOST_FAILURES]:

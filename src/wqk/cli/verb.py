@@ -221,14 +221,13 @@ class Verb:
 
     def _with_outputs(self, command: Any) -> Any:
         """Add the options of the output, and the extra options."""
-        from wqk.cli.options import FILE, json_output, option, table_file
+        from wqk.cli.options import csv_output, json_output, option, picture_file, table_file
 
-        command = json_output(command)
+        command = csv_output(json_output(command))
         if self.table:
             command = table_file(command)
         if self.picture:
-            text = "Draw the result: .png, .pdf or .svg."
-            command = click.option("--picture", type=FILE, help=text)(command)
+            command = picture_file("Draw the result")(command)
         for name, settings in (self.extra or {}).items():
             command = option(name, **settings)(command)
         return command
@@ -275,7 +274,11 @@ class Verb:
         from wqk.cli import display
         from wqk.tables.score_table import check_table_output
 
-        as_json, out, picture = (options.pop(n, None) for n in ("as_json", "out", "picture"))
+        as_json, as_csv = options.pop("as_json"), options.pop("as_csv")
+        out, picture = options.pop("out", None), options.pop("picture", None)
+        as_csv = display.prints_csv(as_csv, out, as_json)
+        if out == display.STANDARD_OUTPUT:
+            out = None
         if out:
             check_table_output(out)
         if picture:
@@ -284,7 +287,8 @@ class Verb:
         extra = {name: options.pop(name) for name in self.extra or {}}
         result = self._call(models, options)
         shown = self.show(result, **extra) if self.show else [result]
-        display.show(shown[0].to_dict(), *shown, as_json=as_json)
+        rows = result if as_csv else None
+        display.show(shown[0].to_dict(), *shown, as_json=as_json, rows=rows)
         if out:
             result.write(out)
             display.say(f"{out}: {len(result)} rows")

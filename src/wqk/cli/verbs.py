@@ -19,12 +19,14 @@ from wqk.cli.options import (
     REF,
     Number,
     Several,
+    csv_output,
     every_head,
     gamma,
     json_output,
     layers,
     opened,
     option,
+    picture_file,
     reading,
     revision,
     revision_of_each,
@@ -129,6 +131,7 @@ kin = Verb(
 @click.option("--linear", "kind", flag_value="linear", help="Linear attention instead.")
 @click.option("--state-space", "kind", flag_value="state-space", help="State spaces instead.")
 @click.option(
+    "-o",
     "--out",
     "--picture",
     "out",
@@ -139,7 +142,10 @@ kin = Verb(
 @revision
 @reading
 @json_output
-def show(ref: str, layer: int, out: Path | None, as_json: bool, **options: Any) -> None:
+@csv_output
+def show(
+    ref: str, layer: int, out: Path | None, as_json: bool, as_csv: bool, **options: Any
+) -> None:
     """Draw a form with its norms, or the coupling of heads.
 
     \b
@@ -151,11 +157,12 @@ def show(ref: str, layer: int, out: Path | None, as_json: bool, **options: Any) 
     from wqk.cli import display
     from wqk.inspecting.showing import show as show_checkpoint
 
-    if out and not as_json:
+    as_csv = display.prints_csv(as_csv, out, as_json)
+    if out and not (as_json or as_csv):
         check_picture(out)
     view = show_checkpoint(opened(ref, options), layer, **options)
-    if as_json:
-        display.print_object(view.values)
+    if as_json or as_csv:
+        display.show(view.values, as_json=as_json, rows=view)
         return
     path = out or Path(f"{view.title.replace(', ', '-').replace(' ', '')}.png")
     view.save(path)
@@ -205,8 +212,9 @@ def show(ref: str, layer: int, out: Path | None, as_json: bool, **options: Any) 
     "weighted sum.",
 )
 @click.option("--junit", type=FILE, metavar="FILE.xml", help="Write a report as JUnit's XML.")
-@click.option("--picture", type=FILE, help="Draw where they differ: .png, .pdf or .svg.")
+@picture_file("Draw where they differ")
 @json_output
+@csv_output
 @click.pass_context
 def same(
     context: click.Context,
@@ -216,6 +224,7 @@ def same(
     picture: Path | None,
     junit: Path | None,
     as_json: bool,
+    as_csv: bool,
     **options: Any,
 ) -> None:
     """Check whether B is A, converted or rewritten, and if not, find out why.
@@ -243,12 +252,14 @@ def same(
     from wqk.cli import display
     from wqk.sameness.same import same as compare
 
+    as_csv = display.prints_csv(as_csv, None, as_json)
     if picture:
         check_picture(picture)
 
     with display.bar("comparing", display.blocks_progress) as report:
         result = compare(ref, other, on_progress=report, **options)
-    display.show(result.to_dict(), result, as_json=as_json)
+    rows = result if as_csv else None
+    display.show(result.to_dict(), result, as_json=as_json, rows=rows)
     if junit:
         from wqk._files import write_atomically
         from wqk.sameness.reports import junit as report_of
@@ -264,7 +275,11 @@ def same(
 @click.command()
 @click.argument("run", metavar="DIR", type=REF)
 @click.option(
-    "--out", type=PATH, metavar="DIR", help="[default: DIR/wqk-scores; of an address, NAME-scores]"
+    "-o",
+    "--out",
+    type=PATH,
+    metavar="DIR",
+    help="[default: DIR/wqk-scores; of an address, NAME-scores]",
 )
 @click.option("--until", type=click.IntRange(min=0), metavar="STEP", help="Stop after this step.")
 @click.option(
@@ -383,7 +398,10 @@ def report(
 
 @click.command()
 @click.option(
+    "-o",
+    "--picture",
     "--out",
+    "out",
     type=FILE,
     default=Path("wqk-demo.png"),
     help="Figure to write (.png, .pdf, .svg); needs matplotlib.",
@@ -396,7 +414,8 @@ def report(
     help="Report to write (.html); needs plotly.",
 )
 @json_output
-def demo(out: Path, report: Path, as_json: bool) -> None:
+@csv_output
+def demo(out: Path, report: Path, as_json: bool, as_csv: bool) -> None:
     """Scan an encoder and a decoder trained with the same recipe, side by side.
 
     Needs no network and no PyTorch.
@@ -409,6 +428,9 @@ def demo(out: Path, report: Path, as_json: bool) -> None:
     from wqk.tables.rendering import side_by_side
 
     table = demo_table()
+    if display.prints_csv(as_csv, out, as_json):
+        display.print_csv(table)
+        return
     if as_json:
         display.print_json(table)
         return

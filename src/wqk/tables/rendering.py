@@ -438,23 +438,76 @@ STACK_SHADES = {"encoder": "encoder", "vision": "encoder", "decoder": "decoder"}
 # Models in one panel differ by more than color.
 LINE_STYLES = ("o-", "s--", "^-.", "v:", "P-", "X--")
 
-# More models than this are not drawn as maps.
+# More models than this are not drawn as maps; more than that are drawn as boxes, not as curves.
 MOST_MAPS = 8
+MOST_CURVES = 12
+
+VIEWS = ("layers", "heads", "models")
+
+# Inches of a line of a legend, and of the box of a model.
+LEGEND_LINE = 0.155
+BOX_HEIGHT = 0.165
 
 
-def plot_table(table: ScoreRows, view: Literal["layers", "heads"]) -> Figure:
-    """Draw a table's layers as curves, or its heads as maps; see `ScoreTable.plot`."""
-    if view not in ("layers", "heads"):
-        raise TableError(f"view is 'layers' or 'heads', got {view!r}")
-    rows = table.layers if view == "layers" else table.heads
+def plot_table(table: ScoreRows, view: Literal["layers", "heads", "models"] | None) -> Figure:
+    """Draw a table's layers as curves or boxes, or its heads as maps; see `ScoreTable.plot`."""
+    if view is None:
+        is_crowded = sum(1 for _ in _models(table.layers.frame)) > MOST_CURVES
+        view = "models" if is_crowded else "layers"
+    if view not in VIEWS:
+        raise TableError(f"view is {', '.join(map(repr, VIEWS))}; got {view!r}")
+    rows = table.heads if view == "heads" else table.layers
     if not len(rows):
-        raise TableError(f"the table has no rows of {view} to plot")
+        unit = "heads" if view == "heads" else "layers"
+        raise TableError(f"the table has no rows of {unit} to plot")
+    draw = {"layers": _layer_curves, "heads": _heads, "models": _model_boxes}[view]
     with style():
-        return _layer_curves(rows) if view == "layers" else _heads(rows)
+        return draw(rows)
+
+
+def _model_boxes(table: ScoreRows) -> Figure:
+    """Draw a box for each model, models downward.
+
+    Boxes reach from quartile to quartile over the layers, with a mark at the median; lines reach to
+    the smallest and the largest layer.
+    """
+    from matplotlib.patches import Patch
+
+    models = list(_models(table.frame))
+    stacks = [rows["stack"][0] for _, rows in models]
+    color_of = {stack: SHADES[STACK_SHADES.get(stack, "other")][0] for stack in stacks}
+    figure = new_figure(PAPER_WIDTH, 1.0 + BOX_HEIGHT * len(models))
+    axes = figure.subplots(1, len(SCORE_LABELS), sharey=True)
+    for axis, (score, title) in zip(axes, SCORE_LABELS.items(), strict=True):
+        for place, (_, rows) in enumerate(models):
+            _box(axis, place, rows[score], color_of[rows["stack"][0]])
+        axis.axvline(0, color=GRAY, linewidth=0.6, zorder=0)
+        axis.set(title=title, xlabel="over layers")
+        axis.grid(axis="y", color=GRAY, alpha=0.15, linewidth=0.5)
+        axis.tick_params(axis="y", length=0)
+    lowest = min(0.0, *table.frame["symmetry"].drop_nulls().drop_nans().to_list())
+    axes[0].set(xlim=(max(-1.0, lowest - 0.05), 1), ylim=(len(models) - 0.5, -0.5))
+    axes[0].set_yticks(range(len(models)), [name for name, _ in models], fontsize=6.5)
+    axes[1].set(xlim=(-1, 1), xticks=(-1, -0.5, 0, 0.5, 1))
+    handles = [Patch(color=color, label=stack) for stack, color in color_of.items()]
+    figure.legend(handles=handles, loc="outside upper right", ncols=len(handles))
+    return figure
+
+
+def _box(axis: Axes, place: int, scores: pl.Series, color: str) -> None:
+    """Draw the quartiles of scores as a box at a place, their median, and their range as a line."""
+    values = scores.drop_nulls().drop_nans().to_numpy()
+    if not len(values):
+        return
+    low, first, median, third, high = np.quantile(values, [0, 0.25, 0.5, 0.75, 1])
+    axis.hlines(place, low, high, color=color, linewidth=0.9)
+    axis.barh(place, third - first, left=first, height=0.62, color=color, alpha=0.55, linewidth=0)
+    axis.plot(median, place, "|", color=color, markersize=7, markeredgewidth=1.6)
 
 
 def _layer_curves(table: ScoreRows) -> Figure:
-    figure = new_figure(5.4, 2.5)
+    lines_of_legend = -(-sum(1 for _ in _models(table.frame)) // 2)
+    figure = new_figure(5.4, 2.35 + LEGEND_LINE * lines_of_legend)
     axes = figure.subplots(1, len(SCORE_LABELS))
     for axis, (score, label) in zip(axes, SCORE_LABELS.items(), strict=True):
         layer_curves(axis, table, score, label)

@@ -297,7 +297,7 @@ class ScoreTable(Table):
         """All rows of this table and of others; see `wqk.join`."""
         return join([self, *others])
 
-    def plot(self, view: Literal["layers", "heads"] = "layers") -> Figure:
+    def plot(self, view: Literal["layers", "heads", "models"] | None = None) -> Figure:
         """Draw the table (needs matplotlib).
 
         Parameters
@@ -305,6 +305,8 @@ class ScoreTable(Table):
         view
             ``layers``: symmetry and directionality over the layers, a curve for each model.
             ``heads``: a map of each, layers down and heads across, for at most eight models.
+            ``models``: a box for each model, from quartile to quartile over its layers.
+            By default ``layers``, or ``models`` if there are more than twelve.
 
         Returns
         -------
@@ -314,7 +316,7 @@ class ScoreTable(Table):
         Raises
         ------
         TableError
-            The view is not one of the two, or the table has no such rows.
+            The view is none of these, or the table has no such rows.
 
         Examples
         --------

@@ -20,7 +20,7 @@ from wqk_lab.training.declared import documented
 @every_head
 @gamma
 @json_output
-@click.option("--out", type=PATH, metavar="DIR")
+@click.option("-o", "--out", type=PATH, metavar="DIR")
 @click.option("--dry-run", is_flag=True)
 @click.pass_context
 def pairs(

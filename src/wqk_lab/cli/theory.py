@@ -45,8 +45,8 @@ def some_steps(text: str) -> tuple[int, ...]:
 @click.option("--seed", default=0)
 @revision
 @click.option("-v", "--verbose", is_flag=True)
-@click.option("--out", type=FILE)
-@click.option("--figure", type=FILE)
+@click.option("-o", "--out", type=FILE)
+@click.option("--figure", "--picture", "figure", type=FILE)
 @json_output
 def theory(
     refs: tuple[str, ...],

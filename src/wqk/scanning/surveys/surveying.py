@@ -6,6 +6,7 @@ A survey's folder has a lock, a manifest, and one table for each finished job::
     ├── manifest.jsonl    the options, then one line for each event, appended
     ├── parts/            one table for each job
     ├── scores.parquet    the rows of all parts, in the order of the refs, after the last job
+    ├── summary.*         medians of each model: .csv, .md and .tex
     └── .lock             held while a survey runs here; contains the name of the process
 """
 
@@ -37,6 +38,8 @@ from wqk.scanning.surveys.jobs import (
     run_job,
     run_on,
 )
+from wqk.scanning.surveys.medians import write_summary
+from wqk.scanning.surveys.planning import MOST_JOBS, require_checkpoints
 from wqk.storage.references import HubAccess, check_options
 from wqk.tables.schema import KEY, SCHEMA_VERSION
 from wqk.tables.score_table import ScoreTable, join, read_table
@@ -189,10 +192,6 @@ def _require_same_options(folder: Path, before: dict[str, Any], now: dict[str, A
         )
 
 
-# Most processes by default: each may hold a block of a large model.
-MOST_JOBS = 8
-
-
 @dataclass(frozen=True)
 class SurveyProgress:
     """Progress of a survey: ``jobs``, ``done`` and ``failed`` include earlier runs."""
@@ -257,7 +256,8 @@ def survey(
     OutputError
         The folder cannot be written.
     CheckpointError
-        There is no such list or named set. Checkpoints that cannot be scored do not raise.
+        There is no such list or named set, a list has no ``@`` before its name, or a folder
+        contains checkpoints in its folders. Checkpoints that cannot be scored do not raise.
 
     Examples
     --------
@@ -276,6 +276,7 @@ def survey(
             raise CheckpointError(
                 f"a survey takes paths, Hub ids and named sets, got {type(name).__name__}"
             )
+    require_checkpoints([os.fspath(name) for name in names], revisions)
     options = Options(float(gamma), heads, __version__, SCHEMA_VERSION)
     with open_folder(Path(out), options) as folder:
         listing = partial(_revisions, folder, retry, hub.get("token"))
@@ -384,6 +385,8 @@ def _finish(folder: SurveyFolder, chosen: Sequence[Job], options: Options) -> Sc
     metadata["failed"] = failed
     table = ScoreTable(joined.frame.rechunk(), metadata)
     table.write(folder.scores)
+    if len(table):
+        write_summary(table, folder.folder)
     folder.note({"event": "finished", "done": len(done), "failed": len(failed)})
     return table
 

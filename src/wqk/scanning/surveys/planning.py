@@ -1,0 +1,166 @@
+"""A survey before it runs: its checkpoints, the bytes to read, and an estimate of time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from wqk._machine import one_blas_thread, usable_cores
+from wqk.checkpoints import steps_of
+from wqk.checkpoints.formats import exists, has_weights
+from wqk.checkpoints.modules import StateDict
+from wqk.errors import CheckpointError, WqkError
+from wqk.model import open as open_model
+from wqk.scanning.scan import plan_bytes, scan
+from wqk.scanning.surveys.jobs import Job, expand
+from wqk.storage.references import redacted
+
+# Most processes by default: each may hold a block of a large model.
+MOST_JOBS = 8
+
+# Seconds in which a worker process starts and imports its libraries.
+START_SECONDS = 1.0
+
+# Endings of text files that may list checkpoints; no format of weights has one of these.
+LIST_ENDINGS = {".txt", ".list", ".lst", ".csv", ".tsv", ""}
+
+
+@dataclass(frozen=True)
+class PlannedCheckpoint:
+    """A checkpoint of a survey that has not been read.
+
+    Attributes
+    ----------
+    title
+        Name and revision.
+    bytes_to_read
+        Size of the weights that a scan reads; None if only the network or the Hub has the headers,
+        or the checkpoint cannot be opened.
+    problem
+        The reason for which a local checkpoint cannot be opened.
+    """
+
+    title: str
+    bytes_to_read: int | None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class SurveyPlan:
+    """The checkpoints that a survey would read."""
+
+    checkpoints: tuple[PlannedCheckpoint, ...]
+
+    @property
+    def bytes_to_read(self) -> int:
+        """Size of the weights of all checkpoints whose headers are on this machine."""
+        return sum(checkpoint.bytes_to_read or 0 for checkpoint in self.checkpoints)
+
+    @property
+    def unknown(self) -> int:
+        """Number of checkpoints whose size is not known yet."""
+        sizes = [checkpoint.bytes_to_read for checkpoint in self.checkpoints]
+        return sizes.count(None)
+
+    def seconds(self, jobs: int | None = None) -> float:
+        """Estimate the duration on this machine, for all checkpoints of known size.
+
+        Parameters
+        ----------
+        jobs
+            Number of processes; by default that of `wqk.survey`.
+        """
+        known = len(self.checkpoints) - self.unknown
+        if not known:
+            return 0.0
+        processes = min(known, jobs or min(MOST_JOBS, usable_cores()))
+        return START_SECONDS + self.bytes_to_read * _seconds_per_byte() / processes
+
+
+def plan_survey(refs: Iterable[str], revisions: Sequence[str] = ()) -> SurveyPlan:
+    """List the checkpoints of a survey, and read the headers of local ones.
+
+    Raises
+    ------
+    CheckpointError
+        As for `require_checkpoints`, or a list or a named set does not exist.
+
+    Examples
+    --------
+    >>> import wqk
+    >>> plan = plan_survey([wqk.demo_model("encoder"), "owner/model"])
+    >>> plan.bytes_to_read, plan.unknown
+    (524288, 1)
+    """
+    names = list(refs)
+    require_checkpoints(names, revisions)
+    return SurveyPlan(tuple(map(_planned, expand(names, revisions))))
+
+
+def require_checkpoints(refs: Iterable[str], revisions: Sequence[str] = ()) -> None:
+    """Raise `CheckpointError` for a list without ``@``, and for a folder of checkpoints.
+
+    With ``revisions``, a folder is one of a run, and they are names of its folders.
+    """
+    for ref in refs:
+        path = Path(ref)
+        if ref.startswith("@") or not exists(path):
+            continue
+        if path.is_file() and path.suffix in LIST_ENDINGS and not has_weights(path.parent):
+            raise CheckpointError(
+                f"{redacted(ref)}: is a file of text, not a checkpoint; if it lists checkpoints, "
+                f"give it as @{redacted(ref)}"
+            )
+        if path.is_dir() and not revisions and not has_weights(path) and [*steps_of(ref)] == [ref]:
+            folders = sorted(folder.name for folder in path.iterdir() if has_weights(folder))
+            pattern = "*" if len(folders) == len([*path.iterdir()]) else "*/"
+            if folders:
+                raise CheckpointError(
+                    f"{redacted(ref)}: is a folder of checkpoints ({', '.join(folders[:3])}"
+                    f"{', …' if len(folders) > 3 else ''}); survey them as "
+                    f"{redacted(ref).rstrip('/')}/{pattern}"
+                )
+
+
+def _planned(job: Job) -> PlannedCheckpoint:
+    """Read the headers of a job's checkpoint if it is local."""
+    if job.problem is not None:
+        return PlannedCheckpoint(job.title, None, str(job.problem))
+    if not exists(Path(job.location)):
+        return PlannedCheckpoint(job.title, None)
+    try:
+        model = open_model(job.location)
+        size = sum(plan_bytes(model.checkpoint, plan) for plan in model.scored)
+    except WqkError as error:
+        return PlannedCheckpoint(job.title, None, str(error))
+    return PlannedCheckpoint(job.title, size)
+
+
+@cache
+def _seconds_per_byte() -> float:
+    """Measure the time of scoring a block of BERT-base's size, for each byte in float32."""
+    rng = np.random.default_rng(0)
+    tensors = {
+        f"model.layers.0.self_attn.{side}_proj.weight": rng.standard_normal(
+            (768, 768), dtype=np.float32
+        )
+        for side in "qk"
+    }
+    config = {
+        "model_type": "llama",
+        "hidden_size": 768,
+        "num_attention_heads": 12,
+        "num_hidden_layers": 1,
+    }
+    model = StateDict(tensors, config, "block")
+    with one_blas_thread():
+        scan(model)  # loads what is imported when first used
+        start = time.perf_counter()
+        scan(model)
+        seconds = time.perf_counter() - start
+    return seconds / sum(tensor.nbytes for tensor in tensors.values())
