@@ -14,6 +14,7 @@ from tests.limits import failing
 from tests.live.models import bert, gpt2, llama
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
@@ -287,6 +288,57 @@ def test_a_router_is_no_attention() -> None:
     assert wqk.logits(Routed(), inputs()).blocks.keys() == {"attention"}
     with pytest.raises(CheckpointError, match="no attention was observed"):
         wqk.logits(nn.Linear(WIDTH, 2), inputs())
+
+
+def test_a_product_without_keys_is_passed_over() -> None:
+    """An indexer of sparse attention has no pools of keys in a short text (GLM 5)."""
+
+    def kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        assert torch.relu(q @ k[..., :0, :].mT * SCALE).numel() == 0
+        return eager(causal)(q, k, v)
+
+    plain = only(wqk.logits(Attention(eager(causal)), inputs()))
+    measured = only(wqk.logits(Attention(kernel), inputs()))
+    np.testing.assert_array_equal(measured.max_logit, plain.max_logit)
+
+
+def test_longformer_is_measured_by_its_scores() -> None:
+    """Its keys are those around each query, so that none of them is the first token."""
+    from transformers import LongformerConfig, LongformerModel
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": HEADS}
+    config = LongformerConfig(**sizes, intermediate_size=32, vocab_size=50, attention_window=[4])
+    model = LongformerModel(config).double().eval()
+    tokens = torch.arange(2, 26).reshape(2, 12)
+    measured = wqk.logits(model, tokens)
+    (block,) = measured.blocks.values()
+    assert set(measured.scores) == set(measured.blocks)
+    with torch.no_grad():
+        (weights,) = model(tokens, output_attentions=True).attentions
+    entropy = torch.special.entr(weights).sum(-1).mean((0, 2))
+    np.testing.assert_allclose(block.attention_entropy, entropy, rtol=1e-6)  # a float32 softmax
+    top = weights.amax(-1).mean((0, 2))
+    np.testing.assert_allclose(block.attention_top_share, top, rtol=1e-6)
+    assert np.isnan(block.first_token_share).all()
+
+
+def test_a_mask_is_that_of_the_kernel_where_kernels_of_a_model_differ() -> None:
+    """Transformers' AIMv2 is causal as plain operations, and not with PyTorch's kernels.
+
+    PyTorch computes the same call with plain operations as well: an independent measurement.
+    """
+    from transformers import Aimv2TextConfig, Aimv2TextModel
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": HEADS}
+    config = Aimv2TextConfig(**sizes, intermediate_size=32, vocab_size=50)
+    model = Aimv2TextModel(config).double().eval()
+    batch = {"input_ids": torch.arange(24).reshape(2, 12)}
+    model.set_attn_implementation("sdpa")
+    fused = wqk.logits(model, batch)
+    with sdpa_kernel(SDPBackend.MATH):
+        plain = wqk.logits(model, batch)
+    for name, block in fused.blocks.items():
+        np.testing.assert_allclose(block, plain.blocks[name], rtol=1e-9)
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -252,8 +252,16 @@ def _first(config: Any, *names: str, default: Any = None) -> Any:
     return default
 
 
+def _text_config(config: Any) -> Any:
+    """Configuration of the text model; that of the decoder if there are several (MusicGen)."""
+    try:
+        return config.get_text_config()
+    except ValueError:
+        return config.get_text_config(decoder=True)
+
+
 def _width(config: Any) -> int:
-    text = config.get_text_config()
+    text = _text_config(config)
     names = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "hidden_dim")
     width = _first(text, *names, default=96)
     return width if isinstance(width, int) else 96
@@ -266,7 +274,7 @@ def _makers(
     random = torch.Generator().manual_seed(1)
     accepted = inspect.signature((module or model).forward).parameters
     patches = sum(frames * rows * columns for frames, rows, columns in GRID)
-    vocabulary = _first(config.get_text_config(), "vocab_size", default=100)
+    vocabulary = _first(_text_config(config), "vocab_size", default=100)
     top = min(vocabulary if isinstance(vocabulary, int) else 100, 100)
 
     def tokens(length: int) -> torch.Tensor:

@@ -88,6 +88,8 @@ class ObservedCall:
         (B, H, I, J'): input and output of a softmax, if it was observed.
     columns
         Columns of the scores that belong to keys; others belong to sinks.
+    is_relative
+        Whether columns are distances from the query instead of tokens (Longformer).
     """
 
     operation: str
@@ -105,6 +107,7 @@ class ObservedCall:
     scores: torch.Tensor | None = None
     weights: torch.Tensor | None = None
     columns: slice = field(default_factory=lambda: slice(None))
+    is_relative: bool = False
 
     @property
     def path(self) -> str:
@@ -178,11 +181,24 @@ class ObservedCall:
             heads = _head_count(self.modules, leading[0])
         order = _heads_last(leading, heads)
         if order is None:
-            return None
+            return self._of_sliding_windows(heads)
         if order == (0, 1) and len(leading) == 2:
             return self
         count = leading[order[-1]] if len(leading) > 1 else heads or 1
         return self._arranged(order, (-1, count))
+
+    def _of_sliding_windows(self, heads: int | None) -> ObservedCall | None:
+        """The call of a softmax over (B, I, H, W), W the keys around a query; None of another."""
+        if self.has_logits or self.scores is None or self.weights is None:
+            return None
+        if self.scores.ndim != 4 or self.scores.shape[-2] != heads:
+            return None
+        return replace(
+            self,
+            scores=self.scores.transpose(1, 2),
+            weights=self.weights.transpose(1, 2),
+            is_relative=True,
+        )
 
     def in_one(self) -> ObservedCall:
         """The call as one sequence, whose heads are all leading axes in their order."""

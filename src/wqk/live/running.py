@@ -120,12 +120,16 @@ def most_positions(model: Any) -> int | None:
             # RoBERTa counts positions from that of the padding token.
             first = 0 if module.padding_idx is None else module.padding_idx + 1
             return int(module.num_embeddings) - first
-    try:
-        config = model.config.get_text_config()
-    except ValueError:  # there are several
-        return None
-    positions = getattr(config, "max_position_embeddings", None)
+    positions = getattr(text_config(model.config), "max_position_embeddings", None)
     return positions if isinstance(positions, int) else None
+
+
+def text_config(config: Any) -> Any:
+    """Configuration of the text model; that of the decoder if there are several (MusicGen)."""
+    try:
+        return config.get_text_config()
+    except ValueError:
+        return config.get_text_config(decoder=True)
 
 
 def token_input(config: Any, wanted: Wanted) -> Inputs:
@@ -135,7 +139,7 @@ def token_input(config: Any, wanted: Wanted) -> Inputs:
         return {"input_ids": numbers, "attention_mask": np.ones_like(numbers)}
     padding = getattr(config, "pad_token_id", None) or 0
     # Canine has no vocabulary: it reads the code points themselves.
-    vocabulary = getattr(config.get_text_config(), "vocab_size", SIDE)
+    vocabulary = getattr(text_config(config), "vocab_size", SIDE)
     numbers = wanted.random.integers(0, vocabulary - 1, (EXAMPLES, wanted.length))
     numbers += numbers >= padding
     mask = np.ones_like(numbers)

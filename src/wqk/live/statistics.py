@@ -25,7 +25,8 @@ class BlockLogits(NamedTuple):
     attention_entropy: Float[np.ndarray, " heads"]  #: Mean over tokens, in nats.
     attention_top_share: Float[np.ndarray, " heads"]  #: Mean of a token's largest weight.
     extreme_logit: Float[np.ndarray, " heads"]  #: The logit of largest magnitude, with its sign.
-    first_token_share: Float[np.ndarray, " heads"]  #: Mean weight of the first token.
+    #: Mean weight of the first token; NaN if the keys are those around each query (Longformer).
+    first_token_share: Float[np.ndarray, " heads"]
 
     def of_layer(self) -> dict[str, float]:
         """Values of the layer: the largest logit, the most extreme one, and means over heads."""
@@ -79,6 +80,9 @@ class HeadStatistics:
         shown = call.visible_keys()
         first = None if shown is None else shown.long().argmax(-1).expand(batch)
         tokens = shown if is_self and queries == keys else None
+        if call.is_relative:
+            tokens = None
+            self._first.fill_(math.nan)
         for tile in call.tiles():
             rows = None
             if tokens is not None:

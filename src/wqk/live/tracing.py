@@ -123,7 +123,8 @@ class Tracer:
 
     def multiplied(self, left: Any, right: Any, product: torch.Tensor, scale: float) -> None:
         """Begin a trace at a batched product, (N, M, R) times (N, R, J)."""
-        if _is_plain(product) and product.is_contiguous() and product.storage_offset() == 0:
+        is_whole = product.is_contiguous() and product.storage_offset() == 0
+        if _is_plain(product) and product.numel() and is_whole:
             stride = product.shape[-1]
             trace = Trace(left.detach(), right.detach(), scale, stride=stride, place=self.place)
             self.put(product, trace)
