@@ -1,10 +1,11 @@
-"""Tensors compared as they are stored, and found by what they hold where names differ.
+"""Tensors compared as they are stored, and found by their contents where names differ.
 
-Equal bytes under one name are compared first, which costs no more than reading them. Other numbers
-are compared entry by entry, up to the rounding of the coarser of two types. A tensor whose name the
-other checkpoint lacks is looked for by its rows, then by its columns: each has a key, a hash of its
-numbers rounded to the coarsest type, so that fused, split, transposed, renamed and re-typed tensors
-find each other. Memory is that of a few million numbers and of a key for each row.
+Equal bytes under one name are compared first, which costs no more than reading the bytes. Different
+numbers are compared entry by entry, up to the rounding of the coarser of two types. If the other
+checkpoint has no tensor of a name, the tensor is searched by its rows, then by its columns: each
+row has a key, a hash of its numbers rounded to the coarsest type. Fused, split, transposed, renamed
+and re-typed tensors have the same keys. The memory needed is that of a few million numbers and of
+a key for each row.
 """
 
 from __future__ import annotations
@@ -35,56 +36,60 @@ from wqk.sameness.half_steps import is_coded_alone, ratio_of_scales, share_beyon
 from wqk.sameness.mismatches import Kind
 from wqk.sameness.tolerances import DIFFERENT, FEW_BEYOND, MOST, SAFETY, SAME_FACTOR
 
-# Numbers that are read at a time; of so many it is kept which ones differ.
-CHUNK, MASKED = 1 << 22, 1 << 26
-# Bytes that are compared at a time, which stay in a cache; more pieces are shared by all cores.
-CACHED, MANY = 1 << 21, 8
-# Of layers and experts.
+# Numbers that are read at a time.
+CHUNK = 1 << 22
+# A mask of the entries that differ is kept for tensors of at most this many numbers.
+MASKED = 1 << 26
+# Bytes that are compared at a time, which stay in a cache.
+CACHED = 1 << 21
+# More pieces than this are shared by all cores.
+MANY = 8
+# Numbers of layers and experts in names.
 NUMBERS = re.compile(r"\.\d+\.")
-# What wrappers put before a name.
+# Prefixes that wrappers put before a name.
 WRAPPERS = re.compile(r"^(?:(?:module|model|_orig_mod|base_model)\.)+")
 
 
 class Outcome(StrEnum):
-    """What a comparison of two tensors found."""
+    """Outcome of the comparison of two tensors."""
 
     EQUAL = "equal"
     ROUNDED = "equal up to rounding"
     FOUND = "equal, stored otherwise"
     DIFFERS = "differs"
-    MISSING = "only in the first"
-    ADDED = "only in the second"
+    MISSING = "only in the reference"
+    ADDED = "only in the candidate"
     UNKNOWN = "not compared"
 
     @property
     def same(self) -> bool:
-        """Whether nothing is wrong, as far as it was compared."""
+        """True if the tensors were compared and are equal."""
         return self in (Outcome.EQUAL, Outcome.ROUNDED, Outcome.FOUND)
 
     @property
     def differs(self) -> bool:
-        """Whether something is wrong."""
+        """True if the tensors were compared and are not equal."""
         return not self.same and self is not Outcome.UNKNOWN
 
 
 @dataclass(frozen=True)
 class TensorComparison:
-    """A tensor of the first checkpoint, and what it is in the second.
+    """A tensor of the reference next to the same tensor of the candidate.
 
     Attributes
     ----------
     name, other
-        Its name in either; empty where one has no such tensor.
+        Name in the reference, and in the candidate; empty where the checkpoint has no such tensor.
     outcome
-        What was found.
+        Outcome of the comparison.
     reason
-        How it differs, or where it lies, in a phrase.
+        The difference, or the place of the tensor, in a phrase.
     role
         ``attention``, ``mixer`` or ``other``.
     distance
-        ‖a − b‖ / ‖a‖, where they were compared.
+        ‖a − b‖ / ‖a‖; infinite where the tensors were not compared.
     kind
-        The cause, where it is known from the two tensors alone.
+        The cause, where the two tensors alone show the cause.
     """
 
     name: str
@@ -100,296 +105,429 @@ class TensorComparison:
 
 
 def paired_names(
-    a: Mapping[str, TensorInfo], b: Mapping[str, TensorInfo], example: tuple[str, str] | None = None
+    reference: Mapping[str, TensorInfo],
+    candidate: Mapping[str, TensorInfo],
+    example: tuple[str, str] | None = None,
 ) -> dict[str, str]:
-    """The name in the second checkpoint of each tensor that has the same in the first.
+    """Names in the candidate of the reference's tensors, as far as the names agree.
 
-    What wrappers put before names is left out, and what one side puts before the names of an
-    ``example``, a tensor of each.
+    Prefixes of wrappers are ignored. With an ``example``, a tensor's name in each checkpoint, the
+    prefix of the longer name is ignored, too.
 
     Examples
     --------
     >>> paired_names({"model.norm.weight": ...}, {"norm.weight": ...})
     {'model.norm.weight': 'norm.weight'}
     """
-    found = {name: name for name in a if name in b}
-    cuts: list[Callable[[str], str]] = [lambda name: WRAPPERS.sub("", name)]
+    pairs = {name: name for name in reference if name in candidate}
+    shortenings: list[Callable[[str], str]] = [lambda name: WRAPPERS.sub("", name)]
     if example is not None:
         short, long = sorted(example, key=len)
         if long.endswith(short):
-            cuts.append(lambda name: name.removeprefix(long[: len(long) - len(short)]))
-    for cut in cuts:
-        taken = set(found.values())
-        theirs = {cut(name): name for name in reversed(list(b)) if name not in taken}
-        found |= {n: theirs[cut(n)] for n in a if n not in found and cut(n) in theirs}
-    return found
+            prefix = long.removesuffix(short)
+            shortenings.append(lambda name: name.removeprefix(prefix))
+    for shorten in shortenings:
+        paired = set(pairs.values())
+        candidate_names: dict[str, str] = {}
+        for name in candidate:
+            if name not in paired:
+                candidate_names.setdefault(shorten(name), name)
+        for name in reference:
+            shortened = shorten(name)
+            if name not in pairs and shortened in candidate_names:
+                pairs[name] = candidate_names[shortened]
+    return pairs
 
 
 def chunks(part: Part, info: TensorInfo, count: int = CHUNK) -> Iterator[Part]:
-    """A part of a tensor in pieces of so many numbers, or single rows."""
+    """Divide a part of a tensor into pieces of at most ``count`` numbers, or into single rows."""
     if not info.shape:
         yield part
         return
-    step = max(1, count // max(1, math.prod(info.shape[1:])))
+    rows_at_a_time = max(1, count // max(1, math.prod(info.shape[1:])))
     for first, last in part.row_ranges(info.shape):
-        for start in range(first, last, step):
-            yield Part(part.name, ((start, min(start + step, last)),))
+        for start in range(first, last, rows_at_a_time):
+            yield Part(part.name, ((start, min(start + rows_at_a_time, last)),))
+
+
+def chunk_pairs(
+    parts: Sequence[Part], infos: Sequence[TensorInfo], count: int = CHUNK
+) -> Iterator[tuple[Part, Part]]:
+    """Divide two parts of one shape into corresponding pieces."""
+    first, second = (chunks(part, info, count) for part, info in zip(parts, infos, strict=True))
+    return zip(first, second, strict=True)
 
 
 def equal_parts(
     checkpoints: Sequence[Checkpoint], parts: Sequence[Part], numbers: bool = False
 ) -> bool:
-    """Whether two parts are of one type and shape, and stored as the same bytes.
+    """Return whether two parts have one type and shape, and are stored as the same bytes.
 
-    With ``numbers``, or as the same numbers.
+    With ``numbers``, equal numbers suffice.
     """
-    infos = [c.info(part.name) for c, part in zip(checkpoints, parts, strict=True)]
-    if infos[0][:2] != infos[1][:2]:
+    infos = infos_of(checkpoints, parts)
+    first, second = infos
+    if (first.dtype, first.shape) != (second.dtype, second.shape):
         return False
-    shape, size = infos[0].shape or (1,), infos[0].nbytes
-    if not size:
+    if not first.nbytes:
         return True
-    step = max(1, min(shape[0], CACHED * shape[0] // size))  # rows at a time
-    count, room = step * math.prod(shape[1:]), step * size // shape[0]
-    pieces = list(
-        zip(*(chunks(p, i, count) for p, i in zip(parts, infos, strict=True)), strict=True)
-    )
-    many, cores = len(pieces) > MANY, usable_cores()
-    shares = [pieces[n::cores] for n in range(cores)] if many else [pieces]
-    return all(side_by_side(partial(_equal_pieces, checkpoints, room, numbers), shares, many=many))
+    shape = first.shape or (1,)
+    rows_at_a_time = max(1, min(shape[0], CACHED * shape[0] // first.nbytes))
+    count = rows_at_a_time * math.prod(shape[1:])
+    nbytes = rows_at_a_time * first.nbytes // shape[0]
+    pieces = list(chunk_pairs(parts, infos, count))
+    many = len(pieces) > MANY
+    cores = usable_cores()
+    shares = [pieces[core::cores] for core in range(cores)] if many else [pieces]
+    compare = partial(_equal_pieces, checkpoints, nbytes, numbers)
+    return all(side_by_side(compare, shares, many=many))
+
+
+def infos_of(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> list[TensorInfo]:
+    """Return the metadata of a part of each checkpoint."""
+    return [checkpoint.info(part.name) for checkpoint, part in zip(checkpoints, parts, strict=True)]
+
+
+def _read_pair(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> list[np.ndarray]:
+    """Read a part of each checkpoint."""
+    return [checkpoint.read([part])[0] for checkpoint, part in zip(checkpoints, parts, strict=True)]
 
 
 def _equal_pieces(
-    checkpoints: Sequence[Checkpoint], size: int, numbers: bool, pieces: Iterable[Sequence[Part]]
+    checkpoints: Sequence[Checkpoint],
+    nbytes: int,
+    numbers: bool,
+    pieces: Iterable[Sequence[Part]],
 ) -> bool:
-    """Whether parts of at most so many bytes are stored as the same ones."""
-    rooms = [bytearray(size) for _ in checkpoints]  # compared by memcmp
-    arrays = [np.frombuffer(room, np.uint8) for room in rooms]
-    for both in pieces:
-        a, b = (c.raw(part, room) for c, part, room in zip(checkpoints, both, arrays, strict=True))
+    """Return whether pieces of at most ``nbytes`` bytes are stored as the same bytes."""
+    buffers = [bytearray(nbytes) for _ in checkpoints]  # compared by memcmp
+    views = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
+    for parts in pieces:
+        a, b = (
+            checkpoint.raw(part, view)
+            for checkpoint, part, view in zip(checkpoints, parts, views, strict=True)
+        )
         if numbers and (a is None or b is None):
-            a, b = (c.read([part])[0] for c, part in zip(checkpoints, both, strict=True))
+            a, b = _read_pair(checkpoints, parts)
         if a is None or b is None or len(a) != len(b):
             return False
-        filled = len(a) == size and all(map(np.may_share_memory, (a, b), arrays))
-        if not (rooms[0] == rooms[1] if filled else np.array_equal(a, b)):
+        fills_buffers = len(a) == nbytes and all(map(np.may_share_memory, (a, b), views))
+        is_equal = buffers[0] == buffers[1] if fills_buffers else np.array_equal(a, b)
+        if not is_equal:
             return False
     return True
 
 
-class Found(NamedTuple):
-    """What a comparison of two parts found."""
+class StoredComparison(NamedTuple):
+    """Result of the comparison of two stored parts.
+
+    Attributes
+    ----------
+    outcome, reason
+        Outcome of the comparison, and the difference in a phrase.
+    distance
+        ‖a − b‖ / ‖a‖.
+    changed
+        Mask of the entries that differ, (n, D); None without differences, or for large tensors.
+    kind
+        The cause, where the two parts alone show the cause.
+    """
 
     outcome: Outcome
     reason: str = ""
-    distance: float = math.inf  # ‖a − b‖ / ‖a‖
-    changed: np.ndarray | None = None  # which entries differ, (n, D), where they are not too many
-    kind: Kind | None = None  # the cause, where it is known
+    distance: float = math.inf
+    changed: np.ndarray | None = None
+    kind: Kind | None = None
 
 
 @np.errstate(divide="ignore", invalid="ignore", over="ignore")
-def compare_stored(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> Found:
-    """Two parts of one shape, entry by entry."""
-    first, second = infos = [c.info(p.name) for c, p in zip(checkpoints, parts, strict=True)]
-    types = first.dtype, second.dtype
+def compare_stored(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> StoredComparison:
+    """Compare two parts of one shape entry by entry."""
+    infos = infos_of(checkpoints, parts)
     if equal_parts(checkpoints, parts):
-        return Found(Outcome.EQUAL, "", 0.0)
-    size = math.prod(parts[0].shape(first.shape))
-    masks, floats = [], all(kind in PLAIN for kind in types)
-    beyond, rescaled = 0.0, _Rescaled(infos)  # of quantized tensors
-    sums = np.zeros(4)  # xx, xy, yy, |x − y|²
-    expected = 0.0  # what the rounding of quantized types explains of |x − y|²
-    changed, largest = 0, 0.0  # entries that differ by more than rounding; by how much of them
-    # Types to which one side may have been rounded before it was stored.
-    narrower = [kind for kind in NARROWER.get(types[0], ()) if kind in NARROWER.get(types[1], ())]
-    # The last place may differ, as after sums in another order; small sums by what float32 loses.
-    unit = 2 * max(ROUNDING.get(kind, 0.0) for kind in types)
-    smallest = 2 * max(AT_ZERO.get(kind, 0.0) for kind in types)
-    for pieces in zip(*(chunks(p, i) for p, i in zip(parts, infos, strict=True)), strict=True):
+        return StoredComparison(Outcome.EQUAL, "", 0.0)
+    comparison = _RunningComparison(infos, math.prod(parts[0].shape(infos[0].shape)))
+    for pieces in chunk_pairs(parts, infos):
         try:
-            x, y = (c.read([p])[0] for c, p in zip(checkpoints, pieces, strict=True))
+            x, y = _read_pair(checkpoints, pieces)
         except WqkError as error:
-            return Found(Outcome.UNKNOWN, str(error))
-        step, high = np.abs(x - y), np.maximum(np.abs(x), np.abs(y))
-        most = float(high.max(initial=0, where=np.isfinite(high)))
-        near = (step <= unit * high + max(smallest, 8 * ROUNDING["F32"] * most)) & (step < np.inf)
-        wrong = ~near & ~(np.isnan(x) & np.isnan(y)) & (x != y)
-        pairs = ((x, x), (x, y), (y, y), (step, step))
-        sums += [float(np.vdot(*pair)) for pair in pairs]
-        expected += sum(
-            info.grid.rounding(v) ** 2 * float(np.vdot(v, v))
-            for info, v in zip(infos, (x, y), strict=True)
-            if info.grid
-        )
-        if is_coded_alone(infos):
-            beyond += x.size * _share_beyond(infos, (x, y))
-        rescaled.add(x, y)
-        masks.append(np.atleast_1d(wrong))
-        if wrong.any():
-            changed += int(wrong.sum())
-            relative = step[wrong] / np.where(x[wrong] == 0, np.inf, np.abs(x[wrong]))
-            largest = max(largest, float(relative.max()))
-        for kind in list(narrower):
-            holder = next((values for values in (x, y) if lies_on(values, kind)), None)
-            if holder is None:
-                narrower.remove(kind)
-                continue
-            at_zero = rounding_at_zero(kind, holder)
-            close = step <= 2 * ROUNDING[kind] * high + 2 * at_zero
-            if not (close & (step < np.inf)).all():
-                narrower.remove(kind)
-    xx, xy, yy, squares = sums
-    distance = math.sqrt(squares / xx) if xx else math.inf if yy else 0.0
-    if not changed:
-        return Found(Outcome.ROUNDED if distance else Outcome.EQUAL, "", distance)
-    if rescaled.largest > SAME_FACTOR:
-        reason = f"equal codes, other scales: by up to {100 * rescaled.largest:.2g} %"
-        return Found(Outcome.DIFFERS, reason, distance, kind=Kind.BLOCK_SCALES)
-    if not floats and distance <= SAFETY * math.sqrt(expected / xx):
-        if beyond <= FEW_BEYOND * size:
-            return Found(Outcome.ROUNDED, "", distance)
-        share = f"{100 * beyond / size:.2g} % of entries lie beyond half a step of their own scale"
-        reason = f"{Kind.QUANTIZED}: {share}"
-        return Found(Outcome.DIFFERS, reason, distance, kind=Kind.QUANTIZED)
-    if narrower:
-        return Found(Outcome.ROUNDED, f"one side is rounded to {narrower[0]}", distance)
-    columns = first.shape[-1] if len(first.shape) > 1 else 1
-    mask = np.concatenate(masks).reshape(-1, columns) if size <= MASKED else None
-    factor, reason = yy / xy if xy else math.nan, f"relative distance {distance:.2g}"
-    if not yy:
-        reason = "all zero"
-    elif xx * yy - xy**2 <= (SAME_FACTOR * xy) ** 2 and abs(factor - 1) > SAME_FACTOR:
-        reason = f"scaled by {factor:.4g}"
-    elif changed < MOST * size:
-        where = "" if mask is None else f", the first in row {int(mask.any(axis=1).argmax())}"
-        reason = f"{changed} of {size} entries differ{where}"
-        reason += f", by up to {100 * largest:.2g} %" if largest else ""
-    return Found(Outcome.DIFFERS, reason, distance, mask)
+            return StoredComparison(Outcome.UNKNOWN, str(error))
+        comparison.add(x, y)
+    return comparison.result()
+
+
+class _RunningComparison:
+    """Comparison of two arrays, x of the reference and y of the candidate, piece by piece."""
+
+    def __init__(self, infos: Sequence[TensorInfo], size: int) -> None:
+        types = [info.dtype for info in infos]
+        self._infos = infos
+        self._size = size
+        self._is_plain = all(number_type in PLAIN for number_type in types)
+        # The last place may differ, as after sums in another order; small sums may differ by the
+        # rounding of float32.
+        self._unit = 2 * max(ROUNDING.get(number_type, 0.0) for number_type in types)
+        self._smallest = 2 * max(AT_ZERO.get(number_type, 0.0) for number_type in types)
+        # Types that one side may have been rounded to before it was stored.
+        candidates = NARROWER.get(types[1], ())
+        self._narrower = [kind for kind in NARROWER.get(types[0], ()) if kind in candidates]
+        self._rescaled = _Rescaled(infos)
+        self._products = np.zeros(4)  # sums of x², xy, y² and (x − y)²
+        self._expected = 0.0  # share of the last sum that rounding to quantized types explains
+        self._beyond = 0.0  # entries beyond half a step of their scale
+        self._changed = 0  # entries that differ by more than rounding
+        self._largest_change = 0.0  # of these entries, relative
+        self._masks: list[np.ndarray] = []
+
+    def add(self, x: np.ndarray, y: np.ndarray) -> None:
+        """Compare a piece of both arrays."""
+        step = np.abs(x - y)
+        high = np.maximum(np.abs(x), np.abs(y))
+        for position, (a, b) in enumerate(((x, x), (x, y), (y, y), (step, step))):
+            self._products[position] += float(np.vdot(a, b))
+        for info, values in zip(self._infos, (x, y), strict=True):
+            if info.grid:
+                squares = float(np.vdot(values, values))
+                self._expected += info.grid.rounding(values) ** 2 * squares
+        if is_coded_alone(self._infos):
+            self._beyond += x.size * _share_beyond(self._infos, (x, y))
+        self._rescaled.add(x, y)
+        self._add_changes(x, y, step, high)
+        self._narrower = [
+            number_type
+            for number_type in self._narrower
+            if _is_rounding_to(number_type, (x, y), step, high)
+        ]
+
+    def _add_changes(
+        self, x: np.ndarray, y: np.ndarray, step: np.ndarray, high: np.ndarray
+    ) -> None:
+        """Count the entries of a piece that differ by more than rounding."""
+        highest = float(high.max(initial=0, where=np.isfinite(high)))
+        smallest = max(self._smallest, 8 * ROUNDING["F32"] * highest)
+        is_near = (step <= self._unit * high + smallest) & (step < np.inf)
+        is_nan = np.isnan(x) & np.isnan(y)
+        is_changed = ~is_near & ~is_nan & (x != y)
+        if self._size <= MASKED:
+            self._masks.append(np.atleast_1d(is_changed))
+        if is_changed.any():
+            self._changed += int(is_changed.sum())
+            values = x[is_changed]
+            relative = step[is_changed] / np.where(values == 0, np.inf, np.abs(values))
+            self._largest_change = max(self._largest_change, float(relative.max()))
+
+    def result(self) -> StoredComparison:
+        """Return the result for all pieces."""
+        xx, _, yy, squares = self._products
+        distance = math.inf if yy else 0.0
+        if xx:
+            distance = math.sqrt(squares / xx)
+        if not self._changed:
+            return StoredComparison(Outcome.ROUNDED if distance else Outcome.EQUAL, "", distance)
+        if self._rescaled.largest > SAME_FACTOR:
+            percent = 100 * self._rescaled.largest
+            reason = f"equal codes, other scales: by up to {percent:.2g} %"
+            return StoredComparison(Outcome.DIFFERS, reason, distance, kind=Kind.BLOCK_SCALES)
+        if not self._is_plain and distance <= SAFETY * math.sqrt(self._expected / xx):
+            if self._beyond <= FEW_BEYOND * self._size:
+                return StoredComparison(Outcome.ROUNDED, "", distance)
+            percent = 100 * self._beyond / self._size
+            share = f"{percent:.2g} % of entries lie beyond half a step of their own scale"
+            reason = f"{Kind.QUANTIZED}: {share}"
+            return StoredComparison(Outcome.DIFFERS, reason, distance, kind=Kind.QUANTIZED)
+        if self._narrower:
+            reason = f"one side is rounded to {self._narrower[0]}"
+            return StoredComparison(Outcome.ROUNDED, reason, distance)
+        mask = self._mask()
+        return StoredComparison(Outcome.DIFFERS, self._reason(distance, mask), distance, mask)
+
+    def _mask(self) -> np.ndarray | None:
+        """Mask of the entries that differ, (n, D); None for a large tensor."""
+        if not self._masks:
+            return None
+        shape = self._infos[0].shape
+        columns = shape[-1] if len(shape) > 1 else 1
+        return np.concatenate(self._masks).reshape(-1, columns)
+
+    def _reason(self, distance: float, mask: np.ndarray | None) -> str:
+        """Return the difference of the arrays in a phrase."""
+        xx, xy, yy, _ = self._products
+        if not yy:
+            return "all zero"
+        factor = yy / xy if xy else math.nan
+        is_multiple = xx * yy - xy**2 <= (SAME_FACTOR * xy) ** 2
+        if is_multiple and abs(factor - 1) > SAME_FACTOR:
+            return f"scaled by {factor:.4g}"
+        if self._changed >= MOST * self._size:
+            return f"relative distance {distance:.2g}"
+        reason = f"{self._changed} of {self._size} entries differ"
+        if mask is not None:
+            reason += f", the first in row {int(mask.any(axis=1).argmax())}"
+        if self._largest_change:
+            reason += f", by up to {100 * self._largest_change:.2g} %"
+        return reason
+
+
+def _is_rounding_to(
+    number_type: str, values: Sequence[np.ndarray], step: np.ndarray, high: np.ndarray
+) -> bool:
+    """Return whether one array has values of a type, and rounding to the type explains the steps.
+
+    ``step`` are the distances of the entries of the two arrays, ``high`` the larger magnitudes.
+    """
+    rounded = next((array for array in values if lies_on(array, number_type)), None)
+    if rounded is None:
+        return False
+    at_zero = rounding_at_zero(number_type, rounded)
+    is_close = step <= 2 * ROUNDING[number_type] * high + 2 * at_zero
+    return bool((is_close & (step < np.inf)).all())
 
 
 def _share_beyond(infos: Sequence[TensorInfo], values: Sequence[np.ndarray]) -> float:
-    """Share of entries beyond half a step, of a quantized tensor and an exact one."""
-    is_coded = infos[1].grid is not None
-    grid, exact = infos[is_coded].grid, values[not is_coded]
+    """Share of entries beyond half a step, of a quantized tensor next to an exact tensor."""
+    coded, exact = (0, 1) if infos[1].grid is None else (1, 0)
+    grid = infos[coded].grid
     if grid is None:
         return 0.0
-    rounding = rounding_in(infos[not is_coded], exact)
-    return share_beyond_half_step(exact, values[is_coded], grid.shared, rounding)
+    rounding = rounding_in(infos[exact], values[exact])
+    return share_beyond_half_step(values[exact], values[coded], grid.shared, rounding)
 
 
 class _Rescaled:
-    """The change of the scales of two quantized tensors, as long as their codes are equal."""
+    """Change of the scales of two quantized tensors, as long as their codes are equal."""
 
     def __init__(self, infos: Sequence[TensorInfo]) -> None:
-        grids = [info.grid for info in infos]
-        self._grid = grids[0] if grids[0] == grids[1] else None
+        reference, candidate = infos
+        self._grid = reference.grid if reference.grid == candidate.grid else None
         self.largest = 0.0
 
     def add(self, reference: np.ndarray, candidate: np.ndarray) -> None:
-        """Compare a piece of both."""
+        """Compare a piece of both tensors."""
         if self._grid is None:
             return
         factors = ratio_of_scales(reference, candidate, self._grid.shared)
         if factors is None:
-            self._grid, self.largest = None, 0.0
+            self._grid = None
+            self.largest = 0.0
         else:
             self.largest = max(self.largest, float(np.abs(factors - 1).max()))
 
 
 def stray_entries(mask: np.ndarray) -> int:
-    """How many changed entries lie in a row and a column that are mostly unchanged.
+    """Count the changed entries in rows and columns that are mostly unchanged.
 
     A change of coordinates, such as a rotation inside a head or a gain that was folded, changes
     whole rows or whole columns.
     """
-    rows, columns = mask.mean(axis=1), mask.mean(axis=0)
-    return int((mask & (rows < MOST)[:, None] & (columns < MOST)[None]).sum())
+    is_kept_row = mask.mean(axis=1) < MOST
+    is_kept_column = mask.mean(axis=0) < MOST
+    return int((mask & is_kept_row[:, None] & is_kept_column[None]).sum())
 
 
 # -- by content --------------------------------------------------------------------------------
 
 
 def _scrambled(numbers: np.ndarray) -> np.ndarray:
-    """Whole numbers as pseudorandom ones, uint64 (the finalizer of SplitMix64)."""
+    """Map whole numbers to pseudorandom ones, uint64 (the finalizer of SplitMix64)."""
     mixed = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.asarray(mixed ^ (mixed >> np.uint64(31)))
 
 
-def _codes(values: np.ndarray, kind: str) -> np.ndarray:
-    """Numbers rounded to a type, as whole numbers; −0 is 0."""
+def _codes(values: np.ndarray, number_type: str) -> np.ndarray:
+    """Round numbers to a type, and return them as whole numbers; −0 becomes 0."""
     single = values.astype(np.float32) + np.float32(0)
-    if kind == "F16":
+    if number_type == "F16":
         with np.errstate(over="ignore"):
             single = single.astype(np.float16).astype(np.float32)
     bits = single.view(np.uint32)
-    if kind == "BF16":
+    if number_type == "BF16":
         even = (bits >> np.uint32(16)) & np.uint32(1)
         bits = (bits + np.uint32(0x7FFF) + even) & np.uint32(0xFFFF0000)
     return bits.astype(np.uint64) * np.uint64(0xD6E8FEB86659FD93) >> np.uint64(7)
 
 
-def _keys(checkpoint: Checkpoint, name: str, kind: str, columns: bool = False) -> np.ndarray:
-    """A key for each row (or column) of a tensor, whose last axis are its columns."""
-    info, keys, start = checkpoint.info(name), [], 0
-    sums: Any = np.uint64(0)
+def _pieces_of_codes(checkpoint: Checkpoint, name: str, number_type: str) -> Iterator[np.ndarray]:
+    """Yield the codes of a tensor in pieces, (rows, columns)."""
+    info = checkpoint.info(name)
     for piece in chunks(Part(name), info):
-        values = checkpoint.read([piece])[0]
-        flat = values.reshape(-1, info.shape[-1] if len(info.shape) > 1 else values.size)
-        codes = _codes(flat, kind)
-        if columns:
-            place = _scrambled(np.arange(start, start + len(codes)))
-            sums = sums + (codes * place[:, None]).sum(axis=0, dtype=np.uint64)
-        else:
-            place = _scrambled(np.arange(codes.shape[1]))
-            keys.append((codes * place).sum(axis=1, dtype=np.uint64))
+        (values,) = checkpoint.read([piece])
+        columns = info.shape[-1] if len(info.shape) > 1 else values.size
+        yield _codes(values.reshape(-1, columns), number_type)
+
+
+def _row_keys(checkpoint: Checkpoint, name: str, number_type: str) -> np.ndarray:
+    """Return a key for each row of a tensor."""
+    keys = []
+    for codes in _pieces_of_codes(checkpoint, name, number_type):
+        multipliers = _scrambled(np.arange(codes.shape[1]))
+        keys.append((codes * multipliers).sum(axis=1, dtype=np.uint64))
+    return np.concatenate(keys)
+
+
+def _column_keys(checkpoint: Checkpoint, name: str, number_type: str) -> np.ndarray:
+    """Return a key for each column of a tensor, equal to the key of a row of the same numbers."""
+    sums: Any = np.uint64(0)
+    start = 0
+    for codes in _pieces_of_codes(checkpoint, name, number_type):
+        multipliers = _scrambled(np.arange(start, start + len(codes)))
+        sums = sums + (codes * multipliers[:, None]).sum(axis=0, dtype=np.uint64)
         start += len(codes)
-    return np.asarray(sums) if columns else np.concatenate(keys)
+    return np.asarray(sums)
 
 
 def find_by_content(
-    checkpoints: Sequence[Checkpoint], ours: Sequence[str], theirs: Sequence[str]
+    checkpoints: Sequence[Checkpoint],
+    reference_names: Sequence[str],
+    candidate_names: Sequence[str],
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Where tensors of either checkpoint lie in the other, by name; those that are found.
+    """Places of the tensors of either checkpoint in the other, by name, as far as found.
 
-    A tensor is found if all of its rows, or all of its columns, are, in their order: alone under
-    another name, fused with others, split, or transposed.
+    A tensor is found if the other checkpoint contains all of its rows, or all of its columns, in
+    their order: alone under another name, fused with others, split, or transposed.
     """
     infos = [
-        {name: c.info(name) for name in names if c.info(name).dtype in (*PLAIN, "F8_E4M3")}
-        for c, names in zip(checkpoints, (ours, theirs), strict=True)
+        _infos_with_keys(checkpoint, names)
+        for checkpoint, names in zip(checkpoints, (reference_names, candidate_names), strict=True)
     ]
     places: tuple[dict[str, str], dict[str, str]] = ({}, {})
-    if not all(infos):
+    reference_infos, candidate_infos = infos
+    if not reference_infos or not candidate_infos:
         return places
-    types = {info.dtype for some in infos for info in some.values()}
-    kind = next((k for k in reversed(PLAIN) if k in types), "F32")
-    rows = {name: _keys(checkpoints[0], name, kind) for name in infos[0]}
-    for turned in (False, True):
-        left = [[n for n in some if n not in p] for some, p in zip(infos, places, strict=True)]
-        if not all(left):
+    types = {info.dtype for info in (*reference_infos.values(), *candidate_infos.values())}
+    coarsest = next((number_type for number_type in reversed(PLAIN) if number_type in types), "F32")
+    row_keys = {name: _row_keys(checkpoints[0], name, coarsest) for name in reference_infos}
+    for keys_of, prefix in ((_row_keys, ""), (_column_keys, "transposed, ")):
+        reference_left = [name for name in reference_infos if name not in places[0]]
+        candidate_left = [name for name in candidate_infos if name not in places[1]]
+        if not reference_left or not candidate_left:
             break
-        index = _Index({name: rows[name] for name in left[0]})
-        covered = {name: np.zeros(len(rows[name]), bool) for name in left[0]}
-        for name in left[1]:
-            if turned and len(infos[1][name].shape) != 2:
+        index = _Index({name: row_keys[name] for name in reference_left})
+        covered = {name: np.zeros(len(row_keys[name]), bool) for name in reference_left}
+        for name in candidate_left:
+            if keys_of is _column_keys and len(candidate_infos[name].shape) != 2:
                 continue
-            origin = index.origins(_keys(checkpoints[1], name, kind, turned))
-            if origin is None:
+            rows_by_source = index.origins(keys_of(checkpoints[1], name, coarsest))
+            if rows_by_source is None:
                 continue
-            sources = ", ".join(origin)
-            places[1][name] = f"{'transposed, ' * turned}in {sources}"
-            for source, found in origin.items():
-                covered[source][found] = True
+            places[1][name] = f"{prefix}in {', '.join(rows_by_source)}"
+            for source, rows in rows_by_source.items():
+                covered[source][rows] = True
                 if covered[source].all():
-                    places[0][source] = f"{'transposed, ' * turned}in {name}"
+                    places[0][source] = f"{prefix}in {name}"
     _find_vectors(checkpoints, infos, places)
     return places
 
 
+def _infos_with_keys(checkpoint: Checkpoint, names: Iterable[str]) -> dict[str, TensorInfo]:
+    """Return the metadata of the tensors whose rows have keys: those of plain number types."""
+    infos = {name: checkpoint.info(name) for name in names}
+    return {name: info for name, info in infos.items() if info.dtype in (*PLAIN, "F8_E4M3")}
+
+
 class _Index:
-    """Rows of many tensors by their keys."""
+    """Index of the rows of many tensors by their keys."""
 
     def __init__(self, tensors: Mapping[str, np.ndarray]) -> None:
         self._names = list(tensors)
@@ -398,30 +536,40 @@ class _Index:
         tensor = np.repeat(np.arange(len(tensors)), counts)
         row = np.concatenate([np.arange(count) for count in counts])
         order = np.argsort(keys, kind="stable")
-        self._keys, self._tensor, self._row = keys[order], tensor[order], row[order]
-        self._taken = np.zeros(len(keys), bool)
+        self._keys = keys[order]
+        self._tensor = tensor[order]
+        self._row = row[order]
+        self._is_taken = np.zeros(len(keys), bool)
 
     def origins(self, keys: np.ndarray) -> dict[str, np.ndarray] | None:
-        """Which rows of which tensors these are; None if some are none, or are out of order."""
-        low, high = (np.searchsorted(self._keys, keys, side) for side in ("left", "right"))
+        """Rows with these keys, by tensor; None if a key is unknown, or rows are out of order."""
+        low = np.searchsorted(self._keys, keys, "left")
+        high = np.searchsorted(self._keys, keys, "right")
         if (low == high).any():
             return None
-        place = low.copy()
-        for at in np.flatnonzero(high - low > 1):
-            # Of equal rows the next one, or one that is nothing else yet.
-            options = np.arange(low[at], high[at])
-            after = place[at - 1] if at else -1
-            follows = (self._tensor[options] == self._tensor[after]) & (at > 0)
-            follows &= self._row[options] == self._row[after] + 1
-            place[at] = options[np.argmax(2 * follows + ~self._taken[options])]
-        tensor, row, found = self._tensor[place], self._row[place], {}
+        entries = low.copy()
+        for position in np.flatnonzero(high - low > 1):
+            previous = entries[position - 1] if position else None
+            entries[position] = self._choose(np.arange(low[position], high[position]), previous)
+        tensor = self._tensor[entries]
+        row = self._row[entries]
+        rows_by_name = {}
         for number in np.unique(tensor):
             rows = row[tensor == number]
             if (np.diff(rows) <= 0).any():
                 return None
-            found[self._names[number]] = rows
-        self._taken[place] = True
-        return found
+            rows_by_name[self._names[number]] = rows
+        self._is_taken[entries] = True
+        return rows_by_name
+
+    def _choose(self, options: np.ndarray, previous: int | None) -> int:
+        """Choose among equal rows: the row after the previous one, or a row not yet taken."""
+        preference = (~self._is_taken[options]).astype(int)
+        if previous is not None:
+            is_same_tensor = self._tensor[options] == self._tensor[previous]
+            is_next_row = self._row[options] == self._row[previous] + 1
+            preference += 2 * (is_same_tensor & is_next_row)
+        return int(options[np.argmax(preference)])
 
 
 def _find_vectors(
@@ -429,29 +577,36 @@ def _find_vectors(
     infos: Sequence[dict[str, TensorInfo]],
     places: tuple[dict[str, str], dict[str, str]],
 ) -> None:
-    """Vectors that are parts of longer ones, such as the biases of fused weights."""
-    left = [
-        {
-            name: c.read([Part(name)])[0].reshape(-1)
-            for name, info in some.items()
-            if name not in place and len(info.shape) == 1
-        }
-        for c, some, place in zip(checkpoints, infos, places, strict=True)
-    ]
-    for whole in (1, 0):
-        for name, vector in left[whole].items():
-            inside: dict[str, int] = {}
-            for other, part in left[1 - whole].items():
-                if 0 < len(part) < len(vector) and np.ptp(part):
-                    starts = np.flatnonzero(vector[: len(vector) - len(part) + 1] == part[0])
-                    if any(np.array_equal(vector[s : s + len(part)], part) for s in starts):
-                        inside[other] = len(part)
-            if inside and sum(inside.values()) == len(vector):
-                places[whole][name] = f"in {', '.join(inside)}"
-                places[1 - whole].update(dict.fromkeys(inside, f"in {name}"))
+    """Find vectors that are parts of longer vectors, such as the biases of fused weights."""
+    vectors: list[dict[str, np.ndarray]] = []
+    for checkpoint, infos_by_name, place_by_name in zip(checkpoints, infos, places, strict=True):
+        names = [
+            name
+            for name, info in infos_by_name.items()
+            if name not in place_by_name and len(info.shape) == 1
+        ]
+        vectors.append({name: checkpoint.read([Part(name)])[0].reshape(-1) for name in names})
+    for long, short in ((1, 0), (0, 1)):
+        for name, vector in vectors[long].items():
+            lengths = {
+                part_name: len(part)
+                for part_name, part in vectors[short].items()
+                if _contains(vector, part)
+            }
+            if lengths and sum(lengths.values()) == len(vector):
+                places[long][name] = f"in {', '.join(lengths)}"
+                places[short].update(dict.fromkeys(lengths, f"in {name}"))
 
 
-# -- all of it ---------------------------------------------------------------------------------
+def _contains(vector: np.ndarray, part: np.ndarray) -> bool:
+    """Return whether a vector contains a shorter vector that is not constant."""
+    if not 0 < len(part) < len(vector) or not np.ptp(part):
+        return False
+    starts = np.flatnonzero(vector[: len(vector) - len(part) + 1] == part[0])
+    return any(np.array_equal(vector[start : start + len(part)], part) for start in starts)
+
+
+# -- all tensors -------------------------------------------------------------------------------
 
 
 def compare_tensors(
@@ -461,80 +616,141 @@ def compare_tensors(
     *,
     strict: bool,
 ) -> list[TensorComparison]:
-    """Every tensor that has a role in either checkpoint, by its name, then by what it holds.
+    """Compare every tensor that has a role in either checkpoint, by name, then by contents.
 
     Parameters
     ----------
     roles
-        Of each checkpoint: the tensors to compare, and what they are.
+        For each checkpoint, the role of each tensor that is compared.
     names
-        What the second checkpoint calls the first one's tensors, as far as names agree.
+        Names in the candidate of the reference's tensors, as far as names agree.
     strict
-        Whether a tensor that is not found is a difference; otherwise it is not compared.
+        Whether a tensor that is not found is a difference; otherwise the tensor is not compared.
     """
-    first, second = checkpoints
-    names = dict(names) | _alike(checkpoints, roles, names)
-    done: list[TensorComparison] = []
-    left: tuple[list[str], list[str]] = ([], [])
+    reference, candidate = checkpoints
+    names = dict(names) | _names_by_first_rows(checkpoints, roles, names)
+    comparisons: list[TensorComparison] = []
+    reference_left: list[str] = []
     for name, role in roles[0].items():
         other = names.get(name)
-        if other is None or (first.info(name).shape != second.info(other).shape):
-            left[0].append(name)
-        else:
-            one = compare_stored(checkpoints, (Part(name), Part(other)))
-            done.append(TensorComparison(name, other, *one[:2], role, one.distance, one.kind))
-    matched = {one.other for one in done}
-    left[1].extend(name for name in roles[1] if name not in matched)
-    places = find_by_content(checkpoints, *left) if all(left) else ({}, {})
-    equal = [one for one in done if one.outcome.same]
-    known = [one.name for one in equal], [one.other for one in equal]
-    for number, lost in enumerate((Outcome.MISSING, Outcome.ADDED)):
-        for name in left[number]:
-            place = places[number].get(name)
-            copy = copy_of(checkpoints[number], name, known[number]) if place is None else None
-            place = f"a copy of {copy}" if copy else place
-            outcome = Outcome.FOUND if place else lost if strict else Outcome.UNKNOWN
-            if copy and NUMBERS.findall(name) != NUMBERS.findall(copy):
-                outcome = Outcome.UNKNOWN  # layers may share weights, or be copies at first
-            reason = place or ("" if strict else "not found in the other under any name")
-            pair = ("", name) if number else (name, "")
-            done.append(TensorComparison(*pair, outcome, reason, roles[number][name]))
-    return done
+        if other is None or reference.info(name).shape != candidate.info(other).shape:
+            reference_left.append(name)
+            continue
+        stored = compare_stored(checkpoints, (Part(name), Part(other)))
+        comparisons.append(
+            TensorComparison(
+                name=name,
+                other=other,
+                outcome=stored.outcome,
+                reason=stored.reason,
+                role=role,
+                distance=stored.distance,
+                kind=stored.kind,
+            )
+        )
+    matched = {comparison.other for comparison in comparisons}
+    candidate_left = [name for name in roles[1] if name not in matched]
+    equal = [comparison for comparison in comparisons if comparison.outcome.same]
+    places: tuple[dict[str, str], dict[str, str]] = ({}, {})
+    if reference_left and candidate_left:
+        places = find_by_content(checkpoints, reference_left, candidate_left)
+
+    unmatched = _Unmatched(reference, places[0], [pair.name for pair in equal], strict)
+    for name in reference_left:
+        outcome, reason = unmatched.outcome(name, Outcome.MISSING)
+        comparisons.append(TensorComparison(name, "", outcome, reason, roles[0][name]))
+    unmatched = _Unmatched(candidate, places[1], [pair.other for pair in equal], strict)
+    for name in candidate_left:
+        outcome, reason = unmatched.outcome(name, Outcome.ADDED)
+        comparisons.append(TensorComparison("", name, outcome, reason, roles[1][name]))
+    return comparisons
 
 
-def _alike(
+class _Unmatched(NamedTuple):
+    """Tensors of one checkpoint that no tensor of the other checkpoint matches by name.
+
+    Attributes
+    ----------
+    checkpoint
+        The checkpoint.
+    places
+        Places in the other checkpoint, by name, of the tensors that were found by contents.
+    equal
+        Tensors of the checkpoint that are equal to tensors of the other checkpoint.
+    strict
+        Whether a tensor that is not found is a difference.
+    """
+
+    checkpoint: Checkpoint
+    places: Mapping[str, str]
+    equal: Sequence[str]
+    strict: bool
+
+    def outcome(self, name: str, lost: Outcome) -> tuple[Outcome, str]:
+        """Return the outcome for a tensor, and the reason; ``lost`` if it is nowhere."""
+        if name in self.places:
+            return Outcome.FOUND, self.places[name]
+        copied = copy_of(self.checkpoint, name, self.equal)
+        if copied is None:
+            if self.strict:
+                return lost, ""
+            return Outcome.UNKNOWN, "not found in the other under any name"
+        # Layers may share weights, or may be copies at the start of training.
+        is_of_one_layer = NUMBERS.findall(name) == NUMBERS.findall(copied)
+        return (Outcome.FOUND if is_of_one_layer else Outcome.UNKNOWN), f"a copy of {copied}"
+
+
+def _names_by_first_rows(
     checkpoints: Sequence[Checkpoint], roles: Sequence[Iterable[str]], names: Mapping[str, str]
 ) -> dict[str, str]:
-    """Tensors under other names whose first rows agree, up to what quantization leaves."""
-    named = names.keys(), {*names.values()}
-    infos = [
-        [(name, c.info(name)) for name in some if name not in known]
-        for c, some, known in zip(checkpoints, roles, named, strict=True)
-    ]
-    shapes = {info.shape for some in infos for _, info in some if info.grid}
-    ours, theirs = (
-        {n: (i.shape, c.read([Part(n, ((0, 1),))])[0].ravel()) for n, i in own if i.shape in shapes}
-        for c, own in zip(checkpoints, infos, strict=True)
+    """Pair tensors of different names by their first rows, up to the error of quantization."""
+    unnamed = (
+        [name for name in roles[0] if name not in names],
+        [name for name in roles[1] if name not in {*names.values()}],
     )
-    found: dict[str, str] = {}
-    for name, (shape, row) in ours.items():
-        apart = {o: np.linalg.norm(row - there) for o, (s, there) in theirs.items() if s == shape}
-        nearest = min(apart, key=apart.__getitem__, default="")
-        if nearest and apart[nearest] <= DIFFERENT * np.linalg.norm(row):
-            found[name] = nearest
-            del theirs[nearest]
-    return found
+    infos = [
+        {name: checkpoint.info(name) for name in names_left}
+        for checkpoint, names_left in zip(checkpoints, unnamed, strict=True)
+    ]
+    quantized_shapes = set()
+    for infos_by_name in infos:
+        quantized_shapes |= {info.shape for info in infos_by_name.values() if info.grid}
+    rows: list[dict[str, np.ndarray]] = []
+    for checkpoint, infos_by_name in zip(checkpoints, infos, strict=True):
+        compared = [name for name, info in infos_by_name.items() if info.shape in quantized_shapes]
+        rows.append(
+            {name: checkpoint.read([Part(name, ((0, 1),))])[0].ravel() for name in compared}
+        )
+    reference_rows, candidate_rows = rows
+    pairs: dict[str, str] = {}
+    for name, row in reference_rows.items():
+        shape = infos[0][name].shape
+        distances = {
+            other: np.linalg.norm(row - candidate_row)
+            for other, candidate_row in candidate_rows.items()
+            if infos[1][other].shape == shape
+        }
+        nearest = min(distances, key=distances.__getitem__, default="")
+        if nearest and distances[nearest] <= DIFFERENT * np.linalg.norm(row):
+            pairs[name] = nearest
+            del candidate_rows[nearest]
+    return pairs
 
 
 def copy_of(checkpoint: Checkpoint, name: str, others: Iterable[str]) -> str | None:
-    """A tensor of the same checkpoint that holds the same, as tied weights do."""
-    shape, twice = checkpoint.info(name).shape, (checkpoint, checkpoint)
-    told = len(shape) > 1 and checkpoint.raw(Part(name, ((0, 1),))) is not None
-    for other in others if len(shape) > 1 else ():
+    """Find a tensor of the same checkpoint with the same contents, such as a tied weight."""
+    shape = checkpoint.info(name).shape
+    if len(shape) < 2:
+        return None
+    has_bytes = checkpoint.raw(Part(name, ((0, 1),))) is not None
+    pair = (checkpoint, checkpoint)
+    for other in others:
+        if checkpoint.info(other).shape != shape:
+            continue
         parts = Part(name), Part(other)
-        if checkpoint.info(other).shape == shape and (
-            equal_parts(twice, parts)
-            or (not told and compare_stored(twice, parts).outcome is Outcome.EQUAL)
-        ):
+        if equal_parts(pair, parts):
+            return other
+        # Parts without bytes of their own are compared by their values.
+        if not has_bytes and compare_stored(pair, parts).outcome is Outcome.EQUAL:
             return other
     return None

@@ -19,8 +19,8 @@ from wqk.families import AttentionPlan, Composed, Projection
 from wqk.families.naming import without_numbers
 from wqk.model import Model
 from wqk.sameness.contents import (
-    Found,
     Outcome,
+    StoredComparison,
     TensorComparison,
     compare_stored,
     compare_tensors,
@@ -233,7 +233,7 @@ def _entries(
     for (plan, _), block in zip(pairs, blocks, strict=True):
         if block.identical or not block.same:
             continue
-        changed: list[tuple[str, Found, np.ndarray]] = []
+        changed: list[tuple[str, StoredComparison, np.ndarray]] = []
         for name in dict.fromkeys(part.name for part in form_parts(plan)):
             own, other = checkpoints[0].info(name), names.get(name)
             theirs = checkpoints[1].tensors().get(other or "")
