@@ -483,7 +483,9 @@ def test_no_change_of_such_a_layer_passes_as_the_same(name: str, tmp_path: Path)
         shutil.copytree(tmp_path / "one", tmp_path / "other", dirs_exist_ok=True)
     # One is lost under other names.
     edit_tensors(tmp_path / "other", lambda own: {f"a.{n}": own[n] for n in own if n != name})
-    assert f"{name}: only in the reference" in wqk.same(tmp_path / "one", tmp_path / "other").sentence
+    assert (
+        f"{name}: only in the reference" in wqk.same(tmp_path / "one", tmp_path / "other").sentence
+    )
 
 
 @pytest.mark.parametrize("name", ["mamba2", "qwen3-next"])
