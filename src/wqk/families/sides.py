@@ -1,9 +1,15 @@
-"""One side of an attention: its projection, and what precedes and follows it, by name."""
+"""Sides of an attention: a projection with its bias, norms and factors.
+
+`projections_of` finds the rows of stored tensors that are queries, keys and values. `sides_of` adds
+biases, norms and factors.
+
+Axes: H query heads, R head width, D width of the inputs, C latent width.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,12 +34,15 @@ if TYPE_CHECKING:
     from wqk.families.family import AttentionRule
     from wqk.families.naming import Match
 
+# By role: q, k, v; in latent attention also q_position and k_position.
+Projections = dict[str, Projection | Composed]
+
 
 class Temperature(NamedTuple):
     """A learned factor of the queries.
 
-    Of each head the exponential of its logarithm (H,), limited; or else of each dimension of a head
-    the softplus of what is stored (R,).
+    Either a factor for each head, the exponential of the stored logarithm (H,), at most ``limit``;
+    or a factor for each dimension of a head, the softplus of the stored number (R,).
     """
 
     stored: Part
@@ -41,22 +50,23 @@ class Temperature(NamedTuple):
     limit: float = 100.0
 
     def factors(self, stored: Array) -> Array:
-        """The factors (H, 1) or (1, R)."""
+        """Return the factors, (H, 1) or (1, R)."""
         xp = array_namespace(stored)
         if self.of_head:
             return xp.exp(stored.reshape(-1, 1)).clip(max=self.limit)
-        rest = xp.log(1 + xp.exp(-xp.abs(stored)))
-        return (rest + stored * (stored > 0)).reshape(1, -1)
+        # The softplus log(1 + exp(x)), without overflow.
+        softplus = xp.log(1 + xp.exp(-xp.abs(stored))) + stored * (stored > 0)
+        return softplus.reshape(1, -1)
 
 
 @dataclass(frozen=True)
 class Side:
-    """Queries, keys, values or outputs of a block, as its checkpoint stores them.
+    """Queries, keys, values or outputs of a block, as the checkpoint stores them.
 
     Attributes
     ----------
     projection
-        Which outputs of which tensors, for how many heads.
+        The outputs of the stored tensors that belong to the side, and their heads.
     bias
         Added by the projection.
     norm
@@ -66,7 +76,7 @@ class Side:
     temperature
         A learned factor of each head, or of each dimension of a head.
     factor
-        A factor of all that it projects.
+        A factor of everything that the side projects.
     """
 
     projection: Projection | Composed
@@ -93,9 +103,9 @@ class Side:
 
     @property
     def roles(self) -> Iterator[tuple[str, Part]]:
-        """Everything that is read for it, and what it is: ``bias``; empty for the weight itself.
+        """Everything that is read, with its role: ``bias``, …; empty for the weight itself.
 
-        The norm of the input is read only where it is folded in.
+        The norm of the input is read only if the norm is folded in.
         """
         yield from self.projection.roles.items()
         if self.bias is not None:
@@ -108,12 +118,85 @@ class Side:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """Everything that is read for it."""
+        """Everything that is read."""
         return tuple(part for _, part in self.roles)
 
 
+class Sides(NamedTuple):
+    """The sides of a block; values and outputs are None where the family does not name them."""
+
+    query: Side
+    key: Side
+    value: Side | None
+    output: Side | None
+
+
+@dataclass(frozen=True)
+class _NormFinder:
+    """Finds the norms of one layer by the names that a rule has for them."""
+
+    config: Config
+    rule: AttentionRule
+    match: Match
+
+    @property
+    def _is_first_layer(self) -> bool:
+        """Whether the layer is layer 0 of a model in which layer 0 has another input norm."""
+        return self.match.group == 0 and bool(self.rule.first_input_norm)
+
+    def before_score(self, names: tuple[str, ...], heads: int) -> Norm | None:
+        """Return the norm of queries, keys or outputs with these names; None if there is none."""
+        rule = self.rule
+        gain = self.match.norm(names, "weight", heads)
+        bias = self.match.norm(names, "bias", heads)
+        if rule.norm_gain and not gain:
+            return None
+        # Gains of each head, under names of their own or on an axis of their own, belong to heads
+        # that are normalized one by one.
+        tensors = self.match.tensors
+        has_axis = any(len(tensors[part.name].shape) > 1 for part in gain)
+        return Norm(
+            rule.norm,
+            gain,
+            bias,
+            rule.norm_offset,
+            _epsilon(self.config, rule.norm_epsilon, rule.norm),
+            alone=len(gain) > 1 or has_axis,
+        )
+
+    def of_query_input(self) -> Norm | None:
+        """Return the norm that feeds the queries."""
+        rule = self.rule
+        return self._of_input(rule.first_input_norm if self._is_first_layer else rule.input_norm)
+
+    def of_key_input(self) -> Norm | None:
+        """Return the norm that feeds the keys and the values."""
+        if self.rule.kind == "cross":
+            return self._of_input(self.rule.key_input_norm)
+        return self.of_query_input()
+
+    def _of_input(self, names: tuple[str, ...]) -> Norm | None:
+        rule = self.rule
+        gain, bias = self.match.norm(names, "weight"), self.match.norm(names, "bias")
+        if not gain:
+            return None
+        epsilon_keys = rule.input_norm_epsilon
+        if self._is_first_layer:
+            epsilon_keys = (*EPSILON, *epsilon_keys)
+        return Norm(
+            rule.input_norm_kind,
+            gain,
+            bias,
+            rule.input_norm_offset,
+            _epsilon(self.config, epsilon_keys, rule.input_norm_kind),
+            factor=self.config.product(rule.input_scale, {}),
+        )
+
+
 def _epsilon(config: Config, keys: tuple[str, ...], kind: str) -> float:
-    """What a norm adds to a mean square; PyTorch's own where a layer norm's configuration has none.
+    """Return the number that a norm adds to a mean square.
+
+    Layer norms without a configured number have PyTorch's own.
 
     Examples
     --------
@@ -122,77 +205,87 @@ def _epsilon(config: Config, keys: tuple[str, ...], kind: str) -> float:
     (1e-05, 0.0)
     """
     number = config.optional_number(keys)
-    return number if number is not None else 1e-5 if kind == "layer" else 0.0
+    if number is not None:
+        return number
+    return 1e-5 if kind == "layer" else 0.0
 
 
-def sides_of(
-    config: Config,
-    rule: AttentionRule,
-    match: Match,
-    projections: Mapping[str, Projection | Composed],
-) -> tuple[Side, Side, Side | None, Side | None]:
-    """Queries, keys, and values and outputs where they are named."""
-    is_first = match.group == 0 and rule.first_input_norm
-    feeds_query = rule.first_input_norm if is_first else rule.input_norm
-    feeds_key = rule.key_input_norm if rule.kind == "cross" else feeds_query
-    epsilon = _epsilon(config, rule.norm_epsilon, rule.norm)
-
-    def norm(names: tuple[str, ...], heads: int) -> Norm | None:
-        gain, bias = (match.norm(names, what, heads) for what in ("weight", "bias"))
-        if rule.norm_gain and not gain:
-            return None
-        # Gains of each head, apart or with an axis for the heads, are of heads normalized alone.
-        alone = len(gain) > 1 or any(len(match.tensors[part.name].shape) > 1 for part in gain)
-        return Norm(rule.norm, gain, bias, rule.norm_offset, epsilon, alone)
-
-    def input_norm(names: tuple[str, ...]) -> Norm | None:
-        gain, bias = (match.norm(names, what) for what in ("weight", "bias"))
-        kind, offset = rule.input_norm_kind, rule.input_norm_offset
-        first = EPSILON if is_first else ()
-        small = _epsilon(config, (*first, *rule.input_norm_epsilon), kind)
-        factor = config.product(rule.input_scale, {})
-        return Norm(kind, gain, bias, offset, small, factor=factor) if gain else None
-
-    def bias(role: str, names: tuple[str, ...]) -> Part | None:
-        return match.bias(projections[role], names)
-
-    q, k, v = projections["q"], projections["k"], projections.get("v")
-    logarithm, softplus = match.part(rule.temperature), match.part(rule.softplus)
-    temperature = Temperature(logarithm) if logarithm is not None else None
-    if softplus is not None:
-        temperature = Temperature(softplus, of_head=False)
+def sides_of(config: Config, rule: AttentionRule, match: Match, projections: Projections) -> Sides:
+    """Return queries and keys of a layer, and values and outputs if the family names them."""
+    norms = _NormFinder(config, rule, match)
+    query_projection, key_projection = projections["q"], projections["k"]
+    value_projection = projections.get("v")
     query = Side(
-        q,
-        bias("q", rule.query_bias),
-        norm(rule.query_norm, q.heads),
-        input_norm(feeds_query),
-        temperature,
+        query_projection,
+        match.bias(query_projection, rule.query_bias),
+        norms.before_score(rule.query_norm, query_projection.heads),
+        norms.of_query_input(),
+        _temperature(rule, match),
     )
     key = Side(
-        k,
-        bias("k", ()),
-        norm(rule.key_norm, k.heads),
-        input_norm(feeds_key),
+        key_projection,
+        match.bias(key_projection, ()),
+        norms.before_score(rule.key_norm, key_projection.heads),
+        norms.of_key_input(),
         factor=config.product(rule.key_scale, {}),
     )
-    factor = config.product(rule.value_scale, {})
-    fed = input_norm(feeds_key)
-    value = Side(v, bias("v", rule.value_bias), None, fed, None, factor) if v else None
-    output = _output(rule, match, value.heads if value and rule.between else query.heads, v)
-    if output is not None and (after := norm(rule.output_norm, query.heads)) and after.gain:
-        output = replace(output, norm=replace(after, feeds=True, alone=False))
-    return query, key, value, output
+    value = None
+    if value_projection:
+        value = Side(
+            value_projection,
+            match.bias(value_projection, rule.value_bias),
+            input_norm=norms.of_key_input(),
+            factor=config.product(rule.value_scale, {}),
+        )
+    heads = value.heads if value and rule.between else query.heads
+    output = _output(rule, match, heads, value_projection)
+    if output is not None:
+        norm = norms.before_score(rule.output_norm, query.heads)
+        if norm is not None and norm.gain:
+            output = replace(output, norm=replace(norm, feeds=True, alone=False))
+    return Sides(query, key, value, output)
 
 
-def projections_of(
-    config: Config, rule: AttentionRule, match: Match
-) -> dict[str, Projection | Composed]:
-    """Where the weights of ``q``, ``k`` and, if they are named, ``v`` are stored."""
-    if rule.layout in APART:
-        return _apart(rule, match)
+def _temperature(rule: AttentionRule, match: Match) -> Temperature | None:
+    """Return the learned factor of the queries, if the layer has one."""
+    softplus = match.part(rule.softplus)
+    if softplus is not None:
+        return Temperature(softplus, of_head=False)
+    logarithm = match.part(rule.temperature)
+    return None if logarithm is None else Temperature(logarithm)
+
+
+class _HeadCounts(NamedTuple):
+    """Numbers of heads of a layer, as configured; None where they follow from shapes."""
+
+    query: int
+    key: int | None
+
+
+def projections_of(config: Config, rule: AttentionRule, match: Match) -> Projections:
+    """Return the places of the weights of ``q`` and ``k`` and, if they are named, of ``v``.
+
+    Raises
+    ------
+    CheckpointError
+        The configuration does not fit the shapes of the tensors.
+    """
+    if rule.layout in HEAD_AXES:
+        return _with_head_axes(rule, match)
     if rule.sections:
-        return _sized(config, rule, match)
+        return _in_sections(config, rule, match)
     layer, _ = config.stage(rule.layers, match.index)
+    heads = _head_counts(config, rule, layer)
+    _require_matrices(rule, match)
+    if rule.layout == "latent":
+        return _latent(config, rule, match, heads.query)
+    if rule.layout in ("separate", "gated", "convolution"):
+        return _separate(config, rule, match, heads, layer)
+    return _fused(rule, match, heads)
+
+
+def _head_counts(config: Config, rule: AttentionRule, layer: int) -> _HeadCounts:
+    """Return the numbers of heads that a layer has, without those that were pruned from it."""
     heads = config.optional_whole(rule.heads, layer)
     if heads is None:
         raise CheckpointError(
@@ -200,80 +293,112 @@ def projections_of(
             "heads with heads_per_layer=N"
         )
     key_heads = config.optional_whole(rule.key_heads, layer)
-    if rule.kind == "self" and (pruned := config.pruned_heads(layer)):
-        if pruned >= heads or key_heads not in (None, heads):
-            raise CheckpointError(
-                f"config.json: pruned_heads has {pruned} heads of layer {layer}, "
-                f"which has {heads} query heads and {key_heads or heads} key heads"
-            )
-        heads, key_heads = heads - pruned, None
-    query, key, tensors = match.query, match.key, match.tensors
-    named = [query, key, *(match.weight(names) for names in (rule.value, rule.output))]
+    pruned = config.pruned_heads(layer) if rule.kind == "self" else 0
+    if not pruned:
+        return _HeadCounts(heads, key_heads)
+    if pruned >= heads or key_heads not in (None, heads):
+        raise CheckpointError(
+            f"config.json: pruned_heads has {pruned} heads of layer {layer}, "
+            f"which has {heads} query heads and {key_heads or heads} key heads"
+        )
+    return _HeadCounts(heads - pruned, None)
+
+
+def _require_matrices(rule: AttentionRule, match: Match) -> None:
+    """Check that queries, keys, values and outputs are matrices, as the layout has them."""
+    named = (match.query, match.key, match.weight(rule.value), match.weight(rule.output))
     for tensor in filter(None, named):
-        shape = tensors[tensor].shape
-        # Keys and values of latent attention may have an axis for the heads.
-        axes = (2, 3) if rule.layout == "latent" and tensor != query else (2,)
-        axes = (3, 4) if rule.layout == "convolution" and set(shape[2:]) == {1} else axes
-        if len(shape) not in axes or 0 in shape:
+        shape = match.tensors[tensor].shape
+        dimensions: tuple[int, ...] = (2,)
+        if rule.layout == "latent" and tensor != match.query:
+            dimensions = (2, 3)  # keys and values may have an axis for the heads
+        elif rule.layout == "convolution" and set(shape[2:]) == {1}:
+            dimensions = (3, 4)
+        if len(shape) not in dimensions or 0 in shape:
             raise CheckpointError(f"{tensor} must be a matrix, got shape {shape}")
-    if rule.layout == "latent":
-        return _latent(config, rule, match, heads)
-    if rule.layout in ("separate", "gated", "convolution"):
-        value = match.weight(rule.value)
-        together = value == key  # one tensor holds the keys, then the values
-        rows, key_rows = tensors[query].shape[0], tensors[key].shape[0] // (2 if together else 1)
-        if rule.layout == "gated":
-            rows //= 2
-        widths = set() if rule.between else config.head_widths
-        if widths and rows % heads == 0 and rows // heads not in widths:
-            raise CheckpointError(
-                f"{query}: {rows} rows do not fit {heads} query heads of width "
-                f"{' or '.join(map(str, sorted(widths)))} (config.json); is the file one of "
-                "several parts, or is the family that of another model?"
-            )
-        if key_heads is None:  # a key head is as wide as a query head
-            key_heads = max(1, key_rows * heads // rows) if rows else heads
+
+
+def _separate(
+    config: Config, rule: AttentionRule, match: Match, heads: _HeadCounts, layer: int
+) -> Projections:
+    """Return the places of queries, keys and values with tensors of their own.
+
+    One tensor may hold the keys, then the values.
+    """
+    query, key, tensors = match.query, match.key, match.tensors
+    value = match.weight(rule.value)
+    is_shared = value == key
+    rows = tensors[query].shape[0] // (2 if rule.layout == "gated" else 1)
+    key_rows = tensors[key].shape[0] // (2 if is_shared else 1)
+    _require_head_width(config, rule, query, rows, heads.query)
+    key_heads = heads.key
+    if key_heads is None:  # a key head is as wide as a query head
+        key_heads = max(1, key_rows * heads.query // rows) if rows else heads.query
+    inputs = _inputs_of_convolution(config, match) if rule.layout == "convolution" else None
+    queries = separate(query, tensors[query].shape, heads.query, inputs)
+    if rule.layout == "gated":
+        half = queries.head_width // 2
+        queries = within_heads(query, tensors[query].shape, heads.query, 0, half)
+    down = match.weight(rule.query_inner)
+    projections: Projections = {
+        "q": _composed(config, rule, match, queries, down, rule.query_inner_norm)
+    }
+    if is_shared:
+        both = {"k": key_heads, "v": key_heads}
+        return {**projections, **sectioned(key, tensors[key].shape, both, "kv")}
+    projections["k"] = separate(key, tensors[key].shape, key_heads, inputs)
+    if value:
         value_heads = config.optional_whole(rule.value_heads, layer) or key_heads
-        inputs = None
-        if rule.layout == "convolution":  # those of pictures have no groups
-            narrow = len(tensors[query].shape) == 3
-            inputs = config.whole(("hidden_size",)) if narrow else tensors[query].shape[1]
-        queries = separate(query, tensors[query].shape, heads, inputs)
-        if rule.layout == "gated":
-            queries = within_heads(query, tensors[query].shape, heads, 0, queries.head_width // 2)
-        down = match.weight(rule.query_inner)
-        queried = _composed(config, rule, match, queries, down, rule.query_inner_norm)
-        if together:
-            both = {"k": key_heads, "v": key_heads}
-            return {"q": queried, **sectioned(key, tensors[key].shape, both, "kv")}
-        return {
-            "q": queried,
-            "k": separate(key, tensors[key].shape, key_heads, inputs),
-            **({"v": separate(value, tensors[value].shape, value_heads, inputs)} if value else {}),
-        }
-    key_heads = key_heads or heads
-    fused: dict[str, Projection | Composed] = {}
-    for tensor, order in [(query, "qkv")] if rule.fused else [(query, "q"), (key, "kv")]:
-        fused |= sectioned(
+        projections["v"] = separate(value, tensors[value].shape, value_heads, inputs)
+    return projections
+
+
+def _require_head_width(
+    config: Config, rule: AttentionRule, query: str, rows: int, heads: int
+) -> None:
+    """Check that the rows of the queries divide into heads of a configured width."""
+    widths = set() if rule.between else config.head_widths
+    if widths and rows % heads == 0 and rows // heads not in widths:
+        raise CheckpointError(
+            f"{query}: {rows} rows do not fit {heads} query heads of width "
+            f"{' or '.join(map(str, sorted(widths)))} (config.json); is the file one of "
+            "several parts, or is the family that of another model?"
+        )
+
+
+def _inputs_of_convolution(config: Config, match: Match) -> int:
+    """Return the number of inputs of a convolution; those of pictures have no groups."""
+    shape = match.tensors[match.query].shape
+    return config.whole(("hidden_size",)) if len(shape) == 3 else shape[1]
+
+
+def _fused(rule: AttentionRule, match: Match, heads: _HeadCounts) -> Projections:
+    """Return the places of roles in one tensor, or of keys and values next to the queries."""
+    key_heads = heads.key or heads.query
+    head_counts = {"q": heads.query, "k": key_heads, "v": key_heads}
+    held = [(match.query, "qkv")] if rule.fused else [(match.query, "q"), (match.key, "kv")]
+    projections: Projections = {}
+    for tensor, roles in held:
+        projections |= sectioned(
             tensor,
-            tensors[tensor].shape,
-            {"q": heads, "k": key_heads, "v": key_heads},
-            order,
+            match.tensors[tensor].shape,
+            head_counts,
+            roles,
             blocks=key_heads if rule.layout == "grouped" else 1,
             transposed=rule.layout == "conv1d",
         )
-    return fused
+    return projections
 
 
-# Layouts in which heads have an axis of their own: which axes are heads, R and the model's width,
-# in queries, keys and values, and in outputs.
-APART = {"stacked": ((0, 2, 1), (0, 1, 2)), "spread": ((1, 2, 0), (1, 2, 0))}
+# Layouts in which heads have an axis of their own: the axes of heads, R and the model's width, in
+# queries, keys and values, and in outputs.
+HEAD_AXES = {"stacked": ((0, 2, 1), (0, 1, 2)), "spread": ((1, 2, 0), (1, 2, 0))}
 
 
-def _apart(rule: AttentionRule, match: Match) -> dict[str, Projection | Composed]:
-    """Weights in which heads have an axis of their own, whose length tells their number."""
+def _with_head_axes(rule: AttentionRule, match: Match) -> Projections:
+    """Return the places of weights in which heads have an axis, whose length is their number."""
     named = {"q": match.query, "k": match.key, "v": match.weight(rule.value)}
-    axes = APART[rule.layout][0]
+    axes = HEAD_AXES[rule.layout][0]
     return {
         role: _with_axes(match, tensor, axes)
         for role, tensor in named.items()
@@ -289,33 +414,33 @@ def _with_axes(match: Match, tensor: str, axes: tuple[int, int, int]) -> Project
     return Projection(tensor, None, False, shape[axes[0]], shape[axes[1]], axes)
 
 
-def _sized(config: Config, rule: AttentionRule, match: Match) -> dict[str, Projection | Composed]:
-    """The roles of a fused tensor by the numbers of the configuration."""
+def _in_sections(config: Config, rule: AttentionRule, match: Match) -> Projections:
+    """Return the places of the roles of a fused tensor whose widths the configuration sets."""
 
-    def number(keys: str) -> int:
-        return 0 if keys == REST else config.whole((keys,))
+    def number(key: str) -> int:
+        return 0 if key == REST else config.whole((key,))
 
     shape = match.tensors[match.query].shape
     if len(shape) != 2 or 0 in shape:
         raise CheckpointError(f"{match.query} must be a matrix, got shape {shape}")
-    sections = [
-        (role, number(factors[0]) or 1, math.prod(map(number, factors)))
-        for role, *factors in rule.sections
-    ]
+    sections = []
+    for role, *factors in rule.sections:
+        heads = number(factors[0]) or 1
+        sections.append((role, heads, math.prod(map(number, factors))))
     blocks = number(rule.section_blocks or "1")
-    found = sized(match.query, shape[0], sections, blocks)
-    return {role: found[role] for role in "qkv" if role in found}
+    by_role = sized(match.query, shape[0], sections, blocks)
+    return {role: by_role[role] for role in "qkv" if role in by_role}
 
 
 def _output(
     rule: AttentionRule, match: Match, heads: int, values: Projection | Composed | None
 ) -> Side | None:
-    """Where W_o is stored; its columns are the outputs of the heads, one after the other."""
+    """Return W_o, whose columns are the outputs of the heads, one after the other."""
     name = match.weight(rule.output)
     if not name:
         return None
-    if rule.layout in APART:
-        return Side(_with_axes(match, name, APART[rule.layout][1]))
+    if rule.layout in HEAD_AXES:
+        return Side(_with_axes(match, name, HEAD_AXES[rule.layout][1]))
     stored_in_out = rule.layout == "conv1d"
     shape = match.tensors[name].shape
     inputs = shape[0 if stored_in_out else 1]
@@ -336,7 +461,7 @@ def _composed(
     down: str | None,
     norm: tuple[str, ...],
 ) -> Projection | Composed:
-    """A projection of the latent that ``down`` makes; of the input itself where there is none."""
+    """Return a projection of the latent that ``down`` makes; of the input itself without it."""
     if down is None:
         return outer
     gain = match.part(tuple(f"{name}.weight" for name in norm))
@@ -344,30 +469,32 @@ def _composed(
         raise CheckpointError(f"incomplete, {down!r} has no norm after it")
     shape = match.tensors[outer.tensor].shape
     rank = shape[1] if outer.axes is None else shape[outer.axes[2]]
-    after = Norm(rule.norm, (gain,), epsilon=_epsilon(config, rule.norm_epsilon, rule.norm))
-    bias = f"{down.removesuffix('weight')}bias"
-    added = Part(bias, ((0, rank),)) if bias in match.tensors else None
-    return Composed(outer, Projection(down, ((0, rank),), False, 1, rank), after, added)
+    latent_norm = Norm(rule.norm, (gain,), epsilon=_epsilon(config, rule.norm_epsilon, rule.norm))
+    inner = Projection(down, ((0, rank),), False, 1, rank)
+    bias = _bias_of(down)
+    inner_bias = Part(bias, ((0, rank),)) if bias in match.tensors else None
+    return Composed(outer, inner, latent_norm, inner_bias)
 
 
-def _latent(
-    config: Config, rule: AttentionRule, match: Match, heads: int
-) -> dict[str, Projection | Composed]:
-    """Latent attention (DeepSeek-V2), whose queries and keys go through a narrow latent.
+def _bias_of(weight: str) -> str:
+    """Return the name of the bias that belongs to a weight."""
+    return f"{weight.removesuffix('weight')}bias"
 
-    Some dimensions of each head are content, projected from the latent; others hold the position,
-    the key's projected from the input and shared by all heads. The content is the form; positions
-    are apart, as ``q_position`` and ``k_position``, because they have no single distance.
 
-    Raises `CheckpointError` if the widths do not fit the tensors, or a factor has a bias.
+def _latent(config: Config, rule: AttentionRule, match: Match, heads: int) -> Projections:
+    """Return the places of latent attention (DeepSeek-V2), whose queries and keys have a latent.
+
+    Some dimensions of each head are content, projected from the latent. Others hold the position;
+    the key's are projected from the input and shared by all heads. The content is the form;
+    positions are separate, as ``q_position`` and ``k_position``, because they have no single
+    distance.
+
+    Raises
+    ------
+    CheckpointError
+        The widths do not fit the tensors, or a projection from the latent has a bias.
     """
-    content = config.whole((rule.content_width,))
-    none = config.get(rule.position_width) == 0
-    position = 0 if none else config.whole((rule.position_width,))
     query, key, tensors = match.query, match.key, match.tensors
-    stacked = len(tensors[key].shape) == 3  # (heads, C, R), without values
-    up, width = tensors[key].shape[0] // heads, tensors[key].shape[1]
-    query_down = match.weight(rule.query_inner)
     key_down = match.weight(rule.key_inner)
     if key_down is None:
         raise CheckpointError(
@@ -375,12 +502,14 @@ def _latent(
             f"expected {rule.key_inner[0].replace('{layer}', str(match.index[0]))!r}"
         )
     for tensor in (query, key):
-        bias = f"{tensor.removesuffix('weight')}bias"
-        if bias in tensors:
+        if _bias_of(tensor) in tensors:
             raise CheckpointError(
-                f"{bias}: a bias after the latent is not read; expected none, or biases of the "
-                "projections to the latents"
+                f"{_bias_of(tensor)}: a bias after the latent is not read; expected none, or "
+                "biases of the projections to the latents"
             )
+    rank = tensors[key].shape[1]
+    content, position = _latent_widths(config, rule, tensors[key_down].shape[0], rank, key_down)
+    query_down = match.weight(rule.query_inner)
 
     def of_query(start: int, stop: int) -> Projection | Composed:
         outer = within_heads(query, tensors[query].shape, heads, start, stop)
@@ -389,26 +518,39 @@ def _latent(
     def of_key(outer: Projection) -> Projection | Composed:
         return _composed(config, rule, match, outer, key_down, rule.key_inner_norm)
 
-    if position and tensors[key_down].shape[0] == width:  # a layer without positions
-        content, position = content + position, 0
-    if tensors[key_down].shape[0] != width + position:
-        raise CheckpointError(
-            f"{key_down} must have {width} outputs for the latent and {position} "
-            f"for positions, got {tensors[key_down].shape[0]}"
-        )
-    roles: dict[str, Projection | Composed] = {"q": of_query(0, content)}
-    if stacked:
-        roles["k"] = of_key(_with_axes(match, key, (0, 2, 1)))
+    projections: Projections = {"q": of_query(0, content)}
+    if len(tensors[key].shape) == 3:  # (heads, C, R), without values
+        projections["k"] = of_key(_with_axes(match, key, (0, 2, 1)))
         value = match.weight(rule.value)
-        roles |= {"v": of_key(_with_axes(match, value, (0, 1, 2)))} if value else {}
+        if value:
+            projections["v"] = of_key(_with_axes(match, value, (0, 1, 2)))
     else:
-        for role, start, stop in (("k", 0, content), ("v", content, up)):
-            roles[role] = of_key(within_heads(key, tensors[key].shape, heads, start, stop))
-    if not position:
-        return roles
-    return roles | {
-        "q_position": of_query(content, content + position),
-        "k_position": Projection(
-            key_down, ((width, width + position),), False, heads=1, head_width=position
-        ),
-    }
+        head_rows = tensors[key].shape[0] // heads
+        for role, start, stop in (("k", 0, content), ("v", content, head_rows)):
+            outer = within_heads(key, tensors[key].shape, heads, start, stop)
+            projections[role] = of_key(outer)
+    if position:
+        projections["q_position"] = of_query(content, content + position)
+        rows = ((rank, rank + position),)
+        projections["k_position"] = Projection(key_down, rows, False, heads=1, head_width=position)
+    return projections
+
+
+def _latent_widths(
+    config: Config, rule: AttentionRule, outputs: int, rank: int, key_down: str
+) -> tuple[int, int]:
+    """Return the widths of a head's content and position.
+
+    ``outputs`` are those of the projection to the latent of width ``rank``.
+    """
+    content = config.whole((rule.content_width,))
+    has_none = config.get(rule.position_width) == 0
+    position = 0 if has_none else config.whole((rule.position_width,))
+    if position and outputs == rank:  # a layer without positions
+        content, position = content + position, 0
+    if outputs != rank + position:
+        raise CheckpointError(
+            f"{key_down} must have {rank} outputs for the latent and {position} "
+            f"for positions, got {outputs}"
+        )
+    return content, position

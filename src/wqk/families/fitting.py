@@ -1,0 +1,147 @@
+"""Checks of shapes: everything that may be read for a block fits together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from wqk.checkpoints import Part, TensorInfo
+from wqk.errors import CheckpointError
+from wqk.families.layouts import Composed, Norm, Projection
+from wqk.families.plans import AttentionPlan
+from wqk.families.sides import Side
+
+Tensors = Mapping[str, TensorInfo]
+
+
+def require_fitting(plan: AttentionPlan, tensors: Tensors) -> None:
+    """Check the shapes of everything that may be read for a block.
+
+    Checked are queries, keys, values and outputs, with their biases and the norms around them.
+
+    Raises
+    ------
+    CheckpointError
+        A shape is wrong. The message has the tensor, the expected shape, and the actual one.
+    """
+    _require_matching_heads(plan)
+    sides = [plan.query, plan.key, plan.value, plan.output]
+    if plan.positional is not None:
+        sides += [plan.positional.query, plan.positional.key]
+    input_widths = [(side, _input_width(side, tensors)) for side in sides if side is not None]
+    if plan.kind == "self" and not plan.rule.guess:
+        _require_equal_inputs(plan, tensors)
+    for side, width in input_widths:
+        _require_vectors(side, width, tensors)
+    if plan.sinks is not None:
+        _require_entries(plan.sinks, (plan.query.heads,), tensors, "one for each query head")
+    value, output = plan.value, plan.output
+    if value is None or output is None:
+        return
+    if value.head_width != output.head_width or output.heads % value.heads:
+        raise CheckpointError(
+            f"{output.tensor} takes the outputs of {output.heads} heads of width "
+            f"{output.head_width}, and {value.tensor} makes values of {value.heads} heads of width "
+            f"{value.head_width}"
+        )
+
+
+def _require_matching_heads(plan: AttentionPlan) -> None:
+    """Check that each query head meets a key head of its width."""
+    query, key = plan.query, plan.key
+    if query.head_width != key.head_width or query.heads % key.heads:
+        raise CheckpointError(
+            f"{query.heads} query heads of width {query.head_width} do not fit "
+            f"{key.heads} key heads of width {key.head_width} in layer {plan.layer} of the "
+            f"{plan.rule.stack}"
+        )
+
+
+def _require_equal_inputs(plan: AttentionPlan, tensors: Tensors) -> None:
+    """Check that queries and keys of self-attention read vectors of one width."""
+    query_width, key_width = (_input_width(side, tensors) for side in (plan.query, plan.key))
+    if query_width != key_width:
+        raise CheckpointError(
+            f"{plan.key.tensor} takes inputs of width {key_width}, and {plan.query.tensor} of "
+            f"width {query_width}; queries and keys of self-attention read the same vectors"
+        )
+
+
+def _input_width(side: Side, tensors: Tensors) -> int:
+    """Return the width of the vectors that a side projects.
+
+    Raises
+    ------
+    CheckpointError
+        The matrices of the side do not fit together.
+    """
+    projection = side.projection
+    if not isinstance(projection, Composed):
+        return _columns(projection, tensors)
+    outer = _columns(projection.outer, tensors)
+    inner = _columns(projection.inner, tensors)
+    latent = projection.inner.heads * projection.inner.head_width
+    if outer != latent:
+        raise CheckpointError(
+            f"{projection.outer.tensor} takes a latent of width {outer}, and "
+            f"{projection.inner.tensor} makes one of width {latent}"
+        )
+    biases = () if projection.bias is None else (projection.bias,)
+    for part in (*projection.norm.gain, *projection.norm.bias, *biases):
+        _require_entries(part, (latent,), tensors, "one for each entry of the latent")
+    return inner
+
+
+def _columns(projection: Projection, tensors: Tensors) -> int:
+    """Return the number of inputs of a projection, after a check of its outputs."""
+    shape = tensors[projection.tensor].shape
+    if projection.axes is not None:
+        return shape[projection.axes[2]]
+    if projection.groups:
+        shape = (shape[0], shape[1] * projection.groups)
+    if len(shape) != 2 or 0 in shape:
+        raise CheckpointError(f"{projection.tensor} must be a matrix, got shape {shape}")
+    inputs, outputs = shape if projection.transposed else shape[::-1]
+    ranges = projection.outputs if projection.outputs is not None else ((0, outputs),)
+    held = sum(stop - start for start, stop in ranges)
+    if held != projection.heads * projection.head_width or ranges[-1][1] > outputs:
+        raise CheckpointError(
+            f"{projection.tensor}: {outputs} outputs do not hold {projection.heads} heads of width "
+            f"{projection.head_width}"
+        )
+    return inputs
+
+
+def _require_vectors(side: Side, input_width: int, tensors: Tensors) -> None:
+    """Check the bias, the norms and the temperature of a side."""
+    outputs = side.heads * side.head_width
+    if side.bias is not None:
+        _require_entries(side.bias, (outputs,), tensors, "one for each output")
+    if side.temperature is not None:
+        if side.temperature.of_head:
+            count, meaning = side.heads, "one for each head"
+        else:
+            count, meaning = side.head_width, "one for each dimension of a head"
+        _require_entries(side.temperature.stored, (count,), tensors, meaning)
+    if side.norm is not None:
+        _require_norm(side.norm, (side.head_width, outputs), tensors, "of a head, or of all")
+    if side.input_norm is not None:
+        _require_norm(side.input_norm, (input_width,), tensors, "as wide as what is projected")
+
+
+def _require_norm(norm: Norm, widths: tuple[int, ...], tensors: Tensors, meaning: str) -> None:
+    """Check gains and biases of a norm: of one of these widths; if by head, of the first."""
+    for parts in (norm.gain, norm.bias):
+        possible = widths if len(parts) == 1 else widths[:1]
+        for part in parts:
+            _require_entries(part, possible, tensors, meaning)
+
+
+def _require_entries(part: Part, counts: tuple[int, ...], tensors: Tensors, meaning: str) -> None:
+    """Check that a part has one of these numbers of entries."""
+    shape = tensors[part.name].shape
+    if math.prod(part.shape(shape)) not in counts:
+        expected = " or ".join(map(str, dict.fromkeys(counts)))
+        raise CheckpointError(
+            f"{part.name} must have {expected} entries, {meaning}, got shape {shape}"
+        )
