@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import wqk.families
 from wqk.errors import WqkError
 from wqk.families import families, find_family, plan_attention
-from wqk.families.planning import OPTIONAL_ROLES
+from wqk.families.planner import OPTIONAL_ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

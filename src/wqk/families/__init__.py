@@ -4,7 +4,7 @@ from wqk.families.assumptions import Aspect, Assumption
 from wqk.families.family import AttentionRule, Family, families, load_family
 from wqk.families.finding import find_family, with_head_counts
 from wqk.families.layouts import Composed, Norm, Projection
-from wqk.families.planning import plan_attention, plan_mixers
+from wqk.families.planner import plan_attention, plan_mixers
 from wqk.families.plans import AttentionPlan, Place
 from wqk.families.rotary import Rotary
 from wqk.families.sides import Side

@@ -1,6 +1,6 @@
 """The plan of a block: everything that has to be read of its attention.
 
-A plan is made from names, shapes and the configuration alone (`wqk.families.planning`).
+A plan is made from names, shapes and the configuration alone (`wqk.families.planner`).
 """
 
 from __future__ import annotations
