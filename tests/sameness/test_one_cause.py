@@ -165,3 +165,60 @@ def test_tensors_that_both_files_lack_are_reported() -> None:
     comparison = same(StateDict(bare, config, "a"), StateDict(bare, config, "b"))
     assert comparison.same
     assert "not compared: q_norm, k_norm, which models of qwen3 have" in "".join(comparison.notes)
+
+
+def normalized_phi() -> tuple[Tensors, dict[str, Any]]:
+    """A Phi whose queries and keys pass a layer norm with a bias."""
+    tensors, config = right("phi")
+    random = np.random.default_rng(5)
+    for name in [name for name in tensors if name.endswith("q_proj.weight")]:
+        for side in "qk":
+            norm = name.replace("q_proj.weight", f"{side}_layernorm")
+            tensors[f"{norm}.weight"] = random.uniform(0.5, 2, R).astype(np.float32)
+            tensors[f"{norm}.bias"] = 0.3 * random.standard_normal(R).astype(np.float32)
+    return tensors, {**config, "qk_layernorm": True}
+
+
+@pytest.mark.parametrize("kind", ["another", "exchanged"])
+def test_biases_of_query_and_key_norms_are_compared(kind: str) -> None:
+    """They were part of no form and of no list of tensors, and passed as the same model."""
+    tensors, config = normalized_phi()
+    wrong = dict(tensors)
+    reason = "norm before the score: other biases"
+    if kind == "exchanged":
+        reason = "q_layernorm.bias and k_layernorm.bias have changed places"
+        wrong = exchange("q_layernorm.bias", "k_layernorm.bias")(
+            {name: value for name, value in tensors.items() if "layernorm.bias" in name}
+        )
+        wrong = tensors | {name: value for name, value in wrong.items() if "input" not in name}
+    for name in tensors:
+        if kind == "another" and name.endswith("q_layernorm.bias"):
+            wrong[name] = tensors[name] + np.float32(0.1)
+    reference = StateDict(tensors, config, "a")
+    assert same(reference, StateDict(tensors, config, "b"), everything=True).same
+    comparison = same(reference, StateDict(wrong, config, "b"), everything=True)
+    assert comparison.same is False
+    (cause,) = comparison.causes
+    assert cause.mismatch.reason == reason
+    mend(comparison.repair, wrong, tensors)
+    assert same(reference, StateDict(wrong, config, "b"), everything=True).same
+
+
+def test_a_model_moves_with_the_biases_of_its_query_norms() -> None:
+    """The model's own forward pass, which decides that these biases count."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
+    config = transformers.PhiConfig(**sizes, intermediate_size=16, vocab_size=20, qk_layernorm=True)
+    module = transformers.PhiModel(config).eval()
+    tensors = {name: value.numpy().copy() for name, value in module.state_dict().items()}
+    reference = StateDict(tensors, config.to_dict(), "a")
+    tokens = torch.arange(12)[None]
+    before = module(tokens).last_hidden_state
+    with torch.no_grad():
+        module.layers[0].self_attn.q_layernorm.bias.normal_()
+    assert not torch.allclose(before, module(tokens).last_hidden_state, atol=1e-3)
+    moved = {name: value.numpy().copy() for name, value in module.state_dict().items()}
+    assert same(reference, StateDict(moved, config.to_dict(), "b")).same is False

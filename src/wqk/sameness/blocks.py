@@ -7,7 +7,8 @@ weights. Distances come from R × R Gram matrices, ⟨M_a, M_b⟩ = Σ (A_aᵀA_
 in float64, so that no more than one head is ever wider than stored; norms and biases, too, are
 folded in head by head.
 
-Axes: H query heads, G key heads, D model width and 1 for the biases, R head width.
+Axes: H query heads, G key heads, D model width and 1 for the biases (2 if queries or keys are
+normalized with a bias), R head width.
 """
 
 from __future__ import annotations
@@ -40,17 +41,27 @@ class Rows:
     weight: Float[np.ndarray, "heads width d"]
     bias: Float[np.ndarray, "heads width"] | None
     norm: tuple[np.ndarray, np.ndarray | None, str] | None  # gain, shift and kind
+    # The bias of the norm between projection and score, in the size of the projected vectors.
+    shift: Float[np.ndarray, "heads width"] | None = None
+
+    @property
+    def columns(self) -> int:
+        """Number of columns of a head: inputs, the bias, and the bias of the norm after it."""
+        return int(self.weight.shape[2]) + 1 + (self.shift is not None)
 
     def of(self, head: int) -> Float[np.ndarray, "width d"]:
-        """One head in float64, its bias last, (R, D + 1)."""
+        """One head in float64, its biases last, (R, D + 1) or (R, D + 2)."""
         weight = self.weight[head : head + 1]
         bias = None if self.bias is None else self.bias[head : head + 1]
         if self.norm is not None:
             weight, bias = with_norm(weight.astype(np.float64), bias, *self.norm)
-        wide = (weight.shape[1], weight.shape[2] + 1)
+        inputs = weight.shape[2]
+        wide = (weight.shape[1], self.columns)
         # As it lies in memory: to transpose a weight takes longer than to multiply it.
         found = np.empty(wide, order="C" if weight.strides[2] == weight.itemsize else "F")
-        found[:, :-1], found[:, -1] = weight[0], 0 if bias is None else bias[0]
+        found[:, :inputs], found[:, inputs] = weight[0], 0 if bias is None else bias[0]
+        if self.shift is not None:
+            found[:, inputs + 1] = self.shift[head]
         return found
 
 
@@ -95,7 +106,7 @@ class Scoring:
         """Query heads and key heads times random vectors, (H, R, P) and (G, R, P)."""
         random, found = np.random.default_rng(0), []
         for rows in (self.query, self.key):
-            probes = random.standard_normal((PROBES, rows.weight.shape[-1] + 1)).T
+            probes = random.standard_normal((PROBES, rows.columns)).T
             found.append(np.stack([rows.of(head) @ probes for head in range(len(rows.weight))]))
         return found[0], found[1]
 

@@ -454,7 +454,7 @@ def _restored(
     if ours.rule.config != theirs.rule.config:
         return None
     original, config = (_own_config(*given) for given in zip(models, pair, strict=True))
-    read = keys_of(ours.rule)
+    read = {*keys_of(ours.rule), "pruned_heads"}
     own = [key for key in original | config if key in read and original.get(key) != config.get(key)]
 
     def planned(keys: Sequence[str]) -> AttentionPlan | None:

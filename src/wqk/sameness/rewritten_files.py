@@ -155,18 +155,22 @@ class FileTensors(MutableMapping[str, Any]):
                 f"--repair: the candidate stores {name} without plain floating-point numbers; "
                 "only tensors of plain types can be written"
             )
+        neighbor = self._neighbor_of(name)
+        stored = self._stored_names[neighbor]
+        prefix = stored.removesuffix(neighbor) if stored.endswith(neighbor) else ""
+        self._stored_names[name] = prefix + name
+        shard = self._shards.get(neighbor, self._places[neighbor].path)
+        return self._places[neighbor]._replace(path=shard)
+
+    def _neighbor_of(self, name: str) -> str:
+        """Return a stored tensor of the same module, or of one around it; the last one of all."""
         module = module_of(name)
         while module:
-            for neighbor, stored in self._stored_names.items():
-                if neighbor.startswith(f"{module}.") and neighbor in self._places:
-                    prefix = stored.removesuffix(neighbor) if stored.endswith(neighbor) else ""
-                    self._stored_names[name] = prefix + name
-                    shard = self._shards.get(neighbor, self._places[neighbor].path)
-                    return self._places[neighbor]._replace(path=shard)
+            for neighbor in self._places:
+                if neighbor.startswith(f"{module}."):
+                    return neighbor
             module = module_of(module)
-        raise CheckpointError(
-            f"--repair: the candidate stores no tensor next to which {name} can be added"
-        )
+        return [*self._places][-1]
 
     def finish(self) -> None:
         """Write the shards once more of which tensors changed their shape, or have new ones."""

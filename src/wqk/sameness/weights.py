@@ -17,7 +17,7 @@ import numpy as np
 
 from wqk._machine import side_by_side
 from wqk.attention import Block
-from wqk.attention.factors import load_factor
+from wqk.attention.factors import Factor, load_factor
 from wqk.attention.rounding import rounding_of
 from wqk.checkpoints import Checkpoint, Part
 from wqk.families import AttentionPlan, Composed, Projection, Rotary, Side
@@ -51,6 +51,7 @@ def scorings(
     a, b = found
     if a is None or b is None:
         return None
+    a, b = _with_equal_columns(a, b)
     if circuit != SCORES:
         return a, b
     scales = [pair[1 - n if pair[n].rule.guess else n].score_scale for n in (0, 1)]
@@ -58,6 +59,21 @@ def scorings(
     # Where not known, rows may lie in any order of pairs: they are compared at distance 0 alone.
     a = replace(a, scale=scales[0], rotary=None if unknown else a.rotary)
     return a, replace(b, scale=scales[1], rotary=None if unknown else turning)
+
+
+def _with_equal_columns(a: Scoring, b: Scoring) -> tuple[Scoring, Scoring]:
+    """Return both with a column for the bias of the norm of a side, if either has that bias."""
+    both = [a, b]
+    for name in ("query", "key"):
+        sides: list[Rows] = [getattr(each, name) for each in both]
+        if all(side.shift is None for side in sides):
+            continue
+        for number, side in enumerate(sides):
+            if side.shift is None:
+                zeros = np.zeros(side.weight.shape[:2])
+                changed: dict[str, Any] = {name: replace(side, shift=zeros)}
+                both[number] = replace(both[number], **changed)
+    return both[0], both[1]
 
 
 def sides_of(plan: AttentionPlan, circuit: str) -> tuple[Side, ...]:
@@ -125,4 +141,19 @@ def _rows(block: Block, side: Side, norms: bool, biases: bool) -> tuple[Rows, fl
     if factor.temperature is not None:
         count += 3 * float(np.square(np.log(factor.temperature)).max())
     bias = factor.bias if biases else None
-    return Rows(factor.weight, bias, norm), rounding_of(block, factor, side, count)
+    shift = _shift_of(factor) if biases else None
+    return Rows(factor.weight, bias, norm, shift), rounding_of(block, factor, side, count)
+
+
+def _shift_of(factor: Factor) -> np.ndarray | None:
+    """Return the bias of the norm after a projection, (heads, R); None without one.
+
+    Vectors are divided by their size before the bias is added. Therefore the bias is multiplied by
+    the root mean square of the rows' norms, which is their size for inputs of independent entries.
+    """
+    if factor.shift is None or not factor.shift.any():
+        return None
+    shift = factor.shift if factor.temperature is None else factor.shift * factor.temperature
+    squares = np.square(factor.stored_weight, dtype=np.float64).sum(axis=2)
+    sizes = np.sqrt(squares.mean(axis=1, keepdims=True))
+    return np.asarray(shift * sizes)
