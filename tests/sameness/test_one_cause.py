@@ -85,7 +85,33 @@ class Case(NamedTuple):
     reason: str
 
 
+def interleave(word: str, heads: int) -> Change:
+    """Store the rotary halves of rows or gains interleaved."""
+
+    def change(tensors: Tensors) -> Tensors:
+        moved = dict(tensors)
+        for name, value in tensors.items():
+            if word in name:
+                pairs = value.reshape(heads, 2, R // 2, *value.shape[1:]).swapaxes(1, 2)
+                moved[name] = np.ascontiguousarray(pairs.reshape(value.shape))
+        return moved
+
+    return change
+
+
 CASES = [
+    Case(
+        "rows and gains in another rotary order",
+        "qwen3",
+        both(
+            interleave("q_proj", H),
+            interleave("k_proj", G),
+            interleave("q_norm", 1),
+            interleave("k_norm", 1),
+        ),
+        Kind.ROTARY,
+        "rotary order: stored interleaved, read as half",
+    ),
     Case(
         "norms of queries and keys exchanged",
         "qwen3",

@@ -252,7 +252,8 @@ def _explanations(
 ) -> Iterator[tuple[tuple[int, int], tuple[Mismatch, ...]]]:
     """Explanations once these settings are right: each with its rank, and its causes.
 
-    The rank counts the causes that explain nothing, and all causes; the lowest is the best.
+    The rank counts the causes that explain nothing, and all causes; the lowest is the best. A cause
+    that forms alone explain counts twice if it has no repair.
     """
     block = Expected(checkpoints, plans)
 
@@ -278,7 +279,8 @@ def _explanations(
         rest = [_checked(cause, causes, left_after) for cause in _rest(left, block)]
         explanation = (*causes, *settings, *rest)
         unexplained = sum(cause.unexplained for cause in rest)
-        yield (unexplained, len(explanation)), explanation
+        without_steps = sum(not cause.steps for cause in rest)
+        yield (unexplained, len(explanation) + without_steps), explanation
         if not left and len(explanation) == 1:
             break
     block.clear()

@@ -845,6 +845,7 @@ def _joined(findings: Sequence[Finding], pairs: Sequence[WeightPair]) -> list[Fi
     if scales is not None:
         names = set(scales.tensors)
         findings = [scales, *(one for one in findings if names.isdisjoint(one.tensors))]
+    findings = _with_moved_gains(findings)
     heads: dict[str, Finding] = {}
     for finding in findings:
         pair, rows = finding.pair, finding.rows
@@ -863,6 +864,26 @@ def _joined(findings: Sequence[Finding], pairs: Sequence[WeightPair]) -> list[Fi
     scored = {pair.name for pair in pairs if pair.is_side}
     for members in alike.values():
         joined.append(_merged(members, is_scored_apart=len(scored) > 1))
+    return joined
+
+
+def _with_moved_gains(findings: Sequence[Finding]) -> list[Finding]:
+    """Add gains that moved with the rows of their side to the finding of these rows."""
+    moved: list[Finding] = []
+    for finding in findings:
+        if finding.kind is Kind.NORM and finding.pair.role.part == "norm before the score":
+            moved.append(finding)
+    joined = [finding for finding in findings if not any(finding is gain for gain in moved)]
+    for gain in moved:
+        code = gain.edits[gain.pair.name].code()
+        for number, rows in enumerate(joined):
+            edit = rows.edits.get(rows.pair.name)
+            is_moved = rows.rows is not None and edit is not None and edit.code() == code
+            if is_moved and not isinstance(edit, Take):
+                joined[number] = replace(rows, edits={**rows.edits, **gain.edits})
+                break
+        else:
+            joined.append(gain)
     return joined
 
 
