@@ -6,6 +6,8 @@ A goal is met if its guess returns something. The error of a mistaken call names
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -370,3 +372,12 @@ def test_the_error_of_a_mistaken_call_names_what_to_do(desk: Desk) -> None:
         with pytest.raises(mistake.error) as caught:
             mistake.call()
         assert mistake.words in str(caught.value)
+
+
+def test_advice_is_given_once_and_names_nothing_private() -> None:
+    for code in ("wqk.symetry", "wqk.explain(wqk.demo_model('encoder')).shown"):
+        done = subprocess.run(
+            [sys.executable, "-c", f"import wqk; {code}"], capture_output=True, text=True
+        )
+        assert done.stderr.lower().count("did you mean") == ("symetry" in code), done.stderr
+        assert "'_" not in done.stderr.splitlines()[-1]

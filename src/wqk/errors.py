@@ -285,9 +285,27 @@ def public(
             return load(commands.get(name, name))  # lazy_loader imports it now
         known_call = (calls or {}).get(name)
         advice = f"; did you mean {known_call}?" if known_call else did_you_mean(name, public_names)
-        raise AttributeError(f"module {package!r} has no attribute {name!r}{advice}")
+        message = f"module {package!r} has no attribute {name!r}{advice}"
+        raise unknown_attribute(message, name)
 
     return get, lambda: public_names, public_names
+
+
+class _WithoutAttributes:
+    """The object of an error whose message has advice, so that Python adds no second one."""
+
+    def __dir__(self) -> list[str]:
+        return []
+
+
+def unknown_attribute(message: str, name: str) -> AttributeError:
+    """Return an AttributeError; Python's own suggestion, after an uncaught one, is left out."""
+    return AttributeError(message, name=name, obj=_WithoutAttributes())
+
+
+def public_attributes(owner: object) -> list[str]:
+    """Return the attributes of an object that are not private."""
+    return [name for name in dir(owner) if not name.startswith("_")]
 
 
 class Advising:
@@ -305,10 +323,13 @@ class Advising:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            advice = "" if name.startswith("_") else did_you_mean(name, dir(self), self._synonyms)
+            advice = ""
+            if not name.startswith("_"):
+                advice = did_you_mean(name, public_attributes(self), self._synonyms)
             kind = type(self).__name__
             article = "an" if kind[0] in "AEIO" else "a"
-            raise AttributeError(f"{article} {kind} has no attribute {name!r}{advice}")
+            message = f"{article} {kind} has no attribute {name!r}{advice}"
+            raise unknown_attribute(message, name)
 
 
 def require_list(name: str, value: Any, example: Sequence[str] | Sequence[int]) -> None:

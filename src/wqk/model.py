@@ -68,7 +68,7 @@ def open(
     heads_per_layer, key_heads
         Numbers of query and key heads, if the configuration does not contain them.
     **hub
-        ``revision``, ``subfolder``, ``token``, ``cache_dir``, ``local_files_only``: see
+        ``revision``, ``subfolder``, ``base``, ``token``, ``cache_dir``, ``local_files_only``: see
         `open_checkpoint`.
 
     Returns

@@ -5,12 +5,14 @@ What is read of one is compared with what PEFT merges in `test_peft`, rows of it
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tests import small
+from tests.command import run
 
 from wqk.checkpoints import Part, open_checkpoint
 from wqk.errors import CheckpointError
@@ -113,3 +115,19 @@ def test_an_adapter_on_itself_is_refused(base: Path):
     adapter(base, factors(QUERY), base_model_name_or_path=str(folder))
     with pytest.raises(CheckpointError, match="an adapter alone"):
         open_checkpoint(folder)
+
+
+def test_a_base_that_is_missing_is_given_by_an_option(base: Path):
+    folder = adapter(base, factors(QUERY), base_model_name_or_path="./gone")
+    with pytest.raises(CheckpointError) as refused:
+        open_checkpoint(folder)
+    message = str(refused.value)
+    assert "its base model is missing: './gone' is neither here (looked for in /" in message
+    assert message.endswith("give it with base=PATH")
+    assert "give it with --base PATH" in run("scan", folder, exits=2).stderr
+    assert "is missing" not in run("scan", folder, "--base", base, exits=None).stderr
+    opened = open_checkpoint(folder, base=base)
+    assert opened.notes[-1].endswith("with a LoRA adapter on 1 of its tensors")
+    assert pickle.loads(pickle.dumps(opened)).notes == opened.notes
+    with pytest.raises(CheckpointError, match="has no base model, because it is no LoRA adapter"):
+        open_checkpoint(base, base=base)

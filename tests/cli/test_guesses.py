@@ -36,7 +36,6 @@ def test_no_name_is_guessed_for_two_things() -> None:
 
 def test_every_option_that_advice_names_exists() -> None:
     known = set().union(*(options_of(verb) for _, verb in every_verb())) | {
-        "--base",
         "--directions",
     }
     for guess in OPTION_GUESSES:

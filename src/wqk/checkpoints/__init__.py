@@ -48,6 +48,7 @@ def open_checkpoint(
     revision: str | None = None,
     *,
     subfolder: str | None = None,
+    base: str | os.PathLike[str] | None = None,
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     local_files_only: bool = False,
@@ -68,6 +69,9 @@ def open_checkpoint(
         As everywhere on the hub; a checkpoint on disk does not need them.
     subfolder
         The folder of the repository, or of ``ref``, that contains the model.
+    base
+        Base model of a LoRA adapter, a path or a Hub id, in place of the one that the adapter
+        names.
 
     Raises
     ------
@@ -94,18 +98,27 @@ def open_checkpoint(
             "cache_dir": cache_dir,
             "local_files_only": local_files_only,
         }
-        checkpoint = _open(ref, revision, subfolder, **access)
+        base_name = None if base is None else os.fspath(base)
+        checkpoint = _open(ref, revision, subfolder, base_name, **access)
+        if base is not None and not isinstance(checkpoint, AdaptedCheckpoint):
+            raise CheckpointError(
+                "has no base model, because it is no LoRA adapter; leave out base="
+            )
     if is_named:
         again = Path(ref).absolute() if exists(Path(ref)) else ref
         access["token"] = token if isinstance(token, bool) else None  # no pickle holds a secret
         checkpoint._reopen = partial(
-            open_checkpoint, again, revision, subfolder=subfolder, **access
+            open_checkpoint, again, revision, subfolder=subfolder, base=base, **access
         )
     return checkpoint
 
 
 def _open(
-    ref: Any, revision: str | None, subfolder: str | None, **access: Unpack[HubAccess]
+    ref: Any,
+    revision: str | None,
+    subfolder: str | None,
+    base: str | None,
+    **access: Unpack[HubAccess],
 ) -> Checkpoint:
     if hasattr(ref, "state_dict") or isinstance(ref, Mapping):
         _refuse_revision(revision, type(ref).__name__)
@@ -141,10 +154,10 @@ def _open(
         if adapter is None:
             return open_local(folder)
         # Not by way of this function: an adapter on an adapter might name itself.
-        here = Path(adapter.base)
-        base = open_local(here) if exists(here) else open_base(adapter, **access)
-        return AdaptedCheckpoint(base, adapter)
-    return open_hub(name, revision=revision, subfolder=subfolder, **access)
+        here = Path(base or adapter.base)
+        model = open_local(here) if exists(here) else open_base(adapter, base, **access)
+        return AdaptedCheckpoint(model, adapter)
+    return open_hub(name, revision=revision, subfolder=subfolder, base=base, **access)
 
 
 def steps_of(ref: str) -> list[str]:

@@ -25,6 +25,7 @@ from wqk.checkpoints.formats import (
     Weights,
     beside,
     choose_weights,
+    exists,
     format_of,
     local_folder,
     open_local,
@@ -65,6 +66,7 @@ class Wanted(NamedTuple):
     folder: str  # empty for the repository's own
     access: HubAccess
     adapters: bool  # whether an adapter is opened on its base model
+    base: str | None  # the adapter's base model, in place of the one that it names
     cache: RangeCache  # of ranges and listings
 
     @property
@@ -87,6 +89,7 @@ def open_hub(
     revision: str | None = None,
     subfolder: str | None = None,
     adapters: bool = True,
+    base: str | None = None,
     **access: Unpack[HubAccess],
 ) -> Checkpoint:
     """The repository's weights, of which only headers are fetched before something is read.
@@ -98,7 +101,7 @@ def open_hub(
     from huggingface_hub import constants
 
     folder, cache = (subfolder or "").strip("/"), open_cache(access.get("cache_dir"))
-    wanted = Wanted(repository, revision, folder, access, adapters, cache)
+    wanted = Wanted(repository, revision, folder, access, adapters, base, cache)
     with errors_about(repository):
         if access.get("local_files_only") or constants.HF_HUB_OFFLINE:
             checkpoint = _open_offline(wanted, "fetching is switched off")
@@ -113,15 +116,35 @@ def open_hub(
     return checkpoint
 
 
-def open_base(adapter: Adapter, **access: Unpack[HubAccess]) -> Checkpoint:
-    """The base model of an adapter, from the hub; `CheckpointError` if it is not a hub id."""
-    if not is_hub_id(adapter.base):
+def open_base(adapter: Adapter, base: str | None = None, **access: Unpack[HubAccess]) -> Checkpoint:
+    """Open the base model of an adapter from the hub, or ``base`` in its place.
+
+    Raises
+    ------
+    CheckpointError
+        The base model is missing.
+    """
+    if base is not None and exists(Path(base)):
+        return open_local(Path(base))
+    name = base or adapter.base
+    if not is_hub_id(name):
         raise CheckpointError(
-            f"{adapter.tensors.name}: its base model, {redacted(adapter.base)!r}, is neither "
-            "here nor a Hub id; write one to base_model_name_or_path of a local copy's "
-            "adapter_config.json"
+            f"{adapter.tensors.name}: its base model is missing: {redacted(name)!r} is neither "
+            f"here (looked for in {_looked_for(name)}) nor a Hub id; give it with base=PATH"
         )
-    return open_hub(adapter.base, revision=adapter.revision, adapters=False, **access)
+    revision = adapter.revision if base is None else None
+    try:
+        return open_hub(name, revision=revision, adapters=False, **access)
+    except HubError as error:
+        raise HubError(
+            f"{adapter.tensors.name}: its base model {name} is missing, on this machine and on "
+            f"the Hub ({str(error).removeprefix(f'{name}: ')}); give it with base=PATH"
+        ) from None
+
+
+def _looked_for(path: str) -> str:
+    """Return the absolute path of a base model for an error, without the secrets of addresses."""
+    return redacted(str(Path(path).expanduser().absolute()))
 
 
 def is_hub_id(ref: str) -> bool:
@@ -185,7 +208,7 @@ def _open(wanted: Wanted, listing: Listing, *, offline: bool) -> Checkpoint:
 
 
 def _on_base(adapter: Adapter, wanted: Wanted) -> Checkpoint:
-    return AdaptedCheckpoint(open_base(adapter, **wanted.access), adapter)
+    return AdaptedCheckpoint(open_base(adapter, wanted.base, **wanted.access), adapter)
 
 
 def _list(wanted: Wanted) -> Listing:

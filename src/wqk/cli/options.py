@@ -163,6 +163,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "Fraction of tokens that encoders predict.",
     },
     "revision": {"metavar": "R", "help": "Revision of a Hub repository."},
+    "base": {
+        "type": REF,
+        "metavar": "REF",
+        "help": "Base model of a LoRA adapter, in place of the one that the adapter names.",
+    },
     "family": {
         "type": click.Path(dir_okay=False),
         "metavar": "NAME|FILE.toml",
@@ -250,13 +255,14 @@ def measure_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def reading(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options for reading: ``--family``, ``--heads-per-layer``, ``--key-heads``."""
-    for name in reversed(OPENING[1:]):
+    for name in reversed(OF_EACH):
         function = option(name)(function)
     return function
 
 
 # Arguments of `wqk.open` that are options.
-OPENING = ("revision", "family", "heads_per_layer", "key_heads")
+OF_EACH = ("family", "heads_per_layer", "key_heads")  # one value for all models of a verb
+OPENING = ("revision", "base", *OF_EACH)
 
 
 def opened(ref: str, options: dict[str, Any]) -> Model:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 @click.option(
     "--revision", "revisions", multiple=True, metavar="R", help="Hub revision; repeatable."
 )
+@option("base")
 @reading
 @click.option(
     "--device",

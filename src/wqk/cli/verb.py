@@ -234,9 +234,9 @@ class Verb:
 
     def _with_opening(self, command: Any, several: bool) -> Any:
         """Add the options of `wqk.open`; each of several models has a revision of its own."""
-        from wqk.cli.options import OPENING, option, revision_of_each
+        from wqk.cli.options import OF_EACH, OPENING, option, revision_of_each
 
-        for name in reversed(OPENING[1:] if several else OPENING):
+        for name in reversed(OF_EACH if several else OPENING):
             command = option(name)(command)
         return revision_of_each(command) if several else command
 

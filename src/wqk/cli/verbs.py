@@ -140,6 +140,7 @@ kin = Verb(
 )
 @gamma
 @revision
+@option("base")
 @reading
 @json_output
 @csv_output

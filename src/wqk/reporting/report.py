@@ -13,7 +13,8 @@ from importlib.metadata import entry_points
 from importlib.resources import files
 from importlib.util import find_spec
 from os import PathLike
-from pathlib import Path
+from os.path import commonpath
+from pathlib import Path, PurePath
 from string import Template
 from typing import Any, TypeAlias
 
@@ -24,7 +25,7 @@ from wqk._files import check_output, write_atomically
 from wqk._style import as_image
 from wqk._version import __version__
 from wqk.errors import MissingPackage, TableError, install
-from wqk.reporting.payload import digits, payload, training_result
+from wqk.reporting.payload import digits, in_script, payload, training_result
 from wqk.reporting.pictures import composition_arcs, strongest_pairs
 from wqk.reporting.summary import (
     groups,
@@ -137,8 +138,37 @@ def write_report(
                 f"of {', '.join(names)}; leave them out, or add their table"
             )
     details += [table.details for table in scores if table.details is not None]
-    write_atomically(path, page(scores, details, title, runs, compositions).encode())
+    text = page(scores, details, title, runs, compositions)
+    write_atomically(path, without_folders(text, scores).encode())
     return Report(path)
+
+
+def without_folders(text: str, tables: Iterable[ScoreTable]) -> str:
+    """Return the text of a page without the local folders around the checkpoints of its tables.
+
+    Paths begin below the folder that all checkpoints share, or, if they share none, with their own
+    names. A report is made to be passed on, and folders name people and machines.
+
+    Examples
+    --------
+    >>> table = ScoreTable.from_rows([{"checkpoint": "/home/ada/runs/bert", "layer": 0}])
+    >>> without_folders("<td>/home/ada/runs/bert</td>", [table])
+    '<td>bert</td>'
+    """
+    folders = set()
+    for table in tables:
+        for name, step in table.frame.select("checkpoint", "step").unique().iter_rows():
+            if name and PurePath(name).is_absolute():
+                # The label of a run is the folder around its steps.
+                path = PurePath(name.rstrip("/"))
+                folders.add(str(path.parent if step is None else path.parent.parent))
+    shared = commonpath(folders) if folders else ""
+    if len(PurePath(shared).parts) > 1:
+        folders = {shared}
+    for folder in sorted(folders, key=len, reverse=True):
+        for spelling in {f"{folder}/", escape(f"{folder}/"), in_script(f"{folder}/")}:
+            text = text.replace(spelling, "")
+    return text
 
 
 def _opened(source: Any) -> Sequence[Run | ScoreTable]:

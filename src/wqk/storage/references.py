@@ -199,6 +199,7 @@ class HubOptions(HubFolder, total=False):
     """`HubFolder`, and which revision of the repository."""
 
     revision: str | None  # a branch, a tag or a commit
+    base: str | os.PathLike[str] | None  # base model of an adapter, if not the one that it names
 
 
 def check_options(function: str, options: Mapping[str, Any], names: type = HubOptions) -> None:

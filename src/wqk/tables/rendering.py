@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
@@ -26,7 +27,7 @@ from wqk._style import (
     new_figure,
     style,
 )
-from wqk.errors import TableError
+from wqk.errors import TableError, did_you_mean
 from wqk.tables import sheet
 from wqk.tables.changes import sentences
 from wqk.tables.columns import COLUMNS, MEASURES, Column
@@ -282,8 +283,41 @@ def remarks(table: ScoreRows) -> Iterator[Text]:
 
 
 def notes(table: ScoreRows) -> Iterator[str]:
-    """Yield the terms that forms leave out, and notes on partial forms and guessed families."""
+    """Yield the terms that forms leave out, and notes on partial forms and guessed families.
+
+    Notes that differ only in the name of their checkpoint are one note.
+    """
+    checkpoints = table.frame["checkpoint"].drop_nulls().unique(maintain_order=True).to_list()
     yield from left_out(table)
+    yield from folded(_notes(table), checkpoints)
+
+
+def folded(lines: Iterable[str], names: Sequence[str]) -> Iterator[str]:
+    """Yield lines, only the first of those that differ in one of these names alone.
+
+    Examples
+    --------
+    >>> [*folded(["a: guessed", "b: guessed", "b: partial"], ["a", "b"])]
+    ['a: guessed (1 more checkpoint)', 'b: partial']
+    """
+    lines_by_form: dict[str, list[str]] = {}
+    longest_first = sorted(names, key=len, reverse=True)
+    for line in lines:
+        name = next((name for name in longest_first if re.search(_whole(name), line)), None)
+        form = re.sub(_whole(name), "\0", line) if name else line
+        lines_by_form.setdefault(form, []).append(line)
+    for similar in lines_by_form.values():
+        others = len(dict.fromkeys(similar)) - 1
+        yield similar[0] + (f" ({counted(others, 'more checkpoint')})" if others else "")
+
+
+def _whole(name: str) -> str:
+    """Return a pattern of a name that is no part of a longer word."""
+    return rf"(?<![\w/.-]){re.escape(name)}(?![\w/-])"
+
+
+def _notes(table: ScoreRows) -> Iterator[str]:
+    """Yield notes on partial forms and guessed families, and those of the checkpoints."""
     reasons: Mapping[str, str] = table.metadata.get("partial") or {}
     yield from (f"partial ({stack}): {reason}" for stack, reason in reasons.items())
     guesses = table.metadata.get("inferred") or []
@@ -399,7 +433,10 @@ def measured(
 def _sorted(frame: pl.DataFrame, name: str) -> pl.DataFrame:
     """Sort by a column, largest values first; rows without a value come last."""
     if name not in frame.columns:
-        raise TableError(f"no column {name!r}; columns are {', '.join(frame.columns)}")
+        # Scores are the columns that people sort by.
+        scores = [column for column, kind in frame.schema.items() if kind.is_float()]
+        advice = did_you_mean(name, frame.columns) or f"; scores are {', '.join(scores)}"
+        raise TableError(f"no column {name!r}{advice}")
     key = pl.col(name)
     if frame[name].dtype.is_float():
         key = key.fill_nan(None)

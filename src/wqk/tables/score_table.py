@@ -12,7 +12,14 @@ import polars as pl
 
 from wqk._console import Shown, json_value
 from wqk._files import check_output, require_file, write_atomically
-from wqk.errors import MissingPackage, TableError, did_you_mean, first_line
+from wqk.errors import (
+    MissingPackage,
+    TableError,
+    did_you_mean,
+    first_line,
+    public_attributes,
+    unknown_attribute,
+)
 from wqk.tables.columns import COLUMNS, Column
 from wqk.tables.details import Details
 from wqk.tables.schema import (
@@ -170,8 +177,11 @@ class Table(Shown):
             synonyms = TABLE_SYNONYMS
             if hasattr(pl.DataFrame, name):
                 synonyms = {name: f"frame.{name}"} | synonyms
-            advice = "" if name.startswith("_") else did_you_mean(name, dir(self), synonyms)
-            raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}{advice}")
+            advice = ""
+            if not name.startswith("_"):
+                advice = did_you_mean(name, public_attributes(self), synonyms)
+            message = f"a {type(self).__name__} has no attribute {name!r}{advice}"
+            raise unknown_attribute(message, name)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the metadata and the rows, as ``--json`` prints them."""
