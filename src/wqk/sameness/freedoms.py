@@ -8,6 +8,7 @@ from functools import partial
 from wqk.model import Model
 from wqk.sameness.answer import BlockComparison
 from wqk.sameness.diagnosis import Apart
+from wqk.sameness.folded_mixers import with_folded_mixers
 from wqk.sameness.mismatches import Kind
 from wqk.sameness.orders import renumbered
 from wqk.sameness.outside import ATTENTION, layer_of, left_in, roles
@@ -40,7 +41,8 @@ def in_candidates_terms(
         The models, notes, and the tolerance, which a rotation of the stream widens.
     """
     reference, candidate = models
-    notes: list[str] = []
+    smoothed, notes = with_folded_mixers((reference, candidate), names)
+    reference = smoothed or reference
     if "stream" in up_to:
         rotated, text = turned((reference, candidate), names)
         if rotated is None:

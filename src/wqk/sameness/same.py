@@ -21,6 +21,7 @@ from wqk.sameness.both_models import open_both
 from wqk.sameness.contents import paired_names
 from wqk.sameness.diagnosis import Apart, diagnose
 from wqk.sameness.edits import Take
+from wqk.sameness.folded_mixers import fold_causes
 from wqk.sameness.freedoms import any_order_of_heads, in_candidates_terms, order_of_heads
 from wqk.sameness.layers import with_moved_layers
 from wqk.sameness.measurement import Measurement, Signatures
@@ -148,14 +149,15 @@ def same(
         models, alignment.pairs, blocks, names, everything, layers, allowed
     )
     shares = [] if layers is not None else [*merged_shares(comparer.checkpoints, names)]
-    blocks, merges = _with_merges(alignment.pairs, blocks, shares)
+    blocks, known = _with_merges(alignment.pairs, blocks, shares)
+    known += fold_causes(models[0], names)
     blocks, tensors, tensor_causes = with_tensor_causes(
         models,
         alignment.pairs,
         blocks,
         tensors,
         names,
-        merges,
+        known,
         alone=(*alignment.missing, *alignment.added),
     )
     is_guessed = any(plan.rule.guess for pair in alignment.pairs for plan in pair)

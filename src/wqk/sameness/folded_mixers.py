@@ -1,0 +1,198 @@
+"""Norms that are folded into the projections of a layer, beside or instead of queries and keys.
+
+Smoothing (AWQ, SmoothQuant) divides the gain of a norm by a factor of each channel, and multiplies
+the columns of all weights that read the norm. The forms of attention contain the gain. Gates beside
+queries, and projections of linear attention, are compared as they are stored. Therefore the
+reference is seen with the candidate's gains, and with the columns that these gains need.
+
+Axes: n outputs, D model width.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from wqk._console import counted
+from wqk.checkpoints import Checkpoint, Part
+from wqk.checkpoints.checkpoint import View
+from wqk.families.naming import without_numbers
+from wqk.model import Model
+from wqk.model import open as open_model
+from wqk.sameness.answer import Cause, few
+from wqk.sameness.edits import Take
+from wqk.sameness.matching import same_numbers
+from wqk.sameness.mismatches import Kind, Mismatch
+from wqk.sameness.outside import ATTENTION, MIXER, layer_of, left_in, roles
+from wqk.sameness.repairs import Change
+from wqk.sameness.weight_pairs import short
+from wqk.sameness.weights import form_parts
+
+# Projections that write to the stream, whose inputs are not the norm's outputs.
+WRITES = re.compile(r"(?:^|[._])(?:o|out|output|c|dense|wo)(?:_?proj)?\.weight$")
+
+
+@dataclass(frozen=True, eq=False)
+class Fold:
+    """A norm whose gain has another place in the candidate, by the reference's names.
+
+    Attributes
+    ----------
+    gain
+        The gain of the norm.
+    factors
+        Factors of the columns that read the norm, (D,).
+    readers
+        Weights that read the norm.
+    stale
+        Those among them whose columns the candidate did not rescale.
+    """
+
+    gain: str
+    factors: np.ndarray
+    readers: tuple[str, ...]
+    stale: tuple[str, ...]
+
+
+class FoldedMixers(View):
+    """The reference with the candidate's gains, and with the columns that they need.
+
+    Attributes
+    ----------
+    folds
+        The norms that have other gains.
+    """
+
+    def __init__(
+        self,
+        reference: Checkpoint,
+        candidate: Checkpoint,
+        names: Mapping[str, str],
+        folds: Sequence[Fold],
+    ) -> None:
+        super().__init__(reference)
+        self._candidate, self._names = candidate, names
+        self.folds = folds
+        self._factors = {name: fold.factors for fold in folds for name in fold.readers}
+        self._gains = {fold.gain for fold in folds}
+        self.changed = {*self._factors, *self._gains}
+
+    def value(self, name: str) -> np.ndarray | None:
+        """The candidate's gain, or a weight with its columns rescaled."""
+        if name in self._gains:
+            return self._candidate.read([Part(self._names[name])])[0]
+        if name in self._factors:
+            (weight,) = self.inner.read([Part(name)])
+            return np.asarray(weight * self._factors[name], weight.dtype)
+        return None
+
+
+def with_folded_mixers(
+    models: Sequence[Model], names: Mapping[str, str]
+) -> tuple[Model | None, list[str]]:
+    """Return the reference as `FoldedMixers`, and a note; None if no norm has another gain."""
+    reference, candidate = (model.checkpoint for model in models)
+    folds = [*_folds(models, names)]
+    if not folds:
+        return None, []
+    view = FoldedMixers(reference, candidate, names, folds)
+    gains = few([fold.gain for fold in folds], 1)
+    note = f"{counted(len(folds), 'norm')} whose gain is folded into what reads it: {gains}"
+    return open_model(view, family=models[0].family_file), [note]
+
+
+def _folds(models: Sequence[Model], names: Mapping[str, str]) -> Iterator[Fold]:
+    """Yield the norms before mixers whose gains lie elsewhere in the candidate."""
+    reference, candidate = (model.checkpoint for model in models)
+    offsets = _offsets(models[0])
+    beside = _read_beside_forms(models[0])
+    for gain in reference.tensors():
+        offset = offsets.get(without_numbers(gain))
+        readers = beside.get(layer_of(gain), [])
+        if offset is None or gain not in names or not readers:
+            continue
+        (expected,) = reference.read([Part(gain)])
+        (actual,) = candidate.read([Part(names[gain])])
+        if expected.shape != actual.shape or same_numbers(expected, actual):
+            continue
+        divisors = actual + offset
+        if not divisors.all():
+            continue
+        factors = (expected + offset) / divisors
+        fold = _fold(models, names, gain, factors, readers)
+        if fold is not None:
+            yield fold
+
+
+def _fold(
+    models: Sequence[Model],
+    names: Mapping[str, str],
+    gain: str,
+    factors: np.ndarray,
+    readers: Sequence[str],
+) -> Fold | None:
+    """Return the fold of one norm; None if no weight that reads it was rescaled."""
+    reference, candidate = (model.checkpoint for model in models)
+    read, stale = [], []
+    for name in readers:
+        if name not in names or reference.info(name).shape[-1:] != factors.shape:
+            continue
+        (weight,) = reference.read([Part(name)])
+        (actual,) = candidate.read([Part(names[name])])
+        if weight.shape != actual.shape:
+            continue
+        read.append(name)
+        if not same_numbers(weight * factors, actual):
+            stale.append(name)
+    if len(stale) == len(read):
+        return None
+    return Fold(gain, factors, tuple(read), tuple(stale))
+
+
+def _offsets(model: Model) -> dict[str, float]:
+    """Return what is added to gains of the norms before attention, by names without numbers."""
+    offsets = {}
+    for plan in model.plans:
+        norm = plan.query.input_norm
+        if norm is not None and norm.gain and not norm.bias:
+            offsets[without_numbers(norm.gain[0].name)] = norm.offset
+    return offsets
+
+
+def _read_beside_forms(model: Model) -> dict[str, list[str]]:
+    """Return the weights of mixers by layer, where something is no part of a form."""
+    tensors = model.checkpoint.tensors()
+    beside = {part.name for part in left_in(model)}
+    mixing = {name for name, role in roles(model).items() if role in (MIXER, ATTENTION)}
+    layers = {layer_of(name) for name in beside | {n for n in mixing if len(tensors[n].shape) == 2}}
+    formed = {part.name for plan in model.plans for part in form_parts(plan)}
+    by_layer: dict[str, list[str]] = {}
+    for name in sorted(formed | mixing):
+        is_reader = len(tensors[name].shape) == 2 and not WRITES.search(name)
+        if layer_of(name) in layers and is_reader:
+            by_layer.setdefault(layer_of(name), []).append(name)
+    return by_layer
+
+
+def fold_causes(model: Model, names: Mapping[str, str]) -> list[Cause]:
+    """Return the causes of weights that were not rescaled with the norm before them."""
+    checkpoint = model.checkpoint
+    while isinstance(checkpoint, View) and not isinstance(checkpoint, FoldedMixers):
+        checkpoint = checkpoint.inner
+    if not isinstance(checkpoint, FoldedMixers):
+        return []
+    tensors: dict[tuple[str, str], list[str]] = {}
+    for fold in checkpoint.folds:
+        for name in fold.stale:
+            tensors.setdefault((short(name), short(fold.gain)), []).append(name)
+    causes = []
+    for (title, norm), stale in tensors.items():
+        reason = f"{title}: not rescaled with the norm before it ({norm}), or in some rows alone"
+        facts = {"tensors": dict.fromkeys(stale, "weight")}
+        steps = (Change(tuple(names[name] for name in stale), Take()),)
+        mismatch = Mismatch(Kind.GAIN_FOLDED, reason, steps, facts=facts)
+        causes.append(Cause(mismatch, (), tuple(stale)))
+    return causes
