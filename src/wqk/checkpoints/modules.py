@@ -7,7 +7,7 @@ those of the tensors, also once they are saved. PEFT replaces a module by one th
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
@@ -27,6 +27,7 @@ from wqk.checkpoints.checkpoint import (
 )
 from wqk.checkpoints.configurations import Opened, configured, lens_configuration
 from wqk.checkpoints.files import PLAIN
+from wqk.checkpoints.parametrized import computed_weights, with_computed
 from wqk.errors import CheckpointError
 
 # What authors of modules call their configuration.
@@ -196,7 +197,8 @@ class LiveCheckpoint(StateDict):
         kind = type(model).__name__
         if not hasattr(model, "named_modules"):
             raise CheckpointError(f"expected an nn.Module, got {kind}")
-        tensors = model.state_dict(keep_vars=True)
+        self._computed = computed_weights(model)
+        tensors = self._state(model)
         known = {plain_name(name): _info(t) for name, t in tensors.items() if hasattr(t, "dtype")}
         config = _configuration(model)
         if not is_transformer_lens(known):
@@ -222,8 +224,15 @@ class LiveCheckpoint(StateDict):
         if name in self._owners:
             owner, attribute = self._owners[name]
             return getattr(owner(), attribute)
-        network: Any = self._network()
-        return network.state_dict(keep_vars=True)[self._stored[name]]
+        stored, network = self._stored[name], self._network()
+        if stored in self._computed:
+            return self._computed[stored].value()
+        return self._state(network)[stored]
+
+    def _state(self, network: Any) -> dict[str, Any]:
+        """The tensors of the module by their names in it, with weights as passes use them."""
+        tensors: dict[str, Any] = network.state_dict(keep_vars=True)
+        return with_computed(tensors, self._computed, plain_name) if self._computed else tensors
 
     def writable(self, name: str) -> Any:
         """A parameter that can be changed in place; `CheckpointError` where none is stored."""
@@ -234,6 +243,7 @@ class LiveCheckpoint(StateDict):
         repeats = any(
             n > 1 and not step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
         )
+        self.require_stored([name])
         why = {
             "is made of other weights when the model is saved": name not in self._owners,
             "is on the meta device": tensor.is_meta,
@@ -244,6 +254,17 @@ class LiveCheckpoint(StateDict):
         if found := next((reason for reason, holds in why.items() if holds), None):
             raise CheckpointError(f"{self.name}: {name} {found}, so that nothing can be written")
         return tensor
+
+    def require_stored(self, names: Iterable[str]) -> None:
+        """Raise `CheckpointError` if one of some weights is computed from other parameters."""
+        for name in sorted(names):
+            computed = self._computed.get(self._stored.get(name, name))
+            if computed is not None:
+                raise CheckpointError(
+                    f"{self.name}: {name} is computed from other parameters ({computed.method}), so "
+                    "that nothing can be written; expected a weight that is stored itself; remove "
+                    "the parametrization first"
+                )
 
     def memory(self, name: str) -> Any:
         """What is equal for two names whose parameters begin at one place in memory."""

@@ -312,7 +312,10 @@ class Clipper:
         opened = opened_live(model, family, heads_per_layer)
         self._plans = known_plans(opened, "clipping needs the model's queries and keys")
         self._network = weakref.ref(network_of(model, "clipped"))
-        _require_own(LiveCheckpoint(self._network()), self._plans)
+        weights = LiveCheckpoint(self._network())
+        _require_own(weights, self._plans)
+        if self.limit is not None:
+            weights.require_stored({part.name for plan in self._plans for part in plan.parts})
         self._left = opened.without_softmax
         self._path = None if path is None else Path(path)
         self._every, self._grouped, self._calls = every, grouped, 0
