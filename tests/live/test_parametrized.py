@@ -41,7 +41,7 @@ METHODS = {
 
 
 def parametrized(method: Callable[[nn.Module], object]) -> Any:
-    """A BERT whose queries, and the keys of layer 0, are computed; after a pass in training mode."""
+    """A BERT whose queries, and keys of layer 0, are computed; after a pass in training mode."""
     model = bert()
     for layer in model.encoder.layer:
         nn.init.normal_(layer.attention.self.query.weight)

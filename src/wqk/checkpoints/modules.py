@@ -261,8 +261,8 @@ class LiveCheckpoint(StateDict):
             computed = self._computed.get(self._stored.get(name, name))
             if computed is not None:
                 raise CheckpointError(
-                    f"{self.name}: {name} is computed from other parameters ({computed.method}), so "
-                    "that nothing can be written; expected a weight that is stored itself; remove "
+                    f"{self.name}: {name} is computed from other parameters ({computed.method}), "
+                    "so that nothing can be written; expected a weight that is stored; remove "
                     "the parametrization first"
                 )
 

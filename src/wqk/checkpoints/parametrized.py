@@ -1,8 +1,8 @@
 """Weights that a module computes from other parameters: parametrizations of PyTorch.
 
-`torch.nn.utils.parametrizations` (spectral norm, weight norm, orthogonal matrices, any own one) keep
-the originals in a module ``parametrizations`` and compute the weight whenever it is used. The older
-`torch.nn.utils.weight_norm` and `spectral_norm` compute it in a hook before each pass.
+`torch.nn.utils.parametrizations` (spectral norm, weight norm, orthogonal matrices, any own one)
+keep the originals in a module ``parametrizations`` and compute the weight whenever it is used. The
+older `torch.nn.utils.weight_norm` and `spectral_norm` compute it in a hook before each pass.
 """
 
 from __future__ import annotations
