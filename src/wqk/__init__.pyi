@@ -23,7 +23,9 @@ from .live import Monitor as Monitor
 from .live import ScoreCallback as ScoreCallback
 from .live import clip_ as clip_
 from .live.initializing import initialize_ as initialize_
+from .live.labels import label_heads as label_heads
 from .live.logits import logits as logits
+from .live.matrices import attention_matrices as attention_matrices
 from .live.parts import parts as parts
 from .live.verification import verify as verify
 from .model import Model as Model

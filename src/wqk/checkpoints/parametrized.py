@@ -77,8 +77,9 @@ def computed_weights(model: Any) -> dict[str, ComputedWeight]:
         prefix = f"{path}." if path else ""
         for attribute in getattr(module, "parametrizations", None) or ():
             computed[f"{prefix}{attribute}"] = ComputedWeight(ref(module), attribute)
-        for hook in module._forward_pre_hooks.values():
-            if isinstance(hook, _older_hooks()):
+        hooks: list[Any] = list(module._forward_pre_hooks.values())
+        for hook in hooks:
+            if type(hook) in _older_hooks():
                 computed[f"{prefix}{hook.name}"] = ComputedWeight(ref(module), hook.name, hook)
     return computed
 

@@ -215,7 +215,7 @@ def match_tokens(
     table = embedding_table(checkpoint, form.widths[0] - 1, embeddings)
     # Of a virtual head, the earlier head reads the embeddings of the attended token.
     if circuit == "ov":
-        unembeddings = _unembedding_table(checkpoint, table, form.widths[1] - 1)
+        unembeddings = unembedding_table(checkpoint, table, form.widths[1] - 1)
         query = _projected(checkpoint, table, form.query, reading if fold_norm else None)
         key = _projected(checkpoint, unembeddings, form.key, None)
     else:
@@ -292,7 +292,7 @@ def _written_caveat(plan: AttentionPlan) -> str:
     )
 
 
-def _unembedding_table(checkpoint: Checkpoint, table: str, width: int) -> str:
+def unembedding_table(checkpoint: Checkpoint, table: str, width: int) -> str:
     """Return the table (V, ``width``) that turns the stream into logits; the embeddings if tied."""
     candidates = [
         name

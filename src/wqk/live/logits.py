@@ -153,15 +153,11 @@ def logits(
     >>> measured.blocks["decoder", "self", 1].max_logit.shape
     (4,)
     """
-    if batch is None:
-        raise CheckpointError(
-            "the batch is missing, whose logits they are: wqk.logits(model, batch), with what the "
-            "model is called with"
-        )
+    require_batch(batch, "logits")
     with required_by("measuring logits"):
         import torch
     network = network_of(model, "run")
-    opened = _opened(model, family, heads_per_layer)
+    opened = opened_or_module(model, family, heads_per_layer)
     meter = LogitMeter(opened, sequences, training=False)
     meter.start()
     try:
@@ -181,7 +177,16 @@ def logits(
     return Logits(measured.blocks, missing, measured.scores)
 
 
-def _opened(model: Any, family: FilePath | None, heads_per_layer: int | None) -> Any:
+def require_batch(batch: Any, function: str) -> None:
+    """Raise `CheckpointError` if a function of `wqk` was called without a batch."""
+    if batch is None:
+        raise CheckpointError(
+            f"the batch is missing; expected what the model is called with: "
+            f"wqk.{function}(model, batch)"
+        )
+
+
+def opened_or_module(model: Any, family: FilePath | None, heads_per_layer: int | None) -> Any:
     """A `Model` of a module; the module itself if no family describes the module."""
     try:
         return opened_live(model, family, heads_per_layer)
@@ -232,7 +237,7 @@ class LogitMeter:
         if sequences is not None and sequences < 1:
             raise CheckpointError(f"sequences must be 1 or more, got {sequences}")
         network = network_of(model, "run")
-        opened = _opened(model, None, None)
+        opened = opened_or_module(model, None, None)
         self.plans: tuple[AttentionPlan, ...] = ()
         self.left: tuple[str, ...] = ()
         if opened is not network:

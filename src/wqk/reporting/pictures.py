@@ -322,6 +322,25 @@ def coupling(matrix: Float[Array, "heads heads"], title: str) -> Figure:
     return figure
 
 
+def attention_figure(matrices: Float[np.ndarray, "heads queries keys"]) -> Figure:
+    """Draw the attention matrices of a block's heads, with one color scale from 0 to 1.
+
+    Examples
+    --------
+    >>> figure = attention_figure(np.tril(np.full((3, 4, 4), 0.25)))
+    >>> len(figure.axes)
+    3
+    """
+    columns = min(6, math.ceil(math.sqrt(len(matrices))))
+    rows = math.ceil(len(matrices) / columns)
+    figure = new_figure(1.4 * columns + 0.4, 1.5 * rows + 0.3)
+    for head, axis in enumerate(panel_grid(figure, len(matrices), columns)):
+        axis.imshow(matrices[head], cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+        axis.set(title=f"head {head}", xticks=[], yticks=[])
+    figure.axes[0].set(xlabel="key", ylabel="query")
+    return figure
+
+
 def draw_coupling(axis: Axes, matrix: Float[Array, "heads heads"], ticks: int) -> AxesImage:
     """Draw a matrix of couplings on the color scale of signs, with about this many ticks."""
     drawn = axis.imshow(matrix, cmap=SIGN_COLORS, vmin=-1, vmax=1, interpolation="nearest")

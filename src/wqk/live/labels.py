@@ -1,0 +1,334 @@
+"""Labels of heads: previous-token, duplicate-token, induction, first-token and copying heads.
+
+Four are read off the attention to repeated random tokens: the model reads P random tokens twice in
+a row, and a head's score is the mean weight of the token that a head of this label attends to
+(Olsson et al., 2022). For the query i, in the second half where the first half has no such token:
+
+=================  =======================================================================
+previous_token     token i − 1
+duplicate_token    token i − P: the same token, one period earlier
+induction          token i − P + 1: what followed the same token one period earlier
+first_token        token 0: an attention sink
+=================  =======================================================================
+
+Copying is read off the weights (Elhage et al., 2021): of the eigenvalues λ of W_E W_V W_O W_U, how
+far the sum exceeds what signs at random would give, Σ Re λ / Σ |λ|. It is 1 if attending to a token
+makes this token more likely, −1 if less.
+
+Axes: H heads, P tokens of a period, V tokens of the vocabulary, D model width, R head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wqk._console import Result, counted, number
+from wqk._typing import FilePath, Float
+from wqk.attention import Block
+from wqk.errors import CheckpointError, FormError, WqkError, required_by
+from wqk.families import AttentionPlan, Place
+from wqk.families.naming import embedding_table
+from wqk.forms import BilinearForm
+from wqk.inspecting.tokens import embedding_rows, unembedding_table
+from wqk.live.addresses import BlockIndex, network_of, opened_live
+from wqk.live.calls import ObservedCall
+from wqk.live.matrices import weights_of
+from wqk.live.observing import Observer
+from wqk.live.running import most_positions, run_batch
+from wqk.tables.sheet import Sheet
+
+if TYPE_CHECKING:
+    from wqk.model import Model
+
+# Scores from which on a head has a label.
+THRESHOLD = 0.4
+# Sizes of eigenvalues, relative to the product of the sizes of the matrices, that are rounding.
+ROUNDING = 1e-9
+# Tokens of a period, and sequences.
+PERIOD, SEQUENCES = 32, 4
+
+PATTERNS = ("previous_token", "duplicate_token", "induction", "first_token")
+SCORES = (*PATTERNS, "copying")
+
+
+@dataclass(frozen=True)
+class LabeledHead:
+    """Scores of one head, and the labels that follow from them."""
+
+    stack: str
+    kind: str
+    layer: int
+    head: int
+    previous_token: float  #: Mean weight of the token before the query.
+    duplicate_token: float  #: Mean weight of the same token one period earlier.
+    induction: float  #: Mean weight of what followed the same token one period earlier.
+    first_token: float  #: Mean weight of the first token, from queries of the second period.
+    copying: float | None  #: Σ Re λ / Σ |λ| of W_E W_V W_O W_U; None if it is unknown.
+    labels: tuple[str, ...]  #: Scores that reach the threshold.
+
+    def row(self) -> dict[str, Any]:
+        """The head as a row of a table."""
+        place = {"stack": self.stack, "kind": self.kind, "layer": self.layer, "head": self.head}
+        return {**place, **{s: getattr(self, s) for s in SCORES}, "labels": ", ".join(self.labels)}
+
+
+@dataclass(frozen=True, repr=False)
+class HeadLabels(Result):
+    """Heads of a model with scores and labels."""
+
+    heads: tuple[LabeledHead, ...]
+    threshold: float
+    notes: tuple[str, ...] = ()  #: What could not be measured, and why.
+
+    def __len__(self) -> int:
+        return len(self.heads)
+
+    def of(self, label: str) -> tuple[LabeledHead, ...]:
+        """Heads with a label, the highest score first."""
+        if label not in SCORES:
+            raise FormError(f"label: {label!r} is unknown; expected one of {', '.join(SCORES)}")
+        labeled = [head for head in self.heads if label in head.labels]
+        return tuple(sorted(labeled, key=lambda head: -getattr(head, label)))
+
+    @property
+    def sentence(self) -> str:
+        """Number of heads with each label."""
+        counts = [f"{len(self.of(label))} {label.replace('_', '-')}" for label in SCORES]
+        return f"{counted(len(self.heads), 'head')}: {', '.join(counts)}"
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        for head in self.heads:
+            yield head.row()
+
+    def _shown(self, width: int) -> Iterator[Any]:
+        yield self.sentence
+        columns = ("attention", "layer", "head", *SCORES, "labels")
+        sheet = Sheet.of(*columns, text=["attention", "labels"])
+        for head in self.heads:
+            place = f"{head.stack} {head.kind}", str(head.layer), str(head.head)
+            numbers = (number(getattr(head, score), 2) for score in SCORES)
+            sheet.add(*place, *numbers, ", ".join(head.labels))
+        yield sheet
+        yield from self.notes
+
+
+def label_heads(
+    model: Any,
+    *,
+    threshold: float = THRESHOLD,
+    period: int = PERIOD,
+    sequences: int = SEQUENCES,
+    seed: int = 0,
+    family: FilePath | None = None,
+    heads_per_layer: int | None = None,
+) -> HeadLabels:
+    """Label previous-token, duplicate-token, induction, first-token and copying heads.
+
+    The model reads random tokens twice in a row. Its attention to them gives the first four labels,
+    its weights the last.
+
+    Parameters
+    ----------
+    model
+        The `nn.Module`, called with tokens (B, N), in the mode in which it is to run; or a `Model`
+        opened from one.
+    threshold
+        Score from which on a head has a label.
+    period
+        Number of random tokens before they are repeated; fewer if the model has fewer positions.
+    sequences, seed
+        Number of sequences, and the seed of their tokens.
+    family, heads_per_layer
+        How to read the model: see `wqk.open`.
+
+    Returns
+    -------
+    HeadLabels
+        Scores and labels of each head with self-attention.
+
+    Raises
+    ------
+    UnknownFamily
+        No family describes the model.
+    CheckpointError
+        The model has no table of embeddings, or cannot be run on tokens.
+    FormError
+        The threshold is not in (0, 1], or period or sequences are below 1.
+
+    Notes
+    -----
+    Copying leaves out norms between the embedding, the head and the logits, but the gain of the one
+    in front of the head. Eigenvalues are those of R × R matrices: their cost does not grow with V
+    but for one product of D × V × D.
+
+    Examples
+    --------
+    >>> import transformers, wqk
+    >>> config = transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=50)
+    >>> labels = wqk.label_heads(transformers.GPT2LMHeadModel(config).eval(), period=8)
+    >>> labels.sentence
+    '2 heads: 0 previous-token, 0 duplicate-token, 0 induction, 0 first-token, 0 copying'
+    """
+    with required_by("labels of heads"):
+        import torch
+    if not 0 < threshold <= 1:
+        raise FormError(f"threshold: expected a number in (0, 1], got {threshold!r}")
+    if period < 2 or sequences < 1:
+        raise FormError(
+            f"period and sequences: expected at least 2 and 1, got {period!r} and {sequences!r}"
+        )
+    network = network_of(model, "run")
+    opened = opened_live(model, family, heads_per_layer)
+    plans = [plan for plan in opened.plans if plan.has_softmax and plan.kind == "self"]
+    table = _embeddings(opened, plans)
+    positions = most_positions(network) if hasattr(network, "config") else None
+    if positions is not None:
+        period = min(period, positions // 2)
+    generator = torch.Generator().manual_seed(seed)
+    vocabulary = opened.checkpoint.info(table).shape[0]
+    # No token occurs twice in a period.
+    orders = [torch.randperm(vocabulary, generator=generator) for _ in range(sequences)]
+    tokens = torch.stack(orders)[:, :period].to(next(network.parameters()).device)
+    period = tokens.shape[1]
+    patterns = _Patterns(BlockIndex(network, plans), period)
+    with torch.no_grad(), Observer(network, patterns.add):
+        run_batch(network, tokens.repeat(1, 2))
+    copying, notes = _copying(opened, plans, table)
+    heads: list[LabeledHead] = []
+    for plan in plans:
+        scores = patterns.scores(plan.place)
+        if scores is None:
+            notes.append(f"{_named(plan)}: it did not attend to all tokens")
+            continue
+        for head in range(plan.query.heads):
+            values: dict[str, Any] = {name: float(scores[name][head]) for name in PATTERNS}
+            written = copying.get(plan.place)
+            values["copying"] = None if written is None else float(written[head])
+            labels = tuple(s for s in SCORES if values[s] is not None and values[s] >= threshold)
+            heads.append(LabeledHead(*plan.place, head, **values, labels=labels))
+    return HeadLabels(tuple(heads), threshold, tuple(notes))
+
+
+def _embeddings(opened: Model, plans: Sequence[AttentionPlan]) -> str:
+    """Name of the table of embeddings that feeds the blocks."""
+    if not plans:
+        raise CheckpointError(
+            f"{opened.name}: no self-attention with a softmax; expected at least one block"
+        )
+    block = opened.block(plans[0].layer, stack=plans[0].stack)
+    return embedding_table(opened.checkpoint, block.groups.widths[0], None)
+
+
+class _Patterns:
+    """Mean weights of the tokens that heads of each label attend to, by block."""
+
+    def __init__(self, index: BlockIndex, period: int) -> None:
+        self._index, self._period = index, period
+        self._totals: dict[Any, Any] = {}
+        self._rows: dict[Any, int] = {}
+
+    def add(self, call: ObservedCall) -> None:
+        """Add an observed attention of all tokens to all tokens."""
+        for address in self._index.addresses(call):
+            arranged = call.by_head(address.heads)
+            length = 2 * self._period
+            if arranged is None or arranged.is_relative:
+                continue
+            if arranged.shape[2:] == (length, length):
+                self._add(address.name, arranged)
+
+    def _add(self, name: Place | str, call: ObservedCall) -> None:
+        import torch
+
+        totals = torch.zeros(len(PATTERNS), call.shape[1], dtype=torch.float64, device=call.device)
+        rows = 0
+        for tile in call.tiles():
+            weights = weights_of(tile)
+            queries = torch.arange(tile.rows.start, tile.rows.stop, device=call.device)
+            second = queries >= self._period  # queries whose tokens were read before
+            queries = queries[second]
+            rows += len(queries) * len(weights)
+            targets = (
+                queries - 1,
+                queries - self._period,
+                queries - self._period + 1,
+                torch.zeros_like(queries),
+            )
+            for pattern, keys in enumerate(targets):
+                columns = keys[None, None, :, None].expand(*weights.shape[:2], -1, 1)
+                taken = weights[:, :, second].gather(-1, columns)
+                totals[pattern] += taken.sum((0, 2, 3), dtype=torch.float64)
+        self._totals[name] = self._totals.get(name, 0) + totals
+        self._rows[name] = self._rows.get(name, 0) + rows
+
+    def scores(self, place: Place) -> dict[str, np.ndarray] | None:
+        """Scores of the heads of a block, (H,) for each pattern."""
+        if place not in self._totals:
+            return None
+        means = (self._totals[place] / self._rows[place]).cpu().numpy()
+        return dict(zip(PATTERNS, means, strict=True))
+
+
+def _copying(
+    opened: Model, plans: Sequence[AttentionPlan], table: str
+) -> tuple[Mapping[Place, Float[np.ndarray, " heads"]], list[str]]:
+    """Copying scores of the heads of each block, and why some have none."""
+    scores: dict[Place, np.ndarray] = {}
+    notes: list[str] = []
+    mixing: np.ndarray | None = None
+    for plan in plans:
+        try:
+            block = opened.block(plan.layer, stack=plan.stack, kind=plan.kind)
+            written = _written(block)
+            if mixing is None:
+                unembeddings = unembedding_table(opened.checkpoint, table, written.widths[1])
+                mixing = _mixing(opened, table, unembeddings)
+            scores[plan.place] = _eigenvalue_score(written, mixing)
+        except WqkError as error:
+            notes.append(f"{_named(plan)}: no copying score ({error})")
+    return scores, notes
+
+
+def _named(plan: AttentionPlan) -> str:
+    return f"{plan.stack} {plan.kind} layer {plan.layer}"
+
+
+def _written(block: Block) -> BilinearForm:
+    """Forms W_V W_O of a block's heads (H,), with the gains of the norm in front if it is known."""
+    has_norm = block.plan.query.input_norm is not None
+    return block.at(circuit="ov", fold_norm=has_norm)
+
+
+def _mixing(opened: Model, table: str, unembeddings: str) -> Float[np.ndarray, "d d"]:
+    """Product W_U W_E over the vocabulary, (D, D), by blocks of rows of the stored tables."""
+    checkpoint = opened.checkpoint
+    width = checkpoint.info(table).shape[1]
+    mixing = np.zeros((width, width))
+    for read, written in zip(
+        embedding_rows(checkpoint, table), embedding_rows(checkpoint, unembeddings), strict=False
+    ):
+        count = min(len(read), len(written))  # one of the tables may be padded
+        mixing += written[:count].astype(np.float64).T @ read[:count].astype(np.float64)
+    return mixing
+
+
+def _eigenvalue_score(
+    written: BilinearForm, mixing: Float[np.ndarray, "d d"]
+) -> Float[np.ndarray, " heads"]:
+    """Σ Re λ / Σ |λ| of W_E W_V W_O W_U for each head; 0 if all eigenvalues are rounding.
+
+    W_E W_V W_O W_U is V × V, of rank R at most. A product XY has the eigenvalues of YX apart from
+    zeros, so that they are those of the form (W_U W_E) W_V W_O, which is D × D and kept as factors.
+    """
+    value = np.asarray(written.query, np.float64)
+    output = np.asarray(written.key, np.float64)
+    form = BilinearForm.from_factors(mixing @ value, output)
+    eigenvalues = form.eigenvalues()
+    sizes = np.abs(eigenvalues).sum(-1)
+    rounding = ROUNDING * np.linalg.norm(mixing) * BilinearForm.from_factors(value, output).norm
+    is_signal = sizes > rounding
+    return np.asarray(is_signal * eigenvalues.real.sum(-1) / np.where(is_signal, sizes, 1))

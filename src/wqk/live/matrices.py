@@ -1,0 +1,234 @@
+"""Attention matrices of a running model, head by head, whatever kernel computes them.
+
+Fused kernels do not return their weights. They are computed again, tile by tile, from the queries,
+keys, scale and mask that the kernel was called with.
+
+Axes: B sequences, H query heads, I queries, J keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wqk._console import Result, counted
+from wqk._typing import FilePath, Float
+from wqk.errors import CheckpointError, required_by
+from wqk.families import Place
+from wqk.live.addresses import BlockIndex, network_of
+from wqk.live.calls import ObservedCall, Tile
+from wqk.live.logits import opened_or_module, require_batch
+from wqk.live.observing import Observer
+from wqk.live.running import run_batch
+from wqk.tables.sheet import Sheet
+
+if TYPE_CHECKING:
+    import torch
+    from matplotlib.figure import Figure
+
+# Bytes that kept matrices may take.
+LARGEST = 2**30
+
+
+@dataclass(frozen=True, repr=False)
+class AttentionMatrices(Result):
+    """Attention weights of the blocks of one pass; each row sums to 1, less the share of sinks."""
+
+    #: By stack, kind and layer, or by the path of the module: one matrix (B, H, I, J) for each run.
+    blocks: Mapping[Place | str, Sequence[Float[np.ndarray, "batch heads queries keys"]]]
+    missing: Mapping[Place | str, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __getitem__(self, block: Any) -> Float[np.ndarray, "batch heads queries keys"]:
+        """The weights of a block, by its name, or by its layer where one block has the layer."""
+        names = [name for name in self.blocks if name == block]
+        if isinstance(block, int):
+            names = [name for name in self.blocks if not isinstance(name, str) and name[2] == block]
+        if len(names) != 1:
+            known = ", ".join(map(repr, self.blocks))
+            raise CheckpointError(
+                f"attention of {block!r}: {counted(len(names), 'block')} of this name; expected "
+                f"one of {known}"
+            )
+        (*earlier, last) = self.blocks[names[0]]
+        if earlier:
+            raise CheckpointError(
+                f"attention of {block!r}: the block ran {len(earlier) + 1} times; expected one "
+                f"run; take one of .blocks[{names[0]!r}]"
+            )
+        return last
+
+    @property
+    def sentence(self) -> str:
+        """Number of blocks and heads."""
+        heads = sum(runs[0].shape[1] for runs in self.blocks.values())
+        return f"attention of {counted(heads, 'head')} in {counted(len(self.blocks), 'block')}"
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        for name, runs in self.blocks.items():
+            block = name if isinstance(name, str) else f"{name[0]} {name[1]}, layer {name[2]}"
+            for run, matrix in enumerate(runs):
+                sizes = dict(
+                    zip(("sequences", "heads", "queries", "keys"), matrix.shape, strict=True)
+                )
+                yield {"block": block, "run": run, **sizes}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The shapes, as plain values: weights themselves are in `blocks`."""
+        missing = {str(name): reason for name, reason in self.missing.items()}
+        return {"sentence": self.sentence, "rows": list(self._rows()), "missing": missing}
+
+    def _shown(self, width: int) -> Iterator[Any]:
+        yield self.sentence
+        sheet = Sheet.of("block", "run", "sequences", "heads", "queries", "keys", text=["block"])
+        for row in self._rows():
+            sheet.add(*map(str, row.values()))
+        if self.blocks:
+            yield sheet
+        yield from (f"{name}: {reason}" for name, reason in self.missing.items())
+
+    def plot(self, block: Any, sequence: int = 0) -> Figure:
+        """Draw the matrices of a block's heads, for one sequence of the batch.
+
+        Examples
+        --------
+        >>> import torch, transformers, wqk
+        >>> config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=50)
+        >>> model = transformers.GPT2Model(config).eval()
+        >>> figure = wqk.attention_matrices(model, torch.arange(12)[None]).plot(1)
+        >>> [axis.get_title() for axis in figure.axes]
+        ['head 0', 'head 1', 'head 2', 'head 3']
+        """
+        from wqk.reporting.pictures import attention_figure
+
+        return attention_figure(self[block][sequence])
+
+
+def attention_matrices(
+    model: Any,
+    batch: Any = None,
+    *,
+    layers: Sequence[int] | None = None,
+    sequences: int | None = 1,
+    largest: int = LARGEST,
+    family: FilePath | None = None,
+    heads_per_layer: int | None = None,
+) -> AttentionMatrices:
+    """Return the attention matrices of one pass, whatever kernel computes the attention.
+
+    Parameters
+    ----------
+    model
+        Any `nn.Module`, in the mode in which it is to run; or a `Model` opened from one.
+    batch
+        What the model is called with: arguments by name, in order, or a single one.
+    layers
+        Layers whose matrices are kept; None for all blocks.
+    sequences
+        How many sequences of the batch are kept, the first ones; None for all.
+    largest
+        Bytes that the matrices may take: with more, the call fails before they are computed.
+    family, heads_per_layer
+        How to read the model: see `wqk.open`.
+
+    Returns
+    -------
+    AttentionMatrices
+        Weights (B, H, I, J) of each block, in the type in which the model computes its scores, and
+        at least float32.
+
+    Raises
+    ------
+    CheckpointError
+        The model cannot be run on this batch, computes no attention, or the matrices are larger.
+
+    Examples
+    --------
+    >>> import torch, transformers, wqk
+    >>> config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=50)
+    >>> model = transformers.GPT2Model(config).eval()
+    >>> attention = wqk.attention_matrices(model, torch.arange(12)[None])
+    >>> attention[1].shape
+    (1, 4, 12, 12)
+    """
+    require_batch(batch, "attention_matrices")
+    if sequences is not None and sequences < 1:
+        raise CheckpointError(f"sequences must be 1 or more, got {sequences}")
+    with required_by("attention matrices"):
+        import torch
+    network = network_of(model, "run")
+    opened = opened_or_module(model, family, heads_per_layer)
+    plans = [] if opened is network else [plan for plan in opened.plans if plan.has_softmax]
+    if layers is not None and (unknown := set(layers) - {plan.layer for plan in plans}):
+        known = sorted({plan.layer for plan in plans})
+        raise CheckpointError(f"layers: {sorted(unknown)} are missing; expected some of {known}")
+    index = BlockIndex(network, plans)
+    blocks: dict[Place | str, list[np.ndarray]] = {}
+    missing: dict[Place | str, str] = {}
+    kept = 0
+
+    def observed(call: ObservedCall) -> None:
+        nonlocal kept
+        for address in index.addresses(call):
+            name = address.name
+            if layers is not None and (isinstance(name, str) or name[2] not in layers):
+                continue
+            arranged = call.by_head(address.heads)
+            if arranged is None:
+                continue
+            if arranged.is_relative:
+                missing[name] = "its keys are those around each query, so it has no matrix"
+                continue
+            if sequences is not None:
+                arranged = arranged.first(sequences)
+            kept += _bytes_of(arranged)
+            if kept > largest:
+                raise CheckpointError(
+                    f"attention matrices take over {largest:,} bytes; expected fewer layers, "
+                    "sequences or tokens; pass layers=, sequences= or a higher largest="
+                )
+            blocks.setdefault(name, []).append(matrix_of(arranged))
+
+    with torch.no_grad(), Observer(network, observed):
+        run_batch(network, batch)
+    if not blocks and not missing:
+        raise CheckpointError(
+            f"{type(network).__name__}: no attention was observed; expected a softmax or a fused "
+            "kernel of attention in the pass; pass a model that attends"
+        )
+    missing = {name: reason for name, reason in missing.items() if name not in blocks}
+    return AttentionMatrices(blocks, missing)
+
+
+def weights_of(tile: Tile) -> torch.Tensor:
+    """Attention weights of a tile, (B, H, I, J); 0 in rows that see no key."""
+    if tile.weights is not None:
+        return tile.weights
+    return tile.scores.softmax(-1).nan_to_num(0)
+
+
+def matrix_of(call: ObservedCall) -> Float[np.ndarray, "batch heads queries keys"]:
+    """Attention weights of a call with the axes (B, H, I, J), on the host."""
+    batch, heads, queries, keys = call.shape
+    matrix: np.ndarray | None = None
+    for tile in call.tiles():
+        weights = weights_of(tile).cpu()
+        weights = weights if weights.element_size() >= 4 else weights.float()
+        if matrix is None:
+            matrix = np.zeros((batch, heads, queries, keys), weights.numpy().dtype)
+        # Keys behind the reach of a tile's last row are hidden, and are not in the tile.
+        matrix[tile.sequences, :, tile.rows, : weights.shape[-1]] = weights.numpy()
+    assert matrix is not None
+    return matrix
+
+
+def _bytes_of(call: ObservedCall) -> int:
+    batch, heads, queries, keys = call.shape
+    tensor = call.queries if call.scores is None else call.scores
+    assert tensor is not None
+    return int(batch * heads * queries * keys * max(4, tensor.element_size()))
