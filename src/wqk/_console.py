@@ -108,6 +108,18 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def few(names: Sequence[str], most: int = 3) -> str:
+    """Return the first of many names, and the number of the others.
+
+    Examples
+    --------
+    >>> few(["a", "b", "c", "d", "e"])
+    'a, b, c and 2 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def spans(numbers: Collection[int]) -> str:
     """Write whole numbers as ranges.
 

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from wqk._console import Result, counted, farthest, json_value, last_part, spans
+from wqk._console import Result, counted, farthest, few, json_value, last_part, spans
 from wqk._style import CATEGORIES, style
 from wqk.errors import TableError
 from wqk.families import Place
-from wqk.sameness.contents import Outcome, TensorComparison
+from wqk.sameness.contents import ATTENTION, MIXER, OTHER, Outcome, TensorComparison
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.origins import numbers_of
-from wqk.sameness.outside import ATTENTION, MIXER, OTHER
 from wqk.sameness.repairs import Step, merged, program
 from wqk.sameness.verdicts import Verdict
 from wqk.sameness.weights import SCORES
@@ -27,24 +26,12 @@ from wqk.tables.sheet import Sheet
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from wqk.sameness.repaired_files import WrittenRepair
+    from wqk.sameness.written_repair import WrittenRepair
 
 # Tensors that differ are printed up to so many.
 LISTED = 8
 # The color of heads that are the same.
 SAME_COLOR = "#f3f3f1"
-
-
-def few(names: Sequence[str], most: int = 3) -> str:
-    """The first of many names, and how many more there are.
-
-    Examples
-    --------
-    >>> few(["a", "b", "c", "d", "e"])
-    'a, b, c and 2 more'
-    """
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 # The footnote of the table of distances.

@@ -50,6 +50,10 @@ NUMBERS = re.compile(r"\.\d+\.")
 WRAPPERS = re.compile(r"^(?:(?:module|model|_orig_mod|base_model)\.)+")
 
 
+# Roles of tensors outside the forms.
+ATTENTION, MIXER, OTHER = "attention", "mixer", "other"
+
+
 class Outcome(StrEnum):
     """Outcome of the comparison of two tensors."""
 

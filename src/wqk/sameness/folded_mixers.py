@@ -16,17 +16,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wqk._console import counted
+from wqk._console import counted, few
 from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.checkpoint import View
 from wqk.families.naming import without_numbers
 from wqk.model import Model
 from wqk.model import open as open_model
-from wqk.sameness.answer import Cause, few
+from wqk.sameness.answer import Cause
+from wqk.sameness.contents import ATTENTION, MIXER
 from wqk.sameness.edits import Take
 from wqk.sameness.matching import same_numbers
 from wqk.sameness.mismatches import Kind, Mismatch
-from wqk.sameness.outside import ATTENTION, MIXER, layer_of, left_in, roles
+from wqk.sameness.outside import layer_of, left_in, roles
 from wqk.sameness.repairs import Change
 from wqk.sameness.weight_pairs import short
 from wqk.sameness.weights import form_parts

@@ -7,11 +7,12 @@ from functools import partial
 
 from wqk.model import Model
 from wqk.sameness.answer import BlockComparison
+from wqk.sameness.contents import ATTENTION
 from wqk.sameness.diagnosis import Apart
 from wqk.sameness.folded_mixers import with_folded_mixers
 from wqk.sameness.mismatches import Kind
 from wqk.sameness.orders import renumbered
-from wqk.sameness.outside import ATTENTION, layer_of, left_in, roles
+from wqk.sameness.outside import layer_of, left_in, roles
 from wqk.sameness.stream import folded, turned
 from wqk.sameness.tolerances import TURNED
 from wqk.sameness.weights import SCORES, Pair

@@ -18,8 +18,9 @@ from wqk.checkpoints.checkpoint import View
 from wqk.checkpoints.files import PLAIN
 from wqk.model import Model
 from wqk.model import open as open_model
+from wqk.sameness.contents import OTHER
 from wqk.sameness.matching import permutation, same_numbers
-from wqk.sameness.outside import FEED_FORWARD, OTHER, roles
+from wqk.sameness.outside import FEED_FORWARD, roles
 from wqk.sameness.tolerances import ALIKE
 
 # A tensor of experts: of one, which has a number, or of all, along its first axis.

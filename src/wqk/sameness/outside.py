@@ -19,6 +19,9 @@ from wqk.families import AttentionPlan, Composed, Projection
 from wqk.families.naming import without_numbers
 from wqk.model import Model
 from wqk.sameness.contents import (
+    ATTENTION,
+    MIXER,
+    OTHER,
     Outcome,
     StoredComparison,
     TensorComparison,
@@ -33,8 +36,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from wqk.sameness.answer import BlockComparison
-
-ATTENTION, MIXER, OTHER = "attention", "mixer", "other"
 
 # Modules that mix tokens without a softmax.
 MIXERS = re.compile(

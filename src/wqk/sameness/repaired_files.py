@@ -15,67 +15,20 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wqk._console import counted
 from wqk._files import unwritable
 from wqk.checkpoints import Part
 from wqk.checkpoints.checkpoint import View, by_plain_name
 from wqk.errors import CheckpointError, shown
 from wqk.model import Model
-from wqk.sameness.answer import CheckpointComparison, few
+from wqk.sameness.answer import CheckpointComparison
 from wqk.sameness.execution import Tensor, run
 from wqk.sameness.expected import Expected, added_biases
 from wqk.sameness.rewritten_files import TYPES, FileTensors, Place, places_in
-from wqk.sameness.verdicts import Verdict
 from wqk.sameness.weights import Pair, form_parts
-
-
-@dataclass(frozen=True)
-class WrittenRepair:
-    """A repaired copy of the candidate.
-
-    Attributes
-    ----------
-    folder
-        The folder that was written.
-    changed
-        Tensors that were changed, by name.
-    added
-        Tensors that the candidate lacked.
-    supplied
-        Tensors whose numbers the reference had to supply.
-    settings
-        Whether the configuration was changed.
-    verdict
-        Of the comparison of the copy with the reference.
-    sentence
-        The outcome of the comparison of the copy with the reference.
-    """
-
-    folder: str
-    changed: tuple[str, ...]
-    added: tuple[str, ...]
-    supplied: tuple[str, ...]
-    settings: bool
-    verdict: Verdict = Verdict.NOT_DECIDED
-    sentence: str = ""
-
-    @property
-    def summary(self) -> str:
-        """The files, what was changed in them, and the outcome, in sentences."""
-        changes = [counted(len(self.changed), "tensor")] if self.changed else []
-        if self.settings:
-            changes.append("the configuration")
-        text = f"Repaired: {self.folder}, with {' and '.join(changes)} changed."
-        if self.added:
-            text += f" Added from the reference: {few(self.added)}."
-        supplied = [name for name in self.supplied if name not in self.added]
-        if supplied:
-            text += f" Taken from the reference: {few(supplied)}."
-        return f"{text} Compared with the reference: {self.sentence}"
+from wqk.sameness.written_repair import WrittenRepair
 
 
 class ExpectedTensors(Mapping[str, Any]):

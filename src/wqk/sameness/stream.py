@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from wqk._console import counted
+from wqk._console import counted, few
 from wqk.attention.rounding import ROUNDING
 from wqk.checkpoints import Part, TensorInfo
 from wqk.checkpoints.checkpoint import View
@@ -26,7 +26,6 @@ from wqk.families import Composed, Norm, Projection
 from wqk.families.naming import NAMES, embedding_table
 from wqk.model import Model
 from wqk.model import open as open_model
-from wqk.sameness.answer import few
 from wqk.sameness.outside import layer_of
 from wqk.sameness.tolerances import SAME, TURNED
 from wqk.sameness.weights import form_parts

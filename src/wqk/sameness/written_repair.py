@@ -1,0 +1,53 @@
+"""The record of a repaired copy of a candidate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wqk._console import counted, few
+from wqk.sameness.verdicts import Verdict
+
+
+@dataclass(frozen=True)
+class WrittenRepair:
+    """A repaired copy of the candidate.
+
+    Attributes
+    ----------
+    folder
+        The folder that was written.
+    changed
+        Tensors that were changed, by name.
+    added
+        Tensors that the candidate lacked.
+    supplied
+        Tensors whose numbers the reference had to supply.
+    settings
+        Whether the configuration was changed.
+    verdict
+        Of the comparison of the copy with the reference.
+    sentence
+        The outcome of the comparison of the copy with the reference.
+    """
+
+    folder: str
+    changed: tuple[str, ...]
+    added: tuple[str, ...]
+    supplied: tuple[str, ...]
+    settings: bool
+    verdict: Verdict = Verdict.NOT_DECIDED
+    sentence: str = ""
+
+    @property
+    def summary(self) -> str:
+        """The files, what was changed in them, and the outcome, in sentences."""
+        changes = [counted(len(self.changed), "tensor")] if self.changed else []
+        if self.settings:
+            changes.append("the configuration")
+        text = f"Repaired: {self.folder}, with {' and '.join(changes)} changed."
+        if self.added:
+            text += f" Added from the reference: {few(self.added)}."
+        supplied = [name for name in self.supplied if name not in self.added]
+        if supplied:
+            text += f" Taken from the reference: {few(supplied)}."
+        return f"{text} Compared with the reference: {self.sentence}"
