@@ -9,6 +9,7 @@ import pytest
 from tests import small
 
 import wqk
+from wqk.attention.rounding import lies_on
 from wqk.checkpoints.modules import StateDict
 
 torch = pytest.importorskip("torch")
@@ -60,3 +61,18 @@ def test_the_counter_of_an_averaged_model_is_no_tensor_of_it():
     candidate = {f"module.{name}": value for name, value in tensors().items()}
     candidate["n_averaged"] = averaged["n_averaged"]
     assert wqk.same(model(tensors()), model(candidate), everything=True).same is True
+
+
+def test_values_that_are_nearly_one_number_are_not_taken_for_float8() -> None:
+    """Decays near 1 passed as "rounded to float8" beside others that differ by 40 percent."""
+    decays = np.exp(-1e-5 * np.arange(1, 257)).astype(np.float32)
+    assert not any(lies_on(decays, kind) for kind in ("F8_E4M3", "F8_E5M2"))
+    reference = small.llama(layers=1, sides="qkvo")
+    name = "model.layers.0.self_attn.decay"
+    models = [
+        StateDict({**reference._arrays, name: values}, reference.config, "ab"[number])
+        for number, values in enumerate((decays, 1.3 * decays + np.float32(0.1)))
+    ]
+    comparison = wqk.same(*models, everything=True)
+    assert comparison.same is False
+    assert [one.name for one in comparison.differing] == [name]

@@ -32,6 +32,8 @@ NARROWER = {
 # weights, gains of one and weights of four bits lie on these grids, too.
 MANTISSA = {"F8_E4M3": 3, "F8_E5M2": 2}
 LEAST_SIZES = 20
+# Relative distance of two numbers that were rounded to bfloat16.
+TWICE_ROUNDED = 2.0**-7
 
 # Values that are tested first: if a narrower type cannot hold them, the rest need not be tested.
 FEW = 4096
@@ -105,11 +107,14 @@ def _lies_on_float8(values: np.ndarray, kind: str) -> bool:
     largest = sizes.max()
     normal = sizes[sizes > largest * 2.0**-12]  # subnormal ones have wider steps
     steps = 2 ** MANTISSA[kind]
-    tolerance = 2.0**-7  # of two numbers that were rounded to bfloat16
     for numerator in range(steps, 2 * steps):
         for sample in (normal[:FEW], normal):  # most scales fail at once
-            mantissas = 2 * steps * np.frexp(sample * (numerator / largest))[0]
-            fits = (np.abs(mantissas - np.round(mantissas)) <= tolerance * mantissas).all()
+            fractions, exponents = np.frexp(sample * (numerator / largest))
+            mantissas = 2 * steps * fractions
+            rounded = np.round(mantissas)
+            fits = (np.abs(mantissas - rounded) <= TWICE_ROUNDED * mantissas).all()
+            # Values that are nearly one number lie on no grid that could be told from another.
+            fits = fits and len(np.unique(np.ldexp(rounded, exponents))) >= LEAST_SIZES
             if not fits:
                 break
         if fits:
@@ -122,7 +127,13 @@ def rounding_at_zero(kind: str, values: np.ndarray) -> float:
     if kind not in MANTISSA:
         return AT_ZERO.get(kind, 0.0)
     sizes = np.abs(values[values != 0])
-    return float(sizes.min(initial=np.inf)) / 2 if sizes.size else 0.0
+    if not sizes.size:
+        return 0.0
+    smallest = float(sizes.min())
+    multiples = sizes[sizes < 2 ** MANTISSA[kind] * smallest] / smallest
+    # Next to zero, numbers lie at equal distances; where they do not, the type has smaller ones.
+    are_subnormal = (np.abs(multiples - np.round(multiples)) <= 2 * TWICE_ROUNDED * multiples).all()
+    return smallest / 2 if are_subnormal else 0.0
 
 
 def rounding_in(info: TensorInfo, values: np.ndarray) -> float:
