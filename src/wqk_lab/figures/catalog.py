@@ -42,28 +42,31 @@ def _models(name: str, sources: Sources) -> pl.DataFrame:
 
 def _pairs(name: str, sources: Sources) -> pl.DataFrame:
     """Return the curves of the given runs, of the paper's if none are given, or of both."""
-    if not sources.runs:
-        _no_tables(name, sources)
+    runs = sources.runs_with_steps
+    if not runs:
+        _require_steps(name, sources)
         return published_pairs(name)
-    curves_of_runs = dynamics.pair_curves(sources.runs, name)
+    curves_of_runs = dynamics.pair_curves(runs, name)
     return (
         pl.concat([curves_of_runs, published_pairs(name)]) if sources.published else curves_of_runs
     )
 
 
 def _starts(sources: Sources) -> pl.DataFrame:
-    if not sources.runs:
-        _no_tables("s5", sources)
+    runs = sources.runs_with_steps
+    if not runs:
+        _require_steps("s5", sources)
         return published_starts()
-    return starts.start_curves(sources.runs)
+    return starts.start_curves(runs)
 
 
-def _no_tables(name: str, sources: Sources) -> None:
+def _require_steps(name: str, sources: Sources) -> None:
     """Raise `TableError` where published curves would be drawn in place of what was given."""
     if sources.table is not None:
         raise TableError(
-            f"{name} draws training runs; got tables of scores: give the folder of the run, or "
-            "that of the monitor, which holds its scores.jsonl"
+            f"{name} draws scores over training; no model of the table has several steps: expected "
+            "a folder of checkpoint-*, the table of wqk watch, wqk survey, a monitor or wqk scan "
+            "RUN, or runs of wqk lab train"
         )
 
 
@@ -122,7 +125,7 @@ def numbers(name: str, sources: Sources) -> pl.DataFrame:
         raise UnknownName(
             f"{name}: no such figure; figures are {', '.join(FIGURES)}", name=name, close=[*FIGURES]
         )
-    if sources.published and sources.runs and name not in WITH_PUBLISHED:
+    if sources.published and sources.runs_with_steps and name not in WITH_PUBLISHED:
         raise RunError(
             f"published=True draws the paper's runs below yours in {' and '.join(WITH_PUBLISHED)}; "
             f"got {name}"

@@ -13,14 +13,13 @@ from wqk.reporting.pictures import CurveEnd, draw_curve, heading, note
 from wqk.tables.run import Run
 from wqk_lab.figures.by_layer import draw_layers, finish_row, label_steps, lettered
 from wqk_lab.figures.curves import SCORES, of_cells, score_curves
-from wqk_lab.runs.groups import ModeGroup, cells, modes, one, pairs
+from wqk_lab.figures.followed import followed_groups, only_followed
+from wqk_lab.runs.groups import ModeGroup, modes, one, pairs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Stacks of the runs that a monitor followed, of which figures are drawn.
-FOLLOWED = (["decoder"], ["encoder"], ["decoder", "encoder"])
 LINES = {"encoder": "-", "decoder": "--"}
 
 MEDIAN_BANDS = "Medians over layers; bands reach from quartile to quartile."
@@ -30,22 +29,17 @@ LAYER_BANDS = "The numbers are layers, light to dark; bands span the seeds."
 def pair_curves(runs: Sequence[Run], figure: str) -> pl.DataFrame:
     """Curves of encoders and decoders with otherwise equal recipes; Figure 3 shows one such pair.
 
-    Columns are ``comparison`` (the corpus), ``mode`` and those of `wqk_lab.figures.curves`. Of runs
-    that a monitor followed, whose recipes are not known, one encoder, one decoder, or both.
+    Columns are ``comparison`` (the corpus), ``mode`` and those of `wqk_lab.figures.curves`. Of
+    models that are known by their scores alone, one encoder, one decoder, or both are a comparison;
+    of several of one stack, each is one, with its name.
 
     Raises
     ------
     RunError
         The runs contain no such pair, several for Figure 3, or one without scores.
     """
-    followed = [run.recipe["mode"] for run in runs if run.recipe.keys() == {"mode"}]
-    if followed and (len(followed) < len(runs) or sorted(followed) not in FOLLOWED):
-        raise RunError(
-            f"{figure} draws the scores of a monitor for one encoder, one decoder, or both, "
-            f"without other runs; got {len(runs)} runs, followed {', '.join(followed)}"
-        )
-    if followed:
-        return _curves([ModeGroup("", {cell.mode: cell for cell in cells(runs)})])
+    if only_followed(runs):
+        return _curves(followed_groups(runs, figure))
     curve_pairs = pairs(runs, figure)
     return _curves([one(curve_pairs, figure, "s3 or s4")] if figure == "fig3" else curve_pairs)
 
@@ -71,7 +65,7 @@ def medians_and_layers(curves: pl.DataFrame) -> Figure:
     axes = figure.subplots(2, 1 + len(modes), sharex=True, sharey="row")
     for row, score, letters in zip(axes, SCORES, ("ac", "bd"), strict=True):
         shown = curves.filter(quantity=score)
-        ends = [_draw_medians(row[0], shown), *_draw_layers(row[1:], shown)]
+        ends = [_draw_medians(row[0], shown), *_draw_layers(row[1:], shown, modes)]
         finish_row(row, SCORE_LABELS[score], ends)
         lettered(row, letters)
     titles = ("median over layers", *(f"{mode}, by layer" for mode in modes))
@@ -108,15 +102,18 @@ def medians_by_comparison(curves: pl.DataFrame) -> Figure:
 def layers_by_comparison(curves: pl.DataFrame) -> Figure:
     """Draw Figure S4: every layer of encoder and decoder, a row for every corpus."""
     groups = curves.partition_by("comparison", maintain_order=True)
+    modes = [mode for mode in STACK_COLORS if mode in curves["mode"]]
+    width = len(modes)
     figure = new_figure(PAPER_WIDTH, 0.3 + 1.75 * len(groups))
-    axes = figure.subplots(len(groups), 4, sharex="row", squeeze=False)
+    axes = figure.subplots(len(groups), 2 * width, sharex="row", squeeze=False)
     for row, group in zip(axes, groups, strict=True):
-        for pair, score in zip((row[:2], row[2:]), SCORES, strict=True):
-            pair[1].sharey(pair[0])
-            pair[1].tick_params(labelleft=False)
-            ends = _draw_layers(pair, group.filter(quantity=score))
-            finish_row(pair, SCORE_LABELS[score], ends)
-        for axis, mode in zip(row, [*STACK_COLORS] * 2, strict=True):
+        for panels, score in zip((row[:width], row[width:]), SCORES, strict=True):
+            for panel in panels[1:]:
+                panel.sharey(panels[0])
+                panel.tick_params(labelleft=False)
+            ends = _draw_layers(panels, group.filter(quantity=score), modes)
+            finish_row(panels, SCORE_LABELS[score], ends)
+        for axis, mode in zip(row, modes * 2, strict=True):
             axis.set_title(f"\n{mode}", fontweight="normal", fontsize=8)
         heading(row[0], group["comparison"][0])
     label_steps(axes)
@@ -134,11 +131,10 @@ def _curves(
     return of_cells({name: of_cells(modes, "mode") for name, modes in curves.items()}, "comparison")
 
 
-def _draw_layers(axes: Sequence[Axes], curves: pl.DataFrame) -> list[list[CurveEnd]]:
-    """Draw every layer, in a panel for each mode; for each that occurs, if panels are fewer."""
-    modes = [
-        mode for mode in STACK_COLORS if len(axes) == len(STACK_COLORS) or mode in curves["mode"]
-    ]
+def _draw_layers(
+    axes: Sequence[Axes], curves: pl.DataFrame, modes: Sequence[str]
+) -> list[list[CurveEnd]]:
+    """Draw every layer, in a panel for each mode."""
     return [
         draw_layers(axis, curves.filter(mode=mode), STACK_COLORS[mode], linestyle=LINES[mode])
         for axis, mode in zip(axes, modes, strict=True)

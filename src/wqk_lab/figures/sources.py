@@ -11,7 +11,11 @@ from wqk.scanning.surveys.surveying import survey_table
 from wqk.tables.details import BlockDetails, read_details
 from wqk.tables.run import SCORES, SETTINGS, Run, open_run
 from wqk.tables.score_table import ScoreTable, join, read_table
+from wqk_lab.figures.followed import followed_runs, scan_steps
 from wqk_lab.runs.pairs import DESIGN, PairSurvey, read_pairs
+
+# The folder with the table of `wqk watch`, by default inside the run's.
+WATCHED = "wqk-scores"
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,12 @@ class Sources:
     pairs: PairSurvey | None = None
 
     @property
+    def runs_with_steps(self) -> tuple[Run, ...]:
+        """The runs, and the models of the table that it contains at several steps."""
+        followed = followed_runs(self.table) if self.table is not None else []
+        return (*self.runs, *followed)
+
+    @property
     def scores(self) -> ScoreTable | None:
         """The scores of the table and of all runs, if any."""
         tables = [self.table] if self.table is not None else []
@@ -53,7 +63,8 @@ def read_sources(*paths: str | PathLike[str]) -> Sources:
     """Open the sources at some paths.
 
     A path is the folder of a training run, of a monitor or of a callback, a folder of such folders,
-    the folder of a survey, a score table (``.parquet``, ``.jsonl``, ``.csv``) or the details of a
+    a folder of ``checkpoint-*`` (with the table of `wqk.watch`, or else scanned now), the folder of
+    a survey, a score table (``.parquet``, ``.jsonl``, ``.csv``) or the details of a
     scan (``.npz``).
 
     Raises
@@ -79,10 +90,12 @@ def read_sources(*paths: str | PathLike[str]) -> Sources:
         if folders := sorted(file.parent for file in settings):
             runs += map(open_run, folders)
         elif followed := [path] if (path / SCORES).is_file() else sorted(path.glob(f"*/{SCORES}")):
-            # Of a run of somebody's own loop, only the scores and the stack are known.
             for folder in (place if place.is_dir() else place.parent for place in followed):
-                stacks = Run(folder, {}).scores.frame["stack"].unique().sort()
-                runs.append(Run(folder, {"recipe": {"mode": "+".join(stacks)}}))
+                runs += followed_runs(Run(folder, {}).scores, folder)
+        elif _is_watched(path):
+            tables.append(_survey(path / WATCHED))
+        elif path.is_dir() and (scanned := scan_steps(path)):
+            tables.append(scanned)
         elif path.is_dir():
             tables.append(_survey(path))
             pairs = read_pairs(path) if (path / DESIGN).is_file() else pairs
@@ -96,11 +109,17 @@ def read_sources(*paths: str | PathLike[str]) -> Sources:
     return Sources(tuple(runs), table, tuple(blocks), pairs=pairs)
 
 
+def _is_watched(folder: Path) -> bool:
+    """Return whether `wqk.watch` has written its table into a run's folder."""
+    return (folder / WATCHED / "manifest.jsonl").is_file()
+
+
 def _survey(folder: Path) -> ScoreTable:
     try:
         return survey_table(folder)
     except TableError:
         raise TableError(
-            f"{folder}: contains no training run and no survey; expected a folder written by wqk "
-            "lab train, wqk survey or a monitor, or what wqk scan writes with --out"
+            f"{folder}: contains no training run and no survey; expected a folder of checkpoint-*, "
+            "one written by wqk lab train, wqk survey, wqk watch or a monitor, or what wqk scan "
+            "writes with --out"
         ) from None

@@ -15,6 +15,7 @@ from wqk.reporting.pictures import draw_curve, note, panel_grid
 from wqk.tables.run import Run
 from wqk_lab.figures.by_layer import draw_layers, finish_row, label_steps, lettered
 from wqk_lab.figures.curves import loss_curves, loss_differences, of_cells, score_curves
+from wqk_lab.figures.followed import only_followed
 from wqk_lab.runs.groups import starts
 
 if TYPE_CHECKING:
@@ -47,13 +48,16 @@ SETTLED = 0.1
 def start_curves(runs: Sequence[Run]) -> pl.DataFrame:
     """Return the curves of Figure S5: held-out loss and symmetry from different initializations.
 
-    Columns are ``start`` and those of `wqk_lab.figures.curves`.
+    Columns are ``start`` and those of `wqk_lab.figures.curves`. Models that are known by their
+    scores alone have no losses, and their names stand for their initializations.
 
     Raises
     ------
     RunError
         The runs have fewer than two initializations, or some have no scores or losses.
     """
+    if only_followed(runs):
+        return of_cells({run.name: score_curves([run]) for run in runs}, "start")
     cells = starts(runs, "s5", penalties=False)
     curves = {
         start: pl.concat([score_curves(cell.runs), loss_curves(cell.runs)])
@@ -88,7 +92,10 @@ def losses_by_start(runs: Sequence[Run]) -> pl.DataFrame:
 
 @style()
 def loss_and_symmetry(curves: pl.DataFrame) -> Figure:
-    """Draw Figure S5: loss (a), median symmetry and gap between layers (b), every layer (c)."""
+    """Draw Figure S5: loss (a), median symmetry and gap between layers (b), every layer (c).
+
+    Without losses, there is no panel of them.
+    """
     looks = looks_of(curves)
     scored = looks_of(curves.drop_nulls("layer"))  # the paper's symmetric runs have no scores
     rows = 1 if len(scored) < 5 else 2
@@ -96,12 +103,14 @@ def loss_and_symmetry(curves: pl.DataFrame) -> Figure:
     figure = new_figure(PAPER_WIDTH, 2.8 + 1.6 * rows)
     parts = figure.subfigures(2, 1, height_ratios=[2.6, 0.2 + 1.6 * rows], squeeze=False)
     upper, lower = parts[:, 0]
-    above = upper.subplots(1, 3)
     medians = curves.filter(pl.col("layer").is_null())
-    _draw_losses(above[0], medians, looks)
+    has_losses = medians["quantity"].is_in(list(LOSSES)).any()
+    above = list(upper.subplots(1, 3 if has_losses else 2))
+    if has_losses:
+        _draw_losses(above[0], medians, looks)
     for axis, quantity, label, band in (
-        (above[1], "symmetry", "median symmetry", ("q25", "q75")),
-        (above[2], "symmetry_gap", "gap between layers", ("low", "high")),
+        (above[-2], "symmetry", "median symmetry", ("q25", "q75")),
+        (above[-1], "symmetry_gap", "gap between layers", ("low", "high")),
     ):
         _draw_starts(axis, medians.filter(quantity=quantity), looks, band)
         finish_row([axis], label)
@@ -117,7 +126,7 @@ def loss_and_symmetry(curves: pl.DataFrame) -> Figure:
     for first in range(0, len(below), columns):
         finish_row(below[first:][:columns], "symmetry", ends[first:])
     label_steps([[*above, *below]])
-    lettered((above[0], above[1], below[0]), "abc")
+    lettered((*above[:-1], below[0]), "abc")
     note(
         figure,
         "Bands: the range over seeds; of the median symmetry, the quartiles over layers. The "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -45,14 +46,53 @@ def test_the_folder_of_a_monitor_is_a_run_of_which_only_scores_are_known(tmp_pat
     assert set(curves["step"]) == {0, 1}
     assert set(numbers("fig3", read_sources(tmp_path / "other"))["mode"]) == {"decoder"}
     draw("fig3", read_sources(tmp_path / "one"))
-    with pytest.raises(RunError, match="one encoder, one decoder, or both"):
+    with pytest.raises(RunError, match="one encoder, one decoder, or one of each"):
         numbers("fig3", read_sources(tmp_path, tmp_path / "one"))
+
+
+def stepped(folder: Path, name: str, stack: str) -> Path:
+    """A run's folder with two checkpoints, an encoder's or a decoder's."""
+    model = small.bert(is_decoder=stack == "decoder")
+    for step in (10, 20):
+        model.save_pretrained(folder / name / f"checkpoint-{step}")
+    return folder / name
+
+
+@pytest.mark.parametrize("name", ["fig3", "s5"])
+def test_figures_of_training_take_all_that_has_steps(name: str, tmp_path: Path) -> None:
+    runs = [stepped(tmp_path, stack, stack) for stack in ("encoder", "decoder")]
+    tables = [wqk.scan(run / f"checkpoint-{s}") for run in runs for s in (10, 20)]
+    wqk.join(tables).write(tmp_path / "scores.csv")
+    wqk.survey(runs, out=tmp_path / "survey", jobs=1)
+    expected = numbers(name, read_sources(*runs))
+    assert set(expected["step"]) == {10, 20}
+    for source in ("scores.csv", "survey"):
+        rows = numbers(name, read_sources(tmp_path / source))
+        assert rows.drop("runs").equals(expected.drop("runs")), source
+    draw(name, read_sources(*runs)).draw_without_rendering()
+    # What wqk watch has written next to the checkpoints is used, also for deleted ones.
+    list(wqk.watch(runs[0], out=runs[0] / "wqk-scores", until=20, every=0.01))
+    shutil.rmtree(runs[0] / "checkpoint-10")
+    assert numbers(name, read_sources(*runs)).drop("runs").equals(expected.drop("runs"))
+
+
+def test_several_models_of_a_stack_are_rows_of_s3_and_s4(tmp_path: Path) -> None:
+    runs = [stepped(tmp_path, name, "encoder") for name in ("one", "two")]
+    sources = read_sources(*runs)
+    assert set(numbers("s4", sources)["comparison"]) == {"one", "two"}
+    assert len(draw("s4", sources).axes) == 4
+    with pytest.raises(RunError, match="draw s3 or s4, which show all"):
+        numbers("fig3", sources)
+    with pytest.raises(RunError, match="are not drawn together"):
+        numbers("s3", Sources((*sources.runs_with_steps, make_run(tmp_path / "trained"))))
 
 
 @pytest.mark.parametrize("name", ["fig3", "s3", "s4", "s5"])
 def test_a_table_is_not_dropped_for_published_curves(name: str, tmp_path: Path) -> None:
     table(row(0)).write(tmp_path / "scores.parquet")
-    with pytest.raises(TableError, match=f"{name} draws training runs"):
+    with pytest.raises(
+        TableError, match=f"{name} draws scores over training; no model of the table has several"
+    ):
         numbers(name, read_sources(tmp_path / "scores.parquet"))
 
 
