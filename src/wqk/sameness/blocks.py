@@ -1,11 +1,11 @@
-"""How far apart two blocks' scores are, exactly, from their weights.
+"""Exact distances of the scores of two blocks, from the blocks' weights.
 
-Compared are the forms M(N) = scale · A R(−N) Bᵀ of every head on normalized inputs, with biases,
-at a few relative distances N. They are invariant to changes that leave attention unchanged:
+The forms M(N) = scale · A R(−N) Bᵀ of every head are compared on normalized inputs, with biases, at
+a few relative distances N. Changes that leave attention unchanged leave these forms unchanged:
 rotations within a head, a factor moved from queries to keys, norms or the scale folded into
-weights. Distances come from R × R Gram matrices, ⟨M_a, M_b⟩ = Σ (A_aᵀA_b) ∘ (B_aᵀB_b), head by head
-in float64, so that no more than one head is ever wider than stored; norms and biases, too, are
-folded in head by head.
+weights. Distances are computed from R × R Gram matrices, ⟨M_a, M_b⟩ = Σ (A_aᵀA_b) ∘ (B_aᵀB_b), head
+by head in float64: no more than one head is ever wider than stored. Norms and biases are folded in
+head by head, too.
 
 Axes: H query heads, G key heads, D model width and 1 for the biases (2 if queries or keys are
 normalized with a bias), R head width.
@@ -13,7 +13,6 @@ normalized with a bias), R head width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -26,22 +25,47 @@ from wqk.families import AttentionPlan
 from wqk.families.rotary import Rotary
 from wqk.sameness.tolerances import RESOLUTION, SAFETY, SAME_FREQUENCY, TINY
 
-# Probe vectors on either side; their P² scores tell heads apart, and how far apart blocks are.
+# Probe vectors on either side; their P² scores tell heads apart, and estimate distances of blocks.
 PROBES = 8
 # Tokens between query and key at which rotary positions are compared: none, one, many.
 DISTANCES = (0, 1, 1024)
-# From so many numbers on, products are computed on several cores.
+# Products of at least this many numbers are computed on several cores.
 MANY = 1 << 20
+
+
+class InputNorm(NamedTuple):
+    """The norm before a projection, which is folded into the projection's rows.
+
+    Attributes
+    ----------
+    gain, shift
+        What the norm multiplies by, and what it adds; None without a shift.
+    kind
+        ``rms`` or ``layer``.
+    """
+
+    gain: np.ndarray
+    shift: np.ndarray | None
+    kind: str
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """One side's stored rows, and what is folded into them: the norm that feeds them, biases."""
+    """Stored rows of one side of a block, with the biases and the norms that are folded in.
+
+    Attributes
+    ----------
+    weight, bias
+        The rows of all heads, and their biases.
+    norm
+        The norm before the projection.
+    shift
+        The bias of the norm between projection and score, in the size of the projected vectors.
+    """
 
     weight: Float[np.ndarray, "heads width d"]
     bias: Float[np.ndarray, "heads width"] | None
-    norm: tuple[np.ndarray, np.ndarray | None, str] | None  # gain, shift and kind
-    # The bias of the norm between projection and score, in the size of the projected vectors.
+    norm: InputNorm | None
     shift: Float[np.ndarray, "heads width"] | None = None
 
     @property
@@ -50,37 +74,49 @@ class Rows:
         return int(self.weight.shape[2]) + 1 + (self.shift is not None)
 
     def of(self, head: int) -> Float[np.ndarray, "width d"]:
-        """One head in float64, its biases last, (R, D + 1) or (R, D + 2)."""
+        """Return one head in float64, with the biases last, (R, D + 1) or (R, D + 2)."""
         weight = self.weight[head : head + 1]
         bias = None if self.bias is None else self.bias[head : head + 1]
         if self.norm is not None:
             weight, bias = with_norm(weight.astype(np.float64), bias, *self.norm)
-        inputs = weight.shape[2]
-        wide = (weight.shape[1], self.columns)
-        # As it lies in memory: to transpose a weight takes longer than to multiply it.
-        found = np.empty(wide, order="C" if weight.strides[2] == weight.itemsize else "F")
-        found[:, :inputs], found[:, inputs] = weight[0], 0 if bias is None else bias[0]
+        _, width, inputs = weight.shape
+        # In the order of the memory: to transpose a weight takes longer than to multiply it.
+        is_contiguous = weight.strides[2] == weight.itemsize
+        rows = np.empty((width, self.columns), order="C" if is_contiguous else "F")
+        rows[:, :inputs] = weight[0]
+        rows[:, inputs] = 0 if bias is None else bias[0]
         if self.shift is not None:
-            found[:, inputs + 1] = self.shift[head]
-        return found
+            rows[:, inputs + 1] = self.shift[head]
+        return rows
 
 
 @dataclass(frozen=True, eq=False)
 class Scoring:
-    """What a block's scores are made of.
+    """Everything that the scores of a block consist of.
 
     Query head h meets key head h // (H/G).
+
+    Attributes
+    ----------
+    query, key
+        The rows of the two sides.
+    scale
+        Scale of the score.
+    rotary
+        Rotary positions, with their attention factor.
+    rounding
+        Half the relative distance of neighboring numbers of the stored types.
     """
 
     query: Rows
     key: Rows
-    scale: float  # of the score
-    rotary: Rotary | None  # with its attention factor
-    rounding: float  # half the relative distance of neighboring numbers, as stored
+    scale: float
+    rotary: Rotary | None
+    rounding: float
 
     @property
     def own(self) -> Match:
-        """Its query heads in order, and the key head of each."""
+        """The query heads of the block in order, and the key head of each."""
         heads, groups = len(self.query.weight), len(self.key.weight)
         return Match(np.arange(heads), np.arange(heads) // (heads // groups))
 
@@ -95,7 +131,7 @@ class Scoring:
         return None if self.rotary is None else self.rotary.turning
 
     def query_of(self, head: int) -> Float[np.ndarray, "width d"]:
-        """One head's queries in float64, (R, D + 1), stretched as at every distance."""
+        """Return the queries of one head in float64, (R, D + 1), times the attention factor."""
         query = self.query.of(head)
         if self.rotary is None or self.rotary.amplitude == 1:
             return query
@@ -104,152 +140,229 @@ class Scoring:
     @cached_property
     def probes(self) -> tuple[np.ndarray, np.ndarray]:
         """Query heads and key heads times random vectors, (H, R, P) and (G, R, P)."""
-        random, found = np.random.default_rng(0), []
+        random = np.random.default_rng(0)
+        products = []
         for rows in (self.query, self.key):
-            probes = random.standard_normal((PROBES, rows.columns)).T
-            found.append(np.stack([rows.of(head) @ probes for head in range(len(rows.weight))]))
-        return found[0], found[1]
+            vectors = random.standard_normal((PROBES, rows.columns)).T
+            heads = range(len(rows.weight))
+            products.append(np.stack([rows.of(head) @ vectors for head in heads]))
+        query_products, key_products = products
+        return query_products, key_products
 
 
 class Match(NamedTuple):
-    """Which query and key heads make each head of a block, (H,): its own, or another block's."""
+    """The query head and the key head of a block that correspond to each head, (H,)."""
 
     query_heads: np.ndarray
     key_heads: np.ndarray
 
 
-def positions(a: Scoring | AttentionPlan, b: Scoring | AttentionPlan) -> tuple[int, ...]:
-    """Where two circuits are compared; only at 0 without rotary positions."""
-    return DISTANCES if a.rotary or b.rotary else DISTANCES[:1]
+def positions(
+    reference: Scoring | AttentionPlan, candidate: Scoring | AttentionPlan
+) -> tuple[int, ...]:
+    """Return the distances at which two circuits are compared; 0 alone without rotary positions."""
+    return DISTANCES if reference.rotary or candidate.rotary else DISTANCES[:1]
 
 
 class Distances(NamedTuple):
-    """How far apart two blocks are."""
+    """Distances of the forms of two blocks, by relative distance of the tokens and by head.
 
-    relative: Float[np.ndarray, "distances heads"]  # ‖M_a(N) − M_b(N)‖ / ‖M_a(N)‖
-    tolerance: Float[np.ndarray, "distances heads"]  # what rounding explains of it
+    Attributes
+    ----------
+    relative
+        ‖M_reference(N) − M_candidate(N)‖ / ‖M_reference(N)‖.
+    tolerance
+        The relative distance that rounding explains.
+    """
+
+    relative: Float[np.ndarray, "distances heads"]
+    tolerance: Float[np.ndarray, "distances heads"]
 
     @property
     def agree(self) -> bool:
-        """Whether rounding explains all of it."""
+        """True if rounding explains all distances."""
         return bool((self.relative <= self.tolerance).all())
 
     @property
     def shares(self) -> Float[np.ndarray, "distances heads"]:
-        """How many times its tolerance (0 for a pruned head) each one is."""
+        """Each distance divided by its tolerance, which is 0 for a pruned head."""
         return self.relative / (self.tolerance + TINY)
 
     @property
     def allowed(self) -> float:
-        """The tolerance of the largest distance, or of what exceeds its own by most."""
-        which = self.relative if self.agree else self.shares
-        return float(self.tolerance.flat[which.argmax()])
+        """Tolerance of the largest distance, or of the distance that exceeds it by most."""
+        ranked = self.relative if self.agree else self.shares
+        return float(self.tolerance.flat[ranked.argmax()])
+
+
+class ProductsOfPair(NamedTuple):
+    """Inner products of the forms of two blocks, head by head.
+
+    Attributes
+    ----------
+    reference, candidate
+        Of each block's forms with themselves.
+    across
+        Of the reference's forms with the candidate's.
+    """
+
+    reference: InnerProducts
+    across: InnerProducts
+    candidate: InnerProducts
 
 
 def distances(
-    a: Scoring, b: Scoring, products: Sequence[InnerProducts], tolerance: float = 0.0
+    reference: Scoring,
+    candidate: Scoring,
+    products: ProductsOfPair,
+    tolerance: float = 0.0,
 ) -> Distances:
     """Relative distances of two blocks, head by head, at each of their `positions`.
 
-    Given are the products of a with itself, of a with b, and of b with itself. ``tolerance`` is a
-    relative distance that is accepted anyway.
+    ``tolerance`` is a relative distance that is accepted in any case.
     """
-    found = _apart(a, b, products, 1.0)
-    return found._replace(tolerance=np.maximum(found.tolerance, tolerance))
+    unscaled = _distances(reference, candidate, products, 1.0)
+    return unscaled._replace(tolerance=np.maximum(unscaled.tolerance, tolerance))
 
 
 def fitted(
-    a: Scoring, b: Scoring, products: Sequence[InnerProducts]
+    reference: Scoring, candidate: Scoring, products: ProductsOfPair
 ) -> tuple[np.ndarray, Distances]:
-    """Each head's factor that brings b closest to a at distance 0, and how far apart they then are.
+    """Return the factor of each head that brings the candidate closest, and what is then left.
 
-    Given are the products as for `distances`. A factor is 1 if rounding explains it. A pruned head,
-    which any factor fits, gets the median of the others.
+    The factors are fitted at distance 0. A factor is 1 if rounding explains it. Any factor fits a
+    pruned head, which therefore has the median of the remaining factors.
     """
-    across, squares = (one.at(0) for one in products[1:])
-    pruned = squares == 0
-    factors = across / np.where(pruned, 1.0, squares)
-    factors[pruned] = 1.0 if pruned.all() else np.median(factors[~pruned])
-    near = np.abs(factors - 1) <= SAFETY * (a.rounding + b.rounding) + RESOLUTION
-    factors = np.where(near, 1.0, factors)
-    return factors, _apart(a, b, products, factors)
+    across = products.across.at(0)
+    squares = products.candidate.at(0)
+    is_pruned = squares == 0
+    factors = across / np.where(is_pruned, 1.0, squares)
+    factors[is_pruned] = 1.0 if is_pruned.all() else np.median(factors[~is_pruned])
+    explained = SAFETY * (reference.rounding + candidate.rounding) + RESOLUTION
+    factors = np.where(np.abs(factors - 1) <= explained, 1.0, factors)
+    return factors, _distances(reference, candidate, products, factors)
 
 
-def _apart(
-    a: Scoring, b: Scoring, products: Sequence[InnerProducts], factors: np.ndarray | float
+def _distances(
+    reference: Scoring,
+    candidate: Scoring,
+    products: ProductsOfPair,
+    factors: np.ndarray | float,
 ) -> Distances:
-    """Distances of a's heads to b's times these factors."""
-    own, both, other = products
-    at = positions(a, b)
-    squares = np.stack([own.at(n) for n in at])
-    across = squares + np.stack([factors * (factors * other.at(n) - 2 * both.at(n)) for n in at])
-    norms = np.sqrt(np.where(squares > 0, squares, 1.0))
+    """Distances of the reference's heads to the candidate's heads times these factors."""
+    reference_squares = []
+    squares = []
+    for position in positions(reference, candidate):
+        reference_square = products.reference.at(position)
+        candidate_square = products.candidate.at(position)
+        across = products.across.at(position)
+        reference_squares.append(reference_square)
+        squares.append(reference_square + factors * (factors * candidate_square - 2 * across))
+    norms_squared = np.stack(reference_squares)
+    norms = np.sqrt(np.where(norms_squared > 0, norms_squared, 1.0))
     # Independent roundings of entries move M by the norms of the columns' products.
-    sizes = [np.diagonal(one, axis1=-2, axis2=-1) for one in (own.queries, own.keys)]
-    columns = abs(a.scale) * np.sqrt((sizes[0] * sizes[1]).sum(axis=-1))
-    reach = abs(a.scale) * np.sqrt(sizes[0].sum(axis=-1) * sizes[1].sum(axis=-1))
-    rounding = SAFETY * np.hypot(a.rounding, b.rounding)
+    query_squares = np.diagonal(products.reference.queries, axis1=-2, axis2=-1)
+    key_squares = np.diagonal(products.reference.keys, axis1=-2, axis2=-1)
+    scale = abs(reference.scale)
+    columns = scale * np.sqrt((query_squares * key_squares).sum(axis=-1))
+    reach = scale * np.sqrt(query_squares.sum(axis=-1) * key_squares.sum(axis=-1))
+    rounding = SAFETY * np.hypot(reference.rounding, candidate.rounding)
     return Distances(
-        np.sqrt(across.clip(min=0)) / norms,
-        (rounding * columns + RESOLUTION * reach) / norms,
+        relative=np.sqrt(np.stack(squares).clip(min=0)) / norms,
+        tolerance=(rounding * columns + RESOLUTION * reach) / norms,
     )
 
 
-def same_rotation(a: Rotary | None, b: Rotary | None) -> bool:
-    """Whether two rotations are the same."""
-    if a is None or b is None:
-        return a is b
-    same = (a.arrangement, a.amplitude) == (b.arrangement, b.amplitude)
-    return same and np.array_equal(a.frequencies, b.frequencies)
+def same_rotation(reference: Rotary | None, candidate: Rotary | None) -> bool:
+    """Return whether two rotations are the same."""
+    if reference is None or candidate is None:
+        return reference is candidate
+    return (
+        reference.arrangement == candidate.arrangement
+        and reference.amplitude == candidate.amplitude
+        and np.array_equal(reference.frequencies, candidate.frequencies)
+    )
 
 
-def as_exact_as(a: Rotary | None, b: Rotary | None) -> Rotary | None:
-    """The second rotation, with the first's frequencies if float32's rounding explains the others.
+def as_exact_as(reference: Rotary | None, candidate: Rotary | None) -> Rotary | None:
+    """Return the candidate's rotation, without differences that rounding to float32 explains.
 
-    GGUF files store factors of the frequencies, and compute them, in float32.
+    GGUF files store factors of the frequencies, and compute frequencies, in float32.
     """
-    if a is None or b is None or len(a.frequencies) != len(b.frequencies):
-        return b
-    far = np.abs(np.append(a.frequencies, a.amplitude) / np.append(b.frequencies, b.amplitude) - 1)
-    near = bool((far <= SAME_FREQUENCY).all())
-    return replace(b, frequencies=a.frequencies, amplitude=a.amplitude) if near else b
+    if reference is None or candidate is None:
+        return candidate
+    if len(reference.frequencies) != len(candidate.frequencies):
+        return candidate
+    expected = np.append(reference.frequencies, reference.amplitude)
+    actual = np.append(candidate.frequencies, candidate.amplitude)
+    if not (np.abs(expected / actual - 1) <= SAME_FREQUENCY).all():
+        return candidate
+    return replace(candidate, frequencies=reference.frequencies, amplitude=reference.amplitude)
 
 
 class InnerProducts(NamedTuple):
-    """⟨M_a(N), M_b(N)⟩ of each head, at any N from the same Gram matrices."""
+    """⟨M_a(N), M_b(N)⟩ of each head, at any N from the same Gram matrices.
+
+    Attributes
+    ----------
+    queries, keys
+        The Gram matrices of queries and of keys, without positions.
+    scale
+        Product of the two scales.
+    rotations
+        The rotations of the two blocks.
+    """
 
     queries: Float[np.ndarray, "heads r r"]
     keys: Float[np.ndarray, "heads r r"]
     scale: float
-    rotary: tuple[Rotary | None, Rotary | None]  # of which the matrices know nothing
+    rotations: tuple[Rotary | None, Rotary | None]
 
     def at(self, distance: int) -> Float[np.ndarray, " heads"]:
-        """The products at one distance, (H,)."""
+        """Return the products at one distance, (H,)."""
         queries = self.queries
-        for rotary in reversed(self.rotary) if distance else ():
-            if rotary is not None:
-                queries = rotary.rotate(queries, np.full(queries.shape[-2], distance))
-            queries = queries.swapaxes(-1, -2)
+        if distance:
+            for rotary in reversed(self.rotations):
+                if rotary is not None:
+                    queries = rotary.rotate(queries, np.full(queries.shape[-2], distance))
+                queries = queries.swapaxes(-1, -2)
         return np.asarray(self.scale * (queries * self.keys).sum(axis=(-2, -1)))
 
 
-def inner_products(a: Scoring, b: Scoring, match: Match) -> list[InnerProducts]:
-    """Of a with itself, with these heads of b, and of these; each head is made once."""
-    met = [*zip(a.own.key_heads.tolist(), match.key_heads.tolist(), strict=True)]
-    pairs, count = list(dict.fromkeys(met)), len(met)
+def inner_products(reference: Scoring, candidate: Scoring, match: Match) -> ProductsOfPair:
+    """Return the inner products of the reference with the candidate's heads of a match.
+
+    Each head is read once.
+    """
+    key_pairs = [*zip(reference.own.key_heads.tolist(), match.key_heads.tolist(), strict=True)]
+    distinct_pairs = list(dict.fromkeys(key_pairs))
+    count = len(key_pairs)
 
     def grams(number: int) -> np.ndarray:
-        """Of a head's queries; behind all of them, of each two heads of keys that meet."""
+        """Gram matrices of the queries of a head, or, after all heads, of a pair of key heads."""
         if number < count:
-            ours, theirs = a.query_of(number), b.query_of(match.query_heads[number])
+            expected = reference.query_of(number)
+            actual = candidate.query_of(match.query_heads[number])
         else:
-            ours, theirs = (s.key.of(h) for s, h in zip((a, b), pairs[number - count], strict=True))
-        return np.stack([ours @ ours.T, ours @ theirs.T, theirs @ theirs.T])
+            reference_head, candidate_head = distinct_pairs[number - count]
+            expected = reference.key.of(reference_head)
+            actual = candidate.key.of(candidate_head)
+        return np.stack([expected @ expected.T, expected @ actual.T, actual @ actual.T])
 
-    made = side_by_side(grams, range(count + len(pairs)), many=a.query.weight.size > MANY)
-    queries = np.stack(made[:count], axis=1)
-    keys = np.stack([made[count + pairs.index(pair)] for pair in met], axis=1)
-    return [
-        InnerProducts(queries[n], keys[n], one.scale * two.scale, (one.turning, two.turning))
-        for n, (one, two) in enumerate(((a, a), (a, b), (b, b)))
-    ]
+    is_large = reference.query.weight.size > MANY
+    matrices = side_by_side(grams, range(count + len(distinct_pairs)), many=is_large)
+    queries = np.stack(matrices[:count], axis=1)
+    key_positions = [count + distinct_pairs.index(pair) for pair in key_pairs]
+    keys = np.stack([matrices[position] for position in key_positions], axis=1)
+    products = []
+    scorings = ((reference, reference), (reference, candidate), (candidate, candidate))
+    for number, (first, second) in enumerate(scorings):
+        products.append(
+            InnerProducts(
+                queries=queries[number],
+                keys=keys[number],
+                scale=first.scale * second.scale,
+                rotations=(first.turning, second.turning),
+            )
+        )
+    return ProductsOfPair(*products)

@@ -33,8 +33,8 @@ from wqk.sameness import mismatches
 from wqk.sameness.blocks import (
     MANY,
     Distances,
-    InnerProducts,
     Match,
+    ProductsOfPair,
     Scoring,
     distances,
     fitted,
@@ -74,19 +74,17 @@ class Apart(NamedTuple):
 
 
 def _explained(
-    a: Scoring, b: Scoring, match: Match, products: Sequence[InnerProducts], far: Distances
+    a: Scoring, b: Scoring, match: Match, products: ProductsOfPair, far: Distances
 ) -> tuple[Mismatch, ...] | None:
     """The changes after which b is a, if its heads are these; the products are those of `match`."""
-    own, across, theirs = products
     turnings = [b.turning]
     if b.turning is not None:
         other = {"half": "interleaved", "interleaved": "half"}
         turnings.append(replace(b.turning, order=other[b.turning.order]))
     for turning in turnings:
-        turned = (
-            own,
-            across._replace(rotary=(a.turning, turning)),
-            theirs._replace(rotary=(turning, turning)),
+        turned = products._replace(
+            across=products.across._replace(rotations=(a.turning, turning)),
+            candidate=products.candidate._replace(rotations=(turning, turning)),
         )
         factors, left = fitted(a, b, turned)
         allowed = np.maximum(left.tolerance, far.tolerance)

@@ -1,10 +1,11 @@
-"""Freedoms of a model: changes of all of its weights together that change nothing it does."""
+"""Freedoms of a model: changes of all of its weights that leave the model's output equal."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
+from wqk.families import AttentionPlan
 from wqk.model import Model
 from wqk.sameness.answer import BlockComparison
 from wqk.sameness.contents import ATTENTION
@@ -60,37 +61,53 @@ def in_candidates_terms(
 
 
 def any_order_of_heads(models: Sequence[Model], pairs: Sequence[Pair]) -> set[int]:
-    """The blocks in which all that belongs to a head is in its circuits, so that any may be first.
+    """Return the blocks whose heads may lie in any order: the circuits contain all of a head.
 
-    Positions that are added to scores, sinks and gates are a head's by its number.
+    Positions that are added to scores, sinks and gates belong to a head by its number.
     """
     bound = set[int]()
-    for which, model in enumerate(models):
-        tensors, left = model.checkpoint.tensors(), {part.name for part in left_in(model)}
-        beside: dict[str, list[tuple[int, ...]]] = {}
-        for name, role in roles(model).items():
-            if role == ATTENTION:
-                beside.setdefault(layer_of(name), []).append(tensors[name].shape)
-        for number, plan in enumerate(pair[which] for pair in pairs):
-            layer, heads = layer_of(plan.query.tensor), plan.query.heads
-            rows = heads * plan.query.head_width if layer else 0
-            numbered = any(
-                heads in shape or (len(shape) > 1 and rows in shape)
-                for shape in beside.get(layer, [])
-            )
-            added = not plan.position.startswith("rotary") and plan.position not in ("", "mask")
-            if numbered or added or plan.sinks or plan.query.tensor in left:
+    for position, model in enumerate(models):
+        left = {part.name for part in left_in(model)}
+        shapes_by_layer = _shapes_besides_circuits(model)
+        for number, pair in enumerate(pairs):
+            plan = pair[position]
+            shapes = shapes_by_layer.get(layer_of(plan.query.tensor), [])
+            if _has_numbered_heads(plan, shapes) or plan.query.tensor in left:
                 bound.add(number)
     return {*range(len(pairs))} - bound
 
 
+def _shapes_besides_circuits(model: Model) -> dict[str, list[tuple[int, ...]]]:
+    """Return the shapes of attention's tensors that no circuit contains, by layer."""
+    tensors = model.checkpoint.tensors()
+    shapes: dict[str, list[tuple[int, ...]]] = {}
+    for name, role in roles(model).items():
+        if role == ATTENTION:
+            shapes.setdefault(layer_of(name), []).append(tensors[name].shape)
+    return shapes
+
+
+def _has_numbered_heads(plan: AttentionPlan, shapes: Sequence[tuple[int, ...]]) -> bool:
+    """Return whether something belongs to a head by its number.
+
+    ``shapes`` are those of the tensors of the layer's attention that no circuit contains.
+    """
+    if plan.sinks:
+        return True
+    if not plan.position.startswith("rotary") and plan.position not in ("", "mask"):
+        return True
+    heads = plan.query.heads
+    rows = heads * plan.query.head_width if layer_of(plan.query.tensor) else 0
+    return any(heads in shape or (len(shape) > 1 and rows in shape) for shape in shapes)
+
+
 def order_of_heads(block: BlockComparison, apart: Mapping[str, Apart]) -> tuple[int, ...]:
-    """The one order of heads in which scores, values and outputs are the same; () without one."""
+    """Return the order of heads in which all circuits are the same; () without such an order."""
     if {*apart} != {SCORES, *block.beside}:
         return ()
-    found = [circuit.explained for circuit in apart.values()]
-    orders = {
-        one[0].heads if one and len(one) == 1 and one[0].verdict == Kind.HEADS else ()
-        for one in found
-    }
+    orders = set()
+    for circuit in apart.values():
+        causes = circuit.explained or ()
+        is_order = len(causes) == 1 and causes[0].verdict == Kind.HEADS
+        orders.add(causes[0].heads if is_order else ())
     return orders.pop() if len(orders) == 1 else ()

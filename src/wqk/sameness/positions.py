@@ -125,4 +125,4 @@ def _cosines(reference: Rows, candidate: Rows) -> np.ndarray:
 def _with_gain(rows: Rows) -> np.ndarray:
     """Rows (n, D) that read the stream, with the gain of the norm before them."""
     flat = np.asarray(rows.weight, np.float64).reshape(-1, rows.weight.shape[-1])
-    return flat if rows.norm is None or rows.norm[0] is None else flat * rows.norm[0]
+    return flat if rows.norm is None or rows.norm.gain is None else flat * rows.norm.gain

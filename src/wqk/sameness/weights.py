@@ -1,7 +1,8 @@
-"""What a block does, from its stored weights: its scores, its values, its scores of positions.
+"""The scores, the values and the scores of positions of a block, from its stored weights.
 
-The output-value form W_v W_o of each head does not see an invertible map between the two, as the
-scores do not see a rotation between queries and keys; all are compared by one computation.
+The output-value form W_v W_o of each head is unchanged by an invertible map between values and
+outputs, as the scores are unchanged by a rotation of queries and keys. All these forms are compared
+by one computation.
 
 Axes: H query heads, G key heads, R head width, D model width.
 """
@@ -21,7 +22,7 @@ from wqk.attention.factors import Factor, load_factor
 from wqk.attention.rounding import rounding_of
 from wqk.checkpoints import Checkpoint, Part
 from wqk.families import AttentionPlan, Composed, Projection, Rotary, Side
-from wqk.sameness.blocks import MANY, Rows, Scoring, as_exact_as
+from wqk.sameness.blocks import MANY, InputNorm, Rows, Scoring, as_exact_as
 
 SCORES, VALUES, POSITIONS = CIRCUITS = "attention", "values", "scores of positions"
 
@@ -31,53 +32,85 @@ Pair = tuple[AttentionPlan, AttentionPlan]
 def scorings(
     checkpoints: Sequence[Checkpoint], pair: Pair, circuit: str
 ) -> tuple[Scoring, Scoring] | None:
-    """What both blocks make of one of `CIRCUITS`, in the same terms; None if one does not tell it.
+    """Return one of the `CIRCUITS` of two blocks, in the same terms; None if a block lacks it.
 
-    What one of them does not know is the other's.
+    If one block does not have a term as a fact, it has the term of the other block.
     """
-    fed = [any(side.input_norm for side in (plan.query, plan.key)) for plan in pair]
-    # A guess may miss a norm; where names are known, one that is not there is folded in.
-    guesses = any(plan.rule.guess and not plan.rule.input_norm for plan in pair)
-    norms = [all(fed)] * 2 if guesses else fed
-    unknown = any(plan.rotation_unknown for plan in pair)
-    # Terms of keys with positions hold the key's bias, too.
-    counts = [p.key_bias_counts or "key" in p.position_uses for p in pair]
-    if unknown:
-        told = [count for p, count in zip(pair, counts, strict=True) if not p.rotation_unknown]
-        counts = [any(told or counts)] * 2
-    many = math.prod(checkpoints[0].info(pair[0].query.tensor).shape) > MANY
-    blocks, circuits = map(Block, checkpoints, pair), (circuit, circuit)
-    found = side_by_side(_scoring, blocks, norms, counts, circuits, many=many)
-    a, b = found
-    if a is None or b is None:
+    is_unknown = any(plan.rotation_unknown for plan in pair)
+    is_large = math.prod(checkpoints[0].info(pair[0].query.tensor).shape) > MANY
+    reference, candidate = side_by_side(
+        _scoring,
+        map(Block, checkpoints, pair),
+        _folds_norms(pair),
+        _counts_key_bias(pair),
+        (circuit, circuit),
+        many=is_large,
+    )
+    if reference is None or candidate is None:
         return None
-    a, b = _with_equal_columns(a, b)
+    reference, candidate = _with_equal_columns(reference, candidate)
     if circuit != SCORES:
-        return a, b
-    scales = [pair[1 - n if pair[n].rule.guess else n].score_scale for n in (0, 1)]
-    turning = as_exact_as(pair[0].rotary, pair[1].rotary) if pair[1].rotary else b.rotary
-    # Where not known, rows may lie in any order of pairs: they are compared at distance 0 alone.
-    a = replace(a, scale=scales[0], rotary=None if unknown else a.rotary)
-    return a, replace(b, scale=scales[1], rotary=None if unknown else turning)
+        return reference, candidate
+    reference_plan, candidate_plan = pair
+    reference_scale, candidate_scale = reference_plan.score_scale, candidate_plan.score_scale
+    if reference_plan.rule.guess:
+        reference_scale = candidate_plan.score_scale
+    if candidate_plan.rule.guess:
+        candidate_scale = reference_plan.score_scale
+    reference_rotary, candidate_rotary = reference.rotary, candidate.rotary
+    if candidate_plan.rotary:
+        candidate_rotary = as_exact_as(reference_plan.rotary, candidate_plan.rotary)
+    if is_unknown:
+        # Rows may lie in any order of pairs: they are compared at distance 0 alone.
+        reference_rotary = candidate_rotary = None
+    return (
+        replace(reference, scale=reference_scale, rotary=reference_rotary),
+        replace(candidate, scale=candidate_scale, rotary=candidate_rotary),
+    )
 
 
-def _with_equal_columns(a: Scoring, b: Scoring) -> tuple[Scoring, Scoring]:
+def _with_equal_columns(reference: Scoring, candidate: Scoring) -> tuple[Scoring, Scoring]:
     """Return both with a column for the bias of the norm of a side, if either has that bias."""
-    both = [a, b]
-    for name in ("query", "key"):
-        sides: list[Rows] = [getattr(each, name) for each in both]
-        if all(side.shift is None for side in sides):
-            continue
-        for number, side in enumerate(sides):
-            if side.shift is None:
-                zeros = np.zeros(side.weight.shape[:2])
-                changed: dict[str, Any] = {name: replace(side, shift=zeros)}
-                both[number] = replace(both[number], **changed)
-    return both[0], both[1]
+    query, candidate_query = _with_equal_shifts(reference.query, candidate.query)
+    key, candidate_key = _with_equal_shifts(reference.key, candidate.key)
+    return (
+        replace(reference, query=query, key=key),
+        replace(candidate, query=candidate_query, key=candidate_key),
+    )
+
+
+def _with_equal_shifts(reference: Rows, candidate: Rows) -> list[Rows]:
+    """Return both with a bias of the norm after the projection, zero where it is absent."""
+    both = [reference, candidate]
+    if all(rows.shift is None for rows in both):
+        return both
+    return [
+        replace(rows, shift=np.zeros(rows.weight.shape[:2])) if rows.shift is None else rows
+        for rows in both
+    ]
+
+
+def _folds_norms(pair: Pair) -> list[bool]:
+    """Return for each block whether the norm before it is folded in."""
+    has_norm = [any(side.input_norm for side in (plan.query, plan.key)) for plan in pair]
+    # A guess may miss a norm. Where names are known, a norm that is absent was folded in.
+    if any(plan.rule.guess and not plan.rule.input_norm for plan in pair):
+        return [all(has_norm)] * 2
+    return has_norm
+
+
+def _counts_key_bias(pair: Pair) -> list[bool]:
+    """Return for each block whether the bias of keys changes scores."""
+    # Terms of keys with positions contain the key's bias, too.
+    counts = [plan.key_bias_counts or "key" in plan.position_uses for plan in pair]
+    if not any(plan.rotation_unknown for plan in pair):
+        return counts
+    known = [count for plan, count in zip(pair, counts, strict=True) if not plan.rotation_unknown]
+    return [any(known or counts)] * 2
 
 
 def sides_of(plan: AttentionPlan, circuit: str) -> tuple[Side, ...]:
-    """The two sides that make a circuit; none where a block does not tell it."""
+    """Return the two sides of a circuit; none if the plan does not contain the circuit."""
     if circuit == SCORES:
         return plan.query, plan.key
     if circuit == VALUES:
@@ -86,7 +119,7 @@ def sides_of(plan: AttentionPlan, circuit: str) -> tuple[Side, ...]:
 
 
 def form_parts(plan: AttentionPlan) -> Iterator[Part]:
-    """Everything that the forms of a block hold: its scores', its values', and norms before."""
+    """Yield all parts that the forms of a block consist of, with the norms before the block."""
     for circuit in CIRCUITS:
         yield from circuit_parts(plan, circuit)
     if plan.sinks is not None:
@@ -94,55 +127,93 @@ def form_parts(plan: AttentionPlan) -> Iterator[Part]:
 
 
 def circuit_parts(plan: AttentionPlan, circuit: str) -> Iterator[Part]:
-    """What the forms of one circuit hold, and norms before."""
+    """Yield all parts that the forms of one circuit consist of, with the norms before the block."""
     for side in sides_of(plan, circuit):
-        is_output = side is plan.output
-        yield from side.projection.roles.values() if is_output else side.parts
-        if side.input_norm is not None and not is_output:
+        if side is plan.output:
+            yield from side.projection.roles.values()
+            continue
+        yield from side.parts
+        if side.input_norm is not None:
             yield from (*side.input_norm.gain, *side.input_norm.bias)
 
 
 def rotation_of(plan: AttentionPlan, circuit: str) -> Rotary | None:
-    """What turns the two sides of a circuit with positions."""
+    """Return the rotation of the two sides of a circuit by positions."""
     if circuit == SCORES:
         return plan.rotary or plan.axial
-    apart = plan.positional.rotary if circuit == POSITIONS and plan.positional else None
-    return apart if apart is not None and len(apart.frequencies) else None
-
-
-def _scoring(block: Block, norms: bool, key_bias: bool, circuit: str) -> Scoring | None:
-    if not (sides := sides_of(block.plan, circuit)):
+    if circuit != POSITIONS or plan.positional is None:
         return None
-    folds = norms and circuit == SCORES, norms and circuit != POSITIONS
-    biases = True, key_bias or circuit != SCORES
-    (left, one), (right, other) = map(_rows, (block, block), sides, folds, biases)
-    scale = block.plan.score_scale if circuit != VALUES else 1.0
-    rounded = max(one, other) * (2 if circuit == POSITIONS else 1)
-    return Scoring(left, right, scale, rotation_of(block.plan, circuit), rounded)
+    rotary = plan.positional.rotary
+    return rotary if rotary is not None and len(rotary.frequencies) else None
 
 
-def _rows(block: Block, side: Side, norms: bool, biases: bool) -> tuple[Rows, float]:
-    """A side's rows with what comes after them, and the norm before them; and its rounding."""
-    parts, one = list(side.parts), side.projection
+def _scoring(block: Block, folds_norm: bool, counts_key_bias: bool, circuit: str) -> Scoring | None:
+    """Return one circuit of a block; None if the plan does not contain the circuit."""
+    sides = sides_of(block.plan, circuit)
+    if not sides:
+        return None
+    query_side, key_side = sides
+    query, query_rounding = _rows(
+        block, query_side, folds_norm=folds_norm and circuit == SCORES, has_bias=True
+    )
+    key, key_rounding = _rows(
+        block,
+        key_side,
+        folds_norm=folds_norm and circuit != POSITIONS,
+        has_bias=counts_key_bias or circuit != SCORES,
+    )
+    rounding = max(query_rounding, key_rounding)
+    if circuit == POSITIONS:
+        rounding *= 2
+    return Scoring(
+        query=query,
+        key=key,
+        scale=1.0 if circuit == VALUES else block.plan.score_scale,
+        rotary=rotation_of(block.plan, circuit),
+        rounding=rounding,
+    )
+
+
+def _rows(block: Block, side: Side, *, folds_norm: bool, has_bias: bool) -> tuple[Rows, float]:
+    """Return the rows of a side with the norm before them, and their rounding."""
+    parts = list(side.parts)
     stored: dict[Part, Any] = {}
-    if isinstance(one, Projection):  # held once, and not kept by the block
-        parts.remove(one.part)
-        stored[one.part] = block.checkpoint.read([one.part])[0]
+    if isinstance(side.projection, Projection):
+        # The block would keep the weight, which is needed only here.
+        part = side.projection.part
+        parts.remove(part)
+        (stored[part],) = block.checkpoint.read([part])
     stored |= zip(parts, block.read(parts), strict=True)
     factor = load_factor(stored, side, block.checkpoint.name)
     norm = None
-    if norms and side.input_norm is not None:
+    if folds_norm and side.input_norm is not None:
         gain, shift = block.gain(side.input_norm)
-        norm = (gain, shift if biases else None, side.input_norm.kind)
-    # Of how many factors, each rounded when it was stored, a side is the product. A temperature is
-    # stored as its logarithm, whose rounding is that of the whole head.
-    count = 1.0 + 2 * isinstance(side.projection, Composed) + (norm is not None)
-    count += factor.gain is not None
+        norm = InputNorm(gain, shift if has_bias else None, side.input_norm.kind)
+    rows = Rows(
+        weight=factor.weight,
+        bias=factor.bias if has_bias else None,
+        norm=norm,
+        shift=_shift_of(factor) if has_bias else None,
+    )
+    return rows, rounding_of(block, factor, side, _rounded_factors(side, factor, norm is not None))
+
+
+def _rounded_factors(side: Side, factor: Factor, folds_norm: bool) -> float:
+    """Count the factors of a side, each rounded when it was stored.
+
+    A temperature is stored as its logarithm; the rounding of the logarithm is that of the whole
+    head.
+    """
+    count = 1.0
+    if isinstance(side.projection, Composed):
+        count += 2
+    if folds_norm:
+        count += 1
+    if factor.gain is not None:
+        count += 1
     if factor.temperature is not None:
         count += 3 * float(np.square(np.log(factor.temperature)).max())
-    bias = factor.bias if biases else None
-    shift = _shift_of(factor) if biases else None
-    return Rows(factor.weight, bias, norm, shift), rounding_of(block, factor, side, count)
+    return count
 
 
 def _shift_of(factor: Factor) -> np.ndarray | None:
