@@ -40,7 +40,14 @@ from wqk.kinship.randomization import (
     gather,
     layer_shares,
 )
-from wqk.kinship.thresholds import CLOSE_SPECTRA, CORRELATED, MATCHED, RELATED, START
+from wqk.kinship.thresholds import (
+    CLOSE_SPECTRA,
+    CORRELATED,
+    MATCHED,
+    RELATED,
+    SIXTEEN_BITS,
+    START,
+)
 from wqk.model import open as open_model
 from wqk.sameness.same import same
 from wqk.tables.sheet import Cell, Sheet
@@ -459,9 +466,6 @@ READ_AT_ONCE = 2
 
 # Rows of the tables of embeddings that are compared.
 ROWS = 256
-
-# Values that differ by no more than this, relative to the larger, are equal but for rounding.
-SIXTEEN_BITS = 2.0**-7
 
 
 class FingerprintedModel(NamedTuple):

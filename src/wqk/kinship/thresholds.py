@@ -10,3 +10,6 @@ CLOSE_SPECTRA = 0.2
 START = 1.0
 # Embeddings or gains with a larger correlation are alike; those of unrelated models reach .02.
 CORRELATED = 0.2
+# Values that differ by no more than this, relative to the larger, are equal but for rounding to 16
+# bits: twice the distance of neighboring bfloat16 numbers.
+SIXTEEN_BITS = 2.0**-7

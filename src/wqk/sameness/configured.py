@@ -1,8 +1,8 @@
 """Settings in which two models differ, and the lines of a configuration that set them right.
 
-What is beside the form of a score: rotary positions, mask, window, caps, numbers of heads, which
-weights are quantized. A repair of a setting is applied and the model planned again before it is
-said.
+Settings concern everything besides the form of a score: rotary positions, mask, window, caps,
+numbers of heads, which weights are quantized. Before the repair of a setting is reported, it is
+applied and the model is planned again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,7 +33,7 @@ from wqk.sameness.tolerances import SAME_FREQUENCY
 from wqk.sameness.weight_pairs import short
 from wqk.sameness.weights import Pair
 
-# Of the mixing of tokens, as far as plans do not read them, and of norms anywhere.
+# Settings of the mixing of tokens that plans do not read, and of norms anywhere.
 OF_ATTENTION = re.compile(
     r"(?i)(?:^|_)(?:eps|epsilon)$|head|qkv|mrope|layers?_(?:block_)?types?$|"
     rf"{ATTENDING.pattern}|{MIXERS.pattern}"
@@ -41,49 +42,60 @@ OF_ATTENTION = re.compile(
 WINDOWED = re.compile(r"(?:full|global|sliding|local|chunked)(?:_attention)?|attention")
 # Terms of the norms of queries and keys, by the end of their names.
 OF_NORMS = ("norm of queries", "norm of keys", "query and key norms")
-# Compared by what they do.
-SAID = ("layer_types", "tie_word_embeddings")
-# Of one function, or so near that no one tells them apart.
+# Settings that are compared by their effect.
+COMPARED_BY_EFFECT = ("layer_types", "tie_word_embeddings")
+# Names of one function, or of functions that differ by less than rounding.
 SPELLINGS = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
+
+# A differing setting, and the candidate's plan once it is repaired.
+RepairedPlan = tuple[Mismatch, AttentionPlan]
 
 
 # -- rotary positions --------------------------------------------------------------------------
 
 
-def other_rotary(wanted: Rotary | None, has: Rotary | None) -> str:
-    """What a block has that would be the same with another rotation, in words."""
-    if wanted is None or has is None:
-        here, there = (f"{r.order} order" if r else "none" for r in (wanted, has))
-        return f"rotary positions: {here} expected, {there} found"
-    found = []
-    if wanted.order != has.order:
-        found.append(f"rotary order: stored {wanted.order}, read as {has.order}")
-    pairs, other_pairs = len(wanted.frequencies), len(has.frequencies)
-    if pairs != other_pairs:
-        found.append(
-            f"share of rotated dimensions (partial_rotary_factor): {2 * pairs} of each head's "
-            f"expected, {2 * other_pairs} found"
+def other_rotary(expected: Rotary | None, actual: Rotary | None) -> str:
+    """Describe the difference of two rotations in words."""
+    if expected is None or actual is None:
+        orders = [f"{rotary.order} order" if rotary else "none" for rotary in (expected, actual)]
+        return f"rotary positions: {orders[0]} expected, {orders[1]} found"
+    differences = []
+    if expected.order != actual.order:
+        differences.append(f"rotary order: stored {expected.order}, read as {actual.order}")
+    difference = _differing_frequencies(expected.frequencies, actual.frequencies)
+    if difference:
+        differences.append(difference)
+    if expected.amplitude != actual.amplitude:
+        differences.append(
+            f"attention factor of rotary positions: {expected.amplitude:.4g} expected, "
+            f"{actual.amplitude:.4g} found"
         )
-    elif np.allclose(wanted.frequencies, -has.frequencies, rtol=SAME_FREQUENCY):
-        found.append("direction of rotation: the sine has the other sign")
-    elif not np.allclose(wanted.frequencies, has.frequencies, rtol=SAME_FREQUENCY):
-        name, texts = "rotary scaling (rope_scaling)", []
-        bases = base_of(wanted.frequencies), base_of(has.frequencies)
-        for one, base in zip((wanted, has), bases, strict=True):
-            slowest = f"slowest frequency {float(np.abs(one.frequencies).min()):.3g}"
-            texts.append(f"{base:.8g}" if all(bases) else f"{slowest}, {'not ' * bool(base)}scaled")
-        name = "rotary base (rope_theta)" if all(bases) else name
-        found.append(f"{name}: {texts[0]} expected, {texts[1]} found")
-    if wanted.amplitude != has.amplitude:
-        found.append(
-            f"attention factor of rotary positions: {wanted.amplitude:.4g} expected, "
-            f"{has.amplitude:.4g} found"
+    return "; ".join(differences) or "other rotary positions"
+
+
+def _differing_frequencies(expected: np.ndarray, actual: np.ndarray) -> str:
+    """Describe the difference of two lists of frequencies in words; empty without a difference."""
+    if len(expected) != len(actual):
+        return (
+            f"share of rotated dimensions (partial_rotary_factor): {2 * len(expected)} of each "
+            f"head's expected, {2 * len(actual)} found"
         )
-    return "; ".join(found) or "other rotary positions"
+    if np.allclose(expected, actual, rtol=SAME_FREQUENCY):
+        return ""
+    if np.allclose(expected, -actual, rtol=SAME_FREQUENCY):
+        return "direction of rotation: the sine has the other sign"
+    bases = base_of(expected), base_of(actual)
+    if all(bases):
+        return f"rotary base (rope_theta): {bases[0]:.8g} expected, {bases[1]:.8g} found"
+    texts = []
+    for frequencies, base in zip((expected, actual), bases, strict=True):
+        scaled = "not scaled" if base else "scaled"
+        texts.append(f"slowest frequency {float(np.abs(frequencies).min()):.3g}, {scaled}")
+    return f"rotary scaling (rope_scaling): {texts[0]} expected, {texts[1]} found"
 
 
 def base_of(frequencies: np.ndarray) -> float | None:
-    """The base, where the frequencies are powers of one; None where they are scaled.
+    """Return the base of the frequencies; None if they are not powers of one number.
 
     Examples
     --------
@@ -94,124 +106,185 @@ def base_of(frequencies: np.ndarray) -> float | None:
     if pairs < 2 or not (frequencies > 0).all() or abs(frequencies[0] - 1) > SAME_FREQUENCY:
         return None
     logarithms = np.log(frequencies)
+    if not np.allclose(logarithms, logarithms[1] * np.arange(pairs), rtol=1e-5, atol=1e-9):
+        return None
     base = math.exp(-logarithms[1] * pairs)
-    fits = np.allclose(logarithms, logarithms[1] * np.arange(pairs), rtol=1e-5, atol=1e-9)
-    return float(f"{base:.8g}") if fits else None
+    return float(f"{base:.8g}")
 
 
-def rotary_repaired(models: Sequence[Model], pair: Pair) -> tuple[Mismatch, AttentionPlan] | None:
-    """What gives the second block the first one's rotary positions, and its plan with them.
+def rotary_repaired(models: Sequence[Model], pair: Pair) -> RepairedPlan | None:
+    """Return the settings that give the candidate's block the reference's rotary positions.
 
-    Its base, its scaling, or both, as its configuration spells them; or else what differs. The
-    order of its pairs stays. None where the positions are the same, or not known.
+    The settings are the base, the scaling, or both, as the configuration spells them. If no setting
+    is the cause, the difference is described. The order of the pairs remains. None if the positions
+    are the same, or not known.
     """
-    ours, theirs = pair
+    reference, candidate = pair
     if any(plan.rule.guess or plan.rotation_unknown for plan in pair):
         return None
-    wanted, has = (plan.rotary or plan.axial for plan in pair)
-    if wanted is not None and has is not None:
-        wanted, has = replace(wanted, order=has.order), as_exact_as(wanted, has)
-    if same_rotation(wanted, has):
+    expected, actual = (plan.rotary or plan.axial for plan in pair)
+    if expected is not None and actual is not None:
+        expected = replace(expected, order=actual.order)
+        actual = as_exact_as(expected, actual)
+    if same_rotation(expected, actual):
         return None
-    found = ours.rotary and theirs.rotary and _configured(models, pair, ours.rotary, theirs.rotary)
-    if found:
-        return found
-    reason = other_rotary(wanted, has)
-    axial = wanted is not None and wanted.axes > 1
-    plan = replace(theirs, rotary=None if axial else wanted, axial=wanted if axial else None)
-    same = _restored(models, pair, lambda one: one.rotary and one.rotary.frequencies.tobytes())
-    return Mismatch(Kind.ROTARY, reason, tuple(same[1]) if same else ()), plan
+    if reference.rotary and candidate.rotary:
+        repaired = _configured(models, pair, reference.rotary, candidate.rotary)
+        if repaired is not None:
+            return repaired
+    is_axial = expected is not None and expected.axes > 1
+    plan = replace(
+        candidate,
+        rotary=None if is_axial else expected,
+        axial=expected if is_axial else None,
+    )
+    restored = _restored(models, pair, _frequencies)
+    steps = tuple(restored.steps) if restored is not None else ()
+    return Mismatch(Kind.ROTARY, other_rotary(expected, actual), steps), plan
+
+
+def _frequencies(plan: AttentionPlan) -> object:
+    """Return the frequencies of a plan's rotation, to be compared."""
+    return plan.rotary and plan.rotary.frequencies.tobytes()
 
 
 def _configured(
-    models: Sequence[Model], pair: Pair, ours: Rotary, theirs: Rotary
-) -> tuple[Mismatch, AttentionPlan] | None:
-    """The fewest edits of the second configuration whose plan turns as the first one."""
-    configs = [_own_config(*one) for one in zip(models, pair, strict=True)]
-    kinds = [_kind_of_layer(*one) for one in zip(configs, pair, strict=True)]
-    wanted, has = map(_rotary_settings, configs, kinds)
-    for some, rotary in ((wanted, ours), (has, theirs)):
-        if some.get("rope_theta") is None:
-            some["rope_theta"] = base_of(rotary.frequencies)
-    if wanted["rope_theta"] is None:
-        return None
-    turned = replace(ours, order=theirs.order)
+    models: Sequence[Model], pair: Pair, reference: Rotary, candidate: Rotary
+) -> RepairedPlan | None:
+    """Return the fewest edits of the candidate's configuration that give the reference's rotation.
 
-    def edited(keys: Sequence[str]) -> tuple[list[Setting], AttentionPlan] | None:
-        settings = has | {key: wanted.get(key) for key in keys}
-        given = {key: value for key, value in settings.items() if value is not None}
-        changed, steps = _respelled(configs[1], kinds[1], given)
-        plan = _replanned(models[1], pair[1], changed)
-        fits = plan is not None and same_rotation(as_exact_as(turned, plan.rotary), turned)
-        return (steps, plan) if plan is not None and fits else None
-
-    unlike = [key for key in wanted | has if wanted.get(key) != has.get(key)]
-    found = _fewest(unlike, edited)
-    if found is None:
+    None if no edit does.
+    """
+    configs = [_own_config(model, plan) for model, plan in zip(models, pair, strict=True)]
+    kinds = [_kind_of_layer(config, plan) for config, plan in zip(configs, pair, strict=True)]
+    expected, actual = map(_rotary_settings, configs, kinds)
+    for settings, rotary in ((expected, reference), (actual, candidate)):
+        if settings.get("rope_theta") is None:
+            settings["rope_theta"] = base_of(rotary.frequencies)
+    if expected["rope_theta"] is None:
         return None
-    keys, (steps, plan) = found
-    words, base = [], has["rope_theta"]
-    if "rope_theta" in keys:
-        other = f"{base:.8g}" if base else "another"
-        words += [f"rotary base (rope_theta): {wanted['rope_theta']:.8g} expected, {other} found"]
-    if scaled := [key for key in keys if key != "rope_theta"]:
-        types = _type_of(wanted), _type_of(has)
-        if types[0] == types[1]:
-            one, two = (", ".join(f"{k} {some.get(k)}" for k in scaled) for some in (wanted, has))
-            types = one, two
-        words += [f"rotary scaling (rope_scaling): {types[0]} expected, {types[1]} found"]
-    nested = [replace(step, path=(*_path_of(pair[1]), *step.path)) for step in steps]
-    facts = {"base": wanted["rope_theta"], "other_base": base}
-    return Mismatch(Kind.ROTARY, f"other {'; '.join(words)}", tuple(nested), facts=facts), plan
+    rotary_of_reference = replace(reference, order=candidate.order)
+
+    def edited(keys: Sequence[str]) -> _Restored | None:
+        """Return the plan with these of the reference's settings, if it has the rotation."""
+        settings = actual | {key: expected.get(key) for key in keys}
+        settings = {key: value for key, value in settings.items() if value is not None}
+        config, steps = _respelled(configs[1], kinds[1], settings)
+        plan = _replanned(models[1], pair[1], config)
+        if plan is None:
+            return None
+        rotary = as_exact_as(rotary_of_reference, plan.rotary)
+        return _Restored(keys, steps, plan) if same_rotation(rotary, rotary_of_reference) else None
+
+    differing = [key for key in expected | actual if expected.get(key) != actual.get(key)]
+    restored = _fewest(differing, edited)
+    if restored is None:
+        return None
+    texts = []
+    base = actual["rope_theta"]
+    if "rope_theta" in restored.keys:
+        base_text = f"{base:.8g}" if base else "another"
+        texts.append(
+            f"rotary base (rope_theta): {expected['rope_theta']:.8g} expected, {base_text} found"
+        )
+    scaling_keys = [key for key in restored.keys if key != "rope_theta"]
+    if scaling_keys:
+        expected_text, actual_text = _scaling_texts(expected, actual, scaling_keys)
+        texts.append(
+            f"rotary scaling (rope_scaling): {expected_text} expected, {actual_text} found"
+        )
+    prefix = _path_of(pair[1])
+    steps = tuple(replace(step, path=(*prefix, *step.path)) for step in restored.steps)
+    facts = {"base": expected["rope_theta"], "other_base": base}
+    reason = f"other {'; '.join(texts)}"
+    return Mismatch(Kind.ROTARY, reason, steps, facts=facts), restored.plan
+
+
+class _Restored(NamedTuple):
+    """Settings after which a plan agrees with the reference's.
+
+    Attributes
+    ----------
+    keys
+        Keys of the settings.
+    steps
+        Changes of the candidate's configuration.
+    plan
+        The candidate's plan after these changes.
+    """
+
+    keys: Sequence[str]
+    steps: list[Setting]
+    plan: AttentionPlan
 
 
 def _fewest(
-    keys: Sequence[str], planned: Callable[[Sequence[str]], Any]
-) -> tuple[Sequence[str], Any] | None:
-    """The fewest keys that give what is wanted, and what they give; None where all do not."""
-    found = planned(keys)
-    for key in list(keys) if found is not None else ():
-        fewer = [one for one in keys if one != key]
-        if (other := planned(fewer)) is not None:
-            keys, found = fewer, other
-    return None if found is None else (keys, found)
+    keys: Sequence[str], restore: Callable[[Sequence[str]], _Restored | None]
+) -> _Restored | None:
+    """Restore a plan by the fewest of some settings; None if all of them together do not."""
+    restored = restore(keys)
+    if restored is None:
+        return None
+    for key in keys:
+        fewer = [kept for kept in restored.keys if kept != key]
+        restored = restore(fewer) or restored
+    return restored
+
+
+def _scaling_texts(
+    expected: Mapping[str, Any], actual: Mapping[str, Any], keys: Sequence[str]
+) -> list[str]:
+    """Describe two scalings: by their types, or by the differing keys if the types are equal."""
+    texts = [_type_of(expected), _type_of(actual)]
+    if texts[0] != texts[1]:
+        return texts
+    return [
+        ", ".join(f"{key} {settings.get(key)}" for key in keys) for settings in (expected, actual)
+    ]
 
 
 def _type_of(scaling: Mapping[str, Any]) -> str:
+    """Return the type and the factor of a scaling, in words."""
     factor = f", factor {scaling['factor']:g}" if scaling.get("factor") else ""
     return f"{scaling.get('rope_type', scaling.get('type', 'none'))}{factor}"
 
 
 def _kind_of_layer(config: Mapping[str, Any], plan: AttentionPlan) -> str:
-    """The kind of a block's layer, if each kind has rotary parameters of its own; else nothing."""
-    kinds, given = config.get("layer_types") or [], config.get("rope_parameters")
-    listed = isinstance(kinds, list) and plan.layer < len(kinds)
-    kind = str(kinds[plan.layer]) if listed else "full_attention"
-    return kind if isinstance(given, Mapping) and isinstance(given.get(kind), Mapping) else ""
+    """Return the kind of a block's layer if kinds have rotary parameters of their own; else ""."""
+    kinds = config.get("layer_types") or []
+    kind = "full_attention"
+    if isinstance(kinds, list) and plan.layer < len(kinds):
+        kind = str(kinds[plan.layer])
+    parameters = config.get("rope_parameters")
+    if isinstance(parameters, Mapping) and isinstance(parameters.get(kind), Mapping):
+        return kind
+    return ""
 
 
 def _rotary_settings(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """The scaling, and the base if it is said; in either of the spellings of transformers."""
-    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    given = given[kind] if kind else given
-    given = dict(given) if isinstance(given, Mapping) else {}
-    given.setdefault("rope_theta", config.get("rope_theta"))
-    if given.get("rope_type") == "default":
-        del given["rope_type"]
-    return given
+    """Return scaling and base, None if not set, in either of the spellings of transformers."""
+    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if kind:
+        parameters = parameters[kind]
+    settings = dict(parameters) if isinstance(parameters, Mapping) else {}
+    settings.setdefault("rope_theta", config.get("rope_theta"))
+    if settings.get("rope_type") == "default":
+        del settings["rope_type"]
+    return settings
 
 
 def _respelled(
     config: Mapping[str, Any], kind: str, settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[Setting]]:
-    """A configuration with these settings as it spells them, and the steps that change it."""
-    had: Any = config.get("rope_parameters")
-    if isinstance(had, Mapping):
+    """Return a configuration with these settings in its spelling, and the steps that change it."""
+    parameters: Any = config.get("rope_parameters")
+    if isinstance(parameters, Mapping):
         value: dict[str, Any] = {"rope_type": "default", **settings}
+        previous: Any = parameters[kind] if kind else parameters
+        changed = {**config, "rope_parameters": {**parameters, kind: value} if kind else value}
         path = ("rope_parameters", kind) if kind else ("rope_parameters",)
-        old: Any = had[kind] if kind else had
-        changed = {**config, "rope_parameters": {**had, kind: value} if kind else value}
-        if {k for k in value | old if value.get(k) != old.get(k)} <= {"rope_theta"}:
+        differing = {key for key in value | previous if value.get(key) != previous.get(key)}
+        if differing <= {"rope_theta"}:
             return changed, [Setting((*path, "rope_theta"), settings["rope_theta"])]
         return changed, [Setting(path, value)]
     scaling = {key: value for key, value in settings.items() if key != "rope_theta"}
@@ -224,23 +297,36 @@ def _respelled(
 
 
 def other_settings(models: Sequence[Model], pair: Pair) -> Iterator[Mismatch]:
-    """The settings besides the form and its rotation that differ, as far as both are known."""
-    ours, theirs = pair
-    configs = [_own_config(*one) for one in zip(models, pair, strict=True)]
+    """Yield differing settings besides the form and its rotation, as far as both are known."""
     if not any(plan.rule.guess for plan in pair):
-        known = _terms(theirs)
-        unknown: set[Any] = {None}
-        if ours.family != theirs.family and not all(map(is_configured, configs)):
-            unknown.add(_epsilons(Norm("layer", epsilon=1e-5)))  # what a silent layout is taken for
-        for name, value in _terms(ours).items():
-            if theirs.missing and name.endswith(OF_NORMS):
-                continue  # the tensors of these norms are missing, which is a cause of its own
-            silent = name.startswith("epsilon") and not unknown.isdisjoint((value, known[name]))
-            if value != known[name] and not silent:
-                found = _restored(models, pair, lambda one: _terms(one)[name])  # noqa: B023
-                yield setting(name, value, known[name], found[1] if found else ())
-    yield from _untold([model.checkpoint for model in models], pair)
-    yield from _misplaced(models[1].checkpoint, theirs)
+        yield from _differing_terms(models, pair)
+    yield from _absent_head_counts([model.checkpoint for model in models], pair)
+    yield from _misplaced(models[1].checkpoint, pair[1])
+
+
+def _differing_terms(models: Sequence[Model], pair: Pair) -> Iterator[Mismatch]:
+    """Yield the terms of the score in which two blocks differ."""
+    reference, candidate = pair
+    expected_terms, actual_terms = _terms(reference), _terms(candidate)
+    configs = [_own_config(model, plan) for model, plan in zip(models, pair, strict=True)]
+    unknown_epsilons: set[Any] = {None}
+    if reference.family != candidate.family and not all(map(is_configured, configs)):
+        # The epsilon that is assumed for a layout without a configuration.
+        unknown_epsilons.add(_epsilons(Norm("layer", epsilon=1e-5)))
+    for name, expected in expected_terms.items():
+        actual = actual_terms[name]
+        if candidate.missing and name.endswith(OF_NORMS):
+            continue  # the tensors of these norms are missing, which is a cause of its own
+        if name.startswith("epsilon") and {expected, actual} & unknown_epsilons:
+            continue
+        if expected != actual:
+            restored = _restored(models, pair, partial(_term, name))
+            yield setting(name, expected, actual, restored.steps if restored is not None else ())
+
+
+def _term(name: str, plan: AttentionPlan) -> Any:
+    """Return one of the terms of a plan."""
+    return _terms(plan)[name]
 
 
 def further_settings(models: Sequence[Model], everything: bool = True) -> Iterator[Mismatch]:
@@ -263,7 +349,8 @@ def _are_alike(
     models: Sequence[Model], path: Sequence[str], expected: Any, actual: Any, everything: bool
 ) -> bool:
     """Return whether two values of a setting are one function, or one is the class's own."""
-    values, key = (expected, actual), path[-1]
+    values = (expected, actual)
+    key = path[-1]
     if key == "tie_word_embeddings" and everything:
         return expected == actual or True not in values or _same_heads(models, values)
     if None in values and not isinstance(expected or actual, float):
@@ -281,102 +368,120 @@ def _tied_in_one(
     reference: Mapping[tuple[str, ...], Any],
     candidate: Mapping[tuple[str, ...], Any],
 ) -> Iterator[Mismatch]:
-    """Ties of embeddings that one configuration alone contains, where heads differ."""
+    """Yield ties of embeddings that one configuration alone contains, where heads differ."""
     for path in sorted(reference.keys() ^ candidate.keys()):
         tied = (reference.get(path), candidate.get(path))
         if path[-1] == "tie_word_embeddings" and True in tied and not _same_heads(models, tied):
             yield setting(".".join(path), *tied)
 
 
-def _stores_head(model: Model) -> bool:
-    """Return whether a file stores an output head besides its embeddings."""
-    checkpoint = model.checkpoint
+def _embeddings(model: Model) -> str | None:
+    """Return the name of the table of token embeddings; None if it is not known."""
     plan = (*model.plans, *model.mixers)[0]
     projection = plan.query.projection
     if isinstance(projection, Composed):
         projection = projection.inner
-    shape = checkpoint.info(projection.tensor).shape
+    shape = model.checkpoint.info(projection.tensor).shape
+    width = shape[0] if projection.transposed else shape[-1]
     try:
-        table = embedding_table(checkpoint, shape[0] if projection.transposed else shape[-1])
+        return embedding_table(model.checkpoint, width)
     except CheckpointError:
-        return False
-    size = checkpoint.info(table).shape
-    stored = checkpoint.tensors().items()
-    return any(name != table and info.shape == size for name, info in stored)
+        return None
+
+
+def _tables_of_one_shape(checkpoint: Checkpoint, table: str) -> list[str]:
+    """Return the names of further tensors with the shape of a table, such as output heads."""
+    shape = checkpoint.info(table).shape
+    tensors = checkpoint.tensors().items()
+    return [name for name, info in tensors if info.shape == shape and name != table]
+
+
+def _stores_head(model: Model) -> bool:
+    """Return whether a file stores an output head besides its embeddings."""
+    table = _embeddings(model)
+    return table is not None and bool(_tables_of_one_shape(model.checkpoint, table))
 
 
 def _unread(models: Sequence[Model]) -> list[dict[tuple[str, ...], Any]]:
-    """What each configuration says besides what the plans of either read, by keys."""
+    """Return the settings of each configuration that the plans of neither model read, by keys."""
     rules = {repr(plan.rule) for model in models for plan in model.plans}
     return [unread_settings(model.checkpoint.config, rules) for model in models]
 
 
 def lost_settings(models: Sequence[Model]) -> list[str]:
-    """What one configuration says, and another of its model type leaves to the class.
+    """Return settings that only one of two configurations of a model type contains.
 
-    Both as `transformers` writes them; what is off, or the type's own value, is not lost.
+    Both configurations have to be those of `transformers`. A setting that is off, or that has the
+    default value of the type, is not lost.
     """
     configs = [model.checkpoint.config for model in models]
-    kind, other = (config.get("model_type") for config in configs)
-    if kind != other or not all("architectures" in config for config in configs):
+    model_type = configs[0].get("model_type")
+    if any(config.get("model_type") != model_type for config in configs):
         return []
-    ours, theirs = _unread(models)
-    told, usual = ours | theirs, default_values(kind)
-    return [
-        ".".join(path)
-        for path in sorted(ours.keys() ^ theirs.keys())
-        if path[-1] not in SAID and told[path] and told[path] != usual.get(path[-1])
-    ]
+    if not all("architectures" in config for config in configs):
+        return []
+    reference, candidate = _unread(models)
+    values = reference | candidate
+    defaults = default_values(model_type)
+    lost = []
+    for path in sorted(reference.keys() ^ candidate.keys()):
+        key, value = path[-1], values[path]
+        if key not in COMPARED_BY_EFFECT and value and value != defaults.get(key):
+            lost.append(".".join(path))
+    return lost
 
 
 def _kinds(model: Model, kinds: Any) -> Any:
-    """Kinds of layers, without what plans tell of them: windows, where families read these."""
-    known = all(plan.rule.window and not plan.rule.guess for plan in model.plans)
-    if not (known and isinstance(kinds, list)):
+    """Return kinds of layers without windows, if the model's plans contain the windows."""
+    is_planned = all(plan.rule.window and not plan.rule.guess for plan in model.plans)
+    if not is_planned or not isinstance(kinds, list):
         return kinds
     return ["attention" if WINDOWED.fullmatch(str(kind)) else kind for kind in kinds]
 
 
 def _same_heads(models: Sequence[Model], tied: Sequence[Any]) -> bool:
-    """Whether both make outputs by their embeddings: tied, or stored once more.
+    """Return whether both models use their embeddings as output head: tied, or stored again.
 
-    Where a configuration does not tell, what is not stored is tied. Some decoders beside an encoder
-    scale what they feed to tied ones (T5).
+    If a configuration does not contain the setting, a head that is not stored is tied. Some
+    encoder-decoder models scale the inputs of tied heads (T5).
     """
-    for model, told in zip(models, tied, strict=True):
-        checkpoint, plan = model.checkpoint, (*model.plans, *model.mixers)[0]
-        one = plan.query.projection
-        one = one.inner if isinstance(one, Composed) else one
-        shape = checkpoint.info(one.tensor).shape
-        try:
-            table = embedding_table(checkpoint, shape[0] if one.transposed else shape[-1])
-        except CheckpointError:
+    for model, is_tied in zip(models, tied, strict=True):
+        table = _embeddings(model)
+        if table is None:
             return False
-        shape = checkpoint.info(table).shape
-        heads = [n for n, i in checkpoint.tensors().items() if i.shape == shape and n != table]
-        copied = all(copy_of(checkpoint, name, [table]) for name in heads)
-        if told is not True and not (copied and (heads or told is None)):
+        if is_tied is True:
+            continue
+        heads = _tables_of_one_shape(model.checkpoint, table)
+        if not heads and is_tied is not None:
             return False
-    return False not in tied or len({plan.stack for plan in models[0].plans}) < 2
+        if not all(copy_of(model.checkpoint, name, [table]) for name in heads):
+            return False
+    if False not in tied:
+        return True
+    return len({plan.stack for plan in models[0].plans}) < 2
 
 
 def of_attention(name: str, models: Sequence[Model]) -> bool:
-    """Whether attention may depend on a setting: by its name, or as seen in the models' types."""
+    """Return whether attention may depend on a setting: by its name, or by the models' types."""
     path, _, key = name.rpartition(".")
-    parts = (Config(model.checkpoint.config, path) for model in models)
-    return bool(OF_ATTENTION.search(name)) or any(key in part.switched for part in parts)
+    if OF_ATTENTION.search(name):
+        return True
+    return any(key in Config(model.checkpoint.config, path).switched for model in models)
 
 
 def _terms(plan: AttentionPlan) -> dict[str, Any]:
-    """The terms of a score besides the form and its rotation."""
-    sides = f" with the {' and the '.join(plan.position_uses)}" if plan.position_uses else ""
-    position = plan.position and not plan.position.startswith("rotary") and plan.position + sides
+    """Return the terms of a score besides the form and its rotation, by name."""
+    position = None
+    if plan.position and not plan.position.startswith("rotary"):
+        position = plan.position
+        if plan.position_uses:
+            position += f" with the {' and the '.join(plan.position_uses)}"
     return {
         "mask": "causal" if plan.causal else "none",
         "window": None if plan.window is None else str(plan.window),
         "softcap": plan.softcap,
         "limit of queries and keys": plan.clip,
-        "positions added to the score": position or None,
+        "positions added to the score": position,
         "norm of queries": _norm_and_place(plan, plan.query.norm),
         "norm of keys": _norm_and_place(plan, plan.key.norm),
         "sinks": "learned" if plan.sinks else None,
@@ -393,28 +498,38 @@ def _norm_and_place(plan: AttentionPlan, norm: Norm | None) -> str | None:
 
 
 def _epsilons(*norms: Norm | None) -> str | None:
-    """What norms add to a mean square or to a variance; None if that is not known of each."""
-    if not all(norm is not None and norm.epsilon for norm in norms):
-        return None
-    to = {"rms": "", "layer": " added to the variance"}
-    each = (f"{norm.epsilon:.3g}{to[norm.kind]}" for norm in norms if norm is not None)
-    return ", ".join(dict.fromkeys(each))
+    """Describe what norms add to a mean square or to a variance; None if one is not known."""
+    texts = []
+    for norm in norms:
+        if norm is None or not norm.epsilon:
+            return None
+        added_to = " added to the variance" if norm.kind == "layer" else ""
+        texts.append(f"{norm.epsilon:.3g}{added_to}")
+    return ", ".join(dict.fromkeys(texts))
 
 
 def _form(plan: AttentionPlan) -> object:
-    """What settings say of a form: factors, heads, and the norms of its sides."""
+    """Return everything that settings determine of a form: factors, heads, norms, rotations."""
     sides = [side for side in (plan.query, plan.key, plan.value, plan.output) if side is not None]
-    norms = [
-        (norm.kind, norm.offset, [_place_of_norm(part.name) for part in norm.gain])
-        if norm
-        else None
-        for side in sides
-        for norm in (side.norm, side.input_norm)
-    ]
-    turns = [one.rotary.order for one in (plan, plan.positional) if one and one.rotary]
-    turns += [plan.positional.rotary.frequencies.tobytes()] if plan.positional else []
-    heads = [(one.heads, one.head_width, one.factor) for one in sides]
-    return plan.score_scale, turns, norms, heads
+    norms = []
+    for side in sides:
+        norms += [_form_of_norm(side.norm), _form_of_norm(side.input_norm)]
+    rotations: list[object] = []
+    if plan.rotary:
+        rotations.append(plan.rotary.order)
+    if plan.positional:
+        if plan.positional.rotary:
+            rotations.append(plan.positional.rotary.order)
+        rotations.append(plan.positional.rotary.frequencies.tobytes())
+    heads = [(side.heads, side.head_width, side.factor) for side in sides]
+    return plan.score_scale, rotations, norms, heads
+
+
+def _form_of_norm(norm: Norm | None) -> object:
+    """Return the kind, the offset and the places of a norm; None without a norm."""
+    if norm is None:
+        return None
+    return norm.kind, norm.offset, [_place_of_norm(part.name) for part in norm.gain]
 
 
 def _place_of_norm(name: str) -> tuple[str, bool]:
@@ -428,150 +543,201 @@ def _place_of_norm(name: str) -> tuple[str, bool]:
     return short(name), any(word.isdigit() for word in name.split("."))
 
 
-def form_restored(models: Sequence[Model], pair: Pair) -> tuple[Mismatch, AttentionPlan] | None:
-    """The settings after which the second block's form is planned as the first one's."""
-    found = None if _form(pair[0]) == _form(pair[1]) else _restored(models, pair, _form)
-    if found is None:
+def form_restored(models: Sequence[Model], pair: Pair) -> RepairedPlan | None:
+    """Return the settings after which the candidate's form is planned as the reference's."""
+    if _form(pair[0]) == _form(pair[1]):
         return None
-    keys, steps, plan = found
-    configs = [_own_config(*one) for one in zip(models, pair, strict=True)]
+    restored = _restored(models, pair, _form)
+    if restored is None:
+        return None
+    keys = restored.keys
+    configs = [_own_config(model, plan) for model, plan in zip(models, pair, strict=True)]
     if not keys:  # the type of the model alone decides
-        configs = [dict(model.checkpoint.config) for model in models]
         keys = ("model_type",)
-    one, other = (", ".join(str(config.get(key)) for key in keys) for config in configs)
-    said = setting(", ".join(keys), one, other, steps)
-    return said, replace(plan, rotary=pair[1].rotary, axial=pair[1].axial)
+        configs = [dict(model.checkpoint.config) for model in models]
+    expected, actual = (", ".join(str(config.get(key)) for key in keys) for config in configs)
+    cause = setting(", ".join(keys), expected, actual, restored.steps)
+    return cause, replace(restored.plan, rotary=pair[1].rotary, axial=pair[1].axial)
+
+
+# Settings that a candidate of another type needs in addition.
+OF_TYPE = ("model_type", "architectures")
 
 
 def _restored(
     models: Sequence[Model], pair: Pair, view: Callable[[AttentionPlan], Any]
-) -> tuple[Sequence[str], list[Setting], AttentionPlan] | None:
-    """The fewest settings of the first model that give the second one's plan this of the first's.
+) -> _Restored | None:
+    """Return the fewest of the reference's settings after which ``view`` of both plans is equal.
 
-    A model whose type does not use a setting needs the type of the original, too.
+    If the candidate's model type does not use a setting, the candidate needs the reference's type,
+    too.
     """
-    ours, theirs = pair
-    if ours.rule.config != theirs.rule.config:
+    reference, candidate = pair
+    if reference.rule.config != candidate.rule.config:
         return None
-    original, config = (_own_config(*given) for given in zip(models, pair, strict=True))
-    read = {*keys_of(ours.rule), "pruned_heads"}
-    own = [key for key in original | config if key in read and original.get(key) != config.get(key)]
+    expected, actual = (_own_config(model, plan) for model, plan in zip(models, pair, strict=True))
+    read = {*keys_of(reference.rule), "pruned_heads"}
+    differing = [
+        key for key in expected | actual if key in read and expected.get(key) != actual.get(key)
+    ]
+    reference_config = models[0].checkpoint.config
+    candidate_config = models[1].checkpoint.config
+    prefix = _path_of(candidate)
+    for type_keys in ((), OF_TYPE):
+        whole = {**candidate_config, **{key: reference_config.get(key) for key in type_keys}}
+        type_steps = [Setting((key,), reference_config.get(key)) for key in type_keys]
 
-    def planned(keys: Sequence[str]) -> AttentionPlan | None:
-        changed = {key: value for key, value in config.items() if key not in keys}
-        changed |= {key: original[key] for key in keys if key in original}
-        plan = _replanned(models[1], theirs, changed, whole)
-        return plan if plan is not None and view(plan) == view(ours) else None
+        def restore(keys: Sequence[str]) -> _Restored | None:
+            """Plan the candidate with these of the reference's settings."""
+            config = {key: value for key, value in actual.items() if key not in keys}
+            config |= {key: expected[key] for key in keys if key in expected}
+            plan = _replanned(models[1], candidate, config, whole)  # noqa: B023
+            if plan is None or view(plan) != view(reference):
+                return None
+            steps = [
+                Setting((*prefix, key), expected.get(key), removed=key not in expected)
+                for key in keys
+            ]
+            return _Restored(keys, [*type_steps, *steps], plan)  # noqa: B023
 
-    for also in ((), ("model_type", "architectures")):
-        whole = dict(models[1].checkpoint.config)
-        whole |= {key: models[0].checkpoint.config.get(key) for key in also}
-        if found := _fewest(own, planned):
-            outer = models[0].checkpoint.config
-            steps = [Setting((key,), outer.get(key)) for key in also]
-            for key in found[0]:
-                path = (*_path_of(theirs), key)
-                steps.append(Setting(path, original.get(key), removed=key not in original))
-            return found[0], steps, found[1]
+        restored = _fewest(differing, restore)
+        if restored is not None:
+            return restored
     return None
 
 
 def _own_config(model: Model, plan: AttentionPlan) -> dict[str, Any]:
-    """The part of a configuration that describes the attention of a plan."""
-    config, nested = model.checkpoint.config, plan.rule.config
-    return dict((config.get(nested) or {}) if nested else config)
+    """Return the part of a configuration that describes the attention of a plan."""
+    config = model.checkpoint.config
+    if not plan.rule.config:
+        return dict(config)
+    return dict(config.get(plan.rule.config) or {})
 
 
 def _path_of(plan: AttentionPlan) -> tuple[str, ...]:
-    """Keys that lead to the part of a configuration that describes a block."""
+    """Return the keys that lead to the part of a configuration that describes a block."""
     return (plan.rule.config,) if plan.rule.config else ()
 
 
 def _replanned(
     model: Model,
     plan: AttentionPlan,
-    own: Mapping[str, Any],
+    own_config: Mapping[str, Any],
     whole: Mapping[str, Any] | None = None,
 ) -> AttentionPlan | None:
-    """The plan of the same block with another configuration; None if that cannot be read.
+    """Plan the same block with another configuration; None if the configuration cannot be read.
 
-    ``own`` is the part that describes this attention; ``whole`` replaces what is around it.
+    ``own_config`` is the part that describes this attention; ``whole`` replaces the configuration
+    around it.
     """
-    around = dict(model.checkpoint.config if whole is None else whole)
-    beside = {k: v for k, v in around.items() if k in ("model_type", "architectures")}
-    config = {**around, plan.rule.config: own} if plan.rule.config else {**own, **beside}
+    config = dict(model.checkpoint.config if whole is None else whole)
+    if plan.rule.config:
+        config[plan.rule.config] = own_config
+    else:
+        config = {**own_config, **{key: config[key] for key in OF_TYPE if key in config}}
     try:
         plans = open_model(Overlay(model.checkpoint, {}, config), family=model.family_file).plans
     except WqkError:
         return None
-    return next((p for p in plans if p.place == plan.place), None)
+    return next((replanned for replanned in plans if replanned.place == plan.place), None)
 
 
-def _untold(checkpoints: Sequence[Checkpoint], pair: Pair) -> Iterator[Mismatch]:
-    """Numbers of heads, and their width, that one configuration of two alike does not have.
+def _absent_head_counts(checkpoints: Sequence[Checkpoint], pair: Pair) -> Iterator[Mismatch]:
+    """Yield numbers of heads, and their width, that only one of two configurations contains.
 
-    The shapes of the weights still tell them here; other programs may take a default. A file
-    without any configuration lacks nothing of one.
+    The shapes of the weights still determine these numbers here; other programs may use a default.
+    A file without any configuration lacks no setting.
     """
-    alike = pair[0].family == pair[1].family and not any(plan.rule.guess for plan in pair)
-    if not (alike and all(is_configured(checkpoint.config) for checkpoint in checkpoints)):
+    if pair[0].family != pair[1].family or any(plan.rule.guess for plan in pair):
         return
-    configs = [Config(c.config, p.rule.config) for c, p in zip(checkpoints, pair, strict=True)]
-    for names in (pair[0].rule.heads, pair[0].rule.key_heads, ("head_dim",)):
-        told = [next((n for n in names if one.get(n) is not None), None) for one in configs]
-        if (told[0] is None) == (told[1] is None):
+    if not all(is_configured(checkpoint.config) for checkpoint in checkpoints):
+        return
+    configs = [
+        Config(checkpoint.config, plan.rule.config)
+        for checkpoint, plan in zip(checkpoints, pair, strict=True)
+    ]
+    for spellings in (pair[0].rule.heads, pair[0].rule.key_heads, ("head_dim",)):
+        expected_name, actual_name = (_first_set(config, spellings) for config in configs)
+        if (expected_name is None) == (actual_name is None):
             continue
-        name = told[0] or told[1] or ""
-        values = [config.get(name) for config in configs]
-        shown = ["not in the configuration" if value is None else value for value in values]
-        steps = [Setting((*_path_of(pair[1]), name), values[0])] if values[0] is not None else []
-        yield setting(name, shown[0], shown[1], steps)
+        name = expected_name or actual_name or ""
+        expected, actual = (config.get(name) for config in configs)
+        steps = []
+        if expected is not None:
+            steps.append(Setting((*_path_of(pair[1]), name), expected))
+        expected_text, actual_text = (
+            "not in the configuration" if value is None else value for value in (expected, actual)
+        )
+        yield setting(name, expected_text, actual_text, steps)
+
+
+def _first_set(config: Config, spellings: Sequence[str]) -> str | None:
+    """Return the first of several spellings of a setting that a configuration contains."""
+    return next((name for name in spellings if config.get(name) is not None), None)
 
 
 def is_configured(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration says more than a model's type, which may be known by its tensors."""
+    """Return whether a configuration contains more than a type, which tensors may show, too."""
     return any(value is not None for key, value in config.items() if key != "model_type")
 
 
 def _is_left_plain(config: Mapping[str, Any], module: str) -> bool | None:
-    """Whether a configuration says that the weight of a linear module is not quantized.
+    """Return whether a configuration excludes the weight of a linear module from quantization.
 
-    None where it does not tell: without a list, or by rules that are not read.
+    None if the configuration has no list of such modules, or rules that are not read.
     """
     match config.get("quantization_config"):
         case {"quant_method": "awq", "modules_to_not_convert": [*listed]}:
             pass
         case {"quant_method": "bitsandbytes", "llm_int8_skip_modules": [*listed]}:
             pass
-        case {"quant_method": "compressed-tensors", "ignore": [*listed], "config_groups": dict(by)}:
-            targets = [group.get("targets") for group in by.values() if isinstance(group, dict)]
+        case {
+            "quant_method": "compressed-tensors",
+            "ignore": [*listed],
+            "config_groups": dict(groups),
+        }:
+            targets = [group.get("targets") for group in groups.values() if isinstance(group, dict)]
             if targets != [["Linear"]]:
                 return None
         case _:
             return None
-    found = []
-    for text in map(str, listed):
-        # Names in a file may begin otherwise than in the model for which the list was written.
-        whole = rf"{re.escape(text.removeprefix('model.'))}(?:\.|$)"
-        named = text[3:].removeprefix("^") if text.startswith("re:") else whole
+    is_listed = []
+    for pattern in map(_module_pattern, map(str, listed)):
         try:
-            found.append(re.search(rf"(?:^|\.)(?:{named})", module) is not None)
+            is_listed.append(re.search(pattern, module) is not None)
         except re.error:
             return None
-    return any(found)
+    return any(is_listed)
+
+
+def _module_pattern(text: str) -> str:
+    """Return the regular expression of an entry of a list of modules."""
+    if text.startswith("re:"):
+        expression = text[3:].removeprefix("^")
+    else:
+        # Names in a file may have another prefix than in the model that the list was made for.
+        expression = rf"{re.escape(text.removeprefix('model.'))}(?:\.|$)"
+    return rf"(?:^|\.)(?:{expression})"
 
 
 def _misplaced(checkpoint: Checkpoint, plan: AttentionPlan) -> Iterator[Mismatch]:
-    """Weights that are quantized where the configuration leaves them plain, or the reverse."""
-    found: dict[str, set[str]] = {}
-    for side in (plan.query, plan.key, plan.value, plan.output):
-        for part in side.projection.roles.values() if side is not None else ():
-            kind = checkpoint.info(part.name).quantized
-            if _is_left_plain(checkpoint.config, part.name.removesuffix(".weight")) is bool(kind):
-                found.setdefault(kind, set()).add(short(part.name))
-    for kind, names in found.items():
-        name, which = "the wrong layers are quantized", ", ".join(sorted(names))
-        told = ("plain", f"as {kind}") if kind else ("quantized", "plain")
-        reason = f"{name}: {which}: {told[0]} by the configuration, stored {told[1]}"
-        facts = {"name": name, "tensors": sorted(names), "other_value": kind or "none"}
+    """Yield weights that are quantized where the configuration excludes them, or the reverse."""
+    names_by_kind: dict[str, set[str]] = {}
+    sides = [plan.query, plan.key, plan.value, plan.output]
+    for side in sides:
+        if side is None:
+            continue
+        for part in side.projection.roles.values():
+            quantized = checkpoint.info(part.name).quantized
+            is_left_plain = _is_left_plain(checkpoint.config, part.name.removesuffix(".weight"))
+            if is_left_plain is bool(quantized):
+                names_by_kind.setdefault(quantized, set()).add(short(part.name))
+    for quantized, names in names_by_kind.items():
+        name = "the wrong layers are quantized"
+        configured, stored = ("plain", f"as {quantized}") if quantized else ("quantized", "plain")
+        reason = (
+            f"{name}: {', '.join(sorted(names))}: {configured} by the configuration, "
+            f"stored {stored}"
+        )
+        facts = {"name": name, "tensors": sorted(names), "other_value": quantized or "none"}
         yield Mismatch(Kind.SETTING, reason, facts=facts)
