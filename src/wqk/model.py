@@ -23,7 +23,8 @@ from wqk.families import (
     plan_mixers,
     with_head_counts,
 )
-from wqk.families.naming import POSITIONAL, candidates, layers_beyond, neighbors_of
+from wqk.families.candidates import POSITIONAL, candidates, neighbors_of
+from wqk.families.naming import layers_beyond
 from wqk.forms import BilinearForm
 from wqk.forms.kernels import is_number
 from wqk.storage.references import HubOptions, check_options

@@ -12,7 +12,7 @@ from tests.stand_in import Module
 
 import wqk
 from wqk.families import Aspect
-from wqk.families.config import always_present, proven_version
+from wqk.families.model_types import always_present, proven_version
 
 COUNTS = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
 WIDTH = 16

@@ -70,9 +70,9 @@ def test_conditions(text: str, value: bool) -> None:
 
 def test_what_the_file_sets_comes_before_defaults() -> None:
     config = Config({"model_type": "convbert", "num_attention_heads": 12})
-    assert config.told("head_ratio") is None
-    assert config.told("num_attention_heads // head_ratio") == 6
-    assert config.told("head_ratio // 2") is None
+    assert config.in_file("head_ratio") is None
+    assert config.in_file("num_attention_heads // head_ratio") == 6
+    assert config.in_file("head_ratio // 2") is None
     assert config.get("head_ratio // 2") == 1
 
 

@@ -11,8 +11,8 @@ from tests.cases import cases
 from tools.mutating.mutants import data_mutants
 
 from wqk.errors import UnknownFamily
-from wqk.families.config import default_values, part_types
 from wqk.families.family import _shipped, families, parse_family
+from wqk.families.model_types import default_values, part_types
 
 HEAD = 'name = "toy"\nmodel_types = "toy"\n'
 RULE = HEAD + '[[attention]]\nstack = "encoder"\nquery = "q{layer}"\nkey = "k{layer}"\n'

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from wqk.families.config import idle_reason
+from wqk.families.model_types import idle_reason
 
 FOLDER = Path(__file__).parent
 RECORDED = ("published.jsonl", "found.jsonl", "settings.jsonl")

@@ -20,7 +20,7 @@ from tools.deriving.perturbing import known_values, perturbed, switches_of
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 import wqk
-from wqk.families.config import switches, unread_settings
+from wqk.families.model_types import switches, unread_settings
 
 # Positions counted from the padding, values that may be rotated, and a plain decoder.
 FEW = ("camembert", "roformer", "llama")

@@ -39,10 +39,11 @@ from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import WqkError
 from wqk.families import families, find_family, plan_attention
-from wqk.families.config import part_types
+from wqk.families.composites import MODALITIES, compose_family
 from wqk.families.family import Family, family_of_type, parse_family
-from wqk.families.finding import MODALITIES, compose_family, infer_family
-from wqk.families.naming import prefixes
+from wqk.families.guessing import infer_family
+from wqk.families.model_types import part_types
+from wqk.families.spellings import prefixes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

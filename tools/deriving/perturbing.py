@@ -33,8 +33,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_M
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import wqk.families
-from wqk.families.config import idle_reason, keys_of
 from wqk.families.family import family_of_type
+from wqk.families.model_types import idle_reason, keys_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -24,7 +24,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import wqk
 import wqk.families
 from wqk.errors import WqkError
-from wqk.families import config, families
+from wqk.families import config, families, model_types
 from wqk.families.family import family_of_type
 from wqk.families.rotary import SHARE
 
@@ -42,7 +42,7 @@ def unread_keys(model_type: str, path: str = "") -> list[str]:
 
     ``path`` is that of a part, whose family reads its keys; empty for the model's own.
     """
-    family = family_of_type(config.part_types(model_type)[path] if path else model_type)
+    family = family_of_type(model_types.part_types(model_type)[path] if path else model_type)
     if family is None:
         return []
     pair_by_key = dict(pair for rule in family.attention for pair in _read(rule, bool(path)))
@@ -74,7 +74,7 @@ def _is_unread(model_type: str, path: str, key: str, values: tuple[Any, Any]) ->
 
     What is read is read as if nothing were known to be unread.
     """
-    by_kind = isinstance(config.default_values(model_type).get("scaled"), list)
+    by_kind = isinstance(model_types.default_values(model_type).get("scaled"), list)
     if key == SHARE and by_kind and _says(model_type, key):
         return False  # kinds of layers have shares of their own, which count
     is_unread = False
@@ -189,17 +189,17 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     named = sys.argv[1:]
-    keys_by_type: dict[str, list[str]] = dict(config._tables(UNREAD.name)) if named else {}  # type: ignore[arg-type]
+    keys_by_type: dict[str, list[str]] = dict(model_types._data(UNREAD.name)) if named else {}  # type: ignore[arg-type]
     config.unread_keys = lambda model_type: ()
     unread_keys("llama")  # what is loaded late is loaded once, for all processes
-    model_types = {kind for family in families().values() for kind in family.model_types}
+    known = {kind for family in families().values() for kind in family.model_types}
     parts = [
         f"{composite}.{path}"
-        for composite, types in config._tables("parts.toml").items()
+        for composite, types in model_types._data("parts.toml").items()
         for path, kind in types.items()
-        if kind in model_types
+        if kind in known
     ]
-    for kind in named or [*sorted(model_types & set(CONFIG_MAPPING_NAMES)), *sorted(parts)]:
+    for kind in named or [*sorted(known & set(CONFIG_MAPPING_NAMES)), *sorted(parts)]:
         composite, _, path = kind.partition(".")
         with tempfile.TemporaryDirectory() as scratch:
             file = Path(scratch) / "keys.json"

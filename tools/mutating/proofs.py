@@ -100,8 +100,8 @@ def _found() -> dict[str, dict[int, tuple[Any, Any]]]:
 
 def _families(model_type: str, config: dict[str, Any]) -> set[str]:
     """The families that read a model of this type, and its parts."""
-    from wqk.families.config import part_types
     from wqk.families.family import families
+    from wqk.families.model_types import part_types
 
     by_type = {kind: f.name for f in families().values() for kind in f.model_types}
     parts = {part.get("model_type") for part in config.values() if isinstance(part, dict)}

@@ -323,7 +323,7 @@ def _show_version(context: click.Context, parameter: click.Parameter, requested:
     """Print the version, and the version of transformers that families were proven against."""
     if not requested or context.resilient_parsing:
         return
-    from wqk.families.config import proven_version
+    from wqk.families.model_types import proven_version
 
     click.echo(f"wqk, version {__version__}")
     click.echo(f"families proven against transformers {proven_version()}")

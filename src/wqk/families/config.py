@@ -4,201 +4,53 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from fnmatch import translate
-from functools import cache
-from importlib import resources
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 from wqk.checkpoints.checkpoint import as_number
 from wqk.errors import CheckpointError, shown
 from wqk.families.expressions import PLAIN_KEY, NotANumber, evaluate, holds, keys_in
+from wqk.families.model_types import default_values, part_types, switches, unread_keys
 
 # More heads or layers than this are a broken configuration, not a model. Lengths have no limit.
 LARGEST_COUNT = 100_000
 
-# Classes that lift the causal mask of a decoder and leave its model type: LLM2Vec's, under both of
-# their names, the wrapper of DiffuGPT and DiffuLLaMA, and those that say so (LFM 2.5's encoders,
-# Voyage 4 nano).
+# Classes that lift the causal mask of a decoder and keep its model type: LLM2Vec's, under both of
+# their names, the wrapper of DiffuGPT and DiffuLLaMA, and classes with "bidirectional" in their
+# names (LFM 2.5's encoders, Voyage 4 nano).
 UNMASKED = re.compile(
     r"(Llama|Mistral|Qwen2|Gemma2?)(Encoder|Bi)(Model|For(MaskedLM|MNTP))|DiscreteDiffusionModel"
     r"|\w+Bidir(ectional)?([A-Z]\w*)?"
 )
 
-# What is read in part, and does more.
-ALSO = re.compile("mrope|^layer_types$")
-# What is read besides the keys that rules name.
-TURNING = {"rope_parameters", "rope_scaling", "per_layer_config"}
-READ = frozenset(
-    {
-        "attention_layers",
-        "attention_types",
-        "global_attention_blocks",
-        "global_attn_indexes",
-        "head_dim",
-        "is_causal",
-        "layer_types",
-        "max_window_layers",
-        "num_kv_shared_layers",
-        "pos_att_type",
-        "rope_theta",
-        "sliding_window",
-        "use_sliding_window",
-        "windowed_kind",
-    }
-)
-
-
-@cache
-def _tables(name: str) -> Mapping[str, Any]:
-    text = resources.files("wqk.families").joinpath(name).read_text(encoding="utf-8")
-    return tomllib.loads(text)
-
-
-def part_types(model_type: object) -> Mapping[str, str]:
-    """The model types that `transformers` gives a composite's parts, by configuration key.
-
-    Examples
-    --------
-    >>> part_types("qwen2_vl")
-    {'text_config': 'qwen2_vl_text', 'vision_config': 'qwen2_vl_vision'}
-    """
-    return _tables("parts.toml").get(model_type, {}) if isinstance(model_type, str) else {}
-
-
-def default_values(model_type: object) -> Mapping[str, Any]:
-    """What `transformers` takes for granted where a configuration of this type is silent.
-
-    ``voxtral.text_config`` is what a class fills into a part of its own, beyond the part's type.
-
-    Examples
-    --------
-    >>> default_values("llama4_text")["use_qk_norm"]
-    True
-    """
-    return _tables("defaults.toml").get(model_type, {}) if isinstance(model_type, str) else {}
-
-
-def unread_keys(model_type: object) -> Sequence[str]:
-    """Keys that families read, and that `transformers` ignores in models of this type.
-
-    Examples
-    --------
-    >>> unread_keys("llama")
-    ['partial_rotary_factor', 'sliding_window']
-    """
-    keys: Sequence[str] = _tables("unread.toml").get(str(model_type), [])
-    return keys
-
-
-def switches(model_type: object) -> Mapping[str, Any]:
-    """What models of this type compute with, though no family reads it, or its name tells nothing.
-
-    ``attention`` are keys that change it, and their defaults (``null`` where there is none);
-    ``computed`` are those that otherwise no forward pass depends on.
-
-    Examples
-    --------
-    >>> switches("bros"), switches("camembert")
-    ({'attention': {'bbox_scale': 100.0}}, {'computed': ['pad_token_id']})
-    """
-    known: Mapping[str, Any] = _tables("switches.toml").get(str(model_type), {})
-    return known
-
-
-@cache
-def _idle_reasons() -> Mapping[str, tuple[re.Pattern[str], re.Pattern[str]]]:
-    """Return, by reason, patterns of idle keys, and of keys that are not idle for this reason."""
-    return {
-        reason["why"]: (_pattern(reason["keys"]), _pattern(reason.get("except", [])))
-        for reason in _tables("idle.toml")["reason"]
-    }
-
-
-def _pattern(globs: Iterable[str]) -> re.Pattern[str]:
-    return re.compile("|".join(map(translate, globs)) or r"(?!)")
-
-
-@cache
-def idle_reason(key: str) -> str | None:
-    """Return why no forward pass depends on a key of configurations; None if one may.
-
-    Examples
-    --------
-    >>> idle_reason("attention_dropout")
-    'training: initialization, noise, losses'
-    >>> idle_reason("bos_token_id"), idle_reason("num_experts_per_token")
-    ('tokens of the vocabulary', None)
-    """
-    for reason, (idle, active) in _idle_reasons().items():
-        if idle.match(key) and not active.match(key):
-            return reason
-    return None
-
-
-def proven_version() -> str:
-    """Return the version of transformers whose models the families were proven against."""
-    return str(_tables("proven.toml")["transformers"])
-
-
-def always_present(model_type: object) -> Sequence[str]:
-    """Roles of tensors that every model of this type has, though others of its family lack them.
-
-    Examples
-    --------
-    >>> always_present("qwen3"), always_present("llama")
-    (['query_norm', 'key_norm'], [])
-    """
-    roles: Sequence[str] = _tables("always.toml").get(str(model_type), [])
-    return roles
-
-
-def keys_of(*rules: object) -> set[str]:
-    """The keys that rules read, among the names of tensors and other words in them."""
-    return {*READ, *TURNING, *re.findall(r"\w+", repr(rules))}
-
-
-def unread_settings(
-    config: Mapping[str, Any], rules: Iterable[object]
-) -> dict[tuple[str, ...], Any]:
-    """What a model computes with besides what rules read: values of its configuration, by keys.
-
-    Keys of a model in memory may be numbers, as in ``pruned_heads``.
-
-    Examples
-    --------
-    >>> unread_settings({"hidden_act": "silu", "rope_theta": 1e4, "text_config": {"k": 2}}, [])
-    {('hidden_act',): 'silu', ('text_config', 'k'): 2}
-    >>> said = {"pruned_heads": {0: [1]}, "num_experts_per_token": 2, "bos_token_id": 1}
-    >>> unread_settings(said, [])
-    {('num_experts_per_token',): 2, ('pruned_heads', '0'): [1]}
-    """
-    read = keys_of(*rules).union(unread_keys(config.get("model_type")))
-    found: dict[tuple[str, ...], Any] = {}
-    left: list[tuple[tuple[str, ...], Any, object]] = [((), config, None)]
-    while left:
-        path, value, kind = left.pop(0)
-        if isinstance(value, Mapping):
-            kind = value.get("model_type") or kind
-            left += [
-                ((*path, str(key)), one, part_types(kind).get(str(key), kind))
-                for key, one in value.items()
-                if idle_reason(str(key)) is None or key in switches(kind).get("computed", ())
-            ]
-        elif ALSO.search(path[-1]) or not (TURNING.intersection(path) or path[-1] in read):
-            found[path] = value
-    return found
-
 
 class Config:
-    """A configuration, as `transformers` writes it, seen from one attention of its model.
+    """A configuration, as transformers writes it, for one attention of the model.
 
-    ``nested`` is the key of the part that belongs to this attention (``text_config``), with dots
-    for nested parts; empty for all of it. ``defaults`` are the values of keys that the
-    configuration leaves out. Of further keys `transformers` knows the values of its own model type,
-    or else of ``model_type``; and their other names.
+    Parameters
+    ----------
+    config
+        The whole configuration.
+    nested
+        Key of the part that belongs to the attention (``text_config``), with dots for nested parts;
+        empty for the whole configuration.
+    defaults
+        Values of keys that the configuration leaves out, and transformers has no default of.
+    model_type
+        The model type whose defaults hold if the configuration's own type has none.
+
+    Attributes
+    ----------
+    own_type
+        Model type of the part.
+    ignored_keys
+        Keys that transformers ignores in models of the type.
+    unread
+        The keys among them that the configuration sets.
+    switched
+        Keys that the configuration sets to other values than their defaults, that change attention,
+        and that no rule reads.
 
     Examples
     --------
@@ -215,35 +67,37 @@ class Config:
         defaults: Mapping[str, Any] | None = None,
         model_type: str = "",
     ) -> None:
-        part: Any = config
-        for key in filter(None, nested.split(".")):
-            part = part.get(key) if isinstance(part, dict) else None
-        chosen = part if isinstance(part, dict) else config
-        whole = config.get("model_type")
-        named = part.get("model_type") if isinstance(part, dict) else None
-        own = named or part_types(whole).get(nested, whole)
-        self.own_type = own
-        left_out = default_values(own) or default_values(model_type)
-        left_out = {**left_out, **default_values(f"{whole}.{nested}")}
-        unread = self.passed_over = {*unread_keys(own), *unread_keys(f"{whole}.{nested}")}
-        names = left_out.get("names", {})
-        chosen = {
-            names.get(k, k) if names.get(k) not in chosen else k: v for k, v in chosen.items()
-        }
-        further = {k: v for k, v in (defaults or {}).items() if k not in left_out}
-        self._config = further | {
-            k: v for k, v in chosen.items() if v is not None and k not in unread
-        }
-        self._left_out = {k: v for k, v in left_out.items() if k not in chosen}
-        self._left_out["is_part"] = bool(nested)
-        self._left_out.setdefault("model_type", own)
-        self._nulls = {k for k, v in chosen.items() if v is None}
-        turning = chosen.get("rope_parameters")
-        said = {**turning, **chosen} if isinstance(turning, dict) else chosen
-        self.unread = [k for k in said if k in unread and k not in self._nulls]
-        # What changes attention and is not read, where it is not as by default.
-        known = switches(own).get("attention", {})
-        self.switched = [k for k, v in known.items() if chosen.get(k) not in (None, v)]
+        part = _part(config, nested)
+        chosen = config if part is None else part
+        whole_type = config.get("model_type")
+        part_type = None if part is None else part.get("model_type")
+        self.own_type = part_type or part_types(whole_type).get(nested, whole_type)
+        in_class = f"{whole_type}.{nested}"  # what the whole model's class does to its part
+        of_type = default_values(self.own_type) or default_values(model_type)
+        of_type = {**of_type, **default_values(in_class)}
+        self.ignored_keys = {*unread_keys(self.own_type), *unread_keys(in_class)}
+        chosen = _with_known_names(chosen, of_type.get("names", {}))
+        self._in_file = {}
+        for key, value in (defaults or {}).items():
+            if key not in of_type:
+                self._in_file[key] = value
+        for key, value in chosen.items():
+            if value is not None and key not in self.ignored_keys:
+                self._in_file[key] = value
+        self._defaults = {key: value for key, value in of_type.items() if key not in chosen}
+        self._defaults["is_part"] = bool(nested)
+        self._defaults.setdefault("model_type", self.own_type)
+        self._nulls = {key for key, value in chosen.items() if value is None}
+        rotary = chosen.get("rope_parameters")
+        keys = {**rotary, **chosen} if isinstance(rotary, dict) else chosen
+        self.unread = [key for key in keys if key in self.ignored_keys and key not in self._nulls]
+        # Settings that change attention, that no rule reads, and that are not as by default.
+        attention_switches = switches(self.own_type).get("attention", {})
+        self.switched = [
+            key
+            for key, default in attention_switches.items()
+            if chosen.get(key) not in (None, default)
+        ]
 
     def get(self, *keys: str) -> Any:
         """Return the value of the first key that is not null; of keys of the file first.
@@ -251,22 +105,22 @@ class Config:
         A key is an expression of `wqk.families.expressions`: a dot leads into a nested part, and
         ``size // 2 + 1`` is a number made of a key.
         """
-        value = self.told(*keys)
+        value = self.in_file(*keys)
         if value is not None:
             return value
         return next((value for value in map(self._value, keys) if value is not None), None)
 
-    def told(self, *keys: str) -> Any:
-        """Like `get`, but without defaults: only what the file sets, and numbers."""
+    def in_file(self, *keys: str) -> Any:
+        """Return a value like `get`, without defaults: only what the file sets, and numbers."""
         for key in keys:
             value = self._evaluated(key, self._look_up_in_file)
             if value is None and not PLAIN_KEY.fullmatch(key):
-                value = self._partly_told(key)
+                value = self._partly_in_file(key)
             if value is not None:
                 return value
         return None
 
-    def _partly_told(self, expression: str) -> Any:
+    def _partly_in_file(self, expression: str) -> Any:
         """Return the value of an expression that needs defaults besides what the file sets."""
         names: list[str] = []
 
@@ -275,20 +129,20 @@ class Config:
             return self._look_up(name)
 
         value = self._evaluated(expression, look_up)
-        is_told = any(self._look_up_in_file(name) is not None for name in names)
-        return value if is_told else None
+        is_set = any(self._look_up_in_file(name) is not None for name in names)
+        return value if is_set else None
 
     def default(self, key: str) -> Any:
         """Return the value that `transformers` takes where the key is absent."""
-        return self._left_out.get(key)
+        return self._defaults.get(key)
 
     def _look_up_in_file(self, name: str) -> Any:
-        return _nested(self._config, name)
+        return _nested(self._in_file, name)
 
     def _look_up(self, name: str) -> Any:
         """Return a key's value, of the file or by default; a dot leads into a nested part."""
         value = self._look_up_in_file(name)
-        return _nested(self._left_out, name) if value is None else value
+        return _nested(self._defaults, name) if value is None else value
 
     def _value(self, expression: str) -> Any:
         return self._evaluated(expression, self._look_up)
@@ -318,26 +172,28 @@ class Config:
             raise self.wrong([error.key], error.expected, error.value) from None
 
     def whole(self, keys: Sequence[str], layer: int = 0) -> int:
-        """A required count, as `optional_whole`."""
+        """Return a required count, as `optional_whole` does."""
         return _required(keys, self.optional_whole(keys, layer))
 
     def optional_whole(self, keys: Sequence[str], layer: int = 0) -> int | None:
-        """A count, None if no key has it; a list holds one for each layer."""
-        value = None if isinstance(found := self._entry(keys, layer), list) else found
+        """Return a count, None if no key has it; a list holds one for each layer."""
+        value = self._entry(keys, layer)
+        if isinstance(value, list):
+            return None
         if value is not None and (type(value) is not int or not 0 < value <= LARGEST_COUNT):
             raise self.wrong(keys, f"a whole number from 1 to {LARGEST_COUNT:,}", value)
         return value
 
     def _entry(self, keys: Sequence[str], layer: int) -> Any:
-        """What these keys hold: of a list, the layer's entry; all of a list that is too short."""
+        """Return the value of these keys: of a list the layer's entry, or all of a short list."""
         value = self.get(*keys)
         return value[layer] if isinstance(value, list) and layer < len(value) else value
 
     def optional_length(self, keys: Sequence[str], layer: int = 0) -> int | None:
-        """A number of tokens, None if no key has it: a window, or the longest text.
+        """Return a number of tokens, None if no key has it: a window, or the longest text.
 
-        A list holds one for each layer. It may be as large as publishers write it, since nothing is
-        allocated by it.
+        A list holds a number for each layer. Numbers may be as large as publishers write them,
+        since nothing is allocated by them.
 
         Examples
         --------
@@ -350,18 +206,18 @@ class Config:
         return value
 
     def length(self, keys: Sequence[str]) -> int:
-        """A required number of tokens, as `optional_length`."""
+        """Return a required number of tokens, as `optional_length` does."""
         return _required(keys, self.optional_length(keys))
 
     def wrong(self, keys: Sequence[str], expected: str, value: Any) -> CheckpointError:
-        """The error for a value that is not what these keys should hold."""
+        """Return the error for a value that is not what these keys should hold."""
         return CheckpointError(
             f"config.json: {' or '.join(keys)} must be {expected}, got {shown(value)}"
         )
 
     @property
     def lifts_mask(self) -> bool:
-        """Whether a decoder is said to attend in both directions.
+        """Whether a decoder attends in both directions.
 
         Either ``is_causal`` is false, or the model's class is one that lifts the mask.
 
@@ -380,24 +236,32 @@ class Config:
 
     @property
     def head_widths(self) -> set[int]:
-        """All head widths of attention in any layer: ``head_dim``, ``global_head_dim``, ..."""
-        layers = self.get("per_layer_config")
-        others = layers.values() if isinstance(layers, dict) else ()
-        whole = self._left_out | self._config
+        """All head widths of attention in any layer; empty if no key is ``head_dim``.
+
+        Keys of widths are ``head_dim``, ``global_head_dim``, ….
+        """
+        whole = self._defaults | self._in_file
+        by_layer = self.get("per_layer_config")
+        tables = [whole]
+        if isinstance(by_layer, dict):
+            tables += [table for table in by_layer.values() if isinstance(table, dict)]
         widths: set[int] = set()
-        for part in (whole, *(part for part in others if isinstance(part, dict))):
-            for key, value in part.items():
-                if not key.endswith("head_dim") or key.startswith(("linear_", "mamba_")):
-                    continue
-                several = value if isinstance(value, list) else [value]
-                least = 1 if key == "head_dim" else 0  # latent heads may have no positions
-                if not all(type(width) is int and width >= least for width in several):
-                    raise self.wrong([key], "a positive whole number", value)
-                widths.update(several)
+        for table in tables:
+            for key, value in table.items():
+                if key.endswith("head_dim") and not key.startswith(("linear_", "mamba_")):
+                    widths.update(self._widths(key, value))
         return widths if "head_dim" in whole else set()
 
+    def _widths(self, key: str, value: Any) -> list[int]:
+        """Return the widths of heads that a key holds: one, or a list."""
+        widths = value if isinstance(value, list) else [value]
+        smallest = 1 if key == "head_dim" else 0  # latent heads may have no positions
+        if not all(type(width) is int and width >= smallest for width in widths):
+            raise self.wrong([key], "a positive whole number", value)
+        return widths
+
     def pruned_heads(self, layer: int) -> int:
-        """How many heads were pruned from a layer of self-attention.
+        """Return the number of heads that were pruned from a layer of self-attention.
 
         Examples
         --------
@@ -412,7 +276,7 @@ class Config:
         return len(pruned)
 
     def optional_number(self, keys: Sequence[str], layer: int = 0) -> float | None:
-        """A finite number, None if no key has it; a list holds one for each layer."""
+        """Return a finite number, None if no key has it; a list holds one for each layer."""
         value = self._entry(keys, layer)
         number = None if value is None else as_number(value)
         if number is None and value is not None:
@@ -466,13 +330,14 @@ class Config:
         return result
 
     def _terms(self) -> int:
-        """Number of terms in DeBERTa's score: content to content, and each positional one."""
+        """Return the number of terms in DeBERTa's score: of content, and of positions."""
         return 1 + sum(self.holds(f"'{kind}' in pos_att_type") for kind in ("c2p", "p2c"))
 
     def layer_type(self, layer: int) -> str | None:
-        """The layer's kind, such as ``sliding_attention``; None where nothing says it.
+        """Return the kind of a layer, such as ``sliding_attention``; None if kinds are not set.
 
-        It stands in a list; or follows from the rule of the model type, as in `kind_of_layer`.
+        A list has the kinds of all layers; or they follow from the rule of the model type, as in
+        `kind_of_layer`.
         """
         kinds = self.get("layer_types", "attention_layers")
         if kinds is None:
@@ -505,10 +370,10 @@ class Config:
         return None
 
     def stage(self, depths: Sequence[str], index: Sequence[int]) -> tuple[int, int]:
-        """The place in lists of a block's heads, and of its window: its layer, or its stage.
+        """Return the places of a block in lists of numbers of heads, and in lists of windows.
 
-        Where the configuration lists the ``depths`` of stages, lists have an entry for each stage,
-        and the first block of a stage still has the window of the stage before.
+        The place is the layer. If the configuration lists the ``depths`` of stages, lists have an
+        entry for each stage, and the first block of a stage has the window of the stage before.
 
         Examples
         --------
@@ -524,8 +389,10 @@ class Config:
             counts = [self.whole(depths, stage) for stage in range(len(listed))]
             ends = [*accumulate(counts)]
             stage = sum(first >= end for end in ends[:-1])
-            first, block = stage, [first - (ends[stage - 1] if stage else 0)]
-        return first, first if block[0] or not first else first - 1
+            start = ends[stage - 1] if stage else 0
+            first, block = stage, [first - start]
+        is_first_block = block[0] == 0 and first > 0
+        return first, first - 1 if is_first_block else first
 
     def sets_to_null(self, keys: Sequence[str]) -> bool:
         """Return whether the file itself sets one of these keys to null."""
@@ -539,10 +406,21 @@ def kind_of_layer(
     period: int | None = None,
     after: object = None,
 ) -> str:
-    """The kind of a layer by a rule: some come first, others repeat, and the last may be another.
+    """Return the kind of a layer by a rule.
 
-    ``layers`` is their number, ``period`` the length of the repetition where the configuration sets
-    it, and ``after`` the first layer of the kind ``then``. Some rules count ``backward``.
+    Parameters
+    ----------
+    rule
+        Kinds of the ``first`` layers, kinds that ``repeat``, and the kind of the ``last`` layer. A
+        rule may count ``backward``.
+    layer
+        Number of the layer.
+    layers
+        Number of layers.
+    period
+        Length of the repetition, if the configuration sets it.
+    after
+        The first layer of the kind ``then``.
 
     Examples
     --------
@@ -573,7 +451,7 @@ def _required(keys: Sequence[str], value: int | None) -> int:
 
 
 def _expanded(runs: Any) -> list[Any] | None:
-    """GPT-Neo's list of runs, ``[[["global", "local"], 6]]``, as a list of layers."""
+    """Return the kinds of layers that GPT-Neo lists as runs: ``[[["global", "local"], 6]]``."""
     if not isinstance(runs, list):
         return None
     kinds: list[Any] = []
@@ -593,5 +471,22 @@ def _nested(table: Mapping[str, Any], name: str) -> Any:
 
 
 def as_text(value: Any) -> str:
-    """A value as text, whatever it is; numbers that are too long to print are described."""
+    """Return a value as text; numbers that are too long to print are described."""
     return value if isinstance(value, str) else shown(value)
+
+
+def _part(config: Mapping[str, Any], nested: str) -> dict[str, Any] | None:
+    """Return the nested part of a configuration; None if there is no such table."""
+    part: Any = config
+    for key in filter(None, nested.split(".")):
+        part = part.get(key) if isinstance(part, dict) else None
+    return part if isinstance(part, dict) else None
+
+
+def _with_known_names(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return a configuration with the names that a type's class uses for its keys."""
+    renamed = {}
+    for key, value in config.items():
+        name = names.get(key, key)
+        renamed[key if names.get(key) in config else name] = value
+    return renamed

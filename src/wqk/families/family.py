@@ -23,9 +23,9 @@ from msgspec.structs import replace
 from wqk._files import read_text
 from wqk._typing import FilePath
 from wqk.errors import UnknownFamily, did_you_mean
-from wqk.families.config import default_values
 from wqk.families.expressions import parse
 from wqk.families.layouts import LAYOUTS, NORMS
+from wqk.families.model_types import default_values
 
 # Characters of a family file; the shipped ones have at most 6,000.
 LARGEST_FILE = 65_536

@@ -14,17 +14,19 @@ from msgspec import structs
 
 from wqk.checkpoints import Checkpoint
 from wqk.errors import CheckpointError, UnknownFamily
-from wqk.families.config import Config, always_present
+from wqk.families.config import Config
 from wqk.families.fitting import require_fitting
-from wqk.families.naming import find_layers, weight_name, without_numbers
+from wqk.families.model_types import always_present
+from wqk.families.naming import weight_name, without_numbers
 from wqk.families.plans import AttentionPlan, Positional
 from wqk.families.rotary import Rotary, rotary_of, rotary_stretch
 from wqk.families.sides import Projections, Side, projections_of, sides_of
+from wqk.families.spellings import find_layers
 from wqk.families.windows import window_of
 
 if TYPE_CHECKING:
     from wqk.families.family import AttentionRule, Family
-    from wqk.families.naming import Match
+    from wqk.families.spellings import Match
 
 # Roles of tensors that some models of a family lack, and whether a plan has them.
 OPTIONAL_ROLES: Mapping[str, Callable[[AttentionPlan], bool]] = {

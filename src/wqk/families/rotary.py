@@ -271,7 +271,7 @@ def _rotated_width(
     width = next((parameters[key] for key in rule.width if key in parameters), None)
     if type(width) is not int:
         width = config.optional_whole(rule.width)
-    is_whole = scaling in PLAIN and SHARE in config.passed_over
+    is_whole = scaling in PLAIN and SHARE in config.ignored_keys
     share = 1.0
     if not is_whole:
         share = _number(config, parameters, rule.fraction, 1.0, SHARE, layer)
@@ -381,7 +381,7 @@ def _number(
 
 def _stored_parameters(config: Config) -> Any:
     """Return the rotary parameters of a configuration; the older key comes first."""
-    return config.told("rope_scaling") or config.get("rope_parameters") or {}
+    return config.in_file("rope_scaling") or config.get("rope_parameters") or {}
 
 
 def rotary_parameters(
@@ -412,7 +412,7 @@ def rotary_parameters(
             return stored
         by_kind = stored.get(kind)
         return by_kind if isinstance(by_kind, dict) else {}
-    own = config.told("rope_parameters")
+    own = config.in_file("rope_parameters")
     if _is_by_kind(own):
         by_kind = own.get(kind)
         parameters = by_kind if isinstance(by_kind, dict) else {}
@@ -420,7 +420,7 @@ def rotary_parameters(
         defaults = config.default("rope_parameters") or {}
         parameters = {"rope_type": "default", **defaults.get(kind, {})}
     if kind in scaled_kinds and not _is_by_kind(stored):
-        parameters = parameters | (config.told("rope_scaling") or {})  # as older files have it
+        parameters = parameters | (config.in_file("rope_scaling") or {})  # as older files have it
     # Where a class has kinds, transformers looks for `truncate` next to them, and finds none.
     return {key: value for key, value in parameters.items() if key != "truncate"}
 

@@ -32,7 +32,7 @@ from wqk.families.layouts import (
 if TYPE_CHECKING:
     from wqk.families.config import Config
     from wqk.families.family import AttentionRule
-    from wqk.families.naming import Match
+    from wqk.families.spellings import Match
 
 # By role: q, k, v; in latent attention also q_position and k_position.
 Projections = dict[str, Projection | Composed]

@@ -12,8 +12,9 @@ from wqk._console import Result, kind_in_words, size, spans
 from wqk.attention.factors import omissions
 from wqk.checkpoints import Checkpoint
 from wqk.families import Aspect, AttentionPlan
+from wqk.families.candidates import recurrent_layers
 from wqk.families.config import Config
-from wqk.families.naming import layers_beyond, recurrent_layers
+from wqk.families.naming import layers_beyond
 from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.tables.sheet import Sheet, SheetColumn

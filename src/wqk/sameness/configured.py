@@ -20,7 +20,8 @@ from wqk.checkpoints import Checkpoint
 from wqk.checkpoints.checkpoint import Overlay
 from wqk.errors import CheckpointError, WqkError
 from wqk.families import AttentionPlan, Composed, Norm, Rotary
-from wqk.families.config import Config, default_values, keys_of, unread_settings
+from wqk.families.config import Config
+from wqk.families.model_types import default_values, keys_of, unread_settings
 from wqk.families.naming import embedding_table
 from wqk.model import Model
 from wqk.model import open as open_model

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from wqk.families.config import default_values
+from wqk.families.model_types import default_values
 from wqk.model import Model
 from wqk.sameness.blocks import Rows, Scoring
 from wqk.sameness.mismatches import Kind, Mismatch

@@ -20,7 +20,7 @@ from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.adapters import module_of
 from wqk.errors import CheckpointError
 from wqk.families import AttentionPlan, Place
-from wqk.families.config import default_values
+from wqk.families.model_types import default_values
 from wqk.model import Model
 from wqk.sameness.answer import BlockComparison, Cause
 from wqk.sameness.contents import Outcome, TensorComparison, compare_stored

@@ -1,0 +1,292 @@
+"""Families of composite models: a language model with a vision tower, an encoder with a decoder.
+
+A part of a composite is a model. The nested configuration of the part has a model type, hence a
+family, and numbers; the tensors of the part share a prefix. The rules of the family apply
+unchanged, with that prefix and configuration.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import replace
+
+from wqk.checkpoints import Checkpoint, TensorInfo
+from wqk.errors import CheckpointError, UnknownFamily
+from wqk.families.family import AttentionRule, Family, family_of_type
+from wqk.families.model_types import part_types
+from wqk.families.spellings import prefixes
+
+Tensors = Mapping[str, TensorInfo]
+
+# Words for parts in configurations and names of tensors, by the name of their stack.
+WORDS = {
+    "vision": ("vision", "visual", "image", "vit", "vpm", "img", "pixel"),
+    "audio": ("audio", "speech", "sound", "acoustic", "apm"),
+    "text": ("text", "language", "llm", "lm"),
+    "encoder": ("encoder",),
+    "decoder": ("decoder",),
+    "qformer": ("qformer",),
+    "perceiver": ("perceiver", "resampler", "connector"),
+    "talker": ("talker",),
+    "thinker": ("thinker",),
+    "depth": ("depth",),
+}
+MODALITIES = ("vision", "audio", "text")
+# Stacks that are named like their part.
+NAMED_AS_PART = {"encoder", "unknown", *MODALITIES}
+# Keys of the width of the inputs, and of the number of layers.
+WIDTHS = ("hidden_size", "d_model", "n_embd", "n_state", "embed_dim", "encoder_hidden_size")
+DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "depth")
+
+
+@dataclass(frozen=True)
+class Component:
+    """A part of a composite model.
+
+    Attributes
+    ----------
+    path
+        Place of the configuration: ``thinker_config.text_config``; empty for the model's own keys.
+    config
+        The configuration of the part.
+    family
+        The family of the part's type.
+    model_type
+        The part's type.
+    """
+
+    path: str
+    config: Mapping[str, Any]
+    family: Family
+    model_type: str
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The stacks that the path names, modalities first."""
+        names = re.split(r"[._]", self.path.lower())
+        return tuple(kind for kind, words in WORDS.items() if _any_starts_with(names, words))
+
+    @property
+    def name(self) -> str:
+        """Name of the part in its configuration: ``text`` of ``thinker_config.text_config``."""
+        return self.path.rpartition(".")[2].removesuffix("_config")
+
+    @property
+    def modalities(self) -> list[str]:
+        """The modalities that the path names."""
+        return [kind for kind in MODALITIES if kind in self.words]
+
+    def prefixes(self, tensors: Tensors) -> Iterator[str]:
+        """Yield the prefixes under which the rules of the family match tensors."""
+        for rule in self.family.attention:
+            yield from prefixes(tensors, rule)
+
+    def queries(self, tensors: Tensors, prefix: str) -> list[str]:
+        """Return the query weights that the rules of the family match under a prefix."""
+        names: list[str] = []
+        for rule in self.family.attention:
+            names += prefixes(tensors, rule).get(prefix, ())
+        return names
+
+
+def _any_starts_with(names: Sequence[str], words: tuple[str, ...]) -> bool:
+    return any(name.startswith(words) for name in names)
+
+
+def compose_family(checkpoint: Checkpoint, beside: Family | None = None) -> Family | None:
+    """Return the family of a composite model; None if the configuration names no part's type.
+
+    Parameters
+    ----------
+    checkpoint
+        The composite model.
+    beside
+        Attention that the model has in addition to the attention of its parts.
+
+    Raises
+    ------
+    CheckpointError
+        Tensors of a part occur more than once, with nothing to distinguish them.
+    UnknownFamily
+        The attention of a part is not one form per head.
+    """
+    tensors = checkpoint.tensors()
+    rules = list(beside.attention) if beside else []
+    names = [beside.name] if beside else []
+    taken: set[str] = set()
+    components = list(_components(checkpoint.config, checkpoint.config.get("model_type")))
+    for component in sorted(components, key=lambda one: _priority(one, tensors)):
+        if component.family.refusal:
+            raise UnknownFamily(f"{component.path}: {component.family.refusal}")
+        for prefix in _own_prefixes(tensors, component, taken):
+            taken.add(prefix)
+            rules += _rules_under(prefix, component, tensors)
+            names.append(component.family.name)
+    if not rules:
+        return None
+    return Family(
+        name=" + ".join(dict.fromkeys(names)),
+        model_types=(),
+        attention=tuple(_with_distinct_stacks(rules)),
+    )
+
+
+def _priority(component: Component, tensors: Tensors) -> tuple[bool, bool]:
+    """Return a key that sorts parts: parts that names identify first take their tensors."""
+    is_plain = component.words[:1] in ((), ("text",), ("decoder",))
+    is_named = any(
+        _has_first_word(prefix, component, tensors) for prefix in component.prefixes(tensors)
+    )
+    return is_plain, not is_named
+
+
+def _rules_under(prefix: str, component: Component, tensors: Tensors) -> list[AttentionRule]:
+    """Return the rules of a part that match tensors under a prefix, as rules of the whole model."""
+    matching = [rule for rule in component.family.attention if prefix in prefixes(tensors, rule)]
+    stacks = {rule.stack for rule in matching}
+    return [
+        replace(
+            rule,
+            prefix=prefix,
+            config=".".join(filter(None, (component.path, rule.config))),
+            stack=_stack(component, rule, stacks),
+            model_type=component.model_type,
+        )
+        for rule in matching
+    ]
+
+
+def _components(
+    config: Mapping[str, Any], model_type: object, path: str = ""
+) -> Iterator[Component]:
+    """Yield the parts of known families, including parts of parts."""
+    types = part_types(model_type)
+    for key in dict.fromkeys([*config, *types]):
+        value = config.get(key)
+        place = f"{path}.{key}" if path else key
+        if value is None and key in types and "text" in key:
+            # Older files hold the text's keys next to the parts.
+            value, place = config, path
+        if not isinstance(value, dict):
+            continue
+        own_type = value.get("model_type") if value is not config else None
+        kinds = [kind for kind in (own_type, types.get(key)) if isinstance(kind, str)]
+        known = next((kind for kind in kinds if family_of_type(kind)), None)
+        family = family_of_type(known)
+        if known and family:
+            yield Component(place, value, family, known)
+        if value is not config and (family is None or family.with_parts):
+            yield from _components(value, kinds[0] if kinds else None, place)
+
+
+def _own_prefixes(tensors: Tensors, component: Component, taken: set[str]) -> list[str]:
+    """Return the prefix of a part's tensors.
+
+    There are several prefixes if several modules that are named like the part share its numbers.
+    """
+    candidates = {
+        prefix
+        for prefix in component.prefixes(tensors)
+        if prefix not in taken and not _names_another_modality(prefix, component)
+    }
+    for fits in CRITERIA:
+        if len(candidates) > 1:
+            fitting = {prefix for prefix in candidates if fits(prefix, component, tensors)}
+            candidates = fitting or candidates
+    ordered = sorted(candidates)
+    are_named = all(_names_configuration(prefix, component, tensors) for prefix in ordered)
+    if len(ordered) > 1 and not are_named:
+        raise CheckpointError(
+            f"the tensors of {component.path} may be under {ordered[0]!r} or {ordered[1]!r}; "
+            "name one with a family file"
+        )
+    return ordered
+
+
+def _words_of(prefix: str) -> list[str]:
+    return re.split(r"[._]", prefix.lower())
+
+
+def _names_another_modality(prefix: str, component: Component) -> bool:
+    """Return whether a prefix names another modality than the part's."""
+    modalities = component.modalities
+    if not modalities or _names_modality(prefix, component, {}):
+        return False
+    foreign: list[str] = []
+    for kind in MODALITIES:
+        if kind not in modalities:
+            foreign += WORDS[kind]
+    familiar = WORDS[modalities[0]]
+    return any(
+        word.startswith(tuple(foreign)) and not word.startswith(familiar)
+        for word in _words_of(prefix)
+    )
+
+
+def _names_configuration(prefix: str, component: Component, tensors: Tensors) -> bool:
+    """Return whether a prefix has the name of the configuration, as in ``geometry_encoder``."""
+    name = component.name
+    return any(word == name or word.startswith(f"{name}_") for word in prefix.split("."))
+
+
+def _has_first_word(prefix: str, component: Component, tensors: Tensors) -> bool:
+    """Return whether a word starts like the name: ``patch_encoder``, ``patch_model_config``."""
+    first = component.path.rpartition(".")[2].split("_")[0]
+    return any(word.split("_")[0] == first for word in prefix.split("."))
+
+
+def _names_modality(prefix: str, component: Component, tensors: Tensors) -> bool:
+    """Return whether a prefix has a word for one of the part's stacks."""
+    words: list[str] = []
+    for kind in component.words:
+        words += WORDS[kind]
+    return bool(words) and _any_starts_with(_words_of(prefix), tuple(words))
+
+
+def _has_width(prefix: str, component: Component, tensors: Tensors) -> bool:
+    """Return whether a query weight under the prefix has the configured width."""
+    width = next((component.config[key] for key in WIDTHS if key in component.config), None)
+    return any(width in tensors[name].shape for name in component.queries(tensors, prefix))
+
+
+def _has_depth(prefix: str, component: Component, tensors: Tensors) -> bool:
+    """Return whether there are as many query weights under the prefix as configured layers."""
+    depth = next((component.config[key] for key in DEPTHS if key in component.config), None)
+    return len(component.queries(tensors, prefix)) == depth
+
+
+# What distinguishes prefixes, tried in this order while there are several.
+CRITERIA: tuple[Callable[[str, Component, Tensors], bool], ...] = (
+    _names_configuration,
+    _has_first_word,
+    _names_modality,
+    _has_width,
+    _has_depth,
+)
+
+
+def _stack(component: Component, rule: AttentionRule, stacks: set[str]) -> str:
+    """Return the name of a part's stack in the whole model; ``stacks`` are all of the part's."""
+    kind = component.words[0] if component.words else component.name
+    if not kind or (kind == "text" and rule.stack == "decoder"):
+        return rule.stack
+    if rule.stack in NAMED_AS_PART or rule.stack == kind or stacks == {"decoder"}:
+        return kind
+    if rule.stack.startswith(f"{kind}-"):
+        return rule.stack
+    return f"{kind}-{rule.stack}"
+
+
+def _with_distinct_stacks(rules: Sequence[AttentionRule]) -> Iterator[AttentionRule]:
+    """Yield the rules, with distinct names for stacks that would share a name."""
+    places = [(rule.stack, rule.kind) for rule in rules]
+    for rule, place in zip(rules, places, strict=True):
+        if places.count(place) == 1 or not rule.config:
+            yield rule
+            continue
+        part = rule.config.split(".")[0].removesuffix("_config")
+        yield replace(rule, stack=part if part == rule.stack else f"{part}-{rule.stack}")

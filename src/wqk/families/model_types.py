@@ -1,0 +1,192 @@
+"""Facts about model types, from data next to this file: keys, defaults, tensors of each type.
+
+Tools write most of the data from the code of transformers. Each function has the name of a question
+and the answer for one type.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import translate
+from functools import cache
+from importlib import resources
+from typing import Any
+
+# Keys that are read in part, and do more.
+ALSO_UNREAD = re.compile("mrope|^layer_types$")
+# Keys under which everything is read.
+ROTATIONS = {"rope_parameters", "rope_scaling", "per_layer_config"}
+# Keys that are read besides the keys that rules name.
+READ = frozenset(
+    {
+        "attention_layers",
+        "attention_types",
+        "global_attention_blocks",
+        "global_attn_indexes",
+        "head_dim",
+        "is_causal",
+        "layer_types",
+        "max_window_layers",
+        "num_kv_shared_layers",
+        "pos_att_type",
+        "rope_theta",
+        "sliding_window",
+        "use_sliding_window",
+        "windowed_kind",
+    }
+)
+
+
+@cache
+def _data(name: str) -> Mapping[str, Any]:
+    text = resources.files("wqk.families").joinpath(name).read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def part_types(model_type: object) -> Mapping[str, str]:
+    """Return the model types that transformers gives the parts of a composite, by key.
+
+    Examples
+    --------
+    >>> part_types("qwen2_vl")
+    {'text_config': 'qwen2_vl_text', 'vision_config': 'qwen2_vl_vision'}
+    """
+    return _data("parts.toml").get(model_type, {}) if isinstance(model_type, str) else {}
+
+
+def default_values(model_type: object) -> Mapping[str, Any]:
+    """Return the values that transformers takes for keys that a configuration leaves out.
+
+    ``voxtral.text_config`` is a type, too: values that a class fills into a part of its own, beyond
+    those of the part's type.
+
+    Examples
+    --------
+    >>> default_values("llama4_text")["use_qk_norm"]
+    True
+    """
+    return _data("defaults.toml").get(model_type, {}) if isinstance(model_type, str) else {}
+
+
+def unread_keys(model_type: object) -> Sequence[str]:
+    """Return keys that families read, and that transformers ignores in models of a type.
+
+    Examples
+    --------
+    >>> unread_keys("llama")
+    ['partial_rotary_factor', 'sliding_window']
+    """
+    keys: Sequence[str] = _data("unread.toml").get(str(model_type), [])
+    return keys
+
+
+def switches(model_type: object) -> Mapping[str, Any]:
+    """Return keys that change models of a type, although no family reads them.
+
+    Returns
+    -------
+    Under ``attention``, keys that change attention, and their defaults (``null`` if there is none).
+    Under ``computed``, keys with names of idle keys that change an output.
+
+    Examples
+    --------
+    >>> switches("bros"), switches("camembert")
+    ({'attention': {'bbox_scale': 100.0}}, {'computed': ['pad_token_id']})
+    """
+    keys: Mapping[str, Any] = _data("switches.toml").get(str(model_type), {})
+    return keys
+
+
+def always_present(model_type: object) -> Sequence[str]:
+    """Return roles of tensors that every model of a type has, though others of its family may not.
+
+    Examples
+    --------
+    >>> always_present("qwen3"), always_present("llama")
+    (['query_norm', 'key_norm'], [])
+    """
+    roles: Sequence[str] = _data("always.toml").get(str(model_type), [])
+    return roles
+
+
+def proven_version() -> str:
+    """Return the version of transformers whose models the families were proven against."""
+    return str(_data("proven.toml")["transformers"])
+
+
+def hints_for_guesses() -> Mapping[str, Any]:
+    """Return layouts, gains and parts that a guess takes from the model type, not from names."""
+    return _data("guesses.toml")
+
+
+@cache
+def _idle_patterns() -> Mapping[str, tuple[re.Pattern[str], re.Pattern[str]]]:
+    """Return, by reason, patterns of idle keys, and of keys that are not idle for this reason."""
+    return {
+        reason["why"]: (_pattern(reason["keys"]), _pattern(reason.get("except", [])))
+        for reason in _data("idle.toml")["reason"]
+    }
+
+
+def _pattern(globs: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(translate, globs)) or r"(?!)")
+
+
+@cache
+def idle_reason(key: str) -> str | None:
+    """Return why no forward pass depends on a key of configurations; None if one may.
+
+    Examples
+    --------
+    >>> idle_reason("attention_dropout")
+    'training: initialization, noise, losses'
+    >>> idle_reason("bos_token_id"), idle_reason("num_experts_per_token")
+    ('tokens of the vocabulary', None)
+    """
+    for reason, (idle, active) in _idle_patterns().items():
+        if idle.match(key) and not active.match(key):
+            return reason
+    return None
+
+
+def keys_of(*rules: object) -> set[str]:
+    """Return the keys that rules read, among the names of tensors and other words of the rules."""
+    return {*READ, *ROTATIONS, *re.findall(r"\w+", repr(rules))}
+
+
+def unread_settings(
+    config: Mapping[str, Any], rules: Iterable[object]
+) -> dict[tuple[str, ...], Any]:
+    """Return the settings that a model may compute with and rules do not read, by their keys.
+
+    Keys of a model in memory may be numbers, as in ``pruned_heads``.
+
+    Examples
+    --------
+    >>> unread_settings({"hidden_act": "silu", "rope_theta": 1e4, "text_config": {"k": 2}}, [])
+    {('hidden_act',): 'silu', ('text_config', 'k'): 2}
+    >>> config = {"pruned_heads": {0: [1]}, "num_experts_per_token": 2, "bos_token_id": 1}
+    >>> unread_settings(config, [])
+    {('num_experts_per_token',): 2, ('pruned_heads', '0'): [1]}
+    """
+    read = keys_of(*rules).union(unread_keys(config.get("model_type")))
+    settings: dict[tuple[str, ...], Any] = {}
+    # Values to be visited: their keys, and the model type of the configuration that holds them.
+    queue: list[tuple[tuple[str, ...], Any, object]] = [((), config, None)]
+    while queue:
+        path, value, model_type = queue.pop(0)
+        if isinstance(value, Mapping):
+            model_type = value.get("model_type") or model_type
+            computed = switches(model_type).get("computed", ())
+            types = part_types(model_type)
+            for name, entry in value.items():
+                key = str(name)
+                if idle_reason(key) is None or name in computed:
+                    queue.append(((*path, key), entry, types.get(key, model_type)))
+            continue
+        is_read = bool(ROTATIONS.intersection(path)) or path[-1] in read
+        if not is_read or ALSO_UNREAD.search(path[-1]):
+            settings[path] = value
+    return settings
