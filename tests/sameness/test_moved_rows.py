@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from tests.sameness.conversions import right
@@ -90,3 +92,25 @@ def test_tensors_of_a_guessed_family_are_found_by_what_they_hold() -> None:
     name = next(name for name in renamed if ".o." in name)
     wrong = StateDict(renamed | {name: renamed[name] + 1}, guessed.config, "c")
     assert same(StateDict(tensors, config, "a"), wrong, everything=True).differing
+
+
+@pytest.mark.parametrize("order", ["qkv", "kvq", "vqk"])
+def test_the_order_within_a_guessed_fused_weight_is_no_mistake(order: str) -> None:
+    """Another order was a cause with a repair, and the values of a right one were missing."""
+    tensors, config = right("llama")
+    fused = {}
+    for name, value in tensors.items():
+        match = re.match(r"model\.layers\.(\d+)\.self_attn\.([qkv])_proj\.weight", name)
+        if match is None:
+            fused[name.replace("model.layers", "stack").replace("self_attn", "attention")] = value
+        elif match[2] == "q":
+            sides = [tensors[name.replace("q_proj", f"{side}_proj")] for side in order]
+            fused[f"stack.{match[1]}.attention.wqkv.weight"] = np.concatenate(sides)
+    sizes = ("hidden_size", "num_attention_heads", "num_key_value_heads")
+    guessed = StateDict(fused, {key: config[key] for key in sizes}, "b")
+    comparison = same(StateDict(tensors, config, "a"), guessed, everything=True)
+    assert comparison.differing == ()
+    assert comparison.causes == ()
+    assert comparison.same is (True if order == "qkv" else None)
+    if order != "qkv":
+        assert f"equal if rows of wqkv lie in the order {' '.join(order)}" in comparison.sentence

@@ -27,6 +27,7 @@ from wqk.sameness.contents import (
     TensorComparison,
     compare_stored,
     compare_tensors,
+    find_by_content,
     stray_entries,
 )
 from wqk.sameness.tolerances import MOST
@@ -172,7 +173,8 @@ def outside(
         {name: role for name, role in some.items() if layers is None and role in wanted}
         for some in by_role
     ]
-    if everything and layers is None and any(plan.rule.guess for pair in pairs for plan in pair):
+    is_guess = any(plan.rule.guess for pair in pairs for plan in pair)
+    if everything and layers is None and is_guess:
         for names_of_side, model in zip(chosen, models, strict=True):
             names_of_side.update(dict.fromkeys(_beside_scores(model), ATTENTION))
     # What one family takes for an output's weight may be any tensor to the other, a guessed one: it
@@ -186,6 +188,8 @@ def outside(
     same_layout = all(names.get(one.query.tensor) == two.query.tensor for one, two in beside)
     strict = everything or same_layout
     found = compare_tensors(checkpoints, chosen, names, strict=strict)
+    if is_guess:
+        found = _found_in_fused(models, found)
     for number, one in enumerate(found):
         if one.outcome is Outcome.DIFFERS and tolerance and one.distance <= tolerance:
             found[number] = replace(one, outcome=Outcome.ROUNDED)
@@ -204,6 +208,41 @@ def _beside_scores(model: Model) -> set[str]:
     scored = {side.tensor for plan in model.plans for side in (plan.query, plan.key)}
     formed = {part.name for plan in model.plans for part in form_parts(plan)}
     return formed - scored
+
+
+def _found_in_fused(
+    models: Sequence[Model], compared: Sequence[TensorComparison]
+) -> list[TensorComparison]:
+    """Return the comparisons; what lies in a fused weight is found, in whatever order.
+
+    A guess names the queries and keys of a fused weight, and not its values.
+    """
+    lost = {Outcome.MISSING, Outcome.ADDED}
+    fused = [
+        any(plan.query.tensor == plan.key.tensor and plan.rule.guess for plan in model.plans)
+        for model in models
+    ]
+    if not any(fused) or lost.isdisjoint({one.outcome for one in compared}):
+        return [*compared]
+    checkpoints = [model.checkpoint for model in models]
+    formed = [
+        list(dict.fromkeys(part.name for plan in model.plans for part in form_parts(plan)))
+        for model in models
+    ]
+    unpaired: tuple[list[str], list[str]] = ([], [])
+    for one in compared:
+        if one.outcome in lost:
+            unpaired[0].extend([one.name] if one.name else [])
+            unpaired[1].extend([one.other] if one.other else [])
+    names = [list(dict.fromkeys((*own, *more))) for own, more in zip(formed, unpaired, strict=True)]
+    places = find_by_content(checkpoints, *names)
+    answered = []
+    for one in compared:
+        place = places[0].get(one.name) if one.name else places[1].get(one.other)
+        if one.outcome in lost and place:
+            one = replace(one, outcome=Outcome.FOUND, reason=place)
+        answered.append(one)
+    return answered
 
 
 def _rest(

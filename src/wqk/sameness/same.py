@@ -316,6 +316,9 @@ class _Comparer:
             neighbors = [plan for plan, _ in self._sources if plan is not pair[0]]
             apart = self._apart[number]
             causes += diagnose(self._models, pair, neighbors, self._tolerance, circuits, apart)
+        doubt = _order_of_guess(self._pairs[number], block, causes)
+        if doubt:
+            return replace(_reordered(block), undecided=doubt)
         return replace(block, mismatches=(*causes, *block.mismatches))
 
     def _others(self, number: int) -> list[int]:
@@ -355,6 +358,23 @@ class _Comparer:
         names = tuple(dict.fromkeys(part.name for part in form_parts(pair[1])))
         steps = (Change(names, Take()),)
         return Mismatch(Kind.LAYER, reason, steps, facts={"other_layer": other})
+
+
+def _order_of_guess(pair: Pair, block: BlockComparison, causes: Sequence[Mismatch]) -> str:
+    """Return why two blocks are not decided, if only a guessed order within a fused weight differs.
+
+    A guess assumes that a fused weight holds queries, keys and values in this order. If another
+    order makes the blocks the same, that is no mistake.
+    """
+    is_guess = any(plan.rule.guess for plan in pair)
+    are_orders = all(cause.verdict is Kind.FUSED and cause.steps for cause in causes)
+    if not (is_guess and causes and are_orders) or block.mismatches:
+        return ""
+    reasons = "; ".join(dict.fromkeys(cause.reason for cause in causes))
+    return (
+        "the order within a fused weight is not known of a guessed family; the two are equal if "
+        f"{reasons.partition(', should')[0]}"
+    )
 
 
 def _reordered(block: BlockComparison) -> BlockComparison:
