@@ -15,7 +15,7 @@ import wqk
 from wqk.checkpoints import Part
 from wqk.checkpoints.checkpoint import Around
 from wqk.checkpoints.modules import StateDict
-from wqk.sameness.orders import Renumbered
+from wqk.sameness.orders import AxisOrder, Renumbered
 
 Tensors = dict[str, np.ndarray]
 ORDER = [2, 0, 3, 1]
@@ -116,7 +116,7 @@ def test_what_lies_in_another_order_is_read_row_by_row() -> None:
     tensors = {name: np.random.default_rng(0).random((3, 3, 2)) for name in "efg"}
     order = np.array([2, 0, 1])
     base = Recorded(StateDict(tensors, {}, "m"))
-    view = Renumbered(base, {"e": (0, order), "f": (1, order)}, {"g": "e"})
+    view = Renumbered(base, {"e": AxisOrder(0, order), "f": AxisOrder(1, order)}, {"g": "e"})
     parts = [Part("e", ((1, 3),)), Part("f", ((0, 2),)), Part("g"), Part("e")]
     expected = [tensors["e"][[0, 1]], tensors["f"][:2, order], tensors["e"], tensors["e"][order]]
     for found, wanted in zip(view.read(parts), expected, strict=True):

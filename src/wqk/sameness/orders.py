@@ -1,15 +1,15 @@
-"""The first model with its experts and neurons in the second's order, which changes nothing.
+"""The reference with its experts and neurons in the candidate's order, which changes no output.
 
-All that belongs to them has to move along: experts are chosen by the rows of a router, neurons lie
-between rows of one weight and columns of the next. Their order is read from one tensor, and the
-first model is given it.
+All tensors of an expert or a neuron have to move together: the rows of a router choose experts, and
+neurons lie between the rows of one weight and the columns of the next. The order is read from one
+tensor, and the reference is put into this order.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,175 +23,240 @@ from wqk.sameness.matching import permutation, same_numbers
 from wqk.sameness.outside import FEED_FORWARD, roles
 from wqk.sameness.tolerances import ALIKE
 
-# A tensor of experts: of one, which has a number, or of all, along its first axis.
+# A tensor of one expert, which has a number, or of all experts, along the first axis.
 EXPERTS = re.compile(r"^(?P<module>(?:.*?\.)?)(?:experts|\w+_exps)\.(?:(?P<number>\d+)\.)?")
-# What chooses among them, below the same module: weights, biases of the choice.
+# Tensors that choose among the experts of the same module: weights, biases of the choice.
 ROUTER = re.compile(r"(?:^|\.)(?:gate|router|wg|ffn_gate_inp|exp_probs_b)(?:\.|$)")
-# How many groups experts are chosen by, and the bias of such a choice.
+# The setting of the number of groups that experts are chosen by, and the bias of such a choice.
 GROUPS = re.compile(r"(?:^|[._])(?:n_groups?|num_expert_groups?|expert_group_count)$")
 CORRECTED = re.compile(r"correction_bias|exp_probs_b")
-# How many rows tell whether experts lie in an order.
+# Number of compared parts after which experts are taken to lie in an order.
 SAMPLED_EXPERTS = 8
 
 
-class Renumbered(View):
-    """A checkpoint with tensors along an axis in another order, or in the place of others.
+class AxisOrder(NamedTuple):
+    """An order of a tensor along one axis: the indices that each place is taken from."""
 
-    ``orders`` has an axis and the indices along it for some names, ``places`` the tensor that
-    stands for another.
+    axis: int
+    indices: np.ndarray
+
+
+class Renumbered(View):
+    """A checkpoint whose tensors lie in another order along an axis, or in the place of others.
+
+    ``orders`` contains the orders of tensors, ``places`` the tensor that replaces another.
     """
 
     def __init__(
         self,
         base: Checkpoint,
-        orders: Mapping[str, tuple[int, np.ndarray]],
+        orders: Mapping[str, AxisOrder],
         places: Mapping[str, str],
     ) -> None:
         super().__init__(base)
-        self._orders, self._places = orders, places
+        self._orders = orders
+        self._places = places
         self.changed = {*orders, *places}
 
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
-        """The rows and columns that stand for those wanted, and no others."""
-        found = []
-        for name, rows in parts:
-            axis, order = self._orders.get(name, (1, None))
-            if order is not None and axis == 0:
-                wanted = [order[slice(*ends)] for ends in Part(name, rows).row_ranges(order.shape)]
-                rows = tuple((int(row), int(row) + 1) for row in np.concatenate(wanted))
-            (value,) = self.inner.read([Part(self._places.get(name, name), rows)])
-            found.append(value if order is None or axis == 0 else np.take(value, order, axis))
-        return found
+        """Read only the rows and columns that make the requested ones."""
+        return [self._read_one(part) for part in parts]
+
+    def _read_one(self, part: Part) -> np.ndarray:
+        """Read one part."""
+        order = self._orders.get(part.name)
+        rows = part.rows
+        if order is not None and order.axis == 0:
+            ranges = part.row_ranges(order.indices.shape)
+            indices = np.concatenate([order.indices[start:end] for start, end in ranges])
+            rows = tuple((int(index), int(index) + 1) for index in indices)
+        (value,) = self.inner.read([Part(self._places.get(part.name, part.name), rows)])
+        if order is not None and order.axis > 0:
+            value = np.take(value, order.indices, order.axis)
+        return value
 
 
-class _Order:
-    """The order of the first model's tensors in the second, as far as names agree."""
+class _OrderSearch:
+    """Search for the order of the reference's tensors in the candidate, as far as names agree.
+
+    Attributes
+    ----------
+    orders, places
+        The orders and places found so far, as for `Renumbered`.
+    """
 
     def __init__(self, checkpoints: Sequence[Checkpoint], names: Mapping[str, str]) -> None:
-        tensors, others = (checkpoint.tensors() for checkpoint in checkpoints)
-        self.checkpoints, self.names = checkpoints, names
-        self.shapes = {
-            name: info.shape
-            for name, info in tensors.items()
-            if name in names and others[names[name]].shape == info.shape and info.dtype in PLAIN
-        }
-        self.orders: dict[str, tuple[int, np.ndarray]] = {}
+        self._reference, self._candidate = checkpoints
+        self._names = names
+        candidate_tensors = self._candidate.tensors()
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        for name, info in self._reference.tensors().items():
+            if name not in names or info.dtype not in PLAIN:
+                continue
+            if candidate_tensors[names[name]].shape == info.shape:
+                self._shapes[name] = info.shape
+        self.orders: dict[str, AxisOrder] = {}
         self.places: dict[str, str] = {}
 
-    def both(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """A tensor of either."""
-        first, second = self.checkpoints
-        return first.read([Part(name)])[0], second.read([Part(self.names[name])])[0]
-
-    def of_rows(self, name: str) -> np.ndarray | None:
-        """The first's rows that make the second's, where they lie in another order."""
-        return permutation(*self.both(name)[::-1], ALIKE)
+    def _order_of_rows(self, name: str) -> np.ndarray | None:
+        """Return the reference's row of each row of the candidate, if their order differs."""
+        (expected,) = self._reference.read([Part(name)])
+        (actual,) = self._candidate.read([Part(self._names[name])])
+        return permutation(actual, expected, ALIKE)
 
     def experts(self) -> Iterator[str]:
-        """Note the order of experts; modules in which it is another one."""
-        modules: dict[str, list[re.Match[str]]] = {}
-        for match in filter(None, map(EXPERTS.match, self.shapes)):
-            modules.setdefault(match["module"], []).append(match)
-        for module, own in modules.items():
-            numbers = {int(match["number"]) for match in own if match["number"]}
-            count = max(numbers) + 1 if numbers else self.shapes[own[0].string][0]
+        """Note the orders of experts, and yield the modules whose order differs."""
+        matches_by_module: dict[str, list[re.Match[str]]] = {}
+        for match in filter(None, map(EXPERTS.match, self._shapes)):
+            matches_by_module.setdefault(match["module"], []).append(match)
+        for module, matches in matches_by_module.items():
+            numbered = [match for match in matches if match["number"]]
+            fused = [match.string for match in matches if not match["number"]]
+            if numbered:
+                count = max(int(match["number"]) for match in numbered) + 1
+            else:
+                count = self._shapes[fused[0]][0]
             routers = [
                 name
-                for name, shape in self.shapes.items()
+                for name, shape in self._shapes.items()
                 if name.startswith(module) and ROUTER.search(name) and shape[:1] == (count,)
             ]
-            weight = next((name for name in routers if len(self.shapes[name]) == 2), None)
-            order = None if weight is None else self.of_rows(weight)
-            groups = _groups(self.checkpoints[0].config)
-            if groups is None:  # older files leave it out where the class has a number of its own
-                groups = 0 if any(CORRECTED.search(name) for name in routers) else 1
-            if order is None or not groups or count % groups:
+            order = self._order_of_experts(routers, count)
+            if order is None:
                 continue
-            group = order.reshape(groups, -1) // (count // groups)  # chosen before their experts
-            places = {
-                match.string: f"{match.string[: match.start('number')]}"
-                f"{order[int(match['number'])]}{match.string[match.end('number') :]}"
-                for match in own
-                if match["number"]
-            }
-            fused = [match.string for match in own if not match["number"]]
-            known = all(self.shapes.get(one) == self.shapes[name] for name, one in places.items())
-            if known and (group == group[:, :1]).all() and self._fits(places, fused, order):
-                self.orders |= dict.fromkeys((*routers, *fused), (0, order))
+            places = {match.string: _renumbered_name(match, order) for match in numbered}
+            if any(self._shapes.get(place) != self._shapes[name] for name, place in places.items()):
+                continue
+            if self._are_in_order(places, fused, order):
+                self.orders |= dict.fromkeys((*routers, *fused), AxisOrder(0, order))
                 self.places |= places
                 yield module
 
-    def _fits(self, places: Mapping[str, str], fused: Sequence[str], order: np.ndarray) -> bool:
-        """Whether some experts lie in an order, too."""
-        some = [(Part(self.names[name]), Part(one)) for name, one in places.items()]
-        some += [
-            (Part(self.names[name], ((n, n + 1),)), Part(name, ((row, row + 1),)))
-            for name in fused[:1]
-            for n, row in enumerate(order.tolist())
-        ]
-        first, second = self.checkpoints
-        return all(
-            same_numbers(first.read([ours])[0], second.read([theirs])[0])
-            for theirs, ours in some[:SAMPLED_EXPERTS]
-        )
+    def _order_of_experts(self, routers: Sequence[str], count: int) -> np.ndarray | None:
+        """Return the order of the rows of a router, if it differs and keeps groups of experts."""
+        weight = next((name for name in routers if len(self._shapes[name]) == 2), None)
+        order = None if weight is None else self._order_of_rows(weight)
+        if order is None:
+            return None
+        groups = _group_count(self._reference.config)
+        if groups is None:
+            # Older files lack the setting where the class of the model has a fixed number.
+            groups = 0 if any(CORRECTED.search(name) for name in routers) else 1
+        if not groups or count % groups:
+            return None
+        # Groups are chosen before their experts, and therefore stay together.
+        group = order.reshape(groups, -1) // (count // groups)
+        return order if (group == group[:, :1]).all() else None
+
+    def _are_in_order(
+        self, places: Mapping[str, str], fused: Sequence[str], order: np.ndarray
+    ) -> bool:
+        """Return whether a sample of the experts lies in an order, too."""
+        pairs = [(Part(place), Part(self._names[name])) for name, place in places.items()]
+        for name in fused[:1]:
+            for number, row in enumerate(order.tolist()):
+                reference_part = Part(name, ((row, row + 1),))
+                candidate_part = Part(self._names[name], ((number, number + 1),))
+                pairs.append((reference_part, candidate_part))
+        for reference_part, candidate_part in pairs[:SAMPLED_EXPERTS]:
+            (expected,) = self._reference.read([reference_part])
+            (actual,) = self._candidate.read([candidate_part])
+            if not same_numbers(expected, actual):
+                return False
+        return True
 
     def neurons(self, others: Collection[str]) -> Iterator[str]:
-        """Note the order of neurons; modules, or layers without any, in which it is another one."""
-        modules: dict[str, list[str]] = {}
-        for name in self.shapes:
-            module = re.sub(r"\.[^.]+(?:\.(?:weight|bias))?$", "", name)
-            if not FEED_FORWARD.search(name):
-                module = (re.match(r".*?\.\d+(?=\.)", name) or [""])[0]
+        """Note the orders of neurons, and yield the modules, or layers, whose order differs.
+
+        ``others`` are the tensors that may contain neurons.
+        """
+        names_by_module: dict[str, list[str]] = {}
+        for name in self._shapes:
+            module = _module_of_neurons(name)
             if name in others and module and not EXPERTS.match(name):
-                modules.setdefault(module, []).append(name)
-        for module, own in modules.items():
-            matrices = [name for name in own if len(self.shapes[name]) == 2]
-            found = {name: order for name in matrices if (order := self.of_rows(name)) is not None}
-            if not found:
+                names_by_module.setdefault(module, []).append(name)
+        for module, names in names_by_module.items():
+            orders: dict[str, np.ndarray] = {}
+            for name in names:
+                order = self._order_of_rows(name) if len(self._shapes[name]) == 2 else None
+                if order is not None:
+                    orders[name] = order
+            if not orders:
                 continue
-            name, order = min(found.items(), key=lambda one: len(one[1]))
+            name, order = min(orders.items(), key=lambda item: len(item[1]))
             gates, neurons = np.array_split(order, 2)
-            if len(found) == 1 and np.array_equal(gates + len(gates), neurons):
-                order = gates  # and their neurons lie in one weight
-            count, width = len(order), self.shapes[name][1]
-            if count == width:
-                continue  # what are rows of neurons, and what columns, cannot be told
-            moved: dict[str, tuple[int, np.ndarray]] = {}
-            for name in own:  # all that a neuron has moves with it, whatever was moved there
-                shape = self.shapes[name]
-                of = self.shapes.get(re.sub(r"bias$", "weight", name), shape)
-                makes = of in ((count, width), (2 * count, width)) and shape[0] == of[0]
-                if makes or shape == (count,):
-                    moved[name] = 0, np.concatenate([order, order + count])[: shape[0]]
-                elif len(shape) == 2 and shape[1] == count:
-                    moved[name] = 1, order
-            if any(axis for axis, _ in moved.values()):  # rows that nothing reads are no neurons
+            if len(orders) == 1 and np.array_equal(gates + len(gates), neurons):
+                order = gates  # gates and neurons lie in one weight
+            width = self._shapes[name][1]
+            if len(order) == width:
+                continue  # rows of neurons cannot be told from columns
+            moved = self._moved_with_neurons(names, order, width)
+            # Rows that no weight reads as columns are no neurons.
+            if any(axis_order.axis for axis_order in moved.values()):
                 self.orders |= moved
                 yield module
 
+    def _moved_with_neurons(
+        self, names: Sequence[str], order: np.ndarray, width: int
+    ) -> dict[str, AxisOrder]:
+        """Return the orders of all tensors of a module that contain its neurons."""
+        count = len(order)
+        both_halves = np.concatenate([order, order + count])
+        moved: dict[str, AxisOrder] = {}
+        for name in names:
+            shape = self._shapes[name]
+            weight_shape = self._shapes.get(re.sub(r"bias$", "weight", name), shape)
+            is_of_neurons = weight_shape in ((count, width), (2 * count, width))
+            if shape == (count,) or (is_of_neurons and shape[0] == weight_shape[0]):
+                moved[name] = AxisOrder(0, both_halves[: shape[0]])
+            elif len(shape) == 2 and shape[1] == count:
+                moved[name] = AxisOrder(1, order)
+        return moved
 
-def _groups(config: Mapping[str, Any]) -> int | None:
-    """How many groups of experts a configuration names, of all its parts the most."""
-    found = [
-        _groups(value) if isinstance(value, Mapping) else value if GROUPS.search(str(key)) else None
-        for key, value in config.items()
-    ]
-    return max((number for number in found if isinstance(number, int)), default=None)
+
+def _renumbered_name(match: re.Match[str], order: np.ndarray) -> str:
+    """Return the name of a tensor of an expert with the number of the expert in its place."""
+    before, after = match.string[: match.start("number")], match.string[match.end("number") :]
+    return f"{before}{order[int(match['number'])]}{after}"
+
+
+def _module_of_neurons(name: str) -> str:
+    """Return the feed-forward module of a tensor, or else its layer; empty without either."""
+    if FEED_FORWARD.search(name):
+        return re.sub(r"\.[^.]+(?:\.(?:weight|bias))?$", "", name)
+    layer = re.match(r".*?\.\d+(?=\.)", name)
+    return layer[0] if layer else ""
+
+
+def _group_count(config: Mapping[str, Any]) -> int | None:
+    """Return the largest number of groups of experts in a configuration; None without one."""
+    counts = []
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            counts.append(_group_count(value))
+        elif GROUPS.search(str(key)):
+            counts.append(value)
+    return max((count for count in counts if isinstance(count, int)), default=None)
 
 
 def renumbered(
     models: Sequence[Model], names: Mapping[str, str], neurons: bool
 ) -> tuple[Model | None, list[str]]:
-    """The first model with the second's order of experts, and of neurons; and what it says."""
-    order = _Order([model.checkpoint for model in models], names)
-    others = {name for name, role in roles(models[0]).items() if role == OTHER and neurons}
-    moved = {"experts": [*order.experts()], "neurons": [*order.neurons(others)]}
-    if not order.orders:
+    """Return the reference with the candidate's order of experts, and of neurons; and notes.
+
+    None if no order differs.
+    """
+    search = _OrderSearch([model.checkpoint for model in models], names)
+    modules_by_noun = {"experts": [*search.experts()]}
+    if neurons:
+        others = {name for name, role in roles(models[0]).items() if role == OTHER}
+        modules_by_noun["neurons"] = [*search.neurons(others)]
+    if not search.orders:
         return None, []
-    view = Renumbered(models[0].checkpoint, order.orders, order.places)
-    notes = [
-        f"{what} in another order in {len(some)} modules: {some[0].rstrip('.')}, …"
-        for what, some in moved.items()
-        if some
-    ]
+    view = Renumbered(models[0].checkpoint, search.orders, search.places)
+    notes = []
+    for noun, modules in modules_by_noun.items():
+        if modules:
+            example = modules[0].rstrip(".")
+            notes.append(f"{noun} in another order in {len(modules)} modules: {example}, …")
     return open_model(view, family=models[0].family_file), notes

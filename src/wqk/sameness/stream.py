@@ -1,10 +1,10 @@
-"""The first model with its residual stream in the second's coordinates, and its gains moved along.
+"""The reference in the candidate's coordinates of the residual stream, with its gains moved along.
 
-The stream may be turned (QuaRot, SpinQuant): one orthogonal matrix Q turns whatever it holds, x
-becomes x Q. Embeddings and the outputs of every module turn with it, readers W become W diag(g) Q,
-where g is the gain of the norm before them. Q is found from vectors that turn without a gain, rows
-of the embeddings and columns of what writes (orthogonal Procrustes), and everything else has to
-agree with it.
+The stream may be rotated (QuaRot, SpinQuant): one orthogonal matrix Q turns every vector x of the
+stream into x Q. Embeddings and the outputs of every module turn with it, and weights W that read
+the stream become W diag(g) Q, where g is the gain of the norm before them. Q is computed from
+vectors that turn without a gain, rows of the embeddings and columns of weights that write to the
+stream (orthogonal Procrustes). All remaining tensors have to agree with Q.
 
 Axes: n vectors, D model width.
 """
@@ -12,8 +12,7 @@ Axes: n vectors, D model width.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,15 +30,48 @@ from wqk.sameness.tolerances import SAME, TURNED
 from wqk.sameness.weights import form_parts
 
 
-class Turned(View):
-    """The first checkpoint with its stream turned, its gains moved to where the second has them.
-
-    Without a rotation, only the gains before what is beside the forms, which see none.
+class StreamWeight(NamedTuple):
+    """A weight of a form that reads the residual stream, or writes to it.
 
     Attributes
     ----------
+    projection
+        The weight.
+    norm
+        The norm before a weight that reads; None for other weights, and without a norm.
+    reads
+        Whether the weight reads the stream.
+    """
+
+    projection: Projection
+    norm: Norm | None
+    reads: bool
+
+    @property
+    def gain(self) -> str:
+        """Name of the norm's gain; empty without one."""
+        return self.norm.gain[0].name if self.norm is not None and self.norm.gain else ""
+
+
+class Turn(NamedTuple):
+    """The axis of a tensor that turns with the stream, and the gain of the norm before it."""
+
+    axis: int
+    gain: str
+
+
+class Turned(View):
+    """The reference with its stream rotated, and its gains moved to where the candidate has them.
+
+    Without a rotation, only gains before weights that no form contains are moved: forms do not
+    depend on the place of a gain.
+
+    Attributes
+    ----------
+    turns
+        The turn of each tensor, by name.
     straight
-        What should turn with the stream, and does not.
+        Tensors that should turn with the stream, and do not.
     """
 
     def __init__(
@@ -49,210 +81,306 @@ class Turned(View):
         rotation: np.ndarray | None = None,
         table: str = "",
     ) -> None:
-        first, self._second = (model.checkpoint for model in models)
-        super().__init__(first)
-        self._rotation, self._names, self.straight = rotation, dict(names), list[str]()
-        tensors, shared = first.tensors(), {*names.values()}
-        # A head that was tied before gains were folded into it.
-        others = self._second.tensors().items() if table else ()
-        self._copies = {
-            n: table for n, i in others if n not in shared and i.shape == tensors[table].shape
-        }
+        reference, self._candidate = (model.checkpoint for model in models)
+        super().__init__(reference)
+        self._rotation = rotation
+        self.straight = list[str]()
+        self.turns: dict[str, Turn] = {}
+        self._copies = self._untied_heads(names, table)
         if self._copies:
             self.config = {**self.config, "tie_word_embeddings": False}
-        self._names |= {name: name for name in self._copies}
+        self._names = {**names, **{name: name for name in self._copies}}
         formed = {part.name for plan in models[0].plans for part in form_parts(plan)}
-        read = [(one, norm) for one, norm, _ in _sides(models[0]) if one.tensor in names]
-        self._offset = max((norm.offset for _, norm in read if norm), default=0.0)
-        fed = dict(self._feeding({gain for _, norm in read if (gain := _gain(norm))}, formed))
-        self.how: dict[str, tuple[int, str]] = {}
+        weights = [
+            weight for weight in _stream_weights(models[0]) if weight.projection.tensor in names
+        ]
+        offsets = [weight.norm.offset for weight in weights if weight.norm]
+        self._offset = max(offsets, default=0.0)
+        gain_by_reader = dict(
+            self._readers({weight.gain for weight in weights if weight.gain}, formed)
+        )
         if rotation is None:
-            self._fold(fed)
+            self._fold(gain_by_reader)
         else:
-            self.how = {one.tensor: (0 if one.transposed else 1, _gain(norm)) for one, norm in read}
-            gains = {gain for _, gain in self.how.values()} | {*fed.values()}
-            for name in [n for n in self._names if n not in self.how and n not in gains]:
-                is_vector = len(self.tensors()[name].shape) < 2
-                if not is_vector or (name.endswith("bias") and name not in formed):
-                    self._try(name, fed.get(name, ""), len(rotation))
-        given = {gain for _, gain in self.how.values()} - {""}
-        self._given = given - (formed if rotation is None else set())
-        self.changed = {*self.how, *self._copies, *self._given}
+            for weight in weights:
+                axis = 0 if weight.projection.transposed else 1
+                self.turns[weight.projection.tensor] = Turn(axis, weight.gain)
+            self._turn_others(gain_by_reader, formed, len(rotation))
+        gains = {turn.gain for turn in self.turns.values() if turn.gain}
+        self._moved_gains = gains - formed if rotation is None else gains
+        self.changed = {*self.turns, *self._copies, *self._moved_gains}
 
-    def _feeding(
+    def _untied_heads(self, names: Mapping[str, str], table: str) -> dict[str, str]:
+        """Output heads of the candidate that were tied before gains were folded into them.
+
+        By name, the table of embeddings that the head was tied to.
+        """
+        if not table:
+            return {}
+        paired = {*names.values()}
+        shape = self.inner.tensors()[table].shape
+        return {
+            name: table
+            for name, info in self._candidate.tensors().items()
+            if name not in paired and info.shape == shape
+        }
+
+    def _readers(
         self, gains: Collection[str], formed: Collection[str]
     ) -> Iterator[tuple[str, str]]:
-        """What reads the stream beside the forms, (..., D), and the gain of the norm before it.
+        """Yield tensors that read the stream, (..., D), with the gain of the norm before them.
 
-        In a layer it is the only gain that no form has, or else the only one of all; outside of
-        layers likewise. Of several, none is known.
+        Only tensors that no form contains. In a layer, the gain is the only one that no form
+        contains, or else the only one of the layer; the same holds outside of layers. Among several
+        gains, the gain is unknown, and the tensor is left out.
         """
-        tensors, by_layer = self.tensors(), dict[str, list[str]]()
-        widths = {tensors[gain].shape for gain in gains}
+        tensors = self.tensors()
+        shapes = {tensors[gain].shape for gain in gains}
+        gains_by_layer: dict[str, list[str]] = {}
         for name in self._names:
-            if tensors[name].shape in widths and not name.endswith("bias"):
-                by_layer.setdefault(layer_of(name), []).append(name)
+            if tensors[name].shape in shapes and not name.endswith("bias"):
+                gains_by_layer.setdefault(layer_of(name), []).append(name)
         for name in self._names:
-            own = by_layer.get(layer_of(name), [])
-            own = [gain for gain in own if gain not in formed] or own
-            reads = len(tensors[name].shape) > 1 and tensors[name].shape[-1:] in widths
-            if reads and len(own) == 1 and name not in formed and not NAMES.fullmatch(name):
-                yield name, own[0]
-
-    def _fold(self, fed: Mapping[str, str]) -> None:
-        """Note what has another gain before it, where that made all that reads it another."""
-        tensors = self.inner.tensors()
-        for gain in sorted({*fed.values()}):
-            readers = {n: len(tensors[n].shape) - 1 for n, own in fed.items() if own == gain}
-            is_centered = f"{gain.removesuffix('weight')}bias" in tensors
-            if is_centered or np.allclose(*self._around(gain), rtol=SAME):
+            shape = tensors[name].shape
+            reads = len(shape) > 1 and shape[-1:] in shapes
+            if not reads or name in formed or NAMES.fullmatch(name):
                 continue
-            if all(self._fits(name, axis, gain) for name, axis in readers.items()):
-                self.how |= {name: (axis, gain) for name, axis in readers.items()}
+            gains_of_layer = gains_by_layer.get(layer_of(name), [])
+            unformed = [gain for gain in gains_of_layer if gain not in formed]
+            candidates = unformed or gains_of_layer
+            if len(candidates) == 1:
+                yield name, candidates[0]
+
+    def _fold(self, gain_by_reader: Mapping[str, str]) -> None:
+        """Note the readers of each gain that differs, if the difference explains all readers."""
+        tensors = self.inner.tensors()
+        for gain in sorted({*gain_by_reader.values()}):
+            is_centered = f"{gain.removesuffix('weight')}bias" in tensors
+            if is_centered or np.allclose(*self._gains(gain), rtol=SAME):
+                continue
+            turns = {
+                name: Turn(len(tensors[name].shape) - 1, gain)
+                for name, gain_of_reader in gain_by_reader.items()
+                if gain_of_reader == gain
+            }
+            if all(self._fits(name, turn) for name, turn in turns.items()):
+                self.turns |= turns
+
+    def _turn_others(
+        self, gain_by_reader: Mapping[str, str], formed: Collection[str], width: int
+    ) -> None:
+        """Note the turns of all tensors besides the weights of the forms."""
+        gains = {turn.gain for turn in self.turns.values()} | {*gain_by_reader.values()}
+        others = [name for name in self._names if name not in self.turns and name not in gains]
+        for name in others:
+            is_vector = len(self.tensors()[name].shape) < 2
+            is_bias = name.endswith("bias") and name not in formed
+            if not is_vector or is_bias:
+                self._note_turn(name, gain_by_reader.get(name, ""), width)
 
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """The first's, and its head if the second stores it apart."""
-        known = self.inner.tensors()
-        return {**known, **{name: known[table] for name, table in self._copies.items()}}
+        """Return the reference's tensors, and its output head if the candidate stores one."""
+        tensors = self.inner.tensors()
+        return {**tensors, **{name: tensors[table] for name, table in self._copies.items()}}
 
-    def _there(self, name: str) -> np.ndarray:
-        return self._second.read([Part(self._names[name])])[0]
+    def _in_reference(self, name: str) -> np.ndarray:
+        """Read a tensor of the reference."""
+        (value,) = self.inner.read([Part(self._copies.get(name, name))])
+        return value
+
+    def _in_candidate(self, name: str) -> np.ndarray:
+        """Read the candidate's tensor of a name in the reference."""
+        (value,) = self._candidate.read([Part(self._names[name])])
+        return value
 
     def value(self, name: str) -> np.ndarray | None:
-        """Values as the second should have them."""
-        if name in self._given:
-            return self._there(name)
-        if name not in self.how and name not in self._copies:
+        """Return the values that the candidate should have; None for unchanged tensors."""
+        if name in self._moved_gains:
+            return self._in_candidate(name)
+        if name not in self.turns and name not in self._copies:
             return None
-        value = self.inner.read([Part(self._copies.get(name, name))])[0]
-        if name not in self.how:
+        value = self._in_reference(name)
+        if name not in self.turns:
             return value
-        axis, gain = self.how[name]
-        before, after = self._around(gain)
-        turning = np.moveaxis(value, axis, -1) * before
-        turning = (turning if self._rotation is None else turning @ self._rotation) / after
-        return np.ascontiguousarray(np.moveaxis(turning, -1, axis), value.dtype)
+        axis, gain = self.turns[name]
+        before, after = self._gains(gain)
+        rows = np.moveaxis(value, axis, -1) * before
+        if self._rotation is not None:
+            rows = rows @ self._rotation
+        return np.ascontiguousarray(np.moveaxis(rows / after, -1, axis), value.dtype)
 
-    def _try(self, name: str, gain: str, width: int) -> None:
-        """Note on which axis a tensor turns, the gain before it being known; or that it does not.
+    def _note_turn(self, name: str, gain: str, width: int) -> None:
+        """Note the axis on which a tensor turns, and whether the tensor does not turn.
 
-        A square weight may also write what it has as rows.
+        The rows of a square weight may write to the stream instead of reading it.
         """
         shape = self.tensors()[name].shape
         axes = [axis for axis, size in enumerate(shape) if size == width]
-        if not axes or shape != self._second.tensors()[self._names[name]].shape:
+        if not axes or shape != self._candidate.tensors()[self._names[name]].shape:
             return
-        options = [(axis, gain if axis == len(shape) - 1 else "") for axis in axes]
-        found = next((one for one in options if self._fits(name, *one)), None)
-        self.straight += [] if found else [name]
-        self.how[name] = found or options[-1]
+        last_axis = len(shape) - 1
+        turns = [Turn(axis, gain if axis == last_axis else "") for axis in axes]
+        for turn in turns:
+            if self._fits(name, turn):
+                self.turns[name] = turn
+                return
+        self.straight.append(name)
+        self.turns[name] = turns[-1]
 
-    def _fits(self, name: str, axis: int, gain: str) -> bool:
-        """Whether a tensor is the second's once it is turned; rows may lie in another order."""
-        infos = self.tensors()[name], self._second.tensors()[self._names[name]]
-        if infos[0].shape != infos[1].shape:
+    def _fits(self, name: str, turn: Turn) -> bool:
+        """Return whether a turned tensor is the candidate's; rows may lie in another order."""
+        info = self.tensors()[name]
+        candidate_info = self._candidate.tensors()[self._names[name]]
+        if info.shape != candidate_info.shape:
             return False
-        value, wanted = self.inner.read([Part(self._copies.get(name, name))])[0], self._there(name)
-        width = value.shape[axis]
-        ours, goal = (np.moveaxis(some, axis, -1).reshape(-1, width) for some in (value, wanted))
-        probe, (before, after) = np.random.default_rng(0).standard_normal(width), self._around(gain)
-        last = probe / after
-        turned = ours @ (before * (last if self._rotation is None else self._rotation @ last))
-        probed = goal @ probe
-        pairs = (turned, probed), (np.sort(turned), np.sort(probed))
-        apart = min(np.linalg.norm(one - two) for one, two in pairs)
-        return bool(apart <= allowed(*infos) * np.linalg.norm(goal))
+        width = info.shape[turn.axis]
+        reference_rows, candidate_rows = (
+            np.moveaxis(value, turn.axis, -1).reshape(-1, width)
+            for value in (self._in_reference(name), self._in_candidate(name))
+        )
+        before, after = self._gains(turn.gain)
+        # Products with one random vector stand for all columns.
+        probe = np.random.default_rng(0).standard_normal(width)
+        turned_probe = probe / after
+        if self._rotation is not None:
+            turned_probe = self._rotation @ turned_probe
+        expected = reference_rows @ (before * turned_probe)
+        actual = candidate_rows @ probe
+        distance = min(
+            np.linalg.norm(expected - actual),
+            np.linalg.norm(np.sort(expected) - np.sort(actual)),
+        )
+        return bool(distance <= allowed(info, candidate_info) * np.linalg.norm(candidate_rows))
 
-    def _around(self, gain: str) -> tuple[Any, Any]:
-        """What multiplies values before they turn, and divides them after."""
+    def _gains(self, gain: str) -> tuple[Any, Any]:
+        """Return the factors of values before they turn, and the divisors after they turned."""
         if not gain:
             return 1.0, 1.0
-        there = self._there(gain) + self._offset
-        return self.inner.read([Part(gain)])[0] + self._offset, np.where(there == 0, 1, there)
+        (before,) = self.inner.read([Part(gain)])
+        after = self._in_candidate(gain) + self._offset
+        return before + self._offset, np.where(after == 0, 1, after)
 
 
-def _sides(model: Model) -> Iterator[tuple[Projection, Norm | None, bool]]:
-    """What of the forms reads the stream, with the norm before it; then what writes to it."""
+def _stream_weights(model: Model) -> Iterator[StreamWeight]:
+    """Yield the weights of the forms that read the stream, and those that write to it."""
     for plan in model.plans:
         for side in (plan.query, plan.key, plan.value, plan.output):
-            one, reads = side and side.projection, side is not plan.output
-            one = one.inner if isinstance(one, Composed) and reads else one
-            if side is not None and isinstance(one, Projection):
-                yield one, side.input_norm if reads else None, reads
-
-
-def _gain(norm: Norm | None) -> str:
-    return norm.gain[0].name if norm is not None and norm.gain else ""
+            if side is None:
+                continue
+            reads = side is not plan.output
+            projection = side.projection
+            if isinstance(projection, Composed) and reads:
+                projection = projection.inner
+            if isinstance(projection, Projection):
+                yield StreamWeight(projection, side.input_norm if reads else None, reads)
 
 
 def folded(models: Sequence[Model], names: Mapping[str, str]) -> tuple[Model | None, list[str]]:
-    """The first model with its gains where the second has them, in blocks that begin with a norm.
+    """Return the reference with its gains where the candidate has them, and notes.
 
-    That of what attention does not read: feed-forward networks, outputs.
+    Only gains before weights that attention does not read: feed-forward networks, outputs. None if
+    no gain is moved, or if blocks do not begin with a norm.
     """
-    gains = {one.tensor: gain for one, norm, _ in _sides(models[0]) if (gain := _gain(norm))}
-    if not gains or any(layer_of(name) != layer_of(gain) for name, gain in gains.items()):
+    weights = [weight for weight in _stream_weights(models[0]) if weight.gain]
+    if not weights:
         return None, []
-    found = Turned(models, names)
-    if not found.changed:
+    if any(layer_of(weight.projection.tensor) != layer_of(weight.gain) for weight in weights):
         return None, []
-    moved = {gain for _, gain in found.how.values()}
-    note = f"{counted(len(moved), 'norm')} with a gain that is folded into what it feeds in one: "
-    return open_model(found, family=models[0].family_file), [f"{note}{min(moved)}, …"]
+    view = Turned(models, names)
+    if not view.changed:
+        return None, []
+    moved = {turn.gain for turn in view.turns.values()}
+    note = (
+        f"{counted(len(moved), 'norm')} with a gain that is folded into what it feeds in one: "
+        f"{min(moved)}, …"
+    )
+    return open_model(view, family=models[0].family_file), [note]
 
 
 def allowed(*infos: TensorInfo) -> float:
-    """How far a tensor may lie from the turned one, relative to it."""
+    """Largest distance of a tensor from the turned one that rounding explains, relative to it."""
     return TURNED + 2 * max(ROUNDING.get(info.dtype, ROUNDING["F8_E5M2"]) for info in infos)
 
 
 def turned(models: Sequence[Model], names: Mapping[str, str]) -> tuple[Model | None, str]:
-    """The first model turned as the second's stream is, and what does not turn, in words."""
-    norms = [norm for model in models for _, norm, reads in _sides(model) if reads]
-    gains = [gain for norm in norms if (gain := _gain(norm))]
-    if not gains or any(norm is None or norm.kind != "rms" for norm in norms):
+    """Return the reference with the candidate's stream, and a description.
+
+    None if no rotation turns one stream into the other; the description then contains the reason.
+    """
+    readers = [weight for model in models for weight in _stream_weights(model) if weight.reads]
+    gains = [weight.gain for weight in readers if weight.gain]
+    if not gains or any(weight.norm is None or weight.norm.kind != "rms" for weight in readers):
         return None, (
             "a norm is not known, or subtracts a mean: of all rotations, only those that leave the "
             "vector of ones commute with it, so that means have to be folded into weights first"
         )
-    first, second = (model.checkpoint for model in models)
-    (width,) = first.info(gains[0]).shape
+    reference, candidate = (model.checkpoint for model in models)
+    (width,) = reference.info(gains[0]).shape
     try:
-        table = embedding_table(first, width)
+        table = embedding_table(reference, width)
     except CheckpointError as error:
         return None, str(error)
     if table not in names:
-        return None, f"{second.name} has no {table}"
-    products, count = np.zeros((width, width)), 0
-    pairs = [next(vectors := _vectors(models, names, table, width))]
-    for ours, theirs in chain(pairs, vectors):  # read one by one, until there are enough
-        products += ours.T.astype(np.float64) @ theirs
-        count += len(ours)
-        if count >= width:
-            break
-    left, _, right = np.linalg.svd(products)
-    rotation, (ours, theirs) = left @ right, pairs[0]
-    apart = float(np.linalg.norm(ours @ rotation - theirs) / (np.linalg.norm(theirs) or 1))
-    if apart > allowed(first.info(table), second.info(names[table])):
-        return None, f"no one rotation turns the embeddings into the others ({apart:.2g} is left)"
+        return None, f"{candidate.name} has no {table}"
+    rotation, distance = _rotation(models, names, table, width)
+    if distance > allowed(reference.info(table), candidate.info(names[table])):
+        return (
+            None,
+            f"no one rotation turns the embeddings into the others ({distance:.2g} is left)",
+        )
     if np.abs(rotation - np.eye(width)).max() < TURNED:
         return None, "the streams have the same coordinates"
-    found = Turned(models, names, rotation, table)
-    words = f"is turned by one orthogonal matrix ({width} × {width})"
-    if found.straight:
-        words += f"; not turned with it: {few(found.straight, 4)}"
-    return open_model(found, family=models[0].family_file), words
+    view = Turned(models, names, rotation, table)
+    description = f"is turned by one orthogonal matrix ({width} × {width})"
+    if view.straight:
+        description += f"; not turned with it: {few(view.straight, 4)}"
+    return open_model(view, family=models[0].family_file), description
+
+
+def _rotation(
+    models: Sequence[Model], names: Mapping[str, str], table: str, width: int
+) -> tuple[np.ndarray, float]:
+    """Return the rotation of the stream (D, D), and the relative distance of the embeddings."""
+    embeddings: tuple[np.ndarray, np.ndarray] | None = None
+    products = np.zeros((width, width))
+    count = 0
+    for expected, actual in _vectors(models, names, table, width):
+        embeddings = embeddings or (expected, actual)
+        products += expected.T.astype(np.float64) @ actual
+        count += len(expected)
+        if count >= width:
+            break
+    assert embeddings is not None
+    left, _, right = np.linalg.svd(products)
+    rotation = left @ right
+    expected, actual = embeddings
+    norm = np.linalg.norm(actual) or 1
+    return rotation, float(np.linalg.norm(expected @ rotation - actual) / norm)
 
 
 def _vectors(
     models: Sequence[Model], names: Mapping[str, str], table: str, width: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Vectors (n, D) of both models that turn without a gain: embeddings, columns that write."""
-    first, second = (model.checkpoint for model in models)
-    rows = ((0, min(first.info(table).shape[0], 8 * width)),)
-    yield first.read([Part(table, rows)])[0], second.read([Part(names[table], rows)])[0]
+    """Yield vectors (n, D) of both models that turn without a gain, the embeddings first.
+
+    Further vectors are the columns of weights that write to the stream.
+    """
+    reference = models[0].checkpoint
+    count = min(reference.info(table).shape[0], 8 * width)
+    yield _read_pair(models, Part(table, ((0, count),)), Part(names[table], ((0, count),)))
     formed = {part.name for plan in models[0].plans for part in form_parts(plan)}
-    for name, info in first.tensors().items():
+    for name, info in reference.tensors().items():
         writes = len(info.shape) == 2 and info.shape[0] == width != info.shape[1]
         if writes and name in names and name not in formed:
-            yield first.read([Part(name)])[0].T, second.read([Part(names[name])])[0].T
+            expected, actual = _read_pair(models, Part(name), Part(names[name]))
+            yield expected.T, actual.T
+
+
+def _read_pair(
+    models: Sequence[Model], reference_part: Part, candidate_part: Part
+) -> tuple[np.ndarray, np.ndarray]:
+    """Read a part of each model."""
+    reference, candidate = (model.checkpoint for model in models)
+    (expected,) = reference.read([reference_part])
+    (actual,) = candidate.read([candidate_part])
+    return expected, actual
