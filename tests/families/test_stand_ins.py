@@ -163,19 +163,23 @@ def test_timm() -> None:
 JOINT = cases(__file__, "joint")
 
 
-@pytest.mark.parametrize("kind", ["SD3", "Flux"])
+@pytest.mark.parametrize("kind", ["SD3", "Flux", "QwenImage"])
 def test_diffusers_joint_attention(kind: str) -> None:
     """Image and text meet in one softmax; some blocks have one stream, or a second attention.
 
-    The families diffusers-sd3 and diffusers-flux.
+    The families diffusers-sd3, diffusers-flux and diffusers-qwen-image.
     """
     tensors, width, flux = Tensors(), H * R, kind == "Flux"
     single = [f"single_transformer_blocks.{n}.attn" for n in range(3 if flux else 0)]
-    alone = (
-        [("single", 2, single[2])] if flux else [("image-second", 1, "transformer_blocks.1.attn2")]
-    )
+    alone = {
+        "Flux": [("single", 2, "single_transformer_blocks.2.attn")],
+        "SD3": [("image-second", 1, "transformer_blocks.1.attn2")],
+        "QwenImage": [],
+    }[kind]
     places = {f"transformer_blocks.{n}.attn": [*JOINT.values()] for n in range(2)}
-    for place, streams in (places | {p: [JOINT["image"]] for p in single or [alone[0][2]]}).items():
+    for place, streams in (
+        places | {p: [JOINT["image"]] for p in single or [at for *_, at in alone]}
+    ).items():
         for *projections, norm_q, norm_k, output in streams:
             # What single blocks put out is projected along with their MLP's.
             for name in [*projections, *([] if place in single else [output])]:
@@ -193,9 +197,10 @@ def test_diffusers_joint_attention(kind: str) -> None:
     place = "transformer_blocks.1.attn"
     cases = [(a, b, place, a, "self" if a == b else "cross", 1) for a in JOINT for b in JOINT]
     cases += [("image", "image", at, stack, "self", n) for stack, n, at in alone]
-    assert len(wqk.open(StateDict(tensors, config, "stand-in"))) == (11 if flux else 9)
+    blocks = {"Flux": (11, 6), "SD3": (9, 5), "QwenImage": (8, 4)}[kind]
     fewer = config | {"num_layers": 1, "num_single_layers": 2}
-    assert len(wqk.open(StateDict(tensors, fewer, "stand-in"))) == (6 if flux else 5)
+    for sizes, count in zip((config, fewer), blocks, strict=True):
+        assert len(wqk.open(StateDict(tensors, sizes, "stand-in"))) == count
     for one, other, at, stack, attention, number in cases:
         (q, _, _, q_norm, _, output), (_, k, v, _, k_norm, _) = JOINT[one], JOINT[other]
         query, key = (
@@ -214,7 +219,7 @@ def test_diffusers_joint_attention(kind: str) -> None:
             tolerance=1e-7,
             circuit=None if written is None else (value, written),
             statuses=PARTIAL,
-            position="rotary, on several axes" if flux else "",
+            position="" if kind == "SD3" else "rotary, on several axes",
         )
         if written is None:
             assert block.plan.value.tensor == f"{at}.to_v.weight"

@@ -332,6 +332,8 @@ def _configuration(model: Any) -> Mapping[str, Any]:
     elif is_dataclass(config):  # whose attributes may be slots
         plain = {field.name: getattr(config, field.name, None) for field in fields(config)} | plain
     told = {str(key): value for key, value in plain.items() if not str(key).startswith("_")}
+    if type(model).__module__.partition(".")[0] == "diffusers":
+        told["_class_name"] = type(model).__name__  # which is stored when the model is saved
     if {"model_type", "num_attention_heads", *HEADS} & told.keys():
         return told
     return {**_counted(model), **told}

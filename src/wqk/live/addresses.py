@@ -186,7 +186,7 @@ class BlockIndex:
         for running in reversed(call.modules):
             plans = self._plans.get(running.module)
             if plans:
-                return _of_kind(plans, call)
+                return plans if _is_joint(plans) else _of_kind(plans, call)
         return []
 
     def addresses(self, call: ObservedCall) -> list[Address]:
@@ -199,10 +199,21 @@ class BlockIndex:
             Address(
                 plan.place,
                 heads=None if plan.rule.guess else plan.query.heads,
-                is_self=plan.kind != "cross" and not reads_another,
+                is_self=(plan.kind != "cross" or _is_joint(plans)) and not reads_another,
             )
             for plan in plans
         ]
+
+
+def _is_joint(plans: Sequence[AttentionPlan]) -> bool:
+    """Return whether one softmax computes all plans of a module: a form from stream to stream.
+
+    In diffusion transformers, a text and a picture attend to each other and themselves. What is
+    observed of the joint attention is reported for each of its forms.
+    """
+    sides = {(plan.query.tensor, plan.key.tensor) for plan in plans}
+    queries, keys = ({side[index] for side in sides} for index in (0, 1))
+    return len(queries) > 1 and len(sides) == len(queries) * len(keys)
 
 
 def _of_kind(plans: list[AttentionPlan], call: ObservedCall) -> list[AttentionPlan]:
