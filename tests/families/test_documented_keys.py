@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import fields
 
 from wqk.families import AttentionRule
-from wqk.families.family import RotaryRule
+from wqk.families.rules import RotaryRule
 
 PAGE = Path(__file__).parents[2] / "docs" / "contributing.md"
 

@@ -40,9 +40,10 @@ from wqk.checkpoints import open_checkpoint
 from wqk.errors import WqkError
 from wqk.families import families, find_family, plan_attention
 from wqk.families.composites import MODALITIES, compose_family
-from wqk.families.family import Family, family_of_type, parse_family
+from wqk.families.family import family_of_type, parse_family
 from wqk.families.guessing import infer_family
 from wqk.families.model_types import part_types
+from wqk.families.rules import Family
 from wqk.families.spellings import prefixes
 
 if TYPE_CHECKING:

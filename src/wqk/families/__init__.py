@@ -1,12 +1,13 @@
 """The queries and keys of a model: families as data, and plans made from them."""
 
 from wqk.families.assumptions import Aspect, Assumption
-from wqk.families.family import AttentionRule, Family, families, load_family
+from wqk.families.family import families, load_family
 from wqk.families.finding import find_family, with_head_counts
 from wqk.families.layouts import Composed, Norm, Projection
 from wqk.families.planner import plan_attention, plan_mixers
 from wqk.families.plans import AttentionPlan, Place
 from wqk.families.rotary import Rotary
+from wqk.families.rules import AttentionRule, Family
 from wqk.families.sides import Side
 from wqk.families.windows import Window
 

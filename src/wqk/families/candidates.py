@@ -201,10 +201,10 @@ def neighbors_of(candidate: Candidate, others: list[Candidate], tensors: Tensors
         is_projection = module in projections and parameter in ("weight", "bias")
         if is_projection or name in projections or name in BIASES:
             continue
-        words = words_of(module)
-        sides = words & {"q", "k"}
-        if len(sides) == 1 and words & NORM_WORDS and parameter in NORM_PARAMETERS:
-            normalized = words - sides - NORM_WORDS
+        name_words = words_of(module)
+        sides = name_words & {"q", "k"}
+        if len(sides) == 1 and name_words & NORM_WORDS and parameter in NORM_PARAMETERS:
+            normalized = name_words - sides - NORM_WORDS
             if normalized == candidate.words and len(info.shape) == 1:
                 if sides == {"q"}:
                     neighbors.query_norm = f"{path}.{module}"
@@ -215,9 +215,9 @@ def neighbors_of(candidate: Candidate, others: list[Candidate], tensors: Tensors
                 neighbors.unexplained.append(name)
         elif RECURRENT.fullmatch(name):
             neighbors.recurrent.append(name)
-        elif _is_harmless(name, words) or len(info.shape) > 2 or not info.shape:
+        elif _is_harmless(name, name_words) or len(info.shape) > 2 or not info.shape:
             continue
-        elif not is_layer or words & {"q", "k", "kv", "qkv"}:
+        elif not is_layer or name_words & {"q", "k", "kv", "qkv"}:
             neighbors.unexplained.append(name)
     return neighbors
 
@@ -238,17 +238,17 @@ def _within(candidate: Candidate, tensors: Tensors) -> Iterator[tuple[str, Tenso
             yield name, info
 
 
-def _is_harmless(name: str, words: set[str]) -> bool:
-    """Return whether a tensor does not affect scores, by its words.
+def _is_harmless(name: str, name_words: set[str]) -> bool:
+    """Return whether a tensor does not affect scores, by its name_words.
 
     ``proj`` and ``dense`` alone are outputs.
     """
     if QUANTIZED.search(name):
         return True
-    if not words:
-        words = {"o"} if "." in name else words_of(name)
-    is_bare_norm = len(words) == 1 and not NORM_WORDS.isdisjoint(words)
-    return words <= HARMLESS and not is_bare_norm
+    if not name_words:
+        name_words = {"o"} if "." in name else words_of(name)
+    is_bare_norm = len(name_words) == 1 and not NORM_WORDS.isdisjoint(name_words)
+    return name_words <= HARMLESS and not is_bare_norm
 
 
 def words_of(module: str) -> set[str]:
@@ -260,8 +260,8 @@ def words_of(module: str) -> set[str]:
     (['add', 'norm', 'q'], ['add', 'q'], ['q'])
     """
     name = re.sub(r"^[wW](?=[qQkKvV]$)", "", module)
-    words = [word for word in re.split(r"[._]", name.lower()) if not word.startswith("{")]
-    return {ALIASES.get(word, word) for word in words} - FILLERS
+    parts = [part for part in re.split(r"[._]", name.lower()) if not part.startswith("{")]
+    return {ALIASES.get(part, part) for part in parts} - FILLERS
 
 
 def recurrent_layers(tensors: Tensors) -> dict[str, list[int]]:

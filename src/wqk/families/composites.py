@@ -16,8 +16,9 @@ from msgspec.structs import replace
 
 from wqk.checkpoints import Checkpoint, TensorInfo
 from wqk.errors import CheckpointError, UnknownFamily
-from wqk.families.family import AttentionRule, Family, family_of_type
+from wqk.families.family import family_of_type
 from wqk.families.model_types import part_types
+from wqk.families.rules import AttentionRule, Family
 from wqk.families.spellings import prefixes
 
 Tensors = Mapping[str, TensorInfo]
@@ -68,7 +69,7 @@ class Component:
     def words(self) -> tuple[str, ...]:
         """The stacks that the path names, modalities first."""
         names = re.split(r"[._]", self.path.lower())
-        return tuple(kind for kind, words in WORDS.items() if _any_starts_with(names, words))
+        return tuple(kind for kind in WORDS if _any_starts_with(names, WORDS[kind]))
 
     @property
     def name(self) -> str:
@@ -241,10 +242,10 @@ def _has_first_word(prefix: str, component: Component, tensors: Tensors) -> bool
 
 def _names_modality(prefix: str, component: Component, tensors: Tensors) -> bool:
     """Return whether a prefix has a word for one of the part's stacks."""
-    words: list[str] = []
+    stack_words: list[str] = []
     for kind in component.words:
-        words += WORDS[kind]
-    return bool(words) and _any_starts_with(_words_of(prefix), tuple(words))
+        stack_words += WORDS[kind]
+    return bool(stack_words) and _any_starts_with(_words_of(prefix), tuple(stack_words))
 
 
 def _has_width(prefix: str, component: Component, tensors: Tensors) -> bool:

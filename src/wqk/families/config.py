@@ -217,7 +217,7 @@ class Config:
 
     @property
     def lifts_mask(self) -> bool:
-        """Whether a decoder attends in both directions.
+        """Return whether a decoder attends in both directions.
 
         Either ``is_causal`` is false, or the model's class is one that lifts the mask.
 

@@ -247,10 +247,10 @@ def _holds(node: ast.expr, switches: Lookup) -> bool:
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             return not _holds(operand, switches)
         case ast.Compare(left=left, ops=[op], comparators=[right]):
-            found, sought = _value(left, switches, switches), _value(right, switches, switches)
+            first, second = _value(left, switches, switches), _value(right, switches, switches)
             if isinstance(op, ast.In | ast.NotIn):
-                return _contains(sought, found) == isinstance(op, ast.In)
-            return bool(_folded(found) == _folded(sought)) == isinstance(op, ast.Eq)
+                return _contains(second, first) == isinstance(op, ast.In)
+            return bool(_folded(first) == _folded(second)) == isinstance(op, ast.Eq)
     value = _value(node, switches, switches)
     if isinstance(value, str) and TRUTH_VALUES.fullmatch(value):
         raise NotANumber(ast.unparse(node), "true or false", value)

@@ -8,8 +8,9 @@ from wqk.checkpoints import Checkpoint
 from wqk.errors import CheckpointError, UnknownFamily, errors_about
 from wqk.families.composites import compose_family
 from wqk.families.config import Config
-from wqk.families.family import Family, family_of_type
+from wqk.families.family import family_of_type
 from wqk.families.guessing import infer_family
+from wqk.families.rules import Family
 from wqk.families.spellings import prefixes
 
 

@@ -16,8 +16,8 @@ from wqk.checkpoints import Checkpoint
 from wqk.errors import UnknownFamily
 from wqk.families.candidates import Candidate, Neighbors, candidates, neighbors_of
 from wqk.families.composites import MODALITIES, WIDTHS
-from wqk.families.family import AttentionRule, Family
 from wqk.families.model_types import hints_for_guesses, proven_version
+from wqk.families.rules import AttentionRule, Family
 
 # Keys under which configurations count heads; what precedes them is a part of the model.
 HEADS = re.compile(
@@ -244,11 +244,11 @@ def _layout(candidate: Candidate, config: Mapping[str, Any]) -> FusedLayout:
 def _role(
     candidate: Candidate, others: Sequence[Candidate], config: Mapping[str, Any]
 ) -> tuple[str, str]:
-    """Return stack and kind of attention, by the words of a name."""
-    words = candidate.query.lower().split(".")
-    kind = "cross" if _is_cross(candidate, others, words) else "self"
+    """Return stack and kind of attention, by the name_words of a name."""
+    name_words = candidate.query.lower().split(".")
+    kind = "cross" if _is_cross(candidate, others, name_words) else "self"
     for stack, stack_words in STACKS.items():
-        if any(_is_or_begins_with(word, stack_words) for word in words):
+        if any(_is_or_begins_with(word, stack_words) for word in name_words):
             return stack, kind
     architectures = config.get("architectures")
     classes = " ".join(map(str, architectures)) if isinstance(architectures, list) else ""

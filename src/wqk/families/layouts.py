@@ -1,8 +1,8 @@
 """The layout of one or several projections in a stored tensor, and the norms around them.
 
-A layout says which outputs (rows of an ``nn.Linear`` weight, columns of a Conv1D one) belong to the
-queries, the keys and the values, in the order of the heads. That is enough to take a projection out
-of a tensor and to put it back.
+A layout assigns outputs (rows of an ``nn.Linear`` weight, columns of a Conv1D weight) to queries,
+keys and values, in the order of the heads. That is enough to take a projection out of a tensor and
+to put the projection back.
 
 ==============  =====================================================================
 layout          the tensor's outputs
@@ -55,7 +55,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Projection:
-    """The weight of one role: which outputs of which tensor, for how many heads."""
+    """The weight of one role: outputs of a stored tensor, and the number of their heads."""
 
     tensor: str
     outputs: Ranges | None  # half-open ranges, in the order of the heads; None for all
@@ -69,20 +69,20 @@ class Projection:
 
     @property
     def part(self) -> Part:
-        """What has to be read for it: the whole tensor if outputs are columns."""
+        """The part that has to be read: the whole tensor if outputs are columns."""
         return Part(self.tensor, None if self.transposed else self.outputs)
 
     @property
     def roles(self) -> dict[str, Part]:
-        """What has to be read for it, and what each part is to it."""
+        """All parts that have to be read, by their roles in the projection."""
         return {"": self.part}
 
     def weight(self, stored: Mapping[Part, Array]) -> Array:
-        """The projection (heads, R, D), from everything that was read."""
+        """Return the projection (heads, R, D), from everything that was read."""
         return self.take(stored[self.part])
 
     def take(self, stored: Array) -> Array:
-        """The projection (heads, R, D), from what was read for `part`."""
+        """Return the projection (heads, R, D), from the array that was read for `part`."""
         if self.axes is not None:
             return _contiguous(array_namespace(stored).permute_dims(stored, self.axes))
         if self.groups:
@@ -117,7 +117,7 @@ class Projection:
         put_outputs(tensor.T if self.transposed else tensor, self.outputs, outputs)
 
     def bias_part(self, name: str) -> Part:
-        """What has to be read of a bias that is laid out like the weight's outputs."""
+        """Return the part of a bias that is laid out like the outputs of the weight."""
         return Part(name, self.outputs)
 
 
@@ -136,11 +136,11 @@ class Norm:
     epsilon
         Added to the mean square.
     alone
-        Whether each head is normalized alone although the gains cover all heads.
+        Whether each head is normalized by itself although the gains cover all heads.
     feeds
-        Whether it normalizes what the weight is given, rather than what it makes.
+        Whether the norm comes before the weight, and not after.
     factor
-        Of what it puts out.
+        Factor of the norm's output.
     """
 
     kind: str
@@ -153,7 +153,7 @@ class Norm:
     factor: float = 1.0
 
     def axes(self, gains: int, width: int) -> tuple[int, ...]:
-        """The axes of (heads, R) that are normalized together: one head, or all of them."""
+        """Return the axes of (heads, R) that are normalized together: one head, or all heads."""
         return (1,) if self.alone or gains in (0, width) else (0, 1)
 
     def fold(
@@ -210,18 +210,18 @@ class Composed:
 
     @property
     def roles(self) -> dict[str, Part]:
-        """What has to be read for it, and what each part is to it."""
+        """All parts that have to be read, by their roles in the projection."""
         roles = {"": self.outer.part, "inner": self.inner.part, "inner_norm": self.norm.gain[0]}
         return roles if self.bias is None else roles | {"inner_bias": self.bias}
 
     def constant(self, stored: Mapping[Part, Array]) -> Array | None:
-        """The vector (heads, R) that the bias of the inner projection adds; None without one."""
+        """Return the vector (heads, R) that the inner bias adds; None without a bias."""
         if self.bias is None:
             return None
         return self.outer.weight(stored) @ (stored[self.norm.gain[0]] * stored[self.bias])
 
     def weight(self, stored: Mapping[Part, Array]) -> Array:
-        """The projection (heads, R, D), from everything that was read."""
+        """Return the projection (heads, R, D), from everything that was read."""
         inner = stored[self.norm.gain[0]][:, None] * self.inner.weight(stored)[0]
         return self.outer.weight(stored) @ inner
 
@@ -236,7 +236,7 @@ def put_outputs(tensor: Array, outputs: Ranges | None, values: Array) -> None:
 
 
 def _joined_groups(stored: Array, groups: int) -> Array:
-    """The matrix (out, in) of a grouped convolution (out, in / groups): zero between groups."""
+    """Return the matrix (out, in) of a grouped convolution: zero between groups."""
     if groups == 1:
         return stored
     xp = array_namespace(stored)
@@ -255,7 +255,7 @@ def _columns(stored: Array, outputs: Ranges) -> Array:
 
 
 def _contiguous(array: Array) -> Array:
-    """The array with its rows contiguous in memory, which is fastest for the kernels."""
+    """Return the array with its rows contiguous in memory, which is fastest for the kernels."""
     if hasattr(array, "contiguous"):  # PyTorch
         return array.contiguous()
     import numpy as np
@@ -271,7 +271,10 @@ def _contiguous(array: Array) -> Array:
 def separate(
     tensor: str, shape: tuple[int, ...], heads: int, inputs: int | None = None
 ) -> Projection:
-    """A tensor (H·R, D) of one role; of a convolution whose groups share these ``inputs``."""
+    """Return the layout of a tensor (H·R, D) of one role.
+
+    ``inputs`` are the inputs of a convolution, which its groups share.
+    """
     groups = max(1, inputs // shape[1]) if inputs else 0
     width = _divide(shape[0], heads, tensor, "heads")
     return Projection(tensor, None, False, heads, width, groups=groups)
@@ -280,7 +283,7 @@ def separate(
 def within_heads(
     tensor: str, shape: tuple[int, ...], heads: int, start: int, stop: int
 ) -> Projection:
-    """Some outputs of each head, of a tensor (H·R, D) in which a head holds several things.
+    """Return the layout of some outputs of each head, in a tensor (H·R, D) of several roles.
 
     Examples
     --------
@@ -305,7 +308,7 @@ def sectioned(
     blocks: int = 1,
     transposed: bool = False,
 ) -> dict[str, Projection]:
-    """The roles of a fused tensor, each block of which holds them one after the other.
+    """Return the layouts of the roles of a fused tensor whose blocks hold one after the other.
 
     ``order`` is that of the roles, such as ``"qkv"``, and ``heads`` are their numbers of heads: H
     for ``q``, G for ``k`` and ``v``. The order repeats in each of the ``blocks``; with G blocks,
@@ -330,7 +333,7 @@ def sized(
     blocks: int,
     transposed: bool = False,
 ) -> dict[str, Projection]:
-    """The roles of a fused tensor in which they differ in width; otherwise as `sectioned`.
+    """Return the layouts of roles of different widths in a fused tensor; see `sectioned`.
 
     ``sections`` are, in order, a role, its number of heads, and its number of outputs, of
     ``length`` in all; those without a number share what the others leave.
@@ -341,31 +344,30 @@ def sized(
     >>> roles["v"].outputs, roles["k"].outputs, roles["v"].head_width
     (((4, 8),), ((8, 10),), 2)
     """
-    rest = length - sum(size for _, _, size in sections)
+    taken = sum(size for _, _, size in sections)
     open_ended = sum(not size for _, _, size in sections)
-    if rest < 0 or (rest and not open_ended) or (open_ended and rest < open_ended):
+    left = length - taken
+    fits = left >= open_ended if open_ended else left == 0
+    if not fits:
         raise CheckpointError(
-            f"{tensor}: {length} outputs do not hold {length - rest} for "
+            f"{tensor}: {length} outputs do not hold {taken} for "
             f"{', '.join(role for role, _, _ in sections)}; the configuration does not fit the "
             "weights"
         )
-    share = _divide(rest, open_ended, tensor, "open parts") if open_ended else 0
+    share = _divide(left, open_ended, tensor, "open parts") if open_ended else 0
     spans = {role: _divide(size or share, blocks, tensor, "blocks") for role, _, size in sections}
     block = sum(spans.values())
     begins = dict(zip(spans, accumulate(spans.values(), initial=0), strict=False))
-    return {
-        role: Projection(
-            tensor,
-            tuple(
-                (n * block + begins[role], n * block + begins[role] + spans[role])
-                for n in range(blocks)
-            ),
-            transposed,
-            heads,
-            _divide(blocks * spans[role], heads, tensor, f"heads of {role}"),
+    projections = {}
+    for role, heads, _ in sections:
+        first = begins[role]
+        outputs = tuple(
+            (number * block + first, number * block + first + spans[role])
+            for number in range(blocks)
         )
-        for role, heads, _ in sections
-    }
+        head_width = _divide(blocks * spans[role], heads, tensor, f"heads of {role}")
+        projections[role] = Projection(tensor, outputs, transposed, heads, head_width)
+    return projections
 
 
 def _divide(length: int, parts: int, tensor: str, what: str) -> int:

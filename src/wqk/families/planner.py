@@ -25,7 +25,7 @@ from wqk.families.spellings import find_layers
 from wqk.families.windows import window_of
 
 if TYPE_CHECKING:
-    from wqk.families.family import AttentionRule, Family
+    from wqk.families.rules import AttentionRule, Family
     from wqk.families.spellings import Match
 
 # Roles of tensors that some models of a family lack, and whether a plan has them.
@@ -88,7 +88,7 @@ def _with_distinct_stacks(by_rule: list[list[AttentionPlan]]) -> list[AttentionP
 
 
 def _distinct_stack(stack: str, tensors: list[str], number: int) -> str:
-    """Return a name of a stack with the words that only its tensor's name has.
+    """Return a name of a stack with the parts that only its tensor's name has.
 
     Parameters
     ----------
@@ -105,11 +105,11 @@ def _distinct_stack(stack: str, tensors: list[str], number: int) -> str:
     if len(set(map(tuple, unnumbered))) == len(unnumbered):
         names = unnumbered
     frequencies = Counter(word for name in names for word in dict.fromkeys(name))
-    words = [] if stack == "unknown" else [stack]
+    parts = [] if stack == "unknown" else [stack]
     for word in names[number]:
         if frequencies[word] < len(names) and word not in ("weight", stack):
-            words.append(word)
-    return "-".join(words) or stack
+            parts.append(word)
+    return "-".join(parts) or stack
 
 
 def _plan_rule(checkpoint: Checkpoint, family: str, rule: AttentionRule) -> list[AttentionPlan]:

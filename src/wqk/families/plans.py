@@ -18,7 +18,7 @@ from wqk.families.sides import Side
 from wqk.families.windows import Window
 
 if TYPE_CHECKING:
-    from wqk.families.family import AttentionRule
+    from wqk.families.rules import AttentionRule
 
 # Fields that are empty in the plan of a guess because names and shapes do not determine them.
 UNKNOWN_OF_GUESSES = ("scale", "causal", "window", "softcap", "rotary", "axial", "position")
@@ -229,7 +229,7 @@ class AttentionPlan:
 
     @property
     def _rotation_is_named(self) -> bool:
-        """Whether the family names rotary positions without describing them."""
+        """Return whether the family names rotary positions without describing them."""
         return self.position.startswith("rotary") and not (self.rotary or self.axial)
 
     @property

@@ -23,7 +23,7 @@ from wqk.families.scalings import PLAIN, Unscaled, length_of_change, scaled, yar
 
 if TYPE_CHECKING:
     from wqk.families.config import Config
-    from wqk.families.family import RotaryKind, RotaryRule
+    from wqk.families.rules import RotaryKind, RotaryRule
 
 # Key of the share of a head's dimensions that turns. Many classes ignore it, unless frequencies are
 # scaled, by functions that all classes have in common.
@@ -157,10 +157,10 @@ class Rotary:
         """
         pairs, start = len(self.frequencies), self.start
         if self.apart:
-            own = pairs // self.axes
-            parts = np.arange(2 * pairs).reshape(self.axes, 2, own)
+            pairs_of_axis = pairs // self.axes
+            parts = np.arange(2 * pairs).reshape(self.axes, 2, pairs_of_axis)
             if self.order == "interleaved":
-                parts = np.arange(2 * pairs).reshape(self.axes, own, 2).swapaxes(1, 2)
+                parts = np.arange(2 * pairs).reshape(self.axes, pairs_of_axis, 2).swapaxes(1, 2)
             return parts[:, 0].reshape(-1), parts[:, 1].reshape(-1)
         if self.order == "half":
             return slice(start, start + pairs), slice(start + pairs, start + 2 * pairs)
@@ -412,9 +412,9 @@ def rotary_parameters(
             return stored
         by_kind = stored.get(kind)
         return by_kind if isinstance(by_kind, dict) else {}
-    own = config.in_file("rope_parameters")
-    if _is_by_kind(own):
-        by_kind = own.get(kind)
+    in_file = config.in_file("rope_parameters")
+    if _is_by_kind(in_file):
+        by_kind = in_file.get(kind)
         parameters = by_kind if isinstance(by_kind, dict) else {}
     else:
         defaults = config.default("rope_parameters") or {}
@@ -438,9 +438,9 @@ def _kind(kinds: Mapping[str, RotaryKind], config: Config, layer: int) -> Rotary
 
 def _of_named_kind(stored: Mapping[str, Any], kind: RotaryKind) -> Mapping[str, Any]:
     """Return the parameters of a kind: under its own name, or those of all scaled kinds."""
-    own = stored.get(kind.parameters)
-    if isinstance(own, dict):
-        return own
+    parameters_of_kind = stored.get(kind.parameters)
+    if isinstance(parameters_of_kind, dict):
+        return parameters_of_kind
     if not kind.scaled:
         return {}
     parameters = {key: value for key, value in stored.items() if key != "rope_theta"}

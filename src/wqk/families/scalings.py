@@ -158,7 +158,7 @@ def _yarn(rotation: Unscaled) -> tuple[Frequencies, float]:
     factor = rotation.longest / trained if factor is None else float(factor)
 
     def pair_that_turns(times: float) -> float:
-        """Number of the pair that turns that many times within the trained length."""
+        """Return the number of the pair that turns so often within the trained length."""
         turns = trained / (times * 2 * math.pi)
         return rotation.width * math.log(turns) / (2 * math.log(rotation.base))
 

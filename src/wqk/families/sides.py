@@ -18,7 +18,6 @@ from array_api_compat import array_namespace
 from wqk._typing import Array
 from wqk.checkpoints import Part
 from wqk.errors import CheckpointError
-from wqk.families.family import EPSILON, REST
 from wqk.families.layouts import (
     Composed,
     Norm,
@@ -28,10 +27,11 @@ from wqk.families.layouts import (
     sized,
     within_heads,
 )
+from wqk.families.rules import EPSILON, REST
 
 if TYPE_CHECKING:
     from wqk.families.config import Config
-    from wqk.families.family import AttentionRule
+    from wqk.families.rules import AttentionRule
     from wqk.families.spellings import Match
 
 # By role: q, k, v; in latent attention also q_position and k_position.
@@ -141,7 +141,7 @@ class _NormFinder:
 
     @property
     def _is_first_layer(self) -> bool:
-        """Whether the layer is layer 0 of a model in which layer 0 has another input norm."""
+        """Return whether this is layer 0 of a model in which layer 0 has another input norm."""
         return self.match.group == 0 and bool(self.rule.first_input_norm)
 
     def before_score(self, names: tuple[str, ...], heads: int) -> Norm | None:

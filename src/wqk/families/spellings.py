@@ -17,8 +17,8 @@ from wqk.families.layouts import Composed
 from wqk.families.naming import weight_name
 
 if TYPE_CHECKING:
-    from wqk.families.family import AttentionRule
     from wqk.families.layouts import Projection
+    from wqk.families.rules import AttentionRule
 
 Tensors = Mapping[str, TensorInfo]
 Index = tuple[int, ...]

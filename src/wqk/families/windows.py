@@ -17,7 +17,7 @@ from wqk.families.config import as_text
 
 if TYPE_CHECKING:
     from wqk.families.config import Config
-    from wqk.families.family import AttentionRule
+    from wqk.families.rules import AttentionRule
 
 # Configuration keys whose windows are parts of the text instead of distances.
 CHUNK_KEYS = ("attention_chunk_size", "context_size")
@@ -179,7 +179,7 @@ def window_of(
     Examples
     --------
     >>> from wqk.families.config import Config
-    >>> from wqk.families.family import AttentionRule
+    >>> from wqk.families.rules import AttentionRule
     >>> kinds = ["sliding_attention", "full_attention", "reference_sliding_attention"]
     >>> config = Config({"layer_types": kinds, "sliding_window": 64})
     >>> rule = AttentionRule("decoder", query=("q",), key=("k",), window=("sliding_window",))

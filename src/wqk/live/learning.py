@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from wqk.families import Place, find_family
-from wqk.families.family import AttentionRule
+from wqk.families.rules import AttentionRule
 from wqk.live.addresses import Learned
 from wqk.model import Model
 
