@@ -36,7 +36,14 @@ def test_every_cause_has_a_plant() -> None:
     """Causes of quantized weights, sizes, settings and tensors elsewhere are in other tests."""
     planted = {kind for plant in PLANTS for kind in plant.kinds}
     planted |= {mistake.verdict for mistake in MISTAKES}
-    of_tensors = {Kind.OFFSET, Kind.CONSTANT, Kind.EXPERTS, Kind.RESIZED, Kind.MISSING}
+    of_tensors = {
+        Kind.OFFSET,
+        Kind.CONSTANT,
+        Kind.EXPERTS,
+        Kind.RESIZED,
+        Kind.MISSING,
+        Kind.EXPONENTIAL,
+    }
     of_sizes = {Kind.GROUPS, Kind.QUANTIZED, Kind.SIZES}
     assert planted | of_tensors | of_sizes | UNEXPLAINED == set(Kind)
 

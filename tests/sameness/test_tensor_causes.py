@@ -212,6 +212,12 @@ MISTAKES = [
         Kind.CONSTANT,
         "all are 1",
     ),
+    Mistake(
+        "a rate instead of its logarithm",
+        edit("post_attention", lambda w: -np.exp(w)),
+        Kind.EXPONENTIAL,
+        "post_attention_layernorm: stored as an exponential, −exp of it",
+    ),
     Mistake("a weight of zeros", edit(UP, np.zeros_like), Kind.ZERO, "up_proj: all zero"),
     Mistake("embeddings scaled", edit("embed", lambda w: w * 4.9), Kind.SCALED, "scaled by 4.9"),
     Mistake("vocabulary padded", edit(TABLES, padded), Kind.RESIZED, "64 rows instead of 56"),

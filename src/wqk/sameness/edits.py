@@ -501,6 +501,36 @@ class Offset:
 
 
 @dataclass(frozen=True)
+class Logarithm:
+    """The logarithm of numbers that were stored as an exponential, of either sign.
+
+    Examples
+    --------
+    >>> edit = Logarithm(is_negative=True)
+    >>> edit.apply(np.array([-1.0])).tolist(), edit.code()
+    ([0.0], 'w = torch.log(-w)')
+    """
+
+    is_negative: bool
+    needs_original = False
+
+    def apply(self, array: np.ndarray, original: np.ndarray | None = None) -> np.ndarray:
+        return np.asarray(np.log(-array if self.is_negative else array))
+
+    def code(self, name: str = "w", original: str = "original") -> str:
+        return f"{name} = torch.log({'-' if self.is_negative else ''}{name})"
+
+    def turned(self) -> Edit:
+        return self
+
+    def on_bias(self) -> Edit | None:
+        return None
+
+    def describe(self) -> str:
+        return "its logarithm"
+
+
+@dataclass(frozen=True)
 class Transpose:
     """Rows and columns exchanged."""
 

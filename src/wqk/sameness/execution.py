@@ -128,7 +128,11 @@ def _tensor(numbers: Sequence[float]) -> Tensor:
     return Tensor(np.array(numbers, np.float32))
 
 
-TORCH = SimpleNamespace(arange=_arange, cat=_cat, tensor=_tensor)
+def _log(tensor: Tensor) -> Tensor:
+    return Tensor(np.log(tensor.array))
+
+
+TORCH = SimpleNamespace(arange=_arange, cat=_cat, log=_log, tensor=_tensor)
 
 
 class Arrays(MutableMapping[str, Any]):

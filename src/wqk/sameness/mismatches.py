@@ -53,6 +53,7 @@ class Kind(StrEnum):
     GROUPS = "columns in other groups"
     QUANTIZED = "quantized from other weights"
     OFFSET = "a constant added"
+    EXPONENTIAL = "stored as an exponential"
     CONSTANT = "all one number"
     BIASES = "same weights, other biases"
     NORM = "same weights, other norm"

@@ -28,6 +28,7 @@ from wqk.sameness.edits import (
     Edit,
     FirstRows,
     Listed,
+    Logarithm,
     Offset,
     Order,
     Permute,
@@ -539,6 +540,12 @@ def _edit_of(expected: np.ndarray, actual: np.ndarray) -> tuple[Kind, str, Edit]
     factor = float(np.vdot(expected, actual) / max(np.vdot(expected, expected), TINY))
     if abs(factor - 1) > SAME_FACTOR and same_numbers(factor * expected, actual):
         return Kind.SCALED, f"scaled by {factor:.4g}", Scale(factor)
+    for sign in (-1, 1):
+        with np.errstate(over="ignore"):
+            exponential = sign * np.exp(expected)
+        if np.isfinite(exponential).all() and same_numbers(exponential, actual):
+            text = f"{Kind.EXPONENTIAL}, {'−' if sign < 0 else ''}exp of it"
+            return Kind.EXPONENTIAL, text, Logarithm(sign < 0)
     is_square = expected.ndim == 2 and expected.shape[0] == expected.shape[1]
     if is_square and same_numbers(expected.T, actual):
         return Kind.TRANSPOSED, "stored transposed", Transpose()
