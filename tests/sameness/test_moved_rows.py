@@ -47,6 +47,23 @@ def test_layers_that_were_dropped_or_repeated_are_one_cause(
     assert {cause.mismatch.verdict for cause in comparison.causes} == {Kind.LAYER}
 
 
+def test_a_layer_that_was_inserted_is_one_cause() -> None:
+    """It was "different weights", beside printed code that took the next layers for wrong."""
+    tensors, config = right("llama")
+    deeper = {name: value for name, value in tensors.items() if ".layers." not in name}
+    deeper |= layers_of(tensors, [0, 1, 1, 2])
+    random = np.random.default_rng(4)
+    for name, value in deeper.items():
+        if ".layers.1." in name:
+            noise = random.standard_normal(value.shape)
+            deeper[name] = (value.std() * noise).astype(np.float32)
+    more = config | {"num_hidden_layers": 4}
+    comparison = same(StateDict(tensors, config, "a"), StateDict(deeper, more, "b"))
+    (cause,) = comparison.causes
+    assert "layer 1 is new, and layer 2 has those of layer 1" in cause.mismatch.reason
+    assert comparison.repair == ""
+
+
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("order", ["qkv", "kvq"])
 def test_a_fused_weight_that_was_cut_at_other_places_is_one_cause(shards: int, order: str) -> None:

@@ -29,7 +29,9 @@ def with_moved_layers(
     for block in blocks:
         cause = causes.get((block.stack, block.kind))
         held = _held(block)
-        if cause is not None and held is not None and held != block.layer:
+        if cause is not None and block.layer in cause.facts["new"]:
+            block = replace(block, mismatches=(cause,))
+        elif cause is not None and held is not None and held != block.layer:
             others = tuple(each for each in block.mismatches if each.verdict is not Kind.LAYER)
             facts = {**cause.facts, "other_layer": held}
             block = replace(block, mismatches=(replace(cause, facts=facts), *others))
@@ -116,7 +118,10 @@ def _moved(blocks: Sequence[BlockComparison]) -> Mismatch | None:
     held = [_held(block) for block in blocks]
     layers = [layer for layer in held if layer is not None]
     own = [block.layer for block in blocks]
-    if len(layers) < len(blocks) or layers == own or layers != sorted(layers):
+    new = [layer for layer, source in zip(own, held, strict=True) if source is None]
+    if new:
+        return _inserted(own, held, new)
+    if layers == own or layers != sorted(layers):
         return None
     moved = [layer for layer, source in zip(own, layers, strict=True) if layer != source]
     sources = [source for layer, source in zip(own, layers, strict=True) if layer != source]
@@ -132,8 +137,32 @@ def _moved(blocks: Sequence[BlockComparison]) -> Mismatch | None:
         text = f"{which} repeated"
     else:
         return None
-    place = f"layers {spans(moved)} have those of layers {spans(sources)}"
+    reason = f"{Kind.LAYER}: {text}, and {_place(moved, sources)}"
+    facts = {"missing": dropped, "repeated": repeated, "new": []}
+    return Mismatch(Kind.LAYER, reason, facts=facts)
+
+
+def _place(moved: Sequence[int], sources: Sequence[int]) -> str:
+    """Return a phrase on layers that have those of others."""
     if len(moved) == 1:
-        place = f"layer {moved[0]} has those of layer {sources[0]}"
-    reason = f"{Kind.LAYER}: {text}, and {place}"
-    return Mismatch(Kind.LAYER, reason, facts={"missing": dropped, "repeated": repeated})
+        return f"layer {moved[0]} has those of layer {sources[0]}"
+    return f"layers {spans(moved)} have those of layers {spans(sources)}"
+
+
+def _inserted(
+    own: Sequence[int], held: Sequence[int | None], new: Sequence[int]
+) -> Mismatch | None:
+    """The cause of layers that lie among those of the reference; None if others are not in order.
+
+    ``held`` are the reference's layers that the layers ``own`` have; ``new`` have none.
+    """
+    known = [(layer, source) for layer, source in zip(own, held, strict=True) if source is not None]
+    sources = [source for _, source in known]
+    moved = [layer for layer, source in known if layer != source]
+    if not moved or sources != list(range(own[0], own[0] + len(sources))):
+        return None
+    moved_sources = [source for layer, source in known if layer != source]
+    which = f"layers {spans(new)} are" if len(new) > 1 else f"layer {new[0]} is"
+    reason = f"{Kind.LAYER}: {which} new, and {_place(moved, moved_sources)}"
+    facts = {"missing": [], "repeated": [], "new": [*new]}
+    return Mismatch(Kind.LAYER, reason, facts=facts)
