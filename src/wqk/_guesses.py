@@ -262,7 +262,7 @@ OPTION_GUESSES = (
     OptionGuess("--threshold --outlier --outliers --sigma --std", "--gamma"),
     OptionGuess("--tol --atol --rtol --eps --epsilon", "--tolerance"),
     OptionGuess("--k --q --v --side", "--kind", "--kind k chooses the side: q, k, v or all"),
-    OptionGuess("--matrix", "--picture --json"),
+    OptionGuess("--map --heat-map --matrix", "--matrix --picture"),
     OptionGuess("--rev --branch --commit --tag", "--revision"),
     OptionGuess("--config --architecture --arch --model-type", "--family"),
     OptionGuess("--num-heads --n-heads --n-head --num-attention-heads", "--heads-per-layer"),

@@ -155,6 +155,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "beside": {"type": REF, "metavar": "REF"},
     "fold_norm": {"is_flag": True, "help": "Fold in the norms in front of attention."},
     "through": {"type": LayerAndHead(), "metavar": "L.H"},
+    "directions": {
+        "type": COUNT,
+        "metavar": "[N]",
+        "is_flag": False,
+        "flag_value": 5,
+        "help": "Singular directions of the form instead of pairs, the 5 or N largest, with the "
+        "tokens at their two ends.",
+    },
     "top": {"type": COUNT, "metavar": "N"},
     "seed": {"type": click.IntRange(min=0), "metavar": "N", "default": 0},
     "mask_share": {

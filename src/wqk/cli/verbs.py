@@ -54,6 +54,7 @@ tokens = Verb(
     examples=(
         "wqk tokens meta-llama/Llama-3.2-1B --layer 0 --head 3 --fold-norm",
         "wqk tokens openai-community/gpt2 --layer 5 --head 1 --through 4.11",
+        "wqk tokens openai-community/gpt2 --layer 5 --head 1 --directions --circuit ov",
     ),
 )
 
@@ -61,10 +62,18 @@ compose = Verb(
     "wqk.inspecting.composition:compose",
     examples=(
         "wqk compose openai-community/gpt2 --kind k",
+        "wqk compose openai-community/gpt2 --kind k --matrix --picture map.pdf",
         "wqk compose meta-llama/Llama-3.2-1B --fold-norm --out pairs.parquet",
     ),
-    extra={"top": {"default": 20, "help": "Number of pairs to print, and to draw."}},
-    show=lambda result, top: [replace(result, top=top)],
+    extra={
+        "top": {"default": 20, "help": "Number of pairs to print, and to draw."},
+        "matrix": {
+            "is_flag": True,
+            "help": "Draw the scores of all pairs: a map for each kind, writers down, readers "
+            "across.",
+        },
+    },
+    show=lambda result, top, matrix: [replace(result, top=top)],
     table=True,
     picture=True,
 )

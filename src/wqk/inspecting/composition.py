@@ -90,6 +90,72 @@ CIRCUITS_AT_ONCE = 4
 PAIRS_SHOWN = 20
 
 
+HeadKey = tuple[str, int, str, int]
+
+
+def _keys(frame: pl.DataFrame, end: str) -> list[HeadKey]:
+    """Return the stack, layer, attention and number of the head at one end of each pair."""
+    names = ("stack", "layer", "attention", "head")
+    return list(frame.select(f"{end}_{name}" for name in names).iter_rows())
+
+
+def _heads(frame: pl.DataFrame, end: str) -> dict[HeadKey, int]:
+    """Return the place of each head in the order of the model: an encoder first, then by layer."""
+
+    def order(key: HeadKey) -> tuple[Any, ...]:
+        stack, layer, attention, head = key
+        return stack != ENCODER, stack, layer, attention == "cross", head
+
+    heads = sorted(set(_keys(frame, end)), key=order)
+    return {head: place for place, head in enumerate(heads)}
+
+
+def _names(heads: Mapping[HeadKey, int]) -> tuple[str, ...]:
+    """Name heads by layer and number, after the stack and attention where there are several."""
+    several = len({(stack, attention) for stack, _, attention, _ in heads}) > 1
+    names = []
+    for stack, layer, attention, head in heads:
+        prefix = f"{stack} {attention} " if several else ""
+        names.append(f"{prefix}{layer}.{head}")
+    return tuple(names)
+
+
+@dataclass(frozen=True, eq=False)
+class CompositionMatrix:
+    """One number of every pair of heads, writers down and readers across.
+
+    Attributes
+    ----------
+    kind, value
+        How readers read, and the column that the numbers are from.
+    values
+        (writers, readers); NaN where a reader comes before the writer, or a head is pruned.
+    writers, readers
+        Names of the heads, LAYER.HEAD.
+    """
+
+    kind: str
+    value: str
+    values: np.ndarray
+    writers: tuple[str, ...]
+    readers: tuple[str, ...]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.values, dtype=dtype)
+
+    def plot(self) -> Figure:
+        """Draw the matrix as a map (needs matplotlib).
+
+        Examples
+        --------
+        >>> import wqk
+        >>> figure = wqk.compose(wqk.demo_model("induction")).matrix("k").plot()
+        >>> figure.axes[0].get_xlabel()
+        'head that reads'
+        """
+        return pictures.composition_maps([self])
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class CompositionTable(Table):
     """The composition of heads, one row for each pair and kind, largest excess first.
@@ -154,13 +220,52 @@ class CompositionTable(Table):
             )
         return pairs_of_head
 
-    def plot(self, top: int = 30) -> Figure:
+    def matrix(self, kind: str, value: str = "score") -> CompositionMatrix:
+        """Return one number of every pair as a matrix, writers down and readers across.
+
+        The entries are those of TransformerLens's ``all_composition_scores``, which is indexed by
+        the writer's layer and head and the reader's layer and head.
+
+        Parameters
+        ----------
+        kind
+            How the reader reads: ``q``, ``k`` or ``v``, with its queries, keys or values.
+        value
+            A column: ``score``, or ``expected``, ``excess``, ``z``, ``p``.
+
+        Raises
+        ------
+        TableError
+            The table has no pair of this kind, or no such column.
+
+        Examples
+        --------
+        >>> import wqk
+        >>> matrix = wqk.compose(wqk.demo_model("induction")).matrix("k")
+        >>> matrix.values.shape, matrix.writers[2], matrix.readers[2]
+        ((4, 4), '0.2', '1.2')
+        """
+        rows = self.filter(pl.col("kind") == str(kind).lower())
+        if not len(rows):
+            raise TableError(f"the table has no pair of the kind {kind!r}; expected q, k or v")
+        writers, readers = (_heads(rows.frame, end) for end in ("writer", "reader"))
+        values = np.full((len(writers), len(readers)), np.nan)
+        places = (_keys(rows.frame, "writer"), _keys(rows.frame, "reader"), rows[value])
+        for writer, reader, number_of_pair in zip(*places, strict=True):
+            if number_of_pair is not None:
+                values[writers[writer], readers[reader]] = number_of_pair
+        return CompositionMatrix(str(kind).lower(), value, values, _names(writers), _names(readers))
+
+    def plot(self, top: int = 30, matrix: bool = False) -> Figure:
         """Draw the strongest pairs (needs matplotlib): layers across, heads upward.
 
         Parameters
         ----------
         top
             Number of pairs to draw.
+        matrix
+            Draw the scores of all pairs instead: a map for each kind, writers down and readers
+            across.
 
         Raises
         ------
@@ -174,6 +279,9 @@ class CompositionTable(Table):
         >>> figure.axes[0].get_title(loc="left")
         '4 strongest pairs of 48'
         """
+        if matrix:
+            kinds = [kind for kind in COMPOSITION_KINDS if kind in self.frame["kind"]]
+            return pictures.composition_maps([self.matrix(kind) for kind in kinds])
         return pictures.composition_arcs(self.frame, top)
 
     _drawn = plot

@@ -34,6 +34,7 @@ from wqk.errors import CheckpointError, HubError, first_line
 from wqk.families import AttentionPlan
 from wqk.families.naming import embedding_table
 from wqk.forms import BilinearForm
+from wqk.inspecting.directions import Direction, TokenDirections, direction_ends
 from wqk.model import open as open_model
 from wqk.storage.references import HubOptions, redacted
 from wqk.tables.sheet import Sheet
@@ -156,7 +157,8 @@ def match_tokens(
     through: tuple[int, int] | None = None,
     stack: str | None = None,
     embeddings: str | None = None,
-) -> TokenMatches:
+    directions: int | None = None,
+) -> TokenMatches | TokenDirections:
     """List the token pairs that a head scores highest and lowest.
 
     Queries and keys are computed from the model's token embeddings. In layer 0 that is what the
@@ -184,6 +186,14 @@ def match_tokens(
         its output; the two heads form a virtual head (`wqk.compose` finds the important ones).
     embeddings
         Name of the embedding table, if it is not a usual one.
+    directions
+        Instead of pairs, list this many singular directions of the form, largest first, with the
+        tokens at their two ends.
+
+    Returns
+    -------
+    TokenMatches or TokenDirections
+        The pairs; with ``directions``, the singular directions of the form without biases.
 
     Raises
     ------
@@ -213,22 +223,39 @@ def match_tokens(
         earlier_form = _head(earlier, through[1], "ov", fold_norm)
         form = form @ earlier_form.T if circuit == "qk" else earlier_form @ form
     table = embedding_table(checkpoint, form.widths[0] - 1, embeddings)
+    unembeddings = None
     # Of a virtual head, the earlier head reads the embeddings of the attended token.
+    first_plan, second_plan = (plan, reading) if circuit == "qk" else (reading, None)
     if circuit == "ov":
         unembeddings = unembedding_table(checkpoint, table, form.widths[1] - 1)
-        query = _projected(checkpoint, table, form.query, reading if fold_norm else None)
-        key = _projected(checkpoint, unembeddings, form.key, None)
-    else:
-        unembeddings = None
-        query = _projected(checkpoint, table, form.query, plan if fold_norm else None)
-        key = _projected(checkpoint, table, form.key, reading if fold_norm else None)
+    sides = (
+        _TokenSide(table, first_plan if fold_norm else None),
+        _TokenSide(unembeddings or table, second_plan if fold_norm else None),
+    )
     names = token_names(model.ref, **model.hub)
+    is_single = circuit == "qk" and not through
+    caveat = _caveat(plan, fold_norm) if is_single else _written_caveat(plan)
+    if directions is not None:
+        return TokenDirections(
+            checkpoint=checkpoint.name,
+            stack=plan.stack,
+            layer=plan.layer,
+            head=head,
+            circuit=circuit,
+            embeddings=table,
+            unembeddings=unembeddings or table,
+            directions=_directions(checkpoint, form, sides, directions, top, names),
+            caveat=f"{caveat} Biases are left out of the directions, whose sign is arbitrary.",
+        )
+    query, key = (
+        _projected(checkpoint, side.table, factor, side.plan)
+        for side, factor in zip(sides, (form.query, form.key), strict=True)
+    )
     largest, smallest = extreme_pairs(query, key, top)
     tokens = min(len(query), len(key))
     by_score_with_itself = np.argsort(np.einsum("vr,vr->v", query[:tokens], key[:tokens]))
     least_alike = np.stack([by_score_with_itself[:top]] * 2)
     most_alike = np.stack([by_score_with_itself[::-1][:top]] * 2)
-    is_single = circuit == "qk" and not through
     return TokenMatches(
         checkpoint=checkpoint.name,
         stack=plan.stack,
@@ -241,10 +268,44 @@ def match_tokens(
         smallest=_pairs(query, key, smallest, names),
         most_alike=_pairs(query, key, most_alike, names),
         least_alike=_pairs(query, key, least_alike, names),
-        caveat=_caveat(plan, fold_norm) if is_single else _written_caveat(plan),
+        caveat=caveat,
         circuit=circuit,
         through=None if through is None else (reading.layer, through[1]),
         unembeddings=unembeddings,
+    )
+
+
+class _TokenSide(NamedTuple):
+    """The table of the tokens on one side of a form, and the plan whose norm they pass."""
+
+    table: str
+    plan: AttentionPlan | None
+
+
+def _directions(
+    checkpoint: Checkpoint,
+    form: BilinearForm,
+    sides: tuple[_TokenSide, _TokenSide],
+    count: int,
+    top: int,
+    names: Mapping[int, str],
+) -> tuple[Direction, ...]:
+    """Return the largest singular directions of a form of [x, 1], without its biases."""
+    if count < 1:
+        raise CheckpointError(f"directions is a number of directions, 1 or more; got {count}")
+    plain = BilinearForm.from_factors(form.query[:-1], form.key[:-1])
+    decomposition = plain.svd()
+    values = np.asarray(decomposition.S, np.float64)
+    total = float((values**2).sum())
+    ends = []
+    vectors_of_sides = (decomposition.U[:, :count], decomposition.Vh[:count].T)
+    for side, vectors in zip(sides, vectors_of_sides, strict=True):
+        without_bias = np.concatenate([vectors, np.zeros((1, vectors.shape[1]))])
+        coordinates = _projected(checkpoint, side.table, without_bias, side.plan)
+        ends.append(direction_ends(coordinates, names, top))
+    return tuple(
+        Direction(float(value), float(value**2 / total) if total else 0.0, first, second)
+        for value, first, second in zip(values[:count], *ends, strict=True)
     )
 
 

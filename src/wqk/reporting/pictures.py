@@ -7,9 +7,9 @@ coupling of heads, the effect of parts of the scores on the loss, and the compos
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import polars as pl
@@ -420,6 +420,75 @@ def composition_arcs(frame: pl.DataFrame, top: int = 30) -> Figure:
         figure.legend(handles=handles, loc="outside upper right", ncols=3, title="read by")
     axis.set_title(f"{strongest.height} strongest pairs of {frame.height:,}{remark}")
     return figure
+
+
+# Most ticks along a side of a map.
+MOST_TICKS = 24
+
+
+class PairMatrix(Protocol):
+    """Numbers of pairs of heads; `wqk.inspecting.composition.CompositionMatrix` is one."""
+
+    @property
+    def kind(self) -> str:
+        """How readers read: q, k or v."""
+
+    @property
+    def value(self) -> str:
+        """Name of the number."""
+
+    @property
+    def values(self) -> np.ndarray:
+        """The numbers, (writers, readers)."""
+
+    @property
+    def writers(self) -> tuple[str, ...]:
+        """Names of the heads that write."""
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """Names of the heads that read."""
+
+
+@style()
+def composition_maps(matrices: Sequence[PairMatrix]) -> Figure:
+    """Draw maps of pairs of heads on one scale, writers down and readers across.
+
+    Pairs without a number, because the reader does not come after the writer, are light gray.
+    """
+    count = len(matrices)
+    aspect = len(matrices[0].writers) / len(matrices[0].readers)
+    side = 3.6 if count == 1 else (PAPER_WIDTH - 0.6) / count
+    figure = new_figure(side * count + 0.9, 0.8 + 0.9 * side * min(1.6, max(0.5, aspect)))
+    axes = figure.subplots(1, count, squeeze=False)[0]
+    finite = [matrix.values[np.isfinite(matrix.values)] for matrix in matrices]
+    numbers = np.concatenate(finite) if finite else np.zeros(0)
+    if not len(numbers):
+        raise TableError("no pair of heads has a score; there is nothing to draw")
+    low, high = float(numbers.min()), float(numbers.max())
+    for axis, matrix in zip(axes, matrices, strict=True):
+        drawn = axis.imshow(
+            matrix.values, cmap="magma_r", vmin=low, vmax=high, interpolation="nearest"
+        )
+        axis.set_facecolor("#e6e6e6")
+        kind = READING_KINDS[matrix.kind][1] if matrix.kind in READING_KINDS else matrix.kind
+        axis.set(title=f"read by {kind}", xlabel="head that reads")
+        _name_ticks(axis.set_xticks, matrix.readers, rotation=90)
+        _name_ticks(axis.set_yticks, matrix.writers)
+        axis.tick_params(length=0, labelsize=6)
+        axis.spines[:].set_visible(False)
+    axes[0].set_ylabel("head that writes")
+    bar = figure.colorbar(drawn, ax=axes, shrink=0.8, aspect=25)
+    bar.outline.set_visible(False)
+    bar.set_label(matrices[0].value, fontsize=7)
+    return figure
+
+
+def _name_ticks(set_ticks: Callable[..., Any], names: Sequence[str], **look: Any) -> None:
+    """Label every head, or if there are many, the first of each few."""
+    step = math.ceil(len(names) / MOST_TICKS)
+    places = range(0, len(names), step)
+    set_ticks(places, [names[place] for place in places], **look)
 
 
 def _draw_arcs(

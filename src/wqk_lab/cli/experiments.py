@@ -63,11 +63,14 @@ def experiments(
     """
     from wqk.cli import display
     from wqk.errors import RunError
-    from wqk_lab.training.experiments import read_experiments, run_experiments
+    from wqk_lab.training.experiments import missing_corpora, read_experiments, run_experiments
 
     trials = [trial for trial in read_experiments(file, corpora, out) if only in trial.cell]
     if not trials:
         raise RunError(f"{file}: no cell has a name that contains {only!r}")
+    missing = missing_corpora(trials)
+    if missing and not dry_run:
+        raise RunError(f"{_listed(missing)}; make it with wqk lab corpus, or give its --corpora")
     if not dry_run:
         try:
             with display.bar("experiments", lambda: _progress(trials)) as on_progress:
@@ -81,9 +84,16 @@ def experiments(
             raise KeyboardInterrupt(f"repeat the command to resume in {out}") from None
     _print_table(trials, speed)
     _print_comparisons(trials, below)
+    if missing:
+        display.say(f"{_listed(missing)}; wqk lab corpus makes one")
     if not dry_run and failed:
         logs = ", ".join(str(trial.log) for trial in failed)
         raise RunError(f"{len(failed)} of {len(trials)} runs failed; see {logs}")
+
+
+def _listed(missing: Sequence[Path]) -> str:
+    """Return the missing token stores as the beginning of a sentence."""
+    return f"no corpus in {', '.join(map(str, missing))}, which unfinished runs need"
 
 
 def _progress(trials: Sequence[Trial]) -> dict[str, Any]:

@@ -265,8 +265,15 @@ def _own_loss(model: Any, batch: Mapping[str, Any]) -> Any:
 def _layer_gradient(attention: Block, record: BlockUses, errors: Sequence[Any]) -> LayerGradient:
     tokens, contexts = record.uses[0].attention.shape[-2:]
 
+    # Where a layer projects one tensor to queries, keys and values, its array is kept once.
+    arrays: dict[tuple[int, ...], np.ndarray] = {}
+
     def inputs(side: str, count: int) -> np.ndarray:
-        array = _joined([use.inputs.get(side, use.inputs["key"]) for use in record.uses])
+        tensors = [use.inputs.get(side, use.inputs["key"]) for use in record.uses]
+        identity = tuple(map(id, tensors))
+        if identity not in arrays:
+            arrays[identity] = _joined(tensors)
+        array = arrays[identity]
         return array.reshape(-1, count, array.shape[-1])
 
     x, y = inputs("query", tokens), inputs("key", contexts)

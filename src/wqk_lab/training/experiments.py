@@ -50,6 +50,7 @@ from wqk.errors import RunError, required_by
 from wqk.tables.run import METRICS, SETTINGS, Run, checkpoints_in, open_run
 from wqk_lab.runs.groups import comparable
 from wqk_lab.training.conversion import continued
+from wqk_lab.training.corpus.store import HEADER
 from wqk_lab.training.models import read_configuration
 from wqk_lab.training.recipe import Recipe, differences, make_recipe
 
@@ -222,6 +223,12 @@ def _trials(
         run, continued_run = out / f"{name}-{seed}", parent.folder if parent else None
         trials.append((at, Trial(name, recipe, store, run, goal, threads, continued_run)))
     return trials
+
+
+def missing_corpora(trials: Sequence[Trial]) -> list[Path]:
+    """Return the folders in which unfinished runs expect a token store, and that have none."""
+    folders = dict.fromkeys(trial.corpus for trial in trials if not trial.done)
+    return [folder for folder in folders if not (folder / HEADER).is_file()]
 
 
 def run_experiments(
