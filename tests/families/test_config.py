@@ -6,7 +6,6 @@ import itertools
 
 import numpy as np
 import pytest
-from tests.cases import cases
 from tests.stand_in import Module
 
 import wqk
@@ -26,7 +25,26 @@ def test_conditions_are_those_of_logic(a: bool, b: bool, c: bool) -> None:
     assert config.holds("")
 
 
-@pytest.mark.parametrize(("lifted", "config"), cases(__file__, "lifted"))
+# Whether a configuration lifts the causal mask.
+LIFTED = [
+    (False, {}),
+    (False, {"is_causal": True}),
+    (True, {"is_causal": False}),
+    (False, {"is_causal": 0}),
+    (True, {"architectures": ["MistralBiModel"]}),
+    (True, {"architectures": ["MistralModel", "MistralBiModel"]}),
+    (True, {"is_causal": True, "architectures": ["MistralBiModel"]}),
+    (True, {"auto_map": {"AutoModel": "code.MistralBiModel"}}),
+    (False, {"auto_map": {"AutoModel": "code.MistralModel"}}),
+    (False, {"architectures": "MistralBiModel", "auto_map": []}),
+    (True, {"architectures": ["Lfm2BidirectionalForMaskedLM"]}),
+    (True, {"architectures": ["Lfm2BidirP2ForTokenClassification"]}),
+    (True, {"auto_map": {"AutoModel": "modeling_qwen3_bidirectional.Qwen3BidirectionalModel"}}),
+    (False, {"architectures": [1, []]}),
+]
+
+
+@pytest.mark.parametrize(("lifted", "config"), LIFTED)
 def test_either_of_two_signs_lifts_the_mask(lifted: bool, config: dict[str, object]) -> None:
     assert Config(config).lifts_mask is lifted
 
@@ -82,7 +100,30 @@ def test_numbers_made_of_keys() -> None:
     assert config.get("gone // 2 + 1") is None
 
 
-@pytest.mark.parametrize(("scaling", "said"), cases(__file__, "scalings"))
+# Rotary scalings without which a model cannot be run, and what is said.
+INCOMPLETE_SCALINGS = [
+    (
+        {"rope_type": "yarn", "original_max_position_embeddings": 64, "factor": 0},
+        "'yarn' has a number that is zero",
+    ),
+    (
+        {"rope_type": "yarn", "original_max_position_embeddings": 64},
+        "'yarn' lacks or misstates 'factor'",
+    ),
+    (
+        {
+            "rope_type": "llama3",
+            "original_max_position_embeddings": 64,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+        },
+        "'llama3' lacks or misstates 'factor'",
+    ),
+    ({"rope_type": "linear"}, "'linear' lacks or misstates 'factor'"),
+]
+
+
+@pytest.mark.parametrize(("scaling", "said"), INCOMPLETE_SCALINGS)
 def test_rotary_scaling_that_cannot_be_computed_is_named(scaling: object, said: str) -> None:
     with pytest.raises(CheckpointError, match=said):
         wqk.open(Module(LLAMA, {"model_type": "llama", **COUNTS, "rope_parameters": scaling}))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cases import cases
 from tests.limits import some
 from tools.deriving.deriving import derive
 from tools.deriving.probing import record_type
@@ -56,13 +55,42 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunRecord, Checkpoi
     return recorded("qwen3", tmp_path_factory.mktemp("qwen3") / "model")
 
 
-RULE: dict[str, Any] = cases(__file__, "rule")
+RULE: dict[str, Any] = {
+    "stack": "decoder",
+    "query": "layers.{layer}.self_attn.q_proj",
+    "key": "layers.{layer}.self_attn.k_proj",
+    "value": "layers.{layer}.self_attn.v_proj",
+    "output": "layers.{layer}.self_attn.o_proj",
+    "query_norm": "layers.{layer}.self_attn.q_norm",
+    "key_norm": "layers.{layer}.self_attn.k_norm",
+    "input_norm": "layers.{layer}.input_layernorm",
+    "causal": True,
+    "rotary": {"order": "half"},
+}
+
+
+FAULTS = [
+    ({}, ""),
+    ({"key": "layers.{layer}.self_attn.v_proj", "value": []}, "is read wrongly"),
+    ({"query_norm": [], "key_norm": []}, "is read wrongly"),
+    ({"value": []}, "v_proj.weight makes the values"),
+    ({"value": "layers.0.self_attn.v_proj"}, "does not make the values"),
+    ({"output": []}, "o_proj.weight makes the outputs"),
+    ({"output": "layers.0.self_attn.o_proj"}, "does not make the outputs"),
+    ({"norm_offset": 1.0}, "is read wrongly"),
+    ({"causal": False}, "causal is True"),
+    ({"scale": []}, "scale is 0.2"),
+    ({"rotary": {"order": "interleaved"}}, "positions are not rotary like that"),
+    ({"input_norm": "layers.{layer}.post_attention_layernorm"}, "does not feed"),
+    ({"stack": "encoder"}, "the stack is no encoder"),
+    ({"position": "relative"}, "nothing is added"),
+]
 
 
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
-        *cases(__file__, "faults"),
+        *FAULTS,
         ({"rotary": None}, "positions are rotary"),
     ],
 )

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from tests.cases import cases
 from tools.mutating.mutants import data_mutants
 
 from wqk.errors import UnknownFamily
@@ -28,7 +27,39 @@ def test_single_values_stand_for_lists_of_one():
     )
 
 
-@pytest.mark.parametrize(("text", "message"), cases(__file__, "wrong"))
+# Parts of family files that are wrong, and the message.
+WRONG_FILES = [
+    ("nmae = 'toy'\nRULE", "unknown key 'nmae'; did you mean 'name'"),
+    ("RULE\nqeury = 'q'", "unknown key 'qeury' - at `PLACE`; did you mean 'query'"),
+    ("RULE\nzzzz = 1", "unknown key 'zzzz' - at `PLACE`; known are stack, kind"),
+    ("RULE\n[attention.rotary]\nordr = 1", "at `PLACE.rotary`; did you mean 'order'"),
+    ("RULE\n[attention.rotary]\nbase = 'b'", "field `order` - at `PLACE.rotary`"),
+    (
+        "HEAD\n[[attention]]\nstack = 3\nquery = 'q{layer}'\nkey = 'k{layer}'",
+        "expected `str`, got `int` - at `PLACE.stack`",
+    ),
+    ("RULE\ncausal = 1", "expected `bool`, got `int` - at `PLACE.causal`"),
+    ("RULE\nnorm_offset = true", "`float`, got `bool` - at `PLACE.norm_offset`"),
+    ("RULE\nwindow = ['w', 1]", "expected `str`, got `int` - at `PLACE.window\\[1\\]`"),
+    ("RULE\nrotary = 1", "at `PLACE.rotary`"),
+    ("RULE\nlayout = 'seperate'", "layout 'seperate'; known are .* - at `PLACE`"),
+    ("RULE\noutput = {a = 1}", "at `PLACE.output\\[0\\]`"),
+    (
+        "HEAD\n[[attention]]\nstack = 'encoder'\nquery = 'q{layer}'\nkey_bias = 'k{layer}'",
+        "unknown key 'key_bias'",
+    ),
+    (
+        "HEAD\n[[attention]]\nstack = 'encoder'\nquery = 'q{layer}'\nkey = ['k', 'l']",
+        "as many spellings as each other",
+    ),
+    ("HEAD\n[[attention]]\nstack = 'encoder'", "needs 'query' and 'key', or 'fused'"),
+    ("HEAD", "at least one \\[\\[attention\\]\\] table"),
+    ("model_types = 'toy'", "missing required field `name`"),
+    ("name = ", "not valid TOML"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG_FILES)
 def test_what_is_wrong_is_named_with_its_place(text, message):
     told = message.replace("PLACE", r"\$\.attention\[0\]")
     with pytest.raises(UnknownFamily, match=f"^toy.toml: .*{told}"):

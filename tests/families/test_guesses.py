@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.cases import cases
 from tests.stand_in import Module
 
 import wqk
@@ -357,8 +356,25 @@ def test_fused_weights_of_grouped_heads_by_hand(model_type, name, queries, keys)
 # Right where names tell.
 
 # Foreign spellings of a query and the key beside it.
-SEPARATE = cases(__file__, "separate")
-FUSED = cases(__file__, "fused")
+SEPARATE = {
+    "openai-whisper": ["decoder.blocks.{}.attn.query", "decoder.blocks.{}.attn.key"],
+    "llama2.c": ["layers.{}.attention.wq", "layers.{}.attention.wk"],
+    "query_dense": ["bert/layer.{}.query_dense", "bert/layer.{}.key_dense"],
+    "Wq": ["net.{}.mixer.Wq", "net.{}.mixer.Wk"],
+    "to_q": ["transformer.layers.{}.0.to_q", "transformer.layers.{}.0.to_k"],
+    "fairseq": [
+        "encoder.sentence_encoder.layers.{}.self_attn.q_proj",
+        "encoder.sentence_encoder.layers.{}.self_attn.k_proj",
+    ],
+    "queries": ["stack.{}.queries", "stack.{}.keys"],
+}
+FUSED = {
+    "timm": ["blocks.{}.attn.qkv.weight", "sectioned"],
+    "minGPT": ["transformer.h.{}.attn.c_attn.weight", "sectioned"],
+    "nn.MultiheadAttention": ["encoder.layers.{}.self_attn.in_proj_weight", "sectioned"],
+    "NeoX": ["model.layers.{}.attention.query_key_value.weight", "grouped"],
+    "Conv1D": ["h.{}.attn.c_attn.weight", "conv1d"],
+}
 
 
 def check(model: Module, query: np.ndarray, key: np.ndarray, *, key_heads: int = 4) -> None:

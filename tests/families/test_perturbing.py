@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cases import cases
 from tests.families.proving import edit_config
 from tests.limits import some
 from tools.deriving.building import build
@@ -52,7 +51,31 @@ def test_a_switch_of_attention_that_is_not_read_is_said(tmp_path: Path) -> None:
 
 
 # What two exports of one model may say otherwise: training, generation, names, kernels.
-HARMLESS: dict[str, Any] = cases(__file__, "harmless")
+HARMLESS: dict[str, Any] = {
+    "architectures": ["OtherModel"],
+    "attention_dropout": 0.2,
+    "hidden_dropout_prob": 0.3,
+    "bos_token_id": 7,
+    "eos_token_id": [8, 9],
+    "decoder_start_token_id": 6,
+    "dtype": "bfloat16",
+    "early_stopping": True,
+    "id2label": {"0": "no", "1": "yes"},
+    "initializer_range": 0.5,
+    "no_repeat_ngram_size": 3,
+    "num_logits_to_keep": 7,
+    "output_attentions": True,
+    "pretraining_tp": 2,
+    "problem_type": "regression",
+    "router_aux_loss_coef": 0.5,
+    "summary_type": "mean",
+    "torch_dtype": "float16",
+    "transformers_version": "4.40.0",
+    "unsloth_fixed": True,
+    "use_cache": False,
+    "use_flash_attn": True,
+    "_name_or_path": "there",
+}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.cases import cases
 from tests.families.computing import (
     RNG,
     Fed,
@@ -160,7 +159,17 @@ def test_timm() -> None:
 
 
 # A stream's projections of queries, keys and values, the norms of the first two, and its output.
-JOINT = cases(__file__, "joint")
+JOINT = {
+    "image": ["to_q", "to_k", "to_v", "norm_q", "norm_k", "to_out.0"],
+    "text": [
+        "add_q_proj",
+        "add_k_proj",
+        "add_v_proj",
+        "norm_added_q",
+        "norm_added_k",
+        "to_add_out",
+    ],
+}
 
 
 @pytest.mark.parametrize("kind", ["SD3", "Flux", "QwenImage"])

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.cases import cases
 from tests.families.computing import (
     RNG,
     Fed,
@@ -189,11 +188,23 @@ def lens_tensors(kind: str) -> Tensors:
     return tensors
 
 
+LENS_CASES = {
+    "plain": [{}, {}],
+    "rotary": [{"positional_embedding_type": "rotary"}, {}],
+    "both directions": [{"attention_dir": "bidirectional"}, {"causal": False}],
+    "capped": [{"attn_scores_soft_cap": 0.5}, {"softcap": 0.5}],
+    "local": [
+        {"use_local_attn": True, "window_size": 4, "attn_types": ["global", "local"]},
+        {"window": "4"},
+    ],
+}
+
+
 @pytest.mark.parametrize("kind", ["LN", "RMS"])
 @pytest.mark.parametrize(
     ("changes", "told"),
     {
-        **cases(__file__, "lens"),
+        **LENS_CASES,
         "by layer": ({"scale_attn_by_inverse_layer_idx": True}, {"scale": R**-0.5 / 2}),
         "scale": ({"attn_scale": 3.0}, {"scale": 1 / 3}),
     }.values(),
