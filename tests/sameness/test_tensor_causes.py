@@ -303,3 +303,34 @@ def test_weights_of_another_training_have_no_cause() -> None:
     answer = wqk.same(model(tensors(), "a"), model(wrong, "b"), everything=True)
     assert answer.causes == ()
     assert len(answer.unexplained) == LAYERS
+
+
+def test_noise_of_gains_is_no_order_of_them() -> None:
+    """Near gains exchange their ranks by noise; the printed order of 400 entries did not run."""
+    random = np.random.default_rng(3)
+    original = tensors()
+    name = "model.layers.0.moe.scale"
+    original[name] = random.uniform(0.5, 2, 1024).astype(np.float32)
+    noise = 1e-3 * random.standard_normal(1024).astype(np.float32)
+    noisy = model(original | {name: original[name] + noise}, "b")
+    comparison = wqk.same(model(original, "a"), noisy, everything=True)
+    assert comparison.same is False
+    assert comparison.causes == ()
+
+
+@pytest.mark.parametrize("share", [0.3, 0.9])
+def test_a_long_order_without_a_name_is_printed_as_code_that_runs(share: float) -> None:
+    random = np.random.default_rng(3)
+    original = tensors()
+    name = "model.layers.0.moe.table"
+    original[name] = random.standard_normal((800, 4)).astype(np.float32)
+    order = np.arange(800)
+    chosen = random.permutation(800)[: int(share * 800)]
+    order[np.sort(chosen)] = chosen
+    moved = original | {name: original[name][order]}
+    comparison = wqk.same(model(original, "a"), model(moved, "b"), everything=True)
+    (cause,) = comparison.causes
+    assert cause.mismatch.verdict is Kind.ROWS
+    mended = Arrays(moved)
+    run(comparison.repair, mended, Arrays(original))
+    np.testing.assert_array_equal(mended.changed[name], original[name])

@@ -136,7 +136,12 @@ class Listed:
         before = ":, " * axis
         if len(moved) <= len(self.order) // 2:
             sources = [self.order[place] for place in moved]
-            return f"{name}[{before}{moved}] = {name}[{before}{sources}]"
+            lines = (
+                f"targets = {moved}",
+                f"sources = {sources}",
+                f"{name}[{before}targets] = {name}[{before}sources]",
+            )
+            return "\n".join(lines)
         return f"{name} = {name}[{before}{list(self.order)}]"
 
 
@@ -392,8 +397,9 @@ class Negate:
 
     Examples
     --------
-    >>> Negate(1, (0, 2)).code()
-    'w[:, [0, 2]] *= -1'
+    >>> print(Negate(1, (0, 2)).code())
+    negative = [0, 2]
+    w[:, negative] *= -1
     """
 
     axis: int
@@ -408,7 +414,8 @@ class Negate:
         return array * signs.reshape(shape)
 
     def code(self, name: str = "w", original: str = "original") -> str:
-        return f"{name}[{':, ' * self.axis}{list(self.places)}] *= -1"
+        places = f"negative = {list(self.places)}"
+        return f"{places}\n{name}[{':, ' * self.axis}negative] *= -1"
 
     def turned(self) -> Edit:
         return replace(self, axis=1 - self.axis)

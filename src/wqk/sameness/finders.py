@@ -61,6 +61,7 @@ from wqk.sameness.tolerances import (
     HALF,
     LEFT,
     MOST,
+    OF_ORDER,
     QUANTIZED_ALIKE,
     RANK,
     REGROUPED,
@@ -654,8 +655,10 @@ def order_of_entries(expected: np.ndarray, actual: np.ndarray) -> np.ndarray | N
         return None
     rows = np.empty_like(of_expected)
     rows[of_expected] = of_actual
-    moved = bool((rows != np.arange(len(rows))).any())
-    return rows if moved and same_numbers(expected, actual[rows]) else None
+    # Near entries exchange their ranks by noise alone, which an order does not explain.
+    noise = np.linalg.norm(actual[rows] - expected)
+    is_moved = noise <= OF_ORDER * np.linalg.norm(actual - expected)
+    return rows if is_moved and same_numbers(expected, actual[rows]) else None
 
 
 # -- all finders -------------------------------------------------------------------------------

@@ -69,6 +69,8 @@ TIED = 1e-6
 # Factors and offsets of many groups leave at most this share of the distance that they explain:
 # fitted to noise, they leave nearly all of it.
 LEFT = 0.5
+# An order of a vector's entries leaves at most this share of the distance that it explains.
+OF_ORDER = 0.1
 # So many rows are fitted first, and all of them where those are left with at most this share: of
 # unrelated weights of one size, .7 is left.
 SCREENED, FITS = 64, 0.6
