@@ -1,8 +1,9 @@
-"""What a block of the second checkpoint should hold: the first one's weights in its layout.
+"""The weights that a block of the candidate should contain: the reference's in its layout.
 
-Where both store a block the same way, each tensor should be the other's. Otherwise queries, keys,
-values and outputs are taken from one layout and put into the other, rotary pairs in its order, key
-heads as often as it has them.
+If both models store a block the same way, each tensor should be the reference's tensor. Otherwise
+queries, keys, values and outputs are taken from the reference's layout and put into the
+candidate's, with rotary pairs in the candidate's order, and each key head as often as the candidate
+stores it.
 
 Axes: n rows, D columns; H query heads, G key heads, R head width.
 """
@@ -54,13 +55,13 @@ class StoredTensor:
     actual, expected
         Both in the candidate's layout.
     source
-        The reference's name of it, or of a weight that is stored like its source.
+        The corresponding tensor of the reference, or a weight that is stored like it.
     roles
-        Its uses in the block.
+        Uses of the tensor in the block.
     sides
-        The sides that it holds, in the order of the roles.
+        The sides that the tensor contains, in the order of the roles.
     gain
-        Of the norm before it.
+        The gain of the norm before the tensor.
     """
 
     actual: np.ndarray
@@ -87,33 +88,47 @@ class Expected:
     """
 
     def __init__(self, checkpoints: Sequence[Checkpoint], plans: Pair) -> None:
-        self._checkpoints, self._plans, self.plan = checkpoints, plans, plans[1]
-        self._same = _same_layout(*plans)
+        self._checkpoints = checkpoints
+        self._plans = plans
+        self.plan = plans[1]
+        self._has_same_layout = _same_layout(*plans)
         self.tensors: dict[str, StoredTensor] = {}
         self.added: dict[str, np.ndarray] = {}
         for side in SIDES:
-            first, second = (getattr(plan, side) for plan in plans)
-            if first is None or second is None or not self._add_weight(side, first, second):
-                continue
-            self._add_bias(side, first, second)
-            if first.input_norm is not None and second.input_norm is not None:
-                role = Role(side, "norm before the projection")
-                self._add_norm(role, first.input_norm, second.input_norm)
-            if first.norm is not None and second.norm is not None:
-                self._add_norm(Role(side, "norm before the score"), first.norm, second.norm)
-        apart = [plan.positional for plan in plans]
-        if self._same and apart[0] is not None and apart[1] is not None:
-            self._add_weight("positions of queries", apart[0].query, apart[1].query)
-            self._add_weight("positions of keys", apart[0].key, apart[1].key)
+            self._add_side(side)
+        self._add_positions()
         self.pairs: list[WeightPair] = []
         self._fill_pairs()
+
+    def _add_side(self, name: str) -> None:
+        """Add the weights, the bias and the norms of a side."""
+        reference, candidate = (getattr(plan, name) for plan in self._plans)
+        if reference is None or candidate is None:
+            return
+        if not self._add_weight(name, reference, candidate):
+            return
+        self._add_bias(name, reference, candidate)
+        if reference.input_norm is not None and candidate.input_norm is not None:
+            role = Role(name, "norm before the projection")
+            self._add_norm(role, reference.input_norm, candidate.input_norm)
+        if reference.norm is not None and candidate.norm is not None:
+            self._add_norm(Role(name, "norm before the score"), reference.norm, candidate.norm)
+
+    def _add_positions(self) -> None:
+        """Add the weights of scores of positions, if both models store them the same way."""
+        reference, candidate = (plan.positional for plan in self._plans)
+        if self._has_same_layout and reference is not None and candidate is not None:
+            self._add_weight("positions of queries", reference.query, candidate.query)
+            self._add_weight("positions of keys", reference.key, candidate.key)
 
     def _fill_pairs(self) -> None:
         """Make the pairs of all tensors, weights with their biases and parts."""
         pairs = {name: self._pair(name, tensor) for name, tensor in self.tensors.items()}
         for name, pair in pairs.items():
-            biases = [side.bias.name for side in self.tensors[name].sides if side.bias]
-            bias = pairs.get(biases[0]) if biases and pair.expected.ndim == 2 else None
+            bias_names = [side.bias.name for side in self.tensors[name].sides if side.bias]
+            bias = None
+            if bias_names and pair.expected.ndim == 2:
+                bias = pairs.get(bias_names[0])
             if bias is not None and len(bias.expected) == len(pair.expected):
                 pair = replace(pair, bias=bias)
             if pair.role.fused and pair.role.part == "weight" and not pair.right:
@@ -121,16 +136,16 @@ class Expected:
             self.pairs.append(replace(pair, block=self.pairs))
 
     def clear(self) -> None:
-        """Forget the pairs, each of which holds the list of all, and so their weights."""
+        """Release the pairs, each of which refers to all pairs and therefore to all weights."""
         self.pairs.clear()
         self.tensors.clear()
 
     def actual_arrays(self) -> dict[str, np.ndarray]:
-        """The candidate's tensors as they are stored, by name; zeros for absent biases."""
+        """Return the candidate's tensors as they are stored, by name; zeros for absent biases."""
         return {name: tensor.actual for name, tensor in self.tensors.items()}
 
     def expected_arrays(self) -> dict[str, np.ndarray]:
-        """The same tensors as they should be."""
+        """Return the same tensors as they should be."""
         return {name: tensor.expected for name, tensor in self.tensors.items()}
 
     def steps(self, finding: Finding) -> tuple[Step, ...]:
@@ -179,15 +194,19 @@ class Expected:
             steps.append(Change((bias.name,), self._layout(bias.name).as_stored(bias_edit)))
         return tuple(steps)
 
-    def _read(self, which: int, part: Part | str) -> np.ndarray:
-        return self._checkpoints[which].read([Part(part) if isinstance(part, str) else part])[0]
+    def _read(self, position: int, part: Part | str) -> np.ndarray:
+        """Read a part of the reference, at position 0, or of the candidate, at position 1."""
+        if isinstance(part, str):
+            part = Part(part)
+        (value,) = self._checkpoints[position].read([part])
+        return value
 
     def _tensor(
         self, name: str, source: str, role: Role, side: Side | None = None, known: bool = False
     ) -> StoredTensor:
         """Return a tensor of the candidate, with one more role.
 
-        What it should be is ``known`` to be its source; otherwise it is at first as it is.
+        If ``known``, the source is the expected value; otherwise the actual value is, at first.
         """
         if name not in self.tensors:
             actual, expected = self._arrays(name, source, known)
@@ -199,7 +218,7 @@ class Expected:
         return tensor
 
     def _arrays(self, name: str, source: str, known: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Read a tensor and, if it is known, its source; equal ones are one array."""
+        """Read the actual and the expected value of a tensor; equal values are one array."""
         if not known:
             actual = self._read(1, name)
             return actual, actual.copy()
@@ -210,72 +229,107 @@ class Expected:
         actual, expected = side_by_side(self._read, (1, 0), (name, source), many=many)
         return actual, expected
 
-    def _add_weight(self, side: str, first: Side, second: Side) -> bool:
-        """Add the weights of a side; return whether what it should be is known."""
-        one, other = first.projection, second.projection
-        if self._same:
-            for (part, a), b in zip(one.roles.items(), other.roles.values(), strict=True):
-                if part in OF_LATENTS:
-                    self._tensor(b.name, a.name, Role(side, OF_LATENTS[part]), known=True)
-                else:
-                    self._tensor(b.name, a.name, Role(side), second, known=True)
+    def _add_weight(self, name: str, reference: Side, candidate: Side) -> bool:
+        """Add the weights of a side; return whether their expected values are known."""
+        if self._has_same_layout:
+            self._add_stored_weights(name, reference, candidate)
             return True
-        fits = second.heads % first.heads == 0 and second.head_width == first.head_width
-        if not (isinstance(one, Projection) and isinstance(other, Projection) and fits):
+        source, target = reference.projection, candidate.projection
+        if not isinstance(source, Projection) or not isinstance(target, Projection):
             return False
-        weight = self._ordered(side, one.take(self._read(0, one.part)), first, second)
-        other.put(self._tensor(other.tensor, one.tensor, Role(side), second).expected, weight)
+        if candidate.heads % reference.heads or candidate.head_width != reference.head_width:
+            return False
+        weight = source.take(self._read(0, source.part))
+        ordered = self._ordered(name, weight, reference, candidate)
+        tensor = self._tensor(target.tensor, source.tensor, Role(name), candidate)
+        target.put(tensor.expected, ordered)
         return True
 
-    def _ordered(self, side: str, weight: np.ndarray, first: Side, second: Side) -> np.ndarray:
-        """Rows (heads, R, ...) in the rotary order and with the heads of the candidate."""
-        turns = [plan.rotary for plan in self._plans]
-        if side in SCORED and turns[0] and turns[1] and turns[0].order != turns[1].order:
-            pairs = len(turns[1].frequencies)
-            rows = to_order(turns[1].order, first.heads, first.head_width, 2 * pairs)
-            weight = weight.reshape(-1, *weight.shape[2:])[rows].reshape(weight.shape)
-        return np.asarray(weight.repeat(second.heads // first.heads, axis=0))
+    def _add_stored_weights(self, name: str, reference: Side, candidate: Side) -> None:
+        """Add the tensors of a side that both models store the same way."""
+        sources = reference.projection.roles
+        targets = candidate.projection.roles.values()
+        for (part, source), target in zip(sources.items(), targets, strict=True):
+            if part in OF_LATENTS:
+                role = Role(name, OF_LATENTS[part])
+                self._tensor(target.name, source.name, role, known=True)
+            else:
+                self._tensor(target.name, source.name, Role(name), candidate, known=True)
 
-    def _add_bias(self, side: str, first: Side, second: Side) -> None:
-        """Add a side's bias, also where only one of the two has it."""
-        projection = second.projection
-        if not isinstance(projection, Projection):
+    def _ordered(
+        self, name: str, weight: np.ndarray, reference: Side, candidate: Side
+    ) -> np.ndarray:
+        """Return rows (heads, R, ...) in the candidate's rotary order, and with its heads."""
+        expected, actual = (plan.rotary for plan in self._plans)
+        if name in SCORED and expected and actual and expected.order != actual.order:
+            rotated = 2 * len(actual.frequencies)
+            rows = to_order(actual.order, reference.heads, reference.head_width, rotated)
+            flat = weight.reshape(-1, *weight.shape[2:])
+            weight = flat[rows].reshape(weight.shape)
+        return np.asarray(weight.repeat(candidate.heads // reference.heads, axis=0))
+
+    def _add_bias(self, name: str, reference: Side, candidate: Side) -> None:
+        """Add the bias of a side, also if only one model has the bias."""
+        if not isinstance(candidate.projection, Projection):
             return
-        bias = np.zeros((first.heads, first.head_width), np.float32)
-        if first.bias is not None:
-            bias = self._read(0, first.bias).reshape(bias.shape)
-        part = second.bias
-        if part is None:
+        bias = np.zeros((reference.heads, reference.head_width), np.float32)
+        source = reference.tensor
+        if reference.bias is not None:
+            bias = self._read(0, reference.bias).reshape(bias.shape)
+            source = reference.bias.name
+        if candidate.bias is None:
             if not bias.any():
                 return
-            part = projection.bias_part(bias_of(second.tensor))
-            shape = self._checkpoints[1].info(second.tensor).shape
-            zeros = np.zeros(shape[-1] if projection.transposed else shape[0], np.float32)
-            self.tensors.setdefault(part.name, StoredTensor(zeros, zeros.copy(), first.tensor))
-            self.added[part.name] = zeros
-            second = replace(second, bias=part)
-            self.tensors[second.tensor].sides[-1] = second
-            changed: dict[str, Any] = {side: second}
-            self.plan = replace(self.plan, **changed)
-        source = first.bias.name if first.bias is not None else first.tensor
-        tensor = self._tensor(part.name, source, Role(side, "bias"), second)
-        ordered = self._ordered(side, bias, first, second).reshape(-1)
+            candidate = self._with_zero_bias(name, reference, candidate)
+        part = candidate.bias
+        assert part is not None
+        tensor = self._tensor(part.name, source, Role(name, "bias"), candidate)
+        ordered = self._ordered(name, bias, reference, candidate).reshape(-1)
         put_outputs(tensor.expected.reshape(-1), part.rows, ordered)
 
-    def _add_norm(self, role: Role, first: Norm, second: Norm) -> None:
-        """Add gains and biases of a norm, up to what is added to them when they are read."""
-        gains = [*zip(first.gain, second.gain, strict=False)]
-        for number, (a, b) in enumerate((*gains, *zip(first.bias, second.bias, strict=False))):
-            value = self._read(0, a).reshape(-1)
-            offset = 0.0 if number >= len(gains) else first.offset - second.offset
-            tensor = self._tensor(b.name, a.name, role)
-            ends = b.row_ranges(tensor.expected.shape)
-            if tensor.expected.ndim == 1 and sum(end - start for start, end in ends) == len(value):
-                put_outputs(tensor.expected, b.rows, value + value.dtype.type(offset))
+    def _with_zero_bias(self, name: str, reference: Side, candidate: Side) -> Side:
+        """Give the candidate's side a bias of zeros, and return the side with the bias."""
+        projection = candidate.projection
+        assert isinstance(projection, Projection)
+        part = projection.bias_part(bias_of(candidate.tensor))
+        shape = self._checkpoints[1].info(candidate.tensor).shape
+        zeros = np.zeros(shape[-1] if projection.transposed else shape[0], np.float32)
+        self.tensors.setdefault(part.name, StoredTensor(zeros, zeros.copy(), reference.tensor))
+        self.added[part.name] = zeros
+        side = replace(candidate, bias=part)
+        self.tensors[candidate.tensor].sides[-1] = side
+        changed: dict[str, Any] = {name: side}
+        self.plan = replace(self.plan, **changed)
+        return side
+
+    def _add_norm(self, role: Role, reference: Norm, candidate: Norm) -> None:
+        """Add gains and biases of a norm, up to the offsets that are added to stored gains."""
+        offset = reference.offset - candidate.offset
+        gains = [*zip(reference.gain, candidate.gain, strict=False)]
+        for number, (source, target) in enumerate(gains):
+            tensor = self._add_norm_vector(role, source, target, offset)
             if role.part == "norm before the projection" and number == 0:
-                fed = self.tensors[getattr(self.plan, role.side).tensor]
-                both = tensor.expected + second.offset, tensor.actual + second.offset
-                fed.gain = Gain(b.name, *both, second.offset)
+                weight = self.tensors[getattr(self.plan, role.side).tensor]
+                weight.gain = Gain(
+                    name=target.name,
+                    expected=tensor.expected + candidate.offset,
+                    actual=tensor.actual + candidate.offset,
+                    offset=candidate.offset,
+                )
+        for source, target in zip(reference.bias, candidate.bias, strict=False):
+            self._add_norm_vector(role, source, target, 0.0)
+
+    def _add_norm_vector(
+        self, role: Role, source: Part, target: Part, offset: float
+    ) -> StoredTensor:
+        """Add a gain or a bias of a norm."""
+        value = self._read(0, source).reshape(-1)
+        tensor = self._tensor(target.name, source.name, role)
+        ranges = target.row_ranges(tensor.expected.shape)
+        count = sum(end - start for start, end in ranges)
+        if tensor.expected.ndim == 1 and count == len(value):
+            put_outputs(tensor.expected, target.rows, value + value.dtype.type(offset))
+        return tensor
 
     def _pair(self, name: str, tensor: StoredTensor) -> WeightPair:
         """Return a tensor as a weight (n, D) or a vector (n,), expected and actual."""
@@ -321,20 +375,21 @@ class Expected:
         )
 
     def _parts(self, pair: WeightPair) -> Iterator[WeightPair]:
-        """The rows of each side of a fused weight, and those of none, such as gates."""
-        tensor, free = self.tensors[pair.name], np.ones(len(pair.actual), bool)
+        """Yield the rows of each side of a fused weight, and the rows of none, such as gates."""
+        tensor = self.tensors[pair.name]
+        is_free = np.ones(len(pair.actual), bool)
         places: list[tuple[str, int, np.ndarray]] = []
         for role, side in zip(tensor.roles, tensor.sides, strict=True):
             piece = _piece(side, pair.name)
             if piece is None or piece.outputs is None:
                 return
             rows = np.concatenate([np.arange(*ends) for ends in piece.outputs])
-            if free[rows].all():  # what keys and values share comes once
+            if is_free[rows].all():  # rows that keys and values share come once
                 places.append((role.side, piece.heads, rows))
-            free[rows] = False
-        if free.any():
-            heads, remainder = divmod(int(free.sum()), pair.sizes.width)
-            places.append(("rest", 0 if remainder else heads, np.flatnonzero(free)))
+            is_free[rows] = False
+        if is_free.any():
+            heads, remainder = divmod(int(is_free.sum()), pair.sizes.width)
+            places.append(("rest", 0 if remainder else heads, np.flatnonzero(is_free)))
         for name, heads, rows in places:
             bias = pair.bias
             if bias is not None:
@@ -356,70 +411,99 @@ class Expected:
             )
 
     def _adapter(self, name: str, source: str) -> Adapter | None:
-        """The effect of an adapter of one of the two on a tensor."""
-        for checkpoint, own in zip(self._checkpoints, (source, name), strict=True):
-            if not (self._same and isinstance(checkpoint, AdaptedCheckpoint)):
+        """Return the effect of an adapter of one of the models on a tensor."""
+        if not self._has_same_layout:
+            return None
+        for position, stored_name in enumerate((source, name)):
+            checkpoint = self._checkpoints[position]
+            if not isinstance(checkpoint, AdaptedCheckpoint):
                 continue
-            if (scale := checkpoint.scale_of(own)) is not None:
-                start = self._flat(name, checkpoint.base.read([Part(own)])[0])
-                in_reference = checkpoint is self._checkpoints[0]
-                rank = checkpoint.rank_of(own)
-                update = checkpoint.decomposed(own)
-                return Adapter(start, scale, rank, in_reference, checkpoint.stabilized, update)
+            scale = checkpoint.scale_of(stored_name)
+            if scale is None:
+                continue
+            (start,) = checkpoint.base.read([Part(stored_name)])
+            return Adapter(
+                start=self._flat(name, start),
+                scale=scale,
+                rank=checkpoint.rank_of(stored_name),
+                in_reference=position == 0,
+                stabilized=checkpoint.stabilized,
+                update=checkpoint.decomposed(stored_name),
+            )
         return None
 
     def _layout(self, name: str) -> Layout:
-        """The shape of a tensor, and how it is turned into a matrix as in ``nn.Linear``."""
+        """Return the shape of a tensor, and how to make a matrix as in ``nn.Linear`` of it."""
         tensor = self.tensors[name]
         shape = tensor.actual.shape
-        if tensor.roles[0].is_bias:
+        if tensor.roles[0].is_bias or not tensor.sides or len(shape) < 2:
             return Layout(shape)
-        side = tensor.sides[0].projection if tensor.sides else None
-        if not isinstance(side, Projection) or side.tensor != name or len(shape) < 2:
+        projection = tensor.sides[0].projection
+        if not isinstance(projection, Projection) or projection.tensor != name:
             return Layout(shape)
-        return Layout(shape, side.transposed, tensor.roles[0].side == "output")
+        return Layout(shape, projection.transposed, tensor.roles[0].side == "output")
 
     def _flat(self, name: str, value: np.ndarray) -> np.ndarray:
-        """A tensor as ``nn.Linear`` stores it, (n, D); vectors as they are."""
+        """Return a tensor as ``nn.Linear`` stores it, (n, D); vectors as they are."""
         if self.tensors[name].roles[0].is_bias:
             return value.reshape(-1)
         layout = self._layout(name)
-        value = value.swapaxes(-1, -2) if layout.turned_first else value
-        value = value.reshape(-1, value.shape[-1]) if value.ndim > 2 else value
+        if layout.turned_first:
+            value = value.swapaxes(-1, -2)
+        if value.ndim > 2:
+            value = value.reshape(-1, value.shape[-1])
         return value.T if layout.turned_last else value
 
     def elsewhere(
         self, pair: WeightPair, neighbors: Sequence[AttentionPlan]
     ) -> tuple[Kind, str] | None:
-        """Return the other block whose tensor of the same role one is, as kind and words."""
-        own, tensor = self._plans[0], self.tensors[pair.name]
-        role = tensor.roles[0]
-        if not self._same or role.part != "weight" or role.side not in SIDES:
+        """Find the other block of the reference that contains a tensor of the candidate.
+
+        Returned are the kind of the cause, and the block in words.
+        """
+        role = self.tensors[pair.name].roles[0]
+        if not self._has_same_layout or role.part != "weight" or role.side not in SIDES:
             return None
-        for plan in neighbors:
-            both = [getattr(each, role.side) for each in (own, plan)]
-            parts = [side.projection.roles.values() if side else () for side in both]
-            pairs = zip(*parts, strict=False)
-            name = next((b.name for a, b in pairs if a.name == tensor.source), "")
-            info = self._checkpoints[0].tensors().get(name)
-            if info is None or info.shape != tensor.actual.shape:
+        plan = self._plans[0]
+        for neighbor in neighbors:
+            name = self._counterpart(pair.name, neighbor)
+            if name is None or not self._holds(pair.name, name):
                 continue
-            first = self._read(0, Part(name, ((0, 1),)))
-            if not same_numbers(first, tensor.actual[:1]):
-                continue
-            if same_numbers(self._read(0, name), tensor.actual):
-                if (plan.stack, plan.kind) == (own.stack, own.kind):
-                    return Kind.LAYER, f"weights of layer {plan.layer}"
-                return Kind.TENSOR, f"weights of the {plan.stack}'s {plan.kind}-attention"
+            if (neighbor.stack, neighbor.kind) == (plan.stack, plan.kind):
+                return Kind.LAYER, f"weights of layer {neighbor.layer}"
+            return Kind.TENSOR, f"weights of the {neighbor.stack}'s {neighbor.kind}-attention"
         return None
 
+    def _counterpart(self, name: str, neighbor: AttentionPlan) -> str | None:
+        """Return the reference's tensor in another block that has the use of a tensor."""
+        tensor = self.tensors[name]
+        role = tensor.roles[0]
+        sides = [getattr(plan, role.side) for plan in (self._plans[0], neighbor)]
+        if any(side is None for side in sides):
+            return None
+        sources, targets = (side.projection.roles.values() for side in sides)
+        for source, target in zip(sources, targets, strict=False):
+            if source.name == tensor.source:
+                return str(target.name)
+        return None
+
+    def _holds(self, name: str, source: str) -> bool:
+        """Return whether a tensor of the candidate equals one of the reference's tensors."""
+        actual = self.tensors[name].actual
+        info = self._checkpoints[0].tensors().get(source)
+        if info is None or info.shape != actual.shape:
+            return False
+        first_row = self._read(0, Part(source, ((0, 1),)))
+        return same_numbers(first_row, actual[:1]) and same_numbers(self._read(0, source), actual)
+
     def folded(self) -> list[Finding]:
-        """Orders of rows that are found where the norms before the weights are folded in."""
+        """Find orders of rows that show once the norms before the weights are folded in."""
         pairs = []
         for pair in self.pairs:
             gain = pair.gain
-            fits = gain is not None and len(gain.expected) == pair.actual.shape[-1]
-            if gain is not None and fits and gain.actual.all():
+            if gain is None or len(gain.expected) != pair.actual.shape[-1]:
+                continue
+            if gain.actual.all():
                 expected, actual = pair.expected * gain.expected, pair.actual * gain.actual
                 pairs.append(replace(pair, expected=expected, actual=actual, block=[]))
         return [finding for finding in search(pairs) if finding.rows is not None]
@@ -433,28 +517,40 @@ def bias_of(weight: str) -> str:
 def added_biases(plans: Pair) -> Iterator[str]:
     """Yield the names of the biases that the candidate's block lacks and the reference's has."""
     for name in SIDES:
-        first, second = (getattr(plan, name) for plan in plans)
-        if first is not None and second is not None and first.bias and not second.bias:
-            yield bias_of(second.tensor)
+        reference, candidate = (getattr(plan, name) for plan in plans)
+        if reference is None or candidate is None:
+            continue
+        if reference.bias and not candidate.bias:
+            yield bias_of(candidate.tensor)
 
 
 def _piece(side: Side, name: str) -> Projection | None:
-    """The part of a side that a tensor holds: of a product, one of its two factors."""
-    one = side.projection
-    halves = (one.outer, one.inner) if isinstance(one, Composed) else (one,)
-    return next((h for h in halves if isinstance(h, Projection) and h.tensor == name), None)
+    """Return the part of a side that a tensor contains: of a product, one of the two factors."""
+    projection = side.projection
+    factors = [projection]
+    if isinstance(projection, Composed):
+        factors = [projection.outer, projection.inner]
+    for factor in factors:
+        if isinstance(factor, Projection) and factor.tensor == name:
+            return factor
+    return None
 
 
-def _same_layout(ours: AttentionPlan, theirs: AttentionPlan) -> bool:
-    """Whether both blocks are stored the same way, whatever their tensors are called."""
+def _same_layout(reference: AttentionPlan, candidate: AttentionPlan) -> bool:
+    """Return whether both blocks are stored the same way, whatever the names of their tensors."""
+    return _layout_of(reference) == _layout_of(candidate)
 
-    def layout(plan: AttentionPlan) -> list[object]:
-        sides = [getattr(plan, side) for side in SIDES]
-        shapes = [side and side.projection for side in sides]
-        shapes = [
-            replace(one, tensor="") if isinstance(one, Projection) else one and len(one.roles)
-            for one in shapes
-        ]
-        return [*shapes, plan.rotary.order if plan.rotary is not None else ""]
 
-    return layout(ours) == layout(theirs)
+def _layout_of(plan: AttentionPlan) -> list[object]:
+    """Return how a block is stored, without the names of its tensors."""
+    layout: list[object] = []
+    for name in SIDES:
+        side: Side | None = getattr(plan, name)
+        if side is None:
+            layout.append(None)
+        elif isinstance(side.projection, Projection):
+            layout.append(replace(side.projection, tensor=""))
+        else:
+            layout.append(len(side.projection.roles))
+    layout.append(plan.rotary.order if plan.rotary is not None else "")
+    return layout
