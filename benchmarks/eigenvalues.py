@@ -1,4 +1,4 @@
-"""Eigenvalues of heads beside PyTorch's: ``OMP_NUM_THREADS=1 python -m benchmarks.eigenvalues``.
+"""Eigenvalues of heads next to PyTorch's: ``OMP_NUM_THREADS=1 python -m benchmarks.eigenvalues``.
 
 TransformerLens's ``FactoredMatrix.eigenvalues`` is the function of PyTorch that runs here: the
 eigenvalues of the product of the factors in the other order.

@@ -1,4 +1,4 @@
-"""Names that people guess for functions, verbs and options, and the names that wqk has instead.
+"""Guessed names of functions, verbs and options, and the names in wqk.
 
 The guesses come from other libraries, and from watching people who use wqk for the first time.
 `GUESSES` serves Python and the command; `OPTION_GUESSES` has the options of the command.
@@ -11,16 +11,16 @@ from typing import NamedTuple
 
 
 class Guess(NamedTuple):
-    """One thing that people look for under other names.
+    """A function with the names that people guess for the function.
 
     Attributes
     ----------
     call
-        The call of Python that they look for.
+        The call of the function in Python.
     command
-        The same for the command, as a clause; empty if only Python has it.
+        The verb of the command, as a clause; empty if the command has no such verb.
     names
-        Names that people guess for it, separated by spaces.
+        Guessed names, separated by spaces.
     """
 
     call: str
@@ -54,12 +54,12 @@ GUESSES = (
         "similarity",
     ),
     Guess(
-        call="wqk.diff(before, after)",
+        call="wqk.diff(reference, candidate)",
         command="wqk diff A B measures how far apart the forms of two checkpoints are",
         names="changes delta difference distance",
     ),
     Guess(
-        call="wqk.kin(ref, other)",
+        call="wqk.kin(reference, candidate)",
         command="wqk kin A B finds out whether two checkpoints are related",
         names="fingerprint lineage parent related",
     ),
@@ -192,14 +192,14 @@ COMMANDS = {
 
 
 class OptionGuess(NamedTuple):
-    """Options that people guess, and the option that does what they expect.
+    """Guessed options, and the option with the expected effect.
 
     Attributes
     ----------
     names
         Guessed options, separated by spaces.
     options
-        Options that do it, separated by spaces; the first one that the verb has is suggested.
+        Options with this effect, separated by spaces; the first option of the verb is suggested.
     advice
         A clause for verbs with one of these options; by default its name. Without ``options``, it
         holds for every verb.

@@ -396,7 +396,7 @@ def stacked(
 
 
 def at_distance(form: BilinearForm, plan: AttentionPlan, distance: int) -> BilinearForm:
-    """Return A R(−N) Bᵀ, the form between a query and a key N tokens before it.
+    """Return a R(−N) Bᵀ, the form between a query and a key N tokens before it.
 
     The attention factor of YaRN and LongRoPE is left out, because it is the same at every distance.
 

@@ -156,7 +156,8 @@ def _planned(plan: SurveyPlan, seconds: float) -> str:
     line = counted(len(plan.checkpoints), "checkpoint")
     if plan.unknown < len(plan.checkpoints):
         line += f"; {size(plan.bytes_to_read)} to read, about {duration(seconds)} on this machine"
-    if remote := sum(not one.problem and one.bytes_to_read is None for one in plan.checkpoints):
+    remote = sum(not each.problem and each.bytes_to_read is None for each in plan.checkpoints)
+    if remote:
         line += f"; the size of {remote} that are not on this machine is not known"
     return line
 

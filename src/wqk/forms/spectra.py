@@ -323,7 +323,7 @@ def _by_iteration(form: BilinearForm, xp: Any) -> Float[Array, "*stack"] | None:
 
 
 def _wide(form: BilinearForm, xp: Any) -> list[Array]:
-    """Return A and B in float64."""
+    """Return a and B in float64."""
     factors = form.moments.query, form.moments.key
     return [xp.astype(factor, xp.float64, copy=False) for factor in factors]
 

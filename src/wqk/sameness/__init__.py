@@ -1,1 +1,1 @@
-"""Whether two checkpoints are the same model, and why not: `wqk.same`."""
+"""Comparison of a checkpoint with a reference, causes of differences, repairs: `wqk.same`."""

@@ -331,7 +331,7 @@ def _term(name: str, plan: AttentionPlan) -> Any:
 
 
 def further_settings(models: Sequence[Model], everything: bool = True) -> Iterator[Mismatch]:
-    """Settings that both configurations contain, that differ, and that no plan reads."""
+    """Yield settings that both configurations contain, that differ, and that no plan reads."""
     reference, candidate = _unread(models)
     for path in sorted(reference.keys() & candidate.keys()):
         expected, actual = reference[path], candidate[path]

@@ -180,11 +180,11 @@ def equal_parts(
     count = rows_at_a_time * math.prod(shape[1:])
     nbytes = rows_at_a_time * first.nbytes // shape[0]
     pieces = list(chunk_pairs(parts, infos, count))
-    many = len(pieces) > MANY
+    is_large = len(pieces) > MANY
     cores = usable_cores()
-    shares = [pieces[core::cores] for core in range(cores)] if many else [pieces]
+    shares = [pieces[core::cores] for core in range(cores)] if is_large else [pieces]
     compare = partial(_equal_pieces, checkpoints, nbytes, numbers)
-    return all(side_by_side(compare, shares, many=many))
+    return all(side_by_side(compare, shares, many=is_large))
 
 
 def infos_of(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> list[TensorInfo]:

@@ -225,8 +225,8 @@ class Expected:
         if equal_parts(self._checkpoints, (Part(source), Part(name))):
             actual = self._read(1, name)
             return actual, actual
-        many = self._checkpoints[1].info(name).nbytes > MANY
-        actual, expected = side_by_side(self._read, (1, 0), (name, source), many=many)
+        is_large = self._checkpoints[1].info(name).nbytes > MANY
+        actual, expected = side_by_side(self._read, (1, 0), (name, source), many=is_large)
         return actual, expected
 
     def _add_weight(self, name: str, reference: Side, candidate: Side) -> bool:

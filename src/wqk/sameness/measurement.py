@@ -30,27 +30,33 @@ from wqk.sameness.weights import CIRCUITS, SCORES, Pair, scorings, sides_of
 
 
 class Signatures:
-    """Signatures of both models' blocks: of those that were compared, and of others when needed."""
+    """Signatures of the blocks of both models, computed when needed."""
 
     def __init__(self, checkpoints: Sequence[Checkpoint], pairs: Sequence[Pair]) -> None:
         self._checkpoints, self._pairs = checkpoints, pairs
         self._known: dict[tuple[int, str], list[np.ndarray]] = {}
 
     def add(self, number: int, circuit: str, scorings: Sequence[Scoring]) -> None:
-        """Add the two of a pair of blocks."""
+        """Add the signatures of a pair of blocks."""
         self._known[number, circuit] = [signature(each).astype(np.float32) for each in scorings]
 
     def alike(self, reference: int, candidate: int, circuit: str, least: float) -> bool:
         """Return whether the heads of two blocks have the same form, by their signatures."""
-        both = []
-        for which, number in enumerate((reference, candidate)):
-            if (number, circuit) not in self._known:
-                made = scorings(self._checkpoints, self._pairs[number], circuit)
-                self.add(number, circuit, made or ())
-            both += self._known[number, circuit][which : which + 1]
-        if len(both) < 2 or both[0].shape != both[1].shape:
+        of_reference = self._of_pair(reference, circuit)
+        of_candidate = self._of_pair(candidate, circuit)
+        if not of_reference or not of_candidate:
             return False
-        return bool((np.einsum("hp,hp->h", *both) > least).all())
+        expected, actual = of_reference[0], of_candidate[1]
+        if expected.shape != actual.shape:
+            return False
+        return bool((np.einsum("hp,hp->h", expected, actual) > least).all())
+
+    def _of_pair(self, number: int, circuit: str) -> list[np.ndarray]:
+        """Return the signatures of a pair of blocks; none if one of them lacks the circuit."""
+        if (number, circuit) not in self._known:
+            pair = scorings(self._checkpoints, self._pairs[number], circuit)
+            self.add(number, circuit, pair or ())
+        return self._known[number, circuit]
 
 
 @dataclass
@@ -72,7 +78,7 @@ class Measurement:
 
     @property
     def checkpoints(self) -> list[Checkpoint]:
-        """Those of the two models."""
+        """The checkpoints of the two models."""
         return [model.checkpoint for model in self.models]
 
     def measure(self, signatures: Signatures, number: int) -> BlockComparison:
@@ -114,7 +120,7 @@ class Measurement:
             self.beside[circuit] = 0.0
 
     def _have_equal_heads(self, both: tuple[Scoring, Scoring]) -> bool:
-        """Return whether both have as many heads; if not, add that."""
+        """Return whether both have equal numbers of heads; if not, add the difference."""
         self.undecided = undecided_positions(self.pair, both)
         _require_sizes(self.pair[0], both)
         counts = [len(scoring.query.weight) for scoring in both]
@@ -188,34 +194,40 @@ class Measurement:
 
 
 def _require_sizes(plan: AttentionPlan, both: Sequence[Scoring]) -> None:
-    """Queries and keys of two blocks must have as many rows, of the same widths."""
-    shapes = [(one.query.weight.shape, one.key.weight.shape) for one in both]
-    (rows, key), (others, other_key) = shapes
-    if (rows[0] * rows[1], rows[2], key[2]) == (others[0] * others[1], others[2], other_key[2]):
+    """Require that two blocks have equal numbers of query rows, and equal widths."""
+    sizes = []
+    for scoring in both:
+        heads, width, dimensions = scoring.query.weight.shape
+        sizes.append((heads * width, dimensions, scoring.key.weight.shape[2]))
+    if sizes[0] == sizes[1]:
         return
-    one, other = map(_sizes, both)
+    expected, actual = map(_sizes, both)
     raise CheckpointError(
-        f"layer {plan.layer} of the {plan.stack} has {one} in one checkpoint and {other} in the "
-        "other; only equal ones can be compared"
+        f"layer {plan.layer} of the {plan.stack} has {expected} in one checkpoint and {actual} in "
+        "the other; only equal ones can be compared"
     )
 
 
 def _sizes(scoring: Scoring) -> str:
+    """Return the sizes of a circuit in words."""
     heads, width, dimensions = scoring.query.weight.shape
     groups = len(scoring.key.weight)
     return f"{heads} heads over {groups}, of width {width}, on {dimensions} dimensions"
 
 
 def _sinks(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> Iterator[Mismatch]:
-    """How the scores of virtual keys differ."""
+    """Yield the difference of the scores of virtual keys."""
     compared = compare_stored(checkpoints, parts)
     if compared.outcome.same:
         return
-    ours, theirs = (c.read([part])[0].ravel() for c, part in zip(checkpoints, parts, strict=True))
+    expected, actual = (
+        checkpoint.read([part])[0].ravel()
+        for checkpoint, part in zip(checkpoints, parts, strict=True)
+    )
     reason = f"other sinks: {compared.reason}"
-    if not theirs.any():
+    if not actual.any():
         reason = "sinks are all zero"
-    elif np.array_equal(np.sort(ours), np.sort(theirs)):
+    elif np.array_equal(np.sort(expected), np.sort(actual)):
         reason = "sinks lie in the order of other heads"
     facts = {"circuit": "sinks", "tensors": {parts[1].name: "sinks"}}
     yield Mismatch(Kind.SINKS, reason, (Change((parts[1].name,), Take()),), facts=facts)

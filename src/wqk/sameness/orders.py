@@ -249,8 +249,8 @@ def renumbered(
     search = _OrderSearch([model.checkpoint for model in models], names)
     modules_by_noun = {"experts": [*search.experts()]}
     if neurons:
-        others = {name for name, role in roles(models[0]).items() if role == OTHER}
-        modules_by_noun["neurons"] = [*search.neurons(others)]
+        unnamed = {name for name, role in roles(models[0]).items() if role == OTHER}
+        modules_by_noun["neurons"] = [*search.neurons(unnamed)]
     if not search.orders:
         return None, []
     view = Renumbered(models[0].checkpoint, search.orders, search.places)

@@ -1,8 +1,7 @@
 """Origins of whole tensors: the reference's tensor whose numbers a wrong tensor holds.
 
 A tensor is recognized by a sketch, a few random projections of its first row, and confirmed entry
-by entry. Tensors are told apart by their names: two names of one *pattern* differ in numbers alone,
-those of layers and of experts.
+by entry. Two names of one *pattern* differ only in the numbers of layers and of experts.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Origin:
     target
         The reference's name of the tensor that the candidate should hold.
     source
-        The reference's name of the tensor that it holds.
+        The reference's name of the tensor that the candidate contains instead.
     """
 
     target: str
@@ -49,8 +48,9 @@ class Origin:
         if len(target) != len(source) or numbers_of(self.target) != numbers_of(self.source):
             return None
         pairs = [pair for pair in zip(target, source, strict=True) if pair[0] != pair[1]]
-        words = tuple(".".join(pair[side] for pair in pairs) for side in (0, 1))
-        return words[0], words[1]
+        target_words = ".".join(target_word for target_word, _ in pairs)
+        source_words = ".".join(source_word for _, source_word in pairs)
+        return target_words, source_words
 
     @property
     def differing_number(self) -> NumberPair | None:
@@ -71,13 +71,13 @@ class Origin:
 
     @property
     def of_experts(self) -> bool:
-        """Whether an expert holds the tensor of another expert of its layer."""
+        """True if an expert contains the tensor of another expert of its layer."""
         number = self.differing_number
         return number is not None and number.place > 0 and "experts." in self.target
 
     @property
     def of_layers(self) -> bool:
-        """Whether a layer holds the tensor of another layer."""
+        """True if a layer contains the tensor of another layer."""
         number = self.differing_number
         return number is not None and number.place == 0
 
@@ -88,9 +88,9 @@ class Origin:
         Tensors of a layer that changed places are one cause for each pair of words; experts are one
         cause for each layer; layers are one cause.
         """
-        words = self.differing_words
-        if words is not None:
-            return ("words", *sorted(words))
+        differing_words = self.differing_words
+        if differing_words is not None:
+            return ("words", *sorted(differing_words))
         if self.of_layers:
             return ("layers",)
         if self.of_experts:
@@ -114,8 +114,7 @@ def pattern_of(name: str) -> str:
     >>> pattern_of("layers.12.mlp.experts.3.w1.weight")
     'layers.*.mlp.experts.*.w1.weight'
     """
-    words = name.split(".")
-    return ".".join("*" if word.isdigit() else word for word in words)
+    return ".".join("*" if word.isdigit() else word for word in name.split("."))
 
 
 def numbers_of(name: str) -> list[int]:
@@ -158,7 +157,7 @@ def find_origins(
         return {}
     of_targets = np.stack([_sketch(candidate, names[name]) for name in targets])
     of_sources = np.stack([_sketch(reference, name) for name in sources])
-    found: dict[str, Origin] = {}
+    origins: dict[str, Origin] = {}
     for place, name in enumerate(targets):
         sketch = of_targets[place]
         if not sketch.any():
@@ -168,9 +167,9 @@ def find_origins(
         by_distance = near[np.argsort(distances[near], kind="stable")]
         for source in (sources[number] for number in by_distance.tolist()):
             if source != name and _holds(checkpoints, source, names[name]):
-                found[name] = Origin(name, source)
+                origins[name] = Origin(name, source)
                 break
-    return found
+    return origins
 
 
 def _sketch(checkpoint: Checkpoint, name: str) -> np.ndarray:

@@ -82,11 +82,11 @@ class Sizes:
             (4, "4"),
             (8, "8"),
         ]
-        found: dict[int, str] = {}
+        names: dict[int, str] = {}
         for length, name in named:
             if length > 1:
-                found.setdefault(length, name)
-        return found
+                names.setdefault(length, name)
+        return names
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,71 +126,83 @@ def reorders(heads: int, width: int, turned: int) -> tuple[Reorder, ...]:
     (array([0, 2, 1, 3, 4, 6, 5, 7]), Axes(shape=(2, 2, 2), axes=(0, 2, 1)))
     """
     count = heads * width
-    found: list[Reorder] = []
+    known: list[Reorder] = []
     if 0 < turned < width:
         for kind in ("half", "interleaved"):
             shape = (turned // 2, 2) if kind == "half" else (2, turned // 2)
             part = RotatedPart(width, shape)
-            found.append(Reorder(part.indices(count), kind, heads, width, part))
+            known.append(Reorder(part.indices(count), kind, heads, width, part))
     counts = [number for number in range(1, count // 2 + 1) if count % number == 0]
     counts.sort(key=lambda number: number != heads)
     for number, kind in product(counts, ("half", "interleaved")):
-        wide = count // number
-        if wide % 2 == 0 and wide > 2:
-            shape = (wide // 2, 2) if kind == "half" else (2, wide // 2)
+        head_width = count // number
+        if head_width % 2 == 0 and head_width > 2:
+            shape = (head_width // 2, 2) if kind == "half" else (2, head_width // 2)
             pairs = Axes((number, *shape), (0, 2, 1))
-            found.append(Reorder(pairs.indices(count), kind, number, wide, pairs))
+            known.append(Reorder(pairs.indices(count), kind, number, head_width, pairs))
     for groups in range(2, heads):
         if heads % groups == 0:
             regrouped = Axes((groups, heads // groups, width), (1, 0, 2))
-            found.append(Reorder(regrouped.indices(count), "heads", heads, width, regrouped))
-    return tuple(found)
+            known.append(Reorder(regrouped.indices(count), "heads", heads, width, regrouped))
+    return tuple(known)
 
 
 def to_order(order: str, heads: int, width: int, turned: int) -> Int[np.ndarray, " rows"]:
-    """The rows of a side that bring its rotary pairs into an order from the other one."""
-    known = (one.rows for one in reorders(heads, width, turned) if one.kind == order)
-    same = np.arange(heads * width)
-    return next(known, same) if min(width, turned) > 2 else same
+    """Return the rows of a side that bring its rotary pairs into an order from the other order."""
+    if min(width, turned) > 2:
+        for reorder in reorders(heads, width, turned):
+            if reorder.kind == order:
+                return reorder.rows
+    return np.arange(heads * width)
 
 
 def steps_to(
     rows: Int[np.ndarray, " rows"], heads: int, width: int, turned: int
 ) -> list[tuple[Reorder, ...]]:
-    """The reorderings, one or two in a row, whose result has its rows in this order.
+    """Return the reorderings, one or two in a row, whose result has its rows in this order.
 
     Several, if they are equal: in heads of width 8, a conversion done twice is one left undone.
     """
     known = reorders(heads, width, turned)
-    single: list[tuple[Reorder, ...]] = [(one,) for one in known if np.array_equal(one.rows, rows)]
-    by_rows = {one.rows.tobytes(): one for one in reversed(known)}
+    single: list[tuple[Reorder, ...]] = [
+        (reorder,) for reorder in known if np.array_equal(reorder.rows, rows)
+    ]
+    by_rows = {reorder.rows.tobytes(): reorder for reorder in reversed(known)}
     double: list[tuple[Reorder, ...]] = []
     for first in known:
         # w[first][second] is w[rows] where second says at which place of first each row is.
         second = by_rows.get(np.argsort(first.rows)[rows].tobytes())
         if second is not None:
             double.append((first, second))
-    own = [pair for pair in double if all((s.heads, s.kind) == (heads, pair[0].kind) for s in pair)]
-    return [*single, *own] or double[:1]
+    twice = [
+        pair
+        for pair in double
+        if pair[0].kind == pair[1].kind and pair[0].heads == pair[1].heads == heads
+    ]
+    return [*single, *twice] or double[:1]
 
 
 def whole_heads(rows: np.ndarray, width: int) -> np.ndarray | None:
-    """The head that each head's rows are taken from, if they are taken whole and in order."""
+    """Return the head that each head is taken from; None unless heads are whole and in order."""
     if len(rows) % width:
         return None
     table = rows.reshape(-1, width)
-    in_order = np.array_equal(table, table[:, :1] + np.arange(width))
-    return table[:, 0] // width if in_order and not (table[:, 0] % width).any() else None
+    first_rows = table[:, 0]
+    if (first_rows % width).any() or not np.array_equal(table, table[:, :1] + np.arange(width)):
+        return None
+    return first_rows // width
 
 
 def name_of_side(rows: np.ndarray, heads: int, sizes: Sizes) -> tuple[Kind, NamedOrder] | None:
-    """Kind and name of an order of queries or keys; None if it has no name of its own."""
+    """Return kind and name of an order of queries or keys; None without a name of its own."""
     width = sizes.width
-    if steps := steps_to(rows, heads, width, sizes.turned):
-        description, *others = dict.fromkeys(_in_words(each, heads, sizes) for each in steps)
-        if others:
-            other = others[0].removeprefix("rotary order: ")
-            description += f" (or {other}, which is the same here)"
+    steps = steps_to(rows, heads, width, sizes.turned)
+    if steps:
+        descriptions = list(dict.fromkeys(_in_words(sequence, heads, sizes) for sequence in steps))
+        description = descriptions[0]
+        if len(descriptions) > 1:
+            alternative = descriptions[1].removeprefix("rotary order: ")
+            description += f" (or {alternative}, which is the same here)"
         regrouped = any(step.kind == "heads" for step in steps[0])
         edits: list[Edit] = [Permute(0, step.order) for step in steps[0]]
         kind = Kind.HEADS if regrouped else Kind.ROTARY
@@ -204,7 +216,7 @@ def name_of_side(rows: np.ndarray, heads: int, sizes: Sizes) -> tuple[Kind, Name
 
 
 def _in_words(steps: tuple[Reorder, ...], heads: int, sizes: Sizes) -> str:
-    """What was done to rows that these steps bring back."""
+    """Describe the change of rows that these steps undo."""
     first, last = steps[0], steps[-1]
     actual = (heads, sizes.width)
     if first.kind == "heads":
@@ -227,32 +239,40 @@ def _in_words(steps: tuple[Reorder, ...], heads: int, sizes: Sizes) -> str:
     wrong = first if (first.heads, first.width) != actual else last
     if wrong.kind == "heads":
         return "rotary order and grouping of heads"
+    noun = "heads" if wrong.heads > 1 else "head"
     return (
-        f"rotary order: converted with {wrong.heads} head{'s' * (wrong.heads > 1)} of width "
-        f"{wrong.width} instead of {heads} of {sizes.width}"
+        f"rotary order: converted with {wrong.heads} {noun} of width {wrong.width} "
+        f"instead of {heads} of {sizes.width}"
     )
 
 
 @cache
 def _views(count: int, sizes: Sizes) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
-    """Shapes of up to four axes with orders of them, the simplest first."""
-    found: dict[tuple[tuple[int, ...], tuple[int, ...]], None] = {}
+    """Return shapes of up to four axes with orders of the axes, the simplest first."""
+    views: dict[tuple[tuple[int, ...], tuple[int, ...]], None] = {}
     for axes in (2, 3, 4):
         for known in product(sizes.factors, repeat=axes - 1):
-            rest, left = divmod(count, math.prod(known))
-            if left or rest < 2:
+            length, remainder = divmod(count, math.prod(known))
+            if remainder or length < 2:
                 continue
             for place in range(axes):
-                shape = (*known[:place], rest, *known[place:])
+                shape = (*known[:place], length, *known[place:])
                 for order in permutations(range(axes)):
-                    kept = any(b == a + 1 for a, b in pairwise(order))
-                    if (not kept and order[0] != 0) or (axes < 4 and order != tuple(range(axes))):
-                        found.setdefault((shape, order))
-    return tuple(found)
+                    if _is_tried(order):
+                        views.setdefault((shape, order))
+    return tuple(views)
+
+
+def _is_tried(order: tuple[int, ...]) -> bool:
+    """Return whether an order of axes is tried: of four axes, only if no fewer axes suffice."""
+    if len(order) < 4:
+        return order != tuple(range(len(order)))
+    keeps_neighbors = any(b == a + 1 for a, b in pairwise(order))
+    return not keeps_neighbors and order[0] != 0
 
 
 def name_permutation(rows: np.ndarray, sizes: Sizes) -> NamedOrder | None:
-    """Name of the permutation ``w[rows]``; None if it has no short one.
+    """Name the permutation ``w[rows]``; None if it has no short name.
 
     Examples
     --------
@@ -260,16 +280,17 @@ def name_permutation(rows: np.ndarray, sizes: Sizes) -> NamedOrder | None:
     >>> name_permutation(rows, Sizes(2, 2, 12)).edit.order
     Axes(shape=(2, 4, 3), axes=(0, 2, 1))
     """
-    count, start = len(rows), np.arange(len(rows))
+    count = len(rows)
+    start = np.arange(count)
     if (np.diff(rows) % count == 1).all():
         by = int(rows[0]) if 2 * rows[0] <= count else int(rows[0]) - count
         return NamedOrder(f"rolled by {by}", Permute(0, Rolled(by)))
     if (np.diff(rows) == -1).all():
         return NamedOrder("in reverse order", Permute(0, Reversed()))
-    some = np.unique(np.linspace(0, count - 1, 17).astype(int))
+    sampled = np.unique(np.linspace(0, count - 1, 17).astype(int))  # compared first
     for shape, order in _views(count, sizes):
         moved = start.reshape(shape).transpose(order).ravel()
-        if np.array_equal(moved[some], rows[some]) and np.array_equal(moved, rows):
+        if np.array_equal(moved[sampled], rows[sampled]) and np.array_equal(moved, rows):
             names = [sizes.factors.get(n, str(n)) if n > 2 else str(n) for n in shape]
             actual, expected = " × ".join(names), " × ".join(names[axis] for axis in order)
             description = f"lie as {actual}, should as {expected}"
@@ -290,7 +311,7 @@ def name_permutation(rows: np.ndarray, sizes: Sizes) -> NamedOrder | None:
 
 
 def _within(inner: np.ndarray, sizes: Sizes) -> NamedOrder:
-    """Name of a permutation that is the same in every stretch of as many rows."""
+    """Name a permutation that is the same in every stretch of as many rows."""
     length, width = len(inner), sizes.width
     heads = whole_heads(inner, width) if length > width else None
     if heads is not None:
@@ -303,7 +324,7 @@ def _within(inner: np.ndarray, sizes: Sizes) -> NamedOrder:
 
 
 def name_in_fused(rows: np.ndarray, by_group: bool, sizes: Sizes) -> NamedOrder | None:
-    """Name of an order in which queries, keys and values are joined otherwise, or moved inside.
+    """Name an order in which queries, keys and values are joined otherwise, or moved inside.
 
     ``by_group`` is whether each key head's should follow each other, rather than all queries.
     """
@@ -328,7 +349,7 @@ def name_in_fused(rows: np.ndarray, by_group: bool, sizes: Sizes) -> NamedOrder 
 
 
 def _in_shards(shards: int, groups: int, order: Sequence[int]) -> str:
-    """How a fused weight is joined, in words."""
+    """Describe how a fused weight is joined."""
     letters = " ".join("qkv"[part] for part in order)
     ordered = "" if letters == "q k v" else f", in the order {letters}"
     if shards == 1:

@@ -1,8 +1,8 @@
 """Rotary positions that a family only names: the evidence on them that a comparison still has.
 
-The rotation is not known, so forms are compared at distance 0 alone, where any order of rows gives
-the same scores. Two models can be told apart by their settings, if they are of one family. They are
-taken for the same only if the rows of their queries and keys also lie in the same order.
+The rotation is not known; therefore forms are compared at distance 0 alone, where any order of rows
+gives the same scores. Two models of one family can be told apart by their settings. Two models are
+the same only if the rows of their queries and keys also lie in the same order.
 """
 
 from __future__ import annotations
@@ -45,34 +45,34 @@ def named_settings(models: Sequence[Model], pair: Pair) -> Iterator[Mismatch]:
         _rotary_settings(model, plan.rule.config) for model, plan in zip(models, pair, strict=True)
     ]
     for path in sorted(settings[0].keys() | settings[1].keys()):
-        expected, found = (some.get(path) for some in settings)
-        if expected == found:
+        expected, actual = (settings_of_model.get(path) for settings_of_model in settings)
+        if expected == actual:
             continue
         nested = (*filter(None, [candidate.rule.config]), *path)
-        reason = f"rotary positions: {'.'.join(path)}: {expected} expected, {found} found"
-        facts = {"name": ".".join(path), "value": expected, "other_value": found}
+        reason = f"rotary positions: {'.'.join(path)}: {expected} expected, {actual} found"
+        facts = {"name": ".".join(path), "value": expected, "other_value": actual}
         steps = (Setting(nested, expected),) if expected is not None else ()
         yield Mismatch(Kind.ROTARY, reason, steps, facts=facts)
 
 
 def _rotary_settings(model: Model, nested: str) -> dict[tuple[str, ...], Any]:
-    """Settings of rotary positions by their keys, with the defaults of the model's type."""
+    """Return settings of rotary positions by their keys, with the defaults of the model's type."""
     config: Mapping[str, Any] = model.checkpoint.config
     if nested:
         config = config.get(nested) or {}
     whole = {**default_values(config.get("model_type")), **config}
-    found: dict[tuple[str, ...], Any] = {}
+    settings: dict[tuple[str, ...], Any] = {}
     left: list[tuple[tuple[str, ...], Any]] = [((), whole)]
     while left:
         path, value = left.pop()
         if isinstance(value, Mapping):
-            left += [((*path, str(key)), one) for key, one in value.items()]
+            left += [((*path, str(key)), entry) for key, entry in value.items()]
         elif any(map(OF_ROTATION.search, path)) and value not in UNSCALED:
-            found[path] = value
-    base = found.pop(("rope_theta",), None)
+            settings[path] = value
+    base = settings.pop(("rope_theta",), None)
     if base is not None:  # the older spelling of the same setting
-        found.setdefault(("rope_parameters", "rope_theta"), base)
-    return found
+        settings.setdefault(("rope_parameters", "rope_theta"), base)
+    return settings
 
 
 def undecided_positions(pair: Pair, both: tuple[Scoring, Scoring] | None) -> str:

@@ -171,8 +171,9 @@ class Turned(View):
     ) -> None:
         """Note the turns of all tensors besides the weights of the forms."""
         gains = {turn.gain for turn in self.turns.values()} | {*gain_by_reader.values()}
-        others = [name for name in self._names if name not in self.turns and name not in gains]
-        for name in others:
+        for name in self._names:
+            if name in self.turns or name in gains:
+                continue
             is_vector = len(self.tensors()[name].shape) < 2
             is_bias = name.endswith("bias") and name not in formed
             if not is_vector or is_bias:

@@ -21,11 +21,11 @@ SUSPECT = 0.5
 # Distances of two heads, relative to the first: of a copy that was trained on, and of heads that
 # share next to nothing (√2 for independent ones).
 CLOSE, DIFFERENT = 0.3, 0.9
-# The share of the tolerance beyond which a head is not said to be equal beside heads that differ.
+# The share of the tolerance beyond which a head is not called equal next to heads that differ.
 NEARLY = 0.5
 # Frequencies of rotary positions, which files and programs compute in float32.
 SAME_FREQUENCY = 1e-6
-# How far vectors may lie from the turned ones, beside their rounding: what sums in float32 lose.
+# Largest distance of vectors from the turned ones, besides rounding: what sums in float32 lose.
 TURNED = 1e-5
 
 # -- quantized weights and adapters --------------------------------------------------------------
@@ -71,8 +71,8 @@ TIED = 1e-6
 LEFT = 0.5
 # An order of a vector's entries leaves at most this share of the distance that it explains.
 OF_ORDER = 0.1
-# So many rows are fitted first, and all of them where those are left with at most this share: of
-# unrelated weights of one size, .7 is left.
+# Number of rows that are fitted first. All rows are fitted if at most this share of the first is
+# left: of unrelated weights of one size, .7 is left.
 SCREENED, FITS = 64, 0.6
 # A change of coordinates, or of a head, changes most of its entries or rows; one of single entries
 # does not.
@@ -88,6 +88,6 @@ RANK = 1e-4
 
 # A model whose weight in a sum is below this has no part in it; weights this near are equal.
 LEAST_PART = 1e-3
-# Weights have this number of decimals if that differs by no more than so many deviations, or by
+# Weights have this number of decimals if that differs by no more than this many deviations, or by
 # no more than the smallest difference.
 DECIMALS, DEVIATIONS, SMALLEST = 3, 4.0, 1e-6

@@ -58,12 +58,12 @@ class Role:
 
     @property
     def is_norm(self) -> bool:
-        """Whether the tensor is the gain or the bias of a norm."""
+        """True for the gain or the bias of a norm."""
         return self.part.startswith("norm")
 
     @property
     def is_bias(self) -> bool:
-        """Whether the tensor is the bias of a projection."""
+        """True for the bias of a projection."""
         return self.part == "bias"
 
 
@@ -122,37 +122,37 @@ class WeightPair:
     Attributes
     ----------
     name
-        The candidate's name of it.
+        Name in the candidate.
     role
-        Its use in the block.
+        Use in the block.
     expected, actual
-        The numbers that the reference makes it, and the candidate's.
+        The numbers that follow from the reference, and the candidate's numbers.
     heads
-        Number of heads that its rows make, 0 if they make none.
+        Number of heads that the rows make; 0 if they make none.
     sizes
-        Of its block.
+        The numbers of the block.
     rounding
-        Half the distance of neighboring stored numbers, relative to them.
+        Half the distance of neighboring stored numbers, relative to the numbers.
     bias
-        The vector that lies in the order of its rows.
+        The vector in the order of the rows.
     gain
-        Of the norm before a weight.
+        The gain of the norm before a weight.
     layout
-        Of the stored tensor.
+        Layout of the stored tensor.
     rows
-        Of a part of a fused weight: its rows in the whole.
+        For a part of a fused weight, the part's rows in the whole.
     parts
-        Of a fused weight: those of each side, and those of none.
+        For a fused weight, the pairs of each side, and of the rows of no side.
     grid, regrouped
-        Of a quantized weight: its numbers, and what it would be with its columns in other groups.
+        For a quantized weight, its grid of numbers, and the weight with columns in other groups.
     repeated
         Number of times that each key head is stored.
     adapter
-        The adapter's effect on it, where one of the two has an adapter.
+        The effect of an adapter on the weight, if one of the models has an adapter.
     sides
-        The sides among ``query`` and ``key`` that it belongs to.
+        The sides among ``query`` and ``key`` that the weight belongs to.
     block
-        All pairs of its block.
+        All pairs of the block.
 
     Examples
     --------
@@ -187,27 +187,27 @@ class WeightPair:
 
     @property
     def title(self) -> str:
-        """Its name, shortened."""
+        """The name, shortened."""
         return short(self.name)
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it is a weight, not a vector."""
+        """True for a weight, False for a vector."""
         return self.expected.ndim > 1
 
     @property
     def is_side(self) -> bool:
-        """Whether it is the weight of the queries or of the keys alone."""
+        """True for the weight of the queries alone, or of the keys alone."""
         return not self.role.fused and self.role.part == "weight" and self.role.side in SCORED
 
     @property
     def alike(self) -> float:
-        """The cosine of rows that are the same."""
+        """The least cosine of equal rows."""
         return QUANTIZED_ALIKE if self.grid else ALIKE
 
     @cached_property
     def turned(self) -> WeightPair:
-        """The same with columns for rows; those of outputs make heads."""
+        """The transposed pair; columns of the output weight make heads."""
         return replace(
             self,
             expected=self.expected.T,
@@ -221,31 +221,32 @@ class WeightPair:
 
     @cached_property
     def sketches(self) -> list[np.ndarray]:
-        """A `sketch` of its expected rows, and of its actual ones."""
+        """A `sketch` of the expected rows, and of the actual rows."""
         return side_by_side(sketch, (self.expected, self.actual), many=self.expected.size > MANY)
 
     @cached_property
     def likeness(self) -> np.ndarray:
-        """The cosine of each actual row with the expected one, nearly; 1 for two of zeros."""
+        """Approximate cosine of each actual row with the expected row; 1 where both are zero."""
         expected, actual = self.sketches
         silent = ~(expected.any(axis=1) | actual.any(axis=1))
         return np.where(silent, 1, np.abs((expected * actual).sum(axis=1)))
 
     @cached_property
     def right(self) -> bool:
-        """Whether it is as expected, up to rounding."""
+        """True if the actual numbers are the expected ones, up to rounding."""
         if self.grid is not None:
             return self.fits(self.actual)
         bound = 8 * self.rounding * largest(self.expected)
         return self.expected is self.actual or within(self.expected, self.actual, bound)
 
     def fits(self, value: np.ndarray) -> bool:
-        """Whether a value is as expected, up to the rounding of a quantized weight."""
+        """Return whether a value is as expected, up to the rounding of a quantized weight."""
         distance = value - self.expected
         if self.grid is None:
             return largest(distance) <= SAME * largest(self.expected)
-        size, left = (np.sqrt(np.mean(np.square(x, dtype=np.float64))) for x in (value, distance))
-        return bool(left < SAFETY * self.grid.rounding(value) * size / math.sqrt(3))
+        size = np.sqrt(np.mean(np.square(value, dtype=np.float64)))
+        error = np.sqrt(np.mean(np.square(distance, dtype=np.float64)))
+        return bool(error < SAFETY * self.grid.rounding(value) * size / math.sqrt(3))
 
     def finding(
         self,

@@ -128,7 +128,7 @@ class BucketFolder:
 
 
 def _quoted(tag: str | None) -> str | None:
-    """A tag as answers contain it; Azure's listings leave the quotation marks out."""
+    """Return a tag as answers contain it; Azure's listings leave the quotation marks out."""
     return tag if tag is None or '"' in tag else f'"{tag}"'
 
 

@@ -14,31 +14,31 @@ class ByteSource(Protocol):
 
     @property
     def identity(self) -> Any:
-        """What tells its content from any other; None if nothing does."""
+        """Value that differs from that of any other content; None if there is no such value."""
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill the buffer from this offset, or raise `CheckpointError`."""
 
 
 def bytes_at(source: ByteSource, offset: int, count: int) -> bytearray:
-    """So many bytes of a source from an offset on."""
+    """Return ``count`` bytes of a source, from an offset on."""
     content = bytearray(count)
     source.read_into(offset, memoryview(content))
     return content
 
 
 class Raw(io.RawIOBase):
-    """A source of bytes as one of Python's raw files, to be read ahead by `io.BufferedReader`."""
+    """A source of bytes as a raw file of Python, to be read ahead by `io.BufferedReader`."""
 
     def __init__(self, source: ByteSource) -> None:
         self._source, self._position = source, 0
 
     def readable(self) -> bool:
-        """Whether it can be read."""
+        """Return True: a source can be read."""
         return True
 
     def seekable(self) -> bool:
-        """Whether it can be read from any byte on."""
+        """Return True: a source can be read from any byte on."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:

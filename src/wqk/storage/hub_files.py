@@ -174,7 +174,7 @@ def transport_errors() -> tuple[type[Exception], ...]:
 
 
 def within_deadline(call: Callable[[], T]) -> T:
-    """Result of a call to the Hub; `TimeoutError` if the Hub is not reached, or does not answer.
+    """Return the result of a call to the Hub; `TimeoutError` if the Hub does not answer.
 
     The client's own timeout neither covers the search for the host's address nor ends while bytes
     drip in.

@@ -1,4 +1,4 @@
-"""Files on disk as sources of bytes, few of which are open at once."""
+"""Files on disk as sources of bytes; only a few files are open at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_OPEN = 64
 
 
 class Identity(NamedTuple):
-    """What tells a file, as it is now, from every other."""
+    """Identity of a file in its present state; different from that of every other file."""
 
     device: int
     inode: int
@@ -25,7 +25,7 @@ class Identity(NamedTuple):
 
 
 class Handle:
-    """An open file, closed when nothing refers to it any more."""
+    """An open file, closed when the last reference to the handle is gone."""
 
     def __init__(self, path: Path, name: str) -> None:
         if path.exists() and not path.is_file():  # a pipe or a device may never end
@@ -39,12 +39,12 @@ class Handle:
 
     @property
     def identity(self) -> Identity:
-        """The file's identity as of now."""
+        """The present identity of the file."""
         status = os.fstat(self._descriptor)
         return Identity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
-        """Read bytes from this offset; how many, which is 0 at the end."""
+        """Read bytes from this offset, and return their number, which is 0 at the end."""
         if hasattr(os, "preadv"):
             return os.preadv(self._descriptor, [buffer], offset)
         with self._lock:  # Windows reads from the current position only
@@ -55,15 +55,16 @@ class Handle:
 
 
 class LocalFile:
-    """A file's bytes by position.
+    """Bytes of a file by position.
 
-    Positional reads rather than a memory map: a file that shrinks while it is read gives an error,
-    not a signal that kills the process. So does one that is written to, by its time; writes through
-    a memory map may not show in it: scan files that nobody writes to.
+    Reads are positional, without a memory map: a file that shrinks during a read raises an error,
+    where a memory map would kill the process by a signal. A file that is written to during a read
+    raises an error, too, as the time of its last change differs. Writes through a memory map may
+    leave the time unchanged: scan files that nobody writes to.
 
-    The last `MOST_OPEN` files that were read are open; others are opened again by their path, and
-    must be the same file. A file that is replaced keeps its old content while it is open. Copies
-    and pickles hold the path and the identity, never a handle.
+    The last `MOST_OPEN` files that were read are open. Further files are opened again by their
+    path, and must be the same file. A file that is replaced keeps its old content while it is open.
+    Copies and pickles contain the path and the identity, never a handle.
     """
 
     def __init__(self, path: str | Path, identity: Identity | None = None) -> None:
@@ -80,7 +81,7 @@ class LocalFile:
 
     @property
     def identity(self) -> tuple[int, ...]:
-        """What tells the file from others on every machine that sees its disk."""
+        """Identity of the file on every machine that has access to its disk."""
         return self._identity[1:]
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
@@ -101,7 +102,7 @@ class LocalFile:
             )
 
     def _opened(self) -> Handle:
-        """The file's handle, opened again if others have been read since."""
+        """Return the file's handle, opened again if others have been read since."""
         handle = self._handle
         if handle is None:
             handle = Handle(self._path, self.name)

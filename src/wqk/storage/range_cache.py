@@ -50,16 +50,20 @@ class RangeCache:
         self._last = threading.local()
 
     def ranges(self, identity: str) -> list[tuple[int, int]]:
-        """The ranges of a file that are here, sorted."""
+        """Return the ranges of a file that the cache contains, sorted."""
         try:
             names = [path.name for path in self._file_folder(identity).iterdir()]
         except OSError:
             return []
-        found = (re.fullmatch(r"(\d+)-(\d+)", name) for name in names)
-        return sorted((int(match[1]), int(match[2])) for match in found if match)
+        ranges = []
+        for name in names:
+            match = re.fullmatch(r"(\d+)-(\d+)", name)
+            if match:
+                ranges.append((int(match[1]), int(match[2])))
+        return sorted(ranges)
 
     def load(self, identity: str, start: int, stop: int) -> bytes | memoryview | None:
-        """A range's bytes; None if it is not here, or not what was written.
+        """Return the bytes of a range; None if they are absent, or damaged.
 
         Each thread keeps its last range in memory, as ranges are read piece by piece.
         """
@@ -92,7 +96,7 @@ class RangeCache:
         return _write(path, content, _checksum(identity, start, content))
 
     def note(self, name: str) -> Any:
-        """What was noted under a name, or None."""
+        """Return the note of a name, or None."""
         try:
             return json.loads(self._note_path(name).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
@@ -142,7 +146,7 @@ class RangeCache:
 
 
 def open_cache(cache_dir: str | os.PathLike[str] | None = None) -> RangeCache:
-    """The user's cache: WQK_CACHE, or ``wqk`` in ``cache_dir``, or the hub's place for libraries.
+    """Return the user's cache: WQK_CACHE, ``wqk`` in ``cache_dir``, or the hub's own place.
 
     WQK_CACHE_LIMIT, in bytes, sets its size; 0 keeps nothing.
     """

@@ -43,7 +43,7 @@ class Reference(NamedTuple):
 
 
 def parsed(reference: str) -> Reference:
-    r"""A reference without its secrets, and what was taken from its end.
+    r"""Return a reference without its secrets, and what was taken from its end.
 
     An existing path stays as it is. Anything else may be an address, however misspelled: users and
     passwords are left out, and all that follows the path. Bytes that are not text become escapes.
@@ -65,14 +65,14 @@ def parsed(reference: str) -> Reference:
     stripped = reference.strip().strip("\"'`<>()[]{},").strip()
     # What precedes the scheme is nothing that an address has.
     address = ADDRESS.search(stripped)
-    scheme, rest = (address["scheme"], address["rest"]) if address else ("", stripped)
-    named = _without_users(rest, bool(address))
+    scheme, location = (address["scheme"], address["rest"]) if address else ("", stripped)
+    named = _without_users(location, bool(address))
     path = PATH_END.split(named, maxsplit=1)[0]
     return Reference(scheme + path, named[len(path) :])
 
 
 def redacted(reference: str) -> str:
-    """A reference for messages, tables and file names: its `Reference.identity`.
+    """Return a reference for messages, tables and file names: its `Reference.identity`.
 
     Examples
     --------
@@ -83,7 +83,7 @@ def redacted(reference: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """A text with its addresses redacted, and what looks like the query of one left out.
+    """Return a text with its addresses redacted, and what looks like the query of one left out.
 
     Examples
     --------
@@ -96,7 +96,9 @@ def without_secrets(text: str) -> str:
 
 
 def digest_of_query(reference: str) -> str:
-    """Tells apart addresses that `redacted` shows alike; empty if nothing but a signature does.
+    """Return a digest by which addresses differ that `redacted` shows alike.
+
+    The digest is empty if the addresses differ in nothing but a signature.
 
     Examples
     --------
@@ -116,20 +118,20 @@ def digest_of_query(reference: str) -> str:
 
 
 def _without_users(text: str, is_address: bool) -> str:
-    """An address without users and passwords, wherever they stand; ``…`` for an unclear host."""
+    """Return an address without users and passwords; ``…`` for an unclear host."""
     if not is_address:
-        start, slash, rest = text.partition("/")
+        start, slash, end = text.partition("/")
         if slash and re.search(rf"{AT}[\w-]+(\.[\w-]+)*(:\d+)?$", start):
             start = re.split(AT, start)[-1]
-        kept = (part if ":" not in part else re.split(AT, part)[-1] for part in rest.split("/"))
+        kept = (part if ":" not in part else re.split(AT, part)[-1] for part in end.split("/"))
         return start + slash + "/".join(kept)
     authority = re.split(r"[/\\?#]", text, maxsplit=1)[0]
-    rest, host = text[len(authority) :], re.split(AT, authority)[-1]
+    remainder, host = text[len(authority) :], re.split(AT, authority)[-1]
     # A password may hold any character, also those that end an authority.
-    cut_short = authority == host and re.match(r"[?#]", rest) and re.search(AT, rest)
+    cut_short = authority == host and re.match(r"[?#]", remainder) and re.search(AT, remainder)
     if cut_short or not HOST.fullmatch(host):
         return "…"
-    return host + re.sub(r"[^/\\?#]+", lambda part: re.split(AT, part[0])[-1], rest)
+    return host + re.sub(r"[^/\\?#]+", lambda part: re.split(AT, part[0])[-1], remainder)
 
 
 def is_url(ref: str) -> bool:
@@ -160,7 +162,7 @@ def is_bucket(address: str) -> bool:
 
 
 def split_address(url: str) -> SplitResult:
-    """The parts of an address; `CheckpointError` if it is not one."""
+    """Return the parts of an address; `CheckpointError` if it is not one."""
     try:
         parts = urlsplit(url)
         parts.port  # noqa: B018 - raises if it is not a number
@@ -170,7 +172,7 @@ def split_address(url: str) -> SplitResult:
 
 
 def step_in(name: str | None) -> int | None:
-    """The training step that a revision or a folder is named after.
+    """Return the training step that a revision or a folder is named after.
 
     Examples
     --------
@@ -182,7 +184,7 @@ def step_in(name: str | None) -> int | None:
 
 
 class HubAccess(TypedDict, total=False):
-    """How to reach the hub: keywords with the hub's usual names."""
+    """Access to the hub: keywords with the hub's usual names."""
 
     token: str | bool | None  # True for the one that ``hf auth login`` has stored
     cache_dir: str | os.PathLike[str] | None  # where downloads are kept, if not in the usual place

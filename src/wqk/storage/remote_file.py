@@ -106,7 +106,7 @@ class RemoteFile:
 
     @property
     def identity(self) -> str | None:
-        """What tells the content from any other; None if nothing vouches for it."""
+        """Value that differs from that of any other content; None if the server has none."""
         if self._content is not None:
             return self._content
         address = self._location.address if self._location else self.name
@@ -219,7 +219,7 @@ class RemoteFile:
         raise AssertionError("unreachable")
 
     async def _located(self) -> Location:
-        """Where the file lies, which parallel requests find out once."""
+        """Return the location of the file, which parallel requests look up once."""
         async with self._renewal:
             if self._location is None:
                 assert self._renew is not None
@@ -227,7 +227,7 @@ class RemoteFile:
             return self._location
 
     def _required_tag(self) -> str | None:
-        """The tag that an answer must have; none where copies of a known content have their own."""
+        """Return the tag that an answer must have; none if copies have their own."""
         return None if self._content else self.strong_tag
 
     def _check(self, answer: Answer) -> None:
@@ -267,7 +267,7 @@ class RemoteFile:
                 self._spans.append(Span(start, stop, None))
 
     def _bytes_of(self, span: Span) -> bytes | bytearray | memoryview | None:
-        """The bytes of a span; None if the cache no longer holds them."""
+        """Return the bytes of a span; None if the cache no longer holds them."""
         if span.coming is not None:
             try:
                 held = span.coming.result()
@@ -291,14 +291,14 @@ class RemoteFile:
         return bisect_right(self._spans, offset, key=lambda span: span.start) - 1
 
     def _span(self, offset: int) -> Span | None:
-        """The span that holds a byte."""
+        """Return the span that holds a byte."""
         with self._lock:
             place = self._place(offset)
             span = self._spans[place] if place >= 0 else None
         return span if span is not None and offset < span.stop else None
 
     def _missing(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """The parts of a range that no span covers."""
+        """Return the parts of a range that no span covers."""
         gaps = []
         place = self._place(start)
         if place >= 0:

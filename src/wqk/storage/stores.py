@@ -38,12 +38,14 @@ class Location(NamedTuple):
 
 def endpoint_of(scheme: str) -> str:
     """Address of the server that holds the buckets of a scheme; empty for the vendor's own."""
-    own = os.environ.get(BUCKETS[scheme], "")
+    endpoint = os.environ.get(BUCKETS[scheme], "")
     if scheme == "s3":
-        return os.environ.get("AWS_ENDPOINT_URL_S3") or own or os.environ.get("AWS_ENDPOINT", "")
+        return (
+            os.environ.get("AWS_ENDPOINT_URL_S3") or endpoint or os.environ.get("AWS_ENDPOINT", "")
+        )
     if scheme == "az" and os.environ.get("AZURE_STORAGE_USE_EMULATOR", "").lower() == "true":
-        return own or "http://127.0.0.1:10000"
-    return own
+        return endpoint or "http://127.0.0.1:10000"
+    return endpoint
 
 
 def open_bucket(address: str) -> tuple[Any, str]:
@@ -158,7 +160,7 @@ def client_options(plain: bool) -> Any:
 
 
 def one_attempt() -> Any:
-    """Setting that leaves repetition to `wqk.storage.transfers`."""
+    """Return the setting that leaves repetition to `wqk.storage.transfers`."""
     from datetime import timedelta
 
     return {"max_retries": 0, "retry_timeout": timedelta(seconds=60)}

@@ -193,7 +193,7 @@ async def in_time(stream: Any) -> AsyncIterator[bytes]:
 
 
 async def repeated(call: Callable[[], Awaitable[T]], expires: bool = False) -> T:
-    """Result of a call that is made again after failures that may pass.
+    """Return the result of a call that is made again after failures that may pass.
 
     Raises
     ------
@@ -254,7 +254,7 @@ EVENTS = EventLoop()
 
 
 def attempted(call: Callable[[], Awaitable[T]]) -> T:
-    """Result of a call on the event loop, repeated after failures that may pass."""
+    """Return the result of a call on the event loop, repeated after failures that may pass."""
     return EVENTS.submit(repeated(call)).result()
 
 

@@ -307,8 +307,8 @@ def folded(lines: Iterable[str], names: Sequence[str]) -> Iterator[str]:
         form = re.sub(_whole(name), "\0", line) if name else line
         lines_by_form.setdefault(form, []).append(line)
     for similar in lines_by_form.values():
-        others = len(dict.fromkeys(similar)) - 1
-        yield similar[0] + (f" ({counted(others, 'more checkpoint')})" if others else "")
+        folded = len(dict.fromkeys(similar)) - 1
+        yield similar[0] + (f" ({counted(folded, 'more checkpoint')})" if folded else "")
 
 
 def _whole(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The paper's empirical claims, each beside the records that decide it."""
+"""The paper's empirical claims, each next to the records that decide the claim."""
 
 import lazy_loader
 

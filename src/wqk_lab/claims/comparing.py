@@ -93,18 +93,18 @@ def mean_difference(differences: Sequence[float], test: PairTest) -> Estimate:
     """
     with required_by("an interval over models"):
         from scipy import stats
-    found = paired(differences)
-    assert found.low is not None
-    assert found.high is not None
-    assert found.p is not None
-    p = found.p if test == "Student" else float(stats.wilcoxon(differences, method="exact").pvalue)
+    result = paired(differences)
+    assert result.low is not None
+    assert result.high is not None
+    assert result.p is not None
+    p = result.p if test == "Student" else float(stats.wilcoxon(differences, method="exact").pvalue)
     return Estimate(
-        value=found.mean,
-        low=found.low,
-        high=found.high,
+        value=result.mean,
+        low=result.low,
+        high=result.high,
         null=0.0,
         p=p,
-        detectable=float(found.detectable or math.nan),
+        detectable=float(result.detectable or math.nan),
     )
 
 
@@ -116,9 +116,9 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
     >>> [round(p, 3) for p in adjusted([0.01, 0.04, 0.03])]
     [0.03, 0.04, 0.04]
     """
-    found = [1.0] * len(p_values)
+    adjusted_values = [1.0] * len(p_values)
     smallest = 1.0
     for rank, index in reversed(list(enumerate(np.argsort(p_values), start=1))):
         smallest = min(smallest, p_values[index] * len(p_values) / rank)
-        found[index] = smallest
-    return found
+        adjusted_values[index] = smallest
+    return adjusted_values

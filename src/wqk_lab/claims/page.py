@@ -129,7 +129,7 @@ class PaperClaim:
 
 
 def _number(value: float, form: str) -> str:
-    """A number without a zero before its point, with a minus sign."""
+    """Return a number without a zero before its point, with a minus sign."""
     return format(value, form).replace("-", "−").replace("0.", ".", 1 if abs(value) < 1 else 0)
 
 
@@ -226,23 +226,23 @@ def claims() -> ClaimsPage:
     >>> {claim.number: claim.verdict for claim in page.claims}["S4"]
     'holds'
     """
-    found = [
+    all_claims = [
         *_symmetry(),
         *_directionality(),
         *_published_training(),
         *_our_training(),
         *_without_record(),
     ]
-    tested = [claim for claim in found if claim.estimate is not None]
+    tested = [claim for claim in all_claims if claim.estimate is not None]
     p_values = adjusted([claim.estimate.p for claim in tested if claim.estimate is not None])
     by_number = {claim.number: p for claim, p in zip(tested, p_values, strict=True)}
     return ClaimsPage(
-        tuple(replace(claim, adjusted_p=by_number.get(claim.number)) for claim in found)
+        tuple(replace(claim, adjusted_p=by_number.get(claim.number)) for claim in all_claims)
     )
 
 
 def _stacks(models: pl.DataFrame, score: str) -> tuple[list[float], list[float]]:
-    """The medians of encoders and of decoders."""
+    """Return the medians of encoders and of decoders."""
     encoders, decoders = (
         models.filter(stack=stack)[score].drop_nulls().to_list() for stack in ("encoder", "decoder")
     )
@@ -250,7 +250,7 @@ def _stacks(models: pl.DataFrame, score: str) -> tuple[list[float], list[float]]
 
 
 def _separated(models: pl.DataFrame, score: str, unit: str) -> dict[str, Any]:
-    """The separation of encoders from decoders, with the records and both medians in words."""
+    """Return the separation of encoders from decoders, with records and medians in words."""
     encoders, decoders = _stacks(models, score)
     medians = (_number(float(np.median(group)), ".2f") for group in (encoders, decoders))
     return {
@@ -268,7 +268,7 @@ IN_MODELS = "published medians over layers, one of each sound model; not paired"
 
 
 def _in_recipe(recipe: str, score: str) -> tuple[dict[int, float], dict[int, float]]:
-    """A score of encoders and of decoders of one recipe, by seed."""
+    """Return a score of encoders and of decoders of one recipe, by seed."""
     rows = trained().filter(recipe=recipe)
     encoders, decoders = (
         dict(rows.filter(mode=mode).select("seed", score).iter_rows())
@@ -278,7 +278,7 @@ def _in_recipe(recipe: str, score: str) -> tuple[dict[int, float], dict[int, flo
 
 
 def _between_modes(recipe: str, score: str) -> dict[str, Any]:
-    """Encoder against decoder of one recipe by seed; of directionality, decoder against encoder."""
+    """Return encoder minus decoder of one recipe by seed; the reverse for directionality."""
     pairs = by_seed(*_in_recipe(recipe, score))
     predicts: Predicted = "more" if score == "symmetry" else "less"
     sign = 1 if predicts == "more" else -1
@@ -289,19 +289,19 @@ def _between_modes(recipe: str, score: str) -> dict[str, Any]:
 
 
 def _paired(differences: list[float], test: PairTest, predicts: Predicted) -> dict[str, Any]:
-    """A mean difference, and the number of pairs with the predicted sign."""
+    """Return a mean difference, and the number of pairs with the predicted sign."""
     positive = sum(difference > 0 for difference in differences)
     count = positive if predicts == "more" else len(differences) - positive
-    words = {"more": "as claimed", "less": "as claimed", "none": "negative"}[predicts]
+    sign = {"more": "as claimed", "less": "as claimed", "none": "negative"}[predicts]
     return {
         "estimate": mean_difference(differences, test),
-        "result": f"{count} of {len(differences)} {words}",
+        "result": f"{count} of {len(differences)} {sign}",
         "predicts": predicts,
     }
 
 
 def _by_family(models: pl.DataFrame, difference: pl.Expr, holds: Callable[[float], bool]) -> str:
-    """The number of families whose mean difference has a property."""
+    """Return the number of families whose mean difference has a property."""
     means = models.group_by("family").agg(difference.mean().alias("difference"))["difference"]
     return f"{sum(map(holds, means))} of {len(means)} families in the mean"
 
@@ -343,15 +343,15 @@ def _symmetry() -> Iterator[PaperClaim]:
     )
     models = encoder_decoders()
     difference = pl.col("symmetry_encoder") - pl.col("symmetry_decoder")
-    found = _paired(models.select(difference).to_series().to_list(), "Wilcoxon", "more")
-    found["result"] += "; " + _by_family(models, difference, lambda mean: mean > 0)
+    paired_difference = _paired(models.select(difference).to_series().to_list(), "Wilcoxon", "more")
+    paired_difference["result"] += "; " + _by_family(models, difference, lambda mean: mean > 0)
     yield PaperClaim(
         "S4",
         "The encoder of an encoder-decoder has a higher degree of symmetry than its decoder",
         "Figure S2a",
         f"{models.height} published encoder-decoders, paired by model",
         "encoder − decoder",
-        **found,
+        **paired_difference,
     )
     pairs = published_pairs()
     difference = pl.col("symmetry_encoder") - pl.col("symmetry_decoder")
@@ -393,15 +393,15 @@ def _directionality() -> Iterator[PaperClaim]:
     )
     models = encoder_decoders()
     difference = pl.col("directionality_decoder") - pl.col("directionality_encoder")
-    found = _paired(models.select(difference).to_series().to_list(), "Wilcoxon", "none")
-    found["result"] += "; " + _by_family(models, difference, lambda mean: mean < 0)
+    paired_difference = _paired(models.select(difference).to_series().to_list(), "Wilcoxon", "none")
+    paired_difference["result"] += "; " + _by_family(models, difference, lambda mean: mean < 0)
     yield PaperClaim(
         "D3",
         "Encoder and decoder of an encoder-decoder do not differ in directionality",
         "Figure S2b",
         f"{models.height} published encoder-decoders, paired by model",
         "decoder − encoder",
-        **found,
+        **paired_difference,
     )
     pairs = published_pairs()
     yield PaperClaim(
@@ -458,7 +458,7 @@ def _published_training() -> Iterator[PaperClaim]:
 
 
 def _contrast(name: str) -> dict[str, Any]:
-    """A contrast of starts, with the variance that it shares with the others of its measure."""
+    """Return a contrast of starts, with the variance that contrasts of its measure share."""
     result = start_contrasts()[name]
     estimate = Estimate(
         value=result.value,
@@ -476,14 +476,16 @@ def _contrast(name: str) -> dict[str, Any]:
 
 
 def _published_against_random(quantity: Literal["median", "range"]) -> dict[str, Any]:
-    """The published start against random: symmetry over layers at step 1,000, by seed."""
+    """Return the published start against random: symmetry over layers at step 1,000, by seed."""
     pairs = by_seed(start_symmetries("published", quantity), start_symmetries("random", quantity))
     predicts: Predicted = "more" if quantity == "median" else "less"
-    found = _paired([value - other for value, other in pairs.values()], "Student", predicts)
+    paired_difference = _paired(
+        [value - other for value, other in pairs.values()], "Student", predicts
+    )
     evidence = (
         f"our runs, Wikipedia: `published` against random at step 1,000; {len(pairs)} seeds, paired"
     )
-    return found | {"evidence": evidence}
+    return paired_difference | {"evidence": evidence}
 
 
 def _our_training() -> Iterator[PaperClaim]:
@@ -570,7 +572,7 @@ def _without_record() -> Iterator[PaperClaim]:
 
 
 def _speedups() -> str:
-    """The largest speed-ups that the tables contain, next to those of the text."""
+    """Return the largest speed-ups that the tables contain, next to those of the text."""
     printed = ", ".join(f"{share:.0%} ({size})" for size, share in printed_speedups().items())
     return (
         f"Table 1 has at most {printed}; the project page's own table has 69, 35 and "

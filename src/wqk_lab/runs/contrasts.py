@@ -95,7 +95,7 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Claim:
-    """What is claimed, as a prediction on one contrast."""
+    """A claim, as a prediction on one contrast."""
 
     says: str
     contrast: str
@@ -155,14 +155,14 @@ class Result:
 
 
 def read_records(folder: Path) -> Records:
-    """The records of a folder: a quantity of each run in a line, by measure, cell and seed.
+    """Return the records of a folder: a quantity of each run in a line, by measure, cell and seed.
 
     Raises
     ------
     RunError
         Two records say different things of one run.
     """
-    found: dict[str, dict[str, dict[int, float]]] = {}
+    records: dict[str, dict[str, dict[int, float]]] = {}
     for path in sorted(folder.rglob("*.csv")):
         rows = pl.read_csv(path, infer_schema=False)
         if not {"seed", "step"} <= {*rows.columns}:
@@ -193,13 +193,13 @@ def read_records(folder: Path) -> Records:
             .iter_rows()
         ):
             measure = measures[column].format(step=step)
-            known = found.setdefault(measure, {}).setdefault(cell, {})
+            known = records.setdefault(measure, {}).setdefault(cell, {})
             if known.setdefault(seed, value) != value:
                 raise RunError(
                     f"{path}: {cell}, seed {seed}, has {measure} {value}; another record says "
                     f"{known[seed]}: runs that differ need names that differ"
                 )
-    return found
+    return records
 
 
 def _related(rows: pl.DataFrame) -> pl.DataFrame:
@@ -207,7 +207,7 @@ def _related(rows: pl.DataFrame) -> pl.DataFrame:
 
     The latter is the share that the symmetric part keeps, less the share that the skew part keeps.
     Two layers have a sign and no rank. A run with a layer whose scores explain nothing has no share
-    there, and no correlation. The cell beside it, without any relation, has zeros.
+    there, and no correlation. The cell next to it, without any relation, has zeros.
     """
     run = ("model", "seed", "step")
     share, part = pl.col("share").cast(float), pl.col("part")
@@ -234,7 +234,7 @@ def _related(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def read_definition(folder: Path) -> tuple[list[Contrast], list[Claim]]:
-    """The contrasts and claims of a folder's ``contrasts.toml``."""
+    """Return the contrasts and claims of a folder's ``contrasts.toml``."""
     content = tomllib.loads((folder / DEFINITION).read_text(encoding="utf-8"))
     contrasts = [Contrast(**entry) for entry in content["contrast"]]
     names = [contrast.name for contrast in contrasts]
@@ -249,7 +249,7 @@ def read_definition(folder: Path) -> tuple[list[Contrast], list[Claim]]:
 
 
 def differences(contrast: Contrast, records: Records) -> list[float]:
-    """The contrast of each seed that all its cells have.
+    """Return the contrast of each seed that all its cells have.
 
     Examples
     --------
@@ -270,7 +270,7 @@ def differences(contrast: Contrast, records: Records) -> list[float]:
 
 
 def moderate(variances: Sequence[float], degrees: Sequence[float]) -> tuple[float, float]:
-    """The variance that several have in common, and the degrees of freedom that it is worth.
+    """Return the variance that several have in common, and the degrees of freedom that it is worth.
 
     By the moments of log s², whose law for a given variance is known. The degrees are at most the
     number of variances: these share runs, so that they are no independent estimates.
@@ -300,16 +300,17 @@ def moderate(variances: Sequence[float], degrees: Sequence[float]) -> tuple[floa
 def evaluate(contrasts: Sequence[Contrast], records: Records) -> list[Result]:
     """All contrasts, moderated within their pools, with intervals for their number."""
     each = {c.name: differences(c, records) for c in contrasts}
-    if few := [name for name, values in each.items() if len(values) < 2]:
-        raise RunError(f"contrasts of a single seed have no interval: {', '.join(few)}")
+    single = [name for name, values in each.items() if len(values) < 2]
+    if single:
+        raise RunError(f"contrasts of a single seed have no interval: {', '.join(single)}")
     # Variances of one unit of weight, so that sums of more cells compare with differences of two.
     scale = {c.name: sum(w**2 for w in c.cells.values()) / 2 for c in contrasts}
-    own = {name: stdev(values) ** 2 / scale[name] for name, values in each.items()}
+    variances = {name: stdev(values) ** 2 / scale[name] for name, values in each.items()}
     pools: dict[str, list[str]] = {}
     for contrast in contrasts:
         pools.setdefault(contrast.pool or contrast.measure, []).append(contrast.name)
     common = {
-        pool: moderate([own[n] for n in names], [len(each[n]) - 1 for n in names])
+        pool: moderate([variances[n] for n in names], [len(each[n]) - 1 for n in names])
         for pool, names in pools.items()
     }
     estimates = []
@@ -318,7 +319,7 @@ def evaluate(contrasts: Sequence[Contrast], records: Records) -> list[Result]:
         count, own_degrees = len(values), len(values) - 1
         shared, worth = common[contrast.pool or contrast.measure]
         degrees = worth + own_degrees
-        variance = (worth * shared + own_degrees * own[contrast.name]) / degrees
+        variance = (worth * shared + own_degrees * variances[contrast.name]) / degrees
         error = math.sqrt(variance * scale[contrast.name] / count)
         estimates.append(
             Estimate(contrast, value=fmean(values), error=error, degrees=degrees, count=count)
@@ -389,7 +390,7 @@ def students_interval(values: Sequence[float], level: float) -> tuple[float, flo
 
 
 def found_at(p: Sequence[float], rate: float) -> float:
-    """The p-value up to which Benjamini and Hochberg's rule finds at a rate; never below rate/n.
+    """Return the largest p-value that Benjamini and Hochberg's rule accepts; at least rate/n.
 
     Examples
     --------
@@ -397,12 +398,12 @@ def found_at(p: Sequence[float], rate: float) -> float:
     0.06
     """
     limits = [rate * k / len(p) for k in range(1, len(p) + 1)]
-    found = [limit for limit, value in zip(limits, sorted(p), strict=True) if value <= limit]
-    return max(found, default=limits[0])
+    reached = [limit for limit, value in zip(limits, sorted(p), strict=True) if value <= limit]
+    return max(reached, default=limits[0])
 
 
 def decide(claim: Claim, result: Result, interaction: Result | None = None) -> Verdict:
-    """The verdict on a claim, from the interval that allows for all contrasts.
+    """Return the verdict on a claim, from the interval that allows for all contrasts.
 
     A main effect has one only if its interaction's 95 % interval excludes all that would matter.
 
@@ -431,7 +432,7 @@ def decide(claim: Claim, result: Result, interaction: Result | None = None) -> V
 
 
 def results(folder: Path) -> dict[str, Result]:
-    """The contrasts of a folder by their names, from its records."""
+    """Return the contrasts of a folder by their names, from its records."""
     contrasts, records = read_definition(folder)[0], read_records(folder)
 
     def seeds(contrast: Contrast) -> int:
@@ -445,34 +446,37 @@ def results(folder: Path) -> dict[str, Result]:
 def unnamed(text: str, names: Iterable[str]) -> list[str]:
     r"""Bold phrases of a page whose paragraph names no contrast that could refute them.
 
-    Tables and headings have none; neither has what is said of no run, which is not bold.
+    Tables and headings have none. Statements that concern no run are not bold.
 
     Examples
     --------
     >>> unnamed("- **It helps** (`a`).\n- **It is\n  symmetry.** Always.", ["a"])
     ['It is symmetry.']
     """
-    known, found = set(names), []
+    known = set(names)
+    phrases: list[str] = []
     for paragraph in re.split(r"\n\s*\n|\n(?=- |\d+\. )", text):
         if not paragraph.lstrip().startswith("|") and known.isdisjoint(
             re.findall(r"`([^`]+)`", paragraph)
         ):
             bold = re.findall(r"\*\*(.+?)\*\*", paragraph, flags=re.DOTALL)
-            found += [" ".join(phrase.split()) for phrase in bold]
-    return found
+            phrases += [" ".join(phrase.split()) for phrase in bold]
+    return phrases
 
 
 def verdicts(folder: Path) -> Iterator[tuple[Claim, Verdict, Result | None]]:
     """Each claim of a folder with its verdict and its contrast, if that was measured."""
-    found = results(folder)
+    result_by_name = results(folder)
     for claim in read_definition(folder)[1]:
-        result = found.get(claim.contrast)
-        decided = decide(claim, result, found.get(claim.interaction)) if result else "not run"
+        result = result_by_name.get(claim.contrast)
+        decided = (
+            decide(claim, result, result_by_name.get(claim.interaction)) if result else "not run"
+        )
         yield claim, decided, result
 
 
 def claims_table(folder: Path) -> list[str]:
-    """The verdicts on a folder's claims, as lines of Markdown."""
+    """Return the verdicts on a folder's claims, as lines of Markdown."""
     lines = [
         "| claim | verdict | contrast | effect [interval for all contrasts] | would matter |",
         "|:--|:--|:--|--:|--:|",
@@ -514,7 +518,7 @@ def contrasts_table(folder: Path) -> list[str]:
 
 
 def interval_of(result: Result, low: float, high: float) -> str:
-    """A contrast's mean with the ends of an interval, in its own digits."""
+    """Return a contrast's mean with the ends of an interval, in its own digits."""
     numbers = [_number(result, number) for number in (result.value, low, high)]
     return f"{numbers[0]} [{numbers[1]}, {numbers[2]}]"
 

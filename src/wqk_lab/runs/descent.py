@@ -69,15 +69,15 @@ class Descent:
 def descent(
     steps: Float[Array, " looks"], losses: Float[Array, " looks"], window: float = 0.0
 ) -> Descent:
-    """The falling curve of some logged losses.
+    """Return the falling curve of some logged losses.
 
     Parameters
     ----------
     steps, losses
         (K,), in the order of the steps.
     window
-        Smooth over so many steps on either side; losses with fewer than three logged steps there
-        are taken as they are.
+        Number of steps on either side to smooth over; losses with fewer than three logged steps
+        there are taken as they are.
 
     Examples
     --------
@@ -109,11 +109,11 @@ def smoothed(
     losses = np.asarray(losses, float)
     if not window:
         return losses
-    apart = steps - steps[:, None]
-    weights = np.clip(1 - (apart / window) ** 2, 0, None)
+    distances = steps - steps[:, None]
+    weights = np.clip(1 - (distances / window) ** 2, 0, None)
     total = weights.sum(1)
-    center, level = (weights * apart).sum(1) / total, weights @ losses / total
-    from_center = apart - center[:, None]
+    center, level = (weights * distances).sum(1) / total, weights @ losses / total
+    from_center = distances - center[:, None]
     spread = (weights * from_center**2).sum(1)
     with np.errstate(invalid="ignore"):
         slope = (weights * from_center) @ losses / spread

@@ -77,11 +77,11 @@ class Cell:
         scales = [
             f"{name} × {self.shared[key]:g}" for key, name in SCALES.items() if self.shared.get(key)
         ]
-        words = [init] if init != "random" or not self.penalty else []
-        return ", ".join(filter(None, [*words, *scales, self.penalty]))
+        texts = [init] if init != "random" or not self.penalty else []
+        return ", ".join(filter(None, [*texts, *scales, self.penalty]))
 
     def without(self, names: Sequence[str]) -> dict[str, Any]:
-        """What the runs share, without some fields."""
+        """Return the fields that the runs share, without some fields."""
         return {name: value for name, value in self.shared.items() if name not in names}
 
 
@@ -89,7 +89,7 @@ class Cell:
 class ModeGroup:
     """An encoder and a decoder with otherwise equal recipes, or one of them alone."""
 
-    title: str  # the corpus, and what tells this group from others on corpora of the same name
+    title: str  # the corpus, and the difference from groups on corpora of the same name
     cells: Mapping[str, Cell]  # by mode, the encoder first
 
 
@@ -111,7 +111,7 @@ def cells(runs: Iterable[Run]) -> list[Cell]:
 
 
 def pairs(runs: Sequence[Run], figure: str) -> list[ModeGroup]:
-    """Encoders and decoders that differ in nothing else; RunError if there is no such pair."""
+    """Return encoders and decoders that differ in nothing else; RunError without such a pair."""
     pairs_of_cells = [members for members in _by_mode(runs) if len(members) == 2]
     if not pairs_of_cells:
         raise RunError(
@@ -127,7 +127,7 @@ def modes(runs: Iterable[Run]) -> list[ModeGroup]:
 
 
 def comparable(runs: Iterable[Run]) -> list[list[Run]]:
-    """Runs in groups that differ only in seed, initialization and penalty, of two starts or more.
+    """Return groups of runs of several starts that differ only in seed, start and penalty.
 
     Examples
     --------
@@ -143,12 +143,12 @@ def comparable(runs: Iterable[Run]) -> list[list[Run]]:
 
 
 def starts(runs: Sequence[Run], figure: str, penalties: bool) -> dict[str, Cell]:
-    """The cells that differ only in their start, or, with ``penalties``, in the penalty.
+    """Return the cells that differ only in their start, or, with ``penalties``, in the penalty.
 
     The random start comes first. RunError if no two cells do, or cells of several recipes.
     """
-    some = [cell for cell in cells(runs) if penalties or not cell.penalty]
-    groups = _by_start(some)
+    compared = [cell for cell in cells(runs) if penalties or not cell.penalty]
+    groups = _by_start(compared)
     if not groups:
         raise RunError(
             f"{figure} needs runs with different initializations and otherwise equal recipes: "
@@ -165,7 +165,7 @@ def starts(runs: Sequence[Run], figure: str, penalties: bool) -> dict[str, Cell]
 
 
 def one(comparisons: Sequence[ModeGroup], figure: str, instead: str) -> ModeGroup:
-    """The only comparison; RunError if there are several."""
+    """Return the only comparison; RunError if there are several."""
     if len(comparisons) > 1:
         titles = "; ".join(comparison.title for comparison in comparisons)
         raise RunError(
@@ -193,7 +193,7 @@ def _shared(run: Run) -> dict[str, Any]:
 
 
 def _line(parent: Mapping[str, Any]) -> dict[str, Any]:
-    """What a parent shares with those of other seeds."""
+    """Return the fields that a parent shares with the parents of other seeds."""
     recipe = {k: v for k, v in parent["recipe"].items() if v and k not in WITHIN_A_CELL}
     if before := recipe.pop("parent", None):
         recipe["parent"] = _line(before)
@@ -232,31 +232,31 @@ def _mode_groups(groups: Sequence[tuple[Cell, ...]]) -> list[ModeGroup]:
     ]
 
 
-def _titles(some: Sequence[Cell]) -> list[str]:
-    """The corpus, and what differs among cells with corpora of the same name."""
+def _titles(cells: Sequence[Cell]) -> list[str]:
+    """Return the corpus, and what differs among cells with corpora of the same name."""
     titles = []
-    for cell in some:
+    for cell in cells:
         corpus = cell.shared["corpus"]
-        others = [other for other in some if other.shared["corpus"] == corpus]
+        cells_of_corpus = [other for other in cells if other.shared["corpus"] == corpus]
         varying = {
             name
             for name in cell.shared
-            if len({str(other.shared.get(name)) for other in others}) > 1
+            if len({str(other.shared.get(name)) for other in cells_of_corpus}) > 1
         }
-        words = [corpus or "corpus without a name"]
+        texts = [corpus or "corpus without a name"]
         if "fingerprint" in varying:
-            words.append(str(cell.shared["fingerprint"])[:8])
-        if len({other.start for other in others}) > 1:
-            words.append(cell.start)
+            texts.append(str(cell.shared["fingerprint"])[:8])
+        if len({other.start for other in cells_of_corpus}) > 1:
+            texts.append(cell.start)
         if "parent" in varying and (parent := cell.shared.get("parent")):
-            words.append(f"from a {parent['mode']}")
+            texts.append(f"from a {parent['mode']}")
         named = [name for name in cell.shared if name in varying - UNNAMED]
-        words += [f"{name.replace('_', ' ')} {cell.shared[name]}" for name in named]
-        titles.append(", ".join(words))
+        texts += [f"{name.replace('_', ' ')} {cell.shared[name]}" for name in named]
+        titles.append(", ".join(texts))
     return titles
 
 
 def _listed(runs: Sequence[Run], field: str) -> str:
-    """The number of runs, and their values of a field."""
+    """Return the number of runs, and their values of a field."""
     values = dict.fromkeys(str(run.recipe.get(field)) for run in runs)
     return f"{len(runs)} runs ({field} {', '.join(values)})" if runs else "no run"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def verdict(comparison: StartSpeedUp) -> str:
-    """What was found of one initialization, in one sentence.
+    """Return the result for one initialization, in one sentence.
 
     Examples
     --------
@@ -31,20 +31,23 @@ def verdict(comparison: StartSpeedUp) -> str:
     >>> verdict(StartSpeedUp("paired", "random", 500, 500, runs[:1]))
     'paired and random have one common seed: too few to tell more than chance.'
     """
-    found = comparison.over_seeds("difference")
+    difference = comparison.over_seeds("difference")
     names = comparison.start, comparison.baseline
-    if found.low is None or found.high is None:
+    if difference.low is None or difference.high is None:
         return f"{' and '.join(names)} have one common seed: too few to tell more than chance."
-    if found.low <= 0 <= found.high:
-        seen = f"; {found.detectable:.3f} nats would have been" if found.detectable else ""
+    if difference.low <= 0 <= difference.high:
+        seen = (
+            f"; {difference.detectable:.3f} nats would have been" if difference.detectable else ""
+        )
         return f"No difference found between {' and '.join(names)}{seen}."
-    low, high = sorted((abs(found.low), abs(found.high)))
-    side = "below" if found.mean < 0 else "above"
-    return f"{names[0]} ends {abs(found.mean):.3f} nats [{low:.3f}, {high:.3f}] {side} {names[1]}."
+    low, high = sorted((abs(difference.low), abs(difference.high)))
+    side = "below" if difference.mean < 0 else "above"
+    size = f"{abs(difference.mean):.3f} nats [{low:.3f}, {high:.3f}]"
+    return f"{names[0]} ends {size} {side} {names[1]}."
 
 
 def saving(comparison: StartSpeedUp) -> str:
-    """The speed-up of one initialization, with its interval over seeds, in one sentence.
+    """Return the speed-up of one initialization, with its interval over seeds, in one sentence.
 
     Examples
     --------
@@ -58,20 +61,20 @@ def saving(comparison: StartSpeedUp) -> str:
     >>> saving(StartSpeedUp("symmetric", "random", 500, 500, runs))
     'Speed-up of symmetric over random: nothing can be told, in either direction (3 seeds).'
     """
-    found = comparison.over_seeds("saved")
+    saved = comparison.over_seeds("saved")
     names = f"{comparison.start} over {comparison.baseline}"
-    if nothing_told(found):
+    if nothing_told(saved):
         return (
-            f"Speed-up of {names}: nothing can be told, in either direction ({found.count} seeds)."
+            f"Speed-up of {names}: nothing can be told, in either direction ({saved.count} seeds)."
         )
-    over = f"{LEVEL:.0%}".replace("%", " %") + f" interval, {found.count} seeds"
-    if found.low is None:
-        over = "a single seed, no interval" if found.count == 1 else f"{found.count} equal seeds"
-    return f"Speed-up of {names}: {interval(found, '+.0%')} of the steps ({over})."
+    over = f"{LEVEL:.0%}".replace("%", " %") + f" interval, {saved.count} seeds"
+    if saved.low is None:
+        over = "a single seed, no interval" if saved.count == 1 else f"{saved.count} equal seeds"
+    return f"Speed-up of {names}: {interval(saved, '+.0%')} of the steps ({over})."
 
 
 def nothing_told(saved: Paired) -> bool:
-    """Whether an interval of speed-ups holds 0 and ends that no speed-up has.
+    """Return whether an interval of speed-ups contains 0 and ends that no speed-up has.
 
     Examples
     --------
@@ -87,11 +90,11 @@ def results(runs: Sequence[Run]) -> list[str]:
     """Each initialization among runs against that of the same recipe, the random one if present.
 
     Runs that cannot be compared are passed over: they end at different steps, share no seed, or
-    have no held-out loss. Nothing is told without SciPy.
+    have no held-out loss. Without SciPy there are no sentences.
     """
-    told = []
+    sentences = []
     for group in comparable(runs):
         with suppress(RunError, MissingPackage):
-            for found in speedups(group, on_skipped=lambda _: None):
-                told += [verdict(found), saving(found)]
-    return told
+            for comparison in speedups(group, on_skipped=lambda _: None):
+                sentences += [verdict(comparison), saving(comparison)]
+    return sentences

@@ -101,7 +101,7 @@ class Pair:
 
     @property
     def is_update(self) -> bool:
-        """Whether the second model continues the first, so that Δ is what training did."""
+        """True if the second model continues the first: Δ is then the effect of training."""
         return self.relation != "twins"
 
 
@@ -120,7 +120,7 @@ class PairSurvey:
 
 
 def pairs() -> tuple[Pair, ...]:
-    """The shipped pairs.
+    """Return the shipped pairs.
 
     Examples
     --------
@@ -128,14 +128,14 @@ def pairs() -> tuple[Pair, ...]:
     ['contrast', 'control', 'converted', 'twins']
     """
     frame = pl.read_csv(DATA / "pairs.csv", comment_prefix="#")
-    found = []
+    listed = []
     for row in frame.iter_rows(named=True):
         shape = (row.pop(name) for name in ("layers", "width", "item"))
         once = int(np.prod(list(shape))) * (row.pop("queries") + row.pop("keys"))
         sizes = {"bytes_before": once, "bytes_after": once * row.pop("attentions")}
         stacks = {name: row[name] or "" for name in ("before_stack", "after_stack")}
-        found.append(Pair(**{**row, **sizes, **stacks, "checked": row["checked"] == "yes"}))
-    return tuple(found)
+        listed.append(Pair(**{**row, **sizes, **stacks, "checked": row["checked"] == "yes"}))
+    return tuple(listed)
 
 
 def bytes_to_read(chosen: Sequence[Pair]) -> int:
@@ -217,7 +217,10 @@ def survey_pairs(
 
 
 def read_pairs(folder: str | PathLike[str]) -> PairSurvey:
-    """What `survey_pairs` has written; `TableError` if the folder is no such survey."""
+    """Read the survey that `survey_pairs` has written.
+
+    Raises `TableError` if the folder is no such survey.
+    """
     path = Path(folder)
     try:
         lines = json.loads(read_text(path / DESIGN, TableError))
@@ -234,15 +237,16 @@ def read_pairs(folder: str | PathLike[str]) -> PairSurvey:
             except pl.exceptions.PolarsError:
                 raise TableError(f"{file}: damaged; delete it and survey the pairs again") from None
             frames.append(rows.select(pl.lit(pair.title).alias("pair"), pl.all()))
-    told = zip(design, problems, strict=True)
-    reasons = {pair.title: problem for pair, problem in told if problem}
+    reasons = {
+        pair.title: problem for pair, problem in zip(design, problems, strict=True) if problem
+    }
     return PairSurvey(design, reasons, read_table(path / "scores.parquet"), pl.concat(frames))
 
 
 def update_rows(
     pair: Pair, gamma: float = 2.0, heads: bool = True, **hub: Unpack[HubAccess]
 ) -> pl.DataFrame:
-    """The update of every layer, and of every head after it, with the columns of `UPDATE_SCHEMA`.
+    """Return the update of every layer and head, with the columns of `UPDATE_SCHEMA`.
 
     Symmetry and directionality are those of Δ; ``symmetry_null`` is its symmetry with random signs
     of rows (`wqk.symmetry_null`). ``span`` is the share of ‖Δ‖² within the parent's own span, of
@@ -281,12 +285,10 @@ def update_rows(
         steps = after.form.difference(before.form), after.groups.difference(before.groups)
         nulls = np.concatenate([np.ravel(symmetry_null(step)) for step in steps])
         chance = {"span_chance": rank / width}
-        own = zip(block_rows(before, after, gamma), span_shares(before, after), nulls, strict=True)
-        rows += [
-            {**row, "span": float(span), "symmetry_null": float(null), **chance}
-            for row, span, null in own
-            if heads or row["head"] is None
-        ]
+        spans = span_shares(before, after)
+        for row, span, null in zip(block_rows(before, after, gamma), spans, nulls, strict=True):
+            if heads or row["head"] is None:
+                rows.append({**row, "span": float(span), "symmetry_null": float(null), **chance})
     frame = pl.DataFrame(rows, infer_schema_length=None)
     cast = [pl.col(name).cast(kind) for name, kind in UPDATE_SCHEMA.items()]
     return frame.select(cast).fill_nan(None)

@@ -33,7 +33,7 @@ class Paired:
 
 
 def paired(differences: Sequence[float]) -> Paired:
-    """The mean of differences compared with zero.
+    """Return the mean of differences compared with zero.
 
     Raises
     ------
@@ -61,7 +61,7 @@ def paired(differences: Sequence[float]) -> Paired:
 
 
 def interval(result: Paired, form: str) -> str:
-    """A mean and its interval.
+    """Return a mean and its interval.
 
     Examples
     --------
@@ -74,7 +74,7 @@ def interval(result: Paired, form: str) -> str:
 
 
 def by_seed(*groups: Mapping[int, Value]) -> dict[int, tuple[Value, ...]]:
-    """The values of each seed that all groups have, in the order of the first group's seeds.
+    """Return the values of each seed that all groups have, in the order of the first group's seeds.
 
     Examples
     --------

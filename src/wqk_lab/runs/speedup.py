@@ -1,4 +1,4 @@
-"""How much sooner one initialization reaches another's final loss: the speed-up of Table 1.
+"""Speed-up of Table 1: one initialization reaches another's final loss sooner.
 
 By the table's caption, it is the share of the steps that remain when the candidate reaches the
 baseline's final loss. If the baseline's final loss is lower, the roles are swapped and the speed-up
@@ -76,13 +76,17 @@ class StartSpeedUp:
 
     @property
     def steps_later(self) -> Paired | None:
-        """How many steps later than the baseline the candidate falls below the level.
+        """Number of steps by which the candidate falls below the level later than the baseline.
 
         None if some run never does, since a mean would leave out the slowest.
         """
         steps = [(run.below, run.baseline_below) for run in self.runs]
-        both = [own - other for own, other in steps if own is not None and other is not None]
-        return paired(both) if len(both) == len(steps) else None
+        later = [
+            candidate - baseline
+            for candidate, baseline in steps
+            if candidate is not None and baseline is not None
+        ]
+        return paired(later) if len(later) == len(steps) else None
 
 
 def speedups(
@@ -154,16 +158,18 @@ def compare(
     level: float | None = None,
 ) -> StartSpeedUp:
     """One cell against another, over their common seeds; errors as for `speedups`."""
-    others = {run.recipe.get("seed"): run for run in baseline.runs}
-    both = [
-        (others[seed], run) for run in candidate.runs if (seed := run.recipe.get("seed")) in others
-    ]
-    if not both:
+    baseline_runs = {run.recipe.get("seed"): run for run in baseline.runs}
+    run_pairs = []
+    for run in candidate.runs:
+        seed = run.recipe.get("seed")
+        if seed in baseline_runs:
+            run_pairs.append((baseline_runs[seed], run))
+    if not run_pairs:
         raise RunError(
             f"{candidate.start} and {baseline.start} are compared seed by seed, and have none in "
             "common"
         )
-    curves = [[_logged(run, loss) for run in pair] for pair in both]
+    curves = [[_logged(run, loss) for run in pair] for pair in run_pairs]
     ends = {int(steps[-1]) for pair in curves for steps, _ in pair}
     if len(ends) > 1:
         raise RunError(
@@ -172,10 +178,10 @@ def compare(
             "shorter runs with wqk lab train --resume"
         )
     compared = []
-    for pair, (reference, own) in zip(both, curves, strict=True):
+    for pair, (baseline_curve, curve) in zip(run_pairs, curves, strict=True):
         window = smoothing * int(pair[1].recipe.get("steps", 0))
-        before, after = (float(smoothed(*curve, window)[-1]) for curve in (reference, own))
-        saved = saved_share(*(descent(*curve, window) for curve in (reference, own)))
+        before, after = (float(smoothed(*losses, window)[-1]) for losses in (baseline_curve, curve))
+        saved = saved_share(*(descent(*losses, window) for losses in (baseline_curve, curve)))
         below = (None if level is None else first_below(run, level) for run in pair)
         seed = int(pair[1].recipe.get("seed", 0))
         compared.append(SpeedUp(seed, before, after, saved, *below))
@@ -184,7 +190,7 @@ def compare(
 
 
 def first_below(run: Run, level: float, steps: int = 100) -> float | None:
-    """The step at which the trailing mean of the training loss first falls to a level, if ever.
+    """Return the first step at which the trailing mean of the training loss is at most a level.
 
     Between two logged steps, the mean is taken to fall in a straight line.
 
@@ -209,7 +215,7 @@ def first_below(run: Run, level: float, steps: int = 100) -> float | None:
 
 
 def _logged(run: Run, loss: Loss) -> tuple[np.ndarray, np.ndarray]:
-    """Steps after the start, and their losses."""
+    """Return steps after the start, and their losses."""
     column = COLUMNS[loss]
     curve = run.metrics.select("step", column).drop_nulls().filter(pl.col("step") > 0)
     if curve.is_empty():
