@@ -23,6 +23,7 @@ import numpy as np
 from wqk._machine import side_by_side, usable_cores
 from wqk.attention.rounding import (
     AT_ZERO,
+    FEW,
     NARROWER,
     ROUNDING,
     lies_on,
@@ -379,7 +380,15 @@ def _is_rounding_to(
 
     ``step`` are the distances of the entries of the two arrays, ``high`` the larger magnitudes.
     """
-    rounded = next((array for array in values if lies_on(array, number_type)), None)
+    # The first values alone rule most types out.
+    rounded = next(
+        (
+            array
+            for array in values
+            if lies_on(array.ravel()[:FEW], number_type) and lies_on(array, number_type)
+        ),
+        None,
+    )
     if rounded is None:
         return False
     at_zero = rounding_at_zero(number_type, rounded)

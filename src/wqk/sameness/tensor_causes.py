@@ -53,6 +53,8 @@ from wqk.sameness.weights import Pair
 
 # Tensors with more numbers are not searched for orders of rows and columns.
 LARGEST = 1 << 28
+# Entries whose median difference is a constant that may have been added.
+SAMPLED = 1 << 16
 # Experts and layers that are listed, and tensors of a module whose rows are searched together.
 LISTED, TOGETHER = 16, 4
 # Numbers by which orders of rows are named: rows of feed-forward networks make no heads.
@@ -531,7 +533,8 @@ def _edit_of(expected: np.ndarray, actual: np.ndarray) -> tuple[Kind, str, Edit]
         return Kind.ZERO, str(Kind.ZERO), Take()
     if np.ptp(actual) == 0 and actual.size > 1:
         return Kind.CONSTANT, f"{Kind.CONSTANT}: all are {actual.flat[0]:g}", Take()
-    step = float(np.median(actual - expected))
+    stride = max(1, actual.size // SAMPLED)
+    step = float(np.median((actual - expected).ravel()[::stride]))
     if abs(step) > LEAST_OFFSET and _is_offset(expected, actual, step):
         is_whole = round(step) != 0 and abs(step - round(step)) < WHOLE
         rounded = round(step) if is_whole else step
@@ -541,9 +544,8 @@ def _edit_of(expected: np.ndarray, actual: np.ndarray) -> tuple[Kind, str, Edit]
     if abs(factor - 1) > SAME_FACTOR and same_numbers(factor * expected, actual):
         return Kind.SCALED, f"scaled by {factor:.4g}", Scale(factor)
     for sign in (-1, 1):
-        with np.errstate(over="ignore"):
-            exponential = sign * np.exp(expected)
-        if np.isfinite(exponential).all() and same_numbers(exponential, actual):
+        is_exponential = _is_exponential(expected[:1], actual[:1], sign)  # rules most out
+        if is_exponential and _is_exponential(expected, actual, sign):
             text = f"{Kind.EXPONENTIAL}, {'−' if sign < 0 else ''}exp of it"
             return Kind.EXPONENTIAL, text, Logarithm(sign < 0)
     is_square = expected.ndim == 2 and expected.shape[0] == expected.shape[1]
@@ -554,6 +556,13 @@ def _edit_of(expected: np.ndarray, actual: np.ndarray) -> tuple[Kind, str, Edit]
         if order is not None:
             return _named_order(order, axis, expected.ndim)
     return None
+
+
+def _is_exponential(expected: np.ndarray, actual: np.ndarray, sign: int) -> bool:
+    """Return whether an array is the exponential of the expected one, of either sign."""
+    with np.errstate(over="ignore"):
+        exponential = sign * np.exp(expected)
+    return bool(np.isfinite(exponential).all()) and same_numbers(exponential, actual)
 
 
 def _is_offset(expected: np.ndarray, actual: np.ndarray, step: float) -> bool:
