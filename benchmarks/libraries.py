@@ -55,8 +55,8 @@ class Softmaxes(TorchDispatchMode):  # type: ignore[misc]
         is_softmax = func._schema.name in ("aten::_softmax", "aten::_safe_softmax")
         if is_softmax and args[0].ndim in (3, 4):
             scores, weights = (
-                one if one.ndim == 4 else one.unflatten(0, (SEQUENCES, -1))
-                for one in (args[0], output)
+                tensor if tensor.ndim == 4 else tensor.unflatten(0, (SEQUENCES, -1))
+                for tensor in (args[0], output)
             )
             visible = scores.masked_fill(scores < HIDDEN, -torch.inf)
             rows = torch.special.entr(weights).sum(-1)
