@@ -115,10 +115,10 @@ class Scoring:
     rounding: float
 
     @property
-    def own(self) -> Match:
+    def own(self) -> HeadMatch:
         """The query heads of the block in order, and the key head of each."""
         heads, groups = len(self.query.weight), len(self.key.weight)
-        return Match(np.arange(heads), np.arange(heads) // (heads // groups))
+        return HeadMatch(np.arange(heads), np.arange(heads) // (heads // groups))
 
     @property
     def width(self) -> int:
@@ -150,7 +150,7 @@ class Scoring:
         return query_products, key_products
 
 
-class Match(NamedTuple):
+class HeadMatch(NamedTuple):
     """The query head and the key head of a block that correspond to each head, (H,)."""
 
     query_heads: np.ndarray
@@ -329,7 +329,7 @@ class InnerProducts(NamedTuple):
         return np.asarray(self.scale * (queries * self.keys).sum(axis=(-2, -1)))
 
 
-def inner_products(reference: Scoring, candidate: Scoring, match: Match) -> ProductsOfPair:
+def inner_products(reference: Scoring, candidate: Scoring, match: HeadMatch) -> ProductsOfPair:
     """Return the inner products of the reference with the candidate's heads of a match.
 
     Each head is read once.

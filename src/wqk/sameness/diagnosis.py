@@ -33,7 +33,7 @@ from wqk.sameness import mismatches
 from wqk.sameness.blocks import (
     MANY,
     Distances,
-    Match,
+    HeadMatch,
     ProductsOfPair,
     Scoring,
     distances,
@@ -74,7 +74,7 @@ class Apart(NamedTuple):
 
 
 def _explained(
-    a: Scoring, b: Scoring, match: Match, products: ProductsOfPair, far: Distances
+    a: Scoring, b: Scoring, match: HeadMatch, products: ProductsOfPair, far: Distances
 ) -> tuple[Mismatch, ...] | None:
     """The changes after which b is a, if its heads are these; the products are those of `match`."""
     turnings = [b.turning]
@@ -101,7 +101,7 @@ def signature(scoring: Scoring) -> np.ndarray:
 
 
 def _named(
-    a: Scoring, b: Scoring, match: Match, rotary: Rotary | None, factors: np.ndarray
+    a: Scoring, b: Scoring, match: HeadMatch, rotary: Rotary | None, factors: np.ndarray
 ) -> Iterator[Mismatch]:
     query_heads, key_heads = match
     if not np.array_equal(b.own.key_heads[query_heads], key_heads):
@@ -114,7 +114,7 @@ def _named(
         yield mismatches.scaled([float(f) for f in 1 / factors], a.width)
 
 
-def matched(a: Scoring, b: Scoring) -> Match | None:
+def matched(a: Scoring, b: Scoring) -> HeadMatch | None:
     """The pair of b's heads most like each of a's heads at distance 0, by random probes."""
     heads = np.arange(len(a.query.weight))
     ours, theirs = signature(a), _probed(b.probes[0][:, None], b.probes[1][None])
@@ -129,7 +129,7 @@ def matched(a: Scoring, b: Scoring) -> Match | None:
     flat = cosines.reshape(len(heads), -1)
     if (flat.max(axis=1) <= ALIKE_FORMS).any():
         return None
-    return Match(*np.divmod(flat.argmax(axis=1), len(b.key.weight)))
+    return HeadMatch(*np.divmod(flat.argmax(axis=1), len(b.key.weight)))
 
 
 def _probed(query: np.ndarray, key: np.ndarray) -> np.ndarray:

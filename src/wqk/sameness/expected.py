@@ -32,7 +32,7 @@ from wqk.sameness.permutations import Sizes, to_order
 from wqk.sameness.repairs import Change, Exchange, Step
 from wqk.sameness.weight_pairs import (
     SCORED,
-    Adapter,
+    AdapterEffect,
     Finding,
     Gain,
     Layout,
@@ -47,7 +47,7 @@ OF_LATENTS = {"inner_norm": "norm of the latent", "inner_bias": "bias of the lat
 
 
 @dataclass(eq=False)
-class StoredTensor:
+class ExpectedTensor:
     """A tensor of the candidate as it is stored: the actual numbers, and the expected ones.
 
     Attributes
@@ -92,7 +92,7 @@ class Expected:
         self._plans = plans
         self.plan = plans[1]
         self._has_same_layout = _same_layout(*plans)
-        self.tensors: dict[str, StoredTensor] = {}
+        self.tensors: dict[str, ExpectedTensor] = {}
         self.added: dict[str, np.ndarray] = {}
         for side in SIDES:
             self._add_side(side)
@@ -203,14 +203,14 @@ class Expected:
 
     def _tensor(
         self, name: str, source: str, role: Role, side: Side | None = None, known: bool = False
-    ) -> StoredTensor:
+    ) -> ExpectedTensor:
         """Return a tensor of the candidate, with one more role.
 
         If ``known``, the source is the expected value; otherwise the actual value is, at first.
         """
         if name not in self.tensors:
             actual, expected = self._arrays(name, source, known)
-            self.tensors[name] = StoredTensor(actual, expected, source)
+            self.tensors[name] = ExpectedTensor(actual, expected, source)
         tensor = self.tensors[name]
         tensor.roles.append(role)
         if side is not None:
@@ -294,7 +294,7 @@ class Expected:
         part = projection.bias_part(bias_of(candidate.tensor))
         shape = self._checkpoints[1].info(candidate.tensor).shape
         zeros = np.zeros(shape[-1] if projection.transposed else shape[0], np.float32)
-        self.tensors.setdefault(part.name, StoredTensor(zeros, zeros.copy(), reference.tensor))
+        self.tensors.setdefault(part.name, ExpectedTensor(zeros, zeros.copy(), reference.tensor))
         self.added[part.name] = zeros
         side = replace(candidate, bias=part)
         self.tensors[candidate.tensor].sides[-1] = side
@@ -321,7 +321,7 @@ class Expected:
 
     def _add_norm_vector(
         self, role: Role, source: Part, target: Part, offset: float
-    ) -> StoredTensor:
+    ) -> ExpectedTensor:
         """Add a gain or a bias of a norm."""
         value = self._read(0, source).reshape(-1)
         tensor = self._tensor(target.name, source.name, role)
@@ -331,7 +331,7 @@ class Expected:
             put_outputs(tensor.expected, target.rows, value + value.dtype.type(offset))
         return tensor
 
-    def _pair(self, name: str, tensor: StoredTensor) -> WeightPair:
+    def _pair(self, name: str, tensor: ExpectedTensor) -> WeightPair:
         """Return a tensor as a weight (n, D) or a vector (n,), expected and actual."""
         query, key = self.plan.query, self.plan.key
         rotary = self.plan.rotary or self.plan.axial
@@ -410,7 +410,7 @@ class Expected:
                 adapter=adapter,
             )
 
-    def _adapter(self, name: str, source: str) -> Adapter | None:
+    def _adapter(self, name: str, source: str) -> AdapterEffect | None:
         """Return the effect of an adapter of one of the models on a tensor."""
         if not self._has_same_layout:
             return None
@@ -422,7 +422,7 @@ class Expected:
             if scale is None:
                 continue
             (start,) = checkpoint.base.read([Part(stored_name)])
-            return Adapter(
+            return AdapterEffect(
                 start=self._flat(name, start),
                 scale=scale,
                 rank=checkpoint.rank_of(stored_name),

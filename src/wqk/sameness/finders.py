@@ -69,7 +69,7 @@ from wqk.sameness.tolerances import (
     SAME_FACTOR,
     SCREENED,
 )
-from wqk.sameness.weight_pairs import SCORED, Adapter, Finding, Gain, WeightPair, short
+from wqk.sameness.weight_pairs import SCORED, AdapterEffect, Finding, Gain, WeightPair, short
 
 # Description of an order without a name.
 UNORDERED = "in another order, by no known rule"
@@ -497,7 +497,7 @@ def find_adapter(pair: WeightPair) -> Finding | None:
     return pair.finding(Kind.ADAPTER, description, facts={"rank": rank})
 
 
-def _find_wrong_merge(pair: WeightPair, adapter: Adapter) -> Finding | None:
+def _find_wrong_merge(pair: WeightPair, adapter: AdapterEffect) -> Finding | None:
     """Find the share of an adapter's update that the model without the adapter file contains."""
     adapted, merged = pair.expected, pair.actual
     if not adapter.in_reference:

@@ -60,7 +60,7 @@ class Signatures:
 
 
 @dataclass
-class Measurement:
+class BlockMeasurement:
     """The distances of two blocks while their circuits are measured, one after the other."""
 
     models: Sequence[Model]

@@ -24,7 +24,7 @@ from wqk.sameness.edits import Take
 from wqk.sameness.folded_mixers import fold_causes
 from wqk.sameness.freedoms import any_order_of_heads, in_candidates_terms, order_of_heads
 from wqk.sameness.layers import with_moved_layers
-from wqk.sameness.measurement import Measurement, Signatures
+from wqk.sameness.measurement import BlockMeasurement, Signatures
 from wqk.sameness.merges import MergedShare, merge_causes, merge_sentence, merged_shares
 from wqk.sameness.mismatches import Kind, Mismatch, listed
 from wqk.sameness.missing_tensors import missing_in_both
@@ -285,7 +285,7 @@ class _Comparer:
     def _measure(self, number: int) -> None:
         """Measure a pair of blocks; an order of heads may be free."""
         pair = self._pairs[number]
-        measurement = Measurement(self._models, pair, self._tolerance)
+        measurement = BlockMeasurement(self._models, pair, self._tolerance)
         block = measurement.measure(self._signatures, number)
         apart = measurement.apart
         order = order_of_heads(block, apart) if number in self._free else ()

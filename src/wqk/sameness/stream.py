@@ -53,7 +53,7 @@ class StreamWeight(NamedTuple):
         return self.norm.gain[0].name if self.norm is not None and self.norm.gain else ""
 
 
-class Turn(NamedTuple):
+class StreamTurn(NamedTuple):
     """The axis of a tensor that turns with the stream, and the gain of the norm before it."""
 
     axis: int
@@ -85,7 +85,7 @@ class Turned(View):
         super().__init__(reference)
         self._rotation = rotation
         self.straight = list[str]()
-        self.turns: dict[str, Turn] = {}
+        self.turns: dict[str, StreamTurn] = {}
         self._copies = self._untied_heads(names, table)
         if self._copies:
             self.config = {**self.config, "tie_word_embeddings": False}
@@ -104,7 +104,7 @@ class Turned(View):
         else:
             for weight in weights:
                 axis = 0 if weight.projection.transposed else 1
-                self.turns[weight.projection.tensor] = Turn(axis, weight.gain)
+                self.turns[weight.projection.tensor] = StreamTurn(axis, weight.gain)
             self._turn_others(gain_by_reader, formed, len(rotation))
         gains = {turn.gain for turn in self.turns.values() if turn.gain}
         self._moved_gains = gains - formed if rotation is None else gains
@@ -159,7 +159,7 @@ class Turned(View):
             if is_centered or np.allclose(*self._gains(gain), rtol=SAME):
                 continue
             turns = {
-                name: Turn(len(tensors[name].shape) - 1, gain)
+                name: StreamTurn(len(tensors[name].shape) - 1, gain)
                 for name, gain_of_reader in gain_by_reader.items()
                 if gain_of_reader == gain
             }
@@ -220,7 +220,7 @@ class Turned(View):
         if not axes or shape != self._candidate.tensors()[self._names[name]].shape:
             return
         last_axis = len(shape) - 1
-        turns = [Turn(axis, gain if axis == last_axis else "") for axis in axes]
+        turns = [StreamTurn(axis, gain if axis == last_axis else "") for axis in axes]
         for turn in turns:
             if self._fits(name, turn):
                 self.turns[name] = turn
@@ -228,7 +228,7 @@ class Turned(View):
         self.straight.append(name)
         self.turns[name] = turns[-1]
 
-    def _fits(self, name: str, turn: Turn) -> bool:
+    def _fits(self, name: str, turn: StreamTurn) -> bool:
         """Return whether a turned tensor is the candidate's; rows may lie in another order."""
         info = self.tensors()[name]
         candidate_info = self._candidate.tensors()[self._names[name]]

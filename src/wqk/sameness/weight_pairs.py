@@ -76,7 +76,7 @@ class Gain(NamedTuple):
     offset: float  # what is added when the stored gain is read
 
 
-class Adapter(NamedTuple):
+class AdapterEffect(NamedTuple):
     """An adapter's effect on a weight in one of two checkpoints."""
 
     start: np.ndarray  # the weight without the adapter
@@ -86,7 +86,7 @@ class Adapter(NamedTuple):
     stabilized: bool  # whether the scale is alpha / √rank
     update: Decomposed | None = None  # where it is an adapter of DoRA
 
-    def of_rows(self, rows: np.ndarray) -> Adapter:
+    def of_rows(self, rows: np.ndarray) -> AdapterEffect:
         """Return the same effect on some rows of the weight."""
         update = self.update
         if update is not None:
@@ -181,7 +181,7 @@ class WeightPair:
     grid: Grid | None = None
     regrouped: Callable[[Part], Regrouping | None] = lambda part: None
     repeated: int = 1
-    adapter: Adapter | None = None
+    adapter: AdapterEffect | None = None
     sides: tuple[str, ...] = ()
     block: list[WeightPair] = field(default_factory=list, repr=False)
 

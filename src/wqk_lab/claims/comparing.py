@@ -17,7 +17,7 @@ PairTest = Literal["Wilcoxon", "Student"]
 
 
 @dataclass(frozen=True)
-class Estimate:
+class ClaimEstimate:
     """An estimate with its 95 % interval.
 
     Attributes
@@ -40,7 +40,7 @@ class Estimate:
     detectable: float
 
 
-def separation(first: Sequence[float], second: Sequence[float]) -> Estimate:
+def separation(first: Sequence[float], second: Sequence[float]) -> ClaimEstimate:
     """Return the probability that a member of the first group exceeds one of the second (AUC).
 
     The p-value is Mann and Whitney's; the interval is that of DeLong, DeLong and Clarke-Pearson
@@ -69,7 +69,7 @@ def separation(first: Sequence[float], second: Sequence[float]) -> Estimate:
     # Under no effect, by Mann and Whitney.
     null_error = math.sqrt((len(a) + len(b) + 1) / (12 * len(a) * len(b)))
     power = float(stats.norm.ppf(POWER))
-    return Estimate(
+    return ClaimEstimate(
         value=area, low=low, high=high, null=0.5, p=p, detectable=(normal + power) * null_error
     )
 
@@ -82,7 +82,7 @@ def _wilson(share: float, count: int, normal: float) -> tuple[float, float]:
     return center - reach, center + reach
 
 
-def mean_difference(differences: Sequence[float], test: PairTest) -> Estimate:
+def mean_difference(differences: Sequence[float], test: PairTest) -> ClaimEstimate:
     """Return the mean of differences within pairs, with Student's interval.
 
     Examples
@@ -98,7 +98,7 @@ def mean_difference(differences: Sequence[float], test: PairTest) -> Estimate:
     assert result.high is not None
     assert result.p is not None
     p = result.p if test == "Student" else float(stats.wilcoxon(differences, method="exact").pvalue)
-    return Estimate(
+    return ClaimEstimate(
         value=result.mean,
         low=result.low,
         high=result.high,

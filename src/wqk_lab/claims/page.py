@@ -19,7 +19,7 @@ import polars as pl
 
 from wqk._console import Result
 from wqk_lab.claims.comparing import (
-    Estimate,
+    ClaimEstimate,
     PairTest,
     adjusted,
     mean_difference,
@@ -78,7 +78,7 @@ class PaperClaim:
     evidence: str
     measure: str = ""
     predicts: Predicted = "more"
-    estimate: Estimate | None = None
+    estimate: ClaimEstimate | None = None
     adjusted_p: float | None = None
     result: str = ""
 
@@ -99,7 +99,7 @@ class PaperClaim:
 
         Examples
         --------
-        >>> estimate = Estimate(0.25, 0.2, 0.3, null=0, p=0.01, detectable=0.1)
+        >>> estimate = ClaimEstimate(0.25, 0.2, 0.3, null=0, p=0.01, detectable=0.1)
         >>> PaperClaim("S1", "", "", "", estimate=estimate, adjusted_p=0.02).shown_estimate
         '+.25 [+.20, +.30]'
         """
@@ -149,7 +149,7 @@ class ClaimsPage(Result):
     def _rows(self) -> Iterable[Mapping[str, Any]]:
         for claim in self.claims:
             row = asdict(claim)
-            estimate = row.pop("estimate") or dict.fromkeys(Estimate.__dataclass_fields__)
+            estimate = row.pop("estimate") or dict.fromkeys(ClaimEstimate.__dataclass_fields__)
             yield {**row, **estimate, "verdict": claim.verdict}
 
     def to_dict(self) -> dict[str, Any]:
@@ -460,7 +460,7 @@ def _published_training() -> Iterator[PaperClaim]:
 def _contrast(name: str) -> dict[str, Any]:
     """Return a contrast of starts, with the variance that contrasts of its measure share."""
     result = start_contrasts()[name]
-    estimate = Estimate(
+    estimate = ClaimEstimate(
         value=result.value,
         low=result.low,
         high=result.high,

@@ -17,7 +17,7 @@ from wqk.reporting.summary import short_names
 from wqk.scanning.scan import scan
 from wqk.tables.run import Run
 from wqk.tables.score_table import ScoreTable, join
-from wqk_lab.runs.groups import Cell, ModeGroup
+from wqk_lab.runs.groups import ModeGroup, RunCell
 
 MODES = ("encoder", "decoder")
 
@@ -116,8 +116,8 @@ def followed_groups(runs: Sequence[Run], figure: str) -> list[ModeGroup]:
     return [ModeGroup(run.name, {run.recipe["mode"]: _cell(run)}) for run in runs]
 
 
-def _cell(run: Run) -> Cell:
-    return Cell((run,), {"mode": run.recipe["mode"]})
+def _cell(run: Run) -> RunCell:
+    return RunCell((run,), {"mode": run.recipe["mode"]})
 
 
 def only_followed(runs: Iterable[Run]) -> bool:

@@ -10,7 +10,7 @@ from wqk.tables.run import Run
 from wqk_lab.atlas import TrainingResult, paper_table
 from wqk_lab.atlas.paper_tables import Name
 from wqk_lab.figures.curves import held_out_losses
-from wqk_lab.runs.groups import START, Cell, cells
+from wqk_lab.runs.groups import START, RunCell, cells
 from wqk_lab.runs.seeds import Paired, paired
 from wqk_lab.runs.speedup import compare
 
@@ -69,7 +69,7 @@ def training_results(runs: Sequence[Run]) -> list[TrainingResult]:
     if runs and not encoders:
         raise RunError(f"table1 needs trained encoders; got {len(runs)} other runs")
     grouped = cells(encoders)
-    named: dict[tuple[str, ...], Cell] = {}
+    named: dict[tuple[str, ...], RunCell] = {}
     results = []
     for cell in grouped:
         result = _result(cell, next((c for c in grouped if _is_baseline(c, cell)), None))
@@ -87,7 +87,7 @@ def training_results(runs: Sequence[Run]) -> list[TrainingResult]:
     return results
 
 
-def _is_baseline(baseline: Cell, cell: Cell) -> bool:
+def _is_baseline(baseline: RunCell, cell: RunCell) -> bool:
     """Return whether a cell starts at random, and differs from another only in the start.
 
     The two cells share a seed at least.
@@ -101,7 +101,7 @@ def _is_baseline(baseline: Cell, cell: Cell) -> bool:
     )
 
 
-def _result(cell: Cell, baseline: Cell | None) -> TrainingResult:
+def _result(cell: RunCell, baseline: RunCell | None) -> TrainingResult:
     steps = sorted({_last(run)[0] for run in cell.runs})
     if len(steps) > 1:
         raise RunError(

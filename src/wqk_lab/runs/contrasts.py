@@ -322,7 +322,9 @@ def evaluate(contrasts: Sequence[Contrast], records: Records) -> list[Result]:
         variance = (worth * shared + own_degrees * variances[contrast.name]) / degrees
         error = math.sqrt(variance * scale[contrast.name] / count)
         estimates.append(
-            Estimate(contrast, value=fmean(values), error=error, degrees=degrees, count=count)
+            ContrastEstimate(
+                contrast, value=fmean(values), error=error, degrees=degrees, count=count
+            )
         )
     level = 1 - found_at([estimate.p for estimate in estimates], 1 - LEVEL)
     results = []
@@ -348,7 +350,7 @@ def evaluate(contrasts: Sequence[Contrast], records: Records) -> list[Result]:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class ContrastEstimate:
     """A contrast's mean over seeds with its moderated error and degrees of freedom."""
 
     contrast: Contrast

@@ -48,7 +48,7 @@ OWN_OBJECTIVES = {("encoder", "masked"), ("decoder", "causal")}
 
 
 @dataclass(frozen=True)
-class Cell:
+class RunCell:
     """Runs that differ only in their seed, at least one.
 
     They share the fields of their recipe that are set (``objective`` if it is not the mode's own),
@@ -90,10 +90,10 @@ class ModeGroup:
     """An encoder and a decoder with otherwise equal recipes, or one of them alone."""
 
     title: str  # the corpus, and the difference from groups on corpora of the same name
-    cells: Mapping[str, Cell]  # by mode, the encoder first
+    cells: Mapping[str, RunCell]  # by mode, the encoder first
 
 
-def cells(runs: Iterable[Run]) -> list[Cell]:
+def cells(runs: Iterable[Run]) -> list[RunCell]:
     """Group runs that differ only in their seed, in the order of each group's first run.
 
     Examples
@@ -106,8 +106,8 @@ def cells(runs: Iterable[Run]) -> list[Cell]:
     >>> [(cell.start, [run.name for run in cell.runs]) for cell in cells(runs)]
     [('random', ['random-1', 'random-2']), ('paired', ['paired-1', 'paired-2'])]
     """
-    groups = _gathered((Cell((run,), _shared(run)) for run in runs), ())
-    return [Cell(tuple(c.runs[0] for c in group), group[0].shared) for group in groups]
+    groups = _gathered((RunCell((run,), _shared(run)) for run in runs), ())
+    return [RunCell(tuple(c.runs[0] for c in group), group[0].shared) for group in groups]
 
 
 def pairs(runs: Sequence[Run], figure: str) -> list[ModeGroup]:
@@ -142,7 +142,7 @@ def comparable(runs: Iterable[Run]) -> list[list[Run]]:
     return [[run for cell in group for run in cell.runs] for group in _by_start(cells(runs))]
 
 
-def starts(runs: Sequence[Run], figure: str, penalties: bool) -> dict[str, Cell]:
+def starts(runs: Sequence[Run], figure: str, penalties: bool) -> dict[str, RunCell]:
     """Return the cells that differ only in their start, or, with ``penalties``, in the penalty.
 
     The random start comes first. RunError if no two cells do, or cells of several recipes.
@@ -200,22 +200,22 @@ def _line(parent: Mapping[str, Any]) -> dict[str, Any]:
     return {"step": parent["step"], **recipe}
 
 
-def _gathered(some: Iterable[Cell], names: Sequence[str]) -> list[list[Cell]]:
+def _gathered(some: Iterable[RunCell], names: Sequence[str]) -> list[list[RunCell]]:
     """Cells that differ only in these fields together, in the order of the first of each."""
-    groups: dict[str, list[Cell]] = {}
+    groups: dict[str, list[RunCell]] = {}
     for cell in some:
         groups.setdefault(json.dumps(cell.without(names), sort_keys=True), []).append(cell)
     return list(groups.values())
 
 
-def _by_start(some: Iterable[Cell]) -> list[list[Cell]]:
+def _by_start(some: Iterable[RunCell]) -> list[list[RunCell]]:
     """Cells that differ only in initialization and penalty, where there are two or more."""
     return [group for group in _gathered(some, START) if len(group) > 1]
 
 
-def _by_mode(runs: Iterable[Run]) -> list[tuple[Cell, ...]]:
+def _by_mode(runs: Iterable[Run]) -> list[tuple[RunCell, ...]]:
     """Each encoder with each decoder that differs only in the mode; the others alone."""
-    groups: list[tuple[Cell, ...]] = []
+    groups: list[tuple[RunCell, ...]] = []
     for group in _gathered(cells(runs), MODE):
         encoders, decoders = (
             [cell for cell in group if cell.mode == mode] for mode in ("encoder", "decoder")
@@ -224,7 +224,7 @@ def _by_mode(runs: Iterable[Run]) -> list[tuple[Cell, ...]]:
     return groups
 
 
-def _mode_groups(groups: Sequence[tuple[Cell, ...]]) -> list[ModeGroup]:
+def _mode_groups(groups: Sequence[tuple[RunCell, ...]]) -> list[ModeGroup]:
     titles = _titles([members[-1] for members in groups])
     return [
         ModeGroup(title, {cell.mode: cell for cell in members})
@@ -232,7 +232,7 @@ def _mode_groups(groups: Sequence[tuple[Cell, ...]]) -> list[ModeGroup]:
     ]
 
 
-def _titles(cells: Sequence[Cell]) -> list[str]:
+def _titles(cells: Sequence[RunCell]) -> list[str]:
     """Return the corpus, and what differs among cells with corpora of the same name."""
     titles = []
     for cell in cells:

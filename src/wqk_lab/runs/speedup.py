@@ -22,7 +22,7 @@ import polars as pl
 
 from wqk.errors import RunError
 from wqk_lab.runs.descent import Descent, descent, smoothed
-from wqk_lab.runs.groups import Cell, starts
+from wqk_lab.runs.groups import RunCell, starts
 from wqk_lab.runs.seeds import Paired, paired
 
 if TYPE_CHECKING:
@@ -151,8 +151,8 @@ def saved_share(baseline: Descent, candidate: Descent) -> float:
 
 
 def compare(
-    baseline: Cell,
-    candidate: Cell,
+    baseline: RunCell,
+    candidate: RunCell,
     loss: Loss = "held-out",
     smoothing: float = SMOOTHING,
     level: float | None = None,

@@ -18,7 +18,7 @@ from tests.command import run
 
 from wqk_lab.atlas import published_training
 from wqk_lab.claims import claims
-from wqk_lab.claims.comparing import Estimate, adjusted, mean_difference, separation
+from wqk_lab.claims.comparing import ClaimEstimate, adjusted, mean_difference, separation
 from wqk_lab.claims.page import PaperClaim
 from wqk_lab.claims.records import encoder_decoders
 
@@ -90,7 +90,7 @@ def test_encoder_decoders_are_paired_by_model() -> None:
 
 
 def decided_by(value: float, p: float, predicts: Any) -> PaperClaim:
-    estimate = Estimate(value, value - 0.1, value + 0.1, null=0, p=p, detectable=0.2)
+    estimate = ClaimEstimate(value, value - 0.1, value + 0.1, null=0, p=p, detectable=0.2)
     return PaperClaim("S", "", "", "runs", "", predicts, estimate, adjusted_p=p)
 
 
