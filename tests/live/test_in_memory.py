@@ -550,6 +550,31 @@ def test_the_one_bias_of_three_weights_is_read() -> None:
     np.testing.assert_array_equal(found, own.in_proj_bias[:64].detach())
 
 
+def test_a_module_that_keeps_its_last_pass_is_verified_and_pytorch_is_left_alone() -> None:
+    """A copy of the module is run: kept tensors with gradients are detached in it."""
+    copying = torch.Tensor.__deepcopy__
+
+    class Witness:
+        is_alone = True
+
+        def __deepcopy__(self, memo: Any) -> Witness:
+            Witness.is_alone &= torch.Tensor.__deepcopy__ is copying
+            return self
+
+    model = llama()
+    for layer in model.layers:
+        nn.init.normal_(layer.self_attn.q_proj.weight)
+    model.register_forward_hook(lambda module, args, output: setattr(module, "kept", [output[0]]))
+    model.witness = Witness()
+    model(TOKENS)
+    kept = model.kept[0]
+    assert not kept.is_leaf
+    assert wqk.verify(model.eval(), TOKENS).verdict == "right"
+    assert Witness.is_alone
+    assert model.kept[0] is kept
+    assert kept.grad_fn is not None
+
+
 def test_blocks_that_do_not_run_are_named() -> None:
     model = strong(Wrapped())
     model.attn_layers[1][0].requires_grad_(False)

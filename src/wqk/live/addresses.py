@@ -23,7 +23,7 @@ from wqk.model import open as open_model
 
 @dataclass(frozen=True)
 class Learned:
-    """What an observed attention shows of a guessed block.
+    """Facts that an observed attention shows about a guessed block.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ PROVEN: WeakKeyDictionary[Any, Mapping[Place, Learned]] = WeakKeyDictionary()
 
 
 def network_of(model: Any, what: str) -> Any:
-    """The `nn.Module` itself, of one or of a `Model` opened from one; ``what`` is done to it."""
+    """Return the `nn.Module` of a module or a `Model`; ``what`` is done to it."""
     network = model.ref if isinstance(model, Model) else model
     if not hasattr(network, "named_modules"):
         raise CheckpointError(
@@ -65,14 +65,14 @@ def network_of(model: Any, what: str) -> Any:
 def opened_live(
     model: Any, family: FilePath | None = None, heads_per_layer: int | None = None
 ) -> Model:
-    """A module, or a `Model` opened from one, as a `Model`; options as for `wqk.open`."""
+    """Return a module, or a `Model` opened from one, as a `Model`; options as for `wqk.open`."""
     if family is None and heads_per_layer is None:
         return open_model(model)
     return open_model(network_of(model, "read"), family=family, heads_per_layer=heads_per_layer)
 
 
 def known_plans(model: Model, what: str) -> tuple[AttentionPlan, ...]:
-    """A live model's plans, of which none is a guess any longer.
+    """Return a live model's plans, of which none is a guess any longer.
 
     A guess is proven by `wqk.verify`; PyTorch's own attention is known by its class.
 
@@ -103,7 +103,7 @@ def known_plans(model: Model, what: str) -> tuple[AttentionPlan, ...]:
 
 
 def is_known(plan: AttentionPlan, network: Any, modules: dict[str, Any]) -> bool:
-    """Whether a plan is no guess, or a guess that is proven, or PyTorch's own attention."""
+    """Return whether a plan is no guess, or a guess that is proven, or PyTorch's own attention."""
     if not plan.rule.guess or network in PROVEN:
         return True
     module: Any = modules.get(module_of(plan.query.tensor))
@@ -119,19 +119,19 @@ def plain_modules(network: Any) -> dict[str, Any]:
 
 
 def is_pytorch_s(module: Any) -> bool:
-    """Whether it is PyTorch's own attention."""
+    """Return whether it is PyTorch's own attention."""
     from torch.nn import MultiheadAttention
 
     return isinstance(module, MultiheadAttention)
 
 
 def parent_of(plan: AttentionPlan) -> str:
-    """The module that runs a block's attention: the query's, if the key is another layer's."""
+    """Return the module that runs a block's attention; the query's, if layers share keys."""
     query, key = (module_of(side.tensor).split(".") for side in (plan.query, plan.key))
     names = takewhile(lambda pair: pair[0] == pair[1], zip(query, key, strict=False))
     shared = [name for name, _ in names]
-    apart = ("".join(name[len(shared) :][:1]) for name in (query, key))
-    is_own = query == key or all(map(str.isdigit, apart))
+    differing = ("".join(name[len(shared) :][:1]) for name in (query, key))
+    is_own = query == key or all(map(str.isdigit, differing))
     parent = query[:-1] if is_own else shared
     only_projects = any("qkv" in name and "att" not in name for name in parent[-1:])
     return ".".join(parent[:-1] if only_projects else parent)
@@ -171,8 +171,8 @@ class BlockIndex:
         self._plans: WeakKeyDictionary[Any, list[AttentionPlan]] = WeakKeyDictionary()
         modules = plain_modules(unwrapped(network))
         for plan in plans:
-            own = modules.get(module_of(plan.query.tensor))
-            runs = own if is_pytorch_s(own) else modules.get(parent_of(plan))
+            query_module = modules.get(module_of(plan.query.tensor))
+            runs = query_module if is_pytorch_s(query_module) else modules.get(parent_of(plan))
             if runs is None:
                 raise UnknownFamily(
                     f"no module is called {parent_of(plan)!r} while the model runs, where "
@@ -217,7 +217,7 @@ def _is_joint(plans: Sequence[AttentionPlan]) -> bool:
 
 
 def _of_kind(plans: list[AttentionPlan], call: ObservedCall) -> list[AttentionPlan]:
-    """The plans of one module that fit a call: by width and kind, if the module runs several."""
+    """Return the plans of one module that fit a call by width and kind."""
     if call.queries is not None:
         width = call.queries.shape[-1]
         plans = [plan for plan in plans if plan.query.head_width == width] or plans
@@ -229,5 +229,5 @@ def _of_kind(plans: list[AttentionPlan], call: ObservedCall) -> list[AttentionPl
 
 
 def _plain_module(name: str) -> str:
-    """A module's name as the model itself has it."""
+    """Return a module's name as the model itself has it."""
     return plain_name(f"{name}.").rstrip(".").removesuffix(f".{ADAPTED}")

@@ -151,9 +151,9 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
             medians |= {"wqk/look_share": share} if share == share else {}
             medians |= {} if self._clip is None else {"wqk/clipped_heads": float(self._clipped)}
             self._clipped = 0
-            wanted = control.should_log  # which the Trainer resets whenever it logs
+            should_log = control.should_log  # which the Trainer resets whenever it logs
             self._trainer.log(medians)
-            control.should_log = wanted
+            control.should_log = should_log
 
     def _require_model(self, model: Any) -> None:
         Tracker(self._opened(model), "")
@@ -165,7 +165,7 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
         return Clipper(self._opened(model), self._clip, self.folder / CLIPS, self._clip_every)
 
     def _opened(self, model: Any) -> Any:
-        """The model, and how to read it if that was said."""
+        """Return the model, and how to read it if that was said."""
         if self._family is None and self._heads_per_layer is None:
             return model
         return open_model(model, family=self._family, heads_per_layer=self._heads_per_layer)

@@ -121,7 +121,7 @@ class ObservedCall:
 
     @property
     def has_logits(self) -> bool:
-        """Whether queries and keys were observed, and not the input of the softmax alone."""
+        """Return whether queries and keys were observed, and not the input of the softmax alone."""
         return self.queries is not None
 
     @property
@@ -142,7 +142,7 @@ class ObservedCall:
         return tensor.device
 
     def first(self, sequences: int) -> ObservedCall:
-        """The call of its first sequences alone."""
+        """Return the call of its first sequences alone."""
         if sequences >= self.shape[0]:
             return self
 
@@ -163,7 +163,7 @@ class ObservedCall:
         )
 
     def by_head(self, heads: int | None = None) -> ObservedCall | None:
-        """The call with the axes (B, H, I, J), whatever the axes of the observed softmax.
+        """Return the call with the axes (B, H, I, J), whatever the axes of the observed softmax.
 
         Parameters
         ----------
@@ -188,7 +188,7 @@ class ObservedCall:
         return self._arranged(order, (-1, count))
 
     def _of_sliding_windows(self, heads: int | None) -> ObservedCall | None:
-        """The call of a softmax over (B, I, H, W), W the keys around a query; None of another."""
+        """Return the call of a softmax over (B, I, H, W), W the keys around a query, or None."""
         if self.has_logits or self.scores is None or self.weights is None:
             return None
         if self.scores.ndim != 4 or self.scores.shape[-2] != heads:
@@ -201,11 +201,11 @@ class ObservedCall:
         )
 
     def in_one(self) -> ObservedCall:
-        """The call as one sequence, whose heads are all leading axes in their order."""
+        """Return the call as one sequence, whose heads are all leading axes in their order."""
         return self._arranged(tuple(range(len(self._leading))), (1, -1))
 
     def _arranged(self, order: tuple[int, ...], split: tuple[int, int]) -> ObservedCall:
-        """The call with its leading axes in an order, and split into sequences and heads."""
+        """Return the call with its leading axes in an order, and split into sequences and heads."""
 
         def arranged(tensor: torch.Tensor) -> torch.Tensor:
             last = (tensor.ndim - 2, tensor.ndim - 1)
@@ -250,8 +250,8 @@ class ObservedCall:
         rows = max(1, DEVICE_TILE // (batch * heads * keys))
         every = [torch.arange(n, device=self.queries.device) for n in (batch, heads, queries, keys)]
         shown = torch.zeros(batch, keys, dtype=torch.bool, device=self.queries.device)
-        for some in every[2].split(rows):
-            shown |= show_pair(*every[:2], some, every[3]).any(-2).any(1)
+        for query_rows in every[2].split(rows):
+            shown |= show_pair(*every[:2], query_rows, every[3]).any(-2).any(1)
         return shown
 
     def tiles(self, size: int | None = None) -> Iterator[Tile]:
@@ -277,7 +277,7 @@ class ObservedCall:
         return self._kernel_tile(sequences, rows, logits)
 
     def _softmax_tile(self, sequences: slice, rows: slice, logits: torch.Tensor | None) -> Tile:
-        """A tile of an observed softmax; a score far below its logit was hidden by a mask."""
+        """Return a tile of a softmax; a score far below its logit was hidden by a mask."""
         assert self.scores is not None
         scores = self.scores[sequences, :, rows, self.columns]
         weights = None if self.weights is None else self.weights[sequences, :, rows, self.columns]
@@ -374,17 +374,17 @@ def is_visible(mask: torch.Tensor) -> torch.Tensor:
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor in at least float32."""
+    """Return a tensor in at least float32."""
     return tensor if tensor.element_size() >= 4 else tensor.float()
 
 
 def _of(tensor: torch.Tensor, sequences: slice) -> torch.Tensor:
-    """The part of some sequences; one for all is the part of each."""
+    """Return the part of some sequences; one for all is the part of each."""
     return tensor if len(tensor) == 1 else tensor[sequences]
 
 
 def _tile_of(factor: torch.Tensor, sequences: slice, rows: slice, keys: int) -> torch.Tensor:
-    """The part of a tensor (1 or B, 1 or H, 1 or I, 1 or J) that meets a tile."""
+    """Return the part of a tensor (1 or B, 1 or H, 1 or I, 1 or J) that meets a tile."""
     if factor.numel() == 1:
         return factor
     part = _of(factor, sequences)
@@ -393,7 +393,7 @@ def _tile_of(factor: torch.Tensor, sequences: slice, rows: slice, keys: int) -> 
 
 
 def _head_count(modules: Sequence[RunningModule], size: int) -> int | None:
-    """Number of heads of the innermost module that counts them, if it divides an axis."""
+    """Return number of heads of the innermost module that counts them, if it divides an axis."""
     for running in reversed(modules):
         for name in HEAD_COUNTS:
             count = getattr(running.module, name, None)

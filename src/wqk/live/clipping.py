@@ -66,7 +66,7 @@ class ClippedHead(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Clipping(Result):
-    """What `clip_` did; printing it shows a line for each head."""
+    """Outcome of `clip_`; printing the outcome shows a line for each head."""
 
     limit: float | None  #: None if nothing was to be clipped.
     heads: tuple[ClippedHead, ...] = ()
@@ -85,23 +85,23 @@ class Clipping(Result):
         return f"{counted(len(self.heads), 'head')} clipped to logits of at most {self.limit:g}"
 
     def _rows(self) -> Sequence[Mapping[str, Any]]:
-        return [one._asdict() for one in self.heads]
+        return [head._asdict() for head in self.heads]
 
     def _shown(self, width: int) -> Iterator[Any]:
         yield self.sentence
         if self.heads:
             columns = ("attention", "layer", "head", "largest logit", "factor")
             table = Sheet.of(*columns, text=["attention"])
-            for one in self.heads:
-                largest = f"{one.max_logit:.4g}" if math.isfinite(one.max_logit) else "–"
-                place = f"{one.stack} {one.kind}", str(one.layer), str(one.head)
-                table.add(*place, largest, f"{one.factor:.4f}")
+            for head in self.heads:
+                largest = f"{head.max_logit:.4g}" if math.isfinite(head.max_logit) else "–"
+                place = f"{head.stack} {head.kind}", str(head.layer), str(head.head)
+                table.add(*place, largest, f"{head.factor:.4f}")
             yield table
         yield from self.notes
 
 
 class Reach(Enum):
-    """Whose logits change where one side of a block is multiplied."""
+    """Range of logits that change where one side of a block is multiplied."""
 
     NONE = "nobody's, or also those of other blocks"
     LAYER = "those of all heads, alike"
@@ -195,11 +195,11 @@ def clip_(
     _require_own(weights, plans)
     if isinstance(logits, Logits) or hasattr(logits, "take_logits"):
         measured = logits if isinstance(logits, Logits) else logits.take_logits()
-        own, notes = _maxima(measured, plans, weights)
-        maxima = _over_processes(own, weights, plans)
+        own_maxima, notes = _maxima(measured, plans, weights)
+        maxima = _over_processes(own_maxima, weights, plans)
     else:
         maxima, notes = _from_mapping(logits, plans), []
-    notes += [f"{what}: left as they are" for what in opened.without_softmax]
+    notes += [f"{mixer}: left as they are" for mixer in opened.without_softmax]
     return _clipped(weights, plans, maxima, limit, grouped, notes)
 
 
@@ -219,7 +219,7 @@ def _clipped(
     uses = _uses(weights, plans)
     for tied in _tied(weights, plans):
         plan = tied[0]
-        largest = np.max([maxima[one.place] for one in tied], axis=0)
+        largest = np.max([maxima[tied_plan.place] for tied_plan in tied], axis=0)
         factors = np.minimum(1.0, limit / np.maximum(largest, limit))
         if (lost := ~np.isfinite(largest) & (largest != -math.inf)).any():
             factors[lost] = 1.0
@@ -232,9 +232,9 @@ def _clipped(
         changed, applied, note = _scalings(weights, plan, factors, grouped, uses)
         scalings += changed
         notes += [f"{_named(plan)}: {note}"] if note else []
-        for one in tied:
+        for tied_plan in tied:
             heads += [
-                ClippedHead(*one.place, head, float(largest[head]), float(factor))
+                ClippedHead(*tied_plan.place, head, float(largest[head]), float(factor))
                 for head, factor in enumerate(applied)
                 if factor != 1
             ]
@@ -262,8 +262,8 @@ class Clipper:
     path
         A ``.jsonl`` file, to which a line is appended for each head that is clipped.
     every
-        Clip at every so many calls. Only the passes that lead to such a call are measured; others
-        cost nothing, and run compiled if the model is compiled.
+        Number of calls from one clipping to the next. Only the passes that lead to a clipping are
+        measured; others cost nothing, and run compiled if the model is compiled.
     sequences
         How many sequences of each batch are measured, the first ones; None for all.
     grouped
@@ -354,11 +354,11 @@ class Clipper:
     def _clip(self, weights: LiveCheckpoint) -> Clipping:
         """Clip by the measured maxima of all processes, and hand on what was measured."""
         measured = self._meter.logits
-        own, notes = _maxima(measured, self._plans, weights)
+        own_maxima, notes = _maxima(measured, self._plans, weights)
         if self._meter.has_measured or not _is_distributed():
             notes += [] if measured.blocks else ["no pass in training mode was measured"]
-        maxima = _over_processes(own, weights, self._plans)
-        notes += [f"{what}: left as they are" for what in self._left]
+        maxima = _over_processes(own_maxima, weights, self._plans)
+        notes += [f"{mixer}: left as they are" for mixer in self._left]
         if self.limit is None:
             return Clipping(None, notes=tuple(notes), logits=measured)
         done = _clipped(weights, self._plans, maxima, self.limit, self._grouped, notes)
@@ -380,7 +380,7 @@ class Clipper:
 
 
 def _checked_limit(limit: Any) -> float:
-    """The limit as a number; `FormError` if it is not positive and finite."""
+    """Return the limit as a number; `FormError` if it is not positive and finite."""
     value = _as_number(limit)
     if value is None or not 0 < value < math.inf:
         raise FormError(f"limit must be a positive number, got {_shortened(limit)}")
@@ -393,7 +393,7 @@ def _require_grouping(grouped: Any) -> None:
 
 
 def _as_number(value: Any) -> float | None:
-    """A number as a float; None for anything else, also for what no float can hold."""
+    """Return a number as a float; None for anything else, also for what no float can hold."""
     if isinstance(value, str | bytes | bool):
         return None
     try:
@@ -403,7 +403,7 @@ def _as_number(value: Any) -> float | None:
 
 
 def _shortened(value: Any) -> str:
-    """What an error shows of a value."""
+    """Return the part of a value that an error shows."""
     try:
         shown = repr(value)
     except ValueError:  # an integer of too many digits
@@ -424,12 +424,12 @@ def _scalings(
     grouped: str,
     uses: Counter[Any],
 ) -> tuple[list[Scaling], Float[np.ndarray, " heads"], str]:
-    """What to multiply for these factors of a block's heads; the factors in effect; a remark."""
+    """Return scalings for the factors of a block's heads, the factors in effect, and a remark."""
     sharing = plan.query.heads // plan.key.heads
     query, key = (_reach(weights, side, uses) for side in (plan.query, plan.key))
     if plan.position_uses == ("query",):
         query = Reach.NONE
-    wanted, notes = factors, []
+    requested, notes = factors, []
     of_query, of_key = np.ones_like(factors), np.ones(plan.key.heads)
     by_key = factors.reshape(-1, sharing).min(1)
     match query, key:
@@ -451,7 +451,7 @@ def _scalings(
             share = np.sqrt(factors) if Reach.NONE not in (query, key) else factors
             of_query = share if query is Reach.LAYER else of_query
             of_key = share[::sharing] if key is Reach.LAYER else of_key
-    if count := int((factors < wanted).sum()):
+    if count := int((factors < requested).sum()):
         shared = "a key" if key is Reach.HEAD else "the gains of their norms"
         notes.append(
             f"heads share {shared}, so the factor of the worst is also that of "
@@ -463,14 +463,14 @@ def _scalings(
         )
     if "key" in plan.position_uses:
         notes.append("position terms are made with queries and keys, and change with them")
-    found = [*_of_side(weights, plan.query, of_query), *_of_side(weights, plan.key, of_key)]
+    scalings = [*_of_side(weights, plan.query, of_query), *_of_side(weights, plan.key, of_key)]
     if plan.positional is not None:
-        found += _of_side(weights, plan.positional.query, factors)
-    return found, factors, "; ".join(notes)
+        scalings += _of_side(weights, plan.positional.query, factors)
+    return scalings, factors, "; ".join(notes)
 
 
 def _reach(weights: LiveCheckpoint, side: Side, uses: Counter[Any]) -> Reach:
-    """How finely the logits of a block's heads can be scaled by one of its sides."""
+    """Return the range of heads whose logits one side of a block can scale."""
     if any(uses[use] > 1 for use in _uses_of(weights, side)):
         return Reach.NONE
     if (side.temperature and side.temperature.of_head) or side.norm is None:
@@ -480,7 +480,7 @@ def _reach(weights: LiveCheckpoint, side: Side, uses: Counter[Any]) -> Reach:
 
 
 def _of_side(weights: LiveCheckpoint, side: Side, factors: np.ndarray) -> list[Scaling]:
-    """What multiplies a side's heads by these factors."""
+    """Return the scalings that multiply a side's heads by their factors."""
     if (factors == 1).all():
         return []
     if side.temperature and side.temperature.of_head:
@@ -498,16 +498,16 @@ def _of_side(weights: LiveCheckpoint, side: Side, factors: np.ndarray) -> list[S
             return [Scaling(outer.tensor, None, factors, outer.axes[0] == 1), *biases]
         bias = [] if side.bias is None else [Scaling(side.bias.name, side.bias.rows, rows)]
         return [Scaling(outer.tensor, outer.outputs, rows, outer.transposed), *bias]
-    found = []
+    scalings = []
     for parts, offset in ((side.norm.gain, side.norm.offset), (side.norm.bias, 0.0)):
         start = 0
         for part in parts:
             stop = start + _length(weights, part)
             scaled = rows[start:stop]
             added = offset * (scaled - 1) if offset else None  # the gain is what is stored + offset
-            found.append(Scaling(part.name, part.rows, scaled, added=added))
+            scalings.append(Scaling(part.name, part.rows, scaled, added=added))
             start = stop
-    return found
+    return scalings
 
 
 def _scale(tensor: torch.Tensor, scaling: Scaling) -> None:
@@ -546,21 +546,21 @@ def _beside(tensor: Any, factors: torch.Tensor) -> Any:
 
 
 def _tied(weights: LiveCheckpoint, plans: Sequence[AttentionPlan]) -> list[list[AttentionPlan]]:
-    """The blocks, together where they have the same queries and keys."""
-    found: dict[Any, list[AttentionPlan]] = {}
+    """Return the blocks, together where they have the same queries and keys."""
+    by_memory: dict[Any, list[AttentionPlan]] = {}
     for plan in plans:
         key = tuple(use for side in (plan.query, plan.key) for use in _uses_of(weights, side))
-        found.setdefault(key, []).append(plan)
-    return list(found.values())
+        by_memory.setdefault(key, []).append(plan)
+    return list(by_memory.values())
 
 
 def _uses(weights: LiveCheckpoint, plans: Sequence[AttentionPlan]) -> Counter[Any]:
-    """How many queries, keys and values of different blocks use the same rows."""
-    found: Counter[Any] = Counter()
+    """Count the queries, keys and values of different blocks that use the same rows."""
+    counts: Counter[Any] = Counter()
     for first, *_ in _tied(weights, plans):
         for side in filter(None, (first.query, first.key, first.value)):
-            found.update(_uses_of(weights, side))
-    return found
+            counts.update(_uses_of(weights, side))
+    return counts
 
 
 def _uses_of(weights: LiveCheckpoint, side: Side) -> list[Any]:
@@ -579,17 +579,19 @@ def _length(weights: LiveCheckpoint, part: Part) -> int:
 
 def _require_own(weights: LiveCheckpoint, plans: Sequence[AttentionPlan]) -> None:
     for plan in plans:
-        if own := next((part.name for part in plan.parts if part.name in weights.adapted), None):
+        if adapted := next(
+            (part.name for part in plan.parts if part.name in weights.adapted), None
+        ):
             raise CheckpointError(
-                f"{weights.name}: {own} has an adapter, whose product clip_ would leave as it is; "
-                "clip a model before it is adapted, or once the adapter is merged"
+                f"{weights.name}: {adapted} has an adapter, whose product clip_ would leave as it "
+                "is; clip a model before it is adapted, or once the adapter is merged"
             )
 
 
 def _maxima(
     measured: Logits | None, plans: Sequence[AttentionPlan], weights: LiveCheckpoint
 ) -> tuple[dict[Place, np.ndarray], list[str]]:
-    """The largest logits of every block's heads, −∞ if none was measured; and what was not."""
+    """Return the largest logits of every block's heads, −∞ if unmeasured, and notes on these."""
     maxima = {plan.place: np.full(plan.query.heads, -math.inf) for plan in plans}
     missing: dict[Any, str] = {}
     if measured is None:
@@ -616,7 +618,7 @@ def _maxima(
 def _over_processes(
     maxima: dict[Place, np.ndarray], weights: LiveCheckpoint, plans: Sequence[AttentionPlan]
 ) -> dict[Place, np.ndarray]:
-    """The largest logits of all processes, exchanged in one operation."""
+    """Return the largest logits of all processes, exchanged in one operation."""
     import torch
     from torch import distributed
 
@@ -625,12 +627,12 @@ def _over_processes(
     joined = torch.from_numpy(np.concatenate([*maxima.values()]))
     joined = joined.to(weights.current(plans[0].query.tensor).device)
     distributed.all_reduce(joined, distributed.ReduceOp.MAX)
-    ends = np.cumsum([len(one) for one in maxima.values()])[:-1]
+    ends = np.cumsum([len(values) for values in maxima.values()])[:-1]
     return dict(zip(maxima, np.split(joined.cpu().numpy(), ends), strict=True))
 
 
 def _from_mapping(logits: Any, plans: Sequence[AttentionPlan]) -> dict[Place, np.ndarray]:
-    """The maxima of every block's heads, from a mapping; −∞ where none is given."""
+    """Return the maxima of every block's heads, from a mapping; −∞ where none is given."""
     if not isinstance(logits, Mapping):
         raise FormError(
             "logits must be wqk.logits(model, batch), or {(layer, head): value}; got "

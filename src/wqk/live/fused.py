@@ -64,19 +64,19 @@ def kernel_calls(
 ) -> Iterator[ObservedCall]:
     """Return the attention of a fused kernel; one call for each text of a packed row."""
     schema = operation._schema
-    given = dict(zip((argument.name for argument in schema.arguments), args, strict=False))
-    given |= kwargs
-    query, key = _first(given, QUERY), _first(given, KEY)
-    if _first(given, OF_PAGES) is not None:
+    arguments = dict(zip((argument.name for argument in schema.arguments), args, strict=False))
+    arguments |= kwargs
+    query, key = _first(arguments, QUERY), _first(arguments, KEY)
+    if _first(arguments, OF_PAGES) is not None:
         return
-    scale = _first(given, SCALE)
-    name, causal = schema.name, bool(_first(given, CAUSAL))
+    scale = _first(arguments, SCALE)
+    name, causal = schema.name, bool(_first(arguments, CAUSAL))
     if schema.name == "aten::_efficient_attention_forward":
-        causal = bool(given["custom_mask_type"])
+        causal = bool(arguments["custom_mask_type"])
     scale = float(query.shape[-1] ** -0.5 if scale is None else scale)
     if name.startswith(HEADS_FIRST):
         band = Band(None, 0) if causal else None  # the first query sees the first key
-        mask = _four_axes(_first(given, MASK))
+        mask = _four_axes(_first(arguments, MASK))
         yield ObservedCall(
             operation=name,
             modules=modules,
@@ -87,9 +87,9 @@ def kernel_calls(
             band=band,
         )
         return
-    window = _window(given, causal)
-    softcap = given.get("softcap") or given.get("logits_soft_cap") or None
-    for queries, keys in _texts(given, query.detach(), key.detach()):
+    window = _window(arguments, causal)
+    softcap = arguments.get("softcap") or arguments.get("logits_soft_cap") or None
+    for queries, keys in _texts(arguments, query.detach(), key.detach()):
         offset = keys.shape[-2] - queries.shape[-2]
         yield ObservedCall(
             operation=name,
@@ -98,9 +98,9 @@ def kernel_calls(
             keys=keys,
             scale=scale,
             softcap=softcap,
-            mask=_four_axes(_first(given, MASK)),
+            mask=_four_axes(_first(arguments, MASK)),
             band=None if window is None else Band(*window, offset),
-            slopes=_slopes(given.get("alibi_slopes")),
+            slopes=_slopes(arguments.get("alibi_slopes")),
         )
 
 
@@ -136,12 +136,12 @@ def flex_call(args: Sequence[Any], modules: tuple[RunningModule, ...]) -> Observ
 
 
 def _first(given: Mapping[str, Any], names: Sequence[str]) -> Any:
-    """The argument of one of some names; None without one."""
+    """Return the argument of one of some names; None without one."""
     return next((given[name] for name in names if given.get(name) is not None), None)
 
 
 def _four_axes(mask: Any) -> Any:
-    """A mask with the axes (B, H, I, J), each of which may be 1."""
+    """Return a mask with the axes (B, H, I, J), each of which may be 1."""
     if mask is None:
         return None
     mask = mask.detach()
@@ -172,7 +172,7 @@ def _window(given: Mapping[str, Any], causal: bool) -> tuple[int | None, int | N
 def _texts(
     given: Mapping[str, Any], query: torch.Tensor, key: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Queries and keys (B, H, N, R), from (B, N, H, R), or from (T, H, R) and the ends of texts."""
+    """Yield queries and keys (B, H, N, R) of (B, N, H, R), or of (T, H, R) and ends of texts."""
     ends = _first(given, LENGTHS_OF_QUERIES), _first(given, LENGTHS_OF_KEYS)
     if ends[0] is None:
         yield query.transpose(1, 2), key.transpose(1, 2)

@@ -66,7 +66,7 @@ def shared_queries(
 
 
 def planes(plan: AttentionPlan) -> np.ndarray:
-    """A head's dimensions (R,), ordered so that each pair of neighbors forms a plane."""
+    """Return a head's dimensions (R,), ordered so that each pair of neighbors forms a plane."""
     dimensions = np.arange(plan.key.head_width)
     if plan.rotary is None:
         return dimensions
@@ -210,24 +210,24 @@ class Initialization(Result):
 
     def _rows(self) -> Iterator[Mapping[str, Any]]:
         """One for each layer; ratios are of norms, after to before."""
-        for one in self.layers:
+        for layer in self.layers:
             scores = {
                 f"{name}_{when}": score
-                for when, all_scores in (("before", one.before), ("after", one.after))
+                for when, all_scores in (("before", layer.before), ("after", layer.after))
                 for name, score in all_scores._asdict().items()
             }
-            yield {"stack": one.stack, "layer": one.layer, **scores} | {
-                name: getattr(one, name) for name in LayerChange.derived
+            yield {"stack": layer.stack, "layer": layer.layer, **scores} | {
+                name: getattr(layer, name) for name in LayerChange.derived
             }
 
     def _shown(self, width: int) -> Iterator[Any]:
         yield self.sentence
         columns = ("attention", "layer", "symmetry", "", "trace", "", "own-token score", "")
         table = Sheet.of(*columns, "heads ×", "norm ×", "values ×", text=["attention"])
-        for one in self.layers:
-            table.add(one.stack, str(one.layer), *_cells(one))
+        for layer in self.layers:
+            table.add(layer.stack, str(layer.layer), *_cells(layer))
         yield table
-        yield from (f"{what}: left as they are" for what in self.left)
+        yield from (f"{mixer}: left as they are" for mixer in self.left)
 
 
 class Ratios(NamedTuple):
@@ -238,7 +238,7 @@ class Ratios(NamedTuple):
     value_ratio: float | None = None
 
     def factor(self, before: LayerScores, after: LayerScores) -> np.float32 | None:
-        """What queries and keys are each multiplied by; None to leave them."""
+        """Return the factors of queries and keys; None to leave the weights."""
         for ratio, old, new in (
             (self.head_norm_ratio, before.head_norm, after.head_norm),
             (self.norm_ratio, before.norm, after.norm),
@@ -381,10 +381,10 @@ def _require_settable(
         raise CheckpointError(f"{name}: has no self-attention to initialize")
     for plan in plans if writes else ():
         weights = [part.name for part in (*plan.parts, *(plan.value.parts if plan.value else ()))]
-        if own := next((weight for weight in weights if weight in adapted), None):
+        if altered := next((weight for weight in weights if weight in adapted), None):
             raise CheckpointError(
-                f"{name}: {own} has an adapter, whose product would be added to what is written; "
-                "initialize the model before it is adapted"
+                f"{name}: {altered} has an adapter, whose product would be added to what is "
+                "written; initialize the model before it is adapted"
             )
         if not (_is_single(plan.query) and _is_single(plan.key)):
             raise CheckpointError(
@@ -394,7 +394,7 @@ def _require_settable(
 
 
 def _writable(parameters: LiveCheckpoint, planned: Sequence[Copies]) -> dict[str, Any]:
-    """The parameters to write; `CheckpointError` where one is to become two different ones."""
+    """Return the parameters to write; raise `CheckpointError` if two values are for one."""
     held: dict[Any, tuple[str, np.ndarray]] = {}
     for name, values in chain.from_iterable(copies.items() for copies in planned):
         first, same = held.setdefault(parameters.memory(name), (name, values))
@@ -413,7 +413,7 @@ def _planned(
     rng: np.random.Generator,
     ratios: Ratios,
 ) -> tuple[LayerScores, Copies]:
-    """A layer's current scores, and copies of its tensors with its new weights."""
+    """Return a layer's current scores, and copies of its tensors with its new weights."""
     query, key, value = plan.query, plan.key, plan.value
     names = [part.name for part in (*plan.parts, *(value.parts if value else ()))]
     copies = {name: checkpoint.read([Part(name)])[0] for name in dict.fromkeys(names)}
@@ -471,14 +471,14 @@ def _is_single(side: Side) -> bool:
 
 
 def _weight(checkpoint: Checkpoint, side: Side) -> np.ndarray:
-    """A side's weight (heads, R, D)."""
+    """Return a side's weight (heads, R, D)."""
     assert isinstance(side.projection, Projection)
     weight: np.ndarray = side.projection.take(checkpoint.read([side.projection.part])[0])
     return weight
 
 
 def _bias(checkpoint: Checkpoint, side: Side) -> np.ndarray:
-    """A side's bias (heads, R, 1)."""
+    """Return a side's bias (heads, R, 1)."""
     assert side.bias is not None
     bias: np.ndarray = checkpoint.read([side.bias])[0].reshape(side.heads, side.head_width, 1)
     return bias
@@ -505,7 +505,7 @@ def _put(
 
 
 def _measured(checkpoint: Checkpoint, plan: AttentionPlan) -> LayerScores:
-    """The current scores of one layer."""
+    """Return the current scores of one layer."""
     block = Block(checkpoint, plan)
     form, value_norm = block.form, math.nan
     if plan.value and _is_single(plan.value):

@@ -71,7 +71,7 @@ class LabeledHead:
     labels: tuple[str, ...]  #: Scores that reach the threshold.
 
     def row(self) -> dict[str, Any]:
-        """The head as a row of a table."""
+        """Return the head as a row of a table."""
         place = {"stack": self.stack, "kind": self.kind, "layer": self.layer, "head": self.head}
         return {**place, **{s: getattr(self, s) for s in SCORES}, "labels": ", ".join(self.labels)}
 
@@ -276,7 +276,7 @@ class _Patterns:
 def _copying(
     opened: Model, plans: Sequence[AttentionPlan], table: str
 ) -> tuple[Mapping[Place, Float[np.ndarray, " heads"]], list[str]]:
-    """Copying scores of the heads of each block, and why some have none."""
+    """Return the copying scores of the heads of each block, and notes on blocks without."""
     scores: dict[Place, np.ndarray] = {}
     notes: list[str] = []
     mixing: np.ndarray | None = None

@@ -43,7 +43,7 @@ def family_file(model: Model, learned: Mapping[Place, Learned]) -> str:
 
 
 def _filled_in(rule: AttentionRule, facts: Learned, heads: int, key_heads: int) -> dict[str, Any]:
-    """The entries of a rule that differ from the defaults, with what was observed."""
+    """Return the entries of a rule that differ from the defaults, with what was observed."""
     defaults = {field.name: field.default for field in msgspec.structs.fields(AttentionRule)}
     entries = {
         name: _plain(value)
@@ -66,12 +66,12 @@ def _filled_in(rule: AttentionRule, facts: Learned, heads: int, key_heads: int) 
 
 
 def _toml(value: Any) -> str:
-    """A value in TOML: numbers, texts and lists are as in JSON."""
+    """Return a value in TOML: numbers, texts and lists are as in JSON."""
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_toml(one)}" for key, one in value.items()) + " }"
+        return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + " }"
     return msgspec.json.encode(value).decode()
 
 
 def _plain(value: Any) -> Any:
-    """A value as a family file has it: one entry of several stands alone."""
+    """Return a value as a family file has it: one entry of several stands alone."""
     return value[0] if isinstance(value, tuple) and len(value) == 1 else value

@@ -1,4 +1,4 @@
-"""What the projections of attention blocks are given while a model runs, and what blocks return.
+"""Inputs of the projections of attention blocks while a model runs, and outputs of the blocks.
 
 Axes: B sequences, H query heads, N tokens (I queries, J keys), D model width.
 """
@@ -138,7 +138,7 @@ class Listener:
 
 
 def _modules_of(plan: AttentionPlan, modules: Mapping[str, Any]) -> dict[str, Any]:
-    """The modules that project a block's vectors, and the ``parent`` that runs its attention."""
+    """Return the modules that project a block's vectors, and the parent that attends."""
     sides = {"query": plan.query, "key": plan.key} | ({"value": plan.value} if plan.value else {})
     try:
         by_role = {role: modules[module_of(side.tensor)] for role, side in sides.items()}
@@ -154,7 +154,7 @@ def _modules_of(plan: AttentionPlan, modules: Mapping[str, Any]) -> dict[str, An
 
 
 def own_inputs(call: AttentionCall) -> dict[str, Any]:
-    """What queries and keys were made of, (B, N, D); arguments, where no projection ran."""
+    """Return the inputs of queries and keys (B, N, D); arguments, where no projection ran."""
     if not is_pytorch_s(call.module):
         states = call.arguments.get("hidden_states") if not call.inputs else None
         return dict(call.inputs) if states is None else {"query": states, "key": states}
@@ -165,7 +165,7 @@ def own_inputs(call: AttentionCall) -> dict[str, Any]:
 
 
 def _is_attention(value: Any, plan: AttentionPlan) -> bool:
-    """Whether something is a tensor of probabilities (B, H, I, J) or (B · H, I, J).
+    """Return whether something is a tensor of probabilities (B, H, I, J) or (B · H, I, J).
 
     They may lack the share of a sink, which a family may not describe.
     """
@@ -179,7 +179,7 @@ def _is_attention(value: Any, plan: AttentionPlan) -> bool:
 
 
 def _arguments(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What a module was called with, by name, also where it takes any names."""
+    """Return a module's arguments by name, also where the module takes any names."""
     signature = inspect.signature(module.forward)
     bound = dict(signature.bind(*args, **kwargs).arguments)
     for parameter in signature.parameters.values():

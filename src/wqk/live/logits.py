@@ -60,9 +60,9 @@ class Logits(Result, synonyms={"max": "largest", "max_logit": "largest"}):
         values = self.blocks[name].extreme_logit
         head = int(np.argmax(np.abs(values)))
         where = name if isinstance(name, str) else f"{name[0]} {name[1]}, layer {name[2]}"
-        what = "score" if name in self.scores else "logit"
+        quantity = "score" if name in self.scores else "logit"
         return (
-            f"largest {what} {values[head]:.4g} ({where}, head {head}); "
+            f"largest {quantity} {values[head]:.4g} ({where}, head {head}); "
             f"{counted(len(self.blocks), 'block')}"
         )
 
@@ -86,7 +86,7 @@ class Logits(Result, synonyms={"max": "largest", "max_logit": "largest"}):
         return pl.DataFrame(rows, schema=types, orient="row")
 
     def to_dict(self) -> dict[str, Any]:
-        """The rows, and why some blocks have none, as plain values."""
+        """Return the rows, and why some blocks have none, as plain values."""
         missing = {str(name): why for name, why in self.missing.items()}
         rows = [json_value(row) for row in self._rows()]
         scores = [str(name) for name in self.scores]
@@ -187,7 +187,7 @@ def require_batch(batch: Any, function: str) -> None:
 
 
 def opened_or_module(model: Any, family: FilePath | None, heads_per_layer: int | None) -> Any:
-    """A `Model` of a module; the module itself if no family describes the module."""
+    """Return a `Model` of a module; the module itself if no family describes the module."""
     try:
         return opened_live(model, family, heads_per_layer)
     except (UnknownFamily, CheckpointError):
@@ -254,17 +254,17 @@ class LogitMeter:
 
     @property
     def is_measuring(self) -> bool:
-        """Whether passes are being measured."""
+        """Return whether passes are being measured."""
         return self._observer is not None and self._observer.is_observing
 
     @property
     def has_measured(self) -> bool:
-        """Whether a pass has been measured since the last `start`."""
+        """Return whether a pass has been measured since the last `start`."""
         return self._ran > 0
 
     @property
     def logits(self) -> Logits:
-        """What was measured since the last `start`."""
+        """Logits that were measured since the last `start`."""
         return self._measured.result()
 
     @property
@@ -281,14 +281,14 @@ class LogitMeter:
         meter = weakref.ref(self)  # an observer does not keep its meter alive
 
         def observed(call: ObservedCall) -> None:
-            own = meter()
-            if own is not None:
-                own._observed(call)
+            live_meter = meter()
+            if live_meter is not None:
+                live_meter._observed(call)
 
         def ended(path: str, complete: bool) -> None:
-            own = meter()
-            if own is not None:
-                own._ended(path, complete)
+            live_meter = meter()
+            if live_meter is not None:
+                live_meter._ended(path, complete)
 
         self._observer = Observer(model, observed, ended)
         self._observer.start()
@@ -384,7 +384,7 @@ class Measurement:
         self.scores |= other.scores
 
     def result(self) -> Logits:
-        """The statistics, on the host."""
-        blocks = {name: one.result() for name, one in self.statistics.items()}
+        """Return the statistics, on the host."""
+        blocks = {name: statistics.result() for name, statistics in self.statistics.items()}
         missing = {name: why for name, why in self.missing.items() if name not in blocks}
         return Logits(blocks, missing, frozenset(self.scores))

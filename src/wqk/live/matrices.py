@@ -45,7 +45,7 @@ class AttentionMatrices(Result):
         return len(self.blocks)
 
     def __getitem__(self, block: Any) -> Float[np.ndarray, "batch heads queries keys"]:
-        """The weights of a block, by its name, or by its layer where one block has the layer."""
+        """Return the weights of a block, by name, or by the layer if one block has the layer."""
         names = [name for name in self.blocks if name == block]
         if isinstance(block, int):
             names = [name for name in self.blocks if not isinstance(name, str) and name[2] == block]
@@ -79,7 +79,7 @@ class AttentionMatrices(Result):
                 yield {"block": block, "run": run, **sizes}
 
     def to_dict(self) -> dict[str, Any]:
-        """The shapes, as plain values: weights themselves are in `blocks`."""
+        """Return the shapes, as plain values: weights themselves are in `blocks`."""
         missing = {str(name): reason for name, reason in self.missing.items()}
         return {"sentence": self.sentence, "rows": list(self._rows()), "missing": missing}
 

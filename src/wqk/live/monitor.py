@@ -44,7 +44,7 @@ from wqk.tables.score_table import ScoreTable
 
 
 def journals(path: Path) -> tuple[Path, Path]:
-    """The files for scores, ``path``, and for the scores of updates, next to it."""
+    """Return the files for scores, ``path``, and for the scores of updates, next to it."""
     if path.suffix != ".jsonl":
         raise OutputError(
             f"{path}: a monitor appends to .jsonl; got the ending {path.suffix!r}", path=path
@@ -75,12 +75,12 @@ def check_model(path: Path, model: Model) -> None:
     columns = ("stack", "kind", "layer", "heads", "key_heads", "rank")
     rows = [row for row in read_lines(path)[1:] if row.get("head") is None]
     written = {tuple(row.get(name) for name in columns) for row in rows}
-    own = {
+    own_types = {
         (*plan.place, plan.query.heads, plan.key.heads, plan.key.heads * plan.key.head_width)
         for plan in model.plans
     }
-    if written and not written <= own:
-        *place, heads, key_heads, rank = next(iter(written - own))
+    if written and not written <= own_types:
+        *place, heads, key_heads, rank = next(iter(written - own_types))
         raise RunError(
             f"{path}: holds scores of another model, with {heads} heads over {key_heads} key heads "
             f"and forms of rank {rank} in {' '.join(map(str, place))}; choose another file"
@@ -104,7 +104,7 @@ LOG = logging.getLogger("wqk.live")
 
 
 class LookCost(NamedTuple):
-    """What computing the scores of one step cost."""
+    """Cost of computing the scores of one step."""
 
     step: int  # optimizer steps done
     seconds: float  # how long training waited
@@ -112,7 +112,7 @@ class LookCost(NamedTuple):
 
 
 def step_of(value: Any) -> int:
-    """A number of optimizer steps; `RunError` for anything else."""
+    """Return a number of optimizer steps; `RunError` for anything else."""
     try:
         step = operator.index(value)
     except TypeError:
@@ -134,7 +134,7 @@ class Cadence:
         self._every, self._steps = every, frozenset(() if self._powers else map(step_of, steps))
 
     def is_due(self, step: int) -> bool:
-        """Whether scores are due after this many optimizer steps.
+        """Return whether scores are due after this many optimizer steps.
 
         Examples
         --------
@@ -320,12 +320,12 @@ class Monitor(Advising, synonyms=SYNONYMS):
         start = time.perf_counter()
         if self._step is not None and step < self._step:
             self._has_begun, self._before = False, None
-        found = self._measured()
+        logged = self._measured()
         self._step = step
         try:
             snapshot = self._tracker.snapshot(step)
             if snapshot is not None:
-                found |= self._score(snapshot, step)
+                logged |= self._score(snapshot, step)
             if self._meter is not None:
                 self._meter.start()
                 self._awaits_pass = True
@@ -334,7 +334,7 @@ class Monitor(Advising, synonyms=SYNONYMS):
         now = time.perf_counter()
         self.costs.append(LookCost(step, now - start, (now - start) / (now - self._returned)))
         self._returned = now
-        return found
+        return logged
 
     @property
     def logits(self) -> Logits | None:
@@ -343,13 +343,13 @@ class Monitor(Advising, synonyms=SYNONYMS):
         return self._logits
 
     def take_logits(self) -> Logits | None:
-        """The same once: None if they were taken before; for `wqk.clip_`."""
+        """Return the same once: None if they were taken before; for `wqk.clip_`."""
         taken = self.logits
         self._logits = None
         return taken
 
     def __repr__(self) -> str:
-        """The latest scores, as the command shows a scan, and what they cost."""
+        """Return the latest scores, as the command shows a scan, and what they cost."""
         steps = f"wqk.Monitor({str(self._scores)!r}), step {self._step}"
         if self.costs:
             _, seconds, share = self.costs[-1]
@@ -376,13 +376,13 @@ class Monitor(Advising, synonyms=SYNONYMS):
         """Score a snapshot and its change, and write both."""
         model, before = self._tracker.model, self._before
         table = score_look(model, snapshot, **self._options)
-        found = medians(table, layers=self._per_layer)
+        logged = medians(table, layers=self._per_layer)
         if not self._has_begun:
             self._begin(step, table.metadata)
         if before is not None:
             update = score_update(model, before, snapshot, **self._options)
             append_lines(self._updates, *records(update.frame))
-            found |= medians(update, "update_", self._per_layer)
+            logged |= medians(update, "update_", self._per_layer)
         if self._meter is not None:
             table = with_logits(table, Logits({}))
         begin = append_lines(self._scores, *records(table.frame))
@@ -396,13 +396,13 @@ class Monitor(Advising, synonyms=SYNONYMS):
                 f"{names[0]} for one: the loss has probably diverged; their rows have the status "
                 "'non-finite'",
             )
-        return {f"wqk/{name}": value for name, value in found.items()}
+        return {f"wqk/{name}": value for name, value in logged.items()}
 
     def _measured(self) -> dict[str, float]:
-        """What there is to log of the logits that were measured since the last call."""
+        """Return the numbers to log of the logits that were measured since the last call."""
         self._complete()
-        found, self._unlogged = self._unlogged, {}
-        return found
+        numbers, self._unlogged = self._unlogged, {}
+        return numbers
 
     def _complete(self) -> None:
         """Write the logits of the latest look, once a pass has shown them."""
@@ -421,8 +421,8 @@ class Monitor(Advising, synonyms=SYNONYMS):
             table = with_logits(waiting[0], self._logits)
             replace_last_lines(self._scores, waiting[1], *records(table.frame))
             self.latest = table
-            found = logit_summary(table, self._per_layer)
-            self._unlogged = {f"wqk/{name}": value for name, value in found.items()}
+            logged = logit_summary(table, self._per_layer)
+            self._unlogged = {f"wqk/{name}": value for name, value in logged.items()}
         except Exception as error:  # as in `look`
             self._warn(type(error).__name__, f"step {self._step} has no logits: {error}")
 

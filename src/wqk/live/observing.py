@@ -76,7 +76,7 @@ class Observer:
 
     @property
     def is_observing(self) -> bool:
-        """Whether passes are observed."""
+        """Return whether passes are observed."""
         return bool(self._handles)
 
     def start(self) -> None:
@@ -183,7 +183,7 @@ class _Hook:
 
 
 def _mode(observer: Observer) -> Any:
-    """The dispatch mode of one pass."""
+    """Return the dispatch mode of one pass."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Observing(TorchDispatchMode):  # type: ignore[misc]
@@ -308,7 +308,7 @@ def slow_path() -> Iterator[None]:
 
 
 def _reads_another(module: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Whether `nn.MultiheadAttention` is called with keys of another sequence than its queries."""
+    """Return whether `nn.MultiheadAttention` has keys of another sequence than its queries."""
     from torch.nn import MultiheadAttention
 
     if not isinstance(module, MultiheadAttention):
@@ -319,7 +319,7 @@ def _reads_another(module: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
 
 
 def is_repeated() -> bool:
-    """Whether a module runs within a backward pass, as activation checkpointing lets it."""
+    """Return whether a module runs within a backward pass, as activation checkpointing lets it."""
     import torch
 
     return bool(torch._C._current_graph_task_id() != -1)

@@ -59,7 +59,7 @@ class Application(NamedTuple):
     reported: np.ndarray | None = None  # probabilities that the module returned
 
     def attentions(self, heads: int) -> Iterator[Attention]:
-        """The observed attentions with this number of heads."""
+        """Return the observed attentions with this number of heads."""
         for call in self.calls:
             arranged = call.by_head(heads)
             if arranged is not None and arranged.shape[1] == heads:
@@ -67,7 +67,7 @@ class Application(NamedTuple):
 
     @property
     def has_other_heads(self) -> bool:
-        """Whether an attention of all queries and keys was observed, of whatever heads."""
+        """Return whether an attention of all queries and keys was observed, of whatever heads."""
         if self.query_input.ndim != 3 or self.key_input.ndim != 3:
             return False
         sizes = len(self.query_input), self.query_input.shape[-2], self.key_input.shape[-2]
@@ -89,7 +89,7 @@ class Application(NamedTuple):
 
 
 def whole(call: ObservedCall) -> Attention:
-    """An observed attention with the axes (B, H, I, J), in one piece."""
+    """Return an observed attention with the axes (B, H, I, J), in one piece."""
     import torch
 
     batch, heads, queries, keys = call.shape
@@ -111,7 +111,7 @@ def whole(call: ObservedCall) -> Attention:
 def recording(
     model: Any, plans: Sequence[AttentionPlan], live: Sequence[AttentionPlan]
 ) -> Iterator[list[list[Application]]]:
-    """Records of the plans' blocks, which fill while the model runs.
+    """Yield records of the plans' blocks, which fill while the model runs.
 
     Raises `UnknownFamily` if the model lacks a block that the checkpoint has.
     """
@@ -145,7 +145,7 @@ def recording(
 
 
 def _application(call: AttentionCall, calls: Sequence[ObservedCall]) -> Application | None:
-    """What was recorded of one run of a block's attention; None if its inputs are unknown."""
+    """Return the record of one run of a block's attention; None if the inputs are unknown."""
     inputs = own_inputs(call)
     if not {"query", "key"} <= inputs.keys():
         return None
@@ -176,7 +176,7 @@ def require_records(
 def fitted(
     application: Application, batch: int, queries: int, keys: int, widths: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Inputs of queries (B, I, D) and keys (B, J, D) in the shape of an attention.
+    """Return inputs of queries (B, I, D) and keys (B, J, D) in the shape of an attention.
 
     Tokens may come first, or last, as for convolutions; windows of a picture are examples; several
     streams may stand behind the first. None if the inputs do not fit.
@@ -208,7 +208,7 @@ def beyond(plan: AttentionPlan, length: int) -> str:
 
 
 def allowed(plan: AttentionPlan, distance: np.ndarray) -> np.ndarray:
-    """Which keys a query may attend to, (I, J), of distances i − j.
+    """Return the pairs (I, J) in which a query may attend to a key, of distances i − j.
 
     The first key is the text's first token.
     """
@@ -220,13 +220,13 @@ def allowed(plan: AttentionPlan, distance: np.ndarray) -> np.ndarray:
 
 
 def alibi(plan: AttentionPlan, heads: int, distance: np.ndarray) -> np.ndarray:
-    """What distances (I, J) add to the scores of each head, (H, I, J)."""
+    """Return the terms (H, I, J) that distances (I, J) add to the scores of each head."""
     slopes = alibi_slopes(heads) * (plan.score_scale if plan.position == "scaled alibi" else 1.0)
     return np.asarray(-slopes[:, None, None] * abs(distance))
 
 
 def alibi_slopes(heads: int) -> np.ndarray:
-    """What the score of each head (H,) loses with every token of distance (Press et al., 2022).
+    """Return the loss of score of each head (H,) for a token of distance (Press et al., 2022).
 
     Examples
     --------
@@ -249,7 +249,7 @@ def softmax(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
 
 
 def form_difference(block: Block, application: Application | None) -> float | None:
-    """The largest difference of a product from the form's, relative to the largest product.
+    """Return the largest difference of a product from the form's, relative to the largest product.
 
     Of the observed products the closest counts; None if none is of all heads, queries and keys.
     Where the form is known to be a part of the score alone, another product proves nothing.
@@ -266,8 +266,8 @@ def form_difference(block: Block, application: Application | None) -> float | No
     ]
     is_part = block.plan.rule.partial and not block.plan.rule.whole_score
     if is_part or beyond(block.plan, y.shape[1]):
-        differences = [one for one in differences if one < ALIKE]
-    telling = [one for one in differences if one == one]
+        differences = [difference for difference in differences if difference < ALIKE]
+    telling = [difference for difference in differences if difference == difference]
     # A product that is noise may be that of these queries and keys.
     if telling and (len(telling) == len(differences) or min(telling) < ALIKE):
         return min(telling)
@@ -275,7 +275,7 @@ def form_difference(block: Block, application: Application | None) -> float | No
 
 
 def _expected(block: Block, x: np.ndarray, y: np.ndarray, keys: int) -> Iterator[np.ndarray]:
-    """The forms' products (B, H, I, J) of inputs with this many keys; tokens may come first."""
+    """Yield the forms' products (B, H, I, J) of inputs with this many keys."""
     # Convolutions are given the tokens last.
     x, y = (
         side.swapaxes(1, 2) if side.ndim == 3 and side.shape[-1] != width == side.shape[1] else side
@@ -288,8 +288,8 @@ def _expected(block: Block, x: np.ndarray, y: np.ndarray, keys: int) -> Iterator
         return
     swaps = (False, True) if x.ndim == y.ndim == 3 and 1 not in x.shape[:2] else (False,)
     for swapped in swaps:
-        given = (side.swapaxes(0, 1) if swapped else side for side in (x, y))
-        left, right = (side.reshape(texts, -1, side.shape[-1]) for side in given)
+        arranged = (side.swapaxes(0, 1) if swapped else side for side in (x, y))
+        left, right = (side.reshape(texts, -1, side.shape[-1]) for side in arranged)
         yield block.products(left, right)
 
 
@@ -298,18 +298,18 @@ def _of_size(
 ) -> Iterator[np.ndarray]:
     """Products of the expected size, in its shape; several texts may have one product each."""
     texts, heads, _, keys = expected.shape
-    alike = [
+    same_size = [
         product
         for product in products
         if product.shape[-1] == keys and product.shape[-2] % expected.shape[-2] == 0
     ]
-    for product in alike:
+    for product in same_size:
         if product.size == expected.size:
             yield product.reshape(expected.shape)
             if texts % batch == 0:  # windows of a text may come after its heads
                 windows = product.reshape(batch, heads, -1, *expected.shape[2:])
                 yield windows.swapaxes(1, 2).reshape(expected.shape)
-    single = [product for product in alike if product.size * texts == expected.size]
+    single = [product for product in same_size if product.size * texts == expected.size]
     if texts > 1:
         for start in range(len(single) - texts + 1):
             yield np.concatenate(single[start : start + texts]).reshape(expected.shape)

@@ -56,7 +56,7 @@ BINS = ("num_mel_bins", "feature_projection_input_dim", "input_feat_per_channel"
 
 
 class Wanted(NamedTuple):
-    """What a model is to read: these tokens, or random ones of this number."""
+    """Input that a model is to read: these tokens, or random ones of this number."""
 
     tokens: Sequence[int] | None
     length: int
@@ -73,7 +73,7 @@ class Wanted(NamedTuple):
 
 
 def inputs_of(model: Any, tokens: Sequence[int] | None, length: int, seed: int) -> dict[str, Any]:
-    """What the model is given: its main input, and a text to continue if it has a decoder.
+    """Return the model's main input, and a text to continue if there is a decoder.
 
     Raises `UnknownFamily` if no rule makes the model's input, and `FormError` if there are more
     tokens than the model has positions for.
@@ -98,23 +98,23 @@ def inputs_of(model: Any, tokens: Sequence[int] | None, length: int, seed: int) 
         )
     if positions is not None and positions > ROOM:
         length = min(length, positions - ROOM)
-    wanted = Wanted(tokens, length, np.random.default_rng(seed))
-    inputs = make(model.config, wanted)
+    request = Wanted(tokens, length, np.random.default_rng(seed))
+    inputs = make(model.config, request)
     name = "decoder_input_ids"
     has_decoder = getattr(model.config, "is_encoder_decoder", False)
     if has_decoder and name in accepted and name not in inputs:
         # Two tokens more, so that rows and columns of cross-attention cannot be mistaken.
         written = None if tokens is None else [*tokens, *tokens[:2]]
-        decoder = token_input(model.config, wanted._replace(tokens=written, length=length + 2))
+        decoder = token_input(model.config, request._replace(tokens=written, length=length + 2))
         inputs |= {f"decoder_{name}": value for name, value in decoder.items()}
     if "decoder_input_values" in accepted:
-        inputs["decoder_input_values"] = wanted.normal(length + 2, model.config.num_mel_bins)
-    given = {name: torch.from_numpy(v) for name, v in inputs.items() if name in accepted}
-    return given | ({"use_cache": False} if "use_cache" in accepted else {})
+        inputs["decoder_input_values"] = request.normal(length + 2, model.config.num_mel_bins)
+    tensors = {name: torch.from_numpy(v) for name, v in inputs.items() if name in accepted}
+    return tensors | ({"use_cache": False} if "use_cache" in accepted else {})
 
 
 def most_positions(model: Any) -> int | None:
-    """How many tokens a model has positions for; None if it does not say."""
+    """Return the number of tokens that a model has positions for; None if unknown."""
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and hasattr(module, "num_embeddings"):
             # RoBERTa counts positions from that of the padding token.
@@ -125,7 +125,7 @@ def most_positions(model: Any) -> int | None:
 
 
 def text_config(config: Any) -> Any:
-    """Configuration of the text model; that of the decoder if there are several (MusicGen)."""
+    """Return the configuration of the text model, or of the decoder if there are several."""
     try:
         return config.get_text_config()
     except ValueError:
@@ -133,7 +133,7 @@ def text_config(config: Any) -> Any:
 
 
 def token_input(config: Any, wanted: Wanted) -> Inputs:
-    """The given text; or two random ones, the second of which is shorter and padded."""
+    """Return the given text; or two random ones, the second of which is shorter and padded."""
     if wanted.tokens is not None:
         numbers = np.asarray([wanted.tokens], np.int64)
         return {"input_ids": numbers, "attention_mask": np.ones_like(numbers)}
@@ -156,7 +156,7 @@ def image_input(config: Any, wanted: Wanted) -> Inputs:
 
 
 def patches_input(config: Any, wanted: Wanted) -> Inputs:
-    """The patches (T, values) of a picture of any size, and how many rows and columns they form."""
+    """Return the patches (T, values) of a picture, and the numbers of rows and columns."""
     channels: Any = getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
     values = channels * getattr(config, "temporal_patch_size", 1) * config.patch_size**2
     pixels = wanted.random.standard_normal((PATCHES[0] * PATCHES[1], values))
@@ -168,7 +168,7 @@ def patches_input(config: Any, wanted: Wanted) -> Inputs:
 
 
 def text_and_image_input(config: Any, wanted: Wanted) -> Inputs:
-    """A text and a picture for each."""
+    """Return a text and a picture for each."""
     return token_input(config, wanted) | image_input(config, wanted)
 
 
@@ -216,7 +216,7 @@ PADDING_MASKS = ("attention_mask", "decoder_attention_mask")
 
 
 class Run(NamedTuple):
-    """What was recorded of a model's pass."""
+    """Records of a model's pass."""
 
     records: list[list[Application]]  # every application of the attention of each plan
     failures: list[str]  # parts of the model that could not be run, and why
@@ -300,14 +300,14 @@ def run_module(
 
 
 def _unturned(name: str, table: Any, kind: str) -> Any:
-    """A table of sines and cosines with all angles zero; any other tensor of a module as it is."""
+    """Return a table of sines and cosines with all angles zero; other tensors as they are."""
     import torch
 
-    words = {"cos", "sin"}.intersection(name.split("_"))
+    tables = {"cos", "sin"}.intersection(name.split("_"))
     if table.is_complex():
         return torch.complex(table.abs(), torch.zeros_like(table.abs()))
-    if words:
-        return torch.full_like(table, float("cos" in words))
+    if tables:
+        return torch.full_like(table, float("cos" in tables))
     if "Rotary" in kind and name.startswith("pos_embed"):  # timm's: sines, then cosines
         sines, cosines = table.chunk(2, -1)
         return torch.cat([torch.zeros_like(sines), torch.ones_like(cosines)], -1)
@@ -345,7 +345,7 @@ def flattened(flat: bool) -> Iterator[None]:
 
 
 def run_batch(module: Any, batch: Any) -> Any:
-    """A module's output for a batch: arguments by name, in order, or a single one."""
+    """Return a module's output for a batch: arguments by name, in order, or a single one."""
     import torch
 
     # PyTorch's own layers otherwise leave their attention aside in evaluation mode.
@@ -380,8 +380,8 @@ def _run_all(
 
     failures, reasons = [], []
     for prefix, part in _models(model):
-        own = [record for tensor, record in blocks if tensor.startswith(prefix)]
-        if not own or any(own):
+        records_within = [record for tensor, record in blocks if tensor.startswith(prefix)]
+        if not records_within or any(records_within):
             continue
         try:
             inputs = inputs_of(part, *arguments)
@@ -400,7 +400,7 @@ def _run_all(
 
 
 def _models(model: Any) -> Iterator[tuple[str, Any]]:
-    """The model, then the `transformers` models in it, with the prefixes of their parameters."""
+    """Yield the model, then the `transformers` models in it, with prefixes of parameters."""
     from transformers import PreTrainedModel
 
     yield "", model
@@ -467,7 +467,7 @@ def _load_model(
     hub: Mapping[str, Any],
     adapter: Adapter | None = None,
 ) -> Any:
-    """The model in float64, with observable attention; without its head if possible."""
+    """Return the model in float64, with observable attention; without its head if possible."""
     import torch
     import transformers
     from transformers import CONFIG_MAPPING, AutoModel
@@ -510,7 +510,7 @@ def _load_model(
 
 
 def load_pretrained(kind: Any, /, *ref: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """A saved model of `transformers`, and which weights were missing, unexpected or misshapen.
+    """Return a saved model of `transformers`, and the weights that did not fit.
 
     No code of a repository is ever run.
     """
@@ -521,7 +521,7 @@ def load_pretrained(kind: Any, /, *ref: Any, **options: Any) -> tuple[Any, dict[
 
 
 def _merged(model: Any, ref: Any, hub: Mapping[str, Any]) -> Any:
-    """The model with an adapter's products in its weights."""
+    """Return the model with an adapter's products in its weights."""
     try:
         import peft
     except ImportError:

@@ -77,12 +77,12 @@ class Snapshot(Checkpoint):
         return self._tensors
 
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
-        """The copies of these parts, in float32, or in float64 if the model's are."""
+        """Return the copies of these parts, in float32, or in float64 if the model's are."""
         copies = (self._copies[part] for part in parts)
         return [(copy if copy.element_size() == 8 else copy.float()).numpy() for copy in copies]
 
     def is_finite(self, plan: AttentionPlan) -> bool:
-        """Whether all tensors of a block are finite."""
+        """Return whether all tensors of a block are finite."""
         return self.non_finite.isdisjoint((*plan.parts, *ceiling_parts(plan)))
 
 
@@ -139,7 +139,7 @@ class Tracker:
 
 
 def is_first_process() -> bool:
-    """Whether this is the process that scores and writes: the only one, or rank 0."""
+    """Return whether this is the process that scores and writes: the only one, or rank 0."""
     from torch import distributed
 
     return not (distributed.is_available() and distributed.is_initialized()) or (
@@ -161,7 +161,7 @@ def _require_whole_parameters(model: Any) -> None:
 
 
 def _copied(tensor: torch.Tensor, part: Part) -> torch.Tensor:
-    """The wanted rows, joined, on the host."""
+    """Return the wanted rows, joined, on the host."""
     import torch
 
     ranges = part.row_ranges(tuple(tensor.shape))
@@ -174,7 +174,7 @@ ROW = ["stack", "kind", "layer", "head"]
 
 
 def score_look(model: Model, snapshot: Snapshot, **options: Any) -> ScoreTable:
-    """The table that `wqk.scan` returns for the model; non-finite blocks are marked.
+    """Return the table that `wqk.scan` returns for the model; non-finite blocks are marked.
 
     ``options`` are those of `wqk.scanning.scan.scan_model`.
     """
@@ -210,7 +210,7 @@ def score_update(
 
 
 def with_logits(table: ScoreTable, logits: Logits) -> ScoreTable:
-    """The table with the logits that were measured after this look, and null where none were.
+    """Return the table with the logits that were measured after this look; null without.
 
     Rows of logits that are not finite have the status ``non-finite``.
     """
@@ -225,11 +225,13 @@ def with_logits(table: ScoreTable, logits: Logits) -> ScoreTable:
 
 
 def logit_summary(table: ScoreTable, layers: bool = False) -> dict[str, float]:
-    """What to log of measured logits: the largest, and `medians` of all others; by name."""
+    """Return the numbers to log of measured logits: the largest, and `medians` of the rest."""
     largest: Any = table.layers.frame["max_logit"].fill_nan(None).max()
-    found = medians(table, layers=layers, columns=list(LOGITS))
-    rest = {name: n for name, n in found.items() if not name.endswith("max_logit_median")}
-    return rest if largest is None else {"max_logit": largest} | rest
+    middle = medians(table, layers=layers, columns=list(LOGITS))
+    others_of_layer = {
+        name: n for name, n in middle.items() if not name.endswith("max_logit_median")
+    }
+    return others_of_layer if largest is None else {"max_logit": largest} | others_of_layer
 
 
 def medians(
@@ -243,11 +245,11 @@ def medians(
     ``decoder/cross/symmetry_median``; a layer's value is ``layer_03/symmetry``.
     """
     frame = table.layers.frame.with_columns(pl.col(pl.Float64).fill_nan(None))
-    beside = ("norm", "max_logit")  # of which the first is not logged, the other later
-    sizes = [name for name in SIZES if name not in beside and name in frame.columns]
+    excluded = ("norm", "max_logit")  # of which the first is not logged, the other later
+    sizes = [name for name in SIZES if name not in excluded and name in frame.columns]
     columns = columns or [*SUMMARIZED, *sizes]
     leading = [name for name in ("stack", "kind") if frame[name].n_unique() > 1]
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for part in frame.partition_by("stack", "kind", maintain_order=True):
         rows = [(f"{prefix}{{}}_median", part.select(pl.col(columns).median()).row(0, named=True))]
         if layers:
@@ -256,12 +258,12 @@ def medians(
             ]
         start = "".join(f"{part[name][0]}/" for name in leading)
         for name, row in rows:
-            found |= {start + name.format(c): row[c] for c in columns if row[c] is not None}
-    return found
+            values |= {start + name.format(c): row[c] for c in columns if row[c] is not None}
+    return values
 
 
 def _blanked(table: ScoreTable, broken: Sequence[AttentionPlan]) -> ScoreTable:
-    """The table with no scores for these blocks, and the status ``non-finite``."""
+    """Return the table with no scores for these blocks, and the status ``non-finite``."""
     if not broken:
         return table
     blocks = pl.DataFrame(
@@ -329,18 +331,18 @@ class Penalty:
             raise FormError(f"a penalty must be one of {', '.join(SIGNS)}, got {kind!r}")
         self._sign, self._heads = SIGNS[kind], heads
         self._parameters = LiveCheckpoint(model, Read.GRADIENT)
-        own = [plan for plan in open_model(self._parameters).plans if plan.kind == "self"]
-        numbers = sorted({plan.layer for plan in own})
-        wanted = numbers if layers is None else list(layers)
-        if not wanted or not set(wanted) <= set(numbers):
+        self_plans = [plan for plan in open_model(self._parameters).plans if plan.kind == "self"]
+        numbers = sorted({plan.layer for plan in self_plans})
+        chosen = numbers if layers is None else list(layers)
+        if not chosen or not set(chosen) <= set(numbers):
             raise CheckpointError(
                 f"{self._parameters.name}: a penalty applies to layers with self-attention, which "
-                f"are {numbers}, got {wanted}"
+                f"are {numbers}, got {chosen}"
             )
-        self._plans = [plan for plan in own if plan.layer in wanted]
+        self._plans = [plan for plan in self_plans if plan.layer in chosen]
 
     def __call__(self) -> Float[Array, ""]:
-        """The penalty of the current weights, a scalar tensor.
+        """Return the penalty of the current weights, a scalar tensor.
 
         Zero forms, which have no symmetry, count as s = 0. `NonFiniteWeights` if a weight is NaN or
         infinite.

@@ -86,8 +86,8 @@ class HeadStatistics:
         for tile in call.tiles():
             rows = None
             if tokens is not None:
-                own = tokens if len(tokens) == 1 else tokens[tile.sequences]
-                rows = own[:, None, tile.rows, None]
+                own_tokens = tokens if len(tokens) == 1 else tokens[tile.sequences]
+                rows = own_tokens[:, None, tile.rows, None]
             visible = tile.visible
             if rows is not None:
                 visible = rows if visible is None else visible & rows
@@ -113,15 +113,15 @@ class HeadStatistics:
         centered = logits - mean.to(logits.dtype)[:, None, None]
         if visible is not None:
             centered.masked_fill_(~visible, 0)
-        rest = centered.sum(-1).sum((0, 2), dtype=torch.float64)
+        remainder = centered.sum(-1).sum((0, 2), dtype=torch.float64)
         squares = centered.square().sum(-1).sum((0, 2), dtype=torch.float64)
         seen = pairs > 0
         high = centered.amax(over).double() + mean.to(logits.dtype).double()
         low = centered.amin(over).double() + mean.to(logits.dtype).double()
         self._largest = torch.maximum(self._largest, high.where(seen, -math.inf))
         self._smallest = torch.minimum(self._smallest, low.where(seen, math.inf))
-        mean = mean.to(logits.dtype).double() + rest / pairs.clip(min=1)
-        self._join(pairs, mean, squares - rest.square() / pairs.clip(min=1))
+        mean = mean.to(logits.dtype).double() + remainder / pairs.clip(min=1)
+        self._join(pairs, mean, squares - remainder.square() / pairs.clip(min=1))
 
     def _add_weights(self, tile: Tile, counted: torch.Tensor, first: torch.Tensor | None) -> None:
         """Add the attention of the rows that count, (B, H, I) or broadcast to it."""
@@ -158,7 +158,7 @@ class HeadStatistics:
         self._first = self._first + other._first
 
     def result(self) -> BlockLogits:
-        """The statistics, on the host."""
+        """Return the statistics, on the host."""
         extreme = self._largest.where(self._largest.abs() >= self._smallest.abs(), self._smallest)
         values = (
             self._largest,
@@ -172,7 +172,7 @@ class HeadStatistics:
 
 
 def _by_head(visible: torch.Tensor, shape: Any) -> torch.Tensor:
-    """Number of visible pairs of each head (H,)."""
+    """Return number of visible pairs of each head (H,)."""
     import torch
 
     count = visible.sum((0, 2, 3), dtype=torch.float64)
@@ -195,7 +195,7 @@ def _of_weights(
 def _of_scores(
     scores: torch.Tensor, first: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same from scores, of which hidden ones are −∞."""
+    """Return the same from scores, of which hidden ones are −∞."""
     highest = scores.amax(-1, keepdim=True).clamp(min=-1e300 if scores.itemsize > 4 else -1e38)
     below = (scores - highest).clamp_(min=-1e4)
     parts = below.exp()

@@ -1,4 +1,4 @@
-"""Where the input of a softmax comes from: the product of queries and keys, followed to it.
+"""Origin of a softmax's input: the product of queries and keys, followed to the softmax.
 
 Attention that runs as plain operations is a batched product, some multiplications, additions and
 masks, and a softmax. A trace goes with the storage of each result: views keep the storage, so that
@@ -62,7 +62,7 @@ class Trace:
 
     @property
     def is_product(self) -> bool:
-        """Whether this is a product, and not the weights of a softmax."""
+        """Return whether this is a product, and not the weights of a softmax."""
         return self.left is not None
 
 
@@ -145,7 +145,7 @@ class Tracer:
                 return
 
     def scores_of(self, scores: torch.Tensor) -> TracedScores | None:
-        """Queries and keys of the input of a softmax over its last axis."""
+        """Return queries and keys of the input of a softmax over its last axis."""
         trace = self.get(scores)
         if trace is None or trace.left is None or trace.right is None:
             return None
@@ -153,7 +153,7 @@ class Tracer:
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Whether something is a tensor with a storage, and of no subclass."""
+    """Return whether something is a tensor with a storage, and of no subclass."""
     import torch
 
     return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
@@ -175,7 +175,7 @@ def _divided(trace: Trace, args: Any, kwargs: Mapping[str, Any], index: int) -> 
 
 
 def _scaled(trace: Trace, shape: Any, factor: Any, power: int) -> Trace:
-    """A trace multiplied by a number or a tensor to the power of 1 or −1."""
+    """Return a trace multiplied by a number or a tensor to the power of 1 or −1."""
     import torch
 
     if not isinstance(factor, torch.Tensor):
@@ -218,7 +218,7 @@ RULES: Mapping[str, Rule] = {
 
 
 def _moved(trace: Trace, source: Any, output: torch.Tensor) -> Trace | None:
-    """The trace of an output whose entries are those of the input; None if rows are elsewhere."""
+    """Return the trace of an output with the entries of its input; None if rows moved."""
     if not trace.is_product:
         return trace
     if source.untyped_storage()._cdata == output.untyped_storage()._cdata:
@@ -250,7 +250,7 @@ def _moved(trace: Trace, source: Any, output: torch.Tensor) -> Trace | None:
 def _traced(
     trace: Trace, left: torch.Tensor, right: torch.Tensor, scores: torch.Tensor
 ) -> TracedScores | None:
-    """Queries and keys of a view of a storage; None if its last axis is not that of the keys."""
+    """Return queries and keys of a view of a storage; None unless its last axis is of keys."""
     import torch
 
     count, per_matrix, _ = left.shape
@@ -303,7 +303,7 @@ def _traced(
 def _broad(
     factor: torch.Tensor, met: tuple[int, ...], shape: tuple[int, ...], columns: int
 ) -> torch.Tensor | None:
-    """A factor with the axes of the softmax's input, which may be those that it met, or split."""
+    """Return a factor with the axes of the softmax's input; None if they do not fit."""
     if len(met) == len(shape):
         factor = factor.reshape((1,) * (len(shape) - factor.ndim) + tuple(factor.shape))
     elif met[-1] == shape[-1]:

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
-from unittest.mock import patch
 
 import numpy as np
 
@@ -52,7 +51,7 @@ from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.tables.sheet import Cell, Sheet
 
-# An attention this much farther from uniform than the tolerance tells right weights from wrong.
+# An attention this much farther from uniform than the tolerance separates right weights from wrong.
 MIN_CONTRAST = 1e3
 
 RIGHT = "right"
@@ -62,8 +61,8 @@ WRONG = "wrong"
 TOO_UNIFORM = "too uniform to tell"
 NOT_COMPARED = "not compared"
 
-# The verdicts, the worst first: what a block's row shows, and what is said of a checkpoint whose
-# worst verdict it is.
+# The verdicts, the worst first: the text of a block's row, and the sentence of a checkpoint
+# with this worst verdict.
 VERDICTS = {
     WRONG: (
         "WRONG",
@@ -137,7 +136,7 @@ class VerifiedBlock:
 
     @property
     def ok(self) -> bool:
-        """Whether the form is right and nothing contradicts the family."""
+        """Return whether the form is right and nothing contradicts the family."""
         return self.verdict in (RIGHT, FORM_RIGHT)
 
 
@@ -177,7 +176,7 @@ class Verification(Result):
 
     @property
     def ok(self) -> bool:
-        """Whether every form is right."""
+        """Return whether every form is right."""
         return all(block.ok for block in self.blocks)
 
     def __bool__(self) -> bool:
@@ -196,14 +195,14 @@ class Verification(Result):
 
     @property
     def result(self) -> str:
-        """What was found, in a sentence: that of the worst verdict."""
-        found = VERDICTS[self.verdict][1].format(
+        """Sentence of the worst verdict."""
+        result = VERDICTS[self.verdict][1].format(
             difference=self.difference, precision=self.precision
         )
         if self.verdict != ONLY_FORM_RIGHT or not self.rounded:
-            return found
+            return result
         return (
-            f"{found} {self.rounded[0]} is stored in half precision, which may be why: "
+            f"{result} {self.rounded[0]} is stored in half precision, which may be why: "
             ".to(torch.bfloat16) also rounds tables of angles, from_pretrained(..., "
             "dtype=torch.bfloat16) does not."
         )
@@ -312,14 +311,14 @@ def verify(
     if isinstance(stored, AdaptedCheckpoint):
         adapter, stored = stored.adapter, unrounded(stored)
     model = opened.on(_InDoublePrecision(stored))
-    given: dict[str, Any] = {"text": text, "tokens": tokens, "length": length, "seed": seed}
+    settings: dict[str, Any] = {"text": text, "tokens": tokens, "length": length, "seed": seed}
     return _compared(
-        model, lambda flat: run(ref, model, adapter=adapter, flat=flat, **given), tolerance
+        model, lambda flat: run(ref, model, adapter=adapter, flat=flat, **settings), tolerance
     )
 
 
 def _verified(opened: Model, batch: Any, tolerance: float) -> Verification:
-    """A module in memory, run on a batch; in float32 where its code takes no other numbers."""
+    """Verify a module in memory on a batch; in float32 where its code takes nothing else."""
     try:
         verified = _run_copy(opened, batch, tolerance)
     except CheckpointError as refused:
@@ -333,14 +332,7 @@ def _verified(opened: Model, batch: Any, tolerance: float) -> Verification:
 
 
 def _run_copy(opened: Model, batch: Any, tolerance: float, exact: bool = True) -> Verification:
-    import torch
-
-    copied = torch.Tensor.__deepcopy__
-    # What a module keeps of its last pass may have a gradient, and PyTorch copies no such tensors.
-    with patch.object(
-        torch.Tensor, "__deepcopy__", lambda t, memo: copied(t if t.is_leaf else t.detach(), memo)
-    ):
-        module: Any = deepcopy(unwrapped(opened.ref)).cpu().eval()
+    module = _copied(unwrapped(opened.ref)).cpu().eval()
     module = module.double() if exact else module.float()
     for part in module.modules():
         if hasattr(part, "set_attn_implementation"):
@@ -355,6 +347,27 @@ def _run_copy(opened: Model, batch: Any, tolerance: float, exact: bool = True) -
         if buffer.is_floating_point() and buffer.itemsize == 2
     )
     return replace(verified, precision="float64" if exact else "float32", rounded=rounded)
+
+
+def _copied(module: Any) -> Any:
+    """Copy a module, with what the module keeps of its last pass.
+
+    Kept tensors may belong to a graph of gradients, and PyTorch copies no such tensors. A mode of
+    this thread detaches them; nothing of PyTorch is changed for others.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class Detaching(TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func is torch.Tensor.__deepcopy__ and not args[0].is_leaf:
+                args = (args[0].detach(), *args[1:])
+            return func(*args, **(kwargs or {}))
+
+    with Detaching():
+        return deepcopy(module)
 
 
 def _compared(model: Model, measured: Callable[[bool], Run], tolerance: float) -> Verification:
@@ -381,7 +394,7 @@ def _compared(model: Model, measured: Callable[[bool], Run], tolerance: float) -
             for block, difference in zip(blocks, differences, strict=True)
         ]
     without = (
-        f"{what}: has no softmax whose input could be compared" for what in model.without_softmax
+        f"{mixer}: has no softmax whose input could be compared" for mixer in model.without_softmax
     )
     unknown = (
         f"{block.plan.place}: {why}"
@@ -405,7 +418,7 @@ def _compared(model: Model, measured: Callable[[bool], Run], tolerance: float) -
 
 
 def _on_host(batch: Any, exact: bool) -> Any:
-    """A batch's tensors on the host, its numbers in float64 or float32."""
+    """Return a batch's tensors on the host, its numbers in float64 or float32."""
     if isinstance(batch, Mapping):
         return {name: _on_host(value, exact) for name, value in batch.items()}
     if isinstance(batch, tuple | list):
@@ -457,7 +470,7 @@ def _blocks(
 
 
 def _closest(block: Block, application: Application, sinks: np.ndarray | None) -> Comparison | None:
-    """The comparison of the observed attention that is nearest to the recomputed one."""
+    """Return the comparison of the observed attention that is nearest to the recomputed one."""
     comparisons = []
     for attention in application.attentions(block.plan.query.heads):
         batch, _, queries, keys = attention.weights.shape
@@ -507,7 +520,7 @@ def _comparison(
 
 
 def _added(plan: AttentionPlan, attention: Attention) -> np.ndarray | float:
-    """What is added to the scores: by the plan where distances give it, else as observed."""
+    """Return the terms added to scores: by the plan where distances give them, else as observed."""
     _, heads, queries, keys = attention.weights.shape
     if not plan.position:
         return 0.0
@@ -538,7 +551,7 @@ def _token_rows(plan: AttentionPlan, attention: Attention) -> np.ndarray:
 
 
 def _contrast(weights: np.ndarray) -> float:
-    """The largest distance of probabilities from uniform, of what is given to the keys."""
+    """Return the largest distance of probabilities from uniform, of what is given to the keys."""
     seen = np.maximum(1, (weights > 0).sum(axis=-1, keepdims=True))
     uniform = weights.sum(axis=-1, keepdims=True) / seen
     return float(np.where(weights > 0, np.abs(weights - uniform), 0).max(initial=0.0))
@@ -556,10 +569,10 @@ def _learned(plan: AttentionPlan, attention: Attention, products: np.ndarray) ->
             scale = plan.score_scale
     visible = attention.visible
     keys = np.asarray(visible.any(axis=(1, 2)))[:, None, None]
-    *_, count, others = visible.shape
-    distance = np.arange(count)[:, None] - np.arange(others)
+    *_, count, key_count = visible.shape
+    distance = np.arange(count)[:, None] - np.arange(key_count)
     shown = np.asarray(visible.any(axis=(0, 1)))
-    causal = count == others and count > 1 and not (shown & (distance < 0)).any()
+    causal = count == key_count and count > 1 and not (shown & (distance < 0)).any()
     back = int(distance[shown].max(initial=0))
     has_window = causal and back < count - 1
     expected = (distance >= 0) if causal else np.ones_like(shown)
