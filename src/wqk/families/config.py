@@ -228,11 +228,16 @@ class Config:
         >>> Config({"architectures": ["MistralForCausalLM"]}).lifts_mask
         False
         """
-        named, remote = self.get("architectures"), self.get("auto_map")
-        classes = [*(named if isinstance(named, list) else ())]
-        classes += remote.values() if isinstance(remote, dict) else ()
-        names = (name.rpartition(".")[2] for name in classes if isinstance(name, str))
-        return self.get("is_causal") is False or any(map(UNMASKED.fullmatch, names))
+        if self.get("is_causal") is False:
+            return True
+        classes: list[Any] = []
+        architectures, remote = self.get("architectures"), self.get("auto_map")
+        if isinstance(architectures, list):
+            classes += architectures
+        if isinstance(remote, dict):
+            classes += remote.values()
+        names = [name.rpartition(".")[2] for name in classes if isinstance(name, str)]
+        return any(map(UNMASKED.fullmatch, names))
 
     @property
     def head_widths(self) -> set[int]:

@@ -28,6 +28,26 @@ EPSILON = (
     "norm_epsilon",
     "norm_eps",
 )
+# Keys of names of tensors, besides those of queries and keys themselves.
+TENSOR_KEYS = (
+    "value",
+    "output",
+    "output_norm",
+    "query_bias",
+    "value_bias",
+    "query_inner",
+    "key_inner",
+    "query_inner_norm",
+    "key_inner_norm",
+    "query_norm",
+    "key_norm",
+    "input_norm",
+    "first_input_norm",
+    "key_input_norm",
+    "sinks",
+    "temperature",
+    "softplus",
+)
 REST = "*"  # the width of a section that takes an equal share of what the others leave
 LOCAL = "local"  # a window whose size no key has
 
@@ -213,11 +233,8 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def _tensor_names(self) -> Iterator[str]:
         """Yield all names of tensors besides those of queries and keys."""
-        yield from (*self.value, *self.output, *self.query_bias, *self.value_bias, *self.softplus)
-        yield from (*self.query_inner, *self.key_inner, *self.query_norm, *self.key_norm)
-        yield from (*self.query_inner_norm, *self.key_inner_norm, *self.sinks, *self.temperature)
-        yield from (*self.input_norm, *self.first_input_norm, *self.key_input_norm)
-        yield from self.output_norm
+        for key in TENSOR_KEYS:
+            yield from getattr(self, key)
 
 
 def _numbers(name: str) -> int:

@@ -407,11 +407,14 @@ def _with_head_axes(rule: AttentionRule, match: Match) -> Projections:
 
 
 def _with_axes(match: Match, tensor: str, axes: tuple[int, int, int]) -> Projection:
+    """Return a projection whose heads, R and inputs are these axes of a tensor."""
     shape = match.tensors[tensor].shape
     if len(shape) != 3 or 0 in shape:
-        names = [name for _, name in sorted(zip(axes, ("heads", "R", "D"), strict=True))]
-        raise CheckpointError(f"{tensor} must be ({', '.join(names)}), got shape {shape}")
-    return Projection(tensor, None, False, shape[axes[0]], shape[axes[1]], axes)
+        by_axis = dict(zip(axes, ("heads", "R", "D"), strict=True))
+        names = ", ".join(by_axis[axis] for axis in range(3))
+        raise CheckpointError(f"{tensor} must be ({names}), got shape {shape}")
+    heads, width, _ = (shape[axis] for axis in axes)
+    return Projection(tensor, None, transposed=False, heads=heads, head_width=width, axes=axes)
 
 
 def _in_sections(config: Config, rule: AttentionRule, match: Match) -> Projections:

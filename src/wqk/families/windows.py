@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wqk.families.config import as_text
+from wqk.families.rules import LOCAL
 
 if TYPE_CHECKING:
     from wqk.families.config import Config
@@ -189,7 +190,7 @@ def window_of(
     keys = rule.window
     if not keys:
         return None
-    if keys[0] == "local":
+    if keys[0] == LOCAL:
         return LocalWindow()
     entries = config.get(*keys)
     if isinstance(entries, list) and place < len(entries) and type(entries[place]) is bool:
