@@ -375,6 +375,7 @@ def test_no_family_but_these_only_names_its_rotation() -> None:
     }
     assert named == {
         "diffusers-flux",  # three axes, whose widths no configuration has
+        "diffusers-qwen-image",
         "diffusers-wan",
         "efficientloftr",  # of pictures that are pooled before
         "lightglue",  # frequencies are learned
