@@ -811,6 +811,8 @@ def find_recut(pairs: Sequence[WeightPair]) -> Finding | None:
         return None
     if sum(not pair.right for pair in weights) < 2:
         return None
+    if all(_has_own_rows(pair) for pair in weights):
+        return None
     rows = _rows_of_all(weights)
     lengths = [len(pair.actual) for pair in weights]
     owner = np.arange(3).repeat(lengths)
@@ -831,6 +833,16 @@ def find_recut(pairs: Sequence[WeightPair]) -> Finding | None:
         recuts.append(Recut(names, tuple(lengths), name.edit.order))
     description = f"queries, keys and values: of one fused weight, whose rows {name.description}"
     return Finding(Kind.FUSED, description, {}, first, sides=SCORED, recuts=tuple(recuts))
+
+
+def _has_own_rows(pair: WeightPair) -> bool:
+    """Return whether rows at equal distances are all among the expected rows of the same weight."""
+    if pair.right:
+        return True
+    expected, actual = pair.sketches
+    rows = np.unique(np.linspace(0, len(actual) - 1, SCREENED).astype(int))
+    likeness = np.abs(actual[rows] @ expected.T).max(axis=1)
+    return bool((likeness > pair.alike).all())
 
 
 def _rows_of_all(weights: Sequence[WeightPair]) -> np.ndarray | None:
