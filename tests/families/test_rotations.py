@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ pytest.importorskip("transformers")
 
 import torch
 import transformers
-from tests.families.proving import edit_config
+from tests.families.proving import edit_config, edit_tensors
 from tools.deriving import building
 from tools.deriving.probing import record_type
 
@@ -363,6 +364,33 @@ def test_files_with_interleaved_pairs_are_the_models_with_halves(tmp_path: Path)
     axial = [wqk.open(source).plans[0].axial for source in (model, tmp_path)]
     assert [rotary and rotary.order for rotary in axial] == ["half", "interleaved"]
     assert wqk.same(model, tmp_path).same
+
+
+@pytest.mark.parametrize("model_type", ["gemma4_vision", "mlcd_vision_model"])
+def test_same_sees_rows_and_columns_exchanged(model_type: str, tmp_path: Path) -> None:
+    """A converter took the dimensions of a patch's row for those of its column."""
+    reference, candidate = tmp_path / "reference", tmp_path / "candidate"
+    record_type(model_type, reference)
+    plan = wqk.open(reference).plans[0]
+    assert plan.axial is not None
+    order = np.arange(plan.query.head_width)
+    for dimensions in plan.axial.planes:
+        plane = order[dimensions]
+        order[dimensions] = np.roll(plane, len(plane) // 2)
+    shutil.copytree(reference, candidate)
+
+    def exchanged(tensors: dict[str, Any]) -> dict[str, Any]:
+        for name, tensor in tensors.items():
+            if "q_norm" in name or "k_norm" in name:
+                tensors[name] = tensor[order].contiguous()
+            elif ".q_proj" in name or ".k_proj" in name:
+                heads = tensor.unflatten(0, (-1, len(order)))
+                tensors[name] = heads[:, order].flatten(0, 1).contiguous()
+        return tensors
+
+    edit_tensors(candidate, exchanged)
+    assert wqk.same(reference, reference).same
+    assert wqk.same(reference, candidate).same is False
 
 
 def test_no_family_but_these_only_names_its_rotation() -> None:

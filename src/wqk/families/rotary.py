@@ -87,6 +87,22 @@ class Rotary:
             self.start,
         )
 
+    def places(self, count: int, distance: int) -> np.ndarray:
+        """Return ``count`` equal positions at a distance from 0: (count,), or (count, axes).
+
+        On several axes the distance is multiplied by 1, √2, √3, so that no two axes turn alike.
+
+        Examples
+        --------
+        >>> Rotary(np.ones(4), "half").places(2, 3)
+        array([3., 3.])
+        >>> Rotary(np.ones(4), "half", axes=2).places(1, 3).round(3)
+        array([[3.   , 4.243]])
+        """
+        if self.axes == 1:
+            return np.full(count, float(distance))
+        return np.full((count, self.axes), distance * np.sqrt(np.arange(1, self.axes + 1)))
+
     @property
     def plane_axes(self) -> np.ndarray:
         """The axis of each plane, (P,): 0 for rows or for texts, 1 for columns; 0 for the time.

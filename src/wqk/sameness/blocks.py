@@ -324,7 +324,8 @@ class InnerProducts(NamedTuple):
         if distance:
             for rotary in reversed(self.rotations):
                 if rotary is not None:
-                    queries = rotary.rotate(queries, np.full(queries.shape[-2], distance))
+                    places = rotary.places(queries.shape[-2], distance)
+                    queries = rotary.rotate(queries, places)
                 queries = queries.swapaxes(-1, -2)
         return np.asarray(self.scale * (queries * self.keys).sum(axis=(-2, -1)))
 
