@@ -138,20 +138,22 @@ def right(model: str) -> tuple[Tensors, dict[str, Any]]:
 
 def per_head(sides: list[np.ndarray]) -> np.ndarray:
     """Each head's query, key and value one after the other."""
-    rest = sides[0].shape[1:]
-    return np.stack([side.reshape(H, R, *rest) for side in sides], axis=1).reshape(-1, *rest)
+    row_shape = sides[0].shape[1:]
+    return np.stack([side.reshape(H, R, *row_shape) for side in sides], axis=1).reshape(
+        -1, *row_shape
+    )
 
 
 def halves(value: np.ndarray, heads: int) -> np.ndarray:
     """`permute` of Hugging Face's conversion of LLaMA: pairs side by side become halves."""
-    rest = value.shape[1:]
-    return value.reshape(heads, -1, 2, *rest).swapaxes(1, 2).reshape(value.shape)
+    row_shape = value.shape[1:]
+    return value.reshape(heads, -1, 2, *row_shape).swapaxes(1, 2).reshape(value.shape)
 
 
 def pairs(value: np.ndarray, heads: int) -> np.ndarray:
     """Its inverse, `permute` of llama.cpp's conversion."""
-    rest = value.shape[1:]
-    return value.reshape(heads, 2, -1, *rest).swapaxes(1, 2).reshape(value.shape)
+    row_shape = value.shape[1:]
+    return value.reshape(heads, 2, -1, *row_shape).swapaxes(1, 2).reshape(value.shape)
 
 
 HEADS = {"q": H, "k": G}
@@ -242,8 +244,8 @@ def tile_keys(tensors: Tensors, config: dict[str, Any]) -> None:
     for name in [n for n in tensors if ".k_proj." in n or ".v_proj." in n]:
         value = tensors[name].reshape(G, R, -1)
         is_key = ".k_proj." in name
-        many = np.tile(value, (H // G, 1, 1)) if is_key else value.repeat(H // G, axis=0)
-        tensors[name] = many.reshape(H * R, -1)
+        repeated = np.tile(value, (H // G, 1, 1)) if is_key else value.repeat(H // G, axis=0)
+        tensors[name] = repeated.reshape(H * R, -1)
     config["num_key_value_heads"] = H
 
 

@@ -357,7 +357,7 @@ def joined(n: Numbers, order: str, shards: int) -> Array | None:
     """Queries, keys and values of a fused weight in shards, each with them in this order."""
     if not n.parts or any(len(part) % shards for part in n.parts):
         return None
-    pieces = [np.split(n.parts["qkv".index(one)], shards) for one in order]
+    pieces = [np.split(n.parts["qkv".index(letter)], shards) for letter in order]
     return np.concatenate([piece for shard in zip(*pieces, strict=True) for piece in shard])
 
 
@@ -426,13 +426,13 @@ def planted(case: Case) -> Tensors | None:
 
 def exchanged(plan: AttentionPlan, before: AttentionPlan, case: Case) -> dict[str, str]:
     """Which tensor takes whose place: of the layer before, or of the other side."""
-    own = [getattr(plan, SIDES[one]) for one in case.on]
+    sides = [getattr(plan, SIDES[letter]) for letter in case.on]
     of = (
-        own[::-1]
+        sides[::-1]
         if "exchanged" in case.plant.what
         else [getattr(before, SIDES[o]) for o in case.on]
     )
-    pairs = zip(own, of, strict=True)
+    pairs = zip(sides, of, strict=True)
     return {a.tensor: b.tensor for a, b in pairs if a and b and a.tensor != b.tensor}
 
 
@@ -475,10 +475,12 @@ def places(plan: AttentionPlan, on: str) -> Iterator[Side]:
     turns = turned(plan)
     if on == "s" and plan.sinks:
         yield Side(plan.query, plan.sinks.name, "vector", None, plan.sinks.rows)
-    for side in (getattr(plan, SIDES[one]) for one in on if one in SIDES):
+    for side in (getattr(plan, SIDES[letter]) for letter in on if letter in SIDES):
         if side is None or (on == "kb" and not turns):
             continue  # without positions a key's bias adds the same to all scores of a query
-        one = side.projection.outer if isinstance(side.projection, Composed) else side.projection
+        projection = (
+            side.projection.outer if isinstance(side.projection, Composed) else side.projection
+        )
         inner = side.projection.norm if isinstance(side.projection, Composed) else None
         norms = {"n": side.input_norm, "#": side.norm or inner}
         if on[-1] in "bn#":
@@ -487,8 +489,9 @@ def places(plan: AttentionPlan, on: str) -> Iterator[Side]:
             if vector:
                 yield Side(side, vector.name, "vector", None, vector.rows)
         else:
-            what, flip = "weight" if on[-1] == "!" else "rows", one.transposed != (on[0] == "o")
-            yield Side(side, one.tensor, what, one, None, flip)
+            part = "weight" if on[-1] == "!" else "rows"
+            flip = projection.transposed != (on[0] == "o")
+            yield Side(side, projection.tensor, part, projection, None, flip)
 
 
 def turned(plan: AttentionPlan) -> int:
@@ -499,19 +502,19 @@ def turned(plan: AttentionPlan) -> int:
 
 def numbers(plan: AttentionPlan, side: Any, original: Tensors) -> Numbers:
     """Those of a side."""
-    one = side.projection.outer if isinstance(side.projection, Composed) else side.projection
+    projection = side.projection.outer if isinstance(side.projection, Composed) else side.projection
     norm, parts = side.input_norm, []
     for other in (plan.query, plan.key, plan.value):
         of = other and other.projection
-        if of and not isinstance(of, Composed) and of.tensor == one.tensor and of.outputs:
+        if of and not isinstance(of, Composed) and of.tensor == projection.tensor and of.outputs:
             whole = original[of.tensor].T if of.transposed else original[of.tensor]
             parts.append(np.concatenate([whole[slice(*ends)] for ends in of.outputs]))
     return Numbers(
         plan.query.heads,
         plan.key.heads,
-        one.heads,
-        one.head_width,
-        min(turned(plan) or one.head_width, one.head_width),
+        projection.heads,
+        projection.head_width,
+        min(turned(plan) or projection.head_width, projection.head_width),
         np.random.default_rng(plan.layer),
         original[norm.gain[0].name] + norm.offset if norm and norm.gain else None,
         tuple(parts) if len(parts) == 3 else (),
@@ -532,17 +535,17 @@ def tried(case: Case) -> Verdict | None:
     if tensors is None or (case.on == "qk" and case.plant.kinds == ROWS and not turned(plans[0])):
         return None  # without positions, rows of queries and keys in one order are the same
     first = StateDict(original, config, "a")
-    found = wqk.same(first, StateDict(tensors, config, "b"))
-    causes = [one for block in found.blocks for one in block.mismatches]
-    kinds, named = {one.verdict for one in causes}, "right"
+    comparison = wqk.same(first, StateDict(tensors, config, "b"))
+    causes = [cause for block in comparison.blocks for cause in block.mismatches]
+    kinds, named = {cause.verdict for cause in causes}, "right"
     if not causes:
-        named = "unseen" if found.same else "tensor"
+        named = "unseen" if comparison.same else "tensor"
     elif kinds - {*case.plant.kinds} - UNEXPLAINED:
         named = "wrong"
     elif kinds & UNEXPLAINED:
         named = "distance" if kinds <= UNEXPLAINED else "partly"
-    if not any(one.repair for one in causes):
-        return Verdict(named, None, found.sentence)
+    if not any(cause.repair for cause in causes):
+        return Verdict(named, None, comparison.sentence)
     mended = dict(tensors)
-    mend(found.repair, mended, original, dict(config))
-    return Verdict(named, wqk.same(first, StateDict(mended, config, "b")).same, found.sentence)
+    mend(comparison.repair, mended, original, dict(config))
+    return Verdict(named, wqk.same(first, StateDict(mended, config, "b")).same, comparison.sentence)

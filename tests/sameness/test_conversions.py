@@ -52,11 +52,11 @@ def test_the_mistake_is_named(mistake: Conversion) -> None:
     differing = [block for block in found(mistake).blocks if not block.same]
     assert [b.layer for b in differing] == list(mistake.layers or range(LAYERS))
     for block in differing:
-        reasons = {one.verdict: one.reason for one in block.mismatches}
+        reasons = {cause.verdict: cause.reason for cause in block.mismatches}
         assert mistake.verdict in reasons, reasons
         assert mistake.named in block.reason
         assert len(reasons) == 1, reasons
-        assert all(one.repair for one in block.mismatches), reasons
+        assert all(cause.repair for cause in block.mismatches), reasons
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=IDS)

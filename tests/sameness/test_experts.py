@@ -31,12 +31,12 @@ def moved(tensors: Tensors, which: Callable[[str], bool]) -> Tensors:
 
 def by_number(tensors: Tensors) -> Tensors:
     """Each expert's weights apart, as older files have them."""
-    found = {}
+    entries = {}
     for name, value in tensors.items():
         start, _, end = name.partition("experts.")
-        parts = {f"{start}experts.{n}.{end}.weight": one for n, one in enumerate(value)}
-        found |= parts if end in ("gate_up_proj", "down_proj") else {name: value}
-    return found
+        parts = {f"{start}experts.{n}.{end}.weight": entry for n, entry in enumerate(value)}
+        entries |= parts if end in ("gate_up_proj", "down_proj") else {name: value}
+    return entries
 
 
 @pytest.mark.parametrize("name", ["mixtral", "gpt-oss", "deepseek-v3"])
@@ -47,7 +47,7 @@ def test_experts_in_any_order(name: str) -> None:
     config = model.config.to_dict()
 
     def compared(other: Tensors, **settings: int) -> wqk.CheckpointComparison:
-        pair = (StateDict(some, config | settings, "m") for some in (original, other))
+        pair = (StateDict(tensors, config | settings, "m") for tensors in (original, other))
         return wqk.same(*pair, everything=True)
 
     for original in (tensors, by_number(tensors)):
@@ -55,7 +55,7 @@ def test_experts_in_any_order(name: str) -> None:
         order = {f"experts.{new}.": f"experts.{old}." for new, old in enumerate(ORDER)}
 
         def source(tensor: str, order: dict[str, str] = order) -> str:
-            key = next((one for one in order if one in tensor), "")
+            key = next((number for number in order if number in tensor), "")
             return tensor.replace(key, order[key]) if key else tensor
 
         renumbered = {n: original[source(n)] for n in original} if numbered else original
@@ -91,15 +91,15 @@ def test_neurons_in_any_order(name: str, parts: str) -> None:
     config, dice = model.config.to_dict(), np.random.default_rng(0)
     width = config.get("intermediate_size") or config.get("ffn_dim") or 4 * config["n_embd"]
     order = dice.permutation(width)
-    many = np.concatenate([order, order + width])
+    repeated = np.concatenate([order, order + width])
     for left in (*parts.split("|"), "gate half", ""):
         other, half = dict(tensors), np.concatenate([order, np.arange(width, 2 * width)])
         for tensor, value in tensors.items():
             if re.search(parts, tensor) and "att" not in tensor and not (left and left in tensor):
                 axis = value.shape.index(width if width in value.shape else 2 * width)
-                rows = (half if left == "gate half" else many)[: value.shape[axis]]
+                rows = (half if left == "gate half" else repeated)[: value.shape[axis]]
                 other[tensor] = np.take(value, rows, axis)
-        pair = [StateDict(some, config, "m") for some in (tensors, other)]
+        pair = [StateDict(weights, config, "m") for weights in (tensors, other)]
         assert not wqk.same(*pair, everything=True).same
         alike = not left or (left == "gate half" and name != "phi3")
         assert wqk.same(*pair, up_to=["neurons"]).same == alike, left
@@ -119,7 +119,7 @@ def test_what_lies_in_another_order_is_read_row_by_row() -> None:
     view = Renumbered(base, {"e": AxisOrder(0, order), "f": AxisOrder(1, order)}, {"g": "e"})
     parts = [Part("e", ((1, 3),)), Part("f", ((0, 2),)), Part("g"), Part("e")]
     expected = [tensors["e"][[0, 1]], tensors["f"][:2, order], tensors["e"], tensors["e"][order]]
-    for found, wanted in zip(view.read(parts), expected, strict=True):
-        assert np.array_equal(found, wanted)
+    for value, expected_value in zip(view.read(parts), expected, strict=True):
+        assert np.array_equal(value, expected_value)
     assert asked[:3] == [Part("e", ((0, 1), (1, 2))), parts[1], Part("e")]
     assert view.raw(parts[0]) is None

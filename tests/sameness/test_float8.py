@@ -75,4 +75,4 @@ def test_values_that_are_nearly_one_number_are_not_taken_for_float8() -> None:
     ]
     comparison = wqk.same(*models, everything=True)
     assert comparison.same is False
-    assert [one.name for one in comparison.differing] == [name]
+    assert [tensor.name for tensor in comparison.differing] == [name]

@@ -59,8 +59,8 @@ def smoothed(tensors: Tensors, stale: str = "") -> Tensors:
         gain = f"layers.{layer}.input_layernorm.weight"
         folded[gain] = (1 + tensors[gain]) / factors - 1
         for name, value in tensors.items():
-            words = name.split(".")
-            if name.startswith(f"layers.{layer}.") and words[-2] in READERS and words[-2] != stale:
+            parts = name.split(".")
+            if name.startswith(f"layers.{layer}.") and parts[-2] in READERS and parts[-2] != stale:
                 folded[name] = value * factors
     return folded
 

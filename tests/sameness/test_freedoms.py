@@ -88,8 +88,8 @@ def turned(plan: AttentionPlan, side: str) -> Any:
         angles = np.random.default_rng(1).uniform(0, 6, len(rotary.frequencies))[:, None]
         a, b = weight[:, first], weight[:, second]
         cosine, sine = np.cos(angles), np.sin(angles)
-        one, other = a * cosine - b * sine, a * sine + b * cosine
-        weight[:, first], weight[:, second] = one, other
+        rotated_half, other = a * cosine - b * sine, a * sine + b * cosine
+        weight[:, first], weight[:, second] = rotated_half, other
         return weight
 
     return apply
@@ -122,9 +122,9 @@ def in_shards(folder: Path, tensors: Tensors, config: dict[str, Any]) -> Path:
     """The tensors spread over three files, with their index."""
     files = {name: f"model-{1 + i % 3:05d}-of-00003.safetensors" for i, name in enumerate(tensors)}
     for file in set(files.values()):
-        own = {n: v.contiguous() for n, v in tensors.items() if files[n] == file}
+        tensors_of_file = {n: v.contiguous() for n, v in tensors.items() if files[n] == file}
         folder.mkdir(exist_ok=True)
-        safetensors.save_file(own, folder / file)
+        safetensors.save_file(tensors_of_file, folder / file)
     index = {"metadata": {}, "weight_map": files}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / "config.json").write_text(json.dumps(config))
@@ -201,8 +201,10 @@ def rewritten(name: str, folder: Path) -> tuple[Any, Copies]:
         copies[str(kind)] = StateDict(short, config, str(kind))
         wide = {n: v.float() for n, v in short.items()}
         copies[f"{kind}, stored as float32"] = StateDict(wide, config, str(kind))
-    for what, change in (("a factor moved", moved), ("turned", turned)):
-        copies[what] = StateDict(edited(original, plans, tensors, change), config, what)
+    for description, change in (("a factor moved", moved), ("turned", turned)):
+        copies[description] = StateDict(
+            edited(original, plans, tensors, change), config, description
+        )
     if all(plain(plan) for plan in plans):
         copies["norms folded"] = StateDict(norms_folded(plans, tensors), config, "norms folded")
     return original, copies
@@ -227,12 +229,16 @@ def stored_otherwise(name: str, folder: Path) -> tuple[Any, Copies]:
 def alarms(original: Any, copies: Copies) -> dict[str, str]:
     """What is said of each harmless change; nothing is right."""
     pairs = [
-        (what, pair)
-        for what, copy in copies.items()
+        (description, pair)
+        for description, copy in copies.items()
         for pair in ((original, copy), (copy, original))
     ]
-    found = [(what, same(*pair)) for what, pair in pairs]
-    return {what: comparison.sentence for what, comparison in found if not comparison.same}
+    verdicts = [(description, same(*pair)) for description, pair in pairs]
+    return {
+        description: comparison.sentence
+        for description, comparison in verdicts
+        if not comparison.same
+    }
 
 
 MATRIX = pytest.mark.parametrize("changes", [rewritten, stored_otherwise])

@@ -58,8 +58,8 @@ def test_a_folder_is_the_same_as_its_tensors_without_their_configuration(tmp_pat
     folder = save(tmp_path / "gpt2", tensors, config)
     assert wqk.same(folder, tensors).same
     tensors["transformer.h.0.attn.c_proj.weight"] = np.ones((width, width))
-    (one,) = [one for one in wqk.same(folder, tensors).tensors if not one.outcome.same]
-    assert (one.name, one.outcome.value) == ("transformer.h.0.attn.c_proj.weight", "differs")
+    (tensor,) = [tensor for tensor in wqk.same(folder, tensors).tensors if not tensor.outcome.same]
+    assert (tensor.name, tensor.outcome.value) == ("transformer.h.0.attn.c_proj.weight", "differs")
 
 
 def test_freedoms_are_named_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def violations(name: str, folder: Path, share: float = 1.0) -> Iterator[str]:
                 yield f"{name}, --all: {tensor}, {change}"
             result: Any = wqk.same(original, copy)
             listed = [*result.not_compared, *result.unknown]
-            if result.same and not any(tensor in one for one in listed):
+            if result.same and not any(tensor in entry for entry in listed):
                 yield f"{name}: {tensor}, {change}"
 
 

@@ -36,10 +36,10 @@ def test_layers_that_were_dropped_or_repeated_are_one_cause(
     kept: list[int], moved: list[int], text: str
 ) -> None:
     tensors, config = right("llama")
-    rest = {name: value for name, value in tensors.items() if ".layers." not in name}
+    outside = {name: value for name, value in tensors.items() if ".layers." not in name}
     fewer = config | {"num_hidden_layers": len(kept)}
     comparison = same(
-        StateDict(tensors, config, "a"), StateDict(rest | layers_of(tensors, kept), fewer, "b")
+        StateDict(tensors, config, "a"), StateDict(outside | layers_of(tensors, kept), fewer, "b")
     )
     assert not comparison.same
     assert text in comparison.sentence

@@ -90,9 +90,9 @@ def test_the_order_of_heads_is_a_freedom_if_values_and_outputs_share_it(outputs:
             tensors[name] = np.roll(value, value.shape[1] // 3, axis=1)
     pair = StateDict(original, config, "a"), StateDict(tensors, config, "b")
     assert not wqk.same(*pair).same
-    found = wqk.same(*pair, up_to=["heads"])
-    assert found.same == outputs
-    assert not outputs or "Heads lie at most 0.0e+00 apart" in found.sentence
+    comparison = wqk.same(*pair, up_to=["heads"])
+    assert comparison.same == outputs
+    assert not outputs or "Heads lie at most 0.0e+00 apart" in comparison.sentence
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ def test_heads_are_in_any_order_if_nothing_is_theirs_by_number(layout: str, free
 def test_what_holds_of_each_part_of_a_fused_weight_is_said_of_the_whole() -> None:
     (tensors, config, _), name = right("Phi-3"), "layers.0.self_attn.qkv_proj.weight"
     other = tensors | {name: tensors[name] * np.linspace(0.5, 2, tensors[name].shape[1])}
-    found = wqk.same(StateDict(tensors, config, "a"), StateDict(other, config, "b"))
-    assert found.blocks[0].reason == "qkv_proj: each of its columns has a factor of its own"
+    comparison = wqk.same(StateDict(tensors, config, "a"), StateDict(other, config, "b"))
+    assert comparison.blocks[0].reason == "qkv_proj: each of its columns has a factor of its own"
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
@@ -132,15 +132,17 @@ def test_a_setting_that_was_lost_is_said_and_put_back(setting: Setting) -> None:
         assert part[key] != value
         part[key] = value
     pair = StateDict(tensors, config, "a"), StateDict(tensors, lost, "b")
-    found, usual = wqk.same(*pair, everything=True), wqk.same(*pair)
-    assert not found.same
+    comparison, usual = wqk.same(*pair, everything=True), wqk.same(*pair)
+    assert not comparison.same
     assert usual.same == (not setting.of_attention)
-    assert all(text in str(found.causes) for text in setting.says)
+    assert all(text in str(comparison.causes) for text in setting.says)
     assert not usual.same or "not compared" in usual.sentence
     for path in setting.changes:
-        assert path.rpartition(".")[2] in str(found.causes) + found.repair, found.sentence
+        assert path.rpartition(".")[2] in str(comparison.causes) + comparison.repair, (
+            comparison.sentence
+        )
         assert not usual.same or path in usual.settings_not_compared
-    mend(found.repair, {}, {}, lost)
+    mend(comparison.repair, {}, {}, lost)
     again = wqk.same(pair[0], StateDict(tensors, lost, "b"), everything=True)
     assert again.same, again.sentence
 
@@ -166,8 +168,8 @@ def test_what_no_forward_pass_reads_is_no_difference(changes: dict[str, object])
     tensors, config, _ = right("LLaMA")
     config = {"use_flash_attn": False, "bf16": False, "license": "other", **config}
     pair = StateDict(tensors, config, "a"), StateDict(tensors, config | changes, "b")
-    found = wqk.same(*pair, everything=True)
-    assert found.same, found.sentence
+    comparison = wqk.same(*pair, everything=True)
+    assert comparison.same, comparison.sentence
     assert not wqk.same(*pair).settings
 
 
@@ -199,9 +201,9 @@ def test_what_one_file_lost_is_not_passed_over() -> None:
     lost = {name: value for name, value in twice.items() if name != second}
     silent = {key: value for key, value in config.items() if key != "hidden_act"}
     pair = StateDict(twice, config, "a"), StateDict(lost, silent, "b")
-    found = wqk.same(*pair, everything=True)
-    assert found.unknown == (second,)
-    assert found.settings_not_compared == ("hidden_act",)
+    comparison = wqk.same(*pair, everything=True)
+    assert comparison.unknown == (second,)
+    assert comparison.settings_not_compared == ("hidden_act",)
 
 
 def test_a_head_that_the_file_lacks_is_not_untied() -> None:
@@ -209,7 +211,7 @@ def test_a_head_that_the_file_lacks_is_not_untied() -> None:
     tensors, config, _ = right("LLaMA")
     alone = {name: value for name, value in tensors.items() if name != "lm_head.weight"}
     lost = StateDict(alone, config | {"tie_word_embeddings": True}, "b")
-    found = wqk.same(StateDict(tensors, config, "a"), lost, everything=True)
-    assert not found.same
-    assert "tie_word_embeddings" in found.sentence
-    assert "tie_word_embeddings" not in found.repair
+    comparison = wqk.same(StateDict(tensors, config, "a"), lost, everything=True)
+    assert not comparison.same
+    assert "tie_word_embeddings" in comparison.sentence
+    assert "tie_word_embeddings" not in comparison.repair

@@ -108,7 +108,9 @@ def test_other_weights_than_those_quantized_are_not_rounding(tmp_path, share, co
     assert answer.verdict is Verdict.DIFFERENT
     assert {cause.mismatch.verdict for cause in answer.causes} == {Kind.QUANTIZED}
     assert "lie beyond half a step of their own scale" in answer.sentence
-    assert [one.outcome.same for one in answer.tensors if "up_proj" in one.name] == [False] * 2
+    assert [tensor.outcome.same for tensor in answer.tensors if "up_proj" in tensor.name] == [
+        False
+    ] * 2
 
 
 def test_equal_codes_with_other_scales(tmp_path: Path):
@@ -127,7 +129,7 @@ def test_a_tensor_that_is_paired_by_its_rows_is_compared_under_its_other_name(tm
     renamed = {name.replace("mlp.up_proj", "feed_forward.w3"): tuned[name] for name in tuned}
     answer = same(exact, save(tmp_path / "coded", renamed))
     assert answer.verdict is Verdict.DIFFERENT
-    names = [(one.name, one.other) for one in answer.unexplained]
+    names = [(tensor.name, tensor.other) for tensor in answer.unexplained]
     assert ("model.layers.0.mlp.up_proj.weight", "model.layers.0.feed_forward.w3.weight") in names
 
 

@@ -201,10 +201,10 @@ FAULTS: dict[str, tuple[Tensors, dict[str, Any], list[str], str]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_named(fault: str) -> None:
-    tensors, changes, expected, said = FAULTS[fault]
+    tensors, changes, expected, text = FAULTS[fault]
     comparison = same(opened(llama()), opened(tensors, **changes))
     assert verdicts(comparison) == expected
-    assert said in comparison.blocks[0].reason
+    assert text in comparison.blocks[0].reason
     assert not comparison.same
 
 
@@ -226,7 +226,7 @@ def test_a_lost_window_is_repaired_as_printed(changes: dict[str, Any], repair: s
     original, other = opened(llama(), **WINDOWED), opened(llama(), **changes)
     comparison = same(original, other)
     assert not comparison.same
-    (printed,) = {one.repair for block in comparison.blocks for one in block.mismatches}
+    (printed,) = {cause.repair for block in comparison.blocks for cause in block.mismatches}
     assert printed.startswith(repair)
     config = dict(other.config)
     exec(printed, {"config": config})
@@ -313,7 +313,7 @@ def test_a_live_module_and_its_file(tmp_path: Path) -> None:
 def test_the_picture_shows_the_heads_that_differ_and_why(tmp_path: Path) -> None:
     faulty = edited(lambda q: np.concatenate([q[:2], -q[2:3], q[3:]]), "q", layer=1)
     comparison = same(opened(llama()), opened(faulty))
-    assert [head for head, apart in enumerate(comparison.blocks[1].heads) if apart] == [2]
+    assert [head for head, distance in enumerate(comparison.blocks[1].heads) if distance] == [2]
     assert comparison.blocks[1].heads[2] == pytest.approx(2)
     assert not any(comparison.blocks[0].heads)
     figure = comparison.plot()
@@ -352,7 +352,7 @@ def test_what_is_stored_alike_is_read_once_and_all_is_let_go(monkeypatch):
     gc.disable()  # what is in a circle of references stays
     try:
         comparison = same(opened(tensors), opened(changed))
-        kept = [one for one in gc.get_objects() if type(one) is WeightPair]
+        kept = [entry for entry in gc.get_objects() if type(entry) is WeightPair]
     finally:
         gc.enable()
     assert verdicts(comparison) == ["other rotary positions"]
@@ -405,8 +405,8 @@ def test_of_scalings_that_differ_the_one_key_that_matters_is_named() -> None:
     kinds = {"full_attention": rounded, "sliding_attention": {"rope_theta": 77.0}}
     # A family whose layers have rotary positions by their kind.
     here, there = (
-        opened(llama(), model_type="olmo3", layer_types=["full_attention"] * 2, **one)
-        for one in ({"rope_scaling": yarn}, {"rope_parameters": kinds})
+        opened(llama(), model_type="olmo3", layer_types=["full_attention"] * 2, **settings)
+        for settings in ({"rope_scaling": yarn}, {"rope_parameters": kinds})
     )
     (cause,) = same(here, there).causes
     assert "beta_fast 2 expected, beta_fast None found" in cause.mismatch.reason
@@ -423,10 +423,10 @@ def test_another_epsilon_is_told_and_put_back(where: str) -> None:
             gain = 1 + np.arange(R, dtype=np.float32) / R
             tensors[f"model.layers.{layer}.self_attn.{side}_norm.weight"] = gain
     first = StateDict(tensors, config, "original")
-    found = same(first, StateDict(tensors, config | {"rms_norm_eps": 1e-3}, "converted"))
-    assert not found
-    assert f"epsilon of {where}: 1e-06 against 0.001" in found.sentence
-    assert found.repair == 'config["rms_norm_eps"] = 1e-06'
+    comparison = same(first, StateDict(tensors, config | {"rms_norm_eps": 1e-3}, "converted"))
+    assert not comparison
+    assert f"epsilon of {where}: 1e-06 against 0.001" in comparison.sentence
+    assert comparison.repair == 'config["rms_norm_eps"] = 1e-06'
     # Rounded to float32, as GGUF stores it, it is the same.
     rounded = config | {"rms_norm_eps": float(np.float32(1e-6))}
     assert same(first, StateDict(tensors, rounded, "rounded"))
@@ -451,10 +451,12 @@ def test_a_key_s_bias_is_compared_where_scores_see_it(
     tensors |= {f"{at}{name}.bias": np.arange(8.0) for name in names}
     tensors |= {f"{at}{side}_norm.weight": np.ones(8) for side in "qk"}  # InternVL's
     config = {"model_type": kind, **sizes(8, 1, 2), **beside}
-    one = StateDict(tensors, config, "one")
+    reference = StateDict(tensors, config, "one")
     other = tensors | {f"{at}{names[1]}.bias": np.arange(8.0)[::-1]}
-    assert bool(same(one, StateDict(other, config, "other"))) != counts
-    assert wqk.open(one)[0].at(bias=True).dense()[:, :-1, -1].any() == (kind == "internvl_vision")
+    assert bool(same(reference, StateDict(other, config, "other"))) != counts
+    assert wqk.open(reference)[0].at(bias=True).dense()[:, :-1, -1].any() == (
+        kind == "internvl_vision"
+    )
 
 
 @pytest.mark.parametrize("row", cases(__file__, "terms"))
@@ -462,7 +464,10 @@ def test_terms_of_positions_are_compared(row: list[Any]) -> None:
     at = "encoder.layer.0.attention.self"
     tensors = {f"{at}.{side}_proj.weight": np.eye(8) for side in ("query", "key")}
     config = {"model_type": "deberta-v2", "relative_attention": True, **sizes(8, 1, 2)}
-    assert row[2] in same(*(StateDict(tensors, config | own, "m") for own in row[:2])).sentence
+    assert (
+        row[2]
+        in same(*(StateDict(tensors, config | settings, "m") for settings in row[:2])).sentence
+    )
 
 
 def test_an_entry_of_a_bias_that_no_form_shows_is_compared() -> None:
@@ -479,11 +484,11 @@ def test_layer_norms_of_two_families_have_one_epsilon() -> None:
     from tests.sameness.plants import right as plain
 
     tensors, config, _ = plain("BERT")
-    for epsilon, told in ((1e-12, False), (1e-5, True)):
+    for epsilon, is_configured in ((1e-12, False), (1e-5, True)):
         electra = config | {"model_type": "electra", "layer_norm_eps": epsilon}
         pair = StateDict(tensors, config, "a"), StateDict(tensors, electra, "b")
-        found = same(*pair, everything=True)
-        assert ("epsilon of input norms: 1e-12 added to" in found.sentence) == told
+        comparison = same(*pair, everything=True)
+        assert ("epsilon of input norms: 1e-12 added to" in comparison.sentence) == is_configured
     # A layout that says nothing of its own is taken for nothing.
     tensors, config, _ = plain("GPT-2")
     turned = {name: value.T if "c_" in name else value for name, value in tensors.items()}
@@ -492,10 +497,10 @@ def test_layer_norms_of_two_families_have_one_epsilon() -> None:
 
 
 def test_where_a_gguf_file_s_tower_may_be_is_said() -> None:
-    found = CheckpointComparison("a", "b.gguf", (), missing=(Place("vision", "self", 0),))
-    assert "mmproj" in found.sentence
-    assert "0/0" not in found.sentence
-    assert "mmproj" not in replace(found, candidate="b").sentence
+    comparison = CheckpointComparison("a", "b.gguf", (), missing=(Place("vision", "self", 0),))
+    assert "mmproj" in comparison.sentence
+    assert "0/0" not in comparison.sentence
+    assert "mmproj" not in replace(comparison, candidate="b").sentence
 
 
 def test_what_positions_lack_is_said_without_a_repair() -> None:
@@ -543,9 +548,12 @@ def test_what_stands_in_an_attention_belongs_to_it() -> None:
 
 def test_vectors_are_found_in_one_that_they_are_all_of() -> None:
     whole, parts = {"bias": np.arange(8.0)}, {"q": np.arange(3.0), "k": np.arange(3.0, 8.0)}
-    for count, found in ((1, ({}, {})), (2, ({"bias": "in q, k"}, dict.fromkeys("qk", "in bias")))):
-        some = dict([*parts.items()][:count])
-        checkpoints = [StateDict(tensors, {}, "m") for tensors in (whole, some)]
-        assert find_by_content(checkpoints, ["bias"], [*some]) == found
+    for count, expected in (
+        (1, ({}, {})),
+        (2, ({"bias": "in q, k"}, dict.fromkeys("qk", "in bias"))),
+    ):
+        chosen = dict([*parts.items()][:count])
+        checkpoints = [StateDict(tensors, {}, "m") for tensors in (whole, chosen)]
+        assert find_by_content(checkpoints, ["bias"], [*chosen]) == expected
     scaled = [StateDict({"w": factor * np.arange(8.0)}, {}, "m") for factor in (1, 2)]
     assert compare_stored(scaled, (Part("w"), Part("w"))).reason == "scaled by 2"

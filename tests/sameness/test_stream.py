@@ -65,7 +65,7 @@ def test_a_turned_stream_computes_the_same_and_is_the_same(name: str) -> None:
     original, other = model(name), turned(model(name))
     tokens = torch.arange(1, 40)[None] % 60
     with torch.no_grad():
-        logits = [one(tokens).logits for one in (original, other)]
+        logits = [network(tokens).logits for network in (original, other)]
     assert float((logits[0] - logits[1]).abs().max()) < 1e-3 * float(logits[0].abs().max())
     assert not wqk.same(original, other).same
     comparison = wqk.same(original, other, up_to=["stream"])
@@ -88,7 +88,7 @@ def test_what_was_not_turned_along_is_said(left: str) -> None:
     if "q_proj" in left:
         assert [block.same for block in comparison.blocks] == [True, False]
     else:
-        assert [one for one in comparison.differing if left in one.name]
+        assert [tensor for tensor in comparison.differing if left in tensor.name]
 
 
 @pytest.mark.parametrize("of", [None, 1, 2])
@@ -139,8 +139,8 @@ def renumbered(original: Any, also: bool = True) -> Any:
     heads = np.arange(config.num_attention_heads).reshape(config.num_key_value_heads, -1)[::-1]
     width = config.head_dim
     rows = {
-        n: torch.tensor((np.ravel(some)[:, None] * width + np.arange(width)).ravel())
-        for n, some in (("q", heads), ("k", np.arange(len(heads))[::-1]))
+        n: torch.tensor((np.ravel(order_of_side)[:, None] * width + np.arange(width)).ravel())
+        for n, order_of_side in (("q", heads), ("k", np.arange(len(heads))[::-1]))
     }
     with torch.no_grad():
         for layer in other.model.layers:
@@ -166,7 +166,7 @@ def test_heads_and_neurons_are_freedoms_with_the_stream_and_without(name, stream
     other = renumbered(turned(model(name)) if stream else model(name))
     tokens = torch.arange(1, 40)[None] % 60
     with torch.no_grad():
-        logits = [one(tokens).logits for one in (model(name), other)]
+        logits = [network(tokens).logits for network in (model(name), other)]
     assert float((logits[0] - logits[1]).abs().max()) < 1e-3 * float(logits[0].abs().max())
     freedoms = ["heads", "neurons", *["stream"] * stream]
     comparison = wqk.same(model(name), other, up_to=freedoms)

@@ -26,24 +26,24 @@ Edit = Callable[[np.ndarray], np.ndarray]
 
 def tensors() -> Tensors:
     """A LLaMA with feed-forward networks, experts, norms, embeddings and a head."""
-    given = small.llama(layers=LAYERS, width=WIDTH, sides="qkvo", norms=True)._arrays
+    original = small.llama(layers=LAYERS, width=WIDTH, sides="qkvo", norms=True)._arrays
     random = np.random.default_rng(1)
-    found = dict(given)
+    changed = dict(original)
     for layer in range(LAYERS):
         prefix = f"model.layers.{layer}."
-        found[f"{prefix}post_attention_layernorm.weight"] = random.uniform(0.5, 2, WIDTH)
+        changed[f"{prefix}post_attention_layernorm.weight"] = random.uniform(0.5, 2, WIDTH)
         for name in ("gate_proj", "up_proj"):
-            found[f"{prefix}mlp.{name}.weight"] = random.standard_normal((HIDDEN, WIDTH))
-        found[f"{prefix}mlp.down_proj.weight"] = random.standard_normal((WIDTH, HIDDEN))
+            changed[f"{prefix}mlp.{name}.weight"] = random.standard_normal((HIDDEN, WIDTH))
+        changed[f"{prefix}mlp.down_proj.weight"] = random.standard_normal((WIDTH, HIDDEN))
         for expert in range(EXPERTS):
             for name in ("w1", "w2", "w3"):
                 weight = random.standard_normal((32, WIDTH))
-                found[f"{prefix}moe.experts.{expert}.{name}.weight"] = weight
-        found[f"{prefix}moe.fused"] = random.standard_normal((EXPERTS, 12, WIDTH))
-        found[f"{prefix}moe.gate.weight"] = random.standard_normal((EXPERTS, WIDTH))
+                changed[f"{prefix}moe.experts.{expert}.{name}.weight"] = weight
+        changed[f"{prefix}moe.fused"] = random.standard_normal((EXPERTS, 12, WIDTH))
+        changed[f"{prefix}moe.gate.weight"] = random.standard_normal((EXPERTS, WIDTH))
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
-        found[name] = random.standard_normal((VOCABULARY, WIDTH))
-    return {name: value.astype(np.float32) for name, value in found.items()}
+        changed[name] = random.standard_normal((VOCABULARY, WIDTH))
+    return {name: value.astype(np.float32) for name, value in changed.items()}
 
 
 def model(found: Tensors, name: str, **config: Any) -> StateDict:

@@ -30,17 +30,17 @@ FILES = [Path(tolerances.__file__), Path(thresholds.__file__)]
 def test_every_tolerance_of_the_room_is_declared_once(declaring: Path) -> None:
     declared = re.compile(r"^[A-Z][A-Z_, ]* = [^\"\n]*(?:\d\.\d|\de-\d)", re.MULTILINE)
     for file in declaring.parent.glob("*.py"):
-        found = declared.findall(file.read_text(encoding="utf-8"))
-        assert bool(found) == (file == declaring), (file, found)
+        names = declared.findall(file.read_text(encoding="utf-8"))
+        assert bool(names) == (file == declaring), (file, names)
 
 
 @pytest.mark.parametrize("declaring", FILES, ids=lambda file: file.stem)
 def test_every_tolerance_has_a_meaning_and_a_use(declaring: Path) -> None:
     text = declaring.read_text(encoding="utf-8")
-    others = "".join(
+    text_of_room = "".join(
         f.read_text(encoding="utf-8") for f in declaring.parent.glob("*.py") if f != declaring
     )
     for names in re.findall(r"^([A-Z][A-Z_, ]*) = ", text, re.MULTILINE):
         before = text[: text.index(f"\n{names} = ")].splitlines()[-1]
         assert before.startswith("#"), names
-        assert all(re.search(rf"\b{name}\b", others) for name in names.split(", ")), names
+        assert all(re.search(rf"\b{name}\b", text_of_room) for name in names.split(", ")), names

@@ -129,5 +129,5 @@ def test_the_command_prints_the_third_verdict_everywhere(family: Path, tmp_path,
     assert answer["verdict"] == "not decided"
     report = ElementTree.parse("report.xml").getroot()
     assert report.attrib["failures"] == "0"
-    skipped = [one.attrib["message"] for one in report.iter("skipped")]
+    skipped = [case.attrib["message"] for case in report.iter("skipped")]
     assert sum(message.startswith("not decided: rotary positions") for message in skipped) == 2
