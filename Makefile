@@ -38,7 +38,7 @@ help:
 	@echo "make performance  the same, into docs/performance.md; SECTIONS='scans training'"
 	@echo "make campaign  the long fuzz and kill runs"
 	@echo "make mutants   plant faults, count those that the tests notice; DATA=N, CODE=N, SEED=N"
-	@echo "make results   write the tables of docs/results from its records"
+	@echo "make results   write the tables of docs/results and docs/theory from their records"
 	@echo "make derive    derive families from running every model type; writes their data"
 
 $(BIN)/python:
@@ -79,6 +79,8 @@ train: $(READY) $(RUNS)/corpus/store.json
 
 results: $(READY)
 	$(BIN)/python docs/generate_results.py
+	$(BIN)/python docs/generate_theory.py
+	$(BIN)/python docs/generate_assumptions.py
 
 check: $(READY)
 	$(BIN)/ruff format --check $(CHECKED)

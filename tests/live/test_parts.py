@@ -21,7 +21,7 @@ from tests.small import sizes
 import wqk
 from wqk.errors import CheckpointError, CorpusError, FormError, UnknownFamily
 from wqk.live.held_out import choose
-from wqk.live.mixing import NONE, SKEW, SYMMETRIC, Mixer, Part, Place, mixed
+from wqk.live.mixing import NONE, SKEW, SYMMETRIC, Mixer, ScorePart, ScorePlace, mixed
 from wqk.live.parts import _Measurement, share_kept
 from wqk.live.reflections import InputRoots, involution
 
@@ -129,7 +129,7 @@ def output(model: Any, tokens: torch.Tensor) -> torch.Tensor:
 MEASURED = torch.randint(5, 40, (40, N), generator=torch.Generator().manual_seed(9))
 
 
-def with_part(model: Any, tokens: torch.Tensor, part: Part, place: Place) -> torch.Tensor:
+def with_part(model: Any, tokens: torch.Tensor, part: ScorePart, place: ScorePlace) -> torch.Tensor:
     with Mixer(wqk.open(model)).installed() as mixer:
         mixer.measure_inputs(lambda: output(model, MEASURED))
         mixer.place, mixer.part = place, part
@@ -143,8 +143,8 @@ def test_at_one_and_one_the_model_is_itself_bit_for_bit(kind: Kind, mirror: Any)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     hooks = sum(len(module._forward_pre_hooks) for module in model.modules())
     whole = output(model, ids())
-    same = with_part(model, ids(), mixed("", 1, 1, mirror), Place(kind.stack))
-    other = with_part(model, ids(), mixed("", 1, 0, mirror), Place(kind.stack))
+    same = with_part(model, ids(), mixed("", 1, 1, mirror), ScorePlace(kind.stack))
+    other = with_part(model, ids(), mixed("", 1, 0, mirror), ScorePlace(kind.stack))
     assert torch.equal(whole, same)
     assert not torch.allclose(whole, other, atol=1e-4)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
@@ -207,7 +207,7 @@ def inputs_of_layer_0(kind: Kind, model: Any, tokens: torch.Tensor) -> np.ndarra
     return inputs[0].numpy()
 
 
-def heard(kind: Kind, model: Any, part: Part, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def heard(kind: Kind, model: Any, part: ScorePart, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """The inputs of layer 0's attention, and what its heads put out in the model's own pass."""
     kept: dict[str, Any] = {}
 
@@ -224,7 +224,7 @@ def heard(kind: Kind, model: Any, part: Part, seed: int = 0) -> tuple[np.ndarray
             attention.register_forward_pre_hook(given, with_kwargs=True, prepend=True),
             after.register_forward_pre_hook(put_out),
         ]
-        mixer.place, mixer.part = Place(kind.stack), part
+        mixer.place, mixer.part = ScorePlace(kind.stack), part
         output(model, ids())
     for hook in hooks:
         hook.remove()
@@ -256,7 +256,7 @@ def test_a_random_involution_equals_a_direct_computation(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", [KINDS[1], KINDS[2]], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("mirror", ["transpose", "next head", "involution"])
 def test_a_later_token_changes_nothing_before_it(kind: Kind, mirror: Any) -> None:
-    model, place = made(kind), Place("decoder")
+    model, place = made(kind), ScorePlace("decoder")
     tokens, changed = ids(), ids()
     changed[:, 4:] = ids(1)[:, 4:]
     for part in (mixed("", 1, 0, mirror), mixed("", 0, 1, mirror)):
@@ -267,7 +267,7 @@ def test_a_later_token_changes_nothing_before_it(kind: Kind, mirror: Any) -> Non
 
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[1]], ids=lambda kind: kind.name)
 def test_heads_that_were_made_symmetric_keep_all(kind: Kind) -> None:
-    model, place = made(kind), Place(kind.stack)
+    model, place = made(kind), ScorePlace(kind.stack)
     wqk.initialize_(model, "symmetric", seed=1)
     whole, none = output(model, ids()), with_part(model, ids(), NONE, place)
     torch.testing.assert_close(with_part(model, ids(), SYMMETRIC, place), whole)
@@ -281,7 +281,7 @@ def test_heads_that_were_made_symmetric_keep_all(kind: Kind) -> None:
 def test_no_scores_are_those_of_queries_that_are_zero(kind: Kind) -> None:
     """Also under a soft cap, which comes before what is added to the mask."""
     model = made(kind)
-    none, whole = with_part(model, ids(), NONE, Place("decoder")), output(model, ids())
+    none, whole = with_part(model, ids(), NONE, ScorePlace("decoder")), output(model, ids())
     for layer in model.model.layers:
         layer.self_attn.q_proj.weight.data.zero_()
     torch.testing.assert_close(none, output(model, ids()))
@@ -291,21 +291,21 @@ def test_no_scores_are_those_of_queries_that_are_zero(kind: Kind) -> None:
 def test_one_layer_and_one_head_are_changed_alone() -> None:
     model = made(KINDS[0])
     whole = output(model, ids())
-    by_head = [with_part(model, ids(), NONE, Place("encoder", 0, head)) for head in range(4)]
+    by_head = [with_part(model, ids(), NONE, ScorePlace("encoder", 0, head)) for head in range(4)]
     assert not any(torch.allclose(one, whole, atol=1e-6) for one in by_head)
     assert not torch.allclose(by_head[0], by_head[1], atol=1e-6)
     # In a model of one head, a head is the layer.
     model = made(KINDS[0]._replace(config={**KINDS[0].config, "num_attention_heads": 1}))
     torch.testing.assert_close(
-        with_part(model, ids(), SKEW, Place("encoder", 1, 0)),
-        with_part(model, ids(), SKEW, Place("encoder", 1)),
+        with_part(model, ids(), SKEW, ScorePlace("encoder", 1, 0)),
+        with_part(model, ids(), SKEW, ScorePlace("encoder", 1)),
     )
 
 
 @pytest.mark.parametrize("rank", [1, 3, 6])
 def test_a_rank_is_that_of_the_best_approximation(rank: int) -> None:
     model = made(KINDS[0])
-    x, out = heard(KINDS[0], model, Part("", 0, 1, "rank", rank))
+    x, out = heard(KINDS[0], model, ScorePart("", 0, 1, "rank", rank))
     attention = model.get_submodule(KINDS[0].attention)
     forms = []
     for side in (attention.query, attention.key):
@@ -439,7 +439,7 @@ def test_derivatives_are_those_of_autograd() -> None:
     factor = torch.ones((), dtype=torch.float64, requires_grad=True)
     hidden = np.random.default_rng(0).random((4, 8)).argsort(axis=1).argsort(axis=1) < 1
     with Mixer(wqk.open(model)).installed() as mixer:
-        mixer.place, mixer.part = Place("encoder"), Part("", factor, 0.0)  # type: ignore[arg-type]
+        mixer.place, mixer.part = ScorePlace("encoder"), ScorePart("", factor, 0.0)  # type: ignore[arg-type]
         logits = model(input_ids=tokens.masked_fill(torch.from_numpy(hidden), 3)).logits
         loss = torch.nn.functional.cross_entropy(logits[hidden], tokens[hidden])
     (slope,) = torch.autograd.grad(loss, factor)

@@ -1,4 +1,4 @@
-"""A model with its head, blocks of a text that it reads, and the loss of each block.
+"""A model with its head, the blocks of text that the model reads, and the loss of each block.
 
 Axes: B blocks, N tokens, V vocabulary.
 """
@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, NamedTuple, Unpack
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from wqk.tables.run import checkpoints_in
 
 Predicts = Literal["masked", "causal", "sequence", "states"]
 
-# How the names of architectures end, and what those predict.
+# Endings of the names of architectures, with the tokens that such models predict.
 ENDINGS: dict[str, Predicts] = {
     "ForMaskedLM": "masked",
     "ForPreTraining": "masked",
@@ -39,7 +39,7 @@ ENDINGS: dict[str, Predicts] = {
 
 BLOCK = 128  # tokens, by default
 AT_ONCE = 64  # blocks in a pass
-IGNORED = -100  # the label of what is not predicted
+IGNORED = -100  # the label of tokens that are not predicted
 
 
 @dataclass(eq=False)
@@ -51,9 +51,9 @@ class HeldOut:
     model
         A `transformers` model.
     name
-        Of the text.
+        Name of the text.
     predicts
-        What the loss is of: see `wqk.live.parts.Parts`.
+        The tokens that the loss is of: see `wqk.live.parts.Parts`.
     inputs, labels
         Token ids (B, N); labels are `IGNORED` where nothing is predicted.
     """
@@ -76,20 +76,20 @@ class HeldOut:
         return int(self.inputs.shape[1])
 
     def remember_states(self) -> None:
-        """Keep the hidden states of the model as it is, where they stand for the loss."""
+        """Keep the hidden states of the unchanged model, if distances of states are the loss."""
         self._states = []
         if self.predicts == "states":
             self._states = [self._run(at) for at in self._passes()]
 
     def losses(self) -> Float[np.ndarray, " blocks"]:
-        """The loss of each block: mean over its predicted tokens."""
+        """Return the loss of each block: the mean over the block's predicted tokens."""
         return np.concatenate([self._losses(at) for at in self._passes()])
 
     def _passes(self) -> list[slice]:
         return [slice(at, at + AT_ONCE) for at in range(0, self.count, AT_ONCE)]
 
     def _run(self, at: slice) -> Any:
-        """Logits, or the last hidden states."""
+        """Return logits, or the last hidden states."""
         import torch
 
         device = self.model.device
@@ -107,24 +107,43 @@ class HeldOut:
 
         out = self._run(at)
         if self.predicts == "states":
-            own = self._states[at.start // AT_ONCE]
-            apart = (out - own).double().square().mean((1, 2))
-            return np.asarray((apart / own.double().var((1, 2))).cpu())
+            whole_states = self._states[at.start // AT_ONCE]
+            distance = (out - whole_states).double().square().mean((1, 2))
+            return np.asarray((distance / whole_states.double().var((1, 2))).cpu())
         labels = torch.from_numpy(self.labels[at]).to(out.device)
         if self.predicts == "causal":
             out, labels = out[:, :-1], labels[:, 1:]
-        each = torch.nn.functional.cross_entropy(
+        token_losses = torch.nn.functional.cross_entropy(
             out.swapaxes(1, 2).to(torch.promote_types(out.dtype, torch.float32)),
             labels,
             reduction="none",
             ignore_index=IGNORED,
         )
-        return np.asarray((each.sum(1) / (labels != IGNORED).sum(1)).double().cpu())
+        predicted = (labels != IGNORED).sum(1)
+        return np.asarray((token_losses.sum(1) / predicted).double().cpu())
+
+
+class TokenSource(NamedTuple):
+    """Tokens of a text, before they are cut into blocks.
+
+    Attributes
+    ----------
+    name
+        Name of the text.
+    ids
+        Token ids, (B, N), or in one row, (N,).
+    mask
+        Id of the mask token; None if the text has none.
+    """
+
+    name: str
+    ids: np.ndarray
+    mask: int | None
 
 
 def open_held_out(
     model: Any,
-    own: partial[Any] | None,
+    tokenizer_maker: partial[Any] | None,
     text: Any,
     corpus: Any,
     tokens: Any,
@@ -133,59 +152,29 @@ def open_held_out(
     mask_share: float,
     seed: int,
 ) -> HeldOut:
-    """A text for a model with its own tokenizer; arguments and errors as for `wqk.live.parts`."""
+    """Return a model with the blocks of a text to predict.
+
+    ``tokenizer_maker`` reads the model's own tokenizer. Other arguments and errors are those of
+    `wqk.live.parts`.
+    """
     if sum(value is not None for value in (text, corpus, tokens)) != 1:
         raise CorpusError("give one of text, corpus and tokens: what the model is to read")
     if blocks < 2:
         raise CorpusError(f"an interval needs at least 2 blocks; got {blocks}")
-    predicts = predicted_by(type(model).__name__)
-    if predicts == "sequence" and not model.config.is_encoder_decoder:
-        predicts = "causal"  # a decoder that also sees pictures
-    if type(model).__name__.endswith("ForPreTraining") and model.get_output_embeddings() is None:
-        predicts = "states"  # ELECTRA's discriminator
+    predicts = _predicted_by_model(model)
     if predicts == "states":
         model = model.base_model
-    mask: int | None = None
     if text is not None:
-        name, ids, mask = _encoded(Path(text), own, blocks * (block or BLOCK))
+        source = _encoded(Path(text), tokenizer_maker, blocks * (block or BLOCK))
     elif corpus is not None:
-        name, ids, mask = _stored(Path(corpus))
+        source = _stored(Path(corpus))
     else:
-        name, ids = "token ids", np.asarray(tokens)
-        if ids.dtype.kind not in "iu" or ids.ndim not in (1, 2):
-            raise CorpusError(
-                f"tokens must be whole numbers (B, N) or (N,), got {ids.dtype} {ids.shape}"
-            )
-        mask = getattr(model.config, "mask_token_id", None)
-        if mask is None and own:
-            with suppress(CorpusError):
-                mask = own().mask_token_id
+        source = _given(tokens, model, tokenizer_maker)
+    name, ids, mask = source
     if ids.ndim == 1:
-        positions = most_positions(model)
-        length = min(BLOCK, positions or BLOCK) if block is None else block
-        if positions is not None and length > positions:
-            raise CorpusError(f"blocks of {length} tokens; the model has {positions} positions")
-        count = min(blocks, len(ids) // length) if length > 1 else 0
-        if count < 2:
-            raise CorpusError(
-                f"{name}: {len(ids):,} tokens hold no 2 blocks of {length}; give more text, or "
-                "fewer tokens in a block (block)"
-            )
-        # From all over the text.
-        starts = np.linspace(0, len(ids) // length - 1, count).astype(int) * length
-        ids = ids[starts[:, None] + np.arange(length)]
+        ids = _cut(source, model, blocks, block)
     ids = ids[:blocks].astype(np.int64)
-    if min(ids.shape) < 2:
-        raise CorpusError(f"{name}: expected 2 or more blocks of 2 or more tokens, got {ids.shape}")
-    try:
-        size = model.get_input_embeddings().num_embeddings
-    except (AttributeError, NotImplementedError):
-        raise CheckpointError(f"{type(model).__name__} does not read tokens") from None
-    if ids.min() < 0 or ids.max() >= size:
-        raise CorpusError(
-            f"{name}: has token ids up to {ids.max()}, and the model a vocabulary of {size}; "
-            "give a text in the model's own tokens"
-        )
+    _check_ids(name, ids, model)
     if predicts == "sequence":
         half = ids.shape[1] // 2
         return HeldOut(model, name, predicts, ids[:, :half].copy(), ids[:, half:].copy())
@@ -195,10 +184,66 @@ def open_held_out(
         raise CorpusError(f"{name}: an encoder predicts masked tokens, and no mask token is known")
     if not 0 < mask_share < 1:
         raise CorpusError(f"the share of masked tokens lies in (0, 1), got {mask_share:g}")
-    hidden = choose(np.random.default_rng(seed), ids.shape, mask_share)
-    return HeldOut(
-        model, name, predicts, np.where(hidden, mask, ids), np.where(hidden, ids, IGNORED)
-    )
+    masked = choose(np.random.default_rng(seed), ids.shape, mask_share)
+    inputs, labels = np.where(masked, mask, ids), np.where(masked, ids, IGNORED)
+    return HeldOut(model, name, predicts, inputs, labels)
+
+
+def _predicted_by_model(model: Any) -> Predicts:
+    """Return the tokens that a model predicts, by its class and its configuration."""
+    class_name = type(model).__name__
+    predicts = predicted_by(class_name)
+    if class_name.endswith("ForPreTraining") and model.get_output_embeddings() is None:
+        return "states"  # ELECTRA's discriminator
+    if predicts == "sequence" and not model.config.is_encoder_decoder:
+        return "causal"  # a decoder that also sees pictures
+    return predicts
+
+
+def _given(tokens: Any, model: Any, tokenizer_maker: partial[Any] | None) -> TokenSource:
+    """Return token ids that the caller gives, with the model's mask token."""
+    ids = np.asarray(tokens)
+    if ids.dtype.kind not in "iu" or ids.ndim not in (1, 2):
+        raise CorpusError(
+            f"tokens must be whole numbers (B, N) or (N,), got {ids.dtype} {ids.shape}"
+        )
+    mask = getattr(model.config, "mask_token_id", None)
+    if mask is None and tokenizer_maker:
+        with suppress(CorpusError):
+            mask = tokenizer_maker().mask_token_id
+    return TokenSource("token ids", ids, mask)
+
+
+def _cut(source: TokenSource, model: Any, blocks: int, block: int | None) -> np.ndarray:
+    """Return blocks of tokens, (B, N), from all over a text in one row."""
+    name, ids, _ = source
+    positions = most_positions(model)
+    length = min(BLOCK, positions or BLOCK) if block is None else block
+    if positions is not None and length > positions:
+        raise CorpusError(f"blocks of {length} tokens; the model has {positions} positions")
+    count = min(blocks, len(ids) // length) if length > 1 else 0
+    if count < 2:
+        raise CorpusError(
+            f"{name}: {len(ids):,} tokens hold no 2 blocks of {length}; give more text, or "
+            "fewer tokens in a block (block)"
+        )
+    starts = np.linspace(0, len(ids) // length - 1, count).astype(int) * length
+    return np.asarray(ids[starts[:, None] + np.arange(length)])
+
+
+def _check_ids(name: str, ids: np.ndarray, model: Any) -> None:
+    """Raise `CorpusError` if blocks are too few or too short, or not in the model's tokens."""
+    if min(ids.shape) < 2:
+        raise CorpusError(f"{name}: expected 2 or more blocks of 2 or more tokens, got {ids.shape}")
+    try:
+        vocabulary_size = model.get_input_embeddings().num_embeddings
+    except (AttributeError, NotImplementedError):
+        raise CheckpointError(f"{type(model).__name__} does not read tokens") from None
+    if ids.min() < 0 or ids.max() >= vocabulary_size:
+        raise CorpusError(
+            f"{name}: has token ids up to {ids.max()}, and the model a vocabulary of "
+            f"{vocabulary_size}; give a text in the model's own tokens"
+        )
 
 
 def choose(random: np.random.Generator, shape: tuple[int, ...], share: float) -> np.ndarray:
@@ -216,20 +261,21 @@ def choose(random: np.random.Generator, shape: tuple[int, ...], share: float) ->
 
 
 def predicted_by(name: str) -> Predicts:
-    """What a model's class predicts, by its name."""
+    """Return the tokens that a model of a class predicts; ``states`` if the class has no head."""
     kinds = (kind for ending, kind in ENDINGS.items() if name.endswith(ending))
     return next(kinds, "states")
 
 
 def load(ref: Any) -> tuple[Any, partial[Any] | None]:
-    """A model with its head, if the checkpoint has one, in float32, and what reads its tokenizer.
+    """Return a model in float32, and a function that reads the model's tokenizer.
 
-    A model in memory is returned as it is, without its wrappers and a tokenizer.
+    The model has a head if the checkpoint has one. A model in memory is returned without wrappers,
+    and without a tokenizer.
 
     Raises
     ------
     CheckpointError
-        transformers cannot load it, or it has learned prompts.
+        transformers cannot load the model, or the model has learned prompts.
     """
     import torch
     import transformers
@@ -242,21 +288,21 @@ def load(ref: Any) -> tuple[Any, partial[Any] | None]:
         return (unwrapped(ref) if hasattr(ref, "named_children") else ref), None
     steps = checkpoints_in(Path(ref)) if Path(ref).is_dir() else []
     place = str(steps[-1][1] if steps else ref)
-    open_checkpoint(place, **hub)  # its errors are clearer than those of transformers
+    open_checkpoint(place, **hub)  # errors of this package are clearer than those of transformers
     with quiet():
         try:
             config = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False, **hub)
             decodes = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
             name = (config.architectures or ["AutoModelForCausalLM" if decodes else ""])[0]
-            made = getattr(transformers, name, transformers.AutoModel)
-            model, report = load_pretrained(made, place, dtype=torch.float32, **hub)
+            model_class = getattr(transformers, name, transformers.AutoModel)
+            model, report = load_pretrained(model_class, place, dtype=torch.float32, **hub)
             if report["missing_keys"]:
                 headless = transformers.AutoModel
                 model, report = load_pretrained(headless, place, dtype=torch.float32, **hub)
         except Exception as error:  # every model class has its own
             reason = first_line(error)
             raise CheckpointError(f"{ref}: cannot be loaded ({reason})") from error
-    # A pooler reads the last states and is no part of them.
+    # A pooler reads the last states, and is not part of the states.
     if missing := sorted(name for name in report["missing_keys"] if "pooler" not in name):
         raise CheckpointError(
             f"{ref}: lacks {counted(len(missing), 'tensor')} that the model runs with, such as "
@@ -266,7 +312,7 @@ def load(ref: Any) -> tuple[Any, partial[Any] | None]:
 
 
 def fresh(model: Any, seed: int) -> Any:
-    """A new model of the same class and configuration; None if it cannot be made."""
+    """Return a new model of the same class and configuration; None if transformers makes none."""
     import copy
 
     import torch
@@ -279,14 +325,12 @@ def fresh(model: Any, seed: int) -> Any:
             return None
 
 
-def _encoded(
-    path: Path, own: partial[Any] | None, wanted: int
-) -> tuple[str, np.ndarray, int | None]:
-    """A text file in a model's own tokens."""
-    if own is None:
+def _encoded(path: Path, tokenizer_maker: partial[Any] | None, count: int) -> TokenSource:
+    """Return the first tokens of a text file, at least ``count``, in a model's own tokens."""
+    if tokenizer_maker is None:
         raise CorpusError("a text needs the tokenizer of a saved model; give tokens instead")
-    # A token has at least one character, mostly; what is not needed is not read.
-    enough = 40 * wanted
+    # Tokens are hardly ever longer than 40 characters; the remaining text is not read.
+    enough = 40 * count
     try:
         with opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig") as lines:
             if {".jsonl", ".ndjson", ".json"} & {suffix.lower() for suffix in path.suffixes}:
@@ -300,14 +344,14 @@ def _encoded(
         raise CorpusError(f"{path}: cannot be read as text ({first_line(error)})") from None
     except (KeyError, TypeError):
         raise CorpusError(f'{path}: expected a JSON object with a "text" in each line') from None
-    tokenizer = own()
+    tokenizer = tokenizer_maker()
     with quiet():
         ids = tokenizer(text[:enough], add_special_tokens=False)["input_ids"]
-    return path.name, np.asarray(ids, np.int64), tokenizer.mask_token_id
+    return TokenSource(path.name, np.asarray(ids, np.int64), tokenizer.mask_token_id)
 
 
 def tokenizer_of(ref: str, **hub: Unpack[HubOptions]) -> Any:
-    """A model's own tokenizer; CorpusError if it has none that encodes text."""
+    """Return a model's own tokenizer; `CorpusError` if the model has none that encodes text."""
     from transformers import AutoTokenizer
 
     try:
@@ -318,20 +362,21 @@ def tokenizer_of(ref: str, **hub: Unpack[HubOptions]) -> Any:
             raise ValueError("no vocabulary")
     except Exception as error:  # the libraries raise anything
         reason = first_line(error)
-        shown = "" if reason.endswith(":") else f" ({reason})"  # whose list would be cut off
+        # A reason that ends in a colon is followed by a list, which would be cut off.
+        shown = "" if reason.endswith(":") else f" ({reason})"
         raise CorpusError(
             f"{ref}: has no tokenizer that encodes text{shown}; give a corpus, or token ids"
         ) from None
     return tokenizer
 
 
-def _stored(folder: Path) -> tuple[str, np.ndarray, int | None]:
-    """The held-out tokens of a folder that ``wqk lab corpus`` wrote."""
+def _stored(folder: Path) -> TokenSource:
+    """Return the held-out tokens of a folder that ``wqk lab corpus`` wrote."""
     try:
         header = json.loads((folder / "store.json").read_bytes())
         dtype = np.dtype(header["dtype"]).newbyteorder("<")
         tokens = np.fromfile(folder / "held_out.tokens", dtype=dtype)
-        return folder.name, tokens, header["special"].get("mask")
+        return TokenSource(folder.name, tokens, header["special"].get("mask"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorpusError(
             f"{folder}: is not a folder of tokens ({first_line(error)}); wqk lab corpus writes one"

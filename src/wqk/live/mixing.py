@@ -1,14 +1,14 @@
-"""Parts of the scores in the place of the scores, while a model of transformers runs.
+"""Replace attention scores by parts of the scores while a model of transformers runs.
 
 The logits of attention before mask and bias, S_ij = x_i W x_jᵀ times the model's scale, become
-u S + v M, where M is a mirror image of S. With the transpose, the score of the same pair read the
-other way, this is a (S + Sᵀ)/2 + b (S − Sᵀ)/2 for u = (a + b)/2 and v = (a − b)/2. Masks and
-position terms stay whole, so that in a causal model only the lower triangle of Sᵀ enters. Rotary
-positions and norms are in S, as the model computes it. The control's mirror is that of inputs
-turned by a random involution that keeps their second moments (`wqk.live.reflections`).
+u S + v M, where M is a mirror image of S. The usual mirror is the transpose, in which query and key
+of a pair change places: u S + v Sᵀ is a (S + Sᵀ)/2 + b (S − Sᵀ)/2 for u = (a + b)/2 and
+v = (a − b)/2. Masks and position terms stay whole, so in a causal model only the lower triangle of
+Sᵀ enters. S contains rotary positions and norms. For the control, a random involution that keeps
+second moments turns the inputs (`wqk.live.reflections`).
 
-No weights are touched. A model that calls transformers' attention interface adds its mask to the
-scaled products of queries and keys; what changes the products is added to the mask.
+Weights stay unchanged. A model that calls transformers' attention interface adds a mask to the
+scaled products of queries and keys; the change of the products is added to the mask.
 
 Axes: B blocks, H query heads, G key heads, N tokens, R head width, D width.
 """
@@ -30,7 +30,7 @@ from wqk.live.addresses import parent_of
 from wqk.live.reflections import InputRoots, input_roots, involution
 from wqk.model import Model
 
-# The name under which transformers knows the attention that mixes parts.
+# The name under which the attention that mixes parts is registered with transformers.
 NAME = "wqk_parts"
 
 # The argument of attention modules that takes the inputs.
@@ -39,12 +39,24 @@ INPUTS = "hidden_states"
 Mirror = Literal["transpose", "next head", "involution", "rank"]
 
 
-class Part(NamedTuple):
-    """What takes the place of the scores: ``whole`` times S plus ``mirrored`` times its mirror.
+class ScorePart(NamedTuple):
+    """Replacement of the scores S: ``whole`` times S plus ``mirrored`` times a mirror of S.
 
-    ``number`` tells random involutions apart, and is the rank of a truncated form. With
-    ``size_of``, the part is a random one of the size of the symmetric or the skew part, head by
-    head.
+    Attributes
+    ----------
+    name
+        Name of the part in tables.
+    whole, mirrored
+        Factors of S and of the mirror.
+    mirror
+        ``transpose``: Sᵀ. ``next head``: the transpose of the next head's scores. ``involution``:
+        scores of inputs that a random involution has turned. ``rank``: scores of forms that are cut
+        to a rank.
+    number
+        Number of the random involution, or the rank.
+    size_of
+        If not empty, the part is a random part, in each head as large as the symmetric or the skew
+        part; the factors are not used.
     """
 
     name: str
@@ -55,23 +67,25 @@ class Part(NamedTuple):
     size_of: Literal["", "symmetric", "skew"] = ""
 
 
-def mixed(name: str, a: float, b: float, mirror: Mirror = "transpose", number: int = 0) -> Part:
-    """``a`` times the even half of the scores plus ``b`` times the odd one.
+def mixed(
+    name: str, a: float, b: float, mirror: Mirror = "transpose", number: int = 0
+) -> ScorePart:
+    """Return ``a`` times the even half of the scores plus ``b`` times the odd half.
 
     Examples
     --------
     >>> mixed("skew", 0, 1)[:3]
     ('skew', 0.5, -0.5)
     """
-    return Part(name, (a + b) / 2, (a - b) / 2, mirror, number)
+    return ScorePart(name, (a + b) / 2, (a - b) / 2, mirror, number)
 
 
-WHOLE, NONE, HALF = Part("whole", 1.0), Part("none"), Part("half", 0.5)
+WHOLE, NONE, HALF = ScorePart("whole", 1.0), ScorePart("none"), ScorePart("half", 0.5)
 SYMMETRIC, SKEW = mixed("symmetric", 1, 0), mixed("skew", 0, 1)
 
 
-class Place(NamedTuple):
-    """Which scores are changed: those of a stack, a layer or a head."""
+class ScorePlace(NamedTuple):
+    """Heads whose scores are changed: those of a stack, of a layer of the stack, or one head."""
 
     stack: str
     layer: int | None = None
@@ -87,16 +101,16 @@ class SumsOfSquares:
 
 
 class Mixer:
-    """Lets a model run with parts of its scores; use within ``installed()``.
+    """Run a model with parts of the scores; use within ``installed()``.
 
-    Its ``part`` takes the place of the scores of its ``place`` in the passes that follow.
+    In the passes that follow, ``part`` replaces the scores of the heads in ``place``.
 
     Parameters
     ----------
     opened
         A `Model` opened from a `transformers` model.
     seed
-        Of random involutions.
+        Seed of random involutions.
     """
 
     def __init__(self, opened: Model, seed: int = 0) -> None:
@@ -118,7 +132,7 @@ class Mixer:
             for plan in opened.plans
             if plan.kind == "self"
         }
-        self.place, self.part = Place(""), WHOLE
+        self.place, self.part = ScorePlace(""), WHOLE
         self._checked: set[Any] = set()
         self._probing = False
         self._mirrored: dict[Any, Array] = {}
@@ -130,7 +144,7 @@ class Mixer:
 
     @contextmanager
     def installed(self) -> Iterator[Mixer]:
-        """Put this attention in place of the model's, and give its own back in the end."""
+        """Install this attention in the model, and restore the model's own attention at the end."""
         from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
         from transformers.masking_utils import eager_mask
 
@@ -201,9 +215,9 @@ class Mixer:
         stack
             The stack whose layers are measured.
         number
-            Number of the involution, as in `Part`.
+            Number of the involution, as in `ScorePart`.
         """
-        self.place, self.part = Place(stack), Part("", 1, 0, "involution", number)
+        self.place, self.part = ScorePlace(stack), ScorePart("", 1, 0, "involution", number)
         squares = self._squares = {}
         try:
             run()
@@ -212,7 +226,7 @@ class Mixer:
         return {layer: sums.mirror / sums.scores for layer, sums in squares.items() if sums.scores}
 
     def require_all_seen(self) -> None:
-        """Raise `UnknownFamily` if some self-attention has not gone through the interface."""
+        """Raise `UnknownFamily` if a self-attention has not run through the interface."""
         for module, plan in self.modules.items():
             if module not in self._checked:
                 raise UnknownFamily(
@@ -231,7 +245,7 @@ class Mixer:
         )
 
     def _before(self, module: Any, args: Any, kwargs: Any) -> None:
-        """For a random involution, also compute queries and keys of the reflected inputs."""
+        """Compute queries and keys of the reflected inputs too, if a random involution is used."""
         if self.part.mirror != "involution" or self._probing or not self._is_changed(module):
             return
         reflected = self._reflected(module, _inputs_of(args, kwargs))
@@ -245,17 +259,20 @@ class Mixer:
             self._probing = False
 
     def _reflected(self, module: Any, inputs: Float[Array, "B N D"]) -> Float[Array, "B N D"]:
-        """The inputs of a block, turned by the part's involution.
+        """Return the inputs of a block, turned by the part's involution.
 
-        Square roots and involutions are kept in the type and on the device of the inputs.
+        Square roots and involutions are kept in the number type and on the device of the inputs.
         """
         import torch
 
         roots, width = self.roots.get(module), inputs.shape[-1]
         assert roots is not None, "measure_inputs() comes before a random involution"
         if isinstance(roots.root, np.ndarray):
-            both = (torch.from_numpy(side).to(inputs) for side in (roots.root, roots.inverse_root))
-            roots = self.roots[module] = InputRoots(*both)
+            roots = InputRoots(
+                torch.from_numpy(roots.root).to(inputs),
+                torch.from_numpy(roots.inverse_root).to(inputs),
+            )
+            self.roots[module] = roots
         key = width, self.part.number
         if key not in self._involutions:
             drawn = involution(width, (self.seed, self.part.number))
@@ -272,25 +289,24 @@ class Mixer:
         scaling: float | None = None,
         **options: Any,
     ) -> Any:
-        """Attention as the model's own code computes it, with other scores."""
+        """Compute attention by the model's own code, with other scores."""
         import torch
 
-        own = _own_attention(module)
+        eager_attention = _eager_attention_of(module)
 
         def run(query: Array, mask: Array | None) -> Any:
-            return own(module, query, key, value, mask, scaling=scaling, **options)
+            return eager_attention(module, query, key, value, mask, scaling=scaling, **options)
 
         if self._probing:
             self._mirrored[module] = scores_of(query, key, scaling).swapaxes(-1, -2)
             return query.new_zeros(*query.shape[:3], value.shape[-1]).swapaxes(1, 2), None
         if module in self.modules and module not in self._checked:
-            # What is added to the mask must count as scores do.
-            scores, mask = scores_of(query, key, scaling), attention_mask
-            added = _capped(scores, options)
-            added = added if mask is None else mask + added
-            if not torch.allclose(
-                run(query, mask)[0], run(0 * query, added)[0], rtol=1e-3, atol=1e-4
-            ):
+            # A term of the mask must have the same effect as a term of the scores.
+            as_mask = _capped(scores_of(query, key, scaling), options)
+            if attention_mask is not None:
+                as_mask = attention_mask + as_mask
+            expected, actual = run(query, attention_mask)[0], run(0 * query, as_mask)[0]
+            if not torch.allclose(expected, actual, rtol=1e-3, atol=1e-4):
                 raise UnknownFamily(
                     f"{self.opened.name}: {type(module).__name__} is no softmax of scaled products "
                     "plus a mask, so that its scores cannot be replaced"
@@ -310,7 +326,7 @@ class Mixer:
     def _mixed(
         self, module: Any, scores: Array, query: Array, key: Array, scaling: float | None
     ) -> Array:
-        """The part of the scores (B, H, N, N)."""
+        """Return the part that replaces the scores, (B, H, N, N)."""
         part = self.part
         transposed = scores.swapaxes(-1, -2)
         if part.mirror == "involution":
@@ -323,13 +339,17 @@ class Mixer:
             mirrored = transposed if part.mirror == "transpose" else transposed.roll(-1, 1)
         if not part.size_of:
             return part.whole * scores + part.mirrored * mirrored
-        sides = (0, 2, 3)
-        even = ((scores + transposed) / 2).square().sum(sides) / scores.square().sum(sides)
-        size = (even if part.size_of == "symmetric" else 1 - even)[:, None, None]
-        # If M is as large as S, p S + √(p(1 − p)) M has the share p of its size, and is orthogonal
-        # to the rest.
-        sign = 1 if part.size_of == "symmetric" else -1
-        return size * scores + sign * (size * (1 - size)).sqrt() * mirrored
+        all_but_heads = (0, 2, 3)
+        symmetric_squares = ((scores + transposed) / 2).square().sum(all_but_heads)
+        symmetric_share = symmetric_squares / scores.square().sum(all_but_heads)
+        if part.size_of == "symmetric":
+            share, sign = symmetric_share, 1
+        else:
+            share, sign = 1 - symmetric_share, -1
+        # If M is as large as S, the sum of squares of p S + √(p(1 − p)) M is the share p of that of
+        # S, and the sum is orthogonal to S less the sum.
+        share = share[:, None, None]
+        return share * scores + sign * (share * (1 - share)).sqrt() * mirrored
 
     def _add_squares(self, module: Any, mirror: Array, scores: Array) -> None:
         """Add the sums of squares of a mirror and of scores to those of the layer."""
@@ -339,37 +359,40 @@ class Mixer:
         sums.scores += float(scores.double().square().sum())
 
     def _truncating(self, module: Any, like: Array) -> Array:
-        """What between queries and keys leaves the best rank k of each head's form, (H, R, R)."""
+        """Return matrices (H, R, R) that cut the heads' forms to a rank, between query and key."""
         import torch
 
         plan, rank = self.modules[module], self.part.number
         if (module, rank) not in self._between:
             block = self.opened.block(plan.layer, stack=plan.stack)
-            between = [
-                _between(head.qk.query, head.qk.key, rank)
-                for head in (block[index] for index in range(plan.query.heads))
-            ]
+            between = []
+            for index in range(plan.query.heads):
+                form = block[index].qk
+                between.append(_between(form.query, form.key, rank))
             self._between[module, rank] = torch.from_numpy(np.stack(between)).to(like)
         return self._between[module, rank]
 
 
 def require_one_form(name: str, plan: AttentionPlan) -> None:
-    """Raise `UnknownFamily` where a head has several forms, so that no rank is its own."""
-    turned = plan.rotary is not None or plan.axial is not None
-    normed = plan.query.norm is not None or plan.key.norm is not None
-    if why := "rotary positions" if turned else "norms of queries and keys" if normed else "":
-        raise UnknownFamily(
-            f"{name}: with {why} a head has no single form whose rank could be cut; leave out rank"
-        )
+    """Raise `UnknownFamily` if a head has several forms, and therefore no single rank."""
+    if plan.rotary is not None or plan.axial is not None:
+        reason = "rotary positions"
+    elif plan.query.norm is not None or plan.key.norm is not None:
+        reason = "norms of queries and keys"
+    else:
+        return
+    raise UnknownFamily(
+        f"{name}: with {reason} a head has no single form whose rank could be cut; leave out rank"
+    )
 
 
 def _between(query: Float[Array, "D R"], key: Float[Array, "D R"], rank: int) -> np.ndarray:
-    """P (R, R), such that A P Bᵀ is the best approximation of A Bᵀ of a rank."""
-    a, b = (np.asarray(side, np.float64) for side in (query, key))
-    ra, rb = np.linalg.qr(a)[1], np.linalg.qr(b)[1]
-    left, values, right = np.linalg.svd(ra @ rb.T)
-    kept = (left[:, :rank] * values[:rank]) @ right[:rank]
-    return np.asarray(np.linalg.pinv(ra) @ kept @ np.linalg.pinv(rb).T)
+    """Return P (R, R), such that A P Bᵀ is the best approximation of A Bᵀ of a rank."""
+    query_triangle = np.linalg.qr(np.asarray(query, np.float64))[1]
+    key_triangle = np.linalg.qr(np.asarray(key, np.float64))[1]
+    left, values, right = np.linalg.svd(query_triangle @ key_triangle.T)
+    truncated = (left[:, :rank] * values[:rank]) @ right[:rank]
+    return np.asarray(np.linalg.pinv(query_triangle) @ truncated @ np.linalg.pinv(key_triangle).T)
 
 
 def scores_of(query: Array, key: Array, scaling: float | None) -> Array:
@@ -382,16 +405,17 @@ def scores_of(query: Array, key: Array, scaling: float | None) -> Array:
 
 
 def _inputs_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Array:
-    """The hidden states (B, N, D) that an attention module is called with."""
+    """Return the hidden states (B, N, D) that an attention module is called with."""
     return args[0] if args else kwargs[INPUTS]
 
 
-def _own_attention(module: Any) -> Any:
-    """The eager attention of the file that defines a module."""
-    for kind in type(module).__mro__:
-        own = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
-        if own is not None:
-            return own
+def _eager_attention_of(module: Any) -> Any:
+    """Return the eager attention of the file that defines a module's class."""
+    for module_class in type(module).__mro__:
+        file = sys.modules.get(module_class.__module__)
+        eager_attention = getattr(file, "eager_attention_forward", None)
+        if eager_attention is not None:
+            return eager_attention
     raise UnknownFamily(f"{type(module).__name__}: its file has no eager_attention_forward")
 
 

@@ -1,8 +1,8 @@
 """The loss of a model with only the symmetric, only the skew, or a random part of its scores.
 
-The random part is the control. It is made of scores of the same inputs, turned by random
-involutions that keep the inputs' second moments (`wqk.live.reflections`), so that it is about as
-large as the scores that it replaces. Its size is measured, and is part of the result.
+The random part is the control. Random involutions that keep second moments turn the inputs
+(`wqk.live.reflections`), and the scores of the turned inputs are about as large as the scores that
+they replace. The size of the control is measured, and is part of the result.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from wqk.live.mixing import (
     WHOLE,
     Mirror,
     Mixer,
-    Part,
-    Place,
+    ScorePart,
+    ScorePlace,
     mixed,
     require_one_form,
 )
@@ -65,6 +65,10 @@ CONTROL_SIZES: dict[str, Any] = {
     "least_moment": pl.Float64,
 }
 
+# A part as a function of a factor, and the named directions in which the loss is differentiated.
+Along = Callable[[float], ScorePart]
+Direction = tuple[str, list[Along]]
+
 # The loss is differentiated by steps of this size.
 STEP = 0.05
 
@@ -74,36 +78,36 @@ FACTORS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 
 @dataclass(frozen=True, repr=False)
 class Parts(Result):
-    """What parts of the scores do to a model's loss on held-out text.
+    """A model's loss on held-out text with parts of the scores.
 
     Attributes
     ----------
     checkpoint
         The model's name.
     predicts
-        ``masked``, ``causal`` or ``sequence`` (the second half of a block from the first): the
-        loss is in nats per predicted token. ``states``: the model has no head, or attends to the
-        tokens that it predicts, and what stands for the loss is the squared distance of its last
-        hidden states from those of the whole model, over their variance.
+        ``masked``, ``causal`` or ``sequence`` (the second half of a block from the first half):
+        the loss is in nats per predicted token. ``states``: the model has no head, or attends to
+        the tokens to predict. Then the loss is the squared distance between the last hidden states
+        and the whole model's last hidden states, over the variance of the latter.
     shares
         A row for each place and part: ``stack``, ``layer``, ``head``, ``part``, ``loss``, and the
-        ``share`` of the explained loss that it keeps with its 95 % interval, ``low`` and ``high``.
-        The explained loss is that with scores of zero there, less that of the whole model.
-        ``random`` is the mean over the halves that random involutions select, which keep the
-        second moments of each block's inputs. ``share`` is null where scores explain nothing, and
-        for random parts where their control is refused.
+        ``share`` of the explained loss that the part keeps with a 95 % interval, ``low`` and
+        ``high``. The explained loss is the loss with scores of zero in this place, less the loss of
+        the whole model. ``random`` is the mean over the halves that random involutions select; the
+        involutions keep the second moments of each block's inputs. ``share`` is null if scores
+        explain nothing, and for random parts if the control is refused.
     slopes
         A row for each stack and direction: ``derivative`` and ``curvature`` of the loss at the
         whole model along a factor of a half of the scores, with intervals.
     curves
-        The loss against a factor of a half, the other half kept; empty unless asked for.
+        The loss against a factor of one half, with the second half kept; empty unless requested.
     control_size
         A row for each layer: ``stack``, ``layer``, and the size of the random involutions' scores M
-        next to the scores S, the ratio of their sums of squares over all heads and pairs of tokens.
-        ``size`` is the mean over involutions, ``smallest`` and ``largest`` are its ends.
-        ``least_moment`` is the share of the largest second moment that smaller ones were raised
-        to. Near 1, the control is as large as what it replaces. A control with a size below ½ or
-        above 2 is refused: the loss and the share of random parts are null where it enters.
+        compared with the scores S, the ratio of sums of squares over all heads and pairs of tokens.
+        ``size`` is the mean over involutions, ``smallest`` and ``largest`` are the ends.
+        ``least_moment`` is the share of the largest second moment that smaller moments were raised
+        to. A size near 1 means that the control is as large as the scores. A control with a size
+        below ½ or above 2 is refused: in that layer, loss and share of random parts are null.
     settings
         Blocks, tokens in a block, seed and the like.
     """
@@ -124,7 +128,7 @@ class Parts(Result):
         for rows in everywhere.partition_by("stack"):
             loss = dict(rows.select("part", "loss").iter_rows())
             share = dict(rows.select("part", "share").iter_rows())
-            where = "" if self.shares["stack"].n_unique() < 2 else f" of the {rows['stack'][0]}"
+            where = f" of the {rows['stack'][0]}" if self.shares["stack"].n_unique() > 1 else ""
             if share["symmetric"] is None:
                 sentences.append(f"The attention scores{where} explain nothing of the loss.")
                 continue
@@ -150,22 +154,24 @@ class Parts(Result):
         columns = ("stack", "layer", "head", "part", "loss", "share kept", "95 %")
         table = Sheet.of(*columns, text=("stack", "part", "95 %"))
         for row in self.shares.iter_rows(named=True):
-            where = [row["stack"], *("all" if row[n] is None else row[n] for n in columns[1:3])]
+            place = [row["stack"]]
+            for column in ("layer", "head"):
+                place.append("all" if row[column] is None else str(row[column]))
             cells = [number(row["loss"], 4), number(row["share"], 3), _interval(row, "")]
-            table.add(*map(str, where), row["part"], *cells)
+            table.add(*place, row["part"], *cells)
         yield table
         headings = ("stack", "along", "derivative", "95 %", "curvature", "95 % ")
         table = Sheet.of(*headings, text=("stack", "along", "95 %", "95 % "))
         for row in self.slopes.iter_rows(named=True):
             cells = [row["stack"], row["direction"]]
-            for what in ("derivative", "curvature"):
-                cells += [number(row[what], 4), _interval(row, f"{what}_")]
+            for slope in ("derivative", "curvature"):
+                cells += [number(row[slope], 4), _interval(row, f"{slope}_")]
             table.add(*cells)
         yield table
         yield Text("\n".join(self._footnotes()), style="dim")
 
     def _footnotes(self) -> Iterator[str]:
-        """Lines that explain the tables."""
+        """Yield lines that explain the tables."""
         about = self.settings
         yield (
             "share kept: of the loss without these scores less that of the whole model; random: "
@@ -223,10 +229,11 @@ def parts(
 ) -> Parts:
     """Measure the loss with only the symmetric, the skew or a random part of the scores.
 
-    The scores S are replaced by parts of them, such as (S + Sᵀ)/2, in all heads, a layer or a head,
-    and the loss on held-out text is read. A share of the explained loss that a part keeps is to be
-    read against its zero, that of random halves, not against 100 %. Random halves are as large as
-    the scores' own: their size is reported. Needs PyTorch, transformers and SciPy.
+    The scores S are replaced by parts of S, such as (S + Sᵀ)/2, in all heads, in a layer or in a
+    head, and the loss on held-out text is measured. Compare the share of the explained loss that a
+    part keeps with the share that random halves keep, not with 100 %. Random halves are about as
+    large as the halves of the scores; the result contains the size. Needs PyTorch, transformers and
+    SciPy.
 
     Parameters
     ----------
@@ -234,10 +241,10 @@ def parts(
         A folder, the folder of a training run, a Hub id, a `transformers` model, or a `Model`
         opened from one.
     text
-        Text file, for the model's own tokenizer; JSON Lines give the field ``text`` of each line,
-        and .xz, .gz, .bz2 and .zst are read through. One of text, corpus and tokens is needed.
+        Text file, for the model's own tokenizer. Of JSON Lines, the field ``text`` of each line is
+        read; .xz, .gz, .bz2 and .zst are decompressed. One of text, corpus and tokens is needed.
     corpus
-        Folder of tokens as ``wqk lab corpus`` writes it; its held-out part is read.
+        Folder of tokens as ``wqk lab corpus`` writes it; the held-out part is read.
     tokens
         Token ids, (B, N) or in one row.
     stack
@@ -247,13 +254,13 @@ def parts(
     each_head
         Whether to also change one head at a time.
     rank
-        Also keep only the best rank of each head's form, for each of these ranks.
+        Ranks; for each rank, every head's form is also cut to the best approximation of that rank.
     curves
         Whether to measure the loss at several factors of each half, for the picture.
     blocks
-        How many blocks of text.
+        Number of blocks of text.
     block
-        Tokens in a block: by default 128, or what the model has positions for.
+        Tokens in a block: by default 128, or the model's number of positions if it is smaller.
     mask_share
         Fraction of tokens that encoders predict.
     draws
@@ -261,13 +268,13 @@ def parts(
     seed
         Seed of the masks and the random involutions.
     on_progress
-        Called with the passes over the text that are done, and their number.
+        Called with the number of finished passes over the text, and the number of all passes.
 
     Raises
     ------
     UnknownFamily
-        The model's attention does not go through transformers' attention interface, or is no
-        softmax of scaled products plus a mask; or a rank was asked for where a head has no single
+        The model's attention does not run through transformers' attention interface, or is no
+        softmax of scaled products plus a mask; or a rank is requested and a head has no single
         form.
     CheckpointError
         The model or the text cannot be used.
@@ -281,8 +288,8 @@ def parts(
     >>> import torch, transformers, wqk
     >>> config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=50)
     >>> model = transformers.GPT2LMHeadModel(config)
-    >>> found = wqk.parts(model, tokens=torch.arange(640) % 7, block=16, blocks=8)
-    >>> found.shares["part"].to_list()[:6]
+    >>> parts = wqk.parts(model, tokens=torch.arange(640) % 7, block=16, blocks=8)
+    >>> parts.shares["part"].to_list()[:6]
     ['whole', 'none', 'half', 'symmetric', 'skew', 'random']
     """
     with required_by("running the model"):
@@ -294,20 +301,22 @@ def parts(
             "sequences, so that no score is that of a pair read the other way"
         )
     ranks = sorted(set(rank or ()))
-    for name, least in [("draws", draws), *(("rank", each) for each in ranks)]:
-        if least < 1:
-            raise FormError(f"{name} must be 1 or more, got {least}")
-    loaded, tokenizer = load(ref)
+    if draws < 1:
+        raise FormError(f"draws must be 1 or more, got {draws}")
+    if ranks and ranks[0] < 1:
+        raise FormError(f"rank must be 1 or more, got {ranks[0]}")
+    loaded, tokenizer_maker = load(ref)
     opened = open_model(loaded, family=getattr(ref, "family_file", None))
     mixer = Mixer(opened, seed)
-    for plan in mixer.modules.values() if ranks else ():
-        require_one_form(opened.name, plan)
-    # A token that attention sees already is not predicted.
+    if ranks:
+        for plan in mixer.modules.values():
+            require_one_form(opened.name, plan)
+    # If attention is not causal, the next token is visible, and is no prediction.
     is_next = predicted_by(type(loaded).__name__) == "causal"
     if is_next and not any(plan.causal for plan in mixer.modules.values()):
         loaded = loaded.base_model
     held_out = open_held_out(
-        loaded, tokenizer, text, corpus, tokens, blocks, block, mask_share, seed
+        loaded, tokenizer_maker, text, corpus, tokens, blocks, block, mask_share, seed
     )
     stacks = list(dict.fromkeys(plan.stack for plan in mixer.modules.values()))
     with torch.no_grad(), mixer.installed():
@@ -319,17 +328,16 @@ def parts(
         chosen = stacks if stack is None else [stack]
         jobs = _jobs(mixer, chosen, ranks, draws, each_layer=each_layer, each_head=each_head)
         directions = _directions(draws)
-        passes_of_slopes = len(chosen) * 2 * sum(len(alongs) for _, alongs in directions)
-        passes_of_curves = len(chosen) * len(FACTORS) * len(directions) if curves else 0
-        passes_of_shares = sum(1 + len(parts) for _, parts in jobs)
-        measurement.total = (
-            1 + len(chosen) * draws + passes_of_shares + passes_of_slopes + passes_of_curves
-        )
+        measurement.total = _passes(len(chosen), jobs, directions, draws, curves=curves)
         measurement.on_progress = on_progress
         measurement.measure_controls(chosen, draws)
-        shares = [row for place, parts in jobs for row in measurement.shares(place, parts)]
-        slope_rows = [row for name in chosen for row in measurement.slopes(Place(name), directions)]
-        curve_rows = [row for name in chosen if curves for row in measurement.curves(Place(name))]
+        share_rows, slope_rows, curve_rows = [], [], []
+        for place, replacements in jobs:
+            share_rows += measurement.shares(place, replacements)
+        for name in chosen:
+            slope_rows += measurement.slopes(ScorePlace(name), directions)
+            if curves:
+                curve_rows += measurement.curves(ScorePlace(name))
     settings = {
         "text": held_out.name,
         "blocks": held_out.count,
@@ -344,7 +352,7 @@ def parts(
     return Parts(
         checkpoint=str(ref) if isinstance(ref, str | Path) else getattr(ref, "name", opened.name),
         predicts=held_out.predicts,
-        shares=pl.DataFrame(shares, schema=SHARES),
+        shares=pl.DataFrame(share_rows, schema=SHARES),
         slopes=pl.DataFrame(slope_rows),
         curves=pl.DataFrame(curve_rows),
         control_size=measurement.control_size,
@@ -360,32 +368,48 @@ def _jobs(
     *,
     each_layer: bool,
     each_head: bool,
-) -> list[tuple[Place, list[Part]]]:
-    """The places whose scores are changed, each with the parts that take their place."""
-    truncated = [Part(f"rank {k}", 0, 1, "rank", k) for k in ranks]
+) -> list[tuple[ScorePlace, list[ScorePart]]]:
+    """Return the places whose scores are changed, each with the parts that replace the scores."""
+    truncated = [ScorePart(f"rank {k}", 0, 1, "rank", k) for k in ranks]
     halves = [HALF, SYMMETRIC, SKEW, *random_halves(draws)]
     sized = [
-        Part(f"random, size of {which}", 0, 0, "involution", 0, which)
-        for which in ("symmetric", "skew")
+        ScorePart("random, size of symmetric", mirror="involution", size_of="symmetric"),
+        ScorePart("random, size of skew", mirror="involution", size_of="skew"),
     ]
     everywhere = [*halves, *sized, mixed("next head", 1, 0, "next head"), *truncated]
-    # One layer or head at a time takes a single involution.
+    # A single layer or head is measured with one involution.
     in_one_place = [HALF, SYMMETRIC, SKEW, *random_halves(1), *truncated]
-    jobs = [(Place(stack), everywhere) for stack in stacks]
+    jobs = [(ScorePlace(stack), everywhere) for stack in stacks]
     for stack in stacks:
         for plan in mixer.modules.values():
             if plan.stack != stack:
                 continue
             if each_layer:
-                jobs.append((Place(stack, plan.layer), in_one_place))
+                jobs.append((ScorePlace(stack, plan.layer), in_one_place))
             if each_head:
                 for head in range(plan.query.heads):
-                    jobs.append((Place(stack, plan.layer, head), in_one_place))
+                    jobs.append((ScorePlace(stack, plan.layer, head), in_one_place))
     return jobs
 
 
+def _passes(
+    stacks: int,
+    jobs: Sequence[tuple[ScorePlace, Sequence[ScorePart]]],
+    directions: Sequence[Direction],
+    draws: int,
+    *,
+    curves: bool,
+) -> int:
+    """Return the number of passes over the text, if each layer's first control is large enough."""
+    of_controls = 1 + stacks * draws
+    of_shares = sum(1 + len(replacements) for _, replacements in jobs)
+    of_slopes = 2 * stacks * sum(len(alongs) for _, alongs in directions)
+    of_curves = stacks * len(FACTORS) * len(directions) if curves else 0
+    return of_controls + of_shares + of_slopes + of_curves
+
+
 def _sizes_allowed() -> pl.Expr:
-    """Whether the size of a layer's control lies within the limits, as a column."""
+    """Return a column: the size of a layer's control lies within the limits."""
     return pl.col("size").is_between(SMALLEST_CONTROL, LARGEST_CONTROL)
 
 
@@ -394,33 +418,38 @@ def _interval(row: dict[str, Any], prefix: str) -> str:
     return "–" if low is None else f"[{number(low, 3)}, {number(high, 3)}]"
 
 
-def random_halves(draws: int) -> list[Part]:
-    """Both halves that each random involution selects."""
+def random_halves(draws: int) -> list[ScorePart]:
+    """Return both halves that each random involution selects."""
+    halves = []
+    for draw in range(draws):
+        halves.append(mixed("random", 1, 0, "involution", draw))
+        halves.append(mixed("random", 0, 1, "involution", draw))
+    return halves
+
+
+def _directions(draws: int) -> list[Direction]:
+    """Return the directions of derivatives of the loss: factors of a half of the scores."""
+
+    def even_half(mirror: Mirror, draw: int) -> Along:
+        return lambda factor: mixed("", factor, 1, mirror, draw)
+
+    def odd_half(mirror: Mirror, draw: int) -> Along:
+        return lambda factor: mixed("", 1, factor, mirror, draw)
+
+    random = []
+    for draw in range(draws):
+        random += [even_half("involution", draw), odd_half("involution", draw)]
     return [
-        mixed("random", a, 1 - a, "involution", number) for number in range(draws) for a in (1, 0)
-    ]
-
-
-def _directions(draws: int) -> list[tuple[str, list[Callable[[float], Part]]]]:
-    """Along what the loss is differentiated: a half of the scores that takes a factor."""
-
-    def along(mirror: Mirror, number: int, even: bool) -> Callable[[float], Part]:
-        return lambda x: mixed("", x if even else 1, 1 if even else x, mirror, number)
-
-    halves = [
-        along("involution", number, even) for number in range(draws) for even in (True, False)
-    ]
-    return [
-        ("symmetric", [along("transpose", 0, True)]),
-        ("skew", [along("transpose", 0, False)]),
-        ("random", halves),
-        ("all", [lambda x: Part("", x)]),
+        ("symmetric", [even_half("transpose", 0)]),
+        ("skew", [odd_half("transpose", 0)]),
+        ("random", random),
+        ("all", [lambda factor: ScorePart("", factor)]),
     ]
 
 
 @dataclass(frozen=True)
 class ControlSize:
-    """The sizes ‖M‖² / ‖S‖² of a layer's controls, one for each involution."""
+    """Sizes ‖M‖² / ‖S‖² of a layer's controls, one for each involution."""
 
     draws: tuple[float, ...]
 
@@ -431,17 +460,17 @@ class ControlSize:
 
     @property
     def distance(self) -> float:
-        """The distance of the mean from 1, as a logarithm of their ratio."""
+        """The absolute logarithm of the mean: 0 if the control is as large as the scores."""
         return abs(math.log(self.mean)) if self.mean else math.inf
 
     @property
     def is_near_enough(self) -> bool:
-        """Whether the mean lies within a factor of `NEAR_ENOUGH` of 1."""
+        """True if the mean lies within a factor of `NEAR_ENOUGH` of 1."""
         return self.distance <= math.log(NEAR_ENOUGH)
 
 
 class _Measurement:
-    """The losses of parts, block by block, and shares, slopes and curves that follow from them."""
+    """Losses of parts, block by block, and the shares, slopes and curves of these losses."""
 
     def __init__(self, mixer: Mixer, held_out: HeldOut) -> None:
         self.mixer, self.held_out = mixer, held_out
@@ -454,10 +483,10 @@ class _Measurement:
         self.mixer.require_all_seen()
 
     def measure_controls(self, stacks: Sequence[str], draws: int) -> None:
-        """Measure the inputs of all blocks, and make controls of them that are as large as scores.
+        """Measure the inputs of all blocks, and make controls about as large as the scores.
 
-        Each layer raises small second moments of its inputs to one of `LEAST_MOMENTS`, that with
-        the control whose size is nearest to 1.
+        In each layer, small second moments of the inputs are raised to the one of `LEAST_MOMENTS`
+        that brings the size of the control nearest to 1.
         """
         self.mixer.measure_inputs(self._run)
         rows = []
@@ -465,15 +494,15 @@ class _Measurement:
             sizes = self._control_sizes(stack, draws)
             least_moments = dict.fromkeys(sizes, LEAST_MOMENTS[0])
             for least_moment in LEAST_MOMENTS[1:]:
-                far = {n: least_moment for n, layer in sizes.items() if not layer.is_near_enough}
-                if not far:
+                far_layers = [layer for layer, size in sizes.items() if not size.is_near_enough]
+                if not far_layers:
                     break
-                self.mixer.raise_moments(stack, far)
+                self.mixer.raise_moments(stack, dict.fromkeys(far_layers, least_moment))
                 self.total += draws
-                others = self._control_sizes(stack, draws)
-                nearer = [n for n in far if others[n].distance < sizes[n].distance]
-                sizes |= {n: others[n] for n in nearer}
-                least_moments |= dict.fromkeys(nearer, least_moment)
+                new_sizes = self._control_sizes(stack, draws)
+                for layer in far_layers:
+                    if new_sizes[layer].distance < sizes[layer].distance:
+                        sizes[layer], least_moments[layer] = new_sizes[layer], least_moment
             self.mixer.raise_moments(stack, least_moments)
             rows += [
                 (stack, layer, size.mean, min(size.draws), max(size.draws), least_moments[layer])
@@ -482,15 +511,15 @@ class _Measurement:
         self.control_size = pl.DataFrame(rows, schema=CONTROL_SIZES, orient="row")
 
     def _control_sizes(self, stack: str, draws: int) -> dict[int, ControlSize]:
-        """The sizes ‖M‖² / ‖S‖² of all involutions by layer."""
+        """Measure the sizes ‖M‖² / ‖S‖² of all involutions by layer."""
         by_layer: dict[int, list[float]] = {}
-        for number_of_draw in range(draws):
-            sizes = self.mixer.control_sizes(self._run, stack, number_of_draw)
+        for draw in range(draws):
+            sizes = self.mixer.control_sizes(self._run, stack, draw)
             for layer, size in sizes.items():
                 by_layer.setdefault(layer, []).append(size)
         return {layer: ControlSize(tuple(sizes)) for layer, sizes in by_layer.items()}
 
-    def is_refused(self, place: Place, part: Part) -> bool:
+    def is_refused(self, place: ScorePlace, part: ScorePart) -> bool:
         """Return whether a part is made with a control that is too small or too large."""
         if part.mirror != "involution":
             return False
@@ -499,20 +528,20 @@ class _Measurement:
             sizes = sizes.filter(layer=place.layer)
         return not sizes.select(_sizes_allowed().all()).item()
 
-    def losses(self, place: Place, part: Part) -> np.ndarray:
-        """The loss of each block."""
+    def losses(self, place: ScorePlace, part: ScorePart) -> np.ndarray:
+        """Return the loss of each block with a part in a place."""
         self.mixer.place, self.mixer.part = place, part
         return self._run()
 
     def _run(self) -> np.ndarray:
-        """The loss of each block with the mixer as it is; a step of the progress."""
+        """Return the loss of each block with the current part, and report progress."""
         self.done += 1
         if self.on_progress is not None:
             self.on_progress(self.done, self.total)
         return self.held_out.losses()
 
-    def shares(self, place: Place, parts: Sequence[Part]) -> list[dict[str, Any]]:
-        """A row for each part; losses of parts of one name are averaged."""
+    def shares(self, place: ScorePlace, parts: Sequence[ScorePart]) -> list[dict[str, Any]]:
+        """Return a row for each part; losses of parts with the same name are averaged."""
         none = self.losses(place, NONE)
         losses_by_name: dict[str, list[np.ndarray]] = {"whole": [self.whole], "none": [none]}
         for part in parts:
@@ -533,10 +562,8 @@ class _Measurement:
             )
         return rows
 
-    def slopes(
-        self, place: Place, directions: Sequence[tuple[str, list[Callable[[float], Part]]]]
-    ) -> list[dict[str, Any]]:
-        """Derivative and curvature along each direction, with intervals over blocks."""
+    def slopes(self, place: ScorePlace, directions: Sequence[Direction]) -> list[dict[str, Any]]:
+        """Return derivative and curvature in each direction, with intervals over blocks."""
         rows = []
         for name, alongs in directions:
             up = np.mean([self.losses(place, along(1 + STEP)) for along in alongs], axis=0)
@@ -549,8 +576,8 @@ class _Measurement:
             rows.append(row)
         return rows
 
-    def curves(self, place: Place) -> list[dict[str, Any]]:
-        """The loss at several factors of one half, or of all scores."""
+    def curves(self, place: ScorePlace) -> list[dict[str, Any]]:
+        """Return the loss at several factors of one half, or of all scores."""
         rows = []
         for name, alongs in _directions(1):
             if self.is_refused(place, alongs[0](0)):
@@ -564,18 +591,18 @@ class _Measurement:
 
 
 def _with_interval(name: str, values: Float[np.ndarray, " blocks"]) -> dict[str, float]:
-    """The mean of values over blocks and the ends of its interval, as columns."""
+    """Return the mean of values over blocks and the ends of the interval, as columns."""
     mean, reach = float(values.mean()), interval(values)
     return {name: mean, f"{name}_low": mean - reach, f"{name}_high": mean + reach}
 
 
 def spread(values: Float[np.ndarray, " blocks"]) -> float:
-    """The standard error of a mean over blocks."""
+    """Return the standard error of a mean over blocks."""
     return float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else float("nan")
 
 
 def interval(values: Float[np.ndarray, " blocks"]) -> float:
-    """How far the 95 % interval of a mean over blocks reaches, by Student's t."""
+    """Return half the length of the 95 % interval of a mean over blocks, by Student's t."""
     from scipy.special import stdtrit
 
     return float(stdtrit(len(values) - 1, 0.975)) * spread(values)
@@ -586,10 +613,10 @@ def share_kept(
     none: Float[np.ndarray, " blocks"],
     whole: Float[np.ndarray, " blocks"],
 ) -> tuple[float | None, float | None, float | None]:
-    """The share of the explained loss that a part keeps, with its 95 % interval over blocks.
+    """Return the share of the explained loss that a part keeps, with a 95 % interval over blocks.
 
-    (none − losses)/(none − whole), of means; its error is that of the ratio's first order, block by
-    block. None where the whole scores explain no more than chance between blocks would.
+    The share is (none − losses)/(none − whole), of means; the error is that of the ratio to first
+    order, block by block. None if the whole scores explain no more than chance between blocks.
 
     Examples
     --------
@@ -607,12 +634,12 @@ def share_kept(
 
 
 def _untrained(held_out: HeldOut, seed: int, family: FilePath | None) -> float | None:
-    """The loss that all scores explain in a new model of this configuration: every share's zero."""
+    """Return the loss that all scores explain in a new model: the zero of every share."""
     model = fresh(held_out.model, seed)
     if model is None:
         return None
     with Mixer(open_model(model, family=family), seed).installed() as mixer:
         measurement = _Measurement(mixer, replace(held_out, model=model))
         stacks = dict.fromkeys(plan.stack for plan in mixer.modules.values())
-        none = [measurement.losses(Place(stack), NONE).mean() for stack in stacks]
+        none = [measurement.losses(ScorePlace(stack), NONE).mean() for stack in stacks]
         return float(max(none) - measurement.whole.mean())

@@ -1,9 +1,10 @@
-"""How often chance alone decides: writes the table of docs/theory/false-positives.md.
+"""Count wrong verdicts by chance alone, for the table of docs/theory/false-positives.md.
 
     python -m tests.lab.theory.rates DRAWS.jsonl [--draws 200]
 
 Draws are appended to the file as they are made, and those that it holds are not made again, so that
-an interrupted run goes on where it stopped.
+an interrupted run goes on where it stopped. Wrong verdicts are counted into a record,
+docs/theory/records/rates.csv, and the table is made from the record.
 
 Besides the planted null itself, each sample is moved to where the rule is tried hardest: so that
 its mean over all draws lies on the null (or, of "near", on the margin), where "holds" is wrong, and
@@ -13,6 +14,7 @@ on the smallest effect that matters, where "fails" is wrong.
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -26,6 +28,8 @@ from tests.lab.theory.planted import BY_CHANCE, CASES, STATEMENTS, by_chance
 from wqk_lab.theory.verdict import Sample, decide
 
 PAGE = Path(__file__).parents[3] / "docs" / "theory" / "false-positives.md"
+RECORD = PAGE.parent / "records" / "rates.csv"
+COLUMNS = ("statement", "over", "null", "draws", "planted", "holds", "fails")
 BEGIN, END = "<!-- rates: begin -->", "<!-- rates: end -->"
 
 
@@ -103,29 +107,49 @@ def draws(path: Path, count: int) -> dict[str, list[Sample]]:
     return {key: [made[key][draw] for draw in range(count)] for key in BY_CHANCE}
 
 
-def table(samples: dict[str, list[Sample]]) -> Iterable[str]:
-    """The page's lines."""
+def record(samples: dict[str, list[Sample]]) -> None:
+    """Count the wrong verdicts of every statement into the record."""
+    with RECORD.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        for key, drawn in samples.items():
+            rates = rates_of(key, drawn)
+            count, unit = len(drawn[0].values), drawn[0].unit
+            units = f"{count} {unit}" if count > 1 else f"1 {unit.removesuffix('s')}"
+            layers = f" × {len(drawn[0].layers)} layers" if drawn[0].layers else ""
+            line = {"statement": key, "over": units + layers, "null": CASES[key][3]}
+            line |= {"draws": len(drawn), "planted": rates.planted.wrong}
+            writer.writerow(line | {"holds": rates.holds.wrong, "fails": rates.fails.wrong})
+
+
+def table() -> Iterable[str]:
+    """Yield the page's lines, from the record."""
     yield "| statement | over | planted null | “holds” at the edge | “fails” at the edge |"
     yield "|---|---|---|---|---|"
-    for key, some in samples.items():
-        rates = rates_of(key, some)
-        count, unit = len(some[0].values), some[0].unit
-        units = f"{count} {unit}" if count > 1 else f"1 {unit.removesuffix('s')}"
-        layers = f" × {len(some[0].layers)} layers" if some[0].layers else ""
-        planted = f"{CASES[key][3]} {rates.planted}"
-        yield f"| {key} | {units}{layers} | {planted} | {rates.holds} | {rates.fails} |"
+    with RECORD.open(newline="", encoding="utf-8") as file:
+        for line in csv.DictReader(file):
+            draws = int(line["draws"])
+            planted, holds, fails = (
+                Rate(int(line[name]), draws) for name in ("planted", "holds", "fails")
+            )
+            cells = [line["statement"], line["over"], f"{line['null']} {planted}", holds, fails]
+            yield f"| {' | '.join(map(str, cells))} |"
+
+
+def written(text: str) -> str:
+    """Return the page's text with the table of the record."""
+    before, rest = text.split(BEGIN)
+    return before + "\n".join([BEGIN, "", *table(), "", END]) + rest.split(END)[1]
 
 
 def main() -> None:
-    """Draw what is missing, and write the table into the page."""
+    """Draw what is missing, and write the record and the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("path", type=Path, metavar="DRAWS.jsonl")
     parser.add_argument("--draws", type=int, default=200)
     options = parser.parse_args()
-    lines = table(draws(options.path, options.draws))
-    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    text = "\n".join([BEGIN, "", *lines, "", END])
-    PAGE.write_text(before + text + rest.split(END)[1], encoding="utf-8")
+    record(draws(options.path, options.draws))
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

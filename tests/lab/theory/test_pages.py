@@ -1,0 +1,46 @@
+"""Tables of the theory's pages are those of the records next to them."""
+
+from __future__ import annotations
+
+import runpy
+import tomllib
+from pathlib import Path
+
+import pytest
+from tests.lab.theory import rates
+
+DOCS = Path(__file__).parents[3] / "docs"
+THEORY = DOCS / "theory"
+GENERATOR = runpy.run_path(str(DOCS / "generate_theory.py"))
+SOURCES = tomllib.loads((THEORY / "records" / "sources.toml").read_text("utf-8"))["record"]
+
+
+@pytest.mark.parametrize("page", GENERATOR["TABLES"])
+def test_tables_are_those_of_the_records(page: str) -> None:
+    text = (THEORY / page).read_text("utf-8")
+    assert GENERATOR["written"](page, text) == text
+    mended = GENERATOR["written"](page, text.replace("1", "2"))
+    tables = [line for line in text.splitlines() if line.startswith("| ")]
+    assert [line for line in mended.splitlines() if line.startswith("| ")] == tables
+
+
+def test_verdicts_and_rates_are_those_of_the_records() -> None:
+    verdicts = runpy.run_path(str(DOCS / "generate_assumptions.py"))
+    for page, written in (
+        ("assumptions.md", verdicts["written"]),
+        ("false-positives.md", rates.written),
+    ):
+        text = (THEORY / page).read_text("utf-8")
+        assert written(text) == text
+
+
+def test_every_record_has_a_source_and_every_table_a_record() -> None:
+    assert {source["file"] for source in SOURCES} == {
+        path.name for path in (THEORY / "records").glob("*.csv")
+    }
+    tables = {table for source in SOURCES for table in source["tables"]}
+    generated = {
+        f"{page}: {name}" for page, names in GENERATOR["TABLES"].items() for name in names
+    }
+    assert tables == generated | {"assumptions.md: verdicts", "false-positives.md: rates"}
+    assert {source["state"] for source in SOURCES} <= {"repeatable", "printed"}
