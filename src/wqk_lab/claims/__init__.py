@@ -1,4 +1,4 @@
-"""The paper's empirical claims, each next to the records that decide the claim."""
+"""The paper's empirical claims, each with the records that decide the claim."""
 
 import lazy_loader
 

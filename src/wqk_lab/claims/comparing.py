@@ -18,12 +18,12 @@ PairTest = Literal["Wilcoxon", "Student"]
 
 @dataclass(frozen=True)
 class ClaimEstimate:
-    """An estimate with its 95 % interval.
+    """An estimate with a 95 % interval.
 
     Attributes
     ----------
     value, low, high
-        The estimate and the ends of its interval.
+        The estimate and the ends of the interval.
     null
         The value of the estimate if there is no effect.
     p
@@ -41,44 +41,69 @@ class ClaimEstimate:
 
 
 def separation(first: Sequence[float], second: Sequence[float]) -> ClaimEstimate:
-    """Return the probability that a member of the first group exceeds one of the second (AUC).
+    """Return the probability that a member of the first group exceeds a member of the second (AUC).
 
-    The p-value is Mann and Whitney's; the interval is that of DeLong, DeLong and Clarke-Pearson
-    (1988), on the logit scale, or Wilson's of a share if the groups do not overlap.
+    The p-value is Mann and Whitney's. The interval is that of DeLong, DeLong and Clarke-Pearson
+    (1988), on the logit scale, or Wilson's interval of a share if the groups do not overlap.
+
+    Parameters
+    ----------
+    first, second
+        Values of the members of each group, 2 or more.
+
+    Raises
+    ------
+    MissingPackage
+        SciPy is not installed.
 
     Examples
     --------
-    >>> found = separation([0.5, 0.6, 0.4, 0.7], [0.1, 0.2, 0.45])
-    >>> round(found.value, 3), found.low < 0.92 < found.high
+    >>> estimate = separation([0.5, 0.6, 0.4, 0.7], [0.1, 0.2, 0.45])
+    >>> round(estimate.value, 3), estimate.low < 0.92 < estimate.high
     (0.917, True)
     """
     with required_by("an interval over models"):
         from scipy import stats  # type: ignore[import-untyped]
-    a, b = np.asarray(first, float), np.asarray(second, float)
-    wins = (a[:, None] > b) + 0.5 * (a[:, None] == b)
+    first_values, second_values = np.asarray(first, float), np.asarray(second, float)
+    first_count, second_count = len(first_values), len(second_values)
+    is_larger = first_values[:, None] > second_values
+    is_equal = first_values[:, None] == second_values
+    wins = is_larger + 0.5 * is_equal
     area = float(wins.mean())
-    variance = wins.mean(1).var(ddof=1) / len(a) + wins.mean(0).var(ddof=1) / len(b)
-    error = float(math.sqrt(variance))
-    normal = float(stats.norm.ppf((1 + LEVEL) / 2))
+    first_variance = wins.mean(1).var(ddof=1) / first_count
+    second_variance = wins.mean(0).var(ddof=1) / second_count
+    error = math.sqrt(first_variance + second_variance)
+    quantile = float(stats.norm.ppf((1 + LEVEL) / 2))
     if error and 0 < area < 1:
-        center, reach = math.log(area / (1 - area)), normal * error / (area * (1 - area))
-        low, high = (1 / (1 + math.exp(-(center + side * reach))) for side in (-1, 1))
+        center = math.log(area / (1 - area))
+        reach = quantile * error / (area * (1 - area))
+        low, high = _logistic(center - reach), _logistic(center + reach)
     else:
-        low, high = _wilson(area, min(len(a), len(b)), normal)
-    p = float(stats.mannwhitneyu(a, b).pvalue)
-    # Under no effect, by Mann and Whitney.
-    null_error = math.sqrt((len(a) + len(b) + 1) / (12 * len(a) * len(b)))
+        low, high = _wilson(area, min(first_count, second_count), quantile)
+    # The error without an effect, by Mann and Whitney.
+    null_error = math.sqrt((first_count + second_count + 1) / (12 * first_count * second_count))
     power = float(stats.norm.ppf(POWER))
     return ClaimEstimate(
-        value=area, low=low, high=high, null=0.5, p=p, detectable=(normal + power) * null_error
+        value=area,
+        low=low,
+        high=high,
+        null=0.5,
+        p=float(stats.mannwhitneyu(first_values, second_values).pvalue),
+        detectable=(quantile + power) * null_error,
     )
 
 
-def _wilson(share: float, count: int, normal: float) -> tuple[float, float]:
-    """Wilson's interval of a share."""
-    scale = 1 + normal**2 / count
-    center = (share + normal**2 / (2 * count)) / scale
-    reach = normal / scale * math.sqrt(share * (1 - share) / count + normal**2 / (4 * count**2))
+def _logistic(logit: float) -> float:
+    """Return the share that has a logit."""
+    return 1 / (1 + math.exp(-logit))
+
+
+def _wilson(share: float, count: int, quantile: float) -> tuple[float, float]:
+    """Return Wilson's interval of a share of ``count``, for a quantile of the normal law."""
+    scale = 1 + quantile**2 / count
+    center = (share + quantile**2 / (2 * count)) / scale
+    variance = share * (1 - share) / count + quantile**2 / (4 * count**2)
+    reach = quantile / scale * math.sqrt(variance)
     return center - reach, center + reach
 
 
@@ -87,24 +112,26 @@ def mean_difference(differences: Sequence[float], test: PairTest) -> ClaimEstima
 
     Examples
     --------
-    >>> found = mean_difference([0.3, 0.2, 0.4, 0.1, 0.3, 0.2], "Wilcoxon")
-    >>> round(found.value, 3), round(found.p, 4)
+    >>> estimate = mean_difference([0.3, 0.2, 0.4, 0.1, 0.3, 0.2], "Wilcoxon")
+    >>> round(estimate.value, 3), round(estimate.p, 4)
     (0.25, 0.0312)
     """
     with required_by("an interval over models"):
         from scipy import stats
-    result = paired(differences)
-    assert result.low is not None
-    assert result.high is not None
-    assert result.p is not None
-    p = result.p if test == "Student" else float(stats.wilcoxon(differences, method="exact").pvalue)
+    mean = paired(differences)
+    assert mean.low is not None
+    assert mean.high is not None
+    assert mean.p is not None
+    p = mean.p
+    if test == "Wilcoxon":
+        p = float(stats.wilcoxon(differences, method="exact").pvalue)
     return ClaimEstimate(
-        value=result.mean,
-        low=result.low,
-        high=result.high,
+        value=mean.mean,
+        low=mean.low,
+        high=mean.high,
         null=0.0,
         p=p,
-        detectable=float(result.detectable or math.nan),
+        detectable=float(mean.detectable or math.nan),
     )
 
 

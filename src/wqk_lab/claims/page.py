@@ -1,11 +1,11 @@
-"""The paper's empirical claims, one line each, with the estimate that decides it.
+"""The paper's empirical claims, each with the estimate that decides the claim.
 
 A claim predicts the sign of an estimate, or that there is no effect. All p-values of the page are
-adjusted together for their number (Benjamini and Hochberg). A claim *holds* if its adjusted p-value
-is at most .05 and the sign is the predicted one; it is *contradicted* if the sign is the other one,
-or if no effect was claimed; otherwise it is *open*, with the effect that would have been found. A
-*count* of runs that were made once has no test. A claim with *no record* rests on no number that
-the paper or its results contain.
+adjusted together for their number (Benjamini and Hochberg). A claim *holds* if the adjusted p-value
+is at most .05 and the sign is as predicted. A claim is *contradicted* if the p-value is as small
+and the sign is opposite, or if the claim predicts no effect. Otherwise the claim is *open*, and the
+effect that would have been found is given. A *count* of runs that were made once has no test. A
+claim with *no record* rests on no number that the paper or the paper's results contain.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ERROR_RATE = 0.05
 
 @dataclass(frozen=True)
 class PaperClaim:
-    """A claim of the paper, and what records say of it.
+    """A claim of the paper, and the records that decide the claim.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class PaperClaim:
     adjusted_p
         The p-value, adjusted for all tested claims of the page.
     result
-        The outcome in words, where there is no estimate, or more than one number.
+        The outcome in words, if there is no estimate, or more than one number.
     """
 
     number: str
@@ -95,7 +95,7 @@ class PaperClaim:
 
     @property
     def shown_estimate(self) -> str:
-        """The estimate and its interval.
+        """The estimate and the interval.
 
         Examples
         --------
@@ -106,11 +106,9 @@ class PaperClaim:
         if self.estimate is None:
             return "–"
         sign = "+" if self.estimate.null == 0 else ""
-        big = abs(self.estimate.value) >= 2
-        value, low, high = (
-            _number(number, f"{sign}.0f" if big else f"{sign}.2f")
-            for number in (self.estimate.value, self.estimate.low, self.estimate.high)
-        )
+        digits = 0 if abs(self.estimate.value) >= 2 else 2
+        numbers = (self.estimate.value, self.estimate.low, self.estimate.high)
+        value, low, high = (_number(number, f"{sign}.{digits}f") for number in numbers)
         return f"{value} [{low}, {high}]"
 
     @property
@@ -129,13 +127,14 @@ class PaperClaim:
 
 
 def _number(value: float, form: str) -> str:
-    """Return a number without a zero before its point, with a minus sign."""
-    return format(value, form).replace("-", "−").replace("0.", ".", 1 if abs(value) < 1 else 0)
+    """Return a number with a true minus sign, and without a zero before the point."""
+    text = format(value, form).replace("-", "−")
+    return text.replace("0.", ".", 1) if abs(value) < 1 else text
 
 
 @dataclass(frozen=True, repr=False)
 class ClaimsPage(Result):
-    """The paper's claims with their verdicts; see `claims`."""
+    """The paper's claims with verdicts; see `claims`."""
 
     claims: tuple[PaperClaim, ...]
 
@@ -167,7 +166,7 @@ class ClaimsPage(Result):
 
     @staticmethod
     def _details(claim: PaperClaim) -> Iterator[str]:
-        """Lines below a claim: what was measured, on what, and the source."""
+        """Yield the lines below a claim: the estimate, the records, and the source."""
         if claim.estimate is not None:
             yield (
                 f"{claim.measure}: {claim.shown_estimate}, adjusted p {claim.shown_p}, "
@@ -226,37 +225,36 @@ def claims() -> ClaimsPage:
     >>> {claim.number: claim.verdict for claim in page.claims}["S4"]
     'holds'
     """
-    all_claims = [
+    untested = [
         *_symmetry(),
         *_directionality(),
         *_published_training(),
         *_our_training(),
         *_without_record(),
     ]
-    tested = [claim for claim in all_claims if claim.estimate is not None]
-    p_values = adjusted([claim.estimate.p for claim in tested if claim.estimate is not None])
-    by_number = {claim.number: p for claim, p in zip(tested, p_values, strict=True)}
+    p_values = {claim.number: claim.estimate.p for claim in untested if claim.estimate is not None}
+    adjusted_p = dict(zip(p_values, adjusted(list(p_values.values())), strict=True))
     return ClaimsPage(
-        tuple(replace(claim, adjusted_p=by_number.get(claim.number)) for claim in all_claims)
+        tuple(replace(claim, adjusted_p=adjusted_p.get(claim.number)) for claim in untested)
     )
 
 
 def _stacks(models: pl.DataFrame, score: str) -> tuple[list[float], list[float]]:
-    """Return the medians of encoders and of decoders."""
-    encoders, decoders = (
-        models.filter(stack=stack)[score].drop_nulls().to_list() for stack in ("encoder", "decoder")
-    )
+    """Return a score of encoders, and that of decoders."""
+    encoders = models.filter(stack="encoder")[score].drop_nulls().to_list()
+    decoders = models.filter(stack="decoder")[score].drop_nulls().to_list()
     return encoders, decoders
 
 
 def _separated(models: pl.DataFrame, score: str, unit: str) -> dict[str, Any]:
-    """Return the separation of encoders from decoders, with records and medians in words."""
+    """Return the separation of encoders from decoders, with both medians in words."""
     encoders, decoders = _stacks(models, score)
-    medians = (_number(float(np.median(group)), ".2f") for group in (encoders, decoders))
+    of_encoders = _number(float(np.median(encoders)), ".2f")
+    of_decoders = _number(float(np.median(decoders)), ".2f")
     return {
         "estimate": separation(encoders, decoders),
         "evidence": f"{len(encoders)} encoders, {len(decoders)} decoders; {unit}",
-        "result": "medians {} and {}".format(*medians),
+        "result": f"medians {of_encoders} and {of_decoders}",
     }
 
 
@@ -268,17 +266,15 @@ IN_MODELS = "published medians over layers, one of each sound model; not paired"
 
 
 def _in_recipe(recipe: str, score: str) -> tuple[dict[int, float], dict[int, float]]:
-    """Return a score of encoders and of decoders of one recipe, by seed."""
+    """Return a score of encoders, and that of decoders, of one recipe, by seed."""
     rows = trained().filter(recipe=recipe)
-    encoders, decoders = (
-        dict(rows.filter(mode=mode).select("seed", score).iter_rows())
-        for mode in ("encoder", "decoder")
-    )
+    encoders = dict(rows.filter(mode="encoder").select("seed", score).iter_rows())
+    decoders = dict(rows.filter(mode="decoder").select("seed", score).iter_rows())
     return encoders, decoders
 
 
 def _between_modes(recipe: str, score: str) -> dict[str, Any]:
-    """Return encoder minus decoder of one recipe by seed; the reverse for directionality."""
+    """Compare encoder and decoder of one recipe by seed; for directionality, decoder − encoder."""
     pairs = by_seed(*_in_recipe(recipe, score))
     predicts: Predicted = "more" if score == "symmetry" else "less"
     sign = 1 if predicts == "more" else -1
@@ -292,7 +288,7 @@ def _paired(differences: list[float], test: PairTest, predicts: Predicted) -> di
     """Return a mean difference, and the number of pairs with the predicted sign."""
     positive = sum(difference > 0 for difference in differences)
     count = positive if predicts == "more" else len(differences) - positive
-    sign = {"more": "as claimed", "less": "as claimed", "none": "negative"}[predicts]
+    sign = "negative" if predicts == "none" else "as claimed"
     return {
         "estimate": mean_difference(differences, test),
         "result": f"{count} of {len(differences)} {sign}",
@@ -301,7 +297,7 @@ def _paired(differences: list[float], test: PairTest, predicts: Predicted) -> di
 
 
 def _by_family(models: pl.DataFrame, difference: pl.Expr, holds: Callable[[float], bool]) -> str:
-    """Return the number of families whose mean difference has a property."""
+    """Return in words the number of families whose mean difference has a property."""
     means = models.group_by("family").agg(difference.mean().alias("difference"))["difference"]
     return f"{sum(map(holds, means))} of {len(means)} families in the mean"
 
@@ -315,7 +311,7 @@ LINEAR = "linear attention"
 
 
 def _symmetry() -> Iterator[PaperClaim]:
-    """Claims about the symmetry of encoders and decoders."""
+    """Yield claims about the symmetry of encoders and decoders."""
     text = "Encoders have a higher degree of symmetry than decoders"
     yield PaperClaim(
         "S1",
@@ -343,15 +339,15 @@ def _symmetry() -> Iterator[PaperClaim]:
     )
     models = encoder_decoders()
     difference = pl.col("symmetry_encoder") - pl.col("symmetry_decoder")
-    paired_difference = _paired(models.select(difference).to_series().to_list(), "Wilcoxon", "more")
-    paired_difference["result"] += "; " + _by_family(models, difference, lambda mean: mean > 0)
+    outcome = _paired(models.select(difference).to_series().to_list(), "Wilcoxon", "more")
+    outcome["result"] += "; " + _by_family(models, difference, lambda mean: mean > 0)
     yield PaperClaim(
         "S4",
         "The encoder of an encoder-decoder has a higher degree of symmetry than its decoder",
         "Figure S2a",
         f"{models.height} published encoder-decoders, paired by model",
         "encoder − decoder",
-        **paired_difference,
+        **outcome,
     )
     pairs = published_pairs()
     difference = pl.col("symmetry_encoder") - pl.col("symmetry_decoder")
@@ -374,7 +370,7 @@ def _symmetry() -> Iterator[PaperClaim]:
 
 
 def _directionality() -> Iterator[PaperClaim]:
-    """Claims about the directionality of encoders and decoders; below zero, columns dominate."""
+    """Yield claims about the directionality of encoders and decoders; below 0, columns dominate."""
     text = "Decoders have a higher degree of directionality (columns) than encoders"
     yield PaperClaim(
         "D1",
@@ -393,15 +389,15 @@ def _directionality() -> Iterator[PaperClaim]:
     )
     models = encoder_decoders()
     difference = pl.col("directionality_decoder") - pl.col("directionality_encoder")
-    paired_difference = _paired(models.select(difference).to_series().to_list(), "Wilcoxon", "none")
-    paired_difference["result"] += "; " + _by_family(models, difference, lambda mean: mean < 0)
+    outcome = _paired(models.select(difference).to_series().to_list(), "Wilcoxon", "none")
+    outcome["result"] += "; " + _by_family(models, difference, lambda mean: mean < 0)
     yield PaperClaim(
         "D3",
         "Encoder and decoder of an encoder-decoder do not differ in directionality",
         "Figure S2b",
         f"{models.height} published encoder-decoders, paired by model",
         "decoder − encoder",
-        **paired_difference,
+        **outcome,
     )
     pairs = published_pairs()
     yield PaperClaim(
@@ -433,7 +429,7 @@ def _directionality() -> Iterator[PaperClaim]:
 
 
 def _published_training() -> Iterator[PaperClaim]:
-    """Claims about the published training runs from both starts."""
+    """Yield claims about the published training runs from both starts."""
     encoders, decoders = (published_ends(mode) for mode in ("encoder", "decoder"))
     lower = (encoders["symmetric"] < encoders["random"]).sum()
     yield PaperClaim(
@@ -458,7 +454,7 @@ def _published_training() -> Iterator[PaperClaim]:
 
 
 def _contrast(name: str) -> dict[str, Any]:
-    """Return a contrast of starts, with the variance that contrasts of its measure share."""
+    """Return a contrast of starts; contrasts of one measure moderate each other's variances."""
     result = start_contrasts()[name]
     estimate = ClaimEstimate(
         value=result.value,
@@ -476,20 +472,18 @@ def _contrast(name: str) -> dict[str, Any]:
 
 
 def _published_against_random(quantity: Literal["median", "range"]) -> dict[str, Any]:
-    """Return the published start against random: symmetry over layers at step 1,000, by seed."""
+    """Compare symmetry after the published and after a random start, at step 1,000, by seed."""
     pairs = by_seed(start_symmetries("published", quantity), start_symmetries("random", quantity))
     predicts: Predicted = "more" if quantity == "median" else "less"
-    paired_difference = _paired(
-        [value - other for value, other in pairs.values()], "Student", predicts
-    )
+    differences = [published - random for published, random in pairs.values()]
     evidence = (
         f"our runs, Wikipedia: `published` against random at step 1,000; {len(pairs)} seeds, paired"
     )
-    return paired_difference | {"evidence": evidence}
+    return _paired(differences, "Student", predicts) | {"evidence": evidence}
 
 
 def _our_training() -> Iterator[PaperClaim]:
-    """Claims about the start, on runs of this project."""
+    """Yield claims about the start, on runs of this project."""
     yield PaperClaim(
         "T3",
         "A symmetric start as the paper's code made it lowers the loss",
@@ -547,7 +541,7 @@ def _our_training() -> Iterator[PaperClaim]:
 
 
 def _without_record() -> Iterator[PaperClaim]:
-    """Numbers of the summary and of the project page."""
+    """Yield claims of the summary and of the project page that have no record."""
     yield PaperClaim(
         "N1",
         "Symmetric initialization raises the GLUE score by 1.8 % on average",
@@ -572,7 +566,7 @@ def _without_record() -> Iterator[PaperClaim]:
 
 
 def _speedups() -> str:
-    """Return the largest speed-ups that the tables contain, next to those of the text."""
+    """Return the largest speed-ups of the paper's tables, next to those of the text."""
     printed = ", ".join(f"{share:.0%} ({size})" for size, share in printed_speedups().items())
     return (
         f"Table 1 has at most {printed}; the project page's own table has 69, 35 and "

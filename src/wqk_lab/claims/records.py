@@ -85,16 +85,17 @@ def encoder_decoders() -> pl.DataFrame:
     """
     layers = published_layers()
     families = []
-    for family, files in ENCODER_DECODERS.items():
-        stacks = [
-            layers.filter(file=file)
-            .group_by("model")
-            .agg(pl.col(score).cast(float).median().alias(f"{score}_{stack}") for score in SCORES)
-            for file, stack in zip(files, ("encoder", "decoder"), strict=True)
-        ]
-        both = stacks[0].join(stacks[1], on="model").with_columns(family=pl.lit(family))
-        families.append(both)
+    for family, (encoder_file, decoder_file) in ENCODER_DECODERS.items():
+        encoders = _medians(layers.filter(file=encoder_file), "encoder")
+        decoders = _medians(layers.filter(file=decoder_file), "decoder")
+        families.append(encoders.join(decoders, on="model").with_columns(family=pl.lit(family)))
     return pl.concat(families).sort("family", "model")
+
+
+def _medians(layers: pl.DataFrame, stack: str) -> pl.DataFrame:
+    """Return the medians over layers of each model's scores, in columns named after the stack."""
+    medians = [pl.col(score).cast(float).median().alias(f"{score}_{stack}") for score in SCORES]
+    return layers.group_by("model").agg(medians)
 
 
 def published_pairs() -> pl.DataFrame:

@@ -1,4 +1,4 @@
-"""``wqk lab claims``: the paper's claims next to the records that decide them."""
+"""``wqk lab claims``: the paper's claims with the records that decide them."""
 
 from __future__ import annotations
 

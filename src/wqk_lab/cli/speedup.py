@@ -83,7 +83,7 @@ def lines_of(
     from rich.text import Text
 
     from wqk.tables.sheet import Sheet
-    from wqk_lab.runs.outcomes import nothing_told, saving, verdict
+    from wqk_lab.runs.outcomes import is_uninformative, saving, verdict
     from wqk_lab.runs.seeds import interval
 
     level = [] if below is None else [f"below {below:g}"]
@@ -97,7 +97,7 @@ def lines_of(
             interval(difference, "+.3f"),
             "–" if difference.p is None else f"{difference.p:.2g}",
             "–" if difference.detectable is None else f"{difference.detectable:.3f}",
-            "–" if nothing_told(saved) else interval(saved, "+.0%"),
+            "–" if is_uninformative(saved) else interval(saved, "+.0%"),
             *([] if below is None else [crossing(comparison)]),
         )
     first = comparisons[0]
@@ -111,7 +111,7 @@ def lines_of(
         style="dim",
     )
     yield from map(verdict, comparisons)
-    yield from (saving(c) for c in comparisons if nothing_told(c.over_seeds("saved")))
+    yield from (saving(c) for c in comparisons if is_uninformative(c.over_seeds("saved")))
 
 
 def crossing(comparison: StartSpeedUp) -> str:

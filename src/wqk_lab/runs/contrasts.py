@@ -1,22 +1,22 @@
 """Verdicts on claims, each computed from one named contrast of recorded runs.
 
-A contrast is a weighted sum of cells, taken seed by seed: ``{published = 1, random = -1}``. Few
-seeds give poor variances. Therefore the variances of one pool of contrasts moderate each other:
-each is drawn toward what the others have in common (Smyth 2004, Linear models and empirical Bayes
-methods for assessing differential expression). A claim predicts the sign of its contrast and states
-how large an effect would matter. Its verdict follows from an interval that allows for all
-contrasts: those that Benjamini and Hochberg's rule finds at 5 % are the ones whose interval
-excludes zero (Benjamini & Yekutieli 2005, False discovery rate-adjusted multiple confidence
-intervals for selected parameters).
+A contrast is a weighted sum of cells, computed seed by seed: ``{published = 1, random = -1}``. A
+few seeds give poor estimates of variances. Therefore the variances of one pool of contrasts
+moderate each other: each variance is drawn toward the variance that the pool has in common (Smyth
+2004, Linear models and empirical Bayes methods for assessing differential expression). A claim
+predicts the sign of a contrast and states the size of an effect that would matter. The verdict
+follows from an interval that allows for all contrasts: Benjamini and Hochberg's rule finds a
+contrast at 5 % if and only if the interval of the contrast excludes zero (Benjamini & Yekutieli
+2005, False discovery rate-adjusted multiple confidence intervals for selected parameters).
 
 ================  ============================================================================
 reproduced        the interval lies on the predicted side of zero
-too small         the same, but it excludes every effect that would matter
-reversed          it lies beyond zero, and contains effects of the opposite sign that would matter
-not reproduced    it excludes every effect that would matter as predicted, and is not reversed
+too small         as reproduced, but the interval excludes every effect that would matter
+reversed          the interval lies beyond zero, with effects of the opposite sign that would matter
+not reproduced    the interval excludes every predicted effect that would matter; not reversed
 undecided         none of these
-depends           it is a main effect, and its interaction may be large enough to matter
-not run           fewer than two seeds have its runs
+depends           the contrast is a main effect, and an interaction may be large enough to matter
+not run           fewer than two seeds have the runs
 ================  ============================================================================
 """
 
@@ -46,7 +46,10 @@ Records = Mapping[str, Mapping[str, Mapping[int, float]]]
 
 DEFINITION = "contrasts.toml"
 
-# Columns of records, and what they measure in the rows that stand for a whole model.
+# Parts of scores whose shares are compared.
+HALVES = ("symmetric", "skew")
+
+# Columns of records, with the measures that they have in rows of whole models.
 MEASURES = {
     "held_out_loss": "loss at step {step}",
     "plateau_loss": "loss over the plateau",
@@ -63,7 +66,7 @@ MEASURES = {
     "related": "rank correlation by layer at step {step}",
 }
 
-# Measures of the last step that the records have of a run, for contrasts of runs of other lengths.
+# Measures of the last recorded step of a run, for contrasts of runs of different lengths.
 AT_THE_END = {"share": "share kept at the end"}
 
 
@@ -74,15 +77,15 @@ class Contrast:
     Attributes
     ----------
     name, says
-        How claims name it, and what it compares.
+        The name that claims use, and a description of the comparison.
     measure
-        The quantity of its runs: a key of the records.
+        The quantity of each run: a key of the records.
     cells
         Weights by cell, which add up to zero.
     pool
-        Contrasts whose variances moderate each other; by default those of one measure.
+        Name of the contrasts whose variances moderate each other; by default the measure.
     pending
-        Whether its runs are still to be made: of fewer than two seeds it is left out.
+        True if runs may be missing: with fewer than two seeds, the contrast is left out.
     """
 
     name: str
@@ -102,27 +105,27 @@ class Claim:
     predicts: Literal["less", "more"]
     matters: float  #: The smallest effect that would matter.
     note: str = ""
-    interaction: str = ""  #: Of a main effect: the contrast that must be too small to matter.
+    interaction: str = ""  #: For a main effect: the contrast that must be too small to matter.
 
 
 @dataclass(frozen=True)
 class Result:
-    """A contrast, measured.
+    """A measured contrast.
 
     Attributes
     ----------
     value, error, degrees
-        The mean over seeds, its moderated standard error, and its degrees of freedom.
+        The mean over seeds, the moderated standard error, and the degrees of freedom.
     count
         Number of seeds.
     low, high
         The 95 % interval.
     p
-        Two-sided, of the hypothesis that the mean is zero.
+        Two-sided p-value of the hypothesis that the mean is zero.
     allowed
         The interval that allows for all contrasts.
     alone
-        The 95 % interval from this contrast's own variance, by Student's t.
+        The 95 % interval from the contrast's variance alone, by Student's t.
     alone_allowed
         Student's interval at the level of `allowed`; None if all differences are equal.
     """
@@ -141,9 +144,10 @@ class Result:
 
     @property
     def borrows(self) -> bool:
-        """Return whether `allowed` excludes zero, and Student's interval at its level does not."""
-        low, high = self.alone_allowed or (0.0, 0.0)
-        return low <= 0 <= high and not self.allowed[0] <= 0 <= self.allowed[1]
+        """True if `allowed` excludes zero, and Student's interval at that level contains zero."""
+        students_low, students_high = self.alone_allowed or (0.0, 0.0)
+        low, high = self.allowed
+        return students_low <= 0 <= students_high and not low <= 0 <= high
 
     @property
     def detectable(self) -> float:
@@ -155,59 +159,64 @@ class Result:
 
 
 def read_records(folder: Path) -> Records:
-    """Return the records of a folder: a quantity of each run in a line, by measure, cell and seed.
+    """Read the records of a folder: a quantity of each run, by measure, cell and seed.
 
     Raises
     ------
     RunError
-        Two records say different things of one run.
+        Two records have different values of one run.
     """
     records: dict[str, dict[str, dict[int, float]]] = {}
     for path in sorted(folder.rglob("*.csv")):
         rows = pl.read_csv(path, infer_schema=False)
         if not {"seed", "step"} <= {*rows.columns}:
-            continue  # what was printed of runs, or other records than a quantity of each run
-        if "part" in rows.columns:
-            rows = pl.concat([rows, _related(rows)], how="diagonal")
-            rows = rows.with_columns(start=pl.concat_str("model", pl.lit(" "), "part"))
-        elif "run" in rows.columns:
-            rows = rows.with_columns(start=pl.col("run").str.replace("-[^-]*$", ""))
-        if "kept_skew" in rows.columns:
-            kept = (pl.col(f"kept_{part}").cast(float) for part in ("symmetric", "skew"))
-            rows = rows.with_columns(kept=next(kept) - next(kept))
-        if "layer" in rows.columns:
-            rows = rows.filter(pl.col("layer").is_null())
-        last = pl.col("step").cast(int) == pl.col("step").cast(int).max().over("start", "seed")
-        rows = rows.with_columns(
-            pl.when(last).then(column).alias(measure)
-            for column, measure in AT_THE_END.items()
-            if column in rows.columns
-        )
-        measures = {**MEASURES, **{measure: measure for measure in AT_THE_END.values()}}
-        named = [name for name in measures if name in rows.columns]
-        long = rows.select("start", "seed", "step", pl.col(named).cast(float))
-        for column, cell, seed, step, value in (
-            long.unpivot(named, index=["start", "seed", "step"])
-            .drop_nulls(["seed", "value"])
-            .select("variable", "start", pl.col("seed").cast(int), "step", "value")
-            .iter_rows()
-        ):
-            measure = measures[column].format(step=step)
-            known = records.setdefault(measure, {}).setdefault(cell, {})
-            if known.setdefault(seed, value) != value:
+            continue  # not a quantity of each run
+        for measure, cell, seed, value in _quantities(rows).iter_rows():
+            values_by_seed = records.setdefault(measure, {}).setdefault(cell, {})
+            if values_by_seed.setdefault(seed, value) != value:
                 raise RunError(
                     f"{path}: {cell}, seed {seed}, has {measure} {value}; another record says "
-                    f"{known[seed]}: runs that differ need names that differ"
+                    f"{values_by_seed[seed]}: runs that differ need names that differ"
                 )
     return records
 
 
-def _related(rows: pl.DataFrame) -> pl.DataFrame:
-    """Over the layers of each run: the rank correlation of symmetry with what its part carries.
+def _quantities(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return quantities of a record's runs: ``measure``, ``start``, ``seed`` and ``value``."""
+    if "part" in rows.columns:
+        rows = pl.concat([rows, _related(rows)], how="diagonal")
+        rows = rows.with_columns(start=pl.concat_str("model", pl.lit(" "), "part"))
+    elif "run" in rows.columns:
+        rows = rows.with_columns(start=pl.col("run").str.replace("-[^-]*$", ""))
+    if "kept_skew" in rows.columns:
+        kept_symmetric, kept_skew = (pl.col(f"kept_{part}").cast(float) for part in HALVES)
+        rows = rows.with_columns(kept=kept_symmetric - kept_skew)
+    if "layer" in rows.columns:
+        rows = rows.filter(pl.col("layer").is_null())
+    step = pl.col("step").cast(int)
+    is_last = step == step.max().over("start", "seed")
+    for column, measure in AT_THE_END.items():
+        if column in rows.columns:
+            rows = rows.with_columns(pl.when(is_last).then(column).alias(measure))
+    titles = MEASURES | {measure: measure for measure in AT_THE_END.values()}
+    columns = [column for column in titles if column in rows.columns]
+    values = (
+        rows.select("start", "seed", "step", pl.col(columns).cast(float))
+        .unpivot(columns, index=["start", "seed", "step"])
+        .drop_nulls(["seed", "value"])
+    )
+    title = pl.col("variable").replace_strict(titles)
+    with_step = title.str.replace("{step}", pl.col("step"), literal=True)
+    return values.select(with_step.alias("measure"), "start", pl.col("seed").cast(int), "value")
 
-    The latter is the share that the symmetric part keeps, less the share that the skew part keeps.
-    Two layers have a sign and no rank. A run with a layer whose scores explain nothing has no share
-    there, and no correlation. The cell next to it, without any relation, has zeros.
+
+def _related(rows: pl.DataFrame) -> pl.DataFrame:
+    """Correlate, over the layers of each run, the form's symmetry with the symmetric part's lead.
+
+    The lead is the share that the symmetric part keeps, less the share that the skew part keeps.
+    The correlation is a rank correlation; runs of two layers have none. If the scores of a layer
+    explain nothing, the layer has no share, and the run has no correlation. A second cell, ``no
+    relation``, has zeros to compare with.
     """
     run = ("model", "seed", "step")
     share, part = pl.col("share").cast(float), pl.col("part")
@@ -234,7 +243,7 @@ def _related(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def read_definition(folder: Path) -> tuple[list[Contrast], list[Claim]]:
-    """Return the contrasts and claims of a folder's ``contrasts.toml``."""
+    """Read the contrasts and claims of a folder's ``contrasts.toml``."""
     content = tomllib.loads((folder / DEFINITION).read_text(encoding="utf-8"))
     contrasts = [Contrast(**entry) for entry in content["contrast"]]
     names = [contrast.name for contrast in contrasts]
@@ -249,7 +258,7 @@ def read_definition(folder: Path) -> tuple[list[Contrast], list[Claim]]:
 
 
 def differences(contrast: Contrast, records: Records) -> list[float]:
-    """Return the contrast of each seed that all its cells have.
+    """Return a contrast for each seed that all cells have.
 
     Examples
     --------
@@ -264,16 +273,24 @@ def differences(contrast: Contrast, records: Records) -> list[float]:
         raise RunError(f"contrast {contrast.name}: no records of {', '.join(missing)}")
     values = by_seed(*(known[cell] for cell in contrast.cells))
     weights = contrast.cells.values()
-    return [
-        sum(w * v for w, v in zip(weights, of, strict=True)) for _, of in sorted(values.items())
-    ]
+    sums = []
+    for _, cell_values in sorted(values.items()):
+        weighted = [w * value for w, value in zip(weights, cell_values, strict=True)]
+        sums.append(sum(weighted))
+    return sums
 
 
 def moderate(variances: Sequence[float], degrees: Sequence[float]) -> tuple[float, float]:
-    """Return the variance that several have in common, and the degrees of freedom that it is worth.
+    """Return the variance that several estimates have in common, and its degrees of freedom.
 
-    By the moments of log s², whose law for a given variance is known. The degrees are at most the
-    number of variances: these share runs, so that they are no independent estimates.
+    Both follow from mean and variance of log s², whose law for a given variance is known (Smyth
+    2004). The degrees of freedom are at most the number of variances: contrasts share runs, so
+    their variances are no independent estimates.
+
+    Parameters
+    ----------
+    variances, degrees
+        Estimated variances s², and the degrees of freedom of each.
 
     Examples
     --------
@@ -284,74 +301,96 @@ def moderate(variances: Sequence[float], degrees: Sequence[float]) -> tuple[floa
     """
     from scipy.special import digamma, polygamma  # type: ignore[import-untyped]
 
-    s, half = np.asarray(variances, float), np.asarray(degrees, float) / 2
-    s = np.maximum(s, 0.01 * np.median(s))  # equal, because rounded, numbers still vary
-    logs = np.log(s) - digamma(half) + np.log(half)
-    excess = logs.var(ddof=1) - polygamma(1, half).mean() if len(s) > 1 else 0.0
+    half_degrees = np.asarray(degrees, float) / 2
+    squares = np.asarray(variances, float)
+    # Rounded differences may be equal, and have the variance 0.
+    squares = np.maximum(squares, 0.01 * np.median(squares))
+    logs = np.log(squares) - digamma(half_degrees) + np.log(half_degrees)
+    count = len(squares)
+    excess = 0.0
+    if count > 1:
+        excess = logs.var(ddof=1) - polygamma(1, half_degrees).mean()
     if excess <= 0:
-        return float(np.exp(logs.mean())), float(len(s))
+        return float(np.exp(logs.mean())), float(count)
     from scipy.optimize import brentq  # type: ignore[import-untyped]
 
-    prior = brentq(lambda x: float(polygamma(1, x)) - excess, 1e-3, 1e6)
-    common = np.exp(logs.mean() + digamma(prior) - np.log(prior))
-    return float(common), float(min(2 * prior, len(s)))
+    half_prior = brentq(lambda x: float(polygamma(1, x)) - excess, 1e-3, 1e6)
+    common = np.exp(logs.mean() + digamma(half_prior) - np.log(half_prior))
+    return float(common), float(min(2 * half_prior, count))
 
 
 def evaluate(contrasts: Sequence[Contrast], records: Records) -> list[Result]:
-    """All contrasts, moderated within their pools, with intervals for their number."""
-    each = {c.name: differences(c, records) for c in contrasts}
-    single = [name for name, values in each.items() if len(values) < 2]
-    if single:
+    """Evaluate contrasts: variances moderated within pools, and intervals that allow for all.
+
+    Raises
+    ------
+    RunError
+        A contrast has records of fewer than two seeds.
+    """
+    values_by_name = {contrast.name: differences(contrast, records) for contrast in contrasts}
+    if single := [name for name, values in values_by_name.items() if len(values) < 2]:
         raise RunError(f"contrasts of a single seed have no interval: {', '.join(single)}")
-    # Variances of one unit of weight, so that sums of more cells compare with differences of two.
-    scale = {c.name: sum(w**2 for w in c.cells.values()) / 2 for c in contrasts}
-    variances = {name: stdev(values) ** 2 / scale[name] for name, values in each.items()}
+    means = _moderated_means(contrasts, values_by_name)
+    level = 1 - found_at([mean.p for mean in means], 1 - LEVEL)
+    results = []
+    for mean in means:
+        values = values_by_name[mean.contrast.name]
+        low, high = mean.interval(LEVEL)
+        result = Result(
+            contrast=mean.contrast,
+            value=mean.value,
+            error=mean.error,
+            degrees=mean.degrees,
+            count=mean.count,
+            low=low,
+            high=high,
+            p=mean.p,
+            allowed=mean.interval(level),
+            alone=paired(values),
+            alone_allowed=students_interval(values, level),
+        )
+        results.append(result)
+    return results
+
+
+def _moderated_means(
+    contrasts: Sequence[Contrast], values_by_name: Mapping[str, Sequence[float]]
+) -> list[ContrastEstimate]:
+    """Return the mean of each contrast, with a variance that the contrast's pool moderates."""
+    # Variances are compared per unit of weight: sums of many cells vary more than sums of two.
+    scales, variances = {}, {}
     pools: dict[str, list[str]] = {}
     for contrast in contrasts:
-        pools.setdefault(contrast.pool or contrast.measure, []).append(contrast.name)
-    common = {
-        pool: moderate([variances[n] for n in names], [len(each[n]) - 1 for n in names])
-        for pool, names in pools.items()
-    }
-    estimates = []
+        name = contrast.name
+        scales[name] = sum(weight**2 for weight in contrast.cells.values()) / 2
+        variances[name] = stdev(values_by_name[name]) ** 2 / scales[name]
+        pools.setdefault(contrast.pool or contrast.measure, []).append(name)
+    priors = {}
+    for pool, names in pools.items():
+        degrees = [len(values_by_name[name]) - 1 for name in names]
+        priors[pool] = moderate([variances[name] for name in names], degrees)
+    means = []
     for contrast in contrasts:
-        values = each[contrast.name]
-        count, own_degrees = len(values), len(values) - 1
-        shared, worth = common[contrast.pool or contrast.measure]
-        degrees = worth + own_degrees
-        variance = (worth * shared + own_degrees * variances[contrast.name]) / degrees
-        error = math.sqrt(variance * scale[contrast.name] / count)
-        estimates.append(
-            ContrastEstimate(
-                contrast, value=fmean(values), error=error, degrees=degrees, count=count
-            )
+        values = values_by_name[contrast.name]
+        prior_variance, prior_degrees = priors[contrast.pool or contrast.measure]
+        degrees_alone = len(values) - 1
+        total_degrees = prior_degrees + degrees_alone
+        prior_part = prior_degrees * prior_variance
+        variance = (prior_part + degrees_alone * variances[contrast.name]) / total_degrees
+        mean = ContrastEstimate(
+            contrast=contrast,
+            value=fmean(values),
+            error=math.sqrt(variance * scales[contrast.name] / len(values)),
+            degrees=total_degrees,
+            count=len(values),
         )
-    level = 1 - found_at([estimate.p for estimate in estimates], 1 - LEVEL)
-    results = []
-    for estimate in estimates:
-        values = each[estimate.contrast.name]
-        low, high = estimate.interval(LEVEL)
-        results.append(
-            Result(
-                contrast=estimate.contrast,
-                value=estimate.value,
-                error=estimate.error,
-                degrees=estimate.degrees,
-                count=estimate.count,
-                low=low,
-                high=high,
-                p=estimate.p,
-                allowed=estimate.interval(level),
-                alone=paired(values),
-                alone_allowed=students_interval(values, level),
-            )
-        )
-    return results
+        means.append(mean)
+    return means
 
 
 @dataclass(frozen=True)
 class ContrastEstimate:
-    """A contrast's mean over seeds with its moderated error and degrees of freedom."""
+    """A contrast's mean over seeds with a moderated error and degrees of freedom."""
 
     contrast: Contrast
     value: float
@@ -361,7 +400,7 @@ class ContrastEstimate:
 
     @property
     def p(self) -> float:
-        """Two-sided, of the hypothesis that the mean is zero."""
+        """Two-sided p-value of the hypothesis that the mean is zero."""
         from scipy.stats import t
 
         return float(2 * t.sf(abs(self.value) / self.error, self.degrees))
@@ -392,22 +431,27 @@ def students_interval(values: Sequence[float], level: float) -> tuple[float, flo
 
 
 def found_at(p: Sequence[float], rate: float) -> float:
-    """Return the largest p-value that Benjamini and Hochberg's rule accepts; at least rate/n.
+    """Return the limit of p-values that Benjamini and Hochberg's rule finds at a rate.
+
+    The limit is never below rate/n, n being the number of p-values.
 
     Examples
     --------
     >>> found_at([0.001, 0.02, 0.03, 0.9], 0.08)  # three are found
     0.06
     """
-    limits = [rate * k / len(p) for k in range(1, len(p) + 1)]
-    reached = [limit for limit, value in zip(limits, sorted(p), strict=True) if value <= limit]
-    return max(reached, default=limits[0])
+    limit = rate / len(p)
+    for rank, value in enumerate(sorted(p), start=1):
+        if value <= rate * rank / len(p):
+            limit = rate * rank / len(p)
+    return limit
 
 
 def decide(claim: Claim, result: Result, interaction: Result | None = None) -> Verdict:
     """Return the verdict on a claim, from the interval that allows for all contrasts.
 
-    A main effect has one only if its interaction's 95 % interval excludes all that would matter.
+    The verdict on a main effect is ``depends`` unless the 95 % interval of the interaction excludes
+    every effect that would matter.
 
     Examples
     --------
@@ -434,47 +478,48 @@ def decide(claim: Claim, result: Result, interaction: Result | None = None) -> V
 
 
 def results(folder: Path) -> dict[str, Result]:
-    """Return the contrasts of a folder by their names, from its records."""
+    """Evaluate the contrasts of a folder from the folder's records; return them by name."""
     contrasts, records = read_definition(folder)[0], read_records(folder)
-
-    def seeds(contrast: Contrast) -> int:
-        known = records.get(contrast.measure, {})
-        return len(set.intersection(*(set(known.get(cell, ())) for cell in contrast.cells)))
-
-    made = [contrast for contrast in contrasts if not contrast.pending or seeds(contrast) > 1]
-    return {r.contrast.name: r for r in evaluate(made, records)} if made else {}
+    with_runs = []
+    for contrast in contrasts:
+        cells = records.get(contrast.measure, {})
+        seeds = set.intersection(*(set(cells.get(cell, ())) for cell in contrast.cells))
+        if len(seeds) > 1 or not contrast.pending:
+            with_runs.append(contrast)
+    if not with_runs:
+        return {}
+    return {result.contrast.name: result for result in evaluate(with_runs, records)}
 
 
 def unnamed(text: str, names: Iterable[str]) -> list[str]:
-    r"""Bold phrases of a page whose paragraph names no contrast that could refute them.
+    r"""Return bold phrases of a page whose paragraph names no contrast that could refute them.
 
-    Tables and headings have none. Statements that concern no run are not bold.
+    Tables and headings are not checked.
 
     Examples
     --------
     >>> unnamed("- **It helps** (`a`).\n- **It is\n  symmetry.** Always.", ["a"])
     ['It is symmetry.']
     """
-    known = set(names)
-    phrases: list[str] = []
+    known_names, phrases = set(names), []
     for paragraph in re.split(r"\n\s*\n|\n(?=- |\d+\. )", text):
-        if not paragraph.lstrip().startswith("|") and known.isdisjoint(
-            re.findall(r"`([^`]+)`", paragraph)
-        ):
+        is_table = paragraph.lstrip().startswith("|")
+        code = re.findall(r"`([^`]+)`", paragraph)
+        if not is_table and known_names.isdisjoint(code):
             bold = re.findall(r"\*\*(.+?)\*\*", paragraph, flags=re.DOTALL)
             phrases += [" ".join(phrase.split()) for phrase in bold]
     return phrases
 
 
 def verdicts(folder: Path) -> Iterator[tuple[Claim, Verdict, Result | None]]:
-    """Each claim of a folder with its verdict and its contrast, if that was measured."""
-    result_by_name = results(folder)
+    """Yield each claim of a folder with its verdict and its contrast, if that was measured."""
+    measured = results(folder)
     for claim in read_definition(folder)[1]:
-        result = result_by_name.get(claim.contrast)
-        decided = (
-            decide(claim, result, result_by_name.get(claim.interaction)) if result else "not run"
-        )
-        yield claim, decided, result
+        result = measured.get(claim.contrast)
+        verdict: Verdict = "not run"
+        if result is not None:
+            verdict = decide(claim, result, measured.get(claim.interaction))
+        yield claim, verdict, result
 
 
 def claims_table(folder: Path) -> list[str]:
@@ -485,33 +530,37 @@ def claims_table(folder: Path) -> list[str]:
     ]
     for claim, verdict, result in verdicts(folder):
         says = f"{claim.says} ({claim.note})" if claim.note else claim.says
-        shown, effect, limit = f"**{verdict}**" if verdict == "reproduced" else verdict, "–", "–"
+        shown = f"**{verdict}**" if verdict == "reproduced" else verdict
+        effect = limit = "–"
         if result is not None:
-            shown += f" on `{claim.interaction}`" if verdict == "depends" else ""
-            shown += " (by borrowed variance)" if result.borrows and verdict != "depends" else ""
+            if verdict == "depends":
+                shown += f" on `{claim.interaction}`"
+            elif result.borrows:
+                shown += " (by borrowed variance)"
             effect = interval_of(result, *result.allowed)
-            limit = _number(result, claim.matters * (-1 if claim.predicts == "less" else 1))
+            limit = _number(result, -claim.matters if claim.predicts == "less" else claim.matters)
         lines.append(f"| {says} | {shown} | `{claim.contrast}` | {effect} | {limit} |")
     return lines
 
 
 def contrasts_table(folder: Path) -> list[str]:
-    """All contrasts of a folder, each by itself, as lines of Markdown."""
+    """Return all contrasts of a folder, each by itself, as lines of Markdown."""
     lines = [
         "| contrast | what | measure | seeds | difference [95 %] | [Student's] | p | detectable |",
         "|:--|:--|:--|--:|--:|--:|--:|--:|",
     ]
     for name, result in results(folder).items():
         contrast, p, alone = result.contrast, result.p, result.alone
+        students = "–"
+        if alone.low is not None and alone.high is not None:
+            students = f"[{_number(result, alone.low)}, {_number(result, alone.high)}]"
         cells = (
             f"`{name}`",
             contrast.says,
             contrast.measure,
             str(result.count),
             interval_of(result, result.low, result.high),
-            "–"
-            if alone.low is None or alone.high is None
-            else f"[{_number(result, alone.low)}, {_number(result, alone.high)}]",
+            students,
             f"{p:.3f}" if p >= 0.001 else "<.001",
             _number(result, result.detectable).lstrip("+"),
         )
@@ -520,12 +569,12 @@ def contrasts_table(folder: Path) -> list[str]:
 
 
 def interval_of(result: Result, low: float, high: float) -> str:
-    """Return a contrast's mean with the ends of an interval, in its own digits."""
+    """Return a contrast's mean with the ends of an interval, in the digits of the measure."""
     numbers = [_number(result, number) for number in (result.value, low, high)]
     return f"{numbers[0]} [{numbers[1]}, {numbers[2]}]"
 
 
 def _number(result: Result, number: float) -> str:
-    """In whole steps, or with three digits."""
+    """Return a number in whole steps, or with three digits."""
     digits = 0 if result.contrast.measure == "end of the plateau" else 3
     return f"{number:+.{digits}f}".replace("-", "−")

@@ -1,8 +1,8 @@
-"""A loss curve as a strictly falling function of the step, so that every loss has one step.
+"""A loss curve as a strictly falling function of the step: every loss is reached at one step.
 
-Losses are logged at a few steps, and are noisy. They are smoothed by the line that fits best around
-each step, made monotone by pooling neighbors that rise (isotonic regression), and interpolated by a
-monotone cubic: nothing is rounded to the logged steps.
+Losses are logged at a few steps, and are noisy. The losses are smoothed by the line that fits best
+around each step, made monotone by pooling neighbors that rise (isotonic regression), and
+interpolated by a monotone cubic. No step is rounded to a logged step.
 
 Axes: K logged steps.
 """
@@ -10,7 +10,7 @@ Axes: K logged steps.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from wqk._typing import Array, Float
 
 @dataclass(frozen=True, eq=False)
 class Descent:
-    """A falling curve through knots, and level beyond the last one.
+    """A falling curve through knots, and level beyond the last knot.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class Descent:
         return float(self.losses[-1])
 
     def step_at(self, loss: float) -> float:
-        """Step at which the curve falls to a loss, on straight lines between the logged steps.
+        """Return the step at which the curve falls to a loss, on a monotone cubic between knots.
 
         Examples
         --------
@@ -56,8 +56,11 @@ class Descent:
         from scipy.optimize import brentq  # type: ignore[import-untyped]
 
         after = int(np.flatnonzero(self.losses < loss)[0])
-        ends = self.steps[after - 1], self.steps[after]
-        return float(brentq(lambda step: float(self._cubic(step)) - loss, *ends))
+
+        def excess(step: float) -> float:
+            return float(self._cubic(step)) - loss
+
+        return float(brentq(excess, self.steps[after - 1], self.steps[after]))
 
     @cached_property
     def _cubic(self) -> Any:
@@ -69,15 +72,15 @@ class Descent:
 def descent(
     steps: Float[Array, " looks"], losses: Float[Array, " looks"], window: float = 0.0
 ) -> Descent:
-    """Return the falling curve of some logged losses.
+    """Return the falling curve of logged losses.
 
     Parameters
     ----------
     steps, losses
         (K,), in the order of the steps.
     window
-        Number of steps on either side to smooth over; losses with fewer than three logged steps
-        there are taken as they are.
+        Number of steps on either side over which losses are smoothed. A loss with fewer than three
+        logged steps in the window stays as logged.
 
     Examples
     --------
@@ -85,20 +88,41 @@ def descent(
     >>> curve.steps.tolist(), curve.losses.tolist()
     ([1.0, 2.5, 4.0], [4.0, 2.5, 1.0])
     """
-    pools: list[tuple[int, float, float]] = []
+    pools: list[_Pool] = []
     for step, loss in zip(steps, smoothed(steps, losses, window), strict=True):
-        pools.append((1, float(step), float(loss)))
-        while len(pools) > 1 and pools[-2][2] <= pools[-1][2]:
-            (m, s, a), (n, t, b) = pools[-2:]
-            pools[-2:] = [(m + n, (m * s + n * t) / (m + n), (m * a + n * b) / (m + n))]
-    _, at, means = zip(*pools, strict=True)
-    return Descent(np.array(at), np.array(means), float(steps[0]), float(steps[-1]))
+        pools.append(_Pool(1, float(step), float(loss)))
+        while len(pools) > 1 and pools[-2].loss <= pools[-1].loss:
+            last = pools.pop()
+            pools[-1] = pools[-1].joined(last)
+    return Descent(
+        steps=np.array([pool.step for pool in pools]),
+        losses=np.array([pool.loss for pool in pools]),
+        first=float(steps[0]),
+        last=float(steps[-1]),
+    )
+
+
+class _Pool(NamedTuple):
+    """Neighboring losses that are replaced by their mean, at the mean of their steps."""
+
+    members: int
+    step: float
+    loss: float
+
+    def joined(self, after: _Pool) -> _Pool:
+        """Return one pool of this pool and the next."""
+        members = self.members + after.members
+        step = (self.members * self.step + after.members * after.step) / members
+        loss = (self.members * self.loss + after.members * after.loss) / members
+        return _Pool(members, step, loss)
 
 
 def smoothed(
     steps: Float[Array, " looks"], losses: Float[Array, " looks"], window: float
 ) -> Float[Array, " looks"]:
-    """Each loss, on the line that fits best to those nearby; near steps weigh more.
+    """Replace each loss by the value of the line that fits nearby losses best.
+
+    The weight of a loss falls with the distance of its step, to zero at ``window``.
 
     Examples
     --------
@@ -112,9 +136,11 @@ def smoothed(
     distances = steps - steps[:, None]
     weights = np.clip(1 - (distances / window) ** 2, 0, None)
     total = weights.sum(1)
-    center, level = (weights * distances).sum(1) / total, weights @ losses / total
+    center = (weights * distances).sum(1) / total
+    level = weights @ losses / total
     from_center = distances - center[:, None]
     spread = (weights * from_center**2).sum(1)
     with np.errstate(invalid="ignore"):
         slope = (weights * from_center) @ losses / spread
-    return np.where((weights > 0).sum(1) > 2, level - slope * center, losses)
+    has_line = (weights > 0).sum(1) > 2
+    return np.where(has_line, level - slope * center, losses)

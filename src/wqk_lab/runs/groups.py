@@ -1,7 +1,7 @@
 """Training runs grouped into cells (one recipe, several seeds), and comparable cells.
 
-Two runs belong to one cell if they differ only in the seed. Cells are comparable if they differ
-in one thing only: an encoder and its decoder, or one initialization and another.
+Two runs belong to one cell if only the seed differs. Cells are comparable if only one setting
+differs: an encoder and a decoder, or two initializations.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BEFORE = {"rows": "blocks"}
 MODE = ("mode", "objective")
 START = ("init", "init_head_norm", "init_norm", "init_values", "penalty", "penalty_weight")
 
-# What the fields of a start that scale it are called.
+# Fields that scale a start, with their names in titles.
 SCALES = {"init_head_norm": "heads", "init_norm": "norm", "init_values": "values"}
 
 # Fields that titles omit: shown elsewhere, or without effect on the numbers.
@@ -49,10 +49,10 @@ OWN_OBJECTIVES = {("encoder", "masked"), ("decoder", "causal")}
 
 @dataclass(frozen=True)
 class RunCell:
-    """Runs that differ only in their seed, at least one.
+    """One or more runs that differ only in the seed.
 
-    They share the fields of their recipe that are set (``objective`` if it is not the mode's own),
-    the name of the corpus's folder as ``corpus``, and its ``fingerprint``.
+    ``shared`` has the recipe's fields that are set (``objective`` unless the mode implies the
+    objective), the name of the corpus's folder as ``corpus``, and the corpus's ``fingerprint``.
     """
 
     runs: tuple[Run, ...]
@@ -77,11 +77,11 @@ class RunCell:
         scales = [
             f"{name} × {self.shared[key]:g}" for key, name in SCALES.items() if self.shared.get(key)
         ]
-        texts = [init] if init != "random" or not self.penalty else []
-        return ", ".join(filter(None, [*texts, *scales, self.penalty]))
+        names = [init] if init != "random" or not self.penalty else []
+        return ", ".join(filter(None, [*names, *scales, self.penalty]))
 
     def without(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return the fields that the runs share, without some fields."""
+        """Return the shared fields, without those of the given names."""
         return {name: value for name, value in self.shared.items() if name not in names}
 
 
@@ -89,7 +89,7 @@ class RunCell:
 class ModeGroup:
     """An encoder and a decoder with otherwise equal recipes, or one of them alone."""
 
-    title: str  # the corpus, and the difference from groups on corpora of the same name
+    title: str  # the corpus, and settings that differ from groups on corpora of the same name
     cells: Mapping[str, RunCell]  # by mode, the encoder first
 
 
@@ -111,7 +111,7 @@ def cells(runs: Iterable[Run]) -> list[RunCell]:
 
 
 def pairs(runs: Sequence[Run], figure: str) -> list[ModeGroup]:
-    """Return encoders and decoders that differ in nothing else; RunError without such a pair."""
+    """Return encoders and decoders that differ only in mode; `RunError` if there is no pair."""
     pairs_of_cells = [members for members in _by_mode(runs) if len(members) == 2]
     if not pairs_of_cells:
         raise RunError(
@@ -122,12 +122,12 @@ def pairs(runs: Sequence[Run], figure: str) -> list[ModeGroup]:
 
 
 def modes(runs: Iterable[Run]) -> list[ModeGroup]:
-    """As `pairs`, plus cells without a counterpart."""
+    """Return groups as `pairs` does, and cells without a counterpart."""
     return _mode_groups(_by_mode(runs))
 
 
 def comparable(runs: Iterable[Run]) -> list[list[Run]]:
-    """Return groups of runs of several starts that differ only in seed, start and penalty.
+    """Group runs that differ only in seed, initialization and penalty, with two starts or more.
 
     Examples
     --------
@@ -143,12 +143,13 @@ def comparable(runs: Iterable[Run]) -> list[list[Run]]:
 
 
 def starts(runs: Sequence[Run], figure: str, penalties: bool) -> dict[str, RunCell]:
-    """Return the cells that differ only in their start, or, with ``penalties``, in the penalty.
+    """Return the cells that differ only in the start, or, with ``penalties``, in the penalty.
 
-    The random start comes first. RunError if no two cells do, or cells of several recipes.
+    The random start comes first. `RunError` if there are no two such cells, or if there are such
+    cells of several recipes.
     """
-    compared = [cell for cell in cells(runs) if penalties or not cell.penalty]
-    groups = _by_start(compared)
+    candidates = [cell for cell in cells(runs) if penalties or not cell.penalty]
+    groups = _by_start(candidates)
     if not groups:
         raise RunError(
             f"{figure} needs runs with different initializations and otherwise equal recipes: "
@@ -165,7 +166,7 @@ def starts(runs: Sequence[Run], figure: str, penalties: bool) -> dict[str, RunCe
 
 
 def one(comparisons: Sequence[ModeGroup], figure: str, instead: str) -> ModeGroup:
-    """Return the only comparison; RunError if there are several."""
+    """Return the only comparison; `RunError` if there are several."""
     if len(comparisons) > 1:
         titles = "; ".join(comparison.title for comparison in comparisons)
         raise RunError(
@@ -176,12 +177,12 @@ def one(comparisons: Sequence[ModeGroup], figure: str, instead: str) -> ModeGrou
 
 
 def _shared(run: Run) -> dict[str, Any]:
-    """Everything but the seed that determines a run's numbers.
+    """Return all settings that determine a run's numbers, without the seed.
 
-    Fields that are not set are left out, since older runs may not have recorded them.
+    Fields that are not set are left out, since older runs may lack them.
     """
     recipe = {
-        k: v for k, v in run.recipe.items() if v and k not in WITHIN_A_CELL and v != BEFORE.get(k)
+        name: value for name, value in _set_fields(run.recipe).items() if value != BEFORE.get(name)
     }
     if (recipe.get("mode"), recipe.get("objective")) in OWN_OBJECTIVES:
         del recipe["objective"]
@@ -192,35 +193,42 @@ def _shared(run: Run) -> dict[str, Any]:
     return named | recipe | {"fingerprint": corpus.get("fingerprint")}
 
 
+def _set_fields(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a recipe that are set, without those that may differ in a cell."""
+    return {name: value for name, value in recipe.items() if value and name not in WITHIN_A_CELL}
+
+
 def _line(parent: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that a parent shares with the parents of other seeds."""
-    recipe = {k: v for k, v in parent["recipe"].items() if v and k not in WITHIN_A_CELL}
-    if before := recipe.pop("parent", None):
-        recipe["parent"] = _line(before)
+    """Return the step and the recipe that parents of all seeds of a cell have in common."""
+    recipe = _set_fields(parent["recipe"])
+    if grandparent := recipe.pop("parent", None):
+        recipe["parent"] = _line(grandparent)
     return {"step": parent["step"], **recipe}
 
 
-def _gathered(some: Iterable[RunCell], names: Sequence[str]) -> list[list[RunCell]]:
-    """Cells that differ only in these fields together, in the order of the first of each."""
+def _gathered(ungrouped: Iterable[RunCell], names: Sequence[str]) -> list[list[RunCell]]:
+    """Group cells that differ only in the named fields, in the order of each group's first cell."""
     groups: dict[str, list[RunCell]] = {}
-    for cell in some:
+    for cell in ungrouped:
         groups.setdefault(json.dumps(cell.without(names), sort_keys=True), []).append(cell)
     return list(groups.values())
 
 
-def _by_start(some: Iterable[RunCell]) -> list[list[RunCell]]:
-    """Cells that differ only in initialization and penalty, where there are two or more."""
-    return [group for group in _gathered(some, START) if len(group) > 1]
+def _by_start(ungrouped: Iterable[RunCell]) -> list[list[RunCell]]:
+    """Group cells that differ only in initialization and penalty; single cells are left out."""
+    return [group for group in _gathered(ungrouped, START) if len(group) > 1]
 
 
 def _by_mode(runs: Iterable[Run]) -> list[tuple[RunCell, ...]]:
-    """Each encoder with each decoder that differs only in the mode; the others alone."""
+    """Pair encoders with decoders that differ only in the mode; other cells stay alone."""
     groups: list[tuple[RunCell, ...]] = []
     for group in _gathered(cells(runs), MODE):
-        encoders, decoders = (
-            [cell for cell in group if cell.mode == mode] for mode in ("encoder", "decoder")
-        )
-        groups += product(encoders, decoders) if encoders and decoders else ((c,) for c in group)
+        encoders = [cell for cell in group if cell.mode == "encoder"]
+        decoders = [cell for cell in group if cell.mode == "decoder"]
+        if encoders and decoders:
+            groups += product(encoders, decoders)
+        else:
+            groups += [(cell,) for cell in group]
     return groups
 
 
@@ -232,31 +240,31 @@ def _mode_groups(groups: Sequence[tuple[RunCell, ...]]) -> list[ModeGroup]:
     ]
 
 
-def _titles(cells: Sequence[RunCell]) -> list[str]:
-    """Return the corpus, and what differs among cells with corpora of the same name."""
+def _titles(titled: Sequence[RunCell]) -> list[str]:
+    """Return titles: the corpus, and settings that differ among cells on corpora of one name."""
     titles = []
-    for cell in cells:
+    for cell in titled:
         corpus = cell.shared["corpus"]
-        cells_of_corpus = [other for other in cells if other.shared["corpus"] == corpus]
-        varying = {
-            name
-            for name in cell.shared
-            if len({str(other.shared.get(name)) for other in cells_of_corpus}) > 1
-        }
-        texts = [corpus or "corpus without a name"]
+        same_corpus = [peer for peer in titled if peer.shared["corpus"] == corpus]
+        varying = set()
+        for name in cell.shared:
+            if len({str(peer.shared.get(name)) for peer in same_corpus}) > 1:
+                varying.add(name)
+        terms = [corpus or "corpus without a name"]
         if "fingerprint" in varying:
-            texts.append(str(cell.shared["fingerprint"])[:8])
-        if len({other.start for other in cells_of_corpus}) > 1:
-            texts.append(cell.start)
+            terms.append(str(cell.shared["fingerprint"])[:8])
+        if len({peer.start for peer in same_corpus}) > 1:
+            terms.append(cell.start)
         if "parent" in varying and (parent := cell.shared.get("parent")):
-            texts.append(f"from a {parent['mode']}")
-        named = [name for name in cell.shared if name in varying - UNNAMED]
-        texts += [f"{name.replace('_', ' ')} {cell.shared[name]}" for name in named]
-        titles.append(", ".join(texts))
+            terms.append(f"from a {parent['mode']}")
+        for name, value in cell.shared.items():
+            if name in varying - UNNAMED:
+                terms.append(f"{name.replace('_', ' ')} {value}")
+        titles.append(", ".join(terms))
     return titles
 
 
 def _listed(runs: Sequence[Run], field: str) -> str:
-    """Return the number of runs, and their values of a field."""
+    """Return in words the number of runs, and the runs' values of a field."""
     values = dict.fromkeys(str(run.recipe.get(field)) for run in runs)
     return f"{len(runs)} runs ({field} {', '.join(values)})" if runs else "no run"

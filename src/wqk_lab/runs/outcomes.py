@@ -1,4 +1,4 @@
-"""Speed-ups in one sentence each, as `wqk lab speedup` ends with and reports of runs begin with."""
+"""Sentences on speed-ups, for the end of `wqk lab speedup` and the beginning of reports of runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def verdict(comparison: StartSpeedUp) -> str:
-    """Return the result for one initialization, in one sentence.
+    """Describe the final loss of one initialization compared with another, in one sentence.
 
     Examples
     --------
@@ -32,22 +32,23 @@ def verdict(comparison: StartSpeedUp) -> str:
     'paired and random have one common seed: too few to tell more than chance.'
     """
     difference = comparison.over_seeds("difference")
-    names = comparison.start, comparison.baseline
+    start, baseline = comparison.start, comparison.baseline
     if difference.low is None or difference.high is None:
-        return f"{' and '.join(names)} have one common seed: too few to tell more than chance."
+        return f"{start} and {baseline} have one common seed: too few to tell more than chance."
     if difference.low <= 0 <= difference.high:
-        seen = (
-            f"; {difference.detectable:.3f} nats would have been" if difference.detectable else ""
-        )
-        return f"No difference found between {' and '.join(names)}{seen}."
+        detectable = ""
+        if difference.detectable:
+            detectable = f"; {difference.detectable:.3f} nats would have been"
+        return f"No difference found between {start} and {baseline}{detectable}."
     low, high = sorted((abs(difference.low), abs(difference.high)))
     side = "below" if difference.mean < 0 else "above"
-    size = f"{abs(difference.mean):.3f} nats [{low:.3f}, {high:.3f}]"
-    return f"{names[0]} ends {size} {side} {names[1]}."
+    return (
+        f"{start} ends {abs(difference.mean):.3f} nats [{low:.3f}, {high:.3f}] {side} {baseline}."
+    )
 
 
 def saving(comparison: StartSpeedUp) -> str:
-    """Return the speed-up of one initialization, with its interval over seeds, in one sentence.
+    """Describe the speed-up of one initialization, with an interval over seeds, in one sentence.
 
     Examples
     --------
@@ -63,22 +64,27 @@ def saving(comparison: StartSpeedUp) -> str:
     """
     saved = comparison.over_seeds("saved")
     names = f"{comparison.start} over {comparison.baseline}"
-    if nothing_told(saved):
+    if is_uninformative(saved):
         return (
             f"Speed-up of {names}: nothing can be told, in either direction ({saved.count} seeds)."
         )
-    over = f"{LEVEL:.0%}".replace("%", " %") + f" interval, {saved.count} seeds"
-    if saved.low is None:
-        over = "a single seed, no interval" if saved.count == 1 else f"{saved.count} equal seeds"
-    return f"Speed-up of {names}: {interval(saved, '+.0%')} of the steps ({over})."
+    if saved.low is not None:
+        source = f"{100 * LEVEL:.0f} % interval, {saved.count} seeds"
+    elif saved.count == 1:
+        source = "a single seed, no interval"
+    else:
+        source = f"{saved.count} equal seeds"
+    return f"Speed-up of {names}: {interval(saved, '+.0%')} of the steps ({source})."
 
 
-def nothing_told(saved: Paired) -> bool:
-    """Return whether an interval of speed-ups contains 0 and ends that no speed-up has.
+def is_uninformative(saved: Paired) -> bool:
+    """Return whether an interval of speed-ups contains 0 and has an end beyond −1 or 1.
+
+    Speed-ups lie from −1 to 1.
 
     Examples
     --------
-    >>> nothing_told(Paired(3, -0.24, -2.41, 1.92)), nothing_told(Paired(3, 0.1, -0.2, 0.4))
+    >>> is_uninformative(Paired(3, -0.24, -2.41, 1.92)), is_uninformative(Paired(3, 0.1, -0.2, 0.4))
     (True, False)
     """
     if saved.low is None or saved.high is None:
@@ -87,10 +93,11 @@ def nothing_told(saved: Paired) -> bool:
 
 
 def results(runs: Sequence[Run]) -> list[str]:
-    """Each initialization among runs against that of the same recipe, the random one if present.
+    """Describe each initialization among runs compared with that of the same recipe.
 
-    Runs that cannot be compared are passed over: they end at different steps, share no seed, or
-    have no held-out loss. Without SciPy there are no sentences.
+    The baseline is the random start if there is one. Runs that cannot be compared are left out:
+    runs that end at different steps, share no seed, or have no held-out loss. Without SciPy the
+    list is empty.
     """
     sentences = []
     for group in comparable(runs):

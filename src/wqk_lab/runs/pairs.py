@@ -1,7 +1,7 @@
-"""Pairs of public models that differ in objective and mask: what is read of them, and how.
+"""Pairs of public models that differ in objective and mask, and surveys of these pairs.
 
-The pairs are data, ``data/pairs.csv``. Both models of a pair are scored
-as in any survey; of a pair whose second model continues the first, the update is measured, too:
+The pairs are data, ``data/pairs.csv``. Both models of a pair are scored as in any survey. If the
+second model of a pair continues the first model, the update is measured, too:
 
     Δ = W_after − W_before, with W = A Bᵀ, A and B of shape (D, R) for each head.
 
@@ -29,6 +29,7 @@ from wqk.attention import Block
 from wqk.differences import DIFFERENCE_SCHEMA, block_rows
 from wqk.errors import CheckpointError, TableError, WqkError, all_lines
 from wqk.forms.scores import symmetry_null
+from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.scanning.surveys import survey
 from wqk.storage.references import HubAccess
@@ -36,7 +37,7 @@ from wqk.tables.score_table import ScoreTable, read_table
 
 DATA = Path(__file__).parent / "data"
 
-# What a survey of pairs adds to its folder: the design, with what became of each pair; the updates.
+# Files that a survey of pairs adds to a folder: the design with the outcome of each pair; updates.
 DESIGN, UPDATES = "pairs.json", "updates"
 
 UPDATE_SCHEMA: dict[str, pl.DataType] = {
@@ -49,26 +50,26 @@ UPDATE_SCHEMA: dict[str, pl.DataType] = {
 
 @dataclass(frozen=True)
 class Pair:
-    """Two models, and what is expected of the second compared with the first.
+    """Two models, and the predicted change from the first to the second.
 
     Attributes
     ----------
     recipe
-        Who made them and how; pairs of one recipe are not independent.
+        Authors and method of training; pairs of one recipe are not independent.
     relation
         ``twins``: trained apart by one recipe; ``converted``: ``after`` continues ``before`` under
         another mask; ``contrast``: under the same mask; ``control``: an untrained copy.
     before, after, before_stack, after_stack
-        Hub ids, and which stack where a model has several; empty for the only one.
+        Hub ids, and the stacks of models with several; empty for the only stack.
     expected
         Predicted sign of the change of symmetry and of directionality; 0 for a control, which must
         not change at all; None if nothing is predicted.
     checked
-        Whether a public page was found that names both models so; otherwise the names are inferred.
+        True if a public page with both names was found; otherwise the names are inferred.
     bytes_before, bytes_after
-        Of queries and keys, estimated from published shapes.
+        Bytes of queries and keys, estimated from published shapes.
     differs
-        What the second model differs in, in words.
+        Settings in which the second model differs, in words.
     """
 
     recipe: str
@@ -85,32 +86,33 @@ class Pair:
 
     @property
     def title(self) -> str:
-        """Both models, and the stack where it matters.
+        """Both models, and the stack of the second if the model has several.
 
         Examples
         --------
         >>> pairs()[0].title
         'jhu-clsp/ettin-decoder-17m → jhu-clsp/ettin-encoder-17m'
         """
-        return f"{self.before} → {self.after}" + (f" ({self.after_stack})" * bool(self.after_stack))
+        stack = f" ({self.after_stack})" if self.after_stack else ""
+        return f"{self.before} → {self.after}{stack}"
 
     @property
     def key(self) -> str:
-        """A file name that is this pair's own."""
+        """A file name that no other pair has."""
         return hashlib.blake2b(self.title.encode(), digest_size=8).hexdigest()
 
     @property
     def is_update(self) -> bool:
-        """True if the second model continues the first: Δ is then the effect of training."""
+        """True if the second model continues the first: then Δ is the effect of training."""
         return self.relation != "twins"
 
 
 @dataclass(frozen=True, eq=False)
 class PairSurvey:
-    """A survey of pairs: the design, why pairs are missing, all scores, and the updates.
+    """A survey of pairs: the design, reasons of missing pairs, all scores, and the updates.
 
-    ``problems`` has a reason for each pair that was not read. ``updates`` has the columns of
-    `UPDATE_SCHEMA` after ``pair``, the pair's title.
+    ``problems`` has a reason for each pair that was not read. ``updates`` has a column ``pair``
+    with the pair's title, and the columns of `UPDATE_SCHEMA`.
     """
 
     pairs: tuple[Pair, ...]
@@ -120,7 +122,7 @@ class PairSurvey:
 
 
 def pairs() -> tuple[Pair, ...]:
-    """Return the shipped pairs.
+    """Return the pairs that come with the package.
 
     Examples
     --------
@@ -128,27 +130,31 @@ def pairs() -> tuple[Pair, ...]:
     ['contrast', 'control', 'converted', 'twins']
     """
     frame = pl.read_csv(DATA / "pairs.csv", comment_prefix="#")
-    listed = []
+    shipped = []
     for row in frame.iter_rows(named=True):
-        shape = (row.pop(name) for name in ("layers", "width", "item"))
-        once = int(np.prod(list(shape))) * (row.pop("queries") + row.pop("keys"))
-        sizes = {"bytes_before": once, "bytes_after": once * row.pop("attentions")}
-        stacks = {name: row[name] or "" for name in ("before_stack", "after_stack")}
-        listed.append(Pair(**{**row, **sizes, **stacks, "checked": row["checked"] == "yes"}))
-    return tuple(listed)
+        matrix_bytes = row.pop("layers") * row.pop("width") * row.pop("item")
+        bytes_before = matrix_bytes * (row.pop("queries") + row.pop("keys"))
+        row["bytes_before"] = bytes_before
+        row["bytes_after"] = bytes_before * row.pop("attentions")
+        row["before_stack"] = row["before_stack"] or ""
+        row["after_stack"] = row["after_stack"] or ""
+        row["checked"] = row["checked"] == "yes"
+        shipped.append(Pair(**row))
+    return tuple(shipped)
 
 
 def bytes_to_read(chosen: Sequence[Pair]) -> int:
-    """Bytes of queries and keys of all models, each counted once.
+    """Return the bytes of queries and keys of all models; each model is counted once.
 
     Examples
     --------
-    >>> one = pairs()[0]
-    >>> bytes_to_read([one, one]) == one.bytes_before + one.bytes_after
+    >>> pair = pairs()[0]
+    >>> bytes_to_read([pair, pair]) == pair.bytes_before + pair.bytes_after
     True
     """
     sizes = {pair.before: pair.bytes_before for pair in chosen}
-    return sum((sizes | {pair.after: pair.bytes_after for pair in chosen}).values())
+    sizes |= {pair.after: pair.bytes_after for pair in chosen}
+    return sum(sizes.values())
 
 
 def survey_pairs(
@@ -165,9 +171,9 @@ def survey_pairs(
     Parameters
     ----------
     out
-        A survey's folder, which also gets ``pairs.json`` and a table of each update.
+        A survey's folder; ``pairs.json`` and a table of each update are added to the folder.
     chosen
-        The pairs; all of `pairs` by default.
+        Pairs to survey; all of `pairs` by default.
     gamma, heads, retry
         As for `wqk.survey`; ``retry`` also repeats pairs that failed.
     **options
@@ -176,7 +182,7 @@ def survey_pairs(
     Returns
     -------
     PairSurvey
-        What was read. A model that is missing is no error: its pairs are in ``problems``.
+        The survey. A missing model is no error: the pairs of the model are in ``problems``.
 
     Raises
     ------
@@ -184,15 +190,17 @@ def survey_pairs(
         As for `wqk.survey`.
     """
     design = pairs() if chosen is None else tuple(chosen)
-    refs = dict.fromkeys(ref for pair in design for ref in (pair.before, pair.after))
-    table = survey(list(refs), out=out, gamma=gamma, heads=heads, retry=retry, **options)
+    refs: list[str] = []
+    for pair in design:
+        refs += [pair.before, pair.after]
+    table = survey(
+        list(dict.fromkeys(refs)), out=out, gamma=gamma, heads=heads, retry=retry, **options
+    )
     failed = {line["checkpoint"]: line["reason"] for line in table.metadata["failed"]}
-    problems = {
-        pair.title: failed[ref]
-        for pair in design
-        for ref in (pair.after, pair.before)
-        if ref in failed
-    }
+    problems = {}
+    for pair in design:
+        if reason := failed.get(pair.before) or failed.get(pair.after):
+            problems[pair.title] = reason
     hub = {n: options[n] for n in ("token", "cache_dir", "local_files_only") if n in options}
     folder = Path(out) / UPDATES
     try:
@@ -217,10 +225,7 @@ def survey_pairs(
 
 
 def read_pairs(folder: str | PathLike[str]) -> PairSurvey:
-    """Read the survey that `survey_pairs` has written.
-
-    Raises `TableError` if the folder is no such survey.
-    """
+    """Read a survey that `survey_pairs` has written; `TableError` if the folder has none."""
     path = Path(folder)
     try:
         lines = json.loads(read_text(path / DESIGN, TableError))
@@ -237,22 +242,28 @@ def read_pairs(folder: str | PathLike[str]) -> PairSurvey:
             except pl.exceptions.PolarsError:
                 raise TableError(f"{file}: damaged; delete it and survey the pairs again") from None
             frames.append(rows.select(pl.lit(pair.title).alias("pair"), pl.all()))
-    reasons = {
-        pair.title: problem for pair, problem in zip(design, problems, strict=True) if problem
-    }
-    return PairSurvey(design, reasons, read_table(path / "scores.parquet"), pl.concat(frames))
+    problem_by_title = {}
+    for pair, problem in zip(design, problems, strict=True):
+        if problem:
+            problem_by_title[pair.title] = problem
+    return PairSurvey(
+        pairs=design,
+        problems=problem_by_title,
+        scores=read_table(path / "scores.parquet"),
+        updates=pl.concat(frames),
+    )
 
 
 def update_rows(
     pair: Pair, gamma: float = 2.0, heads: bool = True, **hub: Unpack[HubAccess]
 ) -> pl.DataFrame:
-    """Return the update of every layer and head, with the columns of `UPDATE_SCHEMA`.
+    """Measure the update of every layer and of every head, with the columns of `UPDATE_SCHEMA`.
 
-    Symmetry and directionality are those of Δ; ``symmetry_null`` is its symmetry with random signs
-    of rows (`wqk.symmetry_null`). ``span`` is the share of ‖Δ‖² within the parent's own span, of
-    U Uᵀ Δ V Vᵀ with U and V orthonormal bases of a head's A and B before; a layer's is that of all
-    its heads. ``span_chance`` is R/D: that of small steps of A and B in random directions, either
-    of which leaves one side of the product in its span.
+    Symmetry and directionality are those of Δ; ``symmetry_null`` is the symmetry of Δ with random
+    signs of rows (`wqk.symmetry_null`). ``span`` is the share of ‖Δ‖² within the span of the
+    parent: the share of U Uᵀ Δ V Vᵀ, with U and V orthonormal bases of a head's A and B before.
+    The share of a layer is that of all heads together. ``span_chance`` is R/D, the share of small
+    steps of A and B in random directions, since each step leaves one side of the product unchanged.
 
     Raises
     ------
@@ -267,51 +278,58 @@ def update_rows(
     >>> rows["moved"].to_list()
     [0.0, 0.0, 0.0, 0.0]
     """
-    old, new = (
-        open_model(ref, **hub).select(stack=stack or None, kind="self")
-        for ref, stack in ((pair.before, pair.before_stack), (pair.after, pair.after_stack))
-    )
-    for model in (old, new):
-        stacks = {plan.stack for plan in model.plans}
-        if len(stacks) > 1:
-            raise CheckpointError(f"{model.name}: name one of its stacks: {', '.join(stacks)}")
-    if [p.layer for p in old.plans] != [p.layer for p in new.plans]:
+    reference = _one_stack(pair.before, pair.before_stack, **hub)
+    candidate = _one_stack(pair.after, pair.after_stack, **hub)
+    reference_layers = [plan.layer for plan in reference.plans]
+    if reference_layers != [plan.layer for plan in candidate.plans]:
         raise CheckpointError(
-            f"{old.name} and {new.name} cannot be compared: {len(old)} layers and {len(new)}"
+            f"{reference.name} and {candidate.name} cannot be compared: {len(reference)} layers "
+            f"and {len(candidate)}"
         )
     rows = []
-    for before, after in zip(old, new, strict=True):
+    for before, after in zip(reference, candidate, strict=True):
         rank, width = before.query.weight.shape[1:]
-        steps = after.form.difference(before.form), after.groups.difference(before.groups)
-        nulls = np.concatenate([np.ravel(symmetry_null(step)) for step in steps])
-        chance = {"span_chance": rank / width}
+        layer_update = after.form.difference(before.form)
+        head_updates = after.groups.difference(before.groups)
+        nulls = np.r_[np.ravel(symmetry_null(layer_update)), np.ravel(symmetry_null(head_updates))]
+        block_update = block_rows(before, after, gamma)
         spans = span_shares(before, after)
-        for row, span, null in zip(block_rows(before, after, gamma), spans, nulls, strict=True):
+        for row, span, null in zip(block_update, spans, nulls, strict=True):
             if heads or row["head"] is None:
-                rows.append({**row, "span": float(span), "symmetry_null": float(null), **chance})
+                measured = {"span": float(span), "symmetry_null": float(null)}
+                rows.append({**row, **measured, "span_chance": rank / width})
     frame = pl.DataFrame(rows, infer_schema_length=None)
     cast = [pl.col(name).cast(kind) for name, kind in UPDATE_SCHEMA.items()]
     return frame.select(cast).fill_nan(None)
 
 
-def span_shares(before: Block, after: Block) -> np.ndarray:
-    """Shares of the update within the span before, (1 + H): of all heads, and of each.
+def _one_stack(ref: str, stack: str, **hub: Unpack[HubAccess]) -> Model:
+    """Open a model with the self-attention of one stack."""
+    model = open_model(ref, **hub).select(stack=stack or None, kind="self")
+    stacks = {plan.stack for plan in model.plans}
+    if len(stacks) > 1:
+        raise CheckpointError(f"{model.name}: name one of its stacks: {', '.join(stacks)}")
+    return model
 
-    NaN where nothing has moved.
+
+def span_shares(before: Block, after: Block) -> np.ndarray:
+    """Return shares of the update within the span before, (1 + H): of all heads, and of each head.
+
+    A share is NaN if nothing has moved.
     """
-    (queries, keys), (new_queries, new_keys) = (
-        [np.asarray(side, np.float64) for side in block.weights()] for block in (before, after)
-    )
+    queries, keys = (np.asarray(side, np.float64) for side in before.weights())
+    new_queries, new_keys = (np.asarray(side, np.float64) for side in after.weights())
     inside, total = np.zeros(len(queries)), np.zeros(len(queries))
     for head, (query, new_query) in enumerate(zip(queries, new_queries, strict=True)):
         group = head * len(keys) // len(queries)
-        a, b, new_b = query.T, keys[group].T, new_keys[group].T
-        a_step, b_step = new_query.T - a, new_b - b
+        a, new_a = query.T, new_query.T
+        b, new_b = keys[group].T, new_keys[group].T
         # Δ = X Yᵀ, each of shape (D, 2R), without the difference of two large products.
-        x, y = np.hstack([a_step, a]), np.hstack([new_b, b_step])
+        x = np.hstack([new_a - a, a])
+        y = np.hstack([new_b, new_b - b])
         u, v = np.linalg.qr(a)[0], np.linalg.qr(b)[0]
         inside[head] = np.square((u.T @ x) @ (v.T @ y).T).sum()
         total[head] = ((x.T @ x) * (y.T @ y)).sum()
-    sums = np.r_[inside.sum(), inside], np.r_[total.sum(), total]
+    inside, total = np.r_[inside.sum(), inside], np.r_[total.sum(), total]
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(sums[1] > 0, sums[0] / sums[1], np.nan)
+        return np.where(total > 0, inside / total, np.nan)

@@ -1,4 +1,4 @@
-"""Values paired by seed, and the mean of their differences with its interval."""
+"""Values paired by seed, and the mean of differences with an interval."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ POWER = 0.8  # at which an effect counts as detectable
 
 @dataclass(frozen=True)
 class Paired:
-    """A mean of differences, one for each seed, with its 95 % interval by Student's t.
+    """A mean of differences, one difference for each seed, with a 95 % interval by Student's t.
 
-    Interval, ``p`` and ``detectable`` are None for a single seed, or if all differences are equal,
-    so that their spread is unknown.
+    Interval, ``p`` and ``detectable`` are None for a single seed, or if all differences are equal:
+    then the spread is unknown.
     """
 
     count: int  #: Number of seeds.
@@ -33,7 +33,7 @@ class Paired:
 
 
 def paired(differences: Sequence[float]) -> Paired:
-    """Return the mean of differences compared with zero.
+    """Compare the mean of differences with zero.
 
     Raises
     ------
@@ -53,15 +53,21 @@ def paired(differences: Sequence[float]) -> Paired:
         return Paired(count, mean)
     with required_by("an interval over seeds"):
         from scipy.stats import t  # type: ignore[import-untyped]
-    error, freedom = deviation / count**0.5, count - 1
-    quantile, power = (float(t.ppf(share, freedom)) for share in ((1 + LEVEL) / 2, POWER))
-    low, high = mean - quantile * error, mean + quantile * error
-    p = float(2 * t.sf(abs(mean) / error, freedom))
-    return Paired(count, mean, low, high, p, (quantile + power) * error)
+    error, degrees = deviation / count**0.5, count - 1
+    quantile = float(t.ppf((1 + LEVEL) / 2, degrees))
+    power = float(t.ppf(POWER, degrees))
+    return Paired(
+        count=count,
+        mean=mean,
+        low=mean - quantile * error,
+        high=mean + quantile * error,
+        p=float(2 * t.sf(abs(mean) / error, degrees)),
+        detectable=(quantile + power) * error,
+    )
 
 
 def interval(result: Paired, form: str) -> str:
-    """Return a mean and its interval.
+    """Return a mean and the interval as text.
 
     Examples
     --------
@@ -74,7 +80,7 @@ def interval(result: Paired, form: str) -> str:
 
 
 def by_seed(*groups: Mapping[int, Value]) -> dict[int, tuple[Value, ...]]:
-    """Return the values of each seed that all groups have, in the order of the first group's seeds.
+    """Return the values of each seed that all groups have, in the order of the first group.
 
     Examples
     --------

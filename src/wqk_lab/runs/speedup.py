@@ -1,11 +1,12 @@
-"""Speed-up of Table 1: one initialization reaches another's final loss sooner.
+"""The speed-up of Table 1: the share of steps that one initialization saves against another.
 
-By the table's caption, it is the share of the steps that remain when the candidate reaches the
-baseline's final loss. If the baseline's final loss is lower, the roles are swapped and the speed-up
-is negative. So it is always defined: the run that ends lower reaches the other's loss.
+By the table's caption, the speed-up is the share of the steps that remain when the candidate
+reaches the baseline's final loss. If the baseline's final loss is lower, the roles are swapped and
+the speed-up is negative. A speed-up is always defined: the run that ends lower reaches the final
+loss of the second run.
 
-Losses are known at a few steps and are noisy. The step at which a loss is reached is that of a
-smooth falling curve through them (`wqk_lab.runs.descent`), so that a run against itself saves
+Losses are logged at a few steps and are noisy. The step at which a loss is reached is that of a
+smooth falling curve through the losses (`wqk_lab.runs.descent`). A run compared with itself saves
 nothing, and exchanging two runs changes the sign.
 
 Runs are compared seed by seed: mean difference, interval, p, smallest detectable difference.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -41,8 +42,8 @@ COLUMNS: dict[Loss, str] = {"held-out": "held_out_loss", "training": "loss"}
 class SpeedUp:
     """One candidate's run against the baseline's run of the same seed.
 
-    Losses are the final ones, smoothed, in nats per predicted token; ``below`` is the step at which
-    the training loss falls below the given level, None if it does not, or without a level.
+    Losses are final losses, smoothed, in nats per predicted token. ``below`` is the step at which
+    the training loss falls below a level; None if the loss stays above, or without a level.
     """
 
     seed: int
@@ -64,29 +65,28 @@ class SpeedUp:
 class StartSpeedUp:
     """An initialization against the baseline, over their common seeds."""
 
-    start: str  #: That of the candidate's runs, such as ``symmetric``.
-    baseline: str  #: That of the runs they are compared with.
-    step: int  #: At which the runs are compared.
-    steps: int  #: Of the schedule.
+    start: str  #: Initialization of the candidate's runs, such as ``symmetric``.
+    baseline: str  #: Initialization of the baseline's runs.
+    step: int  #: Step at which the runs are compared.
+    steps: int  #: Number of steps of the schedule.
     runs: tuple[SpeedUp, ...]  #: One for each seed.
 
     def over_seeds(self, name: Field) -> Paired:
-        """Mean, interval, p and smallest detectable effect of a field."""
+        """Return mean, interval, p and smallest detectable effect of a field."""
         return paired([float(getattr(run, name)) for run in self.runs])
 
     @property
     def steps_later(self) -> Paired | None:
-        """Number of steps by which the candidate falls below the level later than the baseline.
+        """The number of steps by which the candidate falls below the level later than the baseline.
 
-        None if some run never does, since a mean would leave out the slowest.
+        None if a run stays above the level, since a mean would leave out the slowest run.
         """
-        steps = [(run.below, run.baseline_below) for run in self.runs]
-        later = [
-            candidate - baseline
-            for candidate, baseline in steps
-            if candidate is not None and baseline is not None
-        ]
-        return paired(later) if len(later) == len(steps) else None
+        differences = []
+        for run in self.runs:
+            if run.below is None or run.baseline_below is None:
+                return None
+            differences.append(run.below - run.baseline_below)
+        return paired(differences)
 
 
 def speedups(
@@ -97,7 +97,7 @@ def speedups(
     level: float | None = None,
     on_skipped: Callable[[RunError], None] | None = None,
 ) -> list[StartSpeedUp]:
-    """Every initialization among the runs against the first run's.
+    """Compare every initialization among the runs with that of the first run.
 
     Parameters
     ----------
@@ -105,19 +105,19 @@ def speedups(
         Runs that differ only in initialization, penalty and seed, all trained to the same
         step.
     loss
-        Of held-out text, or of training.
+        The loss of held-out text, or that of training.
     smoothing
         Steps on either side over which a loss is smoothed, as a fraction of all steps.
     level
         Training loss in nats for `SpeedUp.below`, by `first_below`.
     on_skipped
-        Called with the reason why an initialization cannot be compared, which is then left out;
-        by default that is an error.
+        Called with the reason if an initialization cannot be compared; the initialization is left
+        out. By default, an error is raised.
 
     Raises
     ------
     RunError
-        Runs differ in more, end at different steps, or share no seed.
+        Runs differ in further settings, end at different steps, or share no seed.
     """
     by_start = starts(runs, "speedup", penalties=True)
     baseline = next(cell for cell in by_start.values() if runs[0] in cell.runs)
@@ -135,7 +135,9 @@ def speedups(
 
 
 def saved_share(baseline: Descent, candidate: Descent) -> float:
-    """Share of the steps saved when the candidate reaches the baseline's end, from −1 to 1.
+    """Return the share of the steps saved when the candidate reaches the baseline's final loss.
+
+    The share lies from −1 to 1, and is negative if the candidate ends higher.
 
     Examples
     --------
@@ -157,20 +159,21 @@ def compare(
     smoothing: float = SMOOTHING,
     level: float | None = None,
 ) -> StartSpeedUp:
-    """One cell against another, over their common seeds; errors as for `speedups`."""
+    """Compare one cell with another, over their common seeds; errors as for `speedups`."""
     baseline_runs = {run.recipe.get("seed"): run for run in baseline.runs}
     run_pairs = []
     for run in candidate.runs:
-        seed = run.recipe.get("seed")
-        if seed in baseline_runs:
-            run_pairs.append((baseline_runs[seed], run))
+        if run.recipe.get("seed") in baseline_runs:
+            run_pairs.append((baseline_runs[run.recipe.get("seed")], run))
     if not run_pairs:
         raise RunError(
             f"{candidate.start} and {baseline.start} are compared seed by seed, and have none in "
             "common"
         )
-    curves = [[_logged(run, loss) for run in pair] for pair in run_pairs]
-    ends = {int(steps[-1]) for pair in curves for steps, _ in pair}
+    curve_pairs = [(_logged(first, loss), _logged(second, loss)) for first, second in run_pairs]
+    ends = set()
+    for curve_pair in curve_pairs:
+        ends |= {int(curve.steps[-1]) for curve in curve_pair}
     if len(ends) > 1:
         raise RunError(
             f"{candidate.start} and {baseline.start} are compared at the same step, and have their "
@@ -178,46 +181,65 @@ def compare(
             "shorter runs with wqk lab train --resume"
         )
     compared = []
-    for pair, (baseline_curve, curve) in zip(run_pairs, curves, strict=True):
-        window = smoothing * int(pair[1].recipe.get("steps", 0))
-        before, after = (float(smoothed(*losses, window)[-1]) for losses in (baseline_curve, curve))
-        saved = saved_share(*(descent(*losses, window) for losses in (baseline_curve, curve)))
-        below = (None if level is None else first_below(run, level) for run in pair)
-        seed = int(pair[1].recipe.get("seed", 0))
-        compared.append(SpeedUp(seed, before, after, saved, *below))
-    steps = int(candidate.shared.get("steps", 0))
-    return StartSpeedUp(candidate.start, baseline.start, ends.pop(), steps, tuple(compared))
+    for (baseline_run, run), (baseline_curve, curve) in zip(run_pairs, curve_pairs, strict=True):
+        window = smoothing * int(run.recipe.get("steps", 0))
+        speedup = SpeedUp(
+            seed=int(run.recipe.get("seed", 0)),
+            baseline_loss=float(smoothed(*baseline_curve, window)[-1]),
+            loss=float(smoothed(*curve, window)[-1]),
+            saved=saved_share(descent(*baseline_curve, window), descent(*curve, window)),
+            baseline_below=None if level is None else first_below(baseline_run, level),
+            below=None if level is None else first_below(run, level),
+        )
+        compared.append(speedup)
+    return StartSpeedUp(
+        start=candidate.start,
+        baseline=baseline.start,
+        step=ends.pop(),
+        steps=int(candidate.shared.get("steps", 0)),
+        runs=tuple(compared),
+    )
 
 
 def first_below(run: Run, level: float, steps: int = 100) -> float | None:
-    """Return the first step at which the trailing mean of the training loss is at most a level.
+    """Return the step at which the trailing mean of the training loss first falls to a level.
 
-    Between two logged steps, the mean is taken to fall in a straight line.
+    The trailing mean is that of the last ``steps`` steps. Between two logged steps, the mean is
+    interpolated by a straight line. None if the mean stays above the level.
 
     Raises
     ------
     RunError
         The loss was not logged.
     """
-    at, losses = _logged(run, "training")
-    begins = np.searchsorted(at, at - steps, side="right")
-    windows = (losses[min(begin, end) : end + 1] for end, begin in enumerate(begins))
-    means = np.array([window.mean() for window in windows])
-    at, means = at[at >= steps], means[at >= steps]
+    logged_steps, losses = _logged(run, "training")
+    begins = np.searchsorted(logged_steps, logged_steps - steps, side="right")
+    means = np.empty(len(losses))
+    for end, begin in enumerate(begins):
+        means[end] = losses[min(begin, end) : end + 1].mean()
+    is_full = logged_steps >= steps
+    logged_steps, means = logged_steps[is_full], means[is_full]
     below = np.flatnonzero(means < level)
     if not len(below):
         return None
     first = int(below[0])
     if not first:
-        return float(at[0])
-    above = slice(first - 1, first + 1)
-    return float(np.interp(-level, -means[above], at[above]))
+        return float(logged_steps[0])
+    crossing = slice(first - 1, first + 1)
+    return float(np.interp(-level, -means[crossing], logged_steps[crossing]))
 
 
-def _logged(run: Run, loss: Loss) -> tuple[np.ndarray, np.ndarray]:
-    """Return steps after the start, and their losses."""
+class LossCurve(NamedTuple):
+    """Logged steps after the start, and their losses, (K,) each."""
+
+    steps: np.ndarray
+    losses: np.ndarray
+
+
+def _logged(run: Run, loss: Loss) -> LossCurve:
+    """Return the logged losses of a run."""
     column = COLUMNS[loss]
     curve = run.metrics.select("step", column).drop_nulls().filter(pl.col("step") > 0)
     if curve.is_empty():
         raise RunError(f"{run.folder}: has no {loss} loss after the start; resume the run")
-    return curve["step"].to_numpy().astype(float), curve[column].to_numpy()
+    return LossCurve(curve["step"].to_numpy().astype(float), curve[column].to_numpy())
