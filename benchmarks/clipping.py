@@ -206,8 +206,19 @@ def figure(runs: dict[str, list[dict[str, Any]]]) -> Figure:
                 label = f"layer {layer}" if head == 0 else None
                 axes.plot(heads[:, layer, head], color=color, linewidth=0.7, label=label)
         axes.axhline(LIMIT, color="black", linewidth=0.6, linestyle=":")
+        axes.annotate(
+            f"limit {LIMIT:g}",
+            (len(heads), LIMIT),
+            xytext=(0, -2),
+            textcoords="offset points",
+            ha="right",
+            va="top",
+            fontsize=6,
+        )
         axes.axvline(RAMP, color=GRAY, linewidth=0.6)
-        axes.set(yscale="log", xlabel="step", title=f"largest logit, {arm}", ylim=(0.3, None))
+        axes.set(yscale="log", xlabel="step", title=arm, ylim=(0.3, None))
+    left.set_ylabel("largest logit of each head")
+    middle.tick_params(labelleft=False)
     left.legend(loc="upper left")
     for arm, group in runs.items():
         for seed, record in enumerate(group):
@@ -216,7 +227,15 @@ def figure(runs: dict[str, list[dict[str, Any]]]) -> Figure:
             label = arm if seed == 0 else None
             right.plot(steps, means, color=colors[arm], linewidth=0.8, label=label)
     right.axvline(RAMP, color=GRAY, linewidth=0.6)
-    right.set(xlabel="step", title="loss, 5 seeds each", ylim=(1.8, 3.2))
+    right.annotate(
+        "rate rises", (RAMP, 3.2), xytext=(3, -2), textcoords="offset points", va="top", fontsize=6
+    )
+    right.set(
+        xlabel="step",
+        ylabel="loss, mean of ten steps (nats)",
+        title="5 seeds each",
+        ylim=(1.8, 3.2),
+    )
     right.legend(loc="lower left")
     return drawn
 

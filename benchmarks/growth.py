@@ -1,7 +1,7 @@
 """Growth of costs with size: ``python -m benchmarks.growth --out FIGURE.png``.
 
-Four questions, a table each, and one figure: scans of generated checkpoints, from bert-tiny's shape
-to 70 billion parameters with holes for all that is not read; surveys by number of checkpoints and
+Four questions, a table each, and one figure of the scans: scans of generated checkpoints, from
+bert-tiny's shape to 70 billion parameters with holes for all that is not read; surveys by number of checkpoints and
 of processes; reports by number of rows; and a look of the monitor as a share of a training step, by
 size of the model. Times are of the processor, over all threads, so that other work on the machine
 counts less; those of surveys are by the clock. Slopes are those of least squares through the
@@ -26,10 +26,12 @@ import wqk
 from benchmarks.generate import BERT_BASE, LLAMA_3_8B, Shape, query_key_bytes, write_checkpoint
 from benchmarks.report import MANY, made_up
 from benchmarks.surveys import survey_seconds
-from wqk._style import OLIVE, PAPER_WIDTH, SAND, TEAL, VIOLET, WINE, new_figure, save_figure, style
+from wqk._style import GRAY, PAPER_WIDTH, TEAL, VIOLET, WINE, new_figure, save_figure, style
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from matplotlib.figure import Figure
 
 # Name, layers, width, heads, key heads, head width, bytes that a scan does not read.
 SIZES = (
@@ -181,12 +183,6 @@ def panel(
         axis.set_minor_formatter("")
 
 
-def with_slope(curve: GrowthCurve) -> GrowthCurve:
-    """Return the curve, labeled with its slope."""
-    label = f"{curve.label}, slope" if curve.label else "slope"
-    return curve._replace(label=f"{label} {slope(curve):.2f}")
-
-
 def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
     """Print a Markdown table."""
     print("\n| " + " | ".join(head) + " |\n|:--|" + "--:|" * (len(head) - 1))
@@ -255,40 +251,34 @@ def main() -> None:
             for name, (count, step, look) in looks.items()
         ],
     )
-
-    def scanned(key: str, unit: float, color: str) -> list[GrowthCurve]:
-        stored = [v["stored"] / 1e9 for v in scans]
-        return [with_slope(GrowthCurve(stored, [v[key] * unit for v in scans], "", color))]
-
-    counts, steps, times = zip(*looks.values(), strict=True)
     with style():
-        figure = new_figure(PAPER_WIDTH, 4.4)
-        ((a, b, c), (d, e, f)) = figure.subplots(2, 3)
-        stored = "checkpoint, gigabytes"
-        panel(a, scanned("seconds", 1, WINE), stored, "scan, processor seconds", names)
-        panel(b, scanned("read", 1e-9, TEAL), stored, "read, gigabytes")
-        panel(c, scanned("memory", 1e-6, SAND), stored, "peak memory, megabytes")
-        curves = [
-            GrowthCurve(CHECKPOINTS, seconds, f"{n} process{'es' * (n > 1)}", color)
-            for (n, seconds), color in zip(surveys.items(), (WINE, TEAL), strict=True)
-        ]
-        panel(d, curves, "checkpoints of BERT-base's shape", "survey, seconds by the clock")
-        d.set_xticks(CHECKPOINTS)
-        report = [GrowthCurve(ROWS, report_seconds, "", VIOLET)]
-        panel(e, report, "rows", "report, processor seconds")
-        shares = [100 * look / (CADENCE * step) for step, look in zip(steps, times, strict=True)]
-        panel(
-            f,
-            [GrowthCurve([n / 1e6 for n in counts], shares, "", OLIVE)],
-            "millions of parameters",
-            f"a look every {CADENCE} steps, %",
-            list(looks),
-        )
-        for axes in (b, c, d, e, f):
-            low, high = axes.get_ylim()
-            if high / low < 100:
-                axes.set_yticks([n for n in TICKS if low <= n <= high])
-        save_figure(figure, options.out)
+        save_figure(scan_figure(scans, names), options.out)
+
+
+def scan_figure(scans: Sequence[Mapping[str, float]], names: Sequence[str]) -> Figure:
+    """Draw time, bytes read and peak memory of scans against the size of the checkpoint.
+
+    The dashed lines are fits to the four largest checkpoints, with their slopes.
+    """
+    stored = [values["stored"] / 1e9 for values in scans]
+    figure = new_figure(PAPER_WIDTH, 2.4)
+    quantities = (
+        ("seconds", 1, WINE, "scan, processor seconds"),
+        ("read", 1e-9, TEAL, "read, gigabytes"),
+        ("memory", 1e-6, VIOLET, "peak memory, megabytes"),
+    )
+    for axes, (key, unit, color, label) in zip(figure.subplots(1, 3), quantities, strict=True):
+        curve = GrowthCurve(stored, [values[key] * unit for values in scans], "", color)
+        is_first = key == "seconds"
+        panel(axes, [curve], "checkpoint, gigabytes", label, names if is_first else ())
+        power, offset = np.polyfit(np.log(stored[-4:]), np.log(curve.y[-4:]), 1)
+        fit = np.exp(offset) * np.array(stored[-4:]) ** power
+        axes.plot(stored[-4:], fit, "--", color=GRAY, linewidth=0.8, label=f"power {power:.1f}")
+        axes.legend(loc="upper left")
+        low, high = axes.get_ylim()
+        if high / low < 100:
+            axes.set_yticks([tick for tick in TICKS if low <= tick <= high])
+    return figure
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, FigureBase
     from matplotlib.image import AxesImage
+    from matplotlib.lines import Line2D
     from matplotlib.text import Annotation
 
 
@@ -226,7 +227,14 @@ PART_COLORS = {
     "next head": VIOLET,
     "all": OUTLIER,
 }
-ZEROS = ("random", "half")
+# Parts that others are compared with, and the names of lines in the legend.
+CONTROLS = ("random", "half", "all")
+LEGEND = {
+    "symmetric": "symmetric",
+    "skew": "skew",
+    "random": "random",
+    "half": "all, or half of all",
+}
 
 
 def parts_figure(shares: pl.DataFrame, curves: pl.DataFrame, predicts: str) -> Figure:
@@ -236,7 +244,7 @@ def parts_figure(shares: pl.DataFrame, curves: pl.DataFrame, predicts: str) -> F
     width = 1 + (not curves.is_empty()) + has_layers
     loss = "distance of states" if predicts == "states" else "loss (nats)"
     with style():
-        figure = new_figure(PAPER_WIDTH if width > 1 else PAPER_WIDTH / 2, 2.6 * len(stacks))
+        figure = new_figure(PAPER_WIDTH if width > 1 else PAPER_WIDTH / 2, 0.3 + 2.3 * len(stacks))
         panels = figure.subplots(len(stacks), width, squeeze=False)
         for row, stack in zip(panels, stacks, strict=True):
             shares_of_stack = shares.filter(stack=stack)
@@ -249,16 +257,29 @@ def parts_figure(shares: pl.DataFrame, curves: pl.DataFrame, predicts: str) -> F
                     next(axes), shares_of_stack.filter(pl.col("head").is_null()).drop_nulls("layer")
                 )
             row[0].set_title(stack)
+        if width > 1:  # one legend for all panels, each of which names its parts alike
+            lines = [_line(part) for part in LEGEND]
+            figure.legend(lines, LEGEND.values(), loc="outside upper right", ncols=len(LEGEND))
         return figure
+
+
+def _line(part: str) -> Line2D:
+    """Sample of a part's line, for a legend."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], **part_look(part))
+
+
+def part_look(part: str) -> dict[str, Any]:
+    """Color and line of a part of the scores, the same in every panel."""
+    return {"color": PART_COLORS[part], "linestyle": "--" if part in CONTROLS else "-"}
 
 
 def _curves(axes: Axes, curves: pl.DataFrame, loss: str) -> None:
     for (name,), rows in curves.group_by("direction", maintain_order=True):
-        line = "--" if name in ("random", "all") else "-"
-        axes.plot(rows["factor"], rows["loss"], line, color=PART_COLORS[str(name)], label=str(name))
+        axes.plot(rows["factor"], rows["loss"], **part_look(str(name)))
     axes.axvline(1, color=GRAY, linewidth=0.5)
-    axes.set(xlabel="factor of this half", ylabel=loss)
-    axes.legend()
+    axes.set(xlabel="factor of the part", ylabel=loss)
 
 
 def _shares(axes: Axes, rows: pl.DataFrame) -> None:
@@ -267,24 +288,22 @@ def _shares(axes: Axes, rows: pl.DataFrame) -> None:
         reach = [[row["share"] - row["low"]], [row["high"] - row["share"]]]
         color = PART_COLORS.get(row["part"], OLIVE)
         axes.errorbar(row["share"], place, xerr=reach, fmt="o", color=color, capsize=2)
-    axes.set_yticks(range(len(rows)), rows.reverse()["part"].to_list())
+    names = [part.replace(", size of ", ",\nsize of ") for part in rows.reverse()["part"]]
+    axes.set_yticks(range(len(rows)), names)
     axes.axvline(0, color=GRAY, linewidth=0.5)
     axes.axvline(1, color=GRAY, linewidth=0.5)
-    axes.set(xlabel="share of the explained loss kept")
+    axes.set(xlabel="share of the loss kept")
 
 
 def _layers(axes: Axes, rows: pl.DataFrame) -> None:
     for name in ("symmetric", "skew", "half", "random"):
         rows_of_part = rows.filter(part=name).drop_nulls("share")
-        line = "--" if name in ZEROS else "o-"
-        axes.plot(
-            rows_of_part["layer"], rows_of_part["share"], line, color=PART_COLORS[name], label=name
-        )
+        look = part_look(name) | {"marker": "o", "markersize": 3}
+        axes.plot(rows_of_part["layer"], rows_of_part["share"], **look)
     axes.axhline(1, color=GRAY, linewidth=0.5)
     axes.axhline(0, color=GRAY, linewidth=0.5)
-    axes.set(xlabel="layer that is changed", ylabel="share kept")
+    axes.set(xlabel="changed layer", ylabel="share of the loss kept")
     axes.set_xticks(sorted(rows["layer"].unique()))
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)  # above the lines
 
 
 # Up to this many heads, the numbers are printed into the matrix.

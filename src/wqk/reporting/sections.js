@@ -318,10 +318,16 @@ function drawTerms(chosen) {
         term('within heads', 'symmetry_within_heads', {type: 'bar', marker: {color: color('muted')}}),
         term('within heads by chance', 'symmetry_within_random', {
           mode: 'markers',
+          x: x.map((layer) => layer + 0.175), // in the middle of the bar within heads
+          hovertemplate: 'by chance: %{y:.3f}',
           marker: {symbol: 'x-thin', size: 8, line: {width: 2, color: color('ink')}},
         }),
       ],
-      layout: layout(wholeAxis('layer', largest(layers, 'layer')), axis('term of the symmetry', {range}), {bargap: 0.3}),
+      layout: layout(wholeAxis('layer', largest(layers, 'layer')), axis('term of the symmetry', {range}), {
+        bargap: 0.3,
+        showlegend: true,
+        legend: {orientation: 'h', x: 0, y: 1, yanchor: 'bottom'},
+      }),
     };
   });
 }

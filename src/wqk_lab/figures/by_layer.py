@@ -103,9 +103,12 @@ def label_steps(rows: np.ndarray | list[list[Axes]]) -> None:
 OFFSETS = tuple(
     (x, y, side)
     for away in (5, 14, 26)
-    for y in (3, -8, 9, -14, 15, -20, 24, -30, 36, -42)
+    for y in (3, -7, 9, -14, 15, -20, 24, -30, 36, -42)
     for x, side in ((away, "left"), (-away, "right"))
 )
+
+# A label that is further away than this, in points, has a line to its point.
+NEAR = 8
 
 
 def separate_labels(axis: Axes, labels: Iterable[Annotation]) -> None:
@@ -141,7 +144,7 @@ def separate_labels(axis: Axes, labels: Iterable[Annotation]) -> None:
         best = min(range(len(boxes)), key=lambda index: overlap(boxes[index]))
         x, y, side = OFFSETS[best]
         label.set(position=(x, y), horizontalalignment=side)
-        if best >= len(OFFSETS) // 3 or abs(y) > 15:
+        if abs(x) > NEAR or abs(y) > NEAR:
             axis.annotate(
                 "",
                 label.xy,

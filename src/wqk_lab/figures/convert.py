@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -38,21 +39,21 @@ CONVERT_SCHEMA = {
     **dict.fromkeys((*SCORES, "held_out_loss"), pl.Float64()),
 }
 
-# What is drawn, and its label.
+# Summarized quantities with their labels; the figure contains two of them, its numbers all.
 SHOWN = {
     "symmetry": "symmetry",
     "change_symmetry": "symmetry of the change",
     "new_symmetry": "symmetry of what is new",
     "directionality_excess": "directionality (excess)",
 }
+DRAWN = ("symmetry", "directionality_excess")
 # Intervals of fewer seeds are too wide: they would hide everything else.
 ENOUGH = 3
 ATTENTION = {"encoder": "full", "decoder": "causal"}
-# Color says how tokens attend, the line what loss is trained on, the marker what the parent was.
+# The color stands for the attention, the line and the marker for the loss.
 ATTENTION_COLORS = {ATTENTION[mode]: color for mode, color in STACK_COLORS.items()}
 LINES = {"masked": "-", "causal": "--", "masked-next": ":"}
-MARKERS = {"decoder": "o", "encoder": "s"}
-OTHER_ORIGIN = "^"
+MARKERS = {"masked": "o", "causal": "s", "masked-next": "^"}
 
 
 def convert_rows(runs: Sequence[Run]) -> pl.DataFrame:
@@ -164,56 +165,67 @@ def over_seeds(rows: pl.DataFrame, quantities: Sequence[str] = tuple(SHOWN)) -> 
 
 @style()
 def dose_curves(rows: pl.DataFrame) -> Figure:
-    """Draw scores of the form, and of its change, against steps, by condition."""
-    curves = over_seeds(rows.filter(pl.col("layer").is_null()))
+    """Draw scores of the form against steps: a column for each parent, rows for texts and scores.
+
+    Parameters
+    ----------
+    rows
+        Rows as of `convert_rows`, of any number of texts, parents and seeds.
+    """
+    curves = over_seeds(rows.filter(pl.col("layer").is_null()), DRAWN)
     texts = rows["corpus"].unique(maintain_order=True)
-    conditions = rows.select(CONDITION).unique(maintain_order=True).rows()
-    figure = new_figure(PAPER_WIDTH, 0.9 + 1.9 * len(SHOWN))
-    axes = figure.subplots(len(SHOWN), len(texts), sharex=True, sharey="row", squeeze=False)
-    for row, (quantity, label) in zip(axes, SHOWN.items(), strict=True):
-        for axis, text in zip(row, texts, strict=True):
-            shown = curves.filter(corpus=text, quantity=quantity)
-            for condition in conditions:
-                _draw(axis, shown, condition)
+    origins = sorted(rows["origin"].unique(), key=lambda origin: (origin.count(","), origin))
+    panels = list(product(DRAWN, texts))
+    figure = new_figure(PAPER_WIDTH, 0.8 + 1.5 * len(panels))
+    axes = figure.subplots(len(panels), len(origins), sharex=True, squeeze=False)
+    steps = sorted(set(rows["step"]))
+    for (quantity, text), row in zip(panels, axes, strict=True):
+        first = axes[panels.index((quantity, texts[0])), 0]
+        for axis, origin in zip(row, origins, strict=True):
+            if axis is not first:
+                axis.sharey(first)  # one range for all panels of a score
+            axis.tick_params(labelleft=axis is row[0])
+            _draw(axis, curves.filter(corpus=text, quantity=quantity, origin=origin))
             axis.set_xscale("symlog", linthresh=5, linscale=0.3)
-            steps = sorted(set(rows["step"]))
             axis.set_xticks(steps, [f"{n}" if n in (0, *steps[1::2]) else "" for n in steps])
             axis.minorticks_off()
-            axis.margins(x=0)
-        finish_row(row, label)
-    for axis, text in zip(axes[0], texts, strict=True):
-        seeds = rows.filter(corpus=text)["seed"].n_unique()
-        axis.set_title(f"{text} ({seeds} seeds)")
+            axis.margins(x=0.02)
+        finish_row(row, f"{SHOWN[quantity]}\n{text}")
+    for axis, origin in zip(axes[0], origins, strict=True):
+        axis.set_title(f"from: {origin.replace(', ', ' → ')}")
     for axis in axes[-1]:
-        axis.set_xlabel("step of conversion")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=2)
+        axis.set_xlabel("step after the change")
+    handles: dict[str, Any] = {}
+    for axis in axes.flat:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=2)
+    seeds = rows["seed"].n_unique()
     note(
         figure,
-        "Means over layers and seeds; bands: 95 % intervals over seeds, from three seeds on.",
+        f"Means over layers and {seeds} seeds; bands: 95 % intervals over seeds, from "
+        f"{ENOUGH} seeds on.",
     )
     return figure
 
 
-def _draw(axis: Axes, curves: pl.DataFrame, condition: tuple[str, ...]) -> None:
-    curve = curves.filter(**dict(zip(CONDITION, condition, strict=True))).sort("step")
-    origin, loss, attention = condition
-    color = ATTENTION_COLORS[attention]
-    look: dict[str, Any] = {
-        "color": color,
-        "linestyle": LINES[loss],
-        "linewidth": 1,
-        "marker": MARKERS.get(origin, OTHER_ORIGIN),
-        "markersize": 3.5,
-    }
-    label = f"{origin.replace(', ', ' → ')}: {loss} loss, {attention} attention"
-    axis.plot(curve["step"], curve["value"], label=label, **look)
-    well_known = curve.filter(pl.col("seeds") >= ENOUGH)
-    axis.fill_between(
-        well_known["step"],
-        well_known["low"],
-        well_known["high"],
-        color=color,
-        alpha=0.1,
-        linewidth=0,
-    )
+def _draw(axis: Axes, curves: pl.DataFrame) -> None:
+    """Draw a line, with its band, for each loss and attention."""
+    for (loss, attention), curve in curves.sort("attention", "loss", "step").group_by(
+        "loss", "attention", maintain_order=True
+    ):
+        color = ATTENTION_COLORS[str(attention)]
+        axis.plot(
+            curve["step"],
+            curve["value"],
+            label=f"{loss} loss, {attention} attention",
+            color=color,
+            linestyle=LINES[str(loss)],
+            linewidth=1,
+            marker=MARKERS[str(loss)],
+            markersize=3,
+        )
+        known = curve.filter(pl.col("seeds") >= ENOUGH)
+        axis.fill_between(
+            known["step"], known["low"], known["high"], color=color, alpha=0.12, linewidth=0
+        )

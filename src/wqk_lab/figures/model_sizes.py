@@ -217,7 +217,13 @@ def _extremes(rows: pl.DataFrame, score: str) -> pl.DataFrame:
         for stack in rows.partition_by("stack")
         if stack.height >= EXTREMES
     ]
-    return pl.concat(chosen).unique(maintain_order=True) if chosen else rows.clear()
+    if not chosen:
+        return rows.clear()
+    extremes = pl.concat(chosen).unique(maintain_order=True)
+    names = extremes["name"].to_list()
+    # Of variants of one model, which lie next to each other, the shortest name is enough.
+    variants = [name for name in names if any(name.startswith(f"{short}-") for short in names)]
+    return extremes.filter(~pl.col("name").is_in(variants))
 
 
 def _look(row: Mapping[str, Any], faint: bool) -> dict[str, Any]:
