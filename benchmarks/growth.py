@@ -1,11 +1,11 @@
 """Growth of costs with size: ``python -m benchmarks.growth --out FIGURE.png``.
 
 Four questions, a table each, and one figure of the scans: scans of generated checkpoints, from
-bert-tiny's shape to 70 billion parameters with holes for all that is not read; surveys by number of checkpoints and
-of processes; reports by number of rows; and a look of the monitor as a share of a training step, by
-size of the model. Times are of the processor, over all threads, so that other work on the machine
-counts less; those of surveys are by the clock. Slopes are those of least squares through the
-logarithms.
+bert-tiny's shape to 70 billion parameters with holes for all that is not read; surveys by number of
+checkpoints and of processes; reports by number of rows; and a look of the monitor as a share of a
+training step, by size of the model. Times are of the processor, over all threads, so that other
+work on the machine counts less; those of surveys are by the clock. Slopes are those of least
+squares through the logarithms.
 """
 
 from __future__ import annotations
