@@ -117,6 +117,8 @@ def open(
         plans = plan_attention(checkpoint, counted)
         mixers = plan_mixers(checkpoint, counted)
     checkpoint.notes = _notes(checkpoint, (*plans, *mixers))
+    if hub.get("base", "") is None:
+        del hub["base"]  # those who load the model again pass these options to transformers
     return Model(checkpoint, plans, mixers, ref=ref, family_file=family, hub=hub)
 
 
