@@ -15,6 +15,7 @@ from tests.live.models import bert, gpt2, llama, train, train_step
 
 import wqk
 from wqk.errors import MissingPackage, OutputError, RunError, UnknownFamily
+from wqk.live.monitor import LogitAlarm
 from wqk.tables.schema import KEY, SCHEMA
 
 MODELS = {"separate": bert, "fused": gpt2, "grouped": llama}
@@ -266,3 +267,25 @@ def test_without_a_file_the_tables_go_with_the_monitor() -> None:
     folder = monitor._scores.parent
     del monitor
     assert not folder.exists()
+
+
+def test_an_alarm_names_the_heads_beyond_a_limit(caplog) -> None:
+    model = bert()
+    tokens = torch.arange(6)[None]
+    alarms: list[LogitAlarm] = []
+    monitor = wqk.Monitor(model, every=1, alarm=0.5, on_alarm=alarms.append)
+    for step, factor in enumerate((1.0, 100.0, 1.0)):
+        model.encoder.layer[1].attention.self.query.weight.data.mul_(factor)
+        monitor(step)
+        model(input_ids=tokens)
+    monitor(3)
+    assert [alarm.step for alarm in alarms] == [1, 2]
+    assert {(head.layer, head.stack) for head in alarms[0].heads} == {(1, "encoder")}
+    logits = [head.logit for head in alarms[0].heads]
+    assert logits == sorted(logits, reverse=True)
+    assert min(logits) > 0.5
+    assert "had logits beyond 0.5; the largest is" in str(alarms[0])
+    with pytest.raises(RunError, match="more than 0"):
+        wqk.Monitor(model, alarm=-1)
+    with pytest.raises(RunError, match="give alarm=100"):
+        wqk.Monitor(model, on_alarm=print)

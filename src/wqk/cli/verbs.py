@@ -299,9 +299,10 @@ def same(
     metavar="SECONDS",
     help="Seconds between looks at the folder.",
 )
+@click.option("--live", is_flag=True, help="Show all steps as one table that grows in place.")
 @every_head
 @gamma
-def watch(run: str, out: Path | None, **options: Any) -> None:
+def watch(run: str, out: Path | None, live: bool, **options: Any) -> None:
     """Score each checkpoint of a training run as soon as it is complete.
 
     Works with any trainer that names folders after steps (checkpoint-100, step-100): it only
@@ -310,6 +311,7 @@ def watch(run: str, out: Path | None, **options: Any) -> None:
     \b
     Example:
       wqk watch ./run --until 100000
+      wqk watch ./run --live
       wqk watch s3://bucket/run --out scores
     """
     from wqk.cli import display
@@ -336,10 +338,14 @@ def watch(run: str, out: Path | None, **options: Any) -> None:
     every = f"{options['every']:g} seconds"
     display.say(f"{run}: waiting for folders named after steps, with a look every {every}")
     try:
-        for _ in watch_run(
-            run, out=folder, on_scores=tell, on_wait=wait, on_failure=fail, **options
-        ):
-            pass
+        if live:
+            tables = watch_run(run, out=folder, on_wait=wait, on_failure=fail, **options)
+            display.live_tables(tables)
+        else:
+            for _ in watch_run(
+                run, out=folder, on_scores=tell, on_wait=wait, on_failure=fail, **options
+            ):
+                pass
     except KeyboardInterrupt:
         written = folder / "scores.parquet"
         raise KeyboardInterrupt(

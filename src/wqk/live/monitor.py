@@ -7,12 +7,15 @@ import operator
 import shutil
 import time
 import weakref
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Literal, NamedTuple
 
+import polars as pl
+
+from wqk._console import counted
 from wqk._files import (
     append_lines,
     json_line,
@@ -155,6 +158,42 @@ SYNONYMS = dict.fromkeys(("frame", "scores", "history", "rows"), "table") | {
 }
 
 
+class LoudHead(NamedTuple):
+    """A head whose largest logit exceeds the limit of an alarm; ``head`` is None for a layer."""
+
+    stack: str
+    kind: str
+    layer: int
+    head: int | None
+    logit: float
+
+
+class LogitAlarm(NamedTuple):
+    """An alarm of a monitor.
+
+    Attributes
+    ----------
+    step, limit
+        Optimizer steps done, and the limit.
+    heads
+        Heads beyond the limit, the largest logit first.
+    """
+
+    step: int
+    limit: float
+    heads: tuple[LoudHead, ...]
+
+    def __str__(self) -> str:
+        loudest = self.heads[0]
+        place = f"layer {loudest.layer} of the {loudest.stack}"
+        if loudest.head is not None:
+            place = f"head {loudest.head} of {place}"
+        return (
+            f"at step {self.step}, {counted(len(self.heads), 'head')} had logits beyond "
+            f"{self.limit:g}; the largest is {loudest.logit:.1f}, in {place}"
+        )
+
+
 class Monitor(Advising, synonyms=SYNONYMS):
     """Score a model's query-key forms while it trains, and append them to a file.
 
@@ -198,6 +237,12 @@ class Monitor(Advising, synonyms=SYNONYMS):
         called again; that call returns what there is to log.
     sequences
         How many sequences of the pass's batch are measured, each in full.
+    alarm
+        Limit of the largest attention logit. If a head exceeds this limit, ``on_alarm`` is called.
+        Implies ``logits=True``.
+    on_alarm
+        Function of a `LogitAlarm`; by default the alarm is logged as a warning. An error that the
+        function raises ends the run.
     family, heads_per_layer
         How to read the model: see `wqk.open`.
 
@@ -252,9 +297,17 @@ class Monitor(Advising, synonyms=SYNONYMS):
         per_layer: bool = False,
         logits: bool = False,
         sequences: int = SEQUENCES,
+        alarm: float | None = None,
+        on_alarm: Callable[[LogitAlarm], None] | None = None,
         family: FilePath | None = None,
         heads_per_layer: int | None = None,
     ) -> None:
+        if alarm is not None and not (isinstance(alarm, int | float) and alarm > 0):
+            raise RunError(f"alarm: expected a limit of logits, more than 0; got {alarm!r}")
+        if on_alarm is not None and alarm is None:
+            raise RunError("on_alarm: expected a limit; give alarm=100, for example")
+        self._alarm, self._on_alarm = alarm, on_alarm
+        logits = logits or alarm is not None
         if family is not None or heads_per_layer is not None:
             model = opened_live(model, family, heads_per_layer)
         if path is None:
@@ -425,6 +478,23 @@ class Monitor(Advising, synonyms=SYNONYMS):
             self._unlogged = {f"wqk/{name}": value for name, value in logged.items()}
         except Exception as error:  # as in `look`
             self._warn(type(error).__name__, f"step {self._step} has no logits: {error}")
+            return
+        if self._alarm is not None:
+            self._raise_alarm(table, self._alarm)
+
+    def _raise_alarm(self, table: ScoreTable, limit: float) -> None:
+        """Call the function of the alarm if the logits of a look exceed the limit."""
+        rows = table.heads if len(table.heads) else table.layers
+        beyond = rows.frame.filter(pl.col("max_logit") > limit).sort("max_logit", descending=True)
+        if beyond.is_empty():
+            return
+        columns = ("stack", "kind", "layer", "head", "max_logit")
+        heads = tuple(LoudHead(*row) for row in beyond.select(columns).iter_rows())
+        alarm = LogitAlarm(int(beyond["step"][0]), limit, heads)
+        if self._on_alarm is None:
+            LOG.warning("wqk.Monitor: %s", alarm)
+        else:
+            self._on_alarm(alarm)
 
     def _begin(self, step: int, metadata: Mapping[str, Any]) -> None:
         """Truncate the files to this step, whose scores are appended next."""
