@@ -67,7 +67,7 @@ class LabeledHead:
     duplicate_token: float  #: Mean weight of the same token one period earlier.
     induction: float  #: Mean weight of what followed the same token one period earlier.
     first_token: float  #: Mean weight of the first token, from queries of the second period.
-    copying: float | None  #: Σ Re λ / Σ |λ| of W_E W_V W_O W_U; None if it is unknown.
+    copying: float | None  #: ``Σ Re λ / Σ |λ|`` of W_E W_V W_O W_U; None if it is unknown.
     labels: tuple[str, ...]  #: Scores that reach the threshold.
 
     def row(self) -> dict[str, Any]:
