@@ -72,7 +72,8 @@ def save_model(folder: Path, model: StateDict) -> Path:
 def adapter(folder: Path, base: object, tensors: dict[str, np.ndarray], **about: Any) -> Path:
     """A folder with an adapter of a base, of what PEFT calls these tensors."""
     folder.mkdir(exist_ok=True)
-    said = {"peft_type": "LORA", "base_model_name_or_path": str(base)} | about
+    said = {"peft_type": "LORA", "target_modules": "all-linear", **about}
+    said.setdefault("base_model_name_or_path", str(base))
     (folder / "adapter_config.json").write_text(json.dumps(said))
     named = {f"base_model.model.{name}": value for name, value in tensors.items()}
     pytest.importorskip("safetensors.numpy").save_file(named, folder / "adapter_model.safetensors")

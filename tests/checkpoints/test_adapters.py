@@ -131,3 +131,37 @@ def test_a_base_that_is_missing_is_given_by_an_option(base: Path):
     assert pickle.loads(pickle.dumps(opened)).notes == opened.notes
     with pytest.raises(CheckpointError, match="has no base model, because it is no LoRA adapter"):
         open_checkpoint(base, base=base)
+
+
+# Settings under which PEFT leaves out a module whose factors the file holds, and one that it takes.
+LEFT_OUT: list[tuple[dict[str, Any], bool]] = [
+    ({"target_modules": ["k_proj"]}, True),
+    ({"target_modules": r".*\.k_proj"}, True),
+    ({"target_modules": ["q_proj"], "exclude_modules": ["q_proj"]}, True),
+    ({"target_modules": ["q_proj"], "layers_to_transform": [1]}, True),
+    ({"target_modules": ["q_proj"], "layers_to_transform": 1}, True),
+    ({"target_modules": ["q_proj"], "layers_to_transform": [0], "layers_pattern": "h"}, True),
+    ({"target_modules": ["q_proj"]}, False),
+    ({"target_modules": r".*\.q_proj", "exclude_modules": ["k_proj"]}, False),
+    ({"target_modules": ["self_attn.q_proj"], "layers_to_transform": [0, 5]}, False),
+    ({"target_modules": [QUERY], "layers_to_transform": 0, "layers_pattern": ["layers"]}, False),
+]
+
+
+@pytest.mark.parametrize(("config", "is_left_out"), LEFT_OUT)
+def test_factors_that_the_configuration_leaves_out_are_refused(
+    base: Path, config: dict[str, Any], is_left_out: bool
+):
+    folder = adapter(base, factors(QUERY), **config)
+    if not is_left_out:
+        changed = open_checkpoint(folder).read([Part(f"{QUERY}.weight")])[0]
+        assert not np.array_equal(changed, open_checkpoint(base).read([Part(f"{QUERY}.weight")])[0])
+        return
+    with pytest.raises(CheckpointError, match=r"factors of .*q_proj, which target_modules"):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("targets", [None, {"q_proj": 2}, "q_proj(", 3])
+def test_targets_that_are_no_names_are_refused(base: Path, targets: Any):
+    with pytest.raises(CheckpointError, match="target_modules must be a pattern or a list"):
+        open_checkpoint(adapter(base, factors(QUERY), target_modules=targets))

@@ -88,6 +88,7 @@ def adapter_files(base: str, query_name: str, seed: int = 5) -> dict[str, bytes]
     """A LoRA adapter of rank 2 on one query weight of the small BERT."""
     random = np.random.default_rng(seed)
     about = {"peft_type": "LORA", "base_model_name_or_path": base, "lora_alpha": 4}
+    about["target_modules"] = "all-linear"
     factors = {
         f"base_model.model.{query_name.removesuffix('.weight')}.lora_A.weight": (2, 128),
         f"base_model.model.{query_name.removesuffix('.weight')}.lora_B.weight": (128, 2),

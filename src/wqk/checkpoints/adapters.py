@@ -398,6 +398,12 @@ def _changes(base: Checkpoint, adapter: Adapter) -> Changes:
     down, up = found["A"], found["B"]
     for name in down | up:
         own = names.own(name)
+        if not _is_targeted(adapter.config, module_of(name)):
+            raise CheckpointError(
+                f"holds factors of {shortened(module_of(name), 120)}, which target_modules, "
+                f"exclude_modules and layers_to_transform of {CONFIG} leave out, so PEFT would not "
+                "add them; correct the configuration, or remove the factors"
+            )
         if name not in down or name not in up:
             raise CheckpointError(
                 f"adapts {shortened(module_of(name), 120)}, but lacks one of its two factors"
@@ -434,6 +440,50 @@ def _decomposing(adapter: Adapter, name: str, update: Update, magnitude: str | N
             f"the magnitudes of {shortened(module_of(name), 120)} do not fit its {outputs} outputs"
         )
     return update._replace(magnitude=magnitude)
+
+
+def _is_targeted(config: Mapping[str, Any], module: str) -> bool:
+    """Return whether PEFT adapts a module, by the configuration of an adapter.
+
+    Raises `CheckpointError` if a key has a type that PEFT does not write.
+    """
+    targets, excluded = config.get("target_modules"), config.get("exclude_modules")
+    if excluded and _is_named(module, "exclude_modules", excluded):
+        return False
+    if targets != "all-linear" and not _is_named(module, "target_modules", targets):
+        return False
+    layers, patterns = config.get("layers_to_transform"), config.get("layers_pattern")
+    if layers is None or layers == []:
+        return True
+    listed = layers if isinstance(layers, list) else [layers]
+    words = patterns if isinstance(patterns, list) else [patterns or r"[^.]*"]
+    if not all(type(layer) is int for layer in listed) or not all(map(_is_pattern, words)):
+        raise CheckpointError(
+            "layers_to_transform must be layers, and layers_pattern names, got "
+            f"{shown(layers)} and {shown(patterns)}"
+        )
+    for word in words:
+        if number := re.match(rf".*\.{word}\.(\d+)\.", module):
+            return int(number[1]) in listed
+    return False
+
+
+def _is_named(module: str, key: str, names: Any) -> bool:
+    """Return whether a pattern matches the name of a module, or a list holds the name's end."""
+    if _is_pattern(names):
+        return re.fullmatch(names, module) is not None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(f"{key} must be a pattern or a list of modules, got {shown(names)}")
+    return any(module == name or module.endswith(f".{name}") for name in names)
+
+
+def _is_pattern(value: Any) -> bool:
+    """Return whether a value is a regular expression."""
+    try:
+        re.compile(value)
+    except (re.error, TypeError, RecursionError):
+        return False
+    return isinstance(value, str)
 
 
 def _unmatched(modules: Sequence[str], base: str) -> str:
