@@ -161,7 +161,7 @@ def _open(
 
 
 def steps_of(ref: str) -> list[str]:
-    """The folders of a training run that are named after steps, in their order, or just ``ref``.
+    """Return the folders of a training run that are named after steps, in order, or just ``ref``.
 
     A folder with its own weights is a checkpoint, whatever else it contains.
     """
@@ -172,7 +172,7 @@ def steps_of(ref: str) -> list[str]:
 
 
 def step_folders(run: str) -> list[str]:
-    """The folders of a run, here or in a bucket, that are named after steps, in their order."""
+    """Return the folders of a run, here or in a bucket, that are named after steps, in order."""
     if is_bucket(run):
         folders = step_names(run, _is_step)
     else:

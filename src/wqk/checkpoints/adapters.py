@@ -51,7 +51,7 @@ TOWER_ON_DISK, TOWER_IN_MEMORY = "language_model.model.", "model.language_model.
 
 
 def module_of(tensor: str) -> str:
-    """The name of a tensor's module."""
+    """Return the name of a tensor's module."""
     return tensor.rpartition(".")[0]
 
 
@@ -71,9 +71,9 @@ class BaseNames:
         """Return the base model's name for a tensor; None if PEFT has no module of that name."""
         if name in self.tensors:
             return name
-        first, _, rest = name.partition(".")
-        if self._is_prefix(first) and rest in self.tensors:
-            return rest
+        first, _, without_prefix = name.partition(".")
+        if self._is_prefix(first) and without_prefix in self.tensors:
+            return without_prefix
         if name.startswith(TOWER_IN_MEMORY):
             on_disk = TOWER_ON_DISK + name.removeprefix(TOWER_IN_MEMORY)
             if on_disk in self.tensors:
@@ -87,8 +87,8 @@ class BaseNames:
     @cached_property
     def _prefixes(self) -> list[str]:
         """The first words of the base model's names that a model with a head adds."""
-        words = dict.fromkeys(name.partition(".")[0] for name in self.tensors)
-        return [word for word in words if self._is_prefix(word)]
+        first_words = dict.fromkeys(name.partition(".")[0] for name in self.tensors)
+        return [word for word in first_words if self._is_prefix(word)]
 
 
 CONFIG = "adapter_config.json"
@@ -144,7 +144,7 @@ class Adapter(NamedTuple):
 
     config: Mapping[str, Any]
     tensors: Checkpoint
-    model: Mapping[str, Any] = {}  # config.json beside it, where there is one
+    model: Mapping[str, Any] = {}  # config.json next to the adapter
 
     @property
     def base(self) -> str:
@@ -165,7 +165,7 @@ class Adapter(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What an adapter adds to one tensor: scale · B A, transposed where the tensor is."""
+    """The update of one tensor: scale · B A, transposed if the tensor is."""
 
     down: str
     up: str
@@ -183,7 +183,7 @@ class Decomposed(NamedTuple):
 
 
 def read_adapter(folder: Folder) -> Adapter | None:
-    """The adapter in a folder, here or remote; None if there is none.
+    """Read the adapter in a folder, here or remote; None without an adapter.
 
     Raises `CheckpointError` for an adapter that is not LoRA, or does more than add a product.
     """
@@ -209,12 +209,12 @@ def _require_plain(config: Mapping[str, Any]) -> None:
         and not any(value is off or value == off for off in OFF)
     ]
     more += ["alpha_pattern"] if config.get("alpha_pattern") else []
-    what = kind if kind != "LORA" else ", ".join(more)
-    if not what and not any(start is plain or start == plain for plain in PLAIN_STARTS):
-        what = f"start {start}"
-    if what:
+    variant = kind if kind != "LORA" else ", ".join(more)
+    if not variant and not any(start is plain or start == plain for plain in PLAIN_STARTS):
+        variant = f"start {start}"
+    if variant:
         raise CheckpointError(
-            f"an adapter ({shortened(str(what), 80)}) other than W + s B A; {MERGE}"
+            f"an adapter ({shortened(str(variant), 80)}) other than W + s B A; {MERGE}"
         )
 
 
@@ -241,7 +241,7 @@ class AdaptedCheckpoint(Checkpoint):
             self.notes += (_unmatched(changes.unmatched, base.name),)
 
     def scale_of(self, tensor: str) -> float | None:
-        """The factor of what the adapter adds to a tensor; None if it adds nothing."""
+        """Return the factor of the adapter's update of a tensor; None without an update."""
         update = self._updates.get(tensor)
         return None if update is None else update.scale
 
@@ -252,12 +252,12 @@ class AdaptedCheckpoint(Checkpoint):
 
     @property
     def stabilized(self) -> bool:
-        """Whether updates are scaled by alpha / √rank, not by alpha / rank (rsLoRA)."""
+        """True if updates are scaled by alpha / √rank, not by alpha / rank (rsLoRA)."""
         return bool(self.adapter.config.get("use_rslora"))
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What tells the base model's and the adapter's files from others."""
+        """Values that belong to the content of the base model's and the adapter's files."""
         return (self.base.identity, self._adapter.identity)
 
     @property
@@ -267,12 +267,12 @@ class AdaptedCheckpoint(Checkpoint):
         return None if fetched == (None, None) else sum(filter(None, fetched))
 
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """The base model's tensors, or the adapter's own where it was saved whole."""
+        """Return the tensors of the base model, or those that the adapter holds whole."""
         whole = {name: self._adapter.info(stored) for name, stored in self._whole.items()}
         return {**self.base.tensors(), **whole}
 
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
-        """The wanted rows of each part with what the adapter adds to them."""
+        """Read the rows of each part with the adapter's updates."""
         base = iter(self.base.read([part for part in parts if part.name not in self._whole]))
         return [
             self._adapter.read([part._replace(name=self._whole[part.name])])[0]
@@ -285,7 +285,12 @@ class AdaptedCheckpoint(Checkpoint):
         """Announce a later read."""
         self.base.prefetch([part for part in parts if part.name not in self._whole])
         updates = [self._updates[part.name] for part in parts if part.name in self._updates]
-        names = [name for one in updates for name in (one.down, one.up, one.magnitude) if name]
+        names = [
+            name
+            for update in updates
+            for name in (update.down, update.up, update.magnitude)
+            if name
+        ]
         self._adapter.prefetch([Part(name) for name in names])
 
     def abandon(self) -> None:
@@ -345,7 +350,7 @@ def decomposed(weight: np.ndarray, product: np.ndarray, magnitudes: np.ndarray) 
 
 
 def unrounded(checkpoint: AdaptedCheckpoint) -> AdaptedCheckpoint:
-    """The same checkpoint, its adapted weights in float64 as PEFT merges them in float64."""
+    """Return the same checkpoint with adapted weights in float64, as PEFT merges in float64."""
     other = copy(checkpoint)
     other._rounded = False
     return other
@@ -369,7 +374,7 @@ def _changes(base: Checkpoint, adapter: Adapter) -> Changes:
     tokens that was saved whole; and for an adapter none of whose modules the base model has.
     """
     names = BaseNames(base.tensors(), base.config.get("model_type"))
-    found: dict[str, dict[str, str]] = {"A": {}, "B": {}}  # the base's name → the adapter's
+    factor_names: dict[str, dict[str, str]] = {"A": {}, "B": {}}  # the base's name → the adapter's
     whole: dict[str, str] = {}
     magnitudes: dict[str, str] = {}  # of DoRA, as above
     # Tables with more tokens are saved twice, with the mark of modules_to_save and without.
@@ -381,23 +386,23 @@ def _changes(base: Checkpoint, adapter: Adapter) -> Changes:
             continue
         match = FACTOR.fullmatch(name)
         if match is None:
-            own = _saved_whole(base, adapter, names, stored)
-            whole |= {own: stored} if own else {}
+            base_name = _saved_whole(base, adapter, names, stored)
+            whole |= {base_name: stored} if base_name else {}
             continue
         tensor = without_adapter(f"{match['module']}.weight")
-        if tensor in found[match["side"]]:
+        if tensor in factor_names[match["side"]]:
             raise CheckpointError(
                 f"holds {shortened(tensor, 120)} of several adapters; save one of them alone"
             )
-        found[match["side"]][tensor] = stored
+        factor_names[match["side"]][tensor] = stored
     alpha = adapter.config.get("lora_alpha", 8)
     if as_number(alpha) is None:
         raise CheckpointError(f"lora_alpha must be a number, got {shown(alpha)}")
     updates: dict[str, Update] = {}
     unmatched: list[str] = []
-    down, up = found["A"], found["B"]
+    down, up = factor_names["A"], factor_names["B"]
     for name in down | up:
-        own = names.own(name)
+        base_name = names.own(name)
         if not _is_targeted(adapter.config, module_of(name)):
             raise CheckpointError(
                 f"holds factors of {shortened(module_of(name), 120)}, which target_modules, "
@@ -408,11 +413,11 @@ def _changes(base: Checkpoint, adapter: Adapter) -> Changes:
             raise CheckpointError(
                 f"adapts {shortened(module_of(name), 120)}, but lacks one of its two factors"
             )
-        if own is None:
+        if base_name is None:
             unmatched.append(module_of(name))
         else:
-            update = _update(base, adapter, own, (down[name], up[name]), alpha)
-            updates[own] = _decomposing(adapter, own, update, magnitudes.get(name))
+            update = _update(base, adapter, base_name, (down[name], up[name]), alpha)
+            updates[base_name] = _decomposing(adapter, base_name, update, magnitudes.get(name))
     if unmatched and not updates:
         raise CheckpointError(
             f"its keys match no module of {base.name}: adapts {shortened(unmatched[0], 120)}, "
@@ -456,13 +461,13 @@ def _is_targeted(config: Mapping[str, Any], module: str) -> bool:
     if layers is None or layers == []:
         return True
     listed = layers if isinstance(layers, list) else [layers]
-    words = patterns if isinstance(patterns, list) else [patterns or r"[^.]*"]
-    if not all(type(layer) is int for layer in listed) or not all(map(_is_pattern, words)):
+    layer_words = patterns if isinstance(patterns, list) else [patterns or r"[^.]*"]
+    if not all(type(layer) is int for layer in listed) or not all(map(_is_pattern, layer_words)):
         raise CheckpointError(
             "layers_to_transform must be layers, and layers_pattern names, got "
             f"{shown(layers)} and {shown(patterns)}"
         )
-    for word in words:
+    for word in layer_words:
         if number := re.match(rf".*\.{word}\.(\d+)\.", module):
             return int(number[1]) in listed
     return False
@@ -487,7 +492,7 @@ def _is_pattern(value: Any) -> bool:
 
 
 def _unmatched(modules: Sequence[str], base: str) -> str:
-    """The note on modules that PEFT leaves out, because the base model does not have them."""
+    """Return the note on modules that PEFT leaves out, because the base model lacks them."""
     return (
         f"{counted(len(modules), 'adapted module')} that {base} does not hold, not applied, as in "
         f"PEFT: {shortened(modules[0], 120)}{', …' if len(modules) > 1 else ''}"
@@ -495,24 +500,24 @@ def _unmatched(modules: Sequence[str], base: str) -> str:
 
 
 def _saved_whole(base: Checkpoint, adapter: Adapter, names: BaseNames, stored: str) -> str | None:
-    """The base model's tensor that stands outside its layers and is replaced; None for a new head.
+    """Return the tensor outside of the base model's layers that is replaced; None for a new head.
 
     Raises `CheckpointError` for anything else.
     """
     name = SAVED.sub("", stored.removeprefix(PREFIX))
     if UNUSED in name:
         return None
-    own = names.own(name)
-    words = module_of(name).split(".")
-    modules = [".".join(words[:count]) for count in range(1, len(words) + 1)]
-    inside = own is None and any(names.own(f"{module}.weight") for module in modules)
-    shapes = [adapter.tensors.info(stored).shape, base.info(own).shape] if own else []
+    base_name = names.own(name)
+    module_words = module_of(name).split(".")
+    modules = [".".join(module_words[:count]) for count in range(1, len(module_words) + 1)]
+    inside = base_name is None and any(names.own(f"{module}.weight") for module in modules)
+    shapes = [adapter.tensors.info(stored).shape, base.info(base_name).shape] if base_name else []
     if NUMBERED.search(name) or inside or len({shape[1:] for shape in shapes}) > 1:
         raise CheckpointError(
             f"holds {shortened(stored, 120)!r}, none of the factors of W + s B A, and no head or "
             f"table of tokens that was saved whole; {MERGE}"
         )
-    return own
+    return base_name
 
 
 def _update(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Grid(NamedTuple):
-    """How coarsely a quantized tensor's values lie."""
+    """The grid of a quantized tensor's values."""
 
     shared: int  # neighboring values that share a scale
     steps: float  # distance of neighboring values, as a share of the largest one with this scale
@@ -58,7 +58,7 @@ class TensorInfo(NamedTuple):
 
     @property
     def quantized(self) -> str:
-        """How coarsely it is stored, in words; empty for plain numbers.
+        """Description of the grid of a quantized tensor; empty for plain numbers.
 
         Examples
         --------
@@ -75,7 +75,7 @@ class Part(NamedTuple):
     rows: tuple[tuple[int, int], ...] | None = None
 
     def row_ranges(self, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-        """The wanted ranges, checked against the tensor's shape."""
+        """Return the ranges of the part, checked against the tensor's shape."""
         if self.rows is None:
             return ((0, shape[0]),) if shape else ((0, 1),)
         for start, stop in self.rows:
@@ -98,7 +98,7 @@ class Part(NamedTuple):
 
 
 class Regrouping(NamedTuple):
-    """What rows of a quantized matrix (n, D) would be with its columns in other groups."""
+    """Rows of a quantized matrix (n, D), computed with columns in other groups."""
 
     groups: int
     has: np.ndarray  # the group of each column, (D,)
@@ -111,22 +111,22 @@ ENDINGS = {"W": "weight", "w": "weight", "b": "bias"}
 
 
 def is_transformer_lens(names: Iterable[str]) -> bool:
-    """Whether tensors have the names of TransformerLens."""
+    """Return whether tensors have the names of TransformerLens."""
     return any(QUERY.fullmatch(name) for name in names)
 
 
 def linear_name(name: str) -> str:
-    """What an `nn.Linear` or a norm in this place would call its tensor.
+    """Return the name that an `nn.Linear` or a norm in this place would have for the tensor.
 
     Examples
     --------
     >>> linear_name("blocks.3.attn._W_K"), linear_name("blocks.3.ln1.b"), linear_name("embed.W_E")
     ('blocks.3.attn.k.weight', 'blocks.3.ln1.bias', 'embed.W_E')
     """
-    found = NAMES.fullmatch(name)
-    if found is None:
+    match = NAMES.fullmatch(name)
+    if match is None:
         return name
-    start, kind, side, norm, part = found.groups()
+    start, kind, side, norm, part = match.groups()
     return (
         f"{start}{norm}.{ENDINGS[part]}" if norm else f"{start}attn.{side.lower()}.{ENDINGS[kind]}"
     )
@@ -138,21 +138,21 @@ WRAPPED = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_m
 
 
 def plain_name(name: str) -> str:
-    """A tensor's name as the model itself has it, without wrappers.
+    """Return a tensor's name as the model itself has it, without wrappers.
 
     Examples
     --------
     >>> plain_name("module.layer.0._orig_mod.query.weight")
     'layer.0.query.weight'
     """
-    words = name.split(".")
-    if WRAPPED.isdisjoint(words):  # as of most of the many tensors of a mixture of experts
+    name_words = name.split(".")
+    if WRAPPED.isdisjoint(name_words):  # as of most of the many tensors of a mixture of experts
         return name
-    return ".".join(word for word in words if word not in WRAPPED)
+    return ".".join(word for word in name_words if word not in WRAPPED)
 
 
 def by_plain_name(names: Iterable[str]) -> Mapping[str, str]:
-    """The names by their plain ones, or by themselves if two have the same plain one.
+    """Return the names by plain names, or by themselves if two have the same plain name.
 
     Examples
     --------
@@ -167,7 +167,7 @@ def by_plain_name(names: Iterable[str]) -> Mapping[str, str]:
 
 
 def as_number(value: Any) -> float | None:
-    """A finite number; None for anything else.
+    """Return a value as a finite number; None for anything else.
 
     Examples
     --------
@@ -224,7 +224,7 @@ class Checkpoint(ABC):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What tells the files of weights, as they are now, from others; empty without files."""
+        """Values that belong to the present content of the weight files; empty without files."""
         return ()
 
     @property
@@ -238,7 +238,7 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
-        """The wanted rows of each part, joined: float32, or float64 where stored so.
+        """Read the rows of each part, joined: float32, or float64 if stored as float64.
 
         Raises
         ------
@@ -247,7 +247,7 @@ class Checkpoint(ABC):
         """
 
     def raw(self, part: Part, room: np.ndarray | None = None) -> np.ndarray | None:
-        """A part's bytes as they are stored, which alone say its values; None if they do not.
+        """Return the stored bytes of a part; None if the bytes alone do not give the values.
 
         They may be written to ``room``, which saves the time that fresh memory takes.
         """
@@ -290,7 +290,7 @@ class Around(Checkpoint):
         self._last: tuple[str, np.ndarray | None] = ("", None)
 
     def value(self, name: str) -> np.ndarray | None:
-        """A tensor's values; None where they are the other's."""
+        """Return a tensor's computed values; None if the inner checkpoint has them."""
         return None
 
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -298,23 +298,23 @@ class Around(Checkpoint):
         return self.inner.tensors()
 
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
-        """The computed values where there are some."""
+        """Read computed values, and the inner checkpoint's where nothing is computed."""
         import numpy as np
 
-        found = []
+        arrays = []
         for part in parts:
             last = self._last  # which another thread may change
             if last[0] != part.name:
                 last = self._last = part.name, self.value(part.name)
             value = last[1]
             if value is None:
-                found += self.inner.read([part])
+                arrays += self.inner.read([part])
             elif part.rows is None:
-                found.append(value)
+                arrays.append(value)
             else:
                 ends = part.row_ranges(value.shape)
-                found.append(np.concatenate([value[start:stop] for start, stop in ends]))
-        return found
+                arrays.append(np.concatenate([value[start:stop] for start, stop in ends]))
+        return arrays
 
     def prefetch(self, parts: Sequence[Part]) -> None:
         """Announce a later read."""
@@ -331,7 +331,7 @@ class View(Around):
     changed: Container[str] = ()
 
     def raw(self, part: Part, room: np.ndarray | None = None) -> np.ndarray | None:
-        """The base's bytes of what is as it was."""
+        """Return the base's bytes of a tensor that is not changed."""
         return None if part.name in self.changed else self.inner.raw(part, room)
 
 
@@ -348,19 +348,19 @@ class Overlay(View):
         self._values = self.changed = values
 
     def value(self, name: str) -> np.ndarray | None:
-        """The other values."""
+        """Return the new values of a tensor; None if the tensor is not changed."""
         return self._values.get(name)
 
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """The base's, and those that it lacks."""
-        found = {n: TensorInfo("F32", v.shape, 4 * v.size) for n, v in self._values.items()}
-        return found | dict(self.inner.tensors())
+        """Return the base's tensors, and those that the base lacks."""
+        changed = {n: TensorInfo("F32", v.shape, 4 * v.size) for n, v in self._values.items()}
+        return changed | dict(self.inner.tensors())
 
 
 def _reopened(
     reopen: Callable[[], Checkpoint], identity: tuple[Any, ...], about: Mapping[str, Any]
 ) -> Checkpoint:
-    """A pickled checkpoint, opened again by its reference."""
+    """Open a pickled checkpoint again by its reference."""
     checkpoint = reopen()
     if checkpoint.identity != identity:
         raise CheckpointError(

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 def lens_configuration(
     config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]
 ) -> Mapping[str, Any]:
-    """A `HookedTransformerConfig` with the keys that families need; without one, what tensors tell.
+    """Complete a `HookedTransformerConfig` with the keys that families need.
 
-    Only its presence tells the score's scale, mask and positions.
+    A configuration alone sets scale, mask and positions of the score; without one, tensors decide.
     """
     if "d_head" not in config:
         has_bias = any(name.endswith("ln1.bias") for name in tensors)
@@ -69,14 +69,14 @@ EMBEDDED: tuple[tuple[str, set[str], str], ...] = (
 
 
 class Nameless(NamedTuple):
-    """A library whose configurations name no model type: what tells it from others."""
+    """A library whose configurations name no model type, and the marks of its models."""
 
     model_type: str
     keys: set[str]  # of its configurations
     query: str  # pattern of the tensors that hold queries
 
     def fits(self, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> bool:
-        """Whether a model is its."""
+        """Return whether a model is one of the library's."""
         query = re.compile(rf"(.*\.)?{self.query}")
         return self.keys <= config.keys() and any(
             query.fullmatch(name)
@@ -107,7 +107,7 @@ class Opened(NamedTuple):
 
 
 def configured(layout: Format | None, opened: Opened) -> Mapping[str, Any]:
-    """The configuration with a model type that families know, and the numbers that they need.
+    """Return the configuration with the model type and the numbers that families need.
 
     Raises `CheckpointError` if it asks for what is not read, or does not fit the tensors.
     """
@@ -121,18 +121,20 @@ def configured(layout: Format | None, opened: Opened) -> Mapping[str, Any]:
     # configuration.
     trainer = trainer_of(opened.tensors) if layout is not None else ""
     if "model_type" not in config:
-        own = layout.model_type if layout and layout.model_type else _kind(config)
+        model_type = layout.model_type if layout and layout.model_type else _kind(config)
         fused = any(name.endswith("layers.0.self_attn.qkv_proj.weight") for name in opened.tensors)
         later = any("pre_feedforward_layernorm" in name for name in opened.tensors)
-        if not own and fused and not later and "embedder.weight" in opened.tensors:
-            # The first models of google/gemma_pytorch: nothing is said of them, and what
+        if not model_type and fused and not later and "embedder.weight" in opened.tensors:
+            # The first models of google/gemma_pytorch: their files have no type, and what
             # transformers would fill in is another model's.
-            own = "gemma"
+            model_type = "gemma"
             counts = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
             config = dict.fromkeys(counts) | config
-        own = own or trainer
-        own = own or next((k.model_type for k in NAMELESS if k.fits(config, opened.tensors)), "")
-        config |= {"model_type": own} if own else {}
+        model_type = model_type or trainer
+        model_type = model_type or next(
+            (k.model_type for k in NAMELESS if k.fits(config, opened.tensors)), ""
+        )
+        config |= {"model_type": model_type} if model_type else {}
     if trainer and config["model_type"] not in ("llama-original", trainer):
         # The configuration is of transformers, the names of the weights are the trainer's.
         config |= {"model_type": trainer, "converted_from": config["model_type"]}
@@ -142,22 +144,22 @@ def configured(layout: Format | None, opened: Opened) -> Mapping[str, Any]:
 
 
 def _embedded(about: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration that is stored with the weights."""
+    """Return the configuration that is stored with the weights."""
     if isinstance(about.get("code"), str):
         return {"model_type": "modded-nanogpt"}
     if isinstance(about.get("gguf"), dict):
         return configuration(about["gguf"])
     for key, needs, model_type in EMBEDDED:
-        found = about.get(key)
-        if isinstance(found, dict) and needs <= found.keys():
-            typed = [v for v in found.values() if isinstance(v, dict) and "model_type" in v]
-            found = typed[0] if len(typed) == 1 and "model_type" not in found else found
-            return found | ({"model_type": model_type} if model_type else {})
+        embedded = about.get(key)
+        if isinstance(embedded, dict) and needs <= embedded.keys():
+            typed = [v for v in embedded.values() if isinstance(v, dict) and "model_type" in v]
+            embedded = typed[0] if len(typed) == 1 and "model_type" not in embedded else embedded
+            return embedded | ({"model_type": model_type} if model_type else {})
     return {}
 
 
 def _kind(config: Mapping[str, Any]) -> str:
-    """The model type of a configuration that names none."""
+    """Return the model type of a configuration that names none; empty if it is not recognized."""
     if isinstance(config.get("_class_name"), str):
         return f"diffusers-{config['_class_name']}"
     if _timm_numbers(config):
@@ -166,7 +168,7 @@ def _kind(config: Mapping[str, Any]) -> str:
 
 
 def _whole(config: Mapping[str, Any], key: str) -> int | None:
-    """A positive whole number; None where it is left out."""
+    """Return a positive whole number of a configuration; None if the key is missing."""
     value = config.get(key)
     if value is not None and (type(value) is not int or not 0 < value <= LARGEST):
         raise CheckpointError(f"{key} must be a positive whole number, got {shown(value)}")
@@ -222,7 +224,9 @@ def _litgpt(opened: Opened) -> dict[str, Any]:
     name = config.get("name")
     added: dict[str, Any] = {"unit_offset": isinstance(name, str) and "Gemma" in name}
     if config.get("sliding_window_size") and isinstance(windows, list):
-        added["layer_types"] = ["sliding_attention" if one else "full_attention" for one in windows]
+        added["layer_types"] = [
+            "sliding_attention" if is_windowed else "full_attention" for is_windowed in windows
+        ]
     scaling, ratio = config.get("rope_adjustments"), config.get("rope_condense_ratio")
     if not isinstance(scaling, dict | None):
         raise CheckpointError(f"rope_adjustments must be keys with values, got {shown(scaling)}")
@@ -300,7 +304,7 @@ def _torchtitan(opened: Opened) -> dict[str, Any]:
 
 
 def _megatron(opened: Opened) -> dict[str, Any]:
-    """Settings of Megatron's arguments, or of transformers, in the keys that the family reads."""
+    """Return settings of Megatron's arguments, or of transformers, in the family's keys."""
     config = opened.config
     positions = config.get("position_embedding_type", "rope")
     biases = ("layer_norm.bias", "input_layernorm.bias")
@@ -325,7 +329,7 @@ def _nanochat(opened: Opened) -> dict[str, Any]:
         # Earlier ones had other windows. The last layer has none.
         short = 128 * -(-length // 4 // 128) + 1 if smeared and length else True
         tiled = (pattern[n % len(pattern)] in "Ss" for n in range(min(layers, 10**4) - 1))
-        added["windows"] = [short if one else None for one in tiled] + [None]
+        added["windows"] = [short if is_short else None for is_short in tiled] + [None]
     return added
 
 

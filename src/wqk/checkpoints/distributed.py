@@ -40,7 +40,7 @@ METADATA = ".metadata"
 # The description of a million chunks.
 LARGEST_METADATA = 2**28
 
-# What training keeps beside the weights.
+# Names of what training keeps next to the weights.
 STATE = re.compile(
     r"(app\.)?(chained_\d+\.)?(optim|optimizers?|lr_schedulers?|dataloader|train_state|rng_state)\."
 )
@@ -67,7 +67,7 @@ class Slice:
 
     @property
     def identity(self) -> Any:
-        """What tells the content from any other."""
+        """Values that belong to the present content of the files."""
         return self.source.identity, self.offset, self.size
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
@@ -155,7 +155,7 @@ class LayerOfChunk(NamedTuple):
 
     @property
     def begin(self) -> tuple[int, ...]:
-        """Where the box begins in the layer's tensor."""
+        """Offsets of the box in the layer's tensor."""
         return self.chunk.begin[1:]
 
     @property
@@ -164,7 +164,7 @@ class LayerOfChunk(NamedTuple):
         return self.chunk.shape[1:]
 
     def rows_of_chunk(self, rows: Sequence[tuple[int, int]]) -> Chunk:
-        """The chunk as a matrix of the rows of all its layers."""
+        """Return the chunk as a matrix of the rows of all layers."""
         count = self.chunk.shape[0] * self.chunk.shape[1]
         flat = Chunk((0,), (count, *self.chunk.shape[2:]), self.chunk.dtype, self.chunk.stored, "")
         flat.__dict__["start"] = self.chunk.start
@@ -204,7 +204,7 @@ Box = Chunk | LayerOfChunk | StoredBox
 
 
 def source_of(box: Box) -> ByteSource:
-    """The file that a box lies in."""
+    """Return the file that a box lies in."""
     if isinstance(box, StoredBox):
         return box.file.source
     chunk = box.chunk if isinstance(box, LayerOfChunk) else box
@@ -225,7 +225,7 @@ class BoxedFile:
     @property
     def sources(self) -> list[ByteSource]:
         """The files that hold the boxes."""
-        boxes = (box for own in self._boxes.values() for box in own)
+        boxes = (box for tensor_boxes in self._boxes.values() for box in tensor_boxes)
         return list({id(source): source for source in map(source_of, boxes)}.values())
 
     def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
@@ -234,19 +234,19 @@ class BoxedFile:
 
     def places(self, parts: Sequence[Part]) -> list[tuple[ByteSource, list[tuple[int, int]]]]:
         """Files, and where rows lie in them; the directories of archives are fetched at once."""
-        wanted = [
+        ranges = [
             (box, rows)
             for part in parts
             for box, rows, _ in self._overlaps(part, self.tensors[part.name].shape)
         ]
-        chunks = {id(chunk): chunk for box, _ in wanted if (chunk := chunk_of(box)) is not None}
+        chunks = {id(chunk): chunk for box, _ in ranges if (chunk := chunk_of(box)) is not None}
         for chunk in chunks.values():
             if "start" not in chunk.__dict__ and isinstance(chunk.stored.source, RemoteFile):
                 chunk.stored.source.want(chunk.directory)
-        return [(source_of(box), box.byte_ranges(rows)) for box, rows in wanted]
+        return [(source_of(box), box.byte_ranges(rows)) for box, rows in ranges]
 
     def read(self, part: Part) -> np.ndarray:
-        """The part's rows, joined, widened to float32 (float64 stays)."""
+        """Read the part's rows, joined, widened to float32 (float64 stays)."""
         info = self.tensors[part.name]
         if not info.shape:
             (box,) = self._boxes[part.name]
@@ -279,7 +279,7 @@ class BoxedFile:
 
 
 def chunk_of(box: Box) -> Chunk | None:
-    """The archive that a box lies in; None for safetensors."""
+    """Return the archive that a box lies in; None for safetensors."""
     if isinstance(box, LayerOfChunk):
         return box.chunk
     return box if isinstance(box, Chunk) else None
@@ -295,7 +295,7 @@ def open_distributed(
     source
         The bytes of ``.metadata``.
     open_file
-        Opens a file beside it; returns None if there is no such file.
+        Function that opens a file next to ``.metadata``; None if there is no such file.
 
     Raises
     ------
@@ -317,15 +317,15 @@ def open_distributed(
                 for chunk in record["chunks"]
             ]
             check_cover(stored, shape, chunks)
-            for name, info, own in layers_of(described.names[stored], shape, dtype, chunks):
+            for name, info, layer_boxes in layers_of(described.names[stored], shape, dtype, chunks):
                 if name in tensors:
                     raise ValueError(f"two tensors are called {name!r}")
-                tensors[name], boxes[name] = info, own
+                tensors[name], boxes[name] = info, layer_boxes
     return BoxedFile(source, tensors, boxes)
 
 
 class Description(NamedTuple):
-    """What ``.metadata`` contains of a model's weights."""
+    """Contents of ``.metadata`` about a model's weights."""
 
     tensors: dict[str, dict[str, Any]]  # by their keys
     names: dict[str, str]  # by their keys: names without the keys under which the model is nested
@@ -370,11 +370,11 @@ def name_of(key: str, path: Any) -> str:
     >>> name_of("app.model.layers.0.wq", ("app", "model", "layers.0.wq"))
     'layers.0.wq'
     """
-    words = [str(word) for word in path] if isinstance(path, tuple) and path else [key]
-    while len(words) > 1 and words[0] in WRAPPERS:
-        words.pop(0)
+    path_words = [str(word) for word in path] if isinstance(path, tuple) and path else [key]
+    while len(path_words) > 1 and path_words[0] in WRAPPERS:
+        path_words.pop(0)
     # Transformer Engine's norm is part of the projection's module, and has no module of its own.
-    return ".".join(words).replace(".layer_norm_", ".layer_norm.")
+    return ".".join(path_words).replace(".layer_norm_", ".layer_norm.")
 
 
 @contextmanager
@@ -404,8 +404,8 @@ def opened_files(
         return {}
     with ThreadPoolExecutor(min(8, len(ordered))) as pool:
         sources = list(pool.map(open_file, ordered))
-    for name, found in zip(ordered, sources, strict=True):
-        if found is None:
+    for name, file_source in zip(ordered, sources, strict=True):
+        if file_source is None:
             raise CheckpointError(f"{source.name}: names {name}, which is missing")
     return dict(zip(ordered, sources, strict=True))
 
@@ -417,7 +417,7 @@ def chunk_in(
     described: Description,
     opened: Mapping[str, ByteSource],
 ) -> Chunk:
-    """A chunk, once its description has been checked."""
+    """Return a chunk after a check of its description."""
     begin, shape = sizes_of(key, state["offsets"]), sizes_of(key, state["sizes"])
     place = described.places.get((key, begin)) or described.places[key, ()]
     if place.get("transform_descriptors"):
@@ -456,7 +456,7 @@ def check_cover(key: str, shape: tuple[int, ...], boxes: Sequence[Box]) -> None:
 def layers_of(
     name: str, shape: tuple[int, ...], dtype: str, chunks: Sequence[Chunk]
 ) -> list[tuple[str, TensorInfo, list[Box]]]:
-    """A tensor as it is, or the tensors of the layers that are stacked in it."""
+    """Return a tensor as it is, or the tensors of the layers that are stacked in it."""
     match = STACKED.fullmatch(name)
     bits = ITEM_BITS[dtype]
     if match is None or len(shape) < 2:
@@ -464,12 +464,12 @@ def layers_of(
     info = TensorInfo(dtype, shape[1:], math.prod(shape[1:]) * bits // 8)
     layers = []
     for layer in range(shape[0]):
-        own: list[Box] = []
+        layer_boxes: list[Box] = []
         for chunk in chunks:
             within = layer - chunk.begin[0]
             if 0 <= within < chunk.shape[0]:
-                own.append(LayerOfChunk(chunk, within))
-        layers.append((f"{match['before']}.{layer}.{match['after']}", info, own))
+                layer_boxes.append(LayerOfChunk(chunk, within))
+        layers.append((f"{match['before']}.{layer}.{match['after']}", info, layer_boxes))
     return layers
 
 
@@ -490,13 +490,15 @@ def join_shards(files: Sequence[RowFile]) -> BoxedFile | None:
             for name, info in file.tensors.items():
                 begin = sizes_of(name, offsets[name]["saved_offsets"])
                 boxes.setdefault(name, []).append(StoredBox(begin, info.shape, file, name))
-        for name, own in boxes.items():
-            dtypes = {box.file.tensors[name].dtype for box in own if isinstance(box, StoredBox)}
+        for name, tensor_boxes in boxes.items():
+            dtypes = {
+                box.file.tensors[name].dtype for box in tensor_boxes if isinstance(box, StoredBox)
+            }
             if len(dtypes) > 1:
                 raise ValueError(f"the chunks of {name!r} differ in type")
-            ends = [np.add(box.begin, box.shape) for box in own]
+            ends = [np.add(box.begin, box.shape) for box in tensor_boxes]
             shape = tuple(int(end) for end in np.max(ends, axis=0))
-            check_cover(name, shape, own)
+            check_cover(name, shape, tensor_boxes)
             (dtype,) = dtypes
             tensors[name] = TensorInfo(dtype, shape, math.prod(shape) * ITEM_BITS[dtype] // 8)
     return BoxedFile(files[0].source, tensors, boxes)

@@ -69,7 +69,7 @@ def refuse_pointer(start: bytes | bytearray) -> None:
 
 
 def is_text(name: str) -> bool:
-    """Whether a name can be stored and printed, which lone halves of surrogate pairs cannot."""
+    """Return whether a name can be stored and printed; lone halves of surrogate pairs cannot."""
     return name.isascii() or not re.search("[\ud800-\udfff]", name)
 
 
@@ -89,10 +89,10 @@ class WeightFile(Protocol):
     tensors: Mapping[str, TensorInfo]
 
     def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
-        """Where a part's rows lie in ``source``; none if they are elsewhere."""
+        """Return the ranges of a part's rows in ``source``; none if the rows lie elsewhere."""
 
     def read(self, part: Part) -> np.ndarray:
-        """The part's rows, joined, widened to float32 (float64 stays)."""
+        """Read the part's rows, joined, widened to float32 (float64 stays)."""
 
 
 class RowFile:
@@ -114,7 +114,7 @@ class RowFile:
         self._starts, self.metadata = starts, metadata or {}
 
     def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
-        """Where the part's rows lie in the file: half-open ranges of bytes, in the part's order."""
+        """Return the half-open ranges of bytes of a part's rows, in the order of the rows."""
         info, start = self.tensors[part.name], self._starts[part.name]
         rows = max(1, info.shape[0]) if info.shape else 1
         return [
@@ -123,7 +123,7 @@ class RowFile:
         ]
 
     def read(self, part: Part) -> np.ndarray:
-        """The part's rows, joined, widened to float32 (float64 stays)."""
+        """Read the part's rows, joined, widened to float32 (float64 stays)."""
         info = self.tensors[part.name]
         values = widened(info.dtype, self.byte_ranges(part), self.source.read_into, part.name)
         return values.reshape(part.shape(info.shape))
@@ -137,7 +137,7 @@ LARGEST_HEADER = 100_000_000
 
 
 def open_safetensors(source: ByteSource) -> RowFile:
-    """A safetensors file, of which only the header is read.
+    """Open a safetensors file; only the header is read.
 
     Raises `CheckpointError` if the header does not describe the file: it is too short or long, or
     not JSON; a name occurs twice; a type or shape is invalid; offsets overlap, exceed the file or
@@ -164,7 +164,7 @@ def open_safetensors(source: ByteSource) -> RowFile:
 
 
 def _read_header(source: ByteSource) -> tuple[dict[str, Any], int]:
-    """The header's JSON object and the offset at which data begins."""
+    """Return the header's JSON object and the offset at which data begins."""
     if source.size < 8:
         raise CheckpointError(
             "a safetensors file begins with 8 bytes of header length, "
@@ -200,7 +200,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _checked(name: str, entry: Any, data_size: int) -> tuple[TensorInfo, int]:
-    """A tensor, and where it starts in the data, once every claim has been checked."""
+    """Return a tensor and its offset in the data, after a check of every claim."""
     if not is_text(name):
         raise CheckpointError(f"{name!r} is not text, so it cannot be a tensor's name")
     match entry:
@@ -259,25 +259,25 @@ class JoinedFiles:
         return []
 
     def read(self, part: Part) -> np.ndarray:
-        """The part's rows, joined, widened to float32 (float64 stays)."""
+        """Read the part's rows, joined, widened to float32 (float64 stays)."""
         along, files = self._pieces[part.name]
         if len(files) == 1:
             return files[0].read(part)
         if along or part.rows is None:
             return np.concatenate([file.read(part) for file in files], axis=along)
         ends = np.cumsum([file.tensors[part.name].shape[0] for file in files]).tolist()
-        found = []
+        arrays = []
         for start, stop in part.row_ranges(self.tensors[part.name].shape):
             for begin, end, file in zip([0, *ends], ends, files, strict=False):
                 low, high = max(start, begin), min(stop, end)
                 if low < high:
-                    found.append(file.read(Part(part.name, ((low - begin, high - begin),))))
-        return np.concatenate(found)
+                    arrays.append(file.read(Part(part.name, ((low - begin, high - begin),))))
+        return np.concatenate(arrays)
 
 
 @cache
 def values_of_codes(dtype: str) -> np.ndarray:
-    """The float32 value of every code of a small type."""
+    """Return the float32 value of every code of a small type."""
     if dtype == "F16":
         return np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
     codes = np.arange(2**8, dtype=np.uint16)
@@ -314,7 +314,7 @@ def _from_float16(stored: np.ndarray, out: np.ndarray) -> None:
 
 
 def _from_bfloat16(stored: np.ndarray, out: np.ndarray) -> None:
-    """The upper half of a float32's bits."""
+    """Return bfloat16 values, the upper halves of float32's bits, as float32."""
     np.left_shift(stored, 16, out=out.view(np.uint32), dtype=np.uint32)
 
 
@@ -323,7 +323,7 @@ def _copy(stored: np.ndarray, out: np.ndarray) -> None:
 
 
 class Stored(NamedTuple):
-    """How values lie in a file, and how a piece of them is widened."""
+    """The layout of values in a file, and the function that widens a piece of them."""
 
     item: str  # one value, or one block of them, as NumPy names it
     wide: type
@@ -352,7 +352,7 @@ FLOATS = (*PLAIN, "F8_E4M3", "F8_E5M2")
 
 
 def is_float8(dtype: str) -> bool:
-    """Whether the type is one of the 8-bit floats, whose values mean nothing without a scale."""
+    """Return whether a type is an 8-bit float, whose values mean nothing without a scale."""
     return dtype in ("F8_E4M3", "F8_E5M2")
 
 
@@ -379,7 +379,7 @@ def widened(
     read: Callable[[int, memoryview], None],
     tensor: str,
 ) -> np.ndarray:
-    """The values in half-open ranges of bytes, joined: a flat array of `widened_type`.
+    """Read the values in half-open ranges of bytes, joined: a flat array of `widened_type`.
 
     ``read(offset, buffer)`` fills a buffer from this byte on.
     """
@@ -408,12 +408,12 @@ def widened(
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
-    """The memory of a contiguous array, to be read into."""
+    """Return the memory of a contiguous array, to be read into."""
     return array.reshape(-1).view(np.uint8).data
 
 
 def scale_name(name: str, tensors: Mapping[str, object]) -> str:
-    """The tensor that holds the scales of the float8 tensor ``name``."""
+    """Return the name of the tensor that holds the scales of the float8 tensor ``name``."""
     for suffix in ("_scale_inv", "_scale"):
         if name + suffix in tensors:
             return name + suffix
@@ -423,7 +423,7 @@ def scale_name(name: str, tensors: Mapping[str, object]) -> str:
     )
 
 
-def unpacked(words: np.ndarray, bits: int, count: int) -> Int[np.ndarray, "rows count"]:
+def unpacked(packed: np.ndarray, bits: int, count: int) -> Int[np.ndarray, "rows count"]:
     """Codes that lie in words of 32 bits one after the other, the lowest bits first.
 
     ``words`` (rows, W) are 32-bit integers; of what they hold, the first ``count`` codes of each
@@ -434,13 +434,13 @@ def unpacked(words: np.ndarray, bits: int, count: int) -> Int[np.ndarray, "rows 
     >>> unpacked(np.array([[0x87654321]], np.uint32), bits=4, count=8)
     array([[1, 2, 3, 4, 5, 6, 7, 8]], dtype=int32)
     """
-    words = np.ascontiguousarray(words)
+    packed = np.ascontiguousarray(packed)
     if bits == 8:
-        return words.view(np.uint8)[:, :count].astype(np.int32)
+        return packed.view(np.uint8)[:, :count].astype(np.int32)
     if 8 % bits == 0:
         shifts = np.arange(0, 8, bits, dtype=np.uint8)
-        codes = (words.view(np.uint8)[..., None] >> shifts) & np.uint8(2**bits - 1)
-        return codes.reshape(len(words), -1)[:, :count].astype(np.int32)
-    single = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
-    codes = single[:, : count * bits].reshape(len(words), count, bits).astype(np.int32)
+        codes = (packed.view(np.uint8)[..., None] >> shifts) & np.uint8(2**bits - 1)
+        return codes.reshape(len(packed), -1)[:, :count].astype(np.int32)
+    single = np.unpackbits(packed.view(np.uint8), axis=1, bitorder="little")
+    codes = single[:, : count * bits].reshape(len(packed), count, bits).astype(np.int32)
     return np.asarray(codes @ (1 << np.arange(bits, dtype=np.int32)))

@@ -81,7 +81,7 @@ class Folder(NamedTuple):
     transfers: Transfers | None = None  # what fetches the files of a remote folder
 
     def object(self, file: str) -> dict[str, Any]:
-        """The object in a file of JSON or YAML; empty if there is no file."""
+        """Read the object in a file of JSON or YAML; empty without a file."""
         source = self.source(file)
         if source is None:
             return {}
@@ -123,7 +123,7 @@ def _parse_yaml(text: bytearray) -> dict[str, Any]:
 
 
 def local_folder(folder: Path) -> Folder:
-    """A folder on disk."""
+    """Open a folder on disk."""
 
     def source(name: str) -> LocalFile | None:
         return LocalFile(folder / name) if os.path.lexists(folder / name) else None
@@ -135,7 +135,7 @@ def local_folder(folder: Path) -> Folder:
 
 
 def beside(path: Path) -> str:
-    """The end of a message on a path that is missing: a similar one beside it.
+    """Return the end of a message on a missing path: a similar path next to it.
 
     Examples
     --------
@@ -152,7 +152,7 @@ def beside(path: Path) -> str:
 
 
 def exists(path: Path) -> bool:
-    """Whether a path exists; one that the system rejects does not."""
+    """Return whether a path exists; a path that the system rejects does not."""
     try:
         return path.exists()
     except (OSError, ValueError):
@@ -160,7 +160,7 @@ def exists(path: Path) -> bool:
 
 
 class Format(NamedTuple):
-    """What one library writes.
+    """Files of one library.
 
     ``split_axis`` gives the axis along which a tensor of some name and shape, in a model of some
     width, is split over tensor-parallel files; None if every file has all of it.
@@ -175,7 +175,7 @@ class Format(NamedTuple):
     split_axis: Callable[..., int | None] | None = None
 
     def configurations(self, weights: str) -> tuple[str, ...]:
-        """The names of the configuration that weights of this name may have."""
+        """Return the names that the configuration of weights of this name may have."""
         match = re.fullmatch(self.weights, weights)
         group = match[1] if match and match.re.groups else ""
         return tuple(name.format(group) for name in self.config)
@@ -228,7 +228,7 @@ FORMATS = (
 
 
 def format_of(name: str) -> Format | None:
-    """The format whose weights have this name; None for `transformers` and unknown ones.
+    """Return the format whose weights have this name; None for `transformers` and unknown names.
 
     Examples
     --------
@@ -236,7 +236,7 @@ def format_of(name: str) -> Format | None:
     'the original files of LLaMA or Mistral'
     >>> format_of("model.safetensors")
     """
-    return next((one for one in FORMATS if re.fullmatch(one.weights, name)), None)
+    return next((layout for layout in FORMATS if re.fullmatch(layout.weights, name)), None)
 
 
 ARCHIVES = (".bin", ".pt", ".pth", ".ckpt")
@@ -270,7 +270,7 @@ class Weights(NamedTuple):
 
 
 def choose_weights(folder: Folder) -> Weights:
-    """A folder's weights: those that `transformers` would load, or of another format.
+    """Choose a folder's weights: those that `transformers` would load, or of another format.
 
     Raises `CheckpointError` if an index is damaged, or names files outside the folder.
     """
@@ -278,12 +278,18 @@ def choose_weights(folder: Folder) -> Weights:
     exists = folder.source if folder.names is None else set(names).__contains__
     first = next((name for name in PREFERRED if exists(name)), None)
     if first is None:
-        for one in FORMATS:
-            if own := one.files(names):
-                return Weights(own, format=one) if one.split_axis else _one_model(own, one)
-        found = sorted(n for n in names if not n.startswith(NOT_WEIGHTS))
-        safetensors = tuple(name for name in found if name.endswith(".safetensors"))
-        archives = tuple(n for n in found if n.endswith(ARCHIVES) and unread_format(n) is None)
+        for layout in FORMATS:
+            if layout_files := layout.files(names):
+                return (
+                    Weights(layout_files, format=layout)
+                    if layout.split_axis
+                    else _one_model(layout_files, layout)
+                )
+        weight_names = sorted(n for n in names if not n.startswith(NOT_WEIGHTS))
+        safetensors = tuple(name for name in weight_names if name.endswith(".safetensors"))
+        archives = tuple(
+            n for n in weight_names if n.endswith(ARCHIVES) and unread_format(n) is None
+        )
         if not (safetensors or archives):
             return _distributed(folder)
         return Weights(safetensors or archives)
@@ -296,22 +302,24 @@ def choose_weights(folder: Folder) -> Weights:
 
 
 def _distributed(folder: Folder) -> Weights:
-    """The distributed checkpoint one folder deeper, or where files cannot be listed; or nothing."""
+    """Find a distributed checkpoint one folder deeper, or in a folder that cannot be listed."""
     if folder.names is None:
-        found = [METADATA] if folder.source(METADATA) is not None else []
+        descriptions = [METADATA] if folder.source(METADATA) is not None else []
     else:
         paths = (path.replace("\\", "/") for path in folder.below())
-        found = [path for path in paths if PurePath(path).name == METADATA]
+        descriptions = [path for path in paths if PurePath(path).name == METADATA]
         # Neither an optimizer's state, nor a step of a run.
-        found = [path for path in found if not path.startswith("optim")]
-        found = [path for path in found if step_in(PurePosixPath(path).parts[0]) is None]
-    if len(found) != 1:
+        descriptions = [path for path in descriptions if not path.startswith("optim")]
+        descriptions = [
+            path for path in descriptions if step_in(PurePosixPath(path).parts[0]) is None
+        ]
+    if len(descriptions) != 1:
         return Weights(())
-    return Weights((found[0],), format=DISTRIBUTED)
+    return Weights((descriptions[0],), format=DISTRIBUTED)
 
 
 def parts_of(name: str, names: Iterable[str]) -> tuple[str, ...]:
-    """A file with its other parts, where it is called ``…-00001-of-00003…``.
+    """Return a file with its other parts, if the name is ``…-00001-of-00003…``.
 
     Examples
     --------
@@ -326,37 +334,41 @@ def parts_of(name: str, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _one_model(names: tuple[str, ...], layout: Format) -> Weights:
-    """The only model among these files, or the last of a run; `CheckpointError` for several."""
-    own, notes = parts_of(names[0], names), list[str]()
+    """Return the only model among files, or the last of a run; `CheckpointError` for several."""
+    model_files, notes = parts_of(names[0], names), list[str]()
     if "{}" in "".join(layout.config) and len(names) > 1:
-        own = names[-1:]
-        notes.append(f"read {own[0]}, the last of {len(names)} steps; name another by its path")
-    others = [name for name in names if name not in own and name.endswith(".gguf")]
-    if others:
-        shown = ", ".join((names[0], *others)[:4]) + (", …" if len(others) > 3 else "")
+        model_files = names[-1:]
+        notes.append(
+            f"read {model_files[0]}, the last of {len(names)} steps; name another by its path"
+        )
+    other_models = [name for name in names if name not in model_files and name.endswith(".gguf")]
+    if other_models:
+        shown = ", ".join((names[0], *other_models)[:4]) + (", …" if len(other_models) > 3 else "")
         raise CheckpointError(f"several models here: {shown}; choose one by its path or address")
-    return Weights(own, notes=tuple(notes), format=layout)
+    return Weights(model_files, notes=tuple(notes), format=layout)
 
 
 def _passed_over(chosen: Weights, names: Iterable[str]) -> tuple[str, ...]:
-    """A note on files of the same format that were skipped."""
+    """Return the note on files of the same format that were skipped."""
     ending = PurePath(chosen.files[0]).suffix
-    others = sorted(
+    skipped_files = sorted(
         name
         for name in set(names) - {*chosen.files, chosen.listed_in}
         if (name.endswith((ending, f"{ending}.index.json")) or format_of(name))
         and not name.startswith(NOT_WEIGHTS)
     )
-    if not others:
+    if not skipped_files:
         return ()
-    some = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+    listed = ", ".join(skipped_files[:3]) + (
+        f" and {len(skipped_files) - 3} more" if len(skipped_files) > 3 else ""
+    )
     return (
-        f"read {chosen.listed_in or chosen.files[0]}, as transformers does; passed over {some}",
+        f"read {chosen.listed_in or chosen.files[0]}, as transformers does; passed over {listed}",
     )
 
 
 def shard_names(index: Mapping[str, Any], name: str) -> list[str]:
-    """The files that a sharded model's index names, all of them in its own folder."""
+    """Return the files that a sharded model's index names, all of them in the index's folder."""
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{name}: lacks the 'weight_map' of a sharded model")
@@ -376,8 +388,8 @@ def unread_format(name: str) -> str | None:
     >>> unread_format("model.onnx")
     'ONNX; a graph whose weights may be folded and renamed; use the checkpoint it was exported from'
     """
-    found = (one for one in _unread_formats() if re.fullmatch(one["name"], name))
-    return next((f"{one['is']}; {one['remedy']}" for one in found), None)
+    matching = (record for record in _unread_formats() if re.fullmatch(record["name"], name))
+    return next((f"{record['is']}; {record['remedy']}" for record in matching), None)
 
 
 @cache
@@ -388,11 +400,11 @@ def _unread_formats() -> list[dict[str, str]]:
 
 
 def no_weights(folder: Folder) -> CheckpointError:
-    """The error for a folder without weights, which lists what it contains instead."""
+    """Return the error for a folder without weights, with a list of the folder's contents."""
     names = sorted(folder.names or ())
     for name in (*names, *sorted(folder.below())):
-        if what := unread_format(PurePath(name).name):
-            return CheckpointError(f"no weights that wqk reads; {name} is {what}")
+        if reason := unread_format(PurePath(name).name):
+            return CheckpointError(f"no weights that wqk reads; {name} is {reason}")
     weights = (PurePath(path) for path in folder.below() if path.endswith(ENDINGS))
     deeper = sorted({str(path.parent) for path in weights} - {"."})
     if deeper:
@@ -401,12 +413,12 @@ def no_weights(folder: Folder) -> CheckpointError:
             "one by its path, or in Python with subfolder="
         )
     expected = "expected model.safetensors, model.safetensors.index.json or pytorch_model.bin"
-    some = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
-    return CheckpointError(f"no weights here; {expected}{f', found {some}' if some else ''}")
+    listed = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+    return CheckpointError(f"no weights here; {expected}{f', found {listed}' if listed else ''}")
 
 
 def weight_file(source: ByteSource) -> WeightFile:
-    """A file of weights, by its ending."""
+    """Open a file of weights by its ending."""
     ending = PurePath(source.name).suffix
     with errors_about(source.name):
         if ending == ".bin":
@@ -489,7 +501,7 @@ class StoredCheckpoint(Checkpoint):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What tells the files' content, as it is now, from any other."""
+        """Values that belong to the present content of the files."""
         return tuple(file.source.identity for file in dict.fromkeys(self._file_of.values()))
 
     @property
@@ -507,7 +519,7 @@ class StoredCheckpoint(Checkpoint):
             source.want(ranges)
 
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
-        """The wanted rows of each part, read in the order in which they lie in the files.
+        """Read the rows of each part, in the order in which the rows lie in the files.
 
         All that is remote is on its way before the first of it is waited for.
         """
@@ -522,21 +534,21 @@ class StoredCheckpoint(Checkpoint):
         return [arrays[i] for i in range(len(parts))]
 
     def raw(self, part: Part, room: np.ndarray | None = None) -> np.ndarray | None:
-        """A part's bytes; None if it is remote, in an archive, in pieces, or made of several."""
+        """Return a part's bytes; None for remote parts, archives, pieces, and several tensors."""
         dtype, is_made = self.info(part.name).dtype, part.name in self._quantized
         if self._transfers is not None or is_made or is_float8(dtype):
             return None
-        file, own = self._lying(part)
+        file, stored_part = self._lying(part)
         if not isinstance(file, RowFile):  # whose bytes say nothing without strides
             return None
-        ranges = file.byte_ranges(own)
+        ranges = file.byte_ranges(stored_part)
         size = sum(stop - start for start, stop in ranges)
-        found = np.empty(size, np.uint8) if room is None or len(room) < size else room[:size]
+        content = np.empty(size, np.uint8) if room is None or len(room) < size else room[:size]
         at = 0
         for start, stop in ranges:
-            file.source.read_into(start, found[at : at + stop - start].data)
+            file.source.read_into(start, content[at : at + stop - start].data)
             at += stop - start
-        return found
+        return content
 
     def regrouping(self, part: Part) -> Regrouping | None:
         """Rows with their columns in other groups; None where only neighbors make one."""
@@ -552,7 +564,7 @@ class StoredCheckpoint(Checkpoint):
         )
 
     def _lying(self, part: Part) -> tuple[WeightFile, Part]:
-        """The part in its file, under the name that it has there."""
+        """Return the file of a part, and the part under its name in that file."""
         stored = self._stored[part.name]
         return self._file_of[stored], part._replace(name=stored)
 
@@ -567,14 +579,14 @@ class StoredCheckpoint(Checkpoint):
                     source.clean()
 
     def _pieces(self, part: Part) -> dict[str, Part]:
-        """What has to be read for a part: itself, or the tensors in which it is quantized."""
+        """Return the stored parts of a part: itself, or the tensors of its codes and scales."""
         matrix = self._quantized.get(part.name)
         return {"": part} if matrix is None else matrix.parts(part)
 
     def _place(self, part: Part) -> tuple[int, list[tuple[int, int]]]:
         """Sorts parts by file and by place in it."""
-        file, own = self._lying(next(iter(self._pieces(part).values())))
-        return id(file), file.byte_ranges(own)
+        file, stored_part = self._lying(next(iter(self._pieces(part).values())))
+        return id(file), file.byte_ranges(stored_part)
 
     def _read(self, part: Part) -> np.ndarray:
         info, matrix = self._tensors[part.name], self._quantized.get(part.name)
@@ -596,28 +608,28 @@ class StoredCheckpoint(Checkpoint):
     def _read_stored(self, parts: Sequence[Part]) -> list[np.ndarray]:
         """Rows of tensors as they lie in the files, whole numbers included."""
         lying = [self._lying(part) for part in parts]
-        return [file.read(own) for file, own in lying]
+        return [file.read(stored_part) for file, stored_part in lying]
 
     def _ranges(self, parts: Sequence[Part]) -> list[tuple[RemoteFile, list[tuple[int, int]]]]:
-        """Where parts, and all that quantized ones need, lie in the remote files."""
-        wanted: dict[RemoteFile, list[tuple[int, int]]] = {}
+        """Return the ranges of parts, with all tensors of quantized parts, in the remote files."""
+        ranges_of: dict[RemoteFile, list[tuple[int, int]]] = {}
         in_boxes: dict[BoxedFile, list[Part]] = {}
         for part in parts if self._transfers is not None else ():
             for piece in self._pieces(part).values():
-                file, own = self._lying(piece)
+                file, stored_part = self._lying(piece)
                 if isinstance(file, BoxedFile):
-                    in_boxes.setdefault(file, []).append(own)
+                    in_boxes.setdefault(file, []).append(stored_part)
                 elif isinstance(file.source, RemoteFile):
-                    wanted.setdefault(file.source, []).extend(file.byte_ranges(own))
+                    ranges_of.setdefault(file.source, []).extend(file.byte_ranges(stored_part))
         for boxes, own_parts in in_boxes.items():
             for source, ranges in boxes.places(own_parts):
                 if isinstance(source, RemoteFile):
-                    wanted.setdefault(source, []).extend(ranges)
-        return list(wanted.items())
+                    ranges_of.setdefault(source, []).extend(ranges)
+        return list(ranges_of.items())
 
 
 def read_folder(folder: Folder, weights: Weights | None = None) -> StoredCheckpoint:
-    """The checkpoint in a folder, or of some of its files; headers are read, weights are not.
+    """Open the checkpoint in a folder, or in some of its files; only headers are read.
 
     Raises `CheckpointError` if weights are missing, or cannot be scored.
     """
@@ -625,7 +637,7 @@ def read_folder(folder: Folder, weights: Weights | None = None) -> StoredCheckpo
     layout = chosen.format
     paths = layout.configurations(chosen.files[0]) if layout else ("config.json",)
     config: Mapping[str, Any] = next(
-        (found for path in paths if (found := folder.object(path))), {}
+        (content for path in paths if (content := folder.object(path))), {}
     )
     if "quantization_config" in config:
         refuse_unread(config)
@@ -669,8 +681,12 @@ def read_folder(folder: Folder, weights: Weights | None = None) -> StoredCheckpo
     kind = config.get("model_type")
     if layout or kind in (None, *COMPLETIONS) or is_transformer_lens(tensors):
         complete = configured(layout, Opened(config, about, tensors))
-    others = dict.fromkeys(key for file in files for key in getattr(file, "passed_over", ()))
-    notes = (f"passed over further weights in the archive: {', '.join(others)}",) if others else ()
+    skipped_keys = dict.fromkeys(key for file in files for key in getattr(file, "passed_over", ()))
+    notes = (
+        (f"passed over further weights in the archive: {', '.join(skipped_keys)}",)
+        if skipped_keys
+        else ()
+    )
     step = _step({**(config if layout else {}), **about})
     return StoredCheckpoint(
         folder.name, files, complete, step, (*chosen.notes, *notes), folder.transfers
@@ -692,7 +708,7 @@ def _side_by_side(
 
 
 def megatron_arguments(folder: Folder, inside: PurePosixPath) -> Mapping[str, Any]:
-    """Arguments that Megatron stores beside its distributed checkpoints; empty without them."""
+    """Read the arguments that Megatron stores with distributed checkpoints; empty without them."""
     from wqk.checkpoints.torch_archive import TorchFile
 
     name = str(inside / COMMON)
@@ -707,13 +723,13 @@ def megatron_arguments(folder: Folder, inside: PurePosixPath) -> Mapping[str, An
 
 
 def _step(about: Mapping[str, Any]) -> int | None:
-    """The training step that a file of weights records."""
-    found = (about.get(key) for key in ("iteration", "iter_num", "global_step", "step"))
-    return next((step for step in found if type(step) is int and step >= 0), None)
+    """Return the training step that a file of weights records."""
+    recorded = (about.get(key) for key in ("iteration", "iter_num", "global_step", "step"))
+    return next((step for step in recorded if type(step) is int and step >= 0), None)
 
 
 def open_local(path: Path) -> Checkpoint:
-    """The checkpoint in a folder or a file.
+    """Open the checkpoint in a folder or a file.
 
     Raises `CheckpointError` without weights, or if they are of a kind that cannot be scored.
     """
@@ -733,11 +749,11 @@ def open_local(path: Path) -> Checkpoint:
 
 
 def _open_file(path: Path) -> StoredCheckpoint:
-    """The checkpoint in one file, with the configuration beside it."""
+    """Open the checkpoint in one file, with the configuration next to it."""
     if not path.exists():
         raise CheckpointError(f"no such file or folder{beside(path)}")
-    if what := unread_format(path.name):
-        raise CheckpointError(what)
+    if reason := unread_format(path.name):
+        raise CheckpointError(reason)
     layout = format_of(path.name)
     if path.suffix not in ENDINGS and not layout:
         raise CheckpointError(
@@ -754,5 +770,5 @@ def _open_file(path: Path) -> StoredCheckpoint:
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether a folder holds weights that can be opened."""
+    """Return whether a folder holds weights that can be opened."""
     return folder.is_dir() and bool(choose_weights(local_folder(folder)).files)

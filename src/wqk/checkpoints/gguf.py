@@ -104,7 +104,7 @@ AHEAD = 2**18
 
 
 def open_gguf(source: ByteSource) -> RowFile:
-    """A GGUF file, of which only the header is read; ``about`` holds its metadata, ``gguf``.
+    """Open a GGUF file; only the header is read, whose metadata is ``about["gguf"]``.
 
     Raises `CheckpointError` if the header does not describe the file.
     """
@@ -115,8 +115,8 @@ def open_gguf(source: ByteSource) -> RowFile:
         raise CheckpointError(f"a GGUF file begins with 'GGUF', this one with {start!r}")
     version = at.number(U32)
     if version not in (2, 3):
-        what = "big-endian" if version > 2**16 else f"version {version}"
-        raise CheckpointError(f"GGUF files of versions 2 and 3 are read, got {what}")
+        kind = "big-endian" if version > 2**16 else f"version {version}"
+        raise CheckpointError(f"GGUF files of versions 2 and 3 are read, got {kind}")
     count, entries = at.number(U64), at.number(U64)
     if max(count, entries) > MOST_ENTRIES:
         raise CheckpointError(f"the header claims {max(count, entries)} entries: not a GGUF file")
@@ -146,7 +146,7 @@ def open_gguf(source: ByteSource) -> RowFile:
 
 
 def _listed(at: _Cursor) -> tuple[str, TensorInfo, int]:
-    """A tensor of the header, and where it starts in the data."""
+    """Return a tensor of the header, and its offset in the data."""
     name, axes = at.text(), at.number(U32)
     if axes > 8:
         raise CheckpointError(f"{name!r} has {axes} axes: not a GGUF file")
@@ -155,14 +155,14 @@ def _listed(at: _Cursor) -> tuple[str, TensorInfo, int]:
     check_sizes(repr(name), shape, (offset,))
     dtype, size = TYPES.get(kind, f"ggml type {kind}"), math.prod(shape)
     if dtype in QUANTIZED:
-        own = QUANTIZED[dtype]
-        if not shape or shape[-1] % own.values:
+        block = QUANTIZED[dtype]
+        if not shape or shape[-1] % block.values:
             raise CheckpointError(
-                f"{name!r} of shape {shape} does not divide into blocks of {own.values}, as "
+                f"{name!r} of shape {shape} does not divide into blocks of {block.values}, as "
                 f"{dtype} needs"
             )
-        grid = Grid(own.shared, own.steps)
-        return name, TensorInfo(dtype, shape, size // own.values * own.nbytes, grid), offset
+        grid = Grid(block.shared, block.steps)
+        return name, TensorInfo(dtype, shape, size // block.values * block.nbytes, grid), offset
     # The size of other types is not known; reading them is refused by their name.
     return name, TensorInfo(dtype, shape, size * ITEM_BITS.get(dtype, 0) // 8), offset
 
@@ -175,7 +175,7 @@ class _Cursor:
         self._stream = io.BufferedReader(Raw(source), AHEAD)
 
     def take(self, count: int) -> bytes:
-        """The next bytes."""
+        """Return the next bytes."""
         self._require(count)
         self.position += count
         return self._stream.read(count)
@@ -190,16 +190,16 @@ class _Cursor:
             raise CheckpointError("ends within its header: truncated, or not a GGUF file")
 
     def number(self, kind: struct.Struct) -> Any:
-        """The next number of this type."""
+        """Return the next number of this type."""
         return kind.unpack(self.take(kind.size))[0]
 
     def text(self) -> str:
-        """The next string."""
+        """Return the next string."""
         length = self.number(U64)
         return self.take(length).decode("utf-8", "replace")
 
     def value(self, kind: int, depth: int = 0) -> Any:
-        """The next value of this type; of long arrays and strings, None."""
+        """Return the next value of this type; None for long arrays and strings."""
         if kind in SCALARS:
             number = self.number(SCALARS[kind])
             # The shortest decimal that is this float32: what was written as 1e-6 is not 9.99…e-7.
@@ -233,7 +233,7 @@ ROTARY_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight")
 
 @cache
 def architectures() -> Mapping[str, Mapping[str, Any]]:
-    """What llama.cpp's code says of each architecture's attention, by its name in files.
+    """Return the table of each architecture's attention in llama.cpp's code, by name in files.
 
     Keys are left out where the code does the usual:
 
@@ -268,7 +268,7 @@ def architectures() -> Mapping[str, Mapping[str, Any]]:
 
 
 def commit() -> str:
-    """The commit of llama.cpp whose sources say so."""
+    """Return the commit of llama.cpp from whose sources the table was made."""
     return str(_table()["commit"])
 
 
@@ -287,29 +287,29 @@ class _File(NamedTuple):
     depth: int
 
     def get(self, key: str) -> Any:
-        """A value by its name in the file; None where it is not, or has another name's place."""
+        """Return a value by name; None if it is missing, or has another name's place."""
         value: Any = self.own
         for word in key.split("."):
             value = value.get(word) if isinstance(value, Mapping) else None
         return value
 
     def number(self, key: str, default: float | None = None) -> float | None:
-        """A number of the file."""
+        """Return a number of the file."""
         value = self.get(key)
         return default if isinstance(value, bool) or not isinstance(value, int | float) else value
 
     def whole(self, key: str, default: int = 0) -> int:
-        """A whole number of the file."""
+        """Return a whole number of the file."""
         value = self.get(key)
         return value if type(value) is int else default
 
     def reads(self, key: str) -> bool:
-        """Whether the code reads one of the keys that few architectures have."""
+        """Return whether llama.cpp reads a key that few architectures have."""
         return key in self.code.get("keys", ())
 
 
 def configuration(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration in a file's metadata: its architecture's keys, dots as nested tables.
+    """Return the configuration in a file's metadata; dots in keys become nested tables.
 
     Added are ``model_type``, numbers of heads, layers and windows under the names that
     `transformers` has for them, and what llama.cpp's code knows by architecture.
@@ -322,22 +322,22 @@ def configuration(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """
     architecture = metadata.get("general.architecture")
     name = architecture if isinstance(architecture, str) else ""
-    own: dict[str, Any] = {}
+    configured: dict[str, Any] = {}
     for key, value in metadata.items():
         if key.startswith(f"{name}."):
             *path, last = key.removeprefix(f"{name}.").split(".")
-            table = own
+            table = configured
             for word in path:
                 inner = table.setdefault(word, {})
                 table = inner if isinstance(inner, dict) else {}
             table[last] = value
     factors = next((f for n in ROTARY_FACTORS if isinstance(f := metadata.get(n), list)), None)
-    file = _File(own, factors, architectures().get(name, {}), 0)
+    file = _File(configured, factors, architectures().get(name, {}), 0)
     depth = file.whole("block_count") - file.whole("nextn_predict_layers")
     file = file._replace(depth=min(max(depth, 0), MOST_LAYERS))
     windows = _windows(file)
     turned = _turned(file, windows)
-    config = own | _heads(file) | _scores(file)
+    config = configured | _heads(file) | _scores(file)
     config |= {"model_type": f"gguf-{architecture}", "layer_count": depth if depth else None}
     if any(windows):
         chunked, symmetric = (file.code["window"]["kind"] == k for k in ("chunked", "symmetric"))
@@ -410,13 +410,13 @@ def _scores(file: _File) -> dict[str, Any]:
 
 
 def _windows(file: _File) -> list[int]:
-    """The size of each layer's window; 0 where it sees everything."""
+    """Return the size of each layer's window; 0 for a layer without a window."""
     rule, none = file.code.get("window"), [0] * file.depth
     if not isinstance(rule, Mapping) or rule.get("depth", file.depth) != file.depth:
         return none
-    given = file.get("attention.sliding_window")
-    size = rule.get("size", 0) if type(given) is not int else given
-    if "always" in rule and given != 0:
+    widths = file.get("attention.sliding_window")
+    size = rule.get("size", 0) if type(widths) is not int else widths
+    if "always" in rule and widths != 0:
         size = rule["always"]
     pattern, every = file.get("attention.sliding_window_pattern"), rule.get("every", 1)
     if isinstance(pattern, list):
@@ -430,7 +430,7 @@ def _windows(file: _File) -> list[int]:
 
 
 def _turned(file: _File, windows: Sequence[int]) -> list[bool]:
-    """Whether each layer has rotary positions."""
+    """Return whether each layer has rotary positions."""
     code, layers = file.code, range(file.depth)
     at_depth = code.get("alibi_at") == file.whole("block_count", -1)
     if code.get("rotary", "none") == "none" or at_depth:
@@ -451,21 +451,21 @@ def _turned(file: _File, windows: Sequence[int]) -> list[bool]:
 
 
 def _rotation(file: _File, local: bool) -> dict[str, Any]:
-    """The rotary parameters of layers with or without a window, in the words of `transformers`."""
+    """Return the rotary parameters of layers with or without a window, in `transformers`' keys."""
     code, base = file.code, file.number("rope.freq_base", 10_000.0)
     if local and "local_base" in code:
         silent = base if code["local_base"] == "same" else 10_000.0
         base = file.number("rope.freq_base_swa", silent)
-    own: dict[str, Any] = {"rope_theta": base}
+    parameters: dict[str, Any] = {"rope_theta": base}
     if local and (width := file.get("rope.dimension_count_swa")) is not None:
-        own["rope.dimension_count"] = width
+        parameters["rope.dimension_count"] = width
     if local and code.get("local_scaling") is False:
-        return own
+        return parameters
     kind = file.get("rope.scaling.type")
     factor = file.number("rope.scaling.factor") or file.number("rope.scale_linear") or 1.0
     amplitude = file.number("rope.scaling.attn_factor", 1.0) or 1.0
     if file.factors is not None and code.get("factors") in ("all", *["full"] * (not local)):
-        return own | {
+        return parameters | {
             "rope_type": "factors",
             "factors": file.factors,
             "attention_factor": amplitude,
@@ -475,10 +475,10 @@ def _rotation(file: _File, local: bool) -> dict[str, Any]:
         logarithm = (file.number("rope.scaling.yarn_log_multiplier") or 0) * code.get("yarn_log", 0)
         if logarithm:
             whole = logarithm if code.get("yarn_both") else 1.0
-            own |= {"mscale": whole, "mscale_all_dim": logarithm}
+            parameters |= {"mscale": whole, "mscale_all_dim": logarithm}
         elif factor > 1:
-            own["attention_factor"] = amplitude * (0.1 * math.log(factor) + 1)
-        return own | {
+            parameters["attention_factor"] = amplitude * (0.1 * math.log(factor) + 1)
+        return parameters | {
             "rope_type": "yarn",
             "factor": factor,
             "original_max_position_embeddings": trained,
@@ -486,15 +486,15 @@ def _rotation(file: _File, local: bool) -> dict[str, Any]:
             "beta_slow": file.number("rope.scaling.yarn_beta_slow"),
         }
     if factor != 1 and kind in (None, "linear"):
-        return own | {"rope_type": "linear", "factor": factor}
-    return own
+        return parameters | {"rope_type": "linear", "factor": factor}
+    return parameters
 
 
 # How blocks of few bits become values.
 
 
 class Quantization(NamedTuple):
-    """How one type stores its values."""
+    """The storage of the values of one type."""
 
     values: int  # in a block
     nbytes: int  # of a block
@@ -504,12 +504,12 @@ class Quantization(NamedTuple):
 
 
 def _half(blocks: np.ndarray, at: int) -> np.ndarray:
-    """A float16 of each block, (B, 1)."""
+    """Return a float16 of each block, (B, 1)."""
     return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
 
 
 def _nibbles(stored: np.ndarray) -> np.ndarray:
-    """The low halves of each block's bytes, then the high ones."""
+    """Return the low halves of each block's bytes, then the high halves."""
     return np.concatenate([stored & 0xF, stored >> 4], axis=1)
 
 
@@ -548,9 +548,9 @@ def _shifted(stored: np.ndarray, halves: int, bits: int) -> np.ndarray:
 
 def _scales_and_offsets(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Eight scales and eight offsets of 6 bits each, from 12 bytes: (B, 8) both."""
-    first, second, rest = packed[:, :4], packed[:, 4:8], packed[:, 8:]
-    scales = np.concatenate([first & 63, (rest & 0xF) | (first >> 6) << 4], axis=1)
-    offsets = np.concatenate([second & 63, (rest >> 4) | (second >> 6) << 4], axis=1)
+    first, second, high_bits = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    scales = np.concatenate([first & 63, (high_bits & 0xF) | (first >> 6) << 4], axis=1)
+    offsets = np.concatenate([second & 63, (high_bits >> 4) | (second >> 6) << 4], axis=1)
     return scales, offsets
 
 

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 
 class Wanted(NamedTuple):
-    """What is to be opened, and how."""
+    """A repository's revision to open, and the settings of access."""
 
     repository: str
     revision: str | None
@@ -71,7 +71,7 @@ class Wanted(NamedTuple):
 
     @property
     def cache_dir(self) -> str | None:
-        """Where the hub's client keeps its downloads, if not in its usual place."""
+        """Folder of the downloads of the Hub's client; None for the usual folder."""
         chosen = self.access.get("cache_dir")
         return os.fspath(chosen) if chosen else None
 
@@ -92,7 +92,7 @@ def open_hub(
     base: str | None = None,
     **access: Unpack[HubAccess],
 ) -> Checkpoint:
-    """The repository's weights, of which only headers are fetched before something is read.
+    """Open a repository's weights; only headers are fetched before something is read.
 
     An adapter is opened on its base model, unless ``adapters`` is false: it might name itself.
     Raises `HubError` for no such repository or revision, no permission, or no network and nothing
@@ -101,15 +101,15 @@ def open_hub(
     from huggingface_hub import constants
 
     folder, cache = (subfolder or "").strip("/"), open_cache(access.get("cache_dir"))
-    wanted = Wanted(repository, revision, folder, access, adapters, base, cache)
+    request = Wanted(repository, revision, folder, access, adapters, base, cache)
     with errors_about(repository):
         if access.get("local_files_only") or constants.HF_HUB_OFFLINE:
-            checkpoint = _open_offline(wanted, "fetching is switched off")
+            checkpoint = _open_offline(request, "fetching is switched off")
         else:
             try:
-                checkpoint = _open(wanted, _list(wanted), offline=False)
+                checkpoint = _open(request, _list(request), offline=False)
             except Unreachable:
-                checkpoint = _open_offline(wanted, "the hub cannot be reached")
+                checkpoint = _open_offline(request, "the hub cannot be reached")
     checkpoint.name, checkpoint.revision = repository, revision
     step = step_in(revision)
     checkpoint.step = checkpoint.step if step is None else step
@@ -148,7 +148,7 @@ def _looked_for(path: str) -> str:
 
 
 def is_hub_id(ref: str) -> bool:
-    """Whether a string that is not a path could name a repository: ``name`` or ``owner/name``.
+    """Return whether a string that is no path could name a repository: ``name``, ``owner/name``.
 
     Examples
     --------
@@ -166,7 +166,7 @@ def is_hub_id(ref: str) -> bool:
 
 
 def _open(wanted: Wanted, listing: Listing, *, offline: bool) -> Checkpoint:
-    """The checkpoint in one folder of a listed revision."""
+    """Open the checkpoint in one folder of a listed revision."""
     from huggingface_hub import constants, hf_hub_url, try_to_load_from_cache
 
     repository, inside = wanted.repository, f"{wanted.folder}/" if wanted.folder else ""
@@ -219,7 +219,7 @@ def _list(wanted: Wanted) -> Listing:
 
 
 def _open_offline(wanted: Wanted, why: str) -> Checkpoint:
-    """What was downloaded whole, or else what earlier scans have left of a listed revision."""
+    """Open a revision that was downloaded whole, or the ranges that earlier scans have left."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -261,7 +261,7 @@ OFFLINE = "is not in the cache, and fetching is disabled"
 
 
 def hub_page(url: str) -> tuple[str, str | None, str | None] | None:
-    """The repository, revision and subfolder that one of the hub's pages shows; None for others.
+    """Return the repository, revision and subfolder of a page of the Hub; None for other pages.
 
     Examples
     --------
@@ -281,7 +281,7 @@ def hub_page(url: str) -> tuple[str, str | None, str | None] | None:
 def open_url(
     url: str, *, subfolder: str | None = None, **access: Unpack[HubAccess]
 ) -> StoredCheckpoint:
-    """The checkpoint under an address; only headers are fetched before something is read.
+    """Open the checkpoint under an address; only headers are fetched before something is read.
 
     A login is sent to the hub's own addresses alone. Raises `HubError` if the server does not
     provide it, `CheckpointError` if it is not one, or the server cannot serve parts of files.
@@ -294,8 +294,8 @@ def open_url(
     cache, transfers = open_cache(access.get("cache_dir")), Transfers()
     path = Path(unquote(split_address(url).path))
     name = redacted(url)
-    if what := unread_format(path.name):
-        raise CheckpointError(f"{name}: {what}")
+    if reason := unread_format(path.name):
+        raise CheckpointError(f"{name}: {reason}")
     is_file = path.suffix in ENDINGS
     base = _parent(url) if is_file else _child(url, subfolder) if subfolder else url
 
@@ -336,8 +336,8 @@ def open_url(
     if offline and not is_file and not any(cache.note(_child(base, n)) for n in PREFERRED):
         raise HubError(f"{name}: {OFFLINE}")
     # Of a single file of GGUF, which holds its configuration, no other is looked for.
-    own = format_of(path.name) if path.suffix == ".gguf" else None
-    weights = Weights((path.name,), format=own) if is_file else None
+    layout = format_of(path.name) if path.suffix == ".gguf" else None
+    weights = Weights((path.name,), format=layout) if is_file else None
     return read_folder(Folder(name, source, transfers=transfers), weights)
 
 
@@ -360,8 +360,8 @@ def open_bucket_folder(
     offline = bool(access.get("local_files_only") or constants.HF_HUB_OFFLINE)
     cache, transfers = open_cache(access.get("cache_dir")), Transfers()
     path = PurePosixPath(redacted(address))
-    if what := unread_format(path.name):
-        raise CheckpointError(what)
+    if reason := unread_format(path.name):
+        raise CheckpointError(reason)
     is_file = path.suffix in ENDINGS
     around = redacted(address).rstrip("/")
     around = around.rpartition("/")[0] if is_file else f"{around}/{subfolder or ''}"
@@ -388,8 +388,8 @@ def open_bucket_folder(
     adapter = None if is_file else read_adapter(folder)
     if adapter is not None:
         return AdaptedCheckpoint(open_base(adapter, **access), adapter)
-    own = format_of(path.name) if path.suffix == ".gguf" else None
-    checkpoint = read_folder(folder, Weights((path.name,), format=own) if is_file else None)
+    layout = format_of(path.name) if path.suffix == ".gguf" else None
+    checkpoint = read_folder(folder, Weights((path.name,), format=layout) if is_file else None)
     named = PurePosixPath(files.address).name
     checkpoint.step = step_in(named) if step_in(named) is not None else checkpoint.step
     return checkpoint
@@ -404,7 +404,7 @@ def bucket_has_weights(address: str) -> bool:
 
 
 def _child(url: str, name: str) -> str:
-    """The address of a file in a folder; what follows the path stays, as it may be a key."""
+    """Return the address of a file in a folder; what follows the path stays, as it may be a key."""
     parts = split_address(url)
     return urlunsplit(parts._replace(path=parts.path.rstrip("/") + "/" + quote(name)))
 

@@ -39,7 +39,7 @@ ADAPTED = "base_layer"
 
 
 def without_adapter(name: str) -> str:
-    """A tensor's name as it was before its module was adapted.
+    """Return a tensor's name as it was before the module was adapted.
 
     Examples
     --------
@@ -50,7 +50,7 @@ def without_adapter(name: str) -> str:
 
 
 def adapted_modules(model: Any) -> dict[str, Any]:
-    """The adapted modules of a model, by the plain names of the weights that they adapt."""
+    """Return the adapted modules of a model, by the plain names of the weights that they adapt."""
     return {
         without_adapter(plain_name(f"{name}.weight")): module
         for name, module in model.named_modules()
@@ -69,7 +69,7 @@ def require_plain_lora(module: Any, name: str) -> None:
 
 
 def with_adapter(weight: Any, module: Any, name: str) -> Any:
-    """An adapted module's effective weight: its own plus its active adapters' products."""
+    """Return an adapted module's effective weight: the base weight plus the adapters' products."""
     require_plain_lora(module, name)
     if module.merged or module.disable_adapters:
         return weight
@@ -77,7 +77,7 @@ def with_adapter(weight: Any, module: Any, name: str) -> Any:
 
 
 def unwrapped(model: Any) -> Any:
-    """The model itself."""
+    """Return the model itself."""
     while True:
         children = dict(model.named_children())
         if len(children) == 1 and WRAPPED & children.keys():
@@ -122,7 +122,9 @@ class StateDict(Checkpoint):
         # Of a mapping, what an adapter adds is not known: its names are left as they are.
         self._stored = by_plain_name(arrays)
         if adapted is not None:
-            self._stored = {without_adapter(name): own for name, own in self._stored.items()}
+            self._stored = {
+                without_adapter(name): parameter for name, parameter in self._stored.items()
+            }
         self._arrays = {key: arrays[stored] for key, stored in self._stored.items()}
         self._tensors = {key: _info(value) for key, value in self._arrays.items()}
         if is_transformer_lens(arrays):
@@ -133,16 +135,16 @@ class StateDict(Checkpoint):
         return self._tensors
 
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
-        """The wanted rows of each part, joined: copies on the host, as training goes on."""
+        """Copy the rows of each part to the host, joined, as training goes on."""
         return [self._read(part) for part in parts]
 
     def raw(self, part: Part, room: np.ndarray | None = None) -> np.ndarray | None:
-        """A part's bytes, of arrays that NumPy knows and no adapter changes."""
+        """Return a part's bytes, of arrays that NumPy reads and no adapter changes."""
         array = self._arrays.get(part.name)
         if part.name in self.adapted or type(array) is not np.ndarray:
             return None
         rows = [array] if part.rows is None else [array[start:stop] for start, stop in part.rows]
-        return np.concatenate([np.ravel(some).view(np.uint8) for some in rows])
+        return np.concatenate([np.ravel(piece).view(np.uint8) for piece in rows])
 
     def _read(self, part: Part) -> Any:
         rows = [_on_host(rows) for rows in self._rows(part)]
@@ -152,7 +154,7 @@ class StateDict(Checkpoint):
         return self._arrays[name]
 
     def _rows(self, part: Part) -> list[Any]:
-        """The wanted rows of an array, range by range, as stored."""
+        """Return the rows of an array, range by range, as stored."""
         info, array = self.info(part.name), self._array(part.name)
         _require_values(array, part.name)
         if info.dtype not in PLAIN:
@@ -165,7 +167,7 @@ class StateDict(Checkpoint):
 
 
 class Read(Enum):
-    """What reading a model in memory gives."""
+    """Weights of a model in memory."""
 
     HOST = "copies on the host, as NumPy arrays"
     DEVICE = "tensors on their own device, without gradients, gathered if they are sharded"
@@ -220,7 +222,7 @@ class LiveCheckpoint(StateDict):
                 _require_values(parameter, f"{kind}: {name}")
 
     def current(self, name: str) -> Any:
-        """A parameter or buffer itself; or what is made of several when they are saved, anew."""
+        """Return a parameter or buffer itself, or a tensor joined from several on saving."""
         if name in self._owners:
             owner, attribute = self._owners[name]
             return getattr(owner(), attribute)
@@ -230,12 +232,12 @@ class LiveCheckpoint(StateDict):
         return self._state(network)[stored]
 
     def _state(self, network: Any) -> dict[str, Any]:
-        """The tensors of the module by their names in it, with weights as passes use them."""
+        """Return the tensors of the module by name, with weights as passes use them."""
         tensors: dict[str, Any] = network.state_dict(keep_vars=True)
         return with_computed(tensors, self._computed, plain_name) if self._computed else tensors
 
     def writable(self, name: str) -> Any:
-        """A parameter that can be changed in place; `CheckpointError` where none is stored."""
+        """Return a parameter that can be changed in place; `CheckpointError` if none is stored."""
         import torch
 
         tensor, kind = self.current(name), self.info(name).dtype
@@ -251,8 +253,8 @@ class LiveCheckpoint(StateDict):
             "was made in inference mode": tensor.is_inference() and outside,
             "is expanded: its rows or columns are one in memory": repeats,
         }
-        if found := next((reason for reason, holds in why.items() if holds), None):
-            raise CheckpointError(f"{self.name}: {name} {found}, so that nothing can be written")
+        if obstacle := next((reason for reason, holds in why.items() if holds), None):
+            raise CheckpointError(f"{self.name}: {name} {obstacle}, so that nothing can be written")
         return tensor
 
     def require_stored(self, names: Iterable[str]) -> None:
@@ -267,7 +269,7 @@ class LiveCheckpoint(StateDict):
                 )
 
     def memory(self, name: str) -> Any:
-        """What is equal for two names whose parameters begin at one place in memory."""
+        """Return values that are equal for two names of parameters at one place in memory."""
         if name not in self._owners:
             return name
         tensor = self.current(name)
@@ -275,7 +277,7 @@ class LiveCheckpoint(StateDict):
         return place or id(tensor)
 
     def whole(self, name: str) -> Any:
-        """A weight as passes use it, without gradients: with adapters, gathered if sharded."""
+        """Return a weight as passes use it, without gradients, adapted, gathered if sharded."""
         tensor = self.current(name).detach()
         if name in self.adapted:
             tensor = with_adapter(tensor, self.adapted[name], name)
@@ -298,7 +300,7 @@ class LiveCheckpoint(StateDict):
 
 
 def open_live(model: Any) -> StateDict:
-    """A module by its state dict and configuration, or a state dict by itself."""
+    """Open a module by its state dict and configuration, or a state dict by itself."""
     if hasattr(model, "named_modules"):
         return LiveCheckpoint(model)
     if hasattr(model, "state_dict"):
@@ -315,12 +317,12 @@ def open_live(model: Any) -> StateDict:
 
 
 def _configuration(model: Any) -> Mapping[str, Any]:
-    """The configuration of a module, or of the only `transformers` model in it."""
+    """Return the configuration of a module, or of the only `transformers` model in it."""
     model = unwrapped(model) if hasattr(model, "named_children") else model
     config: Any = next((c for n in CONFIGURATIONS if (c := getattr(model, n, None))), None)
     if config is None:  # one that its author calls otherwise
-        own: list[Any] = [value for value in vars(model).values() if is_dataclass(value)]
-        config = own[0] if len(own) == 1 else None
+        configurations: list[Any] = [value for value in vars(model).values() if is_dataclass(value)]
+        config = configurations[0] if len(configurations) == 1 else None
     if config is None and hasattr(model, "children"):
         held = [child for child in model.children() if hasattr(child, "config")]
         config = held[0].config if len(held) == 1 else None
@@ -331,16 +333,16 @@ def _configuration(model: Any) -> Mapping[str, Any]:
         plain = config.to_dict()
     elif is_dataclass(config):  # whose attributes may be slots
         plain = {field.name: getattr(config, field.name, None) for field in fields(config)} | plain
-    told = {str(key): value for key, value in plain.items() if not str(key).startswith("_")}
+    settings = {str(key): value for key, value in plain.items() if not str(key).startswith("_")}
     if type(model).__module__.partition(".")[0] == "diffusers":
-        told["_class_name"] = type(model).__name__  # which is stored when the model is saved
-    if {"model_type", "num_attention_heads", *HEADS} & told.keys():
-        return told
-    return {**_counted(model), **told}
+        settings["_class_name"] = type(model).__name__  # which is stored when the model is saved
+    if {"model_type", "num_attention_heads", *HEADS} & settings.keys():
+        return settings
+    return {**_counted(model), **settings}
 
 
 def _counted(model: Any) -> dict[str, Any]:
-    """The number of heads that modules count themselves, as `nn.MultiheadAttention` does.
+    """Return the number of heads that modules count themselves, as `nn.MultiheadAttention` does.
 
     Where stages have numbers of their own, as Swin's, those by the first number in their names.
     """
@@ -348,8 +350,8 @@ def _counted(model: Any) -> dict[str, Any]:
     counts: dict[str, set[int]] = {}
     for name, module in named.items():
         first = next((word for word in name.split(".") if word.isdigit()), "")
-        found = (getattr(module, attribute, None) for attribute in HEADS)
-        counts.setdefault(first, set()).update(n for n in found if type(n) is int)
+        head_counts = (getattr(module, attribute, None) for attribute in HEADS)
+        counts.setdefault(first, set()).update(n for n in head_counts if type(n) is int)
     counts = {first: numbers for first, numbers in counts.items() if numbers}
     every = set[int]().union(*counts.values())
     if len(every) == 1:
@@ -361,7 +363,7 @@ def _counted(model: Any) -> dict[str, Any]:
 
 
 def _told_by_modules(model: Any) -> dict[str, Any]:
-    """The configuration of a timm or OpenCLIP model, which keep none: what their modules are."""
+    """Return a configuration of a timm or OpenCLIP model, read from its modules."""
     library, name = type(model).__module__.partition(".")[0], type(model).__name__
     if (library, name) == ("timm", "VisionTransformer"):
         layers = list(model.blocks)
@@ -370,8 +372,8 @@ def _told_by_modules(model: Any) -> dict[str, Any]:
         # Norms of queries and keys, and attention of another kind, are not in the family.
         plain = type(attention).__name__ == "Attention" and hasattr(norm, "eps")
         if plain and not list(attention.q_norm.parameters()):
-            found = {"depth": len(layers), "num_heads": attention.num_heads}
-            return {"model_type": "timm", **found, "layer_norm_epsilon": norm.eps}
+            numbers = {"depth": len(layers), "num_heads": attention.num_heads}
+            return {"model_type": "timm", **numbers, "layer_norm_epsilon": norm.eps}
     if library == "open_clip" and hasattr(model, "visual"):
         text = model if hasattr(model, "transformer") else getattr(model, "text", None)
         towers = {"vision_cfg": model.visual, "text_cfg": text}
@@ -379,17 +381,17 @@ def _told_by_modules(model: Any) -> dict[str, Any]:
             key: getattr(tower, "transformer", None) for key, tower in towers.items()
         }
         if all(hasattr(stack, "resblocks") for stack in stacks.values()):
-            found = {
+            numbers = {
                 key: {"layers": len(s.resblocks), "heads": s.resblocks[0].attn.num_heads}
                 for key, s in stacks.items()
             }
-            found["text_cfg"]["no_causal_mask"] = getattr(text, "attn_mask", None) is None
-            return {"model_type": "open_clip", **found}
+            numbers["text_cfg"]["no_causal_mask"] = getattr(text, "attn_mask", None) is None
+            return {"model_type": "open_clip", **numbers}
     return {}
 
 
 def _norms_queries(model: Any) -> bool:
-    """Whether the code of the modules that hold queries norms them, as far as it can be read.
+    """Return whether the code of modules with queries norms them, as far as it can be read.
 
     Speed runs have no switch for it. All of them do since their first months, so that it is taken
     for true where there is no code to read.
@@ -421,7 +423,7 @@ def _info(value: Any) -> TensorInfo:
 
 
 def _on_host(value: Any) -> np.ndarray:
-    """A NumPy array in float32, or in float64 where the tensor is."""
+    """Return a NumPy array in float32, or in float64 if the tensor is."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         value = value.numpy() if str(value.dtype) == "torch.float64" else value.float().numpy()

@@ -52,7 +52,7 @@ class ComputedWeight:
         return tuple(f"{self.attribute}{ending}" for ending in ORIGINALS)
 
     def value(self) -> Any:
-        """The weight as it is now; the state of a spectral norm's power iteration is kept."""
+        """Return the present weight; the state of a spectral norm's power iteration is kept."""
         owner: Any = self.owner()
         if self.hook is None:
             with _evaluated(owner.parametrizations[self.attribute]):
@@ -111,7 +111,7 @@ def _older_hooks() -> tuple[type, ...]:
 
 @contextmanager
 def _evaluated(module: Any) -> Iterator[None]:
-    """A module and its parts in evaluation mode, in which a spectral norm does not change."""
+    """Put a module in evaluation mode for a while, so that a spectral norm does not change."""
     modes = [(part, part.training) for part in module.modules()]
     for part, _ in modes:
         part.training = False

@@ -61,14 +61,14 @@ class DataUnpickler(pickle._Unpickler):
         self._sizes: dict[int, tuple[tuple[Any, ...], int]] = {}
 
     def persistent_load(self, pid: Any) -> Storage:
-        """What replaces an object that is stored outside of the pickle: a storage's description."""
+        """Return the description of a storage that lies outside of the pickle."""
         match pid:
             case ("storage", str(dtype), str(key), _, int(size), *view) if not any(view):
                 return self._storages.setdefault(key, Storage(dtype, key, size))
         raise pickle.UnpicklingError("a storage is described in an unknown way")
 
     def find_class(self, module: str, name: str) -> Any:
-        """What replaces a class or function; never the class or function itself."""
+        """Return what replaces a class or function; never the class or function itself."""
         full = f"{module}.{name}"
         if (module, name) not in KNOWN and not full.startswith(INERT):
             raise Refused(full)
@@ -157,7 +157,7 @@ class DataUnpickler(pickle._Unpickler):
 
 
 def _hashable(key: Any) -> Any:
-    """A dictionary's key, where it is cheap to hash."""
+    """Return a dictionary's key if it is cheap to hash."""
     if isinstance(key, str | int | float | bytes | Record | type | None):
         return key
     if isinstance(key, tuple) and all(isinstance(n, str | int | float | bytes) for n in key):
@@ -270,7 +270,7 @@ class StoredTensor(NamedTuple):
 
     @property
     def is_row_major(self) -> bool:
-        """Whether its values lie row after row without gaps."""
+        """Return whether the tensor's values lie row after row without gaps."""
         step = 1
         for n, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
             if n != 1 and stride != step:
@@ -279,7 +279,7 @@ class StoredTensor(NamedTuple):
         return True
 
     def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
-        """The bytes of the storage that a part needs: half-open ranges."""
+        """Return the half-open ranges of bytes of the storage that a part needs."""
         ranges = part.row_ranges(self.shape)
         row = math.prod(self.shape[1:])
         if not self.is_row_major:
@@ -314,12 +314,12 @@ def _plain(value: Any, depth: int, taken: Iterator[int]) -> Any:
     if isinstance(value, dict):
         return {k: _plain(v, depth + 1, taken) for k, v in value.items() if isinstance(k, str)}
     if isinstance(value, list | tuple):
-        return [_plain(one, depth + 1, taken) for one in value[:LONGEST]]
+        return [_plain(element, depth + 1, taken) for element in value[:LONGEST]]
     return None
 
 
 def load(file: IO[bytes], storages: dict[str, Storage] | None = None) -> Any:
-    """The object in a pickle; the storages that it names are added to ``storages`` by key."""
+    """Return the object in a pickle; its storages are added to ``storages`` by key."""
     return DataUnpickler(file, {} if storages is None else storages).load()
 
 
@@ -347,7 +347,7 @@ def _typed_tensor(
 
 
 def _without_values(problem: str, shape: int, dtype: int | None) -> Callable[..., StoredTensor]:
-    """A reader of tensors without values, whose shape and type are these arguments."""
+    """Return a reader of tensors without values, whose shape and type are these arguments."""
 
     def read(*arguments: Any) -> StoredTensor:
         value = arguments[shape] if shape < len(arguments) else ()
@@ -362,7 +362,7 @@ def _without_values(problem: str, shape: int, dtype: int | None) -> Callable[...
 
 
 def _from_type(function: Any, _: Any, arguments: Any, *__: Any) -> Any:
-    """A tensor of a subclass, as the plain tensor it is made from."""
+    """Return a tensor of a subclass as the plain tensor that it is made from."""
     return function(*arguments)
 
 

@@ -41,9 +41,9 @@ NESTED_UNDER = (
 
 
 def state_dict(content: Any) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
-    """The named tensors, or those in a nested dictionary: of a usual name, or the only one.
+    """Return the named tensors, or those of a nested dictionary: of a usual name, or the only one.
 
-    Beside them are the keys of other weights, such as an average's, that were passed over. Raises
+    The second result has the keys of further weights, such as an average's, passed over. Raises
     `CheckpointError` if there are none, or several without a usual name.
     """
     passed_over: list[str] = []
@@ -51,7 +51,7 @@ def state_dict(content: Any) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
     for _ in range(4):
         if not isinstance(content, dict):
             break
-        # Inner dictionaries first: a loss may stand beside them, as a tensor of its own.
+        # Inner dictionaries first: a loss may lie next to them, as a tensor of its own.
         held = [k for k, v in content.items() if isinstance(k, str) and _has_tensors(v)]
         usual = [key for key in NESTED_UNDER if key in held]
         tensors = {k: v for k, v in content.items() if isinstance(v, StoredTensor)}
@@ -75,7 +75,7 @@ def state_dict(content: Any) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
 
 
 def _has_tensors(content: Any, depth: int = 2) -> bool:
-    """Whether there are tensors in a dictionary, or in one nested in it."""
+    """Return whether there are tensors in a dictionary, or in one nested in it."""
     return isinstance(content, dict) and (
         any(isinstance(value, StoredTensor) for value in content.values())
         or (depth > 0 and any(_has_tensors(content.get(key), depth - 1) for key in NESTED_UNDER))
@@ -178,7 +178,7 @@ class TorchFile:
         return self._start(storage, name) + tensor.offset * ITEM_BITS[tensor.dtype] // 8
 
     def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
-        """Where the part's rows lie in the file: half-open ranges of bytes.
+        """Return the half-open ranges of bytes of a part's rows in the file.
 
         Rows of a tensor that is not stored row by row come with everything between them.
         """
@@ -193,7 +193,7 @@ class TorchFile:
             return self._ranges(tensor, storage, part)
 
     def read(self, part: Part) -> np.ndarray:
-        """The part's rows, joined, widened to float32 (float64 stays)."""
+        """Read the part's rows, joined, widened to float32 (float64 stays)."""
         with errors_about(self.source.name):
             tensor, storage = self._checked(part.name)
             ranges = self._ranges(tensor, storage, part)
@@ -207,7 +207,7 @@ class TorchFile:
         return np.concatenate([whole[start:stop] for start, stop in part.row_ranges(tensor.shape)])
 
     def _checked(self, name: str) -> tuple[StoredTensor, Storage]:
-        """A tensor and its storage, after a check that its values exist."""
+        """Return a tensor and its storage, after a check that the tensor's values exist."""
         tensor = self._stored[name]
         if tensor.storage is None:
             raise CheckpointError(f"{name!r} is {tensor.problem}")
@@ -224,7 +224,7 @@ class TorchFile:
         return [(start + a, start + b) for a, b in tensor.byte_ranges(part)]
 
     def _member_of(self, storage: Storage, name: str) -> zipfile.ZipInfo:
-        """The member that holds a storage of the tensor of this name."""
+        """Return the member that holds a storage of the tensor of this name."""
         info = self._members.get(f"data/{storage.key}")
         if info is None or info.file_size < storage.nbytes or info.flag_bits & 1:
             raise CheckpointError(f"the data of {name!r} is missing")
@@ -236,7 +236,7 @@ class TorchFile:
         return info
 
     def _start(self, storage: Storage, name: str) -> int:
-        """Where the bytes of a storage begin in the file, after a check that they exist."""
+        """Return the offset of a storage's bytes in the file, after a check of their number."""
         if storage.key not in self._starts:
             info = self._member_of(storage, name)
             header = bytes_at(self.source, info.header_offset, 30)
@@ -254,7 +254,7 @@ def _require_little_endian(stored: bool) -> None:
 
 
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, limit: int) -> bytes:
-    """A member's content, up to this many bytes."""
+    """Return a member's content, up to this many bytes."""
     with archive.open(info) as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -270,8 +270,8 @@ class _Stream(io.BufferedReader):
         self._size = source.size
 
     def read(self, size: int | None = -1) -> bytes:
-        rest = self._size - self.tell()
-        return super().read(rest if size is None or size < 0 else min(size, rest))
+        remaining = self._size - self.tell()
+        return super().read(remaining if size is None or size < 0 else min(size, remaining))
 
     def readline(self, size: int | None = -1) -> bytes:
         return super().readline(2**16)

@@ -55,7 +55,7 @@ ZERO_TYPES = "I8 I32 I64"
 
 @dataclass(frozen=True)
 class WeightScheme:
-    """How the weights of one group of modules are stored.
+    """The storage of the weights of one group of modules.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class WeightScheme:
     is_float
         Whether codes are floats, not whole numbers.
     symmetric
-        Whether there are no zero points; None if no configuration tells.
+        Whether there are no zero points; None without a configuration.
     strategy
         Values that share a scale; empty if not set.
     group
@@ -145,7 +145,9 @@ def _settings(settings: Settings) -> CompressedSettings:
 
 
 def _are_patterns(targets: Any) -> bool:
-    if not isinstance(targets, list) or not all(isinstance(one, str) for one in targets):
+    if not isinstance(targets, list) or not all(
+        isinstance(target_name, str) for target_name in targets
+    ):
         return False
     try:
         for target in targets:
@@ -157,18 +159,20 @@ def _are_patterns(targets: Any) -> bool:
 
 def _scheme(settings: Settings, group: str, weights: Mapping[str, Any]) -> WeightScheme:
     """Read the scheme of one group of modules."""
-    own = Settings(settings.method, weights, f"{settings.path}.config_groups.{group}.weights")
-    bits = 8 if weights.get("num_bits") is None else own.whole("num_bits")
-    kind = own.word("type") or "int"
-    strategy, actorder = own.word("strategy"), weights.get("actorder")
+    weight_settings = Settings(
+        settings.method, weights, f"{settings.path}.config_groups.{group}.weights"
+    )
+    bits = 8 if weights.get("num_bits") is None else weight_settings.whole("num_bits")
+    kind = weight_settings.word("type") or "int"
+    strategy, actorder = weight_settings.word("strategy"), weights.get("actorder")
     if bits is None or not 1 <= bits <= 8 or kind not in ("int", "float"):
-        raise own.error(
+        raise weight_settings.error(
             f"expected num_bits from 1 to 8 and type int or float, got {shown(bits)} and {kind}"
         )
     if strategy not in ("", *STRATEGIES):
-        raise own.error(f"strategy = {strategy} is not one of {', '.join(STRATEGIES)}")
+        raise weight_settings.error(f"strategy = {strategy} is not one of {', '.join(STRATEGIES)}")
     if actorder not in (None, False, True, "group", "dynamic", "weight", "static"):
-        raise own.error(f"actorder = {shown(actorder)} is not known")
+        raise weight_settings.error(f"actorder = {shown(actorder)} is not known")
     block = weights.get("block_structure")
     match block:
         case None:
@@ -179,14 +183,16 @@ def _scheme(settings: Settings, group: str, weights: Mapping[str, Any]) -> Weigh
             high, wide = map(int, block.split("x"))
             sides = (high, wide)
         case _:
-            raise own.error(f"block_structure must be rows and columns, got {shown(block)}")
+            raise weight_settings.error(
+                f"block_structure must be rows and columns, got {shown(block)}"
+            )
     if (sides is None) == (strategy == "block"):
-        raise own.error("block_structure is set, and only then, for the strategy block")
-    columns = own.whole("group_size")
+        raise weight_settings.error("block_structure is set, and only then, for the strategy block")
+    columns = weight_settings.whole("group_size")
     return WeightScheme(
         bits=bits,
         is_float=kind == "float",
-        symmetric=weights.get("symmetric") is None or own.switch("symmetric"),
+        symmetric=weights.get("symmetric") is None or weight_settings.switch("symmetric"),
         strategy=strategy,
         group=None if columns in (None, -1) else columns,
         block=sides,
@@ -281,7 +287,7 @@ def _open(module: Module, settings: CompressedSettings) -> QuantizedMatrix:
 
 def _packed(module: Module, scheme: WeightScheme | None) -> QuantizedMatrix:
     """Whole numbers in words of 32 bits, one row after the other."""
-    outputs, words = module.shape(".weight_packed", "I32")
+    outputs, width = module.shape(".weight_packed", "I32")
     if scheme is None:
         raise CheckpointError(
             f"{module.stem}: config.json must set the bits of packed weights "
@@ -293,12 +299,12 @@ def _packed(module: Module, scheme: WeightScheme | None) -> QuantizedMatrix:
             "sets the type float"
         )
     bits = scheme.bits
-    if words * 32 % bits:
+    if width * 32 % bits:
         raise CheckpointError(
-            f"{module.name('.weight_packed')}: {words} words are no whole number of codes of "
+            f"{module.name('.weight_packed')}: {width} words are no whole number of codes of "
             f"{bits} bits"
         )
-    inputs = words * 32 // bits
+    inputs = width * 32 // bits
     _check_symmetry(module, scheme)
     scales = _scales(module, scheme, outputs, inputs, ".weight_scale")
     components = {
@@ -320,7 +326,7 @@ def _packed(module: Module, scheme: WeightScheme | None) -> QuantizedMatrix:
     def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
         if "shape" in stored and [*stored["shape"]] != [outputs, inputs]:
             raise CheckpointError(
-                f"{module.name('.weight_shape')} is {[*map(int, stored['shape'])]}, and {words} "
+                f"{module.name('.weight_shape')} is {[*map(int, stored['shape'])]}, and {width} "
                 f"words of {bits} bits hold {inputs} inputs; padded rows are not read"
             )
         codes = unpacked(stored["codes"], bits, inputs)

@@ -58,14 +58,16 @@ class Settings:
         CheckpointError
             Two of these keys, which mean the same, have different values.
         """
-        found = [(name, self.values[name]) for name in names if self.values.get(name) is not None]
-        for name, value in found[1:]:
-            if value != found[0][1]:
+        set_values = [
+            (name, self.values[name]) for name in names if self.values.get(name) is not None
+        ]
+        for name, value in set_values[1:]:
+            if value != set_values[0][1]:
                 raise self.error(
-                    f"{found[0][0]} and {name} mean the same and differ "
-                    f"({shown(found[0][1])} and {shown(value)})"
+                    f"{set_values[0][0]} and {name} mean the same and differ "
+                    f"({shown(set_values[0][1])} and {shown(value)})"
                 )
-        return found[0][1] if found else None
+        return set_values[0][1] if set_values else None
 
     def whole(self, *names: str) -> int | None:
         """Return a whole number; None if it is not set."""
@@ -142,13 +144,13 @@ def refuse_unread(config: Mapping[str, Any]) -> None:
     }
     unread = sorted(kept & {"marlin", "bitblas", "ipex", "gemv", "gemv_fast", "llm-awq", "exllama"})
     if settings.method in UNREAD_METHODS:
-        what = settings.method
+        method = settings.method
     elif settings.method in ("gptq", "awq") and unread and "backend" not in unread:
-        what = f"{settings.method} in its {unread[0]} format"
+        method = f"{settings.method} in its {unread[0]} format"
     else:
         return
     raise CheckpointError(
-        f"quantized with {what}, whose weights are not read; use the original checkpoint, or "
+        f"quantized with {method}, whose weights are not read; use the original checkpoint, or "
         "dequantize it first"
     )
 
@@ -201,6 +203,6 @@ def _record(path: tuple[str, ...], known: Iterable[Key]) -> Key | None:
 
 def _leads_to(path: tuple[str, ...], key: Key) -> bool:
     """Return whether a path is the beginning of that of a key, or all of it."""
-    words = key.name.split(".")
-    pairs = zip(words, path, strict=False)
-    return len(path) <= len(words) and all(word in ("*", name) for word, name in pairs)
+    key_words = key.name.split(".")
+    pairs = zip(key_words, path, strict=False)
+    return len(path) <= len(key_words) and all(word in ("*", name) for word, name in pairs)

@@ -195,8 +195,8 @@ def _block_side(length: int, blocks: int, side: int, name: str, is_configured: b
             f"{name}: {blocks} blocks of scales are not those of {length} in blocks of {side}, as "
             "the configuration sets them"
         )
-    side, rest = divmod(length, blocks) if blocks else (0, length)
-    if rest:
+    side, remainder = divmod(length, blocks) if blocks else (0, length)
+    if remainder:
         raise CheckpointError(f"{name}: {blocks} blocks of scales do not divide {length} evenly")
     return side
 

@@ -73,9 +73,11 @@ class GptqSettings:
         """Return the settings of one module."""
         for pattern, values in (self.overrides or {}).items():
             if re.match(pattern.removeprefix("+:").removeprefix("-:"), module):
-                own = Settings("gptq", values, f"quantization_config.dynamic.{pattern}")
-                bits, size = own.whole("bits"), own.whole("group_size")
-                ordered = own.switch("desc_act") if "desc_act" in values else self.ordered
+                module_settings = Settings("gptq", values, f"quantization_config.dynamic.{pattern}")
+                bits, size = module_settings.whole("bits"), module_settings.whole("group_size")
+                ordered = (
+                    module_settings.switch("desc_act") if "desc_act" in values else self.ordered
+                )
                 return GptqSettings(
                     bits=self.bits if bits is None else bits,
                     group_size=self.group_size if size is None else size,
@@ -87,15 +89,17 @@ class GptqSettings:
 
 def _gptq_settings(settings: Settings) -> GptqSettings:
     names = ("checkpoint_format", "format", "version")
-    words = {name: settings.word(name) for name in names if settings.values.get(name) is not None}
-    for name, word in words.items():
+    versions = {
+        name: settings.word(name) for name in names if settings.values.get(name) is not None
+    }
+    for name, word in versions.items():
         if word not in VERSIONS:
             raise settings.error(
                 f"{name} = {shown(word)} is a format of GPTQ that is not read; expected gptq or "
                 "gptq_v2"
             )
-    if len(set(words.values())) > 1:
-        raise settings.error(f"{' and '.join(words)} name different versions")
+    if len(set(versions.values())) > 1:
+        raise settings.error(f"{' and '.join(versions)} name different versions")
     if settings.word("pack_dtype") not in ("", "int32", "torch.int32"):
         raise settings.error("pack_dtype must be int32: codes in other words are not read")
     overrides = settings.get("dynamic")
@@ -104,14 +108,16 @@ def _gptq_settings(settings: Settings) -> GptqSettings:
     return GptqSettings(
         bits=settings.whole("bits", "wbits", "w_bit"),
         group_size=settings.whole("group_size", "q_group_size"),
-        version=next((VERSIONS[word] for word in words.values()), None),
+        version=next((VERSIONS[word] for word in versions.values()), None),
         ordered=settings.switch("desc_act"),
         overrides=overrides,
     )
 
 
 def _is_overrides(value: Any) -> bool:
-    if not isinstance(value, dict) or not all(isinstance(one, dict) for one in value.values()):
+    if not isinstance(value, dict) or not all(
+        isinstance(override, dict) for override in value.values()
+    ):
         return False
     try:
         for pattern in value:
@@ -119,7 +125,7 @@ def _is_overrides(value: Any) -> bool:
     except re.error:
         return False
     known = {"bits", "group_size", "desc_act", "sym"}
-    return all(one.keys() <= known for one in value.values())
+    return all(override.keys() <= known for override in value.values())
 
 
 def _awq_settings(settings: Settings) -> GptqSettings:
@@ -137,27 +143,27 @@ def _awq_settings(settings: Settings) -> GptqSettings:
 
 def _open_gptq(module: Module, settings: GptqSettings) -> QuantizedMatrix:
     settings = settings.of(module.stem)
-    words, outputs = module.shape(".qweight", "I32")
+    height, outputs = module.shape(".qweight", "I32")
     scales = module.shape(".scales", FLOATS)
     if scales[1] == 8 * outputs:
         raise CheckpointError(
-            f"{module.name('.qweight')} of shape {(words, outputs)} is packed as AWQ packs it, and "
-            "the configuration names GPTQ"
+            f"{module.name('.qweight')} of shape {(height, outputs)} is packed as AWQ packs it, "
+            "and the configuration names GPTQ"
         )
     if scales[1] != outputs:
         raise CheckpointError(
             f"{module.name('.scales')} of shape {scales} fit neither GPTQ's nor AWQ's qweight of "
-            f"shape {(words, outputs)}"
+            f"shape {(height, outputs)}"
         )
     groups = scales[0]
     zeros = module.shape(".qzeros", "I32")
-    bits, rest = divmod(32 * zeros[1], outputs)
-    if bits not in GPTQ_BITS or rest or zeros[0] != groups or 32 * words % bits:
+    bits, remainder = divmod(32 * zeros[1], outputs)
+    if bits not in GPTQ_BITS or remainder or zeros[0] != groups or 32 * height % bits:
         raise CheckpointError(
-            f"{module.stem}: qzeros of shape {zeros} and qweight of shape {(words, outputs)} are "
+            f"{module.stem}: qzeros of shape {zeros} and qweight of shape {(height, outputs)} are "
             f"not 2, 3, 4 or 8 bits of {outputs} outputs in {groups} groups"
         )
-    inputs = 32 * words // bits
+    inputs = 32 * height // bits
     if settings.ordered:
         module.require_promised(".g_idx", "desc_act, the order of columns")
     has_order = module.has(".g_idx")
@@ -229,25 +235,25 @@ def _bits_note(configured: int | None, stored: int) -> str:
 
 def _one_more(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
     """Add one to each packed code, with its carry into the next one, as the library does."""
-    words = np.ascontiguousarray(packed).view(np.uint32)
+    unsigned = np.ascontiguousarray(packed).view(np.uint32)
     if bits == 3:  # codes lie across words, and the library adds code by code
-        codes = (unpacked(words, 3, count) + 1) & 7
+        codes = (unpacked(unsigned, 3, count) + 1) & 7
         single = (codes[..., None] >> np.arange(3)) & 1
-        flat = single.reshape(len(words), -1).astype(np.uint8)
+        flat = single.reshape(len(unsigned), -1).astype(np.uint8)
         return np.packbits(flat, axis=1, bitorder="little").view(np.uint32)
-    return words + np.uint32(sum(1 << at for at in range(0, 32, bits)))
+    return unsigned + np.uint32(sum(1 << at for at in range(0, 32, bits)))
 
 
 def _open_awq(module: Module, settings: GptqSettings) -> QuantizedMatrix:
-    inputs, words = module.shape(".qweight", "I32")
-    outputs = 8 * words
+    inputs, row_words = module.shape(".qweight", "I32")
+    outputs = 8 * row_words
     scales = module.shape(".scales", FLOATS)
     if scales[1] != outputs:
         raise CheckpointError(
             f"{module.name('.scales')} of shape {scales} fit neither GPTQ's nor AWQ's qweight of "
-            f"shape {(inputs, words)}"
+            f"shape {(inputs, row_words)}"
         )
-    module.require(".qzeros", (scales[0], words), "I32")
+    module.require(".qzeros", (scales[0], row_words), "I32")
     if settings.bits not in (None, 4):
         raise CheckpointError(
             f"{module.stem}: AWQ codes have 4 bits, and the configuration sets {settings.bits}"
@@ -278,8 +284,8 @@ def _open_awq(module: Module, settings: GptqSettings) -> QuantizedMatrix:
 
 def _is_awq(module: Module) -> bool:
     """Return whether codes are packed as AWQ packs them, where no configuration names a method."""
-    _, words = module.shape(".qweight", "I32")
-    return module.shape(".scales", FLOATS)[1] == 8 * words
+    _, row_words = module.shape(".qweight", "I32")
+    return module.shape(".scales", FLOATS)[1] == 8 * row_words
 
 
 def _open_either(module: Module, settings: GptqSettings) -> QuantizedMatrix:

@@ -69,11 +69,11 @@ def _layout(module: Module) -> _Layout:
     scales = module.shape(".scale", FLOATS)
     outputs, inputs = map(int, shape) if shape.dtype.kind == "i" and len(shape) == 2 else (0, 0)
     used = float(stored_bits[0]) if len(stored_bits) == 1 else 0.0
-    count, rest = divmod(outputs * inputs, width)
+    count, remainder = divmod(outputs * inputs, width)
     axes = [axis for axis, fits in ((1, (count, 1)), (0, (1, width))) if scales == fits]
     if (
         not (1 <= used <= bits and outputs > 0 and inputs > 0)
-        or rest
+        or remainder
         or steps != -(-count // in_word)
         or not axes
         or module.shape(".zero", FLOATS) != scales

@@ -64,12 +64,12 @@ class MlxSettings:
 
 
 def _settings(settings: Settings) -> MlxSettings:
-    own = {
+    module_settings = {
         name: _scheme(Settings("mlx", value, f"{settings.path}.{name}"))
         for name, value in settings.values.items()
         if isinstance(value, dict)
     }
-    return MlxSettings(_scheme(settings), own)
+    return MlxSettings(_scheme(settings), module_settings)
 
 
 def _scheme(settings: Settings) -> MlxScheme:
@@ -92,18 +92,18 @@ def _open(module: Module, settings: MlxSettings) -> QuantizedMatrix:
 
 
 def _affine(module: Module, scheme: MlxScheme) -> QuantizedMatrix:
-    outputs, words = module.shape(".weight", "U32")
+    outputs, row_words = module.shape(".weight", "U32")
     scales = module.shape(".scales", FLOATS)
     if module.shape(".biases", FLOATS) != scales or scales[0] != outputs:
         raise CheckpointError(
             f"{module.name('.scales')} and biases must have a row for each of its outputs"
         )
     shared = scheme.group or 0
-    bits = 32 * words // max(1, scales[1] * shared)
+    bits = 32 * row_words // max(1, scales[1] * shared)
     configured = bits if scheme.bits is None else scheme.bits
-    if not 1 <= bits <= 8 or bits * scales[1] * shared != 32 * words or configured != bits:
+    if not 1 <= bits <= 8 or bits * scales[1] * shared != 32 * row_words or configured != bits:
         raise CheckpointError(
-            f"{module.name('.weight')}: {words} words are not {scales[1]} groups of "
+            f"{module.name('.weight')}: {row_words} words are not {scales[1]} groups of "
             f"{shown(scheme.group)} codes of {shown(configured)} bits "
             "(config.json, quantization.group_size and bits)"
         )
@@ -127,14 +127,14 @@ def _affine(module: Module, scheme: MlxScheme) -> QuantizedMatrix:
 
 def _floats(module: Module, scheme: MlxScheme) -> QuantizedMatrix:
     """Codes that are floats, with scales that are exponents or 8-bit floats."""
-    outputs, words = module.shape(".weight", "U32")
+    outputs, row_words = module.shape(".weight", "U32")
     scales = module.shape(".scales", "U8")
     bits, shared = FLOAT_MODES[scheme.mode]
-    inputs = 32 * words // bits
+    inputs = 32 * row_words // bits
     is_configured = scheme.bits in (None, bits) and scheme.group in (None, shared)
     if not is_configured or scales != (outputs, inputs // shared) or inputs % shared:
         raise CheckpointError(
-            f"{module.name('.weight')}: {words} words and scales of shape {scales} are not "
+            f"{module.name('.weight')}: {row_words} words and scales of shape {scales} are not "
             f"{outputs} rows of {scheme.mode}, {bits} bits in groups of {shared}"
         )
 

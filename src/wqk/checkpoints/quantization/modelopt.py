@@ -64,19 +64,19 @@ class ModelOptSettings:
 def _settings(settings: Settings) -> ModelOptSettings:
     nested = settings.values.get("quantization")
     inner = nested if isinstance(nested, dict) else {}
-    own = replace(settings, values={**inner, **settings.values})
+    merged = replace(settings, values={**inner, **settings.values})
     for name in inner.keys() & settings.values.keys():
         if inner[name] != settings.values[name]:
-            raise own.error(f"{name} and quantization.{name} differ")
-    algorithm = own.word("quant_algo")
+            raise merged.error(f"{name} and quantization.{name} differ")
+    algorithm = merged.word("quant_algo")
     if algorithm not in ALGORITHMS:
-        raise own.error(
+        raise merged.error(
             f"quant_algo = {shown(algorithm)} stores weights in a way that is not read; use the "
             "original checkpoint, or dequantize it first"
         )
     return ModelOptSettings(
         codes=ALGORITHMS[algorithm],
-        group=own.whole("group_size"),
+        group=merged.whole("group_size"),
     )
 
 

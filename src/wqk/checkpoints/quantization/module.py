@@ -83,7 +83,7 @@ class Module:
         return info
 
     def shape(self, ending: str, dtypes: str, axes: int | None = 2) -> tuple[int, ...]:
-        """Return the shape of a tensor that has to have one of these types, and so many axes."""
+        """Return the shape of a tensor that must have one of these types, and ``axes`` axes."""
         info = self.info(ending)
         is_typed = info.dtype in dtypes.split()
         if not is_typed or (axes is not None and len(info.shape) != axes) or 0 in info.shape:

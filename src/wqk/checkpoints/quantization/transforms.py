@@ -130,33 +130,33 @@ def _group(settings: Settings, name: str, group: Any) -> Iterator[Transform]:
     path = f"{settings.path}.config_groups.{name}"
     if not isinstance(group, dict) or not group.keys() <= GROUP_KEYS:
         raise CheckpointError(f"{path}: expected the keys of a transform, got {shown(group)}")
-    own = Settings(settings.method, group, path)
-    kind, width = own.get("type"), own.whole("head_dim")
+    group_settings = Settings(settings.method, group, path)
+    kind, width = group_settings.get("type"), group_settings.whole("head_dim")
     if kind not in KINDS:
-        raise own.error(
+        raise group_settings.error(
             f"type = {shown(kind)} is not a transform that is read; expected one of "
             f"{', '.join(KINDS)}"
         )
     if width is not None and width < 1:
-        raise own.error(f"head_dim must be a positive number, got {width}")
+        raise group_settings.error(f"head_dim must be a positive number, got {width}")
     places = group.get("apply") or []
     if not isinstance(places, list):
-        raise own.error(f"apply must be a list of places, got {shown(places)}")
+        raise group_settings.error(f"apply must be a list of places, got {shown(places)}")
     for place in places:
         if not isinstance(place, dict) or not place.keys() <= PLACE_KEYS:
-            raise own.error(f"apply must have the keys of a place, got {shown(place)}")
+            raise group_settings.error(f"apply must have the keys of a place, got {shown(place)}")
         location = place.get("location")
         if location not in (*STORED_PLACES, *RUNNING_PLACES, *ATTENTION_PLACES):
-            raise own.error(f"location = {shown(location)} is not a place that is read")
+            raise group_settings.error(f"location = {shown(location)} is not a place that is read")
         yield Transform(
             group=name,
             kind=kind,
             location=location,
-            targets=_patterns(own, "targets", place),
-            ignore=_patterns(own, "ignore", place),
+            targets=_patterns(group_settings, "targets", place),
+            ignore=_patterns(group_settings, "ignore", place),
             inverse=Settings("", place, f"{path}.apply").switch("inverse"),
             width=width,
-            permuted=own.switch("randomize") and kind == "hadamard",
+            permuted=group_settings.switch("randomize") and kind == "hadamard",
         )
 
 
@@ -325,9 +325,9 @@ class Transforms:
         self, transform: Transform, module: str, ending: str, shape: tuple[int, ...]
     ) -> Component:
         """Return a tensor of a transform: next to the module, or next to one that shares it."""
-        own = transform.stored(module, ending)
-        if own in self.tensors:
-            names = [own]
+        place = transform.stored(module, ending)
+        if place in self.tensors:
+            names = [place]
         else:
             names = [
                 name
@@ -338,7 +338,7 @@ class Transforms:
         infos = [self.tensors[name] for name in names]
         if len(names) != 1 or infos[0].shape != shape or infos[0].dtype not in types:
             raise CheckpointError(
-                f"{own}: expected one tensor of shape {shape} for the group {transform.group} of "
+                f"{place}: expected one tensor of shape {shape} for the group {transform.group} of "
                 f"transform_config, here or next to another module, got {len(names)} of "
                 f"{shown([info.shape for info in infos])}"
             )
