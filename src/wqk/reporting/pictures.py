@@ -450,7 +450,7 @@ class PairMatrix(Protocol):
 
     @property
     def kind(self) -> str:
-        """How readers read: q, k or v."""
+        """Side on which the readers read: q, k or v."""
 
     @property
     def value(self) -> str:
