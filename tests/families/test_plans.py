@@ -165,6 +165,10 @@ def test_heads_that_were_pruned_are_not_counted(tmp_path: Path) -> None:
         }
 
     edit_tensors(tmp_path, prune)
+    with pytest.raises(
+        CheckpointError, match=r"3 heads of width \d+, but config\.json has 4 heads"
+    ):
+        wqk.open(open_checkpoint(tmp_path))
     edit_config(tmp_path, {"pruned_heads": {"0": [1]}})
     plans = wqk.open(open_checkpoint(tmp_path)).plans
     assert [(plan.query.heads, plan.query.head_width) for plan in plans[:2]] == [

@@ -330,7 +330,7 @@ def _separate(
     is_shared = value == key
     rows = tensors[query].shape[0] // (2 if rule.layout == "gated" else 1)
     key_rows = tensors[key].shape[0] // (2 if is_shared else 1)
-    _require_head_width(config, rule, query, rows, heads.query)
+    _require_head_width(config, rule, match, rows, heads.query, layer)
     key_heads = heads.key
     if key_heads is None:  # a key head is as wide as a query head
         key_heads = max(1, key_rows * heads.query // rows) if rows else heads.query
@@ -354,15 +354,30 @@ def _separate(
 
 
 def _require_head_width(
-    config: Config, rule: AttentionRule, query: str, rows: int, heads: int
+    config: Config, rule: AttentionRule, match: Match, rows: int, heads: int, layer: int
 ) -> None:
-    """Check that the rows of the queries divide into heads of a configured width."""
+    """Check that the rows of the queries divide into heads of a configured width.
+
+    Where no width is configured, a part of the heads may have been pruned without a word.
+    """
+    query = match.query
     widths = set() if rule.between else config.head_widths
     if widths and rows % heads == 0 and rows // heads not in widths:
         raise CheckpointError(
             f"{query}: {rows} rows do not fit {heads} query heads of width "
             f"{' or '.join(map(str, sorted(widths)))} (config.json); is the file one of "
             "several parts, or is the family that of another model?"
+        )
+    if widths or rule.between or rule.kind != "self":
+        return
+    hidden = config.optional_whole(("hidden_size",), layer)
+    inputs = match.tensors[query].shape[-1]
+    width = (hidden or 0) // heads
+    were_pruned = hidden == inputs and width * heads == hidden and rows < hidden
+    if were_pruned and rows % heads == 0 and rows % width == 0:
+        raise CheckpointError(
+            f"{query}: {rows} rows are {rows // width} heads of width {width}, but config.json has "
+            f"{heads} heads; if heads were pruned, list them by layer in its pruned_heads"
         )
 
 
