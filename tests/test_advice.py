@@ -87,6 +87,8 @@ def cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Advice]:
     test_gguf.write(Path("model.gguf"), StateDict(state, config.to_dict(), "llama"), key_heads=2)
     wqk.compose("llama").write("pairs.parquet")
     wqk.scan("llama").write("bare.csv")
+    for step in (10, 20):
+        llama.save_pretrained(f"run/checkpoint-{step}")
     net, unsure = MINE["nanogpt"](), MINE["nanogpt"]()
     del unsure.settings
     torch.save(unsure.state_dict(), "unsaid.pt")
@@ -233,8 +235,13 @@ def cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Advice]:
         ),
         Advice(
             commands("lab figure heads REF"),
-            "wqk survey or a monitor, or what wqk scan writes",
+            "wqk scan REF --out FILE",
             [commands("scan REF --out h.csv", "lab figure heads h.csv")],
+        ),
+        Advice(
+            commands("lab figure fig3 bare.csv"),
+            "wqk scan RUN --out FILE",
+            [commands("scan run --out steps.csv", "lab figure fig3 steps.csv")],
         ),
         Advice(
             commands("lab figure updates"),

@@ -65,8 +65,8 @@ def _require_steps(name: str, sources: Sources) -> None:
     if sources.table is not None:
         raise TableError(
             f"{name} draws scores over training; no model of the table has several steps: expected "
-            "a folder of checkpoint-*, the table of wqk watch, wqk survey, a monitor or wqk scan "
-            "RUN, or runs of wqk lab train"
+            "a folder of checkpoint-*, runs of wqk lab train, or a table with a column of steps, "
+            "as of a monitor, wqk survey, wqk watch, or wqk scan RUN --out FILE"
         )
 
 

@@ -120,6 +120,6 @@ def _survey(folder: Path) -> ScoreTable:
     except TableError:
         raise TableError(
             f"{folder}: contains no training run and no survey; expected a folder of checkpoint-*, "
-            "one written by wqk lab train, wqk survey, wqk watch or a monitor, or what wqk scan "
-            "writes with --out"
+            "one that wqk lab train, wqk survey, wqk watch, or a monitor has written, or a table: "
+            "wqk scan REF --out FILE"
         ) from None
