@@ -70,6 +70,11 @@ def test_an_adapter_is_run_on_its_base_model(tmp_path, monkeypatch):
     assert len(verification.blocks) == llama.block_count
     assert verification.ok
     assert verification.difference < 1e-12
+    (tmp_path / "base").rename(tmp_path / "moved")
+    with pytest.raises(CheckpointError, match="its base model is missing"):
+        verify(tmp_path / "adapter")
+    assert verify(wqk.open(tmp_path / "adapter", base=tmp_path / "moved")).ok
+    (tmp_path / "moved").rename(tmp_path / "base")
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(MissingPackage, match=r"adapter: .* PEFT: pip install peft"):
         verify(tmp_path / "adapter")

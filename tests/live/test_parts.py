@@ -559,6 +559,16 @@ def test_what_a_model_predicts_and_that_its_whole_loss_is_its_own(name: str, pre
     assert found.shares["loss"][0] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_folder_with_an_adapter_is_refused(tmp_path: Path) -> None:
+    made(KINDS[2], torch.float32).save_pretrained(tmp_path / "base")
+    model = adapted(r=2, init_lora_weights=False)
+    model.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    model.save_pretrained(tmp_path / "adapter")
+    with pytest.raises(CheckpointError, match="merge it into its base with PEFT"):
+        wqk.parts(tmp_path / "adapter", tokens=TOKENS)
+
+
 def test_a_checkpoint_without_its_other_tensors_is_refused(tmp_path: Path) -> None:
     """What a file lacks, transformers draws at random; a head and a pooler may be lacking."""
     model = made(KINDS[0], torch.float32)

@@ -19,6 +19,7 @@ from wqk._console import counted
 from wqk._files import UNREADABLE, opened
 from wqk._typing import Float
 from wqk.checkpoints import open_checkpoint
+from wqk.checkpoints.adapters import AdaptedCheckpoint
 from wqk.checkpoints.modules import unwrapped
 from wqk.errors import CheckpointError, CorpusError, first_line
 from wqk.live.running import load_pretrained, most_positions, quiet, run_batch
@@ -280,7 +281,7 @@ def load(ref: Any) -> tuple[Any, partial[Any] | None]:
     import torch
     import transformers
 
-    hub = ref.hub if isinstance(ref, Model) else HubOptions()
+    hub = HubOptions(**ref.hub) if isinstance(ref, Model) else HubOptions()
     ref = ref.ref if isinstance(ref, Model) else ref
     if getattr(getattr(ref, "active_peft_config", None), "is_prompt_learning", False):
         raise CheckpointError(f"{type(ref).__name__}: its learned prompts would be left out")
@@ -288,7 +289,13 @@ def load(ref: Any) -> tuple[Any, partial[Any] | None]:
         return (unwrapped(ref) if hasattr(ref, "named_children") else ref), None
     steps = checkpoints_in(Path(ref)) if Path(ref).is_dir() else []
     place = str(steps[-1][1] if steps else ref)
-    open_checkpoint(place, **hub)  # errors of this package are clearer than those of transformers
+    # Errors of this package are clearer than those of transformers.
+    if isinstance(open_checkpoint(place, **hub), AdaptedCheckpoint):
+        raise CheckpointError(
+            f"{ref}: is an adapter, and parts runs whole models: merge it into its base with PEFT "
+            "(model.merge_and_unload()), and pass the merged model or its folder"
+        )
+    hub.pop("base", None)  # a base was needless, and transformers has no such option
     with quiet():
         try:
             config = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False, **hub)
