@@ -217,9 +217,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def locked(path: Path, holder: str) -> Iterator[None]:
     """Hold a lock file; the system releases it when the process ends, for any reason.
 
-    The file is created with its folder if missing, and names its last holder. RunError if the lock
-    is held, by this process or another, as a ``holder`` such as ``"survey"``; OutputError if the
-    file cannot be created.
+    The file is created with its folder if missing, and contains the process that held it last.
+    ``holder`` is the kind of work that takes the lock, such as ``"survey"``, for the message of
+    RunError: this process or another holds the lock. OutputError if the file cannot be created.
     """
     from filelock import FileLock, Timeout
 

@@ -249,8 +249,8 @@ def same(
     gains of norms, a factor, rotary base, scaling or width, an adapter that was not merged.
 
     Exit status: 0 if the two are equal up to the rounding of their number types, 1 if they differ,
-    2 if they cannot be compared, 3 if it is not decided, as where a family only names its rotary
-    positions.
+    3 if it is not decided, as where a family only names its rotary positions; and 2 if an error
+    prevents the comparison.
 
     \b
     Examples:
@@ -266,15 +266,15 @@ def same(
     if picture:
         check_picture(picture)
 
-    with display.bar("comparing", display.blocks_progress) as report:
-        result = compare(ref, other, on_progress=report, **options)
+    with display.bar("comparing", display.blocks_progress) as show_progress:
+        result = compare(ref, other, on_progress=show_progress, **options)
     rows = result if as_csv else None
     display.show(result.to_dict(), result, as_json=as_json, rows=rows)
     if junit:
         from wqk._files import write_atomically
-        from wqk.sameness.reports import junit as report_of
+        from wqk.sameness.reports import junit as junit_report
 
-        write_atomically(junit, report_of(result))
+        write_atomically(junit, junit_report(result))
     if picture:
         save_figure(result.plot(), picture)
         display.say(f"picture: {picture}")

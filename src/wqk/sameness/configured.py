@@ -589,7 +589,10 @@ def _restored(
         type_steps = [Setting((key,), reference_config.get(key)) for key in type_keys]
 
         def restore(keys: Sequence[str]) -> _Restored | None:
-            """Plan the candidate with these of the reference's settings."""
+            """Return the plan of the candidate with some settings of the reference.
+
+            None where the plan still differs from that of the reference.
+            """
             config = {key: value for key, value in actual.items() if key not in keys}
             config |= {key: expected[key] for key in keys if key in expected}
             plan = _replanned(models[1], candidate, config, whole)  # noqa: B023

@@ -169,7 +169,12 @@ def title(row: Mapping[str, Any]) -> str:
 
 
 def _columns(frame: pl.DataFrame, full: bool) -> list[Column]:
-    """Return the columns of a table of layers besides their number: those with information."""
+    """Return the columns that a table of layers shows after the layer's number.
+
+    They hold floating-point numbers or text. The norm is not shown. Columns without values are
+    left out, and so is the status where every layer is in order. Without ``full``, only windows,
+    the headline scores and the status remain.
+    """
     columns = []
     for column in COLUMNS:
         if not column.heading or column.name in ("layer", "head", "norm"):

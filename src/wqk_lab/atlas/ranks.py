@@ -365,9 +365,9 @@ def _position(value: float | None, score: str) -> Position | None:
         return None
     standings = []
     for stack in ("encoder", "decoder"):
-        published = sound_models().filter(stack=stack)[score].drop_nulls()
-        exceeded = SCORE_SIGNS[score] * published < SCORE_SIGNS[score] * round(value, 2)
-        standings.append(Standing(int(exceeded.sum()), len(published)))
+        scores = sound_models().filter(stack=stack)[score].drop_nulls()
+        is_exceeded = SCORE_SIGNS[score] * scores < SCORE_SIGNS[score] * round(value, 2)
+        standings.append(Standing(int(is_exceeded.sum()), len(scores)))
     return Position(value, *standings)
 
 

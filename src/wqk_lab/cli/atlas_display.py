@@ -59,7 +59,7 @@ def once(rows: Sequence[Row]) -> list[dict[str, Any]]:
 def in_full(rows: Sequence[Row]) -> Iterator[Sheet | Text]:
     """Rows in full, their flags explained."""
     for row in rows:
-        size = row["parameters"] and f"{count(row['parameters'])} parameters"
+        size = f"{count(row['parameters'])} parameters" if row["parameters"] else ""
         about = " · ".join(filter(None, (row["stack"], row["modality"], size)))
         model = f" · {row['model']}" if row["model"] != row["name"] else ""
         yield Text.assemble("\n", (row["name"], "bold"), f"{model}\n", about)
@@ -67,8 +67,8 @@ def in_full(rows: Sequence[Row]) -> Iterator[Sheet | Text]:
         table = Sheet.of(*headings, text=headings)
         table.add(row["source"], *(spread(row, score) for score in SCORES))
         yield table
-        for name in row["flags"]:
-            yield Text(f"• {flags()[name].sentence}")
+        for flag in row["flags"]:
+            yield Text(f"• {flags()[flag].sentence}")
 
 
 def explained(rows: Sequence[Row]) -> dict[str, str]:

@@ -56,8 +56,8 @@ class LayerGradient:
         see j. Without a soft cap and sinks every row sums to 0, because a softmax ignores what all
         its scores share.
     value_input, mixed
-        What the values are projected from, (B, J, D), and what W_o is given, (B, I, H·R); None
-        where the family does not name them.
+        What the values are projected from, (B, J, D), which `mixing_error` needs; and what W_o is
+        given, (B, I, H·R), or None where the family does not name the values and outputs.
     """
 
     attention: Block
@@ -262,7 +262,8 @@ def _own_loss(model: Any, batch: Mapping[str, Any]) -> Any:
     return value
 
 
-def _layer_gradient(attention: Block, record: BlockUses, errors: Sequence[Any]) -> LayerGradient:
+def _layer_gradient(block: Block, record: BlockUses, errors: Sequence[Any]) -> LayerGradient:
+    """Join the recorded applications of one block, with the errors of their probabilities."""
     tokens, contexts = record.uses[0].attention.shape[-2:]
 
     # Where a layer projects one tensor to queries, keys and values, its array is kept once.
@@ -277,17 +278,19 @@ def _layer_gradient(attention: Block, record: BlockUses, errors: Sequence[Any]) 
         return array.reshape(-1, count, array.shape[-1])
 
     x, y = inputs("query", tokens), inputs("key", contexts)
-    shape = -1, attention.head_count, tokens, contexts
-    shares = _joined([use.attention for use in record.uses]).reshape(shape)
+    shape = -1, block.head_count, tokens, contexts
+    probabilities = _joined([use.attention for use in record.uses]).reshape(shape)
     error = _joined(errors).reshape(shape)
-    centered = error - (shares * error).sum(axis=-1, keepdims=True)
+    centered = error - (probabilities * error).sum(axis=-1, keepdims=True)
     # What a change of x_i W_qk y_jᵀ is multiplied by before the softmax.
-    slope, cap = attention.plan.score_scale, attention.plan.softcap
-    capped = 1 - (attention.logits(x, y) / cap) ** 2 if cap else 1
-    beta = slope * capped * shares * centered
-    mixed = _joined(record.mixed).reshape(len(shares), tokens, -1) if record.mixed else None
+    scale, cap = block.plan.score_scale, block.plan.softcap
+    cap_slope = 1 - (block.logits(x, y) / cap) ** 2 if cap else 1
+    beta = scale * cap_slope * probabilities * centered
+    mixed = None
+    if record.mixed:
+        mixed = _joined(record.mixed).reshape(len(probabilities), tokens, -1)
     values = inputs("value", contexts)
-    return LayerGradient(attention, x, y, shares, error, beta, value_input=values, mixed=mixed)
+    return LayerGradient(block, x, y, probabilities, error, beta, value_input=values, mixed=mixed)
 
 
 def _joined(tensors: Sequence[Any]) -> np.ndarray:

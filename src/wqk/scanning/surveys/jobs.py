@@ -521,7 +521,7 @@ def _start_worker(processes: int) -> None:
 def dask_executor(address: str) -> Iterator[Executor]:
     """Provide the workers of a Dask scheduler as an executor.
 
-    The address is such as ``tcp://host:8786``. RunError if no scheduler responds there.
+    An example of an address is ``tcp://host:8786``. RunError if no scheduler responds there.
     """
     with required_by("a Dask cluster", "cluster"):
         distributed: Any = importlib.import_module("distributed")

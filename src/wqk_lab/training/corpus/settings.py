@@ -19,8 +19,8 @@ FEWEST_PIECES = 100
 # With the four special tokens, 128 ids.
 ALPHABET = 124
 
-# Held out by default: this share, but at least this many documents if there are 8 times as many.
-HELD_OUT, FEWEST_HELD_OUT = 0.01, 16
+# Held out by default: this share of the documents, but at least 16, or an eighth of fewer than 128.
+HELD_OUT, LEAST_HELD_OUT = 0.01, 16
 
 optional = partial(option, default=None)
 
@@ -127,7 +127,7 @@ class CorpusOptions:
         [2, 3]
         """
         if self.held_out is None:
-            smallest = min(FEWEST_HELD_OUT, documents // 8)
+            smallest = min(LEAST_HELD_OUT, documents // 8)
             return max(math.ceil(HELD_OUT * documents), smallest, 1)
         if self.held_out >= 1 or self.held_out == 0:
             return int(self.held_out)
