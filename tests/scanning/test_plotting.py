@@ -38,7 +38,7 @@ def test_heads_are_maps_of_layers_and_heads(table: wqk.ScoreTable) -> None:
 
 
 def test_what_cannot_be_plotted_is_said(table: wqk.ScoreTable) -> None:
-    with pytest.raises(TableError, match="view is 'layers' or 'heads', got 'rows'"):
+    with pytest.raises(TableError, match="view is 'layers', 'heads', 'models'; got 'rows'"):
         table.plot("rows")
     with pytest.raises(TableError, match="no rows of heads"):
         table.layers.plot("heads")

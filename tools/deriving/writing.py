@@ -63,6 +63,9 @@ def rule_table(rule: Any) -> dict[str, Any]:
         elif value != default and key != "guess":
             alone = isinstance(value, tuple) and len(value) == 1 and key != "scale"
             table[key] = value[0] if alone else list(value) if isinstance(value, tuple) else value
+        if isinstance(value, dict):
+            structures = {n: rule_table(v) for n, v in value.items() if isinstance(v, Struct)}
+            table |= {key: structures} if structures else {}
     return table
 
 

@@ -62,13 +62,16 @@ def experiments(
         For the cost: 10¹² operations a second.  [default: as runs that have begun]
     """
     from wqk.cli import display
-    from wqk.errors import RunError
+    from wqk.errors import RunError, required_by
     from wqk_lab.training.experiments import missing_corpora, read_experiments, run_experiments
 
     trials = [trial for trial in read_experiments(file, corpora, out) if only in trial.cell]
     if not trials:
         raise RunError(f"{file}: no cell has a name that contains {only!r}")
     missing = missing_corpora(trials)
+    if not dry_run:
+        with required_by("training"):
+            import torch  # noqa: F401
     if missing and not dry_run:
         raise RunError(f"{_listed(missing)}; make it with wqk lab corpus, or give its --corpora")
     if not dry_run:

@@ -65,8 +65,9 @@ def _settings(settings: Settings) -> ModelOptSettings:
     nested = settings.values.get("quantization")
     inner = nested if isinstance(nested, dict) else {}
     merged = replace(settings, values={**inner, **settings.values})
-    for name in inner.keys() & settings.values.keys():
-        if inner[name] != settings.values[name]:
+    for name in ("quant_method", "quant_algo", "group_size"):  # the others have no effect
+        in_both = name in inner and name in settings.values
+        if in_both and inner[name] != settings.values[name]:
             raise merged.error(f"{name} and quantization.{name} differ")
     algorithm = merged.word("quant_algo")
     if algorithm not in ALGORITHMS:

@@ -27,7 +27,7 @@ def summary_frame(table: ScoreTable) -> pl.DataFrame:
     >>> import wqk
     >>> frame = summary_frame(wqk.scan(wqk.demo_model("encoder")))
     >>> frame.select("stack", "layers", pl.col("symmetry_median").round(2)).row(0)
-    ('encoder', 4, 0.53)
+    ('encoder', 4, 0.6)
     """
     rows = table.layers.summary().rename({"count": "layers"})
     names = pl.Series("model", titles(rows.to_dicts()), pl.String())

@@ -82,7 +82,7 @@ class SurveyPlan:
         return START_SECONDS + self.bytes_to_read * _seconds_per_byte() / processes
 
 
-def plan_survey(refs: Iterable[str], revisions: Sequence[str] = ()) -> SurveyPlan:
+def plan_survey(refs: Iterable[str | Path], revisions: Sequence[str] = ()) -> SurveyPlan:
     """List the checkpoints of a survey, and read the headers of local ones.
 
     Raises
@@ -95,9 +95,9 @@ def plan_survey(refs: Iterable[str], revisions: Sequence[str] = ()) -> SurveyPla
     >>> import wqk
     >>> plan = plan_survey([wqk.demo_model("encoder"), "owner/model"])
     >>> plan.bytes_to_read, plan.unknown
-    (524288, 1)
+    (264192, 1)
     """
-    names = list(refs)
+    names = list(map(str, refs))
     require_checkpoints(names, revisions)
     return SurveyPlan(tuple(map(_planned, expand(names, revisions))))
 
