@@ -84,6 +84,17 @@ def pytest_make_collect_report(collector: pytest.Collector) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Iterator[None]:
+    """Skip tests whose fixtures import a missing optional package."""
+    try:
+        return (yield)
+    except Exception as error:
+        if package := missing_package(error):
+            pytest.skip(f"needs {package}")
+        raise
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Iterator[None]:
     """Skip tests that import a missing optional package while they run."""
     try:

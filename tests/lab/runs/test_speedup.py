@@ -237,6 +237,7 @@ def test_what_does_not_compare_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
+    pytest.importorskip("scipy")
     folders = [
         str(train(tmp_path, losses, init, seed).folder)
         for init, losses in (("random", [5, 3, 1]), ("symmetric", [5, 1, 0.5]))
