@@ -258,7 +258,8 @@ def test_killed_and_resumed_the_table_is_identical(models, whole, tmp_path, kill
     run("survey", *models, "--heads", "--jobs", "1", "--out", str(out), exits=1)
     assert (out / "scores.parquet").read_bytes() == whole
     visible = {path.name for path in out.iterdir()}
-    assert visible == {".lock", "manifest.jsonl", "parts", "scores.parquet"}
+    summaries = {"summary.csv", "summary.md", "summary.tex"}
+    assert visible == {".lock", "manifest.jsonl", "parts", "scores.parquet", *summaries}
     assert len(list((out / "parts").iterdir())) == 18
 
 

@@ -136,7 +136,7 @@ def test_the_figure_s_numbers_are_those_of_the_weights(decoder: Run, tmp_path: P
     first = rows.filter(step=0, run="child-1")
     assert first["change_symmetry"].null_count() == first.height == 3  # two layers and their mean
     panels = draw("convert", Sources(tuple(runs))).axes
-    assert len(panels) == 4
+    assert len(panels) == 2  # a column for the one parent, a row for each score
     assert all(panel.lines for panel in panels)
     with pytest.raises(RunError, match="convert needs runs that continue others"):
         numbers("convert", Sources((decoder,)))
