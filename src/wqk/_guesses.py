@@ -118,6 +118,16 @@ GUESSES = (
         command="weights are clipped in Python: wqk.clip_(model, limit)",
         names="clip muonclip qk_clip qk_clip_ qkclip",
     ),
+    Guess(
+        call="wqk.attention_matrices(model, batch)",
+        command="attention weights are computed in Python: wqk.attention_matrices(model, batch)",
+        names="attention_maps attention_patterns attention_weights attentions get_attention",
+    ),
+    Guess(
+        call="wqk.label_heads(model)",
+        command="heads are labeled in Python: wqk.label_heads(model)",
+        names="detect_heads head_detector head_labels induction_heads previous_token_heads",
+    ),
     Guess(call="wqk.symmetry(query, key)", command=_SCAN, names="sym symmetry_of symmetry_score"),
     Guess(
         call="wqk.directionality(query, key)",
