@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +102,18 @@ def test_a_pipe_that_closes_early_is_no_error() -> None:
     done = shell("wqk scan ENCODER --heads --json | head -1")
     assert done.stdout == "{\n"
     assert done.stderr == ""
+
+
+def test_messages_into_a_pipe_that_closes_early_are_no_other_status(tmp_path: Path) -> None:
+    """Status 1 would say that a comparison found a difference."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    arguments = ("compose", wqk.demo_model("induction"), "--picture", tmp_path / "arcs.png")
+    done = subprocess.run(
+        [sys.executable, "-m", "wqk", *arguments], stdout=subprocess.DEVNULL, stderr=writes
+    )
+    os.close(writes)
+    assert done.returncode == 141
 
 
 def test_a_pipe_gets_no_colors_and_no_progress() -> None:

@@ -182,7 +182,10 @@ class Boundary(click.Group):
                 error.message = description  # type: ignore[misc]
             error.message = without_secrets(error.message)  # type: ignore[misc]
             raise error from None
-        except (click.exceptions.Exit, click.Abort, BrokenPipeError):
+        except BrokenPipeError:
+            # With an error number, click would exit with 1, which `same` defines as a difference.
+            raise BrokenPipeError from None
+        except (click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:
             if context.find_root().params.get("debug"):
