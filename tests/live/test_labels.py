@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -139,5 +141,33 @@ def test_settings_that_mean_nothing_and_models_without_tokens_are_refused() -> N
     broken = bert()
     broken.embeddings.word_embeddings = torch.nn.Embedding(2, 32)  # fewer than its configuration
     assert len(wqk.label_heads(broken, period=4)) == 8
-    with pytest.raises(CheckpointError, match="no table of token embeddings"):
+    with pytest.raises(CheckpointError, match="no single table of token embeddings of width 32"):
         wqk.label_heads(torch.nn.TransformerEncoderLayer(32, 4, 16))
+
+
+def test_a_text_too_short_to_repeat_two_tokens_is_refused() -> None:
+    """In a period of one token, every key is the previous token and the same token."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=50, n_positions=3)
+    with pytest.raises(CheckpointError, match="50 tokens and 3 positions; expected at least 2"):
+        wqk.label_heads(GPT2LMHeadModel(config).eval())
+    config = GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=50, n_positions=5)
+    assert len(wqk.label_heads(GPT2LMHeadModel(config).eval())) == 2
+
+
+@pytest.mark.parametrize("config", [SimpleNamespace(n_head=4), {"n_head": 4}])
+def test_a_module_with_a_configuration_of_its_own_is_labeled(config: Any) -> None:
+    layer = torch.nn.TransformerEncoderLayer(32, 4, 16, dropout=0.0, batch_first=True)
+    embeddings = torch.nn.Embedding(50, 32)
+    model = torch.nn.Sequential(OrderedDict(embed_tokens=embeddings, layer=layer)).eval()
+    model.config = config
+    assert len(wqk.label_heads(model, period=8)) == 4
+
+
+def test_weights_that_are_not_numbers_give_scores_that_are_not() -> None:
+    model = llama().eval()
+    torch.nn.init.constant_(model.layers[1].self_attn.q_proj.weight, float("nan"))
+    labels = wqk.label_heads(model, period=4)
+    assert {np.isnan(head.induction) for head in labels.heads if head.layer == 1} == {True}
+    assert not any(np.isnan(head.induction) for head in labels.heads if head.layer == 0)

@@ -41,6 +41,7 @@ def test_they_are_those_that_eager_attention_returns(make: Any, kernel: str) -> 
         )  # Llama's softmax is in float32
     assert wqk.attention_matrices(model, BATCH, layers=[1])[1].shape == (1, 4, 8, 8)
     np.testing.assert_array_equal(attention["decoder", "self", 1], attention[1])
+    np.testing.assert_array_equal(attention[np.int64(1)], attention[1])
     assert attention.frame["keys"].to_list() == [8, 8]
     assert len(attention.plot(0).axes) == 4
 
@@ -91,3 +92,44 @@ def test_memory_is_bounded_and_wrong_requests_are_refused() -> None:
         wqk.attention_matrices(torch.nn.Linear(4, 4), torch.randn(2, 4))
     with pytest.raises(CheckpointError, match="attention of 5: 0 blocks of this name"):
         wqk.attention_matrices(model, BATCH)[5]
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_scores_that_are_not_numbers_are_not_shown_as_zeros(kernel: str) -> None:
+    model = llama().eval()
+    model.set_attn_implementation(kernel)
+    torch.nn.init.constant_(model.layers[1].self_attn.q_proj.weight, float("nan"))
+    attention = wqk.attention_matrices(model, BATCH)
+    assert np.isfinite(attention[0]).all()
+    assert np.isnan(attention[1][:, :, 0, 0]).all()
+
+
+def test_a_query_without_keys_has_weights_of_zero() -> None:
+    class Masked(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mask = torch.ones(5, 5, dtype=torch.bool).tril(-1)
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x, mask)
+
+    (matrix,) = wqk.attention_matrices(Masked(), torch.randn(1, 2, 5, 4)).blocks[""]
+    np.testing.assert_allclose(matrix.sum(-1), [[[0, 1, 1, 1, 1]] * 2], rtol=1e-6)
+
+
+def test_a_block_whose_keys_are_those_around_each_query_has_no_matrix() -> None:
+    from transformers import LongformerConfig, LongformerModel
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = LongformerConfig(**sizes, intermediate_size=32, vocab_size=50, attention_window=[4])
+    attention = wqk.attention_matrices(LongformerModel(config).eval(), torch.arange(2, 14)[None])
+    assert not attention.blocks
+    assert attention.missing == {
+        ("encoder", "self", 0): "its keys are those around each query, so it has no matrix"
+    }
+
+
+def test_a_block_that_does_not_run_is_named() -> None:
+    model = llama().eval()
+    opened = wqk.open(model)
+    model.config.num_hidden_layers = 1  # of two
+    attention = wqk.attention_matrices(opened, BATCH)
+    assert list(attention.blocks) == [("decoder", "self", 0)]
+    assert attention.missing == {("decoder", "self", 1): "no attention of its heads was observed"}

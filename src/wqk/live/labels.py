@@ -42,6 +42,8 @@ from wqk.live.running import most_positions, run_batch
 from wqk.tables.sheet import Sheet
 
 if TYPE_CHECKING:
+    import torch
+
     from wqk.model import Model
 
 # Scores from which on a head has a label.
@@ -57,7 +59,10 @@ SCORES = (*PATTERNS, "copying")
 
 @dataclass(frozen=True)
 class LabeledHead:
-    """Scores of one head, and the labels that follow from them."""
+    """Scores of one head, and the labels that follow from them.
+
+    Weights are shares of a query's attention, from 0 to 1; copying lies between −1 and 1.
+    """
 
     stack: str
     kind: str
@@ -139,7 +144,8 @@ def label_heads(
     threshold
         Score from which on a head has a label.
     period
-        Number of random tokens before they are repeated; fewer if the model has fewer positions.
+        Number of random tokens before they are repeated; fewer if the model has fewer tokens, or
+        fewer positions than twice this number.
     sequences, seed
         Number of sequences, and the seed of their tokens.
     family, heads_per_layer
@@ -155,15 +161,24 @@ def label_heads(
     UnknownFamily
         No family describes the model.
     CheckpointError
-        The model has no table of embeddings, or cannot be run on tokens.
+        The model has no table of embeddings, cannot be run on tokens, or has less than 2 tokens or
+        4 positions.
+    NonFiniteWeights
+        A query or key weight of the first block is NaN or infinite.
     FormError
-        The threshold is not in (0, 1], or period or sequences are below 1.
+        The threshold is not in (0, 1], the period is below 2, or sequences are below 1.
 
     Notes
     -----
     Copying leaves out norms between the embedding, the head and the logits, but the gain of the one
     in front of the head. Eigenvalues are those of R × R matrices: their cost does not grow with V
-    but for one product of D × V × D.
+    but for one product of D × V × D. NaN or infinite weights of later blocks give scores of NaN,
+    and no label.
+
+    References
+    ----------
+    Olsson et al., *In-context Learning and Induction Heads*, 2022 (the patterns). Elhage et al.,
+    *A Mathematical Framework for Transformer Circuits*, 2021 (copying).
 
     Examples
     --------
@@ -185,32 +200,46 @@ def label_heads(
     opened = opened_live(model, family, heads_per_layer)
     plans = [plan for plan in opened.plans if plan.has_softmax and plan.kind == "self"]
     table = _embeddings(opened, plans)
-    positions = most_positions(network) if hasattr(network, "config") else None
-    if positions is not None:
-        period = min(period, positions // 2)
-    generator = torch.Generator().manual_seed(seed)
     vocabulary = opened.checkpoint.info(table).shape[0]
-    # No token occurs twice in a period.
-    orders = [torch.randperm(vocabulary, generator=generator) for _ in range(sequences)]
-    tokens = torch.stack(orders)[:, :period].to(next(network.parameters()).device)
-    period = tokens.shape[1]
-    patterns = _Patterns(BlockIndex(network, plans), period)
+    tokens = _random_tokens(network, vocabulary, period, sequences, seed)
+    patterns = _Patterns(BlockIndex(network, plans), tokens.shape[1])
     with torch.no_grad(), Observer(network, patterns.add):
         run_batch(network, tokens.repeat(1, 2))
     copying, notes = _copying(opened, plans, table)
     heads: list[LabeledHead] = []
     for plan in plans:
-        scores = patterns.scores(plan.place)
-        if scores is None:
+        means = patterns.scores(plan.place)
+        if means is None:
             notes.append(f"{_named(plan)}: it did not attend to all tokens")
             continue
-        for head in range(plan.query.heads):
-            values: dict[str, Any] = {name: float(scores[name][head]) for name in PATTERNS}
-            written = copying.get(plan.place)
-            values["copying"] = None if written is None else float(written[head])
+        copying_of_heads = copying.get(plan.place, [None] * plan.query.heads)
+        for head, copies in enumerate(copying_of_heads):
+            values: dict[str, Any] = {name: float(means[name][head]) for name in PATTERNS}
+            values["copying"] = None if copies is None else float(copies)
             labels = tuple(s for s in SCORES if values[s] is not None and values[s] >= threshold)
             heads.append(LabeledHead(*plan.place, head, **values, labels=labels))
     return HeadLabels(tuple(heads), threshold, tuple(notes))
+
+
+def _random_tokens(
+    network: Any, vocabulary: int, period: int, sequences: int, seed: int
+) -> torch.Tensor:
+    """Draw tokens (B, P) on the model's device; no token occurs twice in a sequence.
+
+    The period is shorter if the vocabulary, or half of the positions, is smaller.
+    """
+    import torch
+
+    positions = most_positions(network)
+    longest = vocabulary if positions is None else min(vocabulary, positions // 2)
+    if longest < 2:
+        raise CheckpointError(
+            f"{type(network).__name__}: {counted(vocabulary, 'token')} and "
+            f"{counted(positions or 0, 'position')}; expected at least 2 tokens and 4 positions"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    orders = [torch.randperm(vocabulary, generator=generator) for _ in range(sequences)]
+    return torch.stack(orders)[:, : min(period, longest)].to(next(network.parameters()).device)
 
 
 def _embeddings(opened: Model, plans: Sequence[AttentionPlan]) -> str:
@@ -220,7 +249,14 @@ def _embeddings(opened: Model, plans: Sequence[AttentionPlan]) -> str:
             f"{opened.name}: no self-attention with a softmax; expected at least one block"
         )
     block = opened.block(plans[0].layer, stack=plans[0].stack)
-    return embedding_table(opened.checkpoint, block.groups.widths[0], None)
+    width = block.groups.widths[0]
+    try:
+        return embedding_table(opened.checkpoint, width)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{opened.name}: no single table of token embeddings of width {width} was recognized; "
+            "expected a model that reads tokens"
+        ) from error
 
 
 class _Patterns:

@@ -8,6 +8,7 @@ Axes: B sequences, H query heads, I queries, J keys.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ class AttentionMatrices(Result):
 
     #: By stack, kind and layer, or by the path of the module: one matrix (B, H, I, J) for each run.
     blocks: Mapping[Place | str, Sequence[Float[np.ndarray, "batch heads queries keys"]]]
+    #: Blocks without a matrix, and the reason.
     missing: Mapping[Place | str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -46,8 +48,9 @@ class AttentionMatrices(Result):
 
     def __getitem__(self, block: Any) -> Float[np.ndarray, "batch heads queries keys"]:
         """Return the weights of a block, by name, or by the layer if one block has the layer."""
-        names = [name for name in self.blocks if name == block]
-        if isinstance(block, int):
+        if isinstance(block, str | tuple):
+            names = [name for name in self.blocks if name == block]
+        else:
             names = [name for name in self.blocks if not isinstance(name, str) and name[2] == block]
         if len(names) != 1:
             known = ", ".join(map(repr, self.blocks))
@@ -201,6 +204,9 @@ def attention_matrices(
             f"{type(network).__name__}: no attention was observed; expected a softmax or a fused "
             "kernel of attention in the pass; pass a model that attends"
         )
+    for plan in plans:
+        if layers is None or plan.layer in layers:
+            missing.setdefault(plan.place, "no attention of its heads was observed")
     missing = {name: reason for name, reason in missing.items() if name not in blocks}
     return AttentionMatrices(blocks, missing)
 
@@ -209,7 +215,8 @@ def weights_of(tile: Tile) -> torch.Tensor:
     """Attention weights of a tile, (B, H, I, J); 0 in rows that see no key."""
     if tile.weights is not None:
         return tile.weights
-    return tile.scores.softmax(-1).nan_to_num(0)
+    sees_no_key = (tile.scores == -math.inf).all(-1, keepdim=True)
+    return tile.scores.softmax(-1).masked_fill(sees_no_key, 0)
 
 
 def matrix_of(call: ObservedCall) -> Float[np.ndarray, "batch heads queries keys"]:

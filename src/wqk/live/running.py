@@ -120,7 +120,10 @@ def most_positions(model: Any) -> int | None:
             # RoBERTa counts positions from that of the padding token.
             first = 0 if module.padding_idx is None else module.padding_idx + 1
             return int(module.num_embeddings) - first
-    positions = getattr(text_config(model.config), "max_position_embeddings", None)
+    config = getattr(model, "config", None)
+    if not hasattr(config, "get_text_config"):  # not of transformers
+        return None
+    positions = getattr(text_config(config), "max_position_embeddings", None)
     return positions if isinstance(positions, int) else None
 
 
