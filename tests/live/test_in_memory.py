@@ -575,6 +575,20 @@ def test_a_module_that_keeps_its_last_pass_is_verified_and_pytorch_is_left_alone
     assert kept.grad_fn is not None
 
 
+def test_a_model_is_verified_on_lists_and_tuples_as_they_are() -> None:
+    """Qwen-Image takes the first entry of a list of sizes, but a tuple of sizes as it is."""
+
+    class Sized(nn.Sequential):
+        def forward(self, x: torch.Tensor, sizes: list[tuple[int, int]]) -> torch.Tensor:
+            assert isinstance(sizes, list)
+            assert isinstance(sizes[0], tuple)
+            return super().forward(x)
+
+    model = strong(Sized(Causal(None, None)))
+    batch = {"x": torch.randn(2, 7, 32), "sizes": [(1, 7)] * 2}
+    assert wqk.verify(model, batch).blocks
+
+
 def test_blocks_that_do_not_run_are_named() -> None:
     model = strong(Wrapped())
     model.attn_layers[1][0].requires_grad_(False)

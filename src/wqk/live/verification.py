@@ -421,7 +421,11 @@ def _on_host(batch: Any, exact: bool) -> Any:
     """Return a batch's tensors on the host, its numbers in float64 or float32."""
     if isinstance(batch, Mapping):
         return {name: _on_host(value, exact) for name, value in batch.items()}
-    if isinstance(batch, tuple | list):
+    if isinstance(
+        batch, list
+    ):  # some models tell lists from tuples: Qwen-Image's sizes of pictures
+        return [_on_host(value, exact) for value in batch]
+    if isinstance(batch, tuple):
         return tuple(_on_host(value, exact) for value in batch)
     if not hasattr(batch, "is_floating_point"):
         return batch
