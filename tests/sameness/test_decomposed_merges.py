@@ -11,6 +11,8 @@ from tests import small
 from tests.sameness.adapting import ALPHA, RANK
 
 import wqk
+from wqk.checkpoints.adapters import Decomposed, decomposed
+from wqk.sameness.decomposed_merges import wrong_merge
 from wqk.sameness.mismatches import Kind
 
 Merge = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
@@ -48,7 +50,7 @@ MISTAKES: dict[str, Merge] = {
 }
 
 
-def written(folder: Path, merge: Merge) -> tuple[Path, Path]:
+def written(folder: Path, merge: Merge, is_trained: bool = True) -> tuple[Path, Path]:
     """An adapter of DoRA on a tiny model, and a merged model."""
     base = small.llama(layers=2, width=24, sides="qkvo")
     random = np.random.default_rng(3)
@@ -63,6 +65,8 @@ def written(folder: Path, merge: Merge) -> tuple[Path, Path]:
             up = 0.1 * random.standard_normal((len(value), RANK)).astype(np.float32)
             down = random.standard_normal((RANK, value.shape[1])).astype(np.float32)
             magnitude = random.uniform(0.5, 2, len(value)).astype(np.float32)
+            if not is_trained:
+                up, magnitude = 0 * up, norms(value).ravel()
             factors[f"{module}.lora_A.weight"] = down
             factors[f"{module}.lora_B.weight"] = up
             factors[f"{module}.lora_magnitude_vector"] = magnitude
@@ -92,3 +96,28 @@ def test_a_wrong_merge_is_named(mistake: str, tmp_path: Path) -> None:
     repaired = wqk.same(adapter, merged, everything=True, repair=tmp_path / "fixed").repaired
     assert repaired is not None
     assert wqk.same(adapter, tmp_path / "fixed", everything=True).same
+
+
+@pytest.mark.parametrize("merge", [right_merge, MISTAKES["not merged"]])
+def test_an_adapter_before_its_training_is_merged_by_the_base_model(
+    merge: Merge, tmp_path: Path
+) -> None:
+    """The update is rounding alone, and was reported as not merged."""
+    comparison = wqk.same(*written(tmp_path, merge, is_trained=False), everything=True)
+    assert comparison.same
+    assert comparison.adapter == ""
+
+
+@pytest.mark.parametrize("update", [0.03, 0.003])
+@pytest.mark.parametrize("trained", [0.5, 0.05])
+def test_a_right_merge_of_a_small_update_is_no_mistake(update: float, trained: float) -> None:
+    """The norms of the base model's weight are nearly those of the sum."""
+    random = np.random.default_rng(0)
+    base = random.standard_normal((64, 96)).astype(np.float32)
+    product = update * random.standard_normal((64, 2)) @ random.standard_normal((2, 96))
+    magnitudes = norms(base).ravel() * (1 + trained * random.standard_normal(64))
+    merged = decomposed(base, product, magnitudes).astype(np.float32)
+    assert wrong_merge(base, Decomposed(product, magnitudes, False), merged) == ""
+    with_base_norms = magnitudes[:, None] * (base + product) / norms(base)
+    mistake = wrong_merge(base, Decomposed(product, magnitudes, False), with_base_norms)
+    assert mistake == "merged with the norms of the base model's weight"

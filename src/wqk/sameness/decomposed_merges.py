@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from wqk.attention.rounding import ROUNDING
 from wqk.checkpoints.adapters import Decomposed, decomposed
-from wqk.sameness.tolerances import SAME
+from wqk.sameness.tolerances import LEFT, SAFETY, SAME
 
 
 def _wrong_merges(base: np.ndarray, update: Decomposed) -> Iterator[tuple[str, np.ndarray]]:
@@ -33,8 +34,12 @@ def _wrong_merges(base: np.ndarray, update: Decomposed) -> Iterator[tuple[str, n
     yield "merged twice", decomposed(merged, product, magnitudes)
 
 
+@np.errstate(divide="ignore", invalid="ignore")
 def wrong_merge(base: np.ndarray, update: Decomposed, actual: np.ndarray) -> str:
     """Return the mistake that makes a weight what it is, in a phrase; nothing if none does.
+
+    A mistake must explain the weight better than the right merge does: an update of a few percent
+    has nearly the same norms as the base model's weight.
 
     Parameters
     ----------
@@ -53,7 +58,10 @@ def wrong_merge(base: np.ndarray, update: Decomposed, actual: np.ndarray) -> str
     'merged as LoRA: its magnitudes are forgotten'
     """
     right = decomposed(base, update.product, update.magnitudes)
-    allowed = SAME * float(np.linalg.norm(right - base))
+    distance_of_right = float(np.linalg.norm(actual - right))
+    if distance_of_right <= SAFETY * ROUNDING["F32"] * float(np.linalg.norm(right)):
+        return ""
+    allowed = min(SAME * float(np.linalg.norm(right - base)), LEFT * distance_of_right)
     for text, weight in _wrong_merges(base, update):
         if float(np.linalg.norm(actual - weight)) <= allowed:
             return text

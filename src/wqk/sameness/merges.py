@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from wqk._console import spans
-from wqk.attention.rounding import rounding_in
+from wqk.attention.rounding import ROUNDING, rounding_in
 from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.adapters import AdaptedCheckpoint, module_of, unrounded
 from wqk.checkpoints.checkpoint import View
@@ -25,7 +25,13 @@ from wqk.sameness.edits import Take
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.origins import numbers_of
 from wqk.sameness.repairs import Change
-from wqk.sameness.tolerances import BESIDE_ADAPTER, CHANCE, DIFFERING_SHARES, LEAST_SHARE
+from wqk.sameness.tolerances import (
+    BESIDE_ADAPTER,
+    CHANCE,
+    DIFFERING_SHARES,
+    LEAST_SHARE,
+    SAFETY,
+)
 from wqk.sameness.weights import SCORES
 
 
@@ -121,6 +127,9 @@ def _share(
 ) -> tuple[float, float] | None:
     """Return the share of a product in a change, and its standard deviation.
 
+    None if the product is the rounding of float32 alone, as of an adapter before its training; or
+    if the change contains more than the product and rounding.
+
     Examples
     --------
     >>> base, product = np.zeros(4), np.array([1.0, -1.0, 2.0, 0.0])
@@ -130,7 +139,8 @@ def _share(
     product = product.astype(np.float64)
     change = actual.astype(np.float64) - base
     squares = float(np.vdot(product, product))
-    if not squares:
+    squares_of_base = float(np.square(base, dtype=np.float64).sum())
+    if squares <= (SAFETY * ROUNDING["F32"]) ** 2 * squares_of_base:
         return None
     share = float(np.vdot(change, product)) / squares
     rest = change - share * product
