@@ -10,7 +10,7 @@ from tests.sameness.conversions import right
 
 import wqk
 from wqk.checkpoints.modules import StateDict
-from wqk.errors import CheckpointError
+from wqk.errors import CheckpointError, NonFiniteWeights
 
 Tensors = dict[str, np.ndarray]
 QUERY = "model.layers.1.self_attn.q_proj.weight"
@@ -106,3 +106,30 @@ def test_a_tiny_difference_is_no_constant_that_was_added() -> None:
     comparison = wqk.same(reference, candidate, everything=True)
     assert comparison.same is False
     assert comparison.causes == ()
+
+
+def test_one_path_instead_of_a_list_of_parents_is_refused() -> None:
+    """Each letter of the path was opened as a model."""
+    models, config = parents()
+    reference = StateDict(models[0], config, "a")
+    with pytest.raises(CheckpointError, match="expected a list of models"):
+        wqk.same(reference, reference, merged_with="folder/of/b")
+
+
+def test_parents_may_be_open_models() -> None:
+    models, config = parents()
+    opened = [
+        wqk.open(StateDict(model, config, name)) for model, name in zip(models, "ab", strict=True)
+    ]
+    merged = StateDict(weighted(models, [0.6, 0.4]), config, "merged")
+    comparison = wqk.same(opened[0], merged, everything=True, merged_with=opened[1:])
+    assert comparison.same
+    assert "compared with the weighted sum 0.6 · a + 0.4 · b" in comparison.notes
+
+
+def test_a_parent_with_nan_is_refused_by_the_tensor() -> None:
+    models, config = parents()
+    merged = weighted(models, [0.6, 0.4])
+    models[1] |= {QUERY: np.full_like(models[1][QUERY], np.nan)}
+    with pytest.raises(NonFiniteWeights, match=QUERY):
+        compared(models, config, merged)

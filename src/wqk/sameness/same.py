@@ -11,7 +11,7 @@ from wqk._machine import one_blas_thread
 from wqk._typing import FilePath
 from wqk.attention.rounding import NARROWER, grid
 from wqk.checkpoints import Checkpoint
-from wqk.errors import CheckpointError, require_list
+from wqk.errors import CheckpointError, require_list, shown
 from wqk.families import AttentionPlan
 from wqk.model import Model
 from wqk.sameness import configured
@@ -100,8 +100,9 @@ def same(
         A new folder for a repaired copy of the candidate, if the two differ: the same files, names
         and types, in which the printed repair was run. It is then compared with the reference.
     merged_with
-        Further parents of a merged candidate, or what `open_checkpoint` takes. The weights of all
-        parents are fitted, and the candidate is compared with their weighted sum.
+        A list of further parents of a merged candidate: models, or what `open_checkpoint` takes.
+        The weights of all parents are fitted, and the candidate is compared with their weighted
+        sum.
     on_progress
         Called after every block with the number done and the number of all.
     **hub
@@ -125,6 +126,11 @@ def same(
         raise CheckpointError(f"up_to: expected heads, neurons or stream, got {unknown}")
     if not tolerance >= 0:
         raise CheckpointError(f"a tolerance is a number of at least 0, got {tolerance!r}")
+    if not isinstance(merged_with, list | tuple):
+        raise CheckpointError(
+            f"merged_with: expected a list of models, such as merged_with=['other-parent']; got "
+            f"{shown(merged_with)}"
+        )
     openings = [
         {"ref": reference, "family": family, "revision": revisions[0], **hub},
         {"ref": candidate, "family": other_family, "revision": revisions[1], **hub},

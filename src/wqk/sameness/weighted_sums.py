@@ -64,12 +64,12 @@ class Fit:
 
     @property
     def coefficients(self) -> np.ndarray | None:
-        """Coefficients of the columns, (K,); None where columns depend on each other.
+        """Coefficients of the columns, (K,); None where columns depend on each other, or are NaN.
 
         A coefficient with few decimals is meant if chance explains the difference.
         """
         sizes = np.sqrt(np.diag(self.gram))
-        if not sizes.all():
+        if not (sizes.all() and np.isfinite(sizes).all()):
             return None
         scaled = self.gram / np.outer(sizes, sizes)
         if np.linalg.cond(scaled) > 1 / np.finfo(np.float32).eps:
@@ -126,7 +126,7 @@ def with_parents(
     reference, candidate
         The first parent, and the merged model.
     parents
-        The other parents, or what `wqk.open_checkpoint` takes.
+        The other parents: models, or what `wqk.open_checkpoint` takes.
 
     Raises
     ------
@@ -135,8 +135,9 @@ def with_parents(
     """
     checkpoints = [reference.checkpoint]
     for parent in parents:
-        is_open = isinstance(parent, Checkpoint)
-        checkpoints.append(parent if is_open else open_checkpoint(parent, **hub))
+        opened = parent.checkpoint if isinstance(parent, Model) else parent
+        is_open = isinstance(opened, Checkpoint)
+        checkpoints.append(opened if is_open else open_checkpoint(opened, **hub))
     stored = _stored_names(checkpoints, candidate.checkpoint)
     fits = {name: _fit(checkpoints, candidate.checkpoint, names) for name, names in stored.items()}
     if not fits:
