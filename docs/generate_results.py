@@ -591,7 +591,7 @@ FOLDERS = list(dict.fromkeys(page.folder for page in PAGES.values() if page.fold
 
 
 def write_contrasts() -> None:
-    """Write all contrasts, each by itself, into files that the pages include."""
+    """Write all contrasts, each by itself, into files that the pages link to."""
     for folder in FOLDERS:
         lines = "\n".join(contrasts_table(folder)) + "\n"
         (folder / "all-contrasts.md").write_text(lines, encoding="utf-8")
