@@ -117,8 +117,7 @@ def open(
         plans = plan_attention(checkpoint, counted)
         mixers = plan_mixers(checkpoint, counted)
     checkpoint.notes = _notes(checkpoint, (*plans, *mixers))
-    if hub.get("base", "") is None:
-        del hub["base"]  # those who load the model again pass these options to transformers
+    hub.pop("base", None)  # the opened adapter names it; transformers has no such option
     return Model(checkpoint, plans, mixers, ref=ref, family_file=family, hub=hub)
 
 

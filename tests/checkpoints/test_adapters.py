@@ -15,6 +15,7 @@ from tests import small
 from tests.command import run
 
 from wqk.checkpoints import Part, open_checkpoint
+from wqk.checkpoints.adapters import AdaptedCheckpoint
 from wqk.errors import CheckpointError
 
 QUERY, KEY = (f"model.layers.0.self_attn.{side}_proj" for side in "qk")
@@ -127,6 +128,8 @@ def test_a_base_that_is_missing_is_given_by_an_option(base: Path):
     assert "give it with --base PATH" in run("scan", folder, exits=2).stderr
     assert "is missing" not in run("scan", folder, "--base", base, exits=None).stderr
     opened = open_checkpoint(folder, base=base)
+    assert isinstance(opened, AdaptedCheckpoint)
+    assert opened.adapter.base == str(base)
     assert opened.notes[-1].endswith("with a LoRA adapter on 1 of its tensors")
     assert pickle.loads(pickle.dumps(opened)).notes == opened.notes
     with pytest.raises(CheckpointError, match="has no base model, because it is no LoRA adapter"):

@@ -567,6 +567,11 @@ def test_a_folder_with_an_adapter_is_refused(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "adapter")
     with pytest.raises(CheckpointError, match="merge it into its base with PEFT"):
         wqk.parts(tmp_path / "adapter", tokens=TOKENS)
+    (tmp_path / "base").rename(tmp_path / "moved")
+    opened = wqk.open(tmp_path / "adapter", base=tmp_path / "moved")
+    assert "base" not in opened.hub, "transformers has no such option"
+    with pytest.raises(CheckpointError, match="merge it into its base with PEFT"):
+        wqk.parts(opened, tokens=TOKENS)
 
 
 def test_a_checkpoint_without_its_other_tensors_is_refused(tmp_path: Path) -> None:

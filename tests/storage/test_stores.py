@@ -13,16 +13,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
+from tests import small
 from tests.checkpoints.serving import Handler, Site, bert_folder, serving, serving_bert
 from tests.storage.servers import SECRET, Bucket, azurite, moto, nginx_with_tls
 
 import wqk
-from wqk.checkpoints import open_checkpoint
+from wqk.checkpoints import Part, open_checkpoint
 from wqk.errors import CheckpointError, HubError, WqkError
 from wqk.scanning.surveys.watch import watch
 from wqk.storage import patience
@@ -122,6 +124,17 @@ def test_a_bucket_gives_the_scores_of_the_folder(bucket: Bucket, tmp_path: Path,
     assert scores(again) == scores(folder)
     assert again.bytes_fetched == 0
     assert all("list-type=2" in request for request in bucket.requests or ())
+
+
+def test_an_adapter_in_a_bucket_takes_a_base_from_elsewhere(s3: Bucket, tmp_path: Path) -> None:
+    query, ones = "model.layers.0.self_attn.q_proj", np.ones((16, 16), np.float32)
+    base = small.save(tmp_path / "base", {f"{query}.weight": ones}, {"model_type": "llama"})
+    factors = {f"{query}.lora_A.weight": ones[:1], f"{query}.lora_B.weight": ones[:, :1].copy()}
+    s3.upload(small.adapter(tmp_path / "adapter", "./gone", factors, r=1, lora_alpha=1), "adapter")
+    with pytest.raises(CheckpointError, match="its base model is missing"):
+        open_checkpoint("s3://bucket/adapter")
+    (weight,) = open_checkpoint("s3://bucket/adapter", base=base).read([Part(f"{query}.weight")])
+    np.testing.assert_array_equal(weight, 2 * ones)
 
 
 @pytest.mark.parametrize("kind", FORMATS)

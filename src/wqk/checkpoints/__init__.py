@@ -139,7 +139,7 @@ def _open(
     if is_bucket(name):
         _refuse_revision(revision, name)
         address = name if subfolder else steps_of(name)[-1]
-        return open_bucket_folder(address, subfolder=subfolder, **access)
+        return open_bucket_folder(address, subfolder=subfolder, base=base, **access)
     if is_url(name):
         page = hub_page(name)
         if page is None:
@@ -156,7 +156,7 @@ def _open(
         # Not by way of this function: an adapter on an adapter might name itself.
         here = Path(base or adapter.base)
         model = open_local(here) if exists(here) else open_base(adapter, base, **access)
-        return AdaptedCheckpoint(model, adapter)
+        return AdaptedCheckpoint(model, adapter.on_base(base))
     return open_hub(name, revision=revision, subfolder=subfolder, base=base, **access)
 
 

@@ -163,6 +163,13 @@ class Adapter(NamedTuple):
         revision = self.config.get("revision")
         return revision if isinstance(revision, str) else None
 
+    def on_base(self, base: str | None) -> Adapter:
+        """Return the adapter with another base model, a path or a Hub id; unchanged for None."""
+        if base is None:
+            return self
+        place = {"base_model_name_or_path": base, "revision": None}
+        return self._replace(config={**self.config, **place})
+
 
 class Update(NamedTuple):
     """The update of one tensor: scale · B A, transposed if the tensor is."""

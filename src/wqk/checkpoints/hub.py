@@ -204,11 +204,11 @@ def _open(wanted: Wanted, listing: Listing, *, offline: bool) -> Checkpoint:
     below = [path for path in paths if "/" in path]
     folder = Folder(repository, source, names, lambda: below, transfers)
     adapter = read_adapter(folder) if wanted.adapters else None
-    return _on_base(adapter, wanted) if adapter else read_folder(folder)
+    return _on_base(adapter, wanted.base, wanted.access) if adapter else read_folder(folder)
 
 
-def _on_base(adapter: Adapter, wanted: Wanted) -> Checkpoint:
-    return AdaptedCheckpoint(open_base(adapter, wanted.base, **wanted.access), adapter)
+def _on_base(adapter: Adapter, base: str | None, access: HubAccess) -> Checkpoint:
+    return AdaptedCheckpoint(open_base(adapter, base, **access), adapter.on_base(base))
 
 
 def _list(wanted: Wanted) -> Listing:
@@ -231,7 +231,7 @@ def _open_offline(wanted: Wanted, why: str) -> Checkpoint:
         )
         path = Path(snapshot, wanted.folder)
         adapter = read_adapter(local_folder(path)) if wanted.adapters and path.is_dir() else None
-        checkpoint = _on_base(adapter, wanted) if adapter else open_local(path)
+        checkpoint = _on_base(adapter, wanted.base, wanted.access) if adapter else open_local(path)
         checkpoint.step = None  # folders of the cache are not named after steps
         return checkpoint
     except LocalEntryNotFoundError:
@@ -342,11 +342,16 @@ def open_url(
 
 
 def open_bucket_folder(
-    address: str, *, subfolder: str | None = None, **access: Unpack[HubAccess]
+    address: str,
+    *,
+    subfolder: str | None = None,
+    base: str | None = None,
+    **access: Unpack[HubAccess],
 ) -> Checkpoint:
     """Open the checkpoint in a folder of a bucket, or one of its files.
 
-    One request lists the folder; only headers are fetched before something is read.
+    One request lists the folder; only headers are fetched before something is read. ``base`` is the
+    base model of an adapter, if not the one that the adapter names.
 
     Raises
     ------
@@ -387,7 +392,7 @@ def open_bucket_folder(
         raise CheckpointError("there is nothing under this address")
     adapter = None if is_file else read_adapter(folder)
     if adapter is not None:
-        return AdaptedCheckpoint(open_base(adapter, **access), adapter)
+        return _on_base(adapter, base, access)
     layout = format_of(path.name) if path.suffix == ".gguf" else None
     checkpoint = read_folder(folder, Weights((path.name,), format=layout) if is_file else None)
     named = PurePosixPath(files.address).name

@@ -281,21 +281,22 @@ def load(ref: Any) -> tuple[Any, partial[Any] | None]:
     import torch
     import transformers
 
-    hub = HubOptions(**ref.hub) if isinstance(ref, Model) else HubOptions()
-    ref = ref.ref if isinstance(ref, Model) else ref
+    hub, checkpoint = HubOptions(), None
+    if isinstance(ref, Model):
+        hub, checkpoint, ref = ref.hub, ref.checkpoint, ref.ref
     if getattr(getattr(ref, "active_peft_config", None), "is_prompt_learning", False):
         raise CheckpointError(f"{type(ref).__name__}: its learned prompts would be left out")
     if not isinstance(ref, str | Path):
         return (unwrapped(ref) if hasattr(ref, "named_children") else ref), None
     steps = checkpoints_in(Path(ref)) if Path(ref).is_dir() else []
     place = str(steps[-1][1] if steps else ref)
-    # Errors of this package are clearer than those of transformers.
-    if isinstance(open_checkpoint(place, **hub), AdaptedCheckpoint):
+    if checkpoint is None:
+        checkpoint = open_checkpoint(place)  # with clearer errors than those of transformers
+    if isinstance(checkpoint, AdaptedCheckpoint):
         raise CheckpointError(
             f"{ref}: is an adapter, and parts runs whole models: merge it into its base with PEFT "
             "(model.merge_and_unload()), and pass the merged model or its folder"
         )
-    hub.pop("base", None)  # a base was needless, and transformers has no such option
     with quiet():
         try:
             config = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False, **hub)

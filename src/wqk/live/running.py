@@ -483,13 +483,8 @@ def _load_model(
             f"{model_type!r}, so its attention cannot be run and compared; load it with its own "
             "class, and compare the module: wqk.verify(model, batch)"
         )
-    given_base = hub.get("base")
-    hub = {option: value for option, value in hub.items() if option != "base"}
     source = {"pretrained_model_name_or_path": ref, **hub}
-    if adapter and given_base:
-        source |= {"pretrained_model_name_or_path": given_base, "revision": None}
-        source.pop("subfolder", None)
-    elif adapter:
+    if adapter:
         source |= {"pretrained_model_name_or_path": adapter.base, "revision": adapter.revision}
         source.pop("subfolder", None)
     if not CONFIG_MAPPING[code].get_config_dict(**source)[0]:  # a default one would be made up
