@@ -149,11 +149,12 @@ def test_attention_that_is_more_than_its_form_is_partial(model, reason, tmp_path
     assert all(reason in plan.reason for plan in plans)
 
 
-def test_heads_that_were_pruned_are_not_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pruned", [[1], [1, 3]])
+def test_heads_that_were_pruned_are_not_counted(pruned: list[int], tmp_path: Path) -> None:
     """What is left of a layer's heads is what it was, one after the other."""
     save(NAMED["bert"], tmp_path)
     before = wqk.open(tmp_path)[0]
-    kept = [h for h in range(before.head_count) if h != 1]
+    kept = [h for h in range(before.head_count) if h not in pruned]
     width = before.query.weight.shape[1]
     rows = np.concatenate([np.arange(h * width, (h + 1) * width) for h in kept])
 
@@ -165,11 +166,10 @@ def test_heads_that_were_pruned_are_not_counted(tmp_path: Path) -> None:
         }
 
     edit_tensors(tmp_path, prune)
-    with pytest.raises(
-        CheckpointError, match=r"3 heads of width \d+, but config\.json has 4 heads"
-    ):
+    expected = f"{len(kept)} heads of width {width}, but config.json has 4 heads"
+    with pytest.raises(CheckpointError, match=expected):
         wqk.open(open_checkpoint(tmp_path))
-    edit_config(tmp_path, {"pruned_heads": {"0": [1]}})
+    edit_config(tmp_path, {"pruned_heads": {"0": pruned}})
     plans = wqk.open(open_checkpoint(tmp_path)).plans
     assert [(plan.query.heads, plan.query.head_width) for plan in plans[:2]] == [
         (len(kept), width),
@@ -183,6 +183,30 @@ def test_heads_that_were_pruned_are_not_counted(tmp_path: Path) -> None:
         edit_config(tmp_path, {"pruned_heads": nonsense})
         with pytest.raises(CheckpointError, match="pruned_heads"):
             wqk.open(open_checkpoint(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "prefix", "settings", "heads"),
+    [
+        ("convbert", "encoder.layer.0.attention.self", {"head_ratio": 2}, 2),
+        ("pix2struct_vision_model", "encoder.layer.0.attention", {"d_kv": 8}, 4),
+    ],
+)
+def test_fewer_rows_than_the_width_of_a_model_may_be_all_heads(
+    model_type: str, prefix: str, settings: dict[str, int], heads: int
+) -> None:
+    """Other heads of ConvBERT are convolutions; the heads of Pix2Struct may have any width."""
+    weight = np.ones((32, 64), np.float32)
+    names = [f"{prefix}.{side}.weight" for side in ("query", "key", "value")]
+    config = {
+        "model_type": model_type,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 1,
+        **settings,
+    }
+    plans = wqk.open(StateDict(dict.fromkeys(names, weight), config, "made")).plans
+    assert [plan.query.heads for plan in plans] == [heads]
 
 
 def test_some_of_a_model_s_rows_are_no_narrower_heads(tmp_path: Path) -> None:

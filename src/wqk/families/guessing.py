@@ -17,7 +17,7 @@ from wqk.errors import UnknownFamily
 from wqk.families.candidates import Candidate, Neighbors, candidates, neighbors_of
 from wqk.families.composites import MODALITIES, WIDTHS
 from wqk.families.model_types import hints_for_guesses, proven_version
-from wqk.families.rules import AttentionRule, Family
+from wqk.families.rules import HEAD_WIDTHS, AttentionRule, Family
 
 # Keys under which configurations count heads; what precedes them is a part of the model.
 HEADS = re.compile(
@@ -33,7 +33,6 @@ KEY_HEADS = (
     "n_head_kv",
     "multi_query_group_num",
 )
-HEAD_WIDTHS = ("head_dim", "d_kv", "kv_channels", "d_head")
 # Names of nested configurations that belong to the whole model.
 WHOLE = {"model", "transformer", "attention", "attn", "args", "params", "model_args", "hparams"}
 DEEPEST = 3  # nested configurations in which heads are counted

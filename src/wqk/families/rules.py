@@ -28,6 +28,8 @@ EPSILON = (
     "norm_epsilon",
     "norm_eps",
 )
+# Keys of the width of a head.
+HEAD_WIDTHS = ("head_dim", "d_kv", "kv_channels", "d_head")
 # Keys of names of tensors, besides those of queries and keys themselves.
 TENSOR_KEYS = (
     "value",

@@ -18,6 +18,7 @@ from array_api_compat import array_namespace
 from wqk._typing import Array
 from wqk.checkpoints import Part
 from wqk.errors import CheckpointError
+from wqk.families.expressions import PLAIN_KEY
 from wqk.families.layouts import (
     Composed,
     Norm,
@@ -27,7 +28,7 @@ from wqk.families.layouts import (
     sized,
     within_heads,
 )
-from wqk.families.rules import EPSILON, REST
+from wqk.families.rules import EPSILON, HEAD_WIDTHS, REST
 
 if TYPE_CHECKING:
     from wqk.families.config import Config
@@ -330,7 +331,10 @@ def _separate(
     is_shared = value == key
     rows = tensors[query].shape[0] // (2 if rule.layout == "gated" else 1)
     key_rows = tensors[key].shape[0] // (2 if is_shared else 1)
-    _require_head_width(config, rule, match, rows, heads.query, layer)
+    if not rule.between:
+        _require_head_width(config, match, rows, heads.query)
+        if rule.kind == "self" and not config.head_widths:
+            _require_all_heads(config, rule, match, rows, heads.query, layer)
     key_heads = heads.key
     if key_heads is None:  # a key head is as wide as a query head
         key_heads = max(1, key_rows * heads.query // rows) if rows else heads.query
@@ -353,32 +357,40 @@ def _separate(
     return projections
 
 
-def _require_head_width(
-    config: Config, rule: AttentionRule, match: Match, rows: int, heads: int, layer: int
-) -> None:
-    """Check that the rows of the queries divide into heads of a configured width.
-
-    Where no width is configured, a part of the heads may have been pruned without a word.
-    """
-    query = match.query
-    widths = set() if rule.between else config.head_widths
+def _require_head_width(config: Config, match: Match, rows: int, heads: int) -> None:
+    """Check that the rows of the queries divide into heads of a configured width."""
+    widths = config.head_widths
     if widths and rows % heads == 0 and rows // heads not in widths:
         raise CheckpointError(
-            f"{query}: {rows} rows do not fit {heads} query heads of width "
+            f"{match.query}: {rows} rows do not fit {heads} query heads of width "
             f"{' or '.join(map(str, sorted(widths)))} (config.json); is the file one of "
             "several parts, or is the family that of another model?"
         )
-    if widths or rule.between or rule.kind != "self":
-        return
+
+
+def _require_all_heads(
+    config: Config, rule: AttentionRule, match: Match, rows: int, heads: int, layer: int
+) -> None:
+    """Check that no layer lacks heads that the configuration counts.
+
+    Without a configured width, the heads of a model divide its width among themselves. Fewer rows
+    may be fewer heads of that width, which would be read as all heads of a smaller width.
+    """
     hidden = config.optional_whole(("hidden_size",), layer)
-    inputs = match.tensors[query].shape[-1]
-    width = (hidden or 0) // heads
-    were_pruned = hidden == inputs and width * heads == hidden and rows < hidden
-    if were_pruned and rows % heads == 0 and rows % width == 0:
-        raise CheckpointError(
-            f"{query}: {rows} rows are {rows // width} heads of width {width}, but config.json has "
-            f"{heads} heads; if heads were pruned, list them by layer in its pruned_heads"
-        )
+    inputs = match.tensors[match.query].shape[-1]
+    all_heads = heads + config.pruned_heads(layer)
+    has_share = not all(map(PLAIN_KEY.fullmatch, rule.heads))  # other heads are convolutions
+    if hidden is None or hidden != inputs or hidden % all_heads or has_share:
+        return
+    width = hidden // all_heads
+    possible_widths = {width, config.optional_whole(HEAD_WIDTHS)}
+    if rows >= hidden or rows % heads or rows % width or rows // heads in possible_widths:
+        return
+    raise CheckpointError(
+        f"{match.query}: {rows} rows are {rows // width} heads of width {width}, but config.json "
+        f"has {heads} heads; if heads were pruned, list them by layer in its pruned_heads; if "
+        "they are narrower, set its head_dim"
+    )
 
 
 def _inputs_of_convolution(config: Config, match: Match) -> int:
