@@ -35,7 +35,7 @@ from wqk.sameness.repairs import Change
 from wqk.sameness.reports import failure
 from wqk.sameness.tensor_causes import with_tensor_causes
 from wqk.sameness.tolerances import ALIKE_FORMS, LEAST_ALIKE
-from wqk.sameness.turned_weights import turned_causes
+from wqk.sameness.turned_weights import with_turned_weights
 from wqk.sameness.verdicts import Verdict
 from wqk.sameness.weighted_sums import with_parents
 from wqk.sameness.weights import CIRCUITS, SCORES, Pair, form_parts
@@ -166,6 +166,9 @@ def same(
         known,
         alone=(*alignment.missing, *alignment.added),
     )
+    blocks, tensors, turned_causes = with_turned_weights(
+        models[1], alignment.pairs, blocks, tensors
+    )
     is_guessed = any(plan.rule.guess for pair in alignment.pairs for plan in pair)
     settings, settings_not_compared = _settings(models, everything)
     notes += [*views, *_unknown(alignment.pairs), *_narrower(models, alignment.anchor)]
@@ -184,7 +187,7 @@ def same(
         quantized=_quantized_in_one(alignment.pairs),
         settings=settings,
         settings_not_compared=settings_not_compared,
-        tensor_causes=(*turned_causes(models), *tensor_causes),
+        tensor_causes=(*turned_causes, *tensor_causes),
         adapter=merge_sentence(shares),
     )
     if repair is None or comparison.verdict is Verdict.SAME:

@@ -7,7 +7,8 @@ Such a candidate is opened through `TurnedWeights`, and the transposed weights a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,17 @@ import numpy as np
 from wqk.checkpoints import Checkpoint, Part, TensorInfo, open_checkpoint
 from wqk.checkpoints.checkpoint import View
 from wqk.errors import CheckpointError, UnknownFamily
+from wqk.families import AttentionPlan
 from wqk.model import Model
 from wqk.model import open as open_model
-from wqk.sameness.answer import Cause
-from wqk.sameness.contents import paired_names
+from wqk.sameness.answer import BlockComparison, Cause
+from wqk.sameness.contents import Outcome, TensorComparison, paired_names
 from wqk.sameness.edits import Transpose
 from wqk.sameness.matching import same_numbers
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.repairs import Change
+from wqk.sameness.weight_pairs import short
+from wqk.sameness.weights import CIRCUITS, Pair, circuit_parts
 
 
 class TurnedWeights(View):
@@ -67,31 +71,85 @@ def opened_turned(reference: Model, opening: Mapping[str, Any]) -> Model | None:
         return None
 
 
-def _turned_names(reference: Checkpoint, candidate: Checkpoint) -> dict[str, str]:
-    """Return the candidate's transposed matrices, each with the reference's name of it."""
+def _turned_names(reference: Checkpoint, candidate: Checkpoint) -> list[str]:
+    """Return the names of the candidate's transposed matrices."""
     expected, stored = reference.tensors(), candidate.tensors()
-    turned = {}
+    turned = []
     for name, other in paired_names(expected, stored).items():
         shapes = expected[name].shape, stored[other].shape
         if len(shapes[0]) == 2 and shapes[0] == shapes[1][::-1] != shapes[1]:
             (row,) = reference.read([Part(name, ((0, 1),))])
             (whole,) = candidate.read([Part(other)])
             if same_numbers(row[0], whole[:, 0]):
-                turned[other] = name
+                turned.append(other)
     return turned
 
 
-def turned_causes(models: Sequence[Model]) -> list[Cause]:
-    """Return the cause of a candidate's transposed weights, if it has such weights."""
-    checkpoint = models[1].checkpoint
+def with_turned_weights(
+    candidate: Model,
+    pairs: Sequence[Pair],
+    blocks: Sequence[BlockComparison],
+    tensors: Sequence[TensorComparison],
+) -> tuple[list[BlockComparison], tuple[TensorComparison, ...], list[Cause]]:
+    """Add the transposed weights of a candidate to what was compared.
+
+    Parameters
+    ----------
+    candidate
+        The candidate, whose transposed weights were compared as the reference stores them.
+    pairs, blocks
+        The pairs of blocks, and how these differ otherwise.
+    tensors
+        The comparisons of tensors outside the forms.
+
+    Returns
+    -------
+    blocks, tensors
+        The same comparisons. What is stored transposed differs.
+    causes
+        The cause of transposed tensors outside the forms, if there are any.
+    """
+    checkpoint = candidate.checkpoint
     if not isinstance(checkpoint, TurnedWeights):
-        return []
-    stored = tuple(sorted(checkpoint.names))
-    expected = models[0].checkpoint.tensors()
-    back = {other: name for name, other in paired_names(expected, checkpoint.tensors()).items()}
-    names = tuple(back[name] for name in stored)
-    modules = dict.fromkeys(name.removesuffix(".weight").rpartition(".")[2] for name in names)
-    reason = f"{', '.join(modules)}: {Kind.TRANSPOSED}"
+        return [*blocks], tuple(tensors), []
+    marked_blocks = [
+        _with_turned_forms(block, pair[1], checkpoint.names)
+        for pair, block in zip(pairs, blocks, strict=True)
+    ]
+    turned = [one for one in tensors if one.name and one.other in checkpoint.names]
+    if not turned:
+        return marked_blocks, tuple(tensors), []
+    marked_tensors = []
+    for one in tensors:
+        if one.other in checkpoint.names and one.outcome.same:
+            one = replace(one, outcome=Outcome.DIFFERS, reason=str(Kind.TRANSPOSED))
+        marked_tensors.append(one)
+    names = tuple(one.name for one in turned)
+    mismatch = _transposed([one.other for one in turned])
+    mismatch = replace(mismatch, facts={"tensors": dict.fromkeys(names, "weight")})
+    return marked_blocks, tuple(marked_tensors), [Cause(mismatch, (), names)]
+
+
+def _with_turned_forms(
+    block: BlockComparison, plan: AttentionPlan, turned: Container[str]
+) -> BlockComparison:
+    """Return a block of which the circuits with transposed weights differ."""
+    names: dict[str, None] = {}
+    circuits = dict.fromkeys(block.unequal)
+    for circuit in CIRCUITS:
+        for part in circuit_parts(plan, circuit):
+            if part.name in turned:
+                names[part.name] = circuits[circuit] = None
+    if not names:
+        return block
+    mismatches = (_transposed([*names]), *block.mismatches)
+    return replace(block, unequal=tuple(circuits), mismatches=mismatches)
+
+
+def _transposed(names: Sequence[str]) -> Mismatch:
+    """Return the cause of the candidate's tensors of these names."""
+    titles = dict.fromkeys(map(short, names))
+    reason = f"{', '.join(titles)}: {Kind.TRANSPOSED}"
     facts = {"tensors": dict.fromkeys(names, "weight")}
-    steps = (Change(stored, Transpose()),)
-    return [Cause(Mismatch(Kind.TRANSPOSED, reason, steps, facts=facts), (), names)]
+    steps = (Change(tuple(names), Transpose()),)
+    return Mismatch(Kind.TRANSPOSED, reason, steps, facts=facts)
