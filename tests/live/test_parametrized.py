@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import wqk
+from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError
 from wqk.live.scoring import Penalty
 
@@ -70,6 +71,14 @@ def test_forms_are_those_of_the_weights_that_passes_use(name: str) -> None:
         product = attention.query.weight.T.double() @ attention.key.weight.double()
         np.testing.assert_allclose(norm, float(product.detach().norm()), rtol=1e-5)
     assert wqk.verify(model, TOKENS).verdict == "right"
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_parameters_with_similar_names_are_kept() -> None:
+    linear = nn.Linear(2, 3)
+    linear.register_parameter("weight_value", nn.Parameter(torch.ones(2)))
+    names = set(open_checkpoint(nn.Sequential(nn.utils.weight_norm(linear))).tensors())
+    assert names == {"0.bias", "0.weight", "0.weight_value"}
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

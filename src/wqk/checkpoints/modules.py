@@ -234,7 +234,7 @@ class LiveCheckpoint(StateDict):
     def _state(self, network: Any) -> dict[str, Any]:
         """Return the tensors of the module by name, with weights as passes use them."""
         tensors: dict[str, Any] = network.state_dict(keep_vars=True)
-        return with_computed(tensors, self._computed, plain_name) if self._computed else tensors
+        return with_computed(tensors, self._computed) if self._computed else tensors
 
     def writable(self, name: str) -> Any:
         """Return a parameter that can be changed in place; `CheckpointError` if none is stored."""

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import ref
 
+from wqk.checkpoints.checkpoint import plain_name
+
 # Endings of the parameters and buffers from which the older functions compute a weight.
 ORIGINALS = ("_g", "_v", "_u", "_orig")
 
@@ -46,9 +48,9 @@ class ComputedWeight:
 
     @property
     def originals(self) -> tuple[str, ...]:
-        """Prefixes of the names, within the module, of what the weight is computed from."""
+        """Paths, within the module, of the tensors or the part that the weight is computed from."""
         if self.hook is None:
-            return (f"parametrizations.{self.attribute}.",)
+            return (f"parametrizations.{self.attribute}",)
         return tuple(f"{self.attribute}{ending}" for ending in ORIGINALS)
 
     def value(self) -> Any:
@@ -85,17 +87,17 @@ def computed_weights(model: Any) -> dict[str, ComputedWeight]:
 
 
 def with_computed(
-    tensors: Mapping[str, Any], computed: Mapping[str, ComputedWeight], plain_name: Any
+    tensors: Mapping[str, Any], computed: Mapping[str, ComputedWeight]
 ) -> dict[str, Any]:
     """Return the tensors of a state dict with computed weights in place of their originals."""
     originals: list[str] = []
     for name, weight in computed.items():
         prefix = plain_name(name).removesuffix(weight.attribute)
-        originals += [prefix + original for original in weight.originals]
+        originals += [f"{prefix}{original}." for original in weight.originals]
     kept = {
         name: tensor
         for name, tensor in tensors.items()
-        if not plain_name(name).startswith(tuple(originals))
+        if not f"{plain_name(name)}.".startswith(tuple(originals))
     }
     return kept | {name: weight.value() for name, weight in computed.items()}
 
