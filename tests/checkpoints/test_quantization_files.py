@@ -129,6 +129,13 @@ def test_two_files_that_contradict_each_other_without_config_json(tmp_path: Path
         stored(tmp_path, CASES["gptq_v2-4"], {}, files)
 
 
+def test_the_configuration_of_mlx_is_completed_under_its_own_key(tmp_path: Path) -> None:
+    case = CASES["mlx-4"]
+    values = stored(tmp_path, case, case.config, {"quantize_config.json": {"quant_method": "mlx"}})
+    expected = case.weight(case.tensors, case.keys)
+    np.testing.assert_allclose(values, expected, atol=1e-6 * np.abs(expected).max())
+
+
 def test_a_method_that_is_not_read_is_refused(tmp_path: Path) -> None:
     files = {"quantize_config.json": AUTOGPTQ | {"quant_method": "marlin"}}
     with pytest.raises(CheckpointError, match="quantized with marlin"):

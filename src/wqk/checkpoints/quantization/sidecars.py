@@ -104,23 +104,25 @@ def _merged(
         if key.effect is Effect.NONE
     }
     for name, value in values.items():
-        other = before.values.get(name)
-        is_free = name in without_effect or name in NAMES_OF_METHOD
-        if other is not None and value is not None and not is_free and not _same(value, other):
+        if name in without_effect or name in NAMES_OF_METHOD:
+            continue
+        value_before = before.values.get(name)
+        is_set_twice = value is not None and value_before is not None
+        if is_set_twice and not _is_equal(value, value_before):
             raise CheckpointError(
                 f"{file} sets {name} = {shown(value)}, and {before.path} of config.json "
-                f"sets {shown(other)}"
+                f"sets {shown(value_before)}"
             )
     # Null stands for a key that is left out.
     set_before = {name: value for name, value in before.values.items() if value is not None}
     merged = {**values, **set_before}
-    if before.path == "quantization_config":
+    if before.path in config:
         return {**config, before.path: merged}
     return {**config, "text_config": {**config["text_config"], "quantization_config": merged}}
 
 
-def _same(value: Any, other: Any) -> bool:
+def _is_equal(value: Any, value_before: Any) -> bool:
     """Return whether two values are equal, words in any case."""
-    if isinstance(value, str) and isinstance(other, str):
-        return value.lower() == other.lower()
-    return type(value) is type(other) and bool(value == other)
+    if isinstance(value, str) and isinstance(value_before, str):
+        return value.lower() == value_before.lower()
+    return type(value) is type(value_before) and bool(value == value_before)
