@@ -314,7 +314,7 @@ def _from_float16(stored: np.ndarray, out: np.ndarray) -> None:
 
 
 def _from_bfloat16(stored: np.ndarray, out: np.ndarray) -> None:
-    """Return bfloat16 values, the upper halves of float32's bits, as float32."""
+    """Write bfloat16 values as float32: their bits are the upper half of a float32's."""
     np.left_shift(stored, 16, out=out.view(np.uint32), dtype=np.uint32)
 
 
@@ -426,8 +426,8 @@ def scale_name(name: str, tensors: Mapping[str, object]) -> str:
 def unpacked(packed: np.ndarray, bits: int, count: int) -> Int[np.ndarray, "rows count"]:
     """Codes that lie in words of 32 bits one after the other, the lowest bits first.
 
-    ``words`` (rows, W) are 32-bit integers; of what they hold, the first ``count`` codes of each
-    row are returned, as int32.
+    ``packed`` (rows, W) are 32-bit words, of which the first ``count`` codes of each row are
+    returned, as int32.
 
     Examples
     --------
