@@ -136,6 +136,25 @@ def test_a_base_that_is_missing_is_given_by_an_option(base: Path):
         open_checkpoint(base, base=base)
 
 
+def test_a_home_folder_is_no_place_that_a_base_is_looked_for(base: Path):
+    folder = adapter(base, factors(QUERY), base_model_name_or_path="~/gone")
+    with pytest.raises(CheckpointError, match=r"looked for in .*/~/gone"):
+        open_checkpoint(folder)
+
+
+def test_rows_of_zeros_that_an_adapter_of_dora_scales_are_not_finite(base: Path):
+    (query,) = open_checkpoint(base).read([Part(f"{QUERY}.weight")])
+    tensors = {
+        f"{QUERY}.lora_A.weight": -query,
+        f"{QUERY}.lora_B.weight": np.diag(np.eye(16, dtype=np.float32)[0]),
+        f"{QUERY}.lora_magnitude_vector": np.ones(16, np.float32),
+    }
+    folder = adapter(base, tensors, use_dora=True, lora_alpha=16)
+    (adapted,) = open_checkpoint(folder).read([Part(f"{QUERY}.weight")])
+    assert np.isnan(adapted[0]).all()
+    assert np.isfinite(adapted[1:]).all()
+
+
 # Settings under which PEFT leaves out a module whose factors the file holds, and one that it takes.
 LEFT_OUT: list[tuple[dict[str, Any], bool]] = [
     ({"target_modules": ["k_proj"]}, True),

@@ -182,6 +182,24 @@ def test_only_the_rows_of_queries_and_keys_leave_a_bucket(s3: Bucket, tmp_path: 
     assert wanted < checkpoint.bytes_fetched < 1.05 * wanted + directories < whole / 5
 
 
+def test_an_adapter_in_a_bucket_is_opened_on_the_base_model_of_the_option(
+    s3: Bucket, tmp_path: Path
+) -> None:
+    weight = np.ones((16, 16), np.float32)
+    query = "model.layers.0.self_attn.q_proj"
+    base = small.save(tmp_path / "base", {f"{query}.weight": weight}, {"model_type": "llama"})
+    factors = {
+        f"{query}.lora_A.weight": np.ones((2, 16), np.float32),
+        f"{query}.lora_B.weight": np.ones((16, 2), np.float32),
+    }
+    small.adapter(tmp_path / "adapter", "./gone", factors, lora_alpha=4)
+    s3.upload(tmp_path / "adapter", "adapter")
+    with pytest.raises(CheckpointError, match="give it with base=PATH"):
+        open_checkpoint("s3://bucket/adapter")
+    (adapted,) = open_checkpoint("s3://bucket/adapter", base=base).read([Part(f"{query}.weight")])
+    np.testing.assert_array_equal(adapted, weight + 4 / 2 * 2)
+
+
 @pytest.mark.parametrize(
     ("address", "message"),
     [

@@ -324,7 +324,7 @@ class AdaptedCheckpoint(Checkpoint):
         whole = (down.T, up.T) if update.transposed else (up, down)
         ranges = part.row_ranges(self.info(part.name).shape)
         rows = np.concatenate([whole[0][start:stop] for start, stop in ranges])
-        with np.errstate(over="ignore", invalid="ignore"):  # told where the weights are used
+        with np.errstate(over="ignore", invalid="ignore"):  # reported where the weights are used
             product = rows.astype(np.float64) @ whole[1].astype(np.float64)
             adapted = array + update.scale * product
             return adapted.astype(array.dtype) if self._rounded else adapted
@@ -353,7 +353,8 @@ def decomposed(weight: np.ndarray, product: np.ndarray, magnitudes: np.ndarray) 
     """
     adapted = weight.astype(np.float64) + product
     norms = np.linalg.norm(adapted, axis=1, keepdims=True)
-    return np.asarray(magnitudes[:, None] * adapted / norms)
+    with np.errstate(divide="ignore", invalid="ignore"):  # reported where the weights are used
+        return np.asarray(magnitudes[:, None] * adapted / norms)
 
 
 def unrounded(checkpoint: AdaptedCheckpoint) -> AdaptedCheckpoint:

@@ -144,7 +144,7 @@ def open_base(adapter: Adapter, base: str | None = None, **access: Unpack[HubAcc
 
 def _looked_for(path: str) -> str:
     """Return the absolute path of a base model for an error, without the secrets of addresses."""
-    return redacted(str(Path(path).expanduser().absolute()))
+    return redacted(str(Path(path).absolute()))
 
 
 def is_hub_id(ref: str) -> bool:
