@@ -358,3 +358,13 @@ def test_a_report_has_no_local_folders(tmp_path):
     assert "ada" not in page
     assert '"all":"runs/two"' in page
     assert "one: guessed" in page
+
+
+@pytest.mark.parametrize("name", ["/model", "/2/model"])
+def test_scripts_are_whole_wherever_the_checkpoint_lies(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = "// see https://host.org/2/page"
+    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: script)
+    page = wqk.report(table(rows(name)), tmp_path / "report.html").path.read_text("utf-8")
+    assert script in page

@@ -138,22 +138,21 @@ def write_report(
                 f"of {', '.join(names)}; leave them out, or add their table"
             )
     details += [table.details for table in scores if table.details is not None]
-    text = page(scores, details, title, runs, compositions)
-    write_atomically(path, without_folders(text, scores).encode())
+    write_atomically(path, page(scores, details, title, runs, compositions).encode())
     return Report(path)
 
 
-def without_folders(text: str, tables: Iterable[ScoreTable]) -> str:
-    """Return the text of a page without the local folders around the checkpoints of its tables.
+def local_folders(tables: Iterable[ScoreTable]) -> list[str]:
+    """Return the local folders around the checkpoints of tables, longest first.
 
-    Paths begin below the folder that all checkpoints share, or, if they share none, with their own
-    names. A report is made to be passed on, and folders name people and machines.
+    If the checkpoints share a folder, it is the only one. The root folder is left out: its name
+    contains nothing.
 
     Examples
     --------
-    >>> table = ScoreTable.from_rows([{"checkpoint": "/home/ada/runs/bert", "layer": 0}])
-    >>> without_folders("<td>/home/ada/runs/bert</td>", [table])
-    '<td>bert</td>'
+    >>> rows = [{"checkpoint": f"/home/ada/{name}", "layer": 0} for name in ("bert", "runs/gpt")]
+    >>> local_folders([ScoreTable.from_rows(rows)])
+    ['/home/ada']
     """
     folders = set()
     for table in tables:
@@ -165,7 +164,21 @@ def without_folders(text: str, tables: Iterable[ScoreTable]) -> str:
     shared = commonpath(folders) if folders else ""
     if len(PurePath(shared).parts) > 1:
         folders = {shared}
-    for folder in sorted(folders, key=len, reverse=True):
+    named = [folder for folder in folders if len(PurePath(folder).parts) > 1]
+    return sorted(named, key=len, reverse=True)
+
+
+def without_folders(text: str, folders: Sequence[str]) -> str:
+    """Return a part of a page with paths that begin below these folders.
+
+    A report is made to be passed on, and folders name people and machines.
+
+    Examples
+    --------
+    >>> without_folders("<td>/home/ada/runs/bert</td>", ["/home/ada/runs"])
+    '<td>bert</td>'
+    """
+    for folder in folders:
         for spelling in {f"{folder}/", escape(f"{folder}/"), in_script(f"{folder}/")}:
             text = text.replace(spelling, "")
     return text
@@ -226,19 +239,23 @@ def page(
     if len(names) > MOST_NAMED:
         names[MOST_NAMED - 1 :] = [f"and {len(names) - MOST_NAMED + 1} more"]
     heading = title or " · ".join(names)
+    parts = {
+        "title": escape(heading),
+        "runs": runs_section(runs),
+        "feeding": feeding_section(compositions),
+        "placement": placement_list(shown_groups, placed),
+        "notes": notes(shown_groups, tables),
+        "summary": summary_table(shown_groups),
+        "provenance": provenance(tables),
+        "payload": payload(shown_groups, details, points(placed), loss_curves(runs)),
+    }
+    folders = local_folders(tables)
     return Template(_asset("page.html")).substitute(
+        {name: without_folders(part, folders) for name, part in parts.items()},
         policy=_policy(scripts),
-        title=escape(heading),
         style=_asset("page.css"),
         made=f"{rows:,} rows · wqk {__version__}{_dates(runs)}",
-        runs=runs_section(runs),
-        feeding=feeding_section(compositions),
-        placement=placement_list(shown_groups, placed),
-        notes=notes(shown_groups, tables),
-        summary=summary_table(shown_groups),
-        provenance=provenance(tables),
         citation=escape(_asset("citation.bib")),
-        payload=payload(shown_groups, details, points(placed), loss_curves(runs)),
         plotly=scripts[0],
         script=scripts[1],
     )
