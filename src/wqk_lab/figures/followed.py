@@ -5,6 +5,7 @@ Of a training run that is known by its scores alone, neither the recipe nor the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -96,8 +97,8 @@ def followed_groups(runs: Sequence[Run], figure: str) -> list[ModeGroup]:
     Raises
     ------
     RunError
-        The figure shows one pair, and there are several models of one stack, or models that are
-        neither an encoder nor a decoder.
+        The figure shows one pair, and there are several models of one stack; two models of one
+        stack have the same name; or a model is neither an encoder nor a decoder.
     """
     modes = [str(run.recipe["mode"]) for run in runs]
     if unknown := sorted({*modes} - {*MODES}):
@@ -113,7 +114,40 @@ def followed_groups(runs: Sequence[Run], figure: str) -> list[ModeGroup]:
             f"fig3 shows one encoder, one decoder, or one of each; got {names}: give fewer, or "
             "draw s3 or s4, which show all"
         )
-    return [ModeGroup(run.name, {run.recipe["mode"]: _cell(run)}) for run in runs]
+    cells_by_name: dict[str, dict[str, RunCell]] = {}
+    for run, mode in zip(runs, modes, strict=True):
+        cells = cells_by_name.setdefault(run.name, {})
+        if mode in cells:
+            raise _same_name(run.name, mode)
+        cells[mode] = _cell(run)
+    groups = []
+    for name, cells in cells_by_name.items():
+        groups.append(ModeGroup(name, {mode: cells[mode] for mode in MODES if mode in cells}))
+    return groups
+
+
+def titles_of_runs(runs: Sequence[Run]) -> list[str]:
+    """Return the name of each followed run, with its stack if two stacks have the name.
+
+    Raises
+    ------
+    RunError
+        Two models of one stack have the same name.
+    """
+    counts = Counter(run.name for run in runs)
+    titles: list[str] = []
+    for run in runs:
+        mode = str(run.recipe["mode"])
+        title = run.name if counts[run.name] == 1 else f"{run.name}, {mode}"
+        if title in titles:
+            raise _same_name(run.name, mode)
+        titles.append(title)
+    return titles
+
+
+def _same_name(name: str, mode: str) -> RunError:
+    """Return the error of two models that a figure cannot distinguish."""
+    return RunError(f"two models have the name {name} and the stack {mode}; rename a folder")
 
 
 def _cell(run: Run) -> RunCell:

@@ -15,7 +15,7 @@ from wqk.reporting.pictures import draw_curve, note, panel_grid
 from wqk.tables.run import Run
 from wqk_lab.figures.by_layer import draw_layers, finish_row, label_steps, lettered
 from wqk_lab.figures.curves import loss_curves, loss_differences, of_cells, score_curves
-from wqk_lab.figures.followed import only_followed
+from wqk_lab.figures.followed import only_followed, titles_of_runs
 from wqk_lab.runs.groups import starts
 
 if TYPE_CHECKING:
@@ -57,7 +57,10 @@ def start_curves(runs: Sequence[Run]) -> pl.DataFrame:
         The runs have fewer than two initializations, or some have no scores or losses.
     """
     if only_followed(runs):
-        return of_cells({run.name: score_curves([run]) for run in runs}, "start")
+        curves_by_title = {}
+        for title, run in zip(titles_of_runs(runs), runs, strict=True):
+            curves_by_title[title] = score_curves([run])
+        return of_cells(curves_by_title, "start")
     cells = starts(runs, "s5", penalties=False)
     curves = {
         start: pl.concat([score_curves(cell.runs), loss_curves(cell.runs)])

@@ -87,6 +87,25 @@ def test_several_models_of_a_stack_are_rows_of_s3_and_s4(tmp_path: Path) -> None
         numbers("s3", Sources((*sources.runs_with_steps, make_run(tmp_path / "trained"))))
 
 
+def test_no_stack_and_no_namesake_is_dropped(tmp_path: Path) -> None:
+    scores = {"kind": "self", "symmetry": 0.1, "directionality": 0.1, "directionality_excess": 0.1}
+    parts = []
+    for name in ("one", "two"):
+        for stack in ("encoder", "decoder"):
+            for step in (1, 2):
+                place = {"checkpoint": f"{name}/checkpoint-{step}", "step": step, "stack": stack}
+                parts.append(row(0, **scores, **place))
+    sources = Sources(table=table(*parts))
+    both = {(name, stack) for name in ("one", "two") for stack in ("encoder", "decoder")}
+    for figure in ("s3", "s4"):
+        assert {*numbers(figure, sources).select("comparison", "mode").iter_rows()} == both
+    assert set(numbers("s5", sources)["start"]) == {f"{name}, {stack}" for name, stack in both}
+    namesakes = Sources((*sources.runs_with_steps, *sources.runs_with_steps))
+    for figure in ("s3", "s4", "s5"):
+        with pytest.raises(RunError, match="two models have the name one and the stack encoder"):
+            numbers(figure, namesakes)
+
+
 @pytest.mark.parametrize("name", ["fig3", "s3", "s4", "s5"])
 def test_a_table_is_not_dropped_for_published_curves(name: str, tmp_path: Path) -> None:
     table(row(0)).write(tmp_path / "scores.parquet")
