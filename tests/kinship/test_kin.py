@@ -529,7 +529,7 @@ def test_the_command() -> None:
     result = run("kin", encoder, encoder, "--matches")
     assert "and its matches in" in result.output
     result = run("kin", encoder, decoder, "--revision", "a", exits=2)
-    assert "for the first and for the second" in result.output + str(result.stderr)
+    assert "for the reference and for the candidate" in result.output + str(result.stderr)
 
 
 def test_real_models(shared: Path) -> None:

@@ -239,7 +239,7 @@ def _one_for_each(
     context: click.Context, option: click.Parameter, values: tuple[str, ...]
 ) -> tuple[str | None, str | None]:
     if len(values) not in (0, 2):
-        raise click.UsageError("expected --revision twice: for the first and for the second REF")
+        raise click.UsageError("expected --revision twice: for the reference and for the candidate")
     return (values[0], values[1]) if values else (None, None)
 
 
@@ -249,7 +249,7 @@ revision_of_each = click.option(
     multiple=True,
     metavar="R",
     callback=_one_for_each,
-    help="Hub revision; give it twice, for the first and for the second REF.",
+    help="Hub revision; give it twice, for the reference and for the candidate.",
 )
 
 

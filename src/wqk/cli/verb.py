@@ -245,8 +245,7 @@ class Verb:
         from wqk.cli.options import REF, option
 
         if parameter.name in models:
-            metavar = "REF" if len(models) > 1 else None
-            return click.argument(parameter.name, metavar=metavar, type=REF)(command)
+            return click.argument(parameter.name, type=REF)(command)
         if parameter.name in (PROGRESS, *self.omit):
             return command
         description = declaration(self.function).descriptions.get(parameter.name, "")

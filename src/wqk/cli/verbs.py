@@ -180,11 +180,11 @@ def show(
 
 
 @click.command()
-@click.argument("ref", metavar="A", type=REF)
-@click.argument("other", metavar="B", type=REF)
+@click.argument("reference", type=REF)
+@click.argument("candidate", type=REF)
 @revision_of_each
 @reading
-@click.option("--other-family", **OPTIONS["family"] | {"help": "The family of B, likewise."})
+@click.option("--other-family", **OPTIONS["family"] | {"help": "The candidate's family, likewise."})
 @layers
 @click.option(
     "--tolerance",
@@ -211,15 +211,15 @@ def show(
     "--repair",
     type=PATH,
     metavar="FOLDER",
-    help="Write a repaired copy of B, with its files, names and types, and compare it.",
+    help="Write a repaired copy of the candidate, with its files, names and types, and compare it.",
 )
 @click.option(
     "--merged-with",
     type=REF,
     multiple=True,
     metavar="REF",
-    help="A further parent of B: fit the weights of A and of all these, and compare B with their "
-    "weighted sum.",
+    help="A further parent of the candidate: fit the weights of the reference and of all these, "
+    "and compare the candidate with their weighted sum.",
 )
 @click.option("--junit", type=FILE, metavar="FILE.xml", help="Write a report as JUnit's XML.")
 @picture_file("Draw where they differ")
@@ -229,24 +229,25 @@ def show(
 def same(
     context: click.Context,
     /,
-    ref: str,
-    other: str,
+    reference: str,
+    candidate: str,
     picture: Path | None,
     junit: Path | None,
     as_json: bool,
     as_csv: bool,
     **options: Any,
 ) -> None:
-    """Check whether B is A, converted or rewritten, and if not, find out why.
+    """Check whether the candidate is the reference, converted or rewritten; if not, find out why.
 
-    Compares what attends: scores, values and outputs, learned positions, sinks, and other mixers;
-    with --all every other tensor too. Exact, across families, layouts and number types. Changes
-    that leave attention unchanged are ignored: rotations within heads, folded norms and scales. If
-    the two differ, each row of B's queries and keys is searched for among A's, and the mistake is
-    named with the code that undoes it: rotary order not converted, converted twice or with the
-    wrong number of heads, heads regrouped, copied or left as initialized, queries and keys
-    exchanged or transposed, another layer's weights, another layout of a fused weight, biases,
-    gains of norms, a factor, rotary base, scaling or width, an adapter that was not merged.
+    Compares scores, values and outputs, learned positions, sinks, and other mixers; with --all
+    every other tensor too. The comparison is exact, across families, layouts and number types.
+    Changes that leave attention unchanged are ignored: rotations within heads, folded norms and
+    scales. If the two differ, each row of the candidate's queries and keys is searched for among
+    the reference's, and the mistake is named with the code that undoes it: rotary order not
+    converted, converted twice or with the wrong number of heads; heads regrouped, copied or left
+    as initialized; queries and keys exchanged or transposed; another layer's weights; another
+    layout of a fused weight; biases, gains of norms, a factor; rotary base, scaling or width; an
+    adapter that was not merged.
 
     Exit status: 0 if the two are equal up to the rounding of their number types, 1 if they differ,
     3 if it is not decided, as where a family only names its rotary positions; and 2 if an error
@@ -267,7 +268,7 @@ def same(
         check_picture(picture)
 
     with display.bar("comparing", display.blocks_progress) as show_progress:
-        result = compare(ref, other, on_progress=show_progress, **options)
+        result = compare(reference, candidate, on_progress=show_progress, **options)
     rows = result if as_csv else None
     display.show(result.to_dict(), result, as_json=as_json, rows=rows)
     if junit:
