@@ -116,16 +116,20 @@ def with_turned_weights(
         _with_turned_forms(block, pair[1], checkpoint.names)
         for pair, block in zip(pairs, blocks, strict=True)
     ]
-    turned = [one for one in tensors if one.name and one.other in checkpoint.names]
+    turned = [
+        comparison
+        for comparison in tensors
+        if comparison.name and comparison.other in checkpoint.names
+    ]
     if not turned:
         return marked_blocks, tuple(tensors), []
     marked_tensors = []
-    for one in tensors:
-        if one.other in checkpoint.names and one.outcome.same:
-            one = replace(one, outcome=Outcome.DIFFERS, reason=str(Kind.TRANSPOSED))
-        marked_tensors.append(one)
-    names = tuple(one.name for one in turned)
-    mismatch = _transposed([one.other for one in turned])
+    for comparison in tensors:
+        if comparison.other in checkpoint.names and comparison.outcome.same:
+            comparison = replace(comparison, outcome=Outcome.DIFFERS, reason=str(Kind.TRANSPOSED))
+        marked_tensors.append(comparison)
+    names = tuple(comparison.name for comparison in turned)
+    mismatch = _transposed([comparison.other for comparison in turned])
     mismatch = replace(mismatch, facts={"tensors": dict.fromkeys(names, "weight")})
     return marked_blocks, tuple(marked_tensors), [Cause(mismatch, (), names)]
 
