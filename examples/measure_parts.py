@@ -85,7 +85,9 @@ def main() -> None:
                 row["control_size"] = control_size.get(row.get("layer"))
         named = dict(zip(COLUMNS, about, strict=False))
         with given.out.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", restval="")
+            writer = csv.DictWriter(
+                file, COLUMNS, extrasaction="ignore", restval="", lineterminator="\n"
+            )
             if not file.tell():
                 writer.writeheader()
             for row in rows:
